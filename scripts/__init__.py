@@ -1,0 +1,57 @@
+"""The chapters as a package: importing `scripts.chNN_topic` runs its definitions and nothing else.
+
+Definitions are imports, functions, classes and UPPER_CASE constants of three characters or more.
+All other top-level statements are the show: they run in the notebook and in
+`python scripts/chNN_topic.py`.
+"""
+
+import ast
+import re
+import sys
+from importlib.machinery import PathFinder, SourceFileLoader
+
+_CONSTANT = re.compile(r"[A-Z][A-Z0-9_]{2,}")
+_DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _names(target):
+    """The names that an assignment's target binds: several for a tuple, "" for what is no name."""
+    leaves = target.elts if isinstance(target, ast.Tuple) else [target]
+    return [getattr(leaf, "id", "") for leaf in leaves]
+
+
+def _is_definition(node):
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    is_assignment = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None
+    return isinstance(node, _DEFINES) or (
+        is_assignment and all(_CONSTANT.fullmatch(name) for t in targets for name in _names(t))
+    )
+
+
+class _ChapterLoader(SourceFileLoader):
+    """Compiles a chapter's filtered syntax tree; what stays keeps its line numbers."""
+
+    def source_to_code(self, data, path, **_):
+        tree = ast.parse(data, path)
+        docstring = tree.body[:1] if ast.get_docstring(tree) is not None else []
+        tree.body = docstring + [node for node in tree.body if _is_definition(node)]
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def path_stats(self, path):
+        raise OSError("no bytecode cache: what else compiles this file must never find ours")
+
+
+class _ChapterFinder:
+    """First on `sys.meta_path`, for `scripts.chNN_topic` only."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if not re.fullmatch(rf"{__name__}\.ch\d\d_\w+", name):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec and spec.origin:
+            spec.loader, spec.cached = _ChapterLoader(name, spec.origin), None
+        return spec
+
+
+sys.meta_path.insert(0, _ChapterFinder)
