@@ -1,0 +1,324 @@
+"""The series' one look for charts: a theme, a renderer, and the few charts that several chapters draw.
+
+Importing this module switches both on. A chart then shows as Vega-Lite JSON (drawn by JupyterLab,
+compared by nbval) and as a PNG (shown on GitHub) in one output. Nothing is drawn before a notebook
+shows a chart, so a headless script never draws. Every chart passes through `titled`:
+
+    titled(heatmap(weights, words, words), "Who looks at whom", "Each row sums to 1.")
+"""
+
+import json
+import math
+import sys
+import textwrap
+import zlib
+from collections.abc import Sequence
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+# Okabe and Ito's colours without the yellow: told apart by colour-blind eyes, and legible on white.
+PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444"]
+SEQUENTIAL = ["#F7FBFF", "#C6DBEF", "#6BAED6", "#2171B5", "#08306B"]
+DIVERGING = ["#7F3B08", "#E08214", "#FDD9AE", "#F7F7F7", "#B5D5EA", "#4393C3", "#053061"]
+INK, GREY, PALE = "#222222", "#666666", "#E4E4E4"
+VEGALITE = "application/vnd.vegalite.v5+json"  # what JupyterLab draws and nbformat accepts
+PNG_BYTES = 150_000  # a sharp picture larger than this gives way to a plain one
+
+
+@alt.theme.register("series", enable=True)
+def series_theme() -> alt.theme.ThemeConfig:
+    """Sizes for a notebook about 700 pixels wide."""
+    axis = {"labelFontSize": 12, "titleFontSize": 13, "titleFontWeight": "normal"}
+    quiet = {"domainColor": GREY, "tickColor": GREY, "gridColor": PALE, "titlePadding": 8}
+    legend = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+    colors = {"labelColor": INK, "titleColor": INK}
+    return {
+        "config": {
+            "background": "white",
+            "font": "Helvetica, Arial, sans-serif",
+            "title": {"anchor": "start", "color": INK, "fontSize": 13, "subtitleColor": GREY},
+            "axis": axis | quiet | colors | {"labelLimit": 240},
+            "legend": legend | colors | {"labelLimit": 260, "symbolStrokeWidth": 3},
+            "header": legend | colors,
+            "range": {"category": PALETTE, "heatmap": SEQUENTIAL, "diverging": DIVERGING},
+            "view": {"continuousWidth": 480, "continuousHeight": 260, "stroke": None},
+            "line": {"strokeWidth": 2.5},
+            "text": {"fontSize": 12, "color": INK},
+        }
+    }
+
+
+def json_and_png(spec: dict, **_) -> tuple[dict, dict]:
+    """Altair's renderer hook: a chart as JSON, PNG and a line of text in one output.
+
+    Returns the output's data and its metadata (the picture's size on the page, in pixels).
+    """
+    import base64
+
+    import vl_convert  # heavy, and needed only where a chart is really shown
+
+    version = ".".join(alt.SCHEMA_VERSION.split(".")[:2])  # "v5.20.1" -> "v5.20"
+    for scale in (2, 1):
+        png = _squeezed(vl_convert.vegalite_to_png(spec, vl_version=version, scale=scale))
+        if len(png) <= PNG_BYTES:
+            break
+    width, height = (int.from_bytes(png[at : at + 4]) // scale for at in (16, 20))
+    title = spec.get("title", {})
+    text = title.get("text", "") if isinstance(title, dict) else title
+    data = {
+        VEGALITE: spec,
+        "image/png": base64.b64encode(png).decode(),
+        "text/plain": f"[Chart] {text}".rstrip(),
+    }
+    return data, {"image/png": {"width": width, "height": height}}
+
+
+def _squeezed(png: bytes) -> bytes:
+    """The same picture with its pixels packed tighter: vl-convert's are about four times larger."""
+    start, parts, pixels = 8, [png[:8]], b""
+    while start < len(png):
+        end = start + 12 + int.from_bytes(png[start : start + 4])
+        kind, body = png[start + 4 : start + 8], png[start + 8 : end - 4]
+        if kind == b"IDAT":
+            pixels += body
+        elif kind == b"IEND":
+            body = b"IDAT" + zlib.compress(zlib.decompress(pixels), 9)
+            size, check = len(body) - 4, zlib.crc32(body)
+            parts += [size.to_bytes(4), body, check.to_bytes(4), png[start:end]]
+        else:
+            parts.append(png[start:end])
+        start = end
+    return b"".join(parts)
+
+
+alt.renderers.register("series", json_and_png)
+if "google.colab" not in sys.modules:  # Colab draws Altair's own output, and not this one
+    alt.renderers.enable("series")
+
+
+def titled(chart: alt.TopLevelMixin, title: str, caption: str, wrap: int = 88) -> alt.TopLevelMixin:
+    """The chart with its title and, below it, a caption that says what to see.
+
+    `wrap` is the caption's width in characters. Every chart of the series goes through here.
+
+    >>> titled(lines(frame, "step", "loss"), "The loss falls", "Fast first, then slowly.")
+    """
+    heading = alt.Title(
+        title,
+        subtitle=textwrap.wrap(caption, wrap),
+        anchor="start",
+        fontSize=16,
+        subtitleFontSize=13,
+        subtitlePadding=5,
+        offset=14,
+    )
+    return chart.properties(title=heading)
+
+
+def rounded(frame: pd.DataFrame, digits: int = 4) -> pd.DataFrame:
+    """A copy whose float columns keep `digits` significant digits, so that the JSON is the same anywhere.
+
+    What is smaller than a billionth of its column's largest value is noise, and becomes 0.
+
+    >>> rounded(pd.DataFrame({"p": [0.123456, 1e-17]}))["p"].tolist()
+    [0.1235, 0.0]
+    """
+    frame = frame.copy()
+    for name in frame.select_dtypes("floating"):
+        values = frame[name].astype("float64")
+        finite = values[np.isfinite(values)]
+        floor = finite.abs().max() * 1e-9 if len(finite) else 0.0
+        short = [0.0 if abs(v) <= floor else float(f"{v:.{digits}g}") for v in values]
+        frame[name] = short
+    return frame
+
+
+def heatmap(
+    matrix,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    row_title: str = "",
+    column_title: str = "",
+    value_title: str = "",
+    scheme: str = "sequential",
+    domain: Sequence[float] | None = None,
+    numbers: bool | None = None,
+    digits: int = 2,
+    cell: int | None = None,
+    words: tuple[str, str] = ("allowed", "hidden"),
+) -> alt.LayerChart:
+    """A matrix as coloured cells, row 0 on top; labels may repeat, each keeps its own place.
+
+    `matrix` is (rows, columns): numbers, where NaN and infinities show as grey cells, or booleans,
+    whose two colours are named by `words`. Without `rows` or `columns` the positions are shown.
+    `scheme` is "sequential" (pale to dark blue) or "diverging" (brown below 0, white at 0, blue above).
+    `numbers` writes each value into its cell (by default where there are at most 12 × 12);
+    `domain` fixes the colours' ends; `cell` is a cell's side in pixels.
+
+    >>> heatmap([[0.9, 0.1], [0.3, 0.7]], ["the", "dog"], ["der", "Hund"], value_title="weight")
+    """
+    if scheme not in ("sequential", "diverging"):
+        raise ValueError(f'scheme is "sequential" or "diverging", not {scheme!r}')
+    array = np.asarray(matrix.detach().cpu() if hasattr(matrix, "detach") else matrix)
+    if array.ndim != 2:
+        raise ValueError(f"heatmap draws a matrix, not an array of shape {array.shape}")
+    height, width = array.shape
+    for name, labels, size in (("rows", rows, height), ("columns", columns, width)):
+        if labels is not None and len(labels) != size:
+            raise ValueError(f"{len(labels)} labels for {size} {name}")
+    cell = cell or max(4, min(42, 460 // max(height, width)))
+    numbers = max(height, width) <= 12 if numbers is None else numbers
+    is_mask = array.dtype == bool
+
+    row, column = np.indices(array.shape)
+    frame = pd.DataFrame({"row": row.ravel(), "column": column.ravel()})
+    if rows is not None:
+        frame["from"] = [str(rows[i]) for i in frame["row"]]
+    if columns is not None:
+        frame["to"] = [str(columns[i]) for i in frame["column"]]
+    if is_mask:
+        frame["value"] = np.where(array.ravel(), *words)
+    else:
+        frame["value"] = array.ravel().astype("float64")
+        frame = rounded(frame)
+        if numbers:
+            frame["text"] = [_cell_text(v, digits) for v in frame["value"]]
+
+    if is_mask:
+        scale = alt.Scale(domain=list(words), range=[PALETTE[0], PALE])
+        color = alt.Color("value:N", scale=scale, legend=alt.Legend(title=value_title or None))
+    else:
+        finite = frame["value"][np.isfinite(frame["value"])]
+        low, high = domain or (finite.min(), finite.max())
+        if scheme == "diverging" and not domain:
+            low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
+        colors = "diverging" if scheme == "diverging" else "heatmap"
+        scale = alt.Scale(range=colors, domain=[float(low), float(high)], clamp=True)
+        legend = alt.Legend(
+            title=value_title or None, gradientLength=max(60, min(180, height * cell))
+        )
+        color = alt.Color("value:Q", scale=scale, legend=legend)
+    chart = alt.Chart(frame).encode(
+        x=alt.X("column:O", axis=_cell_axis(columns, width, column_title, cell, flat=True)),
+        y=alt.Y("row:O", axis=_cell_axis(rows, height, row_title, cell, flat=False)),
+        tooltip=[name for name in ("from", "to", "row", "column", "value") if name in frame],
+    )
+    edge = {"stroke": "white", "strokeWidth": 1} if cell >= 12 else {}
+    layers = [chart.mark_rect(**edge).encode(color=color)]
+    if not is_mask and len(finite) < len(frame):  # the layer above leaves these cells out
+        layers.append(chart.mark_rect(color=PALE, **edge).transform_filter("!isValid(datum.value)"))
+    if "text" in frame:
+        limit = 0.75 * high if scheme == "diverging" else low + 0.66 * (high - low)
+        value = "abs(datum.value)" if scheme == "diverging" else "datum.value"
+        dark = f"isValid(datum.value) && {value} > {limit:.6g}"
+        size = 12 if cell >= 34 else 10
+        ink = alt.when(dark).then(alt.value("white")).otherwise(alt.value(INK))
+        layers.append(chart.mark_text(fontSize=size).encode(text="text:N", color=ink))
+    return alt.layer(*layers).properties(width=width * cell, height=height * cell)
+
+
+def _cell_text(value: float, digits: int) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "−∞" if value < 0 else "∞"
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def _cell_axis(labels, size: int, title: str, cell: int, flat: bool) -> alt.Axis:
+    """An axis whose ticks are positions and whose labels are looked up, so equal labels stay apart."""
+    look = {"title": title or None, "ticks": False, "domain": False, "labelPadding": 6}
+    if labels is None:
+        step = max(1, math.ceil(size / 10))
+        return alt.Axis(values=list(range(0, size, step)), labelAngle=0, **look)
+    names = [str(label) for label in labels]
+    crowded = flat and max(map(len, names)) * 7 > cell - 4
+    angle = {"labelAngle": -40, "labelAlign": "right"} if crowded else {"labelAngle": 0}
+    lookup = json.dumps(names, ensure_ascii=False) + "[datum.value]"
+    return alt.Axis(labelExpr=lookup, labelOverlap=False, **angle, **look)
+
+
+def lines(
+    frame: pd.DataFrame,
+    x: str,
+    y: str,
+    color: str | None = None,
+    *,
+    x_title: str | None = None,
+    y_title: str | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+    zero: bool = False,
+    points: bool = False,
+    width: int = 480,
+    height: int = 260,
+) -> alt.Chart:
+    """Curves of column `y` over column `x`, one for each value of column `color`.
+
+    The legend lists the curves in the frame's order. `points` marks the measured places; `zero`
+    makes the y axis begin at 0. Titles default to the columns' names.
+
+    >>> lines(history, "epoch", "BLEU", "model", points=True)
+    """
+    used = frame[[name for name in (x, y, color) if name]]
+    encoding = {
+        "x": alt.X(f"{_escape(x)}:Q", title=x_title or x, scale=_scale(log_x, False)),
+        "y": alt.Y(f"{_escape(y)}:Q", title=y_title or y, scale=_scale(log_y, zero)),
+    }
+    if color:
+        order = [str(name) for name in used[color].unique()]
+        used = used.assign(**{color: used[color].astype(str)})
+        legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
+        encoding["color"] = alt.Color(f"{_escape(color)}:N", sort=order, legend=legend)
+    mark = {"point": {"filled": True, "size": 45}} if points else {}
+    chart = alt.Chart(rounded(used)).mark_line(**mark).encode(**encoding)
+    return chart.properties(width=width, height=height)
+
+
+def bars(
+    frame: pd.DataFrame,
+    label: str,
+    value: str,
+    *,
+    value_title: str | None = None,
+    number_format: str = ".3~g",
+    color: str | None = None,
+    width: int = 400,
+) -> alt.LayerChart:
+    """Horizontal bars in the frame's order, each with its number at the end.
+
+    `label` and `value` (0 or more) name columns; so does `color`, if the bars fall into groups.
+
+    >>> bars(pd.DataFrame({"batching": ["naive", "bucketed"], "padding": [0.31, 0.05]}),
+    ...      "batching", "padding", number_format=".0%")
+    """
+    used = rounded(frame[list(dict.fromkeys(name for name in (label, value, color) if name))])
+    top = float(used[value].max()) * 1.15  # room for the number beside the longest bar
+    scale = alt.Scale(domain=[0, top], nice=False)
+    ruler = alt.Axis(format=number_format, tickCount=5, grid=False)
+    base = alt.Chart(used).encode(
+        x=alt.X(f"{_escape(value)}:Q", title=value_title or value, scale=scale, axis=ruler),
+        y=alt.Y(
+            f"{_escape(label)}:N", sort=None, title=None, axis=alt.Axis(ticks=False, labelPadding=8)
+        ),
+    )
+    fill = {"color": alt.Color(f"{_escape(color)}:N", sort=None, title=None)} if color else {}
+    numbers = base.mark_text(align="left", dx=5).encode(
+        text=alt.Text(f"{_escape(value)}:Q", format=number_format)
+    )
+    drawn = alt.layer(base.mark_bar(color=PALETTE[0]).encode(**fill), numbers)
+    return drawn.properties(width=width, height=alt.Step(30))
+
+
+def _scale(log: bool, zero: bool) -> alt.Scale:
+    return alt.Scale(type="log") if log else alt.Scale(zero=zero)
+
+
+def _escape(name: str) -> str:
+    """A column's name as Altair's shorthand wants it: dots and brackets mean nothing special."""
+    for mark in ".[]:":
+        name = name.replace(mark, f"\\{mark}")
+    return name
