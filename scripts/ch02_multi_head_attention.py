@@ -1,10 +1,185 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     formats: notebooks//ipynb,scripts//py:percent
+#     notebook_metadata_filter: kernelspec,jupytext,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # Chapter 2 · Multi-head attention
+#
+# After this chapter you can build the attention layer of the Transformer, say what each of its matrices is for, and prove that yours computes the same numbers and the same gradients as PyTorch's own.
+#
+# *Attention Is All You Need*, §3.2.2 and §3.2.3. About 30 minutes to read; some seconds to run on a CPU.
+#
+# Previous: [Chapter 1 · Attention](ch01_attention.ipynb) · Next: [Chapter 3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb)
+#
+# Shapes in all chapters: **B** batch, **S** source length (what is looked at), **T** target length (what looks), **D** `d_model`, **H** heads, **V** vocabulary. In this chapter also $d_k = D/H$, the width of one head.
+
+# %% tags=["bootstrap"]
 
 # %%
-from torch import Tensor, nn
+import copy
+import gc
+import math
+import weakref
+from collections.abc import Callable, Sequence
 
-from scripts.ch01_attention import attention
+import altair as alt
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from scripts.ch01_attention import attention, padding_mask, subsequent_mask
+from scripts.charts import heatmap, lines, titled
+
+# %% [markdown]
+# The examples run in double precision, so that a check can ask for agreement to many digits.
+
+# %%
+torch.set_default_dtype(torch.float64)
+
+# %% [markdown]
+# ## Query, key and value are roles
+#
+# > **In short.** A library visitor has a question (the query). Each book has a title on its spine (the key) and pages (the value). You compare the question with the spines, but you carry home the pages. In self-attention every word plays all three parts, and a matrix for each part says how.
+#
+# Chapter 1 took queries, keys and values as given. Where do they come from? In the Transformer all three are made of the same kind of vector, by three learned matrices:
+#
+# $$ Q = X\,W^Q,\qquad K = Y\,W^K,\qquad V = Y\,W^V $$
+#
+# | symbol | shape | meaning |
+# |---|---|---|
+# | $X$ | (T, D) | the vectors that look |
+# | $Y$ | (S, D) | the vectors that are looked at; in self-attention $Y = X$ |
+# | $W^Q, W^K, W^V$ | (D, D) | learned, one for each role |
+#
+# Could one do without the matrices and let $Q = K = V = X$? Let us see what is lost. The six vectors below are random stand-ins for six words.
+
+# %%
+torch.manual_seed(2)
+words = ["a", "small", "dog", "chases", "two", "cats"]
+x = torch.randn(1, 6, 32)  # (B, T, D)
+to_query, to_key = torch.randn(2, 32, 32) / math.sqrt(32)  # (D, D) each
+without_roles = attention(x, x, x)[1]  # (B, T, T)
+with_roles = attention(x @ to_query, x @ to_key, x)[1]  # (B, T, T)
+
+# %% [markdown]
+# **Predict.** Without matrices, which word does each word look at most? And is "dog looks at cats" as strong as "cats looks at dog"?
+
+
+# %%
+def weight_panels(
+    weights: dict[str, Tensor],
+    rows: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    *,
+    per_line: int = 4,
+    cell: int = 34,
+    numbers: bool = False,
+    value_title: str = "weight",
+) -> alt.ConcatChart:
+    """Matrices (T, S) side by side, each under its name, all on one colour scale that begins at 0.
+
+    Rows are queries and columns are keys; the row labels stand at the first panel of each line.
+    """
+    largest = max(matrix.nan_to_num().max().item() for matrix in weights.values())
+    panels = [
+        heatmap(
+            matrix,
+            rows if rows is None or i % per_line == 0 else [""] * len(rows),
+            columns,
+            domain=(0, largest),
+            cell=cell,
+            numbers=numbers,
+            value_title=value_title,
+        ).properties(title=name)
+        for i, (name, matrix) in enumerate(weights.items())
+    ]
+    return alt.concat(*panels, columns=per_line)
+
+
+# %%
+titled(
+    weight_panels(
+        {"Q = K = X": without_roles[0], "Q = X·W^Q, K = X·W^K": with_roles[0]},
+        words,
+        words,
+        numbers=True,
+    ),
+    "Without roles, every word looks at itself",
+    "Who looks (row) at whom (column). Left: the vectors compared with themselves. "
+    "Right: compared through two random matrices.",
+)
+
+# %% [markdown]
+# On the left the diagonal takes nearly everything: nothing is as similar to a vector as that vector. And $x_i\cdot x_j = x_j\cdot x_i$, so interest is always mutual. With two matrices the score is $x_i\,W^Q\,{W^K}^{\top} x_j^{\top}$, which need not be symmetric: an adjective can look for its noun while the noun looks for its verb.
+#
+# Both claims are facts about the scores, so they can be checked.
+
+# %%
+plain_scores = x @ x.transpose(-2, -1)  # (B, T, T)
+role_scores = (x @ to_query) @ (x @ to_key).transpose(-2, -1)  # (B, T, T)
+torch.testing.assert_close(plain_scores, plain_scores.transpose(-2, -1))
+assert (without_roles[0].argmax(-1) == torch.arange(6)).all()
+assert (role_scores - role_scores.transpose(-2, -1)).abs().max() > 1
+assert not (with_roles[0].argmax(-1) == torch.arange(6)).all()
+
+# %% [markdown]
+# ## Why several heads
+#
+# > **In short.** One head has one softmax, so its answer is one blend. Who asks two questions at once gets the two answers stirred together. Two heads keep them apart.
+#
+# Take the verb *bites*. It would like to know who bites and who is bitten. Give *dog* the value $(1, 0)$ and *man* the value $(0, 1)$, and let the verb's query fit the words before and after it equally well.
+#
+# One head must spread its weights over both. Two heads can each look at one.
+
+# %%
+values = {"dog": [1.0, 0.0], "bites": [0.0, 0.0], "man": [0.0, 1.0]}
+place = 60.0 * torch.eye(3)  # keys of the three places; 60 makes the softmax all but certain
+before, after = torch.eye(3)[0:1], torch.eye(3)[2:3]  # queries (1, 3) that fit one place each
+
+answers = []
+for sentence in ("dog bites man", "man bites dog"):
+    v = torch.tensor([values[word] for word in sentence.split()])  # (S, d_v)
+    one_head = attention(before + after, place, v)[0]  # (1, d_v): looks at both places
+    two_heads = torch.cat([attention(q, place, v)[0] for q in (before, after)], -1)  # (1, 2·d_v)
+    answers.append((one_head, two_heads))
+pd.DataFrame(
+    [[str(a.round(decimals=2)[0].tolist()) for a in answer] for answer in answers],
+    index=["dog bites man", "man bites dog"],
+    columns=["one head", "two heads, side by side"],
+)
+
+# %%
+torch.testing.assert_close(answers[0][0], answers[1][0])  # one head can't tell who bites whom
+assert (answers[0][1] - answers[1][1]).abs().max() > 0.99  # two heads can
+
+# %% [markdown]
+# The paper puts it so: averaging inhibits what one head alone could express. Its remedy is not to make the layer bigger, but to cut the D features into H slices and to run one small attention on each.
+#
+# ## Splitting into heads: view, then transpose
+#
+# > **In short.** A token's D features are H drawers of $d_k$ features. Splitting relabels the drawers; it moves nothing. Then the head axis goes in front of the token axis, so that each head sees all the tokens.
+#
+# | step | shape |
+# |---|---|
+# | the input | (B, T, D) |
+# | view: cut the last axis | (B, T, H, $d_k$) |
+# | transpose: heads in front | (B, H, T, $d_k$) |
+#
+# Why must the heads come in front? Because matrix products act on the last two axes. `q @ k.transpose(-2, -1)` multiplies (T, $d_k$) with ($d_k$, S) and treats all axes before as batch. A head is one more batch entry.
 
 
 # %%
@@ -17,6 +192,220 @@ def split_heads(x: Tensor, h: int) -> Tensor:
 def merge_heads(x: Tensor) -> Tensor:
     """(B, H, T, d_k) to (B, T, H·d_k): the inverse of `split_heads`."""
     return x.transpose(1, 2).flatten(-2)
+
+
+# %% [markdown]
+# To see where each entry goes, we write its address on it. The entry `213` belongs to token 2, head 1, feature 3. Here are 4 tokens of 6 features, to be split into 2 heads of 3.
+
+
+# %%
+def labelled_entries(tokens: int, heads: int, features: int) -> Tensor:
+    """(1, T, H·d_k) of whole numbers whose digits are the address: token, head, feature."""
+    token = 100 * torch.arange(tokens).view(-1, 1, 1)
+    head = 10 * torch.arange(heads).view(1, -1, 1)
+    return (token + head + torch.arange(features)).view(1, tokens, heads * features)
+
+
+# %%
+entries = labelled_entries(tokens=4, heads=2, features=3)  # (1, 4, 6)
+pd.DataFrame(entries[0], index=[f"token {t}" for t in range(4)]).map("{:03d}".format)
+
+# %% [markdown]
+# **Predict.** Which numbers will head 1 hold after the split?
+
+# %%
+pd.DataFrame(split_heads(entries, h=2)[0, 1], index=[f"token {t}" for t in range(4)]).map(
+    "{:03d}".format
+)
+
+# %% [markdown]
+# Head 1 holds every entry whose middle digit is 1, one row for each token. That is the definition, so we check it entry by entry against a loop that does nothing clever.
+
+# %%
+parts = split_heads(entries, h=2)  # (1, 2, 4, 3)
+for token in range(4):
+    for head in range(2):
+        for feature in range(3):
+            assert parts[0, head, token, feature] == entries[0, token, head * 3 + feature]
+assert torch.equal(merge_heads(parts), entries)  # joining undoes splitting
+assert parts.data_ptr() == entries.data_ptr()  # the same memory: nothing was copied
+
+# %% [markdown]
+# The last line says why this is fast. A tensor is a block of memory plus *strides*: how far to step for the next entry along each axis. View and transpose rewrite the steps and leave the block alone.
+
+# %%
+steps = {
+    "(B, T, D)": entries,
+    "view to (B, T, H, d_k)": entries.view(1, 4, 2, 3),
+    "transpose to (B, H, T, d_k)": parts,
+}
+pd.DataFrame(
+    [[str(tuple(t.shape)), str(t.stride())] for t in steps.values()],
+    index=list(steps),
+    columns=["shape", "strides"],
+)
+
+# %% [markdown]
+# **Pitfall.** Why two steps? `x.view(B, H, T, d_k)` gives the same shape at once, runs without a word, and is wrong. A view never moves entries: it deals them out in the order in which they lie in memory, and there the tokens come first. So "head 0" gets *whole tokens*, the first half of the sentence, and "head 1" the second half.
+
+
+# %%
+def split_by_bare_view(x: Tensor, h: int) -> Tensor:
+    """The wrong split, kept to be looked at: right shape (B, H, T, d_k), tokens and heads mixed up."""
+    return x.view(x.size(0), h, x.size(1), -1)
+
+
+# %%
+def merge_without_transpose(x: Tensor) -> Tensor:
+    """The wrong join, kept to be looked at: right shape (B, T, H·d_k), heads and tokens mixed up."""
+    return x.reshape(x.size(0), x.size(2), -1)
+
+
+# %%
+def split_rows(x: Tensor, h: int) -> pd.DataFrame:
+    """Where each entry of the labelled x (1, T, D) goes, for both ways to split: one row an entry."""
+    ways = {"view + transpose": split_heads(x, h), "bare view": split_by_bare_view(x, h)}
+    return pd.DataFrame(
+        [
+            (f"{way}: head {head}", row, column, f"{label:03d}", f"token {label // 100}")
+            for way, heads in ways.items()
+            for head, matrix in enumerate(heads[0].tolist())
+            for row, labels in enumerate(matrix)
+            for column, label in enumerate(labels)
+        ],
+        columns=["panel", "row", "feature", "entry", "token"],
+    )
+
+
+# %%
+def split_chart(x: Tensor, h: int) -> alt.FacetChart:
+    """The entries of each head, coloured by the token they came from, for both ways to split."""
+    table = split_rows(x, h)
+    axis = {"labelAngle": 0, "ticks": False, "domain": False}
+    base = alt.Chart(table).encode(
+        x=alt.X("feature:O", title="feature of the head", axis=alt.Axis(**axis)),
+        y=alt.Y("row:O", title="row of the head", axis=alt.Axis(**axis)),
+    )
+    colours = alt.Scale(range=["#9ecae1", "#fdae6b", "#a1d99b", "#d4b9da"])  # light: text on top
+    squares = base.mark_rect(stroke="white").encode(
+        color=alt.Color("token:N", title="came from", scale=colours)
+    )
+    labels = base.mark_text().encode(text="entry:N")
+    panel = alt.Facet("panel:N", sort=list(table["panel"].unique()), title=None)
+    return (
+        alt.layer(squares, labels).properties(width=125, height=135).facet(facet=panel, columns=4)
+    )
+
+
+# %%
+where = split_rows(entries, h=2).groupby("panel")["token"].nunique()
+assert (where.filter(like="transpose") == 4).all()  # right: a head sees all four tokens
+assert (where.filter(like="bare") == 2).all()  # wrong: a head sees two of them
+titled(
+    split_chart(entries, h=2),
+    "Same shape, other contents",
+    "The two on the left are right: each head has one row of every token. "
+    "The two on the right are wrong: a head has only half of the tokens.",
+)
+
+# %% [markdown]
+# How would you notice in a model? Not by the shapes, and not by a crash. Ask instead *which outputs depend on which inputs*. In self-attention every output must depend on every input, and under a causal mask on its own position and the earlier ones, nothing else.
+
+
+# %%
+def depends_on(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """(T, S) boolean: does output t of `f` depend on input s? x is (1, S, D), f(x) is (1, T, D).
+
+    Measured: an entry is True where some derivative of output t by input s is not zero.
+    """
+    slopes = torch.autograd.functional.jacobian(lambda x: f(x)[0], x)  # (T, D, 1, S, D)
+    return slopes.abs().amax(dim=(1, 2, 4)) > 0
+
+
+# %%
+def attend_in_heads(
+    x: Tensor,
+    h: int,
+    split: Callable[[Tensor, int], Tensor],
+    merge: Callable[[Tensor], Tensor],
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Self-attention without projections, x (1, T, D) to (1, T, D), with a choice of split and merge."""
+    parts = split(x, h)  # (1, H, T, d_k)
+    return merge(attention(parts, parts, parts, mask)[0])
+
+
+# %%
+torch.manual_seed(0)
+x = torch.randn(1, 4, 6)
+causal = subsequent_mask(4)
+reach = {
+    "right": depends_on(lambda x: attend_in_heads(x, 2, split_heads, merge_heads, causal), x),
+    "split by bare view": depends_on(
+        lambda x: attend_in_heads(x, 2, split_by_bare_view, merge_heads, causal), x
+    ),
+    "merge without transpose": depends_on(
+        lambda x: attend_in_heads(x, 2, split_heads, merge_without_transpose, causal), x
+    ),
+    "both wrong": depends_on(
+        lambda x: attend_in_heads(x, 2, split_by_bare_view, merge_without_transpose, causal), x
+    ),
+}
+assert torch.equal(reach["right"], causal[0])  # exactly the causal triangle
+for wrong in ("split by bare view", "merge without transpose"):
+    assert (reach[wrong] & ~causal[0]).any()  # the future leaks in
+assert not (reach["both wrong"] & ~causal[0]).any()  # no leak …
+assert not reach["both wrong"][2, 0]  # … but token 2 never sees token 0
+
+# %% [markdown]
+# **Predict.** All four ran with a causal mask. Which of the pictures is a lower triangle?
+
+# %%
+tokens = [f"token {t}" for t in range(4)]
+titled(
+    alt.concat(
+        *[
+            heatmap(
+                matrix,
+                tokens if name == "right" else [""] * 4,
+                tokens,
+                cell=32,
+                words=("depends", "does not"),
+            ).properties(title=name)
+            for name, matrix in reach.items()
+        ]
+    ),
+    "Who depends on whom, under a causal mask",
+    "Does the output (row) depend on the input (column)? Only the first is the causal triangle.",
+)
+
+# %% [markdown]
+# The last one is the nastiest. Two mistakes cancel as far as the mask is concerned, nothing leaks, the loss goes down, and the sentence has been cut in two: the second half never sees the first.
+#
+# **Pitfall, a friendly one.** On the way back the transposed tensor no longer lies in memory in order, and `view` refuses it. `reshape` and `flatten` copy where they must. Whoever silences the error by leaving the transpose out has the third picture.
+
+# %%
+try:
+    parts.transpose(1, 2).transpose(1, 2).view(1, 4, 6)
+except RuntimeError as error:
+    print("view:", str(error).split(":")[0].split(" (")[0])
+assert torch.equal(parts.transpose(1, 2).reshape(1, 4, 6), entries)
+
+# %% [markdown]
+# ## The layer
+#
+# > **In short.** Project three times, split, attend in every head at once, join, project once more.
+#
+# $$ \mathrm{MultiHead}(X, Y) = \mathrm{Concat}(\mathrm{head}_1, \dots, \mathrm{head}_H)\,W^O,
+# \qquad \mathrm{head}_i = \mathrm{Attention}(X W^Q_i,\; Y W^K_i,\; Y W^V_i) $$
+#
+# | symbol | shape |
+# |---|---|
+# | $W^Q_i, W^K_i, W^V_i$ | (D, $d_k$), one of each for every head |
+# | $\mathrm{head}_i$ | (T, $d_k$) |
+# | $W^O$ | (H·$d_k$, D) = (D, D) |
+#
+# The H matrices $W^Q_i$, set side by side, are one (D, D) matrix. So one `nn.Linear(D, D)` serves all heads, and `split_heads` hands each head its columns.
 
 
 # %%
@@ -54,3 +443,523 @@ class MultiHeadedAttention(nn.Module):
         x, weights = attention(q, k, v, mask, self.dropout)  # (B, H, T, d_k), (B, H, T, S)
         self.attn = weights.detach()
         return self.project_output(merge_heads(x))  # (B, T, D)
+
+
+# %% [markdown]
+# The check follows the formula to the letter: one head after the other, each with its own slice of the matrices, and PyTorch's attention in the middle. Instead of joining the heads and multiplying by $W^O$, it *adds* what each head sends through its own rows of $W^O$. That is the same sum written differently, and a good way to think of the layer: the heads' answers are added up.
+
+
+# %%
+def attention_head_by_head(
+    layer: MultiHeadedAttention, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """What `layer` computes, one head at a time: the slow reference. Shapes as `layer`'s."""
+    d_k = query.size(-1) // layer.h
+    total = layer.project_output.bias  # (D,)
+    for i in range(layer.h):
+        part = slice(i * d_k, (i + 1) * d_k)  # the features of head i
+        q, k, v = (
+            x @ linear.weight[part].T + linear.bias[part]  # (B, T or S, d_k)
+            for x, linear in (
+                (query, layer.project_query),
+                (key, layer.project_key),
+                (value, layer.project_value),
+            )
+        )
+        head = F.scaled_dot_product_attention(q, k, v)  # (B, T, d_k)
+        total = total + head @ layer.project_output.weight[:, part].T  # (B, T, D)
+    return total
+
+
+# %%
+torch.manual_seed(3)
+layer = MultiHeadedAttention(h=4, d_model=32, dropout=0.0)
+query, memory = torch.randn(2, 5, 32), torch.randn(2, 7, 32)  # (B, T, D), (B, S, D)
+torch.testing.assert_close(
+    layer(query, memory, memory), attention_head_by_head(layer, query, memory, memory)
+)
+assert layer.attn.shape == (2, 4, 5, 7)  # (B, H, T, S)
+torch.testing.assert_close(layer.attn.sum(-1), torch.ones(2, 4, 5))  # each row sums to 1
+
+# %% [markdown]
+# D must be a multiple of H, or there is no equal split. The layer says so when it is made, not later in a view.
+
+# %%
+try:
+    MultiHeadedAttention(h=6, d_model=32)
+except ValueError as error:
+    print("ValueError:", error)
+
+# %% [markdown]
+# ## One class, three uses
+#
+# > **In short.** Who asks, who answers, and what is hidden: those are the arguments. The layer doesn't change.
+#
+# | use | query | key and value | mask | where (Chapter 4) |
+# |---|---|---|---|---|
+# | self-attention | source (B, S, D) | source | padding (B, 1, S) | encoder |
+# | causal self-attention | target (B, T, D) | target | causal (1, T, T), and padding | decoder |
+# | cross-attention | target (B, T, D) | memory (B, S, D) | padding of the source (B, 1, S) | decoder, looking at the encoder's output |
+#
+# Here is one untrained layer in all three uses, on a German source of five tokens (the last is padding) and an English target of six.
+
+# %%
+torch.manual_seed(4)
+source = ["ein", "Hund", "jagt", "Katzen", "<pad>"]
+target = ["<s>", "a", "dog", "is", "chasing", "cats"]
+src, tgt = torch.randn(1, 5, 32), torch.randn(1, 6, 32)  # (B, S, D), (B, T, D)
+src_mask = padding_mask(torch.tensor([[5, 6, 7, 8, 0]]))  # (B, 1, S)
+tgt_mask = subsequent_mask(6)  # (1, T, T)
+layer = MultiHeadedAttention(h=4, d_model=32, dropout=0.0)
+
+encoded = layer(src, src, src, src_mask)  # (B, S, D)
+self_weights = layer.attn  # (B, H, S, S)
+decoded = layer(tgt, tgt, tgt, tgt_mask)  # (B, T, D)
+causal_weights = layer.attn  # (B, H, T, T)
+crossed = layer(tgt, src, src, src_mask)  # (B, T, D)
+cross_weights = layer.attn  # (B, H, T, S)
+
+# %% [markdown]
+# **Predict.** What is the shape of the weights in cross-attention? Which cells are exactly zero in each of the three?
+
+# %%
+assert encoded.shape == (1, 5, 32) and decoded.shape == crossed.shape == (1, 6, 32)
+assert cross_weights.shape == (1, 4, 6, 5)  # (B, H, T, S): rows are target, columns are source
+assert (self_weights[..., 4] == 0).all() and (cross_weights[..., 4] == 0).all()  # padding
+assert (causal_weights.triu(1) == 0).all()  # the future
+
+titled(
+    alt.hconcat(
+        heatmap(self_weights[0, 0], source, source, cell=38).properties(title="self"),
+        heatmap(causal_weights[0, 0], target, target, cell=38).properties(title="causal"),
+        heatmap(cross_weights[0, 0], target, source, cell=38).properties(title="cross"),
+    ).resolve_legend(color="independent"),
+    "One layer, three uses",
+    "Head 0, untrained. Rows look, columns are looked at. The padding's column is zero in the "
+    "first and the last picture, the future is zero in the second.",
+)
+
+# %% [markdown]
+# Cross-attention is where two lengths meet: the weights are (T, S), and the output has the length of the *query*. The memory acts as a set. Shuffle its rows, and the mask with them, and nothing changes. (Chapter 3 is about what to do when order matters.)
+
+# %%
+order = torch.tensor([3, 0, 4, 2, 1])
+torch.testing.assert_close(layer(tgt, src[:, order], src[:, order], src_mask[..., order]), crossed)
+
+# %% [markdown]
+# The padded *queries* are left alone, as nobody reads what they find: as keys they are masked everywhere, and the loss of Chapter 5 skips them. What must hold is that real positions don't notice the padding at all. So we cut the padding off and compare.
+
+# %%
+torch.testing.assert_close(
+    layer(src[:, :4], src[:, :4], src[:, :4]), layer(src, src, src, src_mask)[:, :4]
+)
+
+# %% [markdown]
+# ## The same numbers as PyTorch
+#
+# > **In short.** PyTorch ships this layer as `nn.MultiheadAttention`. Give both the same weights, and outputs and gradients must agree to the last few digits.
+#
+# PyTorch keeps the three projections in one (3·D, D) matrix, `in_proj_weight`: query on top, then key, then value. Copying is a matter of cutting it in three.
+
+
+# %%
+@torch.no_grad()
+def load_torch_attention(ours: MultiHeadedAttention, theirs: nn.MultiheadAttention) -> None:
+    """Copy the weights of `theirs`, made with the same h and d_model, into `ours`."""
+    weights = [*theirs.in_proj_weight.chunk(3), theirs.out_proj.weight]  # four of (D, D)
+    biases = [*theirs.in_proj_bias.chunk(3), theirs.out_proj.bias]  # four of (D,)
+    linears = (ours.project_query, ours.project_key, ours.project_value, ours.project_output)
+    for linear, weight, bias in zip(linears, weights, biases, strict=True):
+        linear.weight.copy_(weight)
+        linear.bias.copy_(bias)
+
+
+# %%
+def input_gradients(output: Tensor, *inputs: Tensor) -> list[Tensor]:
+    """Gradients by `inputs` of a weighted sum of `output`, whose weights differ for each entry."""
+    probe = torch.linspace(-1, 1, output.numel()).view_as(output)
+    return list(torch.autograd.grad((output * probe).sum(), inputs, retain_graph=True))
+
+
+# %% [markdown]
+# Six cases: with and without padding and causal masks, T equal to S and not, and an additive mask (more of that soon). Where the mask says what may be seen, PyTorch's layer wants to be told what may *not*, hence the `~`. A wrong answer in any entry, or in any gradient, stops the cell.
+
+# %%
+torch.manual_seed(5)
+theirs = nn.MultiheadAttention(32, num_heads=4, batch_first=True)
+nn.init.normal_(theirs.in_proj_bias)  # they start at 0, where a forgotten bias would not show
+nn.init.normal_(theirs.out_proj.bias)
+ours = MultiHeadedAttention(h=4, d_model=32, dropout=0.0)
+load_torch_attention(ours, theirs)
+
+padding = padding_mask(torch.tensor([[5, 6, 7, 8, 0, 0], [5, 6, 7, 8, 9, 1]]))  # (B, 1, S)
+causal = subsequent_mask(6)  # (1, T, T)
+nudge = torch.randn(1, 4, 6, 6)  # (1, H, T, S), float
+cases = {
+    "self": (6, None, {}),
+    "self, padding": (6, padding, {"key_padding_mask": ~padding[:, 0]}),
+    "self, causal": (6, causal, {"attn_mask": ~causal[0]}),
+    "self, causal and padding": (
+        6,
+        causal & padding,
+        {"attn_mask": ~causal[0], "key_padding_mask": ~padding[:, 0]},
+    ),
+    "cross, T = 4, S = 6, padding": (4, padding, {"key_padding_mask": ~padding[:, 0]}),
+    "self, additive, one mask a head": (
+        6,
+        nudge,
+        {"attn_mask": nudge.repeat(2, 1, 1, 1).flatten(0, 1)},
+    ),
+}
+for length, mask, their_masks in cases.values():
+    query, memory = torch.randn(2, length, 32), torch.randn(2, 6, 32)  # (B, T, D), (B, S, D)
+    if length == 6:
+        memory = query
+    query.requires_grad_(), memory.requires_grad_()
+    mine = ours(query, memory, memory, mask)
+    reference, weights = theirs(query, memory, memory, average_attn_weights=False, **their_masks)
+    torch.testing.assert_close(mine, reference)
+    torch.testing.assert_close(ours.attn, weights)
+
+    parameters = [*ours.parameters()]
+    in_weight, in_bias, out_weight, out_bias = theirs.parameters()
+    grads = input_gradients(mine, query, memory, *parameters)
+    expected = input_gradients(reference, query, memory, in_weight, in_bias, out_weight, out_bias)
+    torch.testing.assert_close(grads[:2], expected[:2])  # by the inputs
+    torch.testing.assert_close(torch.cat(grads[2:8:2]), expected[2])  # by W^Q, W^K, W^V
+    torch.testing.assert_close(torch.cat(grads[3:8:2]), expected[3])  # by their biases
+    torch.testing.assert_close(grads[8:], expected[4:])  # by W^O and its bias
+print(f"{len(cases)} cases agree, outputs, weights and gradients: {', '.join(cases)}")
+
+# %% [markdown]
+# **Pitfall.** Boolean masks mean opposite things in two corners of PyTorch. In `F.scaled_dot_product_attention`, and in this series, True means *may be seen*. In `nn.MultiheadAttention`, `key_padding_mask` and boolean `attn_mask`, True means *hidden*. Both accept the wrong one without a word.
+#
+# **Predict.** We hand our causal mask to `nn.MultiheadAttention` as it is. What does the first word see? And the last?
+
+# %%
+x = torch.randn(1, 6, 32)
+_, right = theirs(x, x, x, attn_mask=~causal[0])
+_, wrong = theirs(x, x, x, attn_mask=causal[0])
+
+titled(
+    weight_panels({"attn_mask=~causal": right[0], "attn_mask=causal": wrong[0]}, words, words),
+    "One forgotten ~",
+    "Weights of nn.MultiheadAttention. Turned round, the mask shows each word its future only, "
+    "and the last word nothing: its row (grey) is NaN.",
+)
+
+# %%
+ours(x, x, x, causal)
+torch.testing.assert_close(right, ours.attn.mean(1))  # averaged over the heads
+assert (right.triu(1) == 0).all()
+assert (wrong[:, :-1].tril() == 0).all() and (wrong[:, :-1].triu(1).sum(-1) > 0.99).all()
+assert wrong[:, -1].isnan().all()
+
+# %% [markdown]
+# How to notice: NaN at once if some row is left with nothing. A padding mask turned round gives no NaN; it attends to the padding alone. The dependence test from above finds both.
+#
+# Two more traps in the same layer: the weights that it returns are *averaged over the heads* unless you ask with `average_attn_weights=False`, and without `batch_first=True` it takes (T, B, D), so that a (B, T, D) batch is silently mixed across sentences.
+#
+# ## Masks that add
+#
+# > **In short.** A boolean mask says yes or no. A float mask is added to the scores: −∞ says no, 0 says yes, anything between is a nudge.
+#
+# $$ \mathrm{softmax}\left(\frac{QK^{\top}}{\sqrt{d_k}} + M\right)V, \qquad M \text{ broadcasts to (B, H, T, S)} $$
+#
+# Boolean masks are the special case $M \in \{0, -\infty\}$. `MultiHeadedAttention` takes either, of three axes (B|1, T|1, S) for all heads alike, or of four (B|1, H|1, T|1, S) for each head its own.
+
+# %%
+torch.manual_seed(6)
+x = torch.randn(1, 6, 32)
+as_float = torch.zeros(1, 6, 6).masked_fill(~causal, -math.inf)  # (1, T, S)
+torch.testing.assert_close(ours(x, x, x, as_float), ours(x, x, x, causal))
+
+# %% [markdown]
+# What is a nudge good for? For instance, to prefer neighbours: subtract from each score the distance times a slope, another slope for each head. (Press et al. 2021 build their positions so.) With equal keys, only the nudge is left to decide.
+
+
+# %%
+def distance_bias(length: int, slopes: Sequence[float]) -> Tensor:
+    """Additive mask (1, H, T, S) that lowers a score by slope times distance, one slope a head."""
+    place = torch.arange(length)
+    distance = (place[:, None] - place).abs()  # (T, S)
+    return -torch.tensor(slopes).view(1, -1, 1, 1) * distance
+
+
+# %%
+slopes = [0.0, 0.25, 1.0, 4.0]
+same = torch.ones(1, 6, 32)
+ours(same, same, same, distance_bias(6, slopes))
+near = ours.attn[0]  # (H, T, S)
+torch.testing.assert_close(near, distance_bias(6, slopes)[0].softmax(-1))
+torch.testing.assert_close(near[0], torch.full((6, 6), 1 / 6))  # slope 0: all alike
+assert (near[1:, 0].diff(dim=-1) < 0).all()  # the first word: the farther, the less
+
+titled(
+    weight_panels({f"slope {s:g}": w for s, w in zip(slopes, near, strict=True)}, words, words),
+    "The steeper the slope, the closer the look",
+    "Weights of four heads whose keys are all equal, each with its own distance penalty.",
+)
+
+# %% [markdown]
+# **Pitfall.** A causal mask made as `torch.tril(torch.ones(T, T))` looks right when printed: ones where one may look, zeros where not. But it is a *float* mask, so it is added. The past gets a nudge of +1 and the future stays open.
+
+# %%
+looks_right = torch.ones(1, 6, 6).tril()  # float, not bool
+ours(x, x, x, looks_right)
+share_of_future = ours.attn.triu(1).sum(-1)[..., 0].mean().item()
+assert share_of_future > 0.3  # word 0 gives its future a good share
+ours(x, x, x, looks_right.bool())
+assert (ours.attn.triu(1) == 0).all()  # the same ones and zeros as booleans: no leak
+
+# %% [markdown]
+# ## Keeping the weights to look at
+#
+# > **In short.** Everyone wants to see the attention maps, so the layer keeps the last weights. What it keeps should be a note, not a chain: detached from the graph, and as they were before dropout.
+#
+# During training, dropout sets each weight to 0 with probability $p$ and divides the others by $1-p$. A row that summed to 1 now sums to 1 only on average. For a row $w$ of S weights the sum has the variance
+#
+# $$ \operatorname{Var}\Big[\sum_s \tilde w_s\Big] = \frac{p}{1-p}\sum_s w_s^2, $$
+#
+# which for a uniform row is $\frac{p}{(1-p)\,S}$.
+#
+# **Pitfall.** A layer that keeps the weights *after* dropout, and with their graph, goes wrong twice. Here it is, as a subclass.
+
+
+# %%
+class KeepsDroppedWeights(MultiHeadedAttention):
+    """The wrong way, kept to be measured: `attn` is stored after dropout and with its graph."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """As in `MultiHeadedAttention`."""
+        dropped: list[Tensor] = []
+
+        def dropout(weights: Tensor) -> Tensor:
+            dropped.append(self.dropout(weights))
+            return dropped[0]
+
+        q, k, v = (
+            split_heads(project(x), self.h)
+            for project, x in (
+                (self.project_query, query),
+                (self.project_key, key),
+                (self.project_value, value),
+            )
+        )
+        x, _ = attention(q, k, v, mask, dropout)
+        self.attn = dropped[0]
+        return self.project_output(merge_heads(x))
+
+
+# %% [markdown]
+# First wrong: the rows. We measure the spread of the row sums over many rows and hold it against the formula. (The layer is fed zeros, so that every true row is uniform.)
+
+
+# %%
+def row_sum_spread(layer: MultiHeadedAttention, length: int, rows: int = 4_000) -> float:
+    """Standard deviation of the kept weights' row sums, for uniform rows of `length`, while training."""
+    layer.train()
+    zeros = torch.zeros(rows // layer.h, length, layer.project_query.in_features)
+    layer(zeros[:, :1], zeros, zeros)
+    return layer.attn.sum(-1).std().item()
+
+
+# %%
+torch.manual_seed(7)
+for p, length in ((0.1, 5), (0.1, 20), (0.3, 10)):
+    keeps_dropped = KeepsDroppedWeights(h=4, d_model=8, dropout=p)
+    theory = math.sqrt(p / (1 - p) / length)
+    assert abs(row_sum_spread(keeps_dropped, length) / theory - 1) < 0.1
+    assert row_sum_spread(MultiHeadedAttention(h=4, d_model=8, dropout=p), length) < 1e-12
+
+# %%
+lengths = range(2, 51)
+spread = pd.DataFrame(
+    [
+        (s, 1 + sign * math.sqrt(p / (1 - p) / s), f"dropout {p}", sign)
+        for p in (0.1, 0.3)
+        for s in lengths
+        for sign in (-1, 1)
+    ],
+    columns=["S", "row sum", "dropout", "sign"],
+)
+titled(
+    lines(
+        spread[spread["sign"] > 0].assign(kept=spread["dropout"] + ", upper"),
+        "S",
+        "row sum",
+        "dropout",
+    )
+    + lines(spread[spread["sign"] < 0], "S", "row sum", "dropout"),
+    "A map kept after dropout does not add up",
+    "Typical range (one standard deviation on either side) of the sum of a uniform row of S "
+    "weights, kept after dropout. Kept before dropout, the sum is 1, always.",
+)
+
+# %% [markdown]
+# Second wrong: the memory. A tensor with a graph keeps alive all that the backward pass would need. The layer holds it until its next call, even where the output was thrown away long ago. We count the bytes that autograd still keeps after such a call.
+
+
+# %%
+class Saved:
+    """A tensor that autograd has put aside for the backward pass."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
+
+
+# %%
+def bytes_held(layer: MultiHeadedAttention, x: Tensor) -> int:
+    """Bytes that autograd still holds after `layer(x, x, x)`, though its output was dropped."""
+    alive: weakref.WeakSet[Saved] = weakref.WeakSet()
+
+    def put_aside(tensor: Tensor) -> Saved:
+        saved = Saved(tensor.detach())  # with its graph it would keep itself alive
+        alive.add(saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(put_aside, lambda saved: saved.tensor):
+        layer(x, x, x)  # the output is dropped at once
+    gc.collect()
+    return sum(saved.tensor.nbytes for saved in alive)
+
+
+# %%
+x = torch.randn(4, 32, 64)
+one_map = 4 * 8 * 32 * 32 * 8  # B·H·T·S numbers of 8 bytes
+assert bytes_held(MultiHeadedAttention(h=8, d_model=64), x) == 0
+assert bytes_held(KeepsDroppedWeights(h=8, d_model=64), x) > one_map
+
+# %% [markdown]
+# Ours holds the map itself, which was the point, and nothing else. The other also holds the inputs, the projected queries and keys, the weights and the dropout mask. And since a tensor in the middle of a graph can't be copied, `copy.deepcopy` of a model that has run once fails with it (Chapter 4 copies layers, Chapter 9 averages them).
+
+# %%
+for kind, works in ((MultiHeadedAttention, True), (KeepsDroppedWeights, False)):
+    layer = kind(h=8, d_model=64)
+    layer(x, x, x)
+    assert layer.attn.requires_grad is not works
+    try:
+        copy.deepcopy(layer)
+        copied = True
+    except RuntimeError:
+        copied = False
+    assert copied is works
+
+# %% [markdown]
+# ## What several heads cost
+#
+# > **In short.** The same as one. The heads share out D features among them; they don't get D each.
+#
+# Count the multiplications for one sentence, T queries and S keys:
+#
+# | part | one head of width D | H heads of width D/H |
+# |---|---|---|
+# | projections of Q and of the output | $2\,T D^2$ | $2\,T D^2$ |
+# | projections of K and V | $2\,S D^2$ | $2\,S D^2$ |
+# | scores $QK^{\top}$ | $T S D$ | $H \cdot T S \cdot D/H = T S D$ |
+# | weights times values | $T S D$ | $T S D$ |
+# | parameters | $4(D^2 + D)$ | $4(D^2 + D)$ |
+#
+# One thing does grow: each head has a map of its own, so there are H·T·S weights to store.
+#
+# **Predict.** How many parameters has the layer of the paper's base model, D = 512? Does it matter that H = 8?
+
+
+# %%
+def attention_multiplications(T: int, S: int, D: int) -> int:
+    """Multiplications of one `MultiHeadedAttention` call for one sentence, as the table counts them."""
+    return 2 * T * D**2 + 2 * S * D**2 + 2 * T * S * D
+
+
+# %%
+def counted_multiplications(layer: nn.Module, query: Tensor, memory: Tensor) -> int:
+    """The same, counted by PyTorch while `layer` runs; it counts an addition with each."""
+    with FlopCounterMode(display=False) as counter:
+        layer(query, memory, memory)
+    return counter.get_total_flops() // 2
+
+
+# %%
+query, memory = torch.randn(1, 48, 512), torch.randn(1, 64, 512)  # (1, T, D), (1, S, D)
+costs = []
+for h in (1, 2, 4, 8, 16, 32):
+    layer = MultiHeadedAttention(h, d_model=512, dropout=0.0)
+    counted = counted_multiplications(layer, query, memory)
+    parameters = sum(p.numel() for p in layer.parameters())
+    assert counted == attention_multiplications(T=48, S=64, D=512)
+    assert parameters == 4 * (512**2 + 512)
+    costs.append((h, f"{512 // h}", f"{parameters:,}", f"{counted:,}", f"{layer.attn.numel():,}"))
+pd.DataFrame(
+    costs, columns=["heads", "d_k", "parameters", "multiplications", "weights kept"]
+).set_index("heads")
+
+# %% [markdown]
+# So more heads are free, but not without limit: each gets narrower. In the paper's Table 3 (row A) one head reaches 24.9 BLEU on the development set, 4 heads 25.5, 8 and 16 heads 25.8, and 32 heads, of width 16 each, 25.4.
+#
+# ## Eight heads before training
+#
+# > **In short.** A fresh layer looks at everything a little. Its heads differ only by the chance of their first weights.
+#
+# How flat should the maps be? PyTorch draws the weights of `nn.Linear` uniformly from $\pm 1/\sqrt{D}$, that is with variance $1/(3D)$. Inputs of variance 1 then give queries and keys of variance about $1/3$, and scores of variance $1/9$: a typical score is ±⅓, and a typical weight lies within a factor $e^{1/3} \approx 1.4$ of $1/S$.
+#
+# **Predict.** Will the eight heads of one layer look alike?
+
+# %%
+torch.manual_seed(8)
+eight_words = ["two", "young", "dogs", "play", "with", "a", "red", "ball"]
+layer = MultiHeadedAttention(h=8, d_model=512, dropout=0.0)
+x = torch.randn(1, 8, 512)
+layer(x, x, x)
+heads = layer.attn[0]  # (H, T, S)
+
+q, k = split_heads(layer.project_query(x), 8), split_heads(layer.project_key(x), 8)
+score_spread = (q @ k.transpose(-2, -1) / math.sqrt(64)).std().item()
+assert abs(score_spread - 1 / 3) < 0.05
+
+titled(
+    weight_panels({f"head {i}": w for i, w in enumerate(heads)}, eight_words, eight_words, cell=16),
+    "Eight heads that have learned nothing yet",
+    "Attention weights of an untrained layer. All are near 1/8 = 0.125, and no two heads agree.",
+)
+
+# %% [markdown]
+# To say "no two heads agree" with a number: correlate the maps of each pair of heads, after taking 1/8 off every weight. And to say "near uniform" with one: the entropy of a row, divided by the greatest possible, $\ln S$.
+
+# %%
+pairs = torch.corrcoef(heads.flatten(1))  # (H, H)
+off_diagonal = pairs[~torch.eye(8, dtype=torch.bool)]
+entropy = -(heads * heads.log()).sum(-1) / math.log(8)  # (H, T), 1 is uniform
+assert off_diagonal.abs().max() < 0.5
+assert entropy.min() > 0.9 and entropy.max() < 1
+print(f"mean entropy {entropy.mean():.2f} of 1, mean correlation {off_diagonal.mean():.2f}")
+
+# %% [markdown]
+# That is worth remembering when you look at maps of *trained* models in later chapters: what is more pointed than this, or more alike than this, was learned.
+#
+# ## Summary
+#
+# - Query, key and value are three roles of a vector, each with its own matrix. Without the matrices every word would look at itself, and interest would be mutual.
+# - One head gives one blend. Several heads ask several questions at once, for the same number of parameters and multiplications.
+# - Splitting is `view` to (B, T, H, $d_k$) and then `transpose` to (B, H, T, $d_k$). A bare view has the right shape and the wrong contents.
+# - One class is self-attention, causal attention and cross-attention: only its arguments differ. The output has the query's length, the weights are (B, H, T, S).
+# - Boolean masks here mean *may be seen*, as in `F.scaled_dot_product_attention`; `nn.MultiheadAttention` means the opposite. Float masks are added.
+# - Kept weights are detached and from before dropout, so that their rows sum to 1 and they hold no memory but their own.
+# - With copied weights the layer agrees with PyTorch's in outputs, weights and gradients.
+#
+# ## What the paper did that we don't
+#
+# - The paper's formulas have no bias terms in the projections, and neither had its code. We keep them, as `nn.MultiheadAttention` does: 2,048 parameters out of a million in the base layer.
+# - The paper lets keys and values have different widths $d_k$ and $d_v$. In all its models but those of Table 3's row B both are D/H, as here.
+#
+# ## Exercises
+#
+# 1. Set `project_query` and `project_key` to the same weights. Which matrix becomes symmetric, the scores or the weights? Check it.
+# 2. Write `split_heads` with one `einops`-like sentence in words, then with `x.view(B, T, H, d_k).permute(0, 2, 1, 3)`. Show that the strides are the same.
+# 3. Pass `subsequent_mask(6)[0]`, a mask with two axes, to the layer. Why does it work? For which B and S would a *padding* mask with two axes, (B, S), run and be wrong?
+# 4. Let D = 512 and H = 512. Each head has one feature. What can a head with $d_k = 1$ express as a map? (Think of the rank of $QK^{\top}$.)
+# 5. Set `layer.project_value.weight[:64]` and its bias to zero in an 8-head layer of width 512. Which head have you silenced? Show that its row of $W^O$ no longer matters.
+# 6. Multi-query attention keeps H queries but only one key and one value head. Which of the counts in the cost table shrink? Build it by giving `project_key` and `project_value` a width of $d_k$. (Chapter 13 will come back to it.)
+#
+# Next: [Chapter 3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb)
