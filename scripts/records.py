@@ -1,0 +1,78 @@
+"""Recorded runs: one JSON a run in `results/`, with the provenance that lets anyone repeat it."""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+PACKAGES = ("torch", "sacrebleu", "sentencepiece", "safetensors", "numpy")
+
+
+def git_commit() -> str:
+    """The commit the code stands at, "+changes" where scripts/ differs, or "unknown"."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "-s", "scripts") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def installed(package: str) -> str:
+    """The version of `package`, or "absent"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def device_name(device: torch.device | str) -> str:
+    """What a run ran on, in words."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU ({platform.machine()}), {torch.get_num_threads()} of {os.cpu_count()} threads"
+
+
+def provenance(command: str, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Command, commit, date, device and versions: what every record starts with."""
+    return {
+        "command": command,
+        "commit": git_commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device_name(device),
+        "python": platform.python_version(),
+        "versions": {package: installed(package) for package in PACKAGES},
+    }
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def save_record(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write `results/NAME.json`, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    partial = path.with_suffix(".json.partial")
+    partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def load_record(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """The record `results/NAME.json`."""
+    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
