@@ -1,0 +1,108 @@
+"""The first code cell of every chapter, which makes the chapter at home wherever it is opened.
+
+`python -m scripts.first_cell` stamps the cell into every chapter; `make notebooks` does so.
+Change it here, never in a chapter. The series' address stands in pyproject.toml, at [project.urls].
+"""
+
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMAND_CHAPTERS = ("ch08_training_run", "ch09_decoding_and_bleu")
+
+MARK = '# %% tags=["bootstrap"]\n'
+CELL = """\
+# Make this chapter at home: the series is in a folder above, installed, or gets cloned beside it.
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+here = Path(globals().get("__file__", "notebook")).resolve()
+beside = Path("from-attention-to-translation").resolve()
+specs = [finder.find_spec("scripts", None) for finder in sys.meta_path]
+installed = [Path(spec.origin).resolve().parents[1] for spec in specs if spec and spec.origin]
+homes = [*here.parents, *installed, beside]
+root = next((home for home in homes if (home / "scripts/ch01_attention.py").exists()), None)
+if root is None:
+    address = os.environ.get("SERIES_REPOSITORY", "@REPOSITORY@").removeprefix("git+")
+    if not address:
+        raise SystemExit("Set SERIES_REPOSITORY to the series' address: git+https://… or git+file://…")
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", address, beside], check=True)
+    root = beside
+sys.path.insert(0, str(root))  # first, so that no other package named scripts shadows ours
+for name, module in list(sys.modules.items()):
+    if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
+        del sys.modules[name]
+if root == beside:
+    from scripts.first_cell import install_missing
+
+    install_missing()
+"""
+HAND_OVER = """
+# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
+if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
+    from scripts.@CHAPTER@ import main
+
+    raise SystemExit(main())
+"""
+
+
+def repository() -> str:
+    """The series' public address from pyproject.toml, or "" while it has none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return project.get("urls", {}).get("Repository", "")
+
+
+def first_cell(chapter: str) -> str:
+    """The cell's code for the chapter named, such as "ch01_attention"."""
+    code = CELL.replace("@REPOSITORY@", repository())
+    if chapter in COMMAND_CHAPTERS:
+        code += HAND_OVER.replace("@CHAPTER@", chapter)
+    return code
+
+
+def stamp(script: str, chapter: str) -> str:
+    """A chapter's script with the cell in its place, or put after the first markdown cell."""
+    starts = [match.start() for match in re.finditer(r"^# %%.*\n", script, re.MULTILINE)]
+    if not starts:
+        raise ValueError(
+            f"{chapter} has no cells: a chapter begins with a markdown cell, # %% [markdown]"
+        )
+    starts.append(len(script))
+    begin = script.find(MARK)
+    if begin < 0:
+        begin = end = starts[1]
+    else:
+        end = starts[starts.index(begin) + 1]
+    return f"{script[:begin]}{MARK}{first_cell(chapter)}\n{script[end:]}".rstrip() + "\n"
+
+
+def install_missing() -> None:
+    """Installs what pyproject.toml asks for and isn't here; the torch that is here stays."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    try:
+        keep = f"torch=={metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        keep = ""
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = Path(folder, "constraints.txt")
+        constraints.write_text(keep, "utf-8")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
+        subprocess.run([*pip, *needed], check=True)
+    importlib.invalidate_caches()  # what was just installed can be imported without a restart
+
+
+if __name__ == "__main__":
+    for path in sorted((ROOT / "scripts").glob("ch[0-9][0-9]_*.py")):
+        before = path.read_text("utf-8")
+        after = stamp(before, path.stem)
+        if after != before:
+            path.write_text(after, "utf-8")
+            print(f"stamped {path.name}")

@@ -1,0 +1,161 @@
+"""The first cell: it finds the series, or fetches it, and lets no stranger shadow it."""
+
+import ast
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import CHAPTERS, ROOT
+
+from scripts.first_cell import COMMAND_CHAPTERS, MARK, first_cell, repository, stamp
+
+SHOW = "import scripts.ch01_attention as ours\nprint(ours.__file__, ours.HELLO)\n"
+CHAPTER = f"# %% [markdown]\n# # Chapter 1\n\n{MARK}pass\n\n# %%\nHELLO = 'hello'\n{SHOW}"
+
+
+@pytest.fixture
+def series(tmp_path) -> Path:
+    """A series of one tiny chapter, with the real first cell."""
+    home = tmp_path / "series"
+    (home / "scripts").mkdir(parents=True)
+    (home / "notebooks").mkdir()
+    for name in ("__init__.py", "first_cell.py"):
+        (home / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+    (home / "scripts/ch01_attention.py").write_text(stamp(CHAPTER, "ch01_attention"), "utf-8")
+    (home / "pyproject.toml").write_text('[project]\ndependencies = ["series-probe", "torch"]\n')
+    return home
+
+
+@pytest.fixture
+def stranger(tmp_path) -> Path:
+    """A folder that holds another package named `scripts`."""
+    folder = tmp_path / "elsewhere"
+    (folder / "scripts").mkdir(parents=True)
+    (folder / "scripts/__init__.py").write_text("HELLO = 'wrong package'\n")
+    return folder
+
+
+def run(*command, cwd, **environment):
+    """Runs a command without this test's own packages' help; returns the finished process."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SERIES_REPOSITORY")}
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=kept | {k: str(v) for k, v in environment.items()},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+def notebook(before: str = "") -> str:
+    """What a notebook would run, as code for `python -c`, where `__file__` is unknown as well."""
+    return f"{before}\n{first_cell('ch01_attention')}\n{SHOW}"
+
+
+def test_a_script_is_not_shadowed(series, stranger):
+    done = run(sys.executable, "scripts/ch01_attention.py", cwd=series, PYTHONPATH=stranger)
+    assert done.stderr == "" and done.stdout.split() == [
+        str(series / "scripts/ch01_attention.py"),
+        "hello",
+    ]
+
+
+@pytest.mark.parametrize("before", ["", "import scripts; assert scripts.HELLO == 'wrong package'"])
+def test_a_notebook_is_not_shadowed(series, stranger, before):
+    code = notebook(before)
+    done = run(sys.executable, "-c", code, cwd=series / "notebooks", PYTHONPATH=stranger)
+    assert done.stderr == "" and done.stdout.split()[0] == str(series / "scripts/ch01_attention.py")
+
+
+def test_what_is_already_ours_stays(series):
+    code = notebook("import sys; sys.path.insert(0, '..'); import scripts as early")
+    code += "import scripts as late; assert late is early"
+    done = run(sys.executable, "-c", code, cwd=series / "notebooks")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def clean_python(tmp_path_factory) -> Path:
+    """An environment that has this one's packages, but neither the series nor `series-probe`."""
+    home = tmp_path_factory.mktemp("clean")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    # A path in a .pth file shares the packages; it does not run the editable install of the series.
+    (packages / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home / "bin/python"
+
+
+def test_a_bare_notebook_gets_the_series_and_what_is_missing(series, tmp_path, clean_python):
+    shelf, desk = tmp_path / "shelf", tmp_path / "desk"
+    shelf.mkdir(), desk.mkdir()
+    with zipfile.ZipFile(shelf / "series_probe-1.0-py3-none-any.whl", "w") as wheel:
+        info = "series_probe-1.0.dist-info"
+        wheel.writestr("series_probe.py", "")
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: series-probe\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    git = ["git", "-C", series, "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+
+    code = notebook("import importlib.metadata as m; torch = m.version('torch')")
+    code += "import series_probe; assert m.version('torch') == torch"
+    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": shelf}
+    settings["SERIES_REPOSITORY"] = f"git+{series.as_uri()}"
+    for turn in ("fetched", "found again"):
+        done = run(clean_python, "-c", code, cwd=desk, **settings)
+        assert done.returncode == 0, f"{turn}: {done.stderr}"
+        assert done.stdout.split()[0].startswith(str(desk / "from-attention-to-translation"))
+
+
+def test_without_an_address_it_says_what_to_set(tmp_path, clean_python):
+    code = notebook().replace(f'"{repository()}"', '""')
+    done = run(clean_python, "-c", code, cwd=tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "Set SERIES_REPOSITORY" in line
+
+
+def test_a_command_chapter_hands_over(series):
+    name = COMMAND_CHAPTERS[0]
+    body = (
+        "import sys\ndef main():\n    print('main', sys.argv[1:])\n    return 3\n\nprint('show')\n"
+    )
+    script = series / f"scripts/{name}.py"
+    script.write_text(stamp(f"# %% [markdown]\n# # Eight\n\n# %%\n{body}", name), "utf-8")
+    shown = run(sys.executable, script, cwd=series)
+    assert (shown.returncode, shown.stdout) == (0, "show\n")
+    commanded = run(sys.executable, script, "--preset", "sample", cwd=series)
+    assert (commanded.returncode, commanded.stdout) == (3, "main ['--preset', 'sample']\n")
+    under_torchrun = run(sys.executable, script, cwd=series, RANK="0")
+    assert (under_torchrun.returncode, under_torchrun.stdout) == (3, "main []\n")
+
+
+def test_the_cell_leaves_imports_and_lowercase_names_only():
+    for node in ast.walk(ast.parse(first_cell(COMMAND_CHAPTERS[0]))):
+        assert not isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            assert node.id.islower()
+
+
+def test_stamping_twice_changes_nothing_and_keeps_the_rest():
+    once = stamp(CHAPTER, "ch01_attention")
+    assert stamp(once, "ch01_attention") == once
+    assert once.replace(first_cell("ch01_attention"), "pass\n") == CHAPTER
+    bare = CHAPTER.replace(f"{MARK}pass\n\n", "")
+    assert stamp(bare, "ch01_attention") == once
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_every_chapter_carries_the_cell(path):
+    text = path.read_text("utf-8")
+    assert stamp(text, path.stem) == text, "run: make notebooks"
