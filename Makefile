@@ -1,0 +1,87 @@
+# Every task of the series by name; `make` alone lists them.
+#
+#   PYTHON=python3.12        the interpreter that .venv is made with
+#   VENV=path                an environment of yours instead of .venv: used as it is, nothing is installed
+#   WORKERS=2                how many tests or notebooks run at once
+#   CHAPTERS=scripts/ch01_attention.py    the chapters that `make notebooks` executes
+
+PYTHON ?= python3
+WORKERS ?= 2
+CHAPTERS ?= $(sort $(wildcard scripts/ch[0-9][0-9]_*.py))
+
+# Threads that spin while they wait starve a shared machine: minutes where seconds suffice.
+export OMP_WAIT_POLICY = passive
+
+ifdef VENV
+ENVIRONMENT := given
+else
+VENV := .venv
+ENVIRONMENT := .venv/ready
+endif
+PY := $(VENV)/bin/python
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+SAY = @echo "── $(1)"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup given run test notebooks lab train translate clean
+
+help:  ## list the tasks
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; anew when requirements.txt changes
+
+.venv/ready: requirements.txt
+	$(call SAY,making .venv with $(PYTHON) and installing requirements.txt (minutes the first time))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11: name a newer one, make PYTHON=python3.12"; exit 1; }
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+given:
+	@$(PY) -c 'import re; from importlib.metadata import version; \
+	  [version(name) for name in re.findall(r"^\w[\w-]*", open("requirements.txt").read(), re.M)]; \
+	  version("from-attention-to-translation")' 2>/dev/null || \
+	  { echo "$(VENV) lacks packages: run $(PY) -m pip install -r requirements.txt"; exit 1; }
+
+run: setup  ## train a small translator on the sample corpus (CPU, about 3 minutes) and show it at work
+	$(call SAY,training on the sample corpus; BLEU and translations follow)
+	$(PY) scripts/ch08_training_run.py --preset sample --device cpu
+
+test: setup  ## all that CI runs: lint, tests, headless scripts, and every notebook against its stored outputs
+	$(call SAY,1/3 ruff: lint and format)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(call SAY,2/3 pytest: chapters and house; notebooks and scripts agree; every script runs headless)
+	$(ONE_THREAD) $(PY) -m pytest tests -n $(WORKERS) --dist worksteal --durations 10
+	$(call SAY,3/3 nbval: every notebook again from top to bottom; each output as it is stored)
+	$(ONE_THREAD) $(PY) -m pytest notebooks --nbval --nbval-current-env \
+	  --nbval-sanitize-with tests/nbval_sanitize.cfg -n $(WORKERS) --dist loadscope --durations 5
+
+notebooks: setup  ## stamp first cells, sync pairs, execute the notebooks and store their outputs
+	$(PY) -m scripts.first_cell
+	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
+	$(call SAY,executing $(words $(CHAPTERS)) notebooks)
+	printf '%s\n' $(CHAPTERS:scripts/%.py=notebooks/%.ipynb) | $(ONE_THREAD) xargs -n 1 -P $(WORKERS) \
+	  $(PY) -m jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
+	  --ExecutePreprocessor.record_timing=False
+	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
+
+lab: setup  ## open the notebooks in JupyterLab
+	$(PY) -m jupyter lab notebooks
+
+train: setup  ## train on Multi30k: make train ARGS="--device cuda" (hours on a CPU)
+	$(PY) scripts/ch08_training_run.py --preset small --corpus multi30k $(ARGS)
+
+# The text travels in the environment, so that no shell ever reads it as a command.
+override TEXT := $(value TEXT)
+override MODEL := $(value MODEL)
+export TEXT MODEL
+translate: setup  ## translate German: make translate TEXT="Ein Hund läuft." [MODEL=runs/NAME]
+	@printf '%s\n' "$$TEXT" | $(PY) scripts/ch09_decoding_and_bleu.py translate \
+	  $(if $(MODEL),--model "$$MODEL")
+
+clean:  ## remove .venv and caches; runs/ stays
+	rm -rf .venv .pytest_cache .ruff_cache build dist *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
