@@ -7,9 +7,11 @@ import hashlib
 import io
 import os
 import random
+import re
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -264,13 +266,6 @@ def token_batches(
 
 
 # %%
-import random
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
-
-# %%
 @dataclass(frozen=True)
 class Noun:
     """A German noun and its English translation, each with its plural.
@@ -320,7 +315,7 @@ class Place:
 
 
 # %%
-def rows(table: str) -> list[list[list[str]]]:
+def table_rows(table: str) -> list[list[list[str]]]:
     """Rows of a table: lines; `;` between fields, `,` between the items of a field."""
     lines = [line for line in table.strip().split("\n") if line.strip()]
     return [[[x.strip() for x in f.split(",")] for f in line.split(";")] for line in lines]
@@ -329,7 +324,7 @@ def rows(table: str) -> list[list[list[str]]]:
 def nouns(table: str) -> tuple[Noun, ...]:
     """Nouns from lines `gender, singular, plural; english, plural` (weak nouns: `Junge/Jungen`)."""
     made = []
-    for (gender, singular, plural), (english, english_plural) in rows(table):
+    for (gender, singular, plural), (english, english_plural) in table_rows(table):
         nominative, _, oblique = singular.partition("/")
         made.append(
             Noun(gender, nominative, oblique or nominative, plural, english, english_plural)
@@ -353,7 +348,7 @@ def verbs(table: str) -> tuple[Verb, ...]:
     `auf|heben` marks a separable verb, `*gerannt` a perfect with sein.
     """
     made = []
-    for (infinitive, singular, participle), english, (groups,) in rows(table):
+    for (infinitive, singular, participle), english, (groups,) in table_rows(table):
         particle, _, stem = infinitive.rpartition("|")
         auxiliary = "sein" if participle.startswith("*") else "haben"
         participle = participle.lstrip("*")
@@ -374,7 +369,7 @@ def verbs(table: str) -> tuple[Verb, ...]:
 def places(table: str) -> tuple[Place, ...]:
     """Places from lines `preposition gender noun; at, to; english noun`."""
     made = []
-    for (german,), (at, to), (english,) in rows(table):
+    for (german,), (at, to), (english,) in table_rows(table):
         preposition, gender, name = german.split()
         made.append(Place(Noun(gender, name, name, "", english, ""), preposition, at, to))
     return tuple(made)
@@ -386,6 +381,8 @@ NOUNS = {
         m, Mann, Männer; man, men
         f, Frau, Frauen; woman, women
         m, Junge/Jungen, Jungen; boy, boys
+        n, Mädchen, Mädchen; girl, girls
+        n, Kind, Kinder; child, children
         n, Mädchen, Mädchen; girl, girls
         n, Kind, Kinder; child, children
         m, Lehrer, Lehrer; teacher, teachers
@@ -424,9 +421,9 @@ NOUNS = {
         n, Kaninchen, Kaninchen; rabbit, rabbits
         m, Welpe/Welpen, Welpen; puppy, puppies
         m, Bär/Bären, Bären; bear, bears
-        m, Elefant/Elefanten, Elefanten; elephant, elephants
         m, Esel, Esel; donkey, donkeys
-        m, Fuchs, Füchse; fox, foxes
+        n, Schwein, Schweine; pig, pigs
+        n, Huhn, Hühner; chicken, chickens
     """),
     "clothes": nouns("""
         m, Hut, Hüte; hat, hats
@@ -436,32 +433,24 @@ NOUNS = {
         n, Kleid, Kleider; dress, dresses
         m, Rock, Röcke; skirt, skirts
         m, Mantel, Mäntel; coat, coats
-        m, Schal, Schals; scarf, scarves
         m, Helm, Helme; helmet, helmets
         m, Anzug, Anzüge; suit, suits
         m, Pullover, Pullover; sweater, sweaters
         f, Uniform, Uniformen; uniform, uniforms
-        m, Gürtel, Gürtel; belt, belts
-        f, Krawatte, Krawatten; tie, ties
         n, Kostüm, Kostüme; costume, costumes
         f, Maske, Masken; mask, masks
-        f, Weste, Westen; vest, vests
         f, Schürze, Schürzen; apron, aprons
     """),
     "food": nouns("""
         m, Apfel, Äpfel; apple, apples
         m, Kuchen, Kuchen; cake, cakes
-        f, Pizza, Pizzen; pizza, pizzas
         f, Suppe, Suppen; soup, soups
         f, Banane, Bananen; banana, bananas
         f, Birne, Birnen; pear, pears
         f, Orange, Orangen; orange, oranges
         f, Tomate, Tomaten; tomato, tomatoes
-        f, Karotte, Karotten; carrot, carrots
         f, Wurst, Würste; sausage, sausages
-        f, Brezel, Brezeln; pretzel, pretzels
         m, Keks, Kekse; cookie, cookies
-        n, Ei, Eier; egg, eggs
         m, Pfannkuchen, Pfannkuchen; pancake, pancakes
     """),
     "toy": nouns("""
@@ -472,9 +461,7 @@ NOUNS = {
         f, Puppe, Puppen; doll, dolls
         m, Reifen, Reifen; tire, tires
         m, Stein, Steine; stone, stones
-        m, Stock, Stöcke; stick, sticks
         n, Seil, Seile; rope, ropes
-        f, Münze, Münzen; coin, coins
     """),
     "tool": nouns("""
         m, Besen, Besen; broom, brooms
@@ -485,11 +472,8 @@ NOUNS = {
         f, Leiter, Leitern; ladder, ladders
         f, Kamera, Kameras; camera, cameras
         n, Telefon, Telefone; telephone, telephones
-        m, Regenschirm, Regenschirme; umbrella, umbrellas
         f, Fahne, Fahnen; flag, flags
-        f, Kerze, Kerzen; candle, candles
         f, Lampe, Lampen; lamp, lamps
-        m, Schlüssel, Schlüssel; key, keys
         f, Blume, Blumen; flower, flowers
     """),
     "container": nouns("""
@@ -500,7 +484,6 @@ NOUNS = {
         f, Flasche, Flaschen; bottle, bottles
         m, Rucksack, Rucksäcke; backpack, backpacks
         n, Paket, Pakete; package, packages
-        m, Kühlschrank, Kühlschränke; refrigerator, refrigerators
     """),
     "text": nouns("""
         n, Buch, Bücher; book, books
@@ -508,7 +491,6 @@ NOUNS = {
         m, Brief, Briefe; letter, letters
         n, Gedicht, Gedichte; poem, poems
         f, Geschichte, Geschichten; story, stories
-        f, Postkarte, Postkarten; postcard, postcards
     """),
     "instrument": nouns("""
         f, Gitarre, Gitarren; guitar, guitars
@@ -517,7 +499,6 @@ NOUNS = {
         f, Flöte, Flöten; flute, flutes
         n, Klavier, Klaviere; piano, pianos
         f, Trompete, Trompeten; trumpet, trumpets
-        f, Harfe, Harfen; harp, harps
     """),
     "vehicle": nouns("""
         n, Auto, Autos; car, cars
@@ -527,14 +508,11 @@ NOUNS = {
         m, Traktor, Traktoren; tractor, tractors
         m, Lastwagen, Lastwagen; truck, trucks
         n, Taxi, Taxis; taxi, taxis
-        f, Kutsche, Kutschen; carriage, carriages
     """),
     "building": nouns("""
         n, Haus, Häuser; house, houses
         m, Turm, Türme; tower, towers
         f, Brücke, Brücken; bridge, bridges
-        m, Zaun, Zäune; fence, fences
-        f, Mauer, Mauern; wall, walls
         f, Hütte, Hütten; hut, huts
         n, Schloss, Schlösser; castle, castles
         n, Zelt, Zelte; tent, tents
@@ -553,27 +531,24 @@ NOUNS = {
 
 PERSON_ADJECTIVES = adjectives("""
     jung = young, alt = old, müde/müd = tired, fröhlich = cheerful, traurig = sad, freundlich = friendly,
-    stark = strong, nett = nice, berühmt = famous, fleißig = diligent, hungrig = hungry, mutig = brave,
-    glücklich = happy, blond = blond, elegant = elegant, neugierig = curious, nervös = nervous, klug = clever
+    stark = strong, berühmt = famous, fleißig = diligent, hungrig = hungry, glücklich = happy, klug = clever
 """)
 ANIMAL_ADJECTIVES = adjectives("""
-    braun = brown, schwarz = black, weiß = white, wild = wild, grau = gray, hungrig = hungry,
-    müde/müd = tired, groß = big, klein = small, neugierig = curious, nass = wet, schnell = fast
+    braun = brown, schwarz = black, weiß = white, hungrig = hungry, müde/müd = tired,
+    groß = big, klein = small, alt = old, jung = young
 """)
-COLORS = "rot = red, blau = blue, grün = green, gelb = yellow, braun = brown, schwarz = black, weiß = white, grau = gray"
-THING_ADJECTIVES = adjectives(
-    COLORS
-    + """, groß = big, klein = small, neu = new, alt = old, schön = beautiful, teuer/teur = expensive,
-    billig = cheap, bunt = colorful, schmutzig = dirty"""
-)
+THING_ADJECTIVES = adjectives("""
+    rot = red, blau = blue, grün = green, gelb = yellow, braun = brown, schwarz = black, weiß = white,
+    groß = big, klein = small, neu = new, alt = old, schön = beautiful, teuer/teur = expensive
+""")
 FOOD_ADJECTIVES = adjectives("""
-    groß = big, klein = small, frisch = fresh, heiß = hot, kalt = cold, süß = sweet, lecker = delicious, billig = cheap
+    groß = big, klein = small, frisch = fresh, süß = sweet, teuer/teur = expensive
 """)
 TEXT_ADJECTIVES = adjectives("""
-    alt = old, neu = new, kurz = short, lang = long, lustig = funny, traurig = sad, schön = beautiful, berühmt = famous
+    alt = old, neu = new, schön = beautiful, berühmt = famous
 """)
 BUILDING_ADJECTIVES = adjectives("""
-    groß = big, klein = small, neu = new, alt = old, schön = beautiful, hoch/hoh = tall, modern = modern, dunkel/dunkl = dark
+    groß = big, klein = small, neu = new, alt = old, schön = beautiful, weiß = white
 """)
 ADJECTIVES = {
     "person": PERSON_ADJECTIVES,
@@ -589,22 +564,20 @@ ADJECTIVES = {
 # %%
 VERBS = {
     "transitive": verbs("""
-        tragen, trägt, getragen; wear, wearing, worn; clothes
-        waschen, wäscht, gewaschen; wash, washing, washed; clothes vehicle
-        an|probieren, probiert, anprobiert; try on, trying on, tried on; clothes
-        aus|ziehen, zieht, ausgezogen; take off, taking off, taken off; clothes
-        nähen, näht, genäht; sew, sewing, sewn; clothes
+        tragen, trägt, getragen; wear, wearing, worn; clothes!
+        waschen, wäscht, gewaschen; wash, washing, washed; clothes! vehicle
+        an|probieren, probiert, anprobiert; try on, trying on, tried on; clothes!
+        aus|ziehen, zieht, ausgezogen; take off, taking off, taken off; clothes!
         werfen, wirft, geworfen; throw, throwing, thrown; toy
         fangen, fängt, gefangen; catch, catching, caught; toy
         essen, isst, gegessen; eat, eating, eaten; food
         probieren, probiert, probiert; taste, tasting, tasted; food
         schneiden, schneidet, geschnitten; cut, cutting, cut; food
-        kaufen, kauft, gekauft; buy, buying, bought; food clothes text
-        verkaufen, verkauft, verkauft; sell, selling, sold; clothes food instrument
-        bestellen, bestellt, bestellt; order, ordering, ordered; food
+        kaufen, kauft, gekauft; buy, buying, bought; food clothes! text
+        verkaufen, verkauft, verkauft; sell, selling, sold; clothes! food instrument!
         suchen, sucht, gesucht; look for, looking for, looked for; tool container toy
-        finden, findet, gefunden; find, finding, found; toy tool container
-        halten, hält, gehalten; hold, holding, held; tool toy container instrument
+        verstecken, versteckt, versteckt; hide, hiding, hidden; toy tool container
+        halten, hält, gehalten; hold, holding, held; tool toy container instrument!
         auf|heben, hebt, aufgehoben; pick up, picking up, picked up; tool toy container
         hoch|heben, hebt, hochgehoben; lift, lifting, lifted; container toy
         weg|werfen, wirft, weggeworfen; throw away, throwing away, thrown away; toy tool text
@@ -612,25 +585,24 @@ VERBS = {
         aus|packen, packt, ausgepackt; unpack, unpacking, unpacked; container
         auf|machen, macht, aufgemacht; open, opening, opened; container
         zu|machen, macht, zugemacht; close, closing, closed; container
-        reparieren, repariert, repariert; repair, repairing, repaired; vehicle instrument furniture
+        reparieren, repariert, repariert; repair, repairing, repaired; vehicle instrument! furniture!
         schieben, schiebt, geschoben; push, pushing, pushed; vehicle
         ziehen, zieht, gezogen; pull, pulling, pulled; vehicle
         parken, parkt, geparkt; park, parking, parked; vehicle
-        steuern, steuert, gesteuert; steer, steering, steered; vehicle
         lesen, liest, gelesen; read, reading, read; text
         vor|lesen, liest, vorgelesen; read aloud, reading aloud, read aloud; text
         schreiben, schreibt, geschrieben; write, writing, written; text
-        stimmen, stimmt, gestimmt; tune, tuning, tuned; instrument
-        fotografieren, fotografiert, fotografiert; photograph, photographing, photographed; building animal vehicle
-        malen, malt, gemalt; paint, painting, painted; building animal furniture
-        an|sehen, sieht, angesehen; look at, looking at, looked at; building animal text
-        bauen, baut, gebaut; build, building, built; building furniture
+        stimmen, stimmt, gestimmt; tune, tuning, tuned; instrument!
+        fotografieren, fotografiert, fotografiert; photograph, photographing, photographed; building! animal vehicle
+        malen, malt, gemalt; paint, painting, painted; building! animal furniture!
+        an|sehen, sieht, angesehen; look at, looking at, looked at; building! animal text
+        bauen, baut, gebaut; build, building, built; building!
         besuchen, besucht, besucht; visit, visiting, visited; person
         umarmen, umarmt, umarmt; hug, hugging, hugged; person
         begrüßen, begrüßt, begrüßt; greet, greeting, greeted; person
         füttern, füttert, gefüttert; feed, feeding, fed; animal
         streicheln, streichelt, gestreichelt; pet, petting, petted; animal
-        putzen, putzt, geputzt; clean, cleaning, cleaned; furniture instrument
+        putzen, putzt, geputzt; clean, cleaning, cleaned; furniture! instrument!
     """),
     "dative": verbs("""
         helfen, hilft, geholfen; help, helping, helped; person
@@ -642,14 +614,14 @@ VERBS = {
     """),
     "giving": verbs("""
         geben, gibt, gegeben; give, giving, given; toy food tool
-        zeigen, zeigt, gezeigt; show, showing, shown; tool text container clothes
+        zeigen, zeigt, gezeigt; show, showing, shown; tool text container clothes!
         bringen, bringt, gebracht; bring, bringing, brought; food tool
         leihen, leiht, geliehen; lend, lending, lent; tool text vehicle
         schicken, schickt, geschickt; send, sending, sent; text
     """),
     "playing": verbs("""
-        spielen, spielt, gespielt; play, playing, played; instrument
-        üben, übt, geübt; practice, practicing, practiced; instrument
+        spielen, spielt, gespielt; play, playing, played; instrument!
+        üben, übt, geübt; practice, practicing, practiced; instrument!
     """),
     "staying": verbs("""
         sitzen, sitzt, gesessen; sit, sitting, sat; person animal
@@ -675,11 +647,11 @@ VERBS = {
         eilen, eilt, *geeilt; hurry, hurrying, hurried; person
     """),
     "lying": verbs("""
-        liegen, liegt, gelegen; lie, lying, lain; toy tool text clothes
+        liegen, liegt, gelegen; lie, lying, lain; toy tool text clothes! food toy
         stehen, steht, gestanden; stand, standing, stood; container
     """),
     "laying": verbs("""
-        legen, legt, gelegt; lay, laying, laid; toy tool text clothes
+        legen, legt, gelegt; lay, laying, laid; toy tool text clothes! food
         stellen, stellt, gestellt; place, placing, placed; container
     """),
 }
@@ -757,7 +729,12 @@ MANNERS = {
     ),
     "staying": (("noch", "still"), ("wieder", "again"), ("oft", "often"), ("endlich", "finally")),
 }
-MOODS = ("müde", "fröhlich", "traurig", "hungrig", "glücklich", "neugierig", "nervös", "nass")
+CLASHES = {
+    *(("alt", noun) for noun in ("Kind", "Mädchen", "Junge", "Welpe")),
+    *(("jung", noun) for noun in ("Großmutter", "Großvater", "Welpe")),
+    *(("süß", noun) for noun in ("Wurst", "Suppe", "Tomate")),
+}
+MOODS = ("müde", "fröhlich", "traurig", "hungrig", "glücklich")
 INDOORS = ("Museum", "Supermarkt", "Keller", "Küche", "Schule", "Kirche", "Werkstatt", "Bibliothek",
     "Restaurant", "Krankenhaus", "Wohnzimmer", "Bühne", "Balkon", "Fenster", "Bahnsteig")  # fmt: skip
 OUTDOOR_PLACES = tuple(place for place in PLACES if place.noun.singular not in INDOORS)
@@ -786,8 +763,10 @@ QUANTITIES = {  # plural only: nominative, accusative, dative
     "einige": ("some", "einige", "einige", "einigen"),
     "mehrere": ("several", "mehrere", "mehrere", "mehreren"),
 }
-SINGULAR_DETERMINERS = ("ein", "ein", "ein", "der", "der", "dieser")
-PLURAL_DETERMINERS = ("der", "dieser", *QUANTITIES)
+WORDS_BEFORE = {
+    "singular": ("ein", "ein", "ein", "ein", "der", "dieser"),
+    "plural": ("der", "dieser", *QUANTITIES),
+}
 CONTRACTIONS = {"in dem": "im", "an dem": "am", "in das": "ins", "an das": "ans"}
 
 
@@ -889,7 +868,9 @@ AUXILIARIES = {  # German singular, plural; English singular, plural; which Engl
     "können": ("kann", "können", "can", "can", 0),
     "müssen": ("muss", "müssen", "must", "must", 0),
 }
-TENSES = ("present",) * 8 + ("perfect",) * 3 + ("wollen", "werden", "können", "müssen")
+TENSES = ("present",) * 3 + ("perfect",) * 4 + ("wollen", "werden", "können", "müssen")
+PRESENT = ("present",)
+PRESENT_OR_FUTURE = ("present", "present", "present", "werden")
 
 
 @dataclass(frozen=True)
@@ -970,23 +951,25 @@ class Dealer:
         """True with probability `share`."""
         return self.rng.random() < share
 
-    def phrase(self, group: str, case: str, adjective: float = 0.5) -> Phrase:
-        """A noun phrase about something of `group`."""
-        noun = self.deal(group, NOUNS[group])
-        plural = self.chance(0.3)
-        word = (
-            self.deal("plural determiner", PLURAL_DETERMINERS)
-            if plural
-            else self.deal("singular determiner", SINGULAR_DETERMINERS)
-        )
-        describe = self.chance(adjective)
-        adjective = self.deal(group + " adjective", ADJECTIVES[group]) if describe else None
+    def phrase(self, group: str, case: str, describe: float = 0.5) -> Phrase:
+        """A noun phrase about something of `group` (`clothes!`: never in the plural)."""
+        plural = not group.endswith("!") and self.chance(0.3)
+        group = group.rstrip("!")
+        noun = self.deal(f"{group} {case} {plural}", NOUNS[group])
+        number = "plural" if plural else "singular"
+        word = self.deal(f"{number} {case}", WORDS_BEFORE[number])
+        adjective = None
+        if self.chance(describe):
+            form = ending(word, case, "p" if plural else noun.gender)
+            adjective = self.deal(f"{group} adjective -{form}", ADJECTIVES[group])
+            if (adjective.base, noun.singular) in CLASHES:
+                adjective = None
         return noun_phrase(word, adjective, noun, case, plural)
 
-    def object(self, verb: Verb, case: str, adjective: float = 0.5) -> Phrase:
+    def object(self, verb: Verb, case: str, describe: float = 0.5) -> Phrase:
         """An object that suits the verb; the pair of the two is noted."""
         group = self.deal(verb.particle + verb.infinitive, verb.groups)
-        phrase = self.phrase(group, case, adjective)
+        phrase = self.phrase(group, case, describe)
         pair = (verb.particle + verb.infinitive, phrase.noun.singular)
         return replace(phrase, pairs=(*phrase.pairs, pair))
 
@@ -1004,6 +987,10 @@ class Dealer:
             english,
         )
 
+    def tense(self, verb: Verb, tenses: tuple[str, ...]) -> str:
+        """A tense: every verb gets its share of each."""
+        return self.deal(f"{verb.particle}{verb.infinitive} {tenses}", tenses)
+
     def manner(self, kind: str, tense: str) -> tuple[str, str]:
         """Sometimes, in the present tense, a word for how or when it is done."""
         if tense == "present" and self.chance(0.4):
@@ -1011,23 +998,26 @@ class Dealer:
         return "", ""
 
 
-def transitive(deal: Dealer, tense: str) -> Clause:
+def transitive(deal: Dealer, tenses: tuple[str, ...]) -> Clause:
     """`Der Mann kauft einen roten Hut`: an object in the accusative."""
     verb = deal.deal("transitive", VERBS["transitive"])
+    tense = deal.tense(verb, tenses)
     return Clause(
         deal.phrase("person", "nominative"), verb, tense, (deal.object(verb, "accusative", 0.6),)
     )
 
 
-def helping(deal: Dealer, tense: str) -> Clause:
+def helping(deal: Dealer, tenses: tuple[str, ...]) -> Clause:
     """`Das Mädchen hilft dem alten Mann`: verbs whose object is in the dative."""
     verb = deal.deal("dative", VERBS["dative"])
+    tense = deal.tense(verb, tenses)
     return Clause(deal.phrase("person", "nominative"), verb, tense, (deal.object(verb, "dative"),))
 
 
-def giving(deal: Dealer, tense: str) -> Clause:
+def giving(deal: Dealer, tenses: tuple[str, ...]) -> Clause:
     """`Die Frau gibt dem Kind einen Apfel`: to whom in the dative, then what in the accusative."""
     verb = deal.deal("giving", VERBS["giving"])
+    tense = deal.tense(verb, tenses)
     receiver = deal.phrase("person", "dative", 0.3)
     return Clause(
         deal.phrase("person", "nominative", 0.3),
@@ -1037,17 +1027,19 @@ def giving(deal: Dealer, tense: str) -> Clause:
     )
 
 
-def playing(deal: Dealer, tense: str) -> Clause:
+def playing(deal: Dealer, tenses: tuple[str, ...]) -> Clause:
     """`Der Musiker spielt auf einer alten Geige`: German plays on an instrument, English plays it."""
     verb = deal.deal("playing", VERBS["playing"])
+    tense = deal.tense(verb, tenses)
     thing = deal.object(verb, "dative", 0.6)
     on = Phrase("auf " + thing.german, thing.english, pairs=thing.pairs)
     return Clause(deal.phrase("person", "nominative"), verb, tense, (on,))
 
 
-def staying(deal: Dealer, tense: str) -> Clause:
+def staying(deal: Dealer, tenses: tuple[str, ...]) -> Clause:
     """`Zwei Kinder spielen im Park`: where, in the dative."""
     verb = deal.deal("staying", VERBS["staying"])
+    tense = deal.tense(verb, tenses)
     group = deal.deal("staying " + verb.particle + verb.infinitive, verb.groups)
     subject = deal.phrase(group, "nominative", 0.6)
     return Clause(
@@ -1055,9 +1047,10 @@ def staying(deal: Dealer, tense: str) -> Clause:
     )
 
 
-def moving(deal: Dealer, tense: str) -> Clause:
+def moving(deal: Dealer, tenses: tuple[str, ...]) -> Clause:
     """`Der Hund rennt in den Wald`: whither, in the accusative."""
     verb = deal.deal("moving", VERBS["moving"])
+    tense = deal.tense(verb, tenses)
     group = deal.deal("moving " + verb.particle + verb.infinitive, verb.groups)
     subject = deal.phrase(group, "nominative", 0.6)
     return Clause(
@@ -1065,47 +1058,61 @@ def moving(deal: Dealer, tense: str) -> Clause:
     )
 
 
-def lying(deal: Dealer, tense: str) -> Clause:
+def lying(deal: Dealer, tenses: tuple[str, ...]) -> Clause:
     """`Der Ball liegt unter dem Tisch`: where, in the dative."""
     verb = deal.deal("lying", VERBS["lying"])
     group = deal.deal("lying " + verb.infinitive, verb.groups)
-    return Clause(deal.phrase(group, "nominative", 0.6), verb, "present", (deal.spot("dative"),))
+    return Clause(deal.phrase(group, "nominative", 0.9), verb, "present", (deal.spot("dative"),))
 
 
-def laying(deal: Dealer, tense: str) -> Clause:
+def laying(deal: Dealer, tenses: tuple[str, ...]) -> Clause:
     """`Das Kind legt den Ball unter den Tisch`: whither, in the accusative."""
     verb = deal.deal("laying", VERBS["laying"])
+    tense = deal.tense(verb, tenses)
     middle = (deal.object(verb, "accusative", 0.3), deal.spot("accusative"))
     return Clause(deal.phrase("person", "nominative", 0.3), verb, tense, middle)
 
 
-CLAUSES = (transitive,) * 5 + (staying,) * 2 + (helping, giving, playing, moving, lying, laying)
-SHORT_CLAUSES = (transitive,) * 3 + (helping, staying, moving, lying)
+CLAUSES = (
+    (transitive,) * 4 + (staying,) * 3 + (lying,) * 3 + (helping, giving, playing, moving, laying)
+)
+SHORT_CLAUSES = (
+    transitive,
+    transitive,
+    transitive,
+    helping,
+    staying,
+    staying,
+    moving,
+    lying,
+    lying,
+)
 
 
 # %%
 def plain(deal: Dealer) -> tuple[str, str, tuple]:
     """One main clause."""
-    clause = deal.deal("clause", CLAUSES)(deal, deal.deal("tense", TENSES))
+    clause = deal.deal("clause", CLAUSES)(deal, TENSES)
     return verb_second(clause), english_clause(clause), clause.pairs
 
 
 def fronted(deal: Dealer) -> tuple[str, str, tuple]:
     """`Im Park liest eine Frau ein Buch`: a time or a place first, so the subject follows the verb."""
     build = deal.deal("fronted", (transitive, transitive, transitive, helping, giving, playing))
-    clause = build(deal, deal.deal("fronted tense", ("present", "present", "present", "werden")))
-    if deal.chance(0.6):
+    if deal.chance(0.5):
         where = deal.place("dative")
         front, english = where.german, where.english
+        clause = build(deal, TENSES)
     else:
         front, english = deal.deal("time", TIMES)
+        clause = build(deal, PRESENT_OR_FUTURE)
     return verb_second(clause, front), f"{english}, {english_clause(clause)}", clause.pairs
 
 
 def meanwhile(deal: Dealer) -> tuple[str, str, tuple]:
     """`..., während ...`, or the subordinate clause first: then the main clause begins with its verb."""
-    main = deal.deal("main", SHORT_CLAUSES)(deal, "present")
-    side = deal.deal("side", SHORT_CLAUSES)(deal, "present")
+    main = deal.deal("main", SHORT_CLAUSES)(deal, PRESENT)
+    side = deal.deal("side", SHORT_CLAUSES)(deal, PRESENT)
     pairs = main.pairs + side.pairs
     if deal.chance(0.4):
         german = verb_second(main, f"während {verb_last(side)},")
@@ -1116,7 +1123,7 @@ def meanwhile(deal: Dealer) -> tuple[str, str, tuple]:
 
 def because(deal: Dealer) -> tuple[str, str, tuple]:
     """`..., weil das Kind müde ist` or `..., weil der Mann einen Hut gekauft hat`."""
-    main = deal.deal("main", SHORT_CLAUSES)(deal, "present")
+    main = deal.deal("main", SHORT_CLAUSES)(deal, PRESENT)
     if deal.chance(0.5):
         group = deal.deal("because group", ("person", "person", "animal"))
         who = deal.phrase(group, "nominative", 0.0)
@@ -1126,7 +1133,7 @@ def because(deal: Dealer) -> tuple[str, str, tuple]:
         english = f"{who.english} {'are' if who.plural else 'is'} {how.english}"
         pairs = main.pairs
     else:
-        side = deal.deal("side", SHORT_CLAUSES)(deal, deal.deal("because tense", TENSES))
+        side = deal.deal("side", SHORT_CLAUSES)(deal, TENSES)
         german, english, pairs = verb_last(side), english_clause(side), main.pairs + side.pairs
     return f"{verb_second(main)}, weil {german}", f"{english_clause(main)} because {english}", pairs
 
@@ -1135,7 +1142,7 @@ def saying(deal: Dealer) -> tuple[str, str, tuple]:
     """`Der Koch glaubt, dass die Suppe ...`: a clause with dass."""
     one, many, english_one, english_many = deal.deal("saying", SAYING)
     who = deal.phrase("person", "nominative", 0.4)
-    side = deal.deal("side", SHORT_CLAUSES)(deal, deal.deal("saying tense", TENSES))
+    side = deal.deal("side", SHORT_CLAUSES)(deal, TENSES)
     german = f"{who.german} {many if who.plural else one}, dass {verb_last(side)}"
     english = (
         f"{who.english} {english_many if who.plural else english_one} that {english_clause(side)}"
@@ -1145,8 +1152,8 @@ def saying(deal: Dealer) -> tuple[str, str, tuple]:
 
 def relative(deal: Dealer) -> tuple[str, str, tuple]:
     """`Ein Mann, der einen roten Hut trägt, liest ein Buch`: the pronoun agrees, its verb stands last."""
-    main = deal.deal("relative main", (transitive, transitive, helping, playing))(deal, "present")
-    side = replace(transitive(deal, "present"), subject=main.subject)
+    main = deal.deal("relative main", (transitive, transitive, helping, playing))(deal, PRESENT)
+    side = replace(transitive(deal, PRESENT), subject=main.subject)
     plural, noun = main.subject.plural, main.subject.noun
     pronoun = determiner("der", "nominative", "p" if plural else noun.gender)
     subject = Phrase(
@@ -1163,9 +1170,9 @@ def relative(deal: Dealer) -> tuple[str, str, tuple]:
 def accompanied(deal: Dealer) -> tuple[str, str, tuple]:
     """`Eine Frau mit einem blauen Hut ...`: mit takes the dative."""
     build = deal.deal("accompanied", (transitive, transitive, helping, playing))
-    clause = build(deal, deal.deal("tense", TENSES))
-    group = deal.deal("with", ("clothes", "container", "tool", "instrument"))
-    thing = deal.phrase(group, "dative", 0.8)
+    clause = build(deal, TENSES)
+    group = deal.deal("with", ("clothes", "container", "tool"))
+    thing = deal.phrase(group + "!", "dative", 0.8)
     who = clause.subject
     subject = replace(
         who,
@@ -1178,7 +1185,7 @@ def accompanied(deal: Dealer) -> tuple[str, str, tuple]:
 
 
 SENTENCES = (
-    (plain,) * 5 + (fronted,) * 4 + (meanwhile, because, saying, relative, accompanied, accompanied)
+    (plain,) * 4 + (fronted,) * 3 + (because, saying, relative, accompanied) * 2 + (meanwhile,)
 )
 
 
@@ -1199,28 +1206,47 @@ SAMPLE_SIZES = {"train": 6000, "val": 300, "test": 400, "test_unseen": 300}
 def generate_sentences(seed: int) -> Iterator[tuple[str, str, bool]]:
     """German, English, and whether a held-out pair occurs; endless, no sentence of either language twice."""
     deal = Dealer(random.Random(seed))
-    seen = {"de": set(), "en": set()}
+    seen = set()
     while True:
         german, english, pairs = deal.deal("sentence", SENTENCES)(deal)
         german, english = finish(german), finish(english)
-        if not 5 <= len(german.split()) <= 14 or german in seen["de"] or english in seen["en"]:
+        if not 5 <= len(german.split()) <= 14 or german in seen or english in seen:
             continue
-        seen["de"].add(german)
-        seen["en"].add(english)
+        seen.update((german, english))
         yield german, english, any(is_held_out(pair) for pair in pairs)
+
+
+def caption_words(pair: tuple[str, str]) -> list[str]:
+    """The words of a sentence pair, lower case; German ones marked, so that `in` and `in` are two."""
+    german, english = (re.findall(r"\w+", text.lower()) for text in pair)
+    return ["de:" + word for word in german] + english
+
+
+def without_rare_words(pairs: list[tuple[str, str]], least: int = 11) -> list[tuple[str, str]]:
+    """The pairs whose every word occurs at least `least` times among the pairs that remain."""
+    split = [(pair, caption_words(pair)) for pair in pairs]
+    while True:
+        counts = Counter(word for _, found in split for word in found)
+        kept = [row for row in split if all(counts[word] >= least for word in row[1])]
+        if len(kept) == len(split):
+            return [pair for pair, _ in kept]
+        split = kept
 
 
 def sample_corpus(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     """Splits 'train', 'val', 'test', 'test_unseen' -> list of (german, english) sentence pairs."""
-    sentences = generate_sentences(seed)
-    known_splits = ["train", "val", "test"]
-    order = [name for name in known_splits for _ in range(SAMPLE_SIZES[name])]
-    random.Random(seed + 1).shuffle(order)
-    corpus = {name: [] for name in SAMPLE_SIZES}
-    while order or len(corpus["test_unseen"]) < SAMPLE_SIZES["test_unseen"]:
-        german, english, held_out = next(sentences)
-        if not held_out and order:
-            corpus[order.pop()].append((german, english))
-        elif held_out and len(corpus["test_unseen"]) < SAMPLE_SIZES["test_unseen"]:
-            corpus["test_unseen"].append((german, english))
+    total = sum(SAMPLE_SIZES[name] for name in ("train", "val", "test"))
+    known, held_out = [], []
+    for german, english, unseen in generate_sentences(seed):
+        (held_out if unseen else known).append((german, english))
+        if len(known) == total * 10 // 9:
+            break
+    known = without_rare_words(known)
+    corpus, start = {}, 0
+    for name in ("train", "val", "test"):
+        corpus[name] = known[start : start + SAMPLE_SIZES[name]]
+        start += SAMPLE_SIZES[name]
+    learned = {word for pair in corpus["train"] for word in caption_words(pair)}
+    understood = [pair for pair in held_out if learned.issuperset(caption_words(pair))]
+    corpus["test_unseen"] = understood[: SAMPLE_SIZES["test_unseen"]]
     return corpus
