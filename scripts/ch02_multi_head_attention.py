@@ -2,7 +2,6 @@
 # jupyter:
 #   jupytext:
 #     cell_metadata_filter: tags,-all
-#     formats: notebooks//ipynb,scripts//py:percent
 #     notebook_metadata_filter: kernelspec,jupytext,-jupytext.text_representation.jupytext_version
 #     text_representation:
 #       extension: .py
@@ -26,6 +25,32 @@
 # Shapes in all chapters: **B** batch, **S** source length (what is looked at), **T** target length (what looks), **D** `d_model`, **H** heads, **V** vocabulary. In this chapter also $d_k = D/H$, the width of one head.
 
 # %% tags=["bootstrap"]
+# Make this chapter at home: the series is in a folder above, installed, or gets cloned beside it.
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+here = Path(globals().get("__file__", "notebook")).resolve()
+beside = Path("from-attention-to-translation").resolve()
+specs = [finder.find_spec("scripts", None) for finder in sys.meta_path]
+installed = [Path(spec.origin).resolve().parents[1] for spec in specs if spec and spec.origin]
+homes = [*here.parents, *installed, beside]
+root = next((home for home in homes if (home / "scripts/ch01_attention.py").exists()), None)
+if root is None:
+    address = os.environ.get("SERIES_REPOSITORY", "").removeprefix("git+")
+    if not address:
+        raise SystemExit("Set SERIES_REPOSITORY to the series' address: git+https://… or git+file://…")
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", address, beside], check=True)
+    root = beside
+sys.path.insert(0, str(root))  # first, so that no other package named scripts shadows ours
+for name, module in list(sys.modules.items()):
+    if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
+        del sys.modules[name]
+if root == beside:
+    from scripts.first_cell import install_missing
+
+    install_missing()
 
 # %%
 import copy
@@ -376,7 +401,8 @@ titled(
         ]
     ),
     "Who depends on whom, under a causal mask",
-    "Does the output (row) depend on the input (column)? Only the first is the causal triangle.",
+    "Does the output (row) depend on the input (column)? Only the first picture is the causal "
+    "triangle.",
 )
 
 # %% [markdown]
@@ -528,12 +554,13 @@ assert cross_weights.shape == (1, 4, 6, 5)  # (B, H, T, S): rows are target, col
 assert (self_weights[..., 4] == 0).all() and (cross_weights[..., 4] == 0).all()  # padding
 assert (causal_weights.triu(1) == 0).all()  # the future
 
+look = {"domain": (0, 1), "cell": 32, "value_title": "weight"}
 titled(
     alt.hconcat(
-        heatmap(self_weights[0, 0], source, source, cell=38).properties(title="self"),
-        heatmap(causal_weights[0, 0], target, target, cell=38).properties(title="causal"),
-        heatmap(cross_weights[0, 0], target, source, cell=38).properties(title="cross"),
-    ).resolve_legend(color="independent"),
+        heatmap(self_weights[0, 0], source, source, **look).properties(title="self"),
+        heatmap(causal_weights[0, 0], target, target, **look).properties(title="causal"),
+        heatmap(cross_weights[0, 0], target, source, **look).properties(title="cross"),
+    ),
     "One layer, three uses",
     "Head 0, untrained. Rows look, columns are looked at. The padding's column is zero in the "
     "first and the last picture, the future is zero in the second.",
@@ -629,7 +656,7 @@ for length, mask, their_masks in cases.values():
     torch.testing.assert_close(torch.cat(grads[2:8:2]), expected[2])  # by W^Q, W^K, W^V
     torch.testing.assert_close(torch.cat(grads[3:8:2]), expected[3])  # by their biases
     torch.testing.assert_close(grads[8:], expected[4:])  # by W^O and its bias
-print(f"{len(cases)} cases agree, outputs, weights and gradients: {', '.join(cases)}")
+print(f"outputs, weights and gradients agree in {len(cases)} cases:", *cases, sep="\n  ")
 
 # %% [markdown]
 # **Pitfall.** Boolean masks mean opposite things in two corners of PyTorch. In `F.scaled_dot_product_attention`, and in this series, True means *may be seen*. In `nn.MultiheadAttention`, `key_padding_mask` and boolean `attn_mask`, True means *hidden*. Both accept the wrong one without a word.
@@ -696,7 +723,9 @@ torch.testing.assert_close(near[0], torch.full((6, 6), 1 / 6))  # slope 0: all a
 assert (near[1:, 0].diff(dim=-1) < 0).all()  # the first word: the farther, the less
 
 titled(
-    weight_panels({f"slope {s:g}": w for s, w in zip(slopes, near, strict=True)}, words, words),
+    weight_panels(
+        {f"slope {s:g}": w for s, w in zip(slopes, near, strict=True)}, words, words, cell=24
+    ),
     "The steeper the slope, the closer the look",
     "Weights of four heads whose keys are all equal, each with its own distance penalty.",
 )
@@ -786,12 +815,7 @@ spread = pd.DataFrame(
     columns=["S", "row sum", "dropout", "sign"],
 )
 titled(
-    lines(
-        spread[spread["sign"] > 0].assign(kept=spread["dropout"] + ", upper"),
-        "S",
-        "row sum",
-        "dropout",
-    )
+    lines(spread[spread["sign"] > 0], "S", "row sum", "dropout")
     + lines(spread[spread["sign"] < 0], "S", "row sum", "dropout"),
     "A map kept after dropout does not add up",
     "Typical range (one standard deviation on either side) of the sum of a uniform row of S "
@@ -917,11 +941,14 @@ heads = layer.attn[0]  # (H, T, S)
 q, k = split_heads(layer.project_query(x), 8), split_heads(layer.project_key(x), 8)
 score_spread = (q @ k.transpose(-2, -1) / math.sqrt(64)).std().item()
 assert abs(score_spread - 1 / 3) < 0.05
+typical = (heads > math.exp(-1 / 3) / 8) & (heads < math.exp(1 / 3) / 8)  # (H, T, S)
+assert typical.double().mean() > 0.65
 
 titled(
-    weight_panels({f"head {i}": w for i, w in enumerate(heads)}, eight_words, eight_words, cell=16),
+    weight_panels({f"head {i}": w for i, w in enumerate(heads)}, eight_words, eight_words, cell=18),
     "Eight heads that have learned nothing yet",
-    "Attention weights of an untrained layer. All are near 1/8 = 0.125, and no two heads agree.",
+    "Attention weights of an untrained layer. Most lie between 0.09 and 0.17, about "
+    "an eighth, and no two heads agree.",
 )
 
 # %% [markdown]
@@ -950,13 +977,13 @@ print(f"mean entropy {entropy.mean():.2f} of 1, mean correlation {off_diagonal.m
 #
 # ## What the paper did that we don't
 #
-# - The paper's formulas have no bias terms in the projections, and neither had its code. We keep them, as `nn.MultiheadAttention` does: 2,048 parameters out of a million in the base layer.
+# - The paper's formulas have no bias terms in the projections. We keep them, as `nn.MultiheadAttention` does: 2,048 parameters out of a million in the base layer.
 # - The paper lets keys and values have different widths $d_k$ and $d_v$. In all its models but those of Table 3's row B both are D/H, as here.
 #
 # ## Exercises
 #
 # 1. Set `project_query` and `project_key` to the same weights. Which matrix becomes symmetric, the scores or the weights? Check it.
-# 2. Write `split_heads` with one `einops`-like sentence in words, then with `x.view(B, T, H, d_k).permute(0, 2, 1, 3)`. Show that the strides are the same.
+# 2. Write `split_heads` with `x.view(B, T, H, d_k).permute(0, 2, 1, 3)`, and once more by slicing and `torch.stack`. Which of the two shares memory with `x`? How do the strides differ?
 # 3. Pass `subsequent_mask(6)[0]`, a mask with two axes, to the layer. Why does it work? For which B and S would a *padding* mask with two axes, (B, S), run and be wrong?
 # 4. Let D = 512 and H = 512. Each head has one feature. What can a head with $d_k = 1$ express as a map? (Think of the rank of $QK^{\top}$.)
 # 5. Set `layer.project_value.weight[:64]` and its bias to zero in an 8-head layer of width 512. Which head have you silenced? Show that its row of $W^O$ no longer matters.
