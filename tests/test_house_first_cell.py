@@ -13,8 +13,8 @@ from conftest import CHAPTERS, ROOT
 
 from scripts.first_cell import COMMAND_CHAPTERS, MARK, first_cell, repository, stamp
 
-SHOW = "import scripts.ch01_attention as ours\nprint(ours.__file__, ours.HELLO)\n"
-CHAPTER = f"# %% [markdown]\n# # Chapter 1\n\n{MARK}pass\n\n# %%\nHELLO = 'hello'\n{SHOW}"
+SHOW = "import scripts.ch01_attention as ours\n\nprint(ours.__file__, ours.HELLO)\n"
+CHAPTER = f'# %% [markdown]\n# # Chapter 1\n\n{MARK}pass\n\n# %%\nHELLO = "hello"\n{SHOW}'
 
 
 @pytest.fixture
@@ -145,6 +145,22 @@ def test_the_cell_leaves_imports_and_lowercase_names_only():
         assert not isinstance(node, (ast.FunctionDef, ast.ClassDef))
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             assert node.id.islower()
+
+
+def test_the_formatter_leaves_the_cell_as_it_is(tmp_path):
+    script = tmp_path / "chapter.py"
+    script.write_text(stamp(CHAPTER, COMMAND_CHAPTERS[0]), "utf-8")
+    for check in (["format", "--check"], ["check", "--extend-ignore=E402"]):
+        command = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *check,
+            "--config",
+            ROOT / "pyproject.toml",
+            script,
+        ]
+        subprocess.run(command, check=True)
 
 
 def test_stamping_twice_changes_nothing_and_keeps_the_rest():

@@ -1,0 +1,119 @@
+"""Notebooks and scripts are pairs; what is stored was executed; every chart is a picture."""
+
+import base64
+import functools
+import os
+import subprocess
+import sys
+
+import jupytext
+import nbformat
+import pytest
+from conftest import CHAPTERS, ROOT
+from jupytext.config import load_jupytext_configuration_file
+
+BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+STEMS = [path.stem for path in BOOKS]
+MOST_IGNORED = 12  # cells whose output nbval may ignore: timings, devices, progress bars
+VEGALITE = "application/vnd.vegalite.v5+json"
+
+
+@functools.cache
+def read(stem):
+    return nbformat.read(ROOT / f"notebooks/{stem}.ipynb", as_version=4)
+
+
+def code_cells(stem):
+    cells = (cell for cell in read(stem).cells if cell.cell_type == "code")
+    return [cell for cell in cells if cell.source.strip()]
+
+
+def outputs(stem):
+    return [(cell, output) for cell in code_cells(stem) for output in cell.outputs]
+
+
+def test_every_chapter_is_a_notebook_and_a_script():
+    assert [path.stem for path in CHAPTERS] == STEMS
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_the_pair_is_in_step(stem):
+    """`jupytext --test` passes on a drifted pair; so the notebook is converted and compared."""
+    config = load_jupytext_configuration_file(str(ROOT / "jupytext.toml"))
+    converted = jupytext.writes(read(stem), "py:percent", config=config)
+    script = (ROOT / f"scripts/{stem}.py").read_text("utf-8")
+    assert from_first_cell(converted) == from_first_cell(script), "run: make notebooks"
+
+
+def from_first_cell(script):
+    """A script without its header, which is jupytext's own."""
+    return script[script.index("# %%") :].splitlines()
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_code_cell_was_executed_in_order(stem):
+    """nbval runs a cell without an execution count, but does not compare it."""
+    counts = [cell.execution_count for cell in code_cells(stem)]
+    assert counts == list(range(1, len(counts) + 1)), "run: make notebooks"
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_no_output_is_an_error_or_a_remote_script(stem):
+    for cell, output in outputs(stem):
+        assert output.output_type != "error", cell.source
+        html = str(output.get("data", {}).get("text/html", ""))
+        assert "<script" not in html and "http" not in html, cell.source
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_chart_is_a_picture_with_title_and_caption(stem):
+    charts = [o.data for _, o in outputs(stem) if any("vegalite" in k for k in o.get("data", {}))]
+    for data in charts:
+        assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+        title = data[VEGALITE]["title"]
+        assert title["text"] and title["subtitle"]
+        assert sum(map(len, data[VEGALITE].get("datasets", {}).values())) <= 5_000
+    assert charts, "a chapter without a picture"
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_outputs_name_no_machine(stem):
+    for cell, output in outputs(stem):
+        data = output.get("data", {})
+        text = f"{output.get('text', '')}{data.get('text/plain', '')}{data.get('text/html', '')}"
+        for trace in ("/home/", "/root/", "/Users/", str(ROOT)):
+            assert trace not in text, cell.source
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_the_notebook_is_small(stem):
+    assert (ROOT / f"notebooks/{stem}.ipynb").stat().st_size < 3 * 2**20
+
+
+def test_few_outputs_are_ignored():
+    marked = [
+        (stem, cell.source.splitlines()[0])
+        for stem in STEMS
+        for cell in code_cells(stem)
+        if "NBVAL_" in cell.source or "nbval-" in str(cell.metadata.get("tags"))
+    ]
+    assert all(line == "# NBVAL_IGNORE_OUTPUT" for _, line in marked), marked
+    assert len(marked) <= MOST_IGNORED, marked
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_the_script_runs_headless(path, tmp_path):
+    """No display, no question, no network beyond it, no chart drawn: exit code 0."""
+    hidden = ("DISPLAY", "WAYLAND_DISPLAY", "MULTI30K_DIR", "PYTHONPATH", "RANK")
+    clean = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        env=clean | {"MPLBACKEND": "Agg", "CUDA_VISIBLE_DEVICES": ""},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not list(tmp_path.iterdir()), "a show leaves files in the working directory"
