@@ -1,0 +1,177 @@
+"""Chapter 3: embeddings, sinusoids and their properties, learned positions, and order."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from scripts.ch01_attention import subsequent_mask
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
+from scripts.ch03_embeddings_and_positions import (
+    MAX_LEN,
+    Embeddings,
+    KeepsTable,
+    LearnedPositions,
+    PositionalEncoding,
+    equivariance_gap,
+    shift_error,
+    shift_matrix,
+    sinusoids,
+    sinusoids_by_slices,
+    small_table,
+    table_parameters,
+)
+from scripts.ch04_encoder_decoder import make_model
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("width", [None, 16, 5])
+def test_embedding_is_one_hot_times_table_times_root_of_d(width):
+    embed = Embeddings(16, 50, width)
+    ids = torch.randint(50, (2, 7))
+    table = embed.lut.weight if width in (None, 16) else embed.lut.weight @ embed.widen.weight.T
+    torch.testing.assert_close(embed(ids), torch.eye(50)[ids] @ table * 4.0)
+    assert sum(p.numel() for p in embed.parameters()) == table_parameters(50, 16, width)
+    torch.testing.assert_close(embed(ids.int()), embed(ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bool, torch.int16])
+def test_ids_of_a_wrong_dtype_are_refused_by_name(dtype):
+    with pytest.raises(TypeError, match=f"int64 or int32, not {dtype}"):
+        Embeddings(8, 10)(torch.ones(1, 3).to(dtype))
+
+
+def test_root_of_d_puts_words_above_positions():
+    embed, ids = small_table(300, 512), torch.arange(300)
+    place = sinusoids(300, 512).norm(dim=-1)
+    torch.testing.assert_close(place, torch.full((300,), 16.0))  # √(512/2), exactly
+    assert embed(ids).norm(dim=-1).min() > place.max()
+    assert embed.lut(ids).norm(dim=-1).max() < place.min() / 10  # without the factor
+
+
+def test_sinusoids_equal_the_formula_in_numpy():
+    d, pos = 12, np.arange(300)[:, None]
+    angle = pos / 10_000 ** (2 * np.arange(d // 2) / d)
+    expected = np.zeros((300, d))
+    expected[:, 0::2], expected[:, 1::2] = np.sin(angle), np.cos(angle)
+    np.testing.assert_allclose(sinusoids(300, d).numpy(), expected, atol=1e-12)
+
+
+def test_sinusoids_are_precise_in_single_precision_too():
+    exact = sinusoids(5000, 64)
+    torch.set_default_dtype(torch.float32)
+    single = sinusoids(5000, 64)
+    assert single.dtype == torch.float32
+    assert (single.double() - exact).abs().max() < 1e-7  # rounding of the result, nothing more
+    careless = torch.sin(torch.arange(5000.0)[:, None] * 10_000.0 ** (-torch.arange(0, 64, 2) / 64))
+    assert (careless.double() - exact[:, 0::2]).abs().max() > 1e-5
+
+
+def test_a_shift_is_one_rotation_for_all_positions():
+    table, eye = sinusoids(100, 24), torch.eye(24)
+    for k in (1, 7, 40):
+        turn = shift_matrix(k, 24)
+        torch.testing.assert_close(table[:-k] @ turn.T, table[k:])
+        torch.testing.assert_close(turn @ turn.T, eye)
+        torch.testing.assert_close(shift_matrix(-k, 24), turn.T)
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(table[:-k] @ turn, table[k:])  # the wrong way round
+    assert shift_error(sinusoids(200, 16), 3) < 1e-12
+    assert shift_error(torch.randn(200, 16), 3) > 0.7
+
+
+def test_dot_products_depend_on_distance_only():
+    gram = sinusoids(40, 32) @ sinusoids(40, 32).T
+    for distance in range(40):
+        assert np.ptp(gram.diagonal(distance).numpy()) < 1e-12
+    torch.testing.assert_close(gram, gram.T)
+    learned = LearnedPositions(32).pe[:40].detach()
+    assert np.ptp((learned @ learned.T).diagonal(1).numpy()) > 1e-4
+
+
+def encoder_without_positions():
+    model = make_model(10, 10, N=2, d_model=16, d_ff=32, h=4, dropout=0.0)
+    return model.encoder
+
+
+def test_without_positions_attention_and_encoder_are_permutation_equivariant():
+    x, places = torch.randn(5, 16), sinusoids(5, 16)
+    attend = MultiHeadedAttention(4, 16, dropout=0.0)
+    encoder = encoder_without_positions()
+    assert equivariance_gap(lambda x: attend(x, x, x), x) < 1e-12
+    assert equivariance_gap(encoder, x) < 1e-12
+    assert equivariance_gap(lambda x: encoder(x + places), x) > 0.01
+    assert equivariance_gap(lambda x: attend(x, x, x, subsequent_mask(5)), x) > 0.01
+
+
+@pytest.mark.parametrize("kind", [PositionalEncoding, LearnedPositions])
+def test_positions_one_at_a_time_equal_all_at_once(kind):
+    add = kind(8, dropout=0.0, max_len=12)
+    x = torch.randn(2, 12, 8)
+    whole = add(x)
+    steps = [add(x[:, t : t + 1], start=t) for t in range(12)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole)
+    torch.testing.assert_close(whole - x, add.pe.detach().expand(2, -1, -1))
+
+
+@pytest.mark.parametrize("kind", [PositionalEncoding, LearnedPositions])
+def test_over_long_input_is_refused_even_where_it_would_broadcast(kind):
+    add = kind(8, dropout=0.0)
+    add(torch.zeros(1, MAX_LEN, 8))
+    with pytest.raises(ValueError, match="257 tokens is longer than the maximum of 256"):
+        add(torch.zeros(1, MAX_LEN + 1, 8))
+    two = torch.zeros(1, 2, 8)
+    unguarded = two + add.pe[255:257]  # one row left, and it broadcasts: no error, one position
+    assert torch.equal(unguarded[0, 0], unguarded[0, 1])
+    with pytest.raises(ValueError, match="257 tokens"):
+        add(two, start=255)
+
+
+def test_sinusoids_are_a_buffer_and_learned_positions_a_parameter():
+    fixed, learned = PositionalEncoding(8), LearnedPositions(8)
+    assert not list(fixed.parameters()) and not fixed.state_dict()
+    assert fixed.to(torch.float32).pe.dtype == torch.float32
+    assert [name for name, _ in learned.named_parameters()] == ["pe"]
+    assert KeepsTable("plain attribute").to(torch.float32).pe.dtype == torch.float64  # left behind
+    longer = PositionalEncoding(8, max_len=512)
+    longer.load_state_dict(fixed.state_dict())  # another length is no obstacle
+
+
+def test_learned_positions_learn_only_where_tokens_stood():
+    add = LearnedPositions(8, dropout=0.0, max_len=20)
+    add(torch.randn(4, 6, 8)).square().sum().backward()
+    rows = add.pe.grad.abs().sum(-1)
+    assert (rows[:6] > 0).all() and (rows[6:] == 0).all()
+
+
+def test_dropout_acts_on_the_sum_in_training_only():
+    add = PositionalEncoding(64, dropout=0.5)
+    x = torch.randn(4, 50, 64)
+    dropped = (add(x) == 0).double().mean()
+    assert 0.4 < dropped < 0.6
+    torch.testing.assert_close(add.eval()(x), x + sinusoids(50, 64))
+
+
+@pytest.mark.parametrize("d_model", [3, 7, 513])
+def test_erratum_26_odd_width_gets_a_clear_error(d_model):
+    with pytest.raises(ValueError, match=f"even d_model, not {d_model}"):
+        sinusoids(10, d_model)
+    with pytest.raises(ValueError, match="even d_model"):
+        PositionalEncoding(d_model)
+    with pytest.raises(RuntimeError) as crash:  # the version by slices: sizes, not the cause
+        sinusoids_by_slices(10, d_model)
+    assert "d_model" not in str(crash.value)
+
+
+def test_the_fragile_version_is_right_for_even_widths():
+    torch.testing.assert_close(sinusoids_by_slices(30, 10), sinusoids(30, 10))
+    assert math.isclose(sinusoids(30, 10)[7, 3], math.cos(7 / 10_000**0.2))
