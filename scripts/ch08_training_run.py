@@ -170,8 +170,6 @@ class TrainConfig:
     """The run's folder: runs/NAME."""
     publish: str | None = None
     """Also save the model as models/PUBLISH and the record as results/PUBLISH.json."""
-    resume: bool = False
-    """Go on from runs/NAME/last.safetensors."""
 
 
 # %% [markdown]
@@ -567,7 +565,7 @@ with tempfile.TemporaryDirectory() as folder:
 class Training:
     """A run in progress: the model, and all that its next epoch depends on."""
 
-    def __init__(self, config: TrainConfig, data: TrainingData, folder: Path):
+    def __init__(self, config: TrainConfig, data: TrainingData, folder: Path, resume: bool = False):
         torch.manual_seed(config.seed)
         self.config, self.data, self.folder = config, data, folder
         self.device = pick_device(config.device)
@@ -578,7 +576,7 @@ class Training:
         # Adam with the paper's settings (§5.3). The schedule sets the rate itself: 1.0 × lr_at.
         parameters = [{"params": list(self.model.parameters()), "initial_lr": 1.0}]
         self.optimizer = torch.optim.Adam(parameters, lr=1.0, betas=(0.9, 0.98), eps=1e-9)
-        if config.resume:
+        if resume:
             self.restore()
         plans = (epoch_plan(config, data, epoch) for epoch in range(1, config.epochs + 1))
         total = sum(math.ceil(len(plan) / config.accumulate) for plan in plans)
@@ -638,7 +636,7 @@ class Training:
 def identity(config: TrainConfig) -> dict[str, Any]:
     """The settings that make a run the run it is: all but where it runs and where it writes."""
     kept = asdict(config)
-    for name in ("device", "name", "publish", "resume"):
+    for name in ("device", "name", "publish"):
         del kept[name]
     return kept
 
@@ -653,13 +651,15 @@ def write_log(folder: Path, history: list[dict[str, float]]) -> None:
 
 
 # %%
-def fit(config: TrainConfig, data: TrainingData, folder: Path) -> list[dict[str, float]]:
+def fit(
+    config: TrainConfig, data: TrainingData, folder: Path, resume: bool = False
+) -> list[dict[str, float]]:
     """Train as `config` says; return the history, a row an epoch.
 
-    `folder` gets the best model (by validation BLEU) and the last state. With `config.resume` the
-    run goes on after the last epoch saved, as if nothing had happened.
+    `folder` gets the best model (by validation BLEU) and the last state. With `resume` the run
+    goes on after the last epoch saved, as if nothing had happened.
     """
-    training = Training(config, data, folder)
+    training = Training(config, data, folder, resume)
     for epoch in range(len(training.history) + 1, config.epochs + 1):
         start = time.perf_counter()
         report = training.train_epoch(epoch)
@@ -702,11 +702,11 @@ with tempfile.TemporaryDirectory() as folder:
     interrupted.train_epoch(1)
     interrupted.keep(history[0])
     del interrupted  # the power fails
-    resumed = fit(replace(tiny, resume=True), few, broken)
+    resumed = fit(tiny, few, broken, resume=True)
 
     unbroken, mended = (load_tensors(run / "last.safetensors")[0] for run in (straight, broken))
     try:
-        fit(replace(tiny, resume=True, d_ff=128), few, broken)
+        fit(replace(tiny, d_ff=128), few, broken, resume=True)
     except ValueError as error:
         refused = str(error)
 
@@ -764,7 +764,9 @@ def make_record(
         {"source": source, "reference": reference, "translation": translation}
         for (source, reference), translation in zip(pairs[:10], translations[:10], strict=True)
     ]
-    command = shlex.join(["python", "scripts/ch08_training_run.py", *sys.argv[1:]])
+    # A resumed run is the run that was never interrupted, so its command is that one's.
+    options = [option for option in sys.argv[1:] if option != "--resume"]
+    command = shlex.join(["python", "scripts/ch08_training_run.py", *options])
     return {
         **provenance(command, device),
         "config": asdict(config),
@@ -842,38 +844,41 @@ def report(record: dict[str, Any]) -> str:
 
 
 # %%
-def parse_arguments(argv: Sequence[str] | None = None) -> TrainConfig:
-    """The command line to a TrainConfig: `--preset NAME`, then any field as an option.
+def option_parser(defaults: TrainConfig) -> Any:
+    """A parser of `--preset`, `--resume` and each field of TrainConfig, made from the dataclass."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(
+        prog="ch08_training_run.py",
+        description="Train a Transformer from German to English.",
+        exit_on_error=False,
+    )
+    parser.add_argument("--preset", default="small", help=", ".join(PRESETS))
+    parser.add_argument("--resume", action="store_true", help="Go on where runs/NAME stopped.")
+    parser.add_class_arguments(TrainConfig)
+    parser.set_defaults(asdict(defaults))
+    return parser
+
+
+# %%
+def parse_arguments(argv: Sequence[str] | None = None) -> tuple[TrainConfig, bool]:
+    """The command line to a TrainConfig, and whether to resume: a preset, then any field changed.
 
     Raises ValueError for what it does not understand.
     """
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    def parser() -> ArgumentParser:
-        made = ArgumentParser(
-            prog="ch08_training_run.py",
-            description="Train a Transformer from German to English.",
-            exit_on_error=False,
-        )
-        made.add_argument("--preset", default="small", help="sample, small or base")
-        made.add_class_arguments(TrainConfig, skip={"resume"})
-        made.add_argument(
-            "--resume", action="store_true", help="Go on from runs/NAME/last.safetensors."
-        )
-        return made
+    from jsonargparse import ArgumentError
 
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        preset = parser().parse_args(argv).preset
+        preset = option_parser(TrainConfig()).parse_args(argv).preset
         if preset not in PRESETS:
             raise ValueError(f"unknown preset {preset!r}: choose from {', '.join(PRESETS)}")
-        second = parser()
-        second.set_defaults(asdict(PRESETS[preset]))
-        chosen = second.parse_args(argv).as_dict()
+        chosen = option_parser(PRESETS[preset]).parse_args(argv).as_dict()
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    chosen.pop("preset")
-    return TrainConfig(**chosen)
+    del chosen["preset"]
+    resume = chosen.pop("resume")
+    return TrainConfig(**chosen), resume
 
 
 # %%
@@ -892,16 +897,16 @@ def writable(folder: Path) -> Path:
 
 
 # %%
-def run(config: TrainConfig) -> dict[str, Any]:
+def run(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
     """Train, test and record one configuration; the record is in runs/NAME and is returned."""
     device = pick_device(config.device)
+    data = prepare(config)
     folder = writable(ROOT / "runs" / config.name)
     if config.publish:
         writable(ROOT / "models" / config.publish)  # better told now than after the training
-    data = prepare(config)
     pairs, pieces = len(data.train), len(data.tokenizer)
     print(f"{config.corpus}: {pairs:,} training pairs, {pieces:,} BPE pieces, on {device}")
-    history = fit(config, data, folder)
+    history = fit(config, data, folder, resume)
     record = make_record(config, data, folder, history)
     save_record("record", record, folder)
     (folder / "README.md").write_text(model_card(record), encoding="utf-8")
@@ -914,7 +919,7 @@ def run(config: TrainConfig) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: train as asked and print BLEU and translations. Returns the exit code."""
     try:
-        print(report(run(parse_arguments(argv))))
+        print(report(run(*parse_arguments(argv))))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -925,8 +930,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 # %%
-chosen = parse_arguments(["--preset", "sample", "--epochs", "3"])
-assert chosen == replace(PRESETS["sample"], epochs=3)
+chosen, resume = parse_arguments(["--preset", "sample", "--epochs", "3"])
+assert not resume and chosen == replace(PRESETS["sample"], epochs=3)
 
 for mistake in (
     ["--preset", "smal"],
@@ -935,7 +940,7 @@ for mistake in (
     ["--device", "a toaster"],
 ):
     try:
-        pick_device(parse_arguments(mistake).device)
+        pick_device(parse_arguments(mistake)[0].device)
     except ValueError as error:
         print(error)
 

@@ -1,0 +1,275 @@
+"""Chapter 8: settings, checkpoints, resuming, records, and what a mistake gets."""
+
+import ast
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts import ch08_training_run as ch08
+from scripts.ch06_multi30k import load_corpus
+from scripts.checkpoints import load_tensors, save_tensors, weights
+from scripts.records import RESULTS, ROOT, load_record, sha256
+
+TINY = replace(
+    ch08.PRESETS["sample"],
+    layers=1,
+    d_model=16,
+    d_ff=32,
+    heads=2,
+    vocab=500,
+    dropout=0.1,
+    epochs=2,
+    warmup=10,
+    device="cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def data():
+    """A few hundred pairs, enough to train on for a second."""
+    whole = ch08.prepare(TINY)
+    val = whole.corpus["val"][:8]
+    corpus = {"val": val, "test": val, "test_unseen": val}
+    return ch08.TrainingData(corpus, whole.tokenizer, whole.train[:200], whole.val[:8])
+
+
+@pytest.fixture
+def untrained(data):
+    torch.manual_seed(0)
+    model = ch08.build_model(TINY, len(data.tokenizer)).eval()
+    return ch08.Trained(model, data.tokenizer, TINY)
+
+
+def test_presets_have_the_sizes_the_chapter_names():
+    small, base = ch08.PRESETS["small"], ch08.PRESETS["base"]
+    assert (small.d_model, small.layers, small.d_ff, small.heads, small.vocab) == (
+        256,
+        3,
+        1024,
+        8,
+        8192,
+    )
+    assert small.tie == "all"
+    assert (base.d_model, base.layers, base.d_ff, base.heads) == (512, 6, 2048, 8)
+    assert not base.norm_first and base.schedule == "inverse_sqrt"
+
+
+def test_every_field_is_an_option():
+    for name, value in asdict(TINY).items():
+        if name != "publish":
+            option = [f"--{name}", str(value).lower()]
+            chosen, resume = ch08.parse_arguments(["--preset", "base", *option])
+            assert getattr(chosen, name) == value and not resume
+    assert ch08.parse_arguments(["--publish", "x", "--resume"])[0].publish == "x"
+    assert ch08.parse_arguments(["--resume"])[1]
+
+
+def test_resuming_equals_never_stopping(data, tmp_path):
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    straight.mkdir()
+    broken.mkdir()
+    history = ch08.fit(TINY, data, straight)
+    first = ch08.Training(TINY, data, broken)
+    first.train_epoch(1)
+    first.keep(history[0])
+    torch.manual_seed(12345)  # what happens between two sessions must not matter
+    ch08.fit(TINY, data, broken, resume=True)
+    one, other = (load_tensors(run / "last.safetensors")[0] for run in (straight, broken))
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+def test_the_best_model_is_kept_and_not_the_last(data, tmp_path):
+    training = ch08.Training(TINY, data, tmp_path)
+    row = {"epoch": 1, "val_bleu": 5.0}
+    training.keep(row)
+    best = sha256(tmp_path / "model.safetensors")
+    with torch.no_grad():
+        next(training.model.parameters()).add_(1.0)
+    training.keep(row | {"epoch": 2, "val_bleu": 4.0})
+    assert sha256(tmp_path / "model.safetensors") == best
+    training.keep(row | {"epoch": 3, "val_bleu": 6.0})
+    assert sha256(tmp_path / "model.safetensors") != best
+
+
+def test_accumulation_counts_optimizer_steps(data, tmp_path):
+    training = ch08.Training(replace(TINY, accumulate=3, max_tokens=256), data, tmp_path)
+    batches = len(ch08.epoch_plan(training.config, data, 1))
+    training.train_epoch(1)
+    assert training.state.steps == -(-batches // 3)
+    assert training.scheduler.last_epoch == training.state.steps
+    expected = training.lr_at(training.state.steps + 1)
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+def test_saved_models_load_as_they_were(untrained, tmp_path):
+    ch08.save_model(tmp_path, untrained)
+    loaded = ch08.load_model(tmp_path)
+    for name, tensor in weights(loaded.model).items():
+        assert tensor.equal(weights(untrained.model)[name].half().float())
+    assert loaded.model.src_embed[0].lut.weight is loaded.model.generator.proj.weight
+    sentence = "Ein Hund läuft über die Wiese."
+    assert loaded.tokenizer.encode(sentence) == untrained.tokenizer.encode(sentence)
+
+
+def test_translations_come_back_in_order():
+    trained = ch08.load_model(ROOT / "models" / "sample-de-en")
+    sentences = [german for german, _ in load_corpus("sample")["val"][:7]]
+    together = ch08.greedy_translate(trained, sentences, batch_size=3)
+    assert together == [ch08.greedy_translate(trained, [s])[0] for s in sentences]
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "foreign", "other configuration", "no config", "wrong config"]
+)
+def test_a_damaged_model_is_refused_in_one_line(untrained, tmp_path, damage):
+    ch08.save_model(tmp_path, untrained)
+    path = tmp_path / "model.safetensors"
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:500])
+    elif damage == "foreign":
+        path.write_text("not a checkpoint")
+    elif damage == "other configuration":
+        save_tensors(path, {"weight": torch.zeros(2)}, {})
+    elif damage == "no config":
+        (tmp_path / "config.json").unlink()
+    else:
+        (tmp_path / "config.json").write_text('{"layerz": 3}')
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        ch08.load_model(tmp_path)
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
+    training = ch08.Training(TINY, data, tmp_path)
+    training.keep({"epoch": 1, "val_bleu": 1.0})
+    with pytest.raises(ValueError, match="another configuration"):
+        ch08.Training(replace(TINY, d_ff=64), data, tmp_path, resume=True)
+    with pytest.raises(ValueError, match="another --lr"):
+        ch08.Training(replace(TINY, lr=1e-5), data, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (["--preset", "smal"], "unknown preset"),
+        (["--layerz", "3"], "layerz"),
+        (["--layers", "three"], "layers"),
+        (["--corpus", "wmt14"], "corpus"),
+        (["--device", "a toaster"], "unknown device"),
+        (["--preset", "sample", "--name", "/proc/nowhere"], "can't write"),
+        (["--preset", "sample", "--resume", "--name", "never-started"], "no checkpoint"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2(argv, word, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(ch08, "ROOT", tmp_path)
+    assert ch08.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and word in error
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_asking_for_a_gpu_without_one(capsys):
+    assert ch08.main(["--device", "cuda"]) == 2
+    assert "no usable GPU" in capsys.readouterr().err
+
+
+def test_averaging_identical_checkpoints_changes_nothing(untrained, tmp_path):
+    ch08.save_model(tmp_path, untrained)
+    path = tmp_path / "model.safetensors"
+    for name, mean in ch08.average_checkpoints([path] * 3).items():
+        torch.testing.assert_close(mean, load_tensors(path)[0][name].float())
+
+
+def test_averaging_is_the_mean(tmp_path):
+    paths = [tmp_path / f"{i}.safetensors" for i in range(4)]
+    values = torch.randn(4, 3, 2)
+    for path, value in zip(paths, values, strict=True):
+        save_tensors(path, {"w": value}, {})
+    torch.testing.assert_close(ch08.average_checkpoints(paths)["w"], values.mean(0))
+
+
+def test_erratum_25_training_runs_without_a_gpu(data, tmp_path, monkeypatch):
+    """A whole epoch on a machine whose CUDA calls all fail, as they do where there is no GPU."""
+
+    def no_gpu(*_):
+        raise RuntimeError("no NVIDIA driver on this machine")
+
+    monkeypatch.setattr(torch.cuda, "set_device", no_gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError):  # what an unconditional call does
+        torch.cuda.set_device(0)
+    history = ch08.fit(replace(TINY, epochs=1, device="auto"), data, tmp_path)
+    assert len(history) == 1 and (tmp_path / "model.safetensors").is_file()
+
+
+def test_the_whole_command_leaves_a_model_a_record_and_a_log(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ch08, "ROOT", tmp_path)
+    monkeypatch.setattr(ch08, "prepare", lambda config: data)
+    monkeypatch.setitem(ch08.PRESETS, "sample", replace(TINY, epochs=1, name="one"))
+    assert ch08.main(["--preset", "sample"]) == 0
+    printed = capsys.readouterr().out
+    assert "test: BLEU" in printed and "reference" in printed
+    folder = tmp_path / "runs" / "one"
+    record = load_record("record", folder)
+    assert record["weights_sha256"] == sha256(folder / "model.safetensors")
+    assert (folder / "log.csv").read_text().count("\n") == 2
+    again = ch08.evaluate(ch08.load_model(folder), data.corpus["test"])
+    assert again["bleu"] == record["test"]["test"]["bleu"]
+
+
+def shipped() -> list[str]:
+    return sorted(path.name for path in (ROOT / "models").iterdir())
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_model_is_the_one_on_record(name):
+    record, folder = load_record(name), ROOT / "models" / name
+    assert record["weights_sha256"] == sha256(folder / "model.safetensors")
+    assert asdict(ch08.load_model(folder).config) == record["config"]
+    assert (folder / "README.md").read_text("utf-8") == ch08.model_card(record)
+    limit = 2 if name == "sample-de-en" else 16
+    assert sum(path.stat().st_size for path in folder.iterdir()) < limit * 2**20
+
+
+def at_hand(corpus: str) -> bool:
+    return corpus == "sample" or bool(os.environ.get("MULTI30K_DIR"))
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_model_scores_what_its_record_says(name):
+    """Every test split again where the corpus is at hand; else the ten recorded translations."""
+    record, trained = load_record(name), ch08.load_model(ROOT / "models" / name)
+    if at_hand(trained.config.corpus):
+        corpus = load_corpus(trained.config.corpus)
+        for split, test in record["test"].items():
+            again = ch08.evaluate(trained, corpus[split])
+            assert again["bleu"] == pytest.approx(test["bleu"], abs=0.15), split
+            assert again["signature"] == test["signature"]
+    sources = [sample["source"] for sample in record["samples"]]
+    recorded = [sample["translation"] for sample in record["samples"]]
+    same = sum(map(str.__eq__, ch08.greedy_translate(trained, sources), recorded))
+    assert same >= 9  # another machine's rounding may tip one
+
+
+def test_the_records_hold_the_bars():
+    sample = load_record("sample-de-en")
+    assert sample["test"]["test"]["bleu"] >= 95
+    assert "test_unseen" in sample["test"]
+    if (RESULTS / "multi30k-de-en.json").is_file():
+        multi30k = load_record("multi30k-de-en")
+        assert multi30k["test"]["test_2016_flickr"]["bleu"] >= 37
+        assert "tok:13a" in multi30k["test"]["test_2016_flickr"]["signature"]
+        assert "case:mixed" in multi30k["test"]["test_2016_flickr"]["signature"]
+
+
+def test_nothing_is_unpickled():
+    """Neither a chapter nor its helpers call what can run code on loading."""
+    for path in Path(ROOT, "scripts").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called = ast.unparse(node.func)
+                assert called not in {"torch.load", "pickle.load", "pickle.loads"}, path.name
