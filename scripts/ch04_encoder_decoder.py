@@ -2,7 +2,6 @@
 # jupyter:
 #   jupytext:
 #     cell_metadata_filter: tags,-all
-#     formats: notebooks//ipynb,scripts//py:percent
 #     notebook_metadata_filter: kernelspec,jupytext,-jupytext.text_representation.jupytext_version
 #     text_representation:
 #       extension: .py
@@ -47,7 +46,7 @@ root = next((home for home in homes if (home / "scripts/ch01_attention.py").exis
 if root is None:
     address = os.environ.get("SERIES_REPOSITORY", "").removeprefix("git+")
     if not address:
-        raise SystemExit("Set SERIES_REPOSITORY to the series' address: git+https://… or git+file://…")
+        raise SystemExit("Set SERIES_REPOSITORY to the series' address, such as git+https://…")
     subprocess.run(["git", "clone", "--quiet", "--depth", "1", address, beside], check=True)
     root = beside
 sys.path.insert(0, str(root))  # first, so that no other package named scripts shadows ours
@@ -127,9 +126,8 @@ def stack_chart(N: int = 6) -> alt.TopLevelMixin:
             arrow((x, 28 + 34 * n), (x, 38 + 34 * n))
     box(100, top + 34, "memory (B, S, D)", "memory")
     arrow((100, top + 22), (100, top + 32))
-    arrow((180, top + 45), (260, top + 45))
     for n in range(1, N + 1):
-        arrow((260, top + 45), (260, 51 + 34 * n), (337, 51 + 34 * n))
+        arrow((180, top + 45), (260, top + 45), (260, 51 + 34 * n), (337, 51 + 34 * n))
     box(420, top + 34, "generator", "ids")
     box(420, top + 74, "logits (B, T, V)", "ids")
     arrow((420, top + 22), (420, top + 32))
@@ -245,7 +243,7 @@ titled(
 )
 
 # %% [markdown]
-# Each plain layer loses about half of the gradient, so that 24 layers leave less than a hundred-thousandth.
+# Each plain layer loses about half of the gradient, so that 24 layers leave about a millionth.
 # With residual connections nothing is lost. It even grows somewhat: that is what normalisation is for.
 #
 # ## LayerNorm
@@ -318,9 +316,14 @@ look = {
     "column_title": "feature",
 }
 titled(
-    heatmap(tokens, names, **look) | heatmap(normed, names, **look),
+    alt.hconcat(
+        *[
+            heatmap(values, names, **look).properties(title=alt.Title(name, fontSize=13))
+            for name, values in (("before", tokens), ("after", normed))
+        ]
+    ),
     "Before and after LayerNorm",
-    "Left: rows differ in level and in spread. Right: every row has mean 0 and variance 1; what is left is "
+    "Before: rows differ in level and in spread. After: every row has mean 0 and variance 1; what is left is "
     "the pattern inside the row.",
 )
 
@@ -722,8 +725,8 @@ assert first_connection["pre-norm"][1:4] == ["sublayer.0.norm", "self_attn", "su
 titled(
     wiring_chart(orders),
     "An encoder layer, both ways",
-    "Read from the bottom. At the right of each column runs the residual road. Post-norm: LayerNorm stands on the road. "
-    "Pre-norm: the road is free from bottom to top.",
+    "Read from the bottom. At the right of each column runs the residual road. Left, LayerNorm "
+    "stands on it; right, it is free from bottom to top.",
     wrap=60,
 )
 
@@ -947,7 +950,12 @@ def initialise(model: nn.Module) -> None:
 
 # %%
 def tie_weights(model: EncoderDecoder, tie: Literal["none", "decoder", "all"]) -> None:
-    """Share storage between the target embedding and the generator, and with "all" the source's too (§3.4)."""
+    """Share storage between the target embedding and the generator, and with "all" the source's too (§3.4).
+
+    Raises ValueError for another `tie`, or where "all" meets two vocabularies of different sizes.
+    """
+    if tie not in ("none", "decoder", "all"):
+        raise ValueError(f'tie must be "none", "decoder" or "all", not {tie!r}')
     if tie == "none":
         return
     source, target = model.src_embed[0].lut, model.tgt_embed[0].lut
@@ -981,8 +989,13 @@ def make_model(
 
     `dropout` reaches every dropout there is. `norm_first` chooses pre-norm. `tie` shares the
     embedding tables. `width` is the tables' own width where it differs from `d_model`.
+
+    Raises ValueError for sizes or choices that don't fit together.
     """
-    position = {"sinusoidal": PositionalEncoding, "learned": LearnedPositions}[positions]
+    kinds = {"sinusoidal": PositionalEncoding, "learned": LearnedPositions}
+    if positions not in kinds:
+        raise ValueError(f'positions must be "sinusoidal" or "learned", not {positions!r}')
+    position = kinds[positions]
     attn = MultiHeadedAttention(h, d_model, dropout)
     ff = PositionwiseFeedForward(d_model, d_ff, dropout)
     copied = copy.deepcopy
@@ -1220,7 +1233,7 @@ else:
 
 # %%
 STARTS: dict[str, Callable[[Tensor], object]] = {
-    "N(0, 1)": nn.init.normal_,
+    "N(0, 0.1²)": lambda w: nn.init.normal_(w, std=0.1),
     "N(0, 0.02²)": lambda w: nn.init.normal_(w, std=0.02),
     "PyTorch's default": lambda w: nn.init.kaiming_uniform_(w, a=math.sqrt(5)),
     "Xavier": nn.init.xavier_uniform_,
@@ -1243,8 +1256,8 @@ def scale_through(
 
 
 # %% [markdown]
-# **Predict.** At D = 512, one N(0, 1) matrix multiplies the scale by $\sqrt{512} ≈ 22.6$. PyTorch's default for `nn.Linear` has variance
-# $1/(3 n_\text{in})$. What is left after twelve?
+# **Predict.** At D = 512, one matrix with entries N(0, 0.1²) multiplies the scale by $0.1\sqrt{512} ≈ 2.26$. PyTorch's default for `nn.Linear` has variance
+# $1/(3 n_\text{in})$. What does each make of the scale in twelve steps?
 
 # %%
 scales = pd.DataFrame(
@@ -1255,7 +1268,7 @@ scales = pd.DataFrame(
     ]
 )
 after_twelve = scales[scales.matrices == 12].set_index("initialisation").scale
-assert after_twelve["N(0, 1)"] > 1e15
+assert abs(after_twelve["N(0, 0.1²)"] / (0.1 * 512**0.5) ** 12 - 1) < 0.3
 assert 0.5 < after_twelve["Xavier"] < 2
 assert abs(after_twelve["PyTorch's default"] / 3**-6 - 1) < 0.3  # √3 lost in each of twelve
 titled(
@@ -1269,8 +1282,8 @@ titled(
         log_y=True,
     ),
     "Xavier keeps the scale",
-    "Twelve random 512 × 512 matrices in a row (log scale). Only Xavier's line is flat; N(0, 1) gains a factor "
-    "of 22.6 a matrix, PyTorch's default loses a factor of 1.7.",
+    "Twelve random 512 × 512 matrices in a row (log scale). Only Xavier's line is flat; entries of size 0.1 gain "
+    "a factor of 2.26 a matrix, PyTorch's default loses a factor of 1.73.",
 )
 
 # %% [markdown]
@@ -1290,12 +1303,12 @@ def sublayer_shares(model: EncoderDecoder, src: Tensor) -> pd.DataFrame:
             added = sublayer(connection.norm(x))
         else:
             added = sublayer(x)
-        rows.append({"sublayer": where, "kind": name, "share": (added.std() / x.std()).item()})
+        rows.append({"layer": where, "kind": name, "share": (added.std() / x.std()).item()})
 
     with torch.no_grad():
         for number, layer in enumerate(model.encoder.layers):
             for i, name in enumerate(("self-attention", "feed-forward")):
-                where = 2 * number + i + 1
+                where = number + 1
                 hook = layer.sublayer[i].register_forward_pre_hook(
                     lambda c, inputs, name=name, where=where: note(c, inputs, name, where)
                 )
@@ -1329,7 +1342,7 @@ def share_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     panels = [
         lines(
             frame[frame.kind == kind],
-            "sublayer",
+            "layer",
             "share",
             "initialisation",
             y_title="size of what is added",
@@ -1493,7 +1506,7 @@ titled(
 # %% [markdown]
 # Post-norm: each layer's LayerNorm rescales the road, so that what the early layers contribute is divided again and again,
 # and the gradient with it: the decoder's last layer gets several times the gradient of its first. A large step in the
-# beginning then mostly moves the top. Pre-norm: the sum just grows, each layer's share of it gets smaller, and all layers
+# beginning then mostly moves the top. (The encoder is spared: all six decoder layers send it gradient.) Pre-norm: the sum just grows, each layer's share of it gets smaller, and all layers
 # get about the same gradient (Xiong et al., 2020, "On Layer Normalization in the Transformer Architecture").
 #
 # In practice: **pre-norm trains without warm-up, post-norm needs it** (a learning rate that rises slowly from 0: chapter 5), the more so
@@ -1633,10 +1646,11 @@ def count_chart() -> alt.TopLevelMixin:
         "base": (PAPER_VOCAB, 6, 512, 2048),
         "big": (PAPER_VOCAB, 6, 1024, 4096),
         "small, for Multi30k": (8192, 3, 256, 1024),
+        "small, not tied": (8192, 3, 256, 1024),
     }
     rows = []
     for name, size in sizes.items():
-        counts = parameters_by_hand(*size)
+        counts = parameters_by_hand(*size, tie="none" if "not tied" in name else "all")
         total = sum(counts.values())
         rows += [
             {"model": f"{name} ({total / 1e6:.1f} M)", "part": part, "share": n / total, "order": i}
@@ -1647,19 +1661,27 @@ def count_chart() -> alt.TopLevelMixin:
         alt.Chart(frame)
         .mark_bar(size=30)
         .encode(
-            x=alt.X("share:Q", title="share of the parameters", axis=alt.Axis(format="%")),
+            x=alt.X(
+                "share:Q",
+                title="share of the parameters",
+                axis=alt.Axis(format="%"),
+                scale=alt.Scale(domain=[0, 1]),
+            ),
             y=alt.Y("model:N", sort=None, title=None),
             color=alt.Color("part:N", sort=None, title=None, legend=alt.Legend(orient="bottom")),
             order="order:Q",
         )
-        .properties(width=460, height=150)
+        .properties(width=460, height=190)
     )
 
 
+not_tied = parameters_by_hand(8192, 3, 256, 1024, tie="none")
+assert not_tied["embeddings and generator"] > 0.5 * sum(not_tied.values())
 titled(
     count_chart(),
     "Where the numbers sit",
-    "The smaller the model, the larger the vocabulary's share: a reason to tie the tables. LayerNorm is too little to be seen.",
+    "Feed-forward takes the most, LayerNorm too little to be seen. Not tied, the three tables would be more than "
+    "half of the small model.",
 )
 
 # %% [markdown]
@@ -1906,8 +1928,9 @@ def padding_effect(
 
 
 # %%
+appended = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 effect = {
-    mask: [padding_effect(model, source, target, n, mask) for n in range(9)]
+    mask: [padding_effect(model, source, target, n, mask) for n in appended]
     for mask in (True, False)
 }
 assert max(effect[True]) < 1e-9
@@ -1916,7 +1939,7 @@ pads = pd.DataFrame(
     [
         {"pads": n, "masks": "with padding mask" if mask else "without", "change": round(change, 4)}
         for mask, changes in effect.items()
-        for n, change in enumerate(changes)
+        for n, change in zip(appended, changes, strict=True)
     ]
 )
 titled(
@@ -1994,11 +2017,11 @@ def rank_chart(probabilities: Tensor) -> alt.TopLevelMixin:
 
 
 next_word = logits[0, -1].softmax(-1)
-assert next_word.max() < 0.2
+assert next_word.max() < 20 / vocab
 titled(
     rank_chart(next_word),
     "An untrained model's next word",
-    "All thousand words from the likeliest to the least. None stands out by much; a trained model gives one word nearly everything.",
+    "All thousand words from the likeliest to the least. The likeliest has ten times its fair share; a trained model gives one word nearly everything.",
 )
 
 # %% [markdown]
