@@ -1,0 +1,96 @@
+"""Who tests the tests? A fault planted in a chapter must make that chapter's tests fail."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+# What is planted: the chapter, the text as it stands there (exactly once), and what replaces it.
+FAULTS = {
+    "attention is not scaled": (
+        "ch01",
+        "scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # (..., T, S)",
+        "scores = query @ key.transpose(-2, -1)",
+    ),
+    "the causal mask shows one future word": (
+        "ch01",
+        "return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()",
+        "return torch.ones(1, size, size, dtype=torch.bool, device=device).tril(1)",
+    ),
+    "a row with nothing to see becomes uniform": (
+        "ch01",
+        "    return weights.masked_fill(empty, 0.0)\n",
+        "    return weights\n",
+    ),
+    "LayerNorm takes the unbiased variance": (
+        "ch04",
+        "torch.var_mean(x, dim=-1, correction=0, keepdim=True)  # (..., 1) each",
+        "torch.var_mean(x, dim=-1, correction=1, keepdim=True)",
+    ),
+    "label smoothing spreads over V - 2": (
+        "ch05",
+        "spread = log_z - logits.mean(dim=-1)",
+        "spread = log_z - logits.sum(dim=-1) / (logits.size(-1) - 2)",
+    ),
+    "accumulation averages batches, not tokens": (
+        "ch05",
+        "(loss / report.tokens).backward()",
+        "(loss / batch.ntokens / len(group)).backward()",
+    ),
+    "the schedule lags a step": (
+        "ch05",
+        "return factor * model_size**-0.5 * min(step**-0.5, step * warmup**-1.5)",
+        "step = max(step - 1, 1)\n    return factor * model_size**-0.5 * min(step**-0.5, step * warmup**-1.5)",
+    ),
+    "beam search forgets whom a token continues": (
+        "ch09",
+        "ids = torch.cat((ids[chosen], ids.new_tensor(token).unsqueeze(1)), dim=1)",
+        "ids = torch.cat((ids, ids.new_tensor(token).unsqueeze(1)), dim=1)",
+    ),
+}
+CHAPTERS_AT_FAULT = sorted({chapter for chapter, _, _ in FAULTS.values()})
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    """The series again, with scripts and tests of its own to spoil."""
+    for name in ("scripts", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("models", "results", "notebooks"):
+        if (ROOT / name).is_dir():
+            (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def chapter_tests(chapter: str, *options: str, cwd: Path):
+    (tests,) = cwd.glob(f"tests/test_{chapter}_*.py")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", str(tests), "-x", "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, *options], cwd=cwd, env=plain, capture_output=True, text=True, timeout=900
+    )
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(name, copy):
+    chapter, right, wrong = FAULTS[name]
+    (script,) = copy.glob(f"scripts/{chapter}_*.py")
+    text = script.read_text("utf-8")
+    assert text.count(right) == 1, f"{script.name} has changed: say anew where this fault goes"
+    script.write_text(text.replace(right, wrong), "utf-8")
+    done = chapter_tests(chapter, cwd=copy)
+    assert done.returncode == 1, done.stdout[-2000:]  # 1: tests ran, and one failed
+    assert "1 failed" in done.stdout and "error" not in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS_AT_FAULT)
+def test_the_unspoiled_copy_is_sound(chapter, copy):
+    """The copy's tests are found and belong to the copy: what fails above, fails by its fault."""
+    done = chapter_tests(chapter, "--collect-only", cwd=copy)
+    assert done.returncode == 0, done.stdout[-2000:]
