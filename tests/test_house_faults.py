@@ -41,10 +41,10 @@ FAULTS = {
         "(loss / report.tokens).backward()",
         "(loss / batch.ntokens / len(group)).backward()",
     ),
-    "the schedule lags a step": (
+    "the schedule runs a step ahead": (
         "ch05",
-        "return factor * model_size**-0.5 * min(step**-0.5, step * warmup**-1.5)",
-        "step = max(step - 1, 1)\n    return factor * model_size**-0.5 * min(step**-0.5, step * warmup**-1.5)",
+        "min(step**-0.5, step * warmup**-1.5)",
+        "min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)",
     ),
     "beam search forgets whom a token continues": (
         "ch09",
