@@ -273,7 +273,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# > **Pitfall.** A training script that calls `torch.cuda.set_device` first and asks later runs on its author's machine and on no other. The mistake shows at once where there is no GPU: the script dies before its first batch. Our check: every function here takes its device as a value, and this notebook, which CI runs on a CPU, trains further down.
+# **Pitfall.** *No way without a GPU.* A training script that calls `torch.cuda.set_device` first and asks later runs on its author's machine and on no other. The mistake shows at once where there is no GPU: the script dies before its first batch. Our check: every function here takes its device as a value, and this notebook, which CI runs on a CPU, trains further down.
 
 # %% [markdown]
 # ## From a corpus to batches
@@ -335,7 +335,7 @@ print(f"{len(data.train):,} training pairs in {len(first)} batches an epoch")
 #
 # > **In short.** Small steps while the model knows nothing, large ones once it has a direction, small ones again to settle.
 #
-# [Chapter 5](ch05_training.ipynb) derived the paper's schedule, which falls as $1/\sqrt{t}$ and never ends. If the number of steps is known beforehand, a cosine that reaches zero at the end does better on a short run: the last steps are tiny, so the weights settle. Both are here; $t$ counts optimizer steps from 1.
+# [Chapter 5](ch05_training.ipynb) derived the paper's schedule, which falls as $1/\sqrt{t}$ and never ends. If the number of steps is known beforehand, one can also come down along a cosine that reaches zero at the end: the last steps are tiny, and the weights settle. Both are here (exercise 1 compares them); $t$ counts optimizer steps from 1.
 
 
 # %%
@@ -460,7 +460,7 @@ assert corpus_bleu([line.upper() for line in references], references, lowercase=
 print(perfect.signature)
 
 # %% [markdown]
-# > **Pitfall.** Choosing the checkpoint by validation *loss*. The loss punishes confidence, and after a few epochs it rises while translations still improve. On a corpus of this size the difference is two BLEU points or more. The run recorded at the end of this chapter lets you look: find the epoch with the lowest perplexity, and read its BLEU.
+# **Pitfall.** *Choosing the checkpoint by validation loss.* The loss asks about the next word of a perfect prefix, and it punishes a confident mistake without limit. A translation is built on the model's own prefix, and a confident model can translate well. So the two need not be at their best in the same epoch. Steer by the measure that you will report. The log of every run has both columns: compare.
 
 # %% [markdown]
 # ## What is kept
@@ -531,7 +531,7 @@ for before, after in zip(untrained.model.parameters(), loaded.model.parameters()
 # %% [markdown]
 # ### Averaging checkpoints
 #
-# The paper averages the weights of its last 5 or 20 checkpoints (§6.1). Late in training the weights circle a good point; their mean is nearer to it than any of them. Averaging copies of one checkpoint must change nothing, which makes a good check.
+# The paper averages the weights of its last 5 or 20 checkpoints (§6.1). The idea: late in training the weights wander around a good point, and the mean of several stops is nearer to it than each of them. Averaging copies of one checkpoint must change nothing, which makes a good check.
 
 
 # %%
@@ -1007,8 +1007,8 @@ score_table("sample-de-en")
 # ## What the paper did that we don't
 #
 # - It trained 100,000 steps on eight GPUs with 25,000 tokens a side in a batch. We take a few thousand steps of 2,048.
-# - It used post-norm with the inverse-square-root schedule. Our small preset is pre-norm with a cosine: on a short run it reaches the same place in fewer steps.
-# - It averaged its last checkpoints. `average_checkpoints` is here; its effect is measured in chapter 9's exercises.
+# - It used post-norm with the inverse-square-root schedule. Our small preset is pre-norm, which needs less warm-up (chapter 4), with a cosine.
+# - It averaged its last checkpoints. `average_checkpoints` is here; exercise 5 measures what it does.
 #
 # ## Exercises
 #
