@@ -79,6 +79,7 @@ override TEXT := $(value TEXT)
 override MODEL := $(value MODEL)
 export TEXT MODEL
 translate: setup  ## translate German: make translate TEXT="Ein Hund läuft." [MODEL=runs/NAME]
+	@test -n "$$TEXT" || { echo 'Say what to translate: make translate TEXT="Ein Hund läuft."'; exit 2; }
 	@printf '%s\n' "$$TEXT" | $(PY) scripts/ch09_decoding_and_bleu.py translate \
 	  $(if $(MODEL),--model "$$MODEL")
 
