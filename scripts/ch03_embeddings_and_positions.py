@@ -152,7 +152,7 @@ titled(
 # %%
 before = torch.tensor([2047, 2049, 5001, 30001])
 after = before.half().long()
-pd.DataFrame({"id": before, "after float16": after}, index=[""] * 4)
+pd.DataFrame({"id": before, "after float16": after}).set_index("id")
 
 # %% [markdown]
 # So `Embeddings` refuses what is not an integer, and names the type. An id outside the table is an `IndexError` of PyTorch's on the CPU (on a GPU it is a "device-side assert" that points at a later line: run it on the CPU to find it).
@@ -229,7 +229,14 @@ for d, kind, length in rows.itertuples(index=False):
     theory = {"word × √D": d**0.5, "position": (d / 2) ** 0.5, "word, unscaled": 1.0}[kind]
     assert abs(length / theory - 1) < 0.05
 titled(
-    lines(rows, "D", "length", "vector", log_x=True, log_y=True, points=True),
+    lines(rows, "D", "length", "vector", points=True).encode(
+        x=alt.X(
+            "D:Q",
+            scale=alt.Scale(type="log", base=2, domain=(16, 1024)),
+            axis=alt.Axis(values=list(sizes), format="d"),
+        ),
+        y=alt.Y("length:Q", scale=alt.Scale(type="log", domain=(0.8, 40))),
+    ),
     "Words and positions, before and after √D",
     "Length of a vector against the model's width. Unscaled, words stay at 1 while positions grow "
     "as √(D/2). Scaled, the word is always √2 times as long as its position.",
@@ -682,7 +689,7 @@ assert shift_error(torch.randn(200, 16), k=3) > 0.7
 
 # %%
 def clock_chart(positions: int, step: int) -> alt.FacetChart:
-    """Where three hands stand at each position; the lines join position p to p + step, p = 0, step, …"""
+    """Where three hands stand at each position; every `step`-th position carries its number."""
     table = sinusoids(positions, 16)
     points = pd.DataFrame(
         [
@@ -695,7 +702,7 @@ def clock_chart(positions: int, step: int) -> alt.FacetChart:
                 round(1.22 * table[pos, 2 * i].item(), 4),
                 round(1.22 * table[pos, 2 * i + 1].item(), 4),
             )
-            for i in (1, 2, 3)
+            for i in (0, 1, 2)
             for pos in range(positions)
         ],
         columns=["position", "label", "hand", "sin", "cos", "label x", "label y"],
@@ -708,7 +715,9 @@ def clock_chart(positions: int, step: int) -> alt.FacetChart:
         y=alt.Y("cos:Q", scale=scale, axis=axis),
         color=alt.Color("position:Q", scale=alt.Scale(scheme="viridis")),
     )
-    labels = base.mark_text().encode(x="label x:Q", y="label y:Q", text="label:N")
+    labels = base.mark_text().encode(
+        x=alt.X("label x:Q", title="sin"), y=alt.Y("label y:Q", title="cos"), text="label:N"
+    )
     return (
         alt.layer(dots, labels)
         .properties(width=190, height=190)
