@@ -19,7 +19,7 @@ VENV := .venv
 ENVIRONMENT := .venv/ready
 endif
 PY := $(VENV)/bin/python
-ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
@@ -33,7 +33,7 @@ setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; anew when 
 .venv/ready: requirements.txt
 	$(call SAY,making .venv with $(PYTHON) and installing requirements.txt (minutes the first time))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "$(PYTHON) is older than Python 3.11: name a newer one, make PYTHON=python3.12"; exit 1; }
+	  { echo "$(PYTHON) isn't Python 3.11 or newer: name one, make PYTHON=python3.12"; exit 1; }
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
