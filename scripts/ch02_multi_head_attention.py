@@ -40,7 +40,7 @@ root = next((home for home in homes if (home / "scripts/ch01_attention.py").exis
 if root is None:
     address = os.environ.get("SERIES_REPOSITORY", "").removeprefix("git+")
     if not address:
-        raise SystemExit("Set SERIES_REPOSITORY to the series' address: git+https://… or git+file://…")
+        raise SystemExit("Set SERIES_REPOSITORY to the series' address, such as git+https://…")
     subprocess.run(["git", "clone", "--quiet", "--depth", "1", address, beside], check=True)
     root = beside
 sys.path.insert(0, str(root))  # first, so that no other package named scripts shadows ours
