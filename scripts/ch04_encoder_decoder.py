@@ -518,12 +518,12 @@ for conv, linear in ((first, feed_forward.expand), (second, feed_forward.contrac
     torch.testing.assert_close(conv.bias.grad, linear.bias.grad)
 
 # %% [markdown]
-# Check 2: no position influences another. The tool for that measures, for each pair of positions, how strongly an output
-# position reacts to an input position (the norm of the block of the Jacobian). We shall use it again on the whole model.
+# Check 2: no position influences another. Chapter 1's `influence` said *whether* an output reacts to an input. Here is its
+# finer sister, which says *how strongly*: the norm of the Jacobian's block for each pair of positions.
 
 
 # %%
-def influence(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def influence_strength(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """How strongly output position t of `function` reacts to input position s: (T, S).
 
     x (1, S, D), function(x) (1, T, D); the norm of the Jacobian's block for each pair, by autograd.
@@ -540,9 +540,9 @@ torch.manual_seed(1)
 x = torch.randn(1, 6, 16)
 attend = MultiHeadedAttention(4, 16, dropout=0.0)
 maps = {
-    "feed-forward": influence(feed_forward, x),
-    "self-attention": influence(lambda x: attend(x, x, x), x),
-    "causal self-attention": influence(lambda x: attend(x, x, x, subsequent_mask(6)), x),
+    "feed-forward": influence_strength(feed_forward, x),
+    "self-attention": influence_strength(lambda x: attend(x, x, x), x),
+    "causal self-attention": influence_strength(lambda x: attend(x, x, x, subsequent_mask(6)), x),
 }
 off_diagonal, later = ~torch.eye(6, dtype=torch.bool), ~subsequent_mask(6)[0]
 assert (maps["feed-forward"][off_diagonal] == 0).all()
@@ -842,8 +842,10 @@ titled(
 # %%
 decoder_layer = DecoderLayer(16, *parts, dropout=0.0)
 causal = subsequent_mask(6)
-from_target = influence(lambda x: decoder_layer(x, memory, None, causal), x)  # (T, T)
-from_memory = influence(lambda memory: decoder_layer(x, memory, None, causal), memory)  # (T, S)
+from_target = influence_strength(lambda x: decoder_layer(x, memory, None, causal), x)  # (T, T)
+from_memory = influence_strength(
+    lambda memory: decoder_layer(x, memory, None, causal), memory
+)  # (T, S)
 assert (from_target[later] == 0).all() and (from_target[~later] > 0).all()
 assert (from_memory > 0).all()
 titled(
@@ -938,7 +940,7 @@ class EncoderDecoder(nn.Module):
 
 # %%
 def initialise(model: nn.Module) -> None:
-    """Xavier-uniform matrices, zero biases; embedding tables N(0, 1/√D), so that × √D gives 1."""
+    """Xavier-uniform matrices, zero biases; embedding tables of spread 1/√D, so that × √D gives 1."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -1055,8 +1057,8 @@ torch.testing.assert_close(model(src.int(), tgt.int()), model(src, tgt))  # int3
 # %% [markdown]
 # ### Dropout: all of it or none
 #
-# The paper drops entries in three kinds of places (§5.4): on each sublayer's output, on the sum of embedding and position;
-# its code also on attention weights and inside the feed-forward layer. `dropout=` must reach *every* one.
+# The paper drops entries in two kinds of places (§5.4): on each sublayer's output, and on the sum of embedding and position;
+# later versions of its code also on attention weights and inside the feed-forward layer. `dropout=` must reach *every* one.
 #
 # **Pitfall.** A factory passes `dropout` on to most parts and forgets the attention, which then keeps its own default of 0.1. Someone
 # who asks for `dropout=0.0`, to overfit one batch or to compare two implementations, gets a model that is still random in
@@ -1630,6 +1632,7 @@ def count_table(vocab: int = PAPER_VOCAB) -> pd.DataFrame:
 
 # %%
 counted = count_table()
+assert counted["in millions"].tolist() == [63.1, 214.3]
 assert (abs(counted["in millions"] / counted["paper, millions"] - 1) < 0.03).all()
 counted
 
@@ -1885,7 +1888,9 @@ def target_influence(model: EncoderDecoder, src: Tensor, tgt: Tensor, causal: bo
     """How the whole decoder's output at t reacts to the target embedding at s: (T, T)."""
     mask = subsequent_mask(tgt.size(1)) if causal else None
     memory = model.encode(src).detach()
-    return influence(lambda x: model.decoder(x, memory, None, mask), model.tgt_embed(tgt).detach())
+    return influence_strength(
+        lambda x: model.decoder(x, memory, None, mask), model.tgt_embed(tgt).detach()
+    )
 
 
 influences = {
@@ -2044,8 +2049,9 @@ titled(
 # - Its code (tensor2tensor) had no biases in the attention projections. §3.2.2 writes plain matrices too. PyTorch's attention has biases, and
 #   so do we, to be comparable.
 # - Its published *code* moved to pre-norm soon after the paper, whose text and figure say post-norm. Our default follows the text.
-# - The paper doesn't say how its matrices start; Xavier is our choice, as in most implementations.
-# - The paper drops attention weights and the feed-forward's inside in its code only; the text (§5.4) names sublayer outputs and embeddings.
+# - The paper doesn't say how its matrices start. Its code scaled them by the mean of inputs and outputs, which is what
+#   Xavier does.
+# - The paper drops attention weights and the feed-forward's inside only in later versions of its code; the text (§5.4) names sublayer outputs and embeddings.
 #   We drop in all four places, as `nn.Transformer` does.
 # - Its generator has no bias in the code. Ours has one, V numbers, starting at 0.
 #
@@ -2058,5 +2064,5 @@ titled(
 #    have noticed on fresh weights, without `scramble`?
 # 4. Write the parameter count for an encoder with F = 4D and see that it is close to $12 N D^2$. For which vocabulary does the tied
 #    table weigh as much as all layers of *base*?
-# 5. RMSNorm leaves out the mean and β. Write it, and measure how much `layer_signals` changes. (Chapter 13 comes back to it.)
+# 5. RMSNorm leaves out the mean and β. Write it, and measure how much `layer_signals` changes.
 # 6. Set `N=18` in the comparison of post-norm and pre-norm. By what factor does the decoder's gradient fade now?
