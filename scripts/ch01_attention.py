@@ -290,7 +290,7 @@ def mixture_chart(values: np.ndarray, outputs: np.ndarray, names: list[str]) -> 
         .mark_text(align="left", dx=8, dy=-9)
         .encode(text="word:N"),
         base.transform_filter("datum.what != 'value (in)'")
-        .mark_text(align="right", dx=-8, dy=5)
+        .mark_text(align="center", dy=16)
         .encode(text="word:N"),
     ).properties(width=250, height=250)
 
@@ -601,7 +601,7 @@ titled(
     mask_charts({"padding": pads, "causal": causal, "both, joined by &": both}, tokens),
     "Masks",
     "A padding mask hides columns. A causal mask hides what lies right of the diagonal. Joined, each "
-    "position sees the real words up to itself. The pads' own rows (the last two) stay open: we come to that.",
+    "position sees the real words up to itself. The pads' own rows stay open: we come to that.",
     wrap=100,
 )
 
