@@ -33,7 +33,8 @@ from pathlib import Path
 
 here = Path(globals().get("__file__", "notebook")).resolve()
 beside = Path("from-attention-to-translation").resolve()
-specs = [finder.find_spec("scripts", None) for finder in sys.meta_path]
+finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+specs = [finder.find_spec("scripts", None) for finder in finders]
 installed = [Path(spec.origin).resolve().parents[1] for spec in specs if spec and spec.origin]
 homes = [*here.parents, *installed, beside]
 root = next((home for home in homes if (home / "scripts/ch01_attention.py").exists()), None)
@@ -56,6 +57,9 @@ if root == beside:
 import math
 import os
 import platform
+import warnings
+
+warnings.filterwarnings("ignore", "IProgress")  # tqdm would like ipywidgets; its bars do without
 
 import altair as alt
 import pandas as pd
@@ -155,7 +159,7 @@ def recall_table(
     sizes: tuple[int, ...], lengths: tuple[int, ...], vocab: int = 1000, sentences: int = 40
 ) -> pd.DataFrame:
     """Recall against sentence length: one curve for each width of the state, and one for attention."""
-    found = []
+    found, flat = [], []
     for d in sizes:
         generator = torch.Generator().manual_seed(d)
         table = torch.randn(vocab, d, generator=generator)  # (V, D)
@@ -167,8 +171,8 @@ def recall_table(
             found.append({"memory": f"one vector, D = {d}", "words": length, "recall": share})
             if d == sizes[0]:
                 share = recall_by_attention(table, ids)
-                found.append({"memory": "a vector a word", "words": length, "recall": share})
-    return pd.DataFrame(found)
+                flat.append({"memory": "a vector a word", "words": length, "recall": share})
+    return pd.DataFrame(found + flat)
 
 
 # %%
@@ -176,13 +180,13 @@ recall = recall_table(sizes=(32, 128, 512), lengths=(1, 2, 4, 8, 16, 32, 64))
 curves = recall.pivot(index="words", columns="memory", values="recall")
 for d in (32, 128, 512):
     curve = curves[f"one vector, D = {d}"]
-    assert curve[1] == 1 and curve[64] < 0.5 and curve.is_monotonic_decreasing
-assert curves.loc[16].is_monotonic_increasing or curves.loc[16, "one vector, D = 32"] < 0.3
+    assert curve[1] == 1 and curve.is_monotonic_decreasing
+    assert abs(curve[d // 8] - 0.35) < 0.05  # with one word for every 8 numbers, a third is left
 assert (curves["a vector a word"] == 1).all()  # attention, with D = 32, forgets nothing
 
 titled(
     lines(
-        recall.sort_values(["memory", "words"]),
+        recall,
         "words",
         "recall",
         "memory",
@@ -193,11 +197,13 @@ titled(
     ),
     "One vector forgets; a vector for each word doesn't",
     "Share of words that can be read back. A wider state moves the fall to the right and doesn't stop it. "
-    "The flat line is attention over one 32-number vector a word.",
+    "The flat line: attention over one vector of 32 numbers a word.",
     wrap=78,
 )
 
 # %% [markdown]
+# The state of 128 numbers begins to err between 4 and 8 words. One four times as wide bears four times as many: the three curves pass 0.35 at 4, 16 and 64 words. So what counts is the share of numbers for each word, and with one vector that share shrinks as the sentence grows.
+#
 # A trained network packs its state more cleverly than ours, so its curve lies further right. But no cleverness turns a fixed number of numbers into a growing one. For a linear reader like ours this is a small proof: change the first word by any $\delta$ and the second by $-R\,\delta$, and the change is gone before the third word is read.
 
 # %%
@@ -218,7 +224,7 @@ answer = attention(question, one_sentence, one_sentence)[0]  # (B, 1, D)
 assert (attention(question, another, another)[0] - answer).abs().max() > 1e-3  # attention can
 
 # %% [markdown]
-# The trouble was seen in real translators: the quality of those of 2014 fell as sentences grew longer. Bahdanau, Cho and Bengio then let the decoder look back at *all* the encoder's states, and choose by learned weights where to look. The fall went away, and the choice was called attention. The recurrence stayed.
+# The trouble was seen in real translators: the quality of those of 2014 fell as sentences grew longer. Bahdanau, Cho and Bengio then let the decoder look back at *all* the encoder's states, and choose by learned weights where to look. The fall all but went away, and the choice was called attention. The recurrence stayed.
 #
 # **Time.** To know $h_{50}$ one must know $h_{49}$ first. The words of one sentence can't be read side by side, however many processors wait. That is the paper's main complaint in §1: it caps the speed of training just where sentences are long.
 #
@@ -395,13 +401,14 @@ def architecture_chart() -> alt.TopLevelMixin:
 titled(
     architecture_chart(),
     "The Transformer",
-    "Read each column from the bottom. The pale frames are layers: each stack has N of them, the paper's has 6. The line that "
-    "passes by a box is the residual road: what a box computes is added to what went in. The dark chips are masks: what a "
-    "row of attention may not look at (the causal one hides padding too). Drawn as in the paper, with LayerNorm after the addition.",
+    "Read each column from the bottom. A pale frame is a layer, and there are N of them, one upon the other. "
+    "Lines that pass by a box are residual roads. Dark chips are masks.",
     wrap=100,
 )
 
 # %% [markdown]
+# A stack has N layers; the paper has N = 6, the model below 2. The residual road carries what went into a box past it, and there what the box computed is added. A mask says what a row of attention may look at; the one that hides the future hides padding as well. LayerNorm stands after the addition, as in the paper; chapter 4 also offers it before.
+#
 # Three things are worth a second look.
 #
 # - **The same kind of box appears three times.** Self-attention, causal self-attention and cross-attention are one class. What differs is who asks, who is asked, and the mask.
@@ -458,7 +465,8 @@ assert len(rare) > 1 and sum(piece.startswith("▁") for piece in rare) == 1
 
 # %%
 embedded = model.src_embed(src)  # (B, S, D)
-D = embedded.size(-1)
+B, S, D = embedded.shape
+assert (D, len(tokenizer), model.encoder.layers[0].self_attn.h) == (128, 1000, 4)  # D, V, H
 by_hand = model.src_embed[0].lut.weight[src] * math.sqrt(D) + sinusoids(src.size(1), D)
 torch.testing.assert_close(embedded, by_hand)
 
@@ -475,7 +483,8 @@ titled(
         numbers=False,
     ).properties(height=24 * len(source_names)),
     "A sentence, as the model sees it",
-    "One row for each token, one column for each feature: the first 64 of D. The smooth stripes are the waves of the positions.",
+    "One row for each token, one column for each feature, the first 64 of D. No single column means anything to us: "
+    "what a token means is spread over all of them.",
     wrap=84,
 )
 
@@ -588,7 +597,8 @@ def word_weights(weights: Tensor, target: list[str], source: list[str]) -> Tenso
 # **Predict.** German says *hat einen Hammer mitgenommen*, has a hammer taken-along. When the model writes *taken* and *along*, where does it look? And when it goes on with *a hammer*?
 
 # %%
-weights = model.decoder.layers[-1].src_attn.attn[0].mean(dim=0)  # (T, S)
+attn = model.decoder.layers[-1].src_attn.attn  # (B, H, T, S)
+weights = attn[0].mean(dim=0)  # (T, S)
 target_names = [tokenizer.processor.id_to_piece(i) for i in written[0].tolist()]
 looks = word_weights(weights, target_names, source_names)
 english, german = words_of(target_names), words_of(source_names)
@@ -622,7 +632,7 @@ steps = [
     ("ids", "row numbers; </s> appended", "(B, S)", src.shape),
     ("vectors", "table row × √D + position", "(B, S, D)", embedded.shape),
     ("memory", "vectors in context", "(B, S, D)", memory.shape),
-    ("cross-attention", "who looks where, each head", "(B, H, T, S)", (1, 4, *weights.shape)),
+    ("cross-attention", "who looks where, each head", "(B, H, T, S)", attn.shape),
     ("probabilities", "for each token of V", "(B, T, V)", probabilities.shape),
     ("English ids", "the likeliest, one by one", "(B, T)", written.shape),
     ("English", tokenizer.decode(written[0].tolist()), "(characters,)", (len(reference),)),
