@@ -1,4 +1,4 @@
-"""Chapter 9: searches against brute force, BLEU against sacreBLEU, and the command with bad input."""
+"""Chapter 9: searches against brute force, BLEU against sacreBLEU, the command with bad input."""
 
 import dataclasses
 import io
@@ -16,8 +16,8 @@ from scripts.ch04_encoder_decoder import make_model
 from scripts.ch05_training import BOS, EOS, PAD, greedy_decode
 from scripts.ch06_multi30k import BPETokenizer, pad_rows, sample_corpus
 from scripts.ch08_training_run import (
-    Trained,
     TrainConfig,
+    Trained,
     average_checkpoints,
     build_model,
     corpus_bleu,
@@ -149,7 +149,7 @@ def test_tensors_search_as_the_plain_python_does(beam):
 
 
 def test_a_beam_that_keeps_only_the_best_k_loses_its_way():
-    """Were only K candidates kept, one that ends would cost a prefix: here "b", and the better text."""
+    """Were only K candidates kept, one that ends would cost a prefix: here "b", the better one."""
     table = {
         "<s>": {"</s>": 0.5, "a": 0.3, "b": 0.2},
         "a": {"</s>": 0.1, "x": 0.3, "y": 0.3, "z": 0.3},
