@@ -78,7 +78,7 @@ def torch_smoothing(logits, labels, smoothing):
     return loss(logits.flatten(0, -2), labels.flatten())
 
 
-# --- batches -----------------------------------------------------------------------------------
+# --- batches ---
 
 
 def test_batch_shifts_by_one_and_counts_real_labels():
@@ -111,7 +111,7 @@ def test_one_parallel_pass_equals_a_pass_for_each_prefix():
         torch.testing.assert_close(at_once[real, t], alone[real, -1])
 
 
-# --- label smoothing -----------------------------------------------------------------------------
+# --- label smoothing ---
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.35, 1.0])
@@ -155,7 +155,7 @@ def test_smoothed_loss_is_least_where_the_model_equals_the_target():
         assert abs(lowest - best_confidence(vocab, smoothing)) < 2e-3
 
 
-# --- optimizer, schedule, clipping -----------------------------------------------------------------
+# --- optimizer, schedule, clipping ---
 
 
 def test_adam_by_formula_equals_torch():
@@ -209,7 +209,7 @@ def test_erratum_12_steps_count_from_one():
             rate(step, 512)
 
 
-# --- accumulation ----------------------------------------------------------------------------------
+# --- accumulation ---
 
 
 def test_accumulated_gradient_is_that_of_the_full_batch():
@@ -251,7 +251,7 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before():
     torch.testing.assert_close(bounded, free * 0.1 / free.norm(), rtol=1e-4, atol=0)
 
 
-# --- the loop --------------------------------------------------------------------------------------
+# --- the loop ---
 
 
 def test_erratum_13_each_run_has_a_state_of_its_own():
@@ -296,7 +296,7 @@ def test_evaluation_switches_dropout_off_and_leaves_the_weights():
     assert torch.equal(before, parameters_to_vector(model.parameters()))
 
 
-# --- the copy task and greedy decoding --------------------------------------------------------------
+# --- the copy task and greedy decoding ---
 
 
 def test_copy_batches_are_copies_and_held_out_ones_are_never_trained_on():
@@ -345,7 +345,7 @@ def test_erratum_16_decoding_starts_where_training_started():
     assert exact_share(model, [batch], start_symbol=PAD) < 1.0  # the wrong start
 
 
-# --- a model that doesn't learn ------------------------------------------------------------------------
+# --- a model that doesn't learn ---
 
 
 def test_gradient_norms_find_what_is_cut_off():
@@ -357,7 +357,7 @@ def test_gradient_norms_find_what_is_cut_off():
     assert silent == {"source embedding", "encoder layer 1", "encoder layer 2"}
 
 
-# --- importing ---------------------------------------------------------------------------------------
+# --- importing ---
 
 
 def test_erratum_24_importing_the_chapter_runs_no_example(capsys, root):
