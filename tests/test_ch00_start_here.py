@@ -88,7 +88,7 @@ def test_the_picture_has_no_overlaps_and_its_words_fit():
             apart_x = a["x2"] <= b["x"] or b["x2"] <= a["x"]
             assert apart_x or a["y2"] <= b["y"] or b["y2"] <= a["y"], (a["name"], b["name"])
         assert 8 * len(a["name"]) <= a["x2"] - a["x"], a["name"]
-        assert 6.5 * len(a["note"]) <= a["x2"] - a["x"], a["note"]
+        assert 6 * len(a["note"]) <= a["x2"] - a["x"], a["note"]
     for text in labels:
         if text["style"] == "shape":
             inside = [

@@ -1,0 +1,202 @@
+"""README.md says what is so: its tables are those of the chapters, the records and the tests.
+
+`python tests/test_house_readme.py` writes the tables and docs/architecture.png anew.
+"""
+
+import functools
+import hashlib
+import json
+import re
+import struct
+import sys
+import zlib
+
+import pytest
+from conftest import CHAPTERS, ROOT
+
+README = ROOT / "README.md"
+PICTURE = ROOT / "docs" / "architecture.png"
+ERRATA = [*range(1, 21), *range(23, 29)]  # rows 21 and 22 belong to a chapter that is yet to come
+
+
+def opening(path):
+    """The text of the cell with a chapter's title, without the comment signs."""
+    cells = path.read_text("utf-8").split("\n# %%")
+    cell = next(cell for cell in cells if "\n# # Chapter " in cell)
+    return re.sub(r"^# ?", "", cell, flags=re.MULTILINE)
+
+
+def chapter_table():
+    lines = ["| chapter | read | run | script |", "|---|---|---|---|"]
+    for path in CHAPTERS:
+        text = opening(path)
+        number, title = re.search(r"^# Chapter (\d+) · (.+)$", text, re.MULTILINE).groups()
+        minutes = re.search(r"(\d+) minutes", text)
+        run = re.search(r"(?:to read[;,] (?:and )?|Running \| )(.+?)(?: to run| on a CPU)", text)
+        assert minutes and run, f"{path.stem}: how long it takes to read and to run isn't said"
+        lines.append(
+            f"| [{number} · {title}](notebooks/{path.stem}.ipynb) | {minutes[1]} min "
+            f"| {run[1]} | [script](scripts/{path.name}) |"
+        )
+    return "\n".join(lines)
+
+
+def records():
+    """The recorded trainings by name: those with scores on a test split."""
+    every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
+    return {name: record for name, record in sorted(every.items()) if is_training(record)}
+
+
+def is_training(record):
+    tests = record.get("test")
+    return isinstance(tests, dict) and all("bleu" in split for split in tests.values())
+
+
+def results_table():
+    found = records()
+    lines = ["| model | test set | BLEU | lower-cased | parameters | trained |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, record in found.items():
+        minutes = max(1, round(record["seconds"] / 60))
+        for split, test in record["test"].items():
+            lines.append(
+                f"| [{name}](results/{name}.json) | {split} | {test['bleu']:.1f} "
+                f"| {test['bleu_lowercased']:.1f} | {record['parameters'] / 1e6:.1f} M "
+                f"| {minutes} min, {record['device']} |"
+            )
+    lines += ["", "The commands that made them:", "", "```"]
+    lines += [record["command"] for record in found.values()] + ["```"]
+    signatures = {test["signature"] for r in found.values() for test in r["test"].values()}
+    lines += ["", "Signature: " + ", ".join(f"`{s}`" for s in sorted(signatures)) + "."]
+    return "\n".join(lines)
+
+
+BLOCKS = {"chapters": chapter_table, "results": results_table}
+
+
+def block(name, text):
+    """Where a generated block begins and ends: after its opening mark, before its closing one."""
+    begin = text.index("-->\n", text.index(f"<!-- {name}:")) + len("-->\n")
+    return begin, text.index(f"<!-- end of {name} -->")
+
+
+@functools.cache
+def erratum_tests():
+    """Row of the errata to the tests that check it: pairs of file and function."""
+    found = {}
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        for name, row in re.findall(
+            r"^def (test_erratum_(\d\d)_\w+)", path.read_text("utf-8"), re.M
+        ):
+            found.setdefault(int(row), []).append((f"tests/{path.name}", name))
+    return found
+
+
+def errata_rows(text):
+    """Rows of "Fixed here": number, chapter, the last cell."""
+    section = text.split("## Fixed here")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| .+ \| (\d+) \|(.*)\|$", section, re.MULTILINE)
+    return [(int(row), int(chapter), cell.strip()) for row, chapter, cell in rows]
+
+
+def named_test(row):
+    """The last cell of row `row`: its tests, each with a link to its file."""
+    return "<br>".join(f"[`{name}`]({file})" for file, name in erratum_tests().get(row, []))
+
+
+def chart_digest():
+    """The SHA-256 of what the picture shows: the chart's JSON."""
+    from scripts.ch00_start_here import architecture_chart
+
+    spec = json.dumps(architecture_chart().to_dict(), sort_keys=True)
+    return hashlib.sha256(spec.encode()).hexdigest()
+
+
+def picture_chunks(png):
+    """Kind and body of each chunk of a PNG file."""
+    at = 8
+    while at < len(png):
+        (size,) = struct.unpack(">I", png[at : at + 4])
+        yield png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
+        at += size + 12
+
+
+def write_picture():
+    """docs/architecture.png from chapter 0's chart, stamped with the chart's digest."""
+    import base64
+
+    from scripts.ch00_start_here import architecture_chart
+
+    data, _ = architecture_chart()._repr_mimebundle_()
+    png = base64.b64decode(data["image/png"])
+    body = b"tEXtchart\0" + chart_digest().encode()
+    stamp = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_bytes(png[:-12] + stamp + png[-12:])  # before the last chunk, IEND
+
+
+def refreshed(text):
+    """The README with its tables made anew."""
+    for name, make in BLOCKS.items():
+        begin, end = block(name, text)
+        text = text[:begin] + make() + "\n" + text[end:]
+    head, section = text.split("## Fixed here")
+    table, rest = section.split("\n## ", 1)
+    fill = lambda m: f"{m[1]} {named_test(int(m[2]))} |"  # noqa: E731
+    table = re.sub(r"^(\| (\d+) \| .+ \| \d+ \|).*\|$", fill, table, flags=re.MULTILINE)
+    return f"{head}## Fixed here{table}\n## {rest}"
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_the_tables_are_those_of_chapters_and_records(name):
+    text = README.read_text("utf-8")
+    begin, end = block(name, text)
+    assert text[begin:end].strip() == BLOCKS[name](), "run: python tests/test_house_readme.py"
+
+
+def test_every_shipped_model_has_its_result():
+    shipped = sorted(path.name for path in (ROOT / "models").iterdir() if path.is_dir())
+    text = README.read_text("utf-8")
+    assert shipped and all(f"(results/{name}.json)" in text for name in shipped)
+
+
+def test_fixed_here_has_every_row_and_every_row_its_test():
+    rows = errata_rows(README.read_text("utf-8"))
+    assert [row for row, _, _ in rows] == ERRATA
+    for row, chapter, cell in rows:
+        named = [(file, name) for name, file in re.findall(r"\[`(\w+)`\]\(([^)]+)\)", cell)]
+        assert named, f"erratum {row} names no test"
+        assert named == erratum_tests().get(row), "run: python tests/test_house_readme.py"
+        assert all(f"test_ch{chapter:02d}_" in file for file, _ in named), f"erratum {row}"
+
+
+def test_names_said_to_be_kept_are_there():
+    text = README.read_text("utf-8").split("at home here:")[1].split("have kept")[0]
+    names = re.findall(r"`(\w+)`", text)
+    code = "\n".join(path.read_text("utf-8") for path in CHAPTERS)
+    defined = set(re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE))
+    assert len(names) == 17 and not set(names) - defined
+
+
+def test_every_link_leads_somewhere():
+    for link in re.findall(r"\]\(([^)#]+)\)", README.read_text("utf-8")):
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+def test_every_task_named_is_one_of_the_makefile():
+    targets = set(re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make (\w+)", README.read_text("utf-8"), re.MULTILINE))
+    assert {"run", "test", "translate", "notebooks"} <= named <= targets
+
+
+def test_the_picture_is_the_chart_of_chapter_0():
+    png = PICTURE.read_bytes()
+    stamps = [body for kind, body in picture_chunks(png) if kind == b"tEXt"]
+    assert png.startswith(b"\x89PNG") and len(png) < 200_000
+    assert f"chart\0{chart_digest()}".encode() in stamps, "run: python tests/test_house_readme.py"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    write_picture()
+    README.write_text(refreshed(README.read_text("utf-8")), "utf-8")
