@@ -1519,7 +1519,7 @@ def curves_chart(curves: dict[str, list[float]], marks: dict[str, float]) -> alt
     frame = pd.DataFrame(marks.items(), columns=["mark", "height"]).round(4)
     base = alt.Chart(frame).encode(y="height:Q")
     rules = base.mark_rule(strokeDash=[4, 4], color=GREY)
-    names = base.mark_text(align="right", dy=-8, color=GREY).encode(text="mark:N", x=alt.value(475))
+    names = base.mark_text(align="right", dy=11, color=GREY).encode(text="mark:N", x=alt.value(475))
     return drawn + rules + names
 
 
