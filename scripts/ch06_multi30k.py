@@ -88,6 +88,8 @@ from scripts.ch05_training import BOS, EOS, PAD, UNK, Batch
 from scripts.charts import bars, heatmap, lines, titled
 from scripts.records import load_record, provenance, save_record
 
+pd.set_option("display.max_colwidth", None)  # show whole sentences
+
 # %% [markdown]
 # ## 1 · Two corpora behind one call
 #
@@ -675,7 +677,7 @@ SAYING = (
 
 # %%
 CASES = ("nominative", "accusative", "dative")
-DETERMINERS = {  # by (case): masculine, feminine, neuter, plural
+DETERMINERS = {  # a row a case: masculine, feminine, neuter, plural
     "der": (
         ("der", "die", "das", "die"),
         ("den", "die", "das", "die"),
@@ -1633,11 +1635,13 @@ examples = {
     "de": ["Der Mann, der lacht, trägt z.B. einen Hut.", "Wie geht's? Gut!"],
     "en": ["The man who's laughing doesn't wear a hat.", "He's from the U.S. (really)."],
 }
+cut = []
 for language, sentences in examples.items():
     for sentence in sentences:
         tokens = word_tokenizer(language)(sentence)
         assert "".join(tokens) == sentence.replace(" ", "")  # nothing lost, nothing added
-        print(" | ".join(tokens))
+        cut.append(" | ".join(tokens))
+print("\n".join(cut))
 
 # %% [markdown]
 # ## 5 · A vocabulary, from the training split alone
@@ -1920,8 +1924,8 @@ def vocabulary_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     return titled(
         chart,
         "More pieces, shorter sentences, with diminishing returns",
-        "Each doubling of V saves less than the one before. The sample corpus has few words, so "
-        "at V = 1,000 nearly all of them are single pieces; real text needs about 8,000.",
+        "Each doubling of V saves less than the one before. The sample corpus has few words: 1,500 "
+        "pieces bring it to 14 tokens a sentence, for which real text needs about 8,000.",
     )
 
 
@@ -2161,10 +2165,10 @@ assert abs(padding_share(lengths, few) - (1 - real_cells / total_cells)) < 1e-12
 #
 # - **fixed width**: every row padded to 72 tokens, as The Annotated Transformer's code does, while its text says that padding is minimal;
 # - **random order**: shuffle, cut into batches of equal count, pad each to its own longest row;
-# - **sorted**: order by length, then cut. Hardly any padding. But then every epoch has the same batches, and goes from short to long: the last thing that the model sees, every time, is long sentences;
+# - **sorted**: order by length, then cut. Little padding. But every epoch has the same batches, and goes from short to long: the last thing that the model sees, every time, is long sentences;
 # - **length buckets by tokens**: shuffle, sort by length, cut so that a batch holds so many *tokens* rather than so many sentences, then shuffle the batches.
 #
-# The last is what the paper does, with about 25,000 source and 25,000 target tokens in a batch (§5.1). Short sentences come in batches of many rows and long ones in batches of few, so that all batches cost about the same.
+# Batches of so many tokens, from pairs of similar length, are what the paper uses, with about 25,000 source and 25,000 target tokens in a batch (§5.1). Short sentences come in batches of many rows and long ones in batches of few, so that all batches cost about the same.
 
 
 # %%
@@ -2258,8 +2262,8 @@ def padding_chart(tables: dict[str, dict[str, float]]) -> alt.TopLevelMixin:
     return titled(
         alt.vconcat(*panels, spacing=24),
         "What the machine computes for nothing",
-        "Padding to a fixed width wastes most of the work. Shuffling wastes a third. Putting equal "
-        "lengths together wastes almost nothing, and buckets keep the batches random.",
+        "A fixed width wastes most of the work, and random order more than half of it on real "
+        "captions. Equal lengths together waste little, and buckets keep the batches random.",
     )
 
 
@@ -2272,7 +2276,7 @@ for table in padding.values():
 padding_chart(padding)
 
 # %% [markdown]
-# **Picture.** The same 16 rows' worth of target side, as the machine sees it: on the left a batch in random order, on the right one from a bucket.
+# **Picture.** The target side of two batches, 16 rows each, as the machine sees it: on the left in random order, on the right from a bucket.
 
 
 # %%
@@ -2400,7 +2404,7 @@ def record_multi30k() -> None:
 # - The vocabulary and the subword model are built from the training split alone. Otherwise the test set can't tell what is unknown.
 # - Byte-pair encoding gives an open vocabulary of a size that you choose. Choose the special ids as well.
 # - Cut a long sentence first, then end it with `</s>`.
-# - Batch by tokens, in buckets of similar length: same gradients' worth of sentences, a fraction of the padding.
+# - Batch by tokens, in buckets of similar length: the same sentences, a fraction of the padding.
 #
 # ## What the paper did that we don't
 #
