@@ -1126,7 +1126,8 @@ def run_epoch(
             state.sentences += sum(batch.src.size(0) for batch in group)
             state.tokens += report.tokens
         if progress is not None:
-            progress.set_postfix(loss=f"{total.loss_per_token:.3f}", ppl=f"{total.perplexity:.1f}")
+            now = {"loss": f"{total.loss_per_token:.3f}", "ppl": f"{total.perplexity:.1f}"}
+            progress.set_postfix(now, refresh=False)  # shown with the next update
             progress.update(len(group))
     return total
 
