@@ -68,6 +68,11 @@ def results_table():
     lines += [record["command"] for record in found.values()] + ["```"]
     signatures = {test["signature"] for r in found.values() for test in r["test"].values()}
     lines += ["", "Signature: " + ", ".join(f"`{s}`" for s in sorted(signatures)) + "."]
+    name, record = next(iter(found.items()))
+    lines += ["", f"The first of the test set, as `{name}` translates them:", ""]
+    lines += ["| German | reference | translation |", "|---|---|---|"]
+    parts = ("source", "reference", "translation")
+    lines += [f"| {' | '.join(pair[part] for part in parts)} |" for pair in record["samples"][:3]]
     return "\n".join(lines)
 
 
@@ -176,6 +181,17 @@ def test_names_said_to_be_kept_are_there():
     code = "\n".join(path.read_text("utf-8") for path in CHAPTERS)
     defined = set(re.findall(r"^(?:def|class) (\w+)", code, re.MULTILINE))
     assert len(names) == 17 and not set(names) - defined
+
+
+def test_sizes_of_the_corpora_are_those_of_the_corpora():
+    from scripts.ch06_multi30k import SAMPLE_SIZES
+
+    multi30k = json.loads((ROOT / "results" / "multi30k-corpus.json").read_text("utf-8"))
+    for page in (README, ROOT / "scripts" / "ch00_start_here.py"):
+        text = page.read_text("utf-8")
+        assert re.search(r"([\d,]+) (?:sentence )?pairs", text)[1] == f"{SAMPLE_SIZES['train']:,}"
+        train = re.search(r"([\d,]+) (?:training )?captions", text)[1]
+        assert train == f"{multi30k['pairs']['train']:,}"
 
 
 def test_every_link_leads_somewhere():
