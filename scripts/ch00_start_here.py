@@ -645,25 +645,31 @@ pd.DataFrame(
 # %% [markdown]
 # ### Now your own sentence
 #
-# Change `mine` and run the cell. This small model knows only the world of its grammar: people, animals and things that do simple deeds in simple places. Ask it for politics and it will answer with a dog.
+# The small model knows only the world of its grammar. For a sentence of yours there is a larger one, `models/multi30k-de-en`: the same architecture, trained in [chapter 8](ch08_training_run.ipynb) on 29,000 captions of photographs. Change `mine` and run the cell. Keep to what a photograph may show.
 
 # %%
-mine = "Zwei Hunde spielen im Garten."
-greedy_translate(trained, [mine])[0]
+captioner = load_model(ROOT / "models" / "multi30k-de-en")
+captioner.model.double()
+mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
+greedy_translate(captioner, [mine])[0]
 
 # %% [markdown]
-# **Pitfall.** Fluent isn't right. Give the model a word that it never met, and it doesn't say so: it makes up an English sentence. How to notice? Not by reading the English. Look at the probabilities.
+# **Pitfall.** Fluent isn't right. Ask for something that no caption ever said, and the model doesn't say "I don't know": it writes an English sentence all the same. How to notice? Not by reading the English alone. Look at the probabilities.
+#
+# **Predict.** The second sentence below says that the federal government passed a law on pensions. What will a writer of captions make of it?
 
 # %%
-for question in (mine, "Xylophonspieler"):
-    ids = torch.tensor([source_ids(question, tokenizer)])  # (B, S)
-    answer = greedy_decode(model, ids, padding_mask(ids), max_len=40)  # (B, T)
-    sure = next_token_probabilities(trained, ids, answer).amax(dim=-1).mean().item()
-    print(f"{question} → {tokenizer.decode(answer[0].tolist())} (mean probability {sure:.2f})")
-assert sure < 0.6  # for the made-up answer; every token of a good one is near 0.9
+sure = {}
+for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rentenversicherung."):
+    ids = torch.tensor([source_ids(question, captioner.tokenizer)])  # (B, S)
+    found = greedy_decode(captioner.model, ids, padding_mask(ids), max_len=40)  # (B, T)
+    likeliest = next_token_probabilities(captioner, ids, found).amax(dim=-1)  # (B, T)
+    sure[question] = likeliest.mean().item()
+    print(captioner.tokenizer.decode(found[0].tolist()), f"(mean probability {sure[question]:.2f})")
+assert min(sure, key=sure.get) != mine  # the made-up answer is the less certain one
 
 # %% [markdown]
-# From a terminal, `make translate TEXT="…"` translates with the best model that is there ([chapter 9](ch09_decoding_and_bleu.ipynb)).
+# From a terminal, `make translate TEXT="…"` does the same with the same model ([chapter 9](ch09_decoding_and_bleu.ipynb)).
 #
 # ## How to read this series
 #
@@ -761,7 +767,7 @@ machine_report()
 # 1. In `recall_table`, make the vocabulary 10 words instead of 1,000. What happens to the curves, and why? (How many bits does a word need?)
 # 2. Replace the rotation by `0.8 * rotation` in reading and by `rotation / 0.8` in reading back. Which words are lost first, those at the beginning or those at the end? That is what happens to gradients, too.
 # 3. Give the translator a sentence with the words in English order, "Ein freundlicher Musiker hat mitgenommen einen Hammer." Does the translation change? What does the attention map look like?
-# 4. Find a sentence on which the model fails. Look at `choices_table`: at which step does it go wrong, and was it sure?
+# 4. Find a sentence of simple words on which a model fails. Look at `choices_table`: at which step does it go wrong, and was it sure?
 # 5. In the picture, find every place where information can pass from one position to another. Now cover the chip "no future": which of the checks in this chapter would still pass, and what would the model learn in training?
 #
 # Next: [Chapter 1 · Attention](ch01_attention.ipynb)
