@@ -57,9 +57,6 @@ if root == beside:
 import math
 import os
 import platform
-import warnings
-
-warnings.filterwarnings("ignore", "IProgress")  # tqdm would like ipywidgets; its bars do without
 
 import altair as alt
 import pandas as pd
