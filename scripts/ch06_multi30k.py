@@ -33,7 +33,8 @@ from pathlib import Path
 
 here = Path(globals().get("__file__", "notebook")).resolve()
 beside = Path("from-attention-to-translation").resolve()
-specs = [finder.find_spec("scripts", None) for finder in sys.meta_path]
+finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+specs = [finder.find_spec("scripts", None) for finder in finders]
 installed = [Path(spec.origin).resolve().parents[1] for spec in specs if spec and spec.origin]
 homes = [*here.parents, *installed, beside]
 root = next((home for home in homes if (home / "scripts/ch01_attention.py").exists()), None)
