@@ -387,15 +387,15 @@ def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
         color=color,
     )
     nodes = base.mark_circle(size=70, opacity=1).encode(x=x, color=color)
-    layers = [edges, nodes]
-    for name, look in (
-        ("word", {"dy": -13, "fontSize": 13, "fontWeight": "bold"}),
-        ("p", {"dy": 14, "fontSize": 11, "color": GREY}),
-    ):
-        text = base.encode(x=x, text=f"{name}:N")
-        halo = text.mark_text(**look | {"stroke": "white", "strokeWidth": 4, "color": "white"})
-        layers += [halo, text.mark_text(**look)]
-    drawn = alt.layer(*layers)
+    looks = {
+        "word": {"dy": -13, "fontSize": 13, "fontWeight": "bold"},
+        "p": {"dy": 14, "fontSize": 11, "color": GREY},
+    }
+    texts = {name: base.encode(x=x, text=f"{name}:N") for name in looks}
+    white = {"stroke": "white", "strokeWidth": 4, "color": "white"}  # keeps the lines off the text
+    halos = [text.mark_text(**looks[name] | white) for name, text in texts.items()]
+    labels = [text.mark_text(**looks[name]) for name, text in texts.items()]
+    drawn = alt.layer(edges, *halos, nodes, *labels)
     return titled(
         drawn.properties(width=620, height=38 * int(tree["y"].max() + 2)),
         "A beam of two, step by step",
