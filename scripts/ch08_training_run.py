@@ -61,6 +61,7 @@ if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK
 
 # %%
 import csv
+import io
 import json
 import math
 import random
@@ -69,6 +70,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -691,7 +693,7 @@ few = TrainingData({"val": val}, data.tokenizer, data.train[:600], data.val[:20]
 tiny = replace(tiny, dropout=0.1)  # so that the state of the random generator matters
 
 
-with tempfile.TemporaryDirectory() as folder:
+with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):  # without the bars
     straight, broken = Path(folder, "straight"), Path(folder, "broken")
     straight.mkdir()
     broken.mkdir()
@@ -951,14 +953,14 @@ for mistake in (
 
 # %%
 def history_chart(name: str, title: str, caption: str) -> alt.HConcatChart:
-    """Perplexity and validation BLEU by epoch, from the record `results/NAME.json`."""
+    """Validation BLEU and perplexity by epoch, from the record `results/NAME.json`."""
     frame = pd.DataFrame(load_record(name)["history"])
     both = frame.melt("epoch", ["train_ppl", "val_ppl"], "split", "perplexity")
     both["split"] = both["split"].map({"train_ppl": "training", "val_ppl": "validation"})
     size = {"points": True, "width": 250, "height": 220}
     ppl = lines(both, "epoch", "perplexity", "split", log_y=True, **size)
     bleu = lines(frame, "epoch", "val_bleu", y_title="validation BLEU", zero=True, **size)
-    return titled(ppl | bleu, title, caption)
+    return titled(bleu | ppl, title, caption)
 
 
 # %%
@@ -986,7 +988,7 @@ def score_table(*names: str) -> pd.DataFrame:
 history_chart(
     "sample-de-en",
     "The sample corpus is learned in minutes",
-    "Left: perplexity on a logarithmic axis; 1 would be certainty. Right: validation BLEU. "
+    "Left: validation BLEU. Right: perplexity on a logarithmic axis; 1 would be certainty. "
     "A grammar has no surprises left once it is known, so both come close to perfect.",
 )
 
@@ -1002,7 +1004,7 @@ score_table("sample-de-en")
 # %%
 record = load_record("multi30k-de-en")
 print(record["command"])
-print("training:", round(record["seconds"] / 60), "minutes on a", record["device"])
+print(f"{record['seconds'] / 60:.0f} min of training: {record['device']}")
 
 # %% [markdown]
 # **Predict.** On the sample corpus both perplexities fell towards 1. Where will validation perplexity end here, and why not at 1?
@@ -1011,8 +1013,8 @@ print("training:", round(record["seconds"] / 60), "minutes on a", record["device
 history_chart(
     "multi30k-de-en",
     "Multi30k: the model learns to translate captions",
-    "Training and validation part: the model begins to know its training captions better than new "
-    "ones. BLEU is measured on its own translations of the validation split.",
+    "Left: BLEU of its own translations of the validation split. Right: the perplexities part, as the "
+    "model comes to know its training captions better than new ones.",
 )
 
 # %%

@@ -273,7 +273,9 @@ def lines(
         used = used.assign(**{color: used[color].astype(str)})
         legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
         encoding["color"] = alt.Color(f"{_escape(color)}:N", sort=order, legend=legend)
-    mark = {"point": {"filled": True, "size": 45}} if points else {}
+    mark = {} if color else {"color": PALETTE[0]}
+    if points:
+        mark["point"] = {"filled": True, "size": 45} | mark
     chart = alt.Chart(rounded(used)).mark_line(**mark).encode(**encoding)
     return chart.properties(width=width, height=height)
 
