@@ -373,7 +373,7 @@ schedule_chart()
 #
 # > **In short.** The loss asks whether the model knows the next word of *our* sentence. BLEU asks whether *its own* sentence is any good. We keep the model with the best BLEU.
 #
-# Translating is the job, so validation translates. `greedy_translate` sorts the sentences by length, so that a batch holds equals and little padding, and puts the results back in order. `translate_all` does that for any search; [chapter 9](ch09_decoding_and_bleu.ipynb) hands it beam search.
+# Translating is the job, so validation translates. `decode_rows` sorts the sentences by length, so that a batch holds equals and little padding, runs a search on each batch, and puts the answers back in order. Here the search is greedy; [chapter 9](ch09_decoding_and_bleu.ipynb) hands it others.
 
 
 # %%
@@ -392,37 +392,34 @@ class Trained:
 
 
 # %%
-def translate_all(
+def decode_rows(
     trained: Trained,
-    sentences: Sequence[str],
-    search: Callable[[Tensor, Tensor, int], Sequence[Sequence[int]]],
+    rows: Sequence[Sequence[int]],
+    search: Callable[[EncoderDecoder, Tensor, Tensor, int], Sequence[Sequence[int]]],
     batch_size: int = 64,
 ) -> list[str]:
-    """Translations of `sentences`, in their order, by `search` on length-sorted batches.
+    """Encoded sources to texts, in their order, by `search` over batches of similar length.
 
-    `search` gets src (B, S), src_mask (B, 1, S) and the longest output to allow, and returns B rows
-    of ids. A source longer than `MAX_LEN` tokens is cut.
+    `search` takes (model, src (B, S), src_mask (B, 1, S), max_len) and gives each source's ids. What
+    holds no token but eos becomes the empty text, without asking the model.
     """
-    rows = [source_ids(sentence, trained.tokenizer) for sentence in sentences]
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    order = sorted((i for i, row in enumerate(rows) if len(row) > 1), key=lambda i: len(rows[i]))
     out = [""] * len(rows)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         src = pad_rows([rows[i] for i in chosen]).to(trained.device)  # (B, S)
-        limit = min(MAX_LEN, 2 * src.size(1) + 10)  # captions grow little in translation
-        for i, ids in zip(chosen, search(src, padding_mask(src), limit), strict=True):
+        limit = min(MAX_LEN, 2 * src.size(1) + 10)  # a caption grows little in translation
+        found = search(trained.model, src, padding_mask(src), limit)
+        for i, ids in zip(chosen, found, strict=True):
             out[i] = trained.tokenizer.decode(ids)
     return out
 
 
 # %%
 def greedy_translate(trained: Trained, sentences: Sequence[str], batch_size: int = 64) -> list[str]:
-    """Translations of `sentences`, in their order, by greedy decoding."""
-
-    def search(src: Tensor, src_mask: Tensor, limit: int) -> list[list[int]]:
-        return greedy_decode(trained.model, src, src_mask, limit).tolist()  # (B, T)
-
-    return translate_all(trained, sentences, search, batch_size)
+    """Translations of `sentences`, in their order, by greedy decoding; long ones are cut."""
+    rows = [source_ids(sentence, trained.tokenizer) for sentence in sentences]
+    return decode_rows(trained, rows, lambda *given: greedy_decode(*given).tolist(), batch_size)
 
 
 # %% [markdown]

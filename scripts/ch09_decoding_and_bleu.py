@@ -74,15 +74,12 @@ import math
 import shutil
 import sys
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
-
-warnings.filterwarnings("ignore", "IProgress")  # tqdm would like ipywidgets; its bars do without
 
 import altair as alt
 import pandas as pd
@@ -107,6 +104,7 @@ from scripts.ch08_training_run import (
     average_checkpoints,
     build_model,
     corpus_bleu,
+    decode_rows,
     held_out_splits,
     load_model,
     pick_device,
@@ -810,32 +808,7 @@ assert all(trained.tokenizer.decode(trained.tokenizer.encode(text)) == text for 
 # %% [markdown]
 # ## Translating
 #
-# Now the parts come together. Sentences are sorted by length, so that a batch holds little padding, and the answers go back into the order of the questions. The output may be at most twice as long as the source plus 10 tokens: a model that has lost its way stops there.
-
-
-# %%
-def decode_rows(
-    trained: Trained,
-    rows: Sequence[Sequence[int]],
-    search: Callable[[EncoderDecoder, Tensor, Tensor, int], list[Sequence[int]]],
-    batch_size: int = 64,
-) -> list[str]:
-    """Encoded sources to texts, in their order, by `search` over batches of similar length.
-
-    `search` takes (model, src (B, S), src_mask (B, 1, S), max_len) and gives each source's ids. What
-    holds no token but eos becomes the empty text, without asking the model.
-    """
-    device = next(trained.model.parameters()).device
-    order = sorted((i for i, row in enumerate(rows) if len(row) > 1), key=lambda i: len(rows[i]))
-    out = [""] * len(rows)
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        src = pad_rows([rows[i] for i in chosen]).to(device)  # (B, S)
-        limit = min(MAX_LEN, 2 * src.size(1) + 10)
-        found = search(trained.model, src, padding_mask(src), limit)
-        for i, ids in zip(chosen, found, strict=True):
-            out[i] = trained.tokenizer.decode(ids)
-    return out
+# Now the parts come together. `decode_rows` of chapter 8 sorts the sentences by length, so that a batch holds little padding, and puts the answers back into the order of the questions. The output may be at most twice as long as the source plus 10 tokens: a model that has lost its way stops there.
 
 
 # %%
@@ -920,8 +893,7 @@ def translate(
             raise ValueError(
                 f"sentence {number} has {len(row)} tokens, and the model takes {MAX_LEN}: split it"
             )
-    device = next(trained.model.parameters()).device
-    return decode_rows(trained, rows, options.searcher(device), batch_size)
+    return decode_rows(trained, rows, options.searcher(trained.device), batch_size)
 
 
 # %%
