@@ -18,7 +18,7 @@
 #
 # After this chapter you can train a translator on real data from the command line, watch it learn, interrupt it, resume it, and say from a record how good it became.
 #
-# *Attention Is All You Need*, §5 and §6.1. About 30 minutes to read; a minute or two to run on a CPU. The runs that it shows took longer, and were recorded.
+# *Attention Is All You Need*, §5 and §6.1. About 30 minutes to read; half a minute to run on a CPU. The runs that it shows took longer, and were recorded.
 #
 # Previous: [Chapter 6 · Multi30k](ch06_multi30k.ipynb) · Next: [Chapter 9 · Decoding and BLEU](ch09_decoding_and_bleu.ipynb)
 #
@@ -996,7 +996,7 @@ score_table("sample-de-en")
 # %% [markdown]
 # ### Multi30k
 #
-# The real thing: 29,000 pairs of captions. This model is narrower than the `small` preset (width 192, 4,096 pieces), so that two CPU cores can train it while you have lunch. Its command stands in its record, and its weights are in [`models/multi30k-de-en`](../models/multi30k-de-en).
+# The real thing: 29,000 pairs of captions. This model is narrower than the `small` preset (width 192, 4,096 pieces), so that two CPU cores can train it while you have lunch. It was stopped once, after its first epoch, and resumed. Its command stands in its record, and its weights are in [`models/multi30k-de-en`](../models/multi30k-de-en).
 
 # %%
 record = load_record("multi30k-de-en")
