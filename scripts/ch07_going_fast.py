@@ -10,19 +10,18 @@ import os
 import platform
 import random
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import altair as alt
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from tqdm import tqdm
 
-from scripts.ch01_attention import attention, count_flops, saved_bytes, subsequent_mask
+from scripts.ch01_attention import attention, saved_bytes, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import (
     MAX_LEN,
@@ -41,7 +40,6 @@ from scripts.ch03_embeddings_and_positions import (
 )
 from scripts.ch04_encoder_decoder import (
     Decoder,
-    Encoder,
     EncoderDecoder,
     Generator,
     PositionwiseFeedForward,
@@ -59,8 +57,7 @@ from scripts.ch06_multi30k import (
     pad_rows,
     token_batches,
 )
-from scripts.charts import GREY, PALETTE, bars, lines, rounded, titled
-from scripts.records import ROOT, load_record, provenance, save_record
+from scripts.records import ROOT, provenance, save_record
 
 
 # %%
@@ -424,11 +421,17 @@ class LinearCrossEntropy(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float,
-        chunk: int, onednn: bool,
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        smoothing: float,
+        chunk: int,
+        onednn: bool,
     ) -> tuple[Tensor, Tensor]:
         """x (N, D), weight (V, D), bias (V,), labels (N,); to the sums of `LabelSmoothing`."""
-        vocab, wanted = weight.size(0), any(ctx.needs_input_grad)
+        wanted = any(ctx.needs_input_grad)
         mean_weight, mean_bias = weight.mean(0), bias.mean()  # the mean logit is x·w̄ + b̄
         grads = [torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)]
         nll, spread = x.new_zeros(()), x.new_zeros(())
@@ -484,12 +487,20 @@ def rows_loss(
     x, proj = generator.narrow(x), generator.proj
     if how.loss == "torch":
         smoothed = F.linear_cross_entropy(
-            x, proj.weight, labels, linear_bias=proj.bias, reduction="sum", ignore_index=PAD,
-            label_smoothing=criterion.smoothing, options=nn.LinearCrossEntropyOptions(),
+            x,
+            proj.weight,
+            labels,
+            linear_bias=proj.bias,
+            reduction="sum",
+            ignore_index=PAD,
+            label_smoothing=criterion.smoothing,
+            options=nn.LinearCrossEntropyOptions(),
         )
         return smoothed, smoothed.detach()
     smoothing = criterion.smoothing
-    return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, smoothing, ROWS_AT_ONCE, how.onednn)
+    return LinearCrossEntropy.apply(
+        x, proj.weight, proj.bias, labels, smoothing, ROWS_AT_ONCE, how.onednn
+    )
 
 
 def fast_loss(
@@ -677,7 +688,7 @@ def peer_loss(model: nn.Module, batch: Batch, criterion: LabelSmoothing) -> tupl
 class Contender:
     """What a benchmark times: a model, how it is fed, and how it is run."""
 
-    model: str = "ours"  # or one of PEERS
+    model: str = "series"  # or one of PEERS
     batches: Literal["fixed", "random", "buckets"] = "buckets"
     how: dict[str, Any] | None = None  # our switches; None is the textbook's own code
     keep_memory: bool = False
@@ -692,6 +703,14 @@ PACKAGES = {"MarianMTModel": ("transformers",), "x-transformers": ("x_transforme
 
 
 # %%
+def loss_function(contender: Contender) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What the contender minimises: (model, batch, criterion) to two sums."""
+    loss_of = peer_loss if contender.model in PEERS else batch_loss
+    if contender.how is not None:
+        loss_of = partial(fast_loss, how=Switches(**contender.how))
+    return torch.compile(loss_of, dynamic=True) if contender.compiled else loss_of
+
+
 def contender_step(contender: Contender) -> tuple[nn.Module, Callable[[Batch], float]]:
     """The contender's model, and a function that makes one full optimizer step on a batch."""
     torch.manual_seed(0)
@@ -700,11 +719,7 @@ def contender_step(contender: Contender) -> tuple[nn.Module, Callable[[Batch], f
         keep_memory()
     shape = replace(SMALL, **(contender.shape or {}))
     model = PEERS[contender.model](shape) if contender.model in PEERS else series_model(shape)
-    loss_of = peer_loss if contender.model in PEERS else batch_loss
-    if contender.how is not None:
-        loss_of = partial(fast_loss, how=Switches(**contender.how))
-    if contender.compiled:
-        loss_of = torch.compile(loss_of, dynamic=True)
+    loss_of = loss_function(contender)
     criterion = LabelSmoothing(0.1)
     adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
     optimizer = torch.optim.Adam(model.parameters(), fused=contender.fused_adam or None, **adam)
@@ -789,13 +804,32 @@ def batches_to_time(
 
 
 # %%
+@dataclass
+class BenchOptions:
+    """What a benchmark runs on."""
+
+    corpus: Literal["auto", "sample", "multi30k"] = "auto"
+    """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
+    rounds: int = 7
+    """Passes over the batches; the median counts."""
+    count: int = 4
+    """Batches of a pass."""
+    max_tokens: int = 2048
+    """Tokens in a batch on either side, padding counted."""
+    save: bool = False
+    """Write the record into results/."""
+
+
+# %%
 class Worker:
     """A contender's process, and what its steps have taken so far."""
 
     def __init__(self, contender: Contender, batches: list[list[Example]], folder: Path):
         path = folder / f"{contender.batches}.json"
         path.write_text(json.dumps([[(e.src, e.tgt) for e in batch] for batch in batches]))
-        self.tokens = [sum(len(e.tgt) - 1 for e in batch) for batch in batches]  # a pass's, by batch
+        self.tokens = [
+            sum(len(e.tgt) - 1 for e in batch) for batch in batches
+        ]  # a pass's, by batch
         self.rates: list[float] = []
         code = "import json, sys; from scripts.ch07_going_fast import Contender, serve; "
         code += "serve(Contender(**json.loads(sys.argv[1])), sys.argv[2])"
@@ -838,38 +872,460 @@ class Worker:
 
 
 def race(
-    contenders: dict[str, Contender], examples: Sequence[Example], max_tokens: int, count: int,
-    rounds: int,
-) -> tuple[dict[str, dict[str, float]], list[float]]:
-    """Time all contenders in turns on the same machine; their reports, and the matrix rates between."""
+    contenders: dict[str, Contender], examples: Sequence[Example], options: BenchOptions
+) -> tuple[dict[str, dict[str, float]], list[float], dict[str, list[list[Example]]]]:
+    """Time all contenders in turns: their reports, the matrix rates between, and what each was fed."""
     feeds = {
-        kind: batches_to_time(kind, examples, max_tokens, count)
+        kind: batches_to_time(kind, examples, options.max_tokens, options.count)
         for kind in dict.fromkeys(contender.batches for contender in contenders.values())
     }
+    fed = {name: feeds[contender.batches] for name, contender in contenders.items()}
     with tempfile.TemporaryDirectory() as folder:
         workers = {
-            name: Worker(contender, feeds[contender.batches], Path(folder))
+            name: Worker(contender, fed[name], Path(folder))
             for name, contender in contenders.items()
         }
         for worker in tqdm(workers.values(), desc="warm-up"):
-            for number in range(count):
-                worker.step(number)
-        matrix_rates = []
-        for _ in tqdm(range(rounds), desc="rounds"):
-            matrix_rates.append(matrix_rate())
+            worker.round()
+            worker.rates.clear()
+        rates = []
+        for _ in tqdm(range(options.rounds), desc="rounds"):
+            rates.append(matrix_rate())
             for worker in workers.values():
                 worker.round()
-        return {name: worker.finish() for name, worker in workers.items()}, matrix_rates
+        return {name: worker.finish() for name, worker in workers.items()}, rates, fed
 
 
 # %%
-def matrix_rate(sizes: Sequence[int] = (1024, 2048), repeats: int = 5) -> float:
-    """Operations a second of this machine's best float32 product of two square matrices."""
-    best = 0.0
-    for n in sizes:
-        a, b, out = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
-        for _ in range(repeats):
-            start = time.perf_counter()
-            torch.mm(a, b, out=out)
-            best = max(best, 2 * n**3 / (time.perf_counter() - start))
+@dataclass(frozen=True)
+class Product:
+    """`times` matrix products (n, i, j) @ (n, j, k) of the forward pass."""
+
+    name: str
+    n: int
+    i: int
+    j: int
+    k: int
+    times: int = 1
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each of n·i·j·k, all `times` together."""
+        return 2 * self.n * self.i * self.j * self.k * self.times
+
+    @property
+    def bytes(self) -> int:
+        """Traffic in float32 where each factor is read once and the result written once."""
+        return 4 * self.n * (self.i * self.j + self.j * self.k + self.i * self.k) * self.times
+
+
+def forward_products(shape: Shape, lengths: Sequence[tuple[int, int]]) -> list[Product]:
+    """All matrix products of one forward pass over sentences of these (source, target) lengths."""
+    D, F, N = shape.d_model, shape.d_ff, shape.N
+    sources, targets = (sum(side) for side in zip(*lengths, strict=True))  # rows
+    listed = [
+        Product("Q, K, V of the source", 1, sources, D, 3 * D, N),
+        Product("Q, K, V of the target", 1, targets, D, 3 * D, N),
+        Product("cross-attention's Q", 1, targets, D, D, N),
+        Product("cross-attention's K, V", 1, sources, D, 2 * D, N),
+        Product("heads to output, source", 1, sources, D, D, N),
+        Product("heads to output, target", 1, targets, D, D, 2 * N),
+        Product("feed-forward, out", 1, sources, D, F, N),
+        Product("feed-forward, out", 1, targets, D, F, N),
+        Product("feed-forward, back", 1, sources, F, D, N),
+        Product("feed-forward, back", 1, targets, F, D, N),
+        Product("logits", 1, targets, D, shape.vocab),
+    ]
+    head = D // shape.h
+    for s, t in lengths:
+        for queries, keys in ((s, s), (t, t), (t, s)):
+            listed.append(Product("scores", shape.h, queries, head, keys, N))
+            listed.append(Product("weights · V", shape.h, queries, keys, head, N))
+    return listed
+
+
+def step_flops(shape: Shape, lengths: Sequence[tuple[int, int]]) -> int:
+    """Operations of a training step's products: each forward product has two of its size backward."""
+    return 3 * sum(product.flops for product in forward_products(shape, lengths))
+
+
+# %%
+def least_seconds(
+    shape: Shape, lengths: Sequence[tuple[int, int]], rate: float, bandwidth: float
+) -> float:
+    """The time under which no step can be: every product at the roof, and Adam's traffic.
+
+    All else (softmax, dropout, LayerNorm, sums) is taken to cost nothing, as if it happened while
+    the numbers pass by. `rate` is in operations a second, `bandwidth` in bytes a second.
+    """
+    products = forward_products(shape, lengths)
+    at_roof = 3 * sum(max(p.flops / rate, p.bytes / bandwidth) for p in products)
+    return at_roof + ADAM_BYTES * parameter_count(shape) / bandwidth
+
+
+ADAM_BYTES = (
+    4 * 7
+)  # a weight's gradient, value and two moments are read, all but the gradient written
+
+
+def parameter_count(shape: Shape) -> int:
+    """Weights of our model of that shape."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in series_model(shape).parameters())
+
+
+# %%
+def best_seconds(function: Callable[[], object], repeats: int = 10) -> float:
+    """The shortest of several runs: what the machine can, when nothing disturbs it."""
+    function()
+    best = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - start)
     return best
+
+
+def matrix_rate(repeats: int = 5) -> float:
+    """Operations a second of this machine's best float32 product: squares of 1,024 and 2,048."""
+    best = 0.0
+    for n in (1024, 2048):
+        a, b = torch.randn(n, n), torch.randn(n, n)
+        for onednn in (False, True):
+            seconds = best_seconds(lambda: affine(a, b, None, onednn), repeats)  # noqa: B023
+            best = max(best, 2 * n**3 / seconds)
+    return best
+
+
+def memory_bandwidth(megabytes: int = 256) -> float:
+    """Bytes a second of adding a tensor too large for any cache to another: read, read, write."""
+    a, b = torch.ones(2, megabytes * 2**18)
+    return 3 * a.nbytes / best_seconds(lambda: a.add_(b))
+
+
+# %%
+def measured_operations(shape: Shape = SMALL, tokens: int = 2048, length: int = 16) -> list[dict]:
+    """Typical operations of a step, alone: operations, least bytes and seconds of each."""
+    D, V, sentences = shape.d_model, shape.vocab, tokens // length
+    x, wide, logits = (
+        torch.randn(tokens, D),
+        torch.randn(tokens, shape.d_ff),
+        torch.randn(tokens, V),
+    )
+    heads = torch.randn(sentences * shape.h, length, D // shape.h)
+    weights = torch.randn(sentences * shape.h, length, length)
+    labels = torch.randint(1, V, (tokens,))
+    norm = nn.LayerNorm(D)
+    maps = {n: torch.randn(n, D) for n in (3 * D, shape.d_ff, V)}
+    back = torch.randn(D, shape.d_ff)
+    weight = [torch.randn(parameter_count(shape), requires_grad=True)]
+    weight[0].grad = torch.randn_like(weight[0])
+    adam = torch.optim.Adam(weight, fused=True)
+
+    def product(name: str, n: int, i: int, j: int, k: int) -> dict:
+        p = Product(name, n, i, j, k)
+        return {"operation": name, "flops": p.flops, "bytes": p.bytes}
+
+    def passing(name: str, numbers: int, flops: int, arrays: float) -> dict:
+        return {"operation": name, "flops": flops * numbers, "bytes": int(4 * arrays * numbers)}
+
+    cases = [
+        (product("Q, K, V", 1, tokens, D, 3 * D), lambda: F.linear(x, maps[3 * D])),
+        (
+            product("feed-forward, out", 1, tokens, D, shape.d_ff),
+            lambda: F.linear(x, maps[shape.d_ff]),
+        ),
+        (product("feed-forward, back", 1, tokens, shape.d_ff, D), lambda: F.linear(wide, back)),
+        (product("logits", 1, tokens, D, V), lambda: F.linear(x, maps[V])),
+        (product("scores", len(heads), length, D // shape.h, length), lambda: heads @ heads.mT),
+        (passing("softmax of scores", weights.numel(), 5, 2), lambda: weights.softmax(-1)),
+        (passing("LayerNorm", x.numel(), 8, 2), lambda: norm(x)),
+        (passing("residual sum", x.numel(), 1, 3), lambda: x + x),
+        (passing("dropout", wide.numel(), 2, 2.25), lambda: F.dropout(wide, 0.1)),
+        (
+            passing("dropout, 16 bits", wide.numel(), 2, 2.5),
+            lambda: wide * keep_mask(wide.shape, 0.1, wide),
+        ),
+        (passing("cross-entropy", logits.numel(), 5, 1), lambda: F.cross_entropy(logits, labels)),
+        (passing("Adam", weight[0].numel(), 12, ADAM_BYTES / 4), adam.step),
+    ]
+    with torch.no_grad():
+        return [row | {"seconds": best_seconds(call)} for row, call in cases]
+
+
+# %%
+def waterfall_contenders() -> tuple[dict[str, Contender], dict[str, Contender]]:
+    """The chapter's steps, each on top of the ones before; and what was tried and not kept."""
+    steps = {
+        "every row padded to 72": Contender(batches="fixed"),
+        "length buckets": Contender(),
+        "freed memory is kept": Contender(keep_memory=True),
+    }
+    how = PLAIN
+    for name, change in (
+        ("logits only at targets", {"targets_only": True}),
+        ("rows for real tokens only", {"packed": True}),
+        ("LayerNorm in one kernel", {"fused_norm": True}),
+        ("Q, K, V in one product", {"joint_projections": True}),
+        ("attention by hand", {"attention": "ours"}),
+        ("loss in chunks", {"loss": "ours"}),
+        ("dropout from 16 bits", {"random_bits": True}),
+        ("oneDNN's products", {"onednn": True}),
+    ):
+        how = replace(how, **change)
+        steps[name] = Contender(how=asdict(how), keep_memory=True)
+    fast = replace(steps["oneDNN's products"], fused_adam=True)
+    steps["Adam in one kernel"] = fast
+    losers = {
+        "PyTorch's attention": replace(fast, how=asdict(replace(FAST, attention="sdpa"))),
+        "logits as a whole": replace(fast, how=asdict(replace(FAST, loss="textbook"))),
+        "PyTorch's linear cross-entropy": replace(fast, how=asdict(replace(FAST, loss="torch"))),
+        "gradients set to zero": replace(fast, set_to_none=False),
+        "freed memory is given back": replace(fast, keep_memory=False),
+        "one thread": replace(fast, threads=1),
+        "no dropout at all": replace(fast, shape={"dropout": 0.0}),
+        "textbook, torch.compile": Contender(keep_memory=True, compiled=True),
+    }
+    return steps, losers
+
+
+def peer_contenders() -> dict[str, Contender]:
+    """Our two paths and the peers, each fed in three ways; and with freed memory kept."""
+    fast = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True)
+    contenders = {}
+    for batches in ("fixed", "random", "buckets"):
+        for model in ("textbook", *PEERS):
+            name = "series" if model == "textbook" else model
+            contenders[f"{model}, {batches}"] = Contender(name, batches)
+    contenders["ours, random"] = replace(fast, batches="random")
+    contenders["ours, buckets"] = fast
+    for model in PEERS:
+        contenders[f"{model}, buckets, memory kept"] = Contender(model, keep_memory=True)
+    return contenders
+
+
+# %%
+def bench_examples(corpus: str, vocab: int) -> tuple[str, list[Example]]:
+    """The name of the corpus that is read, and its training pairs in `vocab` BPE pieces."""
+    if corpus == "auto":
+        corpus = "multi30k" if "MULTI30K_DIR" in os.environ else "sample"
+    pairs = load_corpus(corpus)["train"]
+    lines = (line for pair in pairs for line in pair)
+    # The sample corpus is too small for 8,192 pieces. The model keeps that size all the same.
+    pieces = vocab if corpus == "multi30k" else min(vocab, 1000)
+    return corpus, encode_pairs(pairs, BPETokenizer.train(lines, pieces))
+
+
+# %%
+def race_record(
+    contenders: dict[str, Contender], options: BenchOptions, shape: Shape = SMALL
+) -> dict[str, Any]:
+    """Race `contenders` and put it on record: the reports, and how much of the machine each used."""
+    corpus, examples = bench_examples(options.corpus, shape.vocab)
+    reports, rates, feeds = race(contenders, examples, options)
+    rate = statistics.median(rates)
+    for name, report in reports.items():
+        lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in feeds[name]]
+        flops = sum(step_flops(shape, batch) for batch in lengths) / len(lengths)
+        report["mfu"] = round(flops / report["seconds_per_step"] / rate, 4)
+    return {
+        "corpus": corpus,
+        "shape": asdict(shape),
+        "max_tokens": options.max_tokens,
+        "batches": options.count,
+        "rounds": options.rounds,
+        "matrix_rate": round(rate),
+        "matrix_rates": [round(r) for r in rates],
+        "contenders": {name: asdict(contender) for name, contender in contenders.items()},
+        "reports": reports,
+    }
+
+
+def bench_peers(options: BenchOptions) -> dict[str, Any]:
+    """Our two paths against nn.Transformer, MarianMTModel and x-transformers, each fed three ways."""
+    return race_record(peer_contenders(), options)
+
+
+def bench_steps(options: BenchOptions) -> dict[str, Any]:
+    """The chapter's steps one after another, what lost, and this machine's limits."""
+    steps, losers = waterfall_contenders()
+    operations = measured_operations()
+    bandwidth = memory_bandwidth()
+    record = race_record(steps | losers, options)
+    examples = bench_examples(options.corpus, SMALL.vocab)[1]
+    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
+    lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in batches]
+    rate = record["matrix_rate"]
+    floors = [least_seconds(SMALL, batch, rate, bandwidth) for batch in lengths]
+    return record | {
+        "steps": list(steps),
+        "losers": list(losers),
+        "bandwidth": round(bandwidth),
+        "operations": operations,
+        "floor_seconds": round(statistics.mean(floors), 4),
+        "account": account(Contender(how=asdict(FAST), fused_adam=True), batches),
+        "account_textbook": account(Contender(), batches),
+    }
+
+
+def bench_base(options: BenchOptions) -> dict[str, Any]:
+    """The paper's base model: the textbook path and ours, and where the time of ours goes."""
+    shape = {name: value for name, value in asdict(BASE).items() if value != asdict(SMALL)[name]}
+    fast = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True, shape=shape)
+    record = race_record({"textbook": Contender(shape=shape), "ours": fast}, options, BASE)
+    examples = bench_examples(options.corpus, BASE.vocab)[1]
+    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
+    return record | {"account": account(fast, batches)}
+
+
+# %%
+KINDS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::addmm_", "mkldnn::_linear_pointwise"),
+    "attention's products": ("aten::bmm", "aten::baddbmm"),
+    "softmax, attention's and the loss's": ("softmax", "aten::amax", "logsumexp", "aten::exp"),
+    "random bits": ("aten::random_", "aten::bernoulli_"),
+    "copies": (
+        "aten::copy_",
+        "aten::cat",
+        "index",
+        "scatter",
+        "gather",
+        "aten::fill_",
+        "aten::zero",
+    ),
+    "LayerNorm": ("layer_norm", "var_mean"),
+    "Adam and clipping": ("adam", "addcdiv", "lerp", "norm", "foreach"),
+}
+
+
+def account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:
+    """Seconds of a step by kind of operation, from PyTorch's profiler, and the rest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step = contender_step(contender)[1]
+    padded = [make_batch(batch) for batch in batches]
+    for batch in padded:
+        step(batch)
+    start = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for batch in padded:
+            step(batch)
+    total = time.perf_counter() - start
+    seconds = dict.fromkeys([*KINDS, "sums, relu, dropout's products"], 0.0)
+    for event in profiler.key_averages():
+        if "::" in event.key and event.key.split("::")[0] in ("aten", "mkldnn"):
+            seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6
+    seconds["Python and autograd"] = max(0.0, total - sum(seconds.values()))
+    return {kind: round(value / len(padded), 5) for kind, value in seconds.items()}
+
+
+def kind_of(operation: str) -> str:
+    """The kind under which `account` books an operation."""
+    for kind, names in KINDS.items():
+        if any(name in operation if "::" not in name else name == operation for name in names):
+            return kind
+    return "sums, relu, dropout's products"
+
+
+# %%
+AXES = {
+    "length": [8, 16, 32, 64, 128, 256],
+    "tokens": [256, 512, 1024, 2048, 4096, 8192],
+    "width": [64, 128, 256, 512, 768],
+    "depth": [1, 2, 3, 6, 9, 12],
+}
+
+
+def growth_setting(axis: str, value: int) -> tuple[Shape, int, int]:
+    """Shape, sentences and length of a step where one axis is set and the others stay in the middle."""
+    length = value if axis == "length" else 32
+    tokens = value if axis == "tokens" else 2048
+    shape = SMALL
+    if axis == "width":
+        shape = replace(shape, d_model=value, d_ff=4 * value)
+    if axis == "depth":
+        shape = replace(shape, N=value)
+    return shape, tokens // length, length
+
+
+def growth_point(axis: str, value: int, how: dict[str, Any] | None) -> dict[str, Any]:
+    """Seconds, kept memory and operations of a step at one place of one axis."""
+    shape, sentences, length = growth_setting(axis, value)
+    contender = Contender(how=how, fused_adam=True, keep_memory=True, shape=asdict(shape))
+    model, step = contender_step(contender)
+    ids = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1))
+    batch = Batch(ids[0, :, 1:], ids[1])
+    loss_of = loss_function(contender)
+    return {
+        "axis": axis,
+        "value": value,
+        "path": "ours" if how else "textbook",
+        "seconds": best_seconds(lambda: step(batch), repeats=4),
+        "bytes": saved_bytes(lambda: loss_of(model, batch, LabelSmoothing(0.1))),
+        "flops": step_flops(shape, [(length, length)] * sentences),
+    }
+
+
+def bench_growth(options: BenchOptions) -> dict[str, Any]:
+    """Seconds and memory of a step along four axes, by both paths; random ids, all rows full."""
+    points = [
+        growth_point(axis, value, how)
+        for axis, values in AXES.items()
+        for value in tqdm(values, desc=axis)
+        for how in (None, asdict(FAST))
+    ]
+    return {"shape": asdict(SMALL), "points": points}
+
+
+# %%
+BENCHMARKS = {
+    "peers": bench_peers,
+    "steps": bench_steps,
+    "base": bench_base,
+    "growth": bench_growth,
+}
+
+
+def parse_command(argv: Sequence[str] | None = None) -> tuple[str, BenchOptions]:
+    """The command line: which benchmark, and its options. Raises ValueError for what it can't read."""
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    parser = ArgumentParser(
+        prog="ch07_going_fast.py",
+        description="Time a training step: against peers, step by step, and as it grows.",
+        exit_on_error=False,
+    )
+    parser.add_argument("benchmark", choices=list(BENCHMARKS))
+    parser.add_class_arguments(BenchOptions)
+    try:
+        chosen = parser.parse_args(list(sys.argv[1:] if argv is None else argv)).as_dict()
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return chosen.pop("benchmark"), BenchOptions(**chosen)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: run a benchmark, print it, and save it if asked. Returns the exit code."""
+    try:
+        name, options = parse_command(argv)
+        record = BENCHMARKS[name](options)
+        if options.save:
+            words = ["python", "scripts/ch07_going_fast.py", *sys.argv[1:]]
+            save_record(f"speed-{name}", provenance(shlex.join(words), "cpu") | record)
+        print(summary(record))
+    except (ValueError, RuntimeError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
+
+
+def summary(record: dict[str, Any]) -> str:
+    """A record's table for the terminal."""
+    if "points" in record:
+        return pd.DataFrame(record["points"]).to_string(index=False)
+    table = pd.DataFrame(record["reports"]).T
+    table["peak MiB"] = table.pop("peak_bytes") / 2**20
+    rate = record["matrix_rate"] / 1e9
+    return (
+        f"{table.round(2).to_string()}\nmatrix rate {rate:.0f} GFLOP/s, corpus {record['corpus']}"
+    )
