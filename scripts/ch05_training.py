@@ -251,8 +251,8 @@ class LabelSmoothing(nn.Module):
         nll = log_z - logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)  # (...): −log p(label)
         spread = log_z - logits.mean(dim=-1)  # (...): −log p, averaged over the vocabulary
         smoothed = (1 - self.smoothing) * nll + self.smoothing * spread  # (...)
-        real = labels != self.padding_idx  # (...)
-        return smoothed[real].sum(), nll[real].sum()
+        padding = labels == self.padding_idx  # (...)
+        return smoothed.masked_fill(padding, 0.0).sum(), nll.masked_fill(padding, 0.0).sum()
 
 
 # %%

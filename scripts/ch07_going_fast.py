@@ -1,9 +1,68 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     notebook_metadata_filter: kernelspec,jupytext,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
 # # Chapter 7 · Going fast
+#
+# After this chapter you can say how fast a training step could be on your machine, how fast it is, and where the difference goes. And you have a second path through the very same model that gives the same numbers in half the time.
+#
+# *Attention Is All You Need*, §5.1 to §5.4, as a machine sees it. About 50 minutes to read; half a minute to run on a CPU. The timings that it shows were recorded, each with its command.
+#
+# Previous: [Chapter 6 · Multi30k](ch06_multi30k.ipynb) · Next: [Chapter 8 · The training run](ch08_training_run.ipynb)
+#
+# Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. In this chapter **N** counts rows: the real tokens of one side of a batch.
+
+# %% tags=["bootstrap"]
+# Make this chapter at home: the series is in a folder above, installed, or gets cloned beside it.
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+here = Path(globals().get("__file__", "notebook")).resolve()
+beside = Path("from-attention-to-translation").resolve()
+finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+specs = [finder.find_spec("scripts", None) for finder in finders]
+installed = [Path(spec.origin).resolve().parents[1] for spec in specs if spec and spec.origin]
+homes = [*here.parents, *installed, beside]
+root = next((home for home in homes if (home / "scripts/ch01_attention.py").exists()), None)
+if root is None:
+    address = os.environ.get("SERIES_REPOSITORY", "").removeprefix("git+")
+    if not address:
+        raise SystemExit("Set SERIES_REPOSITORY to the series' address, such as git+https://…")
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", address, beside], check=True)
+    root = beside
+sys.path.insert(0, str(root))  # first, so that no other package named scripts shadows ours
+for name, module in list(sys.modules.items()):
+    if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
+        del sys.modules[name]
+if root == beside:
+    from scripts.first_cell import install_missing
+
+    install_missing()
+
+# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
+if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
+    from scripts.ch07_going_fast import main
+
+    raise SystemExit(main())
 
 # %%
 import ctypes
 import importlib
+import itertools
 import json
 import math
 import os
@@ -16,12 +75,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+import altair as alt
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -30,7 +92,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from tqdm import tqdm
 
-from scripts.ch01_attention import attention, saved_bytes, subsequent_mask
+from scripts.ch01_attention import attention, count_flops, saved_bytes, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import (
     MAX_LEN,
@@ -42,11 +104,22 @@ from scripts.ch04_encoder_decoder import (
     Decoder,
     EncoderDecoder,
     Generator,
+    LayerNorm,
     PositionwiseFeedForward,
     SublayerConnection,
     make_model,
+    scramble,
+    to_torch_transformer,
 )
-from scripts.ch05_training import BOS, EOS, PAD, Batch, LabelSmoothing, batch_loss
+from scripts.ch05_training import (
+    BOS,
+    EOS,
+    PAD,
+    Batch,
+    LabelSmoothing,
+    batch_loss,
+    train_step,
+)
 from scripts.ch06_multi30k import (
     FIXED_WIDTH,
     BPETokenizer,
@@ -57,7 +130,428 @@ from scripts.ch06_multi30k import (
     pad_rows,
     token_batches,
 )
-from scripts.records import ROOT, provenance, save_record
+from scripts.charts import GREY, PALETTE, bars, heatmap, lines, rounded, titled
+from scripts.records import ROOT, load_record, provenance, save_record
+
+# %% [markdown]
+# The checks run in double precision, so that "the same numbers" can mean the same to ten digits. Real trainings, and all timings here, are in single precision.
+
+# %%
+torch.set_default_dtype(torch.float64)
+
+# %% [markdown]
+# ## The rule of the game
+#
+# > **In short.** Count first, then predict, then change one thing, then measure, then look back. And whatever you change: the same weights, the same outputs, the same gradients.
+#
+# Speed that changes the numbers is a different model, and a different model needs a new experiment. So each step of this chapter is a switch, and each switch is held against the plain path of chapters 1 to 5 before it is timed. There is no second model class. The fast path is a set of functions that walk through the modules you know, and use their weights.
+#
+# We work on the model that chapter 8 trains: 3+3 layers, D = 256, feed-forward 1,024, 8 heads, V = 8,192, all tables tied, in batches of 2,048 tokens a side.
+
+
+# %%
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a Transformer, as benchmarks compare them; `N` encoder and `N` decoder layers."""
+
+    N: int = 3
+    d_model: int = 256
+    d_ff: int = 1024
+    h: int = 8
+    vocab: int = 8192
+    dropout: float = 0.1
+    norm_first: bool = True
+
+
+SMALL = Shape()
+BASE = Shape(N=6, d_model=512, d_ff=2048, norm_first=False)
+
+
+def series_model(shape: Shape) -> EncoderDecoder:
+    """Our model of that shape, all tables tied."""
+    sizes = asdict(shape)
+    vocab = sizes.pop("vocab")
+    return make_model(vocab, vocab, tie="all", **sizes)
+
+
+# %% [markdown]
+# ## The limit first
+#
+# > **In short.** A machine does two things: it multiplies, and it moves numbers. Count both for one training step, divide by what the machine can do, and you know the time that no cleverness beats.
+#
+# ### How many operations?
+#
+# A product of an $(i \times j)$ by a $(j \times k)$ matrix takes $i\cdot j\cdot k$ multiplications and as many additions: $2ijk$ operations. Almost all the work of a Transformer is of this kind, so the list of its products is the list of its costs. The backward pass doubles it twice: for $Y = XW^\top$ it needs $\partial\ell/\partial X$ and $\partial\ell/\partial W$, two products of the same size.
+
+
+# %%
+@dataclass(frozen=True)
+class Product:
+    """`times` matrix products (n, i, j) @ (n, j, k) of the forward pass."""
+
+    name: str
+    n: int
+    i: int
+    j: int
+    k: int
+    times: int = 1
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each of n·i·j·k, all `times` together."""
+        return 2 * self.n * self.i * self.j * self.k * self.times
+
+    @property
+    def bytes(self) -> int:
+        """Traffic in float32 where each factor is read once and the result written once."""
+        return 4 * self.n * (self.i * self.j + self.j * self.k + self.i * self.k) * self.times
+
+
+# %%
+def forward_products(shape: Shape, lengths: Sequence[tuple[int, int]]) -> list[Product]:
+    """All matrix products of one forward pass over sentences of these (source, target) lengths."""
+    D, F, N = shape.d_model, shape.d_ff, shape.N
+    sources, targets = (sum(side) for side in zip(*lengths, strict=True))  # rows
+    listed = [
+        Product("Q, K, V of the source", 1, sources, D, 3 * D, N),
+        Product("Q, K, V of the target", 1, targets, D, 3 * D, N),
+        Product("cross-attention's Q", 1, targets, D, D, N),
+        Product("cross-attention's K, V", 1, sources, D, 2 * D, N),
+        Product("heads to output, source", 1, sources, D, D, N),
+        Product("heads to output, target", 1, targets, D, D, 2 * N),
+        Product("feed-forward, out", 1, sources, D, F, N),
+        Product("feed-forward, out", 1, targets, D, F, N),
+        Product("feed-forward, back", 1, sources, F, D, N),
+        Product("feed-forward, back", 1, targets, F, D, N),
+        Product("logits", 1, targets, D, shape.vocab),
+    ]
+    head = D // shape.h
+    for s, t in lengths:
+        for queries, keys in ((s, s), (t, t), (t, s)):
+            listed.append(Product("scores", shape.h, queries, head, keys, N))
+            listed.append(Product("weights · V", shape.h, queries, keys, head, N))
+    return listed
+
+
+# %%
+def step_flops(shape: Shape, lengths: Sequence[tuple[int, int]]) -> int:
+    """Operations of a training step's products: each forward product has two of its size backward."""
+    return 3 * sum(product.flops for product in forward_products(shape, lengths))
+
+
+# %% [markdown]
+# PyTorch can count, too: `FlopCounterMode` watches the products as they happen (chapter 1). The hand count and the counter must agree to the last operation, on the plain path, where every padded cell is multiplied.
+
+
+# %%
+def example_batch(vocab: int, seed: int = 0) -> Batch:
+    """Six random pairs of unequal lengths, padded: the checks' batch."""
+    rng = random.Random(seed)
+    pairs = [(rng.randint(2, 9), rng.randint(2, 9)) for _ in range(6)]
+    ids = lambda n: [rng.randrange(EOS + 1, vocab) for _ in range(n)]  # noqa: E731
+    return make_batch([Example([*ids(s), EOS], [BOS, *ids(t), EOS]) for s, t in pairs])
+
+
+TINY = Shape(N=2, d_model=16, d_ff=32, h=2, vocab=50)
+batch = example_batch(TINY.vocab)
+plain_model = series_model(TINY)
+padded = [(batch.src.size(1), batch.tgt.size(1))] * len(
+    batch.src
+)  # every row is as long as the longest
+criterion = LabelSmoothing(0.1)
+counted = count_flops(lambda: batch_loss(plain_model, batch, criterion)[0].backward())
+assert counted == step_flops(TINY, padded)
+
+real = [
+    (int(s), int(t))
+    for s, t in zip((batch.src != PAD).sum(1), (batch.tgt_y != PAD).sum(1), strict=True)
+]
+print(f"{counted:,} operations, of which {step_flops(TINY, real):,} are for real tokens")
+
+# %% [markdown]
+# **Predict.** In the real model, which of these is the most expensive: attention (scores and weights), the feed-forward layers, or the logits?
+
+
+# %%
+def flop_shares(shape: Shape, lengths: Sequence[tuple[int, int]]) -> dict[str, float]:
+    """The share of each kind of product in a step's operations."""
+    kinds = {
+        "logits": ("logits",),
+        "feed-forward": ("feed-forward",),
+        "projections of attention": ("Q", "cross", "heads"),
+        "scores and weights · V": ("scores", "weights"),
+    }
+    products = forward_products(shape, lengths)
+    total = sum(p.flops for p in products)
+    return {
+        kind: sum(p.flops for p in products if p.name.startswith(names)) / total
+        for kind, names in kinds.items()
+    }
+
+
+def flops_chart(shares: dict[str, float]) -> alt.TopLevelMixin:
+    """Which products a step's operations go to."""
+    frame = pd.DataFrame(shares.items(), columns=["products", "share"])
+    return titled(
+        bars(frame, "products", "share", number_format=".1%", value_title="share of operations"),
+        "Where the multiplications are",
+        "A step of 128 pairs of 16 tokens. Attention's own products, the only ones whose cost grows with the "
+        "square of the length, hardly count at this length.",
+    )
+
+
+# %%
+even = [(16, 16)] * 128  # a full batch: 2,048 tokens a side
+shares = flop_shares(SMALL, even)
+assert abs(sum(shares.values()) - 1) < 1e-12
+assert shares["logits"] > shares["scores and weights · V"] * 20
+flops_chart(shares)
+
+# %% [markdown]
+# At caption length the famous quadratic attention is a rounding error. A quarter of the work is the last product, the logits: with 8,192 columns it is the largest matrix in the model. We will come back to it.
+#
+# ### How many bytes?
+#
+# Each operation reads its inputs and writes its result. If it does a lot of arithmetic per byte, the multipliers are the limit; if it does little, the memory is. Their ratio, operations per byte, is called the *arithmetic intensity*. Below the intensity (rate ÷ bandwidth) a machine starves.
+#
+# Two numbers describe the machine. We measure them rather than look them up: what counts is what PyTorch reaches here. On a CPU it has two libraries that multiply, MKL and oneDNN; the machine's rate is that of the faster one.
+
+
+# %%
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
+    """x·Wᵀ + b: x (N, D), weight (F, D), to (N, F), without a gradient; by oneDNN where it can."""
+    if onednn and x.device.type == "cpu" and x.dtype == torch.float32:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+# %%
+def best_seconds(function: Callable[[], object], repeats: int = 10) -> float:
+    """The shortest of several runs: what the machine can, when nothing disturbs it."""
+    function()
+    best = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def matrix_rate(repeats: int = 5) -> float:
+    """Operations a second of this machine's best float32 product: squares of 1,024 and 2,048."""
+    best = 0.0
+    for n in (1024, 2048):
+        a, b = torch.randn(2, n, n, dtype=torch.float32)
+        for onednn in (False, True):
+            seconds = best_seconds(lambda: affine(a, b, None, onednn), repeats)  # noqa: B023
+            best = max(best, 2 * n**3 / seconds)
+    return best
+
+
+def memory_bandwidth(megabytes: int = 256) -> float:
+    """Bytes a second of adding a tensor too large for any cache to another: read, read, write."""
+    a, b = torch.ones(2, megabytes * 2**18, dtype=torch.float32)
+    return 3 * a.nbytes / best_seconds(lambda: a.add_(b))
+
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+rate, bandwidth = matrix_rate(repeats=2), memory_bandwidth(megabytes=64)
+print(
+    f"this machine: {rate / 1e9:.0f} billion operations and {bandwidth / 1e9:.0f} billion bytes a second"
+)
+print(f"above {rate / bandwidth:.1f} operations a byte the multipliers are the limit")
+
+# %% [markdown]
+# Now the operations of our step, each alone, on the machine of the record `results/speed-steps.json`. The command that made it is `python scripts/ch07_going_fast.py steps`; it measures, too, everything else that this chapter shows of single steps.
+
+
+# %%
+def measured_operations(shape: Shape = SMALL, tokens: int = 2048, length: int = 16) -> list[dict]:
+    """Typical operations of a step, alone: operations, least bytes and seconds of each."""
+    D, V, sentences = shape.d_model, shape.vocab, tokens // length
+    x, wide, logits = (
+        torch.randn(tokens, D),
+        torch.randn(tokens, shape.d_ff),
+        torch.randn(tokens, V),
+    )
+    heads = torch.randn(sentences * shape.h, length, D // shape.h)
+    weights = torch.randn(sentences * shape.h, length, length)
+    labels = torch.randint(1, V, (tokens,))
+    norm = nn.LayerNorm(D)
+    maps = {n: torch.randn(n, D) for n in (3 * D, shape.d_ff, V)}
+    back = torch.randn(D, shape.d_ff)
+    weight = [torch.randn(parameter_count(shape), requires_grad=True)]
+    weight[0].grad = torch.randn_like(weight[0])
+    adam = torch.optim.Adam(weight, fused=True)
+
+    def product(name: str, n: int, i: int, j: int, k: int) -> dict:
+        p = Product(name, n, i, j, k)
+        return {"operation": name, "flops": p.flops, "bytes": p.bytes}
+
+    def passing(name: str, numbers: int, flops: int, arrays: float) -> dict:
+        return {"operation": name, "flops": flops * numbers, "bytes": int(4 * arrays * numbers)}
+
+    cases = [
+        (product("Q, K, V", 1, tokens, D, 3 * D), lambda: F.linear(x, maps[3 * D])),
+        (
+            product("feed-forward, out", 1, tokens, D, shape.d_ff),
+            lambda: F.linear(x, maps[shape.d_ff]),
+        ),
+        (product("feed-forward, back", 1, tokens, shape.d_ff, D), lambda: F.linear(wide, back)),
+        (product("logits", 1, tokens, D, V), lambda: F.linear(x, maps[V])),
+        (product("scores", len(heads), length, D // shape.h, length), lambda: heads @ heads.mT),
+        (passing("softmax of scores", weights.numel(), 5, 2), lambda: weights.softmax(-1)),
+        (passing("LayerNorm", x.numel(), 8, 2), lambda: norm(x)),
+        (passing("residual sum", x.numel(), 1, 3), lambda: x + x),
+        (passing("dropout", wide.numel(), 2, 2.25), lambda: F.dropout(wide, 0.1)),
+        (
+            passing("dropout, 16 bits", wide.numel(), 2, 2.5),
+            lambda: wide * keep_mask(wide.shape, 0.1, wide),
+        ),
+        (passing("cross-entropy", logits.numel(), 5, 1), lambda: F.cross_entropy(logits, labels)),
+        (passing("Adam", weight[0].numel(), 12, ADAM_BYTES / 4), adam.step),
+    ]
+    with torch.no_grad():
+        return [row | {"seconds": best_seconds(call)} for row, call in cases]
+
+
+# %%
+def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Speed over arithmetic intensity of the recorded operations, under the machine's two roofs."""
+    frame = pd.DataFrame(record["operations"])
+    frame["operations per byte"] = frame["flops"] / frame["bytes"]
+    frame["speed"] = frame["flops"] / frame["seconds"] / 1e9
+    ends = [0.05, record["matrix_rate"] / record["bandwidth"], 300.0]
+    roof = pd.DataFrame({"operations per byte": ends})
+    slope = roof["operations per byte"] * record["bandwidth"]
+    roof["speed"] = slope.clip(upper=record["matrix_rate"]) / 1e9
+    x = alt.X("operations per byte:Q", scale=alt.Scale(type="log", domain=[0.05, 300], nice=False))
+    grid = alt.Axis(values=[0.3, 1, 3, 10, 30, 100, 300])
+    y = alt.Y(
+        "speed:Q",
+        title="billion operations a second",
+        scale=alt.Scale(type="log", domain=[0.2, 400], nice=False),
+        axis=grid,
+    )
+    x.axis = alt.Axis(values=[0.1, 0.3, 1, 3, 10, 30, 100])
+    line = alt.Chart(rounded(roof)).mark_line(color=GREY).encode(x=x, y=y)
+    points = alt.Chart(rounded(frame[["operation", "operations per byte", "speed"]]))
+    dots = points.mark_point(filled=True, size=70, opacity=1, color=PALETTE[0]).encode(x=x, y=y)
+    right = ["Q, K, V", "feed-forward, out", "feed-forward, back", "logits", "scores"]
+    labels = []
+    for names, place in ((right, {"align": "right", "dx": -8}), (None, {"align": "left", "dx": 8})):
+        chosen = frame["operation"].isin(right) if names else ~frame["operation"].isin(right)
+        some = alt.Chart(rounded(frame.loc[chosen, ["operation", "operations per byte", "speed"]]))
+        labels.append(some.mark_text(fontSize=11, **place).encode(x=x, y=y, text="operation:N"))
+    return titled(
+        alt.layer(line, dots, *labels).properties(width=520, height=320),
+        "The roofline of this machine, and our operations under it",
+        "Left of the bend memory is the limit, right of it the multipliers. Both axes are logarithmic.",
+    )
+
+
+# %%
+record = load_record("speed-steps")
+print(record["device"])
+print(
+    f"{record['matrix_rate'] / 1e9:.0f} billion operations and {record['bandwidth'] / 1e9:.0f} billion bytes a second"
+)
+roofline_chart(record)
+
+# %% [markdown]
+# Every product lies at the flat roof, or close below it. Everything else lies far to the left, where the memory is the limit, and dropout lies far *below* the roof: there is nothing about it that a machine must do so slowly. A few points lie above the sloping roof. Their numbers were still in the cache from the run before, and never came from memory.
+#
+# So the floor of a step is easy to state: all products at the flat roof, plus the optimizer, which must touch every weight; and the rest for free, done while the numbers pass by anyway.
+
+
+# %%
+def least_seconds(
+    shape: Shape, lengths: Sequence[tuple[int, int]], rate: float, bandwidth: float
+) -> float:
+    """The time under which no step can be: every product at the roof, and Adam's traffic.
+
+    All else (softmax, dropout, LayerNorm, sums) is taken to cost nothing, as if it happened while
+    the numbers pass by. `rate` is in operations a second, `bandwidth` in bytes a second.
+    """
+    products = forward_products(shape, lengths)
+    at_roof = 3 * sum(max(p.flops / rate, p.bytes / bandwidth) for p in products)
+    return at_roof + ADAM_BYTES * parameter_count(shape) / bandwidth
+
+
+ADAM_BYTES = (
+    4 * 7
+)  # a weight's gradient, value and two moments are read, all but the gradient written
+
+
+def parameter_count(shape: Shape) -> int:
+    """Weights of our model of that shape."""
+    with torch.device("meta"):
+        return sum(p.numel() for p in series_model(shape).parameters())
+
+
+# %%
+def step_seconds(record: dict[str, Any], name: str) -> float:
+    """Median seconds of a contender's step on record."""
+    return record["reports"][name]["seconds_per_step"]
+
+
+def step_rate(record: dict[str, Any], name: str) -> float:
+    """Median real target tokens a second of a contender on record."""
+    return record["reports"][name]["tokens_per_second"]
+
+
+floor, textbook = record["floor_seconds"], step_seconds(record, "length buckets")
+print(
+    f"floor {floor:.2f} seconds, textbook {textbook:.2f} seconds: {textbook / floor:.1f} times the floor"
+)
+
+# %% [markdown]
+# That factor is what we can win. Where does the time go? PyTorch's profiler tells us (`account`, further down, books its hundreds of rows under a few headings).
+
+
+# %%
+def account_chart(
+    accounts: dict[str, dict[str, float]], title: str, caption: str
+) -> alt.TopLevelMixin:
+    """Seconds of a step by kind of operation, for one path or several."""
+    rows = [
+        {"kind": kind, "path": path, "seconds": seconds}
+        for path, account in accounts.items()
+        for kind, seconds in account.items()
+    ]
+    frame = rounded(pd.DataFrame(rows), 3)
+    kinds = list(next(iter(accounts.values())))
+    y = alt.Y("kind:N", sort=kinds, title=None, axis=alt.Axis(ticks=False, labelPadding=8))
+    base = alt.Chart(frame).encode(
+        x=alt.X("seconds:Q", title="seconds", axis=alt.Axis(grid=False, tickCount=5)),
+        y=y,
+        yOffset=alt.YOffset("path:N", sort=list(accounts)),
+    )
+    several = alt.Color("path:N", sort=list(accounts), title=None) if len(accounts) > 1 else None
+    mark = base.mark_bar(color=PALETTE[0])
+    drawn = mark.encode(color=several) if several else mark
+    numbers = base.mark_text(align="left", dx=4, fontSize=11).encode(
+        text=alt.Text("seconds:Q", format=".3f")
+    )
+    return titled(
+        alt.layer(drawn, numbers).properties(width=420, height=alt.Step(18)), title, caption
+    )
+
+
+account_chart(
+    {"textbook": record["account_textbook"]},
+    "A step of the textbook path",
+    "Seconds of one step of 2,048 tokens a side, by kind of operation. Only the first two bars are arithmetic "
+    "that must be done; random bits are dropout's.",
+)
+
+# %% [markdown]
+# **Predict.** Before you read on, choose three bars to attack, and guess what each can give.
+#
+# ## The switches
+#
+# All steps that follow are fields of one object. `PLAIN` has all of them off; `FAST`, all on.
 
 
 # %%
@@ -75,11 +569,18 @@ class Switches:
     attention: Literal["textbook", "sdpa", "ours"] = "ours"
     loss: Literal["textbook", "torch", "ours"] = "ours"
     random_bits: bool = True  # dropout masks from 16 random bits an entry
-    onednn: bool = True
+    onednn: bool = True  # oneDNN's products where they are faster
 
 
 FAST = Switches()
 PLAIN = Switches(False, False, False, False, "textbook", "textbook", False, False)
+
+# %% [markdown]
+# ## Rows instead of rectangles
+#
+# > **In short.** Only attention needs to know which tokens form a sentence. Everything else treats tokens one by one, so give it a plain list of them, and padding is gone.
+#
+# Chapter 6 made batches of similar length, which removes most of the padding. What is left, 5 to 20%, goes when the batch stops being a rectangle: embedding, LayerNorm, projections, feed-forward, generator and loss work on rows $(N, D)$, one for each real token. For attention the rows are spread into a rectangle, and gathered again after it. Spreading and gathering copy rows, which is cheap; multiplying padding is not.
 
 
 # %%
@@ -87,7 +588,7 @@ class Layout:
     """Which cells of a padded rectangle (B, T) get a row of their own, and where the rows go.
 
     `slots` (N,) is each row's cell, b·T + t, in reading order; `positions` (N,) its t. With
-    `packed` only real cells have rows, else all. `bias` (B, 1, 1, T) is −inf at padding keys.
+    `packed` only real cells have rows, else all, and then nothing here depends on the data.
     """
 
     def __init__(self, real: Tensor, packed: bool):
@@ -96,10 +597,14 @@ class Layout:
         cells = torch.arange(real.numel(), device=real.device)
         self.slots = cells if self.full else cells[real.flatten()]
         self.positions = self.slots % real.size(1)
-        self.bias = None
-        if not real.all():
-            hidden = torch.zeros(real.shape, device=real.device).masked_fill_(~real, -math.inf)
-            self.bias = hidden[:, None, None, :].to(torch.get_default_dtype())
+        self.real = None if packed and self.full else real  # where no padding is, nothing is hidden
+
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """What is added to the scores so that padding keys get no weight: (B, 1, 1, T)."""
+        if self.real is None:
+            return None
+        zeros = torch.zeros(self.shape, dtype=dtype, device=self.real.device)
+        return zeros.masked_fill_(~self.real, -math.inf)[:, None, None, :]
 
     def rows(self, rectangle: Tensor) -> Tensor:
         """(B, T) to (N,): the cells that have rows."""
@@ -119,56 +624,112 @@ class Layout:
 
 
 # %%
-def dropout_rate(module: nn.Module) -> float:
-    """The rate that the module's own dropout applies now: 0 in evaluation."""
-    return module.dropout.p if module.training else 0.0
+layout = Layout(batch.src != PAD, packed=True)
+rectangle = torch.randn(*batch.src.shape, 3)  # (B, S, 3)
+rows = layout.gather(rectangle)  # (N, 3)
+assert len(rows) == (batch.src != PAD).sum()
+torch.testing.assert_close(rows, rectangle[batch.src != PAD])
+assert (layout.spread(rows)[batch.src == PAD] == 0).all()
+torch.testing.assert_close(layout.gather(layout.spread(rows)), rows)  # there and back
+# Each is the other's transpose, ⟨spread(x), y⟩ = ⟨x, gather(y)⟩: that's why gradients come out right.
+other = torch.randn_like(rectangle)
+torch.testing.assert_close((layout.spread(rows) * other).sum(), (rows * layout.gather(other)).sum())
 
 
 # %%
-DRAWS = 2**16  # the values of 16 random bits
+def rows_chart(batch: Batch) -> alt.TopLevelMixin:
+    """The cells of a padded batch, each real one with the number of its row."""
+    layout = Layout(batch.src != PAD, packed=True)
+    numbers = torch.full((batch.src.numel(),), math.nan)
+    numbers[layout.slots] = torch.arange(len(layout.slots)).double()
+    return titled(
+        heatmap(
+            numbers.view(batch.src.shape),
+            [f"pair {i}" for i in range(len(batch.src))],
+            [f"{t}" for t in range(batch.src.size(1))],
+            column_title="position",
+            value_title="row",
+            numbers=True,
+            digits=0,
+        ),
+        "A rectangle, and the rows that are computed",
+        "Each coloured cell is a real token and has a row; grey is padding and has none. Only attention sees the "
+        "rectangle.",
+    )
 
 
-def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
-    """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`.
+rows_chart(batch)
 
-    An entry is taken where 16 random bits, read as a number, are below p·65,536, so that p is
-    rounded to 1/65,536. One 64-bit draw serves four entries.
-    """
-    entries = math.prod(shape)
-    draws = torch.empty(-(-entries // 4), dtype=torch.int64, device=like.device)
-    bits = draws.random_(-(2**63), None).view(torch.int16)[:entries]
-    kept = torch.empty(entries, dtype=like.dtype, device=like.device)
-    return torch.ge(bits, round(p * DRAWS) - DRAWS // 2, out=kept).view(shape)
-
-
-def keep_scale(p: float) -> float:
-    """What the kept entries are multiplied by, so that the mean stays: 1/(1 − p), p as rounded."""
-    return 1 / (1 - round(p * DRAWS) / DRAWS)
-
-
-# %%
-def dropped(x: Tensor, p: float, how: Switches) -> Tensor:
-    """Dropout of x at rate p."""
-    if p and how.random_bits:
-        return x * keep_mask(x.shape, p, x) * keep_scale(p)
-    return F.dropout(x, p, training=p > 0)
-
-
-def dropped_sum(x: Tensor, y: Tensor, p: float, how: Switches) -> Tensor:
-    """x + dropout(y): the end of every sublayer, in one kernel."""
-    if p and how.random_bits:
-        return torch.addcmul(x, y, keep_mask(y.shape, p, y), value=keep_scale(p))
-    return x + F.dropout(y, p, training=p > 0)
+# %% [markdown]
+# The same idea, smaller: ask for logits only where there is a target. On the plain path the generator multiplies padded positions by 8,192 columns, and the loss throws the result away. That is the switch `targets_only`, for whoever keeps the rectangle.
+#
+# ## One kernel for LayerNorm
+#
+# > **In short.** Five operations that each read and write the whole tensor cost five times the traffic of one.
+#
+# Chapter 4's LayerNorm is a mean and variance, a difference, a product with the root, a scale and a shift. `F.layer_norm` does them while a row is in registers. Nothing else changes.
 
 
 # %%
-def affine(x: Tensor, weight: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
-    """x·Wᵀ + b: x (N, D), weight (F, D), to (N, F), without a gradient; by oneDNN where it can."""
-    if onednn and x.device.type == "cpu" and x.dtype == torch.float32:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+def normed(norm: nn.Module, x: Tensor, how: Switches) -> Tensor:
+    """What `norm` computes; x (N, D) to (N, D)."""
+    if how.fused_norm and not isinstance(norm, nn.Identity):
+        return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+    return norm(x)
 
 
+# %%
+norm = LayerNorm(16)
+norm.load_state_dict({"weight": torch.linspace(0.5, 2, 16), "bias": torch.linspace(-1, 1, 16)})
+x = torch.randn(5, 16)
+torch.testing.assert_close(normed(norm, x, FAST), norm(x), rtol=1e-12, atol=1e-12)
+
+# %% [markdown]
+# ## Fewer, larger products
+#
+# > **In short.** One large product beats three small ones: the input is read once, and the machine's rhythm is broken less often.
+#
+# The queries, keys and values of self-attention come from the same rows, so their three maps are one map with three times the columns. For cross-attention more is possible: *every* decoder layer takes its keys and values from the same memory, so all layers' maps are one product, before the decoder starts.
+
+
+# %%
+def project(
+    x: Tensor, linears: Sequence[nn.Linear], layout: Layout, how: Switches
+) -> Sequence[Tensor]:
+    """Each of the linear maps applied to x (N, D) and spread to (B, T, D); as one product, if asked."""
+    if not how.joint_projections:
+        return [layout.spread(linear(x)) for linear in linears]
+    weight = torch.cat([linear.weight for linear in linears])  # (sum of outputs, D)
+    bias = torch.cat([linear.bias for linear in linears])
+    return layout.spread(product(x, weight, bias, how)).chunk(len(linears), dim=-1)
+
+
+def memory_keys_and_values(
+    decoder: Decoder, memory: Tensor, layout: Layout, how: Switches
+) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of every decoder layer's cross-attention, from memory (N, D) to (B, S, D)."""
+    attentions = [layer.src_attn for layer in decoder.layers]
+    linears = [linear for a in attentions for linear in (a.project_key, a.project_value)]
+    parts = project(memory, linears, layout, how)
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+# %%
+attn = plain_model.encoder.layers[0].self_attn
+x = torch.randn(layout.slots.numel(), TINY.d_model)
+linears = [attn.project_query, attn.project_key, attn.project_value]
+for joint, apart in zip(
+    project(x, linears, layout, FAST), project(x, linears, layout, PLAIN), strict=True
+):
+    torch.testing.assert_close(joint, apart, rtol=1e-12, atol=1e-12)
+
+# %% [markdown]
+# ### The same product from another library
+#
+# For single precision PyTorch always takes MKL. On the AMD processor of our records oneDNN is faster for $XW^\top$ and for $GW$, and slower for the weights' gradient $G^\top X$; so we choose by case. No public function does that. The operator in `affine`, above, is the one that `torch.compile` calls; its name begins with an underscore, and the switch is there to be turned off on another machine.
+
+
+# %%
 class OneDnnLinear(Function):
     """`F.linear` with oneDNN's product for the result and for the gradient by x."""
 
@@ -197,58 +758,35 @@ def linear(layer: nn.Linear, x: Tensor, how: Switches) -> Tensor:
 
 
 # %%
-class ReluDropout(Function):
-    """Dropout(relu(x)) without its factor 1/(1 − p), overwriting x.
-
-    Keeps no mask: an entry of the result is 0 where relu or dropout took it, and there alone the
-    gradient stops.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        """x (...) to the same shape."""
-        ctx.mark_dirty(x)
-        x.relu_()
-        if p:
-            x.mul_(keep_mask(x.shape, p, x))
-        ctx.save_for_backward(x)
-        return x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """The gradient, where the result isn't 0."""
-        (result,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grad, result, 0.0), None
+x, layer = torch.randn(7, 12, dtype=torch.float32), nn.Linear(12, 20, dtype=torch.float32)
+torch.testing.assert_close(affine(x, layer.weight, layer.bias, onednn=True), layer(x))
+inputs = [t.double().detach().requires_grad_() for t in (x, layer.weight, layer.bias)]
+assert torch.autograd.gradcheck(OneDnnLinear.apply, inputs)  # numerically, entry by entry
 
 
-def feed_forward(layer: PositionwiseFeedForward, x: Tensor, how: Switches) -> Tensor:
-    """What `layer` computes: x (N, D) to (N, D)."""
-    p = dropout_rate(layer)
-    hidden = linear(layer.expand, x, how)  # (N, d_ff)
-    if not how.random_bits:
-        return linear(layer.contract, F.dropout(hidden.relu(), p, training=p > 0), how)
-    hidden = ReluDropout.apply(hidden, p)
-    # The factor is put on the weights: they are fewer than the activations.
-    return product(hidden, layer.contract.weight * keep_scale(p), layer.contract.bias, how)
-
-
-# %%
-def normed(norm: nn.Module, x: Tensor, how: Switches) -> Tensor:
-    """What `norm` computes; x (N, D) to (N, D)."""
-    if how.fused_norm and not isinstance(norm, nn.Identity):
-        return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
-    return norm(x)
-
-
-def residual(
-    connection: SublayerConnection, x: Tensor, sublayer: Callable[[Tensor], Tensor], how: Switches
-) -> Tensor:
-    """What `connection` computes around `sublayer`: x (N, D) to (N, D)."""
-    p = dropout_rate(connection)
-    if connection.norm_first:
-        return dropped_sum(x, sublayer(normed(connection.norm, x, how)), p, how)
-    return normed(connection.norm, dropped_sum(x, sublayer(x), p, how), how)
+# %% [markdown]
+# ## Attention by hand
+#
+# > **In short.** Five small products, one softmax, one mask. Write the backward pass yourself, and nothing is stored or copied that it doesn't need.
+#
+# With $A = \mathrm{softmax}(QK^\top/\sqrt{d_k} + \text{bias})$, the dropout mask $M$ of zeros and ones, and $c = 1/(1-p)$:
+#
+# $$ O = c\,(A \odot M)\,V $$
+#
+# $$ \frac{\partial\ell}{\partial V} = c\,(A\odot M)^\top G,\qquad
+#    \frac{\partial\ell}{\partial A} = c\,(G V^\top)\odot M,\qquad
+#    \frac{\partial\ell}{\partial S} = A\odot\Big(\frac{\partial\ell}{\partial A} - \sum_s A_s\,\frac{\partial\ell}{\partial A_s}\Big) $$
+#
+# $$ \frac{\partial\ell}{\partial Q} = \frac{1}{\sqrt{d_k}}\,\frac{\partial\ell}{\partial S}\,K,\qquad
+#    \frac{\partial\ell}{\partial K} = \frac{1}{\sqrt{d_k}}\,\Big(\frac{\partial\ell}{\partial S}\Big)^{\!\top} Q $$
+#
+# | symbol | shape | meaning |
+# |---|---|---|
+# | $Q$, $O$, $G = \partial\ell/\partial O$ | (B·H, T, d_k) | queries, output, and the output's gradient |
+# | $K, V$ | (B·H, S, d_k) | keys, values |
+# | $S, A, M$ | (B·H, T, S) | scores, weights, dropout mask |
+#
+# The scale goes into the product, where it is free; the softmax overwrites the scores. This is the textbook order of things, not FlashAttention: at 16 tokens the weights are small, and it would save nothing to make them piece by piece.
 
 
 # %%
@@ -298,116 +836,45 @@ def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 # %%
-def attend(
-    layer: MultiHeadedAttention,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    how: Switches,
-) -> Tensor:
-    """The heads' work without projections: q (B, T, D), k and v (B, S, D), to (B, T, D)."""
-    q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
-    p = dropout_rate(layer)
-    if how.attention == "ours":
-        return merge_heads(AttentionCore.apply(q, k, v, bias, p))
-    if how.attention == "sdpa":
-        return merge_heads(F.scaled_dot_product_attention(q, k, v, bias, dropout_p=p))
-    return merge_heads(attention(q, k, v, bias, layer.dropout)[0])
+torch.manual_seed(1)
+q, k, v = (torch.randn(2, 2, n, 3, requires_grad=True) for n in (4, 5, 5))  # (B, H, T or S, d_k)
+bias = torch.zeros(2, 1, 1, 5)
+bias[0, ..., 3:] = -math.inf  # padding
+torch.testing.assert_close(AttentionCore.apply(q, k, v, bias, 0.0), attention(q, k, v, bias)[0])
+torch.testing.assert_close(
+    AttentionCore.apply(q, k, v, bias, 0.0), F.scaled_dot_product_attention(q, k, v, bias)
+)
+assert torch.autograd.gradcheck(lambda q, k, v: AttentionCore.apply(q, k, v, bias, 0.0), (q, k, v))
 
 
-def project(
-    x: Tensor, linears: Sequence[nn.Linear], layout: Layout, how: Switches
-) -> Sequence[Tensor]:
-    """Each of the linear maps applied to x (N, D) and spread to (B, T, D); as one product, if asked."""
-    if not how.joint_projections:
-        return [layout.spread(linear(x)) for linear in linears]
-    weight = torch.cat([linear.weight for linear in linears])  # (sum of outputs, D)
-    bias = torch.cat([linear.bias for linear in linears])
-    return layout.spread(product(x, weight, bias, how)).chunk(len(linears), dim=-1)
+def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with the same random numbers at every call."""
+
+    def call(*inputs: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return function(*inputs)
+
+    return call
 
 
-# %%
-def self_attention(
-    layer: MultiHeadedAttention, x: Tensor, layout: Layout, bias: Tensor | None, how: Switches
-) -> Tensor:
-    """What `layer` computes from x to x: (N, D) to (N, D)."""
-    linears = (layer.project_query, layer.project_key, layer.project_value)
-    q, k, v = project(x, linears, layout, how)  # (B, T, D) each
-    return linear(layer.project_output, layout.gather(attend(layer, q, k, v, bias, how)), how)
+# The same mask each time, so that the numerical derivative knows of the dropout.
+assert torch.autograd.gradcheck(
+    seeded(lambda q, k, v: AttentionCore.apply(q, k, v, bias, 0.3)), (q, k, v)
+)
 
-
-def cross_attention(
-    layer: MultiHeadedAttention,
-    x: Tensor,
-    layout: Layout,
-    keys_and_values: tuple[Tensor, Tensor],
-    bias: Tensor | None,
-    how: Switches,
-) -> Tensor:
-    """What `layer` computes from x (N, D) to the memory, whose keys and values (B, S, D) are given."""
-    q = layout.spread(linear(layer.project_query, x, how))  # (B, T, D)
-    heads = attend(layer, q, *keys_and_values, bias, how)  # (B, T, D)
-    return linear(layer.project_output, layout.gather(heads), how)
-
-
-# %%
-def embed(modules: nn.Sequential, ids: Tensor, layout: Layout, how: Switches) -> Tensor:
-    """What embedding and positions compute, row by row: ids (B, T) to (N, D)."""
-    embedding, position = modules
-    check_length(ids.size(1), position.pe.size(0))
-    words = embedding(layout.rows(ids))  # (N, D)
-    places = F.embedding(layout.positions, position.pe)  # (N, D)
-    return dropped(words + places, dropout_rate(position), how)
-
-
-def encode_rows(model: EncoderDecoder, src: Tensor, layout: Layout, how: Switches) -> Tensor:
-    """`model.encode` row by row: src (B, S) to the memory (N, D)."""
-    x = embed(model.src_embed, src, layout, how)
-    for layer in model.encoder.layers:
-        look = partial(self_attention, layer.self_attn, layout=layout, bias=layout.bias, how=how)
-        x = residual(layer.sublayer[0], x, look, how)
-        x = residual(layer.sublayer[1], x, partial(feed_forward, layer.feed_forward, how=how), how)
-    return normed(model.encoder.norm, x, how)
-
-
-def memory_keys_and_values(
-    decoder: Decoder, memory: Tensor, layout: Layout, how: Switches
-) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of every decoder layer's cross-attention, from memory (N, D) to (B, S, D)."""
-    attentions = [layer.src_attn for layer in decoder.layers]
-    linears = [linear for a in attentions for linear in (a.project_key, a.project_value)]
-    parts = project(memory, linears, layout, how)
-    return list(zip(parts[::2], parts[1::2], strict=True))
-
-
-def decode_rows_of(
-    model: EncoderDecoder,
-    memory: Tensor,
-    src_layout: Layout,
-    tgt: Tensor,
-    layout: Layout,
-    how: Switches,
-) -> Tensor:
-    """`model.decode` row by row: memory (N_src, D) and tgt (B, T) to (N, D)."""
-    keys_and_values = memory_keys_and_values(model.decoder, memory, src_layout, how)
-    length = tgt.size(1)
-    future = memory.new_full((length, length), -math.inf).triu(1)  # (T, T): padding comes later
-    x = embed(model.tgt_embed, tgt, layout, how)
-    for layer, pair in zip(model.decoder.layers, keys_and_values, strict=True):
-        look = partial(self_attention, layer.self_attn, layout=layout, bias=future, how=how)
-        cross = partial(
-            cross_attention,
-            layer.src_attn,
-            layout=layout,
-            keys_and_values=pair,
-            bias=src_layout.bias,
-            how=how,
-        )
-        x = residual(layer.sublayer[0], x, look, how)
-        x = residual(layer.sublayer[1], x, cross, how)
-        x = residual(layer.sublayer[2], x, partial(feed_forward, layer.feed_forward, how=how), how)
-    return normed(model.decoder.norm, x, how)
+# %% [markdown]
+# PyTorch has the same operation as `F.scaled_dot_product_attention`, and on a GPU, or without dropout, you should use that. On a CPU its fast kernel can't drop weights: with dropout it falls back to a chain of plain operations, and that is why it is among the losers below.
+#
+# ## A loss that never sees the vocabulary's width twice
+#
+# > **In short.** The logits are the largest tensor of the step, and are needed for a moment only. Make a few rows, take from them what loss and gradients need, and overwrite them.
+#
+# For 2,048 targets the logits take 64 MiB; their softmax, the smoothed targets and the gradient take as much again, each. But look at the gradient of the smoothed loss (chapter 5): $\partial\ell/\partial z = p - q$, with $q = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $p$ is a full matrix. The rest is known beforehand: one entry a row, and a constant. With $z = XW^\top + b$:
+#
+# $$ \frac{\partial\ell}{\partial X} = pW - (1-\varepsilon)\,W_y - \varepsilon\,\bar w,\qquad
+#    \frac{\partial\ell}{\partial W} = p^\top X - (1-\varepsilon)\sum_{n:\,y_n = v} x_n - \frac{\varepsilon}{V}\sum_n x_n $$
+#
+# where $W_y$ holds the labels' rows of $W$, and $\bar w$ is the mean row. Even the mean logit, which the smoothed loss needs, is $x\cdot\bar w + \bar b$, without a pass over V numbers. So the loop below holds 512 rows of logits at a time, turns them into $p$ where they stand, takes two products, and moves on. The gradients are ready before the backward pass begins.
 
 
 # %%
@@ -475,9 +942,53 @@ def subtract_targets(
 
 
 # %%
-ROWS_AT_ONCE = 512  # 512 × 8,192 logits are 16 MiB: they stay in the last cache
+torch.manual_seed(2)
+x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((7, 4), (11, 4), (11,)))
+labels = torch.randint(0, 11, (7,))
 
 
+def chunked(
+    x: Tensor, weight: Tensor, bias: Tensor, chunk: int, smoothing: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    """`LinearCrossEntropy` on the labels above."""
+    return LinearCrossEntropy.apply(x, weight, bias, labels, smoothing, chunk, False)
+
+
+smoothing_loss = LabelSmoothing(0.1, padding_idx=-1)
+for chunk in (1, 3, 7, 100):
+    torch.testing.assert_close(
+        chunked(x, weight, bias, chunk), smoothing_loss(F.linear(x, weight, bias), labels)
+    )
+assert torch.autograd.gradcheck(lambda *inputs: chunked(*inputs, chunk=3)[0], (x, weight, bias))
+
+# Logits of a thousand: a naive exp would overflow.
+huge = 1000 * x
+torch.testing.assert_close(
+    chunked(huge, weight, bias, 3), smoothing_loss(F.linear(huge, weight, bias), labels)
+)
+
+# %% [markdown]
+# **Predict.** For 2,048 rows and 8,192 columns in single precision: how much does the backward pass keep in memory by the textbook's loss, and how much by ours?
+
+
+# %%
+def loss_memory(how: Switches, rows: int = 2048) -> int:
+    """Bytes that the loss on `rows` targets keeps for its backward pass, in single precision."""
+    generator = Generator(SMALL.d_model, SMALL.vocab).float()
+    x = torch.randn(rows, SMALL.d_model, dtype=torch.float32, requires_grad=True)
+    labels = torch.randint(EOS, SMALL.vocab, (rows,))
+    return saved_bytes(lambda: rows_loss(generator, x, labels, LabelSmoothing(0.1), how))
+
+
+kept = {how.loss: loss_memory(how) for how in (PLAIN, FAST)}
+assert kept["textbook"] > 3 * kept["ours"]
+print({name: f"{size / 2**20:.0f} MiB" for name, size in kept.items()})
+
+# %% [markdown]
+# **Pitfall: an option that is quietly ignored.** Recent PyTorch has `F.linear_cross_entropy`, which promises the same in chunks. With label smoothing it warns once, and does it the long way. A warning scrolls by; memory doesn't lie. If you take a function for its memory, measure the memory.
+
+
+# %%
 def rows_loss(
     generator: Generator, x: Tensor, labels: Tensor, criterion: LabelSmoothing, how: Switches
 ) -> tuple[Tensor, Tensor]:
@@ -503,6 +1014,246 @@ def rows_loss(
     )
 
 
+ROWS_AT_ONCE = 512  # 512 × 8,192 logits are 16 MiB: they stay in the last cache
+
+# %% [markdown]
+# ## What dropout costs
+#
+# > **In short.** Dropout's arithmetic is nothing. Its random numbers are the most expensive numbers of the step.
+#
+# A step of our model drops from some 24 million entries, and PyTorch's generator on a CPU runs on one core. `F.dropout` takes a draw for each entry. But a mask needs a yes or a no, not 24 digits. We take 64 random bits at a time, and cut them into four numbers of 16 bits: an entry is dropped if its number is below $p\cdot 65{,}536$. The rate is then rounded to 1/65,536; the factor $1/(1-p)$ uses the rate as rounded, so the mean is exact.
+
+
+# %%
+DRAWS = 2**16  # the values of 16 random bits
+
+
+def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
+    """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`.
+
+    An entry is taken where 16 random bits, read as a number, are below p·65,536, so that p is
+    rounded to 1/65,536. One 64-bit draw serves four entries.
+    """
+    entries = math.prod(shape)
+    draws = torch.empty(-(-entries // 4), dtype=torch.int64, device=like.device)
+    bits = draws.random_(-(2**63), None).view(torch.int16)[:entries]
+    kept = torch.empty(entries, dtype=like.dtype, device=like.device)
+    return torch.ge(bits, round(p * DRAWS) - DRAWS // 2, out=kept).view(shape)
+
+
+def keep_scale(p: float) -> float:
+    """What the kept entries are multiplied by, so that the mean stays: 1/(1 − p), p as rounded."""
+    return 1 / (1 - round(p * DRAWS) / DRAWS)
+
+
+# %%
+torch.manual_seed(3)
+entries = 400_000
+for p in (0.1, 0.3, 0.5):
+    mask = keep_mask((entries,), p, torch.empty(0))
+    spread = math.sqrt(p * (1 - p) / entries)  # standard deviation of the share that is dropped
+    for part in (mask, *mask.view(-1, 4).T):  # as a whole, and each of the four numbers of a draw
+        sigma = spread * math.sqrt(entries / part.numel())
+        assert abs((1 - part.mean().item()) - p) < 5 * sigma
+    neighbours = mask.view(-1, 4).T.corrcoef() - torch.eye(4)
+    assert neighbours.abs().max() < 5 / math.sqrt(
+        entries / 4
+    )  # the four know nothing of each other
+    torch.testing.assert_close(keep_scale(p) * (1 - round(p * DRAWS) / DRAWS), 1.0)
+
+# %% [markdown]
+# **Pitfall: 63 random bits.** `tensor.random_()` without bounds fills an int64 with numbers from 0 to $2^{63}-1$. The sign bit is never set. Cut such a draw into four, and one of the four has a bit that is always 0: read as a signed number it is never negative. With $p = 0.1$ it is then *never* dropped.
+
+# %%
+draws = torch.empty(entries // 4, dtype=torch.int64).random_()  # the wrong version
+dropped_shares = (
+    (draws.view(torch.int16).view(-1, 4) < round(0.1 * DRAWS) - DRAWS // 2).double().mean(0)
+)
+assert dropped_shares.min() == 0  # a quarter of the network has no dropout at all
+assert (dropped_shares > 0.09).sum() == 3
+
+# %% [markdown]
+# The masks are applied where something else passes by. The end of a sublayer is $x + \mathrm{dropout}(y)$: one kernel, `addcmul`. In the feed-forward layer dropout follows relu, and both put zeros. So the result itself tells the backward pass where the gradient stops, and no mask is kept. The factor goes on the second weight matrix.
+
+
+# %%
+def dropped(x: Tensor, p: float, how: Switches) -> Tensor:
+    """Dropout of x at rate p."""
+    if p and how.random_bits:
+        return x * keep_mask(x.shape, p, x) * keep_scale(p)
+    return F.dropout(x, p, training=p > 0)
+
+
+def dropped_sum(x: Tensor, y: Tensor, p: float, how: Switches) -> Tensor:
+    """x + dropout(y): the end of every sublayer, in one kernel."""
+    if p and how.random_bits:
+        return torch.addcmul(x, y, keep_mask(y.shape, p, y), value=keep_scale(p))
+    return x + F.dropout(y, p, training=p > 0)
+
+
+# %%
+class ReluDropout(Function):
+    """Dropout(relu(x)) without its factor 1/(1 − p), overwriting x.
+
+    Keeps no mask: an entry of the result is 0 where relu or dropout took it, and there alone the
+    gradient stops.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        """x (...) to the same shape."""
+        ctx.mark_dirty(x)
+        x.relu_()
+        if p:
+            x.mul_(keep_mask(x.shape, p, x))
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The gradient, where the result isn't 0."""
+        (result,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(grad, result, 0.0), None
+
+
+def feed_forward(layer: PositionwiseFeedForward, x: Tensor, how: Switches) -> Tensor:
+    """What `layer` computes: x (N, D) to (N, D)."""
+    p = dropout_rate(layer)
+    hidden = linear(layer.expand, x, how)  # (N, d_ff)
+    if not how.random_bits:
+        return linear(layer.contract, F.dropout(hidden.relu(), p, training=p > 0), how)
+    hidden = ReluDropout.apply(hidden, p)
+    # The factor is put on the weights: they are fewer than the activations.
+    return product(hidden, layer.contract.weight * keep_scale(p), layer.contract.bias, how)
+
+
+# %%
+torch.manual_seed(4)
+x = torch.randn(6, 8, requires_grad=True)
+assert torch.autograd.gradcheck(seeded(lambda x: ReluDropout.apply(x * 1.0, 0.3)), (x,))
+ff = plain_model.encoder.layers[0].feed_forward.train()
+x = torch.randn(20_000, TINY.d_model)
+mean, again = (feed_forward(ff, x, how).mean(0) for how in (FAST, PLAIN))
+ff.eval()
+torch.testing.assert_close(feed_forward(ff, x, FAST), ff(x))  # dropout off: the same
+assert (mean - again).abs().max() < 0.02  # dropout on: the same on average
+ff.train()
+
+# %% [markdown]
+# ## Put together
+#
+# What remains is to walk through the modules in the order of chapter 4, with rows. Each function below does what the module of its first argument does.
+
+
+# %%
+def dropout_rate(module: nn.Module) -> float:
+    """The rate that the module's own dropout applies now: 0 in evaluation."""
+    return module.dropout.p if module.training else 0.0
+
+
+def residual(
+    connection: SublayerConnection, x: Tensor, sublayer: Callable[[Tensor], Tensor], how: Switches
+) -> Tensor:
+    """What `connection` computes around `sublayer`: x (N, D) to (N, D)."""
+    p = dropout_rate(connection)
+    if connection.norm_first:
+        return dropped_sum(x, sublayer(normed(connection.norm, x, how)), p, how)
+    return normed(connection.norm, dropped_sum(x, sublayer(x), p, how), how)
+
+
+def attend(
+    layer: MultiHeadedAttention,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    how: Switches,
+) -> Tensor:
+    """The heads' work without projections: q (B, T, D), k and v (B, S, D), to (B, T, D)."""
+    q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
+    p = dropout_rate(layer)
+    if how.attention == "ours":
+        return merge_heads(AttentionCore.apply(q, k, v, bias, p))
+    if how.attention == "sdpa":
+        return merge_heads(F.scaled_dot_product_attention(q, k, v, bias, dropout_p=p))
+    return merge_heads(attention(q, k, v, bias, layer.dropout)[0])
+
+
+def self_attention(
+    layer: MultiHeadedAttention, x: Tensor, layout: Layout, bias: Tensor | None, how: Switches
+) -> Tensor:
+    """What `layer` computes from x to x: (N, D) to (N, D)."""
+    linears = (layer.project_query, layer.project_key, layer.project_value)
+    q, k, v = project(x, linears, layout, how)  # (B, T, D) each
+    return linear(layer.project_output, layout.gather(attend(layer, q, k, v, bias, how)), how)
+
+
+def cross_attention(
+    layer: MultiHeadedAttention,
+    x: Tensor,
+    layout: Layout,
+    keys_and_values: tuple[Tensor, Tensor],
+    bias: Tensor | None,
+    how: Switches,
+) -> Tensor:
+    """What `layer` computes from x (N, D) to the memory, whose keys and values (B, S, D) are given."""
+    q = layout.spread(linear(layer.project_query, x, how))  # (B, T, D)
+    heads = attend(layer, q, *keys_and_values, bias, how)  # (B, T, D)
+    return linear(layer.project_output, layout.gather(heads), how)
+
+
+# %%
+def embed(modules: nn.Sequential, ids: Tensor, layout: Layout, how: Switches) -> Tensor:
+    """What embedding and positions compute, row by row: ids (B, T) to (N, D)."""
+    embedding, position = modules
+    check_length(ids.size(1), position.pe.size(0))
+    words = embedding(layout.rows(ids))  # (N, D)
+    places = F.embedding(layout.positions, position.pe)  # (N, D)
+    return dropped(words + places, dropout_rate(position), how)
+
+
+def encode_rows(model: EncoderDecoder, src: Tensor, layout: Layout, how: Switches) -> Tensor:
+    """`model.encode` row by row: src (B, S) to the memory (N, D)."""
+    x = embed(model.src_embed, src, layout, how)
+    bias = layout.bias(x.dtype)
+    for layer in model.encoder.layers:
+        look = partial(self_attention, layer.self_attn, layout=layout, bias=bias, how=how)
+        x = residual(layer.sublayer[0], x, look, how)
+        x = residual(layer.sublayer[1], x, partial(feed_forward, layer.feed_forward, how=how), how)
+    return normed(model.encoder.norm, x, how)
+
+
+def decode_rows_of(
+    model: EncoderDecoder,
+    memory: Tensor,
+    src_layout: Layout,
+    tgt: Tensor,
+    layout: Layout,
+    how: Switches,
+) -> Tensor:
+    """`model.decode` row by row: memory (N_src, D) and tgt (B, T) to (N, D)."""
+    keys_and_values = memory_keys_and_values(model.decoder, memory, src_layout, how)
+    padding, length = src_layout.bias(memory.dtype), tgt.size(1)
+    future = memory.new_full((length, length), -math.inf).triu(1)  # (T, T): padding comes later
+    x = embed(model.tgt_embed, tgt, layout, how)
+    for layer, pair in zip(model.decoder.layers, keys_and_values, strict=True):
+        look = partial(self_attention, layer.self_attn, layout=layout, bias=future, how=how)
+        cross = partial(
+            cross_attention,
+            layer.src_attn,
+            layout=layout,
+            keys_and_values=pair,
+            bias=padding,
+            how=how,
+        )
+        x = residual(layer.sublayer[0], x, look, how)
+        x = residual(layer.sublayer[1], x, cross, how)
+        x = residual(layer.sublayer[2], x, partial(feed_forward, layer.feed_forward, how=how), how)
+    return normed(model.decoder.norm, x, how)
+
+
+# %%
 def fast_loss(
     model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing, how: Switches = FAST
 ) -> tuple[Tensor, Tensor]:
@@ -513,10 +1264,72 @@ def fast_loss(
     memory = encode_rows(model, batch.src, src_layout, how)
     x = decode_rows_of(model, memory, src_layout, batch.tgt, layout, how)  # (N, D)
     labels = layout.rows(batch.tgt_y)
-    if how.targets_only and layout.full:
+    if layout.full and (how.targets_only or how.loss == "ours"):  # ours knows of no padding
         real = layout.rows(is_target)
         x, labels = x[real], labels[real]
     return rows_loss(model.generator, x, labels, criterion, how)
+
+
+# %% [markdown]
+# And the check of checks: each switch alone, each combination that the waterfall below uses, pre-norm and post-norm, against the path of chapters 1 to 5. Outputs, and the gradient of every weight.
+
+
+# %%
+def loss_and_gradients(
+    loss_of: Callable[..., tuple[Tensor, Tensor]], model: EncoderDecoder, batch: Batch
+) -> dict[str, Tensor]:
+    """The two sums of the loss, and the gradient of every weight."""
+    model.zero_grad()
+    loss, nll = loss_of(model, batch, LabelSmoothing(0.1))
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    return {"loss": loss.detach(), "nll": nll.detach()} | gradients
+
+
+def each_switch() -> list[Switches]:
+    """All off, all on, each alone on and alone off, and the waterfall's steps one by one."""
+    on, off = asdict(FAST), asdict(PLAIN)
+    alone = [replace(PLAIN, **{name: value}) for name, value in on.items()]
+    without = [replace(FAST, **{name: value}) for name, value in off.items()]
+    sdpa = [replace(how, attention="sdpa") for how in (PLAIN, FAST)]
+    steps = waterfall_contenders()[0].values()
+    return [PLAIN, FAST, *alone, *without, *sdpa] + [Switches(**s.how) for s in steps if s.how]
+
+
+checked = 0
+for norm_first in (True, False):
+    torch.manual_seed(5)
+    model = series_model(replace(TINY, norm_first=norm_first)).eval()
+    scramble(model)  # biases start at 0, where a forgotten one would not show
+    expected = loss_and_gradients(batch_loss, model, batch)
+    for how in each_switch():
+        found = loss_and_gradients(partial(fast_loss, how=how), model, batch)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+        checked += 1
+print(f"{checked} combinations: the same loss, likelihood and gradients, to ten digits")
+
+# %% [markdown]
+# With dropout on, the two paths draw different masks, so only their distributions can agree: the mean of many losses, and their spread.
+
+# %%
+torch.manual_seed(6)
+model = series_model(replace(TINY, dropout=0.2)).train()
+with torch.no_grad():
+    losses = {
+        name: torch.stack([loss_of(model, batch, criterion)[0] for _ in range(200)]) / batch.ntokens
+        for name, loss_of in (("textbook", batch_loss), ("ours", fast_loss))
+    }
+gap = (losses["textbook"].mean() - losses["ours"].mean()).abs()
+error = torch.stack([values.std() / math.sqrt(200) for values in losses.values()]).norm()
+assert gap < 4 * error
+assert 0.7 < losses["ours"].std() / losses["textbook"].std() < 1.4
+
+# %% [markdown]
+# ## Around the step
+#
+# Three settings are not in the model at all.
+#
+# **Freed memory.** When PyTorch frees a tensor of many megabytes, the C library gives it back to the operating system; the next one comes fresh, page by page, each page zeroed by the kernel. A 64 MiB result is then 16,384 page faults. Two calls tell the library to keep what is freed. It works on Linux with glibc, and costs memory.
 
 
 # %%
@@ -530,29 +1343,181 @@ def keep_memory() -> bool:
     return all([libc.mallopt(name, value) == 1 for name, value in settings])
 
 
+# %% [markdown]
+# **Adam in one kernel.** `torch.optim.Adam` makes a dozen passes over all weights; with `fused=True`, one. And `zero_grad(set_to_none=True)`, the default today, is right: the first gradient is then stored, not added to zeros.
+#
+# **Threads.** Use as many as there are cores, and let them spin for a moment before they sleep (`OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000`, as the Makefile does). A thread that sleeps at once wakes up late, several hundred times a step.
+#
+# ## The waterfall
+#
+# Each row below is one optimizer step by everything above it plus one thing, on real Multi30k batches. All variants run in processes of their own, in turns, so that a slow moment of the machine hits all of them; the bar is the median of five rounds. **Predict** which step gives the most.
+
+
 # %%
 @dataclass(frozen=True)
-class Shape:
-    """The sizes of a Transformer, as benchmarks compare them; `N` encoder and `N` decoder layers."""
+class Contender:
+    """What a benchmark times: a model, how it is fed, and how it is run."""
 
-    N: int = 3
-    d_model: int = 256
-    d_ff: int = 1024
-    h: int = 8
-    vocab: int = 8192
-    dropout: float = 0.1
-    norm_first: bool = True
-
-
-SMALL = Shape()
-BASE = Shape(N=6, d_model=512, d_ff=2048, norm_first=False)
+    model: str = "series"  # or one of PEERS
+    batches: Literal["fixed", "random", "buckets"] = "buckets"
+    how: dict[str, Any] | None = None  # our switches; None is the textbook's own code
+    keep_memory: bool = False
+    fused_adam: bool = False
+    set_to_none: bool = True
+    threads: int = 2
+    compiled: bool = False
+    shape: dict[str, Any] | None = None  # what differs from SMALL
 
 
-def series_model(shape: Shape) -> EncoderDecoder:
-    """Our model of that shape, all tables tied."""
-    sizes = asdict(shape)
-    vocab = sizes.pop("vocab")
-    return make_model(vocab, vocab, tie="all", **sizes)
+def waterfall_contenders() -> tuple[dict[str, Contender], dict[str, Contender]]:
+    """The chapter's steps, each on top of the ones before; and what was tried and not kept."""
+    steps = {
+        "every row padded to 72": Contender(batches="fixed"),
+        "length buckets": Contender(),
+        "freed memory is kept": Contender(keep_memory=True),
+    }
+    how = PLAIN
+    for name, change in (
+        ("logits only at targets", {"targets_only": True}),
+        ("rows for real tokens only", {"packed": True}),
+        ("LayerNorm in one kernel", {"fused_norm": True}),
+        ("Q, K, V in one product", {"joint_projections": True}),
+        ("attention by hand", {"attention": "ours"}),
+        ("loss in chunks", {"loss": "ours"}),
+        ("dropout from 16 bits", {"random_bits": True}),
+        ("oneDNN's products", {"onednn": True}),
+    ):
+        how = replace(how, **change)
+        steps[name] = Contender(how=asdict(how), keep_memory=True)
+    fast = replace(steps["oneDNN's products"], fused_adam=True)
+    steps["Adam in one kernel"] = fast
+    losers = {
+        "PyTorch's attention": replace(fast, how=asdict(replace(FAST, attention="sdpa"))),
+        "logits as a whole": replace(fast, how=asdict(replace(FAST, loss="textbook"))),
+        "PyTorch's linear cross-entropy": replace(fast, how=asdict(replace(FAST, loss="torch"))),
+        "gradients set to zero": replace(fast, set_to_none=False),
+        "freed memory is given back": replace(fast, keep_memory=False),
+        "one thread": replace(fast, threads=1),
+        "no dropout at all": replace(fast, shape={"dropout": 0.0}),
+        "textbook, torch.compile": Contender(keep_memory=True, compiled=True),
+    }
+    return steps, losers
+
+
+# %%
+def waterfall_rows(record: dict[str, Any], first: str = "length buckets") -> pd.DataFrame:
+    """Microseconds per real target token after each step from `first` on, and before it."""
+    names = record["steps"][record["steps"].index(first) :]
+    after = [1e6 / step_rate(record, name) for name in names]
+    frame = pd.DataFrame({"step": names, "after": after, "before": [0.0, *after[:-1]]})
+    frame["change"] = [f"{a:.0f} µs" for a in after[:1]] + [
+        f"{100 * (a / b - 1):+.0f}%".replace("-", "−")
+        for a, b in zip(after[1:], after[:-1], strict=True)
+    ]
+    frame["kind"] = ["before"] + [
+        "faster" if a <= b else "slower" for a, b in zip(after[1:], after, strict=False)
+    ]
+    floor = record["floor_seconds"] / step_seconds(record, names[-1]) * after[-1]
+    ends = pd.DataFrame(
+        {
+            "step": ["all together", "the floor"],
+            "after": [after[-1], floor],
+            "before": [0.0, 0.0],
+            "change": [f"{after[-1]:.0f} µs", f"{floor:.0f} µs"],
+            "kind": ["after", "floor"],
+        }
+    )
+    return pd.concat([frame, ends], ignore_index=True)
+
+
+def waterfall_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """What each step takes off the time per target token, from buckets to the floor."""
+    frame = waterfall_rows(record)
+    frame["end"] = frame[["before", "after"]].max(axis=1)
+    colours = {"before": GREY, "faster": PALETTE[2], "slower": PALETTE[1]}
+    colours |= {"after": PALETTE[0], "floor": "#BBBBBB"}
+    base = alt.Chart(rounded(frame)).encode(
+        y=alt.Y("step:N", sort=None, title=None, axis=alt.Axis(ticks=False, labelPadding=8))
+    )
+    top = float(frame["end"].max()) * 1.12
+    x = alt.X(
+        "before:Q", title="microseconds for a real target token", scale=alt.Scale(domain=[0, top])
+    )
+    color = alt.Color(
+        "kind:N",
+        scale=alt.Scale(domain=list(colours), range=list(colours.values())),
+        legend=None,
+    )
+    drawn = base.mark_bar().encode(x=x, x2="after:Q", color=color)
+    numbers = base.mark_text(align="left", dx=5, fontSize=11).encode(x="end:Q", text="change:N")
+    return titled(
+        alt.layer(drawn, numbers).properties(width=420, height=alt.Step(26)),
+        "From the textbook to the floor",
+        "Time per real target token after each step. Green takes away, orange adds; the last grey bar is what no "
+        "code can go below on this machine. The row that is padded to 72 is left out: it would be "
+        f"{step_rate(record, 'length buckets') / step_rate(record, 'every row padded to 72'):.1f} times the first bar.",
+    )
+
+
+fixed = step_rate(record, "every row padded to 72")
+bucketed = step_rate(record, "length buckets")
+final = step_rate(record, record["steps"][-1])
+print(
+    f"padded to 72: {fixed:.0f} target tokens a second; in buckets {bucketed:.0f}; at the end {final:.0f}"
+)
+waterfall_chart(record)
+
+# %% [markdown]
+# WATERFALL_TEXT
+#
+# What was tried and not kept, each as the one difference to the final path:
+
+
+# %%
+def losers_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Step time of what was not kept, relative to the final path."""
+    final = step_rate(record, record["steps"][-1])
+    frame = pd.DataFrame(
+        [(name, final / step_rate(record, name)) for name in record["losers"]],
+        columns=["instead", "time"],
+    )
+    return titled(
+        bars(
+            frame, "instead", "time", value_title="time, the final path is 1", number_format=".2f"
+        ),
+        "What was not kept",
+        "Time per target token with this one difference; above 1 is slower. Without dropout it is another "
+        "training, and shows what dropout still costs.",
+    )
+
+
+losers_chart(record)
+
+# %% [markdown]
+# LOSERS_TEXT
+
+# %%
+account_chart(
+    {"textbook": record["account_textbook"], "ours": record["account"]},
+    "Where the time went, and where it goes now",
+    "Seconds of one step, by kind of operation, from the profiler. The products stay; almost everything else shrinks.",
+)
+
+# %% [markdown]
+# ## Against others
+#
+# > **In short.** Same architecture, same batches, same machine, in turns. And feed everybody both ways, so that what comes from batching and what from code is told apart.
+#
+# Three implementations that people use, of the same size: `nn.Transformer`, Hugging Face's `MarianMTModel`, and x-transformers. Each gets the loss from `F.cross_entropy` and PyTorch's Adam, as its users would. (x-transformers has no biases in its attention, no dropout after a sublayer, and GELU; we leave it as it is.) Each runs in a process of its own, for its own peak of memory.
+#
+# Three ways to make batches of 2,048 tokens a side: every row padded to 72, as The Annotated Transformer does it; random order, padded to the longest row, as a data loader does it unasked; and chapter 6's length buckets. What counts is *real* target tokens a second. Padding is not work done.
+#
+# ```bash
+# make bench                                        # this comparison, on your machine
+# python scripts/ch07_going_fast.py steps           # the waterfall
+# python scripts/ch07_going_fast.py base            # the paper's base model
+# python scripts/ch07_going_fast.py growth          # the section after this one
+# ```
 
 
 # %%
@@ -592,6 +1557,7 @@ class TorchTransformer(nn.Module):
         return self.generator(x)
 
 
+# %%
 class Marian(nn.Module):
     """Hugging Face's `MarianMTModel`: batch to logits (B, T, V)."""
 
@@ -631,6 +1597,7 @@ class Marian(nn.Module):
         ).logits
 
 
+# %%
 class XTransformers(nn.Module):
     """x-transformers' encoder and decoder, tables tied: batch to logits (B, T, V)."""
 
@@ -669,8 +1636,10 @@ PEERS = {
     "MarianMTModel": Marian,
     "x-transformers": XTransformers,
 }
+PACKAGES = {"MarianMTModel": ("transformers",), "x-transformers": ("x_transformers",)}
 
 
+# %%
 def peer_loss(model: nn.Module, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
     """The smoothed loss as a user of PyTorch would write it, summed over the real tokens."""
     loss = F.cross_entropy(
@@ -683,90 +1652,21 @@ def peer_loss(model: nn.Module, batch: Batch, criterion: LabelSmoothing) -> tupl
     return loss, loss.detach()
 
 
-# %%
-@dataclass(frozen=True)
-class Contender:
-    """What a benchmark times: a model, how it is fed, and how it is run."""
-
-    model: str = "series"  # or one of PEERS
-    batches: Literal["fixed", "random", "buckets"] = "buckets"
-    how: dict[str, Any] | None = None  # our switches; None is the textbook's own code
-    keep_memory: bool = False
-    fused_adam: bool = False
-    set_to_none: bool = True
-    threads: int = 2
-    compiled: bool = False
-    shape: dict[str, Any] | None = None  # what differs from SMALL
-
-
-PACKAGES = {"MarianMTModel": ("transformers",), "x-transformers": ("x_transformers",)}
-
+# %% [markdown]
+# `nn.Transformer` with our weights must give our loss, or we would be racing against something else. Chapter 4 has the translation of weights.
 
 # %%
-def loss_function(contender: Contender) -> Callable[..., tuple[Tensor, Tensor]]:
-    """What the contender minimises: (model, batch, criterion) to two sums."""
-    loss_of = peer_loss if contender.model in PEERS else batch_loss
-    if contender.how is not None:
-        loss_of = partial(fast_loss, how=Switches(**contender.how))
-    return torch.compile(loss_of, dynamic=True) if contender.compiled else loss_of
+torch.manual_seed(7)
+model = series_model(replace(TINY, norm_first=True)).eval()
+peer = TorchTransformer(replace(TINY, norm_first=True)).eval()
+peer.embed[0].lut.weight.data.copy_(model.tgt_embed[0].lut.weight)
+peer.body.load_state_dict(to_torch_transformer(model).state_dict())
+torch.testing.assert_close(
+    peer_loss(peer, batch, criterion)[0], fast_loss(model, batch, criterion)[0]
+)
 
-
-def contender_step(contender: Contender) -> tuple[nn.Module, Callable[[Batch], float]]:
-    """The contender's model, and a function that makes one full optimizer step on a batch."""
-    torch.manual_seed(0)
-    torch.set_num_threads(contender.threads)
-    if contender.keep_memory:
-        keep_memory()
-    shape = replace(SMALL, **(contender.shape or {}))
-    model = PEERS[contender.model](shape) if contender.model in PEERS else series_model(shape)
-    loss_of = loss_function(contender)
-    criterion = LabelSmoothing(0.1)
-    adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
-    optimizer = torch.optim.Adam(model.parameters(), fused=contender.fused_adam or None, **adam)
-    model.train()
-
-    def step(batch: Batch) -> float:
-        optimizer.zero_grad(set_to_none=contender.set_to_none)
-        loss, _ = loss_of(model, batch, criterion)
-        (loss / batch.ntokens).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.item() / batch.ntokens
-
-    return model, step
-
-
-# %%
-def serve(contender: Contender, batches_file: str) -> None:
-    """A contender in a process of its own: reads batch numbers, writes what each step took.
-
-    A line in is the number of a batch, a line out the JSON of the step's seconds and its loss. When
-    the input ends, a last line tells the memory and the parameters.
-    """
-    replies, sys.stdout = sys.stdout, sys.stderr  # libraries print, too
-    batches = [
-        batch_as(contender.batches, [Example(*pair) for pair in pairs])
-        for pairs in json.loads(Path(batches_file).read_text(encoding="utf-8"))
-    ]
-    for package in PACKAGES.get(contender.model, ()):
-        importlib.import_module(package)  # now, so that its own memory isn't counted
-    before = peak_bytes()
-    model, step = contender_step(contender)
-    for line in sys.stdin:
-        batch = batches[int(line)]
-        start = time.perf_counter()
-        loss = step(batch)
-        seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "loss": loss}), file=replies, flush=True)
-    size = sum(p.numel() for p in model.parameters())
-    report = {"peak_bytes": peak_bytes() - before, "parameters": size}
-    print(json.dumps(report), file=replies, flush=True)
-
-
-def peak_bytes() -> int:
-    """The most memory that this process ever held."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+# %% [markdown]
+# The rest is bookkeeping: batches, processes, turns.
 
 
 # %%
@@ -804,20 +1704,123 @@ def batches_to_time(
 
 
 # %%
-@dataclass
-class BenchOptions:
-    """What a benchmark runs on."""
+def loss_function(contender: Contender) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What the contender minimises: (model, batch, criterion) to two sums."""
+    loss_of = peer_loss if contender.model in PEERS else batch_loss
+    if contender.how is not None:
+        loss_of = partial(fast_loss, how=Switches(**contender.how))
+    return torch.compile(loss_of, dynamic=True) if contender.compiled else loss_of
 
-    corpus: Literal["auto", "sample", "multi30k"] = "auto"
-    """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
-    rounds: int = 7
-    """Passes over the batches; the median counts."""
-    count: int = 4
-    """Batches of a pass."""
-    max_tokens: int = 2048
-    """Tokens in a batch on either side, padding counted."""
-    save: bool = False
-    """Write the record into results/."""
+
+def contender_step(contender: Contender) -> tuple[nn.Module, Callable[[Batch], float]]:
+    """The contender's model, and a function that makes one full optimizer step on a batch."""
+    torch.manual_seed(0)
+    torch.set_num_threads(contender.threads)
+    if contender.keep_memory:
+        keep_memory()
+    shape = replace(SMALL, **(contender.shape or {}))
+    model = PEERS[contender.model](shape) if contender.model in PEERS else series_model(shape)
+    loss_of = loss_function(contender)
+    criterion = LabelSmoothing(0.1)
+    adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
+    optimizer = torch.optim.Adam(model.parameters(), fused=contender.fused_adam or None, **adam)
+    model.train()
+
+    def step(batch: Batch) -> float:
+        optimizer.zero_grad(set_to_none=contender.set_to_none)
+        loss, _ = loss_of(model, batch, criterion)
+        (loss / batch.ntokens).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item() / batch.ntokens
+
+    return model, step
+
+
+# %%
+KINDS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::addmm_", "mkldnn::_linear_pointwise"),
+    "attention's products": ("aten::bmm", "aten::baddbmm"),
+    "softmax, attention's and the loss's": ("softmax", "aten::amax", "logsumexp", "aten::exp"),
+    "random bits": ("aten::random_", "aten::bernoulli_"),
+    "copies": (
+        "aten::copy_",
+        "aten::cat",
+        "index",
+        "scatter",
+        "gather",
+        "aten::fill_",
+        "aten::zero",
+    ),
+    "LayerNorm": ("layer_norm", "var_mean"),
+    "Adam and clipping": ("adam", "addcdiv", "lerp", "norm", "foreach"),
+}
+
+
+def account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:
+    """Seconds of a step by kind of operation, from PyTorch's profiler, and the rest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step = contender_step(contender)[1]
+    padded = [make_batch(batch) for batch in batches]
+    for batch in padded:
+        step(batch)
+    start = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for batch in padded:
+            step(batch)
+    total = time.perf_counter() - start
+    seconds = dict.fromkeys([*KINDS, "sums, relu, dropout's products"], 0.0)
+    for event in profiler.key_averages():
+        if "::" in event.key and event.key.split("::")[0] in ("aten", "mkldnn"):
+            seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6
+    seconds["Python and autograd"] = max(0.0, total - sum(seconds.values()))
+    return {kind: round(value / len(padded), 5) for kind, value in seconds.items()}
+
+
+def kind_of(operation: str) -> str:
+    """The kind under which `account` books an operation."""
+    for kind, names in KINDS.items():
+        if any(name in operation if "::" not in name else name == operation for name in names):
+            return kind
+    return "sums, relu, dropout's products"
+
+
+# %%
+def serve(contender: Contender, batches_file: str) -> None:
+    """A contender in a process of its own: reads batch numbers, writes what each step took.
+
+    A line in is the number of a batch, a line out the JSON of the step's seconds and its loss. When
+    the input ends, a last line tells the memory and the parameters.
+    """
+    replies, sys.stdout = sys.stdout, sys.stderr  # libraries print, too
+    batches = [
+        batch_as(contender.batches, [Example(*pair) for pair in pairs])
+        for pairs in json.loads(Path(batches_file).read_text(encoding="utf-8"))
+    ]
+    for package in PACKAGES.get(contender.model, ()):
+        importlib.import_module(package)  # now, so that its own memory isn't counted
+    before = peak_bytes()
+    model, step = contender_step(contender)
+    for line in sys.stdin:
+        batch = batches[int(line)]
+        start = time.perf_counter()
+        loss = step(batch)
+        seconds = time.perf_counter() - start
+        print(json.dumps({"seconds": seconds, "loss": loss}), file=replies, flush=True)
+    size = sum(p.numel() for p in model.parameters())
+    report = {"peak_bytes": peak_bytes() - before, "parameters": size}
+    print(json.dumps(report), file=replies, flush=True)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process ever held."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count what the parent held when it forked
+        line = next(row for row in status.read_text().splitlines() if row.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 # %%
@@ -871,6 +1874,23 @@ class Worker:
         }
 
 
+# %%
+@dataclass
+class BenchOptions:
+    """What a benchmark runs on."""
+
+    corpus: Literal["auto", "sample", "multi30k"] = "auto"
+    """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
+    rounds: int = 7
+    """Passes over the batches; the median counts."""
+    count: int = 4
+    """Batches of a pass."""
+    max_tokens: int = 2048
+    """Tokens in a batch on either side, padding counted."""
+    save: bool = False
+    """Write the record into results/."""
+
+
 def race(
     contenders: dict[str, Contender], examples: Sequence[Example], options: BenchOptions
 ) -> tuple[dict[str, dict[str, float]], list[float], dict[str, list[list[Example]]]]:
@@ -897,198 +1917,6 @@ def race(
 
 
 # %%
-@dataclass(frozen=True)
-class Product:
-    """`times` matrix products (n, i, j) @ (n, j, k) of the forward pass."""
-
-    name: str
-    n: int
-    i: int
-    j: int
-    k: int
-    times: int = 1
-
-    @property
-    def flops(self) -> int:
-        """A multiplication and an addition for each of n·i·j·k, all `times` together."""
-        return 2 * self.n * self.i * self.j * self.k * self.times
-
-    @property
-    def bytes(self) -> int:
-        """Traffic in float32 where each factor is read once and the result written once."""
-        return 4 * self.n * (self.i * self.j + self.j * self.k + self.i * self.k) * self.times
-
-
-def forward_products(shape: Shape, lengths: Sequence[tuple[int, int]]) -> list[Product]:
-    """All matrix products of one forward pass over sentences of these (source, target) lengths."""
-    D, F, N = shape.d_model, shape.d_ff, shape.N
-    sources, targets = (sum(side) for side in zip(*lengths, strict=True))  # rows
-    listed = [
-        Product("Q, K, V of the source", 1, sources, D, 3 * D, N),
-        Product("Q, K, V of the target", 1, targets, D, 3 * D, N),
-        Product("cross-attention's Q", 1, targets, D, D, N),
-        Product("cross-attention's K, V", 1, sources, D, 2 * D, N),
-        Product("heads to output, source", 1, sources, D, D, N),
-        Product("heads to output, target", 1, targets, D, D, 2 * N),
-        Product("feed-forward, out", 1, sources, D, F, N),
-        Product("feed-forward, out", 1, targets, D, F, N),
-        Product("feed-forward, back", 1, sources, F, D, N),
-        Product("feed-forward, back", 1, targets, F, D, N),
-        Product("logits", 1, targets, D, shape.vocab),
-    ]
-    head = D // shape.h
-    for s, t in lengths:
-        for queries, keys in ((s, s), (t, t), (t, s)):
-            listed.append(Product("scores", shape.h, queries, head, keys, N))
-            listed.append(Product("weights · V", shape.h, queries, keys, head, N))
-    return listed
-
-
-def step_flops(shape: Shape, lengths: Sequence[tuple[int, int]]) -> int:
-    """Operations of a training step's products: each forward product has two of its size backward."""
-    return 3 * sum(product.flops for product in forward_products(shape, lengths))
-
-
-# %%
-def least_seconds(
-    shape: Shape, lengths: Sequence[tuple[int, int]], rate: float, bandwidth: float
-) -> float:
-    """The time under which no step can be: every product at the roof, and Adam's traffic.
-
-    All else (softmax, dropout, LayerNorm, sums) is taken to cost nothing, as if it happened while
-    the numbers pass by. `rate` is in operations a second, `bandwidth` in bytes a second.
-    """
-    products = forward_products(shape, lengths)
-    at_roof = 3 * sum(max(p.flops / rate, p.bytes / bandwidth) for p in products)
-    return at_roof + ADAM_BYTES * parameter_count(shape) / bandwidth
-
-
-ADAM_BYTES = (
-    4 * 7
-)  # a weight's gradient, value and two moments are read, all but the gradient written
-
-
-def parameter_count(shape: Shape) -> int:
-    """Weights of our model of that shape."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in series_model(shape).parameters())
-
-
-# %%
-def best_seconds(function: Callable[[], object], repeats: int = 10) -> float:
-    """The shortest of several runs: what the machine can, when nothing disturbs it."""
-    function()
-    best = math.inf
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def matrix_rate(repeats: int = 5) -> float:
-    """Operations a second of this machine's best float32 product: squares of 1,024 and 2,048."""
-    best = 0.0
-    for n in (1024, 2048):
-        a, b = torch.randn(n, n), torch.randn(n, n)
-        for onednn in (False, True):
-            seconds = best_seconds(lambda: affine(a, b, None, onednn), repeats)  # noqa: B023
-            best = max(best, 2 * n**3 / seconds)
-    return best
-
-
-def memory_bandwidth(megabytes: int = 256) -> float:
-    """Bytes a second of adding a tensor too large for any cache to another: read, read, write."""
-    a, b = torch.ones(2, megabytes * 2**18)
-    return 3 * a.nbytes / best_seconds(lambda: a.add_(b))
-
-
-# %%
-def measured_operations(shape: Shape = SMALL, tokens: int = 2048, length: int = 16) -> list[dict]:
-    """Typical operations of a step, alone: operations, least bytes and seconds of each."""
-    D, V, sentences = shape.d_model, shape.vocab, tokens // length
-    x, wide, logits = (
-        torch.randn(tokens, D),
-        torch.randn(tokens, shape.d_ff),
-        torch.randn(tokens, V),
-    )
-    heads = torch.randn(sentences * shape.h, length, D // shape.h)
-    weights = torch.randn(sentences * shape.h, length, length)
-    labels = torch.randint(1, V, (tokens,))
-    norm = nn.LayerNorm(D)
-    maps = {n: torch.randn(n, D) for n in (3 * D, shape.d_ff, V)}
-    back = torch.randn(D, shape.d_ff)
-    weight = [torch.randn(parameter_count(shape), requires_grad=True)]
-    weight[0].grad = torch.randn_like(weight[0])
-    adam = torch.optim.Adam(weight, fused=True)
-
-    def product(name: str, n: int, i: int, j: int, k: int) -> dict:
-        p = Product(name, n, i, j, k)
-        return {"operation": name, "flops": p.flops, "bytes": p.bytes}
-
-    def passing(name: str, numbers: int, flops: int, arrays: float) -> dict:
-        return {"operation": name, "flops": flops * numbers, "bytes": int(4 * arrays * numbers)}
-
-    cases = [
-        (product("Q, K, V", 1, tokens, D, 3 * D), lambda: F.linear(x, maps[3 * D])),
-        (
-            product("feed-forward, out", 1, tokens, D, shape.d_ff),
-            lambda: F.linear(x, maps[shape.d_ff]),
-        ),
-        (product("feed-forward, back", 1, tokens, shape.d_ff, D), lambda: F.linear(wide, back)),
-        (product("logits", 1, tokens, D, V), lambda: F.linear(x, maps[V])),
-        (product("scores", len(heads), length, D // shape.h, length), lambda: heads @ heads.mT),
-        (passing("softmax of scores", weights.numel(), 5, 2), lambda: weights.softmax(-1)),
-        (passing("LayerNorm", x.numel(), 8, 2), lambda: norm(x)),
-        (passing("residual sum", x.numel(), 1, 3), lambda: x + x),
-        (passing("dropout", wide.numel(), 2, 2.25), lambda: F.dropout(wide, 0.1)),
-        (
-            passing("dropout, 16 bits", wide.numel(), 2, 2.5),
-            lambda: wide * keep_mask(wide.shape, 0.1, wide),
-        ),
-        (passing("cross-entropy", logits.numel(), 5, 1), lambda: F.cross_entropy(logits, labels)),
-        (passing("Adam", weight[0].numel(), 12, ADAM_BYTES / 4), adam.step),
-    ]
-    with torch.no_grad():
-        return [row | {"seconds": best_seconds(call)} for row, call in cases]
-
-
-# %%
-def waterfall_contenders() -> tuple[dict[str, Contender], dict[str, Contender]]:
-    """The chapter's steps, each on top of the ones before; and what was tried and not kept."""
-    steps = {
-        "every row padded to 72": Contender(batches="fixed"),
-        "length buckets": Contender(),
-        "freed memory is kept": Contender(keep_memory=True),
-    }
-    how = PLAIN
-    for name, change in (
-        ("logits only at targets", {"targets_only": True}),
-        ("rows for real tokens only", {"packed": True}),
-        ("LayerNorm in one kernel", {"fused_norm": True}),
-        ("Q, K, V in one product", {"joint_projections": True}),
-        ("attention by hand", {"attention": "ours"}),
-        ("loss in chunks", {"loss": "ours"}),
-        ("dropout from 16 bits", {"random_bits": True}),
-        ("oneDNN's products", {"onednn": True}),
-    ):
-        how = replace(how, **change)
-        steps[name] = Contender(how=asdict(how), keep_memory=True)
-    fast = replace(steps["oneDNN's products"], fused_adam=True)
-    steps["Adam in one kernel"] = fast
-    losers = {
-        "PyTorch's attention": replace(fast, how=asdict(replace(FAST, attention="sdpa"))),
-        "logits as a whole": replace(fast, how=asdict(replace(FAST, loss="textbook"))),
-        "PyTorch's linear cross-entropy": replace(fast, how=asdict(replace(FAST, loss="torch"))),
-        "gradients set to zero": replace(fast, set_to_none=False),
-        "freed memory is given back": replace(fast, keep_memory=False),
-        "one thread": replace(fast, threads=1),
-        "no dropout at all": replace(fast, shape={"dropout": 0.0}),
-        "textbook, torch.compile": Contender(keep_memory=True, compiled=True),
-    }
-    return steps, losers
-
-
 def peer_contenders() -> dict[str, Contender]:
     """Our two paths and the peers, each fed in three ways; and with freed memory kept."""
     fast = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True)
@@ -1105,126 +1933,92 @@ def peer_contenders() -> dict[str, Contender]:
 
 
 # %%
-def bench_examples(corpus: str, vocab: int) -> tuple[str, list[Example]]:
-    """The name of the corpus that is read, and its training pairs in `vocab` BPE pieces."""
-    if corpus == "auto":
-        corpus = "multi30k" if "MULTI30K_DIR" in os.environ else "sample"
-    pairs = load_corpus(corpus)["train"]
-    lines = (line for pair in pairs for line in pair)
-    # The sample corpus is too small for 8,192 pieces. The model keeps that size all the same.
-    pieces = vocab if corpus == "multi30k" else min(vocab, 1000)
-    return corpus, encode_pairs(pairs, BPETokenizer.train(lines, pieces))
+def peers_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Target tokens a second of each model, by how it was fed, with the range over the rounds."""
+    feeds = {"fixed": "all padded to 72", "random": "random order", "buckets": "length buckets"}
+    rows = []
+    for name, report in record["reports"].items():
+        model, batches, *kept = name.split(", ")
+        if not kept:
+            row = {"model": model, "batches": feeds[batches], "speed": report["tokens_per_second"]}
+            rows.append(row | {"low": report["lowest"], "high": report["highest"]})
+    frame = rounded(pd.DataFrame(rows))
+    y = alt.Y("model:N", sort=["textbook", *PEERS, "ours"], title=None)
+    base = alt.Chart(frame).encode(y=y, yOffset=alt.YOffset("batches:N", sort=list(feeds.values())))
+    x = alt.X("speed:Q", title="real target tokens a second", scale=alt.Scale(domain=[0, 4000]))
+    colour = alt.Color("batches:N", sort=list(feeds.values()), title=None)
+    drawn = base.mark_bar().encode(x=x, color=colour)
+    ranges = base.mark_rule(color="black").encode(x="low:Q", x2="high:Q")
+    numbers = base.mark_text(align="left", dx=4, fontSize=11).encode(
+        x="high:Q", text=alt.Text("speed:Q", format=".0f")
+    )
+    return titled(
+        alt.layer(drawn, ranges, numbers).properties(width=420, height=alt.Step(20)),
+        "The same training step, five implementations, three ways to make batches",
+        "Bars are medians over the rounds, the black lines run from the slowest round to the fastest. Batching "
+        "matters most, and each model gains from it.",
+    )
 
 
 # %%
-def race_record(
-    contenders: dict[str, Contender], options: BenchOptions, shape: Shape = SMALL
-) -> dict[str, Any]:
-    """Race `contenders` and put it on record: the reports, and how much of the machine each used."""
-    corpus, examples = bench_examples(options.corpus, shape.vocab)
-    reports, rates, feeds = race(contenders, examples, options)
-    rate = statistics.median(rates)
-    for name, report in reports.items():
-        lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in feeds[name]]
-        flops = sum(step_flops(shape, batch) for batch in lengths) / len(lengths)
-        report["mfu"] = round(flops / report["seconds_per_step"] / rate, 4)
-    return {
-        "corpus": corpus,
-        "shape": asdict(shape),
-        "max_tokens": options.max_tokens,
-        "batches": options.count,
-        "rounds": options.rounds,
-        "matrix_rate": round(rate),
-        "matrix_rates": [round(r) for r in rates],
-        "contenders": {name: asdict(contender) for name, contender in contenders.items()},
-        "reports": reports,
-    }
-
-
-def bench_peers(options: BenchOptions) -> dict[str, Any]:
-    """Our two paths against nn.Transformer, MarianMTModel and x-transformers, each fed three ways."""
-    return race_record(peer_contenders(), options)
-
-
-def bench_steps(options: BenchOptions) -> dict[str, Any]:
-    """The chapter's steps one after another, what lost, and this machine's limits."""
-    steps, losers = waterfall_contenders()
-    operations = measured_operations()
-    bandwidth = memory_bandwidth()
-    record = race_record(steps | losers, options)
-    examples = bench_examples(options.corpus, SMALL.vocab)[1]
-    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
-    lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in batches]
-    rate = record["matrix_rate"]
-    floors = [least_seconds(SMALL, batch, rate, bandwidth) for batch in lengths]
-    return record | {
-        "steps": list(steps),
-        "losers": list(losers),
-        "bandwidth": round(bandwidth),
-        "operations": operations,
-        "floor_seconds": round(statistics.mean(floors), 4),
-        "account": account(Contender(how=asdict(FAST), fused_adam=True), batches),
-        "account_textbook": account(Contender(), batches),
-    }
-
-
-def bench_base(options: BenchOptions) -> dict[str, Any]:
-    """The paper's base model: the textbook path and ours, and where the time of ours goes."""
-    shape = {name: value for name, value in asdict(BASE).items() if value != asdict(SMALL)[name]}
-    fast = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True, shape=shape)
-    record = race_record({"textbook": Contender(shape=shape), "ours": fast}, options, BASE)
-    examples = bench_examples(options.corpus, BASE.vocab)[1]
-    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
-    return record | {"account": account(fast, batches)}
+peers = load_record("speed-peers")
+print(peers["command"])
+peers_chart(peers)
 
 
 # %%
-KINDS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::addmm_", "mkldnn::_linear_pointwise"),
-    "attention's products": ("aten::bmm", "aten::baddbmm"),
-    "softmax, attention's and the loss's": ("softmax", "aten::amax", "logsumexp", "aten::exp"),
-    "random bits": ("aten::random_", "aten::bernoulli_"),
-    "copies": (
-        "aten::copy_",
-        "aten::cat",
-        "index",
-        "scatter",
-        "gather",
-        "aten::fill_",
-        "aten::zero",
-    ),
-    "LayerNorm": ("layer_norm", "var_mean"),
-    "Adam and clipping": ("adam", "addcdiv", "lerp", "norm", "foreach"),
-}
+def peers_frame(record: dict[str, Any]) -> pd.DataFrame:
+    """Rows of the benchmark against the peers: model, batches, speed with its range, and memory."""
+    rows = []
+    for name, report in record["reports"].items():
+        model, batches, *kept = name.split(", ")
+        row = {"model": model + (", memory kept" if kept else ""), "batches": batches}
+        row["target tokens a second"] = round(report["tokens_per_second"])
+        row["range"] = f"{report['lowest']:.0f} to {report['highest']:.0f}"
+        row["peak MiB"] = round(report["peak_bytes"] / 2**20)
+        row["share of matrix rate"] = f"{report['mfu']:.0%}"
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
-def account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:
-    """Seconds of a step by kind of operation, from PyTorch's profiler, and the rest."""
-    from torch.profiler import ProfilerActivity, profile
+best_peer = max(step_rate(peers, f"{name}, buckets") for name in PEERS)
+ours, fixed = step_rate(peers, "ours, buckets"), step_rate(peers, "textbook, fixed")
+assert ours > 1.3 * best_peer  # same batches
+assert ours > 5 * fixed  # from The Annotated Transformer's padding to here
+memory = {name: report["peak_bytes"] for name, report in peers["reports"].items()}
+assert memory["ours, buckets"] < min(memory[f"{name}, buckets"] for name in PEERS)
+print(
+    f"{ours / best_peer:.2f} times the best peer on the same batches, {ours / fixed:.1f} times the padded textbook"
+)
+peers_frame(peers).set_index(["model", "batches"])
 
-    step = contender_step(contender)[1]
-    padded = [make_batch(batch) for batch in batches]
-    for batch in padded:
-        step(batch)
-    start = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        for batch in padded:
-            step(batch)
-    total = time.perf_counter() - start
-    seconds = dict.fromkeys([*KINDS, "sums, relu, dropout's products"], 0.0)
-    for event in profiler.key_averages():
-        if "::" in event.key and event.key.split("::")[0] in ("aten", "mkldnn"):
-            seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6
-    seconds["Python and autograd"] = max(0.0, total - sum(seconds.values()))
-    return {kind: round(value / len(padded), 5) for kind, value in seconds.items()}
+# %% [markdown]
+# PEERS_TEXT
+#
+# ### The base model
+#
+# The same two paths on the paper's base model (6+6 layers, D = 512), in batches of 4,096 tokens. Its products are larger, so a larger share of the time is arithmetic.
 
 
-def kind_of(operation: str) -> str:
-    """The kind under which `account` books an operation."""
-    for kind, names in KINDS.items():
-        if any(name in operation if "::" not in name else name == operation for name in names):
-            return kind
-    return "sums, relu, dropout's products"
+# %%
+base = load_record("speed-base")
+used = {name: report["mfu"] for name, report in base["reports"].items()}
+assert used["ours"] >= 0.6
+print({name: f"{share:.0%} of the matrix rate" for name, share in used.items()})
+account_chart(
+    {"ours": base["account"]},
+    "A step of the base model, on our path",
+    "Seconds by kind of operation. What the products leave over is small change.",
+)
+
+# %% [markdown]
+# *Model FLOPs utilisation* is the share of the machine's matrix rate that useful work reaches: the operations of the real tokens, counted by hand, over the time of the whole step and the rate of a large square product measured in the same run.
+#
+# ## How it grows
+#
+# > **In short.** Turn one knob, leave the others, and draw both axes as logarithms. The slope is the exponent.
+#
+# Theory first. At a fixed number of tokens the linear layers don't care about the length, and attention's own products grow with it. Tokens: everything in proportion. Width: the layers' products grow as D², the logits and Adam's share with V·D. Depth: in proportion, but for the logits. So **predict** the four exponents of time, given that our models are small.
 
 
 # %%
@@ -1266,6 +2060,500 @@ def growth_point(axis: str, value: int, how: dict[str, Any] | None) -> dict[str,
     }
 
 
+# %%
+def growth_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Seconds of a step along the four axes, by both paths."""
+    frame = pd.DataFrame(record["points"])
+    titles = {
+        "length": "length (2,048 tokens a side)",
+        "tokens": "tokens a side",
+        "width": "d_model (d_ff = 4 × d_model)",
+        "depth": "layers on either side",
+    }
+    panels = [
+        lines(
+            frame[frame["axis"] == axis],
+            "value",
+            "seconds",
+            "path",
+            x_title=titles[axis],
+            y_title="seconds",
+            log_x=True,
+            log_y=True,
+            points=True,
+            width=250,
+            height=170,
+        )
+        for axis in AXES
+    ]
+    return titled(
+        alt.concat(*panels, columns=2),
+        "How a step grows",
+        "Both axes of each panel are logarithmic: a straight line is a power, and its slope the exponent.",
+    )
+
+
+growth = load_record("speed-growth")
+growth_chart(growth)
+
+
+# %%
+def fitted_exponent(values: Sequence[float], costs: Sequence[float]) -> float:
+    """The b of cost ≈ a·valueᵇ: least squares on the logarithms."""
+    x, y = (torch.tensor(list(v), dtype=torch.float64).log() for v in (values, costs))
+    return (((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum()).item()
+
+
+def growth_table(record: dict[str, Any]) -> pd.DataFrame:
+    """Fitted exponents of time and memory along each axis and by each path, beside the operations'."""
+    frame = pd.DataFrame(record["points"])
+    rows = []
+    for (axis, path), group in frame.groupby(["axis", "path"], sort=False):
+        exponents = [
+            fitted_exponent(group["value"], group[cost]) for cost in ("seconds", "bytes", "flops")
+        ]
+        rows.append([axis, path, *(f"{e:.2f}" for e in exponents)])
+    return pd.DataFrame(rows, columns=["axis", "path", "time", "memory", "operations (theory)"])
+
+
+assert abs(fitted_exponent([1, 2, 4, 8], [3, 12, 48, 192]) - 2) < 1e-12
+growth_table(growth).set_index(["axis", "path"])
+
+# %% [markdown]
+# GROWTH_TEXT
+#
+# ## On a GPU
+#
+# > **In short.** A GPU has the opposite trouble. Its multipliers are so fast that a small model's step ends before Python has asked for the next kernel. There, speed means asking less often.
+#
+# A step of ours is some two thousand kernels, and a launch takes a few microseconds of CPU time. Rows of varying number, which pay on a CPU, make every step another shape; and each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So on a GPU we go the other way:
+#
+# - **bf16** for the products, by autocast, with weights and sums in float32;
+# - **PyTorch's attention**, which has fast kernels there, dropout included;
+# - **few static shapes**: each pair goes into the narrowest of eight widths; the widths are chosen so that padding is least, exactly, by dynamic programming;
+# - **the corpus on the device**, once: 29,000 pairs are a few megabytes;
+# - **CUDA graphs**: one whole optimizer step is recorded for each of the eight shapes, and from then on a step is one launch. (`torch.compile(mode="reduce-overhead")` does the same, and re-records for every new shape; hence the eight.)
+# - PyTorch's `varlen_attn` takes packed rows as they are, but it has no dropout on the weights. So it is another training, and we leave it.
+#
+# This section's code runs on any device, and is checked here on a CPU; recording a graph needs a GPU. **No GPU was at hand when this chapter was recorded**, so it makes no claim about speed there. `python scripts/ch07_going_fast.py gpu` measures it.
+
+
+# %%
+@dataclass
+class Rectangles:
+    """Source ids (B, S) and the full target (B, T+1), with the views that a loss reads; no counts."""
+
+    src: Tensor
+    full: Tensor
+
+    @property
+    def tgt(self) -> Tensor:
+        """What the decoder reads (B, T)."""
+        return self.full[:, :-1]
+
+    @property
+    def tgt_y(self) -> Tensor:
+        """What it must say (B, T)."""
+        return self.full[:, 1:]
+
+
+def longer_side(example: Example) -> int:
+    """Tokens of the longer side: the width that the pair needs."""
+    return max(len(example.src), len(example.tgt) - 1)
+
+
+def static_lengths(examples: Sequence[Example], shapes: int = 8) -> list[int]:
+    """The `shapes` widths that hold all examples with the fewest padded cells.
+
+    Exact, by dynamic programming over the widths that occur: best[k][w] is the least number of cells
+    for all pairs no wider than w in k widths, the largest of them w.
+    """
+    widths = sorted({longer_side(e) for e in examples})
+    counts = Counter(longer_side(e) for e in examples)
+    below = [0, *accumulate(counts[w] for w in widths)]  # pairs among the i narrowest widths
+    best = {0: (0, ())}  # how many widths are served: (cells, the widths chosen)
+    for _ in range(min(shapes, len(widths))):
+        longer = dict(best)
+        for end in range(1, len(widths) + 1):
+            for start, (cells, chosen) in best.items():
+                if start < end:
+                    total = cells + (below[end] - below[start]) * widths[end - 1]
+                    if total < longer.get(end, (math.inf,))[0]:
+                        longer[end] = (total, (*chosen, widths[end - 1]))
+        best = longer
+    return list(best[len(widths)][1])
+
+
+# %%
+rng = random.Random(1)
+some = [Example([EOS] * rng.randint(3, 30), [BOS] * rng.randint(4, 32)) for _ in range(400)]
+widths = static_lengths(some, shapes=3)
+sides = sorted(longer_side(e) for e in some)
+
+
+def cells(widths: Sequence[int], sides: Sequence[int]) -> int:
+    """Cells of all rows when each is padded to the narrowest width that holds it."""
+    return sum(next(w for w in widths if side <= w) for side in sides)
+
+
+# The dynamic programme against all choices of three widths.
+every = itertools.combinations(sorted(set(sides)), 3)
+assert cells(widths, sides) == min(cells(c, sides) for c in every if c[-1] == sides[-1])
+padding = {n: 1 - sum(sides) / cells(static_lengths(some, n), sides) for n in (1, 2, 4, 8)}
+print(
+    {n: f"{share:.0%}" for n, share in padding.items()},
+    "of the cells are padding, by the number of widths",
+)
+
+
+# %%
+class ResidentCorpus:
+    """A corpus that lives on the device: a batch is a slice, and nothing crosses the bus."""
+
+    def __init__(self, examples: Sequence[Example], device: torch.device | str):
+        # The last row is the filler: a source of one eos, so that attention has a key, and no target.
+        filler = Example([EOS], [PAD, PAD])
+        self.src = pad_rows([e.src for e in [*examples, filler]]).to(device)  # (n + 1, S)
+        self.full = pad_rows([e.tgt for e in [*examples, filler]]).to(device)  # (n + 1, T + 1)
+
+    def batch(self, indices: Sequence[int], width: int, size: int) -> Rectangles:
+        """The chosen pairs in `size` rows of `width` tokens; what is left over is filler."""
+        rows = [*indices, *[len(self.src) - 1] * (size - len(indices))]
+        chosen = torch.tensor(rows, device=self.src.device)
+        return Rectangles(
+            self.wide(self.src, width)[chosen], self.wide(self.full, width + 1)[chosen]
+        )
+
+    @staticmethod
+    def wide(rows: Tensor, width: int) -> Tensor:
+        """Rows cut or padded to `width`."""
+        return F.pad(rows[:, :width], (0, max(0, width - rows.size(1))), value=PAD)
+
+
+def static_plan(
+    examples: Sequence[Example], widths: Sequence[int], max_tokens: int, rng: random.Random
+) -> list[tuple[int, int, list[int]]]:
+    """An epoch in (width, rows, indices): every pair once, in the narrowest width that holds it."""
+    groups: dict[int, list[int]] = {width: [] for width in widths}
+    order = list(range(len(examples)))
+    rng.shuffle(order)
+    for i in order:
+        groups[next(w for w in widths if longer_side(examples[i]) <= w)].append(i)
+    plan = []
+    for width, group in groups.items():
+        size = max_tokens // width
+        plan += [(width, size, group[at : at + size]) for at in range(0, len(group), size)]
+    rng.shuffle(plan)
+    return plan
+
+
+# %%
+STATIC = replace(PLAIN, fused_norm=True, joint_projections=True, attention="sdpa")
+
+
+class StaticStep:
+    """Whole optimizer steps on batches of few shapes: on a GPU, recorded once a shape and replayed.
+
+    A replay runs some hundred kernels by one launch. No decision inside may depend on the data; so
+    the shapes are static, padding is computed, and the count of targets stays on the device.
+    `optimizer` must be capturable there, with a tensor as its rate.
+    """
+
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        criterion: LabelSmoothing,
+        optimizer: torch.optim.Optimizer,
+        clip: float = 1.0,
+        precision: torch.dtype = torch.float32,
+        graphs: bool = True,
+    ):
+        self.model, self.criterion, self.optimizer = model, criterion, optimizer
+        self.clip, self.precision = clip, precision
+        self.device = next(model.parameters()).device
+        self.graphs = graphs and self.device.type == "cuda"
+        self.recorded: dict[torch.Size, tuple[Any, Rectangles, Tensor]] = {}
+
+    def __call__(self, batch: Rectangles) -> Tensor:
+        """One step; (3,): the smoothed sum, the likelihood's sum, and the real targets."""
+        if not self.graphs:
+            return self.run(batch)
+        if batch.src.shape not in self.recorded:
+            self.recorded[batch.src.shape] = self.record(batch)
+        graph, held, sums = self.recorded[batch.src.shape]
+        held.src.copy_(batch.src)
+        held.full.copy_(batch.full)
+        graph.replay()
+        return sums
+
+    def run(self, batch: Rectangles) -> Tensor:
+        """The step itself, kernel by kernel."""
+        self.optimizer.zero_grad(set_to_none=True)
+        lower = self.precision != torch.float32
+        with torch.autocast(self.device.type, self.precision, enabled=lower):
+            loss, nll = fast_loss(self.model, batch, self.criterion, STATIC)
+        targets = (batch.tgt_y != PAD).sum()
+        (loss / targets).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        return torch.stack((loss.detach(), nll.detach(), targets.to(loss.dtype)))
+
+    def record(self, batch: Rectangles) -> tuple[Any, Rectangles, Tensor]:
+        """Record the step for the batch's shape; weights and optimizer end as they began."""
+        held = Rectangles(batch.src.clone(), batch.full.clone())
+        before = [t.detach().clone() for t in self.tensors()]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # libraries choose their kernels, the optimizer makes its state
+                self.run(held)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            sums = self.run(held)
+        for i, tensor in enumerate(self.tensors()):  # what had no value before began at 0
+            tensor.copy_(before[i]) if i < len(before) else tensor.zero_()
+        return graph, held, sums
+
+    @torch.no_grad()
+    def tensors(self) -> list[Tensor]:
+        """All that a step changes: weights first, then the optimizer's state."""
+        states = self.optimizer.state.values()
+        moments = [t for state in states for t in state.values() if isinstance(t, Tensor)]
+        return [p.data for p in self.model.parameters()] + moments
+
+
+# %% [markdown]
+# A static step on padded rectangles with filler rows must give the weights that a textbook step on the same pairs gives.
+
+# %%
+torch.manual_seed(8)
+pairs = [
+    Example(
+        [*rng.choices(range(EOS + 1, TINY.vocab), k=n), EOS],
+        [BOS, *rng.choices(range(EOS + 1, TINY.vocab), k=n), EOS],
+    )
+    for n in (3, 5, 4)
+]
+corpus = ResidentCorpus(pairs, "cpu")
+twins = [series_model(replace(TINY, dropout=0.0)) for _ in range(2)]
+twins[1].load_state_dict(twins[0].state_dict())
+optimizers = [torch.optim.SGD(twin.parameters(), lr=0.1) for twin in twins]
+train_step(twins[0], [make_batch(pairs)], criterion, optimizers[0], clip=1.0)
+sums = StaticStep(twins[1], criterion, optimizers[1])(corpus.batch([0, 1, 2], width=8, size=5))
+assert sums[2] == 4 + 6 + 5  # the fillers have no targets
+for expected, found in zip(twins[0].parameters(), twins[1].parameters(), strict=True):
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+# %%
+def gpu_stages() -> dict[str, dict[str, Any]]:
+    """The waterfall on a GPU: what changes from stage to stage."""
+    textbook = {"how": None, "precision": torch.float32, "static": False, "graphs": False}
+    fast = asdict(STATIC)
+    return {
+        "textbook, float32": textbook,
+        "textbook, bf16": textbook | {"precision": torch.bfloat16},
+        "our switches": textbook | {"how": fast, "precision": torch.bfloat16},
+        "resident corpus, 8 static shapes": {
+            "how": fast,
+            "precision": torch.bfloat16,
+            "static": True,
+            "graphs": False,
+        },
+        "CUDA graphs": {"how": fast, "precision": torch.bfloat16, "static": True, "graphs": True},
+    }
+
+
+def gpu_stage(
+    stage: dict[str, Any],
+    shape: Shape,
+    examples: Sequence[Example],
+    max_tokens: int,
+    count: int,
+    device: torch.device,
+) -> dict[str, float]:
+    """Seconds of one stage's steps on `device`, and the operations that were useful."""
+    torch.manual_seed(0)
+    model = series_model(shape).to(device).train()
+    criterion = LabelSmoothing(0.1)
+    adam: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-9}
+    if device.type == "cuda":
+        adam |= {"fused": True, "capturable": True}
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-4, device=device), **adam)
+    if stage["static"]:
+        corpus = ResidentCorpus(examples, device)
+        widths = static_lengths(examples)
+        plan = static_plan(examples, widths, max_tokens, random.Random(0))[:count]
+        step = StaticStep(model, criterion, optimizer, 1.0, stage["precision"], stage["graphs"])
+        calls = [partial(lambda w, n, ids: step(corpus.batch(ids, w, n)), *entry) for entry in plan]
+        chosen = [[examples[i] for i in indices] for _, _, indices in plan]
+    else:
+        chosen = batches_to_time("buckets", examples, max_tokens, count)
+        loss_of = fast_loss if stage["how"] else batch_loss
+        if stage["how"]:
+            loss_of = partial(fast_loss, how=Switches(**stage["how"]))
+        calls = [
+            partial(
+                plain_step,
+                model,
+                make_batch(batch),
+                loss_of,
+                criterion,
+                optimizer,
+                stage["precision"],
+            )
+            for batch in chosen
+        ]
+    for call in calls:
+        call()
+    synchronize(device)
+    start = time.perf_counter()
+    for call in calls:
+        call()
+    synchronize(device)
+    seconds = (time.perf_counter() - start) / len(calls)
+    lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in chosen]
+    flops = sum(step_flops(shape, batch) for batch in lengths) / len(lengths)
+    targets = sum(t for batch in lengths for _, t in batch) / len(lengths)
+    return {
+        "seconds_per_step": seconds,
+        "tokens_per_second": targets / seconds,
+        "flops_per_second": flops / seconds,
+        "busy": busy_share(calls, device),
+    }
+
+
+def plain_step(
+    model: EncoderDecoder,
+    batch: Batch,
+    loss_of: Callable,
+    criterion: LabelSmoothing,
+    optimizer: torch.optim.Optimizer,
+    precision: torch.dtype,
+) -> None:
+    """An optimizer step on a batch that comes from the CPU."""
+    device = next(model.parameters()).device
+    batch = batch.to(device)
+    optimizer.zero_grad(set_to_none=True)
+    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
+        loss, _ = loss_of(model, batch, criterion)
+    (loss / batch.ntokens).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+# %%
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done all it was told; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def busy_share(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
+    """The share of the time in which a GPU runs kernels; the rest is gaps between launches."""
+    if device.type != "cuda":
+        return 1.0
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        synchronize(device)
+        wall = time.perf_counter() - start
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6 / wall
+
+
+def gpu_matrix_rate(device: torch.device, precision: torch.dtype, n: int) -> float:
+    """Operations a second of a square product on `device`."""
+    a, b = torch.randn(2, n, n, device=device).to(precision)
+
+    def multiply() -> None:
+        a @ b
+        synchronize(device)
+
+    return 2 * n**3 / best_seconds(multiply)
+
+
+# %% [markdown]
+# ## The benchmarks as commands
+
+
+# %%
+def bench_examples(corpus: str, vocab: int) -> tuple[str, list[Example]]:
+    """The name of the corpus that is read, and its training pairs in `vocab` BPE pieces."""
+    if corpus == "auto":
+        corpus = "multi30k" if "MULTI30K_DIR" in os.environ else "sample"
+    pairs = load_corpus(corpus)["train"]
+    lines = (line for pair in pairs for line in pair)
+    # The sample corpus is too small for 8,192 pieces. The model keeps that size all the same.
+    pieces = vocab if corpus == "multi30k" else min(vocab, 1000)
+    return corpus, encode_pairs(pairs, BPETokenizer.train(lines, pieces))
+
+
+def race_record(
+    contenders: dict[str, Contender], options: BenchOptions, shape: Shape = SMALL
+) -> dict[str, Any]:
+    """Race `contenders` and put it on record: the reports, and how much of the machine each used."""
+    corpus, examples = bench_examples(options.corpus, shape.vocab)
+    reports, rates, feeds = race(contenders, examples, options)
+    rate = statistics.median(rates)
+    for name, report in reports.items():
+        lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in feeds[name]]
+        flops = sum(step_flops(shape, batch) for batch in lengths) / len(lengths)
+        report["mfu"] = round(flops / report["seconds_per_step"] / rate, 4)
+    return {
+        "corpus": corpus,
+        "shape": asdict(shape),
+        "max_tokens": options.max_tokens,
+        "batches": options.count,
+        "rounds": options.rounds,
+        "matrix_rate": round(rate),
+        "matrix_rates": [round(r) for r in rates],
+        "contenders": {name: asdict(contender) for name, contender in contenders.items()},
+        "reports": reports,
+    }
+
+
+# %%
+def bench_peers(options: BenchOptions) -> dict[str, Any]:
+    """Our two paths against nn.Transformer, MarianMTModel and x-transformers, each fed three ways."""
+    return race_record(peer_contenders(), options)
+
+
+def bench_steps(options: BenchOptions) -> dict[str, Any]:
+    """The chapter's steps one after another, what lost, and this machine's limits."""
+    steps, losers = waterfall_contenders()
+    operations = measured_operations()
+    bandwidth = memory_bandwidth()
+    record = race_record(steps | losers, options)
+    examples = bench_examples(options.corpus, SMALL.vocab)[1]
+    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
+    lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in batches]
+    rate = record["matrix_rate"]
+    floors = [least_seconds(SMALL, batch, rate, bandwidth) for batch in lengths]
+    return record | {
+        "steps": list(steps),
+        "losers": list(losers),
+        "bandwidth": round(bandwidth),
+        "operations": operations,
+        "floor_seconds": round(statistics.mean(floors), 4),
+        "account": account(Contender(how=asdict(FAST), fused_adam=True), batches),
+        "account_textbook": account(Contender(), batches),
+    }
+
+
+def bench_base(options: BenchOptions) -> dict[str, Any]:
+    """The paper's base model: the textbook path and ours, and where the time of ours goes."""
+    shape = {name: value for name, value in asdict(BASE).items() if value != asdict(SMALL)[name]}
+    fast = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True, shape=shape)
+    record = race_record({"textbook": Contender(shape=shape), "ours": fast}, options, BASE)
+    examples = bench_examples(options.corpus, BASE.vocab)[1]
+    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
+    return record | {"account": account(fast, batches)}
+
+
 def bench_growth(options: BenchOptions) -> dict[str, Any]:
     """Seconds and memory of a step along four axes, by both paths; random ids, all rows full."""
     points = [
@@ -1277,12 +2565,36 @@ def bench_growth(options: BenchOptions) -> dict[str, Any]:
     return {"shape": asdict(SMALL), "points": points}
 
 
+def bench_gpu(options: BenchOptions) -> dict[str, Any]:
+    """The waterfall on a GPU for both models, with the share of the matrix rate and of busy time."""
+    if not torch.cuda.is_available():
+        raise ValueError("this benchmark needs a GPU: the others run on any machine")
+    device = torch.device("cuda")
+    corpus, examples = bench_examples(options.corpus, SMALL.vocab)
+    rate = gpu_matrix_rate(device, torch.bfloat16, 8192)
+    sizes = {"small": (SMALL, options.max_tokens), "base": (BASE, 2 * options.max_tokens)}
+    reports = {
+        f"{size}, {name}": gpu_stage(stage, shape, examples, max_tokens, options.count, device)
+        for size, (shape, max_tokens) in sizes.items()
+        for name, stage in gpu_stages().items()
+    }
+    for report in reports.values():
+        report["mfu"] = round(report["flops_per_second"] / rate, 4)
+    return {
+        "corpus": corpus,
+        "gpu": torch.cuda.get_device_name(device),
+        "matrix_rate": round(rate),
+        "reports": reports,
+    }
+
+
 # %%
 BENCHMARKS = {
     "peers": bench_peers,
     "steps": bench_steps,
     "base": bench_base,
     "growth": bench_growth,
+    "gpu": bench_gpu,
 }
 
 
@@ -1308,10 +2620,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command: run a benchmark, print it, and save it if asked. Returns the exit code."""
     try:
         name, options = parse_command(argv)
+        device = torch.device("cuda" if name == "gpu" else "cpu")
         record = BENCHMARKS[name](options)
         if options.save:
             words = ["python", "scripts/ch07_going_fast.py", *sys.argv[1:]]
-            save_record(f"speed-{name}", provenance(shlex.join(words), "cpu") | record)
+            save_record(f"speed-{name}", provenance(shlex.join(words), device) | record)
         print(summary(record))
     except (ValueError, RuntimeError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
@@ -1324,8 +2637,54 @@ def summary(record: dict[str, Any]) -> str:
     if "points" in record:
         return pd.DataFrame(record["points"]).to_string(index=False)
     table = pd.DataFrame(record["reports"]).T
-    table["peak MiB"] = table.pop("peak_bytes") / 2**20
+    if "peak_bytes" in table:
+        table["peak MiB"] = table.pop("peak_bytes") / 2**20
     rate = record["matrix_rate"] / 1e9
     return (
         f"{table.round(2).to_string()}\nmatrix rate {rate:.0f} GFLOP/s, corpus {record['corpus']}"
     )
+
+
+# %%
+for mistake in (["peer"], ["peers", "--rounds", "many"], ["steps", "--speed", "9"]):
+    try:
+        parse_command(mistake)
+    except ValueError as error:
+        print(str(error)[:100])
+
+# %% [markdown]
+# ## In the next chapter
+#
+# Chapter 8 trains with the fast path unless told otherwise: `--path textbook` goes back. The choice is one argument of the training loop, the function that gives the loss. Models, checkpoints and records don't know of it.
+
+
+# %%
+def switches_for(device: torch.device) -> Switches:
+    """The switches that suit a device: `FAST` on a CPU; static and PyTorch's own kernels on a GPU."""
+    return FAST if device.type == "cpu" else STATIC
+
+
+assert switches_for(torch.device("cpu")) == FAST
+assert not switches_for(torch.device("cuda")).packed
+
+# %% [markdown]
+# ## Summary
+#
+# - Count operations and bytes, measure the machine's two rates, and you have a floor. Progress is measured over it.
+# - Padding is the largest waste, and batching removes most of it. Rows remove the rest.
+# - Products are near the roof from the start. What can be won is everything around them: random numbers, copies, fresh memory, passes over wide tensors.
+# - A backward pass by hand keeps only what it needs, and `gradcheck` proves it.
+# - A switch counts only if outputs and gradients stay the same.
+#
+# ## What the paper did that we don't
+#
+# - It trained on eight P100 GPUs with 25,000 tokens a side in a batch. Ours are 2,048, which is why launches, and not products, are the limit on a GPU.
+# - It reports training cost in operations (Table 2), as the product of time, GPUs and their rated speed. We count the operations that were useful.
+#
+# ## Exercises
+#
+# 1. Set `ROWS_AT_ONCE` to 64, to 4,096, and time the loss. Why is there a best value?
+# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become, and which check of this chapter notices?
+# 3. In `AttentionCore.backward`, use `weights` where `dropped` stands. Does `gradcheck` without dropout notice? With it?
+# 4. Draw the roofline of your own machine: `python scripts/ch07_going_fast.py steps`. Which operations changed sides of the bend?
+# 5. With `--threads` at 1, the time should double. The losers' chart has the measured factor. Where does the difference come from?
