@@ -775,9 +775,6 @@ def batch_loss(
     return criterion(model.generator(x), batch.tgt_y)
 
 
-LossFunction = Callable[[EncoderDecoder, Batch, LabelSmoothing], tuple[Tensor, Tensor]]
-
-
 # %%
 def train_step(
     model: EncoderDecoder,
@@ -785,7 +782,7 @@ def train_step(
     criterion: LabelSmoothing,
     optimizer: torch.optim.Optimizer,
     clip: float = math.inf,
-    loss_of: LossFunction = batch_loss,
+    loss_of: Callable[..., tuple[Tensor, Tensor]] = batch_loss,
 ) -> EpochReport:
     """One optimizer step on the mean loss per token of all the batches in `group`.
 
@@ -1085,7 +1082,7 @@ def evaluate_group(
     model: EncoderDecoder,
     group: list[Batch],
     criterion: LabelSmoothing,
-    loss_of: LossFunction = batch_loss,
+    loss_of: Callable[..., tuple[Tensor, Tensor]] = batch_loss,
 ) -> EpochReport:
     """The losses of a few batches, without gradients."""
     report = EpochReport()
@@ -1107,7 +1104,7 @@ def run_epoch(
     *,
     accumulate: int = 1,
     clip: float = math.inf,
-    loss_of: LossFunction = batch_loss,
+    loss_of: Callable[..., tuple[Tensor, Tensor]] = batch_loss,
     state: TrainState | None = None,
     progress: tqdm | None = None,
 ) -> EpochReport:

@@ -90,7 +90,6 @@ from scripts.ch05_training import (
     Batch,
     EpochReport,
     LabelSmoothing,
-    LossFunction,
     TrainState,
     batch_loss,
     cosine_rate,
@@ -383,7 +382,9 @@ schedule_chart()
 
 
 # %%
-def loss_function_of(config: TrainConfig, device: torch.device) -> LossFunction:
+def loss_function_of(
+    config: TrainConfig, device: torch.device
+) -> Callable[..., tuple[Tensor, Tensor]]:
     """How the run computes a batch's loss: `config.path`, with the switches that suit the device."""
     if config.path == "textbook":
         return batch_loss
