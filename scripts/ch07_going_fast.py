@@ -815,7 +815,7 @@ class AttentionCore(Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, p: float) -> Tensor:
-        """q (B, H, T, d_k), k and v (B, H, S, d_k), bias broadcast to (B, H, T, S); to q's shape."""
+        """q (B, H, T, d_k), k and v (B, H, S, d_k), bias broadcast to (B, H, T, S); to (B, H, T, d_k)."""
         shape, ctx.p = q.shape, p
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B·H, T or S, d_k), contiguous
         weights = scaled_product(q, k.mT, q.size(-1) ** -0.5)  # (B·H, T, S)
@@ -825,7 +825,7 @@ class AttentionCore(Function):
         kept = keep_mask(weights.shape, p, weights) if p else None
         ctx.save_for_backward(q, k, v, weights, kept)
         dropped = weights if kept is None else weights * kept
-        return scaled_product(dropped, v, keep_scale(p)).view(shape)
+        return scaled_product(dropped, v, keep_scale(p)).unflatten(0, shape[:2])
 
     @staticmethod
     @once_differentiable
