@@ -2658,7 +2658,7 @@ BENCHMARKS = {
 }
 
 
-def parse_command(argv: Sequence[str] | None = None) -> tuple[str, BenchOptions]:
+def parse_bench(argv: Sequence[str] | None = None) -> tuple[str, BenchOptions]:
     """The command line: which benchmark, and its options. Raises ValueError for what it can't read."""
     from jsonargparse import ArgumentError, ArgumentParser
 
@@ -2679,7 +2679,7 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[str, BenchOptions]
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: run a benchmark, print it, and save it if asked. Returns the exit code."""
     try:
-        name, options = parse_command(argv)
+        name, options = parse_bench(argv)
         device = torch.device("cuda" if name == "gpu" else "cpu")
         record = BENCHMARKS[name](options)
         if options.save:
@@ -2708,7 +2708,7 @@ def summary(record: dict[str, Any]) -> str:
 # %%
 for mistake in (["peer"], ["peers", "--rounds", "many"], ["steps", "--speed", "9"]):
     try:
-        parse_command(mistake)
+        parse_bench(mistake)
     except ValueError as error:
         print(str(error)[:100])
 
