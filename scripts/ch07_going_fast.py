@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 7 · Going fast
 #
-# After this chapter you can say how fast a training step could be on your machine, how fast it is, and where the difference goes. And you have a second path through the very same model that gives the same numbers in half the time.
+# After this chapter you can say how fast a training step could be on your machine, how fast it is, and where the difference goes. And you have a second path through the very same model that gives the same numbers, sooner.
 #
 # *Attention Is All You Need*, §5.1 to §5.4, as a machine sees it. About 50 minutes to read; half a minute to run on a CPU. The timings that it shows were recorded, each with its command.
 #
@@ -181,7 +181,7 @@ def series_model(shape: Shape) -> EncoderDecoder:
 #
 # ### How many operations?
 #
-# A product of an $(i \times j)$ by a $(j \times k)$ matrix takes $i\cdot j\cdot k$ multiplications and as many additions: $2ijk$ operations. Almost all the work of a Transformer is of this kind, so the list of its products is the list of its costs. The backward pass doubles it twice: for $Y = XW^\top$ it needs $\partial\ell/\partial X$ and $\partial\ell/\partial W$, two products of the same size.
+# A product of an $(i \times j)$ by a $(j \times k)$ matrix takes $i\cdot j\cdot k$ multiplications and as many additions: $2ijk$ operations. Almost all the work of a Transformer is of this kind, so the list of its products is the list of its costs. The backward pass costs twice as much again: for $Y = XW^\top$ it needs $\partial\ell/\partial X$ and $\partial\ell/\partial W$, two products of the same size.
 
 
 # %%
@@ -588,7 +588,7 @@ PLAIN = Switches(False, False, False, False, "textbook", "textbook", False, Fals
 #
 # > **In short.** Only attention needs to know which tokens form a sentence. Everything else treats tokens one by one, so give it a plain list of them, and padding is gone.
 #
-# Chapter 6 made batches of similar length, which removes most of the padding. What is left, 5 to 20%, goes when the batch stops being a rectangle: embedding, LayerNorm, projections, feed-forward, generator and loss work on rows $(N, D)$, one for each real token. For attention the rows are spread into a rectangle, and gathered again after it. Spreading and gathering copy rows, which is cheap; multiplying padding is not.
+# Chapter 6 made batches of similar length, which removes most of the padding. What is left goes when the batch stops being a rectangle: embedding, LayerNorm, projections, feed-forward, generator and loss work on rows $(N, D)$, one for each real token. For attention the rows are spread into a rectangle, and gathered again after it. Spreading and gathering copy rows, which is cheap; multiplying padding is not.
 
 
 # %%
@@ -1346,7 +1346,7 @@ assert 0.7 < losses["ours"].std() / losses["textbook"].std() < 1.4
 #
 # Three settings are not in the model at all.
 #
-# **Freed memory.** When PyTorch frees a tensor of many megabytes, the C library gives it back to the operating system; the next one comes fresh, page by page, each page zeroed by the kernel. A 64 MiB result is then 16,384 page faults. Two calls tell the library to keep what is freed. It works on Linux with glibc, and costs memory.
+# **Freed memory.** When PyTorch frees a tensor of many megabytes, the C library gives it back to the operating system; the next one comes fresh, page by page, each page zeroed by the kernel. A 64 MiB result is then up to 16,384 page faults. Two calls tell the library to keep what is freed. It works on Linux with glibc, and costs memory.
 
 
 # %%
@@ -1485,7 +1485,7 @@ print(
 waterfall_chart(record)
 
 # %% [markdown]
-# Read it from the top. Without a change to the model's code, *keeping freed memory* is the largest step of all: the textbook makes and drops tensors of 64 MiB all the time. *Dropout's random numbers* and *LayerNorm's five passes* are next. The chunked loss gives time, and more than a third of the memory. Two steps give nothing here or cost a little, each within the noise of such a measurement: joining Q, K and V, until attention by hand can use what it brings, and the fused Adam, whose weights are few. We keep both: the first lets attention take its rows at once, the second saves traffic where models are larger.
+# Read it from the top. Without a change to the model's code, *keeping freed memory* is the largest step of all: the textbook makes and drops tensors of 64 MiB all the time. *Dropout's random numbers* and *LayerNorm's five passes* are next. The chunked loss gives time, and more than a third of the memory. Some steps give nothing here or cost a little, each within the noise of such a measurement: logits only at targets, and then rows, as buckets leave little padding to save; joining Q, K and V; and the fused Adam, whose weights are few. We keep them. Rows pay as soon as batches are less tidy than these (the next benchmark has them in random order), and a larger model has more weights.
 #
 # And the products? They were near the roof from the start. Only a better library moved them.
 
@@ -1526,7 +1526,7 @@ def losers_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 losers_chart(record)
 
 # %% [markdown]
-# Some of these are close: PyTorch's own attention and logits in one piece cost a few percent of time here; the logits cost half as much memory again, too. `torch.compile` of the textbook's loss, with memory kept, takes a minute and a half to compile, and then is about as fast as the plain code with memory kept: what it fuses was cheap, and what was dear it doesn't touch. And all that is left of dropout is its last few percent.
+# Some of these are close: PyTorch's own attention and logits in one piece cost a few percent of time here; the logits cost half as much memory again, too. `torch.compile` of the textbook's loss, with memory kept, takes a minute and a half to compile, and then is about as fast as the plain code with memory kept: what it fuses was cheap, and what was dear it doesn't touch. Once the logits are made in chunks, keeping freed memory hardly matters. And all that is left of dropout is its last few percent.
 
 # %%
 slower = {name: final / step_rate(record, name) - 1 for name in record["losers"]}
@@ -2186,12 +2186,12 @@ growth_table(growth).set_index(["axis", "path"])
 #
 # > **In short.** A GPU has the opposite trouble. Its multipliers are so fast that a small model's step ends before Python has asked for the next kernel. There, speed means asking less often.
 #
-# A step of ours is some two thousand kernels, and a launch takes a few microseconds of CPU time. Rows of varying number, which pay on a CPU, make every step another shape; and each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So on a GPU we go the other way:
+# A step of ours is many hundreds of kernels, and a launch takes a few microseconds of CPU time. Rows of varying number, which pay on a CPU, make every step another shape; and each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So on a GPU we go the other way:
 #
 # - **bf16** for the products, by autocast, with weights and sums in float32;
 # - **PyTorch's attention**, which has fast kernels there, dropout included;
 # - **few static shapes**: each pair goes into the narrowest of eight widths; the widths are chosen so that padding is least, exactly, by dynamic programming;
-# - **the corpus on the device**, once: 29,000 pairs are a few megabytes;
+# - **the corpus on the device**, once: 29,000 pairs are some tens of megabytes;
 # - **CUDA graphs**: one whole optimizer step is recorded for each of the eight shapes, and from then on a step is one launch. (`torch.compile(mode="reduce-overhead")` does the same, and re-records for every new shape; hence the eight.)
 # - PyTorch's `varlen_attn` takes packed rows as they are, but it has no dropout on the weights. So it is another training, and we leave it.
 #
@@ -2314,7 +2314,7 @@ STATIC = replace(PLAIN, fused_norm=True, joint_projections=True, attention="sdpa
 class StaticStep:
     """Whole optimizer steps on batches of few shapes: on a GPU, recorded once a shape and replayed.
 
-    A replay runs some hundred kernels by one launch. No decision inside may depend on the data; so
+    A replay runs hundreds of kernels by one launch. No decision inside may depend on the data; so
     the shapes are static, padding is computed, and the count of targets stays on the device.
     `optimizer` must be capturable there, with a tensor as its rate.
     """
