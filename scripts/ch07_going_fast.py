@@ -75,6 +75,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -130,7 +131,7 @@ from scripts.ch06_multi30k import (
     pad_rows,
     token_batches,
 )
-from scripts.charts import GREY, PALETTE, bars, lines, rounded, titled
+from scripts.charts import GREY, PALETTE, bars, rounded, titled
 from scripts.records import ROOT, load_record, provenance, save_record
 
 # %% [markdown]
@@ -357,7 +358,7 @@ def memory_bandwidth(megabytes: int = 256) -> float:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-rate, bandwidth = matrix_rate(repeats=2), memory_bandwidth(megabytes=64)
+rate, bandwidth = matrix_rate(repeats=2), memory_bandwidth()
 print(
     f"this machine: {rate / 1e9:.0f} billion operations and {bandwidth / 1e9:.0f} billion bytes a second"
 )
@@ -468,7 +469,7 @@ print(
 roofline_chart(record)
 
 # %% [markdown]
-# Every product lies at the flat roof, or close below it. Everything else lies far to the left, where the memory is the limit, and dropout lies far *below* the roof: there is nothing about it that a machine must do so slowly. A few points lie above the sloping roof. Their numbers were still in the cache from the run before, and never came from memory.
+# The products lie at the flat roof, or close below it; the logits are the farthest from it, because their 64 MiB are fresh memory each time. Everything else lies far to the left, where the memory is the limit, and dropout lies far *below* the roof: there is nothing about it that a machine must do so slowly. A few points lie above the sloping roof. Their numbers were still in the cache from the run before, and never came from memory.
 #
 # So the floor of a step is easy to state: all products at the flat roof, plus the optimizer, which must touch every weight; and the rest for free, done while the numbers pass by anyway.
 
@@ -702,46 +703,9 @@ x = torch.randn(5, 16)
 torch.testing.assert_close(normed(norm, x, FAST), norm(x), rtol=1e-12, atol=1e-12)
 
 # %% [markdown]
-# ## Fewer, larger products
+# ## The same product from another library
 #
-# > **In short.** One large product beats three small ones: the input is read once, and the machine's rhythm is broken less often.
-#
-# The queries, keys and values of self-attention come from the same rows, so their three maps are one map with three times the columns. For cross-attention more is possible: *every* decoder layer takes its keys and values from the same memory, so all layers' maps are one product, before the decoder starts.
-
-
-# %%
-def project(
-    x: Tensor, linears: Sequence[nn.Linear], layout: Layout, how: Switches
-) -> Sequence[Tensor]:
-    """Each of the linear maps applied to x (N, D) and spread to (B, T, D); as one product, if asked."""
-    if not how.joint_projections:
-        return [layout.spread(linear(x)) for linear in linears]
-    weight = torch.cat([linear.weight for linear in linears])  # (sum of outputs, D)
-    bias = torch.cat([linear.bias for linear in linears])
-    return layout.spread(product(x, weight, bias, how)).chunk(len(linears), dim=-1)
-
-
-def memory_keys_and_values(
-    decoder: Decoder, memory: Tensor, layout: Layout, how: Switches
-) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values of every decoder layer's cross-attention, from memory (N, D) to (B, S, D)."""
-    attentions = [layer.src_attn for layer in decoder.layers]
-    linears = [linear for a in attentions for linear in (a.project_key, a.project_value)]
-    parts = project(memory, linears, layout, how)
-    return list(zip(parts[::2], parts[1::2], strict=True))
-
-
-# %%
-attn = plain_model.encoder.layers[0].self_attn
-x = torch.randn(layout.slots.numel(), TINY.d_model)
-linears = [attn.project_query, attn.project_key, attn.project_value]
-for joint, apart in zip(
-    project(x, linears, layout, FAST), project(x, linears, layout, PLAIN), strict=True
-):
-    torch.testing.assert_close(joint, apart, rtol=1e-12, atol=1e-12)
-
-# %% [markdown]
-# ### The same product from another library
+# > **In short.** Multiplying matrices is a solved problem, and solved more than once. Ask who is faster here.
 #
 # For single precision PyTorch always takes MKL. On the AMD processor of our records oneDNN is faster for $XW^\top$ and for $GW$, and slower for the weights' gradient $G^\top X$; so we choose by case. No public function does that. The operator in `affine`, above, is the one that `torch.compile` calls; its name begins with an underscore, and the switch is there to be turned off on another machine.
 
@@ -780,6 +744,188 @@ torch.testing.assert_close(affine(x, layer.weight, layer.bias, onednn=True), lay
 inputs = [t.double().detach().requires_grad_() for t in (x, layer.weight, layer.bias)]
 assert torch.autograd.gradcheck(OneDnnLinear.apply, inputs)  # numerically, entry by entry
 
+# %% [markdown]
+# ## Fewer, larger products
+#
+# > **In short.** One large product beats three small ones: the input is read once, and the machine's rhythm is broken less often.
+#
+# The queries, keys and values of self-attention come from the same rows, so their three maps are one map with three times the columns. For cross-attention more is possible: *every* decoder layer takes its keys and values from the same memory, so all layers' maps are one product, before the decoder starts.
+
+
+# %%
+def project(
+    x: Tensor, linears: Sequence[nn.Linear], layout: Layout, how: Switches
+) -> Sequence[Tensor]:
+    """Each of the linear maps applied to x (N, D) and spread to (B, T, D); as one product, if asked."""
+    if not how.joint_projections:
+        return [layout.spread(linear(x)) for linear in linears]
+    weight = torch.cat([linear.weight for linear in linears])  # (sum of outputs, D)
+    bias = torch.cat([linear.bias for linear in linears])
+    return layout.spread(product(x, weight, bias, how)).chunk(len(linears), dim=-1)
+
+
+def memory_keys_and_values(
+    decoder: Decoder, memory: Tensor, layout: Layout, how: Switches
+) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of every decoder layer's cross-attention, from memory (N, D) to (B, S, D)."""
+    attentions = [layer.src_attn for layer in decoder.layers]
+    linears = [linear for a in attentions for linear in (a.project_key, a.project_value)]
+    parts = project(memory, linears, layout, how)
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+# %%
+attn = plain_model.encoder.layers[0].self_attn
+x = torch.randn(layout.slots.numel(), TINY.d_model)
+linears = [attn.project_query, attn.project_key, attn.project_value]
+for joint, apart in zip(
+    project(x, linears, layout, FAST), project(x, linears, layout, PLAIN), strict=True
+):
+    torch.testing.assert_close(joint, apart, rtol=1e-12, atol=1e-12)
+
+
+# %% [markdown]
+# ## What dropout costs
+#
+# > **In short.** Dropout's arithmetic is nothing. Its random numbers are the most expensive numbers of the step.
+#
+# A step of our model drops from some 24 million entries, and PyTorch's generator on a CPU runs on one core. `F.dropout` takes a draw for each entry. But a mask needs a yes or a no, not 24 digits. We take 64 random bits at a time, and cut them into four numbers of 16 bits: an entry is dropped if its number is below $p\cdot 65{,}536$. The rate is then rounded to 1/65,536; the factor $1/(1-p)$ uses the rate as rounded, so the mean is exact.
+
+
+# %%
+DRAWS = 2**16  # the values of 16 random bits
+
+
+def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
+    """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`.
+
+    An entry is taken where 16 random bits, read as a number, are below p·65,536, so that p is
+    rounded to 1/65,536. One 64-bit draw serves four entries.
+    """
+    entries = math.prod(shape)
+    draws = torch.empty(-(-entries // 4), dtype=torch.int64, device=like.device)
+    bits = draws.random_(-(2**63), None).view(torch.int16)[:entries]
+    kept = torch.empty(entries, dtype=like.dtype, device=like.device)
+    return torch.ge(bits, round(p * DRAWS) - DRAWS // 2, out=kept).view(shape)
+
+
+def keep_scale(p: float) -> float:
+    """What the kept entries are multiplied by, so that the mean stays: 1/(1 − p), p as rounded."""
+    return 1 / (1 - round(p * DRAWS) / DRAWS)
+
+
+# %%
+torch.manual_seed(3)
+entries = 400_000
+for p in (0.1, 0.3, 0.5):
+    mask = keep_mask((entries,), p, torch.empty(0))
+    spread = math.sqrt(p * (1 - p) / entries)  # standard deviation of the share that is dropped
+    for part in (mask, *mask.view(-1, 4).T):  # as a whole, and each of the four numbers of a draw
+        sigma = spread * math.sqrt(entries / part.numel())
+        assert abs((1 - part.mean().item()) - p) < 5 * sigma
+    neighbours = mask.view(-1, 4).T.corrcoef() - torch.eye(4)
+    assert neighbours.abs().max() < 5 / math.sqrt(
+        entries / 4
+    )  # the four know nothing of each other
+    torch.testing.assert_close(keep_scale(p) * (1 - round(p * DRAWS) / DRAWS), 1.0)
+
+# %% [markdown]
+# **Pitfall: 63 random bits.** `tensor.random_()` without bounds fills an int64 with numbers from 0 to $2^{63}-1$. The sign bit is never set. Cut such a draw into four, and one of the four has a bit that is always 0: read as a signed number it is never negative. With $p = 0.1$ it is then *never* dropped.
+
+# %%
+draws = torch.empty(entries // 4, dtype=torch.int64).random_()  # the wrong version
+dropped_shares = (
+    (draws.view(torch.int16).view(-1, 4) < round(0.1 * DRAWS) - DRAWS // 2).double().mean(0)
+)
+assert dropped_shares.min() == 0  # a quarter of the network has no dropout at all
+assert (dropped_shares > 0.09).sum() == 3
+
+# %% [markdown]
+# The masks are applied where something else passes by. The end of a sublayer is $x + \mathrm{dropout}(y)$: one kernel, `addcmul`. In the feed-forward layer dropout follows relu, and both put zeros. So the result itself tells the backward pass where the gradient stops, and no mask is kept. The factor goes on the second weight matrix.
+
+
+# %%
+def dropout_rate(module: nn.Module) -> float:
+    """The rate that the module's own dropout applies now: 0 in evaluation."""
+    return module.dropout.p if module.training else 0.0
+
+
+def dropped(x: Tensor, p: float, how: Switches) -> Tensor:
+    """Dropout of x at rate p."""
+    if p and how.random_bits:
+        return x * keep_mask(x.shape, p, x) * keep_scale(p)
+    return F.dropout(x, p, training=p > 0)
+
+
+def dropped_sum(x: Tensor, y: Tensor, p: float, how: Switches) -> Tensor:
+    """x + dropout(y): the end of every sublayer, in one kernel."""
+    if p and how.random_bits:
+        return torch.addcmul(x, y, keep_mask(y.shape, p, y), value=keep_scale(p))
+    return x + F.dropout(y, p, training=p > 0)
+
+
+# %%
+class ReluDropout(Function):
+    """Dropout(relu(x)) without its factor 1/(1 − p), overwriting x.
+
+    Keeps no mask: an entry of the result is 0 where relu or dropout took it, and there alone the
+    gradient stops.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        """x (...) to the same shape."""
+        ctx.mark_dirty(x)
+        x.relu_()
+        if p:
+            x.mul_(keep_mask(x.shape, p, x))
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The gradient, where the result isn't 0."""
+        (result,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(grad, result, 0.0), None
+
+
+def feed_forward(layer: PositionwiseFeedForward, x: Tensor, how: Switches) -> Tensor:
+    """What `layer` computes: x (N, D) to (N, D)."""
+    p = dropout_rate(layer)
+    hidden = linear(layer.expand, x, how)  # (N, d_ff)
+    if not how.random_bits:
+        return linear(layer.contract, F.dropout(hidden.relu(), p, training=p > 0), how)
+    hidden = ReluDropout.apply(hidden, p)
+    # The factor is put on the weights: they are fewer than the activations.
+    return product(hidden, layer.contract.weight * keep_scale(p), layer.contract.bias, how)
+
+
+# %% [markdown]
+# `gradcheck` compares a backward pass with numerical derivatives, entry by entry. Dropout must then draw the same mask each time.
+
+
+# %%
+def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function with the same random numbers at every call."""
+
+    def call(*inputs: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return function(*inputs)
+
+    return call
+
+
+torch.manual_seed(4)
+x = torch.randn(6, 8, requires_grad=True)
+assert torch.autograd.gradcheck(seeded(lambda x: ReluDropout.apply(x * 1.0, 0.3)), (x,))
+ff = plain_model.encoder.layers[0].feed_forward.train()
+x = torch.randn(20_000, TINY.d_model)
+mean, again = (feed_forward(ff, x, how).mean(0) for how in (FAST, PLAIN))
+ff.eval()
+torch.testing.assert_close(feed_forward(ff, x, FAST), ff(x))  # dropout off: the same
+assert (mean - again).abs().max() < 0.02  # dropout on: the same on average
+ff.train()
 
 # %% [markdown]
 # ## Attention by hand
@@ -864,17 +1010,6 @@ torch.testing.assert_close(
 assert torch.autograd.gradcheck(lambda q, k, v: AttentionCore.apply(q, k, v, bias, 0.0), (q, k, v))
 
 
-def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function with the same random numbers at every call."""
-
-    def call(*inputs: Tensor) -> Tensor:
-        torch.manual_seed(0)
-        return function(*inputs)
-
-    return call
-
-
-# The same mask each time, so that the numerical derivative knows of the dropout.
 assert torch.autograd.gradcheck(
     seeded(lambda q, k, v: AttentionCore.apply(q, k, v, bias, 0.3)), (q, k, v)
 )
@@ -984,28 +1119,10 @@ torch.testing.assert_close(
     chunked(huge, weight, bias, 3), smoothing_loss(F.linear(huge, weight, bias), labels)
 )
 
-# %% [markdown]
-# **Predict.** For 2,048 rows and 8,192 columns in single precision: how much does the backward pass keep in memory by the textbook's loss, and how much by ours?
-
-
 # %%
-def loss_memory(how: Switches, rows: int = 2048) -> int:
-    """Bytes that the loss on `rows` targets keeps for its backward pass, in single precision."""
-    generator = Generator(SMALL.d_model, SMALL.vocab).float()
-    x = torch.randn(rows, SMALL.d_model, dtype=torch.float32, requires_grad=True)
-    labels = torch.randint(EOS, SMALL.vocab, (rows,))
-    return saved_bytes(lambda: rows_loss(generator, x, labels, LabelSmoothing(0.1), how))
+ROWS_AT_ONCE = 512  # 512 × 8,192 logits are 16 MiB: they stay in the last cache
 
 
-kept = {how.loss: loss_memory(how) for how in (PLAIN, FAST)}
-assert kept["textbook"] > 3 * kept["ours"]
-print({name: f"{size / 2**20:.0f} MiB" for name, size in kept.items()})
-
-# %% [markdown]
-# **Pitfall: an option that is quietly ignored.** Recent PyTorch has `F.linear_cross_entropy`, which promises the same in chunks. With label smoothing it warns once, and does it the long way. A warning scrolls by; memory doesn't lie. If you take a function for its memory, measure the memory.
-
-
-# %%
 def rows_loss(
     generator: Generator, x: Tensor, labels: Tensor, criterion: LabelSmoothing, how: Switches
 ) -> tuple[Tensor, Tensor]:
@@ -1031,131 +1148,26 @@ def rows_loss(
     )
 
 
-ROWS_AT_ONCE = 512  # 512 × 8,192 logits are 16 MiB: they stay in the last cache
+# %% [markdown]
+# **Predict.** For 2,048 rows and 8,192 columns in single precision: how much does the backward pass keep in memory by the textbook's loss, and how much by ours?
+
+
+# %%
+def loss_memory(how: Switches, rows: int = 2048) -> int:
+    """Bytes that the loss on `rows` targets keeps for its backward pass, in single precision."""
+    generator = Generator(SMALL.d_model, SMALL.vocab).float()
+    x = torch.randn(rows, SMALL.d_model, dtype=torch.float32, requires_grad=True)
+    labels = torch.randint(EOS, SMALL.vocab, (rows,))
+    return saved_bytes(lambda: rows_loss(generator, x, labels, LabelSmoothing(0.1), how))
+
+
+kept = {how.loss: loss_memory(how) for how in (PLAIN, FAST)}
+assert kept["textbook"] > 3 * kept["ours"]
+print(*(f"{name}: {size / 2**20:.0f} MiB" for name, size in kept.items()), sep="\n")
 
 # %% [markdown]
-# ## What dropout costs
-#
-# > **In short.** Dropout's arithmetic is nothing. Its random numbers are the most expensive numbers of the step.
-#
-# A step of our model drops from some 24 million entries, and PyTorch's generator on a CPU runs on one core. `F.dropout` takes a draw for each entry. But a mask needs a yes or a no, not 24 digits. We take 64 random bits at a time, and cut them into four numbers of 16 bits: an entry is dropped if its number is below $p\cdot 65{,}536$. The rate is then rounded to 1/65,536; the factor $1/(1-p)$ uses the rate as rounded, so the mean is exact.
+# **Pitfall: an option that is quietly ignored.** Recent PyTorch has `F.linear_cross_entropy`, which promises the same in chunks. With label smoothing it warns once, and does it the long way. A warning scrolls by; memory doesn't lie. If you take a function for its memory, measure the memory.
 
-
-# %%
-DRAWS = 2**16  # the values of 16 random bits
-
-
-def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
-    """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`.
-
-    An entry is taken where 16 random bits, read as a number, are below p·65,536, so that p is
-    rounded to 1/65,536. One 64-bit draw serves four entries.
-    """
-    entries = math.prod(shape)
-    draws = torch.empty(-(-entries // 4), dtype=torch.int64, device=like.device)
-    bits = draws.random_(-(2**63), None).view(torch.int16)[:entries]
-    kept = torch.empty(entries, dtype=like.dtype, device=like.device)
-    return torch.ge(bits, round(p * DRAWS) - DRAWS // 2, out=kept).view(shape)
-
-
-def keep_scale(p: float) -> float:
-    """What the kept entries are multiplied by, so that the mean stays: 1/(1 − p), p as rounded."""
-    return 1 / (1 - round(p * DRAWS) / DRAWS)
-
-
-# %%
-torch.manual_seed(3)
-entries = 400_000
-for p in (0.1, 0.3, 0.5):
-    mask = keep_mask((entries,), p, torch.empty(0))
-    spread = math.sqrt(p * (1 - p) / entries)  # standard deviation of the share that is dropped
-    for part in (mask, *mask.view(-1, 4).T):  # as a whole, and each of the four numbers of a draw
-        sigma = spread * math.sqrt(entries / part.numel())
-        assert abs((1 - part.mean().item()) - p) < 5 * sigma
-    neighbours = mask.view(-1, 4).T.corrcoef() - torch.eye(4)
-    assert neighbours.abs().max() < 5 / math.sqrt(
-        entries / 4
-    )  # the four know nothing of each other
-    torch.testing.assert_close(keep_scale(p) * (1 - round(p * DRAWS) / DRAWS), 1.0)
-
-# %% [markdown]
-# **Pitfall: 63 random bits.** `tensor.random_()` without bounds fills an int64 with numbers from 0 to $2^{63}-1$. The sign bit is never set. Cut such a draw into four, and one of the four has a bit that is always 0: read as a signed number it is never negative. With $p = 0.1$ it is then *never* dropped.
-
-# %%
-draws = torch.empty(entries // 4, dtype=torch.int64).random_()  # the wrong version
-dropped_shares = (
-    (draws.view(torch.int16).view(-1, 4) < round(0.1 * DRAWS) - DRAWS // 2).double().mean(0)
-)
-assert dropped_shares.min() == 0  # a quarter of the network has no dropout at all
-assert (dropped_shares > 0.09).sum() == 3
-
-# %% [markdown]
-# The masks are applied where something else passes by. The end of a sublayer is $x + \mathrm{dropout}(y)$: one kernel, `addcmul`. In the feed-forward layer dropout follows relu, and both put zeros. So the result itself tells the backward pass where the gradient stops, and no mask is kept. The factor goes on the second weight matrix.
-
-
-# %%
-def dropped(x: Tensor, p: float, how: Switches) -> Tensor:
-    """Dropout of x at rate p."""
-    if p and how.random_bits:
-        return x * keep_mask(x.shape, p, x) * keep_scale(p)
-    return F.dropout(x, p, training=p > 0)
-
-
-def dropped_sum(x: Tensor, y: Tensor, p: float, how: Switches) -> Tensor:
-    """x + dropout(y): the end of every sublayer, in one kernel."""
-    if p and how.random_bits:
-        return torch.addcmul(x, y, keep_mask(y.shape, p, y), value=keep_scale(p))
-    return x + F.dropout(y, p, training=p > 0)
-
-
-# %%
-class ReluDropout(Function):
-    """Dropout(relu(x)) without its factor 1/(1 − p), overwriting x.
-
-    Keeps no mask: an entry of the result is 0 where relu or dropout took it, and there alone the
-    gradient stops.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        """x (...) to the same shape."""
-        ctx.mark_dirty(x)
-        x.relu_()
-        if p:
-            x.mul_(keep_mask(x.shape, p, x))
-        ctx.save_for_backward(x)
-        return x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """The gradient, where the result isn't 0."""
-        (result,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grad, result, 0.0), None
-
-
-def feed_forward(layer: PositionwiseFeedForward, x: Tensor, how: Switches) -> Tensor:
-    """What `layer` computes: x (N, D) to (N, D)."""
-    p = dropout_rate(layer)
-    hidden = linear(layer.expand, x, how)  # (N, d_ff)
-    if not how.random_bits:
-        return linear(layer.contract, F.dropout(hidden.relu(), p, training=p > 0), how)
-    hidden = ReluDropout.apply(hidden, p)
-    # The factor is put on the weights: they are fewer than the activations.
-    return product(hidden, layer.contract.weight * keep_scale(p), layer.contract.bias, how)
-
-
-# %%
-torch.manual_seed(4)
-x = torch.randn(6, 8, requires_grad=True)
-assert torch.autograd.gradcheck(seeded(lambda x: ReluDropout.apply(x * 1.0, 0.3)), (x,))
-ff = plain_model.encoder.layers[0].feed_forward.train()
-x = torch.randn(20_000, TINY.d_model)
-mean, again = (feed_forward(ff, x, how).mean(0) for how in (FAST, PLAIN))
-ff.eval()
-torch.testing.assert_close(feed_forward(ff, x, FAST), ff(x))  # dropout off: the same
-assert (mean - again).abs().max() < 0.02  # dropout on: the same on average
-ff.train()
 
 # %% [markdown]
 # ## Put together
@@ -1164,11 +1176,6 @@ ff.train()
 
 
 # %%
-def dropout_rate(module: nn.Module) -> float:
-    """The rate that the module's own dropout applies now: 0 in evaluation."""
-    return module.dropout.p if module.training else 0.0
-
-
 def residual(
     connection: SublayerConnection, x: Tensor, sublayer: Callable[[Tensor], Tensor], how: Switches
 ) -> Tensor:
@@ -1304,13 +1311,15 @@ def loss_and_gradients(
 
 
 def each_switch() -> list[Switches]:
-    """All off, all on, each alone on and alone off, and the waterfall's steps one by one."""
+    """From all off to all on one by one, each alone on and alone off, and PyTorch's attention."""
     on, off = asdict(FAST), asdict(PLAIN)
     alone = [replace(PLAIN, **{name: value}) for name, value in on.items()]
     without = [replace(FAST, **{name: value}) for name, value in off.items()]
     sdpa = [replace(how, attention="sdpa") for how in (PLAIN, FAST)]
-    steps = waterfall_contenders()[0].values()
-    return [PLAIN, FAST, *alone, *without, *sdpa] + [Switches(**s.how) for s in steps if s.how]
+    steps = [PLAIN]
+    for name, value in on.items():
+        steps.append(replace(steps[-1], **{name: value}))
+    return [*steps, *alone, *without, *sdpa]
 
 
 checked = 0
@@ -1534,7 +1543,6 @@ assert slower["PyTorch's attention"] > 0 and slower["logits as a whole"] > 0
 kept = step_rate(record, "freed memory is kept")
 assert abs(step_rate(record, "textbook, torch.compile") / kept - 1) < 0.1
 assert -0.12 < slower["no dropout at all"] < 0
-{name: f"{share:+.0%}" for name, share in slower.items()}
 
 # %%
 account_chart(
@@ -1570,16 +1578,20 @@ class TorchTransformer(nn.Module):
             Embeddings(shape.d_model, shape.vocab), PositionalEncoding(shape.d_model, shape.dropout)
         )
         nn.init.normal_(self.embed[0].lut.weight, std=shape.d_model**-0.5)
-        self.body = nn.Transformer(
-            shape.d_model,
-            shape.h,
-            shape.N,
-            shape.N,
-            shape.d_ff,
-            shape.dropout,
-            batch_first=True,
-            norm_first=shape.norm_first,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # that pre-norm has no nested tensors; training never has
+            self.body = nn.Transformer(
+                shape.d_model,
+                shape.h,
+                shape.N,
+                shape.N,
+                shape.d_ff,
+                shape.dropout,
+                batch_first=True,
+                norm_first=shape.norm_first,
+            )
         self.generator = nn.Linear(shape.d_model, shape.vocab)
         self.generator.weight = self.embed[0].lut.weight
 
@@ -1700,6 +1712,7 @@ torch.manual_seed(7)
 model = series_model(replace(TINY, norm_first=True)).eval()
 peer = TorchTransformer(replace(TINY, norm_first=True)).eval()
 peer.embed[0].lut.weight.data.copy_(model.tgt_embed[0].lut.weight)
+peer.generator.bias.data.copy_(model.generator.proj.bias)
 peer.body.load_state_dict(to_torch_transformer(model).state_dict())
 torch.testing.assert_close(
     peer_loss(peer, batch, criterion)[0], fast_loss(model, batch, criterion)[0]
@@ -2053,7 +2066,7 @@ print(f"with freed memory kept for all: {ours / max(kept.values()):.2f} times th
 base = load_record("speed-base")
 used = {name: report["mfu"] for name, report in base["reports"].items()}
 assert used["ours"] >= 0.6
-print({name: f"{share:.0%} of the matrix rate" for name, share in used.items()})
+print(*(f"{name}: {share:.0%} of the matrix rate" for name, share in used.items()), sep="\n")
 account_chart(
     {"ours": base["account"]},
     "A step of the base model, on our path",
@@ -2123,29 +2136,32 @@ def growth_point(axis: str, value: int, how: dict[str, Any] | None) -> dict[str,
 # %%
 def growth_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     """Seconds of a step along the four axes, by both paths."""
-    frame = pd.DataFrame(record["points"])
+    frame = rounded(pd.DataFrame(record["points"])[["axis", "value", "path", "seconds"]])
     titles = {
         "length": "length (2,048 tokens a side)",
         "tokens": "tokens a side",
         "width": "d_model (d_ff = 4 × d_model)",
         "depth": "layers on either side",
     }
-    panels = [
-        lines(
-            frame[frame["axis"] == axis],
-            "value",
-            "seconds",
-            "path",
-            x_title=titles[axis],
-            y_title="seconds",
-            log_x=True,
-            log_y=True,
-            points=True,
-            width=250,
-            height=170,
+    colour = alt.Color("path:N", sort=["textbook", "ours"], title=None)
+    panels = []
+    for axis, values in AXES.items():
+        log = {"type": "log", "nice": False}
+        x = alt.X(
+            "value:Q",
+            title=titles[axis],
+            scale=alt.Scale(domain=[values[0], values[-1]], padding=12, **log),
+            axis=alt.Axis(values=values, grid=False, format=","),
         )
-        for axis in AXES
-    ]
+        y = alt.Y(
+            "seconds:Q",
+            scale=alt.Scale(domain=[0.1, 6], **log),
+            axis=alt.Axis(values=[0.1, 0.2, 0.5, 1, 2, 5]),
+        )
+        chart = alt.Chart(frame[frame["axis"] == axis]).mark_line(
+            point={"filled": True, "size": 45}
+        )
+        panels.append(chart.encode(x=x, y=y, color=colour).properties(width=250, height=170))
     return titled(
         alt.concat(*panels, columns=2),
         "How a step grows",
@@ -2272,10 +2288,8 @@ def cells(widths: Sequence[int], sides: Sequence[int]) -> int:
 every = itertools.combinations(sorted(set(sides)), 3)
 assert cells(widths, sides) == min(cells(c, sides) for c in every if c[-1] == sides[-1])
 padding = {n: 1 - sum(sides) / cells(static_lengths(some, n), sides) for n in (1, 2, 4, 8)}
-print(
-    {n: f"{share:.0%}" for n, share in padding.items()},
-    "of the cells are padding, by the number of widths",
-)
+for number, share in padding.items():
+    print(f"{number} widths: {share:.0%} of the cells are padding")
 
 
 # %%
