@@ -16,16 +16,18 @@ export GOMP_SPINCOUNT ?= 20000
 
 ifdef VENV
 ENVIRONMENT := given
+INSTALL_PEERS = { echo "$(VENV) lacks packages: run $(PY) -m pip install -e '.[bench]'"; exit 1; }
 else
 VENV := .venv
 ENVIRONMENT := .venv/ready
+INSTALL_PEERS = $(PY) -m pip install --quiet --disable-pip-version-check -e '.[bench]'
 endif
 PY := $(VENV)/bin/python
 ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run test notebooks lab train translate clean
+.PHONY: help setup given run test notebooks lab train bench translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +77,10 @@ lab: setup  ## open the notebooks in JupyterLab
 
 train: setup  ## train on Multi30k: make train ARGS="--device cuda" (hours on a CPU)
 	$(PY) scripts/ch08_training_run.py --preset small --corpus multi30k $(ARGS)
+
+bench: setup  ## time a training step against nn.Transformer, MarianMTModel and x-transformers (10 minutes)
+	@$(PY) -c 'import transformers, x_transformers' 2>/dev/null || $(INSTALL_PEERS)
+	$(PY) scripts/ch07_going_fast.py peers $(ARGS)
 
 # The text travels in the environment, so that no shell ever reads it as a command.
 override TEXT := $(value TEXT)

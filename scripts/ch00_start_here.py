@@ -691,6 +691,7 @@ assert min(sure, key=sure.get) != mine  # the made-up answer is the less certain
 # | [4 · Encoder and decoder](ch04_encoder_decoder.ipynb) | the whole model, equal to `nn.Transformer` |
 # | [5 · Training](ch05_training.ipynb) | loss, schedule, loop; a first task learned |
 # | [6 · Multi30k](ch06_multi30k.ipynb) | the corpora, tokens, batches |
+# | [7 · Going fast](ch07_going_fast.ipynb) | the same numbers, sooner; where a machine's limits are |
 # | [8 · The training run](ch08_training_run.ipynb) | a translator trained, saved and measured |
 # | [9 · Decoding and BLEU](ch09_decoding_and_bleu.ipynb) | beam search, sampling, BLEU; your sentences translated |
 #

@@ -946,8 +946,9 @@ def saved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = (storage.nbytes(), tensor)  # holding it keeps its address unique
-        return tensor
+        # Holding it keeps its address unique; with its graph it would keep itself alive for ever.
+        kept[storage._cdata] = (storage.nbytes(), tensor.detach())
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         function(*inputs)

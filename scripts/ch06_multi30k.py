@@ -20,7 +20,7 @@
 #
 # *Attention Is All You Need*, §5.1; Elliott et al. 2016 for the data; Sennrich et al. 2016 for the subwords. About 40 minutes to read; less than a minute to run on a CPU, and no GPU needed.
 #
-# Previous: [Chapter 5 · Training](ch05_training.ipynb) · Next: [Chapter 8 · The training run](ch08_training_run.ipynb)
+# Previous: [Chapter 5 · Training](ch05_training.ipynb) · Next: [Chapter 7 · Going fast](ch07_going_fast.ipynb)
 #
 # Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. In this chapter the source is German and the target is English.
 
@@ -2421,4 +2421,4 @@ def record_multi30k() -> None:
 # 4. Shuffling before the sort makes equal lengths change places in each epoch. Measure how many pairs of sentences share a batch in two epochs, with and without it.
 # 5. Give `token_batches` a budget for source plus target tokens instead of the longer of the two. How does the padding share change, and the number of batches?
 #
-# Next: [Chapter 8 · The training run](ch08_training_run.ipynb)
+# Next: [Chapter 7 · Going fast](ch07_going_fast.ipynb)

@@ -20,7 +20,7 @@
 #
 # *Attention Is All You Need*, §5 and §6.1. About 30 minutes to read; half a minute to run on a CPU. The runs that it shows took longer, and were recorded.
 #
-# Previous: [Chapter 6 · Multi30k](ch06_multi30k.ipynb) · Next: [Chapter 9 · Decoding and BLEU](ch09_decoding_and_bleu.ipynb)
+# Previous: [Chapter 7 · Going fast](ch07_going_fast.ipynb) · Next: [Chapter 9 · Decoding and BLEU](ch09_decoding_and_bleu.ipynb)
 #
 # Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary.
 
@@ -72,6 +72,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,6 +91,7 @@ from scripts.ch05_training import (
     EpochReport,
     LabelSmoothing,
     TrainState,
+    batch_loss,
     cosine_rate,
     greedy_decode,
     inverse_sqrt_rate,
@@ -105,6 +107,7 @@ from scripts.ch06_multi30k import (
     source_ids,
     token_batches,
 )
+from scripts.ch07_going_fast import fast_loss, keep_memory, switches_for
 from scripts.charts import lines, titled
 from scripts.checkpoints import (
     load_tensors,
@@ -165,6 +168,8 @@ class TrainConfig:
     """Largest norm of the gradient."""
     seed: int = 1
     """Decides the weights' start, dropout and the batches' order."""
+    path: Literal["fast", "textbook"] = "fast"
+    """How the step is computed: chapter 7's way, or chapters 1 to 5's. The same numbers."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, …"""
     name: str = "small"
@@ -369,6 +374,37 @@ assert lr_at(3000) < 1e-3 * lr_at(400)
 schedule_chart()
 
 # %% [markdown]
+# ## Two ways to the same numbers
+#
+# > **In short.** The fast path is an argument of the training loop. Nothing else in this chapter knows which one runs.
+#
+# [Chapter 7](ch07_going_fast.ipynb) made a training step faster by more than half without changing what it computes. A run takes that way unless `--path textbook` asks for the plain one.
+
+
+# %%
+def loss_function_of(
+    config: TrainConfig, device: torch.device
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """How the run computes a batch's loss: `config.path`, with the switches that suit the device."""
+    if config.path == "textbook":
+        return batch_loss
+    return partial(fast_loss, how=switches_for(device))
+
+
+# %%
+torch.manual_seed(0)
+with torch.random.fork_rng():
+    model = build_model(replace(sample, dropout=0.0), len(data.tokenizer))
+batch = next(batches_of(data.train, epoch_plan(sample, data, 1), torch.device("cpu")))
+sums = [
+    loss_function_of(replace(sample, path=path), torch.device("cpu"))(
+        model, batch, LabelSmoothing()
+    )
+    for path in ("fast", "textbook")
+]
+torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=0.0)
+
+# %% [markdown]
 # ## A score to steer by
 #
 # > **In short.** The loss asks whether the model knows the next word of *our* sentence. BLEU asks whether *its own* sentence is any good. We keep the model with the best BLEU.
@@ -442,7 +478,9 @@ def validate(trained: Trained, data: TrainingData, device: torch.device) -> dict
     """Perplexity (teacher-forced) and greedy BLEU on the validation split."""
     plan = token_batches(data.val, trained.config.max_tokens)
     criterion = LabelSmoothing(trained.config.smoothing)
-    report = run_epoch(batches_of(data.val, plan, device), trained.model, criterion)
+    loss_of = loss_function_of(trained.config, device)
+    batches = batches_of(data.val, plan, device)
+    report = run_epoch(batches, trained.model, criterion, loss_of=loss_of)
     sources, references = zip(*data.corpus["val"], strict=True)
     bleu = corpus_bleu(greedy_translate(trained, sources), references).score
     return {"val_loss": report.loss_per_token, "val_ppl": report.perplexity, "val_bleu": bleu}
@@ -573,7 +611,9 @@ class Training:
         self.history: list[dict[str, float]] = []
         # Adam with the paper's settings (§5.3). The schedule sets the rate itself: 1.0 × lr_at.
         parameters = [{"params": list(self.model.parameters()), "initial_lr": 1.0}]
-        self.optimizer = torch.optim.Adam(parameters, lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+        adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": config.path == "fast"}
+        self.optimizer = torch.optim.Adam(parameters, lr=1.0, **adam)
+        self.loss_of = loss_function_of(config, self.device)
         if resume:
             self.restore()
         plans = (epoch_plan(config, data, epoch) for epoch in range(1, config.epochs + 1))
@@ -603,6 +643,7 @@ class Training:
                 self.scheduler,
                 accumulate=self.config.accumulate,
                 clip=self.config.clip,
+                loss_of=self.loss_of,
                 state=self.state,
                 progress=bar,
             )
@@ -898,6 +939,8 @@ def writable(folder: Path) -> Path:
 def run(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
     """Train, test and record one configuration; the record is in runs/NAME and is returned."""
     device = pick_device(config.device)
+    if config.path == "fast" and device.type == "cpu":
+        keep_memory()
     data = prepare(config)
     folder = writable(ROOT / "runs" / config.name)
     if config.publish:

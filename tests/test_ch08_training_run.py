@@ -82,6 +82,23 @@ def test_resuming_equals_never_stopping(data, tmp_path):
     assert all(one[name].equal(other[name]) for name in one)
 
 
+def test_both_paths_train_the_same_model(data, tmp_path, monkeypatch):
+    """Without dropout, whose masks differ, an epoch by either path ends at the same losses."""
+    calls = []
+    fast = ch08.fast_loss
+    monkeypatch.setattr(ch08, "fast_loss", lambda *a, **k: calls.append(1) or fast(*a, **k))
+    reports = {}
+    for path in ("fast", "textbook"):
+        before = len(calls)
+        training = ch08.Training(replace(TINY, dropout=0.0, path=path), data, tmp_path)
+        reports[path] = training.train_epoch(1)
+        assert training.optimizer.defaults["fused"] is (path == "fast")
+        assert (len(calls) > before) is (path == "fast")
+    assert reports["fast"].loss == pytest.approx(reports["textbook"].loss, rel=1e-4)
+    assert reports["fast"].nll == pytest.approx(reports["textbook"].nll, rel=1e-4)
+    assert ch08.TrainConfig().path == "fast"
+
+
 def test_the_best_model_is_kept_and_not_the_last(data, tmp_path):
     training = ch08.Training(TINY, data, tmp_path)
     row = {"epoch": 1, "val_bleu": 5.0}

@@ -31,6 +31,11 @@ def test_both_lists_name_the_same_packages():
     assert exact().keys() == ranges().keys()
 
 
+def test_the_peers_of_the_benchmark_are_an_extra_alone():
+    peers = {Requirement(one).name for one in PROJECT["optional-dependencies"]["bench"]}
+    assert peers == {"transformers", "x-transformers"} and not peers & exact().keys()
+
+
 def test_every_exact_version_lies_in_its_range():
     for name, wanted in exact().items():
         (pin,) = wanted.specifier

@@ -46,6 +46,21 @@ FAULTS = {
         "min(step**-0.5, step * warmup**-1.5)",
         "min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)",
     ),
+    "attention's gradient goes through dropped weights": (
+        "ch07",
+        "            grad_weights *= kept\n",
+        "            pass\n",
+    ),
+    "the fast loss forgets that smoothing pulls at every bias": (
+        "ch07",
+        "by_bias.sub_(counts, alpha=certain).sub_(smoothing * rows / vocab)",
+        "by_bias.sub_(counts, alpha=certain)",
+    ),
+    "a packed row forgets its position": (
+        "ch07",
+        "self.positions = self.slots % real.size(1)",
+        "self.positions = torch.arange(len(self.slots)) % real.size(1)",
+    ),
     "beam search forgets whom a token continues": (
         "ch09",
         "ids = torch.cat((ids[chosen], ids.new_tensor(token).unsqueeze(1)), dim=1)",

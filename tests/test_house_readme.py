@@ -76,7 +76,39 @@ def results_table():
     return "\n".join(lines)
 
 
-BLOCKS = {"chapters": chapter_table, "results": results_table}
+def speed_table():
+    """Chapter 7's benchmark: real target tokens a second by model and by how it is fed."""
+    peers, base = (
+        json.loads((ROOT / "results" / f"speed-{name}.json").read_text("utf-8"))
+        for name in ("peers", "base")
+    )
+    reports = peers["reports"]
+    models = ["ours", *dict.fromkeys(name.split(", ")[0] for name in reports if "ours" not in name)]
+    feeds = {"buckets": "length buckets", "random": "random order", "fixed": "padded to 72"}
+    lines = [f"| model | {' | '.join(feeds.values())} | peak memory, buckets |"]
+    lines.append("|---|" + "---|" * (len(feeds) + 1))
+    for model in models:
+        found = [reports.get(f"{model}, {feed}") for feed in feeds]
+        cells = [f"{one['tokens_per_second']:,.0f}" if one else "" for one in found]
+        lines.append(
+            f"| {model} | {' | '.join(cells)} | {found[0]['peak_bytes'] / 2**20:,.0f} MiB |"
+        )
+    used = {name: report["mfu"] for name, report in base["reports"].items()}
+    lines += [
+        "",
+        "Real target tokens a second of one full training step: d_model 256, 3+3 layers, ",
+    ]
+    lines[-1] += f"8,192 pieces, batches of {peers['max_tokens']:,} tokens a side from "
+    lines[-1] += f"{peers['corpus'].replace('multi30k', 'Multi30k')}, float32, {peers['device']}; "
+    lines[-1] += (
+        f"medians of {peers['rounds']} interleaved rounds. On the paper's base model our path "
+    )
+    lines[-1] += f"reaches {used['ours']:.0%} of the machine's matrix rate, the textbook's "
+    lines[-1] += f"{used['textbook']:.0%}. The commands:"
+    return "\n".join([*lines, "", "```", peers["command"], base["command"], "```"])
+
+
+BLOCKS = {"chapters": chapter_table, "results": results_table, "speed": speed_table}
 
 
 def block(name, text):
