@@ -925,7 +925,6 @@ mean, again = (feed_forward(ff, x, how).mean(0) for how in (FAST, PLAIN))
 ff.eval()
 torch.testing.assert_close(feed_forward(ff, x, FAST), ff(x))  # dropout off: the same
 assert (mean - again).abs().max() < 0.02  # dropout on: the same on average
-ff.train()
 
 # %% [markdown]
 # ## Attention by hand
@@ -2289,7 +2288,7 @@ every = itertools.combinations(sorted(set(sides)), 3)
 assert cells(widths, sides) == min(cells(c, sides) for c in every if c[-1] == sides[-1])
 padding = {n: 1 - sum(sides) / cells(static_lengths(some, n), sides) for n in (1, 2, 4, 8)}
 for number, share in padding.items():
-    print(f"{number} widths: {share:.0%} of the cells are padding")
+    print(f"{share:.0%} of the cells are padding if there are {number} widths")
 
 
 # %%
@@ -2732,7 +2731,7 @@ def summary(record: dict[str, Any]) -> str:
 
 
 # %%
-for mistake in (["peer"], ["peers", "--rounds", "many"], ["steps", "--speed", "9"]):
+for mistake in (["peers", "--rounds", "many"], ["steps", "--speed", "9"]):
     try:
         parse_bench(mistake)
     except ValueError as error:
