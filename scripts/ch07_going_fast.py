@@ -707,7 +707,7 @@ torch.testing.assert_close(normed(norm, x, FAST), norm(x), rtol=1e-12, atol=1e-1
 #
 # > **In short.** Multiplying matrices is a solved problem, and solved more than once. Ask who is faster here.
 #
-# For single precision PyTorch always takes MKL. On the AMD processor of our records oneDNN is faster for $XW^\top$ and for $GW$, and slower for the weights' gradient $G^\top X$; so we choose by case. No public function does that. The operator in `affine`, above, is the one that `torch.compile` calls; its name begins with an underscore, and the switch is there to be turned off on another machine.
+# For single precision PyTorch always takes MKL. On the machine of our records oneDNN is faster for $XW^\top$ and for $GW$ (the waterfall below has the gain). For the weights' gradient $G^\top X$ we found none, so it stays with MKL; exercise 6 asks you to look again. No public function does that. The operator in `affine`, above, is the one that `torch.compile` calls; its name begins with an underscore, and the switch is there to be turned off on another machine.
 
 
 # %%
@@ -931,22 +931,22 @@ assert (mean - again).abs().max() < 0.02  # dropout on: the same on average
 #
 # > **In short.** Five small products, one softmax, one mask. Write the backward pass yourself, and nothing is stored or copied that it doesn't need.
 #
-# With $A = \mathrm{softmax}(QK^\top/\sqrt{d_k} + \text{bias})$, the dropout mask $M$ of zeros and ones, and $c = 1/(1-p)$:
+# With the scores $Z = QK^\top/\sqrt{d_k} + \text{bias}$, the weights $A = \mathrm{softmax}(Z)$, the dropout mask $M$ of zeros and ones, and $c = 1/(1-p)$:
 #
 # $$ O = c\,(A \odot M)\,V $$
 #
 # $$ \frac{\partial\ell}{\partial V} = c\,(A\odot M)^\top G,\qquad
 #    \frac{\partial\ell}{\partial A} = c\,(G V^\top)\odot M,\qquad
-#    \frac{\partial\ell}{\partial S} = A\odot\Big(\frac{\partial\ell}{\partial A} - \sum_s A_s\,\frac{\partial\ell}{\partial A_s}\Big) $$
+#    \frac{\partial\ell}{\partial Z} = A\odot\Big(\frac{\partial\ell}{\partial A} - \sum_s A_s\,\frac{\partial\ell}{\partial A_s}\Big) $$
 #
-# $$ \frac{\partial\ell}{\partial Q} = \frac{1}{\sqrt{d_k}}\,\frac{\partial\ell}{\partial S}\,K,\qquad
-#    \frac{\partial\ell}{\partial K} = \frac{1}{\sqrt{d_k}}\,\Big(\frac{\partial\ell}{\partial S}\Big)^{\!\top} Q $$
+# $$ \frac{\partial\ell}{\partial Q} = \frac{1}{\sqrt{d_k}}\,\frac{\partial\ell}{\partial Z}\,K,\qquad
+#    \frac{\partial\ell}{\partial K} = \frac{1}{\sqrt{d_k}}\,\Big(\frac{\partial\ell}{\partial Z}\Big)^{\!\top} Q $$
 #
 # | symbol | shape | meaning |
 # |---|---|---|
 # | $Q$, $O$, $G = \partial\ell/\partial O$ | (B·H, T, d_k) | queries, output, and the output's gradient |
 # | $K, V$ | (B·H, S, d_k) | keys, values |
-# | $S, A, M$ | (B·H, T, S) | scores, weights, dropout mask |
+# | $Z, A, M$ | (B·H, T, S) | scores, weights, dropout mask |
 #
 # The scale goes into the product, where it is free; the softmax overwrites the scores. This is the textbook order of things, not FlashAttention: at 16 tokens the weights are small, and it would save nothing to make them piece by piece.
 
@@ -1534,7 +1534,7 @@ def losers_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 losers_chart(record)
 
 # %% [markdown]
-# Some of these are close: PyTorch's own attention and logits in one piece cost a few percent of time here; the logits cost half as much memory again, too. `torch.compile` of the textbook's loss, with memory kept, takes a minute and a half to compile, and then is about as fast as the plain code with memory kept: what it fuses was cheap, and what was dear it doesn't touch. Once the logits are made in chunks, keeping freed memory hardly matters. And all that is left of dropout is its last few percent.
+# Some of these are close: PyTorch's own attention and logits in one piece cost a few percent of time here; the logits cost half as much memory again, too. `torch.compile` of the textbook's loss, with memory kept, compiles for a good while, and then is about as fast as the plain code with memory kept: what it fuses was cheap, and what was dear it doesn't touch. Once the logits are made in chunks, keeping freed memory hardly matters. And all that is left of dropout is its last few percent.
 
 # %%
 slower = {name: final / step_rate(record, name) - 1 for name in record["losers"]}
@@ -2773,3 +2773,4 @@ assert not switches_for(torch.device("cuda")).packed
 # 3. In `AttentionCore.backward`, use `weights` where `dropped` stands. Does `gradcheck` without dropout notice? With it?
 # 4. Draw the roofline of your own machine: `python scripts/ch07_going_fast.py steps`. Which operations changed sides of the bend?
 # 5. With one thread instead of two the time should double. The chart of what was not kept has the measured factor. Where does the difference come from?
+# 6. Time `affine(grad.T, x.T, None, onednn)` with both libraries for a gradient of 2,048 × 1,024 and an input of 2,048 × 256. Which one would you take on your machine?
