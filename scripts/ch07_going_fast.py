@@ -1127,7 +1127,9 @@ def rows_loss(
 ) -> tuple[Tensor, Tensor]:
     """`criterion(generator(x), labels)`: x (N, D), labels (N,), to two sums in nats."""
     if how.loss == "textbook":
-        return criterion(generator(x), labels)
+        logits = generator(x)  # (N, V)
+        half = logits.dtype in (torch.bfloat16, torch.float16)  # under autocast
+        return criterion(logits.float() if half else logits, labels)
     x, proj = generator.narrow(x), generator.proj
     if how.loss == "torch":
         smoothed = F.linear_cross_entropy(

@@ -424,7 +424,7 @@ def test_a_static_plan_has_every_pair_once_in_few_shapes():
         assert (batch.tgt_y[len(indices) :] == PAD).all()  # fillers teach nothing
 
 
-@pytest.mark.parametrize("precision, tolerance", [("float32", 1e-4), ("bfloat16", 0.05)])
+@pytest.mark.parametrize("precision, tolerance", [("float32", 1e-4), ("bfloat16", 0.02)])
 def test_a_static_step_is_the_textbooks_step(precision, tolerance):
     pairs = examples(5, 6)
     twins = [small_model(torch.float32, dropout=0.0) for _ in range(2)]
