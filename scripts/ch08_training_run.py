@@ -1039,7 +1039,7 @@ score_table("sample-de-en")
 # %% [markdown]
 # ### Multi30k
 #
-# The real thing: 29,000 pairs of captions. This model is narrower than the `small` preset (width 192, 4,096 pieces), so that two CPU cores can train it while you have lunch. It was stopped once, after its first epoch, and resumed. Its command stands in its record, and its weights are in [`models/multi30k-de-en`](../models/multi30k-de-en).
+# The real thing: 29,000 pairs of captions. This model is narrower than the `small` preset (width 192, 4,096 pieces), so that two CPU cores can train it while you have lunch. Its command stands in its record, and its weights are in [`models/multi30k-de-en`](../models/multi30k-de-en).
 
 # %%
 record = load_record("multi30k-de-en")
