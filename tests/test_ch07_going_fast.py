@@ -98,6 +98,7 @@ def examples(count, longest, seed=0, vocab=50):
 # The same numbers
 
 
+@pytest.mark.filterwarnings("ignore:linear_cross_entropy")  # it says that it ignores its options
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     "dtype, outputs, gradients", [("float64", 1e-10, 1e-10), ("float32", 1e-5, 1e-4)]
