@@ -67,7 +67,7 @@ from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import sinusoids
 from scripts.ch05_training import BOS, EOS, greedy_decode
 from scripts.ch06_multi30k import load_corpus, source_ids
-from scripts.ch08_training_run import Trained, greedy_translate, load_model
+from scripts.ch08_training_run import Trained, load_model, plain_translate
 from scripts.charts import GREY, INK, heatmap, lines, titled
 from scripts.records import ROOT
 
@@ -648,7 +648,7 @@ pd.DataFrame(
 captioner = load_model(ROOT / "models" / "multi30k-de-en")
 captioner.model.double()
 mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
-greedy_translate(captioner, [mine])[0]
+plain_translate(captioner, [mine])[0]
 
 # %% [markdown]
 # **Pitfall.** Fluent isn't right. Ask for something that no caption ever said, and the model doesn't say "I don't know": it writes an English sentence all the same. How to notice? Not by reading the English alone. Look at the probabilities.

@@ -247,6 +247,8 @@ class LabelSmoothing(nn.Module):
 
     def forward(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """logits (..., V), labels (...), to two scalars in nats."""
+        if logits.dtype in (torch.bfloat16, torch.float16):
+            logits = logits.float()  # three digits don't make a sum
         log_z = logits.logsumexp(dim=-1)  # (...)
         nll = log_z - logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)  # (...): −log p(label)
         spread = log_z - logits.mean(dim=-1)  # (...): −log p, averaged over the vocabulary
@@ -783,22 +785,29 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     clip: float = math.inf,
     loss_of: Callable[..., tuple[Tensor, Tensor]] = batch_loss,
+    per: float | None = None,
 ) -> EpochReport:
     """One optimizer step on the mean loss per token of all the batches in `group`.
 
     Each batch's sum is divided by the *group's* tokens before its backward pass, so the gradient is
     that of one large batch, however unequal the parts are. `loss_of` is how a batch's two sums are
-    computed: chapter 7 has a faster way to the same numbers.
+    computed: chapter 7 has a faster way to the same numbers. `per` is another divisor, for a group
+    that is only a part of the step (chapter 8).
+
+    Raises FloatingPointError, before any weight has changed, where loss or gradient isn't finite.
     """
     optimizer.zero_grad(set_to_none=True)
     report = EpochReport(tokens=sum(batch.ntokens for batch in group))
+    per = report.tokens if per is None else per
     for batch in group:
         loss, nll = loss_of(model, batch, criterion)
-        (loss / report.tokens).backward()
+        (loss / per).backward()
         report.loss += loss.item()
         report.nll += nll.item()
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
     report.grad_norms.append(norm.item())
+    if not math.isfinite(report.loss + norm.item()):
+        raise FloatingPointError(f"loss {report.loss}, gradient's norm {norm.item()}")
     optimizer.step()
     return report
 

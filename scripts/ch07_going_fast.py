@@ -1127,9 +1127,7 @@ def rows_loss(
 ) -> tuple[Tensor, Tensor]:
     """`criterion(generator(x), labels)`: x (N, D), labels (N,), to two sums in nats."""
     if how.loss == "textbook":
-        logits = generator(x)  # (N, V)
-        half = logits.dtype in (torch.bfloat16, torch.float16)  # under autocast
-        return criterion(logits.float() if half else logits, labels)
+        return criterion(generator(x), labels)
     x, proj = generator.narrow(x), generator.proj
     if how.loss == "torch":
         smoothed = F.linear_cross_entropy(
@@ -1279,10 +1277,10 @@ def decode_rows_of(
 
 
 # %%
-def fast_loss(
+def target_rows(
     model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing, how: Switches = FAST
 ) -> tuple[Tensor, Tensor]:
-    """`batch_loss` by the fast path: the same model, the same two sums, the same gradients."""
+    """What the generator gets to see: the decoder's rows (N, D), and their labels (N,)."""
     is_target = batch.tgt_y != criterion.padding_idx  # (B, T)
     src_layout = Layout(batch.src != criterion.padding_idx, how.packed)
     layout = Layout(is_target, how.packed)
@@ -1292,6 +1290,14 @@ def fast_loss(
     if layout.full and (how.targets_only or how.loss == "ours"):  # ours knows of no padding
         real = layout.rows(is_target)
         x, labels = x[real], labels[real]
+    return x, labels
+
+
+def fast_loss(
+    model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing, how: Switches = FAST
+) -> tuple[Tensor, Tensor]:
+    """`batch_loss` by the fast path: the same model, the same two sums, the same gradients."""
+    x, labels = target_rows(model, batch, criterion, how)
     return rows_loss(model.generator, x, labels, criterion, how)
 
 

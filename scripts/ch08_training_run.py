@@ -60,17 +60,21 @@ if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK
     raise SystemExit(main())
 
 # %%
+import bisect
 import csv
 import io
 import json
 import math
+import os
 import random
 import shlex
+import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -79,14 +83,20 @@ from typing import Any, Literal
 import altair as alt
 import pandas as pd
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
-from scripts.ch01_attention import padding_mask
+from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.ch05_training import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
     Batch,
     EpochReport,
     LabelSmoothing,
@@ -96,6 +106,7 @@ from scripts.ch05_training import (
     greedy_decode,
     inverse_sqrt_rate,
     run_epoch,
+    train_step,
 )
 from scripts.ch06_multi30k import (
     BPETokenizer,
@@ -107,15 +118,28 @@ from scripts.ch06_multi30k import (
     source_ids,
     token_batches,
 )
-from scripts.ch07_going_fast import fast_loss, keep_memory, switches_for
+from scripts.ch07_going_fast import (
+    PLAIN,
+    STATIC,
+    fast_loss,
+    keep_memory,
+    switches_for,
+    target_rows,
+)
 from scripts.charts import lines, titled
 from scripts.checkpoints import (
+    keep_newest,
     load_tensors,
-    load_training,
     load_weights,
+    newest_state,
+    restore_training,
+    rng_states,
     save_tensors,
     save_training,
+    saved_states,
+    set_rng_states,
     weights,
+    write_whole,
 )
 from scripts.records import ROOT, load_record, provenance, save_record, sha256
 
@@ -148,30 +172,56 @@ class TrainConfig:
     """Pre-norm; the paper is post-norm."""
     tie: Literal["none", "decoder", "all"] = "all"
     """Which embedding tables share storage with the generator."""
-    dropout: float = 0.15
+    embedding_init: Literal["scaled", "xavier"] = "scaled"
+    """Spread of the embedding tables at the start: 1/√d_model, or Xavier's."""
+    dropout: float = 0.2
     """Dropout everywhere, attention weights included."""
     smoothing: float = 0.1
     """Label smoothing's epsilon."""
-    epochs: int = 11
+    bpe_dropout: float = 0.0
+    """Chance that BPE skips a merge in training: words fall into other pieces each epoch."""
+    r_drop: float = 0.0
+    """Weight of R-Drop: two passes with different dropout have to agree. Twice the work."""
+    epochs: int = 20
     """Passes over the training split."""
     max_tokens: int = 2048
     """Tokens in a batch on either side, padding counted."""
     accumulate: int = 1
-    """Batches in an optimizer step."""
+    """Batches in an optimizer step, for each process."""
+    optimizer: Literal["adam", "muon"] = "adam"
+    """Adam for all weights, or Muon for the layers' matrices and Adam for the rest."""
     schedule: Literal["cosine", "inverse_sqrt"] = "cosine"
     """How the learning rate falls after its warm-up."""
-    lr: float = 1.2e-3
+    lr: float = 2e-3
     """Peak learning rate."""
+    muon_lr: float = 0.02
+    """Muon's peak learning rate; the same schedule."""
     warmup: int = 400
     """Steps until the peak."""
     clip: float = 1.0
     """Largest norm of the gradient."""
     seed: int = 1
     """Decides the weights' start, dropout and the batches' order."""
+    average: int = 5
+    """How many epochs' last weights are averaged at the end; kept if validation BLEU gains."""
+    beam: int = 5
+    """Beam of the final scores; 1 is greedy decoding."""
+    alpha: float = 0.6
+    """Length penalty of the final scores."""
     path: Literal["fast", "textbook"] = "fast"
     """How the step is computed: chapter 7's way, or chapters 1 to 5's. The same numbers."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Of the products; auto: bf16 on a GPU, float32 on a CPU. Weights are always float32."""
+    fused: bool = True
+    """The optimizer updates all weights in one kernel."""
+    compile: bool = False
+    """Let torch.compile rewrite the step; it takes a minute first."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, …"""
+    save_every: int = 200
+    """Steps between two saved states; one is saved after each epoch in any case."""
+    tracker: Literal["none", "wandb"] = "none"
+    """Also send each epoch's row to Weights & Biases."""
     name: str = "small"
     """The run's folder: runs/NAME."""
     publish: str | None = None
@@ -195,6 +245,8 @@ PRESETS: dict[str, TrainConfig] = {
         max_tokens=1024,
         lr=2e-3,
         warmup=200,
+        average=0,
+        beam=1,
         name="sample",
     ),
     "small": TrainConfig(),
@@ -212,13 +264,12 @@ PRESETS: dict[str, TrainConfig] = {
         name="base",
     ),
 }
-STORED_DTYPE = torch.float16  # half the size; every score we report is of the weights as stored
 
 
 # %%
 def build_model(config: TrainConfig, vocab: int) -> EncoderDecoder:
     """The model of `config` over `vocab` joint pieces, initialised from the global seed."""
-    return make_model(
+    model = make_model(
         vocab,
         vocab,
         N=config.layers,
@@ -229,6 +280,10 @@ def build_model(config: TrainConfig, vocab: int) -> EncoderDecoder:
         norm_first=config.norm_first,
         tie=config.tie,
     )
+    if config.embedding_init == "xavier":
+        for embed in (model.src_embed, model.tgt_embed):
+            nn.init.xavier_uniform_(embed[0].lut.weight)
+    return model
 
 
 # %% [markdown]
@@ -254,18 +309,20 @@ pd.DataFrame(table).set_index("preset")
 
 # %%
 def pick_device(name: str = "auto") -> torch.device:
-    """The device called `name`; "auto" takes a GPU where there is one.
+    """The device called `name`; "auto" takes a GPU where there is one, each process its own.
 
     Raises ValueError for a device that this machine lacks.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"unknown device {name!r}: use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("this machine has no usable GPU: use --device cpu or auto")
+    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
+        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # torchrun numbers its processes
     return device
 
 
@@ -280,6 +337,72 @@ except ValueError as error:
 
 # %% [markdown]
 # **Pitfall.** *No way without a GPU.* A training script that calls `torch.cuda.set_device` first and asks later runs on its author's machine and on no other. The mistake shows at once where there is no GPU: the script dies before its first batch. Our check: every function here takes its device as a value, and this notebook, which CI runs on a CPU, trains further down.
+
+# %% [markdown]
+# ## Several processes, one training
+#
+# > **In short.** Each process has the whole model and computes its share of the step. The gradients are averaged, so all take the same step and stay the same.
+#
+# A process knows its number and how many there are. Alone it is number 0 of 1, and then each of these operations does nothing; so the rest of the chapter is written once, for one process and for many.
+
+
+# %%
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train together: which one this is, and how many they are."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and speaks."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[Any]) -> list[Any]:
+        """This process's part of `items`: every `world`-th of them."""
+        return list(items[self.rank :: self.world])
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's `value`, in order; each process gets them all."""
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def totals(self, *values: float) -> list[float]:
+        """The sums of each value over all processes."""
+        return [math.fsum(column) for column in zip(*self.gather(values), strict=True)]
+
+    def woven(self, shares: list[Any]) -> list[Any]:
+        """What `share` dealt out to the processes, gathered in the first order."""
+        dealt = self.gather(shares)
+        return [dealt[i % self.world][i // self.world] for i in range(sum(map(len, dealt)))]
+
+
+ALONE = Ranks()
+
+
+# %%
+@contextmanager
+def join_ranks(device: torch.device) -> Iterator[Ranks]:
+    """Join the processes that torchrun started, over NCCL on GPUs and gloo on CPUs; or be alone."""
+    if "WORLD_SIZE" not in os.environ:
+        yield Ranks()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
+
+
+# %%
+assert ALONE.share("abc") == list("abc") and ALONE.totals(1, 2.5) == [1, 2.5]
+shares = [Ranks(rank, 3).share(range(8)) for rank in range(3)]
+assert sorted(sum(shares, [])) == list(range(8)) and max(map(len, shares)) == 3
 
 # %% [markdown]
 # ## From a corpus to batches
@@ -311,9 +434,32 @@ def prepare(config: TrainConfig) -> TrainingData:
 
 
 # %%
-def epoch_plan(config: TrainConfig, data: TrainingData, epoch: int) -> list[list[int]]:
-    """The batches of one epoch, from the seed and the epoch alone: a resumed run meets the same."""
-    return token_batches(data.train, config.max_tokens, random.Random(f"{config.seed}:{epoch}"))
+def epoch_plan(
+    config: TrainConfig, data: TrainingData, epoch: int, world: int = 1
+) -> list[list[list[int]]]:
+    """The optimizer steps of one epoch, each a list of `accumulate` × `world` batches of indices.
+
+    It depends on the seed and the epoch alone: a resumed run meets the same. The batches of a step
+    are of similar size, so that `world` processes that share them wait little for each other.
+    """
+    rng = random.Random(f"{config.seed}:{epoch}")
+    batches = token_batches(data.train, config.max_tokens, rng)
+    together = config.accumulate * world
+    if together == 1:
+        return [[batch] for batch in batches]
+
+    def work(batch: list[int]) -> int:
+        return sum(len(data.train[i].src) + len(data.train[i].tgt) for i in batch)
+
+    batches.sort(key=work)
+    while len(batches) % together:  # the largest is halved until no step lacks a batch
+        largest = batches.pop()
+        half = len(largest) // 2
+        for part in (largest[:half], largest[half:]):
+            bisect.insort(batches, part, key=work)
+    steps = [batches[at : at + together] for at in range(0, len(batches), together)]
+    rng.shuffle(steps)
+    return steps
 
 
 # %%
@@ -332,9 +478,79 @@ data = prepare(sample)
 first, again, second = (epoch_plan(sample, data, epoch) for epoch in (1, 1, 2))
 assert first == again  # the same epoch, the same plan
 assert first != second  # another epoch, another order
-assert sorted(i for batch in second for i in batch) == list(range(len(data.train)))  # all, once
+shared = epoch_plan(sample, data, 1, world=2)  # two processes, a batch each
+for plan in (second, shared):
+    assert sorted(i for step in plan for batch in step for i in batch) == list(
+        range(len(data.train))
+    )
+assert {len(step) for step in shared} == {2}
 
-print(f"{len(data.train):,} training pairs in {len(first)} batches an epoch")
+print(f"{len(data.train):,} training pairs in {len(first)} steps an epoch")
+
+# %% [markdown]
+# ### Other pieces each time: BPE-dropout
+#
+# > **In short.** A word that always falls into the same pieces teaches the model nothing about its parts. Skip some merges at random, and it meets the same word in many spellings.
+#
+# BPE applies its merges in the order in which it learned them. BPE-dropout (Provilkov et al. 2020) skips each possible merge with probability p, in training alone. With p = 0 it is BPE, which gives the check: the same pieces as SentencePiece, for every sentence.
+
+
+# %%
+class MergeDropout:
+    """BPE that skips merges at random (Provilkov et al. 2020, algorithm 1), over a tokenizer's pieces."""
+
+    def __init__(self, tokenizer: BPETokenizer):
+        processor = tokenizer.processor
+        pieces = [processor.id_to_piece(i) for i in range(len(tokenizer))]
+        self.ids = {piece: i for i, piece in enumerate(pieces)}
+        # SentencePiece scores a merged piece by the order in which it was learned, 0, −1, −2, …
+        self.scores = {piece: processor.get_score(i) for i, piece in enumerate(pieces)}
+
+    def word(self, word: str, p: float, rng: random.Random) -> list[str]:
+        """One word, its "▁" included, as pieces."""
+        pieces = list(word)
+        while True:
+            best, at = -math.inf, -1
+            for i in range(len(pieces) - 1):
+                score = self.scores.get(pieces[i] + pieces[i + 1], -math.inf)
+                if score > best and (p == 0 or rng.random() >= p):
+                    best, at = score, i
+            if at < 0:
+                return pieces
+            pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
+
+    def encode(self, pieces: Iterable[str], p: float, rng: random.Random) -> list[int]:
+        """A sentence, given in any pieces, to ids without bos and eos."""
+        words = "".join(pieces).replace("▁", " ▁").split(" ")[1:]
+        return [self.ids.get(piece, UNK) for w in words for piece in self.word(w, p, rng)]
+
+
+# %%
+def epoch_examples(config: TrainConfig, data: TrainingData, epoch: int) -> list[Example]:
+    """The training split as this epoch sees it: with BPE-dropout in other pieces than the last."""
+    if config.bpe_dropout == 0:
+        return data.train
+    rng = random.Random(f"pieces:{config.seed}:{epoch}")
+    dropout, cut = MergeDropout(data.tokenizer), data.tokenizer.pieces
+    examples = []
+    for source, target in data.corpus["train"]:
+        src, tgt = (dropout.encode(cut(text), config.bpe_dropout, rng) for text in (source, target))
+        # A caption that falls into too many pieces keeps its end.
+        examples.append(Example([*src[: MAX_LEN - 1], EOS], [BOS, *tgt[: MAX_LEN - 1], EOS]))
+    return examples
+
+
+# %%
+merges, rng = MergeDropout(data.tokenizer), random.Random(0)
+for pair in data.corpus["train"][:500]:
+    for text in pair:
+        assert merges.encode(data.tokenizer.pieces(text), 0.0, rng) == data.tokenizer.encode(text)
+
+word = "▁Fußballspieler"
+print("as it is:     ", " ".join(merges.word(word, 0.0, rng)))
+for _ in range(3):
+    print("with p = 0.2: ", " ".join(merges.word(word, 0.2, rng)))
+assert all("".join(merges.word(word, 0.5, rng)) == word for _ in range(100))  # nothing is lost
 
 # %% [markdown]
 # ## How fast to learn, and when
@@ -374,6 +590,82 @@ assert lr_at(3000) < 1e-3 * lr_at(400)
 schedule_chart()
 
 # %% [markdown]
+# ### Which way to step: Adam, or Muon
+#
+# Adam (§5.3) scales each weight's step by that weight's own history. It doesn't know that the weights of a layer form a matrix. Muon (Jordan et al. 2024) does: it takes the mean gradient as a matrix, and makes all its singular values about 1, so that the step goes equally far in every direction that the gradient has, the rare ones included. That is for the matrices *inside* the layers; embedding tables, biases and norms stay with Adam.
+#
+# PyTorch has both. The loop of chapter 5 knows one optimizer, so we let the two act as one.
+
+
+# %%
+class ActAsOne(torch.optim.Optimizer):
+    """Several optimizers, each for weights of its own, behind the face of one."""
+
+    def __init__(self, *parts: torch.optim.Optimizer):
+        self.parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self.share()
+
+    def share(self) -> None:
+        """Groups and state live here; the parts look at the same objects."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.state = self.state
+            part.param_groups = [next(groups) for _ in part.param_groups]
+
+    def step(self, closure: None = None) -> None:
+        """Each part steps."""
+        for part in self.parts:
+            part.step()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in `Optimizer`; the parts follow."""
+        super().load_state_dict(state_dict)
+        self.share()
+
+
+# %%
+def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Adam with the paper's settings (§5.3), or Muon and Adam. The schedule sets the rates.
+
+    A group's `initial_lr` is what the schedule's rate is multiplied by.
+    """
+    adam = {"lr": 1.0, "betas": (0.9, 0.98), "eps": 1e-9, "fused": config.fused}
+    everything = list(model.parameters())
+    if config.optimizer == "adam":
+        return torch.optim.Adam([{"params": everything, "initial_lr": 1.0}], **adam)
+    if not hasattr(torch.optim, "Muon"):
+        raise ValueError("this PyTorch has no Muon (2.9 and newer have): use --optimizer adam")
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    tables.add(id(model.generator.proj.weight))
+    inner = [p for p in everything if p.ndim == 2 and id(p) not in tables]
+    chosen = {id(p) for p in inner}
+    rest = [p for p in everything if id(p) not in chosen]
+    ratio = config.muon_lr / config.lr
+    return ActAsOne(
+        torch.optim.Muon([{"params": inner, "initial_lr": ratio}], lr=1.0, weight_decay=0.0),
+        torch.optim.Adam([{"params": rest, "initial_lr": 1.0}], **adam),
+    )
+
+
+# %%
+torch.manual_seed(0)
+with torch.random.fork_rng():
+    model = build_model(replace(sample, layers=1), len(data.tokenizer))
+muon = make_optimizer(replace(sample, optimizer="muon"), model)
+by_muon, by_adam = (sum(p.numel() for p in group["params"]) for group in muon.param_groups)
+assert by_muon + by_adam == sum(p.numel() for p in model.parameters())
+print(f"Muon steps {by_muon:,} weights, Adam {by_adam:,}")
+
+# One step of Muon on a matrix whose gradient has singular values from 1 to 1/1000.
+matrix = nn.Parameter(torch.zeros(32, 32))
+left, right = (torch.linalg.qr(torch.randn(32, 32)).Q for _ in range(2))
+matrix.grad = left @ torch.diag(torch.logspace(0, -3, 32)) @ right
+torch.optim.Muon([matrix], lr=1.0, weight_decay=0.0).step()
+spread = torch.linalg.svdvals(matrix.detach())
+assert spread.max() < 1.5 and (spread > 0.5).sum() >= 24  # all but the smallest are near 1
+
+# %% [markdown]
 # ## Two ways to the same numbers
 #
 # > **In short.** The fast path is an argument of the training loop. Nothing else in this chapter knows which one runs.
@@ -382,20 +674,61 @@ schedule_chart()
 
 
 # %%
+def r_drop_loss(
+    model: EncoderDecoder,
+    batch: Batch,
+    criterion: LabelSmoothing,
+    weight: float,
+    rows_of: Callable[..., tuple[Tensor, Tensor]] = target_rows,
+) -> tuple[Tensor, Tensor]:
+    """The mean loss of two passes, and their disagreement (Wu, Li et al. 2021, equations 1 to 4).
+
+    Half of the paper's sum, so that it compares with `batch_loss`: ½ (CE₁ + CE₂) and weight/4 times
+    KL(p₁‖p₂) + KL(p₂‖p₁), which is Σ (p₁ − p₂)(log p₁ − log p₂).
+    """
+    rows = [rows_of(model, batch, criterion) for _ in range(2)]  # other masks, other rows (N, D)
+    labels = rows[0][1]  # (N,)
+    log_probs = [model.generator(x).float().log_softmax(dim=-1) for x, _ in rows]  # (N, V) each
+    losses, nlls = zip(*(criterion(one, labels) for one in log_probs), strict=True)
+    first, second = log_probs
+    apart = ((first.exp() - second.exp()) * (first - second)).sum(dim=-1)  # (N,)
+    apart = apart.masked_fill(labels == criterion.padding_idx, 0.0).sum()
+    return sum(losses) / 2 + weight / 4 * apart, sum(nlls) / 2
+
+
+# %%
 def loss_function_of(
-    config: TrainConfig, device: torch.device
+    config: TrainConfig, device: torch.device, training: bool = False
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """How the run computes a batch's loss: `config.path`, with the switches that suit the device."""
+    """How the run computes a batch's loss: its path, its precision, compiled or not, R-Drop or not.
+
+    Without dropout R-Drop has nothing to compare, so validation leaves it out.
+    """
+    half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
+    # What takes the rows' number from the data can't be compiled, nor our float32 kernels fed bf16.
+    switches = STATIC if half or config.compile else switches_for(device)
     if config.path == "textbook":
-        return batch_loss
-    return partial(fast_loss, how=switches_for(device))
+        switches = PLAIN
+    loss_of = batch_loss if config.path == "textbook" else partial(fast_loss, how=switches)
+    if config.r_drop and training:
+        rows_of = partial(target_rows, how=switches)
+        loss_of = partial(r_drop_loss, weight=config.r_drop, rows_of=rows_of)
+    if config.compile:
+        loss_of = torch.compile(loss_of, dynamic=True)
+    return partial(in_bf16, loss_of, device.type) if half else loss_of
+
+
+def in_bf16(loss_of: Callable[..., tuple[Tensor, Tensor]], kind: str, *given: Any) -> Any:
+    """`loss_of(*given)` with products in bfloat16 on a device of this kind; sums stay in float32."""
+    with torch.autocast(kind, torch.bfloat16):
+        return loss_of(*given)
 
 
 # %%
 torch.manual_seed(0)
 with torch.random.fork_rng():
     model = build_model(replace(sample, dropout=0.0), len(data.tokenizer))
-batch = next(batches_of(data.train, epoch_plan(sample, data, 1), torch.device("cpu")))
+batch = next(batches_of(data.train, epoch_plan(sample, data, 1)[0], torch.device("cpu")))
 sums = [
     loss_function_of(replace(sample, path=path), torch.device("cpu"))(
         model, batch, LabelSmoothing()
@@ -451,11 +784,151 @@ def decode_rows(
     return out
 
 
+# %% [markdown]
+# While it trains, a model is judged by greedy decoding, which is fast. Its final score comes from **beam search**: keep the K likeliest unfinished translations at each step, not one. [Chapter 9](ch09_decoding_and_bleu.ipynb) explains it by hand, draws its tree and proves it against brute force; here is the code, since we need it to report.
+
+
 # %%
-def greedy_translate(trained: Trained, sentences: Sequence[str], batch_size: int = 64) -> list[str]:
-    """Translations of `sentences`, in their order, by greedy decoding; long ones are cut."""
+@torch.no_grad()
+def next_log_probs(
+    model: EncoderDecoder, memory: Tensor, src_mask: Tensor | None, ids: Tensor
+) -> Tensor:
+    """log p(next token | prefix): memory (B, S, D), ids (B, T) from bos on, to (B, V)."""
+    mask = subsequent_mask(ids.size(1), ids.device)  # (1, T, T)
+    last = model.decode(memory, src_mask, ids, mask)[:, -1]  # (B, D)
+    return model.generator(last).log_softmax(dim=-1)  # (B, V)
+
+
+# %%
+@dataclass(frozen=True)
+class Hypothesis:
+    """One candidate translation: its ids without bos and eos, and its summed log-probability.
+
+    `length` counts the tokens that were scored, eos included.
+    """
+
+    ids: tuple[int, ...]
+    log_prob: float
+    length: int
+
+    def score(self, alpha: float) -> float:
+        """log-probability / length^α: with α = 0 short outputs win, with α = 1 it is the mean."""
+        return self.log_prob / self.length**alpha
+
+
+# %%
+def hypothesis(ids: Sequence[int], log_prob: float) -> Hypothesis:
+    """A Hypothesis from scored ids, which may end in eos."""
+    ended = bool(ids) and ids[-1] == EOS
+    return Hypothesis(tuple(ids[:-1] if ended else ids), log_prob, len(ids))
+
+
+# %%
+@contextmanager
+def dropout_off(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; afterwards every part is as it was, even after an error."""
+    was_training = [part for part in model.modules() if part.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part in was_training:
+            part.training = True
+
+
+# %%
+def sift(
+    candidates: Iterable[tuple[float, int, int]], beam: int, final: bool
+) -> tuple[list[tuple[float, int, int]], list[tuple[float, int, int]]]:
+    """Part one sentence's candidates, best first, into those that end and the `beam` that go on.
+
+    A candidate is (log-probability, number of the prefix it continues, token). Only the `beam` best
+    may end. At the `final` step all of those do. Where too few go on, impossible ones fill the room.
+    """
+    ended, going = [], []
+    for rank, (log_prob, origin, token) in enumerate(candidates):
+        if token == EOS or final:
+            if rank < beam and log_prob > -math.inf:
+                ended.append((log_prob, origin, token))
+        elif len(going) < beam:
+            going.append((log_prob, origin, token))
+    return ended, going + [(-math.inf, 0, PAD)] * (beam - len(going))
+
+
+# %%
+@torch.no_grad()
+def beam_search(
+    model: EncoderDecoder,
+    src: Tensor,
+    src_mask: Tensor | None,
+    max_len: int,
+    beam: int = 4,
+    alpha: float = 0.6,
+) -> list[list[Hypothesis]]:
+    """The best hypotheses of each source, best first: src (B, S) to B lists of up to `beam`.
+
+    At each step every unfinished prefix is continued by every token, and the `beam` best
+    continuations of each sentence are kept. One that ends is set aside with its score. A sentence
+    is done when `beam` hypotheses have ended, so that a beam of 1 is greedy decoding. Dropout is off
+    while it runs. `alpha` is the length penalty (after Wu et al. 2016; §6.1 uses a beam of 4 and 0.6).
+    """
+    if beam < 1:
+        raise ValueError(f"a beam holds at least 1 hypothesis, not {beam}")
+    with dropout_off(model):
+        B, K, device = src.size(0), beam, src.device
+        memory = model.encode(src, src_mask).repeat_interleave(K, dim=0)  # (B·K, S, D)
+        if src_mask is not None:
+            src_mask = src_mask.repeat_interleave(K, dim=0)  # (B·K, 1, S)
+        ids = src.new_full((B * K, 1), BOS)  # (B·K, 1)
+        scores = memory.new_full((B, K), -torch.inf)  # (B, K)
+        scores[:, 0] = 0.0  # all K prefixes are alike at first: continue one of them
+        finished: list[list[Hypothesis]] = [[] for _ in range(B)]
+        for step in range(1, max_len + 1):
+            log_probs = next_log_probs(model, memory, src_mask, ids)  # (B·K, V)
+            V = log_probs.size(-1)
+            total = scores.unsqueeze(-1) + log_probs.view(B, K, V)  # (B, K, V)
+            # 2K candidates: even if K of them end, K unfinished ones remain.
+            best, flat = total.view(B, -1).topk(min(2 * K, K * V), dim=-1)  # (B, 2K) each
+            rows = zip(best.tolist(), (flat // V).tolist(), (flat % V).tolist(), strict=True)
+            kept = []
+            for b, row in enumerate(rows):
+                ended, going = sift(zip(*row, strict=True), K, final=step == max_len)
+                if len(finished[b]) < K:  # else this sentence is done
+                    for log_prob, k, token in ended:
+                        prefix = ids[b * K + k, 1:].tolist()
+                        finished[b].append(hypothesis([*prefix, token], log_prob))
+                kept += [(log_prob, b * K + k, token) for log_prob, k, token in going]
+            if all(len(found) >= K for found in finished):
+                break
+            log_prob, origin, token = zip(*kept, strict=True)  # B·K each
+            chosen = torch.tensor(origin, device=device)  # (B·K,)
+            ids = torch.cat((ids[chosen], ids.new_tensor(token).unsqueeze(1)), dim=1)
+            scores = scores.new_tensor(log_prob).view(B, K)
+    return [sorted(found, key=lambda h: -h.score(alpha))[:beam] for found in finished]
+
+
+# %%
+def searcher(
+    beam: int = 1, alpha: float = 0.6
+) -> Callable[[EncoderDecoder, Tensor, Tensor, int], list[Sequence[int]]]:
+    """Greedy decoding, or the best of a beam, as `decode_rows` wants it."""
+
+    def search(model, src, src_mask, max_len):
+        if beam == 1:
+            return greedy_decode(model, src, src_mask, max_len).tolist()
+        found = beam_search(model, src, src_mask, max_len, beam, alpha)
+        return [hypotheses[0].ids if hypotheses else () for hypotheses in found]
+
+    return search
+
+
+# %%
+def plain_translate(
+    trained: Trained, sentences: Sequence[str], beam: int = 1, alpha: float = 0.6
+) -> list[str]:
+    """Translations of `sentences`, in their order, greedy or by beam search; long ones are cut."""
     rows = [source_ids(sentence, trained.tokenizer) for sentence in sentences]
-    return decode_rows(trained, rows, lambda *given: greedy_decode(*given).tolist(), batch_size)
+    return decode_rows(trained, rows, searcher(beam, alpha), batch_size=64 if beam == 1 else 32)
 
 
 # %% [markdown]
@@ -474,16 +947,27 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], **options:
 
 
 # %%
-def validate(trained: Trained, data: TrainingData, device: torch.device) -> dict[str, float]:
-    """Perplexity (teacher-forced) and greedy BLEU on the validation split."""
-    plan = token_batches(data.val, trained.config.max_tokens)
+def validate(
+    trained: Trained, data: TrainingData, device: torch.device, ranks: Ranks = ALONE
+) -> dict[str, float]:
+    """Perplexity (teacher-forced) and greedy BLEU on the validation split, shared among `ranks`."""
+    plan = ranks.share(token_batches(data.val, trained.config.max_tokens))
     criterion = LabelSmoothing(trained.config.smoothing)
     loss_of = loss_function_of(trained.config, device)
-    batches = batches_of(data.val, plan, device)
-    report = run_epoch(batches, trained.model, criterion, loss_of=loss_of)
+    report = run_epoch(
+        batches_of(data.val, plan, device), trained.model, criterion, loss_of=loss_of
+    )
+    whole = pooled(report, ranks)
     sources, references = zip(*data.corpus["val"], strict=True)
-    bleu = corpus_bleu(greedy_translate(trained, sources), references).score
-    return {"val_loss": report.loss_per_token, "val_ppl": report.perplexity, "val_bleu": bleu}
+    translations = ranks.woven(plain_translate(trained, ranks.share(sources)))
+    bleu = corpus_bleu(translations, references).score
+    return {"val_loss": whole.loss_per_token, "val_ppl": whole.perplexity, "val_bleu": bleu}
+
+
+def pooled(report: EpochReport, ranks: Ranks) -> EpochReport:
+    """The report over all processes: sums of losses and of tokens, so that no token counts twice."""
+    loss, nll, tokens = ranks.totals(report.loss, report.nll, report.tokens)
+    return EpochReport(loss, nll, int(tokens), report.grad_norms)
 
 
 # %%
@@ -515,11 +999,11 @@ STORED_DTYPE = torch.float16  # half the size; every score we report is of the w
 def save_model(folder: Path, trained: Trained) -> None:
     """Write model.safetensors, tokenizer.model and config.json into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
+    config = json.dumps(asdict(trained.config), indent=1)
+    write_whole(folder / "config.json", (config + "\n").encode())
+    write_whole(folder / "tokenizer.model", trained.tokenizer.model)
     stored = {name: t.to(STORED_DTYPE) for name, t in weights(trained.model).items()}
     save_tensors(folder / "model.safetensors", stored, {})
-    trained.tokenizer.save(folder / "tokenizer.model")
-    config = json.dumps(asdict(trained.config), indent=1)
-    (folder / "config.json").write_text(config + "\n", encoding="utf-8")
 
 
 # %%
@@ -598,127 +1082,375 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 # %%
-class Training:
-    """A run in progress: the model, and all that its next epoch depends on."""
+class StepLoss(nn.Module):
+    """A batch's loss as a module around the model, so that DistributedDataParallel can hold it."""
 
-    def __init__(self, config: TrainConfig, data: TrainingData, folder: Path, resume: bool = False):
+    def __init__(
+        self, model: EncoderDecoder, loss_of: Callable[..., Any], criterion: LabelSmoothing
+    ):
+        super().__init__()
+        self.model, self.loss_of, self.criterion = model, loss_of, criterion
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The batch's two sums."""
+        return self.loss_of(self.model, batch, self.criterion)
+
+
+# %%
+class Training:
+    """A run in progress: the model, and all that its next step depends on."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: TrainingData,
+        folder: Path,
+        resume: bool = False,
+        ranks: Ranks = ALONE,
+    ):
         torch.manual_seed(config.seed)
-        self.config, self.data, self.folder = config, data, folder
+        self.config, self.data, self.folder, self.ranks = config, data, folder, ranks
         self.device = pick_device(config.device)
         self.model = build_model(config, len(data.tokenizer)).to(self.device)
         self.criterion = LabelSmoothing(config.smoothing)
+        self.optimizer = make_optimizer(config, self.model)
         self.state = TrainState()
         self.history: list[dict[str, float]] = []
-        # Adam with the paper's settings (§5.3). The schedule sets the rate itself: 1.0 × lr_at.
-        parameters = [{"params": list(self.model.parameters()), "initial_lr": 1.0}]
-        adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": config.path == "fast"}
-        self.optimizer = torch.optim.Adam(parameters, lr=1.0, **adam)
-        self.loss_of = loss_function_of(config, self.device)
+        self.epoch, self.done = 1, 0  # the epoch in progress, and its steps that are done
+        self.report, self.seconds = EpochReport(), 0.0  # of the epoch in progress
+        if ranks.world > 1:
+            torch.manual_seed(config.seed + ranks.rank)  # the weights are alike, the dropout not
         if resume:
             self.restore()
-        plans = (epoch_plan(config, data, epoch) for epoch in range(1, config.epochs + 1))
-        total = sum(math.ceil(len(plan) / config.accumulate) for plan in plans)
+        total = sum(len(self.plan(epoch)) for epoch in range(1, config.epochs + 1))
         self.lr_at = learning_rate(config, total)
         self.scheduler = LambdaLR(
             self.optimizer,
             lambda done: self.lr_at(done + 1),  # after `done` steps comes step done + 1
             last_epoch=self.state.steps - 1,
         )
+        self.loss_of = loss_function_of(config, self.device, training=True)
+        if ranks.world > 1:
+            on = [self.device.index] if self.device.type == "cuda" else None
+            module = StepLoss(self.model, self.loss_of, self.criterion)
+            shared = DistributedDataParallel(module, device_ids=on)
+            self.loss_of = lambda model, batch, criterion: shared(batch)
 
     @property
     def trained(self) -> Trained:
         """The model as it stands, ready to translate."""
         return Trained(self.model, self.data.tokenizer, self.config)
 
-    def train_epoch(self, epoch: int) -> EpochReport:
-        """One pass over the training split, under a progress bar."""
-        plan = epoch_plan(self.config, self.data, epoch)
-        title = f"epoch {epoch}/{self.config.epochs}"
-        with tqdm(total=len(plan), desc=title, unit="batch", leave=False) as bar:
-            return run_epoch(
-                batches_of(self.data.train, plan, self.device),
-                self.model,
-                self.criterion,
-                self.optimizer,
-                self.scheduler,
-                accumulate=self.config.accumulate,
-                clip=self.config.clip,
-                loss_of=self.loss_of,
-                state=self.state,
-                progress=bar,
-            )
+    def plan(self, epoch: int) -> list[list[list[int]]]:
+        """The steps of an epoch for all processes."""
+        return epoch_plan(self.config, self.data, epoch, self.ranks.world)
 
-    def keep(self, row: dict[str, float]) -> None:
-        """Log an epoch; save the model if it is the best so far, and the state in any case."""
-        if all(row["val_bleu"] > earlier["val_bleu"] for earlier in self.history):
-            save_model(self.folder, self.trained)
+    def train_epoch(self, stop: "StopSignal | None" = None) -> EpochReport:
+        """The rest of the current epoch, under a progress bar; `stop` is heeded after each step."""
+        plan = self.plan(self.epoch)
+        examples = epoch_examples(self.config, self.data, self.epoch)
+        self.model.train()
+        with self.bar(len(plan)) as bar:
+            for step in plan[self.done :]:
+                start = time.perf_counter()
+                self.step(step, examples)
+                self.seconds += time.perf_counter() - start
+                bar.set_postfix(self.progress(), refresh=False)  # shown with the next update
+                bar.update()
+                if self.done % self.config.save_every == 0 and self.done < len(plan):
+                    self.save()
+                if stop is not None:
+                    self.heed(stop)
+        return pooled(self.report, self.ranks)
+
+    def step(self, step: list[list[int]], examples: Sequence[Example]) -> None:
+        """One optimizer step: this process's share of the batches, weighed by everybody's tokens."""
+        mine = list(batches_of(examples, self.ranks.share(step), self.device))
+        tokens = sum(len(examples[i].tgt) - 1 for batch in step for i in batch)
+        try:
+            # DistributedDataParallel takes the mean over processes; times `world` it is the sum.
+            per = tokens / self.ranks.world
+            given = (self.criterion, self.optimizer, self.config.clip, self.loss_of, per)
+            report = train_step(self.model, mine, *given)
+        except FloatingPointError as error:
+            raise Diverged(self.state.steps + 1, self, step, str(error)) from error
+        self.scheduler.step()
+        self.done += 1
+        self.state.steps += 1
+        self.state.sentences += sum(map(len, step))
+        self.state.tokens += tokens
+        self.report.loss += report.loss
+        self.report.nll += report.nll
+        self.report.tokens += report.tokens
+        self.report.grad_norms += report.grad_norms
+
+    def bar(self, steps: int) -> tqdm:
+        """The progress bar of an epoch, where the first process left off."""
+        title = f"epoch {self.epoch}/{self.config.epochs}"
+        quiet = not self.ranks.first
+        return tqdm(
+            total=steps, initial=self.done, desc=title, unit="step", leave=False, disable=quiet
+        )
+
+    def progress(self) -> dict[str, str]:
+        """What the bar shows: loss, learning rate and target tokens a second."""
+        rate = self.report.tokens * self.ranks.world / max(self.seconds, 1e-9)
+        lr = self.lr_at(self.state.steps)
+        loss = self.report.loss_per_token
+        return {"loss": f"{loss:.3f}", "lr": f"{lr:.2g}", "tok/s": f"{rate:,.0f}"}
+
+    def end_epoch(self, row: dict[str, float]) -> None:
+        """Log an epoch; keep its model if it is the best so far, and the state in any case."""
+        best = all(row["val_bleu"] > earlier["val_bleu"] for earlier in self.history)
         self.history.append(row)
-        write_log(self.folder, self.history)
-        meta = {"state": asdict(self.state), "history": self.history, "run": identity(self.config)}
-        save_training(self.folder / "last.safetensors", self.model, self.optimizer, meta)
+        if self.ranks.first:
+            if best:
+                save_model(self.folder, self.trained)
+            if self.config.average:
+                save_tensors(
+                    self.folder / EPOCH_WEIGHTS.format(self.epoch), weights(self.model), {}
+                )
+            write_log(self.folder, self.history)
+        self.epoch, self.done = self.epoch + 1, 0
+        self.report, self.seconds = EpochReport(), 0.0
+        self.save()
+        if self.ranks.first:
+            keep_newest(self.epoch_weights(), self.config.average)
+
+    def epoch_weights(self) -> list[Path]:
+        """The weights kept for averaging, oldest epoch first."""
+        return sorted(self.folder.glob("epoch-*.safetensors"))
+
+    def heed(self, stop: "StopSignal") -> None:
+        """Save and leave where somebody asked to stop: all processes after the same step."""
+        if asked := max(self.ranks.gather(stop.number)):
+            self.save()
+            raise Stopped(asked, self.state.steps)
+
+    def save(self) -> None:
+        """Write the state, from which `restore` goes on as if nothing had happened."""
+        report = pooled(self.report, self.ranks)
+        rngs = self.ranks.gather(rng_states(self.device))
+        if not self.ranks.first:
+            return
+        meta = {
+            "epoch": self.epoch,
+            "done": self.done,
+            "report": asdict(report),
+            "seconds": self.seconds,
+            "state": asdict(self.state),
+            "history": self.history,
+            "run": identity(self.config, self.ranks),
+        }
+        save_training(self.folder, self.state.steps, self.model, self.optimizer, rngs, meta)
 
     def restore(self) -> None:
-        """Go back to what `keep` saved last. Raises ValueError where that was another run."""
-        path = self.folder / "last.safetensors"
-        meta = load_training(path, self.model, self.optimizer)
-        wanted = identity(self.config)
+        """Go back to the newest good state. Raises ValueError where that was another run."""
+        path, tensors, meta, complaints = newest_state(self.folder)
+        for complaint in complaints:
+            tqdm.write(f"{complaint}: going on from {path.name} instead")
+        wanted = identity(self.config, self.ranks)
+        sizes = {"layers", "d_model", "d_ff", "heads", "vocab", "tie"}
         changed = [name for name in wanted if wanted[name] != meta["run"].get(name)]
-        if changed:
+        if changed and not sizes & set(changed):
             raise ValueError(
                 f"{path} was trained with another --{changed[0]} ({meta['run'].get(changed[0])}): "
                 "resume with the same options, or start anew under another --name"
             )
-        self.state, self.history = TrainState(**meta["state"]), meta["history"]
+        rngs = restore_training(tensors, path, self.model, self.optimizer)
+        set_rng_states(rngs[self.ranks.rank], self.device)
+        self.epoch, self.done, self.history = meta["epoch"], meta["done"], meta["history"]
+        self.state, self.seconds = TrainState(**meta["state"]), meta["seconds"]
+        if self.ranks.first:  # it keeps the sums of all
+            self.report = EpochReport(**meta["report"])
 
 
 # %%
-def identity(config: TrainConfig) -> dict[str, Any]:
-    """The settings that make a run the run it is: all but where it runs and where it writes."""
+EPOCH_WEIGHTS = "epoch-{:03d}.safetensors"  # an epoch's last weights, for averaging
+
+
+def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """What makes a run the run it is: all settings but where it runs, what it writes and reports."""
     kept = asdict(config)
-    for name in ("device", "name", "publish"):
+    for name in ("device", "name", "publish", "tracker", "save_every", "average", "beam", "alpha"):
         del kept[name]
-    return kept
+    return kept | {"processes": ranks.world}
+
+
+# %%
+class Diverged(Exception):
+    """A loss or a gradient was not finite. Nothing was changed by it."""
+
+    def __init__(self, number: int, training: Training, step: list[list[int]], what: str):
+        saved = saved_states(training.folder)
+        good = f"the last good state is {saved[-1]}" if saved else "no state had been saved"
+        pairs = [i for batch in step for i in batch]
+        super().__init__(
+            f"step {number} (epoch {training.epoch}, step {training.done + 1} of it, learning rate "
+            f"{training.lr_at(number):.3g}): {what}, on training pairs {pairs[:5]} and "
+            f"{max(0, len(pairs) - 5)} more; {good}. Try a lower --lr or --clip"
+        )
+
+
+class Stopped(Exception):
+    """Somebody asked the training to stop, and it has saved its state."""
+
+    def __init__(self, number: int, steps: int):
+        self.number = number
+        super().__init__(
+            f"stopped by {signal.Signals(number).name} after step {steps}, and saved: "
+            "the same command with --resume goes on"
+        )
+
+
+class StopSignal:
+    """Remembers Ctrl-C and SIGTERM until the step is over; a second one acts at once."""
+
+    def __init__(self):
+        self.number = 0
+        self.before: dict[int, Any] = {}
+
+    def note(self, number: int, frame: Any) -> None:
+        """The handler."""
+        self.number = number
+        signal.signal(number, self.before[number])
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is threading.main_thread():  # others get no signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self.note)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
 
 # %%
 def write_log(folder: Path, history: list[dict[str, float]]) -> None:
-    """The history so far as log.csv, for a spreadsheet or a plot."""
-    with open(folder / "log.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=history[0].keys())
-        writer.writeheader()
-        writer.writerows(history)
+    """The history so far as log.csv, for a spreadsheet or pandas."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=history[0].keys())
+    writer.writeheader()
+    writer.writerows(history)
+    write_whole(folder / "log.csv", text.getvalue().encode())
+
+
+# %%
+def gpu_row(device: torch.device) -> dict[str, float]:
+    """GPUtil's view of the GPU in use: load from 0 to 1, memory in MiB, temperature in °C. CPU: nothing."""
+    if device.type != "cuda":
+        return {}
+    import GPUtil
+
+    gpus = {gpu.id: gpu for gpu in GPUtil.getGPUs()}
+    gpu = gpus.get(device.index or 0)
+    if gpu is None:
+        return {}
+    return {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
+
+
+# %%
+@contextmanager
+def tracker_of(config: TrainConfig, folder: Path) -> Iterator[Callable[[dict[str, float]], None]]:
+    """Where each epoch's row is sent besides log.csv: nowhere, or to Weights & Biases."""
+    if config.tracker == "none":
+        yield lambda row: None
+        return
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError("--tracker wandb needs that package: pip install wandb") from error
+    project = "from-attention-to-translation"
+    with wandb.init(
+        project=project, name=config.name, config=asdict(config), dir=folder
+    ) as tracked:
+        yield lambda row: tracked.log(row, step=int(row["epoch"]))
 
 
 # %%
 def fit(
-    config: TrainConfig, data: TrainingData, folder: Path, resume: bool = False
+    config: TrainConfig,
+    data: TrainingData,
+    folder: Path,
+    resume: bool = False,
+    ranks: Ranks = ALONE,
 ) -> list[dict[str, float]]:
     """Train as `config` says; return the history, a row an epoch.
 
-    `folder` gets the best model (by validation BLEU) and the last state. With `resume` the run
-    goes on after the last epoch saved, as if nothing had happened.
+    `folder` gets the best model (by validation BLEU), the last two states, and the last epochs'
+    weights for averaging. With `resume` the run goes on after the last step saved, as if nothing
+    had happened. Raises Stopped where somebody asked it to stop, Diverged where a number overflowed.
     """
-    training = Training(config, data, folder, resume)
-    for epoch in range(len(training.history) + 1, config.epochs + 1):
-        start = time.perf_counter()
-        report = training.train_epoch(epoch)
-        seconds = time.perf_counter() - start
-        row = {
-            "epoch": epoch,
-            "lr": training.lr_at(training.state.steps),
-            "train_loss": report.loss_per_token,
-            "train_ppl": report.perplexity,
-            "grad_norm": sum(report.grad_norms) / len(report.grad_norms),
-            "tokens": report.tokens,
-            "seconds": seconds,
-            **validate(training.trained, data, training.device),
-        }
-        tqdm.write(
-            f"epoch {epoch}/{config.epochs}  loss {row['train_loss']:.3f}  "
-            f"val ppl {row['val_ppl']:.2f}  val BLEU {row['val_bleu']:.1f}  {seconds:.0f} s"
-        )
-        training.keep(row)
+    if ranks.first and not resume:
+        start_anew(folder)
+    training = Training(config, data, folder, resume, ranks)
+    quiet = replace(config, tracker="none")
+    with StopSignal() as stop, tracker_of(config if ranks.first else quiet, folder) as track:
+        while training.epoch <= config.epochs:
+            report = training.train_epoch(stop)
+            row = {
+                "epoch": training.epoch,
+                "lr": training.lr_at(training.state.steps),
+                "train_loss": report.loss_per_token,
+                "train_ppl": report.perplexity,
+                "grad_norm": sum(report.grad_norms) / len(report.grad_norms),
+                "tokens": report.tokens,
+                "seconds": training.seconds,
+                **gpu_row(training.device),
+                **validate(training.trained, data, training.device, ranks),
+            }
+            if ranks.first:
+                tqdm.write(in_words(row, config.epochs))
+                track(row)
+            training.end_epoch(row)
+            training.heed(stop)
     return training.history
+
+
+def in_words(row: dict[str, float], epochs: int) -> str:
+    """An epoch's row as a line for the terminal."""
+    text = (
+        f"epoch {row['epoch']}/{epochs}  loss {row['train_loss']:.3f}  val ppl {row['val_ppl']:.2f}  "
+        f"val BLEU {row['val_bleu']:.1f}  {row['seconds']:.0f} s"
+    )
+    if "gpu_load" in row:
+        text += (
+            f"  GPU {row['gpu_load']:.0%}, {row['gpu_mib']:,.0f} MiB, {row['gpu_celsius']:.0f} °C"
+        )
+    return text
+
+
+def start_anew(folder: Path) -> None:
+    """Clear away a finished run's states. Raises ValueError where a run waits to be resumed."""
+    try:
+        _, _, meta, _ = newest_state(folder)
+    except (FileNotFoundError, ValueError):
+        pass  # nothing that could be resumed
+    else:
+        if meta["epoch"] <= meta["run"]["epochs"]:
+            raise ValueError(
+                f"{folder} holds a run that stopped after step {meta['state']['steps']}: "
+                "go on with --resume, or choose another --name"
+            )
+    for path in (*saved_states(folder), *folder.glob("epoch-*.safetensors")):
+        path.unlink()
+
+
+# %%
+def average_if_better(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, float]:
+    """Validation BLEU of the best epoch and of the last epochs' mean; the better one stays saved."""
+    trained = load_model(folder, pick_device(config.device))
+    _, _, meta, _ = newest_state(folder)
+    scores = {"best epoch": max(row["val_bleu"] for row in meta["history"])}
+    paths = sorted(folder.glob("epoch-*.safetensors"))[-config.average :]
+    if config.average > 1 and len(paths) > 1:
+        load_weights(trained.model, average_checkpoints(paths), paths[-1])
+        name = f"mean of the last {len(paths)}"
+        scores[name] = validate(trained, data, trained.device)["val_bleu"]
+        if scores[name] > scores["best epoch"]:
+            save_model(folder, trained)
+    return {name: round(score, 5) for name, score in scores.items()}
 
 
 # %% [markdown]
@@ -737,13 +1469,12 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):  #
     broken.mkdir()
     history = fit(tiny, few, straight)
 
-    interrupted = Training(tiny, few, broken)
-    interrupted.train_epoch(1)
-    interrupted.keep(history[0])
-    del interrupted  # the power fails
+    interrupted = Training(replace(tiny, save_every=2), few, broken)
+    interrupted.train_epoch()  # saves every second step
+    del interrupted  # the power fails before the epoch is over
     resumed = fit(tiny, few, broken, resume=True)
 
-    unbroken, mended = (load_tensors(run / "last.safetensors")[0] for run in (straight, broken))
+    unbroken, mended = (newest_state(run)[1] for run in (straight, broken))
     try:
         fit(replace(tiny, d_ff=128), few, broken, resume=True)
     except ValueError as error:
@@ -768,19 +1499,31 @@ print(f"{len(unbroken)} tensors, weights and optimizer, the same to the last bit
 
 
 # %%
-def evaluate(trained: Trained, pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    """Translate `pairs` greedily: BLEU, cased and lower-cased, signatures, and the translations."""
+def evaluate(
+    trained: Trained, pairs: list[tuple[str, str]], beam: int = 1, alpha: float = 0.6
+) -> dict[str, Any]:
+    """Translate `pairs`: BLEU, cased and lower-cased, signatures, and the translations."""
     sources, references = zip(*pairs, strict=True)
-    hypotheses = greedy_translate(trained, sources)
+    hypotheses = plain_translate(trained, sources, beam, alpha)
     cased = corpus_bleu(hypotheses, references)
     lower = corpus_bleu(hypotheses, references, lowercase=True)
     return {
+        "search": f"beam {beam}, alpha {alpha:g}" if beam > 1 else "greedy",
         "bleu": round(cased.score, 2),
         "signature": cased.signature,
         "bleu_lowercased": round(lower.score, 2),
         "signature_lowercased": lower.signature,
         "translations": hypotheses,
     }
+
+
+def evaluate_both(
+    trained: Trained, pairs: list[tuple[str, str]], beam: int, alpha: float
+) -> dict[str, Any]:
+    """`evaluate` by the search asked for, with greedy BLEU beside it."""
+    scores = evaluate(trained, pairs, beam, alpha)
+    greedy = evaluate(trained, pairs) if beam > 1 else scores
+    return scores | {"bleu_greedy": greedy["bleu"]}
 
 
 # %%
@@ -791,17 +1534,24 @@ def held_out_splits(corpus: dict[str, list[tuple[str, str]]]) -> list[str]:
 
 # %%
 def make_record(
-    config: TrainConfig, data: TrainingData, folder: Path, history: list[dict[str, float]]
+    config: TrainConfig,
+    data: TrainingData,
+    folder: Path,
+    history: list[dict[str, float]],
+    chosen: dict[str, float],
 ) -> dict[str, Any]:
     """Test the saved model, as anyone who loads it would, and put the run on record."""
     device = pick_device(config.device)
     trained = load_model(folder, device)
-    tests = {name: evaluate(trained, data.corpus[name]) for name in held_out_splits(data.corpus)}
+    search = (config.beam, config.alpha)
+    splits = held_out_splits(data.corpus)
+    tests = {name: evaluate_both(trained, data.corpus[name], *search) for name in splits}
     translations = [test.pop("translations") for test in tests.values()][0]
-    pairs = data.corpus[held_out_splits(data.corpus)[0]]
     samples = [
         {"source": source, "reference": reference, "translation": translation}
-        for (source, reference), translation in zip(pairs[:10], translations[:10], strict=True)
+        for (source, reference), translation in zip(
+            data.corpus[splits[0]][:10], translations[:10], strict=True
+        )
     ]
     # A resumed run is the run that was never interrupted, so its command is that one's.
     options = [option for option in sys.argv[1:] if option != "--resume"]
@@ -813,6 +1563,7 @@ def make_record(
         "weights_sha256": sha256(folder / "model.safetensors"),
         "seconds": round(sum(row["seconds"] for row in history)),
         "best_epoch": max(history, key=lambda row: row["val_bleu"])["epoch"],
+        "chosen_by_val_bleu": chosen,
         "history": [{k: round(v, 5) for k, v in row.items()} for row in history],
         "test": tests,
         "samples": samples,
@@ -936,21 +1687,42 @@ def writable(folder: Path) -> Path:
 
 
 # %%
-def run(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
-    """Train, test and record one configuration; the record is in runs/NAME and is returned."""
+def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
+    """Train, test and record one configuration; the record is in runs/NAME and is returned.
+
+    Under torchrun every process comes here; only the first writes, speaks and returns a record.
+    """
     device = pick_device(config.device)
-    if config.path == "fast" and device.type == "cpu":
-        keep_memory()
-    data = prepare(config)
-    folder = writable(ROOT / "runs" / config.name)
-    if config.publish:
-        writable(ROOT / "models" / config.publish)  # better told now than after the training
-    pairs, pieces = len(data.train), len(data.tokenizer)
-    print(f"{config.corpus}: {pairs:,} training pairs, {pieces:,} BPE pieces, on {device}")
-    history = fit(config, data, folder, resume)
-    record = make_record(config, data, folder, history)
+    with join_ranks(device) as ranks:
+        if config.path == "fast" and device.type == "cpu":
+            keep_memory()
+        if not ranks.first:
+            dist.barrier()  # the first process downloads, the others find it done
+        data = prepare(config)
+        folder = ROOT / "runs" / config.name
+        if ranks.first:
+            writable(folder)
+            if config.publish:
+                writable(
+                    ROOT / "models" / config.publish
+                )  # better told now than after the training
+            if ranks.world > 1:
+                dist.barrier()
+            pairs, pieces = len(data.train), len(data.tokenizer)
+            print(f"{config.corpus}: {pairs:,} training pairs, {pieces:,} BPE pieces, on {device}")
+        history = fit(config, data, folder, resume, ranks)
+    return finish(config, data, folder, history) if ranks.first else None
+
+
+# %%
+def finish(
+    config: TrainConfig, data: TrainingData, folder: Path, history: list[dict[str, float]]
+) -> dict[str, Any]:
+    """After the last epoch: choose the weights, score them, write record and card, publish."""
+    chosen = average_if_better(config, data, folder)
+    record = make_record(config, data, folder, history, chosen)
     save_record("record", record, folder)
-    (folder / "README.md").write_text(model_card(record), encoding="utf-8")
+    write_whole(folder / "README.md", model_card(record).encode())
     if config.publish:
         publish(folder, config.publish, record)
     return record
@@ -960,13 +1732,24 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: train as asked and print BLEU and translations. Returns the exit code."""
     try:
-        print(report(run(*parse_arguments(argv))))
-    except (ValueError, OSError) as error:
+        record = run(*parse_arguments(argv))
+    except (ValueError, OSError, Diverged) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except torch.OutOfMemoryError:
+        print(
+            "error: the GPU's memory is full: lower --max_tokens and raise --accumulate",
+            file=sys.stderr,
+        )
+        return 2
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        return 128 + stopped.number
     except KeyboardInterrupt:
         print("interrupted: the same command with --resume goes on", file=sys.stderr)
         return 130
+    if record is not None:
+        print(report(record))
     return 0
 
 

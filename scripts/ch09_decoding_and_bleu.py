@@ -76,7 +76,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -100,14 +99,20 @@ from scripts.ch06_multi30k import (
     source_ids,
 )
 from scripts.ch08_training_run import (
+    Hypothesis,
     Trained,
     average_checkpoints,
+    beam_search,
     build_model,
     corpus_bleu,
     decode_rows,
+    dropout_off,
     held_out_splits,
+    hypothesis,
     load_model,
+    next_log_probs,
     pick_device,
+    searcher,
 )
 from scripts.charts import GREY, PALETTE, bars, lines, rounded, titled
 from scripts.checkpoints import save_tensors, weights
@@ -122,18 +127,7 @@ from scripts.records import ROOT, load_record
 #
 # $$\log p(y \mid x) = \sum_{t=1}^{T} \log p(y_t \mid y_1, \dots, y_{t-1}, x)$$
 #
-# Products of many small numbers underflow; sums of logarithms don't. So all that follows adds logarithms. One step asks the decoder for its last position only:
-
-
-# %%
-@torch.no_grad()
-def next_log_probs(
-    model: EncoderDecoder, memory: Tensor, src_mask: Tensor | None, ids: Tensor
-) -> Tensor:
-    """log p(next token | prefix): memory (B, S, D), ids (B, T) from bos on, to (B, V)."""
-    mask = subsequent_mask(ids.size(1), ids.device)  # (1, T, T)
-    last = model.decode(memory, src_mask, ids, mask)[:, -1]  # (B, D)
-    return model.generator(last).log_softmax(dim=-1)  # (B, V)
+# Products of many small numbers underflow; sums of logarithms don't. So all that follows adds logarithms. One step asks the decoder for its last position only: that is `next_log_probs` of [chapter 8](ch08_training_run.ipynb), which needed a search to report its scores. This chapter explains what chapter 8 used.
 
 
 # %% [markdown]
@@ -408,119 +402,11 @@ beam_tree_chart(beam_tree(weighed))
 # %% [markdown]
 # The beam kept "a", though "the" was likelier, and that was enough. A beam is no guarantee: a path that starts too badly is dropped however well it would end.
 #
-# Now the real thing: whole batches, on tensors, with any model. A finished hypothesis remembers its ids and its summed log-probability.
-
-
-# %%
-@dataclass(frozen=True)
-class Hypothesis:
-    """One candidate translation: its ids without bos and eos, and its summed log-probability.
-
-    `length` counts the tokens that were scored, eos included.
-    """
-
-    ids: tuple[int, ...]
-    log_prob: float
-    length: int
-
-    def score(self, alpha: float) -> float:
-        """log-probability / length^α: with α = 0 short outputs win, with α = 1 it is the mean."""
-        return self.log_prob / self.length**alpha
-
-
-# %%
-def hypothesis(ids: Sequence[int], log_prob: float) -> Hypothesis:
-    """A Hypothesis from scored ids, which may end in eos."""
-    ended = bool(ids) and ids[-1] == EOS
-    return Hypothesis(tuple(ids[:-1] if ended else ids), log_prob, len(ids))
+# Now the real thing: `beam_search` of [chapter 8](ch08_training_run.ipynb), which takes whole batches, on tensors, with any model. A finished `Hypothesis` remembers its ids and its summed log-probability.
 
 
 # %% [markdown]
 # One detail decides whether it is right. Of each sentence's candidates we look at the best **2K**, not the best K. Up to K of them may end with `</s>` and leave the beam. The other K make sure that it stays full. (`dropout_off` switches the model to evaluation while the search runs. What happens without it is a pitfall further down.)
-
-
-# %%
-@contextmanager
-def dropout_off(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards every part is as it was, even after an error."""
-    was_training = [part for part in model.modules() if part.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for part in was_training:
-            part.training = True
-
-
-# %%
-def sift(
-    candidates: Iterable[tuple[float, int, int]], beam: int, final: bool
-) -> tuple[list[tuple[float, int, int]], list[tuple[float, int, int]]]:
-    """Part one sentence's candidates, best first, into those that end and the `beam` that go on.
-
-    A candidate is (log-probability, number of the prefix it continues, token). Only the `beam` best
-    may end. At the `final` step all of those do. Where too few go on, impossible ones fill the room.
-    """
-    ended, going = [], []
-    for rank, (log_prob, origin, token) in enumerate(candidates):
-        if token == EOS or final:
-            if rank < beam and log_prob > -math.inf:
-                ended.append((log_prob, origin, token))
-        elif len(going) < beam:
-            going.append((log_prob, origin, token))
-    return ended, going + [(-math.inf, 0, PAD)] * (beam - len(going))
-
-
-# %%
-@torch.no_grad()
-def beam_search(
-    model: EncoderDecoder,
-    src: Tensor,
-    src_mask: Tensor | None,
-    max_len: int,
-    beam: int = 4,
-    alpha: float = 0.6,
-) -> list[list[Hypothesis]]:
-    """The best hypotheses of each source, best first: src (B, S) to B lists of up to `beam`.
-
-    At each step every unfinished prefix is continued by every token, and the `beam` best
-    continuations of each sentence are kept. One that ends is set aside with its score. A sentence
-    is done when `beam` hypotheses have ended, so that a beam of 1 is greedy decoding. Dropout is off
-    while it runs. `alpha` is the length penalty (after Wu et al. 2016; §6.1 uses a beam of 4 and 0.6).
-    """
-    if beam < 1:
-        raise ValueError(f"a beam holds at least 1 hypothesis, not {beam}")
-    with dropout_off(model):
-        B, K, device = src.size(0), beam, src.device
-        memory = model.encode(src, src_mask).repeat_interleave(K, dim=0)  # (B·K, S, D)
-        if src_mask is not None:
-            src_mask = src_mask.repeat_interleave(K, dim=0)  # (B·K, 1, S)
-        ids = src.new_full((B * K, 1), BOS)  # (B·K, 1)
-        scores = memory.new_full((B, K), -torch.inf)  # (B, K)
-        scores[:, 0] = 0.0  # all K prefixes are alike at first: continue one of them
-        finished: list[list[Hypothesis]] = [[] for _ in range(B)]
-        for step in range(1, max_len + 1):
-            log_probs = next_log_probs(model, memory, src_mask, ids)  # (B·K, V)
-            V = log_probs.size(-1)
-            total = scores.unsqueeze(-1) + log_probs.view(B, K, V)  # (B, K, V)
-            # 2K candidates: even if K of them end, K unfinished ones remain.
-            best, flat = total.view(B, -1).topk(min(2 * K, K * V), dim=-1)  # (B, 2K) each
-            rows = zip(best.tolist(), (flat // V).tolist(), (flat % V).tolist(), strict=True)
-            kept = []
-            for b, row in enumerate(rows):
-                ended, going = sift(zip(*row, strict=True), K, final=step == max_len)
-                if len(finished[b]) < K:  # else this sentence is done
-                    for log_prob, k, token in ended:
-                        prefix = ids[b * K + k, 1:].tolist()
-                        finished[b].append(hypothesis([*prefix, token], log_prob))
-                kept += [(log_prob, b * K + k, token) for log_prob, k, token in going]
-            if all(len(found) >= K for found in finished):
-                break
-            log_prob, origin, token = zip(*kept, strict=True)  # B·K each
-            chosen = torch.tensor(origin, device=device)  # (B·K,)
-            ids = torch.cat((ids[chosen], ids.new_tensor(token).unsqueeze(1)), dim=1)
-            scores = scores.new_tensor(log_prob).view(B, K)
-    return [sorted(found, key=lambda h: -h.score(alpha))[:beam] for found in finished]
 
 
 # %% [markdown]
@@ -859,10 +745,7 @@ class DecodeOptions:
             if self.sample:
                 how = (self.temperature, self.top_k, generator)
                 return sample_decode(model, src, src_mask, max_len, *how).tolist()
-            if self.beam == 1:
-                return greedy_decode(model, src, src_mask, max_len).tolist()
-            found = beam_search(model, src, src_mask, max_len, self.beam, self.alpha)
-            return [hypotheses[0].ids if hypotheses else () for hypotheses in found]
+            return searcher(self.beam, self.alpha)(model, src, src_mask, max_len)
 
         return search
 

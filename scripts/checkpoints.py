@@ -1,9 +1,11 @@
 """Torn-proof saving and loading of tensors and of a training's state: safetensors, never pickle.
 
-A file is written beside its place and renamed, so that it is there whole or not at all. What is not
-a tensor travels as JSON in the file's own metadata.
+A file is written beside its place, flushed to the disk and renamed, so that it is there whole or not
+at all. It carries a checksum, so that what the disk spoiled later is noticed. What is not a tensor
+travels as JSON in the file's own metadata.
 """
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -11,32 +13,66 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
+
+STATE = "state-{:08d}.safetensors"  # a training's state after so many steps
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, whole or not at all; what stood there before stays until then.
+
+    Raises OSError, in one line, where the disk is full or won't be written.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(
+            f"could not write {path} ({error.strerror}); what was saved before is untouched: "
+            "make room, then go on with --resume"
+        ) from error
+
+
+def digest(tensors: dict[str, Tensor], meta: str) -> str:
+    """SHA-256 over names, types, shapes and bytes of `tensors` and over `meta`, in hex."""
+    sha = hashlib.sha256(meta.encode())
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return sha.hexdigest()
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-    """Write `tensors` and the JSON-able `meta` to `path`, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    contiguous = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    save_file(contiguous, partial, metadata={"meta": json.dumps(meta)})
-    os.replace(partial, path)
+    """Write `tensors` and the JSON-able `meta` to `path` with a checksum, whole or not at all."""
+    stored = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    text = json.dumps(meta)
+    header = {"meta": text, "sha256": digest(stored, text)}
+    write_whole(path, save(stored, metadata=header))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the meta that `save_tensors` wrote.
 
-    Raises FileNotFoundError where nothing is, ValueError where the file is truncated or foreign.
+    Raises FileNotFoundError where nothing is, ValueError where the file is torn, spoiled or foreign.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}: train one first, or give another path")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            meta = json.loads((file.metadata() or {})["meta"])
+            header = file.metadata() or {}
+        text, expected = header["meta"], header["sha256"]
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is truncated or not a checkpoint: train it again") from error
-    return tensors, meta
+    if digest(tensors, text) != expected:
+        raise ValueError(f"{path} is damaged (its checksum differs): train it again")
+    return tensors, json.loads(text)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -63,34 +99,91 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], origin: Path) -> 
             parameter.copy_(tensors[name])
 
 
+def rng_states(device: torch.device) -> dict[str, Tensor]:
+    """The states of the random generators that a training on `device` draws from."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_rng_states(states: dict[str, Tensor], device: torch.device) -> None:
+    """Put back what `rng_states` gave; a state of a device that isn't in use is left out."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
 def save_training(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, meta: dict[str, Any]
-) -> None:
-    """Everything that the next epoch depends on: weights, optimizer, random states, and `meta`."""
+    folder: Path,
+    steps: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rngs: list[dict[str, Tensor]],
+    meta: dict[str, Any],
+) -> Path:
+    """Everything that the next step depends on: weights, optimizer, each process's random states, `meta`.
+
+    The state before it stays as well, should this one be spoiled; older ones go.
+    """
     tensors = {f"model.{name}": t for name, t in weights(model).items()}
     for index, slots in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{slot}": t for slot, t in slots.items()}
-    tensors["rng.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["rng.cuda"] = torch.cuda.get_rng_state()
+    for rank, states in enumerate(rngs):
+        tensors |= {f"rng.{rank}.{kind}": state for kind, state in states.items()}
+    path = folder / STATE.format(steps)
     save_tensors(path, tensors, meta)
+    keep_newest(saved_states(folder), 2)
+    return path
 
 
-def load_training(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put back what `save_training` wrote, and return its `meta`."""
-    tensors, meta = load_tensors(path)
+def saved_states(folder: Path) -> list[Path]:
+    """The states in `folder`, the one with the fewest steps first."""
+    return sorted(folder.glob("state-*.safetensors"))
+
+
+def keep_newest(paths: list[Path], count: int) -> None:
+    """Delete all but the last `count` of `paths`."""
+    for path in paths[: max(0, len(paths) - count)]:
+        path.unlink(missing_ok=True)
+
+
+def newest_state(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any], list[str]]:
+    """The newest good state in `folder`: its path, tensors and meta, and what is wrong with newer ones.
+
+    Raises FileNotFoundError where there is none, ValueError where none is good.
+    """
+    complaints: list[str] = []
+    for path in reversed(saved_states(folder)):
+        try:
+            return path, *load_tensors(path), complaints
+        except ValueError as error:
+            complaints.append(str(error).split(":")[0])
+    if complaints:
+        raise ValueError(f"no good checkpoint in {folder} ({'; '.join(complaints)}): start anew")
+    raise FileNotFoundError(f"no checkpoint in {folder}: run without --resume first")
+
+
+def restore_training(
+    tensors: dict[str, Tensor], origin: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[dict[str, Tensor]]:
+    """Put a saved state's tensors back into model and optimizer; returns each process's random states.
+
+    Raises ValueError, with nothing changed, where they are of another configuration.
+    """
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "rng": {}}
     for name, tensor in tensors.items():
         part, rest = name.split(".", 1)
         parts[part][rest] = tensor
-    load_weights(model, parts["model"], path)
+    load_weights(model, parts["model"], origin)
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in parts["optimizer"].items():
         index, slot = name.split(".")
         state.setdefault(int(index), {})[slot] = tensor
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    torch.set_rng_state(parts["rng"]["cpu"])
-    if "cuda" in parts["rng"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(parts["rng"]["cuda"])
-    return meta
+    rngs: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in parts["rng"].items():
+        rank, kind = name.split(".")
+        rngs.setdefault(int(rank), {})[kind] = tensor
+    return [rngs[rank] for rank in sorted(rngs)]

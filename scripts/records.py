@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from scripts.checkpoints import write_whole
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 PACKAGES = ("torch", "sacrebleu", "sentencepiece", "safetensors", "numpy")
@@ -67,9 +69,7 @@ def save_record(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Pa
     """Write `results/NAME.json`, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    partial = path.with_suffix(".json.partial")
-    partial.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     return path
 
 

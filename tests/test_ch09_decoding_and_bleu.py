@@ -21,7 +21,7 @@ from scripts.ch08_training_run import (
     average_checkpoints,
     build_model,
     corpus_bleu,
-    greedy_translate,
+    plain_translate,
     save_model,
 )
 from scripts.ch09_decoding_and_bleu import (
@@ -319,8 +319,8 @@ def test_order_is_kept_and_empty_stays_empty(trained, lines):
 
 def test_greedy_here_is_greedy_of_chapter_8(trained, lines):
     texts = [source for source, _ in lines[:20]]
-    assert translate(trained, texts, DecodeOptions(beam=1)) == greedy_translate(trained, texts)
-    assert beam_translate(trained, texts, beam=1) == greedy_translate(trained, texts)
+    assert translate(trained, texts, DecodeOptions(beam=1)) == plain_translate(trained, texts)
+    assert beam_translate(trained, texts, beam=1) == plain_translate(trained, texts)
 
 
 def test_strange_text_is_no_trouble(trained):

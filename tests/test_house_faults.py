@@ -38,7 +38,7 @@ FAULTS = {
     ),
     "accumulation averages batches, not tokens": (
         "ch05",
-        "(loss / report.tokens).backward()",
+        "(loss / per).backward()",
         "(loss / batch.ntokens / len(group)).backward()",
     ),
     "the schedule runs a step ahead": (
