@@ -249,6 +249,19 @@ PRESETS: dict[str, TrainConfig] = {
         beam=1,
         name="sample",
     ),
+    "narrow": TrainConfig(
+        layers=2,
+        d_model=128,
+        d_ff=256,
+        heads=4,
+        vocab=4096,
+        dropout=0.1,
+        epochs=5,
+        lr=3e-3,
+        warmup=300,
+        average=3,
+        name="narrow",
+    ),
     "small": TrainConfig(),
     "base": TrainConfig(
         layers=6,
@@ -1728,11 +1741,149 @@ def finish(
     return record
 
 
+# %% [markdown]
+# ## What each ingredient is worth
+#
+# > **In short.** Change one thing, keep the rest, train again, with more than one seed. What doesn't exceed the spread between seeds is not known.
+#
+# A recipe is a list of habits, and each of them was once somebody's measurement on other data. `ablate` measures ours: it trains the `narrow` preset with one ingredient changed at a time, with the same number of epochs. It looks at the validation split alone; the test sets are for the model that is reported. It can be interrupted, and goes on where it stopped.
+
+# %%
+INGREDIENTS: dict[str, dict[str, Any]] = {
+    "the recipe": {},
+    "no label smoothing": {"smoothing": 0.0},
+    "no dropout": {"dropout": 0.0},
+    "dropout 0.3": {"dropout": 0.3},
+    "untied tables": {"tie": "none"},
+    "Xavier's tables": {"embedding_init": "xavier"},
+    "post-norm": {"norm_first": False},
+    "peak rate / 4": {"lr": 7.5e-4},
+    "inverse square root": {"schedule": "inverse_sqrt"},
+    "BPE-dropout 0.1": {"bpe_dropout": 0.1},
+    "R-Drop 1": {"r_drop": 1.0},
+    "Muon": {"optimizer": "muon"},
+}
+
+
+@dataclass
+class AblationOptions:
+    """What `ablate` runs; each field is an option of the command line."""
+
+    corpus: Literal["sample", "multi30k"] = "multi30k"
+    """What to learn from."""
+    preset: str = "narrow"
+    """The recipe that is changed."""
+    seeds: int = 2
+    """Runs of each row."""
+    device: str = "cpu"
+    """Where they run."""
+    save: bool = False
+    """Keep the result as results/recipe-CORPUS.json, which the chapter shows."""
+
+
+# %%
+def ablation_run(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, Any]:
+    """One run of the ablation, scored on the validation split; done before, it is only read."""
+    path = folder / "score.json"
+    if path.is_file():
+        return json.loads(path.read_text("utf-8"))
+    history = fit(config, data, writable(folder), resume=bool(saved_states(folder)))
+    trained = load_model(folder, config.device)  # the best epoch's
+    means = average_if_better(config, data, folder)
+    score = {
+        "seed": config.seed,
+        "parameters": sum(p.numel() for p in trained.model.parameters()),
+        "seconds": round(sum(row["seconds"] for row in history)),
+        "history": [round(row["val_bleu"], 3) for row in history],
+        "best": round(max(row["val_bleu"] for row in history), 3),
+        "at lowest loss": round(min(history, key=lambda row: row["val_loss"])["val_bleu"], 3),
+        "mean of epochs": round(list(means.values())[-1], 3),
+        "beam": evaluate(trained, data.corpus["val"], config.beam, config.alpha)["bleu"],
+        "translations": evaluate(trained, data.corpus["val"])["translations"],
+    }
+    write_whole(path, json.dumps(score, ensure_ascii=False).encode())
+    return score
+
+
+# %%
+def paired_p(ours: Sequence[str], theirs: Sequence[str], references: Sequence[str]) -> float:
+    """How likely a difference in BLEU this large is if the systems are alike: paired bootstrap.
+
+    sacreBLEU's own, over 1,000 resamplings of the sentences (Koehn 2004).
+    """
+    from sacrebleu.metrics import BLEU
+    from sacrebleu.significance import PairedTest
+
+    systems = [("baseline", list(ours)), ("changed", list(theirs))]
+    metric = BLEU(references=[list(references)])
+    test = PairedTest(systems, {"BLEU": metric}, references=None, test_type="bs", n_samples=1000)
+    return test()[1]["BLEU"][1].p_value
+
+
+# %%
+def ablate(options: AblationOptions) -> dict[str, Any]:
+    """Train every row of `INGREDIENTS` with every seed; the record."""
+    base = replace(PRESETS[options.preset], corpus=options.corpus, device=options.device)
+    if pick_device(options.device).type == "cpu":
+        keep_memory()
+    data = None
+    scores: dict[str, list[dict[str, Any]]] = {name: [] for name in INGREDIENTS}
+    for seed in range(1, options.seeds + 1):
+        for name, changes in INGREDIENTS.items():
+            config = replace(base, seed=seed, **changes)
+            data = data or prepare(config)  # no ingredient changes what is read
+            slug = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+            folder = ROOT / "runs" / f"ablate-{options.corpus}" / f"{slug}-{seed}"
+            score = ablation_run(replace(config, name=folder.name), data, folder)
+            tqdm.write(f"{name}, seed {seed}: {score['best']:.2f}, beam {score['beam']:.2f}")
+            scores[name].append(score)
+    references = [english for _, english in data.corpus["val"]]
+    for name, runs in scores.items():
+        for run_of, base_run in zip(runs, scores["the recipe"], strict=True):
+            given = (base_run["translations"], run_of["translations"], references)
+            run_of["p"] = None if run_of is base_run else round(paired_p(*given), 4)
+    for run_of in (one for runs in scores.values() for one in runs):
+        del run_of["translations"]
+    command = f"python scripts/ch08_training_run.py ablate --seeds {options.seeds} --save true"
+    record = {
+        **provenance(command, pick_device(options.device)),
+        "corpus": options.corpus,
+        "config": asdict(base),
+        "rows": {
+            name: {"changes": INGREDIENTS[name], "runs": runs} for name, runs in scores.items()
+        },
+    }
+    if options.save:
+        save_record(f"recipe-{options.corpus}", record)
+    return record
+
+
+# %%
+def ablate_command(argv: Sequence[str]) -> None:
+    """`ablate` from the command line. Raises ValueError for what it does not understand."""
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    parser = ArgumentParser(prog="ch08_training_run.py ablate", exit_on_error=False)
+    parser.add_class_arguments(AblationOptions)
+    try:
+        chosen = AblationOptions(**parser.parse_args(list(argv)).as_dict())
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if chosen.preset not in PRESETS:
+        raise ValueError(f"unknown preset {chosen.preset!r}: choose from {', '.join(PRESETS)}")
+    ablate(chosen)
+
+
 # %%
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: train as asked and print BLEU and translations. Returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    record = None
     try:
-        record = run(*parse_arguments(argv))
+        if argv[:1] == ["ablate"]:
+            ablate_command(argv[1:])
+        else:
+            record = run(*parse_arguments(argv))
     except (ValueError, OSError, Diverged) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
