@@ -4,10 +4,14 @@
 #   VENV=path                an environment of yours instead of .venv: used as it is, nothing is installed
 #   WORKERS=2                how many tests or notebooks run at once
 #   CHAPTERS=scripts/ch01_attention.py    the chapters that `make notebooks` executes
+#   PRESET=sample CORPUS=sample           what `make train` trains, and on what
+#   ARGS="--device cuda"     further options of `make train`, `make ablate` and `make bench`
 
 PYTHON ?= python3
 WORKERS ?= 2
 CHAPTERS ?= $(sort $(wildcard scripts/ch[0-9][0-9]_*.py))
+PRESET ?= small
+CORPUS ?= multi30k
 
 # Threads that spin while they wait starve a shared machine: minutes where seconds suffice. Threads
 # that sleep at once wake up late: a small step takes twice as long. So: spin briefly, then sleep.
@@ -27,7 +31,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run test notebooks lab train bench translate clean
+.PHONY: help setup given run test notebooks lab train ablate bench translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,8 +79,11 @@ notebooks: setup  ## stamp first cells, sync pairs, execute the notebooks and st
 lab: setup  ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks
 
-train: setup  ## train on Multi30k: make train ARGS="--device cuda" (hours on a CPU)
-	$(PY) scripts/ch08_training_run.py --preset small --corpus multi30k $(ARGS)
+train: setup  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARGS="--device cuda"] (hours on a CPU)
+	$(PY) scripts/ch08_training_run.py --preset $(PRESET) --corpus $(CORPUS) $(ARGS)
+
+ablate: setup  ## train with one ingredient changed at a time and compare: make ablate [ARGS="--help"] (hours)
+	$(PY) scripts/ch08_training_run.py ablate $(ARGS)
 
 bench: setup  ## time a training step against nn.Transformer, MarianMTModel and x-transformers (10 minutes)
 	@$(PY) -c 'import transformers, x_transformers' 2>/dev/null || $(INSTALL_PEERS)

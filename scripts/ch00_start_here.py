@@ -21,8 +21,6 @@
 # *Attention Is All You Need*, §1 and §2. About 20 minutes to read; some seconds to run on a CPU.
 #
 # Next: [Chapter 1 · Attention](ch01_attention.ipynb)
-#
-# You need some Python, and to have met a matrix product and a gradient. You don't need to have met a neural network for language. This chapter shows the destination, so it uses things that later chapters build. Don't try to understand every line yet; look at the shapes.
 
 # %% tags=["bootstrap"]
 # Make this chapter at home: the series is in a folder above, installed, or gets cloned beside it.
@@ -53,6 +51,26 @@ if root == beside:
 
     install_missing()
 
+# %% [markdown]
+# ## A sentence, translated
+#
+# This is where the series leads. A Transformer that was trained in [chapter 8](ch08_training_run.ipynb) reads a German sentence and writes an English one, on this machine, without a network.
+
+# %%
+from scripts.ch08_training_run import load_model, plain_translate
+from scripts.records import ROOT
+
+captioner = load_model(ROOT / "models" / "multi30k-de-en")
+mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
+plain_translate(captioner, [mine])[0]
+
+# %% [markdown]
+# Word by word, the German says: *a woman with a red hat reads on-the beach a book.* See what became of the order.
+#
+# Now give `mine` a sentence of your own and run the cell again. Keep to what a photograph may show: the model was trained on 29,000 captions and knows nothing else. What it makes of other sentences is a pitfall further down.
+#
+# You need some Python, and to have met a matrix product and a gradient. You don't need to have met a neural network for language. This chapter shows the destination, so it uses things that later chapters build. Don't try to understand every line yet; look at the shapes.
+
 # %%
 import math
 import os
@@ -67,9 +85,8 @@ from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import sinusoids
 from scripts.ch05_training import BOS, EOS, greedy_decode
 from scripts.ch06_multi30k import load_corpus, source_ids
-from scripts.ch08_training_run import Trained, load_model, plain_translate
+from scripts.ch08_training_run import Trained
 from scripts.charts import GREY, INK, heatmap, lines, titled
-from scripts.records import ROOT
 
 # %%
 torch.set_default_dtype(torch.float64)  # so that every check can ask for many digits
@@ -417,7 +434,7 @@ titled(
 #
 # > **In short.** Text becomes tokens, tokens become ids, ids become vectors. The vectors look at one another. The last vector becomes a probability for every token in the vocabulary, one is chosen, and the game goes on until the model says stop.
 #
-# We follow a sentence through `models/sample-de-en`, a small model that comes with the series. [Chapter 8](ch08_training_run.ipynb) trains it, on the CPU, on the small corpus that [chapter 6](ch06_multi30k.ipynb) generates.
+# We follow a sentence through `models/sample-de-en`, a smaller model that comes with the series as well: its arrays are easier to look at. [Chapter 8](ch08_training_run.ipynb) trains it, on the CPU, on the small corpus that [chapter 6](ch06_multi30k.ipynb) generates.
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en")
@@ -640,22 +657,16 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# ### Now your own sentence
+# ### What a translator doesn't know
 #
-# The small model knows only the world of its grammar. For a sentence of yours there is a larger one, `models/multi30k-de-en`: the same architecture, trained in [chapter 8](ch08_training_run.ipynb) on 29,000 captions of photographs. Change `mine` and run the cell. Keep to what a photograph may show.
-
-# %%
-captioner = load_model(ROOT / "models" / "multi30k-de-en")
-captioner.model.double()
-mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
-plain_translate(captioner, [mine])[0]
-
-# %% [markdown]
+# The small model knows only the world of its grammar. The one that opened this chapter, `captioner`, is the same machine, only larger. Your sentence went through it by the same steps. Its world is wider, and has an end too.
+#
 # **Pitfall.** Fluent isn't right. Ask for something that no caption ever said, and the model doesn't say "I don't know": it writes an English sentence all the same. How to notice? Not by reading the English alone. Look at the probabilities.
 #
 # **Predict.** The second sentence below says that the federal government passed a law on pensions. What will a writer of captions make of it?
 
 # %%
+captioner.model.double()  # digits as in the rest of the chapter
 sure = {}
 for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rentenversicherung."):
     ids = torch.tensor([source_ids(question, captioner.tokenizer)])  # (B, S)
@@ -666,7 +677,7 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
 assert min(sure, key=sure.get) != mine  # the made-up answer is the less certain one
 
 # %% [markdown]
-# From a terminal, `make translate TEXT="…"` does the same with the same model ([chapter 9](ch09_decoding_and_bleu.ipynb)).
+# From a terminal, `make translate TEXT="…"` asks the same model, and searches a little longer for the best sentence ([chapter 9](ch09_decoding_and_bleu.ipynb)).
 #
 # ## How to read this series
 #

@@ -228,7 +228,7 @@ for t in range(5):
 # | $y$ | (B, T) | labels |
 # | $\varepsilon$ | one number | how much of the target is spread |
 #
-# The right-hand form needs no $q$ at all: it mixes the surprise at the label with the mean surprise over the vocabulary. Both come from the logits by `logsumexp`, which never takes the logarithm of a zero. The class returns two sums, the smoothed loss to descend and the plain surprise to report.
+# The right-hand form needs no $q$ at all: it mixes the surprise at the label with the mean surprise over the vocabulary. Both come from the logits by `logsumexp`, which never takes the logarithm of a zero. Logits in half precision ([chapter 7](ch07_going_fast.ipynb)) are made single first: a 16-bit number keeps two or three digits, too few for sums over a vocabulary. The class returns two sums, the smoothed loss to descend and the plain surprise to report.
 
 
 # %%
@@ -954,6 +954,32 @@ titled(
     "What one token weighs in a mean of means",
     "Every bar should end at 1. Divided by the group's tokens, it does.",
 )
+
+# %% [markdown]
+# **Pitfall: a step on what is no number.** Let one loss overflow to ∞. Somewhere in its backward pass stands ∞ − ∞ or 0 · ∞, so the gradient gets a NaN. Its norm is then NaN too, and clipping, which multiplies by it, makes *all* gradients NaN. One step later so is every weight. Nothing stops: the loss prints as `nan` from then on, and the weights from before are gone. So `train_step` looks at loss and norm first, and refuses. ([Chapter 8](ch08_training_run.ipynb) goes back to the last checkpoint then.)
+
+# %%
+victim = tiny_model(0)
+optimizer = torch.optim.Adam(victim.parameters(), lr=0.01)
+untouched = parameters_to_vector(victim.parameters()).detach().clone()  # (n,)
+try:
+    train_step(
+        victim,
+        unequal,
+        criterion,
+        optimizer,
+        clip=1.0,
+        loss_of=lambda *given: [math.inf * part for part in batch_loss(*given)],
+    )
+except FloatingPointError as error:
+    print("FloatingPointError:", error)
+else:
+    raise AssertionError("an infinite loss was stepped on")
+assert torch.equal(parameters_to_vector(victim.parameters()), untouched)
+assert not optimizer.state  # Adam's averages have heard nothing of it either
+
+optimizer.step()  # what was refused
+assert parameters_to_vector(victim.parameters()).isnan().all()
 
 # %% [markdown]
 # **Pitfall: stepping on multiples.** A loop that steps when `i % size == 0` steps after the very first micro-batch, since $0 \bmod 10 = 0$. From then on each group is one late, and what is left at the end is never used; if the gradients are not cleared, it even leaks into the next epoch.

@@ -389,6 +389,14 @@ class Ranks:
         """The sums of each value over all processes."""
         return [math.fsum(column) for column in zip(*self.gather(values), strict=True)]
 
+    def highest(self, value: int, device: torch.device) -> int:
+        """The largest `value` of all processes. Cheap enough to ask after each step."""
+        if self.world == 1:
+            return value
+        found = torch.tensor(value, device=device)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
     def woven(self, shares: list[Any]) -> list[Any]:
         """What `share` dealt out to the processes, gathered in the first order."""
         dealt = self.gather(shares)
@@ -995,14 +1003,14 @@ def validate(
     report = run_epoch(
         batches_of(data.val, plan, device), trained.model, criterion, loss_of=loss_of
     )
-    whole = pooled(report, ranks)
+    whole = over_ranks(report, ranks)
     sources, references = zip(*data.corpus["val"], strict=True)
     translations = ranks.woven(plain_translate(trained, ranks.share(sources)))
     bleu = corpus_bleu(translations, references).score
     return {"val_loss": whole.loss_per_token, "val_ppl": whole.perplexity, "val_bleu": bleu}
 
 
-def pooled(report: EpochReport, ranks: Ranks) -> EpochReport:
+def over_ranks(report: EpochReport, ranks: Ranks) -> EpochReport:
     """The report over all processes: sums of losses and of tokens, so that no token counts twice."""
     loss, nll, tokens = ranks.totals(report.loss, report.nll, report.tokens)
     return EpochReport(loss, nll, int(tokens), report.grad_norms)
@@ -1149,7 +1157,7 @@ class StepLoss(nn.Module):
 
 
 # %%
-def step_gradient(indices: Sequence[int], per: float) -> Tensor:
+def share_gradient(indices: Sequence[int], per: float) -> Tensor:
     """The gradient, as one vector, of these pairs' summed loss divided by `per`, in double precision."""
     twin = copy.deepcopy(model).double()
     (batch,) = batches_of(data.train, [list(indices)], torch.device("cpu"))
@@ -1160,9 +1168,9 @@ def step_gradient(indices: Sequence[int], per: float) -> Tensor:
 pairs = list(range(15))
 parts = [pairs[:3], pairs[3:]]
 tokens = [sum(len(data.train[i].tgt) - 1 for i in part) for part in parts]
-whole_step = step_gradient(pairs, sum(tokens))
-ours = sum(step_gradient(part, sum(tokens) / 2) for part in parts) / 2  # DDP takes the mean
-obvious = sum(step_gradient(part, n) for part, n in zip(parts, tokens, strict=True)) / 2
+whole_step = share_gradient(pairs, sum(tokens))
+ours = sum(share_gradient(part, sum(tokens) / 2) for part in parts) / 2  # DDP takes the mean
+obvious = sum(share_gradient(part, n) for part, n in zip(parts, tokens, strict=True)) / 2
 
 torch.testing.assert_close(ours, whole_step, rtol=1e-10, atol=1e-12)
 astray = ((obvious - whole_step).norm() / whole_step.norm()).item()
@@ -1413,7 +1421,7 @@ class Training:
                     self.save()
                 if stop is not None:
                     self.heed(stop)
-        return pooled(self.report, self.ranks)
+        return over_ranks(self.report, self.ranks)
 
     def step(self, step: list[list[int]], examples: Sequence[Example]) -> None:
         """One optimizer step: this process's share of the batches, weighed by everybody's tokens."""
@@ -1460,13 +1468,13 @@ class Training:
 
     def heed(self, stop: "StopSignal") -> None:
         """Save and leave where somebody asked to stop: all processes after the same step."""
-        if asked := max(self.ranks.gather(stop.number)):
+        if asked := self.ranks.highest(stop.number, self.device):
             self.save()
             raise Stopped(asked, self.state.steps)
 
     def save(self) -> None:
         """Write the state, from which `restore` goes on as if nothing had happened."""
-        report = pooled(self.report, self.ranks)
+        report = over_ranks(self.report, self.ranks)
         rngs = self.ranks.gather(rng_states(self.device))
         if not self.ranks.first:
             return

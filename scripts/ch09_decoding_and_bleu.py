@@ -113,6 +113,7 @@ from scripts.ch08_training_run import (
     next_log_probs,
     pick_device,
     searcher,
+    sift,
 )
 from scripts.charts import GREY, PALETTE, bars, lines, rounded, titled
 from scripts.checkpoints import save_tensors, weights
@@ -128,9 +129,7 @@ from scripts.records import ROOT, load_record
 # $$\log p(y \mid x) = \sum_{t=1}^{T} \log p(y_t \mid y_1, \dots, y_{t-1}, x)$$
 #
 # Products of many small numbers underflow; sums of logarithms don't. So all that follows adds logarithms. One step asks the decoder for its last position only: that is `next_log_probs` of [chapter 8](ch08_training_run.ipynb), which needed a search to report its scores. This chapter explains what chapter 8 used.
-
-
-# %% [markdown]
+#
 # To *see* a search work we want a model so small that we can check it by hand. Here is one: a phrase book. It knows nine words, and the next word depends on the last word alone. It has the same three parts as our Transformer (`encode`, `decode`, `generator`), so every decoder of this chapter runs on it unchanged.
 
 # %%
@@ -402,15 +401,31 @@ beam_tree_chart(beam_tree(weighed))
 # %% [markdown]
 # The beam kept "a", though "the" was likelier, and that was enough. A beam is no guarantee: a path that starts too badly is dropped however well it would end.
 #
-# Now the real thing: `beam_search` of [chapter 8](ch08_training_run.ipynb), which takes whole batches, on tensors, with any model. A finished `Hypothesis` remembers its ids and its summed log-probability.
+# Now the real thing: whole batches, on tensors, with any model. `beam_search` stands in [chapter 8](ch08_training_run.ipynb), in the section "A score to steer by". Have its cell open beside this table. Each line of `beam_by_hand` has its place there:
+#
+# | by hand, one sentence | on tensors, B sentences |
+# |---|---|
+# | `prefixes`: up to K tuples of words | `ids` (B·K, T): K rows for each sentence |
+# | their probabilities `p` | `scores` (B, K): log-probabilities |
+# | `p * q` for every next word | `scores` + `next_log_probs`: (B, K, V), all of them at once |
+# | sort the candidates | `topk` over a sentence's K·V candidates, laid out in one row |
+# | a candidate's tuple names its prefix | place ÷ V is the prefix, the remainder is the token |
+# | `ended` and `prefixes` | `sift` parts one from the other |
+# | a finished tuple with its `p` | a `Hypothesis`: ids, summed log-probability, and how many tokens were scored |
+#
+# Two lines have no partner by hand. At the first step all K rows of a sentence hold the same `<s>`. Were they all continued, the beam would fill with K copies of one text; so one row starts at score 0 and the others at −∞. And `dropout_off` switches the model to evaluation while the search runs. What happens without it is a pitfall further down.
+#
+# **Pitfall.** Of each sentence's candidates `sift` is given the best **2K**, not the best K. Up to K of them may end with `</s>` and leave the beam; the other K keep it full. With the best K alone, each ending costs the beam a prefix. Nothing crashes: the beam just grows narrower. Here K = 2, and the best candidate ends.
 
+# %%
+three_candidates = [(math.log(p), 0, token) for p, token in ((0.5, EOS), (0.3, 4), (0.2, 5))]
+ended, going = sift(three_candidates, beam=2, final=False)
+assert ended == three_candidates[:1] and going == three_candidates[1:]  # two go on, as they should
+_, too_few = sift(three_candidates[:2], beam=2, final=False)
+assert [p > -math.inf for p, _, _ in too_few] == [True, False]  # of the best K alone, one goes on
 
 # %% [markdown]
-# One detail decides whether it is right. Of each sentence's candidates we look at the best **2K**, not the best K. Up to K of them may end with `</s>` and leave the beam. The other K make sure that it stays full. (`dropout_off` switches the model to evaluation while the search runs. What happens without it is a pitfall further down.)
-
-
-# %% [markdown]
-# Three checks. First: on the phrase book it finds what the plain Python finds, for several widths. Second: a beam of 1 is greedy decoding, here on an untrained Transformer and a padded batch.
+# Three checks of the whole search. First: on the phrase book it finds what the plain Python finds, for several widths. Second: a beam of 1 is greedy decoding, here on an untrained Transformer and a padded batch.
 
 # %%
 for beam in (1, 2, 3, 4):
@@ -739,15 +754,14 @@ class DecodeOptions:
         self, device: torch.device | str = "cpu"
     ) -> Callable[[EncoderDecoder, Tensor, Tensor, int], list[Sequence[int]]]:
         """The search that these options describe, as `decode_rows` wants it."""
-        generator = torch.Generator(device=device).manual_seed(self.seed)
+        if not self.sample:
+            return searcher(self.beam, self.alpha)  # chapter 8's
+        how = (self.temperature, self.top_k, torch.Generator(device).manual_seed(self.seed))
 
-        def search(model, src, src_mask, max_len):
-            if self.sample:
-                how = (self.temperature, self.top_k, generator)
-                return sample_decode(model, src, src_mask, max_len, *how).tolist()
-            return searcher(self.beam, self.alpha)(model, src, src_mask, max_len)
+        def draw(model, src, src_mask, max_len):
+            return sample_decode(model, src, src_mask, max_len, *how).tolist()
 
-        return search
+        return draw
 
     def in_words(self) -> str:
         """The search in words, for a line of output."""
@@ -1128,12 +1142,13 @@ beam_chart(by_beam)
 #
 # ## Recorded scores
 #
-# These were a few sentences. Here are the records of the two models that ship, each on the whole of its test splits, by greedy decoding. The second was trained on Multi30k, real captions of photographs.
+# These were a few sentences. Here are the records of the two models that ship, each on the whole of its test splits: by the search that the row names, and by greedy decoding. The second was trained on Multi30k, real captions of photographs.
 
 # %%
 for name in ("sample-de-en", "multi30k-de-en"):
     for split, score in load_record(name)["test"].items():
-        print(f"{name:15} {split:17} BLEU {score['bleu']:.1f}  {score['signature']}")
+        found = f"{score['search']:17} BLEU {score['bleu']:.1f}, greedy {score['bleu_greedy']:.1f}"
+        print(f"{name:15} {split:17} {found}  {score['signature']}")
 
 # %% [markdown]
 # Real captions are far harder than our grammar. A human would not reach 100 either: there are many good translations, and only one of them is the reference. Some of the recorded translations, the first of the test set, not the best:
@@ -1144,10 +1159,10 @@ pd.DataFrame(load_record("multi30k-de-en")["samples"])[:7]
 # %% [markdown]
 # The frame of most sentences is right. What is missing are rare words: a Boston Terrier becomes a boxer, snowmobiles become snow, and an igloo becomes a word that doesn't exist.
 #
-# To score that model yourself (this needs the corpus, see [Chapter 6](ch06_multi30k.ipynb)):
+# To score that model yourself, by the record's search (this needs the corpus, see [Chapter 6](ch06_multi30k.ipynb)):
 #
 # ```
-# python scripts/ch09_decoding_and_bleu.py evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 1
+# python scripts/ch09_decoding_and_bleu.py evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5
 # ```
 
 # %% [markdown]

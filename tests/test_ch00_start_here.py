@@ -1,6 +1,8 @@
 """Chapter 0: the bottleneck, the picture, the trace of a sentence, the report on the machine."""
 
+import ast
 import math
+import socket
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -29,6 +31,23 @@ def _double():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+def test_the_first_cell_translates_a_sentence_offline(monkeypatch):
+    script = (ROOT / "scripts" / "ch00_start_here.py").read_text("utf-8")
+    cells = [cell for cell in script.split("\n# %%")[1:] if not cell.startswith(" [markdown]")]
+    assert cells[0].startswith(' tags=["bootstrap"]')
+    *steps, shown = ast.parse(cells[1].split("\n", 1)[1]).body
+
+    def no_network(*_, **__):
+        raise OSError("this cell asked for a network")
+
+    monkeypatch.setattr(socket, "socket", no_network)
+    torch.set_default_dtype(torch.float32)  # as a reader's session begins
+    space: dict = {}
+    exec(compile(ast.Module(steps, []), "first cell", "exec"), space)
+    english = eval(compile(ast.Expression(shown.value), "first cell", "eval"), space)
+    assert "Frau" in space["mine"] and "woman" in english.lower()
 
 
 def test_the_reader_is_the_sum_of_turned_words():

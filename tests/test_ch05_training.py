@@ -50,6 +50,7 @@ from scripts.ch05_training import (
     smoothing_over_v_minus_2,
     step_gradient,
     tiny_model,
+    train_step,
 )
 
 
@@ -125,6 +126,18 @@ def test_label_smoothing_equals_torch_in_value_and_gradient(logits_and_labels, s
     torch.testing.assert_close(gradient, expected)
     q = smoothed_targets(labels, 11, smoothing)
     torch.testing.assert_close(gradient, (logits.softmax(-1) - q) * (labels != PAD).unsqueeze(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_label_smoothing_sums_half_precision_in_single(dtype):
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(6)).to(dtype)
+    labels = torch.randint(1, 300, (50,), generator=torch.Generator().manual_seed(7))
+    found = LabelSmoothing(0.1)(logits, labels)
+    expected = LabelSmoothing(0.1)(logits.float(), labels)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32 and torch.equal(ours, theirs)
+    in_half = -logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).sum()
+    assert in_half.dtype == dtype and abs(in_half.float() / expected[1] - 1) > 1e-4  # it matters
 
 
 def test_erratum_08_smoothing_is_cross_entropy_over_all_tokens(logits_and_labels):
@@ -249,6 +262,42 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before():
     bounded = parameters_to_vector(p.grad for p in model.parameters())
     torch.testing.assert_close(report.grad_norms, [free.norm().item()])
     torch.testing.assert_close(bounded, free * 0.1 / free.norm(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [math.inf, math.nan])
+def test_a_step_that_is_no_number_is_refused_before_a_weight_has_changed(wrong):
+    def spoiled(*given):
+        return [wrong * part for part in batch_loss(*given)]
+
+    def sound_loss_spoiled_gradient(*given):
+        loss, nll = batch_loss(*given)
+        loss.register_hook(lambda gradient: wrong * gradient)
+        return loss, nll
+
+    model, criterion = tiny_model(0), LabelSmoothing(0.1)
+    group = list(copy_batches(2, 3, seed=0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    for loss_of in (spoiled, sound_loss_spoiled_gradient):
+        with pytest.raises(FloatingPointError):
+            train_step(model, group, criterion, optimizer, clip=1.0, loss_of=loss_of)
+        assert torch.equal(parameters_to_vector(model.parameters()), before)
+        assert not optimizer.state  # nor have Adam's averages
+    train_step(model, group, criterion, optimizer)  # and a sound one goes through
+    assert not torch.equal(parameters_to_vector(model.parameters()), before)
+
+
+def test_a_group_that_is_part_of_a_step_is_divided_as_told():
+    """Two processes with a part each (chapter 8): their gradients add up to that of the whole."""
+    parts, criterion = list(copy_batches(2, 5, seed=3)), LabelSmoothing(0.1)
+    model = tiny_model(0)
+    whole = step_gradient(model, parts, criterion)
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    shares = []
+    for part in parts:
+        train_step(model, [part], criterion, still, per=sum(p.ntokens for p in parts))
+        shares.append(parameters_to_vector(p.grad for p in model.parameters()))
+    torch.testing.assert_close(shares[0] + shares[1], whole)
 
 
 # --- the loop ---

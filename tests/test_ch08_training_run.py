@@ -137,7 +137,8 @@ def test_saved_models_load_as_they_were(untrained, tmp_path):
 def test_translations_come_back_in_order():
     trained = ch08.load_model(ROOT / "models" / "sample-de-en")
     sentences = [german for german, _ in load_corpus("sample")["val"][:7]]
-    together = ch08.plain_translate(trained, sentences, batch_size=3)
+    rows = [ch08.source_ids(sentence, trained.tokenizer) for sentence in sentences]
+    together = ch08.decode_rows(trained, rows, ch08.searcher(), batch_size=3)
     assert together == [ch08.plain_translate(trained, [s])[0] for s in sentences]
 
 

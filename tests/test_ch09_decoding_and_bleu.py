@@ -19,8 +19,11 @@ from scripts.ch08_training_run import (
     TrainConfig,
     Trained,
     average_checkpoints,
+    beam_search,
     build_model,
     corpus_bleu,
+    dropout_off,
+    next_log_probs,
     plain_translate,
     save_model,
 )
@@ -29,15 +32,12 @@ from scripts.ch09_decoding_and_bleu import (
     DecodeOptions,
     PhraseBook,
     beam_by_hand,
-    beam_search,
     beam_translate,
     bleu_parts,
-    dropout_off,
     every_hypothesis,
     forced_log_probs,
     keep_top,
     main,
-    next_log_probs,
     sample_decode,
     sharpened,
     tokens_13a,
@@ -317,10 +317,12 @@ def test_order_is_kept_and_empty_stays_empty(trained, lines):
     assert translate(trained, []) == []
 
 
-def test_greedy_here_is_greedy_of_chapter_8(trained, lines):
+def test_the_searches_here_are_those_of_chapter_8(trained, lines):
     texts = [source for source, _ in lines[:20]]
     assert translate(trained, texts, DecodeOptions(beam=1)) == plain_translate(trained, texts)
     assert beam_translate(trained, texts, beam=1) == plain_translate(trained, texts)
+    by_beam = beam_translate(trained, texts, beam=3, alpha=0.8)
+    assert by_beam == plain_translate(trained, texts, beam=3, alpha=0.8)
 
 
 def test_strange_text_is_no_trouble(trained):

@@ -23,7 +23,8 @@ def exact() -> dict[str, Requirement]:
 
 
 def ranges() -> dict[str, Requirement]:
-    wanted = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]
+    extras = PROJECT["optional-dependencies"]
+    wanted = PROJECT["dependencies"] + extras["dev"] + extras["track"]
     return {canonicalize_name(one.name): one for one in map(Requirement, wanted)}
 
 
@@ -34,6 +35,12 @@ def test_both_lists_name_the_same_packages():
 def test_the_peers_of_the_benchmark_are_an_extra_alone():
     peers = {Requirement(one).name for one in PROJECT["optional-dependencies"]["bench"]}
     assert peers == {"transformers", "x-transformers"} and not peers & exact().keys()
+
+
+def test_the_tracker_is_an_extra_alone_and_tested():
+    tracker = {Requirement(one).name for one in PROJECT["optional-dependencies"]["track"]}
+    needed = {Requirement(one).name for one in PROJECT["dependencies"]}
+    assert tracker == {"wandb"} and not tracker & needed and tracker <= exact().keys()
 
 
 def test_every_exact_version_lies_in_its_range():

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-# What is planted: the chapter, the text as it stands there (exactly once), and what replaces it.
+# What is planted: the chapter, the text as it stands there (exactly once), what replaces it, and,
+# where a chapter's tests fill several files, the one that has to find it (else any of them may).
 FAULTS = {
     "attention is not scaled": (
         "ch01",
@@ -62,12 +63,18 @@ FAULTS = {
         "self.positions = torch.arange(len(self.slots)) % real.size(1)",
     ),
     "beam search forgets whom a token continues": (
-        "ch09",
+        "ch08",
         "ids = torch.cat((ids[chosen], ids.new_tensor(token).unsqueeze(1)), dim=1)",
         "ids = torch.cat((ids, ids.new_tensor(token).unsqueeze(1)), dim=1)",
+        "test_ch08_recipe.py",
+    ),
+    "sampling forgets its temperature": (
+        "ch09",
+        "return ((log_probs - best) / temperature).softmax(dim=-1)",
+        "return (log_probs - best).softmax(dim=-1)",
     ),
 }
-CHAPTERS_AT_FAULT = sorted({chapter for chapter, _, _ in FAULTS.values()})
+CHAPTERS_AT_FAULT = sorted({fault[0] for fault in FAULTS.values()})
 
 
 @pytest.fixture
@@ -83,10 +90,12 @@ def copy(tmp_path) -> Path:
     return tmp_path
 
 
-def chapter_tests(chapter: str, *options: str, cwd: Path):
-    (tests,) = cwd.glob(f"tests/test_{chapter}_*.py")
+def run_tests(pattern: str, *options: str, cwd: Path):
+    """pytest on the files in tests/ that fit `pattern`, up to the first failure."""
+    tests = sorted(map(str, cwd.glob(f"tests/{pattern}")))
+    assert tests, f"no tests/{pattern}: say anew which file has to find the fault"
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", str(tests), "-x", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *tests, "-x", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(
         [*command, *options], cwd=cwd, env=plain, capture_output=True, text=True, timeout=900
     )
@@ -94,12 +103,12 @@ def chapter_tests(chapter: str, *options: str, cwd: Path):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name, copy):
-    chapter, right, wrong = FAULTS[name]
+    chapter, right, wrong, *finder = FAULTS[name]
     (script,) = copy.glob(f"scripts/{chapter}_*.py")
     text = script.read_text("utf-8")
     assert text.count(right) == 1, f"{script.name} has changed: say anew where this fault goes"
     script.write_text(text.replace(right, wrong), "utf-8")
-    done = chapter_tests(chapter, cwd=copy)
+    done = run_tests(finder[0] if finder else f"test_{chapter}_*.py", cwd=copy)
     assert done.returncode == 1, done.stdout[-2000:]  # 1: tests ran, and one failed
     assert "1 failed" in done.stdout and "error" not in done.stdout.splitlines()[-1]
 
@@ -107,5 +116,5 @@ def test_a_planted_fault_is_found(name, copy):
 @pytest.mark.parametrize("chapter", CHAPTERS_AT_FAULT)
 def test_the_unspoiled_copy_is_sound(chapter, copy):
     """The copy's tests are found and belong to the copy: what fails above, fails by its fault."""
-    done = chapter_tests(chapter, "--collect-only", cwd=copy)
+    done = run_tests(f"test_{chapter}_*.py", "--collect-only", cwd=copy)
     assert done.returncode == 0, done.stdout[-2000:]

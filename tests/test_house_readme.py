@@ -54,14 +54,15 @@ def is_training(record):
 
 def results_table():
     found = records()
-    lines = ["| model | test set | BLEU | lower-cased | parameters | trained |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = ["| model | test set | BLEU | greedy | lower-cased | search | parameters | trained |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
     for name, record in found.items():
         minutes = max(1, round(record["seconds"] / 60))
         for split, test in record["test"].items():
             lines.append(
                 f"| [{name}](results/{name}.json) | {split} | {test['bleu']:.1f} "
-                f"| {test['bleu_lowercased']:.1f} | {record['parameters'] / 1e6:.1f} M "
+                f"| {test['bleu_greedy']:.1f} | {test['bleu_lowercased']:.1f} | {test['search']} "
+                f"| {record['parameters'] / 1e6:.1f} M "
                 f"| {minutes} min, {record['device']} |"
             )
     lines += ["", "The commands that made them:", "", "```"]
