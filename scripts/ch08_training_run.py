@@ -1311,7 +1311,8 @@ def in_figures(training: "Training") -> dict[str, str]:
 def write_log(folder: Path, history: list[dict[str, float]]) -> None:
     """The history so far as log.csv, for a spreadsheet or pandas."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=history[0].keys())
+    columns = dict.fromkeys(name for row in history for name in row)  # a GPU may come or go
+    writer = csv.DictWriter(text, fieldnames=columns)
     writer.writeheader()
     writer.writerows(history)
     write_whole(folder / "log.csv", text.getvalue().encode())
@@ -1322,11 +1323,11 @@ def gpu_row(device: torch.device) -> dict[str, float]:
     """GPUtil's view of the GPU in use: load from 0 to 1, memory in MiB, temperature in °C. CPU: nothing."""
     if device.type != "cuda":
         return {}
-    import GPUtil
+    try:
+        import GPUtil
 
-    gpus = {gpu.id: gpu for gpu in GPUtil.getGPUs()}
-    gpu = gpus.get(device.index or 0)
-    if gpu is None:
+        gpu = GPUtil.getGPUs()[device.index or 0]
+    except Exception:  # whatever nvidia-smi's answer lacks: no training ends for want of a thermometer
         return {}
     return {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
 
@@ -1498,8 +1499,9 @@ class Training:
         sizes = {"layers", "d_model", "d_ff", "heads", "vocab", "tie"}
         changed = [name for name in wanted if wanted[name] != meta["run"].get(name)]
         if changed and not sizes & set(changed):
+            what = "number of processes" if changed[0] == "processes" else f"--{changed[0]}"
             raise ValueError(
-                f"{path} was trained with another --{changed[0]} ({meta['run'].get(changed[0])}): "
+                f"{path} was trained with another {what} ({meta['run'].get(changed[0])}): "
                 "resume with the same options, or start anew under another --name"
             )
         rngs = restore_training(tensors, path, self.model, self.optimizer)
