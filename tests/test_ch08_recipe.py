@@ -1,5 +1,6 @@
 """Chapter 8's recipe: its ingredients against independent references."""
 
+import copy
 import itertools
 import random
 from dataclasses import replace
@@ -113,7 +114,7 @@ def test_muon_and_adam_act_as_one_and_go_on_after_loading(data):
     twin = ch08.build_model(config, len(data.tokenizer))
     twin.load_state_dict(model.state_dict())
     other = ch08.make_optimizer(config, twin)
-    other.load_state_dict(one.state_dict())
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
     step(one, model.parameters())
     step(other, twin.parameters())
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
