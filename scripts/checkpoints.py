@@ -52,8 +52,9 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -
     """Write `tensors` and the JSON-able `meta` to `path` with a checksum, whole or not at all."""
     stored = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     text = json.dumps(meta)
-    header = {"meta": text, "sha256": digest(stored, text)}
-    write_whole(path, save(stored, metadata=header))
+    # One key: safetensors writes several in any order, and equal checkpoints should be equal files.
+    header = json.dumps({"sha256": digest(stored, text), "meta": text})
+    write_whole(path, save(stored, metadata={"checkpoint": header}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -66,7 +67,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            header = file.metadata() or {}
+            header = json.loads((file.metadata() or {})["checkpoint"])
         text, expected = header["meta"], header["sha256"]
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is truncated or not a checkpoint: train it again") from error
