@@ -1457,15 +1457,13 @@ class Training:
             if best:
                 save_model(self.folder, self.trained)
             if self.config.average:
-                save_tensors(
-                    self.folder / EPOCH_WEIGHTS.format(self.epoch), weights(self.model), {}
-                )
+                path = self.folder / EPOCH_WEIGHTS.format(self.epoch)
+                save_tensors(path, weights(self.model), {})
+                keep_newest(self.epoch_weights(), self.config.average)
             write_log(self.folder, self.history)
         self.epoch, self.done = self.epoch + 1, 0
         self.report, self.seconds = EpochReport(), 0.0
         self.save()
-        if self.ranks.first:
-            keep_newest(self.epoch_weights(), self.config.average)
 
     def epoch_weights(self) -> list[Path]:
         """The weights kept for averaging, oldest epoch first."""
