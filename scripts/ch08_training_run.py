@@ -1477,14 +1477,14 @@ class Training:
 
     def save(self) -> None:
         """Write the state, from which `restore` goes on as if nothing had happened."""
-        report = over_ranks(self.report, self.ranks)
+        reports = self.ranks.gather(asdict(self.report))
         rngs = self.ranks.gather(rng_states(self.device))
         if not self.ranks.first:
             return
         meta = {
             "epoch": self.epoch,
             "done": self.done,
-            "report": asdict(report),
+            "reports": reports,
             "seconds": self.seconds,
             "state": asdict(self.state),
             "history": self.history,
@@ -1510,8 +1510,7 @@ class Training:
         set_rng_states(rngs[self.ranks.rank], self.device)
         self.epoch, self.done, self.history = meta["epoch"], meta["done"], meta["history"]
         self.state, self.seconds = TrainState(**meta["state"]), meta["seconds"]
-        if self.ranks.first:  # it keeps the sums of all
-            self.report = EpochReport(**meta["report"])
+        self.report = EpochReport(**meta["reports"][self.ranks.rank])
 
 
 # %%
