@@ -3,17 +3,21 @@
 import copy
 import itertools
 import random
+import sys
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import kl_div
 
 from scripts import ch08_training_run as ch08
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch05_training import BOS, EOS, LabelSmoothing, batch_loss, greedy_decode
 
-SAMPLE = ch08.PRESETS["sample"]
+SAMPLE, CPU = ch08.PRESETS["sample"], torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,93 @@ def test_r_drop_without_dropout_is_the_loss(data):
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
 
 
+def test_r_drop_is_the_papers_with_torchs_kl_div(data):
+    """Two passes with dropout on, their cross-entropies, and the KL both ways by PyTorch."""
+    torch.manual_seed(0)
+    model = ch08.build_model(replace(SAMPLE, dropout=0.3), len(data.tokenizer)).double().train()
+    (batch,) = ch08.batches_of(data.train, [[0, 1, 2, 3]], CPU)
+    torch.manual_seed(1)
+    found, nll = ch08.r_drop_loss(model, batch, LabelSmoothing(), weight=3.0)
+    torch.manual_seed(1)
+    rows = [ch08.target_rows(model, batch, LabelSmoothing()) for _ in range(2)]
+    labels, real = rows[0][1], rows[0][1] != 0
+    p, q = (model.generator(x).log_softmax(dim=-1) for x, _ in rows)
+    ce = sum(LabelSmoothing()(one, labels)[0] for one in (p, q)) / 2
+    kl = partial(kl_div, reduction="sum", log_target=True)  # kl(q, p) is KL(p || q)
+    expected = ce + 3.0 / 4 * (kl(q[real], p[real]) + kl(p[real], q[real]))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert found > ce and nll > 0
+
+
+def gradients_of(config, data):
+    """The loss and the gradients of one batch, for the same weights whatever `config` says."""
+    torch.manual_seed(0)
+    model = ch08.build_model(replace(SAMPLE, dropout=0.0, layers=1), len(data.tokenizer))
+    (batch,) = ch08.batches_of(data.train, [list(range(16))], CPU)
+    loss, _ = ch08.loss_function_of(config, CPU, training=True)(model, batch, LabelSmoothing())
+    loss.backward()
+    assert all(p.grad.dtype == p.dtype == torch.float32 for p in model.parameters())
+    return loss.detach(), [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("changes", [{}, {"path": "textbook"}, {"r_drop": 1.0}])
+def test_bf16_rounds_and_changes_nothing_else(data, changes):
+    """Three digits in each product: the loss agrees to 1%, and each gradient's direction."""
+    exact, gradients = gradients_of(replace(SAMPLE, precision="float32", **changes), data)
+    half, rounded = gradients_of(replace(SAMPLE, precision="bf16", **changes), data)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, exact, rtol=1e-2, atol=0)
+    assert not half.equal(exact)
+    flat, other = (torch.cat([g.flatten() for g in side]) for side in (gradients, rounded))
+    assert torch.cosine_similarity(flat, other, dim=0) > 0.999
+
+
+@pytest.mark.parametrize("changes", [{}, {"path": "textbook"}, {"precision": "bf16"}])
+def test_compiling_changes_nothing(data, monkeypatch, changes):
+    """The same loss and gradients as captured; the code generator, which needs g++, is left out."""
+    plain = replace(SAMPLE, **changes)
+    exact, gradients = gradients_of(plain, data)
+    calls, compiled = [], torch.compile
+
+    def light(function, **options):
+        calls.append(options)
+        return compiled(function, backend="aot_eager", **options)
+
+    monkeypatch.setattr(torch, "compile", light)
+    found, others = gradients_of(replace(plain, compile=True), data)
+    assert calls == [{"dynamic": True}]
+    close = (
+        {"rtol": 1e-2, "atol": 1.0} if plain.precision == "bf16" else {"rtol": 1e-5, "atol": 1e-4}
+    )
+    torch.testing.assert_close(found, exact, rtol=close["rtol"], atol=0)
+    for one, other in zip(gradients, others, strict=True):
+        torch.testing.assert_close(other, one, **close)
+
+
+def test_the_fused_optimizer_steps_alike(data):
+    config, after = replace(SAMPLE, layers=1), []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model = ch08.build_model(config, len(data.tokenizer))
+        optimizer = ch08.make_optimizer(replace(config, fused=fused), model)
+        for _ in range(3):
+            for p in model.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer.param_groups[0]["lr"] = 1e-3
+            optimizer.step()
+        after.append([p.detach().clone() for p in model.parameters()])
+    for one, other in zip(*after, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("init", "spread"), [("scaled", 128**-0.5), ("xavier", (2 / 1128) ** 0.5)])
+def test_tables_start_with_the_spread_asked_for(data, init, spread):
+    model = ch08.build_model(replace(SAMPLE, embedding_init=init), 1000)
+    table = model.tgt_embed[0].lut.weight
+    assert table is model.generator.proj.weight
+    assert table.std().item() == pytest.approx(spread, rel=0.02)
+
+
 def test_muon_and_adam_act_as_one_and_go_on_after_loading(data):
     config = replace(SAMPLE, optimizer="muon", layers=1)
     torch.manual_seed(0)
@@ -118,6 +209,93 @@ def test_muon_and_adam_act_as_one_and_go_on_after_loading(data):
     step(one, model.parameters())
     step(other, twin.parameters())
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+@pytest.mark.parametrize("mean_is", ["better", "worse"])
+def test_the_better_of_best_epoch_and_mean_is_kept(data, tmp_path, monkeypatch, mean_is):
+    """By validation BLEU, which is given here, as are both candidates."""
+    few = ch08.TrainingData(data.corpus, data.tokenizer, data.train[:60], data.val[:8])
+    config = replace(SAMPLE, layers=1, d_model=16, d_ff=32, epochs=3, average=2, device="cpu")
+    bleu = {"better": [1.0, 3.0, 2.0, 4.0], "worse": [1.0, 3.0, 2.0, 2.5]}[mean_is]
+    scores = iter(bleu)
+    monkeypatch.setattr(
+        ch08, "validate", lambda *_: {"val_loss": 1.0, "val_ppl": 1.0, "val_bleu": next(scores)}
+    )
+    ch08.fit(config, few, tmp_path)
+    chosen = ch08.average_if_better(config, few, tmp_path)
+    assert chosen == {"best epoch": 3.0, "mean of the last 2": bleu[-1]}
+    last = [ch08.load_tensors(tmp_path / f"epoch-00{epoch}.safetensors")[0] for epoch in (2, 3)]
+    kept = ch08.weights(ch08.load_model(tmp_path).model)
+    for name, tensor in kept.items():
+        mean = (last[0][name] + last[1][name]) / 2
+        wanted = mean if mean_is == "better" else last[0][name]
+        torch.testing.assert_close(
+            tensor, wanted.to(ch08.STORED_DTYPE).float(), rtol=2e-3, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("german", "english"),
+    [
+        ("Ein kleiner Hund rennt über die grüne Wiese.", {"dog", "green", "grass"}),
+        ("Zwei Frauen sitzen auf einer Bank und lesen Zeitung.", {"women", "bench", "newspaper"}),
+        ("Ein Mann in einem roten Hemd spielt Gitarre.", {"man", "red", "shirt", "guitar"}),
+        ("Drei Kinder bauen eine Sandburg am Strand.", {"children", "sand", "castle", "beach"}),
+        ("Eine Gruppe von Menschen wartet im Regen auf den Bus.", {"people", "rain", "bus"}),
+    ],
+)
+def test_the_shipped_model_translates_five_sentences(shipped_model, german, english):
+    """None is from the corpus. What another machine's rounding may change is not asked for."""
+    found = [ch08.plain_translate(shipped_model, [german], beam)[0] for beam in (1, 5)]
+    for text in found:
+        assert english <= set(text.lower().rstrip(".").split()), text
+
+
+@pytest.fixture(scope="module")
+def shipped_model():
+    return ch08.load_model(ch08.ROOT / "models" / "multi30k-de-en", "cpu")
+
+
+# What watches
+
+
+def test_a_gpu_row_is_gputils(monkeypatch):
+    """A machine with two GPUs, as GPUtil would see it; where it sees none, the row is empty."""
+    cards = [
+        SimpleNamespace(load=0.1 * i, memoryUsed=1000.0 * i, temperature=40.0 + i) for i in (1, 2)
+    ]
+    monkeypatch.setitem(sys.modules, "GPUtil", SimpleNamespace(getGPUs=lambda: cards))
+    row = ch08.gpu_row(torch.device("cuda:1"))
+    assert row == {"gpu_load": 0.2, "gpu_mib": 2000.0, "gpu_celsius": 42.0}
+    assert "GPU 20%, 2,000 MiB, 42 °C" in ch08.in_words(
+        {"epoch": 1, "train_loss": 1.0, "val_ppl": 2.0, "val_bleu": 3.0, "seconds": 4.0, **row}, 2
+    )
+    cards.clear()
+    assert ch08.gpu_row(torch.device("cuda:1")) == ch08.gpu_row(CPU) == {}
+
+
+def test_wandb_gets_each_epochs_row_offline(data, tmp_path, monkeypatch):
+    """Its own offline mode, in its own folder: nothing is sent, and the run is on disk."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    rows, log = [], wandb.Run.log
+    monkeypatch.setattr(
+        wandb.Run, "log", lambda run, row, **how: (rows.append(row), log(run, row, **how))
+    )
+    few = ch08.TrainingData(
+        data.corpus | {"val": data.corpus["val"][:4]}, data.tokenizer, data.train[:60], data.val[:4]
+    )
+    config = replace(SAMPLE, layers=1, d_model=16, d_ff=32, epochs=2, device="cpu", tracker="wandb")
+    history = ch08.fit(config, few, tmp_path)
+    assert rows == history and len(history) == 2
+    assert [path.suffix for path in tmp_path.glob("wandb/offline-run-*/*.wandb")] == [".wandb"]
+
+
+def test_a_missing_tracker_is_said_before_training(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="pip install wandb"):
+        ch08.fit(replace(SAMPLE, tracker="wandb", device="cpu"), data, tmp_path)
 
 
 def test_a_full_gpu_is_said_in_one_line(monkeypatch, capsys):
