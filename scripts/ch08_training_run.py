@@ -1329,9 +1329,7 @@ def gpu_row(device: torch.device) -> dict[str, float]:
         import GPUtil
 
         gpu = GPUtil.getGPUs()[device.index or 0]
-    except (
-        Exception
-    ):  # whatever nvidia-smi's answer lacks: no training ends for want of a thermometer
+    except Exception:  # whatever nvidia-smi lacks: no training ends for want of a thermometer
         return {}
     return {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
 
@@ -2334,30 +2332,29 @@ def ingredient_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     frame = ingredient_frame(record)
     order = list(record["rows"])
     recipe = frame.loc[frame["changed"] == "the recipe", "BLEU"]
-    low, high = frame["BLEU"].min(), frame["BLEU"].max()
-    x = alt.X("BLEU:Q", title="validation BLEU (greedy, cased)").scale(
-        domain=[math.floor(low - 0.5), math.ceil(high + 0.5)], nice=False
+    frame["kind"] = frame["changed"].where(frame["changed"] == "the recipe", "one thing changed")
+    ends = [math.floor(frame["BLEU"].min() - 0.5), math.ceil(frame["BLEU"].max() + 0.5)]
+    scale = alt.Scale(domain=ends, nice=False, zero=False)
+    title = "validation BLEU (greedy, cased)"
+    band = alt.Chart(rounded(pd.DataFrame({"low": [recipe.min()], "high": [recipe.max()]})))
+    band = band.mark_rect(color=PALETTE[0], opacity=0.25)
+    band = band.encode(x=alt.X("low:Q", scale=scale, title=title), x2="high:Q")
+    axis = alt.Axis(grid=True, domain=False, ticks=False)
+    color = alt.Color("kind:N", legend=None).scale(
+        domain=["the recipe", "one thing changed"], range=PALETTE[:2]
     )
-    y = alt.Y(
-        "changed:N", sort=order, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False)
+    dots = alt.Chart(rounded(frame)).mark_circle(size=90, opacity=0.8)
+    dots = dots.encode(
+        x=alt.X("BLEU:Q", scale=scale, title=title),
+        y=alt.Y("changed:N", sort=order, title=None, axis=axis),
+        color=color,
+        tooltip=["changed", "seed", "BLEU", "minutes"],
     )
-    band = pd.DataFrame({"low": [recipe.min()], "high": [recipe.max()]})
-    spread = alt.Chart(rounded(band)).mark_rect(color=PALETTE[0], opacity=0.18)
-    spread = spread.encode(x=alt.X("low:Q"), x2="high:Q")
-    mark = alt.Color(
-        "kind:N",
-        scale=alt.Scale(domain=["the recipe", "one thing changed"], range=PALETTE[:2]),
-        legend=None,
-    )
-    frame["kind"] = [
-        "the recipe" if name == "the recipe" else "one thing changed" for name in frame["changed"]
-    ]
-    dots = alt.Chart(rounded(frame)).mark_circle(size=90, opacity=0.9).encode(x=x, y=y, color=mark)
     return titled(
-        alt.layer(spread, dots).properties(width=440, height=26 * len(order)),
+        alt.layer(band, dots).properties(width=440, height=26 * len(order)),
         "What one ingredient changes, and what chance does",
-        "Each point is a run; the band spans the recipe's own seeds, one of them where only one was run. A point near it "
-        f"says nothing. Narrow model, {record['config']['epochs']} epochs: long training can turn the order around.",
+        "Each point is a run; the band spans the recipe's own seeds. A point near it says nothing. "
+        f"Narrow model, {record['config']['epochs']} epochs: long training can turn the order around.",
     )
 
 
