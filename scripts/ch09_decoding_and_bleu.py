@@ -76,18 +76,22 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.ch01_attention import padding_mask, subsequent_mask
-from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
+from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
+from scripts.ch03_embeddings_and_positions import MAX_LEN, check_length
+from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, make_model, scramble
 from scripts.ch05_training import BOS, EOS, PAD, greedy_decode
 from scripts.ch06_multi30k import (
     encode_pairs,
@@ -98,6 +102,18 @@ from scripts.ch06_multi30k import (
     read_lines,
     source_ids,
 )
+from scripts.ch07_going_fast import (
+    AttentionCore,
+    Layout,
+    encode_rows,
+    feed_forward,
+    linear,
+    memory_keys_and_values,
+    normed,
+    product,
+    residual,
+    switches_for,
+)
 from scripts.ch08_training_run import (
     Hypothesis,
     Trained,
@@ -105,14 +121,12 @@ from scripts.ch08_training_run import (
     beam_search,
     build_model,
     corpus_bleu,
-    decode_rows,
     dropout_off,
     held_out_splits,
     hypothesis,
     load_model,
     next_log_probs,
     pick_device,
-    searcher,
     sift,
 )
 from scripts.charts import GREY, PALETTE, bars, lines, rounded, titled
@@ -549,15 +563,450 @@ for alpha in (turning_point - 0.01, turning_point + 0.01):
 alpha_chart(alpha_frame(probability))
 
 # %% [markdown]
+# ## Compute once: the cache
+#
+# > **In short.** Our searches so far run the whole prefix through the decoder at every step, and throw all but the last position away. But a causal decoder's earlier positions never change. Keep what later steps will ask of them, and a step costs one token instead of t.
+#
+# What does a later position ask of an earlier one? Its key and its value, in each layer, and nothing else (chapter 2). So each layer keeps two tensors that grow by one row a step. Cross-attention's keys and values come from the source alone: they are computed before the first step and never change. All K beams of a sentence read the *same* copy of them.
+#
+# | | without a cache | with one |
+# |---|---|---|
+# | decoder positions computed for T tokens | $1 + 2 + \dots + T = T(T+1)/2$ | $T$ |
+# | keys and values of the source, S positions, each layer | T times (and K times that) | once |
+# | kept between steps, per layer | nothing | $2 T D$ numbers a beam, $2 S D$ a sentence |
+#
+# A search should not care which way its probabilities come. So we give the two ways the same three methods, and write each search once. `step` continues every prefix by a token and returns the logits of the next; `follow` rearranges the prefixes (a beam search needs that); `keep` drops finished sentences. First the way without a cache, which is what the formula says and runs on the phrase book too:
+
+
+# %%
+class PrefixDecoding:
+    """A decoding in progress by the formula: every step runs the whole prefixes through the decoder.
+
+    It holds k prefixes for each of B sources; k is 1 at first.
+    """
+
+    def __init__(self, model: nn.Module, src: Tensor, src_mask: Tensor | None):
+        self.model, self.src_mask = model, src_mask
+        self.memory = model.encode(src, src_mask)  # (B, S, D)
+        self.ids = src.new_empty(len(src), 1, 0)  # (B, k, T)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Continue each prefix by one of tokens (B, k): what may come next as logits (B·k, V)."""
+        self.ids = torch.cat((self.ids, tokens.unsqueeze(-1)), dim=-1)  # (B, k, T)
+        k, mask = tokens.size(1), self.src_mask
+        memory = self.memory.repeat_interleave(k, dim=0)  # (B·k, S, D)
+        if mask is not None:
+            mask = mask.repeat_interleave(k, dim=0)  # (B·k, 1, S)
+        return next_log_probs(self.model, memory, mask, self.ids.flatten(0, 1))
+
+    def follow(self, origin: Tensor) -> None:
+        """Let the prefixes be those numbered origin (B, k), of each source's own."""
+        self.ids = self.ids.gather(1, origin.unsqueeze(-1).expand(-1, -1, self.ids.size(-1)))
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the sources numbered rows (N,) alone."""
+        self.memory, self.ids = self.memory[rows], self.ids[rows]
+        if self.src_mask is not None:
+            self.src_mask = self.src_mask[rows]
+
+
+# %% [markdown]
+# Now the way with a cache. One layer's memory:
+
+
+# %%
+class LayerCache:
+    """What a decoder layer keeps: keys and values (B, H, S, d_k) of the source, and of all tokens so far.
+
+    The three projections of self-attention are joined into one product here (chapter 7).
+    """
+
+    def __init__(self, layer: DecoderLayer, keys: Tensor, values: Tensor):
+        attn = layer.self_attn
+        linears = (attn.project_query, attn.project_key, attn.project_value)
+        self.layer = layer
+        self.weight = torch.cat([linear.weight for linear in linears])  # (3·D, D)
+        self.bias = torch.cat([linear.bias for linear in linears])  # (3·D,)
+        self.source = [split_heads(x, layer.src_attn.h).contiguous() for x in (keys, values)]
+        self.past = [split_heads(x[:, :0], attn.h) for x in (keys, values)]  # with room to grow
+        self.used = 0
+
+    def extended(self, *new: Tensor) -> list[Tensor]:
+        """Append keys and values of new tokens, (B, H, k, d_k) each; all so far, (B, H, used, d_k) each."""
+        start, self.used = self.used, self.used + new[0].size(2)
+        if self.used > self.past[0].size(2):  # doubles, so that a step copies little on average
+            room = max(self.past[0].size(2), 16 * new[0].size(2))
+            self.past = [F.pad(x, (0, 0, 0, room)) for x in self.past]
+        for kept, x in zip(self.past, new, strict=True):
+            kept[:, :, start : self.used] = x
+        return [kept[:, :, : self.used] for kept in self.past]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the sources numbered rows (N,) alone."""
+        self.source = [x.index_select(0, rows) for x in self.source]
+        self.past = [x.index_select(0, rows) for x in self.past]
+
+
+# %% [markdown]
+# And a beam's difficulty. After each step the survivors are rearranged: the second prefix may now continue what was the first. The usual remedy copies the whole cache into the new order, every step. But nothing in the cache is wrong; only *whose* it is has changed. So we leave it where it is and note the family tree instead: `ancestors` (B, k, L) says which of a sentence's L cached tokens are in the past of which prefix, and self-attention is masked by it. All k prefixes of a sentence then look at one common memory, which makes one larger product out of k small ones.
+
+
+# %%
+class CachedDecoding:
+    """A decoding in progress that computes each token once: the same methods as `PrefixDecoding`.
+
+    It calls chapter 7's functions over the model's own modules: the same weights, the same numbers.
+    """
+
+    def __init__(self, model: EncoderDecoder, src: Tensor, src_mask: Tensor | None):
+        self.model, self.how = model, switches_for(src.device)
+        real = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask.squeeze(1)
+        layout = Layout(real, self.how.packed)
+        memory = encode_rows(model, src, layout, self.how)  # (N, D)
+        pairs = memory_keys_and_values(model.decoder, memory, layout, self.how)
+        self.padding = layout.bias(memory.dtype)  # (B, 1, 1, S), or None
+        layers = zip(model.decoder.layers, pairs, strict=True)
+        self.layers = [LayerCache(layer, *pair) for layer, pair in layers]
+        self.ancestors = real.new_empty(len(src), 1, 0)  # (B, k, L)
+        self.length = 0  # steps so far
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Continue each prefix by one of tokens (B, k): what may come next as logits (B·k, V)."""
+        embedding, position = self.model.tgt_embed
+        check_length(self.length + 1, position.pe.size(0))
+        x = embedding(tokens).flatten(0, 1) + position.pe[self.length]  # (B·k, D)
+        family = self.family(tokens.size(1))
+        for cache in self.layers:
+            x = self.through(cache, x, family)
+        self.length += 1
+        generator = self.model.generator
+        x = normed(self.model.decoder.norm, x, self.how)
+        return linear(generator.proj, generator.narrow(x), self.how)  # (B·k, V)
+
+    def family(self, k: int) -> Tensor | None:
+        """Enter k new tokens a sentence into the tree; the bias (B, 1, k, L) that hides all but ancestors."""
+        itself = torch.eye(k, dtype=torch.bool, device=self.ancestors.device)
+        new = itself.expand(len(self.ancestors), k, k)
+        self.ancestors = torch.cat((self.ancestors, new), dim=-1)  # (B, k, L)
+        if k == 1:  # an only child descends from all
+            return None
+        hidden = ~self.ancestors.unsqueeze(1)
+        return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(
+            hidden, -math.inf
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the cached tensors."""
+        return self.layers[0].weight.dtype
+
+    def through(self, cache: LayerCache, x: Tensor, family: Tensor | None) -> Tensor:
+        """New tokens x (B·k, D) through one layer: to (B·k, D)."""
+        layer, B = cache.layer, len(self.ancestors)
+
+        def look_back(x: Tensor) -> Tensor:
+            parts = product(x, cache.weight, cache.bias, self.how)  # (B·k, 3·D)
+            parts = parts.view(B, len(x) // B, 3, layer.self_attn.h, -1)
+            q, k, v = parts.permute(2, 0, 3, 1, 4)  # (B, H, k, d_k) each
+            return self.answer(layer.self_attn, q, *cache.extended(k, v), family)
+
+        def look_across(x: Tensor) -> Tensor:
+            q = linear(layer.src_attn.project_query, x, self.how).view(B, len(x) // B, -1)
+            return self.answer(
+                layer.src_attn, split_heads(q, layer.src_attn.h), *cache.source, self.padding
+            )
+
+        look_within = partial(feed_forward, layer.feed_forward, how=self.how)
+        for connection, look in zip(
+            layer.sublayer, (look_back, look_across, look_within), strict=True
+        ):
+            x = residual(connection, x, look, self.how)
+        return x
+
+    def answer(
+        self, attn: MultiHeadedAttention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """Attention and its output map: q (B, H, k, d_k), keys and values (B, H, L, d_k), to (B·k, D)."""
+        if self.how.attention == "ours":
+            heads = AttentionCore.apply(q, k, v, bias, 0.0)
+        else:
+            heads = F.scaled_dot_product_attention(q, k, v, bias)
+        return linear(attn.project_output, merge_heads(heads).flatten(0, 1), self.how)
+
+    def follow(self, origin: Tensor) -> None:
+        """Let the prefixes be those numbered origin (B, k), of each source's own."""
+        where = origin.unsqueeze(-1).expand(-1, -1, self.ancestors.size(-1))
+        self.ancestors = self.ancestors.gather(1, where)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with the sources numbered rows (N,) alone."""
+        self.ancestors = self.ancestors[rows]
+        if self.padding is not None:
+            self.padding = self.padding[rows]
+        for cache in self.layers:
+            cache.keep(rows)
+
+
+# %%
+def decoding_of(
+    model: nn.Module, src: Tensor, src_mask: Tensor | None
+) -> PrefixDecoding | CachedDecoding:
+    """A decoding of src (B, S): with a cache where the model is a Transformer, else by the formula."""
+    kind = CachedDecoding if isinstance(model, EncoderDecoder) else PrefixDecoding
+    return kind(model, src, src_mask)
+
+
+# %% [markdown]
+# Check: both ways, through the same random history of steps, rearrangements and dropped sentences. The logits must agree at each step, on a pre-norm and a post-norm model. And the control: a cache that forgets to `follow` gives other numbers.
+
+
+# %%
+@torch.no_grad()
+def history_gap(model: EncoderDecoder, forgetful: bool = False, steps: int = 6) -> float:
+    """The largest difference of log-probabilities, with and without a cache, along a random history."""
+    src = pad_rows([[4, 5, 4, EOS], [5, EOS], [4, 4, 5, EOS]])  # (3, 4)
+    ways = [way(model, src, padding_mask(src)) for way in (CachedDecoding, PrefixDecoding)]
+    tokens, gap = torch.full((3, 1), BOS), 0.0
+    for step in range(steps):
+        mine, theirs = (way.step(tokens).log_softmax(dim=-1) for way in ways)
+        gap = max(gap, (mine - theirs).abs().max().item())
+        origin = torch.randint(tokens.size(1), (len(tokens), 3))  # (B, 3)
+        ways[1].follow(origin)
+        ways[0].follow(torch.arange(3).expand_as(origin) if forgetful and step else origin)
+        if step == 2:
+            for way in ways:
+                way.keep(torch.tensor([2, 0]))
+        tokens = torch.randint(4, 6, (2 if step >= 2 else 3, 3))
+    return gap
+
+
+# %%
+torch.manual_seed(0)
+for norm_first in (True, False):
+    small = make_model(6, 6, N=2, d_model=16, d_ff=32, h=2, dropout=0.0, norm_first=norm_first)
+    small = small.double().eval()
+    scramble(small)  # so that no bias is 0, where a forgotten one would not show
+    assert history_gap(small) < 1e-12
+    assert history_gap(small, forgetful=True) > 1e-3
+
+# %% [markdown]
+# ### Greedy, and any other choice of one
+#
+# With one prefix a sentence, greedy decoding and sampling differ in one function: `choose`. A finished sentence leaves the batch. To leave costs a copy of what stays, so we wait until a fifth is done.
+
+
+# %%
+ALMOST = 0.8  # a batch is packed anew when no more than this share of it is unfinished
+
+
+@torch.no_grad()
+def write_one_by_one(
+    decoding: PrefixDecoding | CachedDecoding,
+    src: Tensor,
+    max_len: int,
+    choose: Callable[[Tensor], tuple[Tensor, Tensor | None]],
+) -> tuple[Tensor, Tensor]:
+    """One text for each source: ids (B, ≤ max_len), padded after eos, and their log-probabilities (B,).
+
+    `choose` takes logits (N, V) and gives tokens (N,), and their log-probabilities where it knows them.
+    """
+    ids = src.new_full((len(src), max_len), PAD)  # (B, max_len)
+    total = torch.zeros(len(src), dtype=torch.float64, device=src.device)  # (B,)
+    live = torch.arange(len(src), device=src.device)  # which sources are in the batch
+    going = torch.ones_like(live, dtype=torch.bool)  # which of those haven't ended
+    tokens = src.new_full((len(src), 1), BOS)
+    for t in range(max_len):
+        chosen, log_probs = choose(decoding.step(tokens))
+        ids[live, t] = chosen.masked_fill(~going, PAD)
+        if log_probs is not None:
+            total[live] += log_probs.masked_fill(~going, 0.0).to(total.dtype)
+        going &= chosen != EOS
+        left = int(going.sum())
+        if left == 0:
+            break
+        if left <= ALMOST * len(live):
+            rows = going.nonzero().squeeze(1)
+            decoding.keep(rows)
+            live, chosen, going = live[rows], chosen[rows], going[rows]
+        tokens = chosen.unsqueeze(1)
+    return ids[:, : t + 1], total
+
+
+# %%
+def likeliest(logits: Tensor) -> tuple[Tensor, None]:
+    """The choice of greedy decoding: logits (N, V) to tokens (N,)."""
+    return logits.argmax(dim=-1), None
+
+
+def cached_greedy(
+    model: EncoderDecoder, src: Tensor, src_mask: Tensor | None, max_len: int
+) -> Tensor:
+    """What `greedy_decode` gives, computing each token once: src (B, S) to ids (B, ≤ max_len)."""
+    with dropout_off(model), torch.no_grad():
+        return write_one_by_one(decoding_of(model, src, src_mask), src, max_len, likeliest)[0]
+
+
+# %%
+assert torch.equal(cached_greedy(book, sixteen, None, 30), greedy_decode(book, sixteen, None, 30))
+assert torch.equal(
+    cached_greedy(tiny, src, padding_mask(src), 8), greedy_decode(tiny, src, padding_mask(src), 8)
+)
+
+# %% [markdown]
+# ### A beam in tensors, with a cache
+#
+# The search is that of chapter 8. Three things are new, and none changes what is found:
+#
+# - **The first step has one prefix.** All K beams would hold the same `<s>`. So we compute it once, and let the first `follow` make K of one.
+# - **Fewer candidates.** Of each prefix only the 2K likeliest continuations can be among the sentence's 2K best. So we look for those first. To find them among V = 8,192 logits, take the maximum of each block of 64: the 2K largest logits lie in the 2K blocks with the largest maxima. That leaves 2K · 64 numbers to sort.
+# - **Finished sentences leave** the batch, as above.
+
+
+# %%
+def best_logits(logits: Tensor, k: int, block: int = 64) -> tuple[Tensor, Tensor]:
+    """The k largest of each row of logits (N, V) and where they stand, (N, k) each, as `topk` gives.
+
+    The k largest lie in the k blocks with the largest maxima; only those are sorted.
+    """
+    N, V = logits.shape
+    if V % block or k * block > V:
+        return logits.topk(min(k, V), dim=-1)
+    blocks = logits.view(N, V // block, block)
+    chosen = blocks.amax(dim=-1).topk(k, dim=-1).indices  # (N, k)
+    near = blocks.gather(1, chosen.unsqueeze(-1).expand(-1, -1, block))  # (N, k, block)
+    top, place = near.flatten(1).topk(k, dim=-1)  # (N, k) each
+    return top, chosen.gather(1, place // block) * block + place % block
+
+
+# %%
+logits = torch.randn(50, 1024, generator=torch.Generator().manual_seed(0))
+for k in (1, 2, 8, 16):
+    for mine, theirs in zip(best_logits(logits, k), logits.topk(k, dim=-1), strict=True):
+        assert torch.equal(mine, theirs)
+
+# %% [markdown]
+# ### When may a beam stop?
+#
+# > **In short.** The usual rule stops after K endings. It is fast, and it can miss a better text that was still being written. A bound on what the unfinished ones can still reach makes the stop safe.
+#
+# An unfinished prefix has log-probability $s \le 0$. Whatever follows can only lower the sum, and the divisor $T^\alpha$ is largest at the length limit. So no text that begins with it can score above $s / T_{\max}^{\alpha}$. If the K-th best finished score is at least that for the best prefix in the beam, nothing in the beam can enter the list any more: that is `exact=True`. (With α > 0 the bound is generous, so it takes many more steps. With α = 0 it is simply $s$.)
+
+
+# %%
+class Search:
+    """A beam search over a batch: what is unfinished in tensors, what is finished in lists."""
+
+    def __init__(
+        self, decoding: PrefixDecoding | CachedDecoding, src: Tensor, max_len: int, beam: int
+    ):
+        self.decoding, self.max_len, self.beam = decoding, max_len, beam
+        self.live = list(range(len(src)))  # which sources are in the batch
+        self.finished: list[list[Hypothesis]] = [[] for _ in self.live]
+        self.over = [False] * len(src)  # which sources are done
+        self.tokens = src.new_full((len(src), 1), BOS)  # (B, k)
+        self.ids = src.new_empty(len(src), 1, 0)  # (B, k, T)
+        self.scores = torch.zeros(len(src), 1, device=src.device)  # (B, k)
+        self.ranks = torch.arange(2 * beam, device=src.device)  # of a sentence's candidates
+
+    def advance(self, final: bool) -> None:
+        """One step: every prefix by every token, the best K of what doesn't end go on."""
+        B, k = self.tokens.shape
+        logits = self.decoding.step(self.tokens)  # (B·k, V)
+        top, tokens = best_logits(logits, 2 * self.beam)  # (B·k, C) each
+        log_probs = (top - logits.logsumexp(dim=-1, keepdim=True)).view(B, k, -1)  # (B, k, C)
+        total = (self.scores.unsqueeze(-1) + log_probs).flatten(1)  # (B, k·C)
+        width = min(2 * self.beam, total.size(1))
+        best, place = total.topk(width, dim=-1)  # (B, width) each
+        origin = place // log_probs.size(-1)  # which prefix
+        tokens = tokens.view(B, -1).gather(1, place)  # which token
+        ends = (tokens == EOS) | final
+        self.set_aside(best, origin, tokens, ends & (self.ranks[:width] < self.beam))
+        # Those that go on, best first, then the ended ones, which fill the room as impossible.
+        order = (self.ranks[:width] + width * (tokens == EOS)).argsort(dim=-1)[:, : self.beam]
+        gone = (tokens == EOS).gather(1, order)
+        self.scores = best.gather(1, order).masked_fill(gone, -math.inf)
+        self.tokens, origin = tokens.gather(1, order), origin.gather(1, order)  # (B, K) each
+        self.ids = torch.cat((self.prefixes(origin), self.tokens.unsqueeze(-1)), dim=-1)
+        self.decoding.follow(origin)
+
+    def prefixes(self, origin: Tensor) -> Tensor:
+        """The ids (B, n, T) of the prefixes numbered origin (B, n)."""
+        return self.ids.gather(1, origin.unsqueeze(-1).expand(-1, -1, self.ids.size(-1)))
+
+    def set_aside(self, best: Tensor, origin: Tensor, tokens: Tensor, ended: Tensor) -> None:
+        """Enter the candidates that ended (B, C) into their sentences' lists."""
+        rows, columns = (ended & best.isfinite()).nonzero(as_tuple=True)
+        texts = self.ids[rows, origin[rows, columns]]  # (N, T)
+        texts = torch.cat((texts, tokens[rows, columns].unsqueeze(1)), dim=1).tolist()
+        for row, text, log_prob in zip(
+            rows.tolist(), texts, best[rows, columns].tolist(), strict=True
+        ):
+            if not self.over[self.live[row]]:
+                self.finished[self.live[row]].append(hypothesis(text, log_prob))
+
+    def undecided(self, alpha: float, exact: bool) -> list[int]:
+        """The rows of the batch whose sentences aren't done."""
+        hopes = (self.scores.max(dim=1).values / self.max_len**alpha).tolist()
+        for source, hope in zip(self.live, hopes, strict=True):
+            enough = len(self.finished[source]) >= self.beam
+            if enough and exact:
+                enough = self.worst(source, alpha) >= hope
+            self.over[source] |= enough or hope == -math.inf  # nothing is left to continue
+        return [row for row, source in enumerate(self.live) if not self.over[source]]
+
+    def worst(self, source: int, alpha: float) -> float:
+        """The score of the K-th best hypothesis that this source has."""
+        return sorted((h.score(alpha) for h in self.finished[source]), reverse=True)[self.beam - 1]
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these rows of the batch alone."""
+        self.live = [self.live[row] for row in rows]
+        chosen = torch.tensor(rows, device=self.ids.device)
+        self.tokens, self.ids = self.tokens[chosen], self.ids[chosen]
+        self.scores = self.scores[chosen]
+        self.decoding.keep(chosen)
+
+
+# %%
+@torch.no_grad()
+def cached_beam_search(
+    model: EncoderDecoder,
+    src: Tensor,
+    src_mask: Tensor | None,
+    max_len: int,
+    beam: int = 4,
+    alpha: float = 0.6,
+    exact: bool = False,
+) -> list[list[Hypothesis]]:
+    """What chapter 8's `beam_search` gives, computing each token once: the same arguments and results.
+
+    A sentence is done when `beam` hypotheses have ended; with `exact`, when in addition nothing in
+    the beam can still overtake one of the best `beam`. Raises ValueError for a beam below 1.
+    """
+    if beam < 1:
+        raise ValueError(f"a beam holds at least 1 hypothesis, not {beam}")
+    with dropout_off(model):
+        search = Search(decoding_of(model, src, src_mask), src, max_len, beam)
+        for step in range(1, max_len + 1):
+            search.advance(final=step == max_len)
+            rows = search.undecided(alpha, exact)
+            if not rows:
+                break
+            if len(rows) <= ALMOST * len(search.live):
+                search.keep(rows)
+    return [sorted(found, key=lambda h: -h.score(alpha))[:beam] for found in search.finished]
+
+
+# %% [markdown]
 # ## Sampling
 #
 # > **In short.** Don't search: throw a die that is loaded as the model says. You get variety instead of the one safest sentence.
 #
-# A *temperature* τ sharpens or flattens the die, and *top-k* takes the unlikely sides off it:
+# A *temperature* τ sharpens or flattens the die:
 #
 # $$q(w) \propto p(w)^{1/\tau}$$
 #
-# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 the unlikely ones. With top-k, only the k likeliest words may be drawn.
+# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 the unlikely ones. Two more settings take the unlikely sides off. With *top-k*, only the k likeliest words may be drawn. The *nucleus* (top-p, Holtzman et al. 2020) keeps the fewest words whose probabilities sum to at least p: one where the model is sure, hundreds where it isn't.
 
 
 # %%
@@ -570,23 +1019,38 @@ def keep_top(log_probs: Tensor, k: int) -> Tensor:
 
 
 # %%
-def sharpened(log_probs: Tensor, temperature: float, top_k: int | None = None) -> Tensor:
-    """Log-probabilities (B, V) to the probabilities (B, V) that are drawn from.
-
-    `temperature` divides the log-probabilities; `top_k` keeps the k likeliest tokens.
-    Raises ValueError for a temperature that is not positive, or a `top_k` below 1.
-    """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, not {temperature}")
-    if top_k is not None:
-        log_probs = keep_top(log_probs, top_k)
-    log_probs = log_probs.double()  # so that the smallest temperatures neither overflow nor vanish
-    best = log_probs.max(dim=-1, keepdim=True).values  # (B, 1)
-    return ((log_probs - best) / temperature).softmax(dim=-1)
+def keep_nucleus(log_probs: Tensor, p: float) -> Tensor:
+    """(B, V) with all but the fewest likeliest entries that sum to at least p at −∞ (Holtzman et al. 2020)."""
+    if not 0 < p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, not {p}")
+    ordered, place = log_probs.sort(dim=-1, descending=True)
+    before = ordered.exp().cumsum(dim=-1) - ordered.exp()  # what the likelier ones sum to
+    return ordered.masked_fill(before >= p, -torch.inf).gather(-1, place.argsort(dim=-1))
 
 
 # %%
-@torch.no_grad()
+def sharpened(
+    log_probs: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
+) -> Tensor:
+    """Log-probabilities (B, V) to the probabilities (B, V) that are drawn from.
+
+    `temperature` divides the log-probabilities; then `top_k` keeps the k likeliest tokens, and
+    `top_p` the fewest that sum to that much. Raises ValueError for a temperature that is not
+    positive, a `top_k` below 1, or a `top_p` outside of (0, 1].
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
+    log_probs = log_probs.double()  # so that the smallest temperatures neither overflow nor vanish
+    best = log_probs.max(dim=-1, keepdim=True).values  # (B, 1)
+    log_probs = ((log_probs - best) / temperature).log_softmax(dim=-1)
+    if top_k is not None:
+        log_probs = keep_top(log_probs, top_k).log_softmax(dim=-1)
+    if top_p is not None:
+        log_probs = keep_nucleus(log_probs, top_p)
+    return log_probs.softmax(dim=-1)
+
+
+# %%
 def sample_decode(
     model: EncoderDecoder,
     src: Tensor,
@@ -594,27 +1058,23 @@ def sample_decode(
     max_len: int,
     temperature: float = 1.0,
     top_k: int | None = None,
+    top_p: float | None = None,
     generator: torch.Generator | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Tokens drawn from the model's distribution: src (B, S) to ids (B, ≤ max_len), as `greedy_decode`.
 
-    `temperature` divides the log-probabilities: towards 0 it becomes greedy. `top_k` keeps the k
-    likeliest tokens. Dropout is off while it runs. Raises ValueError for a temperature that is not
-    positive, or a `top_k` below 1.
+    With them comes each text's log-probability (B,) under the model as it is, whatever sharpened the
+    draw. `temperature`, `top_k` and `top_p` are those of `sharpened`. Dropout is off while it runs.
     """
-    with dropout_off(model):
-        memory = model.encode(src, src_mask)  # (B, S, D)
-        ids = src.new_full((src.size(0), 1), BOS)  # (B, 1)
-        ended = torch.zeros(src.size(0), dtype=torch.bool, device=src.device)  # (B,)
-        for _ in range(max_len):
-            log_probs = next_log_probs(model, memory, src_mask, ids)  # (B, V)
-            p = sharpened(log_probs, temperature, top_k)  # (B, V)
-            token = torch.multinomial(p, 1, generator=generator)  # (B, 1)
-            ids = torch.cat((ids, token.masked_fill(ended.unsqueeze(1), PAD)), dim=1)  # (B, T+1)
-            ended |= token.squeeze(1) == EOS
-            if ended.all():
-                break
-    return ids[:, 1:]
+
+    def draw(logits: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = logits.log_softmax(dim=-1)  # (N, V)
+        p = sharpened(log_probs, temperature, top_k, top_p)  # (N, V)
+        tokens = torch.multinomial(p, 1, generator=generator)  # (N, 1)
+        return tokens.squeeze(1), log_probs.gather(1, tokens).squeeze(1)
+
+    with dropout_off(model), torch.no_grad():
+        return write_one_by_one(decoding_of(model, src, src_mask), src, max_len, draw)
 
 
 # %%
@@ -627,6 +1087,8 @@ torch.testing.assert_close(by_temperature[0.5][4:7], by_hand / by_hand.sum())
 assert torch.equal(
     sharpened(first_word, 1.0, top_k=2)[0] > 0, keep_top(first_word, 2)[0].isfinite()
 )
+for p, kept in ((0.4, 1), (0.45, 1), (0.46, 2), (0.84, 2), (0.86, 3), (1.0, 3)):  # 0.45, 0.40, 0.15
+    assert int((sharpened(first_word, 1.0, top_p=p)[0] > 0).sum()) == kept
 
 
 # %%
@@ -672,12 +1134,12 @@ temperature_chart(by_temperature, book.words)
 many = torch.full((20_000, 1), EOS)
 draws = sample_decode(
     book, many, None, max_len=1, temperature=0.5, generator=torch.Generator().manual_seed(0)
-)
+)[0]
 shares = torch.bincount(draws[:, 0], minlength=len(book.words)).double() / len(many)  # (V,)
 torch.testing.assert_close(shares, by_temperature[0.5], atol=0.015, rtol=0)
 assert (shares - by_temperature[1.0]).abs().max() > 0.05
 
-cold = sample_decode(tiny, src, padding_mask(src), 8, temperature=1e-6)
+cold, _ = sample_decode(tiny, src, padding_mask(src), 8, temperature=1e-6)
 assert torch.equal(cold, greedy_decode(tiny, src, padding_mask(src), 8))
 
 # %% [markdown]
@@ -709,7 +1171,7 @@ assert all(trained.tokenizer.decode(trained.tokenizer.encode(text)) == text for 
 # %% [markdown]
 # ## Translating
 #
-# Now the parts come together. `decode_rows` of chapter 8 sorts the sentences by length, so that a batch holds little padding, and puts the answers back into the order of the questions. The output may be at most twice as long as the source plus 10 tokens: a model that has lost its way stops there.
+# Now the parts come together. `search_rows` sorts the sentences by length, so that a batch holds little padding, and puts the answers back into the order of the questions. The output may be at most twice as long as the source plus 10 tokens: a model that has lost its way stops there.
 
 
 # %%
@@ -733,6 +1195,10 @@ class DecodeOptions:
     """With --sample: below 1 likely tokens gain, above 1 unlikely ones."""
     top_k: int | None = None
     """With --sample: draw from the k likeliest tokens only."""
+    top_p: float | None = None
+    """With --sample: draw from the fewest tokens that sum to this much probability."""
+    exact: bool = False
+    """Stop a beam only when nothing in it can overtake what has ended."""
     seed: int = 0
     """With --sample: decides the draws."""
 
@@ -745,64 +1211,160 @@ class DecodeOptions:
             raise ValueError(f"temperature must be positive, not {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
-        if not self.sample and (self.temperature != 1 or self.top_k is not None):
-            raise ValueError("temperature and top_k are for sampling: add --sample")
+        if not self.sample and (self.temperature, self.top_k, self.top_p) != (1, None, None):
+            raise ValueError("temperature, top_k and top_p are for sampling: add --sample")
 
-    def searcher(
-        self, device: torch.device | str = "cpu"
-    ) -> Callable[[EncoderDecoder, Tensor, Tensor, int], list[Sequence[int]]]:
-        """The search that these options describe, as `decode_rows` wants it."""
-        if not self.sample:
-            return searcher(self.beam, self.alpha)  # chapter 8's
-        how = (self.temperature, self.top_k, torch.Generator(device).manual_seed(self.seed))
+    def sampler(self, device: torch.device) -> Callable[..., list[list[Hypothesis]]]:
+        """The draw that these options describe: one hypothesis for each source of a batch."""
+        how = (self.temperature, self.top_k, self.top_p)
+        generator = torch.Generator(device).manual_seed(self.seed)
 
         def draw(model, src, src_mask, max_len):
-            return sample_decode(model, src, src_mask, max_len, *how).tolist()
+            ids, log_probs = sample_decode(model, src, src_mask, max_len, *how, generator)
+            rows = zip(map(until_end, ids.tolist()), log_probs.tolist(), strict=True)
+            return [[hypothesis(text, log_prob)] for text, log_prob in rows]
 
         return draw
+
+    def search(self, device: torch.device) -> Callable[..., list[list[Hypothesis]]]:
+        """The search that these options describe: hypotheses, best first, for each source of a batch."""
+        if self.sample:
+            return self.sampler(device)
+        how = {"beam": self.beam, "alpha": self.alpha, "exact": self.exact}
+        return partial(cached_beam_search, **how)
 
     def in_words(self) -> str:
         """The search in words, for a line of output."""
         if self.sample:
             top = f", top {self.top_k}" if self.top_k else ""
+            top += f", nucleus {self.top_p:g}" if self.top_p else ""
             return f"sampled at temperature {self.temperature:g}{top}, seed {self.seed}"
         return "greedy" if self.beam == 1 else f"beam {self.beam}, alpha {self.alpha:g}"
 
 
+def until_end(ids: Sequence[int]) -> list[int]:
+    """The ids of a padded row up to its first eos, which is kept."""
+    return list(ids[: ids.index(EOS) + 1]) if EOS in ids else list(ids)
+
+
+# %% [markdown]
+# A corpus is cut into batches of similar length, as in training. On a CPU the batches are dealt out to as many threads as PyTorch may use, and each thread computes alone. That beats all threads working on one product at a time: nobody waits for anybody between two products, and the small operations between them run side by side as well.
+
+
+# %%
+ROWS_IN_A_BATCH = 512  # prefixes that are continued together: enough to keep a core's products busy
+CELLS_IN_A_BATCH = 2**15  # prefixes times source positions: what attention's memory grows with
+
+
+def length_batches(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    """Indices of `rows` in batches of similar length, the longest first; `width` prefixes for each row.
+
+    Long sources make smaller batches, so that memory stays within bounds.
+    """
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    batches: list[list[int]] = []
+    for i in order:
+        longest = len(rows[batches[-1][0]]) if batches else 0
+        room = min(ROWS_IN_A_BATCH, CELLS_IN_A_BATCH // max(1, longest)) // width
+        if not batches or len(batches[-1]) >= max(1, room):
+            batches.append([])
+        batches[-1].append(i)
+    return batches
+
+
+# %%
+def on_threads(work: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
+    """`work(job)` of each job, in order: each on one thread, and as many at once as PyTorch may use."""
+    threads = torch.get_num_threads()
+    if threads == 1 or len(jobs) == 1:
+        return [work(job) for job in jobs]
+    alone = partial(torch.set_num_threads, 1)
+    try:
+        with ThreadPoolExecutor(min(threads, len(jobs)), initializer=alone) as pool:
+            return list(pool.map(work, jobs))
+    finally:
+        torch.set_num_threads(threads)
+
+
+# %%
+def search_rows(
+    model: EncoderDecoder,
+    rows: Sequence[Sequence[int]],
+    search: Callable[[EncoderDecoder, Tensor, Tensor, int], Sequence[Any]],
+    width: int = 1,
+) -> list[Any]:
+    """What `search` finds for each encoded source, in their order; None for one without any token.
+
+    `search` takes (model, src (B, S), src_mask (B, 1, S), max_len) and gives a result for each source,
+    of which it continues `width` prefixes at once. An output is at most twice its source plus 10 tokens.
+    """
+    device = next(model.parameters()).device
+    some = [i for i, row in enumerate(rows) if len(row) > 1]
+    batches = length_batches([rows[i] for i in some], width)
+
+    def find(batch: list[int]) -> Sequence[Any]:
+        src = pad_rows([rows[some[i]] for i in batch]).to(device)  # (B, S)
+        return search(model, src, padding_mask(src), min(MAX_LEN, 2 * src.size(1) + 10))
+
+    found: list[Any] = [None] * len(rows)
+    with dropout_off(model):  # once for all threads: none may switch it back on for the others
+        answers = on_threads(find, batches) if device.type == "cpu" else map(find, batches)
+    for batch, results in zip(batches, answers, strict=True):
+        for i, result in zip(batch, results, strict=True):
+            found[some[i]] = result
+    return found
+
+
+# %%
+def decode_hypotheses(
+    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
+) -> list[list[Hypothesis]]:
+    """Up to `nbest` hypotheses for each encoded source, best first; none for one without any token."""
+    width = 1 if options.sample else options.beam
+    found = search_rows(trained.model, rows, options.search(trained.device), width)
+    return [(hypotheses or [])[:nbest] for hypotheses in found]
+
+
+# %%
+def decode_texts(
+    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions
+) -> list[str]:
+    """The best text for each encoded source, in their order; what has no token becomes the empty text."""
+    if options.beam > 1 or options.sample:
+        found = decode_hypotheses(trained, rows, options)
+        return [trained.tokenizer.decode(best[0].ids) if best else "" for best in found]
+    ids = search_rows(trained.model, rows, cached_greedy)  # nobody asks for its probabilities
+    return ["" if row is None else trained.tokenizer.decode(row.tolist()) for row in ids]
+
+
 # %%
 def translate(
-    trained: Trained,
-    sentences: Sequence[str],
-    options: DecodeOptions | None = None,
-    batch_size: int = 64,
+    trained: Trained, sentences: Sequence[str], options: DecodeOptions | None = None
 ) -> list[str]:
     """Translations of `sentences`, in their order; a text without any token stays empty.
 
     Raises ValueError for a text of more than `MAX_LEN` tokens, eos included: the model has no
     positions for it.
     """
-    options = options or DecodeOptions()
     rows = [[*trained.tokenizer.encode(sentence), EOS] for sentence in sentences]
     for number, row in enumerate(rows, start=1):
         if len(row) > MAX_LEN:
             raise ValueError(
                 f"sentence {number} has {len(row)} tokens, and the model takes {MAX_LEN}: split it"
             )
-    return decode_rows(trained, rows, options.searcher(trained.device), batch_size)
+    return decode_texts(trained, rows, options or DecodeOptions())
 
 
 # %%
 def beam_translate(
-    trained: Trained,
-    sentences: Sequence[str],
-    beam: int = 4,
-    alpha: float = 0.6,
-    batch_size: int = 32,
+    trained: Trained, sentences: Sequence[str], beam: int = 4, alpha: float = 0.6
 ) -> list[str]:
     """`translate` by beam search: a short name for what is asked most."""
-    return translate(trained, sentences, DecodeOptions(beam=beam, alpha=alpha), batch_size)
+    return translate(trained, sentences, DecodeOptions(beam=beam, alpha=alpha))
 
 
 # %%
@@ -1327,7 +1889,6 @@ def standard_input() -> Iterator[str]:
 def run_translate(texts: Sequence[str], options: TranslateOptions) -> None:
     """Print a line for each line of `texts`, or of standard input where there are none."""
     trained = open_model(options)
-    search = options.searcher(next(trained.model.parameters()).device)
     if texts:
         lines = (line for text in texts for line in text.split("\n"))
     else:
@@ -1335,7 +1896,7 @@ def run_translate(texts: Sequence[str], options: TranslateOptions) -> None:
     group = 1 if not texts and sys.stdin.isatty() else 512  # a person sees each answer at once
     first = 1
     while some := list(itertools.islice(lines, group)):
-        for translation in decode_rows(trained, cut_rows(trained, some, first), search):
+        for translation in decode_texts(trained, cut_rows(trained, some, first), options):
             print(translation, flush=group == 1)
         first += len(some)
 
@@ -1373,11 +1934,10 @@ def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list
 def run_evaluate(options: EvaluateOptions) -> None:
     """Translate, and print sacreBLEU with its signature and the first few translations."""
     trained = open_model(options)
-    search = options.searcher(next(trained.model.parameters()).device)
     for name, pairs in pairs_to_score(options, trained).items():
         print(f"translating {len(pairs):,} lines of {name}", file=sys.stderr)
         sources, references = zip(*pairs, strict=True)
-        outputs = decode_rows(trained, cut_rows(trained, sources), search)
+        outputs = decode_texts(trained, cut_rows(trained, sources), options)
         bleu = corpus_bleu(outputs, references)
         print(f"{name}: BLEU {bleu.score:.2f}  {options.in_words()}  ({bleu.signature})")
         for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:

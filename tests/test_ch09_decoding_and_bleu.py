@@ -174,7 +174,7 @@ def test_the_length_limit_holds_and_a_beam_needs_room(sources):
 
 def test_sampling_follows_the_sharpened_distribution():
     book, src = PhraseBook(), torch.full((20_000, 1), EOS)
-    ids = sample_decode(book, src, None, 1, 0.5, generator=torch.Generator().manual_seed(0))
+    ids = sample_decode(book, src, None, 1, 0.5, generator=torch.Generator().manual_seed(0))[0]
     drawn = torch.bincount(ids[:, 0], minlength=len(book.words)) / len(src)  # (V,)
     squared = book.log_table[BOS].exp() ** 2  # p^(1/T) with T = 1/2, not yet a distribution
     torch.testing.assert_close(drawn.double(), squared / squared.sum(), atol=0.012, rtol=0)
@@ -186,7 +186,7 @@ def test_a_low_temperature_or_a_single_choice_is_greedy(sources):
     mask = padding_mask(sources)
     greedy = greedy_decode(model, sources, mask, 10)
     for how in ({"temperature": 1e-300}, {"top_k": 1}, {"temperature": 5.0, "top_k": 1}):
-        assert torch.equal(sample_decode(model, sources, mask, 10, **how), greedy)
+        assert torch.equal(sample_decode(model, sources, mask, 10, **how)[0], greedy)
 
 
 def test_top_k_keeps_exactly_k():
