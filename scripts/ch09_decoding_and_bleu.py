@@ -628,18 +628,25 @@ class LayerCache:
         self.weight = torch.cat([linear.weight for linear in linears])  # (3·D, D)
         self.bias = torch.cat([linear.bias for linear in linears])  # (3·D,)
         self.source = [split_heads(x, layer.src_attn.h).contiguous() for x in (keys, values)]
-        self.past = [split_heads(x[:, :0], attn.h) for x in (keys, values)]  # with room to grow
+        self.past = [x[:, :, :0] for x in self.source]  # with room to grow
         self.used = 0
 
     def extended(self, *new: Tensor) -> list[Tensor]:
         """Append keys and values of new tokens, (B, H, k, d_k) each; all so far, (B, H, used, d_k) each."""
         start, self.used = self.used, self.used + new[0].size(2)
-        if self.used > self.past[0].size(2):  # doubles, so that a step copies little on average
-            room = max(self.past[0].size(2), 16 * new[0].size(2))
-            self.past = [F.pad(x, (0, 0, 0, room)) for x in self.past]
+        if self.used > self.past[0].size(2):
+            self.make_room(new[0].size(2))
         for kept, x in zip(self.past, new, strict=True):
             kept[:, :, start : self.used] = x
         return [kept[:, :, : self.used] for kept in self.past]
+
+    def make_room(self, k: int) -> None:
+        """Room for as many steps of k tokens as the source has; after that it doubles."""
+        B, H, length, d_k = self.past[0].shape
+        size = 2 * length or k * (self.source[0].size(2) + 4)
+        for i, x in enumerate(self.past):
+            self.past[i] = x.new_empty(B, H, max(size, self.used), d_k)
+            self.past[i][:, :, :length] = x
 
     def keep(self, rows: Tensor) -> None:
         """Go on with the sources numbered rows (N,) alone."""
@@ -835,7 +842,7 @@ def write_one_by_one(
 # %%
 def likeliest(logits: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: logits (N, V) to tokens (N,)."""
-    return logits.argmax(dim=-1), None
+    return best_logits(logits, 1)[1].squeeze(1), None
 
 
 def cached_greedy(
