@@ -1,10 +1,11 @@
-"""Chapter 9's measures: chrF, torchtext's BLEU, the bootstrap, what flatters, and the analysis on record."""
+"""Chapter 9's measures: chrF, torchtext's BLEU, the bootstrap, what flatters, the analysis."""
 
 import json
 import math
 import os
 import random
 
+import numpy as np
 import pytest
 import torch
 from torchtext.data.metrics import bleu_score
@@ -79,9 +80,8 @@ def record() -> dict:
 @pytest.fixture(scope="module")
 def fresh(trained) -> dict:
     """The analysis of six sentences by the small model."""
-    return analyse_model(
-        trained, sample_corpus(), AnalyseOptions(corpus="sample", split="test", sentences=6)
-    )
+    options = AnalyseOptions(corpus="sample", split="test", sentences=6)
+    return analyse_model(trained, sample_corpus(), options)
 
 
 def spoiled(texts: list[str], share: float, seed: int) -> list[str]:
@@ -167,8 +167,6 @@ def test_sums_over_sentences_give_the_corpus_bleu(pairs):
     references = [english for _, english in pairs[:30]]
     outputs = spoiled(references, 0.2, 0)
     counts = sentence_parts(outputs, references)  # (30, 10)
-    import numpy as np
-
     draws = np.stack([np.arange(30), np.array([3] * 15 + [7] * 15)])
     whole, twice = bleu_of_draws(counts, draws)
     assert whole == pytest.approx(corpus_bleu(outputs, references).score)
@@ -226,8 +224,9 @@ def test_the_lengths_partition_the_sentences(pairs):
     outputs = spoiled(references, 0.1, 0)
     rows = bleu_by_length(sources, outputs, references, samples=30)
     assert sum(row["sentences"] for row in rows) == len(pairs) and len(rows) > 2
+    names = [bucket_of(len(source.split()), LENGTH_EDGES) for source in sources]
     for row in rows:
-        inside = [i for i, s in enumerate(sources) if bucket_of(len(s.split()), LENGTH_EDGES) == row["words"]]  # fmt: skip
+        inside = [i for i, name in enumerate(names) if name == row["words"]]
         chosen = [[texts[i] for i in inside] for texts in (outputs, references)]
         assert row["bleu"] == round(corpus_bleu(*chosen).score, 2)
         assert row["low"] <= row["bleu"] <= row["high"]
@@ -326,7 +325,7 @@ def check_record(record: dict) -> None:
 
 
 def test_an_analysis_of_a_few_sentences(fresh, trained, pairs):
-    check_record(fresh)
+    check_record({"model": "sample-de-en"} | fresh)
     sources, references = zip(*pairs[:6], strict=True)
     outputs = translate(trained, sources, DecodeOptions(beam=5))
     assert fresh["sentences"] == 6 and len(fresh["worst"]) == 6
@@ -389,7 +388,8 @@ def test_the_record_is_of_the_model_that_ships(record):
 def test_the_record_is_made_anew(record):
     """Where the corpus is at hand: the counts, and the quoted sentences' translations."""
     if not os.environ.get("MULTI30K_DIR"):
-        assert {row["frequency"] for row in record["frequencies"]} == set(bucket_labels(FREQUENCY_EDGES))  # fmt: skip
+        labels = bucket_labels(FREQUENCY_EDGES)
+        assert [row["frequency"] for row in record["frequencies"]] == labels
         return
     corpus = load_corpus(record["corpus"])
     pairs = corpus[record["split"]][: record["sentences"]]
