@@ -1045,9 +1045,18 @@ print(f"precision of 'the the the the the the the': {clipped.precisions[0]:.1f}%
 #
 # **Predict.** An output of 5 words has two references, of 4 and of 6 words. Should BLEU depend on which of them is listed first? Does it?
 
-# %%
-from torchtext.data.metrics import bleu_score as torchtext_bleu
 
+# %%
+def torchtext_bleu(
+    outputs: Sequence[Sequence[str]], references: Sequence[Sequence[Sequence[str]]]
+) -> float:
+    """torchtext's BLEU, from 0 to 1, of tokenised outputs with a list of references each."""
+    from torchtext.data.metrics import bleu_score
+
+    return bleu_score(outputs, references)
+
+
+# %%
 out_tokens, ref_tokens = (
     [tokens_13a(text) for text in side] for side in (three_outputs, three_references)
 )
@@ -1056,11 +1065,11 @@ assert math.isclose(100 * same_tokens, parts.score, rel_tol=1e-6)
 print(f"torchtext: {100 * same_tokens:.2f}, by hand: {parts.score:.2f}")
 
 # %% [markdown]
-# On a whole corpus the two agree. They part in four places, each of which this cell shows:
+# On a whole corpus the two agree. They part in four places:
 #
 # - **Tokens.** It compares what it is given. Glue the full stop to the last word and the number changes.
 # - **Smoothing.** One n-gram order without a match, and it says 0. sacreBLEU counts half a match, then a quarter, and so on.
-# - **Several references.** Both take the reference length that is closest to the output's. At a tie sacreBLEU takes the shorter one, torchtext the one that was listed first: its BLEU depends on the order of the references.
+# - **Several references.** Both take the reference length that is closest to the output's. At a tie sacreBLEU takes the shorter one (our tests show it), torchtext the one that was listed first: its BLEU depends on the order of the references.
 # - **Nesting.** Forget the inner list, and every *word* counts as a reference, every letter as a token. There is no error.
 
 # %%
@@ -1191,9 +1200,8 @@ for name, some in (("ours", trained), ("shaken", weak)):
         assert flattered.score > real.score + 5
     verdict = "5 points too high or more" if flattered.score > real.score + 5 else "within 5 points"
     print(f"{name}: teacher-forced 'BLEU' is {verdict}")
-    assert (
-        abs(flattered.sys_len / flattered.ref_len - 1) < 0.05
-    )  # the human's lengths, whoever guesses
+    # Whoever guesses, the texts are as long as the human's:
+    assert abs(flattered.sys_len / flattered.ref_len - 1) < 0.05
 
 # %% [markdown]
 # One wrong word leads to the next, but only where the model has to read its own words. So the figure flatters the weak model most, and a bad start of training looks good. How to notice: ask for the outputs' lengths. A search gets them wrong sometimes. Teacher forcing has the references' lengths nearly, whatever the model.
@@ -1725,6 +1733,35 @@ class AnalyseOptions:
 QUOTED = 5  # sentences in full at either end; the corpus is not ours to publish
 
 
+def listed(
+    found: Sequence[tuple[int, float]],
+    pairs: Sequence[tuple[str, str]],
+    outputs: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Line numbers (from 1) and scores for the record; the first `QUOTED` with their texts."""
+    rows: list[dict[str, Any]] = [{"line": i + 1, "chrf2": score} for i, score in found]
+    for row, (i, _) in list(zip(rows, found, strict=True))[:QUOTED]:
+        row |= {"source": pairs[i][0], "reference": pairs[i][1], "output": outputs[i]}
+    return rows
+
+
+def beam_against_greedy(
+    greedy: Sequence[str], beam: Sequence[str], references: Sequence[str]
+) -> dict[str, Any]:
+    """The paired bootstrap for the record: its figures, sacreBLEU's p, and a histogram of the draws."""
+    compared = paired_bootstrap(greedy, beam, references)
+    steps = Counter(math.floor(10 * draw) for draw in compared.draws)  # a tenth of a point each
+    return {
+        **{key: round(getattr(compared, key), 4) for key in ("difference", "low", "high", "p")},
+        "p_sacrebleu": round(paired_p(greedy, beam, references), 4),
+        "differing": sum(a != b for a, b in zip(greedy, beam, strict=True)),
+        "histogram": [{"from": at / 10, "draws": steps[at]} for at in sorted(steps)],
+    }
+
+
+# %%
+
+
 def analyse_model(
     trained: Trained, corpus: dict[str, list[tuple[str, str]]], options: AnalyseOptions
 ) -> dict[str, Any]:
@@ -1749,21 +1786,7 @@ def analyse_model(
         {"alpha": alpha} | scores_of(texts, references)
         for alpha, texts in penalty_sweep(trained, rows).items()
     ]
-    compared = paired_bootstrap(outputs[1], chosen, references)
-    steps = Counter(math.floor(10 * draw) for draw in compared.draws)  # a tenth of a point each
-    ends = zip(("worst", "best"), worst_and_best(chosen, references), strict=True)
-    ranked = {
-        name: [
-            {"line": i + 1, "chrf2": score}
-            | (
-                {"source": sources[i], "reference": references[i], "output": chosen[i]}
-                if n < QUOTED
-                else {}
-            )
-            for n, (i, score) in enumerate(found)
-        ]
-        for name, found in ends
-    }
+    worst, best = worst_and_best(chosen, references)
     return {
         "corpus": options.corpus,
         "split": split,
@@ -1776,19 +1799,15 @@ def analyse_model(
         },
         "beams": beams,
         "penalties": penalties,
-        "beam_against_greedy": {
-            **{key: round(getattr(compared, key), 4) for key in ("difference", "low", "high", "p")},
-            "p_sacrebleu": round(paired_p(outputs[1], chosen, references), 4),
-            "differing": sum(a != b for a, b in zip(outputs[1], chosen, strict=True)),
-            "histogram": [{"from": at / 10, "draws": steps[at]} for at in sorted(steps)],
-        },
+        "beam_against_greedy": beam_against_greedy(outputs[1], chosen, references),
         "figures": many_figures(trained, pairs, chosen),
         "lengths": bleu_by_length(sources, chosen, references),
         "frequencies": recall_by_frequency(
             chosen, references, (english for _, english in corpus["train"])
         ),
         "exact": sum(o == r for o, r in zip(chosen, references, strict=True)),
-        **ranked,
+        "worst": listed(worst, pairs, chosen),
+        "best": listed(best, pairs, chosen),
     }
 
 
@@ -1812,6 +1831,11 @@ def run_analyse(options: AnalyseOptions) -> dict[str, Any]:
     }
     if options.save:
         save_record(f"decoding-{options.corpus}", record)
+    five = next(row for row in record["beams"] if row["beam"] == 5)
+    against = record["beam_against_greedy"]
+    print(f"{record['split']}, {record['sentences']:,} sentences, {record['search']}:")
+    print(f"BLEU {five['bleu']:.2f} ({record['signatures']['bleu']}), chrF2 {five['chrf2']:.2f}")
+    print(f"against greedy decoding {against['difference']:+.2f} BLEU, p = {against['p']:.3f}")
     return record
 
 

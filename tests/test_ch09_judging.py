@@ -8,7 +8,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from torchtext.data.metrics import bleu_score
 
 import scripts.ch09_decoding_and_bleu as ch09
 from scripts.ch01_attention import padding_mask
@@ -54,6 +53,7 @@ from scripts.ch09_decoding_and_bleu import (
     sentence_parts,
     sentence_table,
     shaken,
+    torchtext_bleu,
     translate,
     worst_and_best,
 )
@@ -113,7 +113,7 @@ def test_torchtext_is_our_formula_on_the_same_tokens():
         outputs, references = (
             [rng.choices("abc", k=rng.randrange(6, 15)) for _ in range(20)] for _ in range(2)
         )
-        theirs = bleu_score(outputs, [[tokens] for tokens in references])
+        theirs = torchtext_bleu(outputs, [[tokens] for tokens in references])
         ours = bleu_parts(outputs, references)
         assert min(ours.matches) > 0  # else torchtext gives up
         assert 100 * theirs == pytest.approx(ours.score, rel=1e-5)
@@ -121,7 +121,7 @@ def test_torchtext_is_our_formula_on_the_same_tokens():
 
 def test_torchtext_parts_from_sacrebleu_in_smoothing_and_in_ties():
     output, reference = "a b c x d e f", "a b c y d e f"
-    assert bleu_score([output.split()], [[reference.split()]]) == 0
+    assert torchtext_bleu([output.split()], [[reference.split()]]) == 0
     assert bleu_parts([output.split()], [reference.split()]).score > 10
     assert corpus_bleu([output], [reference]).score > 10
     from sacrebleu.metrics import BLEU
@@ -129,7 +129,7 @@ def test_torchtext_parts_from_sacrebleu_in_smoothing_and_in_ties():
     five, four, six = ("a b c d e f g"[: 2 * n - 1] for n in (5, 4, 6))
     ways = ([four], [six]), ([six], [four])
     assert [BLEU().corpus_score([five], list(way)).bp for way in ways] == [1, 1]
-    theirs = [bleu_score([five.split()], [[r[0].split() for r in way]]) for way in ways]
+    theirs = [torchtext_bleu([five.split()], [[r[0].split() for r in way]]) for way in ways]
     assert theirs == [pytest.approx(1), pytest.approx(math.exp(-0.2))]
 
 
