@@ -2038,7 +2038,7 @@ rarest.columns = ["the rarest word's frequency", "sentences", "BLEU"]
 rarest.dropna()
 
 # %% [markdown]
-# TODO-FIGURE: how recall falls from 100+ to 0, and how many sentences contain a word seen fewer than three times. BPE removes the unknown *symbol*, not the ignorance. A new name can be copied piece by piece, a new noun has to be guessed. More data helps, and so does a second model that was trained on more.
+# TODO-FIGURE: how recall falls from 100+ to 0, and how many sentences contain a word seen fewer than three times. BPE removes the unknown *symbol*, not the ignorance. A new name can be copied piece by piece, a new noun has to be guessed.
 #
 # ### The worst and the best
 #
@@ -2141,7 +2141,7 @@ assert changes.iloc[0] > changes.iloc[1:].mean()  # least is lost where the run 
 averaged
 
 # %% [markdown]
-# Here it gains nothing. In a run of five epochs the last three are no jitter around a point: the model is still on its way, and the mean lies behind it. After eighteen epochs the mean is as good as the best epoch, nearly, and no better. The paper's rate falls slowly, as the inverse square root, and its checkpoints were written every ten minutes: there the jitter is large and the way short, and that is where a mean helps. So chapter 8 tries it, and keeps what validation BLEU prefers.
+# Here it gains nothing. In a run of five epochs the last three are no jitter around a point: the model is still on its way, and the mean lies behind it. After eighteen epochs the mean is as good as the best epoch, nearly, and no better. The paper's rate falls slowly, as the inverse square root, and its checkpoints were written every ten minutes: that is where one expects a mean to help, and an exercise of chapter 8 asks you to measure it. Chapter 8 tries the mean in every run, and keeps what validation BLEU prefers.
 
 # %% [markdown]
 # **Pitfall.** Code for averaging is often written once and never run. A popular version hands several tensors to `torch.sum`, which takes one: it raises a `TypeError` at the first call. Another one averages two by two as the files come in. It passes the test with equal checkpoints, so test with unequal ones as well: the last file gets half of all the weight.
