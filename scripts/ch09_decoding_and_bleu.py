@@ -2028,8 +2028,9 @@ def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 
 
 # %%
-recall = {row["frequency"]: row["recall"] for row in analysis["frequencies"]}
-assert recall["100+"] > 2 * recall["1–2"]
+counted = pd.DataFrame(analysis["frequencies"])[["found", "words"]]
+rare, common = counted[:3].sum(), counted[4:].sum()  # fewer than 10 times; 100 times or more
+assert common["found"] / common["words"] > 2 * rare["found"] / rare["words"]
 rare_word_chart(analysis)
 
 # %%
