@@ -2041,30 +2041,10 @@ pd.DataFrame(load_record("multi30k-de-en")["samples"])[:7]
 # python scripts/ch09_decoding_and_bleu.py analyse --save true
 # ```
 #
-# First its tools. `decode_hypotheses` gives the candidates themselves, with their scores.
+# First its tools.
 
 
 # %%
-def decode_hypotheses(
-    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
-) -> list[list[Hypothesis]]:
-    """The `nbest` best hypotheses of each encoded source, best first; none where it is empty.
-
-    Rows are source ids that end in eos; results are in their order.
-    """
-    order = sorted((i for i, row in enumerate(rows) if len(row) > 1), key=lambda i: len(rows[i]))
-    out: list[list[Hypothesis]] = [[] for _ in rows]
-    for start in range(0, len(order), 32):
-        chosen = order[start : start + 32]
-        src = pad_rows([rows[i] for i in chosen]).to(trained.device)  # (B, S)
-        limit = min(MAX_LEN, 2 * src.size(1) + 10)
-        search = (limit, options.beam, options.alpha)
-        found = beam_search(trained.model, src, padding_mask(src), *search)
-        for i, hypotheses in zip(chosen, found, strict=True):
-            out[i] = hypotheses[:nbest]
-    return out
-
-
 def best_texts(trained: Trained, found: Sequence[Sequence[Hypothesis]], alpha: float) -> list[str]:
     """Each source's best hypothesis at length penalty `alpha`, as text; none is the empty text."""
     best = (max(some, key=lambda h: h.score(alpha), default=None) for some in found)
