@@ -1316,7 +1316,7 @@ class OnnxDecoderStep(nn.Module):
 
 
 # %% [markdown]
-# PyTorch writes ONNX by *recording*: it runs the module once on an example and notes each operation. (There is a newer way, `dynamo=True`, which reads the Python code instead. It is where PyTorch is heading. For these two graphs it gave the same numbers, but it took thirty times as long and one package more.) A recording knows only what it saw. Sizes that may vary have to be named, and everything else is frozen.
+# PyTorch writes ONNX by *recording*: it runs the module once on an example and notes each operation. (There is a newer way, `dynamo=True`, which reads the Python code instead. It is where PyTorch is heading. For these two graphs it gave the same numbers, but took many times as long, and a package more.) A recording knows only what it saw. Sizes that may vary have to be named, and everything else is frozen.
 
 
 # %%
@@ -1388,7 +1388,7 @@ def need_packages(*names: str) -> None:
 
 
 # %% [markdown]
-# Both graphs hold the embedding table, and a file that stores it twice is a quarter larger than it need be. ONNX lets a graph point into another file, so all large tensors go into one, `weights.bin`, each content once.
+# Both graphs use the embedding table, the largest tensor of all. ONNX lets a graph point into another file, so all large tensors go into one, `weights.bin`, each content once.
 
 
 # %%
@@ -1528,7 +1528,8 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
 
     Float32, tied tables once; `ctranslate2.Translator(folder, compute_type="int8")` may round it on
     loading. Sources are pieces without `</s>`, which it adds. Its score is ours, the log-probability
-    over length^α with `</s>` counted, where its `length_penalty` is our `alpha`.
+    over length^α with `</s>` counted, where its `length_penalty` is our `alpha` and its
+    `min_decoding_length` is 0.
     Files of these names are replaced. Raises ValueError where the package ctranslate2 is missing.
     """
     need_packages("ctranslate2")
@@ -1556,7 +1557,7 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
 
 
 # %% [markdown]
-# Its defaults are not ours. It wants at least one token besides `</s>`, its beam is 2 and its α is 1. Told ours, it finds what we find.
+# Its defaults are not ours. Its beam is 2 and its α is 1. It wants at least one token before `</s>`, and shares out that token's chance among the others, so that even its scores shift a little. Told ours, it finds what we find.
 
 
 # %%
@@ -1585,7 +1586,7 @@ def ctranslate2_search(
 # %% [markdown]
 # Now the check. Twenty test sentences go through three programs: ours, ONNX Runtime and CTranslate2. They add in another order, so the last bits differ; the tokens must not.
 #
-# **Predict.** Before `</s>` alone, every step chooses among a thousand pieces. In how many of the twenty sentences will rounding tip a choice?
+# **Predict.** Every step chooses among a thousand pieces. In how many of the twenty sentences will rounding tip a choice?
 
 # %%
 folder = Path(tempfile.mkdtemp())
