@@ -1346,13 +1346,13 @@ def record_graph(
     need_packages("onnx")
     import onnx
 
-    graph = io.BytesIO()
+    graph, device = io.BytesIO(), next(module.parameters()).device
     with warnings.catch_warnings(), dropout_off(module):
         # Tracing warns of every length it freezes, and of its age. The checks at other lengths answer.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             module,
-            tuple(inputs.values()),
+            tuple(value.to(device) for value in inputs.values()),
             graph,
             input_names=list(inputs),
             output_names=outputs,
@@ -1557,7 +1557,7 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
 
 
 # %% [markdown]
-# Its defaults are not ours. Its beam is 2 and its α is 1. It wants at least one token before `</s>`, and shares out that token's chance among the others, so that even its scores shift a little. Told ours, it finds what we find.
+# Its defaults are not ours. Its beam is 2 and its α is 1. It wants at least one token before `</s>`, and shares out the chance of an early `</s>` among the other tokens, so that even its scores shift a little. Told ours, it finds what we find.
 
 
 # %%
