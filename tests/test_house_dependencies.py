@@ -24,7 +24,7 @@ def exact() -> dict[str, Requirement]:
 
 def ranges() -> dict[str, Requirement]:
     extras = PROJECT["optional-dependencies"]
-    wanted = PROJECT["dependencies"] + extras["dev"] + extras["track"]
+    wanted = PROJECT["dependencies"] + extras["dev"] + extras["track"] + extras["export"]
     return {canonicalize_name(one.name): one for one in map(Requirement, wanted)}
 
 
