@@ -816,6 +816,34 @@ for norm_first in (True, False):
     assert history_gap(small, forgetful=True) > 1e-3
 
 # %% [markdown]
+# ### The largest of many logits
+#
+# At every step a search asks for the largest of V = 8,192 logits, or for the few largest. `argmax` and `topk` walk through a row number by number; the maximum of a block is a vector instruction. So take the maximum of each block of 64 first: the k largest logits lie in the k blocks with the largest maxima. Only those are sorted.
+
+
+# %%
+def best_logits(logits: Tensor, k: int, block: int = 64) -> tuple[Tensor, Tensor]:
+    """The k largest of each row of logits (N, V) and where they stand, (N, k) each, as `topk` gives.
+
+    The k largest lie in the k blocks with the largest maxima; only those are sorted.
+    """
+    N, V = logits.shape
+    if V % block or k * block > V:
+        return logits.topk(min(k, V), dim=-1)
+    blocks = logits.view(N, V // block, block)
+    chosen = blocks.amax(dim=-1).topk(k, dim=-1).indices  # (N, k)
+    near = blocks.gather(1, chosen.unsqueeze(-1).expand(-1, -1, block))  # (N, k, block)
+    top, place = near.flatten(1).topk(k, dim=-1)  # (N, k) each
+    return top, chosen.gather(1, place // block) * block + place % block
+
+
+# %%
+logits = torch.randn(50, 1024, generator=torch.Generator().manual_seed(0))
+for k in (1, 2, 8, 16):
+    for mine, theirs in zip(best_logits(logits, k), logits.topk(k, dim=-1), strict=True):
+        assert torch.equal(mine, theirs)
+
+# %% [markdown]
 # ### Greedy, and any other choice of one
 #
 # With one prefix a sentence, greedy decoding and sampling differ in one function: `choose`. A finished sentence leaves the batch. To leave costs a copy of what stays, so we wait until a fifth is done.
@@ -884,31 +912,9 @@ assert torch.equal(
 # The search is that of chapter 8. Three things are new, and none changes what is found:
 #
 # - **The first step has one prefix.** All K beams would hold the same `<s>`. So we compute it once, and let the first `follow` make K of one.
-# - **Fewer candidates.** Of each prefix only the 2K likeliest continuations can be among the sentence's 2K best. So we look for those first. To find them among V = 8,192 logits, take the maximum of each block of 64: the 2K largest logits lie in the 2K blocks with the largest maxima. That leaves 2K · 64 numbers to sort.
+# - **Fewer candidates.** Of each prefix only the 2K likeliest continuations can be among the sentence's 2K best. `best_logits` finds those; K · 2K candidates are left of K · V.
 # - **Finished sentences leave** the batch, as above.
 
-
-# %%
-def best_logits(logits: Tensor, k: int, block: int = 64) -> tuple[Tensor, Tensor]:
-    """The k largest of each row of logits (N, V) and where they stand, (N, k) each, as `topk` gives.
-
-    The k largest lie in the k blocks with the largest maxima; only those are sorted.
-    """
-    N, V = logits.shape
-    if V % block or k * block > V:
-        return logits.topk(min(k, V), dim=-1)
-    blocks = logits.view(N, V // block, block)
-    chosen = blocks.amax(dim=-1).topk(k, dim=-1).indices  # (N, k)
-    near = blocks.gather(1, chosen.unsqueeze(-1).expand(-1, -1, block))  # (N, k, block)
-    top, place = near.flatten(1).topk(k, dim=-1)  # (N, k) each
-    return top, chosen.gather(1, place // block) * block + place % block
-
-
-# %%
-logits = torch.randn(50, 1024, generator=torch.Generator().manual_seed(0))
-for k in (1, 2, 8, 16):
-    for mine, theirs in zip(best_logits(logits, k), logits.topk(k, dim=-1), strict=True):
-        assert torch.equal(mine, theirs)
 
 # %% [markdown]
 # ### When may a beam stop?
