@@ -67,23 +67,26 @@ if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK
     raise SystemExit(main())
 
 # %%
+import codecs
 import contextlib
 import io
 import itertools
 import math
+import os
 import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
 import altair as alt
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
@@ -733,6 +736,8 @@ class DecodeOptions:
     """With --sample: below 1 likely tokens gain, above 1 unlikely ones."""
     top_k: int | None = None
     """With --sample: draw from the k likeliest tokens only."""
+    top_p: float | None = None
+    """With --sample: draw from the fewest tokens whose probabilities reach p."""
     seed: int = 0
     """With --sample: decides the draws."""
 
@@ -745,10 +750,12 @@ class DecodeOptions:
             raise ValueError(f"temperature must be positive, not {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
-        if not self.sample and (self.temperature != 1 or self.top_k is not None):
-            raise ValueError("temperature and top_k are for sampling: add --sample")
+        if not self.sample and (self.temperature, self.top_k, self.top_p) != (1, None, None):
+            raise ValueError("temperature, top_k and top_p are for sampling: add --sample")
 
     def searcher(
         self, device: torch.device | str = "cpu"
@@ -1214,13 +1221,175 @@ assert not torch.allclose(wrong_average(values), torch.full((2,), 3.0))  # unequ
 # %% [markdown]
 # ## The command
 #
-# What follows wraps the chapter for the terminal. `translate` writes one line for each line it reads and keeps their order. An empty line stays empty, and a text beyond 256 tokens is cut, with a note. `evaluate` prints sacreBLEU and its signature for a corpus, or for two files. Whatever is wrong gets one line that says so, and exit code 2.
+# > **In short.** Others build upon a command. So it keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon as there is one; and one clear line, never a traceback, where something is wrong.
+#
+# `translate` takes texts as arguments, a file (`--input`), or standard input. `evaluate` measures a model on a corpus, or on two files. Both end in one function, which takes encoded sources and gives their best hypotheses.
+
+
+# %%
+def draw_rows(
+    trained: Trained, src: Tensor, limit: int, options: "DecodeOptions"
+) -> list[list[Hypothesis]]:
+    """One drawn hypothesis for each source: src (B, S) to B lists of one."""
+    mask, out = padding_mask(src), []
+    draws = torch.Generator(src.device).manual_seed(options.seed)
+    with torch.no_grad(), dropout_off(trained.model):
+        memory = trained.model.encode(src, mask)  # (B, S, D)
+        ids = src.new_full((len(src), 1), BOS)  # (B, 1)
+        summed = torch.zeros(len(src), dtype=torch.float64, device=src.device)  # (B,)
+        for _ in range(limit):
+            log_probs = next_log_probs(trained.model, memory, mask, ids)  # (B, V)
+            p = sharpened(log_probs, options.temperature, options.top_k)  # (B, V)
+            if options.top_p is not None:
+                best, at = p.sort(dim=-1, descending=True)
+                best[best.cumsum(-1) - best >= options.top_p] = 0
+                p = torch.zeros_like(p).scatter(-1, at, best)
+            token = torch.multinomial(p, 1, generator=draws)  # (B, 1)
+            ended = (ids == EOS).any(dim=1)  # (B,)
+            summed += log_probs.gather(-1, token).squeeze(1).masked_fill(ended, 0)
+            ids = torch.cat((ids, token.masked_fill(ended.unsqueeze(1), PAD)), dim=1)
+            if (ids == EOS).any(dim=1).all():
+                break
+    for row, log_prob in zip(ids[:, 1:].tolist(), summed.tolist(), strict=True):
+        out.append([hypothesis(row[: row.index(EOS) + 1] if EOS in row else row, log_prob)])
+    return out
+
+
+def decode_hypotheses(
+    trained: Trained,
+    rows: Sequence[Sequence[int]],
+    options: "DecodeOptions",
+    nbest: int = 1,
+) -> list[list[Hypothesis]]:
+    """Up to `nbest` hypotheses for each encoded source, in their order, best first.
+
+    A row holds ids and ends in eos; one with nothing but eos gives no hypothesis. Sampling gives one.
+    """
+    order = sorted((i for i, row in enumerate(rows) if len(row) > 1), key=lambda i: len(rows[i]))
+    out: list[list[Hypothesis]] = [[] for _ in rows]
+    for start in range(0, len(order), 32):
+        chosen = order[start : start + 32]
+        src = pad_rows([rows[i] for i in chosen]).to(trained.device)  # (B, S)
+        limit = min(MAX_LEN, 2 * src.size(1) + 10)
+        if options.sample:
+            found = draw_rows(trained, src, limit, options)
+        else:
+            how = (limit, options.beam, options.alpha)
+            found = beam_search(trained.model, src, padding_mask(src), *how)
+        for i, hypotheses in zip(chosen, found, strict=True):
+            out[i] = hypotheses[:nbest]
+    return out
+
+
+# %% [markdown]
+# ### Lines, as they come
+#
+# > **In short.** Take what is there, and wait only where nothing is. Then a file comes in large groups, a slow pipe in small ones, and a person gets an answer to each line.
+#
+# `read1` does just that: it waits until there is something, and hands over what there is, up to a limit. While a group is decoded the next lines pile up in the pipe, so groups grow where that helps. The first groups are small, for an early answer. Memory stays bounded by two limits, one on a group and one on a line. A line's bytes beyond the limit are counted and forgotten, so that a line of five megabytes costs no more than one of 64 kB.
+#
+# Only `\n` ends a line. Python's `splitlines` knows ten more ends, U+2028 among them; with it a text could become two, and every line after it would stand beside a wrong partner.
+
+# %%
+GROUP_LINES = 512  # are decoded together at most
+LINE_BYTES = 2**16  # of a line are read: 256 for each token that the model takes
+
+
+@dataclass(frozen=True)
+class InputLine:
+    """A line without its newline: its first `LINE_BYTES` bytes, and its whole size in bytes."""
+
+    start: bytes
+    size: int
+
+
+# %%
+def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
+    """The lines of `stream` in groups: those at hand, at most `GROUP_LINES`, and first fewer.
+
+    A last line without a newline counts; the nothing after a last newline doesn't.
+    """
+    start, size, most = b"", 0, 16
+    while chunk := stream.read1(LINE_BYTES):
+        *ends, rest = chunk.split(b"\n")
+        lines = []
+        for end in ends:
+            lines.append(InputLine((start + end)[:LINE_BYTES], size + len(end)))
+            start, size = b"", 0
+        start, size = (start + rest)[:LINE_BYTES], size + len(rest)
+        while lines:
+            yield lines[:most]
+            lines, most = lines[most:], min(2 * most, GROUP_LINES)
+    if size:
+        yield [InputLine(start, size)]
+
+
+def text_stream(texts: Iterable[str]) -> BinaryIO:
+    """Texts as a stream of bytes, each ended by a newline; bytes that are no text stay as they were."""
+    return io.BytesIO("".join(f"{text}\n" for text in texts).encode("utf-8", "surrogateescape"))
+
+
+# %%
+(group,) = line_groups(text_stream(["ein\u2028Hund", "", "x" * 100_000, "läuft\r"]))
+assert [line.size for line in group] == [10, 0, 100_000, 7]
+assert max(len(line.start) for line in group) == LINE_BYTES
+assert list(line_groups(io.BytesIO(b"a\nb"))) == [[InputLine(b"a", 1)], [InputLine(b"b", 1)]]
+groups = [len(group) for group in line_groups(io.BytesIO(b"\n" * 2000))]
+assert groups[:3] == [16, 32, 64] and max(groups) == GROUP_LINES and sum(groups) == 2000
+
+# %% [markdown]
+# ### From a line to ids
+#
+# A line may hold anything. Bytes that are not UTF-8 are read as U+FFFD, and what is too long for the model is cut. Either is said once, on standard error, with the line's number. White space alone is no text; `strip` also takes the rarer kinds of it, which the tokenizer would keep as unknown letters.
+
+
+# %%
+def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
+    """A line to at most `MAX_LEN` ids, eos included; a note on standard error says what was changed."""
+    whole = line.size == len(line.start)
+    text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a cut letter is left out
+    tokens = len(trained.tokenizer.encode(text.strip())) + 1  # and eos
+    changes = []
+    if not line.start.startswith(text.encode()):
+        changes.append("is not UTF-8 (bad bytes are read as U+FFFD)")
+    if not whole:
+        changes.append(f"has {line.size:,} bytes (only the first {LINE_BYTES:,} are read)")
+    if tokens > MAX_LEN:
+        changes.append(f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)")
+    if changes:
+        tqdm.write(f"note: line {number} {' and '.join(changes)}", file=sys.stderr)
+    return source_ids(text.strip(), trained.tokenizer)
+
+
+def row_groups(trained: Trained, stream: BinaryIO) -> Iterator[list[list[int]]]:
+    """The lines of `stream`, encoded, in the groups in which they come."""
+    numbers = itertools.count(1)
+    for group in line_groups(stream):
+        yield [encode_line(trained, line, next(numbers)) for line in group]
+
+
+# %%
+notes = io.StringIO()
+with contextlib.redirect_stderr(notes):
+    ((good, bad, blank, endless),) = row_groups(
+        trained, io.BytesIO(b"Hund\nHund \xff\n \x0b\xc2\x85\n" + b"Hund " * 20_000 + b"\n")
+    )
+print(notes.getvalue(), end="")
+assert good == bad and blank == [EOS] and len(endless) == MAX_LEN and endless[-1] == EOS
+assert notes.getvalue().count("\n") == 2
+
+# %% [markdown]
+# ### From hypotheses to lines
+#
+# A translation is printed alone, with its score (`--scores`), or with the runners-up (`--nbest`). A score is $\log p / T^\alpha$: the nearer to 0, the surer. The n-best form is that of Moses and Marian: the line's number *from 0*, the text, the score, between bars. A line with fewer hypotheses gets fewer lines, without padding; the number says where each belongs. An empty line has one translation, the empty text, of score 0.
+#
+# When it samples, each line has its own seed: `--seed` plus its number from 0. It is decoded alone. Otherwise what is drawn for a line would depend on which lines happened to arrive together.
 
 
 # %%
 @dataclass
-class TranslateOptions(DecodeOptions):
-    """Options of `translate`."""
+class ModelOptions(DecodeOptions):
+    """Which model, and how it searches."""
 
     model: str | None = None
     """A model's folder; by default the best one that ships."""
@@ -1229,7 +1398,130 @@ class TranslateOptions(DecodeOptions):
 
 
 @dataclass
-class EvaluateOptions(TranslateOptions):
+class TranslateOptions(ModelOptions):
+    """Options of `translate`."""
+
+    text: list[str] = field(default_factory=list)
+    """Texts; each line of them gives a line of output."""
+    input: str | None = None
+    """A file to translate, a sentence a line; by default standard input."""
+    nbest: int | None = None
+    """Print the N best of each line's beam: NUMBER FROM 0 ||| TEXT ||| SCORE."""
+    scores: bool = False
+    """Print TEXT, a tab, SCORE: log-probability / length^alpha."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.text and self.input is not None:
+            raise ValueError("either texts or --input, not both")
+        most = 1 if self.sample else self.beam
+        if self.nbest is not None and not 1 <= self.nbest <= most:
+            hint = "sampling draws one" if self.sample else "widen --beam"
+            raise ValueError(f"nbest must be from 1 to {most}, not {self.nbest}: {hint}")
+
+
+# %%
+def best_texts(
+    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
+) -> list[list[tuple[str, float]]]:
+    """Up to `nbest` texts for each row with their scores, best first; for want of any, ("", 0.0).
+
+    No text holds a line end of any kind.
+    """
+    return [
+        [
+            (" ".join(trained.tokenizer.decode(h.ids).splitlines()), h.score(options.alpha))
+            for h in found
+        ]
+        or [("", 0.0)]
+        for found in decode_hypotheses(trained, rows, options, nbest)
+    ]
+
+
+def best_texts_by_line(
+    trained: Trained, rows: Sequence[Sequence[int]], options: TranslateOptions, first: int
+) -> list[list[tuple[str, float]]]:
+    """`best_texts` of the lines numbered from `first`; what is drawn depends on line and number alone."""
+    if not options.sample:
+        return best_texts(trained, rows, options, options.nbest or 1)
+    seeds = ((options.seed + number) % 2**63 for number in itertools.count(first))
+    alone = (([row], replace(options, seed=seed)) for row, seed in zip(rows, seeds, strict=False))
+    return [found for row, how in alone for found in best_texts(trained, row, how)]
+
+
+def in_print(found: Sequence[tuple[str, float]], number: int, options: TranslateOptions) -> str:
+    """The output for line `number`, from 0: one line, or with `nbest` one for each text found."""
+    if options.nbest is not None:
+        return "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in found)
+    text, score = found[0]
+    return f"{text}\t{score:.4f}" if options.scores else text
+
+
+# %%
+two_best = [("A dog.", -0.25), ("Dog.", -1.5)]
+print(in_print(two_best, 0, TranslateOptions(nbest=2)))
+assert in_print(two_best, 0, TranslateOptions()) == "A dog."
+assert in_print(two_best, 0, TranslateOptions(scores=True)) == "A dog.\t-0.2500"
+assert best_texts(trained, [[EOS]], DecodeOptions()) == [[("", 0.0)]]
+
+# %% [markdown]
+# ### Translate
+#
+# A group is printed as soon as it is decoded, so whatever stops the command, what was finished is out. A progress bar appears on standard error where a person waits for a file: not where output goes to the screen, since the answers themselves are the progress there.
+
+
+# %%
+def open_model(options: ModelOptions) -> Trained:
+    """The model that the options name. Raises ValueError or FileNotFoundError where it is unfit."""
+    folder = Path(options.model) if options.model else default_model()
+    return load_model(folder, pick_device(options.device))
+
+
+def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[BinaryIO]:
+    """What to translate, as bytes. Raises ValueError where there is nothing to read from."""
+    if options.text:
+        return text_stream(options.text)
+    if options.input is not None:
+        try:
+            return open(options.input, "rb")
+        except OSError as error:
+            raise ValueError(f"can't read {options.input!r}: {error.strerror}") from error
+    if sys.stdin is None:
+        raise ValueError("there is no standard input: give texts, or --input FILE")
+    return contextlib.nullcontext(sys.stdin.buffer)  # not ours to close
+
+
+def progress(options: TranslateOptions) -> tqdm:
+    """A count of lines on standard error, for who waits at a terminal and sees nothing else."""
+    typed = options.input is None and sys.stdin is not None and sys.stdin.isatty()
+    seen = sys.stdout is not None and sys.stdout.isatty()
+    hidden = bool(options.text) or typed or seen or not sys.stderr.isatty()
+    return tqdm(desc="translated", unit=" lines", leave=False, disable=hidden)
+
+
+# %%
+def run_translate(options: TranslateOptions) -> None:
+    """Print a line, or with `nbest` several, for each line of the input."""
+    done = 0
+    with open_input(options) as stream, progress(options) as bar:
+        trained = open_model(options)
+        for rows in row_groups(trained, stream):
+            found = best_texts_by_line(trained, rows, options, first=done)
+            printed = [in_print(texts, done + i, options) for i, texts in enumerate(found)]
+            print("\n".join(printed), flush=True)
+            done += len(rows)
+            bar.update(len(rows))
+
+
+# %% [markdown]
+# ### Evaluate
+#
+# `evaluate` prints cased BLEU first, the figure that we report. Lower-cased BLEU and chrF2, a score of letters instead of words, stand below it, for comparison with papers that give them. Each has its signature.
+
+
+# %%
+@dataclass
+class EvaluateOptions(ModelOptions):
     """Options of `evaluate`."""
 
     corpus: Literal["sample", "multi30k"] | None = None
@@ -1240,104 +1532,6 @@ class EvaluateOptions(TranslateOptions):
     """Instead of a corpus: a German file, a sentence a line."""
     reference: str | None = None
     """With --source: the English of each line."""
-
-
-# %%
-def parse_command(argv: Sequence[str] | None = None) -> tuple[list[str], TranslateOptions]:
-    """The command line to texts (for `translate`) and options, whose class says which command it is.
-
-    Raises ValueError for what it does not understand.
-    """
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    parser = ArgumentParser(
-        prog="ch09_decoding_and_bleu.py",
-        description="Translate from German to English, or measure how well a model does.",
-        exit_on_error=False,
-    )
-    commands = parser.add_subcommands(required=True, metavar="COMMAND")
-    kinds = {"translate": TranslateOptions, "evaluate": EvaluateOptions}
-    for name, kind in kinds.items():
-        part = ArgumentParser(exit_on_error=False, description=f"Options of `{name}`.")
-        if name == "translate":
-            texts = "Texts, each a line of output; without any, lines of standard input."
-            part.add_argument("text", nargs="*", type=str, help=texts)
-        part.add_class_arguments(kind, skip={"sample"})
-        part.add_argument("--sample", action="store_true", help="Draw each token.")
-        helps = {"translate": "translate texts", "evaluate": "sacreBLEU on a corpus, or on files"}
-        commands.add_subcommand(name, part, help=helps[name])
-    try:
-        parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv)).as_dict()
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    chosen = parsed[parsed["subcommand"]]
-    texts = chosen.pop("text", [])
-    return texts, kinds[parsed["subcommand"]](**chosen)
-
-
-# %%
-def open_model(options: TranslateOptions) -> Trained:
-    """The model that the options name. Raises ValueError or FileNotFoundError where it is unfit."""
-    folder = Path(options.model) if options.model else default_model()
-    device = pick_device(options.device)
-    try:
-        return load_model(folder, device)
-    except (
-        RuntimeError,
-        TypeError,
-        ZeroDivisionError,
-    ) as error:  # a tokenizer or config that is damaged
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"{folder} can't be loaded ({reason}): train it again") from error
-
-
-# %%
-def cut_rows(trained: Trained, lines: Sequence[str], first: int = 1) -> list[list[int]]:
-    """Encoded lines, cut to what the model takes, with a note on standard error for each that was.
-
-    `first` is the number of the first line. Raises ValueError for what is no valid text.
-    """
-    rows = []
-    for number, line in enumerate(lines, start=first):
-        try:
-            line.encode("utf-8")
-        except UnicodeEncodeError as error:  # the shell handed over bytes that are no text
-            raise ValueError(f"line {number} is not UTF-8: convert it first") from error
-        tokens = len(trained.tokenizer.encode(line)) + 1  # and eos
-        if tokens > MAX_LEN:
-            note = (
-                f"note: line {number} has {tokens} tokens; only the first {MAX_LEN} are translated"
-            )
-            print(note, file=sys.stderr)
-        rows.append(source_ids(line, trained.tokenizer))
-    return rows
-
-
-# %%
-def standard_input() -> Iterator[str]:
-    """The lines of standard input, which only a newline separates. Raises ValueError where not UTF-8."""
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            yield line.removesuffix(b"\n").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"line {number} is not UTF-8: convert it first") from error
-
-
-# %%
-def run_translate(texts: Sequence[str], options: TranslateOptions) -> None:
-    """Print a line for each line of `texts`, or of standard input where there are none."""
-    trained = open_model(options)
-    search = options.searcher(next(trained.model.parameters()).device)
-    if texts:
-        lines = (line for text in texts for line in text.split("\n"))
-    else:
-        lines = standard_input()
-    group = 1 if not texts and sys.stdin.isatty() else 512  # a person sees each answer at once
-    first = 1
-    while some := list(itertools.islice(lines, group)):
-        for translation in decode_rows(trained, cut_rows(trained, some, first), search):
-            print(translation, flush=group == 1)
-        first += len(some)
 
 
 # %%
@@ -1370,47 +1564,134 @@ def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list
 
 
 # %%
+def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> list[str]:
+    """Cased BLEU, lower-cased BLEU and chrF2, from 0 to 100, each in a line with its signature."""
+    from sacrebleu.metrics import CHRF
+
+    cased = corpus_bleu(outputs, references)
+    lower = corpus_bleu(outputs, references, lowercase=True)
+    metric = CHRF()
+    letters = metric.corpus_score(list(outputs), [list(references)])
+    return [
+        f"BLEU {cased.score:.2f}  {how}  ({cased.signature})",
+        f"lower-cased BLEU {lower.score:.2f}  ({lower.signature})",
+        f"{letters.name} {letters.score:.2f}  ({metric.get_signature()})",
+    ]
+
+
 def run_evaluate(options: EvaluateOptions) -> None:
-    """Translate, and print sacreBLEU with its signature and the first few translations."""
+    """Translate, and print sacreBLEU's scores with signatures and the first few translations."""
     trained = open_model(options)
-    search = options.searcher(next(trained.model.parameters()).device)
     for name, pairs in pairs_to_score(options, trained).items():
         print(f"translating {len(pairs):,} lines of {name}", file=sys.stderr)
         sources, references = zip(*pairs, strict=True)
-        outputs = decode_rows(trained, cut_rows(trained, sources), search)
-        bleu = corpus_bleu(outputs, references)
-        print(f"{name}: BLEU {bleu.score:.2f}  {options.in_words()}  ({bleu.signature})")
+        rows = [row for group in row_groups(trained, text_stream(sources)) for row in group]
+        outputs = [texts[0][0] for texts in best_texts(trained, rows, options)]
+        for line in score_lines(outputs, references, options.in_words()):
+            print(f"{name}: {line}")
         for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:
             print(f"\n  source       {source}\n  reference    {reference}\n  translation  {output}")
 
 
 # %%
+cased, lower, letters = score_lines(["a dog is running fast"], ["A dog is running fast"], "greedy")
+assert "case:mixed" in cased and "BLEU 100.00" in lower and letters.startswith("chrF2 ")
+assert float(cased.split()[1]) < 100  # a capital is missing
+
+# %% [markdown]
+# ### One table, one way out
+#
+# The subcommands stand in a table: a word of help, a class whose fields are the options, and the function that they go to. Whatever is wrong becomes one line and exit code 2. Ctrl-C gives 130. A reader that has seen enough, as in `| head -1`, closes the pipe: that is 141, as for `cat`, and not worth a word.
+
+
+# %%
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: what `--help` says of it, the class of its options, and what runs them."""
+
+    help: str
+    options: type
+    run: Callable[[Any], None]
+
+
+COMMANDS: dict[str, Command] = {
+    "translate": Command("translate texts", TranslateOptions, run_translate),
+    "evaluate": Command("sacreBLEU on a corpus, or on files", EvaluateOptions, run_evaluate),
+}
+FLAGS: dict[str, str] = {  # options that take no value
+    "sample": "Draw each token.",
+    "scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha.",
+}
+
+
+# %%
+def parse_command(argv: Sequence[str] | None = None) -> tuple[Command, Any]:
+    """The command line to a subcommand and its options. Raises ValueError where it makes no sense."""
+    from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # --help shows them
+    parser = ArgumentParser(
+        prog="ch09_decoding_and_bleu.py",
+        description="Translate from German to English, or measure how well a model does.",
+        exit_on_error=False,
+    )
+    parts = parser.add_subcommands(required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        part = ArgumentParser(exit_on_error=False, description=f"Options of `{name}`.")
+        special = {option.name for option in fields(command.options)} & {"text", *FLAGS}
+        if "text" in special:
+            texts = "Texts, each a line of output; without any, --input or standard input."
+            part.add_argument("text", nargs="*", type=str, help=texts)
+        part.add_class_arguments(command.options, skip=special)
+        for flag in sorted(special - {"text"}):
+            part.add_argument(f"--{flag}", action="store_true", help=FLAGS[flag])
+        parts.add_subcommand(name, part, help=command.help)
+    try:
+        parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv)).as_dict()
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    command = COMMANDS[parsed["subcommand"]]
+    return command, command.options(**parsed[parsed["subcommand"]])
+
+
+# %%
+def release_output() -> None:
+    """Flush what is printed. Where that fails, let it go, or Python fails once more at its exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            print(end="", file=stream, flush=True)
+        except OSError:
+            with contextlib.suppress(OSError):  # a stream without a file has nothing to let go
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command: `translate` or `evaluate`. Returns the exit code, 2 after an error."""
+    """The command. Returns the exit code: 2 for a mistake, 130 after Ctrl-C, 141 for a closed pipe."""
     try:
         if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal's locale says
-        texts, options = parse_command(argv)
-        if isinstance(options, EvaluateOptions):
-            run_evaluate(options)
-        else:
-            run_translate(texts, options)
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
+        command, options = parse_command(argv)
+        command.run(options)
+        print(end="", flush=True)
+    except BrokenPipeError:
+        return 141
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except torch.OutOfMemoryError:
+        print("error: the GPU's memory is full: lower --beam, or use --device cpu", file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
+    finally:
+        release_output()
     return 0
 
 
 # %%
-command = [
-    "translate",
-    "Ein Hund schläft im Garten.",
-    "--model",
-    str(stored.parent),
-    "--device",
-    "cpu",
-]
-assert main(command) == 0
+shipped = ["--model", str(stored.parent), "--device", "cpu"]
+assert main(["translate", "Ein Hund schläft im Garten.\n\nEine Katze schläft.", *shipped]) == 0
 with contextlib.redirect_stderr(io.StringIO()) as complaint:
     assert main(["translate", "Ein Hund schläft.", "--beam", "0"]) == 2
 print(complaint.getvalue().strip())
