@@ -1508,7 +1508,8 @@ def run_translate(options: TranslateOptions) -> None:
         for rows in row_groups(trained, stream):
             found = best_texts_by_line(trained, rows, options, first=done)
             printed = [in_print(texts, done + i, options) for i, texts in enumerate(found)]
-            print("\n".join(printed), flush=True)
+            # One write, newline and all: Ctrl-C must not come between a line and its end.
+            print("\n".join(printed) + "\n", end="", flush=True)
             done += len(rows)
             bar.update(len(rows))
 
@@ -1629,7 +1630,9 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[Command, Any]:
     """The command line to a subcommand and its options. Raises ValueError where it makes no sense."""
     from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # --help shows them
+    argv = list(sys.argv[1:] if argv is None else argv)
+    helps = not {"-h", "--help"}.isdisjoint(argv)  # with the fields' docstrings, slow to collect
+    set_parsing_settings(docstring_parse_attribute_docstrings=helps)
     parser = ArgumentParser(
         prog="ch09_decoding_and_bleu.py",
         description="Translate from German to English, or measure how well a model does.",
@@ -1647,7 +1650,7 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[Command, Any]:
             part.add_argument(f"--{flag}", action="store_true", help=FLAGS[flag])
         parts.add_subcommand(name, part, help=command.help)
     try:
-        parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv)).as_dict()
+        parsed = parser.parse_args(argv).as_dict()
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).split())) from error
     command = COMMANDS[parsed["subcommand"]]
