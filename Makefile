@@ -89,14 +89,17 @@ bench: setup  ## time a training step against nn.Transformer, MarianMTModel and 
 	@$(PY) -c 'import transformers, x_transformers' 2>/dev/null || $(INSTALL_PEERS)
 	$(PY) scripts/ch07_going_fast.py peers $(ARGS)
 
-# The text travels in the environment, so that no shell ever reads it as a command.
+# Texts and names travel in the environment, so that no shell ever reads them as a command.
 override TEXT := $(value TEXT)
+override FILE := $(value FILE)
 override MODEL := $(value MODEL)
-export TEXT MODEL
-translate: setup  ## translate German: make translate TEXT="Ein Hund läuft." [MODEL=runs/NAME]
-	@test -n "$$TEXT" || { echo 'Say what to translate: make translate TEXT="Ein Hund läuft."'; exit 2; }
-	@printf '%s\n' "$$TEXT" | $(PY) scripts/ch09_decoding_and_bleu.py translate \
-	  $(if $(MODEL),--model "$$MODEL")
+export TEXT FILE MODEL
+TRANSLATE = $(PY) scripts/ch09_decoding_and_bleu.py translate $(if $(MODEL),--model="$$MODEL")
+translate: setup  ## translate German: make translate TEXT="Ein Hund läuft." or FILE=path [MODEL=runs/NAME]
+	@test -n "$$TEXT$$FILE" || \
+	  { echo 'Say what to translate: make translate TEXT="Ein Hund läuft.", or FILE=path'; exit 2; }
+	@if [ -n "$$TEXT" ]; then printf '%s\n' "$$TEXT" | $(TRANSLATE); \
+	  else $(TRANSLATE) --input="$$FILE"; fi
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache build dist *.egg-info

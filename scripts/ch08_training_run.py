@@ -1068,8 +1068,12 @@ def load_model(folder: Path, device: torch.device | str = "cpu") -> Trained:
         config = TrainConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'} is not a TrainConfig: {error}") from error
-    tokenizer = BPETokenizer.load(folder / "tokenizer.model")
-    model = build_model(config, len(tokenizer))
+    try:
+        tokenizer = BPETokenizer.load(folder / "tokenizer.model")
+        model = build_model(config, len(tokenizer))
+    except (RuntimeError, TypeError, ZeroDivisionError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"{folder} can't be loaded ({reason}): train it again") from error
     path = folder / "model.safetensors"
     load_weights(model, load_tensors(path)[0], path)
     return Trained(model.to(device).eval(), tokenizer, config)

@@ -69,6 +69,7 @@ if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK
 
 # %%
 import bisect
+import codecs
 import contextlib
 import copy
 import importlib.util
@@ -76,7 +77,9 @@ import io
 import itertools
 import json
 import math
+import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -84,10 +87,10 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import altair as alt
 import numpy as np
@@ -95,6 +98,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
@@ -108,6 +112,7 @@ from scripts.ch04_encoder_decoder import (
     LayerNorm,
     make_model,
     scramble,
+    to_torch_transformer,
 )
 from scripts.ch05_training import BOS, EOS, PAD, UNK, greedy_decode
 from scripts.ch06_multi30k import (
@@ -123,9 +128,13 @@ from scripts.ch06_multi30k import (
 from scripts.ch07_going_fast import (
     AttentionCore,
     Layout,
+    Marian,
+    Shape,
     encode_rows,
     feed_forward,
+    keep_memory,
     linear,
+    matrix_rate,
     memory_keys_and_values,
     normed,
     product,
@@ -134,6 +143,7 @@ from scripts.ch07_going_fast import (
 )
 from scripts.ch08_training_run import (
     Hypothesis,
+    TrainConfig,
     Trained,
     average_checkpoints,
     beam_search,
@@ -146,6 +156,7 @@ from scripts.ch08_training_run import (
     next_log_probs,
     paired_p,
     pick_device,
+    searcher,
     sift,
 )
 from scripts.charts import GREY, PALETTE, bars, lines, rounded, titled
@@ -2064,7 +2075,9 @@ pd.DataFrame(load_record("multi30k-de-en")["samples"])[:7]
 
 
 # %%
-def best_texts(trained: Trained, found: Sequence[Sequence[Hypothesis]], alpha: float) -> list[str]:
+def ranked_texts(
+    trained: Trained, found: Sequence[Sequence[Hypothesis]], alpha: float
+) -> list[str]:
     """Each source's best hypothesis at length penalty `alpha`, as text; none is the empty text."""
     best = (max(some, key=lambda h: h.score(alpha), default=None) for some in found)
     return [trained.tokenizer.decode(h.ids) if h else "" for h in best]
@@ -2111,7 +2124,7 @@ def beam_sweep(
         start = clock()
         found = decode_hypotheses(trained, rows, DecodeOptions(beam=beam, alpha=alpha))
         seconds = clock() - start
-        outputs[beam] = best_texts(trained, found, alpha)
+        outputs[beam] = ranked_texts(trained, found, alpha)
         table.append({"beam": beam} | scores_of(outputs[beam], references) | {"seconds": seconds})
         print(f"beam {beam}: BLEU {table[-1]['bleu']}, {seconds:.1f} s", file=sys.stderr)
     return table, outputs
@@ -2129,7 +2142,7 @@ def penalty_sweep(
         for alpha in (min(alphas), max(alphas))
     ]
     both = [[*low, *high] for low, high in zip(*ends, strict=True)]
-    return {alpha: best_texts(trained, both, alpha) for alpha in alphas}
+    return {alpha: ranked_texts(trained, both, alpha) for alpha in alphas}
 
 
 # %%
@@ -2892,11 +2905,11 @@ def step_graph(model: EncoderDecoder, kind: type[OnnxDecoderStep] = OnnxDecoderS
 
 
 # %%
-def need_packages(*names: str) -> None:
+def need_packages(*names: str, extra: str = "export") -> None:
     """Raise ValueError, with the remedy, where one of these packages is missing."""
     absent = [name for name in names if importlib.util.find_spec(name) is None]
     if absent:
-        raise ValueError(f"{absent[0]} is not installed: pip install -e '.[export]'")
+        raise ValueError(f"{absent[0]} is not installed: pip install -e '.[{extra}]'")
 
 
 # %% [markdown]
@@ -3173,15 +3186,372 @@ else:
 # `python scripts/ch09_decoding_and_bleu.py export FOLDER` writes both formats, each into a folder of its own. It needs the packages of `pip install -e '.[export]'`.
 
 # %% [markdown]
-# ## The command
+# ## Against others
 #
-# What follows wraps the chapter for the terminal. `translate` writes one line for each line it reads and keeps their order. An empty line stays empty, and a text beyond 256 tokens is cut, with a note. `evaluate` prints sacreBLEU and its signature for a corpus, or for two files. `export` writes the model for ONNX and CTranslate2. Whatever is wrong gets one line that says so, and exit code 2.
+# > **In short.** The same weights, the same sentences in the same order, the same two cores. How many sentences a second, and where does the time go?
+#
+# Six programs translate a test set, end to end from token ids to token ids: the textbook's path, with `nn.Transformer` or our own modules, both recomputing the prefix; ours; Hugging Face's `MarianMTModel.generate`, which has a cache; and CTranslate2, a decoder written in C++ for this purpose, in float32 and with weights rounded to 8 bits. All get batches of similar length. All but Marian run our weights, so their BLEU shows that they did the same work. Marian knows no pre-norm; it gets the same sizes with random weights, and is made to write as many tokens as our longest output of the batch.
+
+
+# %%
+class TorchDecoder(nn.Module):
+    """`nn.Transformer` with `model`'s weights and the three parts that our searches ask for."""
+
+    def __init__(self, model: EncoderDecoder):
+        super().__init__()
+        self.body = to_torch_transformer(model)
+        self.src_embed, self.tgt_embed = model.src_embed, model.tgt_embed
+        self.generator = model.generator
+
+    def encode(self, src: Tensor, src_mask: Tensor) -> Tensor:
+        """src (B, S), src_mask (B, 1, S), to the memory (B, S, D)."""
+        return self.body.encoder(self.src_embed(src), src_key_padding_mask=~src_mask.squeeze(1))
+
+    def decode(self, memory: Tensor, src_mask: Tensor, tgt: Tensor, tgt_mask: Tensor) -> Tensor:
+        """memory (B, S, D) and tgt (B, T) to (B, T, D)."""
+        return self.body.decoder(
+            self.tgt_embed(tgt),
+            memory,
+            tgt_mask=~tgt_mask[0],
+            memory_key_padding_mask=~src_mask.squeeze(1),
+        )
+
+
+# %%
+def in_batches(
+    model: nn.Module, rows: Sequence[Sequence[int]], search: Callable[..., Any], size: int
+) -> list[Sequence[int]]:
+    """What `search` writes for each of `rows`, `size` at a time in the order given, on all threads."""
+    found: list[Sequence[int]] = []
+    for start in range(0, len(rows), size):
+        src = pad_rows(rows[start : start + size])  # (B, S)
+        found += search(model, src, padding_mask(src), min(MAX_LEN, 2 * src.size(1) + 10))
+    return found
+
+
+def textbook_way(model: nn.Module, rows: Sequence[Sequence[int]]) -> Callable[[int], list]:
+    """Chapter 8's searches, which recompute the prefix."""
+    return lambda beam: in_batches(model, rows, searcher(beam), 64 if beam == 1 else 32)
+
+
+def our_way(trained: Trained, rows: Sequence[Sequence[int]]) -> Callable[[int], list]:
+    """This chapter's searches."""
+
+    def run(beam: int) -> list[Sequence[int]]:
+        if beam == 1:
+            return [row.tolist() for row in search_rows(trained.model, rows, cached_greedy)]
+        found = decode_hypotheses(trained, rows, DecodeOptions(beam=beam))
+        return [hypotheses[0].ids for hypotheses in found]
+
+    return run
+
+
+# %%
+def marian_way(
+    trained: Trained, rows: Sequence[Sequence[int]], lengths: Mapping[int, Sequence[int]]
+) -> Callable[[int], None]:
+    """`MarianMTModel.generate`, random weights: each batch writes as many tokens as our longest there.
+
+    `lengths[beam]` holds the tokens that our search wrote for each row.
+    """
+    config = trained.config
+    shape = Shape(
+        N=config.layers,
+        d_model=config.d_model,
+        d_ff=config.d_ff,
+        h=config.heads,
+        vocab=len(trained.tokenizer),
+        dropout=0.0,
+    )
+    model = Marian(shape).eval().body
+
+    def run(beam: int) -> None:
+        size = 64 if beam == 1 else 32
+        for start in range(0, len(rows), size):
+            src = pad_rows(rows[start : start + size])  # (B, S)
+            steps = max(lengths[beam][start : start + size])
+            how = {"min_new_tokens": steps, "max_new_tokens": steps, "length_penalty": 0.6}
+            mask = (src != PAD).long()
+            model.generate(src, attention_mask=mask, num_beams=beam, do_sample=False, **how)
+
+    return run
+
+
+# %%
+def ctranslate2_way(
+    trained: Trained, rows: Sequence[Sequence[int]], folder: Path, compute_type: str, threads: int
+) -> Callable[[int], list]:
+    """CTranslate2 on the same weights: each of `threads` workers computes batches alone, as ours do."""
+    import ctranslate2
+
+    how = {"inter_threads": threads, "intra_threads": 1, "compute_type": compute_type}
+    translator = ctranslate2.Translator(str(folder), **how)
+    processor = trained.tokenizer.processor
+    pieces = [[processor.id_to_piece(i) for i in row[:-1]] for row in rows]  # it adds </s>
+
+    def run(beam: int) -> list[Sequence[int]]:
+        found = translator.translate_batch(
+            pieces,
+            beam_size=beam,
+            length_penalty=0.6,
+            max_decoding_length=MAX_LEN,
+            min_decoding_length=0,
+            max_batch_size=128 if beam == 1 else 64,
+        )
+        return [[processor.piece_to_id(p) for p in result.hypotheses[0]] for result in found]
+
+    return run
 
 
 # %%
 @dataclass
-class TranslateOptions(DecodeOptions):
-    """Options of `translate`."""
+class SpeedTestOptions:
+    """Options of `bench`."""
+
+    model: str | None = None
+    """A model's folder; by default the best one that ships."""
+    rounds: int = 5
+    """Passes of each program over the test set, in turns; the median counts."""
+    sentences: int = 1000
+    """How many sentences of the test set."""
+    save: bool = False
+    """Keep the result as results/decoding-speed.json, which the chapter shows."""
+
+
+def decoding_flops(config: TrainConfig, vocab: int, source: int, written: int) -> int:
+    """Operations of the products, 2 a multiplication: for `source` tokens read and `written` computed."""
+    D, width = config.d_model, config.d_ff
+    encoder = 4 * D * D + 2 * D * width + 2 * D * D  # and the keys and values for cross-attention
+    decoder = 6 * D * D + 2 * D * width
+    return 2 * (config.layers * (source * encoder + written * decoder) + written * D * vocab)
+
+
+def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
+    """Sentences a second of each program, greedy and with a beam of 4, in turns: the record."""
+    need_packages("ctranslate2", "transformers", extra="bench")
+    keep_memory()
+    trained = open_model(ModelOptions(model=options.model, device="cpu"))
+    corpus = load_corpus(trained.config.corpus)
+    split = held_out_splits(corpus)[0]
+    pairs = sorted(corpus[split][: options.sentences], key=lambda pair: len(pair[0]))
+    rows = [source_ids(german, trained.tokenizer) for german, _ in pairs]
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    rows, references = [rows[i] for i in order], [pairs[i][1] for i in order]
+    threads = torch.get_num_threads()
+    ours = our_way(trained, rows)
+    lengths = {beam: [len(until_end(list(ids))) for ids in ours(beam)] for beam in (1, 4)}
+    with tempfile.TemporaryDirectory() as folder:
+        export_ctranslate2(trained, Path(folder))
+        ways = {
+            "textbook": textbook_way(trained.model, rows),
+            "nn.Transformer": textbook_way(TorchDecoder(trained.model).eval(), rows),
+            "MarianMTModel": marian_way(trained, rows, lengths),
+            "CTranslate2 float32": ctranslate2_way(trained, rows, Path(folder), "float32", threads),
+            "CTranslate2 int8": ctranslate2_way(trained, rows, Path(folder), "int8", threads),
+            "ours": ours,
+        }
+        reports = speed_reports(ways, trained, references, options.rounds)
+    source = sum(map(len, rows))
+    return {
+        "corpus": trained.config.corpus,
+        "split": split,
+        "sentences": len(rows),
+        "matrix_rate": matrix_rate(),
+        "flops": {
+            str(beam): decoding_flops(
+                trained.config, len(trained.tokenizer), source, beam * sum(lengths[beam])
+            )
+            for beam in (1, 4)
+        },
+        "reports": reports,
+    }
+
+
+def speed_reports(
+    ways: Mapping[str, Callable[[int], list | None]],
+    trained: Trained,
+    references: Sequence[str],
+    rounds: int,
+) -> list[dict[str, Any]]:
+    """Each way with each beam, in turns, so that a slow minute of the machine strikes all alike."""
+    seconds: dict[tuple[str, int], list[float]] = {}
+    written: dict[tuple[str, int], list | None] = {}
+    jobs = [(name, beam) for beam in (1, 4) for name in ways]
+    for name, beam in tqdm(jobs * (rounds + 1), desc="round after round"):  # one to warm up
+        start = time.perf_counter()
+        written[name, beam] = ways[name](beam)
+        seconds.setdefault((name, beam), []).append(time.perf_counter() - start)
+    reports = []
+    for (name, beam), times in seconds.items():
+        rates = sorted(len(references) / t for t in times[1:])
+        ids = written[name, beam]
+        texts = ids and [trained.tokenizer.decode(list(row)) for row in ids]
+        reports.append(
+            {
+                "program": name,
+                "beam": beam,
+                "sentences_per_second": round(statistics.median(rates), 2),
+                "lowest": round(rates[0], 2),
+                "highest": round(rates[-1], 2),
+                "bleu": round(corpus_bleu(texts, references).score, 2) if texts else None,
+            }
+        )
+    return reports
+
+
+# %%
+def speed_frame(record: dict[str, Any]) -> pd.DataFrame:
+    """A row for each program and beam: sentences a second with their range, BLEU, times the best of PyTorch."""
+    frame = pd.DataFrame(record["reports"])
+    peers = frame[frame["program"].isin(["nn.Transformer", "MarianMTModel"])]
+    best = peers.groupby("beam")["sentences_per_second"].max()
+    frame["times the best peer in PyTorch"] = (
+        frame["sentences_per_second"] / frame["beam"].map(best)
+    ).round(2)
+    return frame
+
+
+def decoding_speed_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Sentences a second of each program, greedy and with a beam of 4; lines from slowest to fastest round."""
+    frame = rounded(pd.DataFrame(record["reports"]))
+    frame["search"] = frame["beam"].map({1: "greedy", 4: "beam 4"})
+    order = list(dict.fromkeys(frame.sort_values("sentences_per_second")["program"]))
+    y = alt.Y("program:N", sort=order, title=None)
+    both = alt.YOffset("search:N", sort=["greedy", "beam 4"])
+    base = alt.Chart(frame).encode(y=y, yOffset=both)
+    top = 1.15 * frame["highest"].max()
+    x = alt.X("sentences_per_second:Q", title="sentences a second").scale(domain=[0, top])
+    color = alt.Color("search:N", sort=["greedy", "beam 4"], title=None)
+    bars_ = base.mark_bar().encode(x=x, color=color)
+    ranges = base.mark_rule(color="black").encode(x="lowest:Q", x2="highest:Q")
+    numbers = base.mark_text(align="left", dx=4, fontSize=11).encode(
+        x="highest:Q", text=alt.Text("sentences_per_second:Q", format=".0f")
+    )
+    return titled(
+        alt.layer(bars_, ranges, numbers).properties(width=420, height=alt.Step(20)),
+        "The same model, six programs",
+        f"Medians over the rounds on {record['sentences']:,} sentences; black lines run from the slowest round to the "
+        "fastest. A cache is worth more than everything else together.",
+    )
+
+
+# %% [markdown]
+# ## The command
+#
+# > **In short.** Others build upon a command. So it keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon as there is one; and one clear line, never a traceback, where something is wrong.
+#
+# `translate` takes texts as arguments, a file (`--input`), or standard input. `evaluate` measures a model on a corpus, or on two files. Both end in one function, which takes encoded sources and gives their best hypotheses.
+
+
+# %% [markdown]
+# ### Lines, as they come
+#
+# > **In short.** Take what is there, and wait only where nothing is. Then a file comes in large groups, a slow pipe in small ones, and a person gets an answer to each line.
+#
+# `read1` does just that: it waits until there is something, and hands over what there is, up to a limit. While a group is decoded the next lines pile up in the pipe, so groups grow where that helps. The first groups are small, for an early answer. Memory stays bounded by two limits, one on a group and one on a line. A line's bytes beyond the limit are counted and forgotten, so that a line of five megabytes costs no more than one of 64 kB.
+#
+# Only `\n` ends a line. Python's `splitlines` knows ten more ends, U+2028 among them; with it a text could become two, and every line after it would stand beside a wrong partner.
+
+# %%
+GROUP_LINES = 512  # are decoded together at most
+LINE_BYTES = 2**16  # of a line are read: 256 for each token that the model takes
+
+
+@dataclass(frozen=True)
+class InputLine:
+    """A line without its newline: its first `LINE_BYTES` bytes, and its whole size in bytes."""
+
+    start: bytes
+    size: int
+
+
+# %%
+def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
+    """The lines of `stream` in groups: those at hand, at most `GROUP_LINES`, and first fewer.
+
+    A last line without a newline counts; the nothing after a last newline doesn't.
+    """
+    start, size, most = b"", 0, 16
+    while chunk := stream.read1(LINE_BYTES):
+        *ends, rest = chunk.split(b"\n")
+        lines = []
+        for end in ends:
+            lines.append(InputLine((start + end)[:LINE_BYTES], size + len(end)))
+            start, size = b"", 0
+        start, size = (start + rest)[:LINE_BYTES], size + len(rest)
+        while lines:
+            yield lines[:most]
+            lines, most = lines[most:], min(2 * most, GROUP_LINES)
+    if size:
+        yield [InputLine(start, size)]
+
+
+def text_stream(texts: Iterable[str]) -> BinaryIO:
+    """Texts as a stream of bytes, each ended by a newline; bytes that are no text stay as they were."""
+    return io.BytesIO("".join(f"{text}\n" for text in texts).encode("utf-8", "surrogateescape"))
+
+
+# %%
+strange = text_stream(["ein\u2028Hund", "", "x" * 100_000, "läuft\r"])
+found = [line for group in line_groups(strange) for line in group]
+assert [line.size for line in found] == [10, 0, 100_000, 7]
+assert max(len(line.start) for line in found) == LINE_BYTES
+assert list(line_groups(io.BytesIO(b"a\nb"))) == [[InputLine(b"a", 1)], [InputLine(b"b", 1)]]
+groups = [len(group) for group in line_groups(io.BytesIO(b"\n" * 2000))]
+assert groups[:3] == [16, 32, 64] and max(groups) == GROUP_LINES and sum(groups) == 2000
+
+# %% [markdown]
+# ### From a line to ids
+#
+# A line may hold anything. Bytes that are not UTF-8 are read as U+FFFD, and what is too long for the model is cut. Either is said once, on standard error, with the line's number. White space alone is no text; `strip` also takes the rarer kinds of it, which the tokenizer would keep as unknown letters.
+
+
+# %%
+def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
+    """A line to at most `MAX_LEN` ids, eos included; a note on standard error says what was changed."""
+    whole = line.size == len(line.start)
+    text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a cut letter is left out
+    tokens = len(trained.tokenizer.encode(text.strip())) + 1  # and eos
+    changes = []
+    if not line.start.startswith(text.encode()):
+        changes.append("is not UTF-8 (bad bytes are read as U+FFFD)")
+    if not whole:
+        changes.append(f"has {line.size:,} bytes (only the first {LINE_BYTES:,} are read)")
+    if tokens > MAX_LEN:
+        changes.append(f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)")
+    if changes:
+        tqdm.write(f"note: line {number} {' and '.join(changes)}", file=sys.stderr)
+    return source_ids(text.strip(), trained.tokenizer)
+
+
+def row_groups(trained: Trained, stream: BinaryIO) -> Iterator[list[list[int]]]:
+    """The lines of `stream`, encoded, in the groups in which they come."""
+    numbers = itertools.count(1)
+    for group in line_groups(stream):
+        yield [encode_line(trained, line, next(numbers)) for line in group]
+
+
+# %%
+notes = io.StringIO()
+with contextlib.redirect_stderr(notes):
+    strange = io.BytesIO(b"Hund\nHund \xff\n \x0b\xc2\x85\n" + b"Hund " * 20_000 + b"\n")
+    good, bad, blank, endless = (row for rows in row_groups(trained, strange) for row in rows)
+print(notes.getvalue(), end="")
+assert good == bad and blank == [EOS] and len(endless) == MAX_LEN and endless[-1] == EOS
+assert notes.getvalue().count("\n") == 2
+
+# %% [markdown]
+# ### From hypotheses to lines
+#
+# A translation is printed alone, with its score (`--scores`), or with the runners-up (`--nbest`). A score is $\log p / T^\alpha$: the nearer to 0, the surer. The n-best form is that of Moses and Marian: the line's number *from 0*, the text, the score, between bars. A line with fewer hypotheses gets fewer lines, without padding; the number says where each belongs. An empty line has one translation, the empty text, of score 0.
+#
+# When it samples, each line has its own seed: `--seed` plus its number from 0. It is decoded alone. Otherwise what is drawn for a line would depend on which lines happened to arrive together.
+
+
+# %%
+@dataclass
+class ModelOptions(DecodeOptions):
+    """Which model, and how it searches."""
 
     model: str | None = None
     """A model's folder; by default the best one that ships."""
@@ -3190,7 +3560,131 @@ class TranslateOptions(DecodeOptions):
 
 
 @dataclass
-class EvaluateOptions(TranslateOptions):
+class TranslateOptions(ModelOptions):
+    """Options of `translate`."""
+
+    text: list[str] = field(default_factory=list)
+    """Texts; each line of them gives a line of output."""
+    input: str | None = None
+    """A file to translate, a sentence a line; by default standard input."""
+    nbest: int | None = None
+    """Print the N best of each line's beam: NUMBER FROM 0 ||| TEXT ||| SCORE."""
+    scores: bool = False
+    """Print TEXT, a tab, SCORE: log-probability / length^alpha."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.text and self.input is not None:
+            raise ValueError("either texts or --input, not both")
+        most = 1 if self.sample else self.beam
+        if self.nbest is not None and not 1 <= self.nbest <= most:
+            hint = "sampling draws one" if self.sample else "widen --beam"
+            raise ValueError(f"nbest must be from 1 to {most}, not {self.nbest}: {hint}")
+
+
+# %%
+def best_texts(
+    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
+) -> list[list[tuple[str, float]]]:
+    """Up to `nbest` texts for each row with their scores, best first; for want of any, ("", 0.0).
+
+    No text holds a line end of any kind.
+    """
+    return [
+        [
+            (" ".join(trained.tokenizer.decode(h.ids).splitlines()), h.score(options.alpha))
+            for h in found
+        ]
+        or [("", 0.0)]
+        for found in decode_hypotheses(trained, rows, options, nbest)
+    ]
+
+
+def best_texts_by_line(
+    trained: Trained, rows: Sequence[Sequence[int]], options: TranslateOptions, first: int
+) -> list[list[tuple[str, float]]]:
+    """`best_texts` of the lines numbered from `first`; what is drawn depends on line and number alone."""
+    if not options.sample:
+        return best_texts(trained, rows, options, options.nbest or 1)
+    seeds = ((options.seed + number) % 2**63 for number in itertools.count(first))
+    alone = (([row], replace(options, seed=seed)) for row, seed in zip(rows, seeds, strict=False))
+    return [found for row, how in alone for found in best_texts(trained, row, how)]
+
+
+def in_print(found: Sequence[tuple[str, float]], number: int, options: TranslateOptions) -> str:
+    """The output for line `number`, from 0: one line, or with `nbest` one for each text found."""
+    if options.nbest is not None:
+        return "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in found)
+    text, score = found[0]
+    return f"{text}\t{score:.4f}" if options.scores else text
+
+
+# %%
+two_best = [("A dog.", -0.25), ("Dog.", -1.5)]
+print(in_print(two_best, 0, TranslateOptions(nbest=2)))
+assert in_print(two_best, 0, TranslateOptions()) == "A dog."
+assert in_print(two_best, 0, TranslateOptions(scores=True)) == "A dog.\t-0.2500"
+assert best_texts(trained, [[EOS]], DecodeOptions()) == [[("", 0.0)]]
+
+# %% [markdown]
+# ### Translate
+#
+# A group is printed as soon as it is decoded, so whatever stops the command, what was finished is out. A progress bar appears on standard error where a person waits for a file: not where output goes to the screen, since the answers themselves are the progress there.
+
+
+# %%
+def open_model(options: ModelOptions) -> Trained:
+    """The model that the options name. Raises ValueError or FileNotFoundError where it is unfit."""
+    folder = Path(options.model) if options.model else default_model()
+    return load_model(folder, pick_device(options.device))
+
+
+def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[BinaryIO]:
+    """What to translate, as bytes. Raises ValueError where there is nothing to read from."""
+    if options.text:
+        return text_stream(options.text)
+    if options.input is not None:
+        try:
+            return open(options.input, "rb")
+        except OSError as error:
+            raise ValueError(f"can't read {options.input!r}: {error.strerror}") from error
+    if sys.stdin is None:
+        raise ValueError("there is no standard input: give texts, or --input FILE")
+    return contextlib.nullcontext(sys.stdin.buffer)  # not ours to close
+
+
+def progress(options: TranslateOptions) -> tqdm:
+    """A count of lines on standard error, for who waits at a terminal and sees nothing else."""
+    typed = options.input is None and sys.stdin is not None and sys.stdin.isatty()
+    seen = sys.stdout is not None and sys.stdout.isatty()
+    hidden = bool(options.text) or typed or seen or not sys.stderr.isatty()
+    return tqdm(desc="translated", unit=" lines", leave=False, disable=hidden)
+
+
+# %%
+def run_translate(options: TranslateOptions) -> None:
+    """Print a line, or with `nbest` several, for each line of the input."""
+    done = 0
+    with open_input(options) as stream, progress(options) as bar:
+        trained = open_model(options)
+        for rows in row_groups(trained, stream):
+            found = best_texts_by_line(trained, rows, options, first=done)
+            printed = [in_print(texts, done + i, options) for i, texts in enumerate(found)]
+            # One write, newline and all: Ctrl-C must not come between a line and its end.
+            print("\n".join(printed) + "\n", end="", flush=True)
+            done += len(rows)
+            bar.update(len(rows))
+
+
+# %% [markdown]
+# ### Evaluate
+#
+# `evaluate` prints cased BLEU first, the figure that we report. Lower-cased BLEU and chrF2, a score of letters instead of words, stand below it, for comparison with papers that give them. Each has its signature.
+
+
+# %%
+@dataclass
+class EvaluateOptions(ModelOptions):
     """Options of `evaluate`."""
 
     corpus: Literal["sample", "multi30k"] | None = None
@@ -3201,126 +3695,6 @@ class EvaluateOptions(TranslateOptions):
     """Instead of a corpus: a German file, a sentence a line."""
     reference: str | None = None
     """With --source: the English of each line."""
-
-
-@dataclass
-class ExportOptions:
-    """Options of `export`."""
-
-    folder: str
-    """Where to write; each format gets a folder of its own in it."""
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    format: Literal["onnx", "ctranslate2", "both"] = "both"
-    """What to write."""
-
-
-# %%
-def parse_command(
-    argv: Sequence[str] | None = None,
-) -> tuple[list[str], TranslateOptions | ExportOptions]:
-    """The command line to texts (for `translate`) and options, whose class says which command it is.
-
-    Raises ValueError for what it does not understand.
-    """
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    parser = ArgumentParser(
-        prog="ch09_decoding_and_bleu.py",
-        description="Translate from German to English, measure how well a model does, or export it.",
-        exit_on_error=False,
-    )
-    commands = parser.add_subcommands(required=True, metavar="COMMAND")
-    kinds = {
-        "translate": TranslateOptions,
-        "evaluate": EvaluateOptions,
-        "export": ExportOptions,
-    }
-    for name, kind in kinds.items():
-        part = ArgumentParser(exit_on_error=False, description=f"Options of `{name}`.")
-        if name == "translate":
-            texts = "Texts, each a line of output; without any, lines of standard input."
-            part.add_argument("text", nargs="*", type=str, help=texts)
-        if name == "export":
-            part.add_argument("folder", type=str, help="Where to write: FOLDER/onnx, …")
-            part.add_class_arguments(kind, skip={"folder"})
-        else:
-            part.add_class_arguments(kind, skip={"sample"})
-            part.add_argument("--sample", action="store_true", help="Draw each token.")
-        helps = {"translate": "translate texts", "evaluate": "sacreBLEU on a corpus, or on files"}
-        helps["export"] = "write a model for ONNX and CTranslate2"
-        commands.add_subcommand(name, part, help=helps[name])
-    try:
-        parsed = parser.parse_args(list(sys.argv[1:] if argv is None else argv)).as_dict()
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    chosen = parsed[parsed["subcommand"]]
-    texts = chosen.pop("text", [])
-    return texts, kinds[parsed["subcommand"]](**chosen)
-
-
-# %%
-def open_model(options: TranslateOptions | AnalyseOptions) -> Trained:
-    """The model that the options name. Raises ValueError or FileNotFoundError where it is unfit."""
-    folder = Path(options.model) if options.model else default_model()
-    device = pick_device(options.device)
-    try:
-        return load_model(folder, device)
-    except (
-        RuntimeError,
-        TypeError,
-        ZeroDivisionError,
-    ) as error:  # a tokenizer or config that is damaged
-        reason = str(error).strip().split("\n")[0]
-        raise ValueError(f"{folder} can't be loaded ({reason}): train it again") from error
-
-
-# %%
-def cut_rows(trained: Trained, lines: Sequence[str], first: int = 1) -> list[list[int]]:
-    """Encoded lines, cut to what the model takes, with a note on standard error for each that was.
-
-    `first` is the number of the first line. Raises ValueError for what is no valid text.
-    """
-    rows = []
-    for number, line in enumerate(lines, start=first):
-        try:
-            line.encode("utf-8")
-        except UnicodeEncodeError as error:  # the shell handed over bytes that are no text
-            raise ValueError(f"line {number} is not UTF-8: convert it first") from error
-        tokens = len(trained.tokenizer.encode(line)) + 1  # and eos
-        if tokens > MAX_LEN:
-            note = (
-                f"note: line {number} has {tokens} tokens; only the first {MAX_LEN} are translated"
-            )
-            print(note, file=sys.stderr)
-        rows.append(source_ids(line, trained.tokenizer))
-    return rows
-
-
-# %%
-def standard_input() -> Iterator[str]:
-    """The lines of standard input, which only a newline separates. Raises ValueError where not UTF-8."""
-    for number, line in enumerate(sys.stdin.buffer, start=1):
-        try:
-            yield line.removesuffix(b"\n").decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"line {number} is not UTF-8: convert it first") from error
-
-
-# %%
-def run_translate(texts: Sequence[str], options: TranslateOptions) -> None:
-    """Print a line for each line of `texts`, or of standard input where there are none."""
-    trained = open_model(options)
-    if texts:
-        lines = (line for text in texts for line in text.split("\n"))
-    else:
-        lines = standard_input()
-    group = 1 if not texts and sys.stdin.isatty() else 512  # a person sees each answer at once
-    first = 1
-    while some := list(itertools.islice(lines, group)):
-        for translation in decode_texts(trained, cut_rows(trained, some, first), options):
-            print(translation, flush=group == 1)
-        first += len(some)
 
 
 # %%
@@ -3353,17 +3727,55 @@ def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list
 
 
 # %%
+def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> list[str]:
+    """Cased BLEU, lower-cased BLEU and chrF2, from 0 to 100, each in a line with its signature."""
+    from sacrebleu.metrics import CHRF
+
+    cased = corpus_bleu(outputs, references)
+    lower = corpus_bleu(outputs, references, lowercase=True)
+    metric = CHRF()
+    letters = metric.corpus_score(list(outputs), [list(references)])
+    return [
+        f"BLEU {cased.score:.2f}  {how}  ({cased.signature})",
+        f"lower-cased BLEU {lower.score:.2f}  ({lower.signature})",
+        f"{letters.name} {letters.score:.2f}  ({metric.get_signature()})",
+    ]
+
+
 def run_evaluate(options: EvaluateOptions) -> None:
-    """Translate, and print sacreBLEU with its signature and the first few translations."""
+    """Translate, and print sacreBLEU's scores with signatures and the first few translations."""
     trained = open_model(options)
     for name, pairs in pairs_to_score(options, trained).items():
         print(f"translating {len(pairs):,} lines of {name}", file=sys.stderr)
         sources, references = zip(*pairs, strict=True)
-        outputs = decode_texts(trained, cut_rows(trained, sources), options)
-        bleu = corpus_bleu(outputs, references)
-        print(f"{name}: BLEU {bleu.score:.2f}  {options.in_words()}  ({bleu.signature})")
+        rows = [row for group in row_groups(trained, text_stream(sources)) for row in group]
+        outputs = [texts[0][0] for texts in best_texts(trained, rows, options)]
+        for line in score_lines(outputs, references, options.in_words()):
+            print(f"{name}: {line}")
         for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:
             print(f"\n  source       {source}\n  reference    {reference}\n  translation  {output}")
+
+
+# %%
+cased, lower, letters = score_lines(["a dog is running fast"], ["A dog is running fast"], "greedy")
+assert "case:mixed" in cased and "BLEU 100.00" in lower and letters.startswith("chrF2 ")
+assert float(cased.split()[1]) < 100  # a capital is missing
+
+# %% [markdown]
+# ### Export
+
+
+# %%
+@dataclass
+class ExportOptions:
+    """Options of `export`."""
+
+    folder: str
+    """Where to write; each format gets a folder of its own in it."""
+    model: str | None = None
+    """A model's folder; by default the best one that ships."""
+    format: Literal["onnx", "ctranslate2", "both"] = "both"
+    """What to write."""
 
 
 # %%
@@ -3372,7 +3784,7 @@ def run_export(options: ExportOptions) -> None:
     writers = {"onnx": export_onnx, "ctranslate2": export_ctranslate2}
     chosen = list(writers) if options.format == "both" else [options.format]
     need_packages(*chosen)  # before anything is written
-    trained = open_model(TranslateOptions(model=options.model, device="cpu"))
+    trained = open_model(ModelOptions(model=options.model, device="cpu"))
     for name in chosen:
         folder = Path(options.folder) / name
         try:
@@ -3384,37 +3796,122 @@ def run_export(options: ExportOptions) -> None:
         print(f"{folder}: {size / 1e6:.1f} MB")
 
 
+# %% [markdown]
+# ### Bench
+
+
 # %%
+def run_bench(options: SpeedTestOptions) -> None:
+    """Race the programs, print the table, and save the record if the options say so."""
+    defaults = SpeedTestOptions()
+    said = {"model": options.model, "rounds": options.rounds, "sentences": options.sentences}
+    words = [f"--{k} {v}" for k, v in said.items() if v != getattr(defaults, k)]
+    command = " ".join(["python scripts/ch09_decoding_and_bleu.py bench", *words, "--save true"])
+    record = {**provenance(command, torch.device("cpu")), **bench_decoding(options)}
+    if options.save:
+        save_record("decoding-speed", record)
+    print(speed_frame(record).to_string(index=False))
+
+
+# %% [markdown]
+# ### One table, one way out
+#
+# The subcommands stand in a table: a word of help, a class whose fields are the options, and the function that they go to. Whatever is wrong becomes one line and exit code 2. Ctrl-C gives 130. A reader that has seen enough, as in `| head -1`, closes the pipe: that is 141, as for `cat`, and not worth a word.
+
+
+# %%
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: what `--help` says of it, the class of its options, and what runs them."""
+
+    help: str
+    options: type
+    run: Callable[[Any], None]
+
+
+COMMANDS: dict[str, Command] = {
+    "translate": Command("translate texts", TranslateOptions, run_translate),
+    "evaluate": Command("sacreBLEU on a corpus, or on files", EvaluateOptions, run_evaluate),
+    "export": Command("write a model for ONNX and CTranslate2", ExportOptions, run_export),
+    "analyse": Command("where a model errs, on record", AnalyseOptions, run_analyse),
+    "bench": Command("decoding speed against other programs", SpeedTestOptions, run_bench),
+}
+FLAGS: dict[str, str] = {  # options that take no value
+    "sample": "Draw each token.",
+    "scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha.",
+}
+
+
+# %%
+def parse_command(argv: Sequence[str] | None = None) -> tuple[Command, Any]:
+    """The command line to a subcommand and its options. Raises ValueError where it makes no sense."""
+    from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+    argv = list(sys.argv[1:] if argv is None else argv)
+    helps = not {"-h", "--help"}.isdisjoint(argv)  # with the fields' docstrings, slow to collect
+    set_parsing_settings(docstring_parse_attribute_docstrings=helps)
+    parser = ArgumentParser(
+        prog="ch09_decoding_and_bleu.py",
+        description="Translate from German to English, or measure how well a model does.",
+        exit_on_error=False,
+    )
+    parts = parser.add_subcommands(required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        part = ArgumentParser(exit_on_error=False, description=f"Options of `{name}`.")
+        special = {option.name for option in fields(command.options)} & {"text", *FLAGS}
+        if "text" in special:
+            texts = "Texts, each a line of output; without any, --input or standard input."
+            part.add_argument("text", nargs="*", type=str, help=texts)
+        part.add_class_arguments(command.options, skip=special)
+        for flag in sorted(special - {"text"}):
+            part.add_argument(f"--{flag}", action="store_true", help=FLAGS[flag])
+        parts.add_subcommand(name, part, help=command.help)
+    try:
+        parsed = parser.parse_args(argv).as_dict()
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    command = COMMANDS[parsed["subcommand"]]
+    return command, command.options(**parsed[parsed["subcommand"]])
+
+
+# %%
+def release_output() -> None:
+    """Flush what is printed. Where that fails, let it go, or Python fails once more at its exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            print(end="", file=stream, flush=True)
+        except OSError:
+            with contextlib.suppress(OSError):  # a stream without a file has nothing to let go
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command: `translate`, `evaluate` or `export`. Returns the exit code, 2 after an error."""
+    """The command. Returns the exit code: 2 for a mistake, 130 after Ctrl-C, 141 for a closed pipe."""
     try:
         if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(encoding="utf-8")  # whatever the terminal's locale says
-        texts, options = parse_command(argv)
-        if isinstance(options, AnalyseOptions):
-            run_analyse(options)
-        elif isinstance(options, EvaluateOptions):
-            run_evaluate(options)
-        elif isinstance(options, ExportOptions):
-            run_export(options)
-        else:
-            run_translate(texts, options)
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
+        command, options = parse_command(argv)
+        command.run(options)
+        print(end="", flush=True)
+    except BrokenPipeError:
+        return 141
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except torch.OutOfMemoryError:
+        print("error: the GPU's memory is full: lower --beam, or use --device cpu", file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
+    finally:
+        release_output()
     return 0
 
 
 # %%
-command = [
-    "translate",
-    "Ein Hund schläft im Garten.",
-    "--model",
-    str(stored.parent),
-    "--device",
-    "cpu",
-]
-assert main(command) == 0
+shipped = ["--model", str(stored.parent), "--device", "cpu"]
+assert main(["translate", f"Ein Hund schläft im Garten.\n\n{summer}", *shipped]) == 0
 with contextlib.redirect_stderr(io.StringIO()) as complaint:
     assert main(["translate", "Ein Hund schläft.", "--beam", "0"]) == 2
 print(complaint.getvalue().strip())

@@ -143,7 +143,18 @@ def test_translations_come_back_in_order():
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "foreign", "other configuration", "no config", "wrong config"]
+    "damage",
+    [
+        "truncated",
+        "foreign",
+        "other configuration",
+        "no config",
+        "wrong config",
+        "config of the wrong types",
+        "config without heads",
+        "truncated tokenizer",
+        "foreign tokenizer",
+    ],
 )
 def test_a_damaged_model_is_refused_in_one_line(untrained, tmp_path, damage):
     ch08.save_model(tmp_path, untrained)
@@ -156,6 +167,14 @@ def test_a_damaged_model_is_refused_in_one_line(untrained, tmp_path, damage):
         save_tensors(path, {"weight": torch.zeros(2)}, {})
     elif damage == "no config":
         (tmp_path / "config.json").unlink()
+    elif damage.startswith("config"):
+        wrong = {"d_model": "wide"} if damage == "config of the wrong types" else {"heads": 0}
+        config = json.loads((tmp_path / "config.json").read_text()) | wrong
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    elif damage.endswith("tokenizer"):
+        path = tmp_path / "tokenizer.model"
+        half = path.read_bytes()[: path.stat().st_size // 2]
+        path.write_bytes(half if damage.startswith("truncated") else b"not a tokenizer")
     else:
         (tmp_path / "config.json").write_text('{"layerz": 3}')
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
