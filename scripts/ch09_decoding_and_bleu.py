@@ -3836,6 +3836,10 @@ COMMANDS: dict[str, Command] = {
     "analyse": Command("where a model errs, on record", AnalyseOptions, run_analyse),
     "bench": Command("decoding speed against other programs", SpeedTestOptions, run_bench),
 }
+POSITIONALS: dict[str, dict[str, Any]] = {  # options without a name in front
+    "text": {"nargs": "*", "help": "Texts, each a line of output; without any, --input or stdin."},
+    "folder": {"help": "Where to write: FOLDER/onnx, FOLDER/ctranslate2."},
+}
 FLAGS: dict[str, str] = {  # options that take no value
     "sample": "Draw each token.",
     "scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha.",
@@ -3858,12 +3862,11 @@ def parse_command(argv: Sequence[str] | None = None) -> tuple[Command, Any]:
     parts = parser.add_subcommands(required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         part = ArgumentParser(exit_on_error=False, description=f"Options of `{name}`.")
-        special = {option.name for option in fields(command.options)} & {"text", *FLAGS}
-        if "text" in special:
-            texts = "Texts, each a line of output; without any, --input or standard input."
-            part.add_argument("text", nargs="*", type=str, help=texts)
-        part.add_class_arguments(command.options, skip=special)
-        for flag in sorted(special - {"text"}):
+        names = {option.name for option in fields(command.options)}
+        for place in sorted(names & POSITIONALS.keys()):
+            part.add_argument(place, type=str, **POSITIONALS[place])
+        part.add_class_arguments(command.options, skip=names & (POSITIONALS.keys() | FLAGS.keys()))
+        for flag in sorted(names & FLAGS.keys()):
             part.add_argument(f"--{flag}", action="store_true", help=FLAGS[flag])
         parts.add_subcommand(name, part, help=command.help)
     try:

@@ -32,7 +32,6 @@ from scripts.ch09_decoding_and_bleu import (
     analyse_model,
     averaging_table,
     beam_sweep_chart,
-    best_texts,
     bleu_by_length,
     bleu_of_draws,
     bleu_parts,
@@ -48,6 +47,7 @@ from scripts.ch09_decoding_and_bleu import (
     paired_bootstrap,
     penalty_sweep,
     penalty_sweep_chart,
+    ranked_texts,
     rare_word_chart,
     recall_by_frequency,
     sentence_parts,
@@ -272,7 +272,7 @@ def test_ranking_anew_equals_searching_anew(trained, pairs):
     ranked = penalty_sweep(weak, rows, alphas, beam=4)
     for alpha in alphas:
         options = DecodeOptions(beam=4, alpha=alpha)
-        assert ranked[alpha] == best_texts(weak, decode_hypotheses(weak, rows, options), alpha)
+        assert ranked[alpha] == ranked_texts(weak, decode_hypotheses(weak, rows, options), alpha)
         assert ranked[alpha][0] == ""  # nothing in, nothing out
     assert ranked[0.0] != ranked[1.4]
 
@@ -284,7 +284,7 @@ def test_hypotheses_come_in_order_and_best_first(trained, pairs):
     found = decode_hypotheses(trained, rows, options, nbest=2)
     assert all(1 <= len(some) <= 2 for some in found)
     assert all(a.score(0.6) >= b.score(0.6) for a, b in (some for some in found if len(some) == 2))
-    assert best_texts(trained, found, 0.6) == translate(trained, sources, options)
+    assert ranked_texts(trained, found, 0.6) == translate(trained, sources, options)
 
 
 # The analysis
