@@ -16,9 +16,9 @@
 # %% [markdown]
 # # Chapter 9 · Decoding and BLEU
 #
-# After this chapter you can turn a trained model's probabilities into sentences in three ways, measure how good they are, and say exactly what the measured number means.
+# After this chapter you can turn a trained model's probabilities into sentences in three ways, fast, take the model to other programs, measure how good its sentences are, and say exactly what the measured number means.
 #
-# *Attention Is All You Need*, §6.1 (beam search, length penalty, averaged checkpoints, BLEU). About 40 minutes to read; about half a minute to run on a CPU.
+# *Attention Is All You Need*, §6.1 (beam search, length penalty, averaged checkpoints, BLEU). About an hour and a half to read; half a minute to run on a CPU.
 #
 # Previous: [Chapter 8 · The training run](ch08_training_run.ipynb)
 #
@@ -28,6 +28,7 @@
 #
 # ```
 # python scripts/ch09_decoding_and_bleu.py translate "Ein Hund schläft." --beam 4
+# python scripts/ch09_decoding_and_bleu.py translate --input german.txt --nbest 3
 # python scripts/ch09_decoding_and_bleu.py evaluate --corpus sample --split test --beam 1
 # python scripts/ch09_decoding_and_bleu.py export FOLDER --format onnx
 # ```
@@ -2713,7 +2714,7 @@ assert figures["lower-cased"] > headline and figures["letters"] > headline + 5
 assert figures["spaCy's tokens, lower-cased"] >= figures["spaCy's tokens"]
 
 # %% [markdown]
-# Six of the seven differ from the headline though not a letter of the output has changed; the letters' score by 24 points. The last row is of other texts, the teacher-forced ones. On this model it is close to the greedy BLEU, by no merit of its own: on the shaken model above it was far too high. A wrong measure isn't wrong by the same amount each time, or one could subtract it.
+# The same texts, seven scores, from 40 to 65: not a letter of the output has changed. The last row is of other texts, the teacher-forced ones. On this model it is close to the greedy BLEU, by no merit of its own: on the shaken model above it was far too high. A wrong measure isn't wrong by the same amount each time, or one could subtract it.
 
 # %% [markdown]
 # ## Averaging checkpoints
@@ -3976,9 +3977,12 @@ assert complaint.getvalue().startswith("error: ") and complaint.getvalue().count
 # - Greedy decoding takes the best word each time and can't go back. It must work in batches and stop at `</s>`.
 # - Beam search keeps K prefixes and weighs 2K candidates. K = 1 is greedy; K wide enough is brute force, and ours equals both.
 # - Likelihood favours short outputs; dividing by $T^\alpha$ balances that.
-# - Sampling draws instead of searching, with a temperature and top-k.
+# - A cache keeps keys and values, so that a step computes one token. Each search is written once and runs with or without it; a beam's family tree replaces copying.
+# - Stopping after K endings is a habit; a bound on what is unfinished makes it safe.
+# - Sampling draws instead of searching, with a temperature, top-k or a nucleus.
 # - Dropout must be off. Our decoders see to it.
 # - BLEU is four clipped n-gram precisions and a brevity penalty, over a whole corpus of plain text. Report it with its signature.
+# - A difference needs a paired bootstrap, and a score needs somebody who reads the worst outputs.
 #
 # ## What the paper did that we don't
 #
@@ -3991,6 +3995,6 @@ assert complaint.getvalue().startswith("error: ") and complaint.getvalue().count
 #
 # 1. Change `NEXT_WORD` so that a beam of 2 fails as well and a beam of 3 succeeds.
 # 2. Replace $T^\alpha$ by the paper's length penalty. Does any of the translations above change?
-# 3. Write *nucleus* sampling: draw from the fewest words whose probabilities sum to at least 0.9. Check it against a hand-made distribution.
-# 4. Our decoders run the whole prefix through the decoder at every step. Store keys and values of the earlier positions instead, and show that the log-probabilities stay the same.
+# 3. Write *typical* sampling (Meister et al. 2023): draw from the words whose surprise is nearest to the distribution's entropy. Check it against a hand-made distribution.
+# 4. `CachedDecoding.follow` moves the family tree and not the cache. Write the usual way, which copies keys and values into the new order, show that the log-probabilities stay the same, and time both.
 # 5. Take the outputs above, replace every "the" by "a", and compute BLEU. Then shuffle the words of each output. Which hurts more, and why?
