@@ -5,7 +5,7 @@
 #   WORKERS=2                how many tests or notebooks run at once
 #   CHAPTERS=scripts/ch01_attention.py    the chapters that `make notebooks` executes
 #   PRESET=sample CORPUS=sample           what `make train` trains, and on what
-#   ARGS="--device cuda"     further options of `make train`, `make ablate` and `make bench`
+#   ARGS="--device cuda"     further options of `make train`, `make ablate`, `make bench` and `make bench-decode`
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -31,10 +31,10 @@ ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run test notebooks lab train ablate bench translate clean
+.PHONY: help setup given run test notebooks lab train ablate bench bench-decode translate clean
 
 help:  ## list the tasks
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; anew when requirements.txt changes
 
@@ -88,6 +88,10 @@ ablate: setup  ## train with one ingredient changed at a time and compare: make 
 bench: setup  ## time a training step against nn.Transformer, MarianMTModel and x-transformers (10 minutes)
 	@$(PY) -c 'import transformers, x_transformers' 2>/dev/null || $(INSTALL_PEERS)
 	$(PY) scripts/ch07_going_fast.py peers $(ARGS)
+
+bench-decode: setup  ## time translating a test set against five other programs (half an hour)
+	@$(PY) -c 'import transformers, ctranslate2' 2>/dev/null || $(INSTALL_PEERS)
+	$(PY) scripts/ch09_decoding_and_bleu.py bench $(ARGS)
 
 # Texts and names travel in the environment, so that no shell ever reads them as a command.
 override TEXT := $(value TEXT)

@@ -2286,7 +2286,6 @@ def ingredient_frame(record: dict[str, Any]) -> pd.DataFrame:
                 "changed": name,
                 "seed": run["seed"],
                 "BLEU": run["best"],
-                "minutes": run["seconds"] / 60,
             }
             for name, row in record["rows"].items()
             for run in row["runs"]
@@ -2311,7 +2310,6 @@ def ingredient_table(record: dict[str, Any]) -> pd.DataFrame:
                 "lowest to highest": f"{min(bleu):.1f} to {max(bleu):.1f}" if len(bleu) > 1 else "",
                 "against the recipe": f"{sum(away) / len(away):+.1f}" if p else "",
                 "p": " ".join(f"{one:.3f}" for one in p),
-                "minutes": round(sum(run["seconds"] for run in runs) / len(runs) / 60),
             }
         )
     return pd.DataFrame(table).set_index("changed")
@@ -2352,7 +2350,7 @@ def ingredient_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         x=alt.X("BLEU:Q", scale=scale, title=title),
         y=alt.Y("changed:N", sort=order, title=None, axis=axis),
         color=color,
-        tooltip=["changed", "seed", "BLEU", "minutes"],
+        tooltip=["changed", "seed", "BLEU"],
     )
     return titled(
         alt.layer(band, dots).properties(width=440, height=26 * len(order)),
