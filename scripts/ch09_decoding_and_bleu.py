@@ -3320,9 +3320,10 @@ def marian_way(
         for start in range(0, len(rows), size):
             src = pad_rows(rows[start : start + size])  # (B, S)
             steps = max(lengths[beam][start : start + size])
-            how = {"min_new_tokens": steps, "max_new_tokens": steps, "length_penalty": 0.6}
-            mask = (src != PAD).long()
-            model.generate(src, attention_mask=mask, num_beams=beam, do_sample=False, **how)
+            how = {"min_new_tokens": steps, "max_new_tokens": steps, "use_cache": True}
+            if beam > 1:
+                how |= {"num_beams": beam, "length_penalty": 0.6}
+            model.generate(src, attention_mask=(src != PAD).long(), do_sample=False, **how)
 
     return run
 
