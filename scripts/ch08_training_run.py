@@ -2093,10 +2093,11 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
     scores: dict[str, list[dict[str, Any]]] = {name: [] for name in INGREDIENTS}
     most = max(options.seeds, options.base_seeds)
     for seed, (name, changes) in itertools.product(range(1, most + 1), INGREDIENTS.items()):
-        if seed > (options.seeds if changes else options.base_seeds):
-            continue
         slug = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
         folder = ROOT / "runs" / f"ablate-{options.corpus}" / f"{slug}-{seed}"
+        asked = seed <= (options.seeds if changes else options.base_seeds)
+        if not asked and not (folder / "score.json").is_file():  # a run that is there counts
+            continue
         config = replace(base, seed=seed, name=folder.name, **changes)
         score = ablation_run(config, data, folder)
         tqdm.write(f"{name}, seed {seed}: {score['best']:.2f}, beam {score['beam']:.2f}")

@@ -1332,7 +1332,8 @@ def until_end(ids: Sequence[int]) -> list[int]:
 
 
 # %%
-ROWS_IN_A_BATCH = 512  # prefixes that are continued together: enough to keep a core's products busy
+SOURCES_IN_A_BATCH = 128  # enough to keep a core's products busy, and batches enough for all cores
+ROWS_IN_A_BATCH = 512  # prefixes that are continued together
 CELLS_IN_A_BATCH = 2**15  # prefixes times source positions: what attention's memory grows with
 
 
@@ -1345,7 +1346,8 @@ def length_batches(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]
     batches: list[list[int]] = []
     for i in order:
         longest = len(rows[batches[-1][0]]) if batches else 0
-        room = min(ROWS_IN_A_BATCH, CELLS_IN_A_BATCH // max(1, longest)) // width
+        rows_at_once = min(ROWS_IN_A_BATCH, CELLS_IN_A_BATCH // max(1, longest))
+        room = min(SOURCES_IN_A_BATCH, rows_at_once // width)
         if not batches or len(batches[-1]) >= max(1, room):
             batches.append([])
         batches[-1].append(i)

@@ -229,6 +229,7 @@ def test_batches_hold_every_row_once_and_stay_within_bounds(width):
     assert sorted(itertools.chain(*batches)) == list(range(700))
     for batch in batches:
         longest = max(lengths[i] for i in batch)
+        assert len(batch) <= ch09.SOURCES_IN_A_BATCH
         assert len(batch) == 1 or len(batch) * width <= ch09.ROWS_IN_A_BATCH
         assert len(batch) == 1 or len(batch) * width * longest <= ch09.CELLS_IN_A_BATCH
     tops = [max(lengths[i] for i in batch) for batch in batches]
