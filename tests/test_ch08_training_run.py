@@ -270,16 +270,16 @@ def test_the_ablation_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
     monkeypatch.setitem(ch08.PRESETS, "narrow", replace(TINY, epochs=1, average=2, beam=2))
     few = {name: ch08.INGREDIENTS[name] for name in ("the recipe", "post-norm", "Muon")}
     monkeypatch.setattr(ch08, "INGREDIENTS", few)
-    options = ch08.AblationOptions(corpus="sample", seeds=1, base_seeds=2)
+    options = ch08.AblationOptions(corpus="sample", seeds=2, base_seeds=2)
     record = ch08.ablate(options)
-    assert [len(row["runs"]) for row in record["rows"].values()] == [2, 1, 1]
+    assert [len(row["runs"]) for row in record["rows"].values()] == [2, 2, 2]
     assert all(
         0 <= row["runs"][0]["p"] <= 1 for name, row in record["rows"].items() if row["changes"]
     )
     assert not ch08.ingredient_table(record).empty and not ch08.free_table(record).empty
     monkeypatch.setattr(ch08, "fit", None)  # whoever trains now fails
     assert ch08.ablate(options)["rows"] == record["rows"]
-    fewer = ch08.ablate(replace(options, base_seeds=1))  # more runs are there than are asked for
+    fewer = ch08.ablate(replace(options, seeds=1))  # more runs are there than are asked for
     assert fewer["rows"] == record["rows"]
     json.dumps(record)
 
