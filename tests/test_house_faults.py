@@ -70,8 +70,21 @@ FAULTS = {
     ),
     "sampling forgets its temperature": (
         "ch09",
-        "return ((log_probs - best) / temperature).softmax(dim=-1)",
-        "return (log_probs - best).softmax(dim=-1)",
+        "log_probs = ((log_probs - best) / temperature).log_softmax(dim=-1)",
+        "log_probs = (log_probs - best).log_softmax(dim=-1)",
+        "test_ch09_decoding_and_bleu.py",
+    ),
+    "the cache mixes up the families of a beam": (
+        "ch09",
+        "self.ancestors = self.ancestors.gather(1, where)",
+        "self.ancestors = self.ancestors[:, :1].expand(where.shape)",
+        "test_ch09_cache.py",
+    ),
+    "an exact search stops like any other": (
+        "ch09",
+        "enough = self.worst(source, alpha) >= hope",
+        "enough = True",
+        "test_ch09_cache.py",
     ),
 }
 CHAPTERS_AT_FAULT = sorted({fault[0] for fault in FAULTS.values()})
