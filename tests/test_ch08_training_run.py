@@ -290,6 +290,25 @@ def test_every_ingredient_changes_what_the_preset_says():
         assert (replace(narrow, **changes) == narrow) is (name == "the recipe"), name
 
 
+def test_only_what_exceeds_the_spread_and_chance_counts():
+    """The recipe spans 31 to 32: a single seed too near, or a p too large, and nothing is claimed."""
+
+    def row(*runs):
+        return {"changes": {"lr": 1.0}, "runs": [{"best": b, "p": p} for b, p in runs]}
+
+    own = {"changes": {}, "runs": [{"best": 31.0, "p": None}, {"best": 32.0, "p": None}]}
+    rows = {
+        "the recipe": own,
+        "up": row((33.5, 0.01), (33.1, 0.04)),
+        "down": row((29.5, 0.01), (20.0, 0.001)),
+        "one near": row((33.5, 0.01), (32.9, 0.01)),
+        "inside": row((31.5, 0.001)),
+        "chance": row((33.5, 0.01), (33.5, 0.06)),
+        "both ways": row((29.0, 0.01), (34.0, 0.01)),
+    }
+    assert ch08.beyond_noise({"rows": rows}) == {"up": "better", "down": "worse"}
+
+
 def test_paired_bootstrap_tells_same_from_different():
     references = [f"a man number {i} is standing near a small house" for i in range(200)]
     worse = [
