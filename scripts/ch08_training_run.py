@@ -2467,7 +2467,6 @@ ingredient_table(ingredients)
 
 # %% [markdown]
 # The column p is the paired bootstrap's, for each seed: how likely so large a difference would be if the two models were alike, over 1,000 resamplings of the validation sentences. It knows the chance in the *sentences*. It knows nothing of the chance in the *training*: three seeds of the very same recipe span 0.7 BLEU, the band of the chart. A difference has to exceed both, with every seed. (BPE-dropout and R-Drop have one run each.)
-
 #
 # So we ask for both: with each seed p < 0.05, and a distance from the band that is more than the band's own width.
 
@@ -2501,7 +2500,7 @@ assert beyond_noise(ingredients) == {
 }
 
 # %% [markdown]
-# With five epochs, a peak rate of a quarter costs 10 BLEU, a dropout of 0.3 costs 6, BPE-dropout 3, Xavier's tables 1. The first three are statements about *short* training, where the model has no time to learn by heart. One thing is better: Muon gains 1.6, with either seed. The rest says nothing: label smoothing, post-norm and R-Drop stay too near to what another seed would do. (The model that ships was trained with Adam, before Muon's row was known. Exercise 8 has the next step.)
+# With five epochs, a peak rate of a quarter costs more than 10 BLEU, a dropout of 0.3 more than 6, BPE-dropout 3, Xavier's tables 1. The first three are statements about *short* training, where the model has no time to learn by heart. One thing is better: Muon gains 1.6 on average, and more than the noise with either seed. The rest says nothing: label smoothing, post-norm and R-Drop stay too near to what another seed would do. (The model that ships was trained with Adam, before Muon's row was known. Exercise 8 has the next step.)
 #
 # And what needs no training:
 

@@ -291,7 +291,7 @@ def test_every_ingredient_changes_what_the_preset_says():
 
 
 def test_only_what_exceeds_the_spread_and_chance_counts():
-    """The recipe spans 31 to 32: a single seed too near, or a p too large, and nothing is claimed."""
+    """The recipe spans 31 to 32: one seed too near, or one p too large, and nothing is claimed."""
 
     def row(*runs):
         return {"changes": {"lr": 1.0}, "runs": [{"best": b, "p": p} for b, p in runs]}
