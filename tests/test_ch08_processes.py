@@ -22,6 +22,7 @@ from unittest import mock
 
 import pytest
 import torch
+from test_ch08_training_run import TINY as BASE
 
 from scripts import ch08_training_run as ch08
 from scripts.ch05_training import train_step
@@ -31,20 +32,7 @@ from scripts.records import ROOT, load_record
 
 CPU = torch.device("cpu")
 PATIENCE = 240  # seconds until two processes that wait for each other are given up
-TINY = replace(
-    ch08.PRESETS["sample"],
-    layers=1,
-    d_model=16,
-    d_ff=32,
-    heads=2,
-    vocab=300,
-    dropout=0.1,
-    epochs=2,
-    warmup=10,
-    max_tokens=512,
-    average=2,
-    device="cpu",
-)
+TINY = replace(BASE, vocab=300, max_tokens=512, average=2)
 
 
 @functools.cache

@@ -29,6 +29,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import ROOT
+from test_ch08_training_run import TINY as BASE
 
 from scripts import ch08_training_run as ch08
 from scripts import checkpoints
@@ -36,22 +37,7 @@ from scripts.ch05_training import cosine_rate
 from scripts.checkpoints import load_tensors, newest_state, save_tensors, saved_states, weights
 from scripts.records import sha256
 
-TINY = replace(
-    ch08.PRESETS["sample"],
-    layers=1,
-    d_model=16,
-    d_ff=32,
-    heads=2,
-    vocab=500,
-    dropout=0.1,
-    epochs=2,
-    max_tokens=256,
-    warmup=10,
-    save_every=4,
-    average=2,
-    device="cpu",
-    name="run",
-)
+TINY = replace(BASE, max_tokens=256, save_every=4, average=2, name="run")
 DATED = {"record.json", "README.md"}  # what a finished command adds says when it was
 LONGEST = 60  # seconds until a child that hangs is ended
 

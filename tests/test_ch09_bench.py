@@ -81,6 +81,12 @@ def test_the_operations_are_those_that_pytorch_counts():
     assert ch09.decoding_flops(config, 90, source=15, written=3) == counted
 
 
+def test_written_tokens_count_the_end_however_it_is_told():
+    """Greedy rows show eos and padding, hypotheses neither: the search wrote as much."""
+    assert ch09.written_tokens([4, 5, EOS, 0, 0]) == ch09.written_tokens((4, 5)) == 3
+    assert ch09.written_tokens([]) == 1
+
+
 def test_turns_are_taken_and_the_median_counts(trained, monkeypatch):
     clock, now = [], [0.0]
     monkeypatch.setattr(ch09.time, "perf_counter", lambda: now[0])
