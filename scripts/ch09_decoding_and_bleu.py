@@ -965,7 +965,7 @@ assert torch.equal(
 #
 # > **In short.** The usual rule stops after K endings. It is fast, and it can miss a better text that was still being written. A bound on what the unfinished ones can still reach makes the stop safe.
 #
-# An unfinished prefix has log-probability $s \le 0$. Whatever follows can only lower the sum, and the divisor $T^\alpha$ is largest at the length limit. So no text that begins with it can score above $s / T_{\max}^{\alpha}$. If the K-th best finished score is at least that for the best prefix in the beam, nothing in the beam can enter the list any more: that is `exact=True`. (With α > 0 the bound is generous, so it takes many more steps. With α = 0 it is simply $s$.)
+# An unfinished prefix has log-probability $s \le 0$. Whatever follows can only lower the sum, and the divisor $T^\alpha$ is largest at the length limit. So no text that begins with it can score above $s / T_{\max}^{\alpha}$. If the K-th best finished score is at least that for the best prefix in the beam, nothing in the beam can enter the list any more: that is `exact=True`. (With α > 0 the bound is generous and costs some steps more. With α = 0 it is simply $s$.)
 
 
 # %%
