@@ -319,10 +319,16 @@ flops_chart(shares)
 
 
 # %%
+def suits_onednn(x: Tensor) -> bool:
+    """Whether oneDNN multiplies x here: float32 on a CPU, and not on every processor."""
+    return (
+        x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    )
+
+
 def affine(x: Tensor, weight: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
     """x·Wᵀ + b: x (N, D), weight (F, D), to (N, F), without a gradient; by oneDNN where it can."""
-    suits = x.device.type == "cpu" and x.dtype == torch.float32
-    if onednn and suits and torch.backends.mkldnn.is_available():  # not on every processor
+    if onednn and suits_onednn(x):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 

@@ -73,6 +73,7 @@ import bisect
 import codecs
 import contextlib
 import copy
+import functools
 import importlib.util
 import io
 import itertools
@@ -127,19 +128,17 @@ from scripts.ch06_multi30k import (
     word_tokenizer,
 )
 from scripts.ch07_going_fast import (
-    AttentionCore,
+    FAST,
     Layout,
     Marian,
     Shape,
-    encode_rows,
-    feed_forward,
+    affine,
+    embed,
     keep_memory,
-    linear,
     matrix_rate,
-    memory_keys_and_values,
     normed,
-    product,
-    residual,
+    scaled_product,
+    suits_onednn,
     switches_for,
 )
 from scripts.ch08_training_run import (
@@ -647,137 +646,245 @@ class PrefixDecoding:
 
 
 # %% [markdown]
-# Now the way with a cache. One layer's memory:
+# Now the way with a cache, with some care for the machine. A step is small, and there are many: what can be done once is done before the first of them. oneDNN, whose products chapter 7 chose, keeps matrices in an order of its own; it gets each one in that order once, instead of with every call. And while it writes a product it can add what comes next in a Transformer anyway, a ReLU or the residual.
 
 
 # %%
-class LayerCache:
-    """What a decoder layer keeps: keys and values (B, H, S, d_k) of the source, and of all tokens so far.
+class Packed:
+    """Linear maps of the same rows as one product, with the weights laid out for it beforehand."""
 
-    The three projections of self-attention are joined into one product here (chapter 7).
+    def __init__(self, *linears: nn.Linear):
+        self.weight = torch.cat([linear.weight.detach() for linear in linears])  # (F, D)
+        self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
+        self.onednn = suits_onednn(self.weight)
+        if self.onednn:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x·Wᵀ + b: x (N, D) to (N, F)."""
+        return affine(x, self.weight, self.bias, self.onednn)
+
+    def relu(self, x: Tensor) -> Tensor:
+        """max(0, x·Wᵀ + b), in one pass where oneDNN does it: x (N, D) to (N, F)."""
+        if self.onednn:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "relu", [], "")
+        return self(x).relu_()
+
+    def plus(self, x: Tensor, y: Tensor) -> Tensor:
+        """x·Wᵀ + b + y, in one pass where oneDNN does it: x (N, D) and y (N, F) to (N, F)."""
+        if self.onednn:
+            return torch.ops.mkldnn._linear_pointwise.binary(x, y, self.weight, self.bias, "add")
+        return self(x).add_(y)
+
+
+# %%
+x, y, layer = torch.randn(7, 12), torch.randn(7, 20), nn.Linear(12, 20)
+for dtype, close in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+    x, y, layer = x.to(dtype), y.to(dtype), layer.to(dtype)
+    with torch.no_grad():
+        pairs = [
+            (Packed(layer)(x), layer(x)),
+            (Packed(layer).relu(x), layer(x).relu()),
+            (Packed(layer).plus(x, y), layer(x) + y),
+            (Packed(layer, layer)(x), torch.cat((layer(x), layer(x)), dim=-1)),
+        ]
+        for mine, theirs in pairs:
+            torch.testing.assert_close(mine, theirs, rtol=close, atol=close)
+
+# %% [markdown]
+# A layer in that form, of the encoder or of the decoder. Its attention is chapter 7's without dropout, one matrix for each head of each sentence. One thing there is a surprise. Over fewer than 16 columns PyTorch's softmax goes number by number, since 16 numbers fill a register, and the smallest of batched products take a slow path, too. A caption has 14 tokens. So nothing here is ever narrower than `WIDE`: a few columns of padding, hidden like all padding, make attention *faster*.
+
+
+# %%
+WIDE = 16  # columns that attention has at least: float32 numbers in the widest registers
+
+
+def attend_by_heads(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+    """softmax(QKᵀ/√d_k + hidden)·V: q (B, H, T, d_k), k and v (B, H, S, d_k), to rows (B·T, D).
+
+    `hidden` broadcasts to (B, H, T, S): −∞ where a query must not look, else 0 (§3.2.1, eq. 1).
     """
+    shape = q.shape
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B·H, T or S, d_k)
+    weights = scaled_product(q, k.mT, q.size(-1) ** -0.5)  # (B·H, T, S)
+    if hidden is not None:
+        weights.view(*shape[:3], -1).add_(hidden)
+    heads = torch.bmm(torch.softmax(weights, dim=-1, out=weights), v)  # (B·H, T, d_k)
+    return merge_heads(heads.view(shape)).flatten(0, 1)
 
-    def __init__(self, layer: DecoderLayer, keys: Tensor, values: Tensor):
+
+class PreparedLayer:
+    """A layer of the encoder or decoder, made ready for many small steps; rows are (N, D)."""
+
+    def __init__(self, layer: EncoderLayer | DecoderLayer):
         attn = layer.self_attn
-        linears = (attn.project_query, attn.project_key, attn.project_value)
-        self.layer = layer
-        self.weight = torch.cat([linear.weight for linear in linears])  # (3·D, D)
-        self.bias = torch.cat([linear.bias for linear in linears])  # (3·D,)
-        self.source = [split_heads(x, layer.src_attn.h).contiguous() for x in (keys, values)]
-        self.past = [x[:, :, :0] for x in self.source]  # with room to grow
-        self.used = 0
+        self.connections, self.heads = layer.sublayer, attn.h
+        self.look_back = Packed(attn.project_query, attn.project_key, attn.project_value)
+        self.look_back_out = Packed(attn.project_output)
+        if isinstance(layer, DecoderLayer):
+            self.look_across = Packed(layer.src_attn.project_query)
+            self.look_across_out = Packed(layer.src_attn.project_output)
+        self.expand = Packed(layer.feed_forward.expand)
+        self.contract = Packed(layer.feed_forward.contract)
 
-    def extended(self, *new: Tensor) -> list[Tensor]:
-        """Append keys and values of new tokens, (B, H, k, d_k) each; all so far, (B, H, used, d_k) each."""
-        start, self.used = self.used, self.used + new[0].size(2)
-        if self.used > self.past[0].size(2):
-            self.make_room(new[0].size(2))
-        for kept, x in zip(self.past, new, strict=True):
-            kept[:, :, start : self.used] = x
-        return [kept[:, :, : self.used] for kept in self.past]
+    def into(self, sublayer: int, x: Tensor) -> Tensor:
+        """What a sublayer gets to see of x: the normalised x, or x itself where the norm comes after."""
+        connection = self.connections[sublayer]
+        return normed(connection.norm, x, FAST) if connection.norm_first else x
 
-    def make_room(self, k: int) -> None:
-        """Room for as many steps of k tokens as the source has; after that it doubles."""
-        B, H, length, d_k = self.past[0].shape
-        size = 2 * length or k * (self.source[0].size(2) + 4)
-        for i, x in enumerate(self.past):
-            self.past[i] = x.new_empty(B, H, max(size, self.used), d_k)
-            self.past[i][:, :, :length] = x
+    def out_of(self, sublayer: int, x: Tensor) -> Tensor:
+        """What leaves the residual sum x."""
+        connection = self.connections[sublayer]
+        return x if connection.norm_first else normed(connection.norm, x, FAST)
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with the sources numbered rows (N,) alone."""
-        self.source = [x.index_select(0, rows) for x in self.source]
-        self.past = [x.index_select(0, rows) for x in self.past]
+    def queries_keys_values(self, parts: Tensor) -> Tensor:
+        """What `look_back` gives, as (B, T, 3·D), to (3, B, H, T, d_k)."""
+        return parts.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+
+    def encode(self, x: Tensor, layout: Layout, padding: Tensor | None) -> Tensor:
+        """An encoder layer: the source's rows (N, D) to (N, D)."""
+        parts = layout.spread(self.look_back(self.into(0, x)))  # (B, S, 3·D)
+        heads = attend_by_heads(*self.queries_keys_values(parts).contiguous(), padding)  # (B·S, D)
+        heads = layout.gather(heads.unflatten(0, layout.shape))  # (N, D)
+        return self.feed_forward(1, self.out_of(0, self.look_back_out.plus(heads, x)))
+
+    def decode(
+        self,
+        x: Tensor,
+        slots: Tensor,
+        past: Tensor,
+        hidden: Tensor | None,
+        source: Tensor,
+        padding: Tensor | None,
+    ) -> Tensor:
+        """A decoder layer for k new tokens of each sentence: x (B·k, D) to (B·k, D).
+
+        Their keys and values go into `slots` (2, B, H, k, d_k), a part of `past` (2, B, H, L, d_k), of
+        which `hidden` hides what isn't theirs; `source` (2, B, H, S, d_k) is hidden by `padding`.
+        """
+        B = source.size(1)
+        parts = self.look_back(self.into(0, x)).unflatten(0, (B, -1))  # (B, k, 3·D)
+        parts = self.queries_keys_values(parts)  # (3, B, H, k, d_k)
+        slots.copy_(parts[1:])
+        heads = attend_by_heads(parts[0], *past, hidden)  # (B·k, D)
+        x = self.out_of(0, self.look_back_out.plus(heads, x))
+        q = self.look_across(self.into(1, x)).unflatten(0, (B, -1))  # (B, k, D)
+        heads = attend_by_heads(split_heads(q, self.heads), *source, padding)
+        return self.feed_forward(2, self.out_of(1, self.look_across_out.plus(heads, x)))
+
+    def feed_forward(self, sublayer: int, x: Tensor) -> Tensor:
+        """The last sublayer: x (N, D) to (N, D)."""
+        widened = self.expand.relu(self.into(sublayer, x))  # (N, d_ff)
+        return self.out_of(sublayer, self.contract.plus(widened, x))
 
 
 # %% [markdown]
-# And a beam's difficulty. After each step the survivors are rearranged: the second prefix may now continue what was the first. The usual remedy copies the whole cache into the new order, every step. But nothing in the cache is wrong; only *whose* it is has changed. So we leave it where it is and note the family tree instead: `ancestors` (B, k, L) says which of a sentence's L cached tokens are in the past of which prefix, and self-attention is masked by it. All k prefixes of a sentence then look at one common memory, which makes one larger product out of k small ones.
+# And the whole model. `read` runs the encoder and leaves what the decoder will ask for: keys and values of the source for each of its layers, from one product.
+
+
+# %%
+class PreparedModel(nn.Module):
+    """A model made ready for searching: the same weights, laid out once. Later changes don't reach it.
+
+    It has the model's own `encode`, `decode` and `generator` as well, for who goes by the formula.
+    """
+
+    def __init__(self, model: EncoderDecoder):
+        super().__init__()
+        self.model, self.generator = model, model.generator
+        self.encode, self.decode = model.encode, model.decode
+        self.readers = [PreparedLayer(layer) for layer in model.encoder.layers]
+        self.writers = [PreparedLayer(layer) for layer in model.decoder.layers]
+        attentions = [layer.src_attn for layer in model.decoder.layers]
+        self.source_map = Packed(*(m for a in attentions for m in (a.project_key, a.project_value)))
+        self.vocabulary = Packed(model.generator.proj)
+
+    @functools.cached_property
+    def screen(self) -> "Screen | None":
+        """What finds the likeliest token quickly (see below), where the table is large and rounds well."""
+        large = len(self.generator.proj.weight) >= 4096
+        return (
+            Screen(self.generator.proj)
+            if large and self.vocabulary.onednn and exact_in_8_bits()
+            else None
+        )
+
+    def read(self, src: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Keys and values of src (B, S) for all layers, (layers, 2, B, H, S, d_k); the bias that hides padding."""
+        layout = Layout(real, switches_for(src.device).packed)
+        x = embed(self.model.src_embed, src, layout, FAST)  # (N, D)
+        padding = layout.bias(x.dtype)  # (B, 1, 1, S), or None
+        for layer in self.readers:
+            x = layer.encode(x, layout, padding)
+        memory = normed(self.model.encoder.norm, x, FAST)
+        parts = layout.spread(self.source_map(memory))  # (B, S, layers·2·D)
+        parts = parts.unflatten(-1, (len(self.writers), 2, self.writers[0].heads, -1))
+        return parts.permute(2, 3, 0, 4, 1, 5).contiguous(), padding
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The decoder's last rows (N, D) to logits (N, V)."""
+        return self.vocabulary(self.generator.narrow(x))
+
+
+# %% [markdown]
+# Last, a beam's difficulty. After each step the survivors are rearranged: the second prefix may now continue what was the first. The usual remedy copies the whole cache into the new order, every step. But nothing in the cache is wrong; only *whose* it is has changed. So we leave it where it is and note the family tree instead: `ancestors` (B, k, L) says which of a sentence's L cached tokens are in the past of which prefix, and self-attention is masked by it. All k prefixes of a sentence then look at one common memory, which makes one larger product out of k small ones.
 
 
 # %%
 class CachedDecoding:
-    """A decoding in progress that computes each token once: the same methods as `PrefixDecoding`.
+    """A decoding in progress that computes each token once: the same methods as `PrefixDecoding`."""
 
-    It calls chapter 7's functions over the model's own modules: the same weights, the same numbers.
-    """
-
-    def __init__(self, model: EncoderDecoder, src: Tensor, src_mask: Tensor | None):
-        self.model, self.how = model, switches_for(src.device)
+    def __init__(self, model: EncoderDecoder | PreparedModel, src: Tensor, src_mask: Tensor | None):
+        self.model = model if isinstance(model, PreparedModel) else PreparedModel(model)
         real = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask.squeeze(1)
-        layout = Layout(real, self.how.packed)
-        memory = encode_rows(model, src, layout, self.how)  # (N, D)
-        pairs = memory_keys_and_values(model.decoder, memory, layout, self.how)
-        self.padding = layout.bias(memory.dtype)  # (B, 1, 1, S), or None
-        layers = zip(model.decoder.layers, pairs, strict=True)
-        self.layers = [LayerCache(layer, *pair) for layer, pair in layers]
-        self.ancestors = real.new_empty(len(src), 1, 0)  # (B, k, L)
+        lacking = max(0, WIDE - src.size(1))
+        src, real = F.pad(src, (0, lacking), value=PAD), F.pad(real, (0, lacking))
+        self.source, self.padding = self.model.read(src, real)  # (layers, 2, B, H, S, d_k)
+        layers, _, B, H, _, d_k = self.source.shape
+        self.past = self.source.new_zeros(layers, 2, B, H, 0, d_k)  # with room to grow
+        self.ancestors = real.new_empty(B, 1, 0)  # (B, k, L)
         self.length = 0  # steps so far
 
     def step(self, tokens: Tensor) -> Tensor:
         """Continue each prefix by one of tokens (B, k): the decoder's last positions (B·k, D)."""
-        embedding, position = self.model.tgt_embed
+        embedding, position = self.model.model.tgt_embed
         check_length(self.length + 1, position.pe.size(0))
         x = embedding(tokens).flatten(0, 1) + position.pe[self.length]  # (B·k, D)
-        family = self.family(tokens.size(1))
-        for cache in self.layers:
-            x = self.through(cache, x, family)
+        k, used = tokens.size(1), self.ancestors.size(-1) + tokens.size(1)
+        hidden = self.family(k)
+        self.make_room(used, k)
+        slots = self.past[..., used - k : used, :]  # (layers, 2, B, H, k, d_k)
+        past = self.past[..., : max(WIDE, used), :]
+        for layer, *own in zip(self.model.writers, slots, past, self.source, strict=True):
+            x = layer.decode(x, *own[:2], hidden, own[2], self.padding)
         self.length += 1
-        return normed(self.model.decoder.norm, x, self.how)
+        return normed(self.model.model.decoder.norm, x, FAST)
 
     def logits(self, x: Tensor) -> Tensor:
         """Last positions x (N, D) to what may come next, (N, V)."""
-        generator = self.model.generator
-        return linear(generator.proj, generator.narrow(x), self.how)
+        return self.model.logits(x)
 
     def family(self, k: int) -> Tensor | None:
         """Enter k new tokens a sentence into the tree; the bias (B, 1, k, L) that hides all but ancestors."""
+        B, used = len(self.ancestors), self.ancestors.size(-1) + k
         itself = torch.eye(k, dtype=torch.bool, device=self.ancestors.device)
-        new = itself.expand(len(self.ancestors), k, k)
-        self.ancestors = torch.cat((self.ancestors, new), dim=-1)  # (B, k, L)
-        if k == 1:  # an only child descends from all
+        self.ancestors = torch.cat((self.ancestors, itself.expand(B, k, k)), dim=-1)  # (B, k, L)
+        if k == 1 and used >= WIDE:  # an only child descends from all
             return None
-        hidden = ~self.ancestors.unsqueeze(1)
-        return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(
-            hidden, -math.inf
-        )
+        related = F.pad(
+            self.ancestors, (0, max(0, WIDE - used))
+        )  # columns without a token: nobody's
+        hidden = self.source.new_zeros(related.shape).masked_fill_(~related, -math.inf)
+        return hidden.unsqueeze(1)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision of the cached tensors."""
-        return self.layers[0].weight.dtype
-
-    def through(self, cache: LayerCache, x: Tensor, family: Tensor | None) -> Tensor:
-        """New tokens x (B·k, D) through one layer: to (B·k, D)."""
-        layer, B = cache.layer, len(self.ancestors)
-
-        def look_back(x: Tensor) -> Tensor:
-            parts = product(x, cache.weight, cache.bias, self.how)  # (B·k, 3·D)
-            parts = parts.view(B, len(x) // B, 3, layer.self_attn.h, -1)
-            q, k, v = parts.permute(2, 0, 3, 1, 4)  # (B, H, k, d_k) each
-            return self.answer(layer.self_attn, q, *cache.extended(k, v), family)
-
-        def look_across(x: Tensor) -> Tensor:
-            q = linear(layer.src_attn.project_query, x, self.how).view(B, len(x) // B, -1)
-            return self.answer(
-                layer.src_attn, split_heads(q, layer.src_attn.h), *cache.source, self.padding
-            )
-
-        look_within = partial(feed_forward, layer.feed_forward, how=self.how)
-        for connection, look in zip(
-            layer.sublayer, (look_back, look_across, look_within), strict=True
-        ):
-            x = residual(connection, x, look, self.how)
-        return x
-
-    def answer(
-        self, attn: MultiHeadedAttention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        """Attention and its output map: q (B, H, k, d_k), keys and values (B, H, L, d_k), to (B·k, D)."""
-        if self.how.attention == "ours":
-            heads = AttentionCore.apply(q, k, v, bias, 0.0)
-        else:
-            heads = F.scaled_dot_product_attention(q, k, v, bias)
-        return linear(attn.project_output, merge_heads(heads).flatten(0, 1), self.how)
+    def make_room(self, used: int, k: int) -> None:
+        """Room for as many steps of k tokens as the source has; after that it doubles."""
+        room = self.past.size(-2)
+        if used > room:
+            size = max(WIDE, used, 2 * room or k * (self.source.size(-2) + 4))
+            more = self.past.new_zeros(*self.past.shape[:-2], size, self.past.size(-1))
+            more[..., :room, :] = self.past
+            self.past = more
 
     def follow(self, origin: Tensor) -> None:
         """Let the prefixes be those numbered origin (B, k), of each source's own."""
@@ -787,10 +894,9 @@ class CachedDecoding:
     def keep(self, rows: Tensor) -> None:
         """Go on with the sources numbered rows (N,) alone."""
         self.ancestors = self.ancestors[rows]
+        self.source, self.past = (x.index_select(2, rows) for x in (self.source, self.past))
         if self.padding is not None:
             self.padding = self.padding[rows]
-        for cache in self.layers:
-            cache.keep(rows)
 
 
 # %%
@@ -798,7 +904,8 @@ def decoding_of(
     model: nn.Module, src: Tensor, src_mask: Tensor | None
 ) -> PrefixDecoding | CachedDecoding:
     """A decoding of src (B, S): with a cache where the model is a Transformer, else by the formula."""
-    kind = CachedDecoding if isinstance(model, EncoderDecoder) else PrefixDecoding
+    ours = isinstance(model, EncoderDecoder | PreparedModel)
+    kind = CachedDecoding if ours else PrefixDecoding
     return kind(model, src, src_mask)
 
 
@@ -834,13 +941,16 @@ for norm_first in (True, False):
     scramble(small)  # so that no bias is 0, where a forgotten one would not show
     assert history_gap(small) < 1e-12
     assert history_gap(small, forgetful=True) > 1e-3
+    assert history_gap(small.float()) < 1e-4  # by oneDNN
 
 # %% [markdown]
 # ### The largest of many logits
 #
 # At every step a search asks for the largest of V = 8,192 logits, or for the few largest. `argmax` and `topk` walk through a row number by number; the maximum of a block is a vector instruction. So take the maximum of each block of 64 first: the k largest logits lie in the k blocks with the largest maxima. Only those are sorted.
 #
-# And the logits themselves: 512 prefixes have 16 MB of them, more than a core's share of the cache. Each pass over them would go to memory. So they are computed for 128 prefixes at a time, and used while they are near.
+# And the logits themselves: 512 prefixes have 16 MB of them, more than a core's share of the cache. Each pass over them would go to memory. So they are computed for 128 prefixes at a time, and used while they are near. A beam needs their log-sum-exp as well, since log-probabilities of different prefixes are compared. PyTorch's `exp2` is two to three times as fast as its `exp` here, so we sum powers of two:
+#
+# $$\log\sum_v e^{z_v} = z^* + \log\sum_v 2^{(z_v - z^*)\,\log_2 e},\qquad z^* = \max_v z_v$$
 
 
 # %%
@@ -859,44 +969,142 @@ def best_logits(logits: Tensor, k: int, block: int = 64) -> tuple[Tensor, Tensor
     return top, chosen.gather(1, place // block) * block + place % block
 
 
+def log_sum_exp(logits: Tensor, largest: Tensor) -> Tensor:
+    """log Σ exp of each row of logits (N, V), whose largest (N, 1) is known: (N, 1)."""
+    powers = (logits - largest).mul_(math.log2(math.e)).exp2_()  # (N, V)
+    return largest + powers.sum(dim=-1, keepdim=True).log_()
+
+
 ROWS_NEAR = 128  # prefixes whose logits are computed and used together
 
 
 def best_next(
-    decoding: PrefixDecoding | CachedDecoding, x: Tensor, k: int, scored: bool = True
+    decoding: PrefixDecoding | CachedDecoding, x: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens after last positions x (N, D): their log-probabilities and ids, (N, k) each.
-
-    Without `scored` their logits instead, which is cheaper and orders them the same way.
-    """
+    """The k likeliest tokens after last positions x (N, D): their log-probabilities and ids, (N, k) each."""
     found = []
     for rows in x.split(ROWS_NEAR):
         logits = decoding.logits(rows)  # (n, V)
         top, ids = best_logits(logits, k)
-        if scored:
-            top = top - logits.logsumexp(dim=-1, keepdim=True)
-        found.append((top, ids))
+        found.append((top - log_sum_exp(logits, top[:, :1]), ids))
     tops, ids = zip(*found, strict=True)
     return torch.cat(tops), torch.cat(ids)
 
 
 # %%
-logits = torch.randn(50, 1024, generator=torch.Generator().manual_seed(0))
+logits = torch.randn(50, 1024, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 for k in (1, 2, 8, 16):
     for mine, theirs in zip(best_logits(logits, k), logits.topk(k, dim=-1), strict=True):
         assert torch.equal(mine, theirs)
+largest = logits.amax(dim=-1, keepdim=True)
+torch.testing.assert_close(log_sum_exp(logits, largest), logits.logsumexp(-1, keepdim=True))
+
+# %% [markdown]
+# ### The largest, without computing them all
+#
+# > **In short.** Greedy decoding needs one token out of 8,192, and no probability. Let a coarse, cheap product propose a few; compute those exactly; and prove that no other can be larger.
+#
+# That last product is a quarter of all the arithmetic. Rounded to 8 bits, its table $W$ is multiplied about five times as fast. Rounding makes mistakes, and how large they can be follows from Cauchy and Schwarz. With $\hat x$ and $\hat w$ for the rounded row and column,
+#
+# $$ |x\cdot w - \hat x\cdot\hat w| \;\le\; \lVert x\rVert\,\lVert w-\hat w\rVert + \lVert x-\hat x\rVert\,\lVert\hat w\rVert $$
+#
+# Now take the eight tokens that look best coarsely, and compute their logits in full precision. If the best of them is at least as large as the eighth coarse value plus that bound, then no token outside the eight can beat it: they all looked worse than the eighth. Where the proof fails, try 64; where that fails too, compute them all. The answer is always that of the full product. It costs about a third.
+#
+# The proof needs 8-bit products that are exact, and not every processor adds them without overflow. So that is tried first.
+
+
+# %%
+@functools.cache
+def exact_in_8_bits() -> bool:
+    """Whether this machine's products of 8-bit integers are there and exact, in the worst case too."""
+    ones = torch.ones(64, 64, dtype=torch.int8)
+    try:
+        sums = [torch._int_mm(a * ones, b * ones) for a in (127, -127) for b in (127, -127)]
+    except (AttributeError, RuntimeError):
+        return False
+    return all((x.abs() == 127 * 127 * 64).all() for x in sums)
+
+
+class Screen:
+    """Finds the largest of a linear map's outputs: 8 bits propose, a bound decides."""
+
+    def __init__(self, linear: nn.Linear):
+        self.weight, self.bias = linear.weight.detach(), linear.bias.detach()  # (V, D), (V,)
+        self.unit = self.weight.abs().max().item() / 127
+        whole = (self.weight / self.unit).round()  # from −127 to 127
+        self.table = whole.to(torch.int8).T  # (D, V)
+        self.lost = (self.weight - self.unit * whole).norm(dim=1).max().item()  # ‖w − ŵ‖ at most
+        self.size = (self.unit * whole).norm(dim=1).max().item()  # ‖ŵ‖ at most
+
+    def roughly(self, x: Tensor) -> tuple[Tensor, float, Tensor]:
+        """x (N, D) to coarse outputs: integers (N, V), their unit, and by how much they may be wrong (N,)."""
+        grid = x.abs().max().item() / 127 or 1.0
+        whole = (x / grid).round_()
+        rest = torch.sub(x, whole, alpha=grid)  # x − x̂
+        error = torch.linalg.vector_norm(x, dim=1) * self.lost
+        error += torch.linalg.vector_norm(rest, dim=1) * self.size
+        unit = grid * self.unit
+        rough = torch._int_mm(whole.to(torch.int8), self.table)  # (N, V)
+        rough += (self.bias / unit).round_().to(torch.int32)  # wrong by half a unit
+        return rough, unit, 1.001 * error + unit  # a little more, for what float32 itself rounds
+
+    def largest(self, x: Tensor, outputs: Callable[[Tensor], Tensor]) -> Tensor:
+        """Where the largest output of each row of x (N, D) stands, (N,); `outputs` computes all of them."""
+        rough, unit, error = self.roughly(x)
+        return self.settle(x, rough, error / unit, unit, outputs, (8, 64))
+
+    def settle(
+        self,
+        x: Tensor,
+        rough: Tensor,
+        error: Tensor,
+        unit: float,
+        outputs: Callable[[Tensor], Tensor],
+        counts: tuple[int, ...],
+    ) -> Tensor:
+        """The same, trying `counts` candidates one after the other and then all; `error` (N,) in units."""
+        if not counts:
+            return best_logits(outputs(x), 1)[1].squeeze(1)
+        seeming, ids = best_logits(rough, counts[0])  # (N, count) each
+        exact = torch.bmm(F.embedding(ids, self.weight), x.unsqueeze(-1)).squeeze(-1)
+        best, place = (exact + self.bias[ids]).max(dim=1)
+        found = ids.gather(1, place.unsqueeze(1)).squeeze(1)  # (N,)
+        doubtful = ~(seeming[:, -1] + error <= best / unit)
+        if doubtful.any():
+            rows = doubtful.nonzero().squeeze(1)
+            rest = (x[rows], rough[rows], error[rows], unit, outputs, counts[1:])
+            found[rows] = self.settle(*rest)
+        return found
+
+
+# %% [markdown]
+# Check: the same place as the full product's, on a table with outliers, which round badly, and the bound holds for every single entry. A bound that claims too little is found out.
+
+
+# %%
+if exact_in_8_bits():
+    torch.manual_seed(0)
+    table, x = nn.Linear(48, 4096, dtype=torch.float32), torch.randn(64, 48, dtype=torch.float32)
+    with torch.no_grad():
+        table.weight[::500] *= 4
+        screen, full = Screen(table), table(x)
+        rough, unit, error = screen.roughly(x)
+        wrong = (rough * unit - full).abs() / error.unsqueeze(1)  # as a share of the bound
+        assert 0.05 < wrong.max() <= 1
+        assert torch.equal(screen.largest(x, table), full.argmax(dim=1))
+        believing = screen.settle(x, rough, torch.full((64,), -math.inf), unit, table, (1,))
+        assert not torch.equal(believing, full.argmax(dim=1))  # without the bound: wrong somewhere
 
 # %% [markdown]
 # ### Greedy, and any other choice of one
 #
-# With one prefix a sentence, greedy decoding and sampling differ in one function: `choose`. A finished sentence leaves the batch. To leave costs a copy of what stays, so we wait until a fifth is done.
+# With one prefix a sentence, greedy decoding and sampling differ in one function: `choose`. A finished sentence leaves the batch. To leave costs a copy of what stays, so we wait until a third is done.
 
 
 # %%
-ALMOST = 0.8  # a batch is packed anew when no more than this share of it is unfinished
+ALMOST = 0.7  # a batch is packed anew when no more than this share of it is unfinished
 
 
-@torch.no_grad()
 def write_one_by_one(
     decoding: PrefixDecoding | CachedDecoding,
     src: Tensor,
@@ -933,15 +1141,19 @@ def write_one_by_one(
 # %%
 def likeliest(decoding: PrefixDecoding | CachedDecoding, x: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: last positions x (N, D) to tokens (N,)."""
-    return best_next(decoding, x, 1, scored=False)[1].squeeze(1), None
+    model = decoding.model
+    if isinstance(model, PreparedModel) and model.screen is not None:
+        return model.screen.largest(model.generator.narrow(x), model.vocabulary), None
+    return best_logits(decoding.logits(x), 1)[1].squeeze(1), None
 
 
 def cached_greedy(
     model: EncoderDecoder, src: Tensor, src_mask: Tensor | None, max_len: int
 ) -> Tensor:
     """What `greedy_decode` gives, computing each token once: src (B, S) to ids (B, ≤ max_len)."""
-    with dropout_off(model), torch.no_grad():
-        return write_one_by_one(decoding_of(model, src, src_mask), src, max_len, likeliest)[0]
+    with dropout_off(model), torch.inference_mode():
+        ids, _ = write_one_by_one(decoding_of(model, src, src_mask), src, max_len, likeliest)
+    return ids.clone()  # an ordinary tensor again
 
 
 # %%
@@ -1044,7 +1256,7 @@ class Search:
 
 
 # %%
-@torch.no_grad()
+@torch.inference_mode()
 def cached_beam_search(
     model: EncoderDecoder,
     src: Tensor,
@@ -1149,8 +1361,9 @@ def sample_decode(
         tokens = torch.multinomial(p, 1, generator=generator)  # (N, 1)
         return tokens.squeeze(1), log_probs.gather(1, tokens).squeeze(1)
 
-    with dropout_off(model), torch.no_grad():
-        return write_one_by_one(decoding_of(model, src, src_mask), src, max_len, draw)
+    with dropout_off(model), torch.inference_mode():
+        ids, log_probs = write_one_by_one(decoding_of(model, src, src_mask), src, max_len, draw)
+    return ids.clone(), log_probs.clone()
 
 
 # %%
@@ -1332,26 +1545,49 @@ def until_end(ids: Sequence[int]) -> list[int]:
 
 
 # %%
-SOURCES_IN_A_BATCH = 128  # enough to keep a core's products busy, and batches enough for all cores
-ROWS_IN_A_BATCH = 512  # prefixes that are continued together
-CELLS_IN_A_BATCH = 2**15  # prefixes times source positions: what attention's memory grows with
+CELLS_READ = 2**13  # source positions of a batch, padding included: enough to keep a core busy
+PREFIXES = 1024  # that are continued together
+CELLS_SEEN = 2**15  # prefixes times source positions: what attention's memory grows with
+STEP_COST = (
+    16  # what a step costs besides its prefixes, in prefixes: weights are read, kernels called
+)
 
 
-def length_batches(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+def cut_by_cost(lengths: Sequence[int], width: int, most: float) -> list[int]:
+    """Where to cut `lengths`, longest first, for as few batches as cost at most `most` and fit in memory.
+
+    Gives each batch's end. A batch of n sources up to L tokens long, `width` prefixes each, costs
+    its tokens times `width`, and `STEP_COST` for each of about L steps.
+    """
+    ends, start, tokens = [], 0, 0
+    for i, length in enumerate(lengths):
+        longest, count = lengths[start], i + 1 - start
+        cells, prefixes = count * longest, count * width
+        fits = cells <= CELLS_READ and prefixes <= PREFIXES and cells * width <= CELLS_SEEN
+        cheap = (tokens + length) * width + STEP_COST * longest <= most
+        if i > start and not (fits and cheap):
+            ends.append(i)
+            start, tokens = i, 0
+        tokens += length
+    return [*ends, len(lengths)]
+
+
+def length_batches(rows: Sequence[Sequence[int]], width: int, cores: int = 1) -> list[list[int]]:
     """Indices of `rows` in batches of similar length, the longest first; `width` prefixes for each row.
 
-    Long sources make smaller batches, so that memory stays within bounds.
+    There are as few batches as memory's bounds allow, but as many for each core, and the dearest is
+    as cheap as it can be: found by bisection. So the cores finish together.
     """
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    batches: list[list[int]] = []
-    for i in order:
-        longest = len(rows[batches[-1][0]]) if batches else 0
-        rows_at_once = min(ROWS_IN_A_BATCH, CELLS_IN_A_BATCH // max(1, longest))
-        room = min(SOURCES_IN_A_BATCH, rows_at_once // width)
-        if not batches or len(batches[-1]) >= max(1, room):
-            batches.append([])
-        batches[-1].append(i)
-    return batches
+    lengths = [len(rows[i]) for i in order]
+    batches = cores * math.ceil(len(cut_by_cost(lengths, width, math.inf)) / cores)
+    low, high = 0, sum(lengths) * width + STEP_COST * max(lengths, default=0)
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = len(cut_by_cost(lengths, width, middle)) <= batches
+        low, high = (low, middle) if enough else (middle, high)
+    ends = cut_by_cost(lengths, width, high)
+    return [order[a:b] for a, b in itertools.pairwise([0, *ends]) if a < b]
 
 
 # %%
@@ -1382,11 +1618,13 @@ def search_rows(
     """
     device = next(model.parameters()).device
     some = [i for i, row in enumerate(rows) if len(row) > 1]
-    batches = length_batches([rows[i] for i in some], width)
+    cores = torch.get_num_threads() if device.type == "cpu" else 1
+    batches = length_batches([rows[i] for i in some], width, cores)
+    ready = PreparedModel(model) if isinstance(model, EncoderDecoder) else model
 
     def find(batch: list[int]) -> Sequence[Any]:
         src = pad_rows([rows[some[i]] for i in batch]).to(device)  # (B, S)
-        return search(model, src, padding_mask(src), min(MAX_LEN, 2 * src.size(1) + 10))
+        return search(ready, src, padding_mask(src), min(MAX_LEN, 2 * src.size(1) + 10))
 
     found: list[Any] = [None] * len(rows)
     with dropout_off(model):  # once for all threads: none may switch it back on for the others

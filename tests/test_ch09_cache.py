@@ -222,11 +222,24 @@ def test_batches_hold_every_row_once_and_stay_within_bounds(width):
     assert sorted(itertools.chain(*batches)) == list(range(700))
     for batch in batches:
         longest = max(lengths[i] for i in batch)
-        assert len(batch) <= ch09.SOURCES_IN_A_BATCH
-        assert len(batch) == 1 or len(batch) * width <= ch09.ROWS_IN_A_BATCH
-        assert len(batch) == 1 or len(batch) * width * longest <= ch09.CELLS_IN_A_BATCH
+        assert len(batch) == 1 or len(batch) * longest <= ch09.CELLS_READ
+        assert len(batch) == 1 or len(batch) * width <= ch09.PREFIXES
+        assert len(batch) == 1 or len(batch) * width * longest <= ch09.CELLS_SEEN
     tops = [max(lengths[i] for i in batch) for batch in batches]
     assert tops == sorted(tops, reverse=True)
+
+
+def test_cores_get_batches_of_equal_cost():
+    lengths = [5 + i % 30 for i in range(1000)]
+    for cores in (1, 2, 3, 8):
+        batches = ch09.length_batches([[4] * n for n in lengths], 1, cores)
+        assert len(batches) % cores == 0
+        costs = [
+            sum(lengths[i] for i in batch) + ch09.STEP_COST * lengths[batch[0]] for batch in batches
+        ]
+        assert max(costs) < 1.05 * min(costs)
+    assert sorted(len(b) for b in ch09.length_batches([[4, EOS]] * 3, 1, 2)) == [1, 2]
+    assert ch09.length_batches([], 4, 2) == []
 
 
 @pytest.fixture
@@ -256,10 +269,11 @@ def test_jobs_run_side_by_side_and_come_back_in_order(two_threads):
 def test_threads_dont_switch_each_others_dropout_on(two_threads, monkeypatch):
     model = random_model(4).train()
     rows = [[4 + i % 4, 5, EOS] for i in range(12)]
-    monkeypatch.setattr(ch09, "ROWS_IN_A_BATCH", 2)
+    monkeypatch.setattr(ch09, "PREFIXES", 2)
     for _ in range(5):
         found = ch09.search_rows(model, rows, ch09.cached_greedy)
-        assert [r.tolist() for r in found[:8:4]] == [r.tolist() for r in found[4::4]]
+        texts = [ch09.until_end(row.tolist()) for row in found]
+        assert texts[:8:4] == texts[4::4]
     assert all(part.training for part in model.modules())
 
 
