@@ -1373,7 +1373,7 @@ print(
 # From warm-up to project. A *think* exercise wants a pencil. A *code* exercise comes with a checker, `check_…`: write a function
 # and hand it over. If the function is right, the checker says nothing. If not, it raises an `AssertionError` that says what is wrong
 # and hints at why. Below it a solution is folded away, then comes a wrong candidate and what the checker has to say to it.
-# `rejection` fetches that answer, here and in the chapters to come. The other two are the checkers' own: `alike` compares
+# `rejection` fetches that answer, here and in the chapters to come. The other two are the checkers' own: `same_numbers` compares
 # numbers, and `blame` finds out which known mistake makes exactly the numbers that a candidate made.
 
 
@@ -1388,7 +1388,7 @@ def rejection(check: Callable[[Any], None], candidate: Any) -> str:
 
 
 # %%
-def alike(got: Any, wanted: Tensor) -> bool:
+def same_numbers(got: Any, wanted: Tensor) -> bool:
     """Is `got` a tensor of `wanted`'s shape with the same numbers, up to rounding? NaN is like nothing."""
     if not isinstance(got, Tensor) or got.shape != wanted.shape:
         return False
@@ -1398,7 +1398,7 @@ def alike(got: Any, wanted: Tensor) -> bool:
 # %%
 def blame(got: Any, mistakes: dict[str, Tensor], otherwise: str) -> NoReturn:
     """Raises an `AssertionError`: the message in `mistakes` whose result is `got`, else `otherwise`."""
-    found = (message for message, result in mistakes.items() if alike(got, result))
+    found = (message for message, result in mistakes.items() if same_numbers(got, result))
     raise AssertionError(next(found, otherwise))
 
 
@@ -1418,7 +1418,7 @@ def check_insisting_query(candidate: Callable[[float], list[float]]) -> None:
         query = torch.as_tensor(candidate(share), dtype=torch.float64)
         assert query.shape == (4,), "a query is compared with keys of four numbers: give it four"
         assert not query[1:].any(), "only the first number may differ from 0"
-        if not alike(attention(query[None], key, key)[1][0, 0], torch.tensor(share)):
+        if not same_numbers(attention(query[None], key, key)[1][0, 0], torch.tensor(share)):
             mistakes = {
                 "true without the division by √d_k: with it, a score is half of q · k": key @ query,
                 "two other words take part: a score of 0 is e⁰ = 1 in the softmax": key[:2]
@@ -1587,18 +1587,22 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
         "divided by √a: tanh bounds every term, nothing grows": (scores / math.sqrt(6)).softmax(-1),
         "divided by √d_k: these scores are no sums over d_k products": (scores / 2).softmax(-1),
     }
-    if not alike(weights, scores.softmax(-1)):
+    if not same_numbers(weights, scores.softmax(-1)):
         blame(weights, mistakes, "other weights than the formula's, taken pair by pair")
-    assert alike(output, weights @ value), (
+    assert same_numbers(output, weights @ value), (
         "the weights are right; the output isn't their mix of values"
     )
     mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
     masked = candidate(*inputs, mask)[1]
     assert not masked.isnan().any(), "NaN: in a row that may look at nothing, −∞ alone gives 0/0"
     assert not masked[1].any(), "a row that may look at nothing has weights: −10⁹ for all is a tie"
-    assert alike(masked, masked_softmax(scores, mask)), "what a mask forbids must get weight 0"
+    assert same_numbers(masked, masked_softmax(scores, mask)), (
+        "what a mask forbids must get weight 0"
+    )
     batch = candidate(torch.stack((query, -query)), key, value, w, m, u)[0]  # (B, T, d_v)
-    assert alike(batch[0], output), "a batch of queries is answered otherwise than one by one"
+    assert same_numbers(batch[0], output), (
+        "a batch of queries is answered otherwise than one by one"
+    )
 
 
 # %% [markdown]
@@ -1720,7 +1724,7 @@ def check_streaming_attention(candidate: Callable[[Tensor, Iterator[tuple]], Ten
     for sizes in ((12,), (1,) * 12, (5, 4, 3)):
         first, last = key.split(sizes)[0], key.split(sizes)[-1]
         got = candidate(query, passing_blocks(key, value, sizes))
-        if alike(got, attention(query, key, value)[0]):
+        if same_numbers(got, attention(query, key, value)[0]):
             continue
         parts = [attention(query, k, v)[0] for k, v in passing_blocks(key, value, sizes)]
         mistakes = {
@@ -1738,7 +1742,7 @@ def check_streaming_attention(candidate: Callable[[Tensor, Iterator[tuple]], Ten
         assert not got.isnan().any(), (
             "NaN for large scores: e to the score overflows, subtract the largest"
         )
-        assert alike(got, attention(query, steep, value)[0]), (
+        assert same_numbers(got, attention(query, steep, value)[0]), (
             "wrong for large scores: when a larger one turns up, what is summed so far must shrink"
         )
 

@@ -7,7 +7,6 @@ import torch
 
 from scripts.ch01_attention import (
     additive_variant,
-    alike,
     attention,
     blame,
     check_additive_attention,
@@ -16,6 +15,7 @@ from scripts.ch01_attention import (
     check_window_mask,
     masked_softmax,
     rejection,
+    same_numbers,
     softmax_filled,
     solution_additive_attention,
     solution_insisting_query,
@@ -182,11 +182,11 @@ def test_rejection_lets_other_errors_through():
         rejection(lambda candidate: candidate(), lambda: 1 / 0)
 
 
-def test_alike_and_blame():
+def test_same_numbers_and_blame():
     ones = torch.ones(2, dtype=torch.float64)
-    assert alike(ones + 1e-12, ones) and not alike(ones + 1e-3, ones)
-    assert not alike(ones[:1], ones) and not alike([1.0, 1.0], ones)
-    assert not alike(ones * math.nan, ones * math.nan)
+    assert same_numbers(ones + 1e-12, ones) and not same_numbers(ones + 1e-3, ones)
+    assert not same_numbers(ones[:1], ones) and not same_numbers([1.0, 1.0], ones)
+    assert not same_numbers(ones * math.nan, ones * math.nan)
     for got, words in ((ones, "one"), (2 * ones, "two"), (3 * ones, "neither")):
         with pytest.raises(AssertionError, match=words):
             blame(got, {"one": ones, "two": 2 * ones}, "neither")
