@@ -783,7 +783,11 @@ machine_report()
 #
 # Each exercise says what kind it is: a *warm-up*, a *think* that wants a pencil and may have an answer folded below it, a *code* exercise, or a *project* that takes an evening. A code exercise comes with a checker, `check_…`, that takes your function, is silent if it is right, and otherwise says what is wrong and why; its solution stands in the next cell, folded away where your notebook program folds, so scroll slowly and try first.
 #
-# ### Exercise 1 *think* · Ten words
+# ### Exercise 1 *warm-up* · English order
+#
+# Give the translator a sentence with the words in English order, "Ein freundlicher Musiker hat mitgenommen einen Hammer." Does the translation change? What does the attention map look like?
+#
+# ### Exercise 2 *think* · Ten words
 #
 # In `recall_table`, make the vocabulary 10 words instead of 1,000. What happens to the curves, and why? How many bits does a word need?
 #
@@ -793,7 +797,7 @@ machine_report()
 #
 # </details>
 #
-# ### Exercise 2 *code* · Two sentences, one memory
+# ### Exercise 3 *code* · Two sentences, one memory
 #
 # Above, the second word hid what the first one had changed. Could the *last* word do it, however far away? Write `twin_sentence(words, rotation, delta)` for words (B, S, D): the same sentences, but with `delta` (D,) added to their first word, and with the last word changed such that `read_into_one_vector` returns the same state as before.
 
@@ -863,19 +867,15 @@ def twin_without_turning(words: Tensor, rotation: Tensor, delta: Tensor) -> Tens
 print(rejection(check_twin_sentence, twin_without_turning))
 
 # %% [markdown]
-# ### Exercise 3 *think* · A reader that shrinks
+# ### Exercise 4 *think* · A reader that shrinks
 #
 # Replace the rotation by `0.8 * rotation` in reading and by `rotation / 0.8` in reading back. Which words are lost first, those at the beginning or those at the end? That is what happens to gradients, too.
 #
 # <details><summary>An answer</summary>
 #
-# Those at the beginning: after S words the first one is $0.8^{S-1}$ of its size, below the rounding of a short float in the end, and what is left of later words after naming is blown up on the way back. A gradient that runs back through the same steps shrinks by the same factor, so the beginning is also what is learned last.
+# Those at the beginning. At the end of the sentence the first word is left with $0.8^{S-1}$ of its size. Turned back and blown up, it has its size again, but all that came later was blown up with it and drowns it. A gradient that runs back through the same steps shrinks by the same factor, so what the beginning has to do with the end is learned last.
 #
 # </details>
-#
-# ### Exercise 4 *warm-up* · English order
-#
-# Give the translator a sentence with the words in English order, "Ein freundlicher Musiker hat mitgenommen einen Hammer." Does the translation change? What does the attention map look like?
 #
 # ### Exercise 5 *think* · Where information passes
 #

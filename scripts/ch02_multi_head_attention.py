@@ -990,7 +990,7 @@ print(f"mean entropy {entropy.mean():.2f} of 1, mean correlation {off_diagonal.m
 #
 # ## Exercises
 #
-# Chapter 1 says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
 #
 # ### Exercise 1 *warm-up* · Split by slicing
 #

@@ -870,6 +870,8 @@ titled(
 #
 # ## Exercises
 #
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
+#
 # ### Exercise 1 *warm-up* · Sines first, cosines after
 #
 # The paper's published code puts all D/2 sines first and all cosines after. Write `halves(length, d_model)`, that table of shape (length, D), with the speeds of `sinusoids`. For an odd D it should raise a `ValueError`. Then say why a model can't tell the difference.

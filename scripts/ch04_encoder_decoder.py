@@ -2067,6 +2067,9 @@ titled(
 #
 # ## Exercises
 #
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your
+# function is right, and otherwise say what is wrong.
+#
 # ### Exercise 1 *warm-up* · Count an encoder
 #
 # Write `encoder_parameters(N, d_model, d_ff)`: how many numbers a post-norm encoder of N layers learns, by arithmetic alone. Show
@@ -2082,21 +2085,23 @@ def check_encoder_parameters(candidate: Callable[[int, int, int], int]) -> None:
             layer = EncoderLayer(D, MultiHeadedAttention(2, D), PositionwiseFeedForward(D, F_), 0.1)
             stack = Encoder(layer, N)
         sizes = {name: p.numel() for name, p in layer.named_parameters()}
-        without = lambda word: sum(n for name, n in sizes.items() if word not in name)  # noqa: B023, E731
-        whole = sum(p.numel() for p in stack.parameters())
-        missing = {
-            "each matrix has a bias, one number for each of its outputs": without("bias") + 2 * D,
-            "LayerNorm learns too: a scale and a shift for each feature": without("norm"),
-            "a layer has one LayerNorm for each of its two sublayers": without("sublayer.1.norm"),
-            "attention's fourth matrix is missing: where do the joined heads go?": without(
-                "output"
-            ),
-            "half of the feed-forward is missing: it widens and narrows again": without("contract"),
+        forgotten = {
+            "bias": "each matrix has a bias, one number for each of its outputs",
+            "norm": "LayerNorm learns too: a scale and a shift for each feature",
+            "sublayer.1.norm": "a layer has one LayerNorm for each of its two sublayers",
+            "output": "attention's fourth matrix is missing: where do the joined heads go?",
+            "contract": "half of the feed-forward is missing: it widens and narrows again",
         }
+        left = {
+            said: N * sum(n for name, n in sizes.items() if part not in name)
+            for part, said in forgotten.items()
+        }
+        left[forgotten["bias"]] += N * 2 * D  # LayerNorm's shifts are called biases too
+        whole = sum(p.numel() for p in stack.parameters())
+        left["that is one layer; there are N"] = whole // N
         got = candidate(N, D, F_)
         if got != whole:
-            mistakes = {said: torch.tensor(float(N * n)) for said, n in missing.items()}
-            mistakes["that is one layer; there are N"] = torch.tensor(float(whole // N))
+            mistakes = {said: torch.tensor(float(count)) for said, count in left.items()}
             blame(torch.tensor(float(got)), mistakes, "too few" if got < whole else "too many")
 
 
@@ -2149,18 +2154,18 @@ def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Ten
     eps, x = 1e-5, x.requires_grad_()
     right = F.layer_norm(x, (8,), weight, bias, eps)
     middle = x - x.mean(-1, keepdim=True)
-    spread = lambda x, correction=0: x.var(-1, keepdim=True, correction=correction)  # noqa: E731
+    spread, unbiased = (x.var(-1, keepdim=True, correction=c) for c in (0, 1))
     mistakes = {
         "the variance is divided by D − 1; LayerNorm's is the biased one": middle
-        * (spread(x, 1) + eps).rsqrt(),
-        "ε stands outside the root": middle / (spread(x).sqrt() + eps),
+        * (unbiased + eps).rsqrt(),
+        "ε stands outside the root": middle / (spread.sqrt() + eps),
         "ε outside, and D − 1 inside: both of the chapter's slips": middle
-        / (spread(x, 1).sqrt() + eps),
-        "ε is missing: a constant vector would be divided by 0": middle * spread(x).rsqrt(),
+        / (unbiased.sqrt() + eps),
+        "ε is missing: a constant vector would be divided by 0": middle * spread.rsqrt(),
         "the mean is left in": x * (x.square().mean(-1, keepdim=True) + eps).rsqrt(),
         "a mean over all tokens: LayerNorm looks at one vector at a time": (x - x.mean())
         * (x.var(correction=0) + eps).rsqrt(),
-        "divided by the variance, not by its root": middle / (spread(x) + eps),
+        "divided by the variance, not by its root": middle / (spread + eps),
     }
     got = candidate(x, weight, bias, eps)
     if not same_numbers(got, right):

@@ -1759,6 +1759,8 @@ titled(
 #
 # ## Exercises
 #
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
+#
 # ### Exercise 1 *warm-up* · Up and down in straight lines
 #
 # A third schedule is common: linear warm-up, then a straight line down. Write `linear_rate(step, peak, warmup, total)`. Like `cosine_rate` it has its peak at step `warmup`, still moves at the last step, `total`, and is 0 from the step after that. Steps count from 1; step 0 is a `ValueError`.
@@ -2086,8 +2088,10 @@ print(rejection(check_streamed_gradient, gradient_all_at_once))
 def check_reversed_target(candidate: Callable[[Tensor], Tensor]) -> None:
     """Holds candidate(src) against lists that are turned round one by one."""
     rows = [[5, 6, 7], [8, 9], [4, 5, 6, 13, 8], [12]]
-    filled = lambda ids: ids + [PAD] * (7 - len(ids))  # noqa: E731
-    tensor = lambda rows: torch.tensor([filled(row) for row in rows])  # noqa: E731
+
+    def tensor(rows: list[list[int]]) -> Tensor:
+        return torch.tensor([row + [PAD] * (7 - len(row)) for row in rows])
+
     src = tensor([[*row, EOS] for row in rows])[:, :6]  # (B, S)
     right = tensor([[BOS, *row[::-1], EOS] for row in rows])  # (B, S+1)
     mistakes = {
