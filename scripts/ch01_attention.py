@@ -1541,7 +1541,8 @@ print(
 )
 
 # %% [markdown]
-# And the one of section 6, a mask that leaves out the position itself, `tril(-1)`:
+# And a mask that leaves out the position itself, `tril(-1)`. With `masked_softmax` its row 0 would give zeros; with −10⁹ it would be
+# an average over the whole sentence, the future included:
 
 # %%
 print(
@@ -1641,7 +1642,7 @@ assert count_flops(attention, *meta[:3]) == 4 * n * n * d
 # With all widths alike, both take $4n^2D$ operations; the additive one adds its two projections, $4nD^2$. Not counted is the tanh, of
 # which $n^2 a$ are taken. Worse, the sum of a query and a key is made for each pair: $n^2 a$ numbers go to memory and come back, where a
 # dot product adds up its $d_k$ terms on the way and writes $n^2$ numbers. Without the tanh the score is
-# $u^	op W q + u^	op M k$. Within one row, the first term is the same for all keys, and softmax ignores a shift:
+# $u^\top W q + u^\top M k$. Within one row, the first term is the same for all keys, and softmax ignores a shift:
 #
 # </details>
 
