@@ -2140,4 +2140,11 @@ print(rejection(check_reversed_target, lambda src: F.pad(src, (1, 0), value=BOS)
 # 2. Train on lengths 5 to 10 and examine on lengths 11 to 14. What happens, and which part of the model is to blame?
 # 3. Break a model in a way of your own (freeze a layer, swap source and target, drop the positions), give it to a friend, and find out which of the four questions of "My model doesn't learn" notices.
 #
+# <details><summary>What to expect</summary>
+#
+# 1. The 250 steps of the copy task are enough for this one too. Only cross-attention has something else to do: at step t it must look at the place that is t from the *end*, and the end is elsewhere in each row, so the encoder must have said in its vectors how far it is.
+# 2. Hardly a sequence comes out right, reversed or copied. The sinusoids of positions 11 and beyond are defined, but no matrix has learned to read them: positions are to blame.
+#
+# </details>
+#
 # Next: [Chapter 6 · Multi30k](ch06_multi30k.ipynb)
