@@ -75,13 +75,21 @@ plain_translate(captioner, [mine])[0]
 import math
 import os
 import platform
+from collections.abc import Callable
 
 import altair as alt
 import pandas as pd
 import torch
 from torch import Tensor
 
-from scripts.ch01_attention import attention, padding_mask, subsequent_mask
+from scripts.ch01_attention import (
+    attention,
+    blame,
+    padding_mask,
+    rejection,
+    same_numbers,
+    subsequent_mask,
+)
 from scripts.ch03_embeddings_and_positions import sinusoids
 from scripts.ch05_training import BOS, EOS, greedy_decode
 from scripts.ch06_multi30k import load_corpus, source_ids
@@ -692,7 +700,7 @@ assert min(sure, key=sure.get) != mine  # the made-up answer is the less certain
 # 5. A picture.
 # 6. **Pitfall**: a wrong version that runs without complaint, and how to notice.
 #
-# Two habits make it work. Where the text says **Predict**, stop and guess before you run the next cell: a wrong guess teaches more than a right answer. And change things: every cell without `def` is there to be poked at. The exercises at the end of a chapter are such pokes.
+# Two habits make it work. Where the text says **Predict**, stop and guess before you run the next cell: a wrong guess teaches more than a right answer. And change things: every cell without `def` is there to be poked at. The exercises at the end of a chapter are such pokes, and some come with a checker that answers you.
 #
 # | chapter | you leave with |
 # |---|---|
@@ -773,10 +781,108 @@ machine_report()
 #
 # ## Exercises
 #
-# 1. In `recall_table`, make the vocabulary 10 words instead of 1,000. What happens to the curves, and why? (How many bits does a word need?)
-# 2. Replace the rotation by `0.8 * rotation` in reading and by `rotation / 0.8` in reading back. Which words are lost first, those at the beginning or those at the end? That is what happens to gradients, too.
-# 3. Give the translator a sentence with the words in English order, "Ein freundlicher Musiker hat mitgenommen einen Hammer." Does the translation change? What does the attention map look like?
-# 4. Find a sentence of simple words on which a model fails. Look at `choices_table`: at which step does it go wrong, and was it sure?
-# 5. In the picture, find every place where information can pass from one position to another. Now cover the chip "no future": which of the checks in this chapter would still pass, and what would the model learn in training?
+# Each exercise says what kind it is: a *warm-up*, a *think* that wants a pencil and may have an answer folded below it, a *code* exercise, or a *project* that takes an evening. A code exercise comes with a checker, `check_…`, that takes your function, is silent if it is right, and otherwise says what is wrong and why; its solution stands in the next cell, folded away where your notebook program folds, so scroll slowly and try first.
+#
+# ### Exercise 1 *warm-up* · English order
+#
+# Give the translator a sentence with the words in English order, "Ein freundlicher Musiker hat mitgenommen einen Hammer." Does the translation change? What does the attention map look like?
+#
+# ### Exercise 2 *think* · Ten words
+#
+# In `recall_table`, make the vocabulary 10 words instead of 1,000. What happens to the curves, and why? How many bits does a word need?
+#
+# <details><summary>An answer</summary>
+#
+# They move to the right: with 512 numbers and 64 words, a third was named rightly, now it is four of five. One word of 1,000 is 10 bits, one of 10 is 3.3. And naming is easier with nine rivals than with 999. But every curve still falls.
+#
+# </details>
+#
+# ### Exercise 3 *code* · Two sentences, one memory
+#
+# Above, the second word hid what the first one had changed. Could the *last* word do it, however far away? Write `twin_sentence(words, rotation, delta)` for words (B, S, D): the same sentences, but with `delta` (D,) added to their first word, and with the last word changed such that `read_into_one_vector` returns the same state as before.
+
+
+# %%
+def check_twin_sentence(candidate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """Reads the sentences and their twins, of several lengths, into one vector each."""
+    generator = torch.Generator().manual_seed(0)
+    rotation = random_rotation(6, generator).double()
+    delta = torch.randn(6, generator=generator, dtype=torch.float64)
+    for length in (5, 2):
+        words = torch.randn(3, length, 6, generator=generator, dtype=torch.float64)  # (B, S, D)
+        given = words.clone()
+        twin = candidate(given, rotation, delta)
+        assert twin.shape == words.shape, "a twin has as many words as its sentence"
+        assert torch.equal(given, words), "the sentences themselves were changed: work on a copy"
+        assert same_numbers(twin[:, 0], words[:, 0] + delta), "the first word must change by delta"
+        assert torch.equal(twin[:, 1:-1], words[:, 1:-1]), "only the first and the last word change"
+        far = torch.linalg.matrix_power(rotation, length - 1) @ delta
+        mistakes = {
+            "delta is taken off as it was put in; on its way it has been turned": delta,
+            "the change is doubled, not undone": -far,
+            "turned back: reading turns forwards": torch.linalg.matrix_power(rotation.T, length - 1)
+            @ delta,
+            "turned once: each later word turns the state once more": rotation @ delta,
+            "turned once too often: the first word itself isn't turned": rotation @ far,
+        }
+        if not same_numbers(
+            read_into_one_vector(twin, rotation), read_into_one_vector(words, rotation)
+        ):
+            taken = (words - twin)[0, -1]
+            blame(taken, mistakes, "the last states differ: what has become of delta by then?")
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_twin_sentence(words: Tensor, rotation: Tensor, delta: Tensor) -> Tensor:
+    """words (B, S, D) with another first and last word, and the same last state."""
+    twin = words.clone()
+    twin[:, 0] += delta
+    for _ in range(words.size(1) - 1):
+        delta = rotation @ delta  # each word that is read turns the state once
+    twin[:, -1] -= delta
+    return twin
+
+
+check_twin_sentence(solution_twin_sentence)
+
+# %% [markdown]
+# So the first word of a sentence may be anything, and the state won't tell, if the last one plays along. A wrong candidate, and what the checker says to it:
+
+
+# %%
+def twin_without_turning(words: Tensor, rotation: Tensor, delta: Tensor) -> Tensor:
+    """Takes off at the end exactly what was added at the beginning."""
+    twin = words.clone()
+    twin[:, 0] += delta
+    twin[:, -1] -= delta
+    return twin
+
+
+# %%
+print(rejection(check_twin_sentence, twin_without_turning))
+
+# %% [markdown]
+# ### Exercise 4 *think* · A reader that shrinks
+#
+# Replace the rotation by `0.8 * rotation` in reading and by `rotation / 0.8` in reading back. Which words are lost first, those at the beginning or those at the end? That is what happens to gradients, too.
+#
+# <details><summary>An answer</summary>
+#
+# Those at the beginning. At the end of the sentence the first word is left with $0.8^{S-1}$ of its size. Turned back and blown up, it has its size again, but all that came later was blown up with it and drowns it. A gradient that runs back through the same steps shrinks by the same factor, so what the beginning has to do with the end is learned last.
+#
+# </details>
+#
+# ### Exercise 5 *think* · Where information passes
+#
+# In the picture, find every place where information can pass from one position to another. Now cover the chip "no future": which of the checks in this chapter would still pass, and what would the model learn in training?
+#
+# ### Exercise 6 *project* · Where it fails
+#
+# Find a sentence of simple words on which a model fails. Look at `choices_table`: at which step does it go wrong, and was it sure? Collect ten such sentences, sort them by what they have in common, and keep them: chapters 9 and 10 have instruments for them.
 #
 # Next: [Chapter 1 · Attention](ch01_attention.ipynb)

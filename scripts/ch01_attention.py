@@ -58,7 +58,9 @@ if root == beside:
 import itertools
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import altair as alt
 import numpy as np
@@ -1368,15 +1370,429 @@ print(
 #
 # ## Exercises
 #
-# 1. Give *a* in `a red ball` a query that makes it look almost only at itself. How large must its entries be for a weight of 0.99?
-# 2. In section 5, draw keys and queries from a uniform distribution between −1 and 1. By what must you divide now?
-# 3. Build a mask with `tril(-1)`, so that a position does not see itself. What happens in row 0, with `masked_softmax` and
-#    with −10⁹? Can a decoder with this mask still learn?
-# 4. Write additive attention, $\text{score}(q, k) = u^\top \tanh(W q + M k)$. Count its operations with `count_flops`. Why is it slower
-#    in practice than a dot product, although it grows alike?
-# 5. Set the dilation in section 10 to $3^{\text{number}}$ instead of $2^{\text{number}}$. Show that the path length is then exactly
-#    $\lceil \log_3 n \rceil$, the paper's $\log_k n$.
-# 6. A query gets *one* mix back. Change the three values of *a red ball* so that *ball*'s output stays the same although the words
-#    differ. What can one attention not tell apart? (Chapter 2 answers with several heads.)
+# From warm-up to project. A *think* exercise wants a pencil. A *code* exercise comes with a checker, `check_…`: write a function
+# and hand it over. If the function is right, the checker says nothing. If not, it raises an `AssertionError` that says what is wrong
+# and hints at why. Below it a solution is folded away, then comes a wrong candidate and what the checker has to say to it.
+# `rejection` fetches that answer, here and in the chapters to come. The other two are the checkers' own: `same_numbers` compares
+# numbers, and `blame` finds out which known mistake makes exactly the numbers that a candidate made.
+
+
+# %%
+def rejection(check: Callable[[Any], None], candidate: Any) -> str:
+    """What `check` says against `candidate`; raises `ValueError` if it has nothing to say."""
+    try:
+        check(candidate)
+    except AssertionError as answer:
+        return str(answer)
+    raise ValueError(f"{check.__name__} accepts a candidate that is wrong")
+
+
+# %%
+def same_numbers(got: Any, wanted: Tensor) -> bool:
+    """Is `got` a tensor of `wanted`'s shape with the same numbers, up to rounding? NaN is like nothing."""
+    if not isinstance(got, Tensor) or got.shape != wanted.shape:
+        return False
+    return torch.allclose(got.double(), wanted.double(), rtol=1e-6, atol=1e-9)
+
+
+# %%
+def blame(got: Any, mistakes: dict[str, Tensor], otherwise: str) -> NoReturn:
+    """Raises an `AssertionError`: the message in `mistakes` whose result is `got`, else `otherwise`."""
+    found = (message for message, result in mistakes.items() if same_numbers(got, result))
+    raise AssertionError(next(found, otherwise))
+
+
+# %% [markdown]
+# ### Exercise 1 *warm-up* · A query that insists
 #
+# Give *a* in *a red ball* the query $(s, 0, 0, 0)$. The larger $s$, the more *a* looks at itself. Write `insisting_query(share)`,
+# which returns these four numbers such that *a*'s weight on itself is exactly `share`. How large is $s$ for 0.5, for 0.99, for
+# 0.9999? What does a weight of 1 ask for?
+
+
+# %%
+def check_insisting_query(candidate: Callable[[float], list[float]]) -> None:
+    """Puts the four numbers candidate(share) before the keys of *a red ball* and reads the weight off."""
+    key = torch.tensor([[2, 0, 0, 1], [0, 2, 0, 1], [0, 0, 2, 1]], dtype=torch.float64)  # (S, d_k)
+    for share in (0.5, 0.9, 0.99, 0.9999):
+        query = torch.as_tensor(candidate(share), dtype=torch.float64)
+        assert query.shape == (4,), "a query is compared with keys of four numbers: give it four"
+        assert not query[1:].any(), "only the first number may differ from 0"
+        if not same_numbers(attention(query[None], key, key)[1][0, 0], torch.tensor(share)):
+            mistakes = {
+                "true without the division by √d_k: with it, a score is half of q · k": key @ query,
+                "two other words take part: a score of 0 is e⁰ = 1 in the softmax": key[:2]
+                @ query
+                / 2,
+            }
+            mistakes = {message: s.softmax(-1)[0] for message, s in mistakes.items()}
+            blame(
+                torch.tensor(share),
+                mistakes,
+                "the weight isn't the share: solve softmax's formula for s",
+            )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_insisting_query(share: float) -> list[float]:
+    """The score is s·2/√4 = s, the two others are 0: share = eˢ / (eˢ + 2)."""
+    return [math.log(2 * share / (1 - share)), 0.0, 0.0, 0.0]
+
+
+check_insisting_query(solution_insisting_query)
+for share in (0.5, 0.99, 0.9999):
+    print(f"share {share}: s = {solution_insisting_query(share)[0]:.4f}")
+
+# %% [markdown]
+# Each further nine costs about $\ln 10 = 2.3$, and a weight of exactly 1 an infinite score. Softmax says *almost*, never *only*.
+# The mistake of dividing the sum among two words instead of three:
+
+# %%
+print(
+    rejection(check_insisting_query, lambda share: [math.log(share / (1 - share)), 0.0, 0.0, 0.0])
+)
+
+# %% [markdown]
+# ### Exercise 2 *think* · Another spread
+#
+# In section 5, draw keys and queries from a uniform distribution between −1 and 1 instead. By what must you divide so that the
+# scores have spread 1? And what does that say about dividing by $\sqrt{d_k}$ in a *trained* model?
+#
+# <details><summary>An answer</summary>
+#
+# The variance of such an entry is 1/3, that of a product of two is 1/9, and that of the sum $d_k/9$. So divide by $\sqrt{d_k}/3$.
+# The factor $\sqrt{d_k}$ is right for entries with variance 1. A trained model has other entries: it learns their size, and with it
+# how sharp each head looks. The division sees to it that it *starts* with a slope.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 3 *code* · A window, and one with gaps
+#
+# Write `window_mask(n, r, gap)`: a boolean $(1, n, n)$ in which position $i$ may look at $r$ positions and no others: itself,
+# $i - \text{gap}$, $i - 2\,\text{gap}$, …, as far as they exist. With `gap=1` it is the restricted attention of section 10, as a mask.
+#
+# Then think: stack layers with $r = 3$ and gaps $1, 3, 9, \dots$ After how many layers has position $n - 1$ heard of position 0?
+
+
+# %%
+def check_window_mask(candidate: Callable[[int, int, int], Tensor]) -> None:
+    """Holds the mask candidate(n, r, gap) against the definition, place by place."""
+    for n, r, gap in ((6, 6, 1), (7, 3, 1), (9, 3, 2), (4, 6, 1), (5, 1, 1)):
+        mask = candidate(n, r, gap)
+        assert mask.shape == (1, n, n), "the shape is (1, n, n): one row for each word that looks"
+        assert mask.dtype == torch.bool, "numbers would be added to the scores: a mask is boolean"
+        seen = [[any(i - m * gap == j for m in range(r)) for j in range(n)] for i in range(n)]
+        wanted = torch.tensor(seen)  # (n, n)
+        assert not torch.equal(mask[0], ~wanted), (
+            "turned over: True means *may look* in this series"
+        )
+        assert not mask[0].triu(1).any(), (
+            "a position sees a later one: the window must look back only"
+        )
+        assert mask[0].diagonal().all(), (
+            "a position doesn't see itself: row 0 is left with nothing, and the place counts among the r"
+        )
+        back = torch.arange(n).unsqueeze(1) - torch.arange(n)  # (n, n), how far j lies behind i
+        assert not (mask[0] & (back > (r - 1) * gap)).any(), (
+            "a position sees too far: it is itself one of the r, so it looks back r − 1 times"
+        )
+        assert not (mask[0] & (back % gap != 0)).any(), "the places between the gaps are open too"
+        assert torch.equal(mask[0], wanted), "a place is missing: the window is too narrow"
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_window_mask(n: int, r: int, gap: int = 1) -> Tensor:
+    """Boolean (1, n, n): how far j lies behind i must be one of 0, gap, …, (r − 1)·gap."""
+    back = torch.arange(n).unsqueeze(1) - torch.arange(n)  # (n, n)
+    return ((back >= 0) & (back <= (r - 1) * gap) & (back % gap == 0)).unsqueeze(0)
+
+
+check_window_mask(solution_window_mask)
+torch.manual_seed(8)
+x = torch.randn(28, 4, dtype=torch.float64)
+far = x.requires_grad_()
+for layers in (1, 2, 3):
+    far = attention(far, far, far, solution_window_mask(28, 3, 3 ** (layers - 1))[0])[0]
+    for position, heard in ((3**layers - 1, True), (3**layers, False)):
+        (gradient,) = torch.autograd.grad(far[position].sum(), x, retain_graph=True)
+        assert gradient[0].any().item() == heard
+
+# %% [markdown]
+# $L$ layers look back over $2(1 + 3 + \dots + 3^{L-1}) = 3^L - 1$ places, so $\lceil \log_3 n \rceil$ layers are enough. It is the
+# paper's $\log_k n$ for a convolution of width $k$, reached by attention. Now the usual slip, a window that is one too wide:
+
+# %%
+print(
+    rejection(
+        check_window_mask,
+        lambda n, r, gap: subsequent_mask(n).triu(-r * gap),
+    )
+)
+
+# %% [markdown]
+# And a mask that leaves out the position itself, `tril(-1)`. With `masked_softmax` its row 0 would give zeros; with −10⁹ it would be
+# an average over the whole sentence, the future included:
+
+# %%
+print(
+    rejection(check_window_mask, lambda n, r, gap: torch.ones(1, n, n, dtype=torch.bool).tril(-1))
+)
+
+# %% [markdown]
+# ### Exercise 4 *code* · Additive attention
+#
+# Bahdanau's attention scores a pair by a small network instead of a dot product:
+#
+# $$\text{score}(q, k) = u^\top \tanh(W q + M k), \qquad W\ (a, d_q),\ M\ (a, d_k),\ u\ (a)$$
+#
+# It lets a query and a key have different widths. Write `additive_attention(query, key, value, w, m, u, mask=None)` for query
+# $(T, d_q)$, key $(S, d_k)$, value $(S, d_v)$ and any leading dimensions. It returns output and weights, and treats a mask
+# as `attention` does. Count its operations with `count_flops`. Why is it slower in practice than a dot product, although it
+# grows alike? What would become of it without the tanh?
+
+
+# %%
+def additive_scores(query: Tensor, key: Tensor, w: Tensor, m: Tensor, u: Tensor) -> Tensor:
+    """Scores (T, S) of additive attention for query (T, d_q) and key (S, d_k), one pair at a time."""
+    rows = [torch.stack([torch.tanh(w @ q + m @ k).dot(u) for k in key]) for q in query]
+    return torch.stack(rows)
+
+
+def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    """Holds weights and output against scores made pair by pair; then a mask, then a batch."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 4), (5, 4), (5, 2), (6, 4), (6, 4), (6,))  # query, key, value, w, m, u
+    inputs = [torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes]
+    query, key, value, w, m, u = inputs
+    output, weights = candidate(*inputs)
+    assert weights.shape == (3, 5), "the weights are (T, S): one for each pair of query and key"
+    scores = additive_scores(query, key, w, m, u)  # (T, S)
+    flat = (key @ m.T @ u).expand(3, 5)
+    mistakes = {
+        "the columns sum to 1, but the keys compete for a query: rows must": scores.mT.softmax(
+            -1
+        ).mT,
+        "all queries get the same weights: without a bend, q only shifts its row": flat.softmax(-1),
+        "W is for the query and M for the key": additive_scores(query, key, m, w, u).softmax(-1),
+        "divided by √a: tanh bounds every term, nothing grows": (scores / math.sqrt(6)).softmax(-1),
+        "divided by √d_k: these scores are no sums over d_k products": (scores / 2).softmax(-1),
+    }
+    if not same_numbers(weights, scores.softmax(-1)):
+        blame(weights, mistakes, "other weights than the formula's, taken pair by pair")
+    assert same_numbers(output, weights @ value), (
+        "the weights are right; the output isn't their mix of values"
+    )
+    mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
+    masked = candidate(*inputs, mask)[1]
+    assert not masked.isnan().any(), "NaN: in a row that may look at nothing, −∞ alone gives 0/0"
+    assert not masked[1].any(), "a row that may look at nothing has weights: −10⁹ for all is a tie"
+    assert same_numbers(masked, masked_softmax(scores, mask)), (
+        "what a mask forbids must get weight 0"
+    )
+    batch = candidate(torch.stack((query, -query)), key, value, w, m, u)[0]  # (B, T, d_v)
+    assert same_numbers(batch[0], output), (
+        "a batch of queries is answered otherwise than one by one"
+    )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_additive_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    w: Tensor,
+    m: Tensor,
+    u: Tensor,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output (..., T, d_v) and weights (..., T, S), from scores uᵀ tanh(Wq + Mk)."""
+    pairs = (query @ w.T).unsqueeze(-2) + (key @ m.T).unsqueeze(-3)  # (..., T, S, a)
+    scores = torch.einsum("...a,a->...", pairs.tanh(), u)  # (..., T, S)
+    weights = masked_softmax(scores, mask)  # (..., T, S)
+    return weights @ value, weights
+
+
+check_additive_attention(solution_additive_attention)
+n, d = 32, 64
+shapes = ((n, d), (n, d), (n, d), (d, d), (d, d), (d,))  # query, key, value, w, m, u
+meta = [torch.empty(shape, device="meta") for shape in shapes]
+projections = 2 * 2 * n * d * d
+assert count_flops(solution_additive_attention, *meta) == 4 * n * n * d + projections
+assert count_flops(attention, *meta[:3]) == 4 * n * n * d
+
+# %% [markdown]
+# <details><summary>An answer</summary>
+#
+# With all widths alike, both take $4n^2D$ operations; the additive one adds its two projections, $4nD^2$. Not counted is the tanh, of
+# which $n^2 a$ are taken. Worse, the sum of a query and a key is made for each pair: $n^2 a$ numbers go to memory and come back, where a
+# dot product adds up its $d_k$ terms on the way and writes $n^2$ numbers. Without the tanh the score is
+# $u^\top W q + u^\top M k$. Within one row, the first term is the same for all keys, and softmax ignores a shift:
+#
+# </details>
+
+# %%
+print(
+    rejection(
+        check_additive_attention,
+        lambda q, k, v, w, m, u: (None, ((q @ w.T @ u)[:, None] + k @ m.T @ u).softmax(-1)),
+    )
+)
+
+# %% [markdown]
+# The pitfalls of sections 4 and 7 are caught too, softmax over the wrong axis and −10⁹ as a mask:
+
+
+# %%
+def additive_variant(softmax: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Additive attention with another way from scores (T, S) and a mask to weights (T, S)."""
+
+    def attend(query, key, value, w, m, u, mask=None):
+        scores = ((query @ w.T).unsqueeze(-2) + (key @ m.T).unsqueeze(-3)).tanh() @ u  # (..., T, S)
+        weights = softmax(scores, torch.tensor(True) if mask is None else mask)
+        return weights @ value, weights
+
+    return attend
+
+
+# %%
+for softmax in (
+    lambda scores, mask: scores.softmax(dim=-2),
+    lambda scores, mask: softmax_filled(scores, mask, -1e9),
+    lambda scores, mask: softmax_filled(scores, mask, -math.inf),
+):
+    print(rejection(check_additive_attention, additive_variant(softmax)))
+
+# %% [markdown]
+# ### Exercise 5 *think* · What one mix can't tell apart
+#
+# A query gets *one* mix back. Change the three values of *a red ball* so that *ball*'s output stays the same although the words
+# differ. What can one attention not tell apart?
+#
+# <details><summary>An answer</summary>
+#
+# *ball*'s weights are $w = (0.09, 0.6652, 0.2447)$. Any change $\delta_j$ of the values with $\sum_j w_j \delta_j = 0$ is invisible:
+# add 1 to the redness of *red* and take $w_2 / w_3 = e$ from that of *ball*. A very red thing beside a pale ball looks like a red thing
+# beside a ball. Three values go in, one comes out; what each of them was, is gone. Chapter 2 answers with several heads.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 6 *project* · Attention that keeps nothing
+#
+# Section 9 says that attention keeps $n^2$ weights. Must it? Write `streaming_attention(query, blocks)` for a query $(T, d_k)$.
+# `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, where $s$ may differ from block to block. They come once, and
+# may not be kept. Return what `attention` returns as output, $(T, d_v)$, if it had all keys and values at once.
+#
+# A hint: the mix is a sum divided by a sum, and both can grow block by block. The largest score, which keeps the
+# exponentials small, isn't known until the end. What must be done to the two sums when a larger one turns up? (This
+# recurrence, due to Milakov and Gimelshein, is the core of FlashAttention.)
+
+
+# %%
+def passing_blocks(key: Tensor, value: Tensor, sizes: tuple[int, ...]) -> Iterator[tuple]:
+    """Yields key and value in blocks of `sizes`; asserts that at most the newest is still held."""
+    seen: list[weakref.ref] = []
+    for k, v in zip(key.split(sizes), value.split(sizes), strict=True):
+        k, v = k.clone(), v.clone()
+        kept = sum(old() is not None for old in seen[:-2])
+        assert not kept, "a block is held when the next but one is asked for: keep sums, not blocks"
+        seen += [weakref.ref(k), weakref.ref(v)]
+        yield k, v
+        del k, v
+
+
+def check_streaming_attention(candidate: Callable[[Tensor, Iterator[tuple]], Tensor]) -> None:
+    """Holds the streamed output against `attention`, in blocks of several sizes, and for huge scores."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 4), (12, 4), (12, 2))  # query, key, value
+    query, key, value = (torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes)
+    for sizes in ((12,), (1,) * 12, (5, 4, 3)):
+        first, last = key.split(sizes)[0], key.split(sizes)[-1]
+        got = candidate(query, passing_blocks(key, value, sizes))
+        if same_numbers(got, attention(query, key, value)[0]):
+            continue
+        parts = [attention(query, k, v)[0] for k, v in passing_blocks(key, value, sizes)]
+        mistakes = {
+            "the scores aren't divided by √d_k": attention(2 * query, key, value)[0],
+            "only the last block counts": attention(query, last, value[-len(last) :])[0],
+            "only the first block counts": attention(query, first, value[: len(first)])[0],
+            "each block gets a softmax of its own, and they are averaged: a block's own sum must count": torch.stack(
+                parts
+            ).mean(0),
+        }
+        blame(got, mistakes, "right for no block sizes, or not for all: rescale both sums alike")
+    for scale in (-400, 400):  # scores in the hundreds, the largest first or last
+        steep = key * torch.linspace(1, 2, 12).unsqueeze(1).double() * scale
+        got = candidate(query, passing_blocks(steep, value, (5, 4, 3)))
+        assert not got.isnan().any(), (
+            "NaN for large scores: e to the score overflows, subtract the largest"
+        )
+        assert same_numbers(got, attention(query, steep, value)[0]), (
+            "wrong for large scores: when a larger one turns up, what is summed so far must shrink"
+        )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_streaming_attention(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attention's output (T, d_v) from key and value blocks that pass once; memory for one block."""
+    largest = query.new_full((len(query), 1), -math.inf)  # (T, 1), the largest score so far
+    mix, total = 0.0, 0.0  # Σ e^(s − largest)·v (T, d_v) and Σ e^(s − largest) (T, 1)
+    for key, value in blocks:
+        scores = query @ key.T / math.sqrt(query.size(-1))  # (T, s)
+        newest = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))
+        shrink, powers = (largest - newest).exp(), (scores - newest).exp()
+        mix = mix * shrink + powers @ value
+        total = total * shrink + powers.sum(dim=-1, keepdim=True)
+        largest = newest
+    return mix / total
+
+
+check_streaming_attention(solution_streaming_attention)
+
+# %% [markdown]
+# Both sums are measured against the largest score so far. When a larger one turns up, both shrink by the same factor, and their
+# quotient never notices. Three candidates that don't get it right: an average of the blocks' own attentions, sums without
+# the subtraction, and one that keeps everything.
+
+
+# %%
+def unguarded_sums(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """Streaming attention as the formula is written, (T, d_v): right until an exponential overflows."""
+    mix, total = 0.0, 0.0
+    for key, value in blocks:
+        powers = (query @ key.T / math.sqrt(query.size(-1))).exp()  # (T, s)
+        mix, total = mix + powers @ value, total + powers.sum(dim=-1, keepdim=True)
+    return mix / total
+
+
+# %%
+for candidate in (
+    lambda q, blocks: torch.stack([attention(q, k, v)[0] for k, v in blocks]).mean(0),
+    unguarded_sums,
+    lambda q, blocks: attention(q, *map(torch.cat, zip(*blocks, strict=True)))[0],
+):
+    print(rejection(check_streaming_attention, candidate))
+
+# %% [markdown]
 # Next: [Chapter 2 · Multi-head attention](ch02_multi_head_attention.ipynb)

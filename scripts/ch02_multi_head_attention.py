@@ -67,7 +67,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from scripts.ch01_attention import attention, padding_mask, subsequent_mask
+from scripts.ch01_attention import (
+    attention,
+    blame,
+    padding_mask,
+    rejection,
+    same_numbers,
+    subsequent_mask,
+)
 from scripts.charts import heatmap, lines, titled
 
 # %% [markdown]
@@ -983,11 +990,330 @@ print(f"mean entropy {entropy.mean():.2f} of 1, mean correlation {off_diagonal.m
 #
 # ## Exercises
 #
-# 1. Set `project_query` and `project_key` to the same weights. Which matrix becomes symmetric, the scores or the weights? Check it.
-# 2. Write `split_heads` with `x.view(B, T, H, d_k).permute(0, 2, 1, 3)`, and once more by slicing and `torch.stack`. Which of the two shares memory with `x`? How do the strides differ?
-# 3. Pass `subsequent_mask(6)[0]`, a mask with two axes, to the layer. Why does it work? For which B and S would a *padding* mask with two axes, (B, S), run and be wrong?
-# 4. Let D = 512 and H = 512. Each head has one feature. What can a head with $d_k = 1$ express as a map? (Think of the rank of $QK^{\top}$.)
-# 5. Set `layer.project_value.weight[:64]` and its bias to zero in an 8-head layer of width 512. Which head have you silenced? Show that its row of $W^O$ no longer matters.
-# 6. Multi-query attention keeps H queries but only one key and one value head. Which of the counts in the cost table shrink? Build it by giving `project_key` and `project_value` a width of $d_k$. (Chapter 13 will come back to it.)
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
 #
+# ### Exercise 1 *warm-up* · Split by slicing
+#
+# Write `slice_heads(x, h)`, which does what `split_heads` does, for x of shape (B, T, D), but with slices of the last axis and `torch.stack`. Then compare the strides, and `data_ptr()`, of both results. Which of them shares memory with `x`?
+
+
+# %%
+def check_slice_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
+    """Asks candidate(x, h) for labelled entries, whose digits say where each one must be."""
+    for tokens, h, d_k in ((4, 2, 3), (4, 4, 4), (3, 1, 5)):
+        one = labelled_entries(tokens, h, d_k)  # (1, T, D)
+        x = torch.cat((one, 1_000 + one))  # (B, T, D)
+        right = split_heads(x, h)  # (B, H, T, d_k)
+        mistakes = {
+            "heads hold whole tokens: the entries were dealt out in memory order": x.view_as(right),
+            "a head takes every H-th feature; its slice should be consecutive": x.unflatten(
+                -1, (-1, h)
+            ).movedim(-1, 1),
+            "the tokens stand before the heads: each would attend alone": x.unflatten(-1, (h, -1)),
+        }
+        got = candidate(x, h)
+        if not same_numbers(got, right):
+            blame(got, mistakes, "not (B, H, T, d_k) with features h·d_k to (h + 1)·d_k in head h")
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_slice_heads(x: Tensor, h: int) -> Tensor:
+    """(B, T, D) to (B, H, T, D/H), head by head."""
+    d_k = x.size(-1) // h
+    return torch.stack([x[..., i * d_k : (i + 1) * d_k] for i in range(h)], dim=1)
+
+
+check_slice_heads(solution_slice_heads)
+views, copies = split_heads(entries, 2), solution_slice_heads(entries, 2)
+assert views.data_ptr() == entries.data_ptr() and views.stride() == (24, 3, 6, 1)
+assert copies.data_ptr() != entries.data_ptr() and copies.stride() == (24, 12, 3, 1)
+
+# %% [markdown]
+# `split_heads` shares memory: its steps jump over the other heads' features. `stack` copies, and each head then lies in one piece. The chapter's pitfall is the first thing that the checker looks for; another one cuts the features into strips the wrong way round.
+
+# %%
+print(rejection(check_slice_heads, split_by_bare_view))
+print(rejection(check_slice_heads, lambda x, h: x.unflatten(-1, (-1, h)).movedim(-1, 1)))
+
+# %% [markdown]
+# ### Exercise 2 *think* · A mask with two axes
+#
+# Pass `subsequent_mask(6)[0]`, a mask of shape (T, T), to the layer. Why does it work? For which B, T and S would a *padding* mask of shape (B, S) run and be wrong?
+#
+# <details><summary>An answer</summary>
+#
+# Broadcasting lines shapes up from the right: (T, T) meets the scores (B, H, T, S) on their last two axes, and that is what it means. A padding mask (B, S) is read in the same way, as (T, S). With B = 1 it is right by luck. With B = T it runs, and the mask of *sentence* b is applied to *query* b of every sentence. With any other B it raises. So a test with a batch of one, or with as many sentences as tokens, finds nothing; choose sizes that all differ.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 3 *code* · A bias for each distance
+#
+# `distance_bias` prefers neighbours by a fixed rule. A model could also *learn* what it prefers (Shaw et al. 2018; T5): a table of shape (H, 2R + 1) holds one number for each head and each signed distance from −R to R. Key j seen from query i has the distance j − i: column 0 of the table is for keys R places to the left, column R for the query's own place. All that is further away shares the outermost number. Write `relative_bias(table, T, S)`, the additive mask of shape (1, H, T, S). Gradients must reach the table.
+
+
+# %%
+def check_relative_bias(candidate: Callable[[Tensor, int, int], Tensor]) -> None:
+    """Holds the mask candidate(table, T, S) against a lookup, place by place; then asks for gradients."""
+    for h, reach, T, S in ((2, 2, 4, 4), (3, 2, 6, 9), (1, 3, 3, 2)):
+        table = torch.arange(h * (2 * reach + 1)).view(h, -1) / 10.0  # (H, 2R + 1)
+        table = table.double().requires_grad_()
+        bias = candidate(table, T, S)
+        assert bias.shape == (1, h, T, S), "the shape is (1, H, T, S): alike for all sentences"
+        apart = torch.arange(S) - torch.arange(T).unsqueeze(1)  # (T, S), j − i
+        inside = apart.clamp(-reach, reach)
+        mistakes = {
+            "left and right are swapped: a key's distance is its place minus the query's": reach
+            - inside,
+            "left and right get the same number: the distance has a sign": reach + inside.abs(),
+            "far keys take numbers from the table's other end: bound the distance": (apart + reach)
+            % (2 * reach + 1),
+        }
+        mistakes = {said: table[:, columns].unsqueeze(0) for said, columns in mistakes.items()}
+        if not same_numbers(bias, table[:, reach + inside].unsqueeze(0)):
+            blame(bias, mistakes, "a number of the table stands at the wrong distance")
+        assert bias.requires_grad, "the table gets no gradient, so nothing would be learned"
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_relative_bias(table: Tensor, T: int, S: int) -> Tensor:
+    """Additive mask (1, H, T, S) from a table (H, 2R + 1) of one number a head and signed distance."""
+    reach = table.size(1) // 2
+    distance = torch.arange(S) - torch.arange(T).unsqueeze(1)  # (T, S)
+    return table[:, distance.clamp(-reach, reach) + reach].unsqueeze(0)  # (1, H, T, S)
+
+
+check_relative_bias(solution_relative_bias)
+fall = -torch.arange(-5, 6).abs() * torch.tensor(slopes).unsqueeze(1)  # (H, 11)
+torch.testing.assert_close(solution_relative_bias(fall, 6, 6), distance_bias(6, slopes))
+
+# %% [markdown]
+# The last line: `distance_bias` is one of the tables that could be learned. Two wrong ones. In Python a negative index counts from the end, so the second raises nothing.
+
+# %%
+print(
+    rejection(
+        check_relative_bias,
+        lambda table, T, S: solution_relative_bias(table.flip(1), T, S),
+    )
+)
+print(
+    rejection(
+        check_relative_bias,
+        lambda table, T, S: table[
+            :, (torch.arange(S) - torch.arange(T).unsqueeze(1) + table.size(1) // 2) % table.size(1)
+        ].unsqueeze(0),
+    )
+)
+
+# %% [markdown]
+# ### Exercise 4 *think* · What the matrices can say
+#
+# 1. Give `project_query` and `project_key` the same weights and biases. Which matrix becomes symmetric in self-attention, the scores or the weights?
+# 2. Let D = 512 and H = 512. Each head has one feature. What can a head with $d_k = 1$ express as a map?
+#
+# <details><summary>An answer</summary>
+#
+# The scores: $q_i \cdot k_j = q_j \cdot k_i$ when both projections are one. The weights aren't, as each row is divided by its own sum.
+#
+# With $d_k = 1$ the score is a product of two numbers, $s_{ij} = q_i k_j$: a matrix of rank 1. All queries with $q_i > 0$ rank the keys in the same order, those with $q_i < 0$ in the opposite one; $|q_i|$ only says how sharply. "Look at your left neighbour" asks for another key first in every row, and is out of reach. With rank 2 it isn't: think of directions on a circle.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 5 *code* · Take out a head
+#
+# Write `without_head(layer, i)`: a *new* `MultiHeadedAttention` with one head less that computes what `layer` would if head i sent nothing. It must be smaller, not merely silent, and must leave `layer` as it is. Which rows or columns of which matrices belong to a head?
+
+
+# %%
+def silenced(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
+    """A copy of `layer` of the same size, in which W^O doesn't listen to head i."""
+    layer = copy.deepcopy(layer)
+    d_k = layer.project_query.out_features // layer.h
+    with torch.no_grad():
+        layer.project_output.weight[:, i * d_k : (i + 1) * d_k] = 0
+    return layer
+
+
+def check_without_head(
+    candidate: Callable[[MultiHeadedAttention, int], MultiHeadedAttention],
+) -> None:
+    """Takes each head out of a layer of four and compares with the layer in which it is silenced."""
+    torch.manual_seed(0)
+    layer = MultiHeadedAttention(h=4, d_model=12, dropout=0.0).double()
+    before = copy.deepcopy(layer.state_dict())
+    query, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
+    wanted = [silenced(layer, i)(query, memory, memory) for i in range(4)]
+    for i in range(4):
+        smaller = candidate(layer, i)
+        kept = all(torch.equal(now, before[name]) for name, now in layer.state_dict().items())
+        assert kept and smaller is not layer, "the layer itself was changed: work on a copy"
+        assert smaller.h == 3, "it still splits into four heads: tell it that there are three"
+        sizes = [sum(p.numel() for p in one.parameters()) for one in (layer, smaller)]
+        assert sizes[0] - sizes[1] == 3 * (12 + 1) * 3 + 12 * 3, (
+            "a head owns d_k rows of three matrices, their biases, and d_k columns of W^O; no more, no less"
+        )
+        mistakes = {
+            f"another head is gone: not {i}, but {j}": wanted[j] for j in range(4) if j != i
+        }
+        got = smaller(query, memory, memory)
+        if not same_numbers(got, wanted[i]):
+            blame(
+                got,
+                mistakes,
+                "the other heads answer otherwise than before: what they own must stay",
+            )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+@torch.no_grad()
+def solution_without_head(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
+    """A new layer without head i: its rows of W^Q, W^K, W^V and its columns of W^O are gone."""
+    layer = copy.deepcopy(layer)
+    width = layer.project_query.out_features  # H·d_k
+    kept = torch.arange(width).view(layer.h, -1)[torch.arange(layer.h) != i].flatten()
+    for linear in (layer.project_query, layer.project_key, layer.project_value):
+        linear.weight = nn.Parameter(linear.weight[kept].clone())
+        linear.bias = nn.Parameter(linear.bias[kept].clone())
+        linear.out_features = len(kept)
+    out = layer.project_output
+    out.weight, out.in_features = nn.Parameter(out.weight[:, kept].clone()), len(kept)
+    layer.h -= 1
+    return layer
+
+
+check_without_head(solution_without_head)
+
+# %% [markdown]
+# `split_heads` doesn't ask how wide a head is, and `attention` divides by the root of what it gets: $d_k$ stays 3, and nothing else has to change. Two wrong candidates: one is silent but not smaller, one counts the heads from the other end.
+
+# %%
+print(rejection(check_without_head, silenced))
+print(rejection(check_without_head, lambda layer, i: solution_without_head(layer, 3 - i)))
+
+# %% [markdown]
+# ### Exercise 6 *project* · Many queries, one key
+#
+# Multi-query attention (Shazeer 2019) keeps H query heads but makes only one key and one value, which all heads share. Write `multi_query(x, memory, w_query, w_key, w_value, w_output, h, mask=None)` for x (B, T, D), memory (B, S, D), `w_query` and `w_output` (D, D), `w_key` and `w_value` (D, $d_k$), used as `x @ w_query`, without biases. It returns (B, T, D), and takes masks (B|1, T|1, S) as our layer does. Copy no key: broadcasting can share it. Which of the counts in the cost table shrink? (Chapter 13 comes back to it.)
+#
+# The checker's reference is our own layer. What must its matrices look like to be a multi-query layer?
+
+
+# %%
+def multi_query_layer(
+    w_query: Tensor, w_key: Tensor, w_value: Tensor, w_output: Tensor, h: int
+) -> MultiHeadedAttention:
+    """The multi-head layer whose heads all have the same key and value matrices, (D, d_k) each."""
+    layer = MultiHeadedAttention(h, len(w_query), dropout=0.0).to(w_query.dtype)
+    shared = (w_query.T, w_key.T.repeat(h, 1), w_value.T.repeat(h, 1), w_output.T)  # (D, D) each
+    names = ("project_query", "project_key", "project_value", "project_output")
+    for name, weight in zip(names, shared, strict=True):
+        nn.init.zeros_(getattr(layer, name).bias)
+        getattr(layer, name).weight = nn.Parameter(weight, requires_grad=False)
+    return layer
+
+
+def check_multi_query(candidate: Callable[..., Tensor]) -> None:
+    """Compares with the multi-head layer that repeats one key and value matrix; with masks and without."""
+    torch.manual_seed(0)
+    x, memory = torch.randn(2, 5, 8).double(), torch.randn(2, 7, 8).double()  # (B, T, D), (B, S, D)
+    matrices = [torch.randn(8, width).double() for width in (8, 4, 4, 8)]  # H = 2, d_k = 4
+    w_query, *others = matrices
+    got = candidate(x, memory, *matrices, 2)
+    assert got.shape == x.shape, "the output has the shape of the query, (B, T, D)"
+    alone = candidate(x[:, :1], memory, *matrices, 2)
+    assert same_numbers(got[:, :1], alone), (
+        "a query's answer depends on its neighbours: a split or join mixes up tokens and heads"
+    )
+    named = {
+        "the scores aren't divided by √d_k": multi_query_layer(2 * w_query, *others, 2),
+        "divided by √D, but a head's dot product has only d_k terms": multi_query_layer(
+            w_query / math.sqrt(2), *others, 2
+        ),
+        "key and value are swapped": multi_query_layer(*[matrices[i] for i in (0, 2, 1, 3)], 2),
+    }
+    right = multi_query_layer(*matrices, 2)
+    mistakes = {said: layer(x, memory, memory) for said, layer in named.items()}
+    if not same_numbers(got, right(x, memory, memory)):
+        blame(
+            got,
+            mistakes,
+            "other numbers than a multi-head layer whose key and value heads are all one",
+        )
+    mask = torch.arange(7).expand(2, 1, 7) < torch.tensor([7, 4]).view(2, 1, 1)  # (B, 1, S)
+    by_head = right(x, memory, memory, mask.unsqueeze(0))
+    mistakes = {
+        "sentence b's mask went to head b: a mask (B, T, S) needs an axis for the heads": by_head
+    }
+    got = candidate(x, memory, *matrices, 2, mask)
+    if not same_numbers(got, right(x, memory, memory, mask)):
+        blame(got, mistakes, "right without a mask, wrong with one")
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_multi_query(
+    x: Tensor,
+    memory: Tensor,
+    w_query: Tensor,
+    w_key: Tensor,
+    w_value: Tensor,
+    w_output: Tensor,
+    h: int,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """H query heads over x (B, T, D), one key and value head over memory (B, S, D); to (B, T, D)."""
+    query = split_heads(x @ w_query, h)  # (B, H, T, d_k)
+    key = (memory @ w_key).unsqueeze(1)  # (B, 1, S, d_k), shared by broadcasting
+    value = (memory @ w_value).unsqueeze(1)  # (B, 1, S, d_k)
+    mask = mask if mask is None else mask.unsqueeze(1)  # (B, 1, T, S)
+    return merge_heads(attention(query, key, value, mask)[0]) @ w_output
+
+
+check_multi_query(solution_multi_query)
+
+# %% [markdown]
+# The parameters shrink from $4D^2$ to $2D^2 + 2D\,d_k$, and so do the projections of K and V. The scores don't: each head still has a map of its own. What shrinks most is what a decoder must *keep* while it writes, one key and one value of width $d_k$ a token instead of H. That is what it was invented for. Now a split by a bare view, a division by $\sqrt D$, and a mask that lacks the axis for the heads:
+
+
+# %%
+def multi_query_variant(
+    split: Callable[[Tensor, int], Tensor] = split_heads, stretch: float = 1.0
+) -> Callable[..., Tensor]:
+    """Multi-query attention with another split or scale, and a mask that is passed on as it comes."""
+
+    def attend(x, memory, w_query, w_key, w_value, w_output, h, mask=None):
+        query = split(x @ w_query, h) * stretch  # (B, H, T, d_k)
+        key, value = (memory @ w_key).unsqueeze(1), (memory @ w_value).unsqueeze(1)
+        return merge_heads(attention(query, key, value, mask)[0]) @ w_output
+
+    return attend
+
+
+# %%
+print(rejection(check_multi_query, multi_query_variant(split=split_by_bare_view)))
+print(rejection(check_multi_query, multi_query_variant(stretch=math.sqrt(4 / 8))))
+print(rejection(check_multi_query, multi_query_variant()))
+
+# %% [markdown]
 # Next: [Chapter 3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb)

@@ -63,7 +63,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from scripts.ch01_attention import subsequent_mask
+from scripts.ch01_attention import blame, rejection, same_numbers, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.charts import bars, heatmap, lines, titled
 
@@ -870,11 +870,282 @@ titled(
 #
 # ## Exercises
 #
-# 1. Make `sinusoids` work for an odd width by leaving out the last cosine. Which of this chapter's properties (the length of a row, the shift matrix, the distance law) still hold exactly?
-# 2. Leave out the factor $\sqrt{D}$ and draw the table with variance 1 instead. Redo the cosine picture. Why does the paper not do this?
-# 3. Replace 10,000 by 100 and by 1,000,000 and draw the heatmap and the falling curve. What is gained, what is lost?
-# 4. Fit, with `torch.linalg.lstsq`, one matrix that leads from PE(pos) to PE(2·pos). Does `shift_error` stay small? Why?
-# 5. Append the positions to the embeddings instead of adding them (half the width each). Show that attention sees order again. What does it cost?
-# 6. Take away the positions but keep a causal mask, and measure for which pairs of orders the *last* output of one attention layer is the same. Then stack a second layer. What has changed?
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
 #
+# ### Exercise 1 *warm-up* · Sines first, cosines after
+#
+# The paper's published code puts all D/2 sines first and all cosines after. Write `halves(length, d_model)`, that table of shape (length, D), with the speeds of `sinusoids`. For an odd D it should raise a `ValueError`. Then say why a model can't tell the difference.
+
+
+# %%
+def halves_of(angles: Tensor) -> Tensor:
+    """The table (length, D) of all sines, then all cosines, of angles (length, D/2)."""
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def check_halves(candidate: Callable[[int, int], Tensor]) -> None:
+    """Holds candidate(length, d_model) against the definition, number by number."""
+    for length, d_model in ((6, 8), (40, 4)):
+        hands = range(d_model // 2)
+        angles = [[pos / 10_000 ** (2 * i / d_model) for i in hands] for pos in range(length)]
+        angles = torch.tensor(angles, dtype=torch.float64)  # (length, D/2)
+        slow = [[pos / 10_000 ** (i / d_model) for i in hands] for pos in range(length)]
+        mistakes = {
+            "sines and cosines take turns; here each kind fills one half": torch.stack(
+                (angles.sin(), angles.cos()), dim=-1
+            ).flatten(1),
+            "the cosines come first": halves_of(angles).roll(d_model // 2, dims=1),
+            "the hands slow down only half as fast: the exponent is 2i/D": halves_of(
+                torch.tensor(slow)
+            ),
+            "positions begin at 0, where all sines are 0": halves_of(angles + angles[1]),
+        }
+        got = candidate(length, d_model)
+        if not same_numbers(got, halves_of(angles)):
+            blame(got, mistakes, "other numbers than sine and cosine of position times speed")
+    try:
+        candidate(6, 7)
+    except ValueError:
+        return
+    except RuntimeError:
+        raise AssertionError(
+            "an odd D fails inside a tensor operation: say it in words first"
+        ) from None
+    raise AssertionError("an odd D is accepted: one hand has no cosine, so no shift can turn it")
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_halves(length: int, d_model: int) -> Tensor:
+    """`sinusoids`, every second column from 0, then every second from 1; it raises for an odd D."""
+    table = sinusoids(length, d_model)
+    return torch.cat((table[:, 0::2], table[:, 1::2]), dim=-1)
+
+
+check_halves(solution_halves)
+
+# %% [markdown]
+# Every layer that reads these vectors begins with a matrix. Reorder the features, reorder the matrix's rows in the same way, and the products are the same; a learned matrix doesn't care in which order it starts. Two wrong tables:
+
+# %%
+print(rejection(check_halves, sinusoids))
+print(rejection(check_halves, lambda length, d: solution_halves(length, d + d % 2)[:, :d]))
+
+# %% [markdown]
+# ### Exercise 2 *think* · Where √D could hide
+#
+# Leave out the factor $\sqrt{D}$ and draw the table with variance 1 instead. The sums of words and positions look just the same at the start. Why does the paper not do this? And what changes for an optimiser such as Adam, whose first steps move every number by about the learning rate?
+#
+# <details><summary>An answer</summary>
+#
+# The paper shares the table with the last layer, where a logit is the product of a row and a hidden vector of variance 1. With rows of variance 1 that sum has spread $\sqrt{D}$, and the first softmax is as good as one-hot; with variance $1/D$ the logits start with spread 1 (Chapter 4). As for Adam: a step of $10^{-3}$ is a thousandth of an entry of size 1, but more than a fiftieth of one of size $1/\sqrt{512} \approx 0.044$. With the factor, the words move $\sqrt{D}$ times as fast.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 3 *code* · The distance between two rows
+#
+# "Only the distance counts" says $PE_p \cdot PE_q = f(p - q)$. So the squared length $\lVert PE_p - PE_q \rVert^2$ depends on p − q only, too. Write `squared_gap(distance, d_model)`, which computes it without making a table, for any whole distance. What does it tend to for far positions in a wide model, and why?
+
+
+# %%
+def check_squared_gap(candidate: Callable[[int, int], float]) -> None:
+    """Holds candidate(distance, d_model) against two rows of a table, at several places."""
+    for d_model in (16, 2, 64):
+        table = sinusoids(60, d_model).double()
+        for distance in (7, 1, 0, 40, -7):
+            start = max(0, -distance)
+            pairs = [(table[p], table[p + distance]) for p in (start, start + 3, start + 11)]
+            product = torch.stack([a @ b for a, b in pairs]).mean()
+            gap = torch.stack([(a - b).square().sum() for a, b in pairs]).mean()
+            mistakes = {
+                "that is the dot product: a squared gap also has the rows' own lengths": product,
+                "a row's squared length is D/2, not D: sin² + cos² is 1 for each pair": d_model * 2
+                - 2 * product,
+                "a row's squared length isn't 1: it is 1 for each of the D/2 pairs": 2
+                - 2 * product,
+                "the cross term counts twice: (a − b)² = a² − 2ab + b²": d_model - product,
+                "that is the length, not its square": gap.sqrt(),
+            }
+            got = torch.as_tensor(candidate(distance, d_model), dtype=torch.float64)
+            if not same_numbers(got, gap):
+                blame(
+                    got,
+                    mistakes,
+                    "other numbers than the table's: which cosine is it for which pair?",
+                )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_squared_gap(distance: int, d_model: int) -> float:
+    """‖PE_p − PE_q‖² at p − q = distance: D/2 + D/2 − 2 Σ cos(distance · ω_i)."""
+    speeds = [10_000 ** (-2 * i / d_model) for i in range(d_model // 2)]
+    return sum(2 - 2 * math.cos(distance * speed) for speed in speeds)
+
+
+check_squared_gap(solution_squared_gap)
+wide = [solution_squared_gap(distance, 4096) for distance in (0, 1, 10, 100, 1_000)]
+assert wide == sorted(wide) and wide[-1] < 4096
+[round(gap / 4096, 4) for gap in wide]
+
+# %% [markdown]
+# Each pair is the chord between two hands on a circle, $2 - 2\cos\theta = 4\sin^2(\theta/2)$. Were all angles spread evenly, the cosines would cancel, and the gap would be D: rows as far apart as perpendicular ones. But the slow hands never get far, so within a sentence the share stays below 1. Two wrong formulas:
+
+# %%
+print(rejection(check_squared_gap, lambda distance, d: d + solution_squared_gap(distance, d)))
+print(rejection(check_squared_gap, lambda distance, d: solution_squared_gap(distance, d) ** 0.5))
+
+# %% [markdown]
+# ### Exercise 4 *code* · A longer table from a shorter one
+#
+# A model was trained with `LearnedPositions` of `max_len` 64, and shall now read 100 tokens. Its table (64, D) must become one of 100 rows. Write `stretched(table, max_len)`: the first rows are the learned ones, unchanged, and the rest continue by the rule of this chapter: one linear map that leads from a row to the next, fitted to the learned rows by least squares (`torch.linalg.lstsq`, `driver="gelsd"`) and applied again and again. Where `max_len` is not larger, the table is cut. For a table of sinusoids the continuation is exact. For which tables is it worthless?
+
+
+# %%
+def check_stretched(candidate: Callable[[Tensor, int], Tensor]) -> None:
+    """Lets the candidate continue sinusoids, whose further rows are known; and cut; and leave alone."""
+    for d_model in (4, 8):
+        table = sinusoids(40, d_model).double()
+        given = table[:24].clone()
+        step = torch.linalg.lstsq(given[:-1], given[1:], driver="gelsd").solution  # (D, D)
+        back = [given[-1] @ torch.linalg.matrix_power(step.T, k) for k in range(1, 17)]
+        ahead = [given[0] @ torch.linalg.matrix_power(step, k) for k in range(1, 17)]
+        mistakes = {
+            "the last row is repeated: those positions can't be told apart": given[-1:].expand(
+                16, -1
+            ),
+            "the table begins again: position 24 looks like position 0": given[:16],
+            "the new rows are 0: no position at all": torch.zeros_like(table[24:]),
+            "the hands turn backwards: the map is for rows, used as row @ map": torch.stack(back),
+            "continued from the first row; the last one is where it goes on": torch.stack(ahead),
+        }
+        got = candidate(given, 40)
+        assert got.shape == table.shape, "the table must have max_len rows, of the old width"
+        assert torch.equal(given, table[:24]), (
+            "the learned table itself was changed: make a new one"
+        )
+        assert torch.equal(got[:24], given), "the learned rows must stay, to the last digit"
+        if not torch.allclose(got, table, atol=1e-6):
+            blame(got[24:], mistakes, "the new rows don't go on as the old ones do")
+        assert torch.equal(candidate(given, 10), given[:10]), "a shorter table is the old one, cut"
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_stretched(table: Tensor, max_len: int) -> Tensor:
+    """The rows of table (n, D), then rows that each follow from the one before by one map; (max_len, D)."""
+    step = torch.linalg.lstsq(table[:-1], table[1:], driver="gelsd").solution  # (D, D)
+    rows = list(table[:max_len])
+    while len(rows) < max_len:
+        rows.append(rows[-1] @ step)
+    return torch.stack(rows)
+
+
+check_stretched(solution_stretched)
+
+# %% [markdown]
+# It is worthless where no linear rule holds: for a table of random rows, `shift_error` was above 0.7. Whether a *trained* table follows such a rule is a question for a measurement, and `shift_error` is the instrument. Common ways to load a longer table, and what is wrong with them:
+
+
+# %%
+def padded_by(make: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, int], Tensor]:
+    """A way to stretch a table (n, D): cut, or followed by make(table, number of rows wanted)."""
+    return lambda table, max_len: torch.cat((table, make(table, max(0, max_len - len(table)))))[
+        :max_len
+    ]
+
+
+# %%
+for make in (
+    lambda table, more: table[-1:].expand(more, -1),
+    lambda table, more: table[:more],
+    lambda table, more: table.new_zeros(more, table.size(1)),
+):
+    print(rejection(check_stretched, padded_by(make)))
+
+# %% [markdown]
+# ### Exercise 5 *think* · Twice as far
+#
+# Fit, with `torch.linalg.lstsq`, one matrix that leads from PE(pos) to PE(2·pos). Does the error of the fit stay small? Why?
+#
+# <details><summary>An answer</summary>
+#
+# Doubling the angle is no linear map: $\sin 2\theta = 2\sin\theta\cos\theta$ multiplies two features of the pair. For the slow hands, whose sines are nearly straight lines within the table, a factor of 2 for the sine fits well; the fast ones fail. "k further on" is the same turn from everywhere, "twice as far" another turn from each place.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 6 *project* · Order without positions
+#
+# The causal mask alone breaks the symmetry. Take away the positions, keep the mask, and ask which pairs of orders of four *different* tokens the *last* output can't tell apart, after one layer of causal self-attention, and after two. Write `confused(layers)`: for a list of `MultiHeadedAttention`, applied one after the other with the mask to distinct random tokens, the number of orders, of all 4! = 24, whose last output equals that of the first order. Predict both numbers first.
+
+
+# %%
+def check_confused(candidate: Callable[[list[MultiHeadedAttention]], int]) -> None:
+    """Compares the count with one derived by hand, for one layer and for two."""
+    torch.manual_seed(0)
+    layers = [MultiHeadedAttention(2, 8, dropout=0.0).double() for _ in range(2)]
+    for weight in nn.ModuleList(layers).parameters():
+        nn.init.normal_(weight, std=0.7)  # sharp heads: plain averages would soon all be one
+    found = [candidate(layers[:n]) for n in (1, 2)]
+    assert found[0] != 24, "every order agrees: compare one output, the last, not a sum or a set"
+    assert found[0] != 1, "no two agree after one layer: compare the *last* output, up to rounding"
+    assert found[0] == 6, "after one layer the last token asks, and those before it are a set"
+    assert found[1] != 6, "a second layer changes nothing: so it is without the causal mask"
+    assert found[1] == 1, "a second layer reads outputs that know what came before them"
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+@torch.no_grad()
+def solution_confused(layers: list[MultiHeadedAttention]) -> int:
+    """How many of the 24 orders of four tokens have the last output of the first order."""
+    first = layers[0].project_query.weight
+    tokens = torch.randn(4, first.size(1), dtype=first.dtype)
+    x = tokens[torch.tensor(list(permutations(range(4))))]  # (24, T, D)
+    for layer in layers:
+        x = layer(x, x, x, subsequent_mask(4))  # (24, T, D)
+    return torch.isclose(x[:, -1], x[:1, -1]).all(dim=-1).sum().item()
+
+
+check_confused(solution_confused)
+
+# %% [markdown]
+# After one layer the last token is the query, and the three before it are a set: 3! = 6 orders agree. But their outputs differ from order to order, since each has seen only what came before it. The second layer reads those, and no two orders agree. So a decoder can learn order without positions, if it has two layers; an encoder, without the mask, never can:
+
+
+# %%
+def confused_anywhere(layers: list[MultiHeadedAttention], causal: bool, last: bool = True) -> int:
+    """Like `solution_confused`, with or without the mask, for the last output or for all of them."""
+    first = layers[0].project_query.weight
+    x = torch.randn(4, first.size(1), dtype=first.dtype)
+    x = x[torch.tensor(list(permutations(range(4))))]  # (24, T, D)
+    for layer in layers:
+        x = layer(x, x, x, subsequent_mask(4) if causal else None)  # (24, T, D)
+    x = x[:, -1:] if last else x
+    return torch.isclose(x, x[:1]).flatten(1).all(dim=-1).sum().item()
+
+
+# %%
+print(rejection(check_confused, lambda layers: confused_anywhere(layers, causal=False)))
+print(rejection(check_confused, lambda layers: confused_anywhere(layers, causal=True, last=False)))
+
+# %% [markdown]
 # Next: [Chapter 4 · Encoder and decoder](ch04_encoder_decoder.ipynb)

@@ -72,7 +72,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from scripts.ch01_attention import padding_mask, subsequent_mask
+from scripts.ch01_attention import (
+    blame,
+    padding_mask,
+    rejection,
+    same_numbers,
+    subsequent_mask,
+)
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch03_embeddings_and_positions import (
     MAX_LEN,
@@ -2048,8 +2054,6 @@ titled(
 # - Base has 63.1 million parameters with 37,000 tied tokens (paper: 65), big 214.3 (paper: 213).
 # - The model equals `nn.Transformer`, is causal, and doesn't notice padding.
 #
-# Next: [Chapter 5 · Training](ch05_training.ipynb).
-#
 # ## What the paper did that we don't
 #
 # - Its code (tensor2tensor) had no biases in the attention projections. §3.2.2 writes plain matrices too. PyTorch's attention has biases, and
@@ -2063,12 +2067,441 @@ titled(
 #
 # ## Exercises
 #
-# 1. Replace `sublayer(x)` in `SublayerConnection` by `sublayer(x) / math.sqrt(2 * N)` for pre-norm (as GPT-2 scales its
-#    initialisation). What does the output-spread picture show now?
-# 2. Let `input_gradient` run with $x + \frac12 f(x)$ and with $\frac12 (x + f(x))$. Which of them is still a free road?
-# 3. Break `to_torch_transformer` on purpose: swap key and value, or forget a bias. Which of the checks notices, and would it
-#    have noticed on fresh weights, without `scramble`?
-# 4. Write the parameter count for an encoder with F = 4D and see that it is close to $12 N D^2$. For which vocabulary does the tied
-#    table weigh as much as all layers of *base*?
-# 5. RMSNorm leaves out the mean and β. Write it, and measure how much `layer_signals` changes.
-# 6. Set `N=18` in the comparison of post-norm and pre-norm. By what factor does the decoder's gradient fade now?
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your
+# function is right, and otherwise say what is wrong.
+#
+# ### Exercise 1 *warm-up* · Count an encoder
+#
+# Write `encoder_parameters(N, d_model, d_ff)`: how many numbers a post-norm encoder of N layers learns, by arithmetic alone. Show
+# that with F = 4D it is close to $12 N D^2$. For which vocabulary does the tied table weigh as much as all layers of *base*,
+# encoder and decoder?
+
+
+# %%
+def check_encoder_parameters(candidate: Callable[[int, int, int], int]) -> None:
+    """Holds candidate(N, d_model, d_ff) against encoders that are built, without memory, and counted."""
+    for N, D, F_ in ((1, 4, 6), (3, 8, 20)):
+        with torch.device("meta"):
+            layer = EncoderLayer(D, MultiHeadedAttention(2, D), PositionwiseFeedForward(D, F_), 0.1)
+            stack = Encoder(layer, N)
+        sizes = {name: p.numel() for name, p in layer.named_parameters()}
+        forgotten = {
+            "bias": "each matrix has a bias, one number for each of its outputs",
+            "norm": "LayerNorm learns too: a scale and a shift for each feature",
+            "sublayer.1.norm": "a layer has one LayerNorm for each of its two sublayers",
+            "output": "attention's fourth matrix is missing: where do the joined heads go?",
+            "contract": "half of the feed-forward is missing: it widens and narrows again",
+        }
+        left = {
+            said: N * sum(n for name, n in sizes.items() if part not in name)
+            for part, said in forgotten.items()
+        }
+        left[forgotten["bias"]] += N * 2 * D  # LayerNorm's shifts are called biases too
+        whole = sum(p.numel() for p in stack.parameters())
+        left["that is one layer; there are N"] = whole // N
+        got = candidate(N, D, F_)
+        if got != whole:
+            mistakes = {said: torch.tensor(float(count)) for said, count in left.items()}
+            blame(torch.tensor(float(got)), mistakes, "too few" if got < whole else "too many")
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
+    """Attention, feed-forward and two LayerNorms, N times."""
+    attention = 4 * (d_model * d_model + d_model)
+    feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
+    return N * (attention + feed_forward + 2 * 2 * d_model)
+
+
+check_encoder_parameters(solution_encoder_parameters)
+assert abs(solution_encoder_parameters(6, 512, 2048) / (12 * 6 * 512**2) - 1) < 0.005
+in_layers = sum(parameters_by_hand(0, 6, 512, 2048).values())
+print(f"a table of {in_layers / 512:,.0f} words weighs as much as the layers of base")
+
+# %% [markdown]
+# The four matrices of attention have $4D^2$ numbers and the feed-forward $2DF = 8D^2$; biases and LayerNorms are some thousandths.
+# Whoever forgets them hears:
+
+# %%
+print(rejection(check_encoder_parameters, lambda N, D, F: N * (4 * D * D + 2 * D * F + 4 * D)))
+print(
+    rejection(
+        check_encoder_parameters,
+        lambda N, D, F: solution_encoder_parameters(N, D, F) - N * 4 * D,
+    )
+)
+
+# %% [markdown]
+# ### Exercise 2 *code* · LayerNorm from two sums
+#
+# A fast LayerNorm reads each vector once and keeps two sums, $\sum x_i$ and $\sum x_i^2$. Write `two_sums_norm(x, weight, bias, eps)`
+# for x (…, D) that computes mean and variance from these two alone. It must be `nn.LayerNorm`'s function, gradients included.
+# And when does it go wrong, although the algebra is right?
+
+
+# %%
+def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> None:
+    """Compares with PyTorch's layer_norm on ordinary and on small vectors, and the gradients by x."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 6, 8, dtype=torch.float64, generator=generator) + 0.5  # (B, T, D)
+    x[:, 3:] *= 1e-3  # small vectors, for which ε counts
+    weight, bias = torch.linspace(0.5, 2, 8).double(), torch.linspace(-1, 1, 8).double()
+    eps, x = 1e-5, x.requires_grad_()
+    right = F.layer_norm(x, (8,), weight, bias, eps)
+    middle = x - x.mean(-1, keepdim=True)
+    spread, unbiased = (x.var(-1, keepdim=True, correction=c) for c in (0, 1))
+    mistakes = {
+        "the variance is divided by D − 1; LayerNorm's is the biased one": middle
+        * (unbiased + eps).rsqrt(),
+        "ε stands outside the root": middle / (spread.sqrt() + eps),
+        "ε outside, and D − 1 inside: both of the chapter's slips": middle
+        / (unbiased.sqrt() + eps),
+        "ε is missing: a constant vector would be divided by 0": middle * spread.rsqrt(),
+        "the mean is left in": x * (x.square().mean(-1, keepdim=True) + eps).rsqrt(),
+        "a mean over all tokens: LayerNorm looks at one vector at a time": (x - x.mean())
+        * (x.var(correction=0) + eps).rsqrt(),
+        "divided by the variance, not by its root": middle / (spread + eps),
+    }
+    got = candidate(x, weight, bias, eps)
+    if not same_numbers(got, right):
+        mistakes = {said: y * weight + bias for said, y in mistakes.items()}
+        mistakes["scale and shift come in the wrong order"] = (right - bias) + bias * weight
+        blame(got, mistakes, "other numbers than layer_norm's")
+    assert got.requires_grad, "no gradient reaches x"
+    slopes = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (got, right)]
+    assert same_numbers(*slopes), "mean and variance depend on x too: the gradient lacks their part"
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_two_sums_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm over x (..., D); the variance is the mean of squares less the square of the mean."""
+    mean = x.sum(dim=-1, keepdim=True) / x.size(-1)  # (..., 1)
+    variance = x.square().sum(dim=-1, keepdim=True) / x.size(-1) - mean.square()  # (..., 1)
+    return (x - mean) * torch.rsqrt(variance + eps) * weight + bias
+
+
+check_two_sums_norm(solution_two_sums_norm)
+torch.manual_seed(0)
+far_off = 10_000 + torch.randn(100, 64, dtype=torch.float32)  # spread 1, far from 0
+by_sums = far_off.square().mean(-1) - far_off.mean(-1).square()
+assert (by_sums - far_off.var(-1, correction=0)).abs().max() > 0.5  # noise, even below 0
+
+# %% [markdown]
+# It goes wrong where the mean is large beside the spread. A float32 has seven digits, the squares are near $10^8$, and their
+# difference is 1: the digits that were wanted are gone. Kernels that need one pass only use Welford's recurrence instead.
+# The chapter's wrong version, and a LayerNorm that forgets that its statistics depend on x:
+
+# %%
+print(rejection(check_two_sums_norm, lambda x, w, b, eps: wrong_layer_norm(x, eps) * w + b))
+print(
+    rejection(
+        check_two_sums_norm,
+        lambda x, w, b, eps: (
+            (x - x.mean(-1, keepdim=True).detach())
+            * (x.var(-1, keepdim=True, correction=0).detach() + eps).rsqrt()
+            * w
+            + b
+        ),
+    )
+)
+
+# %% [markdown]
+# ### Exercise 3 *code* · A layer from parts
+#
+# Write `layer_from_parts(x, attend, think, norms, norm_first)`: an encoder layer made of functions that all keep the shape
+# (B, S, D). `attend` is the self-attention, `think` the feed-forward, `norms` the LayerNorms of the first and of the second
+# sublayer. With `norm_first=False` it is the paper's layer, with True the pre-norm one. No dropout.
+
+
+# %%
+def one_norm(layer: EncoderLayer) -> EncoderLayer:
+    """A copy of `layer` whose two sublayers share the first one's LayerNorm."""
+    layer = copy.deepcopy(layer)
+    layer.sublayer[1].norm = layer.sublayer[0].norm
+    return layer
+
+
+def layer_mistakes(layer: EncoderLayer, x: Tensor) -> dict[str, Tensor]:
+    """What wrong wirings of `layer`'s parts make of x (B, S, D), by the message that explains each."""
+    attend, think = lambda x: layer.self_attn(x, x, x), layer.feed_forward
+    one, two = (connection.norm for connection in layer.sublayer)
+    switched, crossed = copy.deepcopy(layer), copy.deepcopy(layer)
+    for connection in switched.sublayer:
+        connection.norm_first = not connection.norm_first
+    crossed.sublayer = crossed.sublayer[::-1]
+    shared = {
+        "the second sublayer's LayerNorm is used first": crossed(x),
+        "one LayerNorm serves both sublayers; each has its own": one_norm(layer)(x),
+    }
+    if not layer.sublayer[0].norm_first:
+        return shared | {
+            "that is pre-norm: in post-norm the LayerNorm is taken of the sum": switched(x),
+            "x isn't added back: the gradient has no direct road": two(think(one(attend(x)))),
+            "both sublayers read x: the second must read what the first made": two(
+                one(x + attend(x)) + think(x)
+            ),
+        }
+    first = one(x) + attend(one(x))
+    return shared | {
+        "that is post-norm: in pre-norm only what enters a sublayer is normed": switched(x),
+        "x isn't added back: the gradient has no direct road": think(two(attend(one(x)))),
+        "both sublayers read x: the second must read what the first made": x
+        + attend(one(x))
+        + think(two(x)),
+        "the normed x is added back: then a LayerNorm stands on the road": two(first)
+        + think(two(first)),
+    }
+
+
+def check_layer_from_parts(candidate: Callable[..., Tensor]) -> None:
+    """Compares with `EncoderLayer`, post-norm and then pre-norm, made of the same parts."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)  # (B, S, D)
+    for norm_first in (False, True):
+        parts = (MultiHeadedAttention(2, 8, 0.0), PositionwiseFeedForward(8, 16, 0.0))
+        layer = EncoderLayer(8, *parts, 0.0, norm_first).double()
+        scramble(layer, size=0.3)
+        attend = lambda x, layer=layer: layer.self_attn(x, x, x)  # noqa: E731
+        norms = [connection.norm for connection in layer.sublayer]
+        got = candidate(x, attend, layer.feed_forward, norms, norm_first)
+        if not same_numbers(got, layer(x)):
+            blame(got, layer_mistakes(layer, x), "another layer than the formula's")
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_layer_from_parts(
+    x: Tensor,
+    attend: Callable[[Tensor], Tensor],
+    think: Callable[[Tensor], Tensor],
+    norms: list[Callable[[Tensor], Tensor]],
+    norm_first: bool,
+) -> Tensor:
+    """An encoder layer (B, S, D) to (B, S, D): post-norm, or pre-norm with `norm_first`."""
+    for sublayer, norm in zip((attend, think), norms, strict=True):
+        x = x + sublayer(norm(x)) if norm_first else norm(x + sublayer(x))
+    return x
+
+
+check_layer_from_parts(solution_layer_from_parts)
+
+# %%
+print(rejection(check_layer_from_parts, lambda *parts: solution_layer_from_parts(*parts[:4], True)))
+print(
+    rejection(
+        check_layer_from_parts,
+        lambda x, attend, think, norms, _: norms[1](think(norms[0](attend(x)))),
+    )
+)
+
+# %% [markdown]
+# ### Exercise 4 *code* · A stack of fresh layers
+#
+# `clones` copies one layer, numbers and all, and `initialise` repairs what that leaves behind. Write `fresh_stack(make, N)`, which
+# needs no repair: `make()` builds a layer, and the result holds N layers as PyTorch should see them, none of which starts with the
+# numbers of another.
+
+
+# %%
+def check_fresh_stack(candidate: Callable[[Callable[[], nn.Module], int], nn.Module]) -> None:
+    """Looks at identity, memory, and first numbers of three layers made by the candidate."""
+    torch.manual_seed(0)
+
+    def make() -> PositionwiseFeedForward:
+        return PositionwiseFeedForward(4, 6)
+
+    stack = candidate(make, 3)
+    assert isinstance(stack, nn.Module), (
+        "a plain list hides its layers: parameters(), .to() and state_dict() don't look inside"
+    )
+    layers = list(stack)
+    assert len(layers) == 3, "there must be N layers"
+    assert len({id(layer) for layer in layers}) == 3, (
+        "one layer, N times: it has the parameters of one, and every step trains them for all"
+    )
+    places = {p.data_ptr() for p in stack.parameters()}
+    assert len(places) == 3 * 4, "the layers are N, but they share tensors"
+    weights = torch.stack([layer.expand.weight for layer in layers])
+    biases = torch.stack([layer.expand.bias for layer in layers])
+    if (weights[1:] == weights[0]).all():
+        raise AssertionError("the layers start with the same numbers: a deep copy copies those too")
+    assert not (biases[1:] == biases[0]).all(), (
+        "the weights differ, the biases don't: all layers have the same random ones"
+    )
+    torch.manual_seed(0)
+    assert same_numbers(layers[0].expand.weight, make().expand.weight), (
+        "other numbers than make() draws: how a layer starts is its own business"
+    )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_fresh_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
+    """N layers, each built anew."""
+    return nn.ModuleList(make() for _ in range(N))
+
+
+check_fresh_stack(solution_fresh_stack)
+
+# %% [markdown]
+# Three pitfalls of this chapter: one layer N times, deep copies, and deep copies after the Xavier loop that passes over biases.
+
+
+# %%
+def copied_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
+    """Deep copies, then Xavier for whatever has two dimensions; the biases stay copies."""
+    stack = clones(make(), N)
+    wrong_initialise(stack)
+    return stack
+
+
+# %%
+for candidate in (
+    lambda make, N: wrong_stack(make(), N),
+    lambda make, N: clones(make(), N),
+    copied_stack,
+):
+    print(rejection(check_fresh_stack, candidate))
+
+# %% [markdown]
+# ### Exercise 5 *think* · Free roads, and what a check can see
+#
+# 1. Let `input_gradient` run with $x + \frac12 f(x)$ and with $\frac12 (x + f(x))$. Which of them is still a free road?
+# 2. Break `to_torch_transformer` on purpose: swap key and value, or forget a bias. Which of the checks notices? Would it have
+#    noticed on fresh weights, without `scramble`?
+# 3. Set `N=18` in the comparison of post-norm and pre-norm. Before you do: by what factor will the decoder's gradient fade?
+#
+# <details><summary>An answer</summary>
+#
+# 1. The Jacobians are $I + \frac12 J$ and $\frac12 (I + J)$. The first product contains $I$ itself, so the gradient arrives. The second
+#    is $2^{-N}$ times a free road: at 24 layers one part in 17 million.
+# 2. Swapped matrices differ from the start, so the outputs do: noticed either way. A bias starts at 0, and LayerNorm's scale and shift at
+#    1 and 0. A forgotten one changes nothing on fresh weights, and the check passes. That is what `scramble` is for.
+# 3. If fading is a product over layers, three times the layers cost the third power: six or seven becomes some 300. Run it: it is
+#    several hundred. Pre-norm stays even.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 6 *project* · A deeper model that starts where the shallow one ended
+#
+# A small pre-norm model is trained; now you want it deeper, without starting over. Write `deepened(model, N)`: a new model with N
+# layers on each side that computes exactly what `model` computes, and whose new layers can learn. The new layers come on top of
+# the old ones. Which numbers of a pre-norm layer must be 0 for it to be the identity? Which must *not* be? And why is there no
+# such trick for post-norm?
+
+
+# %%
+def last_steps(layer: EncoderLayer | DecoderLayer) -> list[nn.Linear]:
+    """The matrices whose results a layer adds to its x: W^O of each attention, W₂ of the feed-forward."""
+    kinds = (MultiHeadedAttention, PositionwiseFeedForward)
+    parts = [part for part in layer.modules() if isinstance(part, kinds)]
+    return [getattr(part, "contract", None) or part.project_output for part in parts]
+
+
+def check_deepened(candidate: Callable[[EncoderDecoder, int], EncoderDecoder]) -> None:
+    """Compares outputs, sizes, tied tables, and the gradients of the new layers."""
+    torch.manual_seed(0)
+    model = make_model(11, 11, 2, 8, 16, 2, 0.0, norm_first=True, tie="all").double()
+    scramble(model)
+    before = copy.deepcopy(model.state_dict())
+    src, tgt = torch.randint(1, 11, (2, 3, 5))  # (B, S) and (B, T)
+    right = model.generator(model(src, tgt))
+    deep = candidate(model, 4)
+    now = model.state_dict()
+    kept = now.keys() == before.keys() and all(torch.equal(now[name], before[name]) for name in now)
+    assert deep is not model and kept, "the model itself was changed: make a new model"
+    new = [*deep.encoder.layers[2:], *deep.decoder.layers[2:]]
+    assert len(new) == 4, "there must be N layers on each side: two old ones, two new ones"
+    got = deep.generator(deep(src, tgt))
+    assert same_numbers(got, right), (
+        "other outputs than before: a new layer adds something. What must it add? Where does that come from?"
+    )
+    assert len(set(storage_addresses(deep))) == 1, "the tables were tied, and aren't any more"
+    tensors = {p.data_ptr() for p in deep.parameters()}
+    assert len(tensors) == len(list(deep.parameters())), "layers share tensors: they can't differ"
+    grew = sum(p.numel() for p in deep.parameters()) - sum(p.numel() for p in model.parameters())
+    grown = [*model.encoder.layers, *model.decoder.layers]
+    assert grew == sum(p.numel() for layer in grown for p in layer.parameters()), (
+        "the new layers have not as many parameters as old ones: do they appear more than once?"
+    )
+    F.cross_entropy(got.flatten(0, 1), tgt.flatten()).backward()
+    dead = [step for layer in new for step in last_steps(layer) if not step.weight.grad.any()]
+    assert not dead, (
+        "the new layers can never learn: where both factors are 0, so are both gradients"
+    )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_deepened(model: EncoderDecoder, N: int) -> EncoderDecoder:
+    """A copy of a pre-norm model with new layers on top that add nothing yet."""
+    model = copy.deepcopy(model)  # one copy of all: what is tied stays tied
+    for stack in (model.encoder, model.decoder):
+        for layer in clones(stack.layers[0], N - len(stack.layers)):
+            initialise(layer)
+            for step in last_steps(layer):
+                nn.init.zeros_(step.weight)
+                nn.init.zeros_(step.bias)
+            stack.layers.append(layer)
+    return model
+
+
+check_deepened(solution_deepened)
+
+# %% [markdown]
+# In pre-norm a sublayer that returns 0 leaves $x$ alone. Its last matrix and bias must be 0, and everything before must not: the
+# gradient of $W_2$ is a product with what comes out of $W_1$. Post-norm has no such layer, since LayerNorm$(x + 0)$ isn't
+# $x$, unless $x$ is normed already and γ and β have never moved. Copying the top layer, and zeroing everything:
+
+
+# %%
+def deepened_by(change: Callable[[nn.Module], None]) -> Callable[..., EncoderDecoder]:
+    """A way to deepen: copies of the top layer, with `change` applied to each."""
+
+    def deepen(model: EncoderDecoder, N: int) -> EncoderDecoder:
+        model = copy.deepcopy(model)
+        for stack in (model.encoder, model.decoder):
+            for layer in clones(stack.layers[-1], N - len(stack.layers)):
+                change(layer)
+                stack.layers.append(layer)
+        return model
+
+    return deepen
+
+
+# %%
+def all_to_zero(module: nn.Module) -> None:
+    """Every number that `module` learns becomes 0."""
+    for p in module.parameters():
+        nn.init.zeros_(p)
+
+
+# %%
+print(rejection(check_deepened, deepened_by(lambda layer: None)))
+print(rejection(check_deepened, deepened_by(all_to_zero)))
+
+# %% [markdown]
+# Next: [Chapter 5 · Training](ch05_training.ipynb)

@@ -68,7 +68,13 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
-from scripts.ch01_attention import padding_mask, subsequent_mask
+from scripts.ch01_attention import (
+    blame,
+    padding_mask,
+    rejection,
+    same_numbers,
+    subsequent_mask,
+)
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.charts import GREY, PALETTE, bars, heatmap, lines, titled
 
@@ -1753,9 +1759,392 @@ titled(
 #
 # ## Exercises
 #
-# 1. Set `smoothing` of the copy task to 0 and to 0.3. Predict the perplexity that each can reach, then train. Does the share of exact copies change?
-# 2. Train the copy task with the paper's schedule: `rate(done + 1, 64, factor, warmup)`. Which `factor` gives the same peak of 3e-3 at 50 steps of warm-up?
-# 3. Change the task to *reversing* the symbols. Which line of `copy_batches` changes? How many steps does it take?
-# 4. Train on lengths 5 to 10 and examine on lengths 11 to 14. What happens, and which part of the model is to blame?
-# 5. Break a model in a way of your own (freeze a layer, swap source and target, drop the positions) and find out which of the four questions notices.
-# 6. Write `train_step` for several GPUs on paper: what must be summed over them before the division, and when?
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
+#
+# ### Exercise 1 *warm-up* · Up and down in straight lines
+#
+# A third schedule is common: linear warm-up, then a straight line down. Write `linear_rate(step, peak, warmup, total)`. Like `cosine_rate` it has its peak at step `warmup`, still moves at the last step, `total`, and is 0 from the step after that. Steps count from 1; step 0 is a `ValueError`.
+
+
+# %%
+def check_linear_rate(candidate: Callable[[int, float, int, int], float]) -> None:
+    """Holds the rates of every step against the two straight lines; then the steps outside."""
+    for warmup, total in ((4, 10), (1, 5), (5, 5)):
+        steps, peak = range(1, total + 2), 0.25
+        up = [n / warmup for n in steps]
+        down = [(total + 1 - n) / (total + 1 - warmup) for n in steps]
+        right = [min(a, b) for a, b in zip(up, down, strict=True)]  # the lower line holds
+        early = [(total - n) / max(1, total - warmup) for n in steps]
+        mistakes = {
+            "the first step has rate 0, and all are one late: steps count from 1": [
+                0.0,
+                *right[:-1],
+            ],
+            "the last step has rate 0 and is wasted: reach 0 one step later": [
+                max(0.0, min(a, b)) for a, b in zip(up, early, strict=True)
+            ],
+            "the rate jumps after the warm-up: both lines must meet at the peak": [
+                a if n <= warmup else 1 - n / (total + 1) for n, a in zip(steps, up, strict=True)
+            ],
+            "that falls like a cosine": [cosine_rate(n, 1, warmup, total) for n in steps],
+            "that is the paper's 1/√n: it never comes down to 0": [
+                inverse_sqrt_rate(n, 1, warmup) for n in steps
+            ],
+            "the warm-up is missing": [min(1.0, b) for b in down],
+        }
+        got = torch.tensor([float(candidate(n, peak, warmup, total)) for n in steps]).double()
+        mistakes = {said: peak * torch.tensor(rates).double() for said, rates in mistakes.items()}
+        if not same_numbers(got, peak * torch.tensor(right).double()):
+            blame(got, mistakes, "other rates than those of the two straight lines")
+        assert candidate(total + 3, peak, warmup, total) == 0, (
+            "after the last step the rate isn't 0: below it, the weights would climb"
+        )
+    try:
+        candidate(0, 0.25, 4, 10)
+    except ValueError:
+        return
+    raise AssertionError("step 0 is accepted: whoever forgets the + 1 won't notice")
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_linear_rate(step: int, peak: float, warmup: int, total: int) -> float:
+    """Up to `peak` at step `warmup`, then down to 0 just after step `total`, in straight lines."""
+    if step < 1:
+        raise ValueError(f"steps count from 1, not {step}")
+    left = max(0, total + 1 - step)  # steps still to be taken, this one included
+    return peak * min(step / warmup, left / (total + 1 - warmup))
+
+
+check_linear_rate(solution_linear_rate)
+
+# %% [markdown]
+# The pitfall "one step late" again, and the other end of the same fence:
+
+# %%
+print(
+    rejection(
+        check_linear_rate, lambda n, *rest: solution_linear_rate(n - 1, *rest) if n > 1 else 0
+    )
+)
+print(
+    rejection(
+        check_linear_rate,
+        lambda n, peak, warmup, total: (
+            peak * min(n / warmup, max(0, total - n) / max(1, total - warmup))
+        ),
+    )
+)
+
+# %% [markdown]
+# ### Exercise 2 *code* · Smooth towards what is frequent
+#
+# Uniform smoothing gives the rarest word as much as the commonest. Write `smoothing_towards(logits, labels, prior, smoothing)`, the cross-entropy against $q = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon\,\pi$, summed over the real tokens, for logits (…, V), labels (…) and a distribution $\pi$ (V,), such as the words' frequencies. With $\pi_k = 1/V$ it must be `LabelSmoothing`. A word that never occurs has $\pi_k = 0$; if its logit is −∞, it must cost nothing.
+
+
+# %%
+def loss_against(logits: Tensor, q: Tensor, real: Tensor) -> Tensor:
+    """PyTorch's cross-entropy against distributions q (..., V), summed where `real` (...) is True."""
+    return F.cross_entropy(logits[real], q[real], reduction="sum")
+
+
+def smoothing_mistakes(
+    logits: Tensor, labels: Tensor, prior: Tensor, smoothing: float
+) -> dict[str, Tensor]:
+    """What wrong smoothings make of the same input, by the message that explains each."""
+    real = labels != PAD
+    onehot = F.one_hot(labels, len(prior)).double()  # (B, T, V)
+    q = (1 - smoothing) * onehot + smoothing * prior
+    right = loss_against(logits, q, real)
+    others = prior * (1 - onehot)
+    others = (1 - smoothing) * onehot + smoothing * others / others.sum(-1, keepdim=True)
+    return {
+        "all words get the same: ε goes to the prior, not to 1/V": LabelSmoothing(smoothing)(
+            logits, labels
+        )[0],
+        "the label is left out when ε is shared; it has its part in the prior too": loss_against(
+            logits, others, real
+        ),
+        "that is a divergence: the entropy of q was taken off": right
+        + torch.special.xlogy(q[real], q[real]).sum(),
+        "padding is counted": loss_against(logits, q, real | True),
+        "that is a mean: give the sum, and let the step divide by its tokens": right / real.sum(),
+        "ε and 1 − ε are swapped": loss_against(
+            logits, smoothing * onehot + (1 - smoothing) * prior, real
+        ),
+        "nothing is smoothed": loss_against(logits, onehot, real),
+    }
+
+
+def check_smoothing_towards(candidate: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> None:
+    """Compares with PyTorch's loss; then forbids a word that the prior doesn't know either."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 4, 7, dtype=torch.float64, generator=generator)  # (B, T, V)
+    labels = torch.tensor([[4, 6, 5, 3], [6, 3, PAD, PAD]])  # (B, T)
+    prior = torch.tensor([0, 0, 0, 2, 1, 1, 4]).double() / 8  # (V,)
+    q = 0.7 * F.one_hot(labels, 7) + 0.3 * prior  # (B, T, V)
+    got, right = candidate(logits, labels, prior, 0.3), loss_against(logits, q, labels != PAD)
+    if not same_numbers(got, right):
+        blame(got, smoothing_mistakes(logits, labels, prior, 0.3), "another loss than against q")
+    forbidden = logits.clone()
+    forbidden[..., UNK] = -math.inf
+    forbidden.requires_grad_()
+    got = candidate(forbidden, labels, prior, 0.3)
+    assert not got.isnan(), "NaN: 0 · ∞ for a word that is neither allowed nor expected"
+    known = [i for i in range(7) if i != UNK]
+    right = loss_against(logits[..., known], q[..., known], labels != PAD)
+    assert same_numbers(got, right), "a word that is neither allowed nor expected must cost nothing"
+    (gradient,) = torch.autograd.grad(got, forbidden)
+    assert gradient.isfinite().all(), (
+        "the loss is right, its gradient is NaN: start from logits, not from a probability of 0"
+    )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_smoothing_towards(
+    logits: Tensor, labels: Tensor, prior: Tensor, smoothing: float
+) -> Tensor:
+    """Cross-entropy in nats against (1 − ε) on the label and ε spread like prior (V,); a sum."""
+    log_p = logits.log_softmax(dim=-1)  # (..., V)
+    at_label = -log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1)  # (...)
+    spread = -log_p.masked_fill(prior == 0, 0.0) @ prior  # (...), without any 0 · ∞
+    loss = (1 - smoothing) * at_label + smoothing * spread
+    return loss[labels != PAD].sum()
+
+
+check_smoothing_towards(solution_smoothing_towards)
+flat = torch.full((10,), 0.1)
+torch.manual_seed(0)
+logits, labels = torch.randn(3, 5, 10), torch.randint(10, (3, 5))
+torch.testing.assert_close(
+    solution_smoothing_towards(logits, labels, flat, 0.1), LabelSmoothing(0.1)(logits, labels)[0]
+)
+
+# %% [markdown]
+# Pitfalls of this chapter: ε shared among the others only, and 0 · ln 0. `xlogy`, which mends a picture, is no mend for a loss: its value is right, and its slope at 0 is 0/0.
+
+
+# %%
+def smoothing_among_others(
+    logits: Tensor, labels: Tensor, prior: Tensor, smoothing: float
+) -> Tensor:
+    """The wrong share: the label gets exactly 1 − ε, the other words divide ε by the prior."""
+    onehot = F.one_hot(labels, len(prior))
+    others = prior * (1 - onehot)
+    q = (1 - smoothing) * onehot + smoothing * others / others.sum(-1, keepdim=True)  # (..., V)
+    return -(q * logits.log_softmax(-1)).sum(-1)[labels != PAD].sum()
+
+
+# %%
+def smoothing_by(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Smoothing towards a prior, with product(q, logits) for the terms q · ln p (..., V)."""
+
+    def loss(logits: Tensor, labels: Tensor, prior: Tensor, smoothing: float) -> Tensor:
+        q = (1 - smoothing) * F.one_hot(labels, len(prior)) + smoothing * prior  # (..., V)
+        return -product(q, logits)[labels != PAD].sum()
+
+    return loss
+
+
+# %%
+print(rejection(check_smoothing_towards, smoothing_among_others))
+for product in (
+    lambda q, logits: q * logits.log_softmax(-1),
+    lambda q, logits: torch.special.xlogy(q, logits.softmax(-1)),
+):
+    print(rejection(check_smoothing_towards, smoothing_by(product)))
+
+# %% [markdown]
+# ### Exercise 3 *code* · A group that comes in a stream
+#
+# `train_step` knows the tokens of its whole group before the first backward pass. Suppose it can't: the micro-batches come from an iterator, one after the other, and only one may be in memory. Write `streamed_gradient(model, batches, criterion)`. It leaves the gradient of the mean smoothed loss per token of *all* batches in `p.grad` of each parameter, whatever was there before, and takes no step.
+
+
+# %%
+def gradient_mistakes(
+    model: EncoderDecoder, group: list[Batch], criterion: LabelSmoothing
+) -> dict[str, Tensor]:
+    """Gradients that are not the one of the mean loss per token, by the message for each."""
+    right = step_gradient(model, [joined(group)], criterion)
+    tokens = sum(batch.ntokens for batch in group)
+    positions = sum(batch.tgt_y.numel() for batch in group)
+    by_means = mean_of_means_gradient(model, group, criterion)
+    return {
+        "a mean of means: a token of a small batch weighs more than one of a large batch": by_means,
+        "a sum of means: it grows with the number of batches": by_means * len(group),
+        "a sum over tokens: it must be divided by their number in the end": right * tokens,
+        "divided by the batches, not by the tokens": right * tokens / len(group),
+        "padding is counted among the tokens": right * tokens / positions,
+        "what stood in p.grad before is still in it": right + 1,
+        "only the last batch is left: each one's gradient is added to those before": step_gradient(
+            model, group[-1:], criterion
+        ),
+    }
+
+
+def check_streamed_gradient(
+    candidate: Callable[[EncoderDecoder, Iterator[Batch], LabelSmoothing], None],
+) -> None:
+    """Compares with the gradient of one large batch; counts backward passes; looks at the weights."""
+    sizes = ((8, 10), (4, 5), (1, 1))  # sequences, and the length of the shortest
+    group = [next(copy_batches(1, n, seed=1, lengths=(short, 10))) for n, short in sizes]
+    model, criterion = tiny_model(0).double(), LabelSmoothing(0.1)
+    right = step_gradient(model, [joined(group)], criterion)
+    mistakes = gradient_mistakes(model, group, criterion)
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    passes: list[Tensor] = []
+    hook = model.generator.proj.bias.register_hook(passes.append)
+    candidate(model, iter(group), criterion)
+    hook.remove()
+    assert torch.equal(parameters_to_vector(model.parameters()), before), "a step was taken"
+    assert all(p.grad is not None for p in model.parameters()), "p.grad is empty"
+    got = parameters_to_vector(p.grad for p in model.parameters())
+    if not same_numbers(got, right):
+        blame(got, mistakes, "another gradient than that of one large batch")
+    assert len(passes) == len(group), (
+        "one backward pass for all: until then the graphs of all batches were in memory"
+    )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_streamed_gradient(
+    model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing
+) -> None:
+    """Adds up gradients of sums, and divides them once the tokens are known."""
+    model.zero_grad()
+    tokens = 0
+    for batch in batches:
+        loss, _ = batch_loss(model, batch, criterion)
+        loss.backward()
+        tokens += batch.ntokens
+    for p in model.parameters():
+        p.grad /= tokens
+
+
+check_streamed_gradient(solution_streamed_gradient)
+
+# %% [markdown]
+# A gradient is linear in the loss, so it can be divided afterwards as well as before. (In half precision before is safer: a large sum may overflow.) The usual recipe, and one that holds all graphs until the end:
+
+
+# %%
+def gradient_all_at_once(
+    model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing
+) -> None:
+    """The right gradient at the wrong price: one backward pass through all batches."""
+    model.zero_grad()
+    group = list(batches)
+    loss = sum(batch_loss(model, batch, criterion)[0] for batch in group)
+    (loss / sum(batch.ntokens for batch in group)).backward()
+
+
+# %%
+print(
+    rejection(
+        check_streamed_gradient,
+        lambda model, batches, criterion: mean_of_means_gradient(model, list(batches), criterion),
+    )
+)
+print(rejection(check_streamed_gradient, gradient_all_at_once))
+
+# %% [markdown]
+# ### Exercise 4 *think* · On paper
+#
+# 1. Which `factor` gives the paper's schedule, `rate(step, 64, factor, warmup=50)`, the peak of the copy task, 3e-3?
+# 2. Predict the perplexity that the copy task can reach with $\varepsilon = 0$ and with $\varepsilon = 0.3$. Does the share of exact copies change?
+# 3. Write `train_step` for several GPUs: what must be summed over them before the division, and when?
+#
+# <details><summary>An answer</summary>
+#
+# 1. The peak is $\text{factor}\cdot(D\,w)^{-0.5}$, so the factor is $0.003\cdot\sqrt{64 \cdot 50} \approx 0.17$.
+# 2. The best bet on the label is $1 - \varepsilon + \varepsilon/14$: 1 and 0.721, perplexities of 1 and 1.39. Exact copies need only the *largest* bet to be right, and it is far ahead either way.
+# 3. The tokens of the group, over all GPUs, before the first backward pass: they are the divisor. The gradients, once, after the last backward pass. Then each GPU clips and steps alike. Most libraries take the *mean* of the gradients over GPUs; then multiply by their number, or divide by the mean number of tokens.
+#
+# </details>
+
+# %% [markdown]
+# ### Exercise 5 *code* · A task that turns round
+#
+# Turn the copy task into *reversing*. Write `reversed_target(src)` for ids (B, S) whose rows are symbols, `</s>`, padding. It returns the full target (B, S + 1): `<s>`, the symbols backwards, `</s>`, padding. Rows have different lengths. A loop is allowed; can you do without?
+
+
+# %%
+def check_reversed_target(candidate: Callable[[Tensor], Tensor]) -> None:
+    """Holds candidate(src) against lists that are turned round one by one."""
+    rows = [[5, 6, 7], [8, 9], [4, 5, 6, 13, 8], [12]]
+
+    def tensor(rows: list[list[int]]) -> Tensor:
+        return torch.tensor([row + [PAD] * (7 - len(row)) for row in rows])
+
+    src = tensor([[*row, EOS] for row in rows])[:, :6]  # (B, S)
+    right = tensor([[BOS, *row[::-1], EOS] for row in rows])  # (B, S+1)
+    mistakes = {
+        "nothing is reversed: that is the copy task": F.pad(src, (1, 0), value=BOS),
+        "padding was turned round too: it must stay behind the end": F.pad(
+            src.flip(1), (1, 0), value=BOS
+        ),
+        "the end symbol was turned round too: the model would learn to stop at once": tensor(
+            [[BOS, EOS, *row[::-1]] for row in rows]
+        ),
+        "the start symbol is missing: the decoder has nothing to read at first": right[:, 1:],
+        "the end symbol is missing: decoding would never stop": tensor(
+            [[BOS, *row[::-1]] for row in rows]
+        ),
+    }
+    got = candidate(src.clone())
+    if not same_numbers(got, right):
+        blame(got, mistakes, "another target than <s>, the symbols backwards, </s>, padding")
+    assert got.dtype == src.dtype, "ids must stay integers"
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_reversed_target(src: Tensor) -> Tensor:
+    """(B, S) symbols, </s>, padding to (B, S+1) <s>, symbols backwards, </s>, padding."""
+    count = (src > EOS).sum(dim=1, keepdim=True)  # (B, 1), the symbols of each row
+    place = torch.arange(src.size(1)).expand_as(src)  # (B, S)
+    mirrored = src.gather(1, (count - 1 - place).clamp(min=0))  # (B, S), right where a symbol is
+    return F.pad(torch.where(place < count, mirrored, src), (1, 0), value=BOS)
+
+
+check_reversed_target(solution_reversed_target)
+
+# %%
+print(rejection(check_reversed_target, lambda src: F.pad(src.flip(1), (1, 0), value=BOS)))
+print(rejection(check_reversed_target, lambda src: F.pad(src, (1, 0), value=BOS)))
+
+# %% [markdown]
+# ### Exercise 6 *project* · Learn to reverse, and find the limits
+#
+# 1. Write a variant of `copy_batches` with `reversed_target`, train the copy task's model on it, and examine it with `exact_share`. How many steps does it take? Which of encoder, decoder and cross-attention has more to do than in copying?
+# 2. Train on lengths 5 to 10 and examine on lengths 11 to 14. What happens, and which part of the model is to blame?
+# 3. Break a model in a way of your own (freeze a layer, swap source and target, drop the positions), give it to a friend, and find out which of the four questions of "My model doesn't learn" notices.
+#
+# <details><summary>What to expect</summary>
+#
+# 1. The 250 steps of the copy task are enough for this one too. Only cross-attention has something else to do: at step t it must look at the place that is t from the *end*, and the end is elsewhere in each row, so the encoder must have said in its vectors how far it is.
+# 2. Hardly a sequence comes out right, reversed or copied. The sinusoids of positions 11 and beyond are defined, but no matrix has learned to read them: positions are to blame.
+#
+# </details>
+#
+# Next: [Chapter 6 · Multi30k](ch06_multi30k.ipynb)
