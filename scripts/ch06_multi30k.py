@@ -2417,12 +2417,12 @@ def record_multi30k() -> None:
 # %% [markdown]
 # ## Exercises
 #
-# Six, from a warm-up to a project. A code exercise has a **checker**: call it with your function, and it says nothing if that is right, and what is wrong if it isn't. `rejection` ([chapter 1](ch01_attention.ipynb)) shows what it says.
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
 
 # %% [markdown]
-# ### Exercise 1 · Number the words
+# ### Exercise 1 *warm-up* · Number the words
 #
-# *warm-up* · Write what torchtext did for us: `numbers(splits, min_freq)` takes tokenised sentences by split, `{"train": …, "val": …, "test": …}`, and gives a dictionary from a word to its id. The four `SPECIALS` come first, then the words from frequent to rare (equals in any order). Words that occur fewer than `min_freq` times have no id.
+# Write what torchtext did for us: `numbers(splits, min_freq)` takes tokenised sentences by split, `{"train": …, "val": …, "test": …}`, and gives a dictionary from a word to its id. The four `SPECIALS` come first, then the words from frequent to rare (equals in any order). Words that occur fewer than `min_freq` times have no id.
 
 
 # %%
@@ -2498,9 +2498,9 @@ for wrong in (leaky_numbers, leaky_counts):
     print(f"{wrong.__name__}: {rejection(check_word_numbers, wrong)}")
 
 # %% [markdown]
-# ### Exercise 2 · Split, don't cut
+# ### Exercise 2 *code* · Split, don't cut
 #
-# *code* · `source_ids` cuts a source that is too long, and what was behind the cut is never translated. Split it instead: `split(ids, max_len)` takes ids without marks, and gives as few rows as possible, each of at most `max_len` ids. Every row ends with `</s>`, and without their `</s>` the rows are the ids again. No ids make one row, `[EOS]`.
+# `source_ids` cuts a source that is too long, and what was behind the cut is never translated. Split it instead: `split(ids, max_len)` takes ids without marks, and gives as few rows as possible, each of at most `max_len` ids. Every row ends with `</s>`, and without their `</s>` the rows are the ids again. No ids make one row, `[EOS]`.
 
 
 # %%
@@ -2566,9 +2566,9 @@ for wrong in (marked_then_split, first_row_only):
     print(f"{wrong.__name__}: {rejection(check_split_rows, wrong)}")
 
 # %% [markdown]
-# ### Exercise 3 · Apply the merges
+# ### Exercise 3 *code* · Apply the merges
 #
-# *code* · Section 6 *learned* merges. Now use them: `apply(word, merges)` gives the pieces of a word that may be new, its end marked with `</w>`. Each merge was learned on what the merges before it had made of the words, so there is one right order.
+# Section 6 *learned* merges. Now use them: `apply(word, merges)` gives the pieces of a word that may be new, its end marked with `</w>`. Each merge was learned on what the merges before it had made of the words, so there is one right order.
 #
 # *Further:* learn a separate SentencePiece model for each language, 500 pieces each, and compare tokens per sentence with the joint model of 1,000. Who gains?
 
@@ -2650,9 +2650,9 @@ for wrong in (longest_pieces, unmarked_pieces):
     print(f"{wrong.__name__}: {rejection(check_apply_merges, wrong)}")
 
 # %% [markdown]
-# ### Exercise 4 · What padding costs attention
+# ### Exercise 4 *code* · What padding costs attention
 #
-# *code* · Everywhere else a padded cell costs as much as a real one. In attention it costs more: $n$ tokens have $n^2$ scores (chapter 1), and a padded rectangle of width $w$ has $w^2$ a row. Write `wasted(lengths, batches)`: the share of one side's self-attention scores that have a padded query or a padded key. `lengths` holds the sentences' lengths, `batches` lists of indices.
+# Everywhere else a padded cell costs as much as a real one. In attention it costs more: $n$ tokens have $n^2$ scores (chapter 1), and a padded rectangle of width $w$ has $w^2$ a row. Write `wasted(lengths, batches)`: the share of one side's self-attention scores that have a padded query or a padded key. `lengths` holds the sentences' lengths, `batches` lists of indices.
 
 
 # %%
@@ -2735,9 +2735,9 @@ for wrong in (wasted_cells, mean_of_batch_shares):
     print(f"{wrong.__name__}: {rejection(check_wasted_scores, wrong)}")
 
 # %% [markdown]
-# ### Exercise 5 · A budget for both sides
+# ### Exercise 5 *code* · A budget for both sides
 #
-# *code* · `token_batches` limits the longer side. Memory pays for both: write `batch_up(examples, max_tokens, rng)` so that rows × (longest source + longest target) of each batch is at most `max_tokens`, padding counted. Every example is in exactly one batch, batches hold sentences of similar length, and they come in an order that `rng`, a `random.Random`, decides. An example that is too long by itself is a `ValueError`.
+# `token_batches` limits the longer side. Memory pays for both: write `batch_up(examples, max_tokens, rng)` so that rows × (longest source + longest target) of each batch is at most `max_tokens`, padding counted. Every example is in exactly one batch, batches hold sentences of similar length, and they come in an order that `rng`, a `random.Random`, decides. An example that is too long by itself is a `ValueError`.
 #
 # *Further:* shuffling before the sort makes equal lengths change places from epoch to epoch. Measure how many pairs of sentences share a batch in two epochs, with and without it.
 
@@ -2866,9 +2866,9 @@ for wrong in (token_batches, forgetful_batches, batches_by_real_tokens):
     print(f"{wrong.__name__}: {rejection(check_budget_batches, wrong)}")
 
 # %% [markdown]
-# ### Exercise 6 · The grammar, read and extended
+# ### Exercise 6 *project* · The grammar, read and extended
 #
-# *project* · Find sentences of the sample corpus in which *sieht* becomes *is looking at*, *is watching* and *sees*. What must the model look at to tell them apart, and how many words away is it?
+# Find sentences of the sample corpus in which *sieht* becomes *is looking at*, *is watching* and *sees*. What must the model look at to tell them apart, and how many words away is it?
 #
 # Then add the object relative clause to the grammar (*der Hut, **den** der Mann trägt*). Which case does the pronoun have, and which word does it agree with? The checks of section 2.6 must still pass, and those of agreement should learn the new case. Train chapter 8's sample model on the larger grammar: does `test_unseen` suffer?
 #

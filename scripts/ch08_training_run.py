@@ -2530,12 +2530,12 @@ free_table(ingredients)
 # %% [markdown]
 # ## Exercises
 #
-# Six, from a warm-up to a project. Call a code exercise's checker with your function: it says nothing if that is right, and what is wrong if it isn't.
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
 
 # %% [markdown]
-# ### Exercise 1 · A mean over unequal shares
+# ### Exercise 1 *warm-up* · A mean over unequal shares
 #
-# *warm-up* · Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean(means, tokens)`: the mean over all tokens of all processes. A process that found no sentence left has 0 tokens, and its mean is 0/0, NaN.
+# Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean(means, tokens)`: the mean over all tokens of all processes. A process that found no sentence left has 0 tokens, and its mean is 0/0, NaN.
 
 
 # %%
@@ -2608,9 +2608,9 @@ for wrong in (mean_of_rank_means, weighed_means):
     print(f"{wrong.__name__}: {rejection(check_mean_over_ranks, wrong)}")
 
 # %% [markdown]
-# ### Exercise 2 · Warm-up, plateau, decay
+# ### Exercise 2 *code* · Warm-up, plateau, decay
 #
-# *code* · A cosine has to know its end from the first step. A newer schedule (Zhai et al. 2022, Hu et al. 2024) doesn't: a linear warm-up to the peak at step $w$, then a plateau, and only the last $d$ steps fall, in a straight line that reaches zero just after step `total`, as our cosine does. So one can train on, and decide later when to end. Write `wsd(step, peak, warmup, total, decay)`, steps counted from 1; after `total` it is 0.
+# A cosine has to know its end from the first step. A newer schedule (Zhai et al. 2022, Hu et al. 2024) doesn't: a linear warm-up to the peak at step $w$, then a plateau, and only the last $d$ steps fall, in a straight line that reaches zero just after step `total`, as our cosine does. So one can train on, and decide later when to end. Write `wsd(step, peak, warmup, total, decay)`, steps counted from 1; after `total` it is 0.
 
 
 # %%
@@ -2685,9 +2685,9 @@ for wrong in (restarting_cosine, counted_from_zero):
     print(f"{wrong.__name__}: {rejection(check_plateau_schedule, wrong)}")
 
 # %% [markdown]
-# ### Exercise 3 · A mean that fits into memory
+# ### Exercise 3 *code* · A mean that fits into memory
 #
-# *code* · `average_checkpoints` holds all checkpoints at once. Twenty of a large model won't fit. Write `running_mean(stored)`: `stored` is an iterator that can be gone through once and doesn't say how many will come, each a dictionary of float16 tensors as `save_model` stores them. Give their mean, weight by weight, in float32, with no more than two of them in memory at a time.
+# `average_checkpoints` holds all checkpoints at once. Twenty of a large model won't fit. Write `running_mean(stored)`: `stored` is an iterator that can be gone through once and doesn't say how many will come, each a dictionary of float16 tensors as `save_model` stores them. Give their mean, weight by weight, in float32, with no more than two of them in memory at a time.
 
 
 # %%
@@ -2781,9 +2781,9 @@ for wrong in (mean_in_float16, mean_two_by_two):
     print(f"{wrong.__name__}: {rejection(check_running_mean, wrong)}")
 
 # %% [markdown]
-# ### Exercise 4 · A stream that can be resumed
+# ### Exercise 4 *code* · A stream that can be resumed
 #
-# *code* · Most corpora don't fit into memory, and are read as an endless stream. Write a class whose objects `Stream(count, seed)` give with `next` the numbers 0 to `count` − 1, each once a pass, every pass in an order of its own that the seed decides. `state()` is small enough for a checkpoint's JSON, and `restore(state)` makes any stream of the same count and seed go on exactly there. Python's and PyTorch's global generators stay untouched.
+# Most corpora don't fit into memory, and are read as an endless stream. Write a class whose objects `Stream(count, seed)` give with `next` the numbers 0 to `count` − 1, each once a pass, every pass in an order of its own that the seed decides. `state()` is small enough for a checkpoint's JSON, and `restore(state)` makes any stream of the same count and seed go on exactly there. Python's and PyTorch's global generators stay untouched.
 
 
 # %%
@@ -2912,9 +2912,9 @@ for wrong in (ForgetfulStream, OrderlessStream):
     print(f"{wrong.__name__}: {rejection(check_resumable_stream, wrong)}")
 
 # %% [markdown]
-# ### Exercise 5 · Equal, or nearly
+# ### Exercise 5 *think* · Equal, or nearly
 #
-# *think* · Each pair nearly agrees. What differs, and why?
+# Each pair nearly agrees. What differs, and why?
 #
 # 1. `--accumulate 4 --max_tokens 512` beside `--max_tokens 2048`. Chapter 5 proved the gradients equal; why do the runs still differ?
 # 2. `torchrun --nproc-per-node=2 … --max_tokens 512` beside one process with `--max_tokens 512 --accumulate 2`. They take the same steps. Do their losses agree in every digit? In which do they not?
@@ -2929,9 +2929,9 @@ for wrong in (ForgetfulStream, OrderlessStream):
 # </details>
 
 # %% [markdown]
-# ### Exercise 6 · Your own runs
+# ### Exercise 6 *project* · Your own runs
 #
-# *project* · Choose one, write down what you expect, then train.
+# Choose one, write down what you expect, then train.
 #
 # - Train the sample model with `--schedule inverse_sqrt` and the same number of epochs. What does validation BLEU lose? With `--average 5` as well: does averaging gain more than it did after the cosine, and why?
 # - Build exercise 2's schedule into `learning_rate`, and train twice as long from the end of its plateau. What does the second run save?
