@@ -4039,12 +4039,12 @@ assert complaint.getvalue().startswith("error: ") and complaint.getvalue().count
 # %% [markdown]
 # ## Exercises
 #
-# Six, from a warm-up to a project. Call a code exercise's checker with your function: it says nothing if that is right, and what is wrong if it isn't.
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
 
 # %% [markdown]
-# ### Exercise 1 · A phrase book that misleads
+# ### Exercise 1 *warm-up* · A phrase book that misleads
 #
-# *warm-up* · In our phrase book greedy decoding misses the likeliest sentence, and a beam of 2 finds it. Write a worse one: `book()` gives a table like `NEXT_WORD` in which a beam of 2 fails as well, and a beam of 3 succeeds.
+# In our phrase book greedy decoding misses the likeliest sentence, and a beam of 2 finds it. Write a worse one: `book()` gives a table like `NEXT_WORD` in which a beam of 2 fails as well, and a beam of 3 succeeds.
 
 
 # %%
@@ -4120,9 +4120,9 @@ for wrong in (well_known_table, table_too_hard):
     print(f"{wrong.__name__}: {rejection(check_misleading_table, wrong)}")
 
 # %% [markdown]
-# ### Exercise 2 · The paper's length penalty
+# ### Exercise 2 *code* · The paper's length penalty
 #
-# *code* · The paper (§6.1) divides a log-probability not by $T^\alpha$ but by Wu et al.'s (2016) $\frac{(5 + T)^\alpha}{(5 + 1)^\alpha}$, with $T$ the number of tokens that were scored. Write `score(hypothesis, alpha)` for chapter 8's `Hypothesis`.
+# The paper (§6.1) divides a log-probability not by $T^\alpha$ but by Wu et al.'s (2016) $\frac{(5 + T)^\alpha}{(5 + 1)^\alpha}$, with $T$ the number of tokens that were scored. Write `score(hypothesis, alpha)` for chapter 8's `Hypothesis`.
 #
 # *Further:* rank the hypotheses of a beam by it. Does any translation of this chapter change? Short texts are treated more mildly than by $T^\alpha$: where do the two part most?
 
@@ -4196,9 +4196,9 @@ for wrong in (penalty_without_end, penalty_with_every_end):
     print(f"{wrong.__name__}: {rejection(check_wu_penalty, wrong)}")
 
 # %% [markdown]
-# ### Exercise 3 · Typical sampling
+# ### Exercise 3 *code* · Typical sampling
 #
-# *code* · The nucleus keeps the likeliest words. People rarely say the likeliest word, nor a very unlikely one: they say what is about as surprising as one expects. *Typical* sampling (Meister et al. 2023) keeps the words whose surprise $-\log p(w)$ is nearest to the distribution's entropy $H = -\sum_w p(w) \log p(w)$: the fewest such words that sum to at least `mass`. Write `typical(log_probs, mass, temperature)`: log-probabilities (B, V) to the probabilities (B, V) that are drawn from. The temperature comes first, as in `sharpened`. A word that was ruled out, with log-probability −∞, stays at 0.
+# The nucleus keeps the likeliest words. People rarely say the likeliest word, nor a very unlikely one: they say what is about as surprising as one expects. *Typical* sampling (Meister et al. 2023) keeps the words whose surprise $-\log p(w)$ is nearest to the distribution's entropy $H = -\sum_w p(w) \log p(w)$: the fewest such words that sum to at least `mass`. Write `typical(log_probs, mass, temperature)`: log-probabilities (B, V) to the probabilities (B, V) that are drawn from. The temperature comes first, as in `sharpened`. A word that was ruled out, with log-probability −∞, stays at 0.
 
 
 # %%
@@ -4308,9 +4308,9 @@ for wrong in (typical_below_mass, typical_with_ties, typical_then_temperature):
     print(f"{wrong.__name__}: {rejection(check_typical, wrong)}")
 
 # %% [markdown]
-# ### Exercise 4 · BLEU with several references
+# ### Exercise 4 *code* · BLEU with several references
 #
-# *code* · A sentence has more than one good translation, and BLEU was made for several references. Write `bleu(outputs, references)`, 0 to 100, for lists of texts: `references[i]` is the list of all references of `outputs[i]`. An n-gram may match as often as it stands in the reference that has it *most* often; the reference length is that of the reference *closest* in length to the output, at a tie the shorter one. All else is as in this chapter, whole corpus, tokens 13a.
+# A sentence has more than one good translation, and BLEU was made for several references. Write `bleu(outputs, references)`, 0 to 100, for lists of texts: `references[i]` is the list of all references of `outputs[i]`. An n-gram may match as often as it stands in the reference that has it *most* often; the reference length is that of the reference *closest* in length to the output, at a tie the shorter one. All else is as in this chapter, whole corpus, tokens 13a.
 #
 # *Further:* take this chapter's outputs, replace every "the" by "a", and compute BLEU. Then shuffle the words of each output. Which hurts more, and why?
 
@@ -4421,9 +4421,9 @@ for wrong in (mean_of_sentence_bleus, references_as_one):
     print(f"{wrong.__name__}: {rejection(check_many_references, wrong)}")
 
 # %% [markdown]
-# ### Exercise 5 · The cache as everyone has it
+# ### Exercise 5 *code* · The cache as everyone has it
 #
-# *code* · `CachedDecoding.follow` moves the family tree and not the cache. Write the usual way: each of the B · k prefixes has keys and values of its own, and `follow` copies them into the new order. Give a class with the four methods of `PrefixDecoding`, whose log-probabilities are the same and which computes each token once.
+# `CachedDecoding.follow` moves the family tree and not the cache. Write the usual way: each of the B · k prefixes has keys and values of its own, and `follow` copies them into the new order. Give a class with the four methods of `PrefixDecoding`, whose log-probabilities are the same and which computes each token once.
 
 
 # %%
@@ -4577,6 +4577,6 @@ for wrong in (UnmovedCache, MixedFamilies, PrefixDecoding):
     print(f"{wrong.__name__}: {rejection(check_copied_cache, wrong)}")
 
 # %% [markdown]
-# ### Exercise 6 · Where the rest of the time goes
+# ### Exercise 6 *project* · Where the rest of the time goes
 #
-# *project* · Profile `search_rows` with `torch.profiler` on one thread. Which share do products take, and what are the three largest of the others? Which of them could be one pass? Then hand exercise 5's cache to `Search`, and time it against `CachedDecoding` for beams of 1, 4 and 16: from which beam on does copying cost more than looking at one common memory?
+# Profile `search_rows` with `torch.profiler` on one thread. Which share do products take, and what are the three largest of the others? Which of them could be one pass? Then hand exercise 5's cache to `Search`, and time it against `CachedDecoding` for beams of 1, 4 and 16: from which beam on does copying cost more than looking at one common memory?
