@@ -2783,12 +2783,12 @@ assert not switches_for(torch.device("cuda")).packed
 # %% [markdown]
 # ## Exercises
 #
-# Six, from a warm-up to a project. Call a code exercise's checker with your function: it says nothing if that is right, and what is wrong if it isn't.
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
 
 # %% [markdown]
-# ### Exercise 1 · Tokens a second
+# ### Exercise 1 *warm-up* · Tokens a second
 #
-# *warm-up* · Every benchmark of this chapter reports real target tokens a second: what the model is asked to predict, `</s>` included, padding not. Write `tokens_a_second(batches, seconds)` for a list of `Batch` and the seconds that each took.
+# Every benchmark of this chapter reports real target tokens a second: what the model is asked to predict, `</s>` included, padding not. Write `tokens_a_second(batches, seconds)` for a list of `Batch` and the seconds that each took.
 
 
 # %%
@@ -2807,7 +2807,7 @@ def check_token_rate(candidate: Callable[[list[Batch], list[float]], float]) -> 
 
     mistakes = {
         sum(b.tgt_y.numel() for b in batches) / sum(seconds): (
-            "Padding is counted. The slower and the more wasteful a batch, the better it would look."
+            "Padding is counted. The more of it a path computes, the better it would look."
         ),
         counted(*(b.tgt for b in batches)): (
             "The decoder's input is counted. What it is asked to say is shifted: it has </s>, and no <s>."
@@ -2842,6 +2842,9 @@ def solution_token_rate(batches: list[Batch], seconds: list[float]) -> float:
 
 check_token_rate(solution_token_rate)
 
+# %% [markdown]
+# Two rates that flatter: one pays for padding, one for small batches.
+
 
 # %%
 def padded_rate(batches: list[Batch], seconds: list[float]) -> float:
@@ -2859,9 +2862,9 @@ for wrong in (padded_rate, mean_of_rates):
     print(f"{wrong.__name__}: {rejection(check_token_rate, wrong)}")
 
 # %% [markdown]
-# ### Exercise 2 · A stopwatch for a GPU
+# ### Exercise 2 *code* · A stopwatch for a GPU
 #
-# *code* · A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call of anything is slow (kernels are loaded, memory is fetched), and now and then something disturbs. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. The checker has a pretend device with a clock of its own, so its times are exact.
+# A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call of anything is slow (kernels are loaded, memory is fetched), and now and then something disturbs. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. The checker has a pretend device with a clock of its own, so its times are exact.
 
 
 # %%
@@ -2978,9 +2981,9 @@ for wrong in (impatient_stopwatch, cold_stopwatch):
     print(f"{wrong.__name__}: {rejection(check_stopwatch, wrong)}")
 
 # %% [markdown]
-# ### Exercise 3 · Attention without spreading
+# ### Exercise 3 *code* · Attention without spreading
 #
-# *code* · Our path spreads rows into a rectangle for attention. Kernels for long sentences don't: they keep all sentences of a batch in one list of rows, one behind the other, and each row may look at its own sentence alone. Write `packed(q, k, v, lengths, causal)` for one head: `q`, `k`, `v` (N, d) with N the sum of `lengths`, to (N, d); with `causal` a row sees itself and what comes before it in its sentence. (Plain operations will do: what counts is who sees whom.)
+# Our path spreads rows into a rectangle for attention. Kernels for long sentences don't: they keep all sentences of a batch in one list of rows, one behind the other, and each row may look at its own sentence alone. Write `packed(q, k, v, lengths, causal)` for one head: `q`, `k`, `v` (N, d) with N the sum of `lengths`, to (N, d); with `causal` a row sees itself and what comes before it in its sentence. (Plain operations will do: what counts is who sees whom.)
 
 
 # %%
@@ -3057,9 +3060,9 @@ for wrong in (open_packing, packing_that_sees_ahead):
     print(f"{wrong.__name__}: {rejection(check_packed_attention, wrong)}")
 
 # %% [markdown]
-# ### Exercise 4 · Another loss in chunks
+# ### Exercise 4 *code* · Another loss in chunks
 #
-# *code* · Large models add a small loss that keeps the logits from drifting, the *z-loss* (Chowdhery et al. 2022): $\sum_n (\log Z_n)^2$ with $Z_n = \sum_v e^{z_{nv}}$. It needs all logits, and `LinearCrossEntropy` has just thrown them away. Write `z_loss(x, weight, bias, chunk)` for x (N, D), weight (V, D), bias (V,), which never holds more than `chunk` rows of logits, backward pass included. First derive $\partial\ell/\partial z$; it has two factors.
+# Large models add a small loss that keeps the logits from drifting, the *z-loss* (Chowdhery et al. 2022): $\sum_n (\log Z_n)^2$ with $Z_n = \sum_v e^{z_{nv}}$. It needs all logits, and `LinearCrossEntropy` has just thrown them away. Write `z_loss(x, weight, bias, chunk)` for x (N, D), weight (V, D), bias (V,), which never holds more than `chunk` rows of logits, backward pass included. First derive $\partial\ell/\partial z$; it has two factors.
 
 
 # %%
@@ -3179,9 +3182,9 @@ for wrong in (deaf_z_loss, looped_z_loss):
     print(f"{wrong.__name__}: {rejection(check_chunked_z_loss, wrong)}")
 
 # %% [markdown]
-# ### Exercise 5 · What would a check notice?
+# ### Exercise 5 *think* · What would a check notice?
 #
-# *think* · Break the chapter in your head first, then in the code.
+# Break the chapter in your head first, then in the code.
 #
 # 1. In `AttentionCore.backward`, use `weights` where `dropped` stands. Does `gradcheck` without dropout notice? With it?
 # 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become, and does a check of this chapter notice?
@@ -3194,9 +3197,9 @@ for wrong in (deaf_z_loss, looped_z_loss):
 # </details>
 
 # %% [markdown]
-# ### Exercise 6 · Your own machine
+# ### Exercise 6 *project* · Your own machine
 #
-# *project* · The records of this chapter are another machine's. Choose one, predict, then measure with exercise 2's stopwatch.
+# The records of this chapter are another machine's. Choose one, predict, then measure with exercise 2's stopwatch.
 #
 # - Draw the roofline: `python scripts/ch07_going_fast.py steps`. Which operations changed sides of the bend?
 # - Set `ROWS_AT_ONCE` to 64, to 4,096, and time the loss. Why is there a best value?

@@ -2724,6 +2724,11 @@ def check_running_mean(
         "The mean of 1, 1 and 2 is right to three digits only: on the way it was in float16."
     )
     assert mean_of(3).equal(torch.full((2,), 3.0)), "One checkpoint isn't its own mean."
+    check_two_in_memory(candidate)
+
+
+def check_two_in_memory(candidate: Callable[[Iterator[dict[str, Tensor]]], Any]) -> None:
+    """The second half of `check_running_mean`: how many of eight checkpoints live at the same time."""
     alive: list[weakref.ref] = []
     most = 0
 

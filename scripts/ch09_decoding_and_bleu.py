@@ -4427,6 +4427,30 @@ for wrong in (mean_of_sentence_bleus, references_as_one):
 
 
 # %%
+def compare_a_step(theirs: PrefixDecoding, mine: Any, tokens: Tensor, what: str, hint: str) -> None:
+    """Part of the next checker: continue both by tokens (B, k); the same numbers, each token computed once."""
+    seen: list[int] = []
+
+    def note(module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        seen.append(given[0].shape[:-1].numel())  # positions that pass
+
+    right = theirs.logits(theirs.step(tokens)).log_softmax(-1)  # (B·k, V)
+    hook = theirs.model.decoder.layers[0].feed_forward.register_forward_hook(note)
+    found = mine.logits(mine.step(tokens)).log_softmax(-1)
+    hook.remove()
+    assert sum(seen) <= tokens.numel(), (
+        f"{what}: {sum(seen)} positions went through a layer for {tokens.numel()} new tokens. The old ones should come "
+        "from the cache."
+    )
+    wrong = (found - right).abs().amax(-1).view(tokens.shape).amax(1) > 1e-9  # (B,)
+    mixed = not wrong[0] and wrong.any() and tokens.shape == (3, 3)
+    assert not mixed, (
+        f"{what}: only the first sentence's numbers are right. `origin` counts within a sentence; its prefixes don't "
+        "begin at row 0 of the cache."
+    )
+    assert not wrong.any(), f"{what}: the log-probabilities are others. {hint}"
+
+
 @torch.no_grad()
 def check_copied_cache(candidate: Callable[..., Any]) -> None:
     """`candidate(model, src, src_mask)`: `step`, `logits`, `follow`, `keep`, as `PrefixDecoding`, each token once."""
@@ -4436,55 +4460,33 @@ def check_copied_cache(candidate: Callable[..., Any]) -> None:
         scramble(model)
         words = torch.randint(4, 6, (5, 3, 3))
     src = pad_rows([[4, 5, 4, EOS], [5, EOS], [4, 4, 5, EOS]])  # (3, 4)
-    theirs, mine = (way(model, src, padding_mask(src)) for way in (PrefixDecoding, candidate))
-    seen: list[int] = []
-    layer = model.decoder.layers[0].feed_forward
-
-    def compare(tokens: Tensor, what: str, hint: str) -> None:
-        right = theirs.logits(theirs.step(tokens)).log_softmax(-1)  # (B·k, V)
-        seen.clear()
-        hook = layer.register_forward_hook(lambda _, given, __: seen.append(given[0].numel() // 16))
-        found = mine.logits(mine.step(tokens)).log_softmax(-1)
-        hook.remove()
-        assert sum(seen) <= tokens.numel(), (
-            f"{what}: {sum(seen)} positions went through a layer for {tokens.numel()} new tokens. The old ones should "
-            "come from the cache."
-        )
-        wrong = (found - right).abs().amax(-1).view(tokens.shape).amax(1) > 1e-9  # (B,)
-        mixed = not wrong[0] and wrong.any() and tokens.shape == (3, 3)
-        assert not mixed, (
-            f"{what}: only the first sentence's numbers are right. `origin` counts within a sentence; its prefixes "
-            "don't begin at row 0 of the cache."
-        )
-        assert not wrong.any(), f"{what}: the log-probabilities are others. {hint}"
-
-    compare(
-        torch.full((3, 1), BOS),
-        "At <s>",
-        "Nothing is cached yet: check embedding, place and masks.",
+    both = [way(model, src, padding_mask(src)) for way in (PrefixDecoding, candidate)]
+    begin = torch.full((3, 1), BOS)
+    compare_a_step(
+        *both, begin, "At <s>", "Nothing is cached yet: check embedding, place and masks."
     )
-    compare(words[0, :, :1], "At the second token", "Does it stand at place 1, and see the first?")
-    for step, (origin, what, hint) in enumerate(
+    what, hint = "At the second token", "Does it stand at place 1, and see the first?"
+    compare_a_step(*both, words[0, :, :1], what, hint)
+    moves = (
+        ([[0, 0, 0]] * 3, "When one prefix becomes three", "Each needs the whole past."),
+        ([[0, 1, 2]] * 3, "When every prefix continues itself", "Nothing was to be moved."),
         (
-            ([[0, 0, 0]] * 3, "When one prefix becomes three", "Each needs the whole past."),
-            ([[0, 1, 2]] * 3, "When every prefix continues itself", "Nothing was to be moved."),
-            (
-                [[2, 0, 1], [1, 1, 0], [0, 2, 2]],
-                "When prefixes change places",
-                "A prefix that continues another has that one's past: the cache didn't follow.",
-            ),
-        )
-    ):
-        for way in (theirs, mine):
+            [[2, 0, 1], [1, 1, 0], [0, 2, 2]],
+            "When prefixes change places",
+            "A prefix that continues another has that one's past: the cache didn't follow.",
+        ),
+    )
+    for step, (origin, what, hint) in enumerate(moves, start=1):
+        for way in both:
             way.follow(torch.tensor(origin))
-        compare(words[step], what, hint)
-    for way in (theirs, mine):
+        compare_a_step(*both, words[step], what, hint)
+    for way in both:
         way.keep(torch.tensor([2, 0]))
-    compare(
-        words[4, :2],
+    what, hint = (
         "When a sentence has left",
         "All that is kept of it has to leave, its mask as well.",
     )
+    compare_a_step(*both, words[4, :2], what, hint)
 
 
 # %% [markdown]
