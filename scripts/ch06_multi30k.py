@@ -84,6 +84,7 @@ import altair as alt
 import pandas as pd
 import torch
 
+from scripts.ch01_attention import rejection
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch05_training import BOS, EOS, PAD, UNK, Batch
 from scripts.charts import bars, heatmap, lines, titled
@@ -2412,13 +2413,469 @@ def record_multi30k() -> None:
 # - WMT 2014: 4.5 million pairs for German and 36 million for French, where Multi30k has 29,000.
 # - About 37,000 shared subwords for English to German (32,000 word pieces for French); we use 8,192, or 1,000 for the sample corpus.
 # - Batches of about 25,000 source and 25,000 target tokens on eight GPUs; ours have some thousands.
-#
+
+# %% [markdown]
 # ## Exercises
 #
-# 1. Find sentences of the sample corpus in which *sieht* becomes *is looking at*, *is watching* and *sees*. What must the model look at to tell them apart, and how many words away is it?
-# 2. Add the object relative clause (*der Hut, **den** der Mann trägt*) to the grammar. Which case does the pronoun have, and which word does it agree with?
-# 3. Learn a separate SentencePiece model for each language, 500 pieces each, and compare tokens per sentence with the joint model of 1,000. Who gains?
-# 4. Shuffling before the sort makes equal lengths change places in each epoch. Measure how many pairs of sentences share a batch in two epochs, with and without it.
-# 5. Give `token_batches` a budget for source plus target tokens instead of the longer of the two. How does the padding share change, and the number of batches?
+# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
+
+# %% [markdown]
+# ### Exercise 1 *warm-up* · Number the words
+#
+# Write what torchtext did for us: `numbers(splits, min_freq)` takes tokenised sentences by split, `{"train": …, "val": …, "test": …}`, and gives a dictionary from a word to its id. The four `SPECIALS` come first, then the words from frequent to rare (equals in any order). Words that occur fewer than `min_freq` times have no id.
+
+
+# %%
+def check_word_numbers(candidate: Callable[..., dict[str, int]]) -> None:
+    """`candidate(splits, min_freq)` gives word → id: of the training split, specials first, then by count."""
+    splits = {
+        "train": [["ein", "Hund", "rennt"], ["ein", "Hund", "schläft"], ["ein", "Ball"]],
+        "val": [["ein", "Ball", "rollt"]],
+        "test": [["eine", "Katze", "schläft"]],
+    }
+    counts = Counter(word for words in splits["train"] for word in words)
+    found = candidate(splits, 1)
+    assert [found.get(name) for name in SPECIALS] == [PAD, UNK, BOS, EOS], (
+        "The four special entries don't have their ids 0 to 3. Masks and decoders of every chapter rely on them."
+    )
+    seen = sorted(found.keys() - counts.keys() - set(SPECIALS))
+    assert not seen, (
+        f"{seen[0]!r} has an id, and no training sentence holds it. So the test set was read, and can no longer "
+        "say how often a word is unknown."
+    )
+    assert counts.keys() <= found.keys(), "With min_freq=1 a word of the training split has no id."
+    assert sorted(found.values()) == list(range(len(found))), (
+        "The ids have holes, or two words share one. An id is a row of the embedding table: 0 to V − 1, each once."
+    )
+    ordered = [counts[word] for word in sorted(counts, key=found.__getitem__)]
+    assert ordered == sorted(ordered, reverse=True), (
+        "A rare word stands before a frequent one. The order is by how often a word occurs in training."
+    )
+    twice = candidate(splits, 2).keys() - set(SPECIALS)
+    assert not twice & {"schläft", "Ball"}, (
+        "With min_freq=2 a word is known that training has once: its second occurrence is in another split. "
+        "That is a leak as well, of counts rather than of words."
+    )
+    assert twice == {"ein", "Hund"}, (
+        "With min_freq=2 the words aren't those that occur twice or more: is the bound itself inside?"
+    )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_word_numbers(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str, int]:
+    """Word → id: the specials, then the training split's words by count."""
+    counts = Counter(word for words in splits["train"] for word in words)
+    words = [word for word, times in counts.most_common() if times >= min_freq]
+    return {word: i for i, word in enumerate([*SPECIALS, *words])}
+
+
+check_word_numbers(solution_word_numbers)
+
+# %% [markdown]
+# Section 5's pitfall as a candidate, all splits in one vocabulary; and its quieter sister, which takes the words from training and the *counts* from everywhere.
+
+
+# %%
+def leaky_numbers(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str, int]:
+    """The wrong version: whatever occurs anywhere has an id."""
+    everything = [words for found in splits.values() for words in found]
+    return solution_word_numbers({"train": everything}, min_freq)
+
+
+def leaky_counts(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str, int]:
+    """The wrong version: training's words, counted in all splits."""
+    known = {word for words in splits["train"] for word in words}
+    everything = [[w for w in words if w in known] for found in splits.values() for words in found]
+    return solution_word_numbers({"train": everything}, min_freq)
+
+
+for wrong in (leaky_numbers, leaky_counts):
+    print(f"{wrong.__name__}: {rejection(check_word_numbers, wrong)}")
+
+# %% [markdown]
+# ### Exercise 2 *code* · Split, don't cut
+#
+# `source_ids` cuts a source that is too long, and what was behind the cut is never translated. Split it instead: `split(ids, max_len)` takes ids without marks, and gives as few rows as possible, each of at most `max_len` ids. Every row ends with `</s>`, and without their `</s>` the rows are the ids again. No ids make one row, `[EOS]`.
+
+
+# %%
+def check_split_rows(candidate: Callable[[list[int], int], list[list[int]]]) -> None:
+    """`candidate(ids, max_len)` gives the fewest rows of at most `max_len` that each end with eos."""
+    for count in (0, 1, 6, 7, 8, 14, 15, 30):
+        ids, max_len = list(range(10, 10 + count)), 8
+        rows = [list(row) for row in candidate(list(ids), max_len)]
+        case = f"{count} ids, max_len {max_len}: "
+        assert rows and all(rows), case + "there is no row, or an empty one."
+        open_end = [row for row in rows if row[-1] != EOS]
+        assert not open_end, case + (
+            f"{len(open_end)} of {len(rows)} rows don't end with </s>. To the model such a row is a sentence that "
+            "goes on: was the mark added before the cut?"
+        )
+        assert all(row.count(EOS) == 1 for row in rows), case + "a row has more than one </s>."
+        longest = max(map(len, rows))
+        assert longest <= max_len, case + (
+            f"a row has {longest} ids. The mark at the end takes a place as well."
+        )
+        joined = [i for row in rows for i in row if i != EOS]
+        assert joined == ids, case + (
+            f"the rows hold {len(joined)} of the ids, or hold them in another order. What is lost here is never "
+            "translated, and nothing crashes."
+        )
+        fewest = max(1, -(-count // (max_len - 1)))
+        assert len(rows) == fewest, case + (
+            f"{len(rows)} rows where {fewest} do. Does the last one say anything, or are rows left unfilled?"
+        )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_split_rows(ids: list[int], max_len: int) -> list[list[int]]:
+    """`ids` in rows of at most `max_len`, each with its own eos."""
+    room = max_len - 1
+    return [[*ids[at : at + room], EOS] for at in range(0, max(1, len(ids)), room)]
+
+
+check_split_rows(solution_split_rows)
+
+# %% [markdown]
+# Section 7's pitfall once more: the mark first, then the knife. And the cut of this chapter itself, which ends well and loses the rest.
+
+
+# %%
+def marked_then_split(ids: list[int], max_len: int) -> list[list[int]]:
+    """The wrong version: only the last row has an end."""
+    marked = [*ids, EOS]
+    return [marked[at : at + max_len] for at in range(0, len(marked), max_len)]
+
+
+def first_row_only(ids: list[int], max_len: int) -> list[list[int]]:
+    """The wrong version: cut as `source_ids` does."""
+    return [[*ids[: max_len - 1], EOS]]
+
+
+for wrong in (marked_then_split, first_row_only):
+    print(f"{wrong.__name__}: {rejection(check_split_rows, wrong)}")
+
+# %% [markdown]
+# ### Exercise 3 *code* · Apply the merges
+#
+# Section 6 *learned* merges. Now use them: `apply(word, merges)` gives the pieces of a word that may be new, its end marked with `</w>`. Each merge was learned on what the merges before it had made of the words, so there is one right order.
+#
+# *Further:* learn a separate SentencePiece model for each language, 500 pieces each, and compare tokens per sentence with the joint model of 1,000. Who gains?
+
+
+# %%
+def check_apply_merges(candidate: Callable[..., Sequence[str]]) -> None:
+    """`candidate(word, merges)` gives the pieces of `word` and "</w>", as the merges were learned."""
+    one = [("a", "n")]
+    pieces = list(candidate("anana", one))
+    assert pieces != ["an", "an", "a"], (
+        "'anana' has no '</w>' at its end. 'est' inside a word and 'est' at its end are two different pieces."
+    )
+    assert "".join(pieces) == "anana</w>", (
+        "Joined, the pieces of 'anana' aren't 'anana</w>': letters were lost, or came in twice."
+    )
+    assert pieces == ["an", "an", "a", "</w>"], (
+        "The merge a+n occurs twice in 'anana', and isn't applied twice."
+    )
+    assert list(candidate("aaa", [("a", "a")])) == ["aa", "a", "</w>"], (
+        "'aaa' with the merge a+a: go from left to right, and a letter that has been glued is used up."
+    )
+    assert list(candidate("abc", [("b", "c"), ("a", "b"), ("ab", "c")])) == ["a", "bc", "</w>"], (
+        "'abc' with the merges b+c, a+b, ab+c falls into other pieces. Neither the longest piece nor the leftmost "
+        "pair comes first, but the merge that was learned first."
+    )
+    words = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
+    merges = learn_merges(words, merges=10)
+    for word in (*words, "lowest", "newer", "wide", "nest", "owl"):
+        expected: tuple[str, ...] = (*word, "</w>")
+        for pair in merges:
+            expected = merge_pair(expected, pair)
+        assert tuple(candidate(word, merges)) == expected, (
+            f"{word!r} falls into other pieces than training's own steps would make of it."
+        )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_apply_merges(word: str, merges: Sequence[tuple[str, str]]) -> list[str]:
+    """The pieces of `word`: of all pairs that stand there, always the one that was learned first."""
+    rank = {pair: i for i, pair in reversed(list(enumerate(merges)))}
+    pieces: tuple[str, ...] = (*word, "</w>")
+    while known := [pair for pair in zip(pieces, pieces[1:], strict=False) if pair in rank]:
+        pieces = merge_pair(pieces, min(known, key=rank.__getitem__))
+    return list(pieces)
+
+
+check_apply_merges(solution_apply_merges)
+assert solution_apply_merges("lowest", merges) == ["low", "est</w>"]
+
+# %% [markdown]
+# It is tempting to forget the order, and to take the longest piece that is in the vocabulary. That is another tokeniser (WordPiece does so), and a model that was trained on BPE's pieces meets strangers.
+
+
+# %%
+def longest_pieces(word: str, merges: Sequence[tuple[str, str]]) -> list[str]:
+    """The wrong version: from the left, always the longest piece there is."""
+    known, rest, pieces = {a + b for a, b in merges}, word + "</w>", []
+    while rest:
+        width = next((n for n in range(len(rest), 1, -1) if rest[:n] in known), 1)
+        width = len(rest) if rest == "</w>" else width
+        pieces, rest = [*pieces, rest[:width]], rest[width:]
+    return pieces
+
+
+def unmarked_pieces(word: str, merges: Sequence[tuple[str, str]]) -> list[str]:
+    """The wrong version: nothing says where the word ends."""
+    pieces = tuple(word)
+    for pair in merges:
+        pieces = merge_pair(pieces, pair)
+    return list(pieces)
+
+
+for wrong in (longest_pieces, unmarked_pieces):
+    print(f"{wrong.__name__}: {rejection(check_apply_merges, wrong)}")
+
+# %% [markdown]
+# ### Exercise 4 *code* · What padding costs attention
+#
+# Everywhere else a padded cell costs as much as a real one. In attention it costs more: $n$ tokens have $n^2$ scores (chapter 1), and a padded rectangle of width $w$ has $w^2$ a row. Write `wasted(lengths, batches)`: the share of one side's self-attention scores that have a padded query or a padded key. `lengths` holds the sentences' lengths, `batches` lists of indices.
+
+
+# %%
+def check_wasted_scores(candidate: Callable[..., float]) -> None:
+    """`candidate(lengths, batches)`: the share, 0 to 1, of T × T scores that padding has a part in."""
+    found = candidate([2, 4], [[0, 1]])
+    assert abs(found - 1 / 4) > 1e-12, (
+        "For lengths 2 and 4 you count padded cells. A score belongs to two cells, a query and a key: a square."
+    )
+    assert abs(found - 20 / 32) > 1e-12, "That is the useful share. What is asked for is the rest."
+    assert abs(found - 4 / 32) > 1e-12, (
+        "For lengths 2 and 4 only scores between two paddings are counted. One padded partner is enough."
+    )
+    assert abs(found - 12 / 32) < 1e-12, (
+        "Lengths 2 and 4 in one batch: the first row needs 2 × 2 scores and gets 4 × 4."
+    )
+    assert abs(candidate([5, 5, 5], [[0, 1], [2]])) < 1e-12, (
+        "Where all rows are equally long nothing is padding, and nothing is wasted."
+    )
+    lengths, batches = [1, 2, 10, 10, 10, 10], [[0, 1], [2, 3, 4, 5]]
+    found = candidate(lengths, batches)
+    assert abs(found - 3 / 16) > 1e-12, (
+        "That is the mean of the batches' shares. A small batch then weighs as much as a large one: add up first, "
+        "divide once."
+    )
+    assert abs(found - 3 / 408) < 1e-12, (
+        "A batch of lengths 1 and 2, and one of four tens, waste 3 of 408 scores. Is each batch as wide as its own "
+        "longest row, and no wider?"
+    )
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> float:
+    """1 − Σ n² / Σ w², w the longest row of a sentence's batch."""
+    useful = computed = 0
+    for batch in batches:
+        squares = [lengths[i] ** 2 for i in batch]
+        useful += sum(squares)
+        computed += len(squares) * max(squares)
+    return 1 - useful / computed
+
+
+check_wasted_scores(solution_wasted_scores)
+by_order = {
+    "random order": sentence_batches(range(len(train)), 128),
+    "length buckets": buckets,
+}
+for name, found in by_order.items():
+    widths = [t for _, t in lengths]  # the target side
+    cells, scores = (
+        padding_share([(t, t) for t in widths], found),
+        solution_wasted_scores(widths, found),
+    )
+    print(
+        f"{name}: padding is {cells:.0%} of the cells, and has a part in {scores:.0%} of the scores"
+    )
+
+# %% [markdown]
+# Three answers that look right: the share of cells, the mean over batches, and the part that is *not* wasted.
+
+
+# %%
+def wasted_cells(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> float:
+    """The wrong version: the padding share of the cells."""
+    return padding_share([(n, n) for n in lengths], batches)
+
+
+def mean_of_batch_shares(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> float:
+    """The wrong version: each batch's share, and then their mean."""
+    shares = [solution_wasted_scores(lengths, [batch]) for batch in batches]
+    return sum(shares) / len(shares)
+
+
+for wrong in (wasted_cells, mean_of_batch_shares):
+    print(f"{wrong.__name__}: {rejection(check_wasted_scores, wrong)}")
+
+# %% [markdown]
+# ### Exercise 5 *code* · A budget for both sides
+#
+# `token_batches` limits the longer side. Memory pays for both: write `batch_up(examples, max_tokens, rng)` so that rows × (longest source + longest target) of each batch is at most `max_tokens`, padding counted. Every example is in exactly one batch, batches hold sentences of similar length, and they come in an order that `rng`, a `random.Random`, decides. An example that is too long by itself is a `ValueError`.
+#
+# *Further:* shuffling before the sort makes equal lengths change places from epoch to epoch. Measure how many pairs of sentences share a batch in two epochs, with and without it.
+
+
+# %%
+def budget_examples(count: int = 300) -> list[Example]:
+    """Random pairs of unequal lengths for the next checker."""
+    rng, pairs = random.Random(6), []
+    for _ in range(count):
+        source = min(30, 2 + int(rng.expovariate(0.12)))
+        pairs.append(Example([EOS] * source, [BOS] * max(2, source + rng.randint(-2, 3))))
+    return pairs
+
+
+def check_budget_batches(candidate: Callable[..., list[list[int]]]) -> None:
+    """`candidate(examples, max_tokens, rng)`: indices in batches of similar length within the budget."""
+    examples, budget = budget_examples(), 256
+    batches = candidate(examples, budget, random.Random(0))
+    times = Counter(i for batch in batches for i in batch)
+    lost = len(examples) - len(times)
+    assert not lost, (
+        f"{lost} of {len(examples)} examples are in no batch. Does the one that is still being filled at the end "
+        "get out, and the one that no longer fitted get in?"
+    )
+    assert max(times.values()) == 1, "Some example is in two places, so one epoch shows it twice."
+    sides = [[(len(examples[i].src), len(examples[i].tgt)) for i in batch] for batch in batches]
+    real = max(sum(s + t for s, t in batch) for batch in sides)
+    longer = max(len(batch) * max(map(max, batch)) for batch in sides)
+    widths = [sum(map(max, zip(*batch, strict=True))) for batch in sides]
+    largest = max(len(batch) * width for batch, width in zip(sides, widths, strict=True))
+    assert largest <= budget or real > budget or longer <= budget // 2, (
+        f"The real tokens fit, but with padding a batch takes {largest} of {budget}. A row is as wide as the "
+        "longest in its batch."
+    )
+    assert largest <= budget or longer > budget, (
+        f"A batch takes {largest} of {budget}: the longer side fits alone. Source and target are both in memory."
+    )
+    assert largest <= budget, f"A batch takes {largest} of {budget}, padding counted."
+    pad = padding_share([(len(e.src), len(e.tgt)) for e in examples], batches)
+    assert pad < 0.15, f"{pad:.0%} is padding: short and long sentences share batches."
+    assert len(batches) < 1.2 * sum(s + t for batch in sides for s, t in batch) / budget / (
+        1 - pad
+    ), "The batches are far from full: more steps for the same work."
+    check_budget_order(candidate, examples, budget, widths)
+
+
+def check_budget_order(
+    candidate: Callable[..., list[list[int]]],
+    examples: list[Example],
+    budget: int,
+    widths: list[int],
+) -> None:
+    """The second half of `check_budget_batches`: the order of the batches, and what fits no batch."""
+    assert widths not in (sorted(widths), sorted(widths, reverse=True)), (
+        "The batches come sorted by length: each epoch ends with its longest (or shortest) sentences."
+    )
+    first, again, other = (candidate(examples, budget, random.Random(seed)) for seed in (0, 0, 1))
+    assert first == again, "The same seed gives other batches: where else does chance come in?"
+    assert first != other, "Another seed gives the same batches: every epoch would be alike."
+    try:
+        candidate([*examples, Example([EOS] * 200, [BOS] * 100)], budget, random.Random(0))
+    except ValueError:
+        return
+    raise AssertionError("A pair of 200 and 100 tokens fits no batch of 256, and nobody is told.")
+
+
+# %% [markdown]
+# *A solution follows; try first.*
+
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_budget_batches(
+    examples: Sequence[Example], max_tokens: int, rng: random.Random
+) -> list[list[int]]:
+    """Indices in batches whose two rectangles together hold at most `max_tokens` cells."""
+    order = list(range(len(examples)))
+    rng.shuffle(order)
+    order.sort(key=lambda i: (len(examples[i].tgt), len(examples[i].src)))
+    batches: list[list[int]] = [[]]
+    longest = [0, 0]
+    for i in order:
+        pair = [len(examples[i].src), len(examples[i].tgt)]
+        if sum(pair) > max_tokens:
+            raise ValueError(f"a pair of {pair} tokens does not fit {max_tokens} a batch")
+        longest = list(map(max, longest, pair))
+        if (len(batches[-1]) + 1) * sum(longest) > max_tokens:
+            batches.append([])
+            longest = pair
+        batches[-1].append(i)
+    rng.shuffle(batches)
+    return batches
+
+
+check_budget_batches(solution_budget_batches)
+
+# %% [markdown]
+# The batcher of this chapter, which limits each side; one that forgets the batch it was filling when the sentences ran out; and one that counts tokens where the machine counts cells.
+
+
+# %%
+def forgetful_batches(
+    examples: Sequence[Example], max_tokens: int, rng: random.Random
+) -> list[list[int]]:
+    """The wrong version: a batch is handed out when the next one begins. The last has no next."""
+    return solution_budget_batches(examples, max_tokens, rng)[:-1]
+
+
+def batches_by_real_tokens(
+    examples: Sequence[Example], max_tokens: int, rng: random.Random
+) -> list[list[int]]:
+    """The wrong version: as many as fit if there were no padding."""
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].src))
+    batches, total = [[]], 0
+    for i in order:
+        tokens = len(examples[i].src) + len(examples[i].tgt)
+        if total + tokens > max_tokens:
+            batches, total = [*batches, []], 0
+        batches[-1].append(i)
+        total += tokens
+    rng.shuffle(batches)
+    return batches
+
+
+for wrong in (token_batches, forgetful_batches, batches_by_real_tokens):
+    print(f"{wrong.__name__}: {rejection(check_budget_batches, wrong)}")
+
+# %% [markdown]
+# ### Exercise 6 *project* · The grammar, read and extended
+#
+# Find sentences of the sample corpus in which *sieht* becomes *is looking at*, *is watching* and *sees*. What must the model look at to tell them apart, and how many words away is it?
+#
+# Then add the object relative clause to the grammar (*der Hut, **den** der Mann trägt*). Which case does the pronoun have, and which word does it agree with? The checks of section 2.6 must still pass, and those of agreement should learn the new case. Train chapter 8's sample model on the larger grammar: does `test_unseen` suffer?
+#
+# <details><summary>An answer to the first part</summary>
+#
+# What stands after the verb tells them apart: *sieht … an* is *is looking at*, *sieht … zu* is *is watching*, and *sieht, dass …* is *sees*. Between the verb and its particle stand the object and whatever describes it, so the particle is three to seven words away; *dass* is the very next word. In a subordinate clause verb and particle are one word (*ansieht*). The pronoun of the relative clause takes gender and number from the noun before it, and its case from its role in the clause: here the accusative.
+#
+# </details>
 #
 # Next: [Chapter 7 · Going fast](ch07_going_fast.ipynb)

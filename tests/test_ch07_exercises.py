@@ -1,0 +1,259 @@
+"""Chapter 7's exercises: each checker takes our solution, and tells the common mistakes apart."""
+
+import statistics
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from scripts import ch07_going_fast as ch07
+from scripts.ch01_attention import rejection
+from scripts.ch05_training import PAD
+from scripts.ch07_going_fast import ChunkedZLoss, PretendDevice, solution_packed_attention
+
+# Tokens a second
+
+
+def inputs_rate(batches, seconds):
+    return sum(int((b.tgt != PAD).sum()) for b in batches) / sum(seconds)
+
+
+def source_rate(batches, seconds):
+    return sum(int((b.src != PAD).sum()) for b in batches) / sum(seconds)
+
+
+def rate_of_both(batches, seconds):
+    return source_rate(batches, seconds) + ch07.solution_token_rate(batches, seconds)
+
+
+def sentences_rate(batches, seconds):
+    return sum(len(b.src) for b in batches) / sum(seconds)
+
+
+# A stopwatch for a GPU
+
+
+def rounds_of(work, wait, clock, rounds):
+    times = []
+    for _ in range(rounds):
+        wait()
+        start = clock()
+        work()
+        wait()
+        times.append(clock() - start)
+    return times
+
+
+def without_a_first_wait(work, wait, clock, rounds):
+    """Each round ends with a wait, so only the first begins on a busy device."""
+    work()
+    times = []
+    for _ in range(rounds):
+        start = clock()
+        work()
+        wait()
+        times.append(clock() - start)
+    return statistics.median(times)
+
+
+def waiting_before_the_warm_up(work, wait, clock, rounds):
+    wait()
+    return without_a_first_wait(work, wait, clock, rounds)
+
+
+def counting_the_first(work, wait, clock, rounds):
+    return statistics.mean(rounds_of(work, wait, clock, rounds + 1))
+
+
+def warmed_up(choose):
+    def stopwatch(work, wait, clock, rounds):
+        work()
+        return choose(rounds_of(work, wait, clock, rounds))
+
+    return stopwatch
+
+
+SUM, MEAN, MINIMUM = warmed_up(sum), warmed_up(statistics.mean), warmed_up(min)
+TOO_MUCH = warmed_up(lambda times: 1.1 * statistics.median(times))
+
+# Attention without spreading
+
+
+def flipped(q, k, v, lengths, causal):
+    """Sees what follows, and not what came before."""
+    back = [x.flip(0) for x in (q, k, v)]
+    return solution_packed_attention(*back, lengths[::-1], causal).flip(0)
+
+
+def unscaled(q, k, v, lengths, causal):
+    return solution_packed_attention(q * q.size(-1) ** 0.5, k, v, lengths, causal)
+
+
+def always_causal(q, k, v, lengths, causal):
+    return solution_packed_attention(q, k, v, lengths, True)
+
+
+def strictly_before(q, k, v, lengths, causal):
+    """A row that mustn't see itself: the first of each sentence has nothing."""
+    numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    mask = numbers[:, None] == numbers[None, :]
+    mask = mask.tril(-1) if causal else mask
+    scores = (q @ k.T / q.size(-1) ** 0.5).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def sums_of_sentences(q, k, v, lengths, causal):
+    return torch.stack([part.mean(0) for part in v.split(lengths)])
+
+
+# Another loss in chunks
+
+
+def without_the_rest(x, weight, bias, chunk):
+    """Whole chunks alone, but for one that is all there is."""
+    whole = len(x) // chunk * chunk or len(x)
+    return ChunkedZLoss.apply(x[:whole], weight, bias, chunk)
+
+
+class WithoutFactor(Function):
+    """∂ℓ/∂z = softmax(z), as if the loss were log Z and not its square."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, chunk):
+        logits = F.linear(x, weight, bias)
+        p = logits.softmax(1)
+        ctx.save_for_backward(p @ weight, p.T @ x, p.sum(0))
+        return logits.logsumexp(1).square().sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return *(made * grad for made in ctx.saved_tensors), None
+
+
+class LastChunkOnly(ChunkedZLoss):
+    """The bias's gradient is the last chunk's."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, chunk):
+        total = ChunkedZLoss.forward(ctx, x, weight, bias, chunk)
+        last = x[(len(x) - 1) // chunk * chunk :]
+        logits = F.linear(last, weight, bias)
+        by_bias = (logits.softmax(1) * 2 * logits.logsumexp(1, keepdim=True)).sum(0)
+        ctx.save_for_backward(*ctx.to_save[:2], by_bias)
+        return total
+
+
+def naive_exp(x, weight, bias, chunk):
+    def piece(rows, weight, bias):
+        return F.linear(rows, weight, bias).exp().sum(1).log().square().sum()
+
+    parts = x.split(chunk)
+    return sum(checkpoint(piece, rows, weight, bias, use_reentrant=False) for rows in parts)
+
+
+WRONG = {
+    "token_rate": {
+        ch07.padded_rate: "Padding is counted",
+        ch07.mean_of_rates: "mean of the batches' rates",
+        inputs_rate: "decoder's input",
+        source_rate: "The source is counted",
+        rate_of_both: "Both sides",
+        sentences_rate: "tokens by seconds",
+    },
+    "stopwatch": {
+        ch07.impatient_stopwatch: "how long it takes to give the order",
+        ch07.cold_stopwatch: "no call was left",
+        without_a_first_wait: "queued before is in your time",
+        waiting_before_the_warm_up: "warm-up's own work",
+        counting_the_first: "The first call is in your time",
+        SUM: "all rounds together",
+        MEAN: "That is a mean",
+        MINIMUM: "the shortest round",
+        TOO_MUCH: "median of the rounds is another",
+    },
+    "packed_attention": {
+        ch07.open_packing: "looks at its neighbour",
+        ch07.packing_that_sees_ahead: "causal=True a row sees what follows",
+        flipped: "causal=True a row sees",
+        unscaled: "the mix is another",
+        always_causal: "doesn't see what follows",
+        strictly_before: "NaN",
+        sums_of_sentences: "isn't (N, d)",
+    },
+    "chunked_z_loss": {
+        ch07.deaf_z_loss: "from above is ignored",
+        ch07.looped_z_loss: "more than half of all logits",
+        without_the_rest: "last, shorter chunk",
+        WithoutFactor.apply: "gradient by x is wrong",
+        LastChunkOnly.apply: "gradient by bias is wrong",
+        naive_exp: "overflow",
+    },
+}
+SAME_ANSWER = {flipped}  # as good as another mistake, and with its message
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_solution_passes(name):
+    check, solution = (getattr(ch07, f"{kind}_{name}") for kind in ("check", "solution"))
+    assert check(solution) is None
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_mistake_has_a_message_of_its_own(name):
+    check = getattr(ch07, f"check_{name}")
+    answers = {wrong: rejection(check, wrong) for wrong in WRONG[name]}
+    for wrong, words in WRONG[name].items():
+        assert words in answers[wrong], (wrong, answers[wrong])
+    distinct = [answer for wrong, answer in answers.items() if wrong not in SAME_ANSWER]
+    assert len(set(distinct)) == len(distinct)
+
+
+def test_other_right_answers_pass():
+    """A checker asks for the thing, not for our way to it."""
+
+    def sentence_by_sentence(q, k, v, lengths, causal):
+        parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        outs = []
+        for query, key, value in parts:
+            scores = query @ key.T / query.size(-1) ** 0.5
+            if causal:
+                scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+            outs.append(scores.softmax(-1) @ value)
+        return torch.cat(outs)
+
+    def computed_again(x, weight, bias, chunk):
+        def piece(rows, weight, bias):
+            return F.linear(rows, weight, bias).logsumexp(1).square().sum()
+
+        parts = x.split(chunk)
+        return sum(checkpoint(piece, rows, weight, bias, use_reentrant=False) for rows in parts)
+
+    def with_three_warm_ups(work, wait, clock, rounds):
+        for _ in range(3):
+            work()
+            wait()
+        return statistics.median(rounds_of(work, wait, clock, rounds))
+
+    ch07.check_packed_attention(sentence_by_sentence)
+    ch07.check_chunked_z_loss(computed_again)
+    ch07.check_stopwatch(with_three_warm_ups)
+    ch07.check_token_rate(lambda b, s: sum(x.ntokens for x in b) / sum(s))
+
+
+def test_the_pretend_device_keeps_time():
+    device = PretendDevice(1.0, 0.5, queued=2.0)
+    device.work()
+    assert device.clock() == device.launch  # giving an order takes no time to speak of
+    device.wait()
+    assert device.clock() == 3.0  # what was queued, then the first
+    device.work()
+    device.wait()
+    assert device.clock() == 3.5 + device.launch
+
+
+def test_the_z_loss_has_its_gradient():
+    shapes = ((5, 3), (7, 3), (7,))
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(lambda *inputs: ChunkedZLoss.apply(*inputs, 2), given)
