@@ -64,7 +64,10 @@ if root == beside:
 
 # In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
 if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    from scripts.ch09_decoding_and_bleu import main
+    try:
+        from scripts.ch09_decoding_and_bleu import main
+    except KeyboardInterrupt:  # while libraries load
+        raise SystemExit(130) from None
 
     raise SystemExit(main())
 
@@ -3627,7 +3630,6 @@ def written_tokens(ids: Sequence[int]) -> int:
 def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
     """Sentences a second of each program, greedy and with a beam of 4, in turns: the record."""
     need_packages("ctranslate2", "transformers", extra="bench")
-    keep_memory()
     trained = open_model(ModelOptions(model=options.model, device="cpu"))
     corpus = load_corpus(trained.config.corpus)
     split = held_out_splits(corpus)[0]
@@ -4361,6 +4363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
         command, options = parse_command(argv)
+        keep_memory()
         command.run(options)
         print(end="", flush=True)
     except BrokenPipeError:

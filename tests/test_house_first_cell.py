@@ -140,6 +140,16 @@ def test_a_command_chapter_hands_over(series):
     assert (under_torchrun.returncode, under_torchrun.stdout) == (3, "main []\n")
 
 
+def test_an_interrupt_while_libraries_load_ends_quietly(series):
+    name = COMMAND_CHAPTERS[0]
+    (series / "scripts/slow_library.py").write_text("raise KeyboardInterrupt\n", "utf-8")
+    script = series / f"scripts/{name}.py"
+    body = "from scripts import slow_library\ndef main():\n    return 0\n"
+    script.write_text(stamp(f"# %% [markdown]\n# # Eight\n\n# %%\n{body}", name), "utf-8")
+    commanded = run(sys.executable, script, "--preset", "sample", cwd=series)
+    assert (commanded.returncode, commanded.stdout, commanded.stderr) == (130, "", "")
+
+
 def test_the_cell_leaves_imports_and_lowercase_names_only():
     for node in ast.walk(ast.parse(first_cell(COMMAND_CHAPTERS[0]))):
         assert not isinstance(node, (ast.FunctionDef, ast.ClassDef))

@@ -109,7 +109,32 @@ def speed_table():
     return "\n".join([*lines, "", "```", peers["command"], base["command"], "```"])
 
 
-BLOCKS = {"chapters": chapter_table, "results": results_table, "speed": speed_table}
+def decoding_table():
+    """Chapter 9's race: sentences a second by program, greedy and with a beam of 4."""
+    race = json.loads((ROOT / "results" / "decoding-speed.json").read_text("utf-8"))
+    found = {(report["program"], report["beam"]): report for report in race["reports"]}
+    programs = sorted(
+        {name for name, beam in found if beam == 1},
+        key=lambda name: -found[name, 1]["sentences_per_second"],
+    )
+    lines = ["| program | greedy | beam 4 | BLEU, greedy and beam 4 |", "|---|---|---|---|"]
+    for name in programs:
+        both = [found[name, beam] for beam in (1, 4)]
+        rates = " | ".join(f"{report['sentences_per_second']:,.0f}" for report in both)
+        scores = ", ".join("–" if r["bleu"] is None else f"{r['bleu']:.1f}" for r in both)
+        lines.append(f"| {name} | {rates} | {scores} |")
+    lines += ["", f"Sentences of {race['split']} ({race['sentences']:,}) a second from token ids "]
+    lines[-1] += f"to token ids: {race['device']}; medians of interleaved rounds. All but "
+    lines[-1] += "MarianMTModel run the shipped weights. The command:"
+    return "\n".join([*lines, "", "```", race["command"], "```"])
+
+
+BLOCKS = {
+    "chapters": chapter_table,
+    "results": results_table,
+    "speed": speed_table,
+    "decoding": decoding_table,
+}
 
 
 def block(name, text):
