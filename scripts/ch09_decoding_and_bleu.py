@@ -1144,8 +1144,8 @@ def write_one_by_one(
 # %%
 def likeliest(decoding: PrefixDecoding | CachedDecoding, x: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: last positions x (N, D) to tokens (N,)."""
-    model = decoding.model
-    if isinstance(model, PreparedModel) and model.screen is not None:
+    if isinstance(decoding, CachedDecoding) and decoding.model.screen is not None:
+        model = decoding.model
         return model.screen.largest(model.generator.narrow(x), model.vocabulary), None
     return best_logits(decoding.logits(x), 1)[1].squeeze(1), None
 
