@@ -267,7 +267,7 @@ def train_variant(
     for epoch in range(1, config.epochs + 1):
         model.train()
         nll = tokens = 0.0
-        for indices in tqdm(plan(epoch), f"epoch {epoch}", leave=False, mininterval=10):
+        for indices in tqdm(plan(epoch), f"epoch {epoch}", leave=False, mininterval=30):
             step += 1
             for group in optimizer.param_groups:
                 group["lr"] = rate(step)
@@ -431,7 +431,7 @@ def translator_config(corpus: str, kind: str) -> TrainConfig:
     2 + 2 layers weigh as much as 5 of one stack. A joint row holds both sides: twice the tokens.
     """
     config = PRESETS["narrow" if corpus == "multi30k" else "sample"]
-    config = replace(config, epochs=3, average=0)
+    config = replace(config, epochs=2, max_tokens=1024, warmup=200, average=0)
     if TRANSLATORS[kind] is None:
         return config
     return replace(config, layers=5, max_tokens=2 * config.max_tokens)
