@@ -437,8 +437,9 @@ def translator_config(corpus: str, kind: str) -> TrainConfig:
     A decoder layer has half as many weights again as an encoder layer where d_ff = 2·D, so that
     2 + 2 layers weigh as much as 5 of one stack. A joint row holds both sides: twice the tokens.
     """
-    config = PRESETS["narrow" if corpus == "multi30k" else "sample"]
-    config = replace(config, epochs=2, max_tokens=1024, warmup=200, average=0)
+    config = replace(PRESETS["sample"], corpus=corpus, epochs=2, average=0)
+    if corpus == "multi30k":
+        config = replace(config, d_model=64, d_ff=128, vocab=2000, lr=4e-3)
     if TRANSLATORS[kind] is None:
         return config
     return replace(config, layers=5, max_tokens=2 * config.max_tokens)
@@ -647,7 +648,7 @@ class KneserNey:
 
 
 # %%
-ORDERS = (1, 2, 3, 4, 5, 6, 7)
+ORDERS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 
 
 def ngram_bits(
@@ -715,7 +716,7 @@ GPT_CONFIGS = {
     ),
     "multi30k": TrainConfig(
         corpus="multi30k", layers=3, d_model=128, d_ff=512, heads=4, dropout=0.0, smoothing=0.0,
-        epochs=4, max_tokens=2048, lr=3e-3, warmup=100,
+        epochs=2, max_tokens=1024, lr=3e-3, warmup=200,
     ),
 }  # fmt: skip
 TEMPERATURES = (0.5, 0.8, 1.0, 1.5)
@@ -1035,11 +1036,11 @@ ENCODER_CONFIGS = {
         vocab=1000, epochs=2, max_tokens=1024, lr=3e-3, warmup=50,
     ),
     "multi30k": TrainConfig(
-        corpus="multi30k", layers=4, d_model=128, d_ff=256, heads=4, dropout=0.1, smoothing=0.0,
-        vocab=4096, epochs=6, max_tokens=2048, lr=3e-3, warmup=200,
+        corpus="multi30k", layers=3, d_model=128, d_ff=256, heads=4, dropout=0.1, smoothing=0.0,
+        vocab=4096, epochs=4, max_tokens=1024, lr=3e-3, warmup=200,
     ),
 }  # fmt: skip
-LABELS = (100, 500, 2500)  # how many labelled captions a classifier gets
+LABELS = (100, 1000)  # how many labelled captions a classifier gets
 
 
 def make_masked_model(config: TrainConfig, vocab: int) -> OneStack:
@@ -1111,7 +1112,7 @@ def classify_run(
     if state is not None:
         encoder.load_state_dict(state)
     model = NumberClassifier(encoder, len(tokenizer)).to(pick_device(config.device))
-    steps = min(1000, max(150, 3 * labels // 32))
+    steps = min(700, max(150, 3 * labels // 32))
     fit_classifier(model, items, tokenizer, replace(config, lr=1e-3, warmup=steps // 10), steps)
     hard = [item for item in gaps["test"] if misled(item)]
     return {
