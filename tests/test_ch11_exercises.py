@@ -89,11 +89,8 @@ def hide_shares(share):
 
 
 def hide_and_ask_all(ids, starts, gap, generator):
-    return solution_hide_words(ids, starts, gap, generator)[0], ids
-
-
-def hide_nothing(ids, starts, gap, generator):
-    return ids, solution_hide_words(ids, starts, gap, generator)[1]
+    hidden, _ = solution_hide_words(ids, starts, gap, generator)
+    return hidden, ids.masked_fill(ids <= EOS, PAD)
 
 
 def hide_specials(ids, starts, gap, generator):
@@ -106,7 +103,7 @@ WORDS = {
     "hidden in part": hide_pieces,
     "not 15%": hide_shares(0.3),
     "special token": hide_specials,
-    "still to be seen": hide_nothing,
+    "still to be seen": hide_and_ask_all,
 }
 WRONG = [
     *((check_bits_from_pieces, words, candidate) for words, candidate in BITS.items()),
@@ -124,7 +121,3 @@ def test_no_two_mistakes_get_the_same_answer():
     for check, _ in SOLVED:
         answers = [rejection(check, wrong) for other, _, wrong in WRONG if other is check]
         assert len(set(answers)) == len(answers) >= 2
-
-
-def test_asking_everything_is_refused():
-    assert "asked" in rejection(check_hide_words, hide_and_ask_all)
