@@ -358,7 +358,7 @@ assert one_stack.generator.proj.weight.data_ptr() == one_stack.embed[0].lut.weig
 pd.DataFrame(rows)
 
 # %% [markdown]
-# Tying nearly halves what a model of pieces has to learn, and is almost nothing for characters, where the 256 learned positions alone weigh more than three tables. Learned positions have an end, too: position 257 doesn't exist, and the model says so.
+# Tying saves a model of pieces almost a third of its numbers, and is almost nothing for characters, where the 256 learned positions alone weigh more than three tables. Learned positions have an end, too: position 257 doesn't exist, and the model says so.
 
 # %%
 short = make_stack(75, **sizes, positions="learned", max_len=8)
@@ -1777,14 +1777,20 @@ def classify_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     """Test accuracy by number of labels; a bar spans the seeds."""
     frame = rounded(classify_frame(record))
     majority = 1 - record["plural"]["test"]
-    x = alt.X("labels:Q", scale=alt.Scale(type="log"), title="labelled captions (log scale)")
+    ends = [0.8 * frame["labels"].min(), 1.25 * frame["labels"].max()]
+    x = alt.X(
+        "labels:Q",
+        scale=alt.Scale(type="log", domain=ends, nice=False),
+        title="labelled captions (log scale)",
+        axis=alt.Axis(values=sorted(frame["labels"].unique().tolist()), format=","),
+    )
     scale = alt.Scale(zero=False)
     legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
     color = alt.Color("kind:N", sort=list(record["runs"]), legend=legend)
     y = alt.Y("mean:Q", title="share right", scale=scale, axis=alt.Axis(format=".0%"))
     base = alt.Chart(frame)
     curve = base.mark_line(point={"size": 55}).encode(x=x, y=y, color=color)
-    bars_ = base.mark_rule(strokeWidth=3, opacity=0.5).encode(
+    bars_ = base.mark_rule(strokeWidth=2).encode(
         x=x, y=alt.Y("min:Q", scale=scale), y2="max:Q", color=color
     )
     ground = alt.Chart(pd.DataFrame({"mean": [round(majority, 4)]}))
@@ -1801,7 +1807,9 @@ def classify_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 classify_chart(classify)
 
 # %%
-classify_table(classify)
+table = classify_table(classify)
+assert table.loc["all"].iloc[-1]["pretrained"] > table.loc["all"].iloc[-1]["bag of words"]
+table
 
 # %%
 print(f"runs of each kind and size: {len(classify['runs']['pretrained']) // 3}")
@@ -1820,7 +1828,7 @@ print(
 )
 
 # %% [markdown]
-# Read the chart from the dashed line upwards. The bag of words is a strong baseline: what stands beside the gap says nearly all, and logistic regression needs no luck to find it. A Transformer has to find the gap's neighbours by itself, and what it can know beyond them, the subject further left, is rare in captions.
+# Read the chart from the dashed line upwards. The bag of words is a strong baseline: what stands beside the gap says nearly all, and logistic regression needs no luck to find it. A Transformer has to find the gap's neighbours by itself, and what it can know beyond them, the subject further left, is rare in captions. With all labels the pretrained encoder is ahead (the assertion above); with fewer, the baseline is a match for it.
 #
 # And read the last line before you judge pretraining. A masked model is asked only one token in seven, so it learns slowly; a few passes over 29,000 captions bring it little further than knowing which words are frequent. BERT read its texts forty times, and its texts had three billion words. `--epochs` of the command is the knob for this one, too.
 #
@@ -2186,9 +2194,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     return 0
 
-
-# %%
-assert main(["translat"]) == 2
 
 # %% [markdown]
 # ## 6 · The table of variants
