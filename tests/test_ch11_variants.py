@@ -329,7 +329,7 @@ def test_a_translator_trains_and_is_scored(monkeypatch, tmp_path):
         assert part["runs"][0]["history"][0]["val_nats"] < 7
 
 
-RECORDS = ("gpt-multi30k", "classify-multi30k")
+RECORDS = ("gpt-multi30k", "classify-multi30k", "translate-sample")
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -369,3 +369,12 @@ def test_a_record_of_translators_becomes_a_table_and_a_chart():
     assert list(table.index) == list(ch11.TRANSLATORS)
     assert set(table["lowest to highest"]) == {"20.0 to 21.0"}
     assert len(ch11.translator_chart(record).data) == 6
+
+
+def test_the_translators_on_record_were_compared_fairly():
+    record = load_record("variants-translate-sample")
+    runs = [part["runs"] for part in record["kinds"].values()]
+    assert [len(part) for part in runs] == [len(runs[0])] * 3 and len(runs[0]) >= 2
+    counts = {run["parameters"] for part in runs for run in part}
+    assert max(counts) - min(counts) <= 0.001 * min(counts)
+    assert len({len(run["history"]) for part in runs for run in part}) == 1
