@@ -2172,7 +2172,7 @@ for better, worse in clearly_better(gained):
     print(f"{better} beats {worse} with every seed")
 
 # %% [markdown]
-# A few passes are a short training, and the translations are still poor: BLEU sees little of a model that has just begun to find its words. So the chart takes the loss, which sees everything. At equal weights, pairs and steps a single stack need not be behind; but mind what was held equal. The *work* was not: the next section counts it.
+# A few passes are a short training, and the translations are still poor: BLEU sees little of a model that has just begun to find its words. Compare the two columns: at this level they need not even agree. So the chart takes the loss, which sees everything. At equal weights, pairs and steps a single stack need not be behind; but mind what was held equal. The *work* was not: the next section counts it.
 #
 # One word of caution about small experiments: where rows overlap, another seed could have turned the order around, and nothing is decided. Even where they don't, two seeds of a small model say little of large ones.
 
