@@ -1828,7 +1828,7 @@ print(
 )
 
 # %% [markdown]
-# Read the chart from the dashed line upwards. The bag of words is a strong baseline: what stands beside the gap says nearly all, and logistic regression needs no luck to find it. A Transformer has to find the gap's neighbours by itself, and what it can know beyond them, the subject further left, is rare in captions. With all labels the pretrained encoder is ahead (the assertion above); with fewer, the baseline is a match for it.
+# Read the chart from the dashed line upwards. The bag of words is a strong baseline: what stands beside the gap says nearly all, and logistic regression needs no luck to find it. A Transformer has to find the gap's neighbours by itself, and what it can know beyond them, the subject further left, is rare in captions. With all labels the pretrained encoder is ahead on average (the assertion above), by no more than a seed moves it; with fewer, the baseline is a match for it.
 #
 # And read the last line before you judge pretraining. A masked model is asked only one token in seven, so it learns slowly; a few passes over 29,000 captions bring it little further than knowing which words are frequent. BERT read its texts forty times, and its texts had three billion words. `--epochs` of the command is the knob for this one, too.
 #
