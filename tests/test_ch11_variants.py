@@ -39,7 +39,7 @@ from scripts.ch11_variants import (
     stack_loss,
     stack_parameters,
 )
-from scripts.records import RESULTS, load_record
+from scripts.records import RESULTS, ROOT, load_record
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
 EXAMPLES = [
@@ -340,7 +340,7 @@ def test_a_record_names_its_command(name):
     assert record["corpus"] == corpus and len(record["commit"]) >= 40
     assert ("--corpus sample" in record["command"]) == (corpus == "sample")
     text = (RESULTS / f"variants-{name}.json").read_text("utf-8")
-    assert "/work" not in text and "/tmp" not in text
+    assert str(ROOT) not in text
 
 
 BEATEN = 3  # the longest n-gram that every recorded mini-GPT beats
