@@ -55,7 +55,10 @@ if root == beside:
 
 # In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
 if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    from scripts.ch11_variants import main
+    try:
+        from scripts.ch11_variants import main
+    except KeyboardInterrupt:  # while libraries load
+        raise SystemExit(130) from None
 
     raise SystemExit(main())
 
