@@ -1444,7 +1444,7 @@ worth = titled(
 worth
 
 # %%
-assert sum(passed) < len(heads) / 2 and heads["difference"].min() > -2
+assert sum(passed) == 0 and heads["difference"].min() > -0.6
 dearest = heads.sort_values("difference").head(5)
 alone = (heads["p"] < 0.05).sum()
 print(f"{sum(passed)} of {len(heads)} heads pass ({alone} have p < 0.05 if each is tested alone)")
@@ -1454,7 +1454,7 @@ for row in dearest.itertuples():
     )
 
 # %% [markdown]
-# Most heads can go, one at a time: what they did is done by others too, or wasn't needed. No single one costs two points of BLEU. Michel et al. (2019) found much the same in a larger translator and in BERT.
+# Not one of the 72 passes. Any head can go alone, at a cost of half a point at most or little more, too little to tell from chance when 72 are asked: what it did is done by others too, or wasn't needed. Michel et al. (2019) found much the same in a larger translator and in BERT.
 #
 # Is that because they don't matter, or because each has stand-ins? Let *all eight* heads of a layer fall silent.
 
@@ -1472,11 +1472,11 @@ layers.columns = [
     "sum of the heads alone",
     "all eight together",
 ]
-assert layers["all eight together"].min() > -6
+assert layers["all eight together"].between(-3, -0.5).all()
 layers.round(1)
 
 # %% [markdown]
-# Even a whole layer's heads of one kind can be missing, and the model still translates: the other layers stand in. That goes for the cross-attention of the second layer too, whose maps looked best and aligned best.
+# All eight together cost from one to three points, often more than the eight alone add up to. Still, even with a whole layer's heads of one kind missing the model translates: the other layers stand in. That goes for the cross-attention of the second layer too, whose maps looked best and aligned best.
 #
 # How far can one go? Michel et al. (2019) silenced heads in the order of their worth. We take the order from the validation split and judge on a test split: an order judged where it was found would flatter itself. Three random orders stand beside it.
 
@@ -1500,10 +1500,13 @@ def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
 # %%
 pruned = pd.DataFrame(record["pruning"]).pivot(index="silent", columns="order", values="bleu")
 random_mean = pruned.filter(like="random").mean(axis=1)
-print(
-    f"36 of 72 silent: {pruned['least worth first'][36]:.1f} by worth, {random_mean[36]:.1f} at random"
+for count in (18, 36):
+    by_worth = pruned["least worth first"][count]
+    print(f"{count} of 72 silent: {by_worth:.1f} by worth, {random_mean[count]:.1f} at random")
+assert pruned["least worth first"][18] > max(
+    pruned["least worth first"][0] - 0.5, random_mean[18] + 1
 )
-assert pruned["least worth first"][36] < random_mean[36] - 2
+assert abs(pruned["least worth first"][36] - random_mean[36]) < 1.5
 titled(
     pruning_chart(record),
     "Silencing more and more heads",
@@ -1511,7 +1514,7 @@ titled(
 )
 
 # %% [markdown]
-# Here the order by worth is *worse* than chance from the second quarter on. Why? The heads that cost nothing alone are those with the most stand-ins, many of them in cross-attention; the order takes them all out together, and with the last stand-in the source is gone. A random order takes some of each. So "worth, given all the others" must not be added up. (Michel et al. prune by an estimate that is made anew for the whole model; Voita et al. 2019 train with gates.)
+# In the order of worth a quarter of the heads can go for next to nothing; as many at random cost more than a point. But at half of the heads the order is no better than chance. A worth measured with all the others present says little about what is left when many are gone: stand-ins fall silent together with those they stood in for. So worths must not be added up. (Michel et al. estimate theirs once for all heads, Voita et al. 2019 train gates.)
 #
 # ## From layer to layer
 #
