@@ -757,7 +757,7 @@ print(
 )
 
 # %% [markdown]
-# - **Positional heads**: yes. A few encoder heads give around 40% of their weight to the previous token, more than four times what even attention would. All are in the second and the third layer.
+# - **Positional heads**: yes. A few encoder heads give 30 to 40% of their weight to the previous token, more than four times what even attention would. All are in the second and the third layer.
 # - **Separator heads**: no. The encoder's shares on `</s>` are about those of even attention, far from what BERT's heads show. With 24 heads instead of 144, and sentences of a dozen tokens, none seems to be left without work. In the decoder, `<s>` gets a quarter to a third of the weight, which *looks* like it, but even attention would give nearly as much: it is the only key that every query has.
 #
 # So a finding about one model is a question to the next one, not a fact about attention.
@@ -1454,7 +1454,7 @@ for row in dearest.itertuples():
     )
 
 # %% [markdown]
-# Not one of the 72 passes. Any head can go alone, at a cost of half a point at most or little more, too little to tell from chance when 72 are asked: what it did is done by others too, or wasn't needed. Michel et al. (2019) found much the same in a larger translator and in BERT.
+# Not one of the 72 passes. Any head can go alone, at a cost of about half a point at most. Sixteen have p < 0.05, where chance alone would give three or four: so some do matter, but 1,014 sentences don't say for sure which. (The dearest, encoder 2.1, is one of those on the previous token.) Michel et al. (2019) found much the same in a larger translator and in BERT.
 #
 # Is that because they don't matter, or because each has stand-ins? Let *all eight* heads of a layer fall silent.
 
@@ -2087,7 +2087,7 @@ for word in ("bench", "park", "sits", "."):
 # %% [markdown]
 # ### A striking map is not a useful head
 #
-# The clearest maps of the explorer were those of cross-attention in the second layer, and the best aligners are among them. Silence all eight, and BLEU changes by no more than a few points: the other layers know enough. And do numbers over a head's maps foretell what it is worth? Rank correlations of worth (BLEU lost) with four of them, 24 heads each; beyond ±0.4 would be more than chance.
+# The clearest maps of the explorer were those of cross-attention in the second layer, and the best aligners are among them. Silence all eight, and BLEU changes by no more than a few points: the other layers know enough. And do numbers over a head's maps foretell what it is worth? Rank correlations of worth (BLEU lost) with four of them, 24 heads each; one alone would have to lie beyond ±0.4 to be more than chance, and one of twelve just does. Nothing to build on.
 
 # %%
 alone_2 = layers[(layers["kind"] == "cross") & (layers["layer"] == 2)]
