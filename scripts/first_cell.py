@@ -18,7 +18,10 @@ COMMAND_CHAPTERS = (
     "ch07_going_fast",
     "ch08_training_run",
     "ch09_decoding_and_bleu",
+    "ch10_looking_inside",
     "ch11_variants",
+    "ch12_ablations_and_scaling",
+    "ch13_since_2017",
 )
 
 MARK = '# %% tags=["bootstrap"]\n'
