@@ -1081,7 +1081,7 @@ class Screen:
 
 
 # %% [markdown]
-# Check: the same place as the full product's, on a table with outliers, which round badly, and the bound holds for every single entry. A bound that claims too little is found out.
+# Check: the same place as the full product's, on a table with an outlier, which makes the rounding coarse; and the bound holds for every single entry. Without the bound, the best-looking token would often be the wrong one.
 
 
 # %%
@@ -1089,7 +1089,8 @@ if exact_in_8_bits():
     torch.manual_seed(0)
     table, x = nn.Linear(48, 4096, dtype=torch.float32), torch.randn(64, 48, dtype=torch.float32)
     with torch.no_grad():
-        table.weight[::500] *= 4
+        table.weight.mul_(2)
+        table.weight[5, 3] = 2.0  # sets the unit for all
         screen, full = Screen(table), table(x)
         rough, unit, error = screen.roughly(x)
         wrong = (rough * unit - full).abs() / error.unsqueeze(1)  # as a share of the bound
@@ -4957,3 +4958,5 @@ for wrong in (UnmovedCache, MixedFamilies, PrefixDecoding):
 # ### Exercise 6 *project* · Where the rest of the time goes
 #
 # Profile `search_rows` with `torch.profiler` on one thread. Which share do products take, and what are the three largest of the others? Which of them could be one pass? Then hand exercise 5's cache to `Search`, and time it against `CachedDecoding` for beams of 1, 4 and 16: from which beam on does copying cost more than looking at one common memory?
+#
+# Next: [Chapter 10 · Looking inside](ch10_looking_inside.ipynb)

@@ -328,3 +328,64 @@ def test_the_start_symbol_is_the_one_that_training_used():
     with torch.no_grad():
         first = decoding.logits(decoding.step(torch.full((len(SOURCES), 1), BOS))).argmax(dim=-1)
     assert torch.equal(first, greedy_decode(random_model(), SOURCES, MASK, 1).squeeze(1))
+
+
+# The screen: 8 bits propose, a bound decides
+
+
+def rough_table(outlier: float) -> torch.nn.Linear:
+    """A table whose largest entry sets the unit in which all others are rounded."""
+    if not ch09.exact_in_8_bits():
+        pytest.fail("no exact product of 8-bit integers here: the screen would be off")
+    torch.manual_seed(0)
+    table = torch.nn.Linear(48, 4096, dtype=torch.float32).requires_grad_(False)
+    table.weight.mul_(2)
+    table.weight[5, 3] = outlier
+    return table
+
+
+@pytest.fixture
+def screened():
+    table = rough_table(2.0)
+    return ch09.Screen(table), table, torch.randn(64, 48, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("outlier", "asks"), [(0.5, False), (2.0, False), (100.0, True)])
+def test_the_screen_finds_what_the_whole_product_finds(outlier, asks):
+    """However coarse the rounding; where nothing is proven, it asks for the whole product."""
+    table, asked = rough_table(outlier), []
+    x = torch.randn(64, 48, dtype=torch.float32)
+
+    def outputs(rows):
+        asked.append(len(rows))
+        return table(rows)
+
+    assert torch.equal(ch09.Screen(table).largest(x, outputs), table(x).argmax(dim=1))
+    assert bool(asked) == asks
+    nothing = torch.zeros(2, 48, dtype=torch.float32)
+    assert torch.equal(ch09.Screen(table).largest(nothing, table), table(nothing).argmax(dim=1))
+
+
+def test_a_rounded_output_is_never_further_off_than_the_bound(screened):
+    screen, table, x = screened
+    rough, unit, error = screen.roughly(x)
+    assert ((rough * unit - table(x)).abs() <= error.unsqueeze(1)).all()
+
+
+def test_without_the_bound_the_screen_would_be_wrong(screened):
+    screen, table, x = screened
+    rough, unit, _ = screen.roughly(x)
+    blind = torch.full((len(x),), -math.inf)
+    assert not torch.equal(screen.settle(x, rough, blind, unit, table, (1,)), table(x).argmax(1))
+
+
+def test_greedy_with_the_screen_is_greedy_in_single_precision():
+    """The shipped model in float32: the screened search, and the whole product at each step."""
+    trained = ch09.load_model(ROOT / "models" / "multi30k-de-en", "cpu")
+    ready = ch09.PreparedModel(trained.model.eval())
+    assert ready.screen is not None
+    rows = [source_ids(german, trained.tokenizer) for german, _ in load_corpus("sample")["test"]]
+    src = pad_rows(rows[:100])
+    quick = ch09.cached_greedy(ready, src, padding_mask(src), 40)
+    ready.screen = None
+    assert torch.equal(ch09.cached_greedy(ready, src, padding_mask(src), 40), quick)
