@@ -53,6 +53,12 @@ if root == beside:
 
     install_missing()
 
+# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
+if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
+    from scripts.ch12_ablations_and_scaling import main
+
+    raise SystemExit(main())
+
 # %%
 import copy
 import json
