@@ -115,10 +115,10 @@ STUDY = replace(
     d_ff=256,
     heads=4,
     vocab=2000,
-    epochs=2,
+    epochs=1,
     max_tokens=1024,
     lr=4.2e-3,
-    warmup=150,
+    warmup=100,
     average=0,
     precision="float32",
     device="cpu",
@@ -271,7 +271,7 @@ WIDTHS = (
     128,
     160,
 )  # d_model of the nine sizes; d_ff is four times that
-FRACTIONS = (1, 2, 4, 8, 16, 32)  # 1/1, 1/2, … of the training pairs
+FRACTIONS = (1, 2, 4, 8, 16, 32, 64)  # 1/1, 1/2, … of the training pairs
 MOST_EPOCHS = 32
 
 
@@ -376,6 +376,8 @@ class StudyOptions:
     """Passes over the training split."""
     device: str = "cpu"
     """Where they run."""
+    train: bool = True
+    """Train what is missing; false: put on record what is there."""
     save: bool = False
     """Rewrite results/ablations-CORPUS.json and results/scaling-CORPUS.json after each run."""
 
@@ -410,38 +412,47 @@ def study_runs(options: StudyOptions) -> list[StudyRun]:
 
 
 # %%
-def study_run(run: StudyRun, data: TrainingData, folder: Path) -> dict[str, Any]:
-    """Train and score one run on the validation split; done before, it is only read."""
+def translated(run: StudyRun, trained: Trained, data: TrainingData) -> dict[str, Any]:
+    """Greedy translations of the validation split, and their BLEU."""
+    sources, references = zip(*data.corpus["val"], strict=True)
+    # Chapter 9's cache walks the standard model; what it can't see decodes by the formula.
+    decode = translate if run.row.way == "fast" else plain_translate
+    texts = decode(trained, sources)
+    return {"bleu": round(corpus_bleu(texts, references).score, 3), "translations": texts}
+
+
+def store_score(run: StudyRun, score: dict[str, Any], folder: Path) -> None:
+    """Write a run's score, from which `stored_score` reads it."""
+    path = writable(folder / run.slug) / "score.json"
+    write_whole(path, json.dumps(score, ensure_ascii=False).encode())
+
+
+def stored_score(run: StudyRun, folder: Path) -> dict[str, Any] | None:
+    """The score of a run that was finished earlier with the same settings, or None."""
     path = folder / run.slug / "score.json"
-    if path.is_file():
-        score = json.loads(path.read_text("utf-8"))
-        if score["key"] == run.key:
-            return score
-    start = time.perf_counter()
-    score = {"key": run.key, "seed": run.config.seed, "loss": None, "bleu": None}
+    score = json.loads(path.read_text("utf-8")) if path.is_file() else None
+    return score if score and score["key"] == run.key else None
+
+
+def study_run(run: StudyRun, data: TrainingData) -> dict[str, Any]:
+    """Train one run and score it on the validation split; where it diverged, the loss is None."""
+    start, part = time.perf_counter(), part_of(data, run.share)
+    score = {"key": run.key, "seed": run.config.seed, "loss": None}
     try:
-        model, losses = train_row(run.row, run.config, part_of(data, run.share))
+        model, losses = train_row(run.row, run.config, part)
     except FloatingPointError as error:
-        score |= {"diverged": str(error)}
+        score["diverged"] = str(error)
     else:
-        trained = Trained(model, data.tokenizer, run.config)
-        sources, references = zip(*data.corpus["val"], strict=True)
-        # Chapter 9's cache walks the standard model; what it can't see decodes by the formula.
-        decode = translate if run.row.way == "fast" else plain_translate
-        texts = decode(trained, sources)
         score |= {
             "loss": round(min(losses), 5),
             "losses": [round(loss, 5) for loss in losses],
-            "bleu": round(corpus_bleu(texts, references).score, 3),
             "parameters": sum(p.numel() for p in model.parameters()),
             "layer_parameters": layer_parameters(model),
-            "train_tokens": sum(len(e.tgt) - 1 for e in part_of(data, run.share).train),
-            "translations": texts,
+            "train_tokens": sum(len(example.tgt) - 1 for example in part.train),
         }
+        if run.name in STUDY_ROWS:
+            score |= translated(run, Trained(model, data.tokenizer, run.config), data)
     score["seconds"] = round(time.perf_counter() - start)
-    write_whole(
-        writable(path.parent) / "score.json", json.dumps(score, ensure_ascii=False).encode()
-    )
     return score
 
 
@@ -492,26 +503,42 @@ def run_study(options: StudyOptions) -> tuple[dict[str, Any], dict[str, Any]]:
         keep_memory()
     data = prepare(replace(STUDY, corpus=options.corpus))  # no row changes what is read
     folder = ROOT / "runs" / f"study-{options.corpus}-{options.epochs}"
-    references = [english for _, english in data.corpus["val"]]
     done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]] = {}
-    records = ({}, {})
     for run in study_runs(options):
-        score = study_run(run, data, folder)
-        base = done.get((THE_BASE, run.config.seed), (None, None))[1]
-        if base and "p" not in score and score["bleu"] is not None:
-            score["p"] = round(paired_p(base["translations"], score["translations"], references), 4)
-            path = folder / run.slug / "score.json"
-            write_whole(path, json.dumps(score, ensure_ascii=False).encode())
-        done[run.name, run.config.seed] = run, score
-        loss, bleu = score["loss"] or math.nan, score["bleu"] or math.nan
-        tqdm.write(
-            f"{run.name}, seed {run.config.seed}: loss {loss:.4f}, BLEU {bleu:.2f}, {score['seconds']} s"
-        )
-        records = study_records(options, done, data)
-        if options.save:
-            save_record(f"ablations-{options.corpus}", records[0])
-            save_record(f"scaling-{options.corpus}", records[1])
+        score = stored_score(run, folder)
+        if score is None and options.train:
+            score = study_run(run, data)
+            store_score(run, score, folder)
+            loss, seconds = score["loss"] or math.nan, score["seconds"]
+            tqdm.write(f"{run.name}, seed {run.config.seed}: loss {loss:.4f}, {seconds} s")
+        if score is not None:
+            done[run.name, run.config.seed] = run, score
+            if options.save and options.train:
+                save_study(options.corpus, study_records(options, done, data))
+    compare_translations(done, data, folder)
+    records = study_records(options, done, data)
+    if options.save:
+        save_study(options.corpus, records)
     return records
+
+
+def save_study(corpus: str, records: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Write both records into results/."""
+    for name, record in zip(("ablations", "scaling"), records, strict=True):
+        save_record(f"{name}-{corpus}", record)
+
+
+def compare_translations(
+    done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]], data: TrainingData, folder: Path
+) -> None:
+    """Give each row's score its p against the base with the same seed: chapter 8's paired bootstrap."""
+    references = [english for _, english in data.corpus["val"]]
+    for (_, seed), (run, score) in done.items():
+        base = done.get((THE_BASE, seed), (None, {}))[1]
+        if "translations" in score and "translations" in base and "p" not in score:
+            given = (base["translations"], score["translations"], references)
+            score["p"] = None if score is base else round(paired_p(*given), 4)
+            store_score(run, score, folder)
 
 
 # %%
