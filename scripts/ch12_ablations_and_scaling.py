@@ -259,6 +259,24 @@ STUDY_ROWS: dict[str, StudyRow] = {
     "post-norm, no warm-up": StudyRow("ours", {"norm_first": False, "warmup": 1}),
 }
 
+ONE_OF_EACH = (
+    THE_BASE,
+    "1 head",
+    "16 heads",
+    "d_k 4",
+    "1 layer",
+    "d_model 32",
+    "no dropout",
+    "no smoothing",
+    "learned positions",
+    "no positions",
+    "no residual",
+    "no √d_k",
+    "no warm-up",
+    "post-norm",
+    "post-norm, no warm-up",
+)
+
 # %%
 WIDTHS = (
     12,
@@ -270,7 +288,7 @@ WIDTHS = (
     96,
     128,
     160,
-)  # d_model of the nine sizes; d_ff is four times that
+)  # d_model of the eight sizes; d_ff is four times that
 FRACTIONS = (1, 2, 4, 8, 16, 32, 64)  # 1/1, 1/2, … of the training pairs
 MOST_EPOCHS = 32
 
@@ -385,7 +403,8 @@ class StudyOptions:
 def study_runs(options: StudyOptions) -> list[StudyRun]:
     """Every training asked for, in an order that is worth something wherever it stops.
 
-    One seed of each row, the base's other seeds, one seed of each size and share; then the next seed.
+    One row of each kind, the base's other seeds, the sizes and shares, the remaining rows; then the
+    next seed.
     """
     base = replace(STUDY, corpus=options.corpus, epochs=options.epochs, device=options.device)
 
@@ -404,10 +423,11 @@ def study_runs(options: StudyOptions) -> list[StudyRun]:
 
     runs = []
     for seed in range(1, options.seeds + 1):
-        runs += [row_run(name, seed) for name in STUDY_ROWS]
+        runs += [row_run(name, seed) for name in ONE_OF_EACH]
         if seed == 1:
             runs += [row_run(THE_BASE, other) for other in range(2, options.base_seeds + 1)]
         runs += scaling_runs(seed)
+        runs += [row_run(name, seed) for name in STUDY_ROWS if name not in ONE_OF_EACH]
     return list({(run.name, run.config.seed): run for run in runs}.values())
 
 
