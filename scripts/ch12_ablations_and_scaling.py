@@ -260,21 +260,20 @@ STUDY_ROWS: dict[str, StudyRow] = {
 }
 
 ONE_OF_EACH = (
-    THE_BASE,
-    "1 head",
-    "16 heads",
-    "d_k 4",
-    "1 layer",
-    "d_model 32",
-    "no dropout",
-    "no smoothing",
-    "learned positions",
     "no positions",
     "no residual",
     "no √d_k",
-    "no warm-up",
-    "post-norm",
     "post-norm, no warm-up",
+    "learned positions",
+    "1 head",
+    "no dropout",
+    "1 layer",
+    "no warm-up",
+    "16 heads",
+    "d_k 4",
+    "post-norm",
+    "no smoothing",
+    "d_model 32",
 )
 
 # %%
@@ -290,7 +289,8 @@ WIDTHS = (
     160,
 )  # d_model of the eight sizes; d_ff is four times that
 FRACTIONS = (1, 2, 4, 8, 16, 32, 64)  # 1/1, 1/2, … of the training pairs
-MOST_EPOCHS = 32
+PART_WIDTH = 32  # of the model that is trained on parts of the data
+MOST_EPOCHS = 32  # passes over a part
 
 
 def sized(width: int) -> dict[str, Any]:
@@ -403,8 +403,8 @@ class StudyOptions:
 def study_runs(options: StudyOptions) -> list[StudyRun]:
     """Every training asked for, in an order that is worth something wherever it stops.
 
-    One row of each kind, the base's other seeds, the sizes and shares, the remaining rows; then the
-    next seed.
+    The base, the sizes and shares, the base's other seeds, one row of each kind, the remaining rows;
+    then the next seed.
     """
     base = replace(STUDY, corpus=options.corpus, epochs=options.epochs, device=options.device)
 
@@ -418,16 +418,17 @@ def study_runs(options: StudyOptions) -> list[StudyRun]:
                 row = StudyRow("size", sized(width))
                 yield StudyRun(f"width {width}", row, row.config(base, seed=seed))
         for share in FRACTIONS[1:]:
-            row = StudyRow("data", {"epochs": min(MOST_EPOCHS, share * base.epochs)})
+            passes = min(MOST_EPOCHS, share * base.epochs)
+            row = StudyRow("data", sized(PART_WIDTH) | {"epochs": passes})
             yield StudyRun(f"1/{share} of the pairs", row, row.config(base, seed=seed), share)
 
     runs = []
     for seed in range(1, options.seeds + 1):
-        runs += [row_run(name, seed) for name in ONE_OF_EACH]
+        runs += [row_run(THE_BASE, seed), *scaling_runs(seed)]
         if seed == 1:
             runs += [row_run(THE_BASE, other) for other in range(2, options.base_seeds + 1)]
-        runs += scaling_runs(seed)
-        runs += [row_run(name, seed) for name in STUDY_ROWS if name not in ONE_OF_EACH]
+        rest = [name for name in STUDY_ROWS if name not in ONE_OF_EACH]
+        runs += [row_run(name, seed) for name in (*ONE_OF_EACH, *rest)]
     return list({(run.name, run.config.seed): run for run in runs}.values())
 
 
@@ -509,7 +510,7 @@ def study_records(
     for run, score in done.values():
         if run.name == THE_BASE or run.row.group == "size":
             sizes.append(brief(score, d_model=run.config.d_model, lr=run.config.lr))
-        if run.name == THE_BASE or run.row.group == "data":
+        if run.config.d_model == PART_WIDTH and run.row.group in ("size", "data"):
             parts.append(brief(score, share=run.share, epochs=run.config.epochs))
     sizes.sort(key=lambda point: (point["d_model"], point["seed"]))
     parts.sort(key=lambda point: (-point["share"], point["seed"]))
