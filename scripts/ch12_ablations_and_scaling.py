@@ -277,17 +277,7 @@ ONE_OF_EACH = (
 )
 
 # %%
-WIDTHS = (
-    12,
-    16,
-    24,
-    32,
-    48,
-    64,
-    96,
-    128,
-    160,
-)  # d_model of the eight sizes; d_ff is four times that
+WIDTHS = (12, 16, 24, 32, 48, 64, 96, 128)  # d_model of the eight sizes
 FRACTIONS = (1, 2, 4, 8, 16, 32, 64)  # 1/1, 1/2, … of the training pairs
 PART_WIDTH = 32  # of the model that is trained on parts of the data
 MOST_EPOCHS = 32  # passes over a part
