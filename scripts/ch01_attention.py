@@ -59,6 +59,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -1367,6 +1368,19 @@ print(
 # - Restricted self-attention is in its Table 1 as an idea for later. We have it here to measure it, and then leave it.
 #
 # ## Exercises
+
+
+# %%
+def rejection(check: Callable[[Any], None], candidate: Any) -> str:
+    """What `check` says against `candidate`; raises `ValueError` if it has nothing to say."""
+    try:
+        check(candidate)
+    except AssertionError as answer:
+        return str(answer)
+    raise ValueError(f"{check.__name__} accepts a candidate that is wrong")
+
+
+# %% [markdown]
 #
 # 1. Give *a* in `a red ball` a query that makes it look almost only at itself. How large must its entries be for a weight of 0.99?
 # 2. In section 5, draw keys and queries from a uniform distribution between −1 and 1. By what must you divide now?
