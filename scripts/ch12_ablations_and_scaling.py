@@ -518,10 +518,10 @@ def train_row(
 # %% [markdown]
 # ### Sizes, and parts of the data
 #
-# For the scaling study the same model is made wider and narrower: eight widths, whose layers have from nine thousand to nine hundred thousand parameters. Depth stays, $d_{ff} = 4D$, and the peak rate falls as $1/\sqrt D$, as in the paper's equation 3. And one width in the middle is trained on 1/2, 1/4, … 1/64 of the pairs. Each part lies inside the next larger one. A part is passed over as often as it takes to make the same number of steps, 32 times at most, with the stop above. The vocabulary is always that of all 29,000 pairs, so that a nat per token means the same everywhere.
+# For the scaling study the same model is made wider and narrower: nine widths, whose layers have from four thousand to nine hundred thousand parameters. Depth stays, $d_{ff} = 4D$, and the peak rate falls as $1/\sqrt D$, as in the paper's equation 3. And one width in the middle is trained on 1/2, 1/4, … 1/64 of the pairs. Each part lies inside the next larger one. A part is passed over as often as it takes to make the same number of steps, 32 times at most, with the stop above. The vocabulary is always that of all 29,000 pairs, so that a nat per token means the same everywhere.
 
 # %%
-WIDTHS = (12, 16, 24, 32, 48, 64, 96, 128)  # d_model of the eight sizes
+WIDTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128)  # d_model of the nine sizes
 FRACTIONS = (1, 2, 4, 8, 16, 32, 64)  # 1/1, 1/2, … of the training pairs
 PART_WIDTH = 32  # of the model that is trained on parts of the data
 MOST_EPOCHS = 32  # passes over a part
@@ -562,7 +562,7 @@ assert parts[8] < parts[4] < parts[2] < parts[1] and len(parts[4]) == 25
 # python scripts/ch12_ablations_and_scaling.py study --save true        # or: make ablations
 # ```
 #
-# trains what is missing, in an order that is worth something wherever it stops: the base, one seed of each size and part, the base's other seeds, one row of each kind, the rest; then the next seed. Each finished run is stored with all that decided it. The command, given again, reads the finished ones and goes on. A run counts as finished only if its settings are those asked for now.
+# trains what is missing, in an order that is worth something wherever it stops: the base, the small sizes and the parts of the data, the base's other seeds, one row of each kind, the large sizes, the rest; then the next seed. Each finished run is stored with all that decided it. The command, given again, reads the finished ones and goes on. A run counts as finished only if its settings are those asked for now.
 
 
 # %%
@@ -629,8 +629,8 @@ class StudyOptions:
 def study_runs(options: StudyOptions) -> list[StudyRun]:
     """Every training asked for, in an order that is worth something wherever it stops.
 
-    The base, the sizes and shares, the base's other seeds, one row of each kind, the remaining rows;
-    then the next seed.
+    The base, the small sizes and the parts of the data, the base's other seeds, one row of each kind,
+    the large sizes, the remaining rows; then the next seed.
     """
     base = replace(STUDY, corpus=options.corpus, epochs=options.epochs, device=options.device)
 
@@ -638,23 +638,29 @@ def study_runs(options: StudyOptions) -> list[StudyRun]:
         row = STUDY_ROWS[name]
         return StudyRun(name, row, row.config(base, seed=seed))
 
-    def scaling_runs(seed: int) -> Iterator[StudyRun]:
-        for width in WIDTHS:
-            if width != base.d_model:  # that is the base itself
-                row = StudyRow("size", sized(width))
-                yield StudyRun(f"width {width}", row, row.config(base, seed=seed))
-        for share in FRACTIONS[1:]:
-            passes = min(MOST_EPOCHS, share * base.epochs)
-            row = StudyRow("data", sized(PART_WIDTH) | {"epochs": passes})
-            yield StudyRun(f"1/{share} of the pairs", row, row.config(base, seed=seed), share)
+    def size_run(width: int, seed: int) -> StudyRun:
+        row = StudyRow("size", sized(width))
+        return StudyRun(f"width {width}", row, row.config(base, seed=seed))
 
+    def part_run(share: int, seed: int) -> StudyRun:
+        passes = min(MOST_EPOCHS, share * base.epochs)
+        row = StudyRow("data", sized(PART_WIDTH) | {"epochs": passes})
+        return StudyRun(f"1/{share} of the pairs", row, row.config(base, seed=seed), share)
+
+    small, large = ([w for w in WIDTHS if (w < base.d_model) == cheap] for cheap in (True, False))
+    rest = [name for name in STUDY_ROWS if name not in ONE_OF_EACH]
     runs = []
     for seed in range(1, options.seeds + 1):
-        runs += [row_run(THE_BASE, seed), *scaling_runs(seed)]
+        runs.append(row_run(THE_BASE, seed))
+        runs += [size_run(width, seed) for width in small]
+        runs += [part_run(share, seed) for share in FRACTIONS if share > 1]
         if seed == 1:
             runs += [row_run(THE_BASE, other) for other in range(2, options.base_seeds + 1)]
-        rest = [name for name in STUDY_ROWS if name not in ONE_OF_EACH]
-        runs += [row_run(name, seed) for name in (*ONE_OF_EACH, *rest)]
+        runs += [row_run(name, seed) for name in ONE_OF_EACH]
+        runs += [
+            size_run(width, seed) for width in large if width != base.d_model
+        ]  # that's the base
+        runs += [row_run(name, seed) for name in rest]
     return list({(run.name, run.config.seed): run for run in runs}.values())
 
 
@@ -942,7 +948,7 @@ def study_frame(record: dict[str, Any], reach: float = 0.8) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "row": name,
+                "row": name if row["group"] in ("base", "ours") else f"{row['group']} · {name}",
                 "group": row["group"],
                 "seed": run["seed"],
                 "loss": run["loss"],
@@ -971,9 +977,7 @@ def study_panel(frame: pd.DataFrame, value: str, title: str, names: bool) -> alt
     band = alt.Chart(rounded(edges)).mark_rect(color=PALETTE[0], opacity=0.25)
     band = band.encode(x=alt.X("low:Q", scale=scale, title=title), x2="high:Q")
     groups = list(dict.fromkeys(frame["group"]))
-    color = alt.Color(
-        "group:N", sort=groups, title="Table 3", legend=None if names else alt.Legend()
-    )
+    color = alt.Color("group:N", sort=groups, legend=None)
     inside = alt.Chart(rounded(frame[~frame["beyond"]]))
     dots = inside.mark_circle(size=70, opacity=0.75).encode(x=x, y=y, color=color)
     means = frame[~frame["beyond"]].groupby(["row", "group"], as_index=False)[value].mean()
@@ -1005,7 +1009,7 @@ def study_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         loss | bleu,
         "What each change does, and what chance does",
         f"Each point is a run, the tick a row's mean; the band spans the base's own {runs} seeds. "
-        "A triangle stands for a loss that lies further right, with its value. One pass over 29,000 pairs.",
+        "A triangle is a loss further right, with its value. Letters: the groups of the paper's Table 3.",
         wrap=100,
     )
 
@@ -1295,18 +1299,18 @@ def law_chart(
     points: pd.DataFrame, fit: LawFit, x_title: str, beyond: float = 4.0
 ) -> alt.VConcatChart:
     """Runs, fitted curve and 95% band, drawn `beyond` times the largest x; the residuals below."""
-    ends = [fit.x.min().item() / 1.3, fit.x.max().item() * beyond]
+    ends = [fit.x.min().item() / 1.1, fit.x.max().item() * beyond]
     grid = torch.logspace(math.log10(ends[0]), math.log10(ends[1]), 60)
     low, high = fit.band(grid)
     curve = pd.DataFrame({"x": grid, "loss": fit.curve(grid), "low": low, "high": high})
     curve["part"] = ["measured" if x <= fit.x.max() else "extrapolated" for x in curve["x"]]
     scale = alt.Scale(type="log", domain=[float(f"{end:.3g}") for end in ends], nice=False)
     x = alt.X("x:Q", scale=scale, title=None, axis=alt.Axis(labels=False, tickCount=6))
-    y = alt.Y("loss:Q", title="validation loss, nats per token", scale=alt.Scale(zero=False))
+    look = {"title": "validation loss, nats per token", "scale": alt.Scale(zero=False)}
+    y = alt.Y("loss:Q", **look)
     base = alt.Chart(rounded(curve, 5))
-    band = base.mark_area(opacity=0.2, color=PALETTE[0]).encode(
-        x=x, y=alt.Y("low:Q", title=y.title, scale=alt.Scale(zero=False)), y2="high:Q"
-    )
+    band = base.mark_area(opacity=0.2, color=PALETTE[0])
+    band = band.encode(x=x, y=alt.Y("low:Q", **look), y2="high:Q")
     dash = alt.StrokeDash("part:N", sort=["measured", "extrapolated"], title=None)
     line = base.mark_line(color=PALETTE[0]).encode(x=x, y=y, strokeDash=dash)
     dots = alt.Chart(rounded(points, 5)).mark_circle(size=60, color=PALETTE[1], opacity=0.8)
@@ -1415,7 +1419,7 @@ by_part = passes_table(scaling)
 smallest, whole = by_part.iloc[0], by_part.iloc[-1]
 assert whole["passes"] == whole["best pass"]  # all pairs, one pass: short of steps
 halved = data_points.groupby("x")["loss"].mean().iloc[-2:].diff().iloc[-1]
-one, two = size_fit.curve(torch.tensor([float(counts[3]), 2.0 * counts[3]]))
+one, two = size_fit.curve(torch.tensor([float(counts[4]), 2.0 * counts[4]]))
 print(
     f"twice the pairs, measured at the end: {halved:+.3f} nats; twice the layers' size there: {two - one:+.3f}"
 )
