@@ -912,8 +912,14 @@ def row_losses(record: dict[str, Any]) -> dict[str, list[float]]:
     return {name: losses for name, losses in found.items() if losses}
 
 
+def mean_bleu(row: dict[str, Any]) -> float:
+    """The mean BLEU of a row's runs that have one; NaN where none has."""
+    scores = [run["bleu"] for run in row["runs"] if run.get("bleu") is not None]
+    return sum(scores) / len(scores) if scores else math.nan
+
+
 def judged(record: dict[str, Any], level: float = 0.05) -> pd.DataFrame:
-    """Each row against the base: mean loss, difference, t, p, and what may be said of it.
+    """Each row against the base: BLEU, difference of the losses, t, p, and what may be said of it.
 
     "better" and "worse" need p < level divided by the number of rows compared.
     """
@@ -930,13 +936,15 @@ def judged(record: dict[str, Any], level: float = 0.05) -> pd.DataFrame:
             {
                 "row": name,
                 "runs": len(runs),
+                "BLEU": mean_bleu(record["rows"][name]),
                 "difference": difference,
                 "t": t,
                 "p": p,
                 "verdict": verdict if p < level / len(losses) else "within noise",
             }
         )
-    return pd.DataFrame(table).set_index("row")
+    columns = ["row", "runs", "BLEU", "difference", "t", "p", "verdict"]
+    return pd.DataFrame(table, columns=columns).set_index("row")
 
 
 # %% [markdown]

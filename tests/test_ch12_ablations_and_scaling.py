@@ -186,6 +186,7 @@ def tiny_study(tiny_data, tmp_path, monkeypatch):
 
 def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
     options = StudyOptions(corpus="sample", seeds=1, base_seeds=2, save=True)
+    monkeypatch.setattr(ch12, "paired_p", lambda *texts: 0.25)  # chapter 8's; it takes seconds
     trained = []
 
     def tired(run, data):
@@ -215,7 +216,7 @@ def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
     rows = ablations["rows"]
     assert rows[THE_BASE]["runs"][0] == partial["rows"][THE_BASE]["runs"][0] | {"p": None}
     assert [len(row["runs"]) for row in rows.values()] == [2, 1, 1, 1]
-    assert all(0 < run["p"] <= 1 for name in rows if name != THE_BASE for run in rows[name]["runs"])
+    assert all(run["p"] == 0.25 for name in rows if name != THE_BASE for run in rows[name]["runs"])
     assert {point["d_model"] for point in scaling["sizes"]} == {16, 32, 48}
     assert [point["share"] for point in scaling["parts"]] == [8, 1]
     assert scaling["parts"][0]["train_tokens"] * 6 < scaling["parts"][1]["train_tokens"]
@@ -390,8 +391,8 @@ def test_three_places_are_too_few():
 
 
 def test_the_band_covers_what_it_says():
-    held = coverage(TRUE_LAW, SIZES, trials=60, draws=120)
-    assert (held >= 0.85).all()  # a true 95% gives less than 51 of 60 once in a thousand times
+    held = coverage(TRUE_LAW, SIZES, trials=40, draws=80)
+    assert (held >= 0.8).all()  # a true 95% gives less than 32 of 40 once in ten thousand times
 
 
 def test_a_line_through_a_law_with_a_floor_has_the_wrong_slope_and_breaks_the_floor():
