@@ -478,3 +478,10 @@ def test_the_largest_size_is_predicted_without_being_looked_at():
 
 def test_the_makefile_starts_the_study():
     assert "scripts/ch12_ablations_and_scaling.py study" in (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_every_row_of_table_3_stands_beside_the_papers():
+    lettered = {name for name, row in STUDY_ROWS.items() if row.group in "ABCDE"}
+    assert set(ch12.PAPER_ROWS) == lettered
+    table = judged(study_of(random.Random(0), [0.0]))
+    assert table["paper's"].isna().all()
