@@ -117,7 +117,7 @@ from scripts.ch08_training_run import (
     writable,
 )
 from scripts.ch09_decoding_and_bleu import translate
-from scripts.charts import GREY, INK, PALETTE, rounded, titled
+from scripts.charts import GREY, INK, PALETTE, lines, rounded, titled
 from scripts.checkpoints import write_whole
 from scripts.records import ROOT, load_record, provenance, save_record
 
@@ -526,7 +526,7 @@ def train_row(
 # %% [markdown]
 # ### Sizes, and parts of the data
 #
-# For the scaling study the same model is made wider and narrower: nine widths, whose layers have from four thousand to nine hundred thousand parameters. Depth stays, $d_{ff} = 4D$, and the peak rate falls as $1/\sqrt D$, as in the paper's equation 3. And one width in the middle is trained on 1/2, 1/4, … 1/64 of the pairs. Each part lies inside the next larger one. A part is passed over as often as it takes to make the same number of steps, 32 times at most, with the stop above. The vocabulary is always that of all 29,000 pairs, so that a nat per token means the same everywhere.
+# For the scaling study the same model is made wider and narrower: nine widths, whose layers have from four thousand to nine hundred thousand parameters. Depth stays, $d_{ff} = 4D$, and the peak rate falls as $1/\sqrt D$, as in the paper's equation 3. And one width in the middle is trained on 1/2, 1/4, … 1/64 of the pairs, each part inside the next larger one, in two ways. *Once*: every caption is new, and half the pairs are half the steps. *Repeated*: as many passes as it takes to make the same number of steps as all pairs make, 32 at most, with the stop above. The vocabulary is always that of all 29,000 pairs, so that a nat per token means the same everywhere.
 
 # %%
 WIDTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128)  # d_model of the nine sizes
@@ -655,12 +655,18 @@ def study_runs(options: StudyOptions) -> list[StudyRun]:
         row = StudyRow("data", sized(PART_WIDTH) | {"epochs": passes})
         return StudyRun(f"1/{share} of the pairs", row, row.config(base, seed=seed), share)
 
+    def once_run(share: int, seed: int) -> StudyRun:
+        warmup = max(1, base.warmup // share)  # the same share of the steps
+        row = StudyRow("once", sized(PART_WIDTH) | {"warmup": warmup})
+        return StudyRun(f"1/{share} of the pairs, once", row, row.config(base, seed=seed), share)
+
     small, large = ([w for w in WIDTHS if (w < base.d_model) == cheap] for cheap in (True, False))
     rest = [name for name in STUDY_ROWS if name not in ONE_OF_EACH]
     runs = []
     for seed in range(1, options.seeds + 1):
         runs.append(row_run(THE_BASE, seed))
         runs += [size_run(width, seed) for width in small]
+        runs += [once_run(share, seed) for share in FRACTIONS if share > 1]
         runs += [part_run(share, seed) for share in FRACTIONS if share > 1]
         if seed == 1:
             runs += [row_run(THE_BASE, other) for other in range(2, options.base_seeds + 1)]
@@ -746,15 +752,20 @@ def study_records(
             "changes": row.changes | ({"model": name} if row.operate else {}),
             "runs": [brief(score) for score in sorted(runs, key=lambda score: score["seed"])],
         }
-    sizes, parts = [], []
+    points: dict[str, list[dict[str, Any]]] = {"size": [], "once": [], "data": []}
     for run, score in done.values():
-        if run.name == THE_BASE or run.row.group == "size":
-            sizes.append(brief(score, d_model=run.config.d_model, lr=run.config.lr))
-        if run.config.d_model == PART_WIDTH and run.row.group in ("size", "data"):
-            parts.append(brief(score, share=run.share, epochs=run.config.epochs))
-    sizes.sort(key=lambda point: (point["d_model"], point["seed"]))
-    parts.sort(key=lambda point: (-point["share"], point["seed"]))
-    return opening | {"rows": rows}, opening | {"sizes": sizes, "parts": parts}
+        groups = [group for group in points if group == run.row.group]
+        if run.name == THE_BASE:
+            groups = ["size"]
+        if run.row.group == "size" and run.config.d_model == PART_WIDTH:
+            groups = list(points)  # all of the pairs, once, is one of each
+        for group in groups:
+            facts = {"d_model": run.config.d_model, "lr": run.config.lr, "share": run.share}
+            points[group].append(brief(score, epochs=run.config.epochs, **facts))
+    for found in points.values():
+        found.sort(key=lambda point: (point["d_model"], -point["share"], point["seed"]))
+    scaling = {"sizes": points["size"], "once": points["once"], "parts": points["data"]}
+    return opening | {"rows": rows}, opening | scaling
 
 
 # %%
@@ -1334,8 +1345,8 @@ assert (held >= 0.76).all()  # of 25, a true 95% gives 19 or fewer once in thous
 
 # %%
 def scaling_points(record: dict[str, Any], kind: str) -> pd.DataFrame:
-    """Every run of "sizes" (x = parameters in the layers) or "parts" (x = target tokens)."""
-    column = {"sizes": "layer_parameters", "parts": "train_tokens"}[kind]
+    """Every run of "sizes" (x = parameters in the layers), "once" or "parts" (x = target tokens)."""
+    column = "layer_parameters" if kind == "sizes" else "train_tokens"
     runs = [run for run in record[kind] if run["loss"] is not None]
     points = [{"x": run[column], "loss": run["loss"], "seed": run["seed"]} for run in runs]
     return pd.DataFrame(points).sort_values(["x", "seed"], ignore_index=True)
@@ -1432,12 +1443,31 @@ print(
 # %% [markdown]
 # ### Data
 #
-# **Predict.** The same model with half of the pairs, passed over twice, takes the same number of steps. And with a 64th? Where does it begin to matter that the pairs are the same again?
+# First the law as Hoffmann et al. mean it: every token is seen once, and $D$ is how many were seen.
+
+# %%
+once_points = scaling_points(scaling, "once")
+once_fit = law_of(once_points)
+assert (once_fit.losses.diff() < 0).all()
+low, high = once_fit.interval()
+floor, slope = once_fit.theta[0].exp().item(), once_fit.theta[2].item()
+print(
+    f"L(D) = {floor:.2f} + B / D^{slope:.2f}, 95% of the draws of the exponent: {low:.2f} to {high:.2f}"
+)
+titled(
+    law_chart(once_points, once_fit, "target tokens, each seen once"),
+    "The loss falls with data seen once",
+    f"A model of width {PART_WIDTH} on 1/64 to all of the pairs, one pass. "
+    "Dashed: more pairs than there are.",
+)
+
+# %% [markdown]
+# But fewer tokens are also fewer steps. Is it the captions that the small runs lack, or the steps? **Predict:** an eighth of the pairs, passed over eight times, makes the same number of steps as all pairs once. How much worse is it? And a sixty-fourth?
 
 
 # %%
 def passes_table(record: dict[str, Any]) -> pd.DataFrame:
-    """For each part of the data: its tokens, the passes over it, the best of them, and its loss."""
+    """For each repeated part of the data: its tokens, the passes over it, the best of them, its loss."""
     rows = []
     for run in record["parts"]:
         if run["loss"] is not None:
@@ -1448,43 +1478,45 @@ def passes_table(record: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("part")
 
 
+def repetition_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Mean loss over the part's tokens: each pair once, and repeated to the same number of steps."""
+    frames = []
+    for kind, name in (("once", "each pair once"), ("parts", "repeated: the same steps")):
+        means = scaling_points(record, kind).groupby("x", as_index=False)["loss"].mean()
+        frames.append(means.assign(how=name))
+    words = {"x_title": "target tokens in the part", "y_title": "validation loss, nats per token"}
+    return lines(pd.concat(frames), "x", "loss", "how", log_x=True, points=True, **words)
+
+
 # %%
-data_points = scaling_points(scaling, "parts")
-data_fit = law_of(data_points)
-assert (data_fit.losses.diff() < 0).all()
-low, high = data_fit.interval()
-floor, slope = data_fit.theta[0].exp().item(), data_fit.theta[2].item()
-print(
-    f"L(D) = {floor:.2f} + B / D^{slope:.2f}, 95% of the draws of the exponent: {low:.2f} to {high:.2f}"
-)
 titled(
-    law_chart(data_points, data_fit, "target tokens in the training pairs"),
-    "The loss falls with data",
-    f"A model of width {PART_WIDTH}, on 1/64 to all of the pairs; each run's best pass. "
-    "Dashed: more pairs than there are.",
+    repetition_chart(scaling),
+    "What new captions are worth, and what more steps",
+    "Where the curves part, steps were missing. Where the lower one rises, captions were.",
 )
 
 # %%
 passes_table(scaling).round(3)
 
-# %% [markdown]
-# The last two columns are the two ways to be short of something. Where the best pass is the last one, the run would have liked more *steps*. Where it came earlier and the loss at the end is higher, it knows its few captions by heart: it would have liked more *data*.
-
 # %%
-by_part = passes_table(scaling)
-smallest, whole = by_part.iloc[0], by_part.iloc[-1]
-assert whole["passes"] == whole["best pass"]  # all pairs, one pass: short of steps
-halved = data_points.groupby("x")["loss"].mean().iloc[-2:].diff().iloc[-1]
+repeated = passes_table(scaling).groupby("part")["loss"].mean()
+whole, eighth, least = (repeated[f"1/{share}"] for share in (1, 8, 64))
+eighth_once = pd.DataFrame(scaling["once"]).groupby("share")["loss"].mean()[8]
+print(f"an eighth of the pairs: once {eighth_once:.2f}, eight times {eighth:.2f}")
+print(f"all pairs, once: {whole:.2f}; a 64th, repeated: {least:.2f}")
+assert abs(eighth - whole) < 0.1  # no captions were missing,
+assert eighth_once > eighth + 0.3  # but steps were
+assert least > whole + 0.5  # here they run out
 one, two = size_fit.curve(torch.tensor([float(counts[4]), 2.0 * counts[4]]))
-assert halved < 0 and two < one  # both help
-print(
-    f"twice the pairs, measured at the end: {halved:+.3f} nats; twice the layers' size there: {two - one:+.3f}"
-)
+print(f"and layers twice as large, all pairs once: {two - one:+.2f}")
+
+# %% [markdown]
+# So at this size, and in so few steps, an eighth of the captions repeated eight times is as good as all of them. The small runs lacked steps. It is the law of the first chart that makes them look short of data: a law in $D$ with every token new is also a law in steps. With a 64th of the captions there is nothing left to learn before the steps are over. (Muennighoff et al. 2023 measured the same for large models: some four passes are worth nearly as much as new text, and dozens are not.)
 
 # %% [markdown]
 # ### How far 29,000 pairs carry
 #
-# > **In short.** Not far. In one pass the study is short of steps, so a larger model and more data both help. After eighteen passes the model that ships is short of data, and nothing but data would help.
+# > **In short.** Not far. In one pass the study is short of steps, not of captions, and a larger model helps. After eighteen passes the larger model that ships is short of captions.
 #
 # The laws above hold for one pass. What happens later stands in the record of the model that ships (chapter 8): eighteen passes, perplexity of training and validation side by side.
 

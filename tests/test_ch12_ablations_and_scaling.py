@@ -48,6 +48,7 @@ from scripts.ch12_ablations_and_scaling import (
     pooled_spread,
     power_law,
     predict_largest,
+    repetition_chart,
     run_study,
     scaling_points,
     set_d_k,
@@ -211,7 +212,7 @@ def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
     )
     ablations, scaling = run_study(options)
     wanted = [(run.name, run.config.seed) for run in study_runs(options)]
-    assert trained + later == wanted and len(wanted) == len(set(wanted)) == 8
+    assert trained + later == wanted and len(wanted) == len(set(wanted)) == 9
     assert tiny_study == {"ablations-sample": ablations, "scaling-sample": scaling}
     rows = ablations["rows"]
     assert rows[THE_BASE]["runs"][0] == partial["rows"][THE_BASE]["runs"][0] | {"p": None}
@@ -220,6 +221,10 @@ def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
     assert {point["d_model"] for point in scaling["sizes"]} == {16, 32, 48}
     assert [point["share"] for point in scaling["parts"]] == [8, 1]
     assert scaling["parts"][0]["train_tokens"] * 6 < scaling["parts"][1]["train_tokens"]
+    assert [point["share"] for point in scaling["once"]] == [8, 1]
+    assert [len(point["losses"]) for point in scaling["once"]] == [1, 1]
+    assert len(scaling["parts"][0]["losses"]) > 1 == len(scaling["parts"][1]["losses"])
+    assert scaling["once"][1] == scaling["parts"][1] == scaling["sizes"][0]  # all pairs, once
     assert not any("translations" in run for row in rows.values() for run in row["runs"])
 
     monkeypatch.setattr(ch12, "study_run", lambda run, data: pytest.fail("nothing is missing"))
@@ -271,7 +276,7 @@ def test_the_order_is_worth_something_wherever_it_stops():
     assert names[0] == (THE_BASE, 1) and len(set(names)) == len(names)
     assert len({json.dumps(run.key, sort_keys=True) for run in runs}) == len(runs)
     assert len({run.slug for run in runs}) == len(runs)
-    per_seed = len(STUDY_ROWS) + len(WIDTHS) - 1 + len(FRACTIONS) - 1
+    per_seed = len(STUDY_ROWS) + len(WIDTHS) - 1 + 2 * (len(FRACTIONS) - 1)
     assert len(runs) == 2 * per_seed + 1  # and the base's third seed
     first = [seed for _, seed in names[:per_seed]]
     assert set(first) == {1, 2, 3} and [s for s in first if s > 1] == [2, 3]
@@ -452,13 +457,14 @@ def test_the_chart_shows_every_run_and_cuts_only_what_it_marks(records):
 
 
 def test_the_laws_are_fitted_to_means_and_drawn(records):
-    for kind in ("sizes", "parts"):
+    for kind in ("sizes", "once"):
         points = scaling_points(records[1], kind)
         fit = law_of(points, draws=30)
         assert len(fit.x) == points["x"].nunique()
         means = points.groupby("x")["loss"].mean().to_numpy()
         assert torch.equal(fit.losses, torch.tensor(means))
         law_chart(points, fit, "x").to_dict()
+    repetition_chart(records[1]).to_dict()
     table = passes_table(records[1])
     assert (table["best pass"] <= table["passes"]).all() and (
         table["loss"] <= table["at the end"]
