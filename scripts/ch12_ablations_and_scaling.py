@@ -1381,12 +1381,12 @@ def law_chart(
     x = alt.X("x:Q", scale=scale, title=None, axis=alt.Axis(labels=False, tickCount=6))
     look = {"title": "validation loss, nats per token", "scale": alt.Scale(zero=False)}
     y = alt.Y("loss:Q", **look)
-    base = alt.Chart(rounded(curve, 5))
+    base = alt.Chart(rounded(curve))
     band = base.mark_area(opacity=0.2, color=PALETTE[0])
     band = band.encode(x=x, y=alt.Y("low:Q", **look), y2="high:Q")
     dash = alt.StrokeDash("part:N", sort=["measured", "extrapolated"], title=None)
     line = base.mark_line(color=PALETTE[0]).encode(x=x, y=y, strokeDash=dash)
-    dots = alt.Chart(rounded(points, 5)).mark_circle(size=60, color=PALETTE[1], opacity=0.8)
+    dots = alt.Chart(rounded(points)).mark_circle(size=60, color=PALETTE[1], opacity=0.8)
     upper = alt.layer(band, line, dots.encode(x=x, y=y)).properties(width=480, height=230)
     apart = points.assign(
         residual=points["loss"] / fit.curve(torch.tensor(points["x"].to_numpy(float))).numpy() - 1
@@ -1551,7 +1551,7 @@ assert last["val_ppl"] > 0.99 * history["val_ppl"].iloc[-4]  # nothing more to b
 # %% [markdown]
 # So, honestly:
 #
-# - **What these fits say** is how a small model of this kind falls in one pass over this corpus. The floor is the floor of *that*: it contains what more passes, more depth and other data would remove. It isn't the entropy of English captions.
+# - **What these fits say** is how a small model of this kind falls in one pass over this corpus. A floor, where the runs determine one, is the floor of *that*: it contains what more passes, more depth and other data would remove. It isn't the entropy of English captions.
 # - **What they don't say** is what a model of ten million parameters does. That lies outside the sizes, and the passes that such a model needs are passes over the same pairs: the shipped one, of that size, has begun to learn them by heart.
 # - **Hoffmann et al.** found that size and data should grow together, at some twenty tokens a parameter. The model that ships has fifteen parameters a token. Two orders of magnitude of *size* can be studied on a laptop. Two orders of magnitude of *data* end where the corpus does.
 
@@ -1778,7 +1778,7 @@ print(rejection(check_best_size, exchanged))
 # %% [markdown]
 # ### Exercise 5 · Another floor
 #
-# *Think.* Hoffmann et al. report E = 1.69 nats for web text; our fits have another floor. Name three reasons why the two can't be compared. Would the exponents be comparable?
+# *Think.* Hoffmann et al. report E = 1.69 nats for web text. Suppose that with more runs our law in $N$ settles on a floor of 2.5. Name three reasons why the two can't be compared. Would the exponents be comparable?
 #
 # <details><summary>An answer</summary>
 #
