@@ -925,8 +925,8 @@ def row_losses(record: dict[str, Any]) -> dict[str, list[float]]:
 
 
 # Perplexities of the paper's Table 3, of the row that changes the same thing as nearly as much.
-PAPER_BASE = 4.92
-PAPER_ROWS = {
+TABLE3_BASE = 4.92
+TABLE3_PERPLEXITIES = {
     "1 head": 5.29,
     "2 heads": 5.00,  # half of them
     "8 heads": 4.91,  # twice as many
@@ -980,7 +980,7 @@ def judged(record: dict[str, Any], level: float = 0.05) -> pd.DataFrame:
                 "runs": len(runs),
                 "BLEU": mean_bleu(record["rows"][name]),
                 "difference": difference,
-                "paper's": math.log(PAPER_ROWS.get(name, math.nan) / PAPER_BASE),
+                "paper's": math.log(TABLE3_PERPLEXITIES.get(name, math.nan) / TABLE3_BASE),
                 "t": t,
                 "p": p,
                 "verdict": verdict if p < level / len(losses) else "within noise",

@@ -488,6 +488,6 @@ def test_the_makefile_starts_the_study():
 
 def test_every_row_of_table_3_stands_beside_the_papers():
     lettered = {name for name, row in STUDY_ROWS.items() if row.group in "ABCDE"}
-    assert set(ch12.PAPER_ROWS) == lettered
+    assert set(ch12.TABLE3_PERPLEXITIES) == lettered
     table = judged(study_of(random.Random(0), [0.0]))
     assert table["paper's"].isna().all()
