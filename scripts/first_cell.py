@@ -14,7 +14,12 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMAND_CHAPTERS = ("ch07_going_fast", "ch08_training_run", "ch09_decoding_and_bleu")
+COMMAND_CHAPTERS = (
+    "ch07_going_fast",
+    "ch08_training_run",
+    "ch09_decoding_and_bleu",
+    "ch13_since_2017",
+)
 
 MARK = '# %% tags=["bootstrap"]\n'
 CELL = """\
