@@ -1916,6 +1916,8 @@ def compare_parts(options: ModernOptions) -> dict[str, Any]:
         pass
     keep_memory()
     data = prepare(config)
+    if "costs" not in record:
+        record["costs"] = parts_costs(VARIANTS, config, data)
     for seed, row in planned(options):
         runs = record["rows"].setdefault(row, {"parts": asdict(VARIANTS[row]), "runs": []})["runs"]
         if any(run["seed"] == seed for run in runs):
@@ -1926,9 +1928,6 @@ def compare_parts(options: ModernOptions) -> dict[str, Any]:
             f"{row}, seed {seed}: {runs[-1]['bleu']['val']:.2f}, {runs[-1]['cpu_seconds']} s",
             flush=True,
         )
-        save_record(name, record, folder)
-    if "costs" not in record:
-        record["costs"] = parts_costs(VARIANTS, config, data)
         save_record(name, record, folder)
     return record
 
