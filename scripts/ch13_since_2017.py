@@ -1949,3 +1949,394 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
+
+# %% [markdown]
+# ### What the runs show
+#
+# The record holds as many runs as have been made so far. Tables and charts draw what is there.
+
+
+# %%
+def parts_frame(record: dict[str, Any]) -> pd.DataFrame:
+    """A row for each recorded run: which part, its seed, its validation BLEU and perplexity."""
+    return pd.DataFrame(
+        [
+            {
+                "row": name,
+                "seed": run["seed"],
+                "BLEU": run["bleu"]["val"],
+                "perplexity": run["val_ppl"],
+                "bytes": record["costs"][name]["cache_bytes_per_token"],
+            }
+            for name, row in record["rows"].items()
+            for run in row["runs"]
+        ]
+    )
+
+
+def ends_table(record: dict[str, Any]) -> pd.DataFrame:
+    """The model of 2017 and the modern one: size, quality, speed and memory, means over their seeds."""
+    columns = {}
+    for name in ENDS:
+        runs, costs = record["rows"][name]["runs"], record["costs"][name]
+        test = next(split for split in runs[0]["bleu"] if split != "val")
+
+        def mean(*path: str, runs: list[dict[str, Any]] = runs) -> float:
+            """The mean over the runs of what stands at `path`."""
+            found = [run[path[0]][path[1]] if path[1:] else run[path[0]] for run in runs]
+            return statistics.mean(found)
+
+        columns[name] = {
+            "active parameters": f"{runs[0]['active']:,}",
+            "parameters": f"{runs[0]['parameters']:,}",
+            "runs": len(runs),
+            "validation perplexity": f"{mean('val_ppl'):.2f}",
+            "validation BLEU": f"{mean('bleu', 'val'):.1f}",
+            f"{test} BLEU": f"{mean('bleu', test):.1f}",
+            "training, tokens a second": f"{costs['tokens_per_second']:,}",
+            "decoding, ms a sentence": f"{costs['ms_per_sentence']:.1f}",
+            "kept for backward, MiB a batch": f"{costs['kept_mib']:.0f}",
+            "cache, bytes a token": f"{costs['cache_bytes_per_token']:,}",
+        }
+    return pd.DataFrame(columns)
+
+
+# %%
+def parts_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Validation BLEU of every run, a line for each row; the band spans the runs of 2017's model."""
+    frame = parts_frame(record)
+    own = frame.loc[frame["row"] == "2017", "BLEU"]
+    frame["kind"] = frame["row"].where(frame["row"].isin(ENDS), "one part exchanged")
+    ends = [math.floor(frame["BLEU"].min() - 0.5), math.ceil(frame["BLEU"].max() + 0.5)]
+    x = {"scale": alt.Scale(domain=ends, nice=False, zero=False), "title": "validation BLEU (greedy)"}
+    band = alt.Chart(rounded(pd.DataFrame({"low": [own.min()], "high": [own.max()]})))
+    band = band.mark_rect(color=PALETTE[0], opacity=0.25, stroke=PALETTE[0])
+    band = band.encode(x=alt.X("low:Q", **x), x2="high:Q")
+    axis = alt.Axis(grid=True, domain=False, ticks=False)
+    kinds = ["2017", "modern", "one part exchanged"]
+    color = alt.Color("kind:N", legend=None).scale(domain=kinds, range=PALETTE[:3])
+    dots = alt.Chart(rounded(frame)).mark_circle(size=90, opacity=0.8)
+    dots = dots.encode(
+        x=alt.X("BLEU:Q", **x),
+        y=alt.Y("row:N", sort=list(VARIANTS), title=None, axis=axis),
+        color=color,
+        tooltip=["row", "seed", "BLEU", "perplexity"],
+    )
+    return titled(
+        alt.layer(band, dots).properties(width=440, height=26 * frame["row"].nunique()),
+        "One part exchanged, and all of them",
+        "Each point is a run, the band the range of 2017's seeds. "
+        f"{record['config']['epochs']} epochs of a small model: differences of the band's size say nothing.",
+    )
+
+
+def cache_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Validation BLEU over the bytes that a decoder keeps for each token, for the ways to share keys."""
+    shared = {"2017": "multi-head", "rotary": "multi-head, rotary"}
+    names = ["2017", "rotary", "grouped-query, G = 2", "multi-query", "latent"]
+    frame = parts_frame(record)
+    frame = frame[frame["row"].isin(names)]
+    frame = frame.assign(attention=frame["row"].replace(shared))
+    dots = alt.Chart(rounded(frame)).mark_point(filled=True, size=90, opacity=0.85)
+    dots = dots.encode(
+        x=alt.X("bytes:Q", title="cache, bytes a token (float32)", scale=alt.Scale(zero=True)),
+        y=alt.Y("BLEU:Q", title="validation BLEU (greedy)", scale=alt.Scale(zero=False)),
+        color=alt.Color("attention:N", title=None),
+        shape=alt.Shape("attention:N", title=None),
+        tooltip=["attention", "seed", "BLEU", "bytes"],
+    )
+    return titled(
+        dots.properties(width=400, height=240),
+        "Cache size against quality",
+        "Left is cheap, up is good. Latent attention keeps as few numbers as multi-query does; "
+        "compare it with multi-head, rotary, since it brings rotary positions with it.",
+    )
+
+
+# %%
+modern_record = load_record("since-2017-multi30k")
+print(modern_record["command"])
+print(f"{len(parts_frame(modern_record))} runs: {modern_record['device']}")
+ends_table(modern_record)
+
+# %%
+parts_chart(modern_record)
+
+# %%
+cache_chart(modern_record)
+
+# %% [markdown]
+# How to read them. Perplexity and BLEU of one run each move by some tenths with the seed alone; only what leaves the band by more than its width is worth a thought, and more seeds are worth more than a thought. On speed, mind what is *not* here: a kernel that fuses a norm, a GPU that computes all experts at once, a text long enough that a cache of megabytes has to be read for each token. On a CPU, with captions, the sorting and the small products of eight experts cost more than they save. What latents and windows save grows with the length, and our lengths are twelve.
+
+# %%
+ends = {name: modern_record["rows"][name]["runs"] for name in ENDS}
+active = {name: runs[0]["active"] for name, runs in ends.items()}
+assert abs(active["modern"] / active["2017"] - 1) < 0.03  # equal active parameters
+bytes_of = {name: cost["cache_bytes_per_token"] for name, cost in modern_record["costs"].items()}
+assert bytes_of["2017"] == 4 * bytes_of["modern"] == 4 * bytes_of["multi-query"]
+
+# %% [markdown]
+# ## Summary
+#
+# - RMSNorm is LayerNorm without the centring and the shift; on vectors of mean 0 they are the same.
+# - SwiGLU gates one map of the input by another, at two thirds of the width.
+# - Rotary positions turn queries and keys by their positions, so that a score knows the distance alone. ALiBi subtracts a slope times the distance. Both stay out of cross-attention.
+# - What a decoder keeps is what it costs: $2Hd_k$ numbers a token and layer, $2Gd_k$ with groups, $2d_k$ with one key for all, $d_c + d_R$ with latents. The latents' way works since a matrix can move from the key to the query; a rotation can't, so positions have a key of their own.
+# - A window gives up direct sight, linear attention gives up pointing.
+# - A mixture computes few experts of many. With one expert it is the dense layer. Left alone, its router forgets most of them; a penalty or a lift minds it.
+# - Softmax can be computed in tiles, if what was added is shrunk whenever the maximum rises. Then the weights never exist, neither forwards nor backwards.
+# - All of them fit into chapter 4's model, since what holds the parts together has not changed.
+#
+# This was the last chapter. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.
+#
+# ## What these papers did that we don't
+#
+# - They trained models a thousand times larger on texts a million times longer. Our table says what a part does to captions, no more.
+# - FlashAttention is a GPU kernel; ours is its algorithm. It also drops weights, by drawing each tile's mask again from a seed.
+# - DeepSeek-V2 compresses queries too, and balances experts over devices. Its mixture has 160 routed experts and 2 shared ones, 6 active; its successor chooses by sigmoids.
+# - ALiBi was made to read longer texts than it was trained on; captions give no occasion to show it.
+# - Rotary models stretch their frequencies to reach further than their training; ours stay.
+#
+# ## Exercises
+#
+# ### Exercise 1 · Who shares with whom
+#
+# *Warm-up, code.* Write `candidate(k, h)`, which makes of a group's keys k (B, G, S, d_k) one for each of h heads, (B, h, S, d_k), as `GroupedAttention` needs it: neighbouring heads share.
+
+
+# %%
+def check_shared_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
+    """Raises AssertionError, with a hint, unless `candidate` deals groups out to neighbouring heads."""
+    k = torch.randn(2, 2, 5, 3, generator=torch.Generator().manual_seed(0))  # (B, G, S, d_k)
+    found = candidate(k, 6)
+    assert isinstance(found, Tensor) and found.shape == (2, 6, 5, 3), (
+        f"six heads of two groups have the shape (2, 6, 5, 3), not {tuple(found.shape)}"
+    )
+    owner = [
+        next((g for g in range(2) if torch.equal(found[:, head], k[:, g])), None)
+        for head in range(6)
+    ]
+    assert None not in owner, (
+        f"head {owner.index(None)} has the keys of no group: entries were mixed on the way. "
+        "A view or reshape over the axes of heads and tokens does that"
+    )
+    assert owner != [0, 1, 0, 1, 0, 1], (
+        "heads take turns (0, 1, 0, 1, …): that is repeat. Neighbours share: 0, 0, 0, 1, 1, 1. "
+        "With one group, or as many as heads, you would not have noticed"
+    )
+    assert owner == [0, 0, 0, 1, 1, 1], f"heads read the groups {owner}, not 0, 0, 0, 1, 1, 1"
+    one = candidate(k[:, :1], 4)
+    assert torch.equal(one, k[:, :1].expand(-1, 4, -1, -1)), "with one group all heads read it"
+
+
+# %% [markdown]
+# A solution follows; try first.
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_shared_heads(k: Tensor, h: int) -> Tensor:
+    """Keys of G groups (B, G, S, d_k) for h heads: a new axis for the sharers, then joined."""
+    each = h // k.size(1)
+    return k.unsqueeze(2).expand(-1, -1, each, -1, -1).flatten(1, 2)
+
+
+check_shared_heads(solution_shared_heads)
+
+# %%
+print(rejection(check_shared_heads, lambda k, h: k.repeat(1, h // k.size(1), 1, 1)))
+
+# %% [markdown]
+# ### Exercise 2 · From one layout to the other
+#
+# *Code.* You have weights trained with our layout, where rotary pairs are neighbours, and a program that pairs feature i with feature i + d_k/2 (`rotated_in_halves`). Write `candidate(weight, h)`: the query's or key's weight (D, D) with its rows in another order, so that the program gives the same scores.
+
+
+# %%
+def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
+    """Raises AssertionError, with a hint, unless `candidate` reorders rows for the layout in halves."""
+    generator = torch.Generator().manual_seed(0)
+    to_query, to_key = torch.randn(2, 24, 24, generator=generator)  # (D, D) each
+    x, h, d_k = torch.randn(1, 5, 24, generator=generator), 3, 8
+    moved = candidate(to_query, h)
+    assert moved.shape == to_query.shape, f"a weight of shape {tuple(to_query.shape)} stays one"
+    places = [
+        next((i for i in range(24) if torch.equal(row, to_query[i])), None) for row in moved
+    ]
+    assert sorted(-1 if i is None else i for i in places) == list(range(24)), (
+        "each row of the weight must occur once, as it is: only their order changes"
+    )
+    assert places != list(range(24)), (
+        "nothing was moved. The program would turn features 0 and 4 of a head together, which are "
+        "halves of two different pairs: nonsense, without an error"
+    )
+    assert all(i // d_k == at // d_k for at, i in enumerate(places)), (
+        f"row {next(i for at, i in enumerate(places) if i // d_k != at // d_k)} has moved into "
+        "another head. The halves are halves of each head's d_k features, not of all D"
+    )
+
+    def scores(turn: Callable[[Tensor], Tensor], q: Tensor, k: Tensor) -> Tensor:
+        """Every head's scores (1, H, T, T)."""
+        return turn(split_heads(x @ q.T, h)) @ turn(split_heads(x @ k.T, h)).mT
+
+    wanted = scores(rotated, to_query, to_key)
+    found = scores(rotated_in_halves, moved, candidate(to_key, h))
+    assert torch.allclose(found, wanted), (
+        "each head kept its rows, but in a wrong order: first the first features of all pairs "
+        "(0, 2, 4, …), then the second ones (1, 3, 5, …). Yours may be the way back"
+    )
+
+
+# %% [markdown]
+# A solution follows; try first.
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_half_layout(weight: Tensor, h: int) -> Tensor:
+    """Rows (H, pairs, 2) become (H, 2, pairs): in each head the even ones, then the odd ones."""
+    return weight.unflatten(0, (h, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+check_half_layout(solution_half_layout)
+
+# %%
+print(rejection(check_half_layout, lambda weight, h: weight))
+print(rejection(check_half_layout, lambda weight, h: solution_half_layout(weight, 1)))
+
+# %% [markdown]
+# ### Exercise 3 · Softmax in one pass
+#
+# *Code.* Write `candidate(parts)`. It gets an iterator over tiles, each a pair of scores (n,) and values (n, d), and returns softmax(all scores) · all values, (d,), having held only one tile at a time. Some scores are −∞: hidden keys, even a whole tile of them.
+
+
+# %%
+def check_online_softmax(candidate: Callable[[Iterator[tuple[Tensor, Tensor]]], Tensor]) -> None:
+    """Raises AssertionError, with a hint, unless `candidate` gives the softmax's mixture in one pass."""
+    generator = torch.Generator().manual_seed(0)
+    scores, v = torch.randn(12, generator=generator), torch.randn(12, 4, generator=generator)
+    scores = 2 * scores.sort(descending=True).values
+
+    def gap(scores: Tensor, size: int = 4) -> float:
+        """How far the candidate is from the softmax in one go; infinite for NaN."""
+        parts = ((scores[part], v[part]) for part in tiles(len(scores), size))
+        away = (candidate(parts) - scores.softmax(0) @ v).abs().max()
+        return math.inf if away.isnan() else away.item()
+
+    assert gap(scores, 12) < 1e-9, "wrong even where one tile holds everything: softmax(scores) @ v"
+    assert gap(scores) < 1e-9, (
+        "right for one tile, wrong for three. Tiles count by their sums: neither the mean of their "
+        "softmaxes nor the last one is the softmax of all"
+    )
+    assert gap(scores.flip(0)) < 1e-9, (
+        "right while the largest score comes first, wrong when the maximum rises: shrink what was "
+        "added before, sum and mixture, by e^(old maximum − new maximum)"
+    )
+    assert gap(scores + 1000) < 1e-9, "scores near 1,000 overflow: subtract the running maximum"
+    assert gap(scores - 1000) < 1e-9, (
+        "scores near −1,000 all become 0: the running maximum must start at −∞, not at 0"
+    )
+    hidden = scores.clone()
+    hidden[:4] = -math.inf
+    assert gap(hidden) < 1e-9, (
+        "a first tile of −∞ alone gives NaN: −∞ − (−∞) is no number. Skip it, or subtract 0 while "
+        "nothing has been seen"
+    )
+
+
+# %% [markdown]
+# A solution follows; try first.
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_online_softmax(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """The running maximum, sum and mixture; a tile without a visible key is skipped."""
+    best, total, mixed = -math.inf, 0.0, 0.0
+    for scores, v in parts:
+        higher = max(best, scores.max().item())
+        if higher == -math.inf:
+            continue
+        weights, shrink = (scores - higher).exp(), math.exp(best - higher)
+        total, mixed = shrink * total + weights.sum(), shrink * mixed + weights @ v
+        best = higher
+    return mixed / total
+
+
+check_online_softmax(solution_online_softmax)
+
+# %%
+def never_shrinks(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """The Pitfall's slip as a candidate."""
+    scores, v = (torch.cat(column) for column in zip(*parts, strict=True))
+    return wrong_online_softmax(scores, v, 4)
+
+
+print(rejection(check_online_softmax, never_shrinks))
+
+# %% [markdown]
+# ### Exercise 4 · A router
+#
+# *Code.* Write `candidate(logits, top)`: of a router's logits (N, E) the numbers of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in `MixtureOfExperts`. Mind `top = 1`.
+
+
+# %%
+def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> None:
+    """Raises AssertionError, with a hint, unless `candidate` chooses and weighs as this chapter's mixture."""
+    logits = 2 * torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    logits.requires_grad_()
+    chosen, share = candidate(logits, 2)
+    assert chosen.shape == share.shape == (7, 2), "two experts for each of seven tokens: (7, 2)"
+    order = sorted(range(5), key=lambda e: -logits[0, e].item())
+    assert chosen[0].tolist() != order[::-1][:2], "these are the least likely experts"
+    assert all(
+        row.tolist() == one.argsort(descending=True)[:2].tolist()
+        for row, one in zip(chosen, logits, strict=True)
+    ), "the experts with the largest logits, the likeliest first"
+    assert (share.sum(-1) < 1.0001).all(), "the weights of a token sum to 1, not to more"
+    assert (share.sum(-1) > 0.9999).all(), (
+        "the weights of a token sum to less than 1: a softmax over all experts was cut off after "
+        "the best two. Divide by what is left"
+    )
+    odds = (logits[0, chosen[0, 0]] - logits[0, chosen[0, 1]]).exp()
+    assert torch.allclose(share[0, 0] / share[0, 1], odds), (
+        "the weights sum to 1, but their ratio isn't that of the softmax: normalise probabilities, "
+        "not logits"
+    )
+    alone = candidate(logits, 1)[1]
+    assert alone.requires_grad and torch.autograd.grad(alone.sum(), logits)[0].abs().max() > 1e-3, (
+        "with top = 1 every weight is 1, whatever the logits are: no gradient, and the router never "
+        "learns. Leave the probability as it is then"
+    )
+    assert torch.allclose(alone, logits.softmax(-1).amax(-1, keepdim=True)), (
+        "with top = 1 the weight is the chosen expert's probability among all experts"
+    )
+
+
+# %% [markdown]
+# A solution follows; try first.
+
+# %% tags=["solution", "hide-input"]
+# A solution
+def solution_router(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """A softmax over the best alone is the same as one over all, divided by its sum over the best."""
+    best, chosen = logits.topk(top, dim=-1)
+    return chosen, best.softmax(-1) if top > 1 else logits.softmax(-1).gather(-1, chosen)
+
+
+check_router(solution_router)
+
+# %%
+print(rejection(check_router, lambda logits, top: logits.softmax(-1).topk(top)[::-1]))
+
+# %% [markdown]
+# ### Exercise 5 · Why a key of its own
+#
+# *Think.* Latent attention gives positions a separate small key. Why not turn the keys $k^C = W^{UK} c$ themselves? And why may one such key serve all heads, while queries have a turned part each?
+#
+# <details><summary>An answer</summary>
+#
+# The score would be $(R_m q)^\top R_n W^{UK} c_n = q^\top R_{n-m} W^{UK} c_n$. To absorb $W^{UK}$ into the query, the product $q^\top R_{n-m} W^{UK}$ would have to be made once for each query; but it differs for each distance, so it is as much work as making the keys. Keeping the turned keys instead would need their full $H d_k$ numbers. One key for all heads is multi-query attention for the positions alone: what differs between heads is how much, and at which distance, they care, and that is in the query's part.
+#
+# </details>
+#
+# ### Exercise 6 · Longer, larger, your own
+#
+# *Project.* `python scripts/ch13_since_2017.py modern --epochs 10 --seeds 3 --end_seeds 3` takes a night on one core and says more than our table does. Then ask one question of your own, and answer it with three seeds and a band. Does the window hurt less with four layers than with two? Do experts learn something that you can name: punctuation, articles, the source language (count `visits` for each piece)? Does Muon (chapter 8) like latents?
