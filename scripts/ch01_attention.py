@@ -59,6 +59,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -1349,6 +1350,16 @@ assert (
 print(
     f"n = 32, d = 512: a recurrent layer does {sentence_costs['recurrent'] // sentence_costs['self-attention']} times the work"
 )
+
+# %%
+def rejection(check: Callable[[Any], None], candidate: Any) -> str:
+    """What `check` says against `candidate`; raises `ValueError` if it has nothing to say."""
+    try:
+        check(candidate)
+    except AssertionError as answer:
+        return str(answer)
+    raise ValueError(f"{check.__name__} accepts a candidate that is wrong")
+
 
 # %% [markdown]
 # ## Summary
