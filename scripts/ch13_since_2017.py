@@ -86,6 +86,7 @@ from scripts.ch01_attention import (
     influence,
     masked_softmax,
     padding_mask,
+    rejection,
     saved_bytes,
     subsequent_mask,
 )
@@ -129,7 +130,7 @@ from scripts.ch08_training_run import (
     prepare,
 )
 from scripts.ch09_decoding_and_bleu import likeliest, write_one_by_one
-from scripts.charts import bars, heatmap, lines, rounded, titled
+from scripts.charts import PALETTE, bars, heatmap, lines, rounded, titled
 from scripts.records import RESULTS, load_record, provenance, save_record
 
 # %% [markdown]
@@ -1527,8 +1528,6 @@ class Parts:
     attention: Literal["full", "grouped", "latent", "window", "linear"] = "full"
     positions: Literal["sinusoidal", "rotary", "alibi"] = "sinusoidal"
     groups: int = 2  # of keys and values
-    latent: int = 48  # d_c
-    rotary: int = 16  # d_R
     window: int = 4
     experts: int = 8
     top: int = 2
@@ -1556,7 +1555,8 @@ def attention_of(parts: Parts, h: int, d_model: int, dropout: float, itself: boo
     if parts.attention == "latent":
         if parts.positions != "rotary":
             raise ValueError("latent attention brings its own rotary positions: choose rotary")
-        return LatentAttention(h, d_model, dropout, parts.latent, parts.rotary if itself else 0)
+        half = d_model // h // 2  # 3/2 d_k of latent and 1/2 of rotary key: as much as multi-query
+        return LatentAttention(h, d_model, dropout, 3 * half, half if itself else 0)
     if parts.attention != "full" and parts.positions != "sinusoidal":
         raise ValueError(f"{parts.attention} attention is here with sinusoids only")
     if parts.attention == "grouped":
@@ -1768,10 +1768,11 @@ def parts_loss(
     return loss, nll
 
 
-def study_config(corpus: str, seed: int, epochs: int) -> TrainConfig:
-    """The setting that all rows of the study share: chapter 8's narrow preset, shorter."""
-    changes = {"corpus": corpus, "seed": seed, "epochs": epochs, "path": "textbook"}
-    return replace(PRESETS["narrow"], vocab=2048, device="cpu", **changes)
+def study_config(corpus: str, seed: int, epochs: int, d_model: int) -> TrainConfig:
+    """The setting that all rows of the study share: chapter 8's narrow preset, shorter, of any width."""
+    changes = {"corpus": corpus, "seed": seed, "epochs": epochs, "d_model": d_model}
+    changes |= {"d_ff": 2 * d_model, "vocab": 2048, "warmup": 150}
+    return replace(PRESETS["narrow"], **changes, path="textbook", device="cpu")
 
 
 def trained_parts(
@@ -1884,8 +1885,10 @@ class ModernOptions:
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
-    epochs: int = 2
+    epochs: int = 3
     """Passes over the training split."""
+    d_model: int = 128
+    """Width of the vectors; the feed-forward layers are twice as wide."""
     seeds: int = 1
     """Runs of each single part."""
     end_seeds: int = 2
@@ -1905,8 +1908,9 @@ def compare_parts(options: ModernOptions) -> dict[str, Any]:
     """Train what is planned and not yet on record; the record, rewritten after each run."""
     name = f"since-2017-{options.corpus}"
     folder = RESULTS if options.save else RESULTS.parent / "runs"
-    config = study_config(options.corpus, 1, options.epochs)
-    command = f"python scripts/ch13_since_2017.py modern --epochs {options.epochs} --save true"
+    config = study_config(options.corpus, 1, options.epochs, options.d_model)
+    size = f"--epochs {options.epochs} --d_model {options.d_model}"
+    command = f"python scripts/ch13_since_2017.py modern {size} --save true"
     record = {**provenance(command), "config": asdict(config), "rows": {}}
     try:
         before = load_record(name, folder)
@@ -1917,7 +1921,7 @@ def compare_parts(options: ModernOptions) -> dict[str, Any]:
     keep_memory()
     data = prepare(config)
     if "costs" not in record:
-        record["costs"] = parts_costs(VARIANTS, config, data)
+        record["costs"] = parts_costs(VARIANTS, config, data, rounds=3)
     for seed, row in planned(options):
         runs = record["rows"].setdefault(row, {"parts": asdict(VARIANTS[row]), "runs": []})["runs"]
         if any(run["seed"] == seed for run in runs):
@@ -1929,6 +1933,8 @@ def compare_parts(options: ModernOptions) -> dict[str, Any]:
             flush=True,
         )
         save_record(name, record, folder)
+    seeds = [len(row["runs"]) for row in record["rows"].values()]
+    print(f"{sum(seeds)} runs of {len(seeds)} rows are on record")
     return record
 
 
@@ -1949,6 +1955,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
+
 
 # %% [markdown]
 # ### What the runs show
@@ -2008,7 +2015,10 @@ def parts_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     own = frame.loc[frame["row"] == "2017", "BLEU"]
     frame["kind"] = frame["row"].where(frame["row"].isin(ENDS), "one part exchanged")
     ends = [math.floor(frame["BLEU"].min() - 0.5), math.ceil(frame["BLEU"].max() + 0.5)]
-    x = {"scale": alt.Scale(domain=ends, nice=False, zero=False), "title": "validation BLEU (greedy)"}
+    x = {
+        "scale": alt.Scale(domain=ends, nice=False, zero=False),
+        "title": "validation BLEU (greedy)",
+    }
     band = alt.Chart(rounded(pd.DataFrame({"low": [own.min()], "high": [own.max()]})))
     band = band.mark_rect(color=PALETTE[0], opacity=0.25, stroke=PALETTE[0])
     band = band.encode(x=alt.X("low:Q", **x), x2="high:Q")
@@ -2132,6 +2142,7 @@ def check_shared_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
 # %% [markdown]
 # A solution follows; try first.
 
+
 # %% tags=["solution", "hide-input"]
 # A solution
 def solution_shared_heads(k: Tensor, h: int) -> Tensor:
@@ -2159,9 +2170,7 @@ def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
     x, h, d_k = torch.randn(1, 5, 24, generator=generator), 3, 8
     moved = candidate(to_query, h)
     assert moved.shape == to_query.shape, f"a weight of shape {tuple(to_query.shape)} stays one"
-    places = [
-        next((i for i in range(24) if torch.equal(row, to_query[i])), None) for row in moved
-    ]
+    places = [next((i for i in range(24) if torch.equal(row, to_query[i])), None) for row in moved]
     assert sorted(-1 if i is None else i for i in places) == list(range(24)), (
         "each row of the weight must occur once, as it is: only their order changes"
     )
@@ -2188,6 +2197,7 @@ def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
 
 # %% [markdown]
 # A solution follows; try first.
+
 
 # %% tags=["solution", "hide-input"]
 # A solution
@@ -2245,6 +2255,7 @@ def check_online_softmax(candidate: Callable[[Iterator[tuple[Tensor, Tensor]]], 
 # %% [markdown]
 # A solution follows; try first.
 
+
 # %% tags=["solution", "hide-input"]
 # A solution
 def solution_online_softmax(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
@@ -2261,6 +2272,7 @@ def solution_online_softmax(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 check_online_softmax(solution_online_softmax)
+
 
 # %%
 def never_shrinks(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
@@ -2312,6 +2324,7 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
 
 # %% [markdown]
 # A solution follows; try first.
+
 
 # %% tags=["solution", "hide-input"]
 # A solution
