@@ -14,6 +14,7 @@
 # ---
 
 # %% [markdown]
+#
 # %% [markdown]
 # # Chapter 13 · Since 2017
 #
@@ -1923,11 +1924,12 @@ def compare_parts(options: ModernOptions) -> dict[str, Any]:
     if "costs" not in record:
         record["costs"] = parts_costs(VARIANTS, config, data, rounds=3)
     for seed, row in planned(options):
-        runs = record["rows"].setdefault(row, {"parts": asdict(VARIANTS[row]), "runs": []})["runs"]
-        if any(run["seed"] == seed for run in runs):
+        done = record["rows"].get(row, {"parts": asdict(VARIANTS[row]), "runs": []})
+        if any(run["seed"] == seed for run in done["runs"]):
             continue
         setting = replace(config, seed=seed)
-        runs.append(parts_run(VARIANTS[row], setting, data, tested=row in ENDS))
+        done["runs"].append(parts_run(VARIANTS[row], setting, data, tested=row in ENDS))
+        record["rows"][row], runs = done, done["runs"]
         print(
             f"{row}, seed {seed}: {runs[-1]['bleu']['val']:.2f}, {runs[-1]['cpu_seconds']} s",
             flush=True,
@@ -1984,7 +1986,7 @@ def parts_frame(record: dict[str, Any]) -> pd.DataFrame:
 def ends_table(record: dict[str, Any]) -> pd.DataFrame:
     """The model of 2017 and the modern one: size, quality, speed and memory, means over their seeds."""
     columns = {}
-    for name in ENDS:
+    for name in (name for name in ENDS if name in record["rows"]):
         runs, costs = record["rows"][name]["runs"], record["costs"][name]
         test = next(split for split in runs[0]["bleu"] if split != "val")
 
@@ -2113,9 +2115,15 @@ for name, verdict in leaves_the_band(modern_record).items():
 # On speed, mind what is *not* here: a kernel that fuses a norm, a GPU that computes all experts at once, a text so long that a cache of megabytes has to be read for each token. On a CPU, with captions, sorting the visits and the small products of eight experts make a step slower, though it multiplies no more numbers. And what latents and windows save grows with the length; captions have a dozen words.
 
 # %%
-ends = {name: modern_record["rows"][name]["runs"] for name in ENDS}
-active = {name: runs[0]["active"] for name, runs in ends.items()}
+with torch.device("meta"):  # the study's own sizes
+    study_size = TrainConfig(**modern_record["config"])
+    active = {
+        name: active_parameters(model_of(VARIANTS[name], study_size, study_size.vocab))
+        for name in ENDS
+    }
 assert abs(active["modern"] / active["2017"] - 1) < 0.03  # equal active parameters
+for name, row in modern_record["rows"].items():
+    assert name not in ENDS or {run["active"] for run in row["runs"]} == {active[name]}
 costs = modern_record["costs"]
 assert costs["experts"]["tokens_per_second"] < costs["2017"]["tokens_per_second"]
 kept = {name: cost["cache_bytes_per_token"] for name, cost in costs.items()}
