@@ -368,7 +368,7 @@ titled(
 #
 # > **In short.** Don't add a position to the word. Turn its query and its key by an angle that grows with the position. A product of two turned vectors depends on the *difference* of the angles, and so on the distance alone.
 #
-# Su et al. (2021). Take the features in pairs, $(x_0, x_1), (x_2, x_3), \dots$, as points in a plane. The query at position $m$ has its pair $i$ turned by $m\theta_i$, the key at position $n$ by $n\theta_i$, with chapter 3's frequencies $\theta_i = 10000^{-2i/d}$:
+# Rotary position embedding, or RoPE (Su et al. 2021). Take the features in pairs, $(x_0, x_1), (x_2, x_3), \dots$, as points in a plane. The query at position $m$ has its pair $i$ turned by $m\theta_i$, the key at position $n$ by $n\theta_i$, with chapter 3's frequencies $\theta_i = 10000^{-2i/d}$:
 #
 # $$ \begin{pmatrix} x'_{2i} \\ x'_{2i+1} \end{pmatrix} = \begin{pmatrix} \cos m\theta_i & -\sin m\theta_i \\ \sin m\theta_i & \cos m\theta_i \end{pmatrix} \begin{pmatrix} x_{2i} \\ x_{2i+1} \end{pmatrix} \qquad (R_m q)^\top (R_n k) = q^\top R_m^\top R_n\,k = q^\top R_{n-m}\,k $$
 #
@@ -471,7 +471,7 @@ titled(
     lines(decay, "distance", "share", "features", y_title="expected score, share of its largest"),
     "Turned vectors agree most with their neighbours",
     "The mean of cos(distance · θ) over the frequencies: what is left of the score between equal vectors. It falls off, with "
-    "waves; slow pairs never let it fall to 0 within a sentence. A model can learn around this: it is a start, no law.",
+    "waves; the more pairs, the smoother. A model can learn around this: it is a start, no law.",
 )
 
 # %% [markdown]
@@ -597,7 +597,7 @@ print(f"with the wrong sign the farthest of 64 words gets {wrong[0, -1]:.0%} of 
 #
 # > **In short.** A decoder keeps a key and a value for each token, each head and each layer, and reads all of it for every new token. Let several heads share one key and one value, and that shrinks by as much.
 #
-# Multi-query attention (Shazeer 2019) has one key head and one value head for all H query heads. Grouped-query attention (Ainslie et al. 2023) has G of them, each for H/G query heads: G = H is chapter 2, G = 1 is multi-query.
+# Multi-query attention (MQA, Shazeer 2019) has one key head and one value head for all H query heads. Grouped-query attention (GQA, Ainslie et al. 2023) has G of them, each for H/G query heads: G = H is chapter 2, G = 1 is multi-query.
 #
 # | | numbers kept for a token, in each layer |
 # |---|---|
@@ -682,7 +682,7 @@ print("repeat_interleave:", k.repeat_interleave(2, dim=1).flatten().int().tolist
 #
 # > **In short.** Don't keep keys and values. Keep one short vector from which all heads' keys and values can be made. And don't make them: move the making into the query.
 #
-# Multi-head latent attention (DeepSeek-V2, 2024, §2.1). For a token $h_t \in \mathbb{R}^D$, with a latent width $d_c \ll 2Hd_k$:
+# Multi-head latent attention (MLA, DeepSeek-V2, 2024, §2.1). For a token $h_t \in \mathbb{R}^D$, with a latent width $d_c \ll 2Hd_k$:
 #
 # $$ c_t = W^{DKV} h_t \in \mathbb{R}^{d_c}, \qquad k^C_{t,i} = W^{UK}_i c_t, \qquad v_{t,i} = W^{UV}_i c_t \qquad (i = 1 \dots H) $$
 #
@@ -743,14 +743,18 @@ class LatentAttention(nn.Module):
         x = way(q, rotated(turned, start), *kept, mask)  # (B, H, T, d_k)
         return self.project_output(merge_heads(x))
 
-    def expanded(self, q: Tensor, turned: Tensor, c: Tensor, place: Tensor, mask) -> Tensor:
+    def expanded(
+        self, q: Tensor, turned: Tensor, c: Tensor, place: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """Keys and values of all heads are made, then chapter 1's attention: for training."""
         k = split_heads(self.expand_key(c.squeeze(1)), self.h)  # (B, H, S, d_k)
         v = split_heads(self.expand_value(c.squeeze(1)), self.h)  # (B, H, S, d_k)
         k = torch.cat((k, place.expand(-1, self.h, -1, -1)), dim=-1)  # (B, H, S, d_k + d_R)
         return attention(torch.cat((q, turned), dim=-1), k, v, mask, self.dropout)[0]
 
-    def absorbed(self, q: Tensor, turned: Tensor, c: Tensor, place: Tensor, mask) -> Tensor:
+    def absorbed(
+        self, q: Tensor, turned: Tensor, c: Tensor, place: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """The queries go to the latents' space, and the answers come back: for decoding."""
         up_key = self.expand_key.weight.unflatten(0, (self.h, -1))  # (H, d_k, d_c)
         up_value = self.expand_value.weight.unflatten(0, (self.h, -1))  # (H, d_k, d_c)
@@ -856,6 +860,7 @@ cost = pd.DataFrame(
 )
 there = cost[cost.model == "DeepSeek-V2's size"].set_index("attention").KiB
 assert there["multi-head"] / there["latent"] == 2 * 128 * 128 / 576
+assert round(there["multi-head"] * 1e5 / 2**20) == 366 and 6.4 < there["latent"] * 1e5 / 2**20 < 6.5
 assert 576 == 2.25 * 2 * 128  # as the paper says: as much as grouped-query with 2.25 groups
 titled(
     alt.vconcat(
@@ -1047,7 +1052,7 @@ titled(
 #
 # > **In short.** Many feed-forward layers in place of one; a small router sends each token to the few that suit it. The model knows more, a token costs the same.
 #
-# Shazeer et al. (2017); Switch (Fedus et al. 2021); DeepSeekMoE (Dai et al. 2024). For a token $x$, a router $W_r$ (D, E) and experts $f_1, \dots, f_E$:
+# Mixture of experts, or MoE: Shazeer et al. (2017); Switch (Fedus et al. 2021); DeepSeekMoE (Dai et al. 2024). For a token $x$, a router $W_r$ (D, E) and experts $f_1, \dots, f_E$:
 #
 # $$ p = \mathrm{softmax}(x W_r), \qquad y = \sum_{e\,\in\,\mathrm{top}\,k} \frac{p_e}{\sum_{e'\in\,\mathrm{top}\,k} p_{e'}}\, f_e(x) \;+\; f_\text{shared}(x) $$
 #
@@ -1100,13 +1105,16 @@ class MixtureOfExperts(nn.Module):
         self.shared = nn.ModuleList(SwiGLU(d_model, width, dropout) for _ in range(shared))
         self.register_buffer("lift", torch.zeros(experts), persistent=False)
         self.penalty: Tensor | None = None
+        self.visits: Tensor | None = None
 
     def route(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """rows (N, D) to probabilities (N, E), the chosen experts (N, k) and their weights (N, k)."""
         probs = self.router(rows).softmax(dim=-1)
         chosen = (probs + self.lift).topk(self.top, dim=-1).indices
         share = probs.gather(-1, chosen)
-        return probs, chosen, share / share.sum(-1, keepdim=True) if self.top > 1 else share
+        if self.top > 1:  # a single one keeps its probability, or the router would learn nothing
+            share = share / share.sum(-1, keepdim=True)
+        return probs, chosen, share
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) to (..., D)."""
@@ -1153,7 +1161,7 @@ assert layer.visits.tolist() == [20, 20, 0, 0, 0, 0]  # 20 tokens, and room for 
 assert (layer.experts[5].gate.weight.grad == 0).all() and layer.experts[0].gate.weight.grad.any()
 
 # %% [markdown]
-# **Pitfall.** Softmax over all experts, top k, and the weights as they are. They sum to less than 1, and to how much depends on how sure the router is: at the start, with 8 experts and k = 2, to about a quarter. The layer is then too quiet, and louder for tokens that the router likes. Notice it by the sum.
+# **Pitfall.** Softmax over all experts, top k, and the weights as they are. They sum to less than 1, and to how much depends on how sure the router is: with 8 experts and k = 2, a router that knows nothing gives a quarter. The layer is then too quiet, and louder for tokens that the router is sure of. Notice it by the sum.
 
 # %%
 layer = MixtureOfExperts(16, 12, experts=8, top=2)
@@ -1571,7 +1579,7 @@ def attention_of(parts: Parts, h: int, d_model: int, dropout: float, itself: boo
 
 
 def feed_forward_of(parts: Parts, d_model: int, d_ff: int, dropout: float) -> nn.Module:
-    """A feed-forward layer with as many active numbers as one of width `d_ff` with ReLU."""
+    """A feed-forward layer with as many active numbers as ReLU's of `parts.wider` times `d_ff`."""
     d_ff = parts.wider * d_ff
     if parts.feed_forward == "swiglu":
         return SwiGLU(d_model, gated_width(d_ff), dropout)
@@ -1749,7 +1757,7 @@ print(f"{len(VARIANTS)} models: cached equals uncached, step by step")
 #
 # > **In short.** One part exchanged at a time, then all of them; the same data, budget and active parameters. And two seeds at both ends, to know what chance does.
 #
-# The setting is small on purpose: every run takes some minutes on one core. What it can show is what a part does *here*: captions of a dozen words, a model of a million parameters, a few passes over 29,000 pairs. Most of these parts were invented for texts a thousand times longer and models a thousand times larger.
+# The setting is small on purpose: every run takes some minutes on one core. What it can show is what a part does *here*: captions of a dozen words, a model of a million parameters at most, a few passes over 29,000 pairs. Most of these parts were invented for texts a thousand times longer and models a thousand times larger.
 #
 # A training is chapter 8's: its data, batches, optimizer, schedule, loss and validation, computed the textbook's way. Two things are added: the balance penalty of each mixture, times 0.01; and logits only where there is a target.
 
@@ -2158,9 +2166,11 @@ assert (
 #
 # ## Exercises
 #
-# ### Exercise 1 · Who shares with whom
+# From warm-up to project. Each code exercise has a checker, `check_…`: hand it your function. If it is right, the checker says nothing; if not, it says what is wrong. Below stand a solution, folded away, and what the checker says to a wrong candidate.
 #
-# *Warm-up, code.* Write `candidate(k, h)`, which makes of a group's keys k (B, G, S, d_k) one for each of h heads, (B, h, S, d_k), as `GroupedAttention` needs it: neighbouring heads share.
+# ### Exercise 1 *warm-up* · Who shares with whom
+#
+# Write `candidate(k, h)`, which makes of a group's keys k (B, G, S, d_k) one for each of h heads, (B, h, S, d_k), as `GroupedAttention` needs it: neighbouring heads share.
 
 
 # %%
@@ -2189,7 +2199,7 @@ def check_shared_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
 
 
 # %% [markdown]
-# A solution follows; try first.
+# *A solution follows; try first.*
 
 
 # %% tags=["solution", "hide-input"]
@@ -2206,9 +2216,9 @@ check_shared_heads(solution_shared_heads)
 print(rejection(check_shared_heads, lambda k, h: k.repeat(1, h // k.size(1), 1, 1)))
 
 # %% [markdown]
-# ### Exercise 2 · From one layout to the other
+# ### Exercise 2 *code* · From one layout to the other
 #
-# *Code.* You have weights trained with our layout, where rotary pairs are neighbours, and a program that pairs feature i with feature i + d_k/2 (`rotated_in_halves`). Write `candidate(weight, h)`: the query's or key's weight (D, D) with its rows in another order, so that the program gives the same scores.
+# You have weights trained with our layout, where rotary pairs are neighbours, and a program that pairs feature i with feature i + d_k/2 (`rotated_in_halves`). Write `candidate(weight, h)`: the query's or key's weight (D, D) with its rows in another order, so that the program gives the same scores.
 
 
 # %%
@@ -2245,7 +2255,7 @@ def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
 
 
 # %% [markdown]
-# A solution follows; try first.
+# *A solution follows; try first.*
 
 
 # %% tags=["solution", "hide-input"]
@@ -2262,9 +2272,9 @@ print(rejection(check_half_layout, lambda weight, h: weight))
 print(rejection(check_half_layout, lambda weight, h: solution_half_layout(weight, 1)))
 
 # %% [markdown]
-# ### Exercise 3 · Softmax in one pass
+# ### Exercise 3 *code* · Softmax in one pass
 #
-# *Code.* Write `candidate(parts)`. It gets an iterator over tiles, each a pair of scores (n,) and values (n, d), and returns softmax(all scores) · all values, (d,), having held only one tile at a time. Some scores are −∞: hidden keys, even a whole tile of them.
+# Write `candidate(parts)`. It gets an iterator over tiles, each a pair of scores (n,) and values (n, d), and returns softmax(all scores) · all values, (d,), having held only one tile at a time. Some scores are −∞: hidden keys, even a whole tile of them.
 
 
 # %%
@@ -2302,7 +2312,7 @@ def check_online_softmax(candidate: Callable[[Iterator[tuple[Tensor, Tensor]]], 
 
 
 # %% [markdown]
-# A solution follows; try first.
+# *A solution follows; try first.*
 
 
 # %% tags=["solution", "hide-input"]
@@ -2333,9 +2343,9 @@ def never_shrinks(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
 print(rejection(check_online_softmax, never_shrinks))
 
 # %% [markdown]
-# ### Exercise 4 · A router
+# ### Exercise 4 *code* · A router
 #
-# *Code.* Write `candidate(logits, top)`: of a router's logits (N, E) the numbers of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in `MixtureOfExperts`. Mind `top = 1`.
+# Write `candidate(logits, top)`: of a router's logits (N, E) the numbers of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in `MixtureOfExperts`. Mind `top = 1`.
 
 
 # %%
@@ -2372,7 +2382,7 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
 
 
 # %% [markdown]
-# A solution follows; try first.
+# *A solution follows; try first.*
 
 
 # %% tags=["solution", "hide-input"]
@@ -2389,9 +2399,9 @@ check_router(solution_router)
 print(rejection(check_router, lambda logits, top: logits.softmax(-1).topk(top)[::-1]))
 
 # %% [markdown]
-# ### Exercise 5 · Why a key of its own
+# ### Exercise 5 *think* · Why a key of its own
 #
-# *Think.* Latent attention gives positions a separate small key. Why not turn the keys $k^C = W^{UK} c$ themselves? And why may one such key serve all heads, while queries have a turned part each?
+# Latent attention gives positions a separate small key. Why not turn the keys $k^C = W^{UK} c$ themselves? And why may one such key serve all heads, while queries have a turned part each?
 #
 # <details><summary>An answer</summary>
 #
@@ -2399,6 +2409,6 @@ print(rejection(check_router, lambda logits, top: logits.softmax(-1).topk(top)[:
 #
 # </details>
 #
-# ### Exercise 6 · Longer, larger, your own
+# ### Exercise 6 *project* · Longer, larger, your own
 #
-# *Project.* `python scripts/ch13_since_2017.py modern --epochs 10 --seeds 3 --end_seeds 3` takes a night on one core and says more than our table does. Then ask one question of your own, and answer it with three seeds and a band. Does the window hurt less with four layers than with two? Do experts learn something that you can name: punctuation, articles, the source language (count `visits` for each piece)? Does Muon (chapter 8) like latents?
+# `python scripts/ch13_since_2017.py modern --epochs 10 --seeds 3 --end_seeds 3` takes a night on one core and says more than our table does. Then ask one question of your own, and answer it with three seeds and a band. Does the window hurt less with four layers than with two? Do experts learn something that you can name: punctuation, articles, the source language (count `visits` for each piece)? Does Muon (chapter 8) like latents?
