@@ -2176,7 +2176,9 @@ assert (
 # %%
 def check_shared_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
     """Raises AssertionError, with a hint, unless `candidate` deals groups out to neighbouring heads."""
-    k = torch.randn(2, 2, 5, 3, generator=torch.Generator().manual_seed(0))  # (B, G, S, d_k)
+    k = torch.randn(
+        2, 2, 5, 3, generator=torch.Generator().manual_seed(0)
+    ).double()  # (B, G, S, d_k)
     found = candidate(k, 6)
     assert isinstance(found, Tensor) and found.shape == (2, 6, 5, 3), (
         f"six heads of two groups have the shape (2, 6, 5, 3), not {tuple(found.shape)}"
@@ -2225,8 +2227,8 @@ print(rejection(check_shared_heads, lambda k, h: k.repeat(1, h // k.size(1), 1, 
 def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
     """Raises AssertionError, with a hint, unless `candidate` reorders rows for the layout in halves."""
     generator = torch.Generator().manual_seed(0)
-    to_query, to_key = torch.randn(2, 24, 24, generator=generator)  # (D, D) each
-    x, h, d_k = torch.randn(1, 5, 24, generator=generator), 3, 8
+    to_query, to_key = torch.randn(2, 24, 24, generator=generator).double()  # (D, D) each
+    x, h, d_k = torch.randn(1, 5, 24, generator=generator).double(), 3, 8
     moved = candidate(to_query, h)
     assert moved.shape == to_query.shape, f"a weight of shape {tuple(to_query.shape)} stays one"
     places = [next((i for i in range(24) if torch.equal(row, to_query[i])), None) for row in moved]
@@ -2281,7 +2283,7 @@ print(rejection(check_half_layout, lambda weight, h: solution_half_layout(weight
 def check_online_softmax(candidate: Callable[[Iterator[tuple[Tensor, Tensor]]], Tensor]) -> None:
     """Raises AssertionError, with a hint, unless `candidate` gives the softmax's mixture in one pass."""
     generator = torch.Generator().manual_seed(0)
-    scores, v = torch.randn(12, generator=generator), torch.randn(12, 4, generator=generator)
+    scores, v = (torch.randn(size, generator=generator).double() for size in ((12,), (12, 4)))
     scores = 2 * scores.sort(descending=True).values
 
     def gap(scores: Tensor, size: int = 4) -> float:
@@ -2351,7 +2353,7 @@ print(rejection(check_online_softmax, never_shrinks))
 # %%
 def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> None:
     """Raises AssertionError, with a hint, unless `candidate` chooses and weighs as this chapter's mixture."""
-    logits = 2 * torch.randn(7, 5, generator=torch.Generator().manual_seed(0))
+    logits = 2 * torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).double()
     logits.requires_grad_()
     chosen, share = candidate(logits, 2)
     assert chosen.shape == share.shape == (7, 2), "two experts for each of seven tokens: (7, 2)"

@@ -152,6 +152,12 @@ def test_other_mistakes_other_messages(check):
     assert len(set(messages)) == len(messages) >= 2
 
 
+def test_the_checkers_work_in_single_precision_sessions():
+    torch.set_default_dtype(torch.float32)
+    for check, (solution, _) in CHECKS.items():
+        check(solution)
+
+
 def test_the_pitfalls_slip_is_found():
     assert "shrink what was added" in rejection(check_online_softmax, all_at_once)
 
