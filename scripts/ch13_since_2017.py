@@ -1650,7 +1650,7 @@ assert abs(active_parameters(new) / active_parameters(old) - 1) < 0.03
 # %% [markdown]
 # ### It decodes with a cache
 #
-# Chapter 9's searches ask a decoding for four methods. Here they are for any mixture of this chapter's parts, with one prefix a sentence: each layer keeps what its `remember` returns, and the position of the new token is told to whoever asks.
+# Chapter 9's searches ask a decoding for four methods. Here they are for any mixture of this chapter's parts, with one prefix a sentence: each layer keeps what its `remember` returns, and the position of the new token is told to whoever asks. (A window could forget what lies behind it, and linear attention could keep its state alone. Ours keep everything, which is the same numbers and more bytes.)
 
 
 # %%
