@@ -1998,7 +1998,7 @@ def ends_table(record: dict[str, Any]) -> pd.DataFrame:
         runs, costs = record["rows"][name]["runs"], record["costs"][name]
         test = next(split for split in runs[0]["bleu"] if split != "val")
 
-        def mean(*path: str, runs: list[dict[str, Any]] = runs) -> float:
+        def mean(*path: Any, runs: list[dict[str, Any]] = runs) -> float:
             """The mean over the runs of what stands at `path`."""
             found = [run[path[0]][path[1]] if path[1:] else run[path[0]] for run in runs]
             return statistics.mean(found)
@@ -2007,6 +2007,7 @@ def ends_table(record: dict[str, Any]) -> pd.DataFrame:
             "active parameters": f"{runs[0]['active']:,}",
             "parameters": f"{runs[0]['parameters']:,}",
             "runs": len(runs),
+            "training perplexity, last epoch": f"{mean('train_ppl', -1):.2f}",
             "validation perplexity": f"{mean('val_ppl'):.2f}",
             "validation BLEU": f"{mean('bleu', 'val'):.1f}",
             f"{test} BLEU": f"{mean('bleu', test):.1f}",
@@ -2120,6 +2121,8 @@ for name, verdict in leaves_the_band(modern_record).items():
     print(f"{name}: {verdict}, beyond the band")
 
 # %% [markdown]
+# Where a row lies to the left, ask what it was made for. Our latents are $\tfrac32 d_k$ wide and have to hold the keys and values of four heads, $8\,d_k$ numbers; DeepSeek-V2's are $4\,d_k$ wide, at a $d_k$ of 128. A routed expert meets a quarter of the tokens (two of eight), and in a few hundred steps that is little. A part made for scale has its price where there is none: that is a finding about this table, and no verdict on the part. And note what the table shows about measures: two models whose perplexities are near can be several BLEU apart (chapter 8).
+#
 # On speed, mind what is *not* here: a kernel that fuses a norm, a GPU that computes all experts at once, a text so long that a cache of megabytes has to be read for each token. On a CPU, with captions, sorting the visits and the small products of eight experts make a step slower, though it multiplies no more numbers. And what latents and windows save grows with the length; captions have a dozen words.
 
 # %%

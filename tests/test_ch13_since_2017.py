@@ -694,7 +694,7 @@ def test_the_record_counts_as_the_code_counts(record):
 def test_table_and_charts_draw_what_is_on_record(record):
     table = ends_table(record)
     assert list(table.columns) == [name for name in ENDS if name in record["rows"]]
-    assert len(table) == 10
+    assert len(table) == 11
     runs = sum(len(row["runs"]) for row in record["rows"].values())
     spec = parts_chart(record).to_dict()
     assert max(map(len, spec["datasets"].values())) == runs
