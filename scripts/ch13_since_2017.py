@@ -2136,6 +2136,9 @@ assert abs(active["modern"] / active["2017"] - 1) < 0.03  # equal active paramet
 for name, row in modern_record["rows"].items():
     assert name not in ENDS or {run["active"] for run in row["runs"]} == {active[name]}
 costs = modern_record["costs"]
+means = parts_frame(modern_record).groupby("row")[["BLEU", "perplexity"]].mean()
+assert means.perplexity["modern"] / means.perplexity["2017"] < 1.15  # near in perplexity …
+assert means.BLEU["2017"] - means.BLEU["modern"] > 2  # … and apart in BLEU
 assert costs["experts"]["tokens_per_second"] < costs["2017"]["tokens_per_second"]
 kept = {name: cost["cache_bytes_per_token"] for name, cost in costs.items()}
 assert (
