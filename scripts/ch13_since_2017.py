@@ -2029,6 +2029,7 @@ def parts_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     x = {
         "scale": alt.Scale(domain=ends, nice=False, zero=False),
         "title": "validation BLEU (greedy)",
+        "axis": alt.Axis(tickCount=6),
     }
     band = alt.Chart(rounded(pd.DataFrame({"low": [own.min()], "high": [own.max()]})))
     band = band.mark_rect(color=PALETTE[0], opacity=0.25, stroke=PALETTE[0])
