@@ -5,7 +5,7 @@
 #   WORKERS=2                how many tests or notebooks run at once
 #   CHAPTERS=scripts/ch01_attention.py    the chapters that `make notebooks` executes
 #   PRESET=sample CORPUS=sample           what `make train` trains, and on what
-#   ARGS="--device cuda"     further options of `make train`, `make ablate`, `make ablations`, `make bench` and `make bench-decode`
+#   ARGS="--device cuda"     further options of `make train` and the tasks that make records
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -31,7 +31,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run test notebooks lab train ablate ablations bench bench-decode translate clean
+.PHONY: help setup given run test notebooks lab train ablate ablations modern records bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,13 @@ ablate: setup  ## train with one ingredient changed at a time and compare: make 
 
 ablations: setup  ## one part changed at a time, and sizes: make ablations [ARGS="--seeds 3"] (hours; resumes)
 	$(PY) scripts/ch12_ablations_and_scaling.py study --save true $(ARGS)
+
+modern: setup  ## train with the parts since 2017, one at a time and all: make modern [ARGS="--d_model 64"] (hours; resumes)
+	$(PY) scripts/ch13_since_2017.py modern --save true $(ARGS)
+
+records: setup  ## what is on record about the model that ships, anew (half an hour; needs Multi30k)
+	$(PY) scripts/ch09_decoding_and_bleu.py analyse --save true
+	$(PY) scripts/ch10_looking_inside.py inspect --save true
 
 bench: setup  ## time a training step against nn.Transformer, MarianMTModel and x-transformers (10 minutes)
 	@$(PY) -c 'import transformers, x_transformers' 2>/dev/null || $(INSTALL_PEERS)

@@ -3867,11 +3867,12 @@ for beam in (1, 4):
         f"beam {beam}: {rate['ours', beam] / rate['textbook', beam]:.0f} times the textbook, "
         f"{rate['ours', beam] / rate['CTranslate2 float32', beam]:.2f} times CTranslate2 float32"
     )
-rounded_to_8_bits = [bleu_of["CTranslate2 int8", k] - bleu_of["ours", k] for k in (1, 4)]
-assert 0.2 < rounded_to_8_bits[0] < 0.3 and -0.3 < rounded_to_8_bits[1] < -0.2
+    assert 0.88 < rate["ours", beam] / rate["CTranslate2 float32", beam] < 1
+    assert 1.8 < rate["CTranslate2 int8", beam] / rate["CTranslate2 float32", beam] < 2.1
+    assert abs(bleu_of["CTranslate2 int8", beam] - bleu_of["ours", beam]) < 0.15
 
 # %% [markdown]
-# With a cache the same weights write more than ten times as many sentences a second, and more than twice as many as the best peer in PyTorch, which has a cache too. That is also where a program in C++ is. Rounding the weights to 8 bits buys CTranslate2 another factor of two, and changes BLEU by a quarter of a point, here up once and down once. (Our greedy search rounds to 8 bits as well, but only to know where to look.)
+# With a cache the same weights write more than ten times as many sentences a second, and more than twice as many as the best peer in PyTorch, which has a cache too. CTranslate2, written in C++ for nothing but this, stays ahead by a tenth at most. Rounding the weights to 8 bits buys it another factor of two; one text in twenty then comes out differently, and BLEU moves by a tenth of a point. (Our greedy search rounds to 8 bits as well, but only to know where to look.)
 #
 # The race has answered two more questions on the way. In double precision all ways write the same tokens, and the tests say so. In single precision another order of sums might decide a tie differently. And the exact stop: what does it cost, and what does it find?
 
@@ -3885,11 +3886,12 @@ for beam in (1, 4):
 changed, slower = count - same_as_ours[EXACT, 4], rate["ours", 4] / rate[EXACT, 4]
 better = bleu_of[EXACT, 4] - bleu_of["ours", 4]
 print(f"exact stop: {changed:.0f} other texts in {slower:.2f} times the time, BLEU {better:+.2f}")
+assert 0.02 < changed / count < 0.06 and 1.1 < slower < 1.4 and 0 < better < 0.5
 
 # %% [markdown]
-# EXACT_PROSE
+# No tie in two thousand searches: float32 is precise enough here. And the usual rule is not quite what it seems. With a penalty of 0.6 a text that ends late can still win; to wait for it takes a quarter more time, changes four texts in a hundred, and gains a little BLEU, since the late texts are longer. It is a better search, at a price, and `--exact` switches it on.
 #
-# Where does the rest go?
+# Where does the time go? Ours, on one thread:
 
 # %%
 decoding_account_chart(race)
@@ -3901,9 +3903,13 @@ for beam, name in (("1", "greedy"), ("4", "beam 4")):
     whole = sum(spent.values())
     print(f"{name}: products at the matrix rate would take {floor / whole:.0%} of the time")
     print("   ", ", ".join(f"{kind} {seconds / whole:.0%}" for kind, seconds in spent.items()))
+    assert 0.5 < floor / whole < 0.65
+    assert spent["attention"] == max(
+        v for k, v in spent.items() if k not in ("products", "Python and the rest")
+    )
 
 # %% [markdown]
-# ACCOUNT_PROSE
+# So more than half of the time is arithmetic that no program can avoid (but for the greedy search's logits). The products run a little below the rate, since a step has few rows and finds its weights in a far cache. Attention comes next: it multiplies little, but reads all keys and values for every new token, and that is a matter of memory. The rest is many small things, each a few hundred times a batch: finding the best tokens, copying, and Python, which calls the kernels one by one. (The profiler takes its own time, and books it there.)
 
 # %% [markdown]
 # ## The command

@@ -383,7 +383,7 @@ def test_greedy_with_the_screen_is_greedy_in_single_precision():
     """The shipped model in float32: the screened search, and the whole product at each step."""
     trained = ch09.load_model(ROOT / "models" / "multi30k-de-en", "cpu")
     ready = ch09.PreparedModel(trained.model.eval())
-    assert ready.screen is not None
+    assert ready.screen is not None or not ready.vocabulary.onednn
     rows = [source_ids(german, trained.tokenizer) for german, _ in load_corpus("sample")["test"]]
     src = pad_rows(rows[:100])
     quick = ch09.cached_greedy(ready, src, padding_mask(src), 40)

@@ -103,6 +103,18 @@ FAULTS = {
         "torch.arange(size, device=prefix.device) <= prefix[:, None]",
         "test_ch11_variants.py",
     ),
+    "no residual, but for the residual": (
+        "ch12",
+        "            return self.dropout(sublayer(self.norm(x)))",
+        "            return x + self.dropout(sublayer(self.norm(x)))",
+        "test_ch12_ablations_and_scaling.py",
+    ),
+    "the online softmax forgets to shrink what it has": (
+        "ch13",
+        "mixed = shrink * mixed + weights @ v[..., columns, :]",
+        "mixed = mixed + weights @ v[..., columns, :]",
+        "test_ch13_since_2017.py",
+    ),
 }
 CHAPTERS_AT_FAULT = sorted({fault[0] for fault in FAULTS.values()})
 
