@@ -3834,7 +3834,7 @@ def decoding_account_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         alt.layer(bars_, ticks.encode(x=x, y=y)).properties(width=440, height=alt.Step(44)),
         "Where a sentence's time goes",
         "Black: what all products would take at the machine's matrix rate, with every logit in full precision. Greedy "
-        "decoding needs few of those; so its products and its 8-bit product together come close to that line.",
+        "decoding needs few of those: its products and its 8-bit product together stay below that line.",
     )
 
 

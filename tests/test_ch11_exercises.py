@@ -112,7 +112,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("check, words, candidate", WRONG, ids=lambda part: str(part)[:30])
+@pytest.mark.parametrize("check, words, candidate", WRONG, ids=[words for _, words, _ in WRONG])
 def test_a_mistake_is_named(check, words, candidate):
     assert words in rejection(check, candidate)
 
