@@ -16,7 +16,7 @@ from conftest import CHAPTERS, ROOT
 
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "architecture.png"
-ERRATA = range(1, 29)
+ERRATA = [*range(1, 29)]
 
 
 def opening(path):
