@@ -713,6 +713,10 @@ assert min(sure, key=sure.get) != mine  # the made-up answer is the less certain
 # | [7 · Going fast](ch07_going_fast.ipynb) | the same numbers, sooner; where a machine's limits are |
 # | [8 · The training run](ch08_training_run.ipynb) | a translator trained, saved and measured |
 # | [9 · Decoding and BLEU](ch09_decoding_and_bleu.ipynb) | beam search, sampling, BLEU; your sentences translated |
+# | [10 · Looking inside](ch10_looking_inside.ipynb) | attention maps; what heads do, and what they are worth |
+# | [11 · Variants](ch11_variants.ipynb) | the same layers as a classifier, a writer and another translator |
+# | [12 · Ablations and scaling](ch12_ablations_and_scaling.ipynb) | which parts matter, how sure that is; size and data |
+# | [13 · Since 2017](ch13_since_2017.ipynb) | what replaced each part, proven one at a time |
 #
 # ## Your machine
 #

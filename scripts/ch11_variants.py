@@ -151,7 +151,7 @@ from scripts.ch08_training_run import (
 )
 from scripts.ch09_decoding_and_bleu import cached_greedy, sharpened, write_one_by_one
 from scripts.charts import GREY, lines, rounded, titled
-from scripts.checkpoints import write_whole
+from scripts.checkpoints import load_tensors, load_weights, save_tensors, weights, write_whole
 from scripts.records import ROOT, load_record, provenance, save_record
 
 # %% [markdown]
@@ -1635,18 +1635,18 @@ def misled(item: GapItem) -> bool:
 
 
 def classify_run(
-    state: dict[str, Tensor] | None,
+    pretrained: Path | None,
     config: TrainConfig,
     gaps: dict[str, list[GapItem]],
     tokenizer: BPETokenizer,
     labels: int,
 ) -> dict[str, Any]:
-    """Train a classifier on `labels` captions, from pretrained weights `state` or from scratch."""
+    """Train a classifier on `labels` captions, from the weights at `pretrained` or from scratch."""
     items = random.Random(config.seed).sample(gaps["train"], labels)
     torch.manual_seed(config.seed)
     encoder = make_masked_model(config, len(tokenizer)).to(pick_device(config.device))
-    if state is not None:
-        encoder.load_state_dict(state)
+    if pretrained is not None:
+        load_weights(encoder, load_tensors(pretrained)[0], pretrained)
     model = NumberClassifier(encoder, len(tokenizer)).to(pick_device(config.device))
     steps = min(500, max(150, 3 * labels // 32))
     fit_classifier(model, items, tokenizer, replace(config, lr=1e-3, warmup=steps // 10), steps)
@@ -1686,16 +1686,15 @@ def study_classify(options: VariantOptions) -> dict[str, Any]:
     tokenizer = BPETokenizer.train(texts["train"], base.vocab)
     gaps = german_gaps(corpus)
     folder = ROOT / "runs" / f"variants-{options.corpus}"
-    path = folder / f"masked-{base.epochs}.pt"
+    path = folder / f"masked-{base.epochs}.safetensors"
 
-    def pretrained() -> dict[str, Any]:
+    def pretraining() -> dict[str, Any]:
         model, history = pretrain(base, texts, tokenizer)
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), path)
+        save_tensors(path, weights(model), {})
         return {"history": history, "parameters": sum(p.numel() for p in model.parameters())}
 
-    masked = once(folder / path.stem, pretrained)
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    masked = once(folder / path.stem, pretraining)
     sizes = [n for n in LABELS if n < len(gaps["train"])] + [len(gaps["train"])]
     runs: dict[str, list[dict[str, Any]]] = {
         "bag of words": [],
@@ -1710,7 +1709,7 @@ def study_classify(options: VariantOptions) -> dict[str, Any]:
                     classify_run, None, replace(base, seed=seed), gaps, tokenizer, labels
                 ),
                 "pretrained": partial(
-                    classify_run, state, replace(base, seed=seed), gaps, tokenizer, labels
+                    classify_run, path, replace(base, seed=seed), gaps, tokenizer, labels
                 ),
             }
             for kind, work in works.items():
