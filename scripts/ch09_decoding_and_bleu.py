@@ -695,7 +695,7 @@ for dtype, close in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
             torch.testing.assert_close(mine, theirs, rtol=close, atol=close)
 
 # %% [markdown]
-# A layer in that form, of the encoder or of the decoder. Its attention is chapter 7's without dropout, one matrix for each head of each sentence. One thing there is a surprise. Over fewer than 16 columns PyTorch's softmax goes number by number, since 16 numbers fill a register, and the smallest of batched products take a slow path, too. A caption has 14 tokens. So nothing here is ever narrower than `WIDE`: a few columns of padding, hidden like all padding, make attention *faster*.
+# A layer in that form, of the encoder or of the decoder. Its attention is chapter 7's without dropout, one matrix for each head of each sentence. One thing there is a surprise. Over fewer than 16 columns PyTorch's softmax goes number by number, since 16 numbers fill a register, and the smallest of batched products take a slow path, too. Most captions are shorter than that. So nothing here is ever narrower than `WIDE`: a few columns of padding, hidden like all padding, make attention *faster*.
 
 
 # %%
@@ -804,13 +804,10 @@ class PreparedModel(nn.Module):
 
     @functools.cached_property
     def screen(self) -> "Screen | None":
-        """What finds the likeliest token quickly (see below), where the table is large and rounds well."""
+        """What finds the likeliest token quickly (see below), where the table is large and products are exact."""
         large = len(self.generator.proj.weight) >= 4096
-        return (
-            Screen(self.generator.proj)
-            if large and self.vocabulary.onednn and exact_in_8_bits()
-            else None
-        )
+        suits = large and self.vocabulary.onednn and exact_in_8_bits()
+        return Screen(self.generator.proj) if suits else None
 
     def read(self, src: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
         """Keys and values of src (B, S) for all layers, (layers, 2, B, H, S, d_k); the bias that hides padding."""
@@ -874,9 +871,8 @@ class CachedDecoding:
         self.ancestors = torch.cat((self.ancestors, itself.expand(B, k, k)), dim=-1)  # (B, k, L)
         if k == 1 and used >= WIDE:  # an only child descends from all
             return None
-        related = F.pad(
-            self.ancestors, (0, max(0, WIDE - used))
-        )  # columns without a token: nobody's
+        # Columns without a token are nobody's.
+        related = F.pad(self.ancestors, (0, max(0, WIDE - used)))
         hidden = self.source.new_zeros(related.shape).masked_fill_(~related, -math.inf)
         return hidden.unsqueeze(1)
 
@@ -951,7 +947,7 @@ for norm_first in (True, False):
 #
 # At every step a search asks for the largest of V = 8,192 logits, or for the few largest. `argmax` and `topk` walk through a row number by number; the maximum of a block is a vector instruction. So take the maximum of each block of 64 first: the k largest logits lie in the k blocks with the largest maxima. Only those are sorted.
 #
-# And the logits themselves: 512 prefixes have 16 MB of them, more than a core's share of the cache. Each pass over them would go to memory. So they are computed for 128 prefixes at a time, and used while they are near. A beam needs their log-sum-exp as well, since log-probabilities of different prefixes are compared. PyTorch's `exp2` is two to three times as fast as its `exp` here, so we sum powers of two:
+# And the logits themselves: 512 prefixes have 16 MB of them, more than a core's share of the cache. Each pass over them would go to memory. So they are computed for 128 prefixes at a time, and used while they are near. A beam needs their log-sum-exp as well, since log-probabilities of different prefixes are compared. PyTorch's `exp2` is quicker than its `exp` (try it with chapter 7's `best_seconds`), so we sum powers of two:
 #
 # $$\log\sum_v e^{z_v} = z^* + \log\sum_v 2^{(z_v - z^*)\,\log_2 e},\qquad z^* = \max_v z_v$$
 
@@ -1007,11 +1003,11 @@ torch.testing.assert_close(log_sum_exp(logits, largest), logits.logsumexp(-1, ke
 #
 # > **In short.** Greedy decoding needs one token out of 8,192, and no probability. Let a coarse, cheap product propose a few; compute those exactly; and prove that no other can be larger.
 #
-# That last product is a quarter of all the arithmetic. Rounded to 8 bits, its table $W$ is multiplied about five times as fast. Rounding makes mistakes, and how large they can be follows from Cauchy and Schwarz. With $\hat x$ and $\hat w$ for the rounded row and column,
+# That last product is the largest of a step. Rounded to 8 bits, its table $W$ takes a quarter of the memory, and a processor multiplies four such numbers in the room of one. Rounding makes mistakes, and how large they can be follows from Cauchy and Schwarz. With $\hat x$ and $\hat w$ for the rounded row and column,
 #
 # $$ |x\cdot w - \hat x\cdot\hat w| \;\le\; \lVert x\rVert\,\lVert w-\hat w\rVert + \lVert x-\hat x\rVert\,\lVert\hat w\rVert $$
 #
-# Now take the eight tokens that look best coarsely, and compute their logits in full precision. If the best of them is at least as large as the eighth coarse value plus that bound, then no token outside the eight can beat it: they all looked worse than the eighth. Where the proof fails, try 64; where that fails too, compute them all. The answer is always that of the full product. It costs about a third.
+# Now take the eight tokens that look best coarsely, and compute their logits in full precision. If the best of them is at least as large as the eighth coarse value plus that bound, then no token outside the eight can beat it: they all looked worse than the eighth. Where the proof fails, try 64; where that fails too, compute them all. The answer is always that of the full product. (What it costs stands in the account of our time, further down.)
 #
 # The proof needs 8-bit products that are exact, and not every processor adds them without overflow. So that is tried first.
 
