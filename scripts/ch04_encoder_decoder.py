@@ -2395,8 +2395,8 @@ for candidate in (
 #    is $2^{-N}$ times a free road: at 24 layers one part in 17 million.
 # 2. Swapped matrices differ from the start, so the outputs do: noticed either way. A bias starts at 0, and LayerNorm's scale and shift at
 #    1 and 0. A forgotten one changes nothing on fresh weights, and the check passes. That is what `scramble` is for.
-# 3. If fading is a product over layers, three times the layers cost the third power: six or seven becomes some 300. Run it: it is
-#    several hundred. Pre-norm stays even.
+# 3. If fading is a product over layers, three times the layers cost the third power: six or seven becomes some 300. Run it,
+#    and compare: with what you guessed, and with pre-norm.
 #
 # </details>
 

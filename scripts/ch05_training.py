@@ -2142,8 +2142,8 @@ print(rejection(check_reversed_target, lambda src: F.pad(src, (1, 0), value=BOS)
 #
 # <details><summary>What to expect</summary>
 #
-# 1. The 250 steps of the copy task are enough for this one too. Only cross-attention has something else to do: at step t it must look at the place that is t from the *end*, and the end is elsewhere in each row, so the encoder must have said in its vectors how far it is.
-# 2. Hardly a sequence comes out right, reversed or copied. The sinusoids of positions 11 and beyond are defined, but no matrix has learned to read them: positions are to blame.
+# 1. Begin with the 250 steps of the copy task; the two tasks ask for much the same. Only cross-attention has something else to do: at step t it must look at the place that is t from the *end*, and the end is elsewhere in each row, so the encoder must have said in its vectors how far it is.
+# 2. Most sequences come out wrong, reversed or copied. The sinusoids of positions 11 and beyond are defined, but no matrix has learned to read them: positions are to blame.
 #
 # </details>
 #
