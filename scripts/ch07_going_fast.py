@@ -1377,7 +1377,7 @@ assert 0.7 < losses["ours"].std() / losses["textbook"].std() < 1.4
 #
 # Three settings are not in the model at all.
 #
-# **Freed memory.** When PyTorch frees a tensor of many megabytes, the C library gives it back to the operating system; the next one comes fresh, page by page, each page zeroed by the kernel. A 64 MiB result is then up to 16,384 page faults. Three settings tell the library to keep what is freed. It works on Linux with glibc, and costs memory.
+# **Freed memory.** When PyTorch frees a tensor of many megabytes, the C library gives it back to the operating system; the next one comes fresh, page by page, each page zeroed by the kernel. A 64 MiB result is then up to 16,384 page faults. Four settings tell the library to keep what is freed, and to keep it in one heap, from which all threads may take. It works on Linux with glibc, and costs memory.
 
 
 # %%
@@ -1385,9 +1385,14 @@ def keep_memory() -> bool:
     """Have the C library keep freed memory for the next tensor. False where it isn't glibc."""
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return False
-    mmap_max, trim_threshold, top_pad = -4, -1, -2  # the names of mallopt(3)
+    mmap_max, trim_threshold, top_pad, arena_max = -4, -1, -2, -8  # the names of mallopt(3)
     libc = ctypes.CDLL(None)
-    settings = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 64 * 2**20))
+    settings = (
+        (mmap_max, 0),
+        (trim_threshold, 2**31 - 1),
+        (top_pad, 64 * 2**20),
+        (arena_max, 1),  # one heap for all threads: a thread's own is given back when it shrinks
+    )
     return all([libc.mallopt(name, value) == 1 for name, value in settings])
 
 

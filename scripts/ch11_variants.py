@@ -975,9 +975,8 @@ GPT_CONFIGS = {
         epochs=1, max_tokens=2048, lr=4e-3, warmup=50,
     ),
     "multi30k": TrainConfig(
-        corpus="multi30k", layers=2, d_model=96, d_ff=384, heads=4, dropout=0.0, smoothing=0.0,
-        epochs=2, max_tokens=2048, optimizer="muon", lr=3e-3,
-        warmup=100,
+        corpus="multi30k", layers=4, d_model=128, d_ff=512, heads=4, dropout=0.0, smoothing=0.0,
+        epochs=8, max_tokens=2048, optimizer="muon", lr=3e-3, warmup=200,
     ),
 }  # fmt: skip
 

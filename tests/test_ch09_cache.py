@@ -352,7 +352,7 @@ def screened():
 
 @pytest.mark.parametrize(("outlier", "asks"), [(0.5, False), (2.0, False), (100.0, True)])
 def test_the_screen_finds_what_the_whole_product_finds(outlier, asks):
-    """However coarse the rounding; where nothing is proven, it asks for the whole product."""
+    """However coarse the rounding; where hardly anything is excluded, it asks for the whole product."""
     table, asked = rough_table(outlier), []
     x = torch.randn(64, 48, dtype=torch.float32)
 
@@ -375,8 +375,20 @@ def test_a_rounded_output_is_never_further_off_than_the_bound(screened):
 def test_without_the_bound_the_screen_would_be_wrong(screened):
     screen, table, x = screened
     rough, unit, _ = screen.roughly(x)
-    blind = torch.full((len(x),), -math.inf)
-    assert not torch.equal(screen.settle(x, rough, blind, unit, table, (1,)), table(x).argmax(1))
+    rows, places = screen.candidates(rough, torch.zeros(len(x)))
+    assert torch.equal(places[rows.unique(return_counts=True)[1].cumsum(0) - 1], rough.argmax(1))
+    assert not torch.equal(rough.argmax(1), table(x).argmax(1))
+
+
+def test_nothing_that_could_be_the_largest_is_excluded(screened):
+    """Of each row, exactly the places within two bounds of its best coarse value are left."""
+    screen, _, x = screened
+    rough, unit, error = screen.roughly(x)
+    kept = torch.zeros(rough.shape, dtype=torch.bool)
+    kept[screen.candidates(rough, error / unit)] = True
+    least = rough.amax(dim=1) - (2 * error / unit).ceil().int()
+    assert torch.equal(kept, rough >= least.unsqueeze(1))
+    assert 1 < kept.sum(dim=1).float().mean() < 64
 
 
 def test_greedy_with_the_screen_is_greedy_in_single_precision():
