@@ -716,6 +716,16 @@ def attend_by_heads(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> T
     return merge_heads(heads.view(shape)).flatten(0, 1)
 
 
+def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Tensor:
+    """Rows (N, parts·H·d_k) to (parts, B, H, S, d_k). Padding, which is hidden, gets the first row."""
+    B, S = layout.shape
+    number = torch.arange(len(rows), device=rows.device)
+    number = number.new_zeros(B * S).index_copy_(0, layout.slots, number)  # of each cell's row
+    blocks = torch.arange(parts * heads, device=rows.device).view(parts, 1, heads, 1)
+    places = number.view(B, 1, S) * (parts * heads) + blocks  # (parts, B, H, S): of pieces of d_k
+    return F.embedding(places, rows.view(len(rows) * parts * heads, -1))
+
+
 class PreparedLayer:
     """A layer of the encoder or decoder, made ready for many small steps; rows are (N, D)."""
 
@@ -746,8 +756,8 @@ class PreparedLayer:
 
     def encode(self, x: Tensor, layout: Layout, padding: Tensor | None) -> Tensor:
         """An encoder layer: the source's rows (N, D) to (N, D)."""
-        parts = layout.spread(self.look_back(self.into(0, x)))  # (B, S, 3·D)
-        heads = attend_by_heads(*self.queries_keys_values(parts).contiguous(), padding)  # (B·S, D)
+        parts = spread_by_heads(self.look_back(self.into(0, x)), layout, 3, self.heads)
+        heads = attend_by_heads(*parts, padding)  # (B·S, D)
         heads = layout.gather(heads.unflatten(0, layout.shape))  # (N, D)
         return self.feed_forward(1, self.out_of(0, self.look_back_out.plus(heads, x)))
 
@@ -817,9 +827,9 @@ class PreparedModel(nn.Module):
         for layer in self.readers:
             x = layer.encode(x, layout, padding)
         memory = normed(self.model.encoder.norm, x, FAST)
-        parts = layout.spread(self.source_map(memory))  # (B, S, layers·2·D)
-        parts = parts.unflatten(-1, (len(self.writers), 2, self.writers[0].heads, -1))
-        return parts.permute(2, 3, 0, 4, 1, 5).contiguous(), padding
+        L, H = len(self.writers), self.writers[0].heads
+        parts = spread_by_heads(self.source_map(memory), layout, 2 * L, H)
+        return parts.unflatten(0, (L, 2)), padding
 
     def logits(self, x: Tensor) -> Tensor:
         """The decoder's last rows (N, D) to logits (N, V)."""

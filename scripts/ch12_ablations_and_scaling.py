@@ -1602,9 +1602,9 @@ assert last["val_ppl"] > 0.99 * history["val_ppl"].iloc[-4]  # nothing more to b
 #
 # ## Exercises
 #
-# ### Exercise 1 · How many false alarms
+# ### Exercise 1 *warm-up* · How many false alarms
 #
-# *Warm-up.* A study compares `rows` independent rows that make no difference, each at `level`. Write `candidate(rows, level)`: the probability that at least one is called different.
+# A study compares `rows` independent rows that make no difference, each at `level`. Write `candidate(rows, level)`: the probability that at least one is called different.
 
 
 # %%
@@ -1643,9 +1643,9 @@ check_false_alarms(solution_false_alarms)
 print(rejection(check_false_alarms, lambda rows, level: rows * level))
 
 # %% [markdown]
-# ### Exercise 2 · Less strict than Bonferroni, and as safe
+# ### Exercise 2 *code* · Less strict than Bonferroni, and as safe
 #
-# *Code.* Holm (1979) noticed that only the smallest p must stand against all $m$ rows; once it has been called, only $m - 1$ are left for the next, and so on, until one fails: from there on nothing is called. Adjusted p-values say the same without a level: sort them, multiply the k-th smallest by $m - k + 1$, let none be smaller than the one before it, and none larger than 1. Write `candidate(ps)`: the adjusted values, in the order in which they came.
+# Holm (1979) noticed that only the smallest p must stand against all $m$ rows; once it has been called, only $m - 1$ are left for the next, and so on, until one fails: from there on nothing is called. Adjusted p-values say the same without a level: sort them, multiply the k-th smallest by $m - k + 1$, let none be smaller than the one before it, and none larger than 1. Write `candidate(ps)`: the adjusted values, in the order in which they came.
 
 
 # %%
@@ -1689,9 +1689,9 @@ check_holm(solution_holm)
 print(rejection(check_holm, lambda ps: [min(1.0, p * len(ps)) for p in ps]))
 
 # %% [markdown]
-# ### Exercise 3 · One layer, many times
+# ### Exercise 3 *code* · One layer, many times
 #
-# *Code.* Another operation: `candidate(model)` makes every encoder layer *the same layer*, the first, as in Dehghani et al. (2018) and in ALBERT (Lan et al. 2020). The depth stays, the parameters of all but one layer go. The model is changed in place. (It is the very thing that chapter 4 warns of, done on purpose.)
+# Another operation: `candidate(model)` makes every encoder layer *the same layer*, the first, as in Dehghani et al. (2018) and in ALBERT (Lan et al. 2020). The depth stays, the parameters of all but one layer go. The model is changed in place. (It is the very thing that chapter 4 warns of, done on purpose.)
 
 
 # %%
@@ -1748,9 +1748,9 @@ def copied_layers(model: EncoderDecoder) -> None:
 print(rejection(check_shared_layers, copied_layers))
 
 # %% [markdown]
-# ### Exercise 4 · The best size for a budget
+# ### Exercise 4 *code* · The best size for a budget
 #
-# *Code.* Suppose $L(N, D) = E + A/N^\alpha + B/D^\beta$ (Hoffmann et al. 2022, equation 2), and that training takes $C \approx 6ND$ operations. Write `candidate(C, A, alpha, B, beta)`: the size $N$ with the lowest loss for the budget $C$. There is a closed form; derive it by putting $D = C/(6N)$ and setting the derivative to zero.
+# Suppose $L(N, D) = E + A/N^\alpha + B/D^\beta$ (Hoffmann et al. 2022, equation 2), and that training takes $C \approx 6ND$ operations. Write `candidate(C, A, alpha, B, beta)`: the size $N$ with the lowest loss for the budget $C$. There is a closed form; derive it by putting $D = C/(6N)$ and setting the derivative to zero.
 
 
 # %%
@@ -1805,9 +1805,9 @@ def exchanged(C: float, A: float, alpha: float, B: float, beta: float) -> float:
 print(rejection(check_best_size, exchanged))
 
 # %% [markdown]
-# ### Exercise 5 · Another floor
+# ### Exercise 5 *think* · Another floor
 #
-# *Think.* Hoffmann et al. report E = 1.69 nats for web text. Suppose that with more runs our law in $N$ settles on a floor of 2.5. Name three reasons why the two can't be compared. Would the exponents be comparable?
+# Hoffmann et al. report E = 1.69 nats for web text. Suppose that with more runs our law in $N$ settles on a floor of 2.5. Name three reasons why the two can't be compared. Would the exponents be comparable?
 #
 # <details><summary>An answer</summary>
 #
@@ -1815,6 +1815,6 @@ print(rejection(check_best_size, exchanged))
 #
 # </details>
 #
-# ### Exercise 6 · The long version
+# ### Exercise 6 *project* · The long version
 #
-# *Project.* On a GPU: `python scripts/ch12_ablations_and_scaling.py study --epochs 10 --seeds 3 --device cuda`. Which verdicts change when the model has time to learn by heart? Add a row of your own to `STUDY_ROWS`, write the check that proves what it does, and the verdict that you expect *before* you start it.
+# On a GPU: `python scripts/ch12_ablations_and_scaling.py study --epochs 10 --seeds 3 --device cuda`. Which verdicts change when the model has time to learn by heart? Add a row of your own to `STUDY_ROWS`, write the check that proves what it does, and the verdict that you expect *before* you start it.
