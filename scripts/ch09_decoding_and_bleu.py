@@ -3748,8 +3748,11 @@ DECODING_KINDS = {  # parts of operations' names; the first heading that fits co
         "aten::sub",
         "aten::mul_",
         "sum",
+        "nonzero",
+        "vecdot",
+        "scatter_reduce",
     ),
-    "copies": ("copy_", "index", "cat", "contiguous", "clone", "embedding", "fill_"),
+    "copies": ("copy_", "index", "cat", "contiguous", "clone", "embedding", "fill_", "scatter_add"),
     "LayerNorm": ("layer_norm",),
 }
 
@@ -3885,12 +3888,26 @@ for beam in (1, 4):
         f"beam {beam}: {rate['ours', beam] / rate['textbook', beam]:.0f} times the textbook, "
         f"{rate['ours', beam] / rate['CTranslate2 float32', beam]:.2f} times CTranslate2 float32"
     )
-    assert 0.88 < rate["ours", beam] / rate["CTranslate2 float32", beam] < 1
-    assert 1.8 < rate["CTranslate2 int8", beam] / rate["CTranslate2 float32", beam] < 2.1
+    assert 0.9 < rate["ours", beam] / rate["CTranslate2 float32", beam] < 1.1
+    assert 1.7 < rate["CTranslate2 int8", beam] / rate["CTranslate2 float32", beam] < 2.1
     assert abs(bleu_of["CTranslate2 int8", beam] - bleu_of["ours", beam]) < 0.15
 
 # %% [markdown]
-# With a cache the same weights write more than ten times as many sentences a second, and more than twice as many as the best peer in PyTorch, which has a cache too. CTranslate2, written in C++ for nothing but this, stays ahead by a tenth at most. Rounding the weights to 8 bits buys it another factor of two; one text in twenty then comes out differently, and BLEU moves by a tenth of a point. (Our greedy search rounds to 8 bits as well, but only to know where to look.)
+# With a cache the same weights write more than ten times as many sentences a second, and more than twice as many as the best peer in PyTorch, which has a cache too. CTranslate2, written in C++ for nothing but this, is within a tenth of ours. Rounding the weights to 8 bits buys it nearly another factor of two; one text in twenty then comes out differently, and BLEU moves by a tenth of a point. (Our greedy search rounds to 8 bits as well, but only to know where to look.)
+#
+# Two programs that close deserve more rounds. `python scripts/ch09_decoding_and_bleu.py bench --duel true --rounds 15` lets the two race alone, in turns as before:
+
+# %%
+duel = load_record("decoding-duel")
+print(duel["command"])
+alone = speed_frame(duel).set_index(["program", "beam"])["sentences_per_second"]
+ahead = {beam: alone["ours", beam] / alone["CTranslate2 float32", beam] for beam in (1, 4)}
+for beam, ratio in ahead.items():
+    print(f"beam {beam}: {ratio:.2f} times CTranslate2 float32")
+assert 1 <= ahead[1] < 1.15 and 0.9 <= ahead[4] < 1.05
+
+# %% [markdown]
+# Level in greedy decoding, a twentieth behind with a beam. There is no proof to shorten a beam's work: it compares log-probabilities of different prefixes, so it needs every logit, and their sum.
 #
 # The race has answered two more questions on the way. In double precision all ways write the same tokens, and the tests say so. In single precision another order of sums might decide a tie differently. And the exact stop: what does it cost, and what does it find?
 
@@ -3907,7 +3924,7 @@ print(f"exact stop: {changed:.0f} other texts in {slower:.2f} times the time, BL
 assert 0.02 < changed / count < 0.06 and 1.1 < slower < 1.4 and 0 < better < 0.5
 
 # %% [markdown]
-# No tie in two thousand searches: float32 is precise enough here. And the usual rule is not quite what it seems. With a penalty of 0.6 a text that ends late can still win; to wait for it takes a quarter more time, changes four texts in a hundred, and gains a little BLEU, since the late texts are longer. It is a better search, at a price, and `--exact` switches it on.
+# No tie in two thousand searches: float32 is precise enough here. And the usual rule is not quite what it seems. With a penalty of 0.6 a text that ends late can still win; to wait for it takes a sixth more time, changes four texts in a hundred, and gains a little BLEU, since the late texts are longer. It is a better search, at a price, and `--exact` switches it on.
 #
 # Where does the time go? Ours, on one thread:
 
@@ -3921,7 +3938,7 @@ for beam, name in (("1", "greedy"), ("4", "beam 4")):
     whole = sum(spent.values())
     print(f"{name}: products at the matrix rate would take {floor / whole:.0%} of the time")
     print("   ", ", ".join(f"{kind} {seconds / whole:.0%}" for kind, seconds in spent.items()))
-    assert 0.5 < floor / whole < 0.65
+    assert 0.55 < floor / whole < 0.7
     assert spent["attention"] == max(
         v for k, v in spent.items() if k not in ("products", "Python and the rest")
     )
