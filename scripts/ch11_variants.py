@@ -1840,7 +1840,7 @@ print(
 # %% [markdown]
 # Read the chart from the dashed line upwards. The bag of words is a strong baseline: what stands beside the gap says nearly all, and logistic regression needs no luck to find it. A Transformer has to find the gap's neighbours by itself, and what it can know beyond them, the subject further left, is rare in captions. Without pretraining it is no better than the baseline at any number of labels. Pretrained on the same captions without a single label, it is ahead at every size and with every seed, and most where labels are few: with a hundred it does as well as the bag of words with a thousand.
 #
-# And read the last line before you judge pretraining. A masked model is asked only one token in seven, so it learns slowly. After a pass or two over 29,000 captions it knows which words are frequent, and helps nobody (try `--epochs 2`); a dozen passes bring it to the words' company. BERT read its texts forty times, and its texts had three billion words.
+# And read the last line before you judge pretraining. A masked model is asked only one token in seven, so it learns slowly. After a pass or two over 29,000 captions it knows which words are frequent, and helps little (try `--epochs 2`); a dozen passes bring it to the words' company. BERT read its texts forty times, and its texts had three billion words.
 #
 # ## 5 · Decoder-only translation
 #
