@@ -1044,12 +1044,14 @@ def study_panel(frame: pd.DataFrame, value: str, title: str, names: bool) -> alt
     dots = alt.Chart(rounded(near)).mark_circle(size=70, opacity=0.75).encode(x=x, y=y, color=color)
     means = near.groupby(["row", "group"], as_index=False)[value].mean()
     ticks = alt.Chart(rounded(means)).mark_tick(thickness=2, size=15, color=INK).encode(x=x, y=y)
-    far = rounded(frame[frame["beyond"]].assign(text=frame["loss"].map("{:.2f}".format)))
+    far = rounded(frame[frame["beyond"]])
     points = alt.Chart(far).encode(x=x, y=y, color=color)
     if value == "BLEU":
         outside = points.mark_circle(size=70, opacity=0.75)
     else:
-        text = alt.Chart(far).mark_text(align="right", dx=-9).encode(x=x, y=y, text="text:N")
+        beyond = far.groupby(["row", "shown"], as_index=False)["loss"].mean()
+        beyond = rounded(beyond.assign(text=beyond["loss"].map("{:.2f}".format)))
+        text = alt.Chart(beyond).mark_text(align="right", dx=-9).encode(x=x, y=y, text="text:N")
         outside = points.mark_point(shape="triangle-right", filled=True, size=90) + text
     layers = [band, ticks, dots] + ([outside] if len(far) else [])
     return alt.layer(*layers).properties(width=250, height=20 * len(order))
@@ -1065,7 +1067,7 @@ def study_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         loss | bleu,
         "What each change does, and what chance does",
         f"Each point is a run, the tick a row's mean; the band spans the base's own {runs} seeds. "
-        "A triangle is a loss further right, with its value. Letters: the groups of the paper's Table 3.",
+        "A triangle is a loss further right, with its mean. Letters: the groups of the paper's Table 3.",
         wrap=100,
     )
 
