@@ -1695,7 +1695,9 @@ def back_translated(
     alone = [i for i in range(len(pairs)) if i not in real]
     written = reverse([pairs[i][1] for i in alone])
     sources = dict(zip(alone, written, strict=True))
-    return with_pairs(data, [(sources.get(i, source), target) for i, (source, target) in enumerate(pairs)])
+    return with_pairs(
+        data, [(sources.get(i, source), target) for i, (source, target) in enumerate(pairs)]
+    )
 
 
 # %% [markdown]
@@ -1728,7 +1730,10 @@ def taught_to_shout(
 
 wrong = taught_to_shout(few, 4, lambda texts: [text.upper() for text in texts])
 assert [e.tgt for e in wrong.train] != [e.tgt for e in few.train]
-print(sum(a.tgt != b.tgt for a, b in zip(wrong.train, few.train, strict=True)), "targets of 64 are not people's")
+print(
+    sum(a.tgt != b.tgt for a, b in zip(wrong.train, few.train, strict=True)),
+    "targets of 64 are not people's",
+)
 
 # %% [markdown]
 # ### Distillation: a teacher's translations
@@ -1870,7 +1875,7 @@ torch.manual_seed(0)
 writer = build_model(replace(PATIENT, d_model=16, d_ff=24, heads=2, layers=1), 6).double().eval()
 scramble(writer)
 with torch.no_grad():
-    writer.generator.proj.weight.mul_(3)  # far from uniform
+    writer.generator.proj.weight.mul_(0.5)  # unsure of itself
 one_source = torch.tensor([[4, 5, 4, EOS]])  # (1, S)
 
 
@@ -1923,7 +1928,9 @@ def moved(model: EncoderDecoder, direction: Sequence[Tensor], step: float) -> En
 ends = [brute_force_risk(moved(writer, direction, step), one_source) for step in (1e-5, -1e-5)]
 slope = sum((g * d).sum() for g, d in zip(gradients, direction, strict=True)).item()
 assert math.isclose(slope, (ends[0] - ends[1]) / 2e-5, rel_tol=1e-5)
-print(f"{len(texts)} sentences, risk {whole_risk:.4f}; slope {slope:.4f} by autograd and by differences")
+print(
+    f"{len(texts)} sentences, risk {whole_risk:.4f}; slope {slope:.4f} by autograd and by differences"
+)
 
 # %% [markdown]
 # **Predict.** The same set of *all* sentences, but a small $\alpha$. Does the risk of $Q$ go up or down? And what becomes of it where $\alpha$ is 0?
@@ -1969,7 +1976,7 @@ def after_steps(
     """Descend `risk_of` on one fixed set of texts: how likely the set is then, and its best text."""
     model = copy.deepcopy(model)
     descent = torch.optim.SGD(model.parameters(), lr=0.3)
-    marks = torch.tensor([toy_risk(text) for text in chosen])  # (N,)
+    marks = torch.tensor([toy_risk(text) for text in chosen], dtype=torch.float64)  # (N,)
     for _ in range(steps):
         descent.zero_grad()
         logs = sequence_log_probs(model, src, None, [chosen])  # (N,)
@@ -2003,7 +2010,9 @@ logs = sequence_log_probs(writer, one_source, None, [twice])
 listed_risk = risk_of_candidates(
     logs, torch.tensor([toy_risk(text) for text in twice]), [len(twice)], 1.0
 )
-print(f"risk {whole_risk:.4f}; with the likeliest sentence ten times in the list {listed_risk.item():.4f}")
+print(
+    f"risk {whole_risk:.4f}; with the likeliest sentence ten times in the list {listed_risk.item():.4f}"
+)
 assert abs(listed_risk.item() - brute_force_risk(writer, one_source)) > 1e-3
 
 
@@ -2194,17 +2203,30 @@ def fine_tuned(
 
 # %%
 torch.manual_seed(0)
-novice = Trained(build_model(replace(STUDY, d_model=16, d_ff=16, heads=2), len(few.tokenizer)).eval(), few.tokenizer, STUDY)
-short_run = RecipeOptions(corpus="sample", candidates=3, risk_steps=4, risk_sentences=4, risk_lr=1e-2)
+novice = Trained(
+    build_model(replace(STUDY, d_model=16, d_ff=16, heads=2), len(few.tokenizer)).eval(),
+    few.tokenizer,
+    STUDY,
+)
+short_run = RecipeOptions(
+    corpus="sample", candidates=3, risk_steps=4, risk_sentences=4, risk_lr=1e-2
+)
 untouched = copy.deepcopy(novice.model.state_dict())
 learner = fine_tuned(novice, few.train[:4], cross_entropy(STUDY), short_run, seed=1)
 with torch.no_grad():
-    losses = [cross_entropy(STUDY)(model, few.train[:4]).item() for model in (novice.model, learner)]
+    losses = [
+        cross_entropy(STUDY)(model, few.train[:4]).item() for model in (novice.model, learner)
+    ]
 assert losses[1] < losses[0] - 0.1
-risky = fine_tuned(novice, few.train[:4], MinimumRisk(few.tokenizer, short_run, 1), short_run, seed=1)
+risky = fine_tuned(
+    novice, few.train[:4], MinimumRisk(few.tokenizer, short_run, 1), short_run, seed=1
+)
 for name, tensor in novice.model.state_dict().items():
     assert torch.equal(tensor, untouched[name])
-assert any(not torch.equal(p, q) for p, q in zip(risky.parameters(), novice.model.parameters(), strict=True))
+assert any(
+    not torch.equal(p, q)
+    for p, q in zip(risky.parameters(), novice.model.parameters(), strict=True)
+)
 
 # %% [markdown]
 # ### Headless, and resumable again
@@ -2306,7 +2328,9 @@ class RecipeStudy:
             bleu = round(corpus_bleu(written, people).score, 3)
             return {"texts": written, "bleu": bleu, "facts": word_facts(written)}
 
-        return kept_at(self.path(f"{name} sources", seed).with_suffix(".json"), self.key(name, seed), make)
+        return kept_at(
+            self.path(f"{name} sources", seed).with_suffix(".json"), self.key(name, seed), make
+        )
 
     def data_of(self, name: str, seed: int) -> TrainingData:
         """What a row learns from."""
@@ -2392,7 +2416,8 @@ class RecipeStudy:
         """All that is done, with its provenance."""
         options = asdict(self.options)
         said = "".join(
-            f" --{k} {v}" for k, v in options.items()
+            f" --{k} {v}"
+            for k, v in options.items()
             if k == "corpus" or (k not in ("save", "device") and v != getattr(RecipeOptions(), k))
         )
         command = f"python scripts/ch12_ablations_and_scaling.py recipes{said} --save true"
@@ -2411,7 +2436,9 @@ class RecipeStudy:
             reverse[name] = [{k: v for k, v in one.items() if k not in hidden} for one in of_each]
             if name == GREEDY_BACK:
                 runs = [self.score(REVERSE, seed) for seed in made]
-                reverse["runs"] = [{k: v for k, v in run.items() if k not in hidden} for run in runs]
+                reverse["runs"] = [
+                    {k: v for k, v in run.items() if k not in hidden} for run in runs
+                ]
         return provenance(command, pick_device(self.options.device)) | {
             "corpus": self.options.corpus,
             "train_pairs": len(self.data.train),
@@ -2479,7 +2506,9 @@ def recipe_panel(frame: pd.DataFrame, value: str, names: bool) -> alt.LayerChart
     low, high = frame[value].min(), frame[value].max()
     room = 0.08 * (high - low) or 1.0
     scale = alt.Scale(domain=[round(low - room, 2), round(high + room, 2)], nice=False)
-    x = alt.X(f"{value}:Q", scale=scale, title=f"validation {value}, greedy", axis=alt.Axis(tickCount=6))
+    x = alt.X(
+        f"{value}:Q", scale=scale, title=f"validation {value}, greedy", axis=alt.Axis(tickCount=6)
+    )
     axis = alt.Axis(grid=True, domain=False, ticks=False, labels=names)
     y = alt.Y("row:N", sort=order, title=None, axis=axis)
     groups = list(dict.fromkeys(frame["recipe"]))
@@ -2580,10 +2609,15 @@ losses_of = {
     for name in (ALL_PAIRS, TAUGHT)
     if (runs := recipes["rows"][name]["runs"])
 }
-print(f"the teacher's BLEU: on its training sentences {recipes['teacher']['train_bleu']:.1f}, ", end="")
+print(
+    f"the teacher's BLEU: on its training sentences {recipes['teacher']['train_bleu']:.1f}, ",
+    end="",
+)
 print(f"on validation {recipes['teacher']['val_bleu']:.1f}")
 for who, row in facts.iterrows():
-    print(f"{who:8} {row['types']:,.0f} different words, next-word entropy {row['entropy']:.3f} nats")
+    print(
+        f"{who:8} {row['types']:,.0f} different words, next-word entropy {row['entropy']:.3f} nats"
+    )
 pd.DataFrame(losses_of).T.round(3).rename_axis("nats per token, learned from")
 
 # %%
@@ -2600,10 +2634,16 @@ assert taught_losses["the teacher's text"] < losses_of[ALL_PAIRS]["people's text
 # %%
 for name in (MORE_STEPS, MINIMUM_RISK):
     line = results.loc[name]
-    print(f"{name}: {line['Δ BLEU']:+.2f} BLEU and {line['Δ chrF']:+.2f} chrF against {line['against']}, p {line['p']:.3f}")
+    print(
+        f"{name}: {line['Δ BLEU']:+.2f} BLEU and {line['Δ chrF']:+.2f} chrF against {line['against']}, p {line['p']:.3f}"
+    )
 options = recipes["options"]
-print(f"{options['risk_steps']} steps of {options['risk_sentences']} sources, {options['candidates']} draws each")
-print(f"loss: {results.loc[MORE_STEPS, 'loss']:.3f} and {results.loc[MINIMUM_RISK, 'loss']:.3f} nats per token")
+print(
+    f"{options['risk_steps']} steps of {options['risk_sentences']} sources, {options['candidates']} draws each"
+)
+print(
+    f"loss: {results.loc[MORE_STEPS, 'loss']:.3f} and {results.loc[MINIMUM_RISK, 'loss']:.3f} nats per token"
+)
 
 # %% [markdown]
 # What is descended is chrF of sampled sentences. What is reported is that of greedy ones, and BLEU, which nobody descended. Minimum risk doesn't care for the reference's probability, so don't judge it by its loss either.
