@@ -638,7 +638,7 @@ class Layout:
         """(N, D) to (B, T, D); a cell without a row is 0."""
         if not self.full:
             cells = rows.new_zeros(self.shape.numel(), rows.size(-1))  # (B·T, D)
-            rows = cells.index_add(0, self.slots, rows)
+            rows = cells.index_add_(0, self.slots, rows)
         return rows.unflatten(0, self.shape)
 
     def gather(self, cells: Tensor) -> Tensor:

@@ -2321,9 +2321,9 @@ print(grumble.getvalue().split(":")[0])
 # %% [markdown]
 # ## Exercises
 #
-# ### Exercise 1 · Read the maps
+# ### Exercise 1 *warm-up* · Read the maps
 #
-# *warm-up* In the explorer, find (a) an encoder head that looks at the previous token, (b) a cross-attention head of the first layer that aligns as well as the best ones of the second, (c) a decoder head that puts more than half of most rows on `<s>` or on the token itself. Which of them would you have believed to be important? Look their worth up in the heatmap.
+# In the explorer, find (a) an encoder head that looks at the previous token, (b) a cross-attention head of the first layer that aligns as well as the best ones of the second, (c) a decoder head that puts more than half of most rows on `<s>` or on the token itself. Which of them would you have believed to be important? Look their worth up in the heatmap.
 #
 # <details><summary>An answer</summary>
 #
@@ -2331,9 +2331,9 @@ print(grumble.getvalue().split(":")[0])
 #
 # </details>
 #
-# ### Exercise 2 · Names for a map
+# ### Exercise 2 *code* · Names for a map
 #
-# *code* Write `candidate(look, kind)`, which returns the names of the rows and of the columns of a map of this kind ("encoder", "decoder", "cross") from `look.source`, `look.read` and `look.written`. A name is the piece without its "▁".
+# Write `candidate(look, kind)`, which returns the names of the rows and of the columns of a map of this kind ("encoder", "decoder", "cross") from `look.source`, `look.read` and `look.written`. A name is the piece without its "▁".
 
 
 # %%
@@ -2429,9 +2429,9 @@ for wrong in (source_everywhere, on_its_side):
     print(f"{wrong.__name__}: {rejection(check_map_labels, wrong)}")
 
 # %% [markdown]
-# ### Exercise 3 · Alignment error rate
+# ### Exercise 3 *code* · Alignment error rate
 #
-# *code* Write `candidate(found, sure, possible)`: three lists of sets of links, a set for each sentence, to the AER of the corpus.
+# Write `candidate(found, sure, possible)`: three lists of sets of links, a set for each sentence, to the AER of the corpus.
 
 
 # %%
@@ -2491,9 +2491,9 @@ def mean_of_sentences(found, sure, possible) -> float:
 print(rejection(check_alignment_error, mean_of_sentences))
 
 # %% [markdown]
-# ### Exercise 4 · Silence
+# ### Exercise 4 *code* · Silence
 #
-# *code* Write a context manager `candidate(layer, head)` that silences one head of a `MultiHeadedAttention` inside its block, *another* way than the chapter's: through $W^V$ and its bias. Then say why the chapter prefers $W^O$. (What would be left to undo if two heads shared one value projection, as in chapter 13?)
+# Write a context manager `candidate(layer, head)` that silences one head of a `MultiHeadedAttention` inside its block, *another* way than the chapter's: through $W^V$ and its bias. Then say why the chapter prefers $W^O$. (What would be left to undo if two heads shared one value projection, as in chapter 13?)
 
 
 # %%
@@ -2576,9 +2576,9 @@ def forgets_the_bias(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
 print(rejection(check_head_silencer, forgets_the_bias))
 
 # %% [markdown]
-# ### Exercise 5 · One step later
+# ### Exercise 5 *think* · One step later
 #
-# *think* The query that has just read a word aligns badly in this model. Many papers on deeper models found it the better one in the lower layers. Both query the same keys. What would the first layers have to do with "which source word was that?", and why could a decoder of three layers have no room for it?
+# The query that has just read a word aligns badly in this model. Many papers on deeper models found it the better one in the lower layers. Both query the same keys. What would the first layers have to do with "which source word was that?", and why could a decoder of three layers have no room for it?
 #
 # <details><summary>An answer</summary>
 #
@@ -2586,8 +2586,8 @@ print(rejection(check_head_silencer, forgets_the_bias))
 #
 # </details>
 #
-# ### Exercise 6 · Prune and train again
+# ### Exercise 6 *project* · Prune and train again
 #
-# *project* Silence half of the heads by worth, keep them silent, and train the rest for one more epoch at a low rate (chapter 8's `Training`). How much of the loss comes back? Compare with a model that never had those heads. And draw attention *rollout* (Abnar and Zuidema 2020): multiply the layers' maps, mixed half and half with the identity for the residual stream, and see whether it predicts `erasure_effects` better than the mean map does.
+# Silence half of the heads by worth, keep them silent, and train the rest for one more epoch at a low rate (chapter 8's `Training`). How much of the loss comes back? Compare with a model that never had those heads. And draw attention *rollout* (Abnar and Zuidema 2020): multiply the layers' maps, mixed half and half with the identity for the residual stream, and see whether it predicts `erasure_effects` better than the mean map does.
 #
 # Next: [Chapter 11 · Variants](ch11_variants.ipynb)

@@ -14,8 +14,6 @@
 # ---
 
 # %% [markdown]
-#
-# %% [markdown]
 # # Chapter 13 · Since 2017
 #
 # After this chapter you can read the code of a current language model and know every part of it: you have written each as a drop-in for a module of chapters 2 to 4, held it against an independent reference, and trained a modern translator beside the one of 2017.

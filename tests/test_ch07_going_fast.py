@@ -6,6 +6,8 @@ import itertools
 import json
 import math
 import random
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -352,6 +354,29 @@ def test_a_race_steps_everyone_and_reports(monkeypatch):
         assert 0 < report["lowest"] <= report["tokens_per_second"] <= report["highest"]
         assert report["peak_bytes"] > 0 and len(fed[name]) == 2
     assert reports["textbook"]["parameters"] == reports["nn.Transformer"]["parameters"]
+
+
+THREADS_THAT_COME_AND_GO = """
+import resource, threading, torch
+from scripts.ch07_going_fast import keep_memory
+
+kept, faults = keep_memory(), []
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    thread = threading.Thread(target=torch.ones, args=(20_000_000,))  # 80 MB, 19,500 pages
+    thread.start()
+    thread.join()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(int(kept), *faults)
+"""
+
+
+def test_memory_is_kept_from_one_thread_to_the_next():
+    """The second thread gets the first one's pages: where it has a heap of its own, all are new."""
+    command = [sys.executable, "-c", THREADS_THAT_COME_AND_GO]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    kept, first, second = map(int, answer.split())
+    assert not kept or second < first / 5
 
 
 def test_a_dead_contender_is_an_error_and_not_a_hang(tmp_path):

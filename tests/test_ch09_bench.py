@@ -13,7 +13,7 @@ from scripts.ch04_encoder_decoder import make_model, scramble
 from scripts.ch05_training import EOS, greedy_decode
 from scripts.ch06_multi30k import load_corpus, pad_rows, source_ids
 from scripts.ch08_training_run import PRESETS, beam_search
-from scripts.records import ROOT
+from scripts.records import ROOT, load_record
 
 SOURCES = pad_rows([[4, 5, 6, 7, EOS], [7, EOS], [6, 6, 5, EOS]])
 
@@ -135,3 +135,17 @@ def test_a_missing_program_gets_one_line(capsys, monkeypatch):
     assert ch09.main(["bench"]) == 2
     error = capsys.readouterr().err
     assert "pip install -e '.[bench]'" in error and error.count("\n") == 1
+
+
+def test_the_races_on_record_are_won_as_told():
+    """Against the best peer in PyTorch by far; against CTranslate2 level, or a tenth behind."""
+
+    def rates(name):
+        reports = load_record(name)["reports"]
+        return {(r["program"], r["beam"]): r["sentences_per_second"] for r in reports}
+
+    race, duel = rates("decoding-speed"), rates("decoding-duel")
+    for beam, peer, rival in ((1, 1.2, 1.0), (4, 1.5, 0.9)):
+        best = max(race[name, beam] for name in ("nn.Transformer", "MarianMTModel"))
+        assert race["ours", beam] >= peer * best
+        assert duel["ours", beam] >= rival * duel["CTranslate2 float32", beam]

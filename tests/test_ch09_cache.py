@@ -352,7 +352,7 @@ def screened():
 
 @pytest.mark.parametrize(("outlier", "asks"), [(0.5, False), (2.0, False), (100.0, True)])
 def test_the_screen_finds_what_the_whole_product_finds(outlier, asks):
-    """However coarse the rounding; where hardly anything is excluded, it asks for the whole product."""
+    """However coarse the rounding; where little is excluded, it asks for all of it."""
     table, asked = rough_table(outlier), []
     x = torch.randn(64, 48, dtype=torch.float32)
 

@@ -181,7 +181,7 @@ def test_the_exercises_have_the_houses_form():
     titles = section.split("# ### Exercise ")[1:]
     assert len(titles) == len(kinds)
     for number, (part, kind) in enumerate(zip(titles, kinds, strict=True), start=1):
-        assert part.startswith(f"{number} · ") and f"*{kind}*" in part
+        assert part.startswith(f"{number} *{kind}* · ")
     assert section.count('# %% tags=["solution", "hide-input"]\n# A solution\n') == 3
     assert section.count("*A solution follows; try first.*") == 3
     defined = {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}

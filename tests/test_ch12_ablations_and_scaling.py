@@ -4,6 +4,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -13,7 +14,8 @@ from torch.nn import functional as F
 
 from scripts import ch12_ablations_and_scaling as ch12
 from scripts.ch04_encoder_decoder import SublayerConnection
-from scripts.ch08_training_run import build_model, prepare
+from scripts.ch06_multi30k import load_corpus
+from scripts.ch08_training_run import build_model, load_model, prepare
 from scripts.ch12_ablations_and_scaling import (
     FRACTIONS,
     ONE_OF_EACH,
@@ -24,6 +26,7 @@ from scripts.ch12_ablations_and_scaling import (
     WIDTHS,
     StudyOptions,
     StudyRow,
+    StudyRun,
     attentions,
     batch_loss,
     bootstrap_law,
@@ -234,6 +237,17 @@ def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
         replace(options, epochs=2, train=False)
     )  # another study: nothing there
     assert all(row["runs"] == [] for row in collected["rows"].values())
+
+
+def test_every_row_is_decoded_by_the_same_search():
+    """What chapter 9's cache can't walk gets a beam of 4, too: the same model, the same texts."""
+    trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
+    data = SimpleNamespace(corpus={"val": load_corpus("sample")["val"][:30]})
+    scores = [
+        ch12.translated(StudyRun("a row", StudyRow("base", way=way), STUDY), trained, data)
+        for way in ("fast", "apart")
+    ]
+    assert scores[0] == scores[1] and scores[0]["bleu"] > 20
 
 
 def test_a_run_that_diverges_is_on_record_without_a_loss(tiny_study, monkeypatch):
