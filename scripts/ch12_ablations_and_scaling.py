@@ -16,9 +16,9 @@
 # %% [markdown]
 # # Chapter 12 · Ablations and scaling
 #
-# After this chapter you can take a model apart one piece at a time, say which piece earned its place and which difference is only chance, fit a scaling law with its uncertainty, and know how far it may be trusted.
+# After this chapter you can take a model apart one piece at a time, say which piece earned its place and which difference is only chance, fit a scaling law with its uncertainty, and know how far it may be trusted. You can also train on what a model wrote: back-translations, a teacher's translations, its own marked attempts.
 #
-# *Attention Is All You Need*, §6.2 and Table 3. About 45 minutes to read; half a minute to run on a CPU. The runs that it shows took longer, and were recorded.
+# *Attention Is All You Need*, §6.2 and Table 3. About 60 minutes to read; half a minute to run on a CPU. The runs that it shows took longer, and were recorded.
 #
 # Previous: [Chapter 11 · Variants](ch11_variants.ipynb) · Next: [Chapter 13 · Since 2017](ch13_since_2017.ipynb)
 #
@@ -64,15 +64,17 @@ if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK
 
 # %%
 import copy
+import itertools
 import json
 import math
 import random
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,9 +87,9 @@ from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
-from scripts.ch01_attention import rejection, subsequent_mask
+from scripts.ch01_attention import padding_mask, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
-from scripts.ch03_embeddings_and_positions import LearnedPositions
+from scripts.ch03_embeddings_and_positions import MAX_LEN, LearnedPositions
 from scripts.ch04_encoder_decoder import EncoderDecoder, SublayerConnection, clones, scramble
 from scripts.ch05_training import (
     BOS,
@@ -98,7 +100,14 @@ from scripts.ch05_training import (
     run_epoch,
     train_step,
 )
-from scripts.ch06_multi30k import token_batches
+from scripts.ch06_multi30k import (
+    Example,
+    encode_pairs,
+    load_corpus,
+    make_batch,
+    pad_rows,
+    token_batches,
+)
 from scripts.ch07_going_fast import fast_loss, keep_memory, switches_for
 from scripts.ch08_training_run import (
     PRESETS,
@@ -111,6 +120,7 @@ from scripts.ch08_training_run import (
     epoch_plan,
     identity,
     learning_rate,
+    load_model,
     loss_function_of,
     make_optimizer,
     paired_p,
@@ -119,10 +129,21 @@ from scripts.ch08_training_run import (
     prepare,
     writable,
 )
-from scripts.ch09_decoding_and_bleu import beam_translate
+from scripts.ch09_decoding_and_bleu import (
+    DecodeOptions,
+    beam_translate,
+    chrf_by_hand,
+    corpus_chrf,
+    every_hypothesis,
+    forced_log_probs,
+    plain_words,
+    sample_decode,
+    translate,
+    until_end,
+)
 from scripts.charts import GREY, INK, PALETTE, lines, rounded, titled
-from scripts.checkpoints import write_whole
-from scripts.records import ROOT, load_record, provenance, save_record
+from scripts.checkpoints import load_tensors, load_weights, save_tensors, weights, write_whole
+from scripts.records import ROOT, load_record, provenance, save_record, sha256
 
 # %% [markdown]
 # Every example below runs in double precision, so that "equal" can be checked to many digits.
@@ -544,11 +565,16 @@ def sized(width: int) -> dict[str, Any]:
     return {"d_model": width, "d_ff": 4 * width, "lr": round(peak, 6)}
 
 
+def part_indices(count: int, share: int) -> list[int]:
+    """Which 1/`share` of `count` pairs are a part, in their order; each smaller part inside the larger."""
+    order = list(range(count))
+    random.Random("parts").shuffle(order)
+    return sorted(order[: count // share])
+
+
 def part_of(data: TrainingData, share: int) -> TrainingData:
     """1/`share` of the training pairs, each smaller part inside the larger; the rest as it is."""
-    order = list(range(len(data.train)))
-    random.Random("parts").shuffle(order)
-    kept = sorted(order[: len(order) // share])
+    kept = part_indices(len(data.train), share)
     train = [data.train[i] for i in kept]
     pairs = [data.corpus["train"][i] for i in kept]
     return replace(data, corpus=data.corpus | {"train": pairs}, train=train)
@@ -817,24 +843,34 @@ def compare_translations(
 
 
 # %%
-def parse_study(argv: Sequence[str]) -> StudyOptions:
-    """`study` and its options. Raises ValueError for what it does not understand."""
+def task_options(task: str, kind: type, argv: Sequence[str]) -> Any:
+    """The options of a task as the dataclass `kind`. Raises ValueError for what it does not understand."""
     from jsonargparse import ArgumentError, ArgumentParser
 
-    if list(argv[:1]) != ["study"]:
-        raise ValueError(f"unknown task {' '.join(argv[:1])!r}: this chapter knows study")
-    parser = ArgumentParser(prog="ch12_ablations_and_scaling.py study", exit_on_error=False)
-    parser.add_class_arguments(StudyOptions)
+    if list(argv[:1]) != [task]:
+        given = " ".join(argv[:1])
+        raise ValueError(f"unknown task {given!r}: this chapter knows study and recipes")
+    parser = ArgumentParser(prog=f"ch12_ablations_and_scaling.py {task}", exit_on_error=False)
+    parser.add_class_arguments(kind)
     try:
-        return StudyOptions(**parser.parse_args(list(argv[1:])).as_dict())
+        return kind(**parser.parse_args(list(argv[1:])).as_dict())
     except ArgumentError as error:
         raise ValueError(" ".join(str(error).split())) from error
 
 
+def parse_study(argv: Sequence[str]) -> StudyOptions:
+    """`study` and its options. Raises ValueError for what it does not understand."""
+    return task_options("study", StudyOptions, argv)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command: `study` trains what is missing. Returns the exit code, 2 for a mistake or a fault."""
+    """The command: `study`, or the last part's `recipes`. Returns the exit code, 2 for a mistake or a fault."""
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        run_study(parse_study(list(sys.argv[1:] if argv is None else argv)))
+        if given[:1] == ["recipes"]:
+            run_recipes(parse_recipes(given))
+        else:
+            run_study(parse_study(given))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -1589,6 +1625,1035 @@ assert last["val_ppl"] > 0.99 * history["val_ppl"].iloc[-4]  # nothing more to b
 # - **Hoffmann et al.** found that size and data should grow together, at some twenty tokens a parameter. The model that ships has fifteen parameters a token. Two orders of magnitude of *size* can be studied on a laptop. Two orders of magnitude of *data* end where the corpus does.
 
 # %% [markdown]
+# ## Recipes that need a decoder
+#
+# > **In short.** So far a model learned from what people wrote. It can also learn from what models write: a source for a sentence that has none, a teacher's translations, or its own attempts with a mark for each. All three need a decoder that can write a whole corpus, and chapter 9 built one.
+#
+# | recipe | who writes | what is written | who learns |
+# |---|---|---|---|
+# | back-translation (Sennrich, Haddow, and Birch 2016) | a reverse model, English to German | a source for each English sentence that lacks one | the forward model |
+# | sequence-level distillation (Kim and Rush 2016) | a larger teacher | another target for each source | a small student |
+# | minimum risk (Shen et al. 2016) | the model itself | several candidates for each source, each with a mark | the same model |
+#
+# They are measured at this chapter's own narrow size, in a few passes on a CPU. That is far from the papers' scale, and the text says so where it matters. The last part shows the command, and the record.
+#
+# For the examples: some pairs of the generated sample corpus, and the model of it that ships.
+
+# %%
+sample_model = load_model(ROOT / "models" / "sample-de-en")
+sample_pairs = load_corpus("sample")["train"][:64]
+few = TrainingData(
+    {"train": sample_pairs, "val": sample_pairs[:8]},
+    sample_model.tokenizer,
+    encode_pairs(sample_pairs, sample_model.tokenizer),
+    encode_pairs(sample_pairs[:8], sample_model.tokenizer),
+)
+
+# %% [markdown]
+# ### Back-translation: sources for sentences that have none
+#
+# > **In short.** English text without a translation is plentiful. Let a model translate it *into German*, and train on the pairs. The German is bad, but nobody learns to write it: it is only read. What the model learns to write is still people's English.
+#
+# Of the pairs, only a part $\mathcal{P}$ is known with both sides; of the others, $\mathcal{M}$, only the English. A reverse model $q(x \mid y)$ is trained on $\mathcal{P}$, turned around. Then the forward model $p(y \mid x)$ learns from both:
+#
+# $$ \mathcal{L} = -\sum_{(x, y) \in \mathcal{P}} \log p(y \mid x) \;-\; \sum_{y \in \mathcal{M}} \log p(y \mid \hat x(y)), \qquad \hat x(y) = \arg\max_x q(x \mid y) \;\text{ or }\; \hat x(y) \sim q(\cdot \mid y) $$
+#
+# | symbol | meaning |
+# |---|---|
+# | $x$ | a German sentence, $S$ pieces; $\hat x$ one that the reverse model wrote |
+# | $y$ | an English sentence, $T$ pieces, always a person's |
+# | $\mathcal{P}$, $\mathcal{M}$ | here a quarter of the pairs, and the English of the other three |
+#
+# The first form is what Sennrich et al. did. Edunov et al. (2018) drew $\hat x$ from the model instead: worse German, but more varied, and with enough data it was the better teacher.
+
+
+# %%
+def with_pairs(data: TrainingData, pairs: Sequence[tuple[str, str]]) -> TrainingData:
+    """`data` with other training pairs, in their order, and everything else as it is."""
+    pairs = list(pairs)
+    train = encode_pairs(pairs, data.tokenizer)
+    return replace(data, corpus=data.corpus | {"train": pairs}, train=train)
+
+
+def turned_around(data: TrainingData) -> TrainingData:
+    """The same pairs in the other direction: the target becomes the source."""
+    corpus = {
+        split: [(target, source) for source, target in pairs]
+        for split, pairs in data.corpus.items()
+    }
+    train, val = (
+        [Example(e.tgt[1:], [BOS, *e.src]) for e in examples] for examples in (data.train, data.val)
+    )
+    return replace(data, corpus=corpus, train=train, val=val)
+
+
+def back_translated(
+    data: TrainingData, share: int, reverse: Callable[[Sequence[str]], Sequence[str]]
+) -> TrainingData:
+    """1/`share` of the pairs as they are, and of the others the target with `reverse`'s source.
+
+    Every target stays in its place (Sennrich et al. 2016, §3.1). `reverse` takes the targets'
+    texts and gives as many sources; it sees no source of a person's but those it was trained on.
+    """
+    pairs = data.corpus["train"]
+    real = set(part_indices(len(pairs), share))
+    alone = [i for i in range(len(pairs)) if i not in real]
+    written = reverse([pairs[i][1] for i in alone])
+    sources = dict(zip(alone, written, strict=True))
+    return with_pairs(
+        data, [(sources.get(i, source), target) for i, (source, target) in enumerate(pairs)]
+    )
+
+
+# %% [markdown]
+# Checks, with a "reverse model" that shouts: turning around twice changes nothing; the targets are all people's, in their places; a quarter of the sources is untouched, and it is the quarter that the reverse model learned from.
+
+# %%
+shouted = back_translated(few, 4, lambda texts: [text.upper() for text in texts])
+assert turned_around(turned_around(few)) == few
+assert turned_around(few).train == encode_pairs(
+    [(english, german) for german, english in sample_pairs], few.tokenizer
+)
+assert [e.tgt for e in shouted.train] == [e.tgt for e in few.train]
+kept_pairs = set(shouted.corpus["train"]) & set(sample_pairs)
+assert kept_pairs == set(part_of(few, 4).corpus["train"]) and len(kept_pairs) == 16
+print("a person's:   ", shouted.corpus["train"][part_indices(64, 4)[0]])
+print("half a model's:", next(pair for pair in shouted.corpus["train"] if pair not in kept_pairs))
+
+# %% [markdown]
+# **Pitfall.** *The synthetic text on the side that is learned.* Turn the new pairs around once too often, or translate the German of $\mathcal{M}$ instead, and the model is trained to write what a weak model wrote. Nothing crashes, and the loss looks splendid: what a model wrote is easy to learn. The check above catches it, since the targets are no longer people's.
+
+
+# %%
+def taught_to_shout(
+    data: TrainingData, share: int, reverse: Callable[[Sequence[str]], Sequence[str]]
+) -> TrainingData:
+    """The wrong version: what the model wrote stands on the side that is learned."""
+    turned = back_translated(turned_around(data), share, reverse)
+    return with_pairs(data, turned_around(turned).corpus["train"])
+
+
+wrong = taught_to_shout(few, 4, lambda texts: [text.upper() for text in texts])
+assert [e.tgt for e in wrong.train] != [e.tgt for e in few.train]
+print(
+    sum(a.tgt != b.tgt for a, b in zip(wrong.train, few.train, strict=True)),
+    "targets of 64 are not people's",
+)
+
+# %% [markdown]
+# ### Distillation: a teacher's translations
+#
+# > **In short.** People translate the same sentence in many ways, and a small model spreads itself over all of them. A teacher has made its choice: one translation for each sentence, put the way it usually puts things. That is less to learn.
+#
+# Kim and Rush (2016) start from the student's loss against *all* that the teacher $q$ might say, and replace the sum over sentences, which nobody can compute, by its largest term:
+#
+# $$ -\sum_{y} q(y \mid x) \log p(y \mid x) \;\approx\; -\log p(\hat y \mid x), \qquad \hat y = \arg\max_y q(y \mid x) $$
+#
+# with $\hat y$ from a beam search or greedy decoding. So the recipe is a corpus: the same sources, other targets. Why should it be easier? The loss on people's text can't fall below the entropy of people's choices, $H(Y \mid X)$. The teacher's text is a *function* of the source: $H(\hat Y \mid X) = 0$. What is left is to learn the function, and it repeats itself. That can be measured without any model: by the number of different words, and by how uncertain the next word is if one knows the last,
+#
+# $$ H(w_{t+1} \mid w_t) = -\sum_{a, b} \frac{n_{ab}}{n} \log \frac{n_{ab}}{n_a}, $$
+#
+# where $n_{ab}$ counts the pairs of neighbours, $n_a$ how often $a$ comes first in one, and $n$ all of them. (A count on finite text comes out too small, for both sides alike.)
+
+
+# %%
+def distilled(
+    data: TrainingData, teacher: Callable[[Sequence[str]], Sequence[str]]
+) -> TrainingData:
+    """The same training sources with `teacher`'s translations (Kim and Rush 2016, §3.2).
+
+    Validation stays as people wrote it: it is there to judge.
+    """
+    sources = [source for source, _ in data.corpus["train"]]
+    return with_pairs(data, list(zip(sources, teacher(sources), strict=True)))
+
+
+def word_facts(texts: Sequence[str]) -> dict[str, float]:
+    """How many words and how many different ones, and the next word's entropy in nats, given the last."""
+    firsts: Counter[str] = Counter()
+    neighbours: Counter[tuple[str, str]] = Counter()
+    for text in texts:
+        words = ["<s>", *plain_words(text), "</s>"]
+        firsts.update(words[:-1])
+        neighbours.update(itertools.pairwise(words))
+    entropy = -sum(n * math.log(n / firsts[a]) for (a, _), n in neighbours.items())
+    words = firsts.total() - len(texts)
+    types = len(firsts) - ("<s>" in firsts)
+    return {"words": words, "types": types, "entropy": round(entropy / max(1, firsts.total()), 4)}
+
+
+# %% [markdown]
+# Checks. The sources stay, in their order, and each has the translation that the teacher gives to *it*. And the entropy is right where it is known: after `<s>` one of two words, then always the end, is $\log 2$ for one of two steps.
+
+# %%
+greedy_teacher = partial(translate, sample_model, options=DecodeOptions(beam=1))
+taught = distilled(few, greedy_teacher)
+assert [e.src for e in taught.train] == [e.src for e in few.train] and taught.val is few.val
+for i in (0, 17, 63):  # one by one, so that no order can be mixed up
+    assert taught.corpus["train"][i][1] == greedy_teacher([sample_pairs[i][0]])[0]
+assert word_facts(["yes", "no"]) == {"words": 2, "types": 2, "entropy": round(math.log(2) / 2, 4)}
+assert word_facts(["yes"] * 5)["entropy"] == 0.0
+
+# %% [markdown]
+# **Pitfall.** *A teacher that sorts.* Decoders like batches of similar length, so one sorts the sentences first, and forgets to undo it. Every file has the right number of lines, and every line is good English. The pairs are wrong. (`translate` puts its answers back in order; a loop around another decoder may not.)
+
+
+# %%
+def sorted_by_length(
+    teacher: Callable[[Sequence[str]], Sequence[str]], sources: Sequence[str]
+) -> Sequence[str]:
+    """The wrong version: translations in the order of their sources' lengths."""
+    return teacher(sorted(sources, key=len))
+
+
+mixed = distilled(few, partial(sorted_by_length, greedy_teacher))
+right = sum(a == b for a, b in zip(mixed.corpus["train"], taught.corpus["train"], strict=True))
+print(f"{right} of {len(sample_pairs)} pairs are still pairs")
+assert right < 32 and sorted(t for _, t in mixed.corpus["train"]) == sorted(
+    t for _, t in taught.corpus["train"]
+)
+
+# %% [markdown]
+# ### Minimum risk: the model's own attempts, marked
+#
+# > **In short.** Cross-entropy asks for the reference's next word, after the reference's words. A translation is judged as a whole, and after the model's own words. So let the model write several candidates, mark each, and shift probability from the bad ones to the good ones.
+#
+# The *risk* of a model is the mark that it gets on average, if it draws its translations from what it believes:
+#
+# $$ R(\theta) = \sum_{y} P(y \mid x; \theta)\, \Delta(y, y^\star), \qquad \Delta(y, y^\star) = 1 - \tfrac{1}{100}\,\text{chrF}(y, y^\star) $$
+#
+# The mark need not be differentiable: it is a number for each $y$, and the gradient goes through $P$. But the sum is over all sentences. Shen et al. (2016, §3) take a set $\mathcal{S}(x)$ of candidates, drawn from the model, and make a distribution over *it*:
+#
+# $$ \tilde R(\theta) = \sum_{y \in \mathcal{S}(x)} Q(y)\, \Delta(y, y^\star), \qquad Q(y) = \frac{P(y \mid x; \theta)^{\alpha}}{\sum_{y' \in \mathcal{S}(x)} P(y' \mid x; \theta)^{\alpha}} $$
+#
+# | symbol | shape | meaning |
+# |---|---|---|
+# | `log_probs` | (N,) | $\log P(y \mid x)$ of the candidates of all B sources, one after the other |
+# | `risks` | (N,) | $\Delta$, 0 for the reference itself |
+# | `counts` | B numbers | how many candidates each source has; they sum to N |
+# | $\alpha$ | | how sharp $Q$ is. Log-probabilities of whole sentences lie tens of nats apart, so with $\alpha = 1$ the likeliest candidate would have all of $Q$. The paper uses 0.005 |
+#
+# With $\ell_y = \log P(y \mid x)$ the derivative is $\partial \tilde R / \partial \ell_y = \alpha\, Q(y)\, (\Delta(y, y^\star) - \tilde R)$: candidates that are better than the average of their set are pushed up, the others down, and the pushes of a set sum to zero.
+
+
+# %%
+def sequence_log_probs(
+    model: EncoderDecoder,
+    src: Tensor,
+    src_mask: Tensor | None,
+    candidates: Sequence[Sequence[Sequence[int]]],
+) -> Tensor:
+    """log P of every candidate given its source, by teacher forcing: (N,), with its gradient.
+
+    src (B, S); `candidates` holds for each source the ids of its texts, eos included where they end.
+    Each source is encoded once, however many candidates it has.
+    """
+    counts = torch.tensor([len(texts) for texts in candidates], device=src.device)  # (B,)
+    owner = torch.arange(len(src), device=src.device).repeat_interleave(counts)  # (N,)
+    rows = [list(text) for texts in candidates for text in texts]
+    ids = pad_rows(rows).to(src.device)  # (N, T)
+    lengths = torch.tensor([len(row) for row in rows], device=src.device)  # (N,)
+    real = torch.arange(ids.size(1), device=src.device) < lengths.unsqueeze(1)  # (N, T)
+    tgt = torch.cat((torch.full_like(ids[:, :1], BOS), ids[:, :-1]), dim=1)  # (N, T)
+    memory = model.encode(src, src_mask)[owner]  # (N, S, D)
+    mask = None if src_mask is None else src_mask[owner]  # (N, 1, S)
+    # Padding comes last, so the causal mask hides it from all that counts.
+    x = model.decode(memory, mask, tgt, subsequent_mask(tgt.size(1), src.device))  # (N, T, D)
+    log_probs = model.generator(x[real]).log_softmax(dim=-1)  # (M, V), of the M real tokens
+    chosen = log_probs.gather(-1, ids[real].unsqueeze(-1)).squeeze(-1)  # (M,)
+    return chosen.new_zeros(len(rows)).index_add(0, real.nonzero()[:, 0], chosen)
+
+
+def risk_of_candidates(
+    log_probs: Tensor, risks: Tensor, counts: Sequence[int], alpha: float
+) -> Tensor:
+    """Σ Q(y)·Δ(y) over each source's candidates, Q ∝ P^α: (N,) and (N,) to (B,) (Shen et al. 2016, eq. 10)."""
+    of_each = zip(log_probs.split(list(counts)), risks.split(list(counts)), strict=True)
+    return torch.stack([(alpha * logs).softmax(dim=0) @ marks for logs, marks in of_each])
+
+
+# %% [markdown]
+# The check is brute force. With 6 tokens and at most 3 steps all that a model can write fits into a list (chapter 9's `every_hypothesis`). With *all* sentences as candidates and $\alpha = 1$, $Q$ is $P$ and $\tilde R$ is the risk itself. Log-probabilities must be those of `forced_log_probs`; the value must be the brute-force sum; and the gradient must be what one gets by moving the weights a little, in a random direction, and summing over all sentences again.
+
+# %%
+torch.manual_seed(0)
+writer = build_model(replace(PATIENT, d_model=16, d_ff=24, heads=2, layers=1), 6).double().eval()
+scramble(writer)
+with torch.no_grad():
+    writer.generator.proj.weight.mul_(0.5)  # unsure of itself
+one_source = torch.tensor([[4, 5, 4, EOS]])  # (1, S)
+
+
+# %%
+WANTED_TEXT = (5, 4, EOS)  # the reference of the toy
+
+
+def toy_risk(ids: Sequence[int]) -> float:
+    """The share of positions in which ids differ from `WANTED_TEXT`, the missing ones included."""
+    positions = itertools.zip_longest(ids, WANTED_TEXT)
+    return sum(a != b for a, b in positions) / max(len(ids), len(WANTED_TEXT))
+
+
+def toy_texts(model: EncoderDecoder, src: Tensor) -> dict[tuple[int, ...], float]:
+    """All that can be written in 3 tokens of 6, eos included, with chapter 9's probabilities."""
+    found = every_hypothesis(model, src, vocab=6, max_len=3)
+    return {h.ids + (EOS,) * (h.length - len(h.ids)): math.exp(h.log_prob) for h in found}
+
+
+def brute_force_risk(model: EncoderDecoder, src: Tensor) -> float:
+    """Σ P(y)·Δ(y) over all hypotheses: no gradient, no candidate set."""
+    return sum(p * toy_risk(text) for text, p in toy_texts(model, src).items())
+
+
+# %%
+texts = list(toy_texts(writer, one_source))
+marks = torch.tensor([toy_risk(text) for text in texts])  # (N,)
+log_probs = sequence_log_probs(writer, one_source, None, [texts])  # (N,)
+for text, log_prob in zip(texts[::20], log_probs[::20], strict=True):
+    forced = forced_log_probs(writer, one_source, torch.tensor([text]))
+    torch.testing.assert_close(log_prob, forced[0])
+whole_risk = risk_of_candidates(log_probs, marks, [len(texts)], alpha=1.0)[0]
+assert math.isclose(log_probs.exp().sum().item(), 1.0)
+assert math.isclose(whole_risk.item(), brute_force_risk(writer, one_source), rel_tol=1e-12)
+
+gradients = torch.autograd.grad(whole_risk, list(writer.parameters()))
+generator = torch.Generator().manual_seed(1)
+direction = [torch.randn(p.shape, generator=generator, dtype=p.dtype) for p in writer.parameters()]
+
+
+def moved(model: EncoderDecoder, direction: Sequence[Tensor], step: float) -> EncoderDecoder:
+    """A copy of the model, `step` along `direction`."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for p, d in zip(other.parameters(), direction, strict=True):
+            p.add_(d, alpha=step)
+    return other
+
+
+ends = [brute_force_risk(moved(writer, direction, step), one_source) for step in (1e-5, -1e-5)]
+slope = sum((g * d).sum() for g, d in zip(gradients, direction, strict=True)).item()
+assert math.isclose(slope, (ends[0] - ends[1]) / 2e-5, rel_tol=1e-5)
+print(
+    f"{len(texts)} sentences, risk {whole_risk:.4f}; slope {slope:.4f} by autograd and by differences"
+)
+
+# %% [markdown]
+# **Predict.** The same set of *all* sentences, but a small $\alpha$. Does the risk of $Q$ go up or down? And what becomes of it where $\alpha$ is 0?
+
+# %%
+by_alpha = {
+    alpha: risk_of_candidates(log_probs, marks, [len(texts)], alpha).item()
+    for alpha in (1.0, 0.5, 0.05, 0.0)
+}
+for alpha, risk in by_alpha.items():
+    print(f"α = {alpha:<4}  risk {risk:.4f}")
+assert math.isclose(by_alpha[0.0], marks.mean().item())  # all candidates alike: the plain mean
+
+# %% [markdown]
+# With $\alpha$ near 0 every candidate counts the same. That sounds like nonsense, and isn't, as soon as the candidates are *drawn from the model*: the likely ones are in the set and the others aren't. Then $\partial\tilde R/\partial\ell_y \approx \frac{\alpha}{K}(\Delta - \bar\Delta)$, which is, up to the constant $\alpha$, the policy gradient of reinforcement learning with the set's mean as its baseline (Williams 1992). With a small set and a large $\alpha$, minimum risk is *not* the gradient of the risk. It is a contrast between the candidates at hand (Choshen et al. 2020 look hard at this).
+
+# %%
+ell = log_probs.detach()[:12].clone().requires_grad_()
+risk = risk_of_candidates(ell, marks[:12], [12], alpha=0.3)[0]
+(push,) = torch.autograd.grad(risk, ell)
+q = (0.3 * ell).softmax(dim=0)
+torch.testing.assert_close(push, 0.3 * q * (marks[:12] - risk))  # the formula above
+assert abs(push.sum().item()) < 1e-15
+
+# %% [markdown]
+# **Pitfall.** *The raw probabilities.* Leave out the denominator, and the loss is $\sum_{y \in \mathcal{S}} P(y)\,\Delta(y)$, a piece of the true risk. It has an easy minimum: make *every* candidate unlikely. The derivative with respect to $\ell_y$ is $P(y)\,\Delta(y) \ge 0$, so even the best candidate of the set is pushed down, unless it is perfect. What was pushed down here comes up among the sentences that nobody drew.
+
+
+# %%
+def raw_risk(log_probs: Tensor, risks: Tensor, counts: Sequence[int], alpha: float) -> Tensor:
+    """The wrong version: P instead of Q, so that the cheapest way out is to write something else."""
+    of_each = zip(log_probs.split(list(counts)), risks.split(list(counts)), strict=True)
+    return torch.stack([(alpha * logs).exp() @ marks for logs, marks in of_each])
+
+
+def after_steps(
+    model: EncoderDecoder,
+    src: Tensor,
+    chosen: Sequence[tuple[int, ...]],
+    risk_of: Callable[..., Tensor],
+    steps: int = 40,
+) -> dict[str, float]:
+    """Descend `risk_of` on one fixed set of texts: how likely the set is then, and its best text."""
+    model = copy.deepcopy(model)
+    descent = torch.optim.SGD(model.parameters(), lr=0.3)
+    marks = torch.tensor([toy_risk(text) for text in chosen], dtype=torch.float64)  # (N,)
+    for _ in range(steps):
+        descent.zero_grad()
+        logs = sequence_log_probs(model, src, None, [chosen])  # (N,)
+        risk_of(logs, marks, [len(chosen)], 1.0)[0].backward()
+        descent.step()
+    p = sequence_log_probs(model, src, None, [chosen]).detach().exp()  # (N,)
+    return {"of the set": p.sum().item(), "of its best": p[marks.argmin()].item()}
+
+
+# %%
+likely = log_probs.argsort(descending=True)[:6].tolist()
+chosen = [texts[i] for i in likely if marks[i] > 0]  # as drawn: none of them is perfect
+given = writer, one_source, chosen
+table = {
+    "before": after_steps(*given, risk_of_candidates, steps=0),
+    "descending Q": after_steps(*given, risk_of_candidates),
+    "descending raw P": after_steps(*given, raw_risk),
+}
+raw_push = torch.autograd.grad(raw_risk(ell, marks[:12], [12], 1.0)[0], ell)[0]
+assert (raw_push >= 0).all() and (push < 0).any()  # raw: nobody is ever pushed up
+best = {how: row["of its best"] for how, row in table.items()}
+assert best["descending raw P"] < best["before"] < best["descending Q"]
+pd.DataFrame(table).T.round(4).add_prefix("probability ")
+
+# %% [markdown]
+# **Pitfall.** *The same candidate twice.* Draw eight times from a model that is sure of itself, and several draws are alike. In a *set* each counts once. In a list it counts as often as it was drawn, on top of $P^\alpha$, which has counted that already.
+
+# %%
+twice = [*texts, *[texts[likely[0]]] * 9]
+logs = sequence_log_probs(writer, one_source, None, [twice])
+listed_risk = risk_of_candidates(
+    logs, torch.tensor([toy_risk(text) for text in twice]), [len(twice)], 1.0
+)
+print(
+    f"risk {whole_risk:.4f}; with the likeliest sentence ten times in the list {listed_risk.item():.4f}"
+)
+assert abs(listed_risk.item() - brute_force_risk(writer, one_source)) > 1e-3
+
+
+# %%
+def distinct_candidates(
+    model: EncoderDecoder,
+    src: Tensor,
+    count: int,
+    max_len: int,
+    generator: torch.Generator,
+    references: Sequence[Sequence[int]] | None = None,
+) -> list[list[tuple[int, ...]]]:
+    """For each source of src (B, S) the different texts of `count` draws, and its reference if given.
+
+    Ids without bos, and with eos where a text ended within `max_len`. Drawn by chapter 9's sampling,
+    from the model as it is: temperature 1, without dropout.
+    """
+    wide = src.repeat_interleave(count, dim=0)  # (B·K, S)
+    ids, _ = sample_decode(model, wide, padding_mask(wide), max_len, generator=generator)
+    drawn = [tuple(until_end(row)) for row in ids.tolist()]
+    found = [drawn[i : i + count] for i in range(0, len(drawn), count)]
+    if references is not None:
+        found = [[tuple(r), *texts] for r, texts in zip(references, found, strict=True)]
+    return [list(dict.fromkeys(texts)) for texts in found]  # each once, in the order of appearance
+
+
+# %%
+drawn = distinct_candidates(
+    writer, one_source, 4000, 3, torch.Generator().manual_seed(0), [WANTED_TEXT]
+)[0]
+assert drawn[0] == WANTED_TEXT and len(set(drawn)) == len(drawn) and set(drawn) <= set(texts)
+covered = sequence_log_probs(writer, one_source, None, [drawn]).exp().sum().item()
+drawn_risk = risk_of_candidates(
+    sequence_log_probs(writer, one_source, None, [drawn]),
+    torch.tensor([toy_risk(text) for text in drawn]),
+    [len(drawn)],
+    alpha=1.0,
+).item()
+assert covered > 0.95 and abs(drawn_risk - whole_risk.item()) < 0.03  # many draws: nearly the truth
+
+# %% [markdown]
+# The mark: chrF of a single sentence, by sacreBLEU, held against chapter 9's own. (BLEU of a single sentence is 0 without a common run of four words, so it would have to be smoothed.)
+
+
+# %%
+def chrf_risks(texts: Sequence[str], reference: str) -> list[float]:
+    """1 − chrF/100 of each text against one reference: 0 for the reference itself, 1 for nothing in common."""
+    from sacrebleu.metrics import CHRF
+
+    metric = CHRF()
+    return [1 - metric.sentence_score(text, [reference]).score / 100 for text in texts]
+
+
+# %%
+attempts = ["A dog sleeps.", "A dog is sleeping.", "Two men play chess.", "The dog sleeps."]
+marks_of = chrf_risks(attempts, "A dog sleeps.")
+for text, mark in zip(attempts, marks_of, strict=True):
+    print(f"Δ = {mark:.2f}  {text}")
+    assert math.isclose(mark, 1 - chrf_by_hand([text], ["A dog sleeps."]) / 100, abs_tol=1e-9)
+assert marks_of[0] < 1e-9 and max(marks_of) == marks_of[2]
+
+# %% [markdown]
+# ### The rows
+#
+# > **In short.** Each recipe stands beside what it has to beat: the part without the synthetic pairs, people's own translations, and as many further steps of ordinary training on the same sentences.
+#
+# All models are the study's base. All are trained for the same number of optimizer steps: a part of the pairs is passed over as many times more. The two rows of fine-tuning start from the same trained model, see the same sentences at the same rate without dropout, and differ in the loss alone.
+
+
+# %%
+@dataclass
+class RecipeOptions:
+    """What `recipes` runs; each field is an option of the command line."""
+
+    corpus: Literal["sample", "multi30k"] = "multi30k"
+    """What to learn from; its shipped model is the teacher."""
+    seeds: int = 2
+    """Runs of each row."""
+    epochs: int = 2
+    """Passes over all pairs; a part of them is passed over as many times more."""
+    share: int = 4
+    """Back-translation knows 1/share of the pairs, and only the English of the others."""
+    teacher_beam: int = 1
+    """Beam of the teacher's search; 1 is greedy decoding."""
+    candidates: int = 8
+    """Minimum risk: draws for each source."""
+    with_reference: bool = True
+    """Minimum risk: the reference is one of the candidates."""
+    sharpness: float = 0.05
+    """Minimum risk: the alpha of Q."""
+    risk_steps: int = 200
+    """Steps of fine-tuning, by either loss."""
+    risk_sentences: int = 16
+    """Sources in such a step."""
+    risk_lr: float = 5e-4
+    """Learning rate of its first step; it falls to zero along a line."""
+    device: str = "cpu"
+    """Where they run."""
+    save: bool = False
+    """Rewrite results/recipes-CORPUS.json after each run."""
+
+
+ALL_PAIRS, ONE_PART, REVERSE = "all pairs", "a part", "reverse model"
+GREEDY_BACK, SAMPLED_BACK = "a part, back-translated", "a part, back-translated by sampling"
+TAUGHT, MORE_STEPS, MINIMUM_RISK = "teacher's translations", "more cross-entropy", "minimum risk"
+
+# Each row, its recipe, and the row that it has to beat.
+RECIPE_ROWS: dict[str, tuple[str, str | None]] = {
+    ALL_PAIRS: ("base", None),
+    ONE_PART: ("back-translation", ALL_PAIRS),
+    GREEDY_BACK: ("back-translation", ONE_PART),
+    SAMPLED_BACK: ("back-translation", ONE_PART),
+    TAUGHT: ("distillation", ALL_PAIRS),
+    MORE_STEPS: ("fine-tuning", ALL_PAIRS),
+    MINIMUM_RISK: ("fine-tuning", MORE_STEPS),
+}
+
+
+# %%
+class MinimumRisk:
+    """A loss for `fine_tuned`: the mean risk of freshly drawn candidates (Shen et al. 2016)."""
+
+    def __init__(self, tokenizer: Any, options: RecipeOptions, seed: int):
+        self.tokenizer, self.options, self.seed = tokenizer, options, seed
+        self.generator: torch.Generator | None = None  # made where the model is
+
+    def __call__(self, model: EncoderDecoder, examples: Sequence[Example]) -> Tensor:
+        """The loss of these pairs, with its gradient."""
+        device = next(model.parameters()).device
+        if self.generator is None:
+            self.generator = torch.Generator(device).manual_seed(self.seed)
+        src = pad_rows([e.src for e in examples]).to(device)  # (B, S)
+        limit = min(MAX_LEN, src.size(1) + 10)
+        references = [e.tgt[1:] for e in examples] if self.options.with_reference else None
+        drawn = (self.options.candidates, limit, self.generator, references)
+        candidates = distinct_candidates(model, src, *drawn)
+        risks = [
+            risk
+            for texts, example in zip(candidates, examples, strict=True)
+            for risk in chrf_risks(
+                [self.tokenizer.decode(ids) for ids in texts], self.tokenizer.decode(example.tgt)
+            )
+        ]
+        log_probs = sequence_log_probs(model, src, padding_mask(src), candidates)  # (N,)
+        marks = log_probs.new_tensor(risks)  # (N,)
+        counts = [len(texts) for texts in candidates]
+        return risk_of_candidates(log_probs, marks, counts, self.options.sharpness).mean()
+
+
+def cross_entropy(config: TrainConfig) -> Callable[[EncoderDecoder, Sequence[Example]], Tensor]:
+    """A loss for `fine_tuned`: the base's own, per token."""
+    device = pick_device(config.device)
+    loss_of, criterion = loss_function_of(config, device), LabelSmoothing(config.smoothing)
+
+    def loss(model: EncoderDecoder, examples: Sequence[Example]) -> Tensor:
+        batch = make_batch(examples).to(device)
+        return loss_of(model, batch, criterion)[0] / batch.ntokens
+
+    return loss
+
+
+def fine_tuned(
+    trained: Trained,
+    train: Sequence[Example],
+    loss_of: Callable[[EncoderDecoder, Sequence[Example]], Tensor],
+    options: RecipeOptions,
+    seed: int,
+) -> EncoderDecoder:
+    """A copy of the model after `risk_steps` steps on `loss_of`; the same sentences for the same seed."""
+    model = copy.deepcopy(trained.model).eval()  # no dropout: Q is the model that is drawn from
+    optimizer = make_optimizer(trained.config, model)
+    total, size = options.risk_steps, options.risk_sentences
+    scheduler = LambdaLR(optimizer, lambda done: options.risk_lr * (1 - done / total))
+    order = list(range(len(train)))
+    random.Random(f"risk:{seed}").shuffle(order)
+    for step in range(total):
+        chosen = [order[(step * size + i) % len(order)] for i in range(size)]
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(model, [train[i] for i in chosen]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), trained.config.clip)
+        optimizer.step()
+        scheduler.step()
+    return model
+
+
+# %% [markdown]
+# Check, on the patient: with cross-entropy the loss of the sentences falls; a copy is trained, and the original stays. (What minimum risk does to a real model is in the record.)
+
+# %%
+torch.manual_seed(0)
+novice = Trained(
+    build_model(replace(STUDY, d_model=16, d_ff=16, heads=2), len(few.tokenizer)).eval(),
+    few.tokenizer,
+    STUDY,
+)
+short_run = RecipeOptions(
+    corpus="sample", candidates=3, risk_steps=4, risk_sentences=4, risk_lr=1e-2
+)
+untouched = copy.deepcopy(novice.model.state_dict())
+learner = fine_tuned(novice, few.train[:4], cross_entropy(STUDY), short_run, seed=1)
+with torch.no_grad():
+    losses = [
+        cross_entropy(STUDY)(model, few.train[:4]).item() for model in (novice.model, learner)
+    ]
+assert losses[1] < losses[0] - 0.1
+risky = fine_tuned(
+    novice, few.train[:4], MinimumRisk(few.tokenizer, short_run, 1), short_run, seed=1
+)
+for name, tensor in novice.model.state_dict().items():
+    assert torch.equal(tensor, untouched[name])
+assert any(
+    not torch.equal(p, q)
+    for p, q in zip(risky.parameters(), novice.model.parameters(), strict=True)
+)
+
+# %% [markdown]
+# ### Headless, and resumable again
+#
+# ```bash
+# python scripts/ch12_ablations_and_scaling.py recipes --save true
+# ```
+#
+# runs what is missing: the teacher's translations once, then for each seed the rows above, and the reverse model where it is needed first. Whatever took time is kept in `runs/` with all that decided it, and is used again only where that is the same: models, scores and written corpora alike.
+
+
+# %%
+def kept_at(path: Path, key: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `make()` gave when it was last asked with this key, from `path`; else it is asked now."""
+    found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    if found.get("key") != key:
+        found = {"key": key} | make()
+        text = json.dumps(found, ensure_ascii=False)
+        write_whole(writable(path.parent) / path.name, text.encode())
+    return found
+
+
+# %%
+class RecipeStudy:
+    """The runs of `recipes`: each is made when it is first asked for, and then remembered."""
+
+    def __init__(self, options: RecipeOptions):
+        self.options, self.row = options, StudyRow("recipe")
+        vocab = STUDY.vocab if options.corpus == "multi30k" else 1000  # the sample has few words
+        self.base = replace(STUDY, corpus=options.corpus, vocab=vocab, device=options.device)
+        self.data = prepare(self.base)
+        self.folder = ROOT / "runs" / f"recipes-{options.corpus}"  # and below it, what depends on
+        self.slug = f"{options.epochs}-{options.share}"  # passes and share
+        self.teacher_folder = ROOT / "models" / f"{options.corpus}-de-en"
+        self.teacher_key = {
+            "model": self.teacher_folder.name,
+            "weights_sha256": sha256(self.teacher_folder / "model.safetensors"),
+            "beam": options.teacher_beam,
+        }
+        self.done: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def config(self, name: str, seed: int) -> TrainConfig:
+        """The settings of a row: a part of the pairs is passed over as many times more."""
+        passes = self.options.share if name in (ONE_PART, REVERSE) else 1
+        return replace(self.base, seed=seed, epochs=passes * self.options.epochs)
+
+    def key(self, name: str, seed: int) -> dict[str, Any]:
+        """All that decides a run of a row."""
+        key = identity(self.config(name, seed)) | {"recipe": name, "share": self.options.share}
+        if name == TAUGHT:
+            key |= {"teacher": self.teacher_key}
+        if name in (MORE_STEPS, MINIMUM_RISK):
+            names = ("risk_steps", "risk_sentences", "risk_lr")
+            if name == MINIMUM_RISK:
+                names += ("candidates", "with_reference", "sharpness")
+            key |= {field: getattr(self.options, field) for field in names}
+        return key
+
+    def path(self, name: str, seed: int) -> Path:
+        """Where a row's run is kept, without its ending."""
+        return self.folder / self.slug / (re.sub(r"[^a-z0-9]+", "-", name) + f"-{seed}")
+
+    # What people wrote, and what models wrote
+
+    @cached_property
+    def facts(self) -> dict[str, dict[str, float]]:
+        """The words of both sides of the training pairs."""
+        sources, targets = zip(*self.data.corpus["train"], strict=True)
+        return {"sources": word_facts(sources), "targets": word_facts(targets)}
+
+    def taught_texts(self) -> dict[str, Any]:
+        """The teacher's translations of the training and validation sources, and their BLEU."""
+
+        def make() -> dict[str, Any]:
+            teacher = load_model(self.teacher_folder, pick_device(self.options.device))
+            how, found = DecodeOptions(beam=self.options.teacher_beam), {}
+            for split in ("train", "val"):
+                sources, references = zip(*self.data.corpus[split], strict=True)
+                found[split] = translate(teacher, sources, how)
+                found[f"{split}_bleu"] = round(corpus_bleu(found[split], references).score, 3)
+            return found | {"facts": word_facts(found["train"])}
+
+        return kept_at(self.folder / "teacher.json", self.teacher_key, make)
+
+    def back_texts(self, name: str, seed: int) -> dict[str, Any]:
+        """The reverse model's sources for the targets without one, and what they are like."""
+
+        def make() -> dict[str, Any]:
+            how = DecodeOptions(beam=1, sample=name == SAMPLED_BACK, seed=seed)
+            written: list[str] = []
+
+            def reverse(targets: Sequence[str]) -> list[str]:
+                written.extend(translate(self.trained(REVERSE, seed), targets, how))
+                return written
+
+            pairs = back_translated(self.data, self.options.share, reverse).corpus["train"]
+            real = set(part_indices(len(pairs), self.options.share))
+            people = [pair[0] for i, pair in enumerate(self.data.corpus["train"]) if i not in real]
+            bleu = round(corpus_bleu(written, people).score, 3)
+            return {"texts": written, "bleu": bleu, "facts": word_facts(written)}
+
+        return kept_at(
+            self.path(f"{name} sources", seed).with_suffix(".json"), self.key(name, seed), make
+        )
+
+    def data_of(self, name: str, seed: int) -> TrainingData:
+        """What a row learns from."""
+        if name == ONE_PART:
+            return part_of(self.data, self.options.share)
+        if name == REVERSE:
+            return turned_around(part_of(self.data, self.options.share))
+        if name in (GREEDY_BACK, SAMPLED_BACK):
+            texts = self.back_texts(name, seed)["texts"]
+            return back_translated(self.data, self.options.share, lambda _: texts)
+        if name == TAUGHT:
+            return distilled(self.data, lambda _: self.taught_texts()["train"])
+        return self.data
+
+    # Models and scores
+
+    def trained(self, name: str, seed: int) -> Trained:
+        """A row's model; trained first where that hasn't been done."""
+        self.score(name, seed)
+        config, path = self.config(name, seed), self.path(name, seed).with_suffix(".safetensors")
+        model = build_model(config, len(self.data.tokenizer))
+        load_weights(model, load_tensors(path)[0], path)
+        model = model.to(pick_device(config.device)).eval()
+        return Trained(model, self.data.tokenizer, config)
+
+    def make_model_of(self, name: str, seed: int) -> tuple[EncoderDecoder, dict[str, Any]]:
+        """Train a row's model; it, and what is known of its training."""
+        config, options = self.config(name, seed), self.options
+        if name in (MORE_STEPS, MINIMUM_RISK):
+            loss_of = cross_entropy(config)
+            if name == MINIMUM_RISK:
+                loss_of = MinimumRisk(self.data.tokenizer, options, seed)
+            before, start = self.trained(ALL_PAIRS, seed), time.perf_counter()
+            model = fine_tuned(before, self.data.train, loss_of, options, seed)
+            found = {"steps": options.risk_steps}
+        else:
+            data, start = self.data_of(name, seed), time.perf_counter()
+            model, losses = train_row(self.row, config, data)
+            steps = sum(len(epoch_plan(config, data, e)) for e in range(1, len(losses) + 1))
+            found = {"steps": steps, "losses": [round(loss, 5) for loss in losses]}
+        return model, found | {"seconds": round(time.perf_counter() - start)}
+
+    def score(self, name: str, seed: int) -> dict[str, Any]:
+        """A row's scores on the validation split; the model is trained where that hasn't been done."""
+
+        def make() -> dict[str, Any]:
+            model, found = self.make_model_of(name, seed)
+            found |= self.judge(name, Trained(model, self.data.tokenizer, self.config(name, seed)))
+            path = self.path(name, seed).with_suffix(".safetensors")
+            save_tensors(writable(path.parent) / path.name, weights(model), {})
+            tqdm.write(f"{name}, seed {seed}: BLEU {found['bleu']:.2f}, {found['seconds']} s")
+            return found
+
+        path = self.path(name, seed).with_suffix(".json")
+        return {"seed": seed} | kept_at(path, self.key(name, seed), make)
+
+    def judge(self, name: str, trained: Trained) -> dict[str, Any]:
+        """Greedy translations of the validation split, BLEU and chrF; the loss on people's and on the teacher's."""
+        data = turned_around(self.data) if name == REVERSE else self.data
+        sources, references = zip(*data.corpus["val"], strict=True)
+        texts = translate(trained, sources, DecodeOptions(beam=1))
+        score = {"bleu": corpus_bleu(texts, references).score}
+        score["chrf"] = corpus_chrf(texts, references).score
+        score["loss"] = validation_loss(trained.model, self.row, trained.config, data)
+        if name != REVERSE:
+            pairs = list(zip(sources, self.taught_texts()["val"], strict=True))
+            other = replace(data, val=encode_pairs(pairs, data.tokenizer))
+            score["loss_teacher"] = validation_loss(trained.model, self.row, trained.config, other)
+        return {k: round(v, 5) for k, v in score.items()} | {"translations": texts}
+
+    def chance(self, name: str, seed: int) -> float | None:
+        """The p of a row's BLEU against the row that it has to beat: chapter 8's paired bootstrap."""
+        against = RECIPE_ROWS[name][1]
+        if against is None:
+            return None
+        both = [self.score(row, seed)["translations"] for row in (against, name)]
+        given = {"key": [self.key(row, seed) for row in (against, name)]}
+        references = [english for _, english in self.data.corpus["val"]]
+        path = self.path(f"{name} chance", seed).with_suffix(".json")
+        return kept_at(path, given, lambda: {"p": round(paired_p(*both, references), 4)})["p"]
+
+    def record(self) -> dict[str, Any]:
+        """All that is done, with its provenance."""
+        options = asdict(self.options)
+        said = "".join(
+            f" --{k} {v}"
+            for k, v in options.items()
+            if k == "corpus" or (k not in ("save", "device") and v != getattr(RecipeOptions(), k))
+        )
+        command = f"python scripts/ch12_ablations_and_scaling.py recipes{said} --save true"
+        taught = self.taught_texts()
+        seeds = sorted({seed for _, seed in self.done})
+        hidden = ("key", "translations", "texts")
+        rows = {
+            name: {"recipe": recipe, "against": against}
+            | {"runs": [self.done[name, seed] for seed in seeds if (name, seed) in self.done]}
+            for name, (recipe, against) in RECIPE_ROWS.items()
+        }
+        reverse: dict[str, Any] = {"runs": []}
+        for name in (GREEDY_BACK, SAMPLED_BACK):
+            made = [seed for seed in seeds if (name, seed) in self.done]
+            of_each = [self.back_texts(name, seed) | {"seed": seed} for seed in made]
+            reverse[name] = [{k: v for k, v in one.items() if k not in hidden} for one in of_each]
+            if name == GREEDY_BACK:
+                runs = [self.score(REVERSE, seed) for seed in made]
+                reverse["runs"] = [
+                    {k: v for k, v in run.items() if k not in hidden} for run in runs
+                ]
+        return provenance(command, pick_device(self.options.device)) | {
+            "corpus": self.options.corpus,
+            "train_pairs": len(self.data.train),
+            "options": options,
+            "config": asdict(self.config(ALL_PAIRS, 1)),
+            "teacher": self.teacher_key | {k: taught[k] for k in ("train_bleu", "val_bleu")},
+            "sources": self.facts["sources"],
+            "targets": {"people": self.facts["targets"], "teacher": taught["facts"]},
+            "reverse": reverse,
+            "rows": rows,
+        }
+
+
+# %%
+def run_recipes(options: RecipeOptions) -> dict[str, Any]:
+    """Run whatever is missing, row by row; the record, which is rewritten after each if the options say so."""
+    if pick_device(options.device).type == "cpu":
+        keep_memory()
+    study, record = RecipeStudy(options), {}
+    for seed in range(1, options.seeds + 1):
+        for name in RECIPE_ROWS:
+            score = study.score(name, seed) | {"p": study.chance(name, seed)}
+            short = {k: v for k, v in score.items() if k not in ("key", "translations")}
+            study.done[name, seed] = short
+            record = study.record()
+            if options.save:
+                save_record(f"recipes-{options.corpus}", record)
+    return record
+
+
+def parse_recipes(argv: Sequence[str]) -> RecipeOptions:
+    """`recipes` and its options. Raises ValueError for what it does not understand."""
+    return task_options("recipes", RecipeOptions, argv)
+
+
+# %%
+assert parse_recipes(["recipes", "--share", "8"]) == RecipeOptions(share=8)
+try:
+    parse_recipes(["recipes", "--seeds", "many"])
+except ValueError as error:
+    print(str(error)[:100])
+
+# %% [markdown]
+# ### What the recorded runs show
+#
+# > **In short.** Read each row against the one that it has to beat, not against the best number of the chart. And read the spread between the seeds first.
+
+
+# %%
+def recipe_frame(record: dict[str, Any]) -> pd.DataFrame:
+    """A line for each run: row, recipe, seed, BLEU, chrF."""
+    return pd.DataFrame(
+        [
+            {"row": name, "recipe": row["recipe"], "seed": run["seed"]}
+            | {"BLEU": run["bleu"], "chrF": run["chrf"]}
+            for name, row in record["rows"].items()
+            for run in row["runs"]
+        ]
+    )
+
+
+def recipe_panel(frame: pd.DataFrame, value: str, names: bool) -> alt.LayerChart:
+    """One score of every run: points, a tick at each row's mean, a line at the mean of all pairs."""
+    order = list(dict.fromkeys(frame["row"]))
+    low, high = frame[value].min(), frame[value].max()
+    room = 0.08 * (high - low) or 1.0
+    scale = alt.Scale(domain=[round(low - room, 2), round(high + room, 2)], nice=False)
+    x = alt.X(
+        f"{value}:Q", scale=scale, title=f"validation {value}, greedy", axis=alt.Axis(tickCount=6)
+    )
+    axis = alt.Axis(grid=True, domain=False, ticks=False, labels=names)
+    y = alt.Y("row:N", sort=order, title=None, axis=axis)
+    groups = list(dict.fromkeys(frame["recipe"]))
+    legend = alt.Legend(title=None, orient="bottom") if names else None
+    color = alt.Color("recipe:N", sort=groups, legend=legend)
+    dots = alt.Chart(rounded(frame)).mark_circle(size=75, opacity=0.8).encode(x=x, y=y, color=color)
+    means = frame.groupby("row", as_index=False)[value].mean()
+    ticks = alt.Chart(rounded(means)).mark_tick(thickness=2, size=18, color=INK).encode(x=x, y=y)
+    base = rounded(means[means["row"] == ALL_PAIRS])
+    line = alt.Chart(base).mark_rule(color=GREY, strokeDash=[4, 3]).encode(x=x)
+    return alt.layer(line, ticks, dots).properties(width=240, height=28 * len(order))
+
+
+def recipe_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """BLEU and chrF of every run of the recipes, side by side."""
+    frame = recipe_frame(record)
+    panels = [recipe_panel(frame, value, names=value == "BLEU") for value in ("BLEU", "chrF")]
+    return titled(
+        alt.hconcat(*panels),
+        "Three recipes, each beside what it has to beat",
+        f"Each point is a run, the tick a row's mean, the dashed line the mean of training on all "
+        f"{record['train_pairs']:,} pairs. “A part” is 1/{record['options']['share']} of them, "
+        "passed over as many times more.",
+        wrap=100,
+    )
+
+
+def recipes_table(record: dict[str, Any]) -> pd.DataFrame:
+    """Each row's means, its difference in BLEU and chrF to the row it has to beat, and the largest p."""
+    frame = recipe_frame(record).groupby("row")[["BLEU", "chrF"]].mean()
+    table = []
+    for name, row in record["rows"].items():
+        if not row["runs"]:
+            continue
+        line = {"row": name, "runs": len(row["runs"])} | frame.loc[name].to_dict()
+        line["against"] = row["against"] or "–"
+        for score in ("BLEU", "chrF"):
+            apart = frame.loc[name, score] - frame[score].get(row["against"], math.nan)
+            line[f"Δ {score}"] = apart
+        line["p"] = max((run["p"] for run in row["runs"] if run["p"] is not None), default=math.nan)
+        losses = [run["loss"] for run in row["runs"]]
+        table.append(line | {"loss": sum(losses) / len(losses)})
+    return pd.DataFrame(table).set_index("row")
+
+
+# %%
+recipes = load_record("recipes-sample")
+recipe_chart(recipes)
+
+# %%
+results = recipes_table(recipes)
+results.round(2)
+
+# %% [markdown]
+# The columns with Δ compare a row with the one named beside it; p is chapter 8's paired bootstrap on BLEU, the largest of the seeds. It knows the chance in the sentences, and not that in the seeds.
+#
+# **Back-translation.** First what there is to win: the distance between a part of the pairs and all of them. In few passes it is small, as the section on data found: what a short training lacks is steps, not captions. No recipe can close a gap that isn't there. Then what the reverse model wrote:
+
+
+# %%
+def german_table(record: dict[str, Any]) -> pd.DataFrame:
+    """The German that people wrote, and what the reverse model wrote for the pairs without one."""
+    rows = {"people": record["sources"]}
+    for name in (GREEDY_BACK, SAMPLED_BACK):
+        runs = record["reverse"][name]
+        if runs:
+            mean = {k: sum(run["facts"][k] for run in runs) / len(runs) for k in runs[0]["facts"]}
+            rows[name] = mean | {"BLEU": sum(run["bleu"] for run in runs) / len(runs)}
+    table = pd.DataFrame(rows).T
+    table["types per 1,000 words"] = 1000 * table["types"] / table["words"]
+    return table[["words", "types per 1,000 words", "entropy", "BLEU"]]
+
+
+german_table(recipes).round(2)
+
+# %%
+entropy_of = german_table(recipes)["entropy"]
+gap = results.loc[ONE_PART, "Δ BLEU"]
+won = {name: results.loc[name, "Δ BLEU"] for name in (GREEDY_BACK, SAMPLED_BACK)}
+print(f"a part instead of all pairs: {gap:+.2f} BLEU")
+for name, points in won.items():
+    print(f"{name}: {points:+.2f} BLEU")
+assert entropy_of[GREEDY_BACK] < entropy_of["people"]  # the likeliest text is poorer than people's
+assert entropy_of[GREEDY_BACK] < entropy_of[SAMPLED_BACK]  # a drawn one is more varied
+
+# %% [markdown]
+# Greedy German is *poorer* than people's: the next word is easier to guess. Drawn German is worse by BLEU, and more varied. That is the trade which Edunov et al. describe. Which side wins depends on how good the reverse model is, and at this size it isn't good.
+#
+# **Distillation.** The teacher is the model that ships, and one thing must be said of it: it translates sentences *that it has learned from*, so its translations are partly remembered. That flatters the corpus it writes. In a real use one would do the same, with the same reservation.
+
+# %%
+facts = pd.DataFrame(recipes["targets"]).T
+losses_of = {
+    name: {
+        text: sum(run[field] for run in runs) / len(runs)
+        for text, field in (("people's text", "loss"), ("the teacher's text", "loss_teacher"))
+    }
+    for name in (ALL_PAIRS, TAUGHT)
+    if (runs := recipes["rows"][name]["runs"])
+}
+print(
+    f"the teacher's BLEU: on its training sentences {recipes['teacher']['train_bleu']:.1f}, ",
+    end="",
+)
+print(f"on validation {recipes['teacher']['val_bleu']:.1f}")
+for who, row in facts.iterrows():
+    print(
+        f"{who:8} {row['types']:,.0f} different words, next-word entropy {row['entropy']:.3f} nats"
+    )
+pd.DataFrame(losses_of).T.round(3).rename_axis("nats per token, learned from")
+
+# %%
+assert facts.loc["teacher", "entropy"] < facts.loc["people", "entropy"]
+assert facts.loc["teacher", "types"] <= facts.loc["people", "types"]
+taught_losses = losses_of[TAUGHT]
+assert taught_losses["the teacher's text"] < losses_of[ALL_PAIRS]["people's text"]
+
+# %% [markdown]
+# The teacher uses fewer words and fewer ways to go on, and the student has learned *its* text better than the base has learned people's: compare the two losses on the diagonal. **Pitfall:** that is no success yet. A student that is judged on its teacher's translations is judged by the wrong person. What counts is the row's BLEU against people's text, above.
+#
+# **Minimum risk.** The row to beat is not the model before. It is the same number of steps, on the same sentences, of the loss that it had before.
+
+# %%
+for name in (MORE_STEPS, MINIMUM_RISK):
+    line = results.loc[name]
+    print(
+        f"{name}: {line['Δ BLEU']:+.2f} BLEU and {line['Δ chrF']:+.2f} chrF against {line['against']}, p {line['p']:.3f}"
+    )
+options = recipes["options"]
+print(
+    f"{options['risk_steps']} steps of {options['risk_sentences']} sources, {options['candidates']} draws each"
+)
+print(
+    f"loss: {results.loc[MORE_STEPS, 'loss']:.3f} and {results.loc[MINIMUM_RISK, 'loss']:.3f} nats per token"
+)
+
+# %% [markdown]
+# What is descended is chrF of sampled sentences. What is reported is that of greedy ones, and BLEU, which nobody descended. Minimum risk doesn't care for the reference's probability, so don't judge it by its loss either.
+
+# %% [markdown]
 # ## Summary
 #
 # - Change one thing, build it, and prove that it was changed. A path that doesn't see the change measures nothing.
@@ -1596,6 +2661,7 @@ assert last["val_ppl"] > 0.99 * history["val_ppl"].iloc[-4]  # nothing more to b
 # - A study of short training answers questions about short training.
 # - A scaling law is three numbers with uncertainties. Fit it robustly, in logarithms, with a floor; look at the residuals; predict a point that the fit hasn't seen.
 # - A band knows the noise. It doesn't know whether the form of the law is right.
+# - A decoder that can write a corpus can also feed a training: with sources for text that has none, with a teacher's choices, with marks for the model's own attempts. Each has a row to beat, and the row is ordinary training with the same steps.
 #
 # ## What the paper did that we don't
 #
@@ -1821,4 +2887,4 @@ print(rejection(check_best_size, exchanged))
 #
 # ### Exercise 6 *project* · The long version
 #
-# On a GPU: `python scripts/ch12_ablations_and_scaling.py study --epochs 10 --seeds 3 --device cuda`. Which verdicts change when the model has time to learn by heart? Add a row of your own to `STUDY_ROWS`, write the check that proves what it does, and the verdict that you expect *before* you start it.
+# On a GPU: `python scripts/ch12_ablations_and_scaling.py study --epochs 10 --seeds 3 --device cuda`. Which verdicts change when the model has time to learn by heart? Add a row of your own to `STUDY_ROWS`, write the check that proves what it does, and the verdict that you expect *before* you start it. `recipes --epochs 10 --device cuda` asks the same of the three recipes: which of them gains when the model is no longer short of steps?
