@@ -5,13 +5,13 @@ for each module that is no chapter, the records, the models' cards. Nothing is e
 site asks no other host for anything.
 """
 
-import html
 import json
 import re
 import shutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -20,9 +20,10 @@ VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/charts.py
 
 
 def opening(notebook: Path) -> tuple[str, str, str]:
-    """Number, title and promise of a chapter: what its first cell begins with."""
-    cell = json.loads(notebook.read_text("utf-8"))["cells"][0]
-    heading, promise = "".join(cell["source"]).split("\n\n")[:2]
+    """Number, title and promise of a chapter: what the cell with its title begins with."""
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    texts = ("".join(cell["source"]) for cell in cells)
+    heading, promise = next(t for t in texts if t.startswith("# Chapter ")).split("\n\n")[:2]
     number, title = re.fullmatch(r"# Chapter (\d+) · (.+)", heading).groups()
     return number, title, promise.replace("\n", " ").removeprefix("After this chapter ")
 
@@ -79,13 +80,17 @@ def lay_out(source: Path) -> None:
 
 
 def put_beside(target: Path) -> None:
-    """What the site has beside its pages: the scripts, the living page, what draws the charts."""
+    """What the site has beside its pages: the scripts, the living page, what draws charts and equations."""
     import vl_convert
 
     shutil.rmtree(target, ignore_errors=True)
     (target / "_static").mkdir(parents=True)
     library = vl_convert.javascript_bundle(vl_version=VEGALITE)
     (target / "_static/vega.js").write_text(library, "utf-8")
+    mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax"
+    for part in ("input/tex", "output/chtml", "a11y", "sre"):
+        shutil.copytree(mathjax / part, target / "_static/mathjax" / part)
+    shutil.copy2(mathjax / "tex-chtml.js", target / "_static/mathjax")
     shutil.copytree(ROOT / "scripts", target / "scripts", ignore=shutil.ignore_patterns("__*"))
     if (DOCS / "living/index.html").exists():
         shutil.copytree(DOCS / "living", target / "living")

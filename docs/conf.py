@@ -10,12 +10,14 @@ author = "From Attention to Translation contributors"
 copyright = "From Attention to Translation contributors, MIT licence"
 language = "en"
 
-extensions = ["myst_nb", "sphinx_copybutton", "sphinx_mathjax_offline", "notebooks", "names"]
+extensions = ["myst_nb", "sphinx_copybutton", "notebooks", "names"]
 myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # what is shown is what is stored
 nb_merge_streams = True
 nb_ipywidgets_js = {}  # its default loads from other hosts
+
+mathjax_path = "mathjax/tex-chtml.js"  # build.py puts it into _static
 
 html_theme = "sphinx_book_theme"
 html_title = project
