@@ -86,6 +86,7 @@ def put_beside(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     (target / "_static").mkdir(parents=True)
     library = vl_convert.javascript_bundle(vl_version=VEGALITE)
+    library = f"(() => {{\n{library}\n}})();\n"  # its names are its own, also beside Sphinx's scripts
     (target / "_static/vega.js").write_text(library, "utf-8")
     mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax"
     for part in ("input/tex", "output/chtml", "a11y", "sre"):

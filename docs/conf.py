@@ -28,6 +28,7 @@ html_sourcelink_suffix = ""  # a notebook's download ends in .ipynb
 html_last_updated_fmt = None
 html_theme_options = {
     "home_page_in_toc": False,
+    "navbar_persistent": [],  # the search field stands at the left
     "show_toc_level": 2,
     "use_download_button": True,
     "use_fullscreen_button": False,

@@ -1,8 +1,10 @@
 """The site that `make book` makes: whole, linked, and in need of no other host."""
 
+import ast
 import fcntl
 import json
 import os
+import posixpath
 import re
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 from conftest import CHAPTERS, ROOT
 
 sys.path.insert(0, str(ROOT / "docs/_ext"))
-from names import Series, imports, link_names, marks  # noqa: E402
+from names import Series, imports, link_names, marks, page_of  # noqa: E402
 from notebooks import VEGALITE, description, prepared  # noqa: E402
 
 LOADS = {"script": "src", "img": "src", "link": "href", "source": "src", "iframe": "src"}
@@ -154,8 +156,6 @@ def test_every_chart_has_its_json_its_picture_and_its_words(chapter, site, book)
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_every_import_leads_to_what_it_imports(chapter, book):
-    import ast
-
     series = Series(ROOT / "scripts")
     page = book[f"notebooks/{chapter.stem}.html"]
     lines = imports(ast.parse(chapter.read_text("utf-8")))
@@ -163,8 +163,8 @@ def test_every_import_leads_to_what_it_imports(chapter, book):
     for line in lines:
         for alias in line.names:
             home, name = series.resolve(line.module.removeprefix("scripts."), alias.name)
-            where = home if home.startswith("ch") else f"../scripts/{home}"
-            address = f"{where}.html#def-{name}" if home != chapter.stem else f"#def-{name}"
+            page_there = posixpath.relpath(page_of(home), "notebooks") + ".html"
+            address = f"{page_there if home != chapter.stem else ''}#def-{name}"
             assert address in page.names, f"{line.module}.{name}"
 
 
@@ -172,9 +172,8 @@ def test_every_definition_has_its_anchor(book):
     series = Series(ROOT / "scripts")
     for module, names in series.defined.items():
         if module != "__init__":
-            folder = "notebooks" if module.startswith("ch0") or module.startswith("ch1") else "scripts"
-            missing = {f"def-{name}" for name in names} - book[f"{folder}/{module}.html"].ids
-            assert not missing, f"{module}: {missing}"
+            missing = {f"def-{name}" for name in names} - book[f"{page_of(module)}.html"].ids
+            assert not missing, f"{module}: {missing}; is the notebook in step with its script?"
 
 
 def test_first_cells_and_solutions_fold(book):
@@ -205,9 +204,11 @@ def test_chapters_can_be_downloaded_as_they_are(site, book):
 def test_search_finds_label_smoothing(site):
     text = (site / "searchindex.js").read_text("utf-8")
     index = json.loads(re.fullmatch(r"Search\.setIndex\((.*)\)\s*;?\s*", text, re.DOTALL)[1])
-    pages_with = lambda term: {index["terms"].get(term, [])} if isinstance(  # noqa: E731
-        index["terms"].get(term), int
-    ) else set(index["terms"].get(term, []))
+
+    def pages_with(term):  # a number stands for a list of one
+        found = [index[part].get(term, []) for part in ("terms", "titleterms")]
+        return {at for pages in found for at in (pages if isinstance(pages, list) else [pages])}
+
     both = pages_with("label") & pages_with("smooth")
     assert "notebooks/ch05_training" in {index["docnames"][at] for at in both}
     assert any(title.lower() == "label smoothing" for title in index["alltitles"])

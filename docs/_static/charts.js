@@ -4,6 +4,7 @@
 
 const OPTIONS = {
   renderer: "svg",
+  mode: "vega",
   actions: { export: true, source: false, compiled: false, editor: false },
 };
 
@@ -14,7 +15,9 @@ async function draw(figure) {
   stage.hidden = true;
   figure.append(stage);
   try {
-    await vegaEmbed(stage, { description: picture.alt, ...spec }, OPTIONS);
+    const { spec: vega } = vegaEmbed.vegaLite.compile({ description: picture.alt, ...spec });
+    delete vega.$schema; // it names Vega 5; version 6, which is here, draws the same and warns
+    await vegaEmbed(stage, vega, OPTIONS);
     picture.hidden = true;
     stage.hidden = false;
     figure.dataset.drawn = "yes";
