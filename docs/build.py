@@ -16,7 +16,14 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
+READ = ["notebooks/*.ipynb", "scripts/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
 VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/charts.py
+RECORDS = """\
+# Records
+
+What took long was run once. A record holds the command that repeats it, what it ran on, and what
+came out.
+"""
 
 
 def opening(notebook: Path) -> tuple[str, str, str]:
@@ -41,14 +48,14 @@ def chapter_list(notebooks: list[Path]) -> str:
 
 
 def record_page(records: list[Path]) -> str:
-    """A page that lists the records: file, command, day and machine."""
-    lines = ["# Records", "", "What took long was run once. A record holds the command that repeats it,"]
-    lines += ["what it ran on, and what came out. Every figure of the series is a check's or a record's."]
+    """A page that lists the records: file, day, machine and command."""
+    parts = [RECORDS]
     for path in records:
         record = json.loads(path.read_text("utf-8"))
-        lines += ["", f"**[{path.name}]({path.name})** · {record['date'][:10]} · {record['device']}"]
-        lines += ["", "```text", record["command"], "```"]
-    return "\n".join(lines) + "\n"
+        day, device, command = record["date"][:10], record["device"], record["command"]
+        parts.append(f"**[{path.name}]({path.name})** · {day} · {device}\n")
+        parts.append(f"```text\n{command}\n```\n")
+    return "\n".join(parts)
 
 
 def module_page(path: Path) -> str:
@@ -59,11 +66,10 @@ def module_page(path: Path) -> str:
 def lay_out(source: Path) -> None:
     """Fills the folder `source` with what Sphinx reads."""
     shutil.rmtree(source, ignore_errors=True)
-    for pattern in ("notebooks/*.ipynb", "scripts/*.py", "results/*.json", "tests/*.py", "models/*/*.md"):
-        for path in sorted(ROOT.glob(pattern)):
-            target = source / path.relative_to(ROOT)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
+    for path in sorted(path for pattern in READ for path in ROOT.glob(pattern)):
+        target = source / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
     for path in sorted((source / "scripts").glob("*.py")):
         if not re.match(r"ch\d\d_|__", path.name):
             path.with_suffix(".md").write_text(module_page(path), "utf-8")
@@ -80,14 +86,15 @@ def lay_out(source: Path) -> None:
 
 
 def put_beside(target: Path) -> None:
-    """What the site has beside its pages: the scripts, the living page, what draws charts and equations."""
+    """What the site has beside its pages: scripts, the living page, what draws charts and math."""
     import vl_convert
 
     shutil.rmtree(target, ignore_errors=True)
     (target / "_static").mkdir(parents=True)
     library = vl_convert.javascript_bundle(vl_version=VEGALITE)
-    library = f"(() => {{\n{library}\n}})();\n"  # its names are its own, also beside Sphinx's scripts
-    (target / "_static/vega.js").write_text(library, "utf-8")
+    library = library.replace("schema/vega/v5.json", "schema/vega/v6.json")  # 6 is what draws
+    # Inside a function its names are its own, also beside Sphinx's scripts.
+    (target / "_static/vega.js").write_text(f"(() => {{\n{library}\n}})();\n", "utf-8")
     mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax"
     for part in ("input/tex", "output/chtml", "a11y", "sre"):
         shutil.copytree(mathjax / part, target / "_static/mathjax" / part)
@@ -105,12 +112,14 @@ def build(target: Path) -> None:
     put_beside(target)
     options = ["--quiet", "--fail-on-warning", "--keep-going", "--jobs", "2", "--builder", "html"]
     options += ["--conf-dir", str(DOCS), "--doctree-dir", str(doctrees), str(source), str(target)]
-    subprocess.run([sys.executable, "-m", "sphinx", *options], check=True)
+    done = subprocess.run([sys.executable, "-m", "sphinx", *options])
+    if done.returncode:
+        raise SystemExit("The site has faults, named above.")
 
 
 if __name__ == "__main__":
     begin = time.monotonic()
-    target = Path(sys.argv[1] if sys.argv[1:] else DOCS / "_build/html").resolve()
-    build(target)
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    print(f"{target}/index.html: {size / 2**20:.0f} MiB in {time.monotonic() - begin:.0f} s")
+    folder = Path(sys.argv[1] if sys.argv[1:] else DOCS / "_build/html").resolve()
+    build(folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder}/index.html: {size / 2**20:.0f} MiB in {time.monotonic() - begin:.0f} s")

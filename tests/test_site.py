@@ -17,6 +17,7 @@ from conftest import CHAPTERS, ROOT
 
 sys.path.insert(0, str(ROOT / "docs/_ext"))
 from names import Series, imports, link_names, marks, page_of  # noqa: E402
+
 from notebooks import VEGALITE, description, prepared  # noqa: E402
 
 LOADS = {"script": "src", "img": "src", "link": "href", "source": "src", "iframe": "src"}
@@ -81,7 +82,9 @@ def broken(site: Path, book: dict[str, Page]) -> list[str]:
 
 def foreign(site: Path, book: dict[str, Page]) -> list[str]:
     """What a browser would fetch from another host, in pages and in style sheets."""
-    wrong = [f"{name}: {a}" for name, page in book.items() for a in page.loads if urlsplit(a).netloc]
+    wrong = [
+        f"{name}: {a}" for name, page in book.items() for a in page.loads if urlsplit(a).netloc
+    ]
     for sheet in site.rglob("*.css"):
         text = sheet.read_text("utf-8", errors="replace")
         for address in re.findall(r"(?:url\(|@import )\s*['\"]?((?:https?:)?//[^'\")]+)", text):
@@ -109,13 +112,21 @@ def book(site) -> dict[str, Page]:
     return pages(site)
 
 
+@pytest.fixture(scope="session")
+def written() -> Series:
+    """What the chapters and modules define, as their scripts have it."""
+    return Series(ROOT / "scripts")
+
+
 def notebook(chapter: Path) -> dict:
     return json.loads((ROOT / "notebooks" / f"{chapter.stem}.ipynb").read_text("utf-8"))
 
 
 def test_every_chapter_is_there_in_order_with_search_and_dark_mode(site, book):
     front = (site / "index.html").read_text("utf-8")
-    listed = re.findall(r'class="toctree-l1"><a class="reference internal" href="notebooks/(\w+)', front)
+    listed = re.findall(
+        r'class="toctree-l1"><a class="reference internal" href="notebooks/(\w+)', front
+    )
     assert listed == [path.stem for path in CHAPTERS]
     for path in CHAPTERS:
         text = (site / f"notebooks/{path.stem}.html").read_text("utf-8")
@@ -155,22 +166,20 @@ def test_every_chart_has_its_json_its_picture_and_its_words(chapter, site, book)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-def test_every_import_leads_to_what_it_imports(chapter, book):
-    series = Series(ROOT / "scripts")
+def test_every_import_leads_to_what_it_imports(chapter, book, written):
     page = book[f"notebooks/{chapter.stem}.html"]
     lines = imports(ast.parse(chapter.read_text("utf-8")))
     assert lines
     for line in lines:
         for alias in line.names:
-            home, name = series.resolve(line.module.removeprefix("scripts."), alias.name)
+            home, name = written.resolve(line.module.removeprefix("scripts."), alias.name)
             page_there = posixpath.relpath(page_of(home), "notebooks") + ".html"
             address = f"{page_there if home != chapter.stem else ''}#def-{name}"
             assert address in page.names, f"{line.module}.{name}"
 
 
-def test_every_definition_has_its_anchor(book):
-    series = Series(ROOT / "scripts")
-    for module, names in series.defined.items():
+def test_every_definition_has_its_anchor(book, written):
+    for module, names in written.defined.items():
         if module != "__init__":
             missing = {f"def-{name}" for name in names} - book[f"{page_of(module)}.html"].ids
             assert not missing, f"{module}: {missing}; is the notebook in step with its script?"
@@ -185,7 +194,9 @@ def test_first_cells_and_solutions_fold(book):
 
 def test_equations_are_set_by_a_local_library(site):
     text = (site / "notebooks/ch01_attention.html").read_text("utf-8")
-    assert text.count('class="math notranslate') > 20 and "$$" not in re.sub("<pre.*?</pre>", "", text)
+    assert text.count('class="math notranslate') > 20 and "$$" not in re.sub(
+        "<pre.*?</pre>", "", text
+    )
     (source,) = re.findall(r'<script[^>]* src="([^"]*mathjax[^"]*\.js)', text)
     assert (site / "notebooks" / source.split("?")[0]).resolve().is_file()
 
@@ -215,10 +226,11 @@ def test_search_finds_label_smoothing(site):
 
 
 def test_the_checks_find_what_is_planted(tmp_path):
-    """A missing script, a dead anchor, a foreign picture and font: each is found, and nothing else."""
+    """A missing script, a dead anchor, a foreign picture and font are found, and nothing else."""
     (tmp_path / "a.html").write_text(
-        '<script src="gone.js"></script><img src="https://example.org/x.png"><a href="b.html#no">b</a>'
-        '<a href="b.html#yes">b</a><a href="https://example.org">out</a><p id="here"><a href="#here">'
+        '<script src="gone.js"></script><img src="https://example.org/x.png">'
+        '<a href="b.html#no">b</a><a href="b.html#yes">b</a><a href="https://example.org">out</a>'
+        '<p id="here"><a href="#here">'
     )
     (tmp_path / "b.html").write_text('<h1 id="yes">b</h1><link rel="stylesheet" href="b.css">')
     (tmp_path / "b.css").write_text("@font-face { src: url('//example.org/f.woff') }")
@@ -268,15 +280,15 @@ def test_a_name_passed_on_leads_to_where_it_is_made(series):
 
 
 def test_links_are_woven_into_the_colours(series):
-    block = (
-        '<div class="highlight-ipython3 notranslate"><div class="highlight"><pre><span></span>{}</pre>'
-    )
+    block = '<div class="highlight-ipython3 notranslate"><div class="highlight"><pre>{}</pre>'
     body = block.format(
         '<span class="kn">from</span> <span class="nn">scripts.ch01_one</span> '
         '<span class="kn">import</span> <span class="n">attend</span>\n'
         '<span class="n">attend</span><span class="p">(</span><span class="mi">1</span> &lt; 2)\n'
     )
-    body += '<p><code class="docutils literal notranslate"><span class="pre">attend</span></code></p>'
+    body += (
+        '<p><code class="docutils literal notranslate"><span class="pre">attend</span></code></p>'
+    )
     linked = link_names(body, series, "ch02_two", lambda m: (f"{m}.html", "One & two"))
     a = '<a class="name" href="ch01_one.html#def-attend" title="One &amp; two">'
     assert linked.count(a) == 3

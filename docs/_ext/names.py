@@ -1,8 +1,8 @@
 """Sphinx extension: a name of the series leads to the cell that defines it.
 
 In code, the imports from `scripts.…` and every use of what they bring, and of what the page itself
-defines, become links; so do such names in prose. The links are woven into the highlighted HTML
-at the places that the syntax tree tells, so that text, colours and the copy button stay as they are.
+defines, become links; so do such names in prose. The links are woven into the highlighted HTML at
+the places that the syntax tree tells, so text, colours and the copy button stay as they are.
 """
 
 import ast
@@ -38,7 +38,9 @@ class Mark(NamedTuple):
 
 def bound(node: ast.AST) -> set[str]:
     """The names that a statement or a whole tree assigns, below functions too."""
-    stored = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stored = {
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
     return stored | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
 
 
@@ -86,7 +88,7 @@ def imports(tree: ast.AST) -> list[ast.ImportFrom]:
 
 
 def uses(node: ast.AST, hidden: frozenset[str] = frozenset()):
-    """Names that are read, but for those which a function, a lambda or a comprehension binds itself."""
+    """Names that are read, but for those that a function or a comprehension binds itself."""
     if isinstance(node, SCOPES):
         hidden |= bound(node)
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in hidden:

@@ -33,7 +33,9 @@ def description(spec: dict) -> str:
 def figure(spec: dict, picture: str, size: dict) -> str:
     """The HTML of a chart: `picture` is its PNG's address, `size` the PNG's width and height."""
     data = json.dumps(spec, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
-    edges = "".join(f' {name}="{round(size[name])}"' for name in ("width", "height") if name in size)
+    edges = "".join(
+        f' {name}="{round(size[name])}"' for name in ("width", "height") if name in size
+    )
     alt = html.escape(description(spec))
     return (
         f'<figure class="chart"><img src="{picture}" alt="{alt}"{edges} loading="lazy">'
@@ -83,7 +85,7 @@ def read_source(app, docname, source):
 
 
 def write_page(app, page, template, context, doctree):
-    """Before a page is written: the chart scripts where there are charts, and the script's button."""
+    """Before a page is written: the scripts that draw its charts, and a button for the .py."""
     if '<figure class="chart">' in context.get("body", ""):
         app.add_js_file("vega.js", defer="defer")
         app.add_js_file("charts.js", defer="defer")

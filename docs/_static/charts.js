@@ -4,7 +4,6 @@
 
 const OPTIONS = {
   renderer: "svg",
-  mode: "vega",
   actions: { export: true, source: false, compiled: false, editor: false },
 };
 
@@ -15,9 +14,7 @@ async function draw(figure) {
   stage.hidden = true;
   figure.append(stage);
   try {
-    const { spec: vega } = vegaEmbed.vegaLite.compile({ description: picture.alt, ...spec });
-    delete vega.$schema; // it names Vega 5; version 6, which is here, draws the same and warns
-    await vegaEmbed(stage, vega, OPTIONS);
+    await vegaEmbed(stage, { description: picture.alt, ...spec }, OPTIONS);
     picture.hidden = true;
     stage.hidden = false;
     figure.dataset.drawn = "yes";
