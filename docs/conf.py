@@ -18,6 +18,7 @@ nb_merge_streams = True
 nb_ipywidgets_js = {}  # its default loads from other hosts
 
 mathjax_path = "mathjax/tex-chtml.js"  # build.py puts it into _static
+mathjax3_config = {"startup": {"elements": [".math"]}}  # where Sphinx puts equations
 
 html_theme = "sphinx_book_theme"
 html_title = project
