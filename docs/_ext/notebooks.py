@@ -13,6 +13,9 @@ from pathlib import Path
 
 VEGALITE = "application/vnd.vegalite.v5+json"
 FOLDED = {"bootstrap": "the first cell: needed only to run this chapter", "solution": "a solution"}
+NO_EXCERPTS = (
+    'if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;'
+)
 LINKS = {
     r"\]\(\.\./scripts/(\w+)\.py\)": r"](../scripts/\1.md)",
     r"\]\(\.\./models/([\w-]+)/?\)": r"](../models/\1/README.md)",
@@ -85,10 +88,12 @@ def read_source(app, docname, source):
 
 
 def write_page(app, page, template, context, doctree):
-    """Before a page is written: the scripts that draw its charts, and a button for the .py."""
+    """Before a page is written: the scripts that it needs, and a button for the .py."""
     if '<figure class="chart">' in context.get("body", ""):
         app.add_js_file("vega.js", defer="defer")
         app.add_js_file("charts.js", defer="defer")
+    if page == "search":  # from a folder a browser can't fetch the pages that excerpts come from
+        app.add_js_file(None, body=NO_EXCERPTS, priority=300)
     script = page.replace("notebooks/", "scripts/") + ".py"
     if page.startswith("notebooks/"):
         for group in context.get("header_buttons", []):
