@@ -44,7 +44,7 @@ def chapter_list(notebooks: list[Path]) -> str:
         promise = promise[0].upper() + promise[1:]
         promises.append(f"**[{number} · {title}](notebooks/{path.name})**\n: {promise}\n")
     toctree = ["```{toctree}", ":hidden:", ":caption: Chapters", "", *contents, "```"]
-    return "\n".join([*toctree, "", *promises])
+    return "\n".join([*toctree, "", "What you take along from each:", "", *promises])
 
 
 def record_page(records: list[Path]) -> str:

@@ -26,7 +26,10 @@ html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
 html_sourcelink_suffix = ""  # a notebook's download ends in .ipynb
-html_last_updated_fmt = None
+templates_path = ["_templates"]
+html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "sbt-sidebar-nav.html"]}
+if (Path(__file__).parent / "living/index.html").exists():
+    html_sidebars["**"].insert(2, "living-link.html")
 html_theme_options = {
     "home_page_in_toc": False,
     "navbar_persistent": [],  # the search field stands at the left
