@@ -6,6 +6,7 @@ site asks no other host for anything.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
+LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
 READ = ["notebooks/*.ipynb", "scripts/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
 VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/charts.py
 RECORDS = """\
@@ -79,7 +81,7 @@ def lay_out(source: Path) -> None:
     index = (DOCS / "index.md").read_text("utf-8")
     chapters = chapter_list(sorted((source / "notebooks").glob("*.ipynb")))
     index = re.sub(r"<!-- chapters: .*? -->", lambda _: chapters, index)
-    if not (DOCS / "living/index.html").exists():
+    if not LIVING.exists():
         index = re.sub(r".*living/index\.html.*\n\n", "", index)
     (source / "index.md").write_text(index, "utf-8")
     shutil.copy2(DOCS / "architecture.png", source)
@@ -100,8 +102,9 @@ def put_beside(target: Path) -> None:
         shutil.copytree(mathjax / part, target / "_static/mathjax" / part)
     shutil.copy2(mathjax / "tex-chtml.js", target / "_static/mathjax")
     shutil.copytree(ROOT / "scripts", target / "scripts", ignore=shutil.ignore_patterns("__*"))
-    if (DOCS / "living/index.html").exists():
-        shutil.copytree(DOCS / "living", target / "living")
+    if LIVING.exists():
+        command = [sys.executable, str(LIVING), str(target / "living")]
+        subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
 
 
 def build(target: Path) -> None:

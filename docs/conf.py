@@ -28,7 +28,7 @@ html_css_files = ["book.css"]
 html_sourcelink_suffix = ""  # a notebook's download ends in .ipynb
 templates_path = ["_templates"]
 html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "sbt-sidebar-nav.html"]}
-if (Path(__file__).parent / "living/index.html").exists():
+if (Path(__file__).parent / "living/build.py").exists():
     html_sidebars["**"].insert(2, "living-link.html")
 html_theme_options = {
     "home_page_in_toc": False,
