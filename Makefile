@@ -31,7 +31,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run test notebooks lab train ablate ablations modern records bench bench-decode translate clean
+.PHONY: help setup given run test notebooks lab train ablate ablations modern records bench bench-decode translate book clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ translate: setup  ## translate German: make translate TEXT="Ein Hund läuft." or
 	@if [ -n "$$TEXT" ]; then printf '%s\n' "$$TEXT" | $(TRANSLATE); \
 	  else $(TRANSLATE) --input="$$FILE"; fi
 
+book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)
+	$(PY) docs/build.py
+
 clean:  ## remove .venv and caches; runs/ stays
-	rm -rf .venv .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache build dist docs/_build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +

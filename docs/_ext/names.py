@@ -1,0 +1,225 @@
+"""Sphinx extension: a name of the series leads to the cell that defines it.
+
+In code, the imports from `scripts.…` and every use of what they bring, and of what the page itself
+defines, become links; so do such names in prose. The links are woven into the highlighted HTML at
+the places that the syntax tree tells, so text, colours and the copy button stay as they are.
+"""
+
+import ast
+import html
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+BLOCK = re.compile(
+    r'(<div class="highlight-i?python3? notranslate"><div class="highlight"><pre>)(.*?)(</pre>)',
+    re.DOTALL,
+)
+PROSE = re.compile(
+    r"(?P<skip><script\b.*?</script>|<pre\b.*?</pre>|<(?P<tag>a|h[1-6])\b.*?</(?P=tag)>)"
+    r'|(?P<code><code class="docutils literal notranslate"><span class="pre">'
+    r"(?P<name>[A-Za-z]\w+)(?:\(\))?</span></code>)",
+    re.DOTALL,
+)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ListComp, ast.SetComp)
+SCOPES += (ast.DictComp, ast.GeneratorExp)
+
+
+class Mark(NamedTuple):
+    """Where a link goes in a block's plain text: from `start` to `end`, to `module` and `name`."""
+
+    start: int
+    end: int
+    module: str
+    name: str  # "" for the module itself
+    defines: bool = False
+
+
+def bound(node: ast.AST) -> set[str]:
+    """The names that a statement or a whole tree assigns, below functions too."""
+    stored = {
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    return stored | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+
+
+def definitions(tree: ast.Module) -> dict[str, ast.AST]:
+    """The public functions, classes and constants at a module's top, by name."""
+    found = {}
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.setdefault(node.name, node)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for target in getattr(node, "targets", None) or [node.target]:
+                for leaf in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if isinstance(leaf, ast.Name) and re.fullmatch("[A-Z][A-Z0-9_]{2,}", leaf.id):
+                        found.setdefault(leaf.id, leaf)
+    return {name: node for name, node in found.items() if not name.startswith("_")}
+
+
+class Series:
+    """What each module of the series defines, and where it has it from otherwise."""
+
+    def __init__(self, folder: Path):
+        trees = {p.stem: ast.parse(p.read_text("utf-8")) for p in sorted(Path(folder).glob("*.py"))}
+        self.defined = {module: set(definitions(tree)) for module, tree in trees.items()}
+        self.imported = {}
+        for module, tree in trees.items():
+            for node in imports(tree):
+                for alias in node.names:
+                    source = node.module.removeprefix("scripts.")
+                    self.imported[module, alias.asname or alias.name] = source, alias.name
+        chapters = [module for module in trees if module.startswith("ch")]
+        self.home = {name: module for module in chapters for name in self.defined[module]}
+
+    def resolve(self, module: str, name: str) -> tuple[str, str] | None:
+        """The module that defines what `module` calls `name`, and its name there."""
+        if name in self.defined.get(module, ()):
+            return module, name
+        source = self.imported.get((module, name))
+        return self.resolve(*source) if source else None
+
+
+def imports(tree: ast.AST) -> list[ast.ImportFrom]:
+    """Its `from scripts.… import …`, also those inside functions."""
+    nodes = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 0)
+    return [node for node in nodes if (node.module or "").startswith("scripts.")]
+
+
+def uses(node: ast.AST, hidden: frozenset[str] = frozenset()):
+    """Names that are read, but for those that a function or a comprehension binds itself."""
+    if isinstance(node, SCOPES):
+        hidden |= bound(node)
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in hidden:
+        yield node
+    for child in ast.iter_child_nodes(node):
+        yield from uses(child, hidden)
+
+
+def marks(text: str, series: Series, module: str, known: dict[str, tuple[str, str]]) -> list[Mark]:
+    """The links of a block of code; `known`, the page's names so far, is brought up to date.
+
+    Code that is no Python (a shell command, a cell with magics) has none.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+
+    def place(line: int, column: int) -> int:  # the syntax tree counts columns in bytes
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    found = []
+    for node in imports(tree):
+        source = node.module.removeprefix("scripts.")
+        start = text.index(node.module, place(node.lineno, node.col_offset))
+        if source in series.defined:
+            found.append(Mark(start, start + len(node.module), source, ""))
+        for alias in node.names:
+            target = series.resolve(source, alias.name)
+            if target:
+                start = place(alias.lineno, alias.col_offset)
+                found.append(Mark(start, start + len(alias.name), *target))
+                known[alias.asname or alias.name] = target
+    for node in tree.body:  # what the show assigns is no longer the series' name
+        others = bound(node) if not isinstance(node, (*SCOPES, ast.ClassDef)) else set()
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in imports(tree):
+            others = {alias.asname or alias.name for alias in node.names}
+        for name in others - series.defined.get(module, set()):
+            known.pop(name, None)
+    for name, node in definitions(tree).items():
+        if name in series.defined.get(module, ()):
+            start = place(node.lineno, node.col_offset)
+            start = re.compile(rf"\b{name}\b").search(text, start).start()
+            found.append(Mark(start, start + len(name), module, name, True))
+    for node in uses(tree):
+        if node.id in known:
+            start = place(node.lineno, node.col_offset)
+            found.append(Mark(start, start + len(node.id), *known[node.id]))
+    return found
+
+
+def weave(markup: str, wrapped: dict[tuple[int, int], tuple[str, str]]) -> str:
+    """`markup` with tags around the stretches of its plain text that are `wrapped`."""
+    out, at = [], 0
+    for piece in re.split(r"(<[^>]*>)", markup):
+        if piece.startswith("<"):
+            out.append(piece)
+            continue
+        text = html.unescape(piece)
+        cuts = {at, at + len(text)}
+        cuts |= {cut for stretch in wrapped for cut in stretch if at < cut < at + len(text)}
+        for start, end in pairwise(sorted(cuts)):
+            part = html.escape(text[start - at : end - at], quote=False)
+            inside = (tags for (a, b), tags in wrapped.items() if a <= start and end <= b)
+            before, after = next(inside, ("", ""))
+            out.append(f"{before}{part}{after}")
+        at += len(text)
+    return "".join(out)
+
+
+def page_of(module: str) -> str:
+    """The page that shows a module."""
+    return f"notebooks/{module}" if re.match(r"ch\d\d_", module) else f"scripts/{module}"
+
+
+def link_names(body: str, series: Series, module: str, address) -> str:
+    """A page's body with its names linked; `address(module)` is (its page's address, its title)."""
+    known = {name: (module, name) for name in series.defined.get(module, ())}
+    anchored = set()
+
+    def opening(mark: Mark) -> str:
+        page, title = address(mark.module)
+        target = f"#def-{mark.name}" if mark.name else ""
+        if mark.defines and mark.name not in anchored:
+            anchored.add(mark.name)
+            return f'<a class="name" id="def-{mark.name}" href="{target}">'
+        if mark.module == module:
+            return f'<a class="name" href="{target}">'
+        return f'<a class="name" href="{page}{target}" title="{html.escape(title)}">'
+
+    def code(match: re.Match) -> str:
+        text = html.unescape(re.sub(r"<[^>]*>", "", match[2]))
+        found = marks(text, series, module, known)
+        wrapped = {(mark.start, mark.end): (opening(mark), "</a>") for mark in found}
+        return match[1] + weave(match[2], wrapped) + match[3]
+
+    def prose(match: re.Match) -> str:
+        name = match["name"]
+        if match["skip"] or not name:
+            return match[0]
+        telling = "_" in name or name != name.lower()
+        target = known.get(name) or (telling and name in series.home and (series.home[name], name))
+        if not target:
+            return match[0]
+        return opening(Mark(0, 0, *target)) + match["code"] + "</a>"
+
+    return PROSE.sub(prose, BLOCK.sub(code, body))
+
+
+def write_page(app, page, template, context, doctree):
+    """Before a page is written: link its names."""
+    if "body" not in context:
+        return
+    module = Path(page).name if page.startswith(("notebooks/", "scripts/")) else ""
+
+    def address(target: str) -> tuple[str, str]:
+        docname = page_of(target)
+        return app.builder.get_relative_uri(page, docname), app.env.titles[docname].astext()
+
+    context["body"] = link_names(context["body"], app.series, module, address)
+
+
+def read_series(app):
+    app.series = Series(Path(app.srcdir, "scripts"))
+
+
+def setup(app):
+    app.connect("builder-inited", read_series)
+    app.connect("html-page-context", write_page)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,128 @@
+"""Builds the site: `python docs/build.py [FOLDER]`, by default docs/_build/html.
+
+Sphinx reads a folder that is laid out like the repository: the notebooks as they are stored, a page
+for each module that is no chapter, the records, the models' cards. Nothing is executed, and the
+site asks no other host for anything.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
+READ = ["notebooks/*.ipynb", "scripts/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
+VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/charts.py
+RECORDS = """\
+# Records
+
+What took long was run once. A record holds the command that repeats it, what it ran on, and what
+came out.
+"""
+
+
+def opening(notebook: Path) -> tuple[str, str, str]:
+    """Number, title and promise of a chapter: what the cell with its title begins with."""
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    texts = ("".join(cell["source"]) for cell in cells)
+    heading, promise = next(t for t in texts if t.startswith("# Chapter ")).split("\n\n")[:2]
+    number, title = re.fullmatch(r"# Chapter (\d+) · (.+)", heading).groups()
+    return number, title, promise.replace("\n", " ").removeprefix("After this chapter ")
+
+
+def chapter_list(notebooks: list[Path]) -> str:
+    """The chapters as a table of contents, and as a list with what each promises."""
+    contents, promises = [], []
+    for path in notebooks:
+        number, title, promise = opening(path)
+        contents.append(f"{number} · {title} <notebooks/{path.stem}>")
+        promise = promise[0].upper() + promise[1:]
+        promises.append(f"**[{number} · {title}](notebooks/{path.name})**\n: {promise}\n")
+    toctree = ["```{toctree}", ":hidden:", ":caption: Chapters", "", *contents, "```"]
+    return "\n".join([*toctree, "", "What you take along from each:", "", *promises])
+
+
+def record_page(records: list[Path]) -> str:
+    """A page that lists the records: file, day, machine and command."""
+    parts = [RECORDS]
+    for path in records:
+        record = json.loads(path.read_text("utf-8"))
+        day, device, command = record["date"][:10], record["device"], record["command"]
+        parts.append(f"**[{path.name}]({path.name})** · {day} · {device}\n")
+        parts.append(f"```text\n{command}\n```\n")
+    return "\n".join(parts)
+
+
+def module_page(path: Path) -> str:
+    """A page that shows a module which is no chapter."""
+    return f"# {path.name}\n\n```{{literalinclude}} {path.name}\n:language: python\n```\n"
+
+
+def lay_out(source: Path) -> None:
+    """Fills the folder `source` with what Sphinx reads."""
+    shutil.rmtree(source, ignore_errors=True)
+    for path in sorted(path for pattern in READ for path in ROOT.glob(pattern)):
+        target = source / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    for path in sorted((source / "scripts").glob("*.py")):
+        if not re.match(r"ch\d\d_|__", path.name):
+            path.with_suffix(".md").write_text(module_page(path), "utf-8")
+    records = sorted((source / "results").glob("*.json"))
+    (source / "results/index.md").write_text(record_page(records), "utf-8")
+
+    index = (DOCS / "index.md").read_text("utf-8")
+    chapters = chapter_list(sorted((source / "notebooks").glob("*.ipynb")))
+    index = re.sub(r"<!-- chapters: .*? -->", lambda _: chapters, index)
+    if not LIVING.exists():
+        index = re.sub(r".*living/index\.html.*\n\n", "", index)
+    (source / "index.md").write_text(index, "utf-8")
+    shutil.copy2(DOCS / "architecture.png", source)
+
+
+def put_beside(target: Path) -> None:
+    """What the site has beside its pages: scripts, the living page, what draws charts and math."""
+    import vl_convert
+
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "_static").mkdir(parents=True)
+    library = vl_convert.javascript_bundle(vl_version=VEGALITE)
+    library = library.replace("schema/vega/v5.json", "schema/vega/v6.json")  # 6 is what draws
+    # Inside a function its names are its own, also beside Sphinx's scripts.
+    (target / "_static/vega.js").write_text(f"(() => {{\n{library}\n}})();\n", "utf-8")
+    mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax"
+    for part in ("input/tex", "output/chtml", "a11y", "sre"):
+        shutil.copytree(mathjax / part, target / "_static/mathjax" / part)
+    shutil.copy2(mathjax / "tex-chtml.js", target / "_static/mathjax")
+    shutil.copytree(ROOT / "scripts", target / "scripts", ignore=shutil.ignore_patterns("__*"))
+    if LIVING.exists():
+        command = [sys.executable, str(LIVING), str(target / "living")]
+        subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+
+
+def build(target: Path) -> None:
+    """The whole site, anew."""
+    source, doctrees = target.parent / "source", target.parent / "doctrees"
+    shutil.rmtree(doctrees, ignore_errors=True)
+    lay_out(source)
+    put_beside(target)
+    options = ["--quiet", "--fail-on-warning", "--keep-going", "--jobs", "2", "--builder", "html"]
+    options += ["--conf-dir", str(DOCS), "--doctree-dir", str(doctrees), str(source), str(target)]
+    done = subprocess.run([sys.executable, "-m", "sphinx", *options])
+    if done.returncode:
+        raise SystemExit("The site has faults, named above.")
+
+
+if __name__ == "__main__":
+    begin = time.monotonic()
+    folder = Path(sys.argv[1] if sys.argv[1:] else DOCS / "_build/html").resolve()
+    build(folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{folder}/index.html: {size / 2**20:.0f} MiB in {time.monotonic() - begin:.0f} s")

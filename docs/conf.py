@@ -1,0 +1,42 @@
+"""How Sphinx makes the site. docs/build.py lays out what it reads, and calls it."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "From Attention to Translation"
+author = "From Attention to Translation contributors"
+copyright = "From Attention to Translation contributors, MIT licence"
+language = "en"
+
+extensions = ["myst_nb", "sphinx_copybutton", "notebooks", "names"]
+myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # what is shown is what is stored
+nb_merge_streams = True
+nb_ipywidgets_js = {}  # its default loads from other hosts
+
+mathjax_path = "mathjax/tex-chtml.js"  # build.py puts it into _static
+mathjax3_config = {"startup": {"elements": [".math"]}}  # where Sphinx puts equations
+
+html_theme = "sphinx_book_theme"
+html_title = project
+html_favicon = "_static/favicon.svg"
+html_static_path = ["_static"]
+html_css_files = ["book.css"]
+html_sourcelink_suffix = ""  # a notebook's download ends in .ipynb
+templates_path = ["_templates"]
+html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "sbt-sidebar-nav.html"]}
+if (Path(__file__).parent / "living/build.py").exists():
+    html_sidebars["**"].insert(2, "living-link.html")
+html_theme_options = {
+    "home_page_in_toc": False,
+    "navbar_persistent": [],  # the search field stands at the left
+    "show_toc_level": 2,
+    "use_download_button": True,
+    "use_fullscreen_button": False,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+copybutton_selector = "div.cell_input pre, div.highlight-python pre, div.highlight-text pre"

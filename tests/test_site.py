@@ -1,0 +1,310 @@
+"""The site that `make book` makes: whole, linked, and in need of no other host."""
+
+import ast
+import fcntl
+import json
+import os
+import posixpath
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import pytest
+from conftest import CHAPTERS, ROOT
+
+sys.path.insert(0, str(ROOT / "docs/_ext"))
+from names import Series, imports, link_names, marks, page_of  # noqa: E402
+
+from notebooks import VEGALITE, description, prepared  # noqa: E402
+
+LOADS = {"script": "src", "img": "src", "link": "href", "source": "src", "iframe": "src"}
+
+
+class Page(HTMLParser):
+    """What a page holds: its anchors, links, loaded files, charts, and the names that it links."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.ids, self.links, self.loads, self.charts, self.names = set(), [], [], [], []
+        self.folds, self.inside, self.data = 0, "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.ids.add(given.get("id"))
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+            if given.get("class") == "name":
+                self.names.append(given["href"])
+        if given.get(LOADS.get(tag)) and given.get("rel") not in ("next", "prev", "canonical"):
+            self.loads.append(given[LOADS[tag]])
+        if tag == "details" and "hide" in given.get("class", "").split():
+            self.folds += 1
+        if tag == "figure" and given.get("class") == "chart":
+            self.charts.append({})
+        if tag == "img" and self.charts and not self.charts[-1]:
+            self.charts[-1] = {"src": given["src"], "alt": given["alt"]}
+        self.inside, self.data = given.get("type", ""), ""
+
+    def handle_data(self, data):
+        self.data += data
+
+    def handle_endtag(self, tag):
+        if tag == "script" and self.inside == "application/json":
+            self.charts[-1]["spec"] = json.loads(self.data)
+        self.inside = ""
+
+
+def pages(site: Path) -> dict[str, Page]:
+    """The site's pages by address; the living page has tests of its own."""
+    found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    names = [name for name in found if not name.startswith(("_static/", "living/"))]
+    return {name: Page((site / name).read_text("utf-8")) for name in names}
+
+
+def broken(site: Path, book: dict[str, Page]) -> list[str]:
+    """Links and files that lead nowhere, as "page: address"."""
+    wrong = []
+    for name, page in book.items():
+        for address in {*page.links, *page.loads}:
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            target = unquote(urljoin(name, parts.path)) if parts.path else name
+            known = parts.fragment in {"", *book[target].ids} if target in book else True
+            if not (site / target).is_file() or not known:
+                wrong.append(f"{name}: {address}")
+    return wrong
+
+
+def foreign(site: Path, book: dict[str, Page]) -> list[str]:
+    """What a browser would fetch from another host, in pages and in style sheets."""
+    wrong = [
+        f"{name}: {a}" for name, page in book.items() for a in page.loads if urlsplit(a).netloc
+    ]
+    for sheet in site.rglob("*.css"):
+        text = sheet.read_text("utf-8", errors="replace")
+        for address in re.findall(r"(?:url\(|@import )\s*['\"]?((?:https?:)?//[^'\")]+)", text):
+            wrong.append(f"{sheet.name}: {address}")
+    return wrong
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The site, built once for all workers."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    target = shared / "book/html"
+    with open(shared / "book.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (target / "searchindex.js").exists():
+            command = [sys.executable, str(ROOT / "docs/build.py"), str(target)]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=shared)
+            assert done.returncode == 0, done.stderr[-4000:]
+    return target
+
+
+@pytest.fixture(scope="session")
+def book(site) -> dict[str, Page]:
+    return pages(site)
+
+
+@pytest.fixture(scope="session")
+def written() -> Series:
+    """What the chapters and modules define, as their scripts have it."""
+    return Series(ROOT / "scripts")
+
+
+def notebook(chapter: Path) -> dict:
+    return json.loads((ROOT / "notebooks" / f"{chapter.stem}.ipynb").read_text("utf-8"))
+
+
+def test_every_chapter_is_there_in_order_with_search_and_dark_mode(site, book):
+    front = (site / "index.html").read_text("utf-8")
+    listed = re.findall(
+        r'class="toctree-l1"><a class="reference internal" href="notebooks/(\w+)', front
+    )
+    assert listed == [path.stem for path in CHAPTERS]
+    for path in CHAPTERS:
+        text = (site / f"notebooks/{path.stem}.html").read_text("utf-8")
+        assert 'rel="prev"' in text and 'rel="next"' in text
+        assert "theme-switch" in text and "search-button" in text and "copybutton.js" in text
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 80 * 2**20
+
+
+def test_every_link_and_file_is_there(site, book):
+    assert len(book) > len(CHAPTERS) and not broken(site, book)
+
+
+def test_nothing_comes_from_another_host(site, book):
+    assert not foreign(site, book)
+    assert (site / "_static/vega.js").stat().st_size > 500_000
+
+
+def test_links_between_chapters_lead_to_pages(book):
+    for path in CHAPTERS:
+        named = set(re.findall(r"\]\((ch\d\d_\w+)\.ipynb", path.read_text("utf-8")))
+        assert named and {f"{name}.html" for name in named} <= set(
+            book[f"notebooks/{path.stem}.html"].links
+        )
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_every_chart_has_its_json_its_picture_and_its_words(chapter, site, book):
+    outputs = [o for cell in notebook(chapter)["cells"] for o in cell.get("outputs", [])]
+    specs = [o["data"][VEGALITE] for o in outputs if VEGALITE in o.get("data", {})]
+    charts = book[f"notebooks/{chapter.stem}.html"].charts
+    assert specs and [chart["spec"] for chart in charts] == specs
+    for chart in charts:
+        picture = site / urljoin(f"notebooks/{chapter.stem}.html", chart["src"])
+        assert picture.read_bytes().startswith(b"\x89PNG") and len(chart["alt"]) > 10
+    text = (site / f"notebooks/{chapter.stem}.html").read_text("utf-8")
+    assert "_static/charts.js" in text and "_static/vega.js" in text
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_every_import_leads_to_what_it_imports(chapter, book, written):
+    page = book[f"notebooks/{chapter.stem}.html"]
+    lines = imports(ast.parse(chapter.read_text("utf-8")))
+    assert lines
+    for line in lines:
+        for alias in line.names:
+            home, name = written.resolve(line.module.removeprefix("scripts."), alias.name)
+            page_there = posixpath.relpath(page_of(home), "notebooks") + ".html"
+            address = f"{page_there if home != chapter.stem else ''}#def-{name}"
+            assert address in page.names, f"{line.module}.{name}"
+
+
+def test_every_definition_has_its_anchor(book, written):
+    for module, names in written.defined.items():
+        if module != "__init__":
+            missing = {f"def-{name}" for name in names} - book[f"{page_of(module)}.html"].ids
+            assert not missing, f"{module}: {missing}; is the notebook in step with its script?"
+
+
+def test_first_cells_and_solutions_fold(book):
+    for path in CHAPTERS:
+        tags = [set(cell["metadata"].get("tags", [])) for cell in notebook(path)["cells"]]
+        folded = sum(bool(t & {"bootstrap", "solution", "hide-input"}) for t in tags)
+        assert folded and book[f"notebooks/{path.stem}.html"].folds == folded
+
+
+def test_equations_are_set_by_a_local_library(site):
+    text = (site / "notebooks/ch01_attention.html").read_text("utf-8")
+    assert text.count('class="math notranslate') > 20 and "$$" not in re.sub(
+        "<pre.*?</pre>", "", text
+    )
+    (source,) = re.findall(r'<script[^>]* src="([^"]*mathjax[^"]*\.js)', text)
+    assert (site / "notebooks" / source.split("?")[0]).resolve().is_file()
+
+
+def test_chapters_can_be_downloaded_as_they_are(site, book):
+    for path in CHAPTERS:
+        links = book[f"notebooks/{path.stem}.html"].links
+        for link, original in {
+            f"../_sources/notebooks/{path.stem}.ipynb": ROOT / f"notebooks/{path.stem}.ipynb",
+            f"../scripts/{path.name}": path,
+        }.items():
+            assert link in links
+            assert (site / "notebooks" / link).resolve().read_bytes() == original.read_bytes()
+
+
+def test_search_finds_label_smoothing(site):
+    text = (site / "searchindex.js").read_text("utf-8")
+    index = json.loads(re.fullmatch(r"Search\.setIndex\((.*)\)\s*;?\s*", text, re.DOTALL)[1])
+
+    def pages_with(term):  # a number stands for a list of one
+        found = [index[part].get(term, []) for part in ("terms", "titleterms")]
+        return {at for pages in found for at in (pages if isinstance(pages, list) else [pages])}
+
+    both = pages_with("label") & pages_with("smooth")
+    assert "notebooks/ch05_training" in {index["docnames"][at] for at in both}
+    assert any(title.lower() == "label smoothing" for title in index["alltitles"])
+
+
+def test_the_checks_find_what_is_planted(tmp_path):
+    """A missing script, a dead anchor, a foreign picture and font are found, and nothing else."""
+    (tmp_path / "a.html").write_text(
+        '<script src="gone.js"></script><img src="https://example.org/x.png">'
+        '<a href="b.html#no">b</a><a href="b.html#yes">b</a><a href="https://example.org">out</a>'
+        '<p id="here"><a href="#here">'
+    )
+    (tmp_path / "b.html").write_text('<h1 id="yes">b</h1><link rel="stylesheet" href="b.css">')
+    (tmp_path / "b.css").write_text("@font-face { src: url('//example.org/f.woff') }")
+    book = pages(tmp_path)
+    assert sorted(broken(tmp_path, book)) == ["a.html: b.html#no", "a.html: gone.js"]
+    assert sorted(foreign(tmp_path, book)) == [
+        "a.html: https://example.org/x.png",
+        "b.css: //example.org/f.woff",
+    ]
+
+
+@pytest.fixture
+def series(tmp_path) -> Series:
+    """Two small chapters and a module."""
+    (tmp_path / "ch01_one.py").write_text(
+        "from scripts.tools import draw\ndef attend(x):\n    return x\nLIMIT = 3\n_hidden = 1\n"
+    )
+    (tmp_path / "ch02_two.py").write_text("from scripts.ch01_one import attend\ndef twice(): ...\n")
+    (tmp_path / "tools.py").write_text("def draw(): ...\n")
+    return Series(tmp_path)
+
+
+def test_names_lead_home_and_shadowed_ones_nowhere(series):
+    code = (
+        "from scripts.ch01_one import (\n    LIMIT,\n    attend as look,\n)\n"
+        "def twice(LIMIT):\n    return look(LIMIT)\n"
+        "'ä'; look(LIMIT).look(look=1)\n"
+        "LIMIT = 4\nprint(LIMIT)\n"
+    )
+    found = marks(code, series, "ch02_two", {})
+    linked = [(code[m.start : m.end], m.module, m.name, code[: m.start].count("\n")) for m in found]
+    assert sorted(linked, key=lambda one: one[3:] + one[:1]) == [
+        ("scripts.ch01_one", "ch01_one", "", 0),
+        ("LIMIT", "ch01_one", "LIMIT", 1),
+        ("attend", "ch01_one", "attend", 2),
+        ("twice", "ch02_two", "twice", 4),
+        ("look", "ch01_one", "attend", 5),
+        ("look", "ch01_one", "attend", 6),
+    ]
+    assert marks("%time no python", series, "ch02_two", {}) == []
+
+
+def test_a_name_passed_on_leads_to_where_it_is_made(series):
+    assert series.resolve("ch02_two", "attend") == ("ch01_one", "attend")
+    assert series.resolve("ch01_one", "draw") == ("tools", "draw")
+    assert series.resolve("ch01_one", "_hidden") is None and series.resolve("os", "path") is None
+
+
+def test_links_are_woven_into_the_colours(series):
+    block = '<div class="highlight-ipython3 notranslate"><div class="highlight"><pre>{}</pre>'
+    body = block.format(
+        '<span class="kn">from</span> <span class="nn">scripts.ch01_one</span> '
+        '<span class="kn">import</span> <span class="n">attend</span>\n'
+        '<span class="n">attend</span><span class="p">(</span><span class="mi">1</span> &lt; 2)\n'
+    )
+    body += (
+        '<p><code class="docutils literal notranslate"><span class="pre">attend</span></code></p>'
+    )
+    linked = link_names(body, series, "ch02_two", lambda m: (f"{m}.html", "One & two"))
+    a = '<a class="name" href="ch01_one.html#def-attend" title="One &amp; two">'
+    assert linked.count(a) == 3
+    assert '<span class="nn"><a class="name" href="ch01_one.html" ' in linked
+    assert f'<span class="n">{a}attend</a></span><span class="p">(' in linked and "&lt; 2" in linked
+    assert re.sub(r"</?a[^>]*>", "", linked) == body
+
+
+def test_a_chart_without_its_picture_stops_the_build():
+    output = {"data": {VEGALITE: {"title": "T"}}, "metadata": {}}
+    cell = {"cell_type": "code", "metadata": {}, "source": [], "outputs": [output]}
+    with pytest.raises(KeyError, match="image/png"):
+        prepared({"cells": [cell]}, "ch00", "../")
+
+
+def test_a_chart_is_described_by_title_and_caption():
+    spec = {"title": {"text": "It falls", "subtitle": ["Fast first,", "then slowly."]}}
+    assert description(spec) == "It falls. Fast first, then slowly."
+    assert description({"title": "It falls"}) == "It falls" and description({}) == "A chart"
