@@ -31,7 +31,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run test notebooks lab train ablate ablations modern records bench bench-decode translate clean
+.PHONY: help setup given run test notebooks living lab train ablate ablations modern records bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ notebooks: setup  ## stamp first cells, sync pairs, execute the notebooks and st
 	  $(PY) -m jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False
 	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
+
+living: setup  ## build the page that translates in a browser, into docs/_build/html/living (needs npm once)
+	$(PY) docs/living/build.py docs/_build/html/living
 
 lab: setup  ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks
