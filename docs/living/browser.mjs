@@ -126,7 +126,6 @@ const phone = await browser.newContext({
   viewport: { width: 390, height: 844 },
   deviceScaleFactor: 2,
   colorScheme: "dark",
-  serviceWorkers: "block",
 });
 const small = await open(phone);
 await small.goto(request.url);

@@ -52,7 +52,7 @@ class WatchedDecoderStep(OnnxDecoderStep):
     """Chapter 9's step, which also says where its cross-attention looked."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The inputs of `OnnxDecoderStep`; to its logits and present, and attention (N, R, H, S)."""
+        """The inputs of `OnnxDecoderStep`; to its logits, present, and attention (N, R, H, S)."""
         self.looked: list[Tensor] = []
         logits, present = super().forward(*inputs)
         return logits, present, torch.stack(self.looked)
@@ -86,7 +86,9 @@ def watched_graph(model: EncoderDecoder) -> Any:
     sizes |= {"past": {2: "R", 4: "T"}, "cross": {2: "R", 4: "S"}, "present": {2: "R", 4: "T+1"}}
     sizes |= {"attention": {1: "R", 3: "S"}}
     inputs = step_example(model, R=3, S=5, T=2)
-    return record_graph(WatchedDecoderStep(model), inputs, ["logits", "present", "attention"], sizes)
+    return record_graph(
+        WatchedDecoderStep(model), inputs, ["logits", "present", "attention"], sizes
+    )
 
 
 def stored_tensors(graphs: Mapping[str, Any]) -> dict[int, tuple[int, bool]]:
@@ -104,10 +106,10 @@ def stored_tensors(graphs: Mapping[str, Any]) -> dict[int, tuple[int, bool]]:
 
 
 def pack(content: bytes, tensors: Mapping[int, tuple[int, bool]]) -> tuple[bytes, list[list]]:
-    """The tensors of weights.bin, in 16 bits a number where that loses nothing, and a list of parts.
+    """The tensors of weights.bin, 16 bits a number where that loses nothing, and a list of parts.
 
     A part is [first byte in weights.bin, count, "half" or "bytes"]; each is padded to 4 bytes. The
-    shipped model is stored in float16, so this halves what a reader has to load, and changes nothing.
+    shipped model is stored in float16, so this halves what a reader loads, and changes nothing.
     """
     packed, parts = bytearray(), []
     for start, (length, is_float) in tensors.items():
@@ -158,7 +160,7 @@ def tokenizer_tables(tokenizer: BPETokenizer) -> dict[str, Any]:
 
 
 def npm_packages() -> Path:
-    """docs/living/node_modules, with what package-lock.json names; npm installs it where it's missing."""
+    """docs/living/node_modules, as package-lock.json has it; npm installs what is missing."""
     folder = HERE / "node_modules"
     wanted = json.loads((HERE / "package-lock.json").read_text("utf-8"))["packages"]
     for name, package in wanted.items():
