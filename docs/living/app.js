@@ -87,7 +87,7 @@ function giveUp(error) {
     : `The model could not be loaded (${why}). Load the page again; if that doesn't help, try another browser.`;
   at("trouble").textContent = simd;
   document.documentElement.classList.add("broken");
-  say("Not started.");
+  say("");
   mark("broken");
 }
 
@@ -379,7 +379,7 @@ async function start() {
   const { config } = page.model;
   fillPickers(config);
   at("progress").hidden = true;
-  at("facts").textContent = `The model has ${(config.parameters / 1e6).toFixed(1)} million parameters: ${config.layers} + ${config.layers} layers, ${config.heads} heads, ${config.vocab.toLocaleString("en")} tokens.`;
+  at("facts").textContent = `It has ${(config.parameters / 1e6).toFixed(1)} million parameters: ${config.layers} + ${config.layers} layers, ${config.heads} heads, ${config.vocab.toLocaleString("en")} tokens.`;
   say("Ready.");
   mark("ready");
   if (!page.running && !page.shown) await translate().catch(giveUp);

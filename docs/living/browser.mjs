@@ -94,6 +94,7 @@ await page.selectOption("#head", "2");
 answer.pickerMoves = JSON.stringify(mean) !== JSON.stringify(await cells());
 answer.cells = mean.length;
 await page.click("summary");
+await page.waitForSelector("#table td");
 answer.table = await texts(page, "#table tbody tr:first-child td");
 await page.selectOption("#layer", "1");
 await page.selectOption("#head", "mean");

@@ -1,11 +1,12 @@
-// Says kindly why the page can't work here. Plain old JavaScript: it must run where nothing else does.
+// Says kindly why the page can't work here; where it can, shows its controls, which are hidden at first.
+// Plain old JavaScript: it must run where nothing else does.
 (function () {
   function trouble() {
     var modules = "noModule" in document.createElement("script");
     if (location.protocol === "file:") {
       return (
         "This page was opened as a file, and a browser doesn't let a file load the model beside it. " +
-        "Serve the folder: run python -m http.server in it, then open http://localhost:8000/ in the browser."
+        "Serve the folder instead: run python -m http.server in it, then open http://localhost:8000/ here."
       );
     }
     if (!modules) {
@@ -21,10 +22,11 @@
   }
 
   var message = trouble();
-  if (!message) return;
-  document.documentElement.className += " broken";
+  if (!message) {
+    document.documentElement.className = "";
+    return;
+  }
   document.addEventListener("DOMContentLoaded", function () {
     document.getElementById("trouble").textContent = message;
-    document.getElementById("status").textContent = "Not started.";
   });
 })();
