@@ -134,16 +134,19 @@ async function search(german, run) {
     return;
   }
   const started = performance.now();
-  let waited = 0;
+  let waited = 0; // milliseconds that the model stood still
+  let drawn = { at: 0, took: 0 };
   const watch = async (state) => {
     const begin = performance.now();
     const pace = Number(at("pace").value);
-    // Show what is there; then let the browser draw, and hear the reader.
+    // Drawing must not cost more than the model does: after a long one, some steps go unseen.
+    if (!pace && begin - drawn.at < drawn.took) return;
     page.texts = [...state.unfinished, ...state.finished];
     const best = state.unfinished[0] ?? state.finished[0];
     show(best, best.ids.length - 1, true);
-    await wait(pace);
-    waited += performance.now() - begin;
+    await wait(pace); // the browser draws, and hears the reader
+    drawn = { at: performance.now(), took: performance.now() - begin - pace };
+    waited += drawn.at - begin;
     if (run.stopped) throw new Stopped();
   };
   const decoding = await model.read([...ids, special.eos]);

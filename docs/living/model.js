@@ -50,6 +50,7 @@ export class Model {
     for (const name of ["encoder.onnx", "decoder_step.onnx"]) {
       const options = {
         executionProviders: ["wasm"],
+        graphOptimizationLevel: "basic", // more would take longer than it saves on a few sentences
         externalData: [{ path: "weights.bin", data: weights }],
       };
       sessions.push(await ort.InferenceSession.create(files[name], options));
