@@ -108,6 +108,7 @@ def strange_texts() -> list[str]:
         *("\u200bnull\u200cbreit\u200d", "soft\u00adhyphen", "▁▁ein▁Hund▁", "  ▁  ", "x ▁"),
         *("<s> </s> <unk> <pad>", "</s>", "1234567890", "3,14 € 5%", "!!! ??? ...", "a" * 300),
         *("„Hallo“, sagte sie – ‚ja‘ …", "Donaudampfschifffahrtsgesellschaftskapitän"),
+        *(f"q{3 * letter} -{5 * letter}7" for letter in "softplebdc0"),  # equal pairs: which first?
     ]
     letters = [*"aäoöuüßnerst EI.,-▁éﬁＡ☃中\t\u0308\u0301", "  "]
     texts += ["".join(draw.choices(letters, k=draw.randint(1, 40))) for _ in range(200)]
