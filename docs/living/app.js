@@ -1,7 +1,7 @@
 // The page: loads the model, asks it, and shows what it says while it says it.
 
 import { beamSearch, greedy, limitFor, score } from "./decode.js";
-import { attentionMap, attentionTable, candidateBars, element, sharesInWords } from "./draw.js";
+import { attentionMap, attentionTable, candidateBars, element, inkOn, sharesInWords } from "./draw.js";
 import { attentionOf, Model } from "./model.js";
 import { Tokenizer } from "./tokenizer.js";
 
@@ -242,7 +242,7 @@ function showStep() {
     const share = shares ? shares[s] : 0;
     const back = element("i", { "aria-hidden": "true" });
     back.style.opacity = share;
-    return element("span", { class: share > 0.55 ? "strong" : null, text: label }, back);
+    return element("span", { class: inkOn(share), text: label }, back);
   });
   at("source").replaceChildren(...items);
   const most = shares ? `While it chose “${labelOf(choice.token)}”: ${sharesInWords(shares, page.source)} (${pickedInWords()}).` : "";

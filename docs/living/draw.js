@@ -47,6 +47,11 @@ export function candidateBars(choice, labelOf) {
   });
 }
 
+/** The class of letters on a ground as strong as `share`: style.css says from where on they change colour. */
+export function inkOn(share) {
+  return share > 0.85 ? "strong full" : share > 0.62 ? "strong" : "";
+}
+
 const CELL = 30; // pixels
 const FEW = 2500; // cells that get a number and a tooltip each
 
@@ -91,7 +96,7 @@ export function attentionMap(weights, rows, columns, chosen, choose) {
       });
       svg.append(cell);
       if (detailed && share >= 0.095) {
-        const name = share > 0.55 ? "number strong" : "number";
+        const name = `number ${inkOn(share)}`;
         const number = Math.min(share, 0.99).toFixed(share >= 0.95 ? 2 : 1).slice(1);
         svg.append(shape("text", { class: name, x: x + CELL / 2, y: y + CELL / 2 + 4, text: number }));
       }
