@@ -31,7 +31,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run test notebooks lab train ablate ablations modern records bench bench-decode translate book clean
+.PHONY: help setup given run test notebooks book living lab train ablate ablations recipes modern records bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,12 @@ notebooks: setup  ## stamp first cells, sync pairs, execute the notebooks and st
 	  --ExecutePreprocessor.record_timing=False
 	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
 
+book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)
+	$(PY) docs/build.py
+
+living: setup  ## build the page that translates in a browser, into docs/_build/html/living (needs npm once)
+	$(PY) docs/living/build.py docs/_build/html/living
+
 lab: setup  ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks
 
@@ -87,6 +93,9 @@ ablate: setup  ## train with one ingredient changed at a time and compare: make 
 
 ablations: setup  ## one part changed at a time, and sizes: make ablations [ARGS="--seeds 3"] (hours; resumes)
 	$(PY) scripts/ch12_ablations_and_scaling.py study --save true $(ARGS)
+
+recipes: setup  ## minimum risk, distillation and back-translation, each beside what it has to beat (an hour; resumes)
+	$(PY) scripts/ch12_ablations_and_scaling.py recipes --save true $(ARGS)
 
 modern: setup  ## train with the parts since 2017, one at a time and all: make modern [ARGS="--d_model 64"] (hours; resumes)
 	$(PY) scripts/ch13_since_2017.py modern --save true $(ARGS)
@@ -114,9 +123,6 @@ translate: setup  ## translate German: make translate TEXT="Ein Hund läuft." or
 	  { echo 'Say what to translate: make translate TEXT="Ein Hund läuft.", or FILE=path'; exit 2; }
 	@if [ -n "$$TEXT" ]; then printf '%s\n' "$$TEXT" | $(TRANSLATE); \
 	  else $(TRANSLATE) --input="$$FILE"; fi
-
-book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)
-	$(PY) docs/build.py
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache build dist docs/_build *.egg-info

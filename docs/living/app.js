@@ -1,0 +1,392 @@
+// The page: loads the model, asks it, and shows what it says while it says it.
+
+import { beamSearch, greedy, limitFor, score } from "./decode.js";
+import { attentionMap, attentionTable, candidateBars, element, inkOn, sharesInWords } from "./draw.js";
+import { attentionOf, Model } from "./model.js";
+import { Tokenizer } from "./tokenizer.js";
+
+const at = (id) => document.getElementById(id);
+const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+
+/** What the page knows. `shown` is the text in view, `focus` the token of it that is looked at. */
+const page = {
+  model: null,
+  tokenizer: null,
+  done: 0, // how many translations have ended
+  running: null, // the translation in progress: { stopped }
+  source: [], // labels of the source's tokens
+  texts: [], // all that can be chosen from, the best first
+  shown: null,
+  focus: 0,
+  alpha: 0,
+};
+
+class Stopped extends Error {}
+
+// --- Loading ---
+
+/** A file's bytes; `heard` is told how many came in. */
+async function bytesOf(name, heard) {
+  const answer = await fetch(name);
+  if (!answer.ok) throw new Error(`${name}: the server answered ${answer.status}`);
+  const chunks = [];
+  let size = 0;
+  for (const reader = answer.body.getReader(); ; ) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    chunks.push(value);
+    size += value.length;
+    heard(value.length);
+  }
+  const bytes = new Uint8Array(size);
+  let start = 0;
+  for (const chunk of chunks) {
+    bytes.set(chunk, start);
+    start += chunk.length;
+  }
+  return bytes;
+}
+
+/** Everything that translates: the runtime, the model, the tokenizer. */
+async function load() {
+  const runtime = import("./ort/ort.wasm.bundle.min.mjs");
+  const config = await (await fetch("model.json")).json();
+  const total = Object.values(config.files).reduce((sum, size) => sum + size, 0);
+  let heard = 0;
+  const listen = (size) => {
+    heard += size;
+    at("progress").value = heard / total;
+    say(`Loading the model: ${(heard / 1e6).toFixed(0)} of ${(total / 1e6).toFixed(0)} MB`);
+  };
+  const names = Object.keys(config.files);
+  const found = await Promise.all(names.map((name) => bytesOf(name, listen)));
+  const files = Object.fromEntries(names.map((name, i) => [name, found[i]]));
+
+  const ort = await runtime;
+  ort.env.wasm.numThreads = 1; // more would need headers that a plain static server doesn't send
+  ort.env.wasm.wasmBinary = files["ort/ort-wasm-simd-threaded.wasm"];
+  say("Preparing the model …");
+  page.tokenizer = new Tokenizer(JSON.parse(new TextDecoder().decode(files["tokenizer.json"])));
+  page.model = await Model.load(ort, config, files);
+  ort.env.wasm.wasmBinary = undefined;
+}
+
+function say(text) {
+  at("status").textContent = text;
+}
+
+/** Where the page stands, for who watches it from outside: loading, ready, busy, broken. */
+function mark(state) {
+  document.documentElement.dataset.state = state;
+}
+
+function giveUp(error) {
+  const why = String(error?.message ?? error);
+  const simd = /simd/i.test(why)
+    ? "This browser's WebAssembly is too old: it has no SIMD instructions. Any browser of the last years has."
+    : `The model could not be loaded (${why}). Load the page again; if that doesn't help, try another browser.`;
+  at("trouble").textContent = simd;
+  document.documentElement.classList.add("broken");
+  say("");
+  mark("broken");
+}
+
+// --- Translating ---
+
+/** Ask the model for what stands in the field. A translation in progress is stopped first. */
+async function translate() {
+  page.running?.stop();
+  while (page.running) await wait(5);
+  const run = { stopped: false, stop: () => (run.stopped = true) };
+  page.running = run;
+  mark("busy");
+  at("stop").disabled = false;
+  at("translation").setAttribute("aria-busy", "true"); // a screen reader hears the whole, not each token
+  try {
+    await search(at("german").value.trim(), run);
+  } catch (error) {
+    if (!(error instanceof Stopped)) throw error;
+    say("Stopped.");
+  } finally {
+    at("translation").classList.remove("unfinished");
+    at("translation").removeAttribute("aria-busy");
+    at("stop").disabled = true;
+    page.running = null;
+    mark("ready");
+    document.documentElement.dataset.done = page.done += 1;
+  }
+}
+
+async function search(german, run) {
+  const { model, tokenizer } = page;
+  const { special } = tokenizer;
+  const width = chosenWidth();
+  const alpha = Number(at("alpha").value);
+  const split = tokenizer.split(german);
+  const ids = tokenizer.encode(german).slice(0, model.config.max_len - 1);
+  tellOf(split, ids);
+  Object.assign(page, { texts: [], shown: null, focus: 0, alpha });
+  page.source = [...split.slice(0, ids.length).map((piece) => tokenizer.label(piece)), "</s>"];
+  at("beams").hidden = width === 1;
+  if (!ids.length) {
+    say("Nothing to translate.");
+    show(null);
+    return;
+  }
+  const started = performance.now();
+  let waited = 0; // milliseconds that the model stood still
+  let drawn = { at: 0, took: 0 };
+  const watch = async (state) => {
+    const begin = performance.now();
+    const pace = Number(at("pace").value);
+    // Drawing must not cost more than the model does: after a long one, some steps go unseen.
+    if (!pace && begin - drawn.at < drawn.took) return;
+    page.texts = [...state.unfinished, ...state.finished];
+    const best = state.unfinished[0] ?? state.finished[0];
+    show(best, best.ids.length - 1, true);
+    await wait(pace); // the browser draws, and hears the reader
+    drawn = { at: performance.now(), took: performance.now() - begin - pace };
+    waited += drawn.at - begin;
+    if (run.stopped) throw new Stopped();
+  };
+  const decoding = await model.read([...ids, special.eos]);
+  const limit = limitFor(ids.length + 1, model.config.max_len);
+  const found =
+    width === 1
+      ? await greedy(decoding, special, limit, watch)
+      : await beamSearch(decoding, special, limit, width, alpha, watch);
+  const seconds = (performance.now() - started - waited) / 1000;
+  page.texts = found;
+  show(found[0], 0);
+  const count = found[0].ids.length;
+  say(`${count} tokens; the model needed ${seconds.toFixed(2)} seconds.`);
+}
+
+/** 1 for greedy decoding, else the beam's width. */
+function chosenWidth() {
+  if (!at("ask").elements.search.value.startsWith("beam")) return 1;
+  const field = at("beam");
+  const width = Math.round(Number(field.value));
+  return Math.min(Number(field.max), Math.max(Number(field.min), width || 4));
+}
+
+/** Say what of the text the model can't take. */
+function tellOf(split, ids) {
+  const notes = [];
+  const { tokenizer, model } = page;
+  const strange = split.filter((piece) => !tokenizer.ids.has(piece));
+  if (strange.length) {
+    const which = [...new Set(strange)].slice(0, 5).map((piece) => `“${piece}”`).join(", ");
+    notes.push(`The model has never met ${which}: read as “unknown”.`);
+  }
+  if (split.length > ids.length) {
+    notes.push(`The text has ${split.length} tokens; the first ${ids.length} are translated (the model takes ${model.config.max_len} with </s>).`);
+  }
+  at("note").textContent = notes.join(" ");
+  at("note").hidden = !notes.length;
+}
+
+// --- Showing ---
+
+const labelOf = (id) => page.tokenizer.label(page.tokenizer.pieces[id]);
+const finished = (text) => text.ids.at(-1) === page.tokenizer.special.eos;
+
+/** Show a text with one of its tokens in focus; `unfinished` while it is still being written. */
+function show(text, focus = 0, unfinished = false) {
+  page.shown = text;
+  page.focus = Math.max(0, focus);
+  const empty = unfinished ? "…" : "—";
+  at("translation").textContent = (text && page.tokenizer.decode(text.ids)) || empty;
+  at("translation").classList.toggle("unfinished", unfinished);
+  showTexts();
+  showTokens();
+  showStep();
+  showMap();
+}
+
+/** The texts of a beam with their scores. */
+function showTexts() {
+  if (at("beams").hidden) return;
+  const items = page.texts.map((text) => {
+    const ended = finished(text);
+    const words = page.tokenizer.decode(text.ids) || "…";
+    const value = ended ? score(text, page.alpha).toFixed(3) : text.logProb.toFixed(2);
+    const item = element(
+      "li",
+      { role: "option", class: ended ? null : "unfinished", "aria-selected": String(text === page.shown) },
+      element("span", { class: "score", text: value }),
+      element("span", { lang: "en", text: ended ? words : `${words} …` }),
+    );
+    item.tabIndex = text === page.shown ? 0 : -1;
+    return item;
+  });
+  at("texts").replaceChildren(...items);
+}
+
+function showTokens() {
+  const items = (page.shown?.ids ?? []).map((id, i) => {
+    const chosen = i === page.focus;
+    const item = element("span", { role: "option", "aria-selected": String(chosen), text: labelOf(id) });
+    item.tabIndex = chosen ? 0 : -1;
+    return item;
+  });
+  at("tokens").replaceChildren(...items);
+}
+
+/** The candidates of the token in focus, and where the decoder looked. */
+function showStep() {
+  const choice = page.shown?.choices[page.focus];
+  at("candidates").replaceChildren(...(choice ? candidateBars(choice, labelOf) : []));
+  const shares = choice && attentionOf(choice.weights, page.model.config, ...picked());
+  const items = page.source.map((label, s) => {
+    const share = shares ? shares[s] : 0;
+    const back = element("i", { "aria-hidden": "true" });
+    back.style.opacity = share;
+    return element("span", { class: inkOn(share), text: label }, back);
+  });
+  at("source").replaceChildren(...items);
+  const most = shares ? `While it chose “${labelOf(choice.token)}”: ${sharesInWords(shares, page.source)} (${pickedInWords()}).` : "";
+  at("looked").textContent = most;
+}
+
+/** The layer and the head that the pickers name, from 0; null for the mean. */
+function picked() {
+  return ["layer", "head"].map((id) => (at(id).value === "mean" ? null : Number(at(id).value)));
+}
+
+function pickedInWords() {
+  const [layer, head] = picked();
+  const where = layer === null ? "mean of all layers" : `layer ${layer + 1}`;
+  return `${where}, ${head === null ? "mean of its heads" : `head ${head + 1}`}`;
+}
+
+function showMap() {
+  const choices = page.shown?.choices ?? [];
+  if (!choices.length) {
+    at("map").replaceChildren();
+    at("table").replaceChildren();
+    return;
+  }
+  if (page.running && choices.length > 40 && !finished(page.shown)) return; // large: drawn at the end
+  const weights = choices.map((choice) => attentionOf(choice.weights, page.model.config, ...picked()));
+  const rows = choices.map(({ token }) => labelOf(token));
+  at("map").replaceChildren(attentionMap(weights, rows, page.source, page.focus, focusOn));
+  const caption = `Shares of attention: ${pickedInWords()}. Rows: tokens written; columns: German tokens.`;
+  const open = at("table").parentElement.open;
+  at("table").replaceChildren(...(open ? [attentionTable(weights, rows, page.source, caption)] : []));
+}
+
+function focusOn(i) {
+  page.focus = i;
+  showTokens();
+  showStep();
+  showMap();
+}
+
+// --- What the reader does ---
+
+/** In a list box: a click or an arrow key chooses an item. */
+function listen(list, choose) {
+  list.addEventListener("click", (event) => {
+    const item = event.target.closest('[role="option"]');
+    if (!item) return;
+    choose([...list.children].indexOf(item));
+    list.querySelector('[aria-selected="true"]')?.focus();
+  });
+  list.addEventListener("keydown", (event) => {
+    const last = list.children.length - 1;
+    const now = [...list.children].findIndex((item) => item === document.activeElement);
+    const next = {
+      ArrowRight: now + 1,
+      ArrowDown: now + 1,
+      ArrowLeft: now - 1,
+      ArrowUp: now - 1,
+      Home: 0,
+      End: last,
+    }[event.key];
+    if (next === undefined || now < 0) return;
+    event.preventDefault();
+    choose(Math.min(last, Math.max(0, next)));
+    list.querySelector('[aria-selected="true"]')?.focus();
+  });
+}
+
+function chooseText(i) {
+  if (!page.running) show(page.texts[i], 0);
+}
+
+/** The pickers for the layers and heads that the model has. */
+function fillPickers({ layers, heads, look }) {
+  const options = (count) => [
+    new Option("mean", "mean"),
+    ...Array.from({ length: count }, (_, i) => new Option(String(i + 1), String(i))),
+  ];
+  at("layer").append(...options(layers));
+  at("head").append(...options(heads));
+  [at("layer").value, at("head").value] = look;
+  for (const id of ["layer", "head"]) {
+    at(id).addEventListener("change", () => {
+      showStep();
+      showMap();
+    });
+  }
+}
+
+function setUp(ready) {
+  const ask = () => ready.then(translate).catch(giveUp);
+  at("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    ask();
+  });
+  at("german").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    at("ask").requestSubmit();
+  });
+  at("examples").addEventListener("click", (event) => {
+    if (!event.target.matches("button")) return;
+    at("german").value = event.target.textContent;
+    ask();
+  });
+  at("ask").addEventListener("change", () => {
+    for (const id of ["beam", "alpha"]) at(id).disabled = at("ask").elements.search.value !== "beam";
+  });
+  at("stop").addEventListener("click", () => page.running?.stop());
+  listen(at("tokens"), focusOn);
+  listen(at("texts"), chooseText);
+  at("table").parentElement.addEventListener("toggle", showMap);
+}
+
+/** Keep the page's files in the browser, so that it opens without a network the next time. */
+async function keep() {
+  if (!("serviceWorker" in navigator) || !window.isSecureContext) return;
+  try {
+    await navigator.serviceWorker.register("sw.js");
+    await navigator.serviceWorker.ready;
+    at("offline").textContent = "The page is kept in this browser: it works without a network now.";
+  } catch {
+    // A private window may refuse to keep anything. The page works all the same.
+  }
+}
+
+async function start() {
+  mark("loading");
+  const ready = load();
+  setUp(ready);
+  try {
+    await ready;
+  } catch (error) {
+    giveUp(error);
+    return;
+  }
+  const { config } = page.model;
+  fillPickers(config);
+  at("progress").hidden = true;
+  at("facts").textContent = `It has ${(config.parameters / 1e6).toFixed(1)} million parameters: ${config.layers} + ${config.layers} layers, ${config.heads} heads, ${config.vocab.toLocaleString("en")} tokens.`;
+  say("Ready.");
+  mark("ready");
+  if (!page.running && !page.shown) await translate().catch(giveUp);
+  await keep();
+}
+
+if (typeof WebAssembly === "object") start();

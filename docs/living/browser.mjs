@@ -1,0 +1,155 @@
+// Opens the page in headless Chromium as a reader would; for the tests.
+//
+//     node browser.mjs < request.json
+//
+// The request: {chromium, url, file, sentences: [{text, beam}], pictures: folder or null}. The answer, on
+// standard output: what was translated, how long it took, each complaint of the browser, each address
+// that was asked for, what axe-core finds, and what the page says where it cannot work.
+
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+
+import { chromium } from "playwright-core";
+
+const request = JSON.parse(readFileSync(0, "utf-8"));
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf-8");
+const browser = await chromium.launch({
+  executablePath: request.chromium,
+  args: ["--no-sandbox", "--disable-dev-shm-usage"],
+});
+const answer = { complaints: [], addresses: [], translations: [], axe: {}, trouble: {} };
+
+/** A page that reports its complaints and every address it asks for. */
+async function open(context) {
+  const page = await context.newPage();
+  page.on("console", (line) => {
+    if (["error", "warning"].includes(line.type())) answer.complaints.push(line.text());
+  });
+  page.on("pageerror", (error) => answer.complaints.push(String(error)));
+  page.on("requestfailed", (one) => answer.complaints.push(`failed: ${one.url()}`));
+  page.on("response", (one) => {
+    if (one.status() >= 400) answer.complaints.push(`${one.status()}: ${one.url()}`);
+  });
+  return page;
+}
+
+const finished = (page, count) =>
+  page.waitForFunction((n) => Number(document.documentElement.dataset.done) >= n, count, { timeout: 60000 });
+const shot = async (page, name) => {
+  if (!request.pictures) return;
+  await page.evaluate(() => scrollTo(0, 0));
+  await page.screenshot({ path: join(request.pictures, `${name}.png`), fullPage: true });
+};
+const texts = (page, selector) => page.locator(selector).allTextContents();
+
+async function serious(page, name) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate("axe.run()");
+  answer.axe[name] = violations
+    .filter(({ impact }) => ["serious", "critical"].includes(impact))
+    .map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map((node) => node.html).join(" ")}`);
+}
+
+// A reader at a desk.
+const desk = await browser.newContext({ viewport: { width: 1200, height: 900 } });
+desk.on("request", (one) => answer.addresses.push(one.url()));
+const page = await open(desk);
+let started = Date.now();
+await page.goto(request.url);
+await finished(page, 1);
+answer.firstSeconds = (Date.now() - started) / 1000;
+answer.opening = await page.textContent("#translation");
+await shot(page, "desktop");
+await serious(page, "light");
+
+let count = 1;
+for (const { text, beam } of request.sentences) {
+  await page.check(`input[name=search][value=${beam > 1 ? "beam" : "greedy"}]`);
+  if (beam > 1) await page.fill("#beam", String(beam));
+  await page.fill("#german", text);
+  started = Date.now();
+  await page.press("#german", "Enter");
+  await finished(page, ++count);
+  answer.translations.push({
+    text: await page.textContent("#translation"),
+    tokens: await texts(page, "#tokens [role=option]"),
+    texts: await texts(page, "#texts li span:last-child"),
+    seconds: (Date.now() - started) / 1000,
+  });
+}
+await shot(page, "desktop-beam");
+await serious(page, "beam");
+
+// The keyboard, the pickers, the table.
+const focusBefore = await texts(page, "#tokens [aria-selected=true]");
+await page.focus("#tokens [aria-selected=true]");
+await page.keyboard.press("ArrowRight");
+answer.keyboard = [focusBefore, await texts(page, "#tokens [aria-selected=true]"), await texts(page, "#tokens :focus")];
+answer.candidates = await texts(page, "#candidates .share");
+const cells = () => page.locator("#map .cell").evaluateAll((all) => all.map((one) => one.getAttribute("fill-opacity")));
+const mean = await cells();
+await page.selectOption("#layer", "0");
+await page.selectOption("#head", "2");
+answer.pickerMoves = JSON.stringify(mean) !== JSON.stringify(await cells());
+answer.cells = mean.length;
+await page.click("summary");
+await page.waitForSelector("#table td");
+answer.table = await texts(page, "#table tbody tr:first-child td");
+await page.selectOption("#layer", "1");
+await page.selectOption("#head", "mean");
+await shot(page, "desktop-table");
+
+// Stopped on its way: what was written stays, and the next translation works.
+await page.selectOption("#pace", "250");
+await page.press("#german", "Enter");
+await page.waitForFunction(() => document.querySelectorAll("#tokens [role=option]").length >= 2);
+await page.click("#stop");
+await finished(page, ++count);
+answer.stopped = await page.textContent("#status");
+await page.selectOption("#pace", "0");
+await page.fill("#german", "");
+await page.press("#german", "Enter");
+await finished(page, ++count);
+answer.empty = [await page.textContent("#status"), await page.textContent("#translation")];
+
+// Without a network, once it was loaded.
+await page.waitForFunction(() => document.getElementById("offline").textContent, null, { timeout: 60000 });
+await desk.setOffline(true);
+const alone = await open(desk);
+await alone.goto(request.url);
+await finished(alone, 1);
+answer.offline = await alone.textContent("#translation");
+await desk.close();
+
+// A phone, in the dark.
+const phone = await browser.newContext({
+  viewport: { width: 390, height: 844 },
+  deviceScaleFactor: 2,
+  colorScheme: "dark",
+});
+const small = await open(phone);
+await small.goto(request.url);
+await finished(small, 1);
+answer.wider = await small.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+await shot(small, "phone-dark");
+await serious(small, "dark");
+await phone.close();
+
+// Where it cannot work it says so.
+const trouble = async (name, url, options, prepare) => {
+  const context = await browser.newContext({ serviceWorkers: "block", ...options });
+  const one = await context.newPage();
+  if (prepare) await one.addInitScript(prepare);
+  await one.goto(url);
+  await one.waitForTimeout(300);
+  answer.trouble[name] = (await one.locator(".trouble").allInnerTexts()).join("").trim();
+  await shot(one, `trouble-${name}`);
+  await context.close();
+};
+await trouble("file", request.file);
+await trouble("no WebAssembly", request.url, {}, "delete window.WebAssembly");
+await trouble("no JavaScript", request.url, { javaScriptEnabled: false });
+
+await browser.close();
+process.stdout.write(JSON.stringify(answer));

@@ -1,0 +1,265 @@
+"""Builds the living page: the translator that runs in a browser.
+
+    python docs/living/build.py docs/_build/html/living [--model models/multi30k-de-en]
+
+Writes the page, the model as two ONNX graphs with their weights, the tokenizer's tables and ONNX
+Runtime Web, which comes from the npm registry (package-lock.json says which). Nothing of it is
+committed. Any static server will do: python -m http.server --directory docs/_build/html/living
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scripts.ch01_attention import attention
+from scripts.ch02_multi_head_attention import merge_heads, split_heads
+from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder
+from scripts.ch05_training import BOS, EOS, PAD, UNK
+from scripts.ch06_multi30k import BPETokenizer
+from scripts.ch08_training_run import Trained, load_model
+from scripts.ch09_decoding_and_bleu import (
+    OnnxDecoderStep,
+    attend_to_stored,
+    default_model,
+    encoder_graph,
+    keys_values_of,
+    record_graph,
+    save_graphs,
+    step_example,
+)
+from scripts.checkpoints import weights
+
+HERE = Path(__file__).resolve().parent
+PAGE = ["index.html", "style.css", "check.js", "icon.svg"]
+PAGE += ["app.js", "decode.js", "draw.js", "model.js", "tokenizer.js"]
+RUNTIME = ["ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"]
+
+
+class WatchedDecoderStep(OnnxDecoderStep):
+    """Chapter 9's step, which also says where its cross-attention looked."""
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs of `OnnxDecoderStep`; to its logits, present, and attention (N, R, H, S)."""
+        self.looked: list[Tensor] = []
+        logits, present = super().forward(*inputs)
+        return logits, present, torch.stack(self.looked)
+
+    def through_layer(
+        self, layer: DecoderLayer, x: Tensor, past: Tensor, cross: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As in chapter 9; the weights of the layer's cross-attention are noted down."""
+        grown = past
+
+        def look_back(x: Tensor) -> Tensor:
+            nonlocal grown
+            grown = torch.cat((past, keys_values_of(layer.self_attn, x)), dim=-2)
+            return attend_to_stored(layer.self_attn, x, grown)
+
+        def look_across(x: Tensor) -> Tensor:
+            attn = layer.src_attn
+            query = split_heads(attn.project_query(x), attn.h)  # (R, H, 1, d_k)
+            found, shares = attention(query, cross[0], cross[1], mask)  # shares (R, H, 1, S)
+            self.looked.append(shares.squeeze(-2))
+            return attn.project_output(merge_heads(found))
+
+        x = layer.sublayer[0](x, look_back)
+        x = layer.sublayer[1](x, look_across)
+        return layer.sublayer[2](x, layer.feed_forward), grown
+
+
+def watched_graph(model: EncoderDecoder) -> Any:
+    """`WatchedDecoderStep` as an ONNX graph, for any R, S and T."""
+    sizes = {"tokens": {0: "R"}, "src_mask": {0: "R", 2: "S"}, "logits": {0: "R"}}
+    sizes |= {"past": {2: "R", 4: "T"}, "cross": {2: "R", 4: "S"}, "present": {2: "R", 4: "T+1"}}
+    sizes |= {"attention": {1: "R", 3: "S"}}
+    inputs = step_example(model, R=3, S=5, T=2)
+    return record_graph(
+        WatchedDecoderStep(model), inputs, ["logits", "present", "attention"], sizes
+    )
+
+
+def stored_tensors(graphs: Mapping[str, Any]) -> dict[int, tuple[int, bool]]:
+    """What `save_graphs` put into weights.bin: first byte to (bytes, whether these are float32)."""
+    from onnx import TensorProto
+
+    found = {}
+    for graph in graphs.values():
+        for tensor in graph.graph.initializer:
+            place = {part.key: part.value for part in tensor.external_data}
+            if place:
+                is_float = tensor.data_type == TensorProto.FLOAT
+                found[int(place["offset"])] = (int(place["length"]), is_float)
+    return dict(sorted(found.items()))
+
+
+def pack(content: bytes, tensors: Mapping[int, tuple[int, bool]]) -> tuple[bytes, list[list]]:
+    """The tensors of weights.bin, 16 bits a number where that loses nothing, and a list of parts.
+
+    A part is [first byte in weights.bin, count, "half" or "bytes"]; each is padded to 4 bytes. The
+    shipped model is stored in float16, so this halves what a reader loads, and changes nothing.
+    """
+    packed, parts = bytearray(), []
+    for start, (length, is_float) in tensors.items():
+        raw = content[start : start + length]
+        numbers = np.frombuffer(raw, np.float32) if is_float else np.empty(0, np.float32)
+        with np.errstate(over="ignore"):
+            halves = numbers.astype(np.float16)
+        if is_float and np.array_equal(halves.astype(np.float32), numbers):
+            packed += halves.tobytes()
+            parts.append([start, len(halves), "half"])
+        else:
+            packed += raw
+            parts.append([start, length, "bytes"])
+        packed += bytes(-len(packed) % 4)
+    return bytes(packed), parts
+
+
+def tokenizer_tables(tokenizer: BPETokenizer) -> dict[str, Any]:
+    """What tokenizer.js needs: pieces and scores by id, special ids, normalisation rules (base64).
+
+    Raises ValueError for a SentencePiece model with something that tokenizer.js doesn't know.
+    """
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.model)
+    normal, trainer, kind = proto.normalizer_spec, proto.trainer_spec, proto.SentencePiece
+    kinds = {i: piece.type for i, piece in enumerate(proto.pieces)}
+    special = {"pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS}
+    known = {
+        "byte-pair merges": trainer.model_type == trainer.BPE,
+        "a space in front": normal.add_dummy_prefix and not trainer.treat_whitespace_as_suffix,
+        "runs of spaces as one": normal.remove_extra_whitespaces and normal.escape_whitespaces,
+        "nothing undone after decoding": not proto.denormalizer_spec.precompiled_charsmap,
+        "no bytes, user's or unused pieces": all(
+            kinds[i] == (kind.UNKNOWN if i == UNK else kind.CONTROL if i in special.values() else 1)
+            for i in kinds
+        ),
+    }
+    if not all(known.values()):
+        missing = ", ".join(name for name, holds in known.items() if not holds)
+        raise ValueError(f"tokenizer.js expects of a SentencePiece model: {missing}")
+    return {
+        "pieces": [piece.piece for piece in proto.pieces],
+        "scores": [piece.score for piece in proto.pieces],
+        "special": special,
+        "rules": base64.b64encode(normal.precompiled_charsmap).decode(),
+    }
+
+
+def npm_packages() -> Path:
+    """docs/living/node_modules, as package-lock.json has it; npm installs what is missing."""
+    folder = HERE / "node_modules"
+    wanted = json.loads((HERE / "package-lock.json").read_text("utf-8"))["packages"]
+    for name, package in wanted.items():
+        file = HERE / name / "package.json"
+        if name and not (
+            file.is_file() and json.loads(file.read_text("utf-8"))["version"] == package["version"]
+        ):
+            break
+    else:
+        return folder
+    if not (npm := shutil.which("npm")):
+        raise SystemExit(
+            "The living page needs npm once, for ONNX Runtime Web: install Node.js 20 or newer "
+            "(on Debian: apt-get install nodejs npm) and run this again."
+        )
+    print("npm ci (ONNX Runtime Web)", file=sys.stderr)
+    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    done = subprocess.run([npm, "ci", *quiet], cwd=HERE, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise SystemExit("npm ci failed in docs/living: is the npm registry within reach?")
+    return folder
+
+
+def write_runtime(folder: Path) -> None:
+    """ONNX Runtime Web: its module, its WebAssembly and a note of where they come from."""
+    package = npm_packages() / "onnxruntime-web"
+    about = json.loads((package / "package.json").read_text("utf-8"))
+    folder.mkdir()
+    for name in RUNTIME:
+        shutil.copyfile(package / "dist" / name, folder / name)
+    (folder / "README.txt").write_text(
+        f"ONNX Runtime Web {about['version']}, from the npm package {about['name']}, unchanged.\n"
+        f"Copyright (c) Microsoft Corporation. License: {about['license']}.\n"
+        f"{about['description']}.\n",
+        "utf-8",
+    )
+
+
+def write_model(trained: Trained, folder: Path) -> dict[str, Any]:
+    """The two graphs, weights.bin and tokenizer.json; gives what model.json says of them."""
+    model, layers = trained.model, trained.model.decoder.layers
+    graphs = {"encoder.onnx": encoder_graph(model), "decoder_step.onnx": watched_graph(model)}
+    save_graphs(folder, graphs)
+    whole = (folder / "weights.bin").read_bytes()
+    packed, parts = pack(whole, stored_tensors(graphs))
+    (folder / "weights.bin").write_bytes(packed)
+    tables = json.dumps(tokenizer_tables(trained.tokenizer), ensure_ascii=False)
+    (folder / "tokenizer.json").write_text(tables, "utf-8")
+    return {
+        "layers": len(layers),
+        "heads": layers[0].self_attn.h,
+        "d_k": layers[0].size // layers[0].self_attn.h,
+        "vocab": model.generator.proj.out_features,
+        "max_len": model.tgt_embed[1].pe.size(0),
+        "parameters": sum(weight.numel() for weight in weights(model).values()),
+        "look": [str(min(1, len(layers) - 1)), "mean"],  # what the map shows at first
+        "weights": {"size": len(whole), "parts": parts},
+    }
+
+
+def write_worker(folder: Path) -> None:
+    """sw.js, with the list of all files and a version that changes with any of them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    names = ["./", *(path.relative_to(folder).as_posix() for path in files)]
+    worker = (HERE / "sw.js").read_text("utf-8")
+    worker = worker.replace("@VERSION@", digest.hexdigest()[:12])
+    worker = worker.replace('"@FILES@"', json.dumps(names, indent=2))
+    (folder / "sw.js").write_text(worker, "utf-8")
+
+
+def build(trained: Trained, folder: Path) -> None:
+    """Write the page into `folder`, which is made anew."""
+    if folder.exists() and not (folder / "model.json").is_file() and any(folder.iterdir()):
+        raise SystemExit(f"{folder} holds something else: name an empty or a new folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_runtime(folder / "ort")
+    for name in PAGE:
+        shutil.copyfile(HERE / name, folder / name)
+    about = write_model(trained, folder)
+    loaded = ["weights.bin", "encoder.onnx", "decoder_step.onnx", "tokenizer.json"]
+    loaded.append(f"ort/{RUNTIME[1]}")
+    about["files"] = {name: (folder / name).stat().st_size for name in loaded}
+    (folder / "model.json").write_text(json.dumps(about) + "\n", "utf-8")
+    write_worker(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the page that translates in a browser.")
+    parser.add_argument("folder", type=Path, help="where to write it; made anew")
+    parser.add_argument("--model", type=Path, default=default_model(), help="a model's folder")
+    options = parser.parse_args()
+    build(load_model(options.model, "cpu"), options.folder)
+    size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
+    print(f"{options.folder}: {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

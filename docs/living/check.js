@@ -1,0 +1,32 @@
+// Says kindly why the page can't work here; where it can, shows its controls, which are hidden at first.
+// Plain old JavaScript: it must run where nothing else does.
+(function () {
+  function trouble() {
+    var modules = "noModule" in document.createElement("script");
+    if (location.protocol === "file:") {
+      return (
+        "This page was opened as a file, and a browser doesn't let a file load the model beside it. " +
+        "Serve the folder instead: run python -m http.server in it, then open http://localhost:8000/ here."
+      );
+    }
+    if (!modules) {
+      return "This browser is too old for the page: it doesn't know JavaScript modules. Any browser of the last years does.";
+    }
+    if (typeof WebAssembly !== "object") {
+      return (
+        "This browser has no WebAssembly, or it is switched off (some browsers do so in a strict safety mode). " +
+        "The model computes with it, so nothing can be translated here. The chapters work without it."
+      );
+    }
+    return "";
+  }
+
+  var message = trouble();
+  if (!message) {
+    document.documentElement.className = "";
+    return;
+  }
+  document.addEventListener("DOMContentLoaded", function () {
+    document.getElementById("trouble").textContent = message;
+  });
+})();

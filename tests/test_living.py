@@ -1,0 +1,350 @@
+"""The living page: in a browser the same ids, tokens and texts as in Python.
+
+The page's own JavaScript runs in Node, and once more in headless Chromium. Nothing is skipped:
+where a program is missing, the tests fail and say which package brings it.
+"""
+
+import functools
+import http.server
+import importlib.util
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import threading
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT
+
+from scripts.ch01_attention import subsequent_mask
+from scripts.ch05_training import BOS, EOS, PAD, UNK, greedy_decode
+from scripts.ch06_multi30k import BPETokenizer, load_corpus, source_ids
+from scripts.ch08_training_run import beam_search, load_model
+from scripts.ch09_decoding_and_bleu import OnnxDecoderStep, onnx_session, step_example
+from scripts.ch10_looking_inside import look_at, piece_label
+
+LIVING = ROOT / "docs" / "living"
+SENTENCES = [  # our own
+    "Eine Frau mit einem roten Hut liest am Strand ein Buch.",
+    "Zwei Kinder bauen am Meer eine Burg aus Sand.",
+    "Ein alter Mann repariert vor dem Haus sein Fahrrad.",
+    "Im Park spielt eine Gruppe junger Leute Fußball.",
+    "Der Pirat kauft um 12 Uhr einen roten Hut und lacht! 😀",
+]
+MODEL_LIMIT = 256
+
+
+def living_build() -> Any:
+    """docs/living/build.py as a module."""
+    spec = importlib.util.spec_from_file_location("living_build", LIVING / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+build = living_build()
+
+
+def program(*names: str, package: str) -> str:
+    """The path of the first of these programs that is installed; else the test fails."""
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.fail(f"{names[0]} is not installed: apt-get install {package}", pytrace=False)
+    return found
+
+
+@pytest.fixture(scope="module")
+def node():
+    found = program("node", package="nodejs npm (Node.js 20 or newer)")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
+    if int(version[1:].split(".")[0]) < 20:
+        pytest.fail(f"Node.js 20 or newer is needed, this is {version.strip()}", pytrace=False)
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return load_model(ROOT / "models" / "multi30k-de-en", "cpu")
+
+
+@pytest.fixture(scope="module")
+def site(node, trained, tmp_path_factory) -> Path:
+    """The page, built as `make living` does."""
+    folder = tmp_path_factory.mktemp("living") / "page"
+    build.build(trained, folder)
+    return folder
+
+
+def run_script(node: str, script: str, *arguments: str, request: dict) -> dict:
+    done = subprocess.run(
+        [node, str(LIVING / script), *arguments],
+        input=json.dumps(request).encode(),
+        capture_output=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
+
+
+# --- The tokenizer ---
+
+
+def strange_texts() -> list[str]:
+    """Texts that tempt a tokenizer to err."""
+    draw = random.Random(7)
+    texts = [
+        *("", " ", "\t\n\r", "  zwei  Wörter  ", "\u00a0fest\u00a0verbunden\u00a0", "ﬁnden", "ﷺ"),
+        *("①②③ ½ x²", "ª º ™ ℃ Ⅷ", "ſ ﬀ ﬃ ﬆ", "Ｅｉｎ　Ｈｕｎｄ", "Straße STRASSE ẞ", "Ð Þ ß ÿ"),
+        *("cafe\u0301 café", "u\u0308ber über", "A\u030a \u212b Å", "q\u0307\u0323 q\u0323\u0307"),
+        *("ｶﾞｷﾞ ガギ", "한국어 \u1112\u1161\u11ab\u1100\u116e\u11a8", "你好，世界", "مرحبا"),
+        *("👩\u200d👩\u200d👧 😀🏽", "🇩🇪", "☃☃ ein ☃", "\ud7ff\ue000\ufffd\U0010ffff"),
+        *("\ufeffmit BOM", "null\0byte", "\x1b\x7f\x85", "ein\u2028Hund\u2029lief"),
+        *("\u200bnull\u200cbreit\u200d", "soft\u00adhyphen", "▁▁ein▁Hund▁", "  ▁  ", "x ▁"),
+        *("<s> </s> <unk> <pad>", "</s>", "1234567890", "3,14 € 5%", "!!! ??? ...", "a" * 300),
+        *("„Hallo“, sagte sie – ‚ja‘ …", "Donaudampfschifffahrtsgesellschaftskapitän"),
+        *(f"q{3 * letter} -{5 * letter}7" for letter in "softplebdc0"),  # equal pairs: which first?
+    ]
+    letters = [*"aäoöuüßnerst EI.,-▁éﬁＡ☃中\t\u0308\u0301", "  "]
+    texts += ["".join(draw.choices(letters, k=draw.randint(1, 40))) for _ in range(200)]
+    everywhere = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000 and i < 0x30000]
+    texts += ["".join(draw.choices(everywhere, k=30)) for _ in range(200)]
+    plane = [c for c in everywhere if ord(c) < 0x10000]
+    texts += ["a".join(plane[i : i + 64]) for i in range(0, len(plane), 64)]  # each letter once
+    return texts
+
+
+def test_ids_and_texts_are_those_of_sentencepiece(site, node, trained):
+    tokenizer = trained.tokenizer
+    pairs = load_corpus("sample")["test"][:200]
+    texts = [text for pair in pairs for text in pair] + SENTENCES + strange_texts()
+    texts += [unicodedata.normalize(form, text) for form in ("NFD", "NFKC") for text in texts[:50]]
+    draw = random.Random(1)
+    rows = [
+        [draw.randrange(len(tokenizer)) for _ in range(draw.randint(0, 20))] for _ in range(300)
+    ]
+    rows += [
+        [UNK],
+        [PAD, BOS, UNK, UNK, 9],
+        [5, EOS, 6],
+        [EOS],
+        [tokenizer.processor["▁"]] * 3 + [77],
+    ]
+    assert len(texts) > 1500
+    found = run_script(node, "node.mjs", str(site), request={"encode": texts, "decode": rows})
+    for text, ids in zip(texts, found["encode"], strict=True):
+        assert ids == tokenizer.encode(text), ascii(text)
+    for row, text in zip(rows, found["decode"], strict=True):
+        assert text == tokenizer.decode(row), row
+
+
+def test_another_kind_of_tokenizer_is_refused():
+    import io
+
+    from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    lines = [text for pair in load_corpus("sample")["train"][:300] for text in pair]
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, model_type="unigram", vocab_size=120,
+        pad_id=PAD, unk_id=UNK, bos_id=BOS, eos_id=EOS, minloglevel=2,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="byte-pair merges"):
+        build.tokenizer_tables(BPETokenizer(model.getvalue()))
+
+
+# --- The model and the searches ---
+
+
+def cut(ids: list[int]) -> list[int]:
+    return ids[: ids.index(EOS)] if EOS in ids else ids
+
+
+@pytest.fixture(scope="module")
+def answers(site, node):
+    """What the page's JavaScript says of each sentence, greedily and with beams of 4 and 5."""
+    wanted = [{"text": text, "beam": beam} for beam in (1, 4, 5) for text in SENTENCES]
+    found = run_script(node, "node.mjs", str(site), request={"translate": wanted})["translate"]
+    return {(one["beam"], one["text"]): texts for one, texts in zip(wanted, found, strict=True)}
+
+
+def python_texts(trained, text: str, beam: int) -> list:
+    row = source_ids(text, trained.tokenizer)
+    src, limit = torch.tensor([row]), min(MODEL_LIMIT, 2 * len(row) + 10)
+    if beam == 1:
+        return [greedy_decode(trained.model, src, None, limit)[0].tolist()]
+    return beam_search(trained.model, src, None, limit, beam, 0.6)[0]
+
+
+@pytest.mark.parametrize("text", SENTENCES)
+def test_greedy_tokens_are_pythons(answers, trained, text):
+    (found,) = answers[1, text]
+    (wanted,) = python_texts(trained, text, 1)
+    assert found["ids"] == wanted and wanted[-1] == EOS
+    assert found["text"] == trained.tokenizer.decode(wanted)
+
+
+@pytest.mark.parametrize("beam", [4, 5])
+@pytest.mark.parametrize("text", SENTENCES)
+def test_beams_are_pythons(answers, trained, text, beam):
+    found, wanted = answers[beam, text], python_texts(trained, text, beam)
+    assert len(found) == beam
+    assert [cut(one["ids"]) for one in found] == [list(h.ids) for h in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert one["logProb"] == pytest.approx(other.log_prob, abs=1e-4)
+        assert one["score"] == pytest.approx(other.score(0.6), abs=1e-4)
+
+
+@pytest.mark.parametrize("text", SENTENCES[:2])
+def test_candidates_and_attention_are_pythons(answers, trained, text):
+    (found,) = answers[1, text]
+    look = look_at(trained, text)
+    cross = look.maps["cross"]  # (N, H, T, S)
+    weights = torch.tensor(found["weights"]).unflatten(-1, (*cross.shape[:2], -1))  # (T, N, H, S)
+    torch.testing.assert_close(weights.permute(1, 2, 0, 3), cross, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(torch.tensor(found["mean"]), cross[1].mean(0), rtol=1e-3, atol=1e-4)
+    with torch.no_grad():
+        states = trained.model(look.src, look.tgt, None, subsequent_mask(look.tgt.size(1)))
+        best = trained.model.generator(states)[0].log_softmax(-1).topk(5)  # (T, 5) each
+    log_probs, ids = best.values.tolist(), best.indices.tolist()
+    assert [[one["token"] for one in step] for step in found["candidates"]] == ids
+    for step, wanted in zip(found["candidates"], log_probs, strict=True):
+        assert [one["logProb"] for one in step] == pytest.approx(wanted, abs=1e-3)
+
+
+def test_beams_of_a_beam_share_no_cache(answers):
+    """Each text of a beam carries its own steps: as many as tokens, each a distribution."""
+    for texts in answers.values():
+        for one in texts:
+            assert len(one["candidates"]) == len(one["weights"]) == len(one["ids"])
+            assert torch.tensor(one["mean"]).sum(-1) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_watched_step_is_chapter_9s_step(trained):
+    session = onnx_session(build.watched_graph(trained.model).SerializeToString())
+    for R, S, T in ((1, 1, 0), (4, 9, 7)):
+        inputs = step_example(trained.model, R, S, T)
+        with torch.no_grad():
+            wanted = OnnxDecoderStep(trained.model)(**inputs)
+        *found, looked = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(looked).sum(-1), torch.ones(3, R, 8))
+
+
+# --- The files ---
+
+
+def test_packing_loses_nothing():
+    import numpy as np
+
+    half = np.array([0, -0.0, 1, -2.5, 6e-8, 65504, 1e-5], np.float32).astype(np.float16)
+    fits, other = half.astype(np.float32), np.array([0.1, 70000], np.float32)
+    whole = bytes([1, 2, 3]) + bytes(61) + fits.tobytes() + bytes(36) + other.tobytes()
+    packed, parts = build.pack(whole, {0: (3, False), 64: (28, True), 128: (8, True)})
+    assert parts == [[0, 3, "bytes"], [64, 7, "half"], [128, 8, "bytes"]]
+    assert packed == bytes([1, 2, 3, 0]) + half.tobytes() + bytes(2) + other.tobytes()
+
+
+def test_the_page_is_small_and_whole(site):
+    sizes = {path.relative_to(site).as_posix(): path.stat().st_size for path in site.rglob("*.*")}
+    assert sum(sizes.values()) < 35e6 and sizes["weights.bin"] < 16e6
+    worker = (site / "sw.js").read_text("utf-8")
+    kept = json.loads(re.search(r"const FILES = (\[.*?\]);", worker, re.DOTALL)[1])
+    assert set(kept) == {"./", *sizes} - {"sw.js"} and "@" not in worker
+    assert re.search(r'const VERSION = "[0-9a-f]{12}";', worker)
+    for name in build.PAGE:
+        text = (LIVING / name).read_text("utf-8")
+        hosts = set(re.findall(r"https?://([\w.]+)", text)) - {"www.w3.org", "localhost"}
+        assert not hosts, f"{name} names other hosts: {hosts}"
+
+
+def test_a_built_folder_is_built_anew_and_a_strangers_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(SystemExit, match="something else"):
+        build.build(None, tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_missing_npm_is_named(tmp_path, monkeypatch):
+    shutil.copyfile(LIVING / "package-lock.json", tmp_path / "package-lock.json")
+    monkeypatch.setattr(build, "HERE", tmp_path)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match="apt-get install nodejs npm"):
+        build.npm_packages()
+
+
+# --- A browser ---
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """A plain static server, with the page under a sub-path as on a project's site."""
+    handler = functools.partial(QuietHandler, directory=str(site.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/page/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def visit(site, node, address):
+    """What a reader with headless Chromium meets. LIVING_PICTURES=folder keeps the screenshots."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    request = {
+        "chromium": program(*names, package="chromium"),
+        "url": address,
+        "file": (site / "index.html").as_uri(),
+        "sentences": [{"text": text, "beam": b} for b in (1, 4) for text in SENTENCES],
+        "pictures": os.environ.get("LIVING_PICTURES"),
+    }
+    return run_script(node, "browser.mjs", request=request)
+
+
+def test_a_browser_translates_as_python_does(visit, trained):
+    tokenizer = trained.tokenizer
+    assert visit["opening"] == tokenizer.decode(python_texts(trained, SENTENCES[0], 1)[0])
+    found = iter(visit["translations"])
+    for text in SENTENCES:
+        (wanted,), one = python_texts(trained, text, 1), next(found)
+        assert one["text"] == tokenizer.decode(wanted)
+        pieces = [tokenizer.processor.id_to_piece(i) for i in wanted]
+        assert one["tokens"] == [piece_label(piece) for piece in pieces]
+    for text in SENTENCES:
+        wanted, one = python_texts(trained, text, 4), next(found)
+        assert one["texts"] == [tokenizer.decode(h.ids) for h in wanted]
+        assert one["text"] == one["texts"][0]
+
+
+def test_a_browser_has_no_complaint_and_asks_no_stranger(visit, address):
+    assert visit["complaints"] == []
+    assert visit["addresses"] and all(one.startswith(address) for one in visit["addresses"])
+    assert visit["axe"] == {"light": [], "beam": [], "dark": []}
+    assert visit["wider"] <= 0  # nothing sticks out on a phone
+
+
+def test_the_page_answers_its_reader(visit):
+    before, after, focus = visit["keyboard"]
+    assert before != after and after == focus
+    assert 6 <= len(visit["candidates"]) <= 7 and all("%" in one for one in visit["candidates"])
+    assert visit["pickerMoves"] and visit["cells"] > 20
+    assert sum(map(float, visit["table"])) == pytest.approx(1, abs=0.1)
+    assert visit["stopped"] == "Stopped."
+    assert visit["empty"] == ["Nothing to translate.", "—"]
+    assert visit["offline"] == visit["opening"]
+
+
+def test_where_it_cannot_work_the_page_says_so(visit):
+    assert "python -m http.server" in visit["trouble"]["file"]
+    assert "no WebAssembly" in visit["trouble"]["no WebAssembly"]
+    assert "JavaScript" in visit["trouble"]["no JavaScript"]
