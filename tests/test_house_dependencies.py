@@ -24,7 +24,7 @@ def exact() -> dict[str, Requirement]:
 
 def ranges() -> dict[str, Requirement]:
     extras = PROJECT["optional-dependencies"]
-    wanted = PROJECT["dependencies"] + extras["dev"] + extras["track"] + extras["export"]
+    wanted = PROJECT["dependencies"] + sum((extras[one] for one in ("dev", "track", "export", "book")), [])
     return {canonicalize_name(one.name): one for one in map(Requirement, wanted)}
 
 
