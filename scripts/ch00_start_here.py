@@ -620,9 +620,9 @@ def word_weights(weights: Tensor, target: list[str], source: list[str]) -> Tenso
 
 # %%
 attn = model.decoder.layers[-1].src_attn.attn  # (B, H, T, S)
-weights = attn[0].mean(dim=0)  # (T, S)
+mean_weights = attn[0].mean(dim=0)  # (T, S)
 target_names = [tokenizer.processor.id_to_piece(i) for i in written[0].tolist()]
-looks = word_weights(weights, target_names, source_names)
+looks = word_weights(mean_weights, target_names, source_names)
 english, german = words_of(target_names), words_of(source_names)
 torch.testing.assert_close(looks.sum(dim=-1), torch.ones(len(english)))
 most = {word: german[i] for word, i in zip(english, looks.argmax(dim=-1).tolist(), strict=True)}

@@ -263,10 +263,10 @@ def attention_numpy(
 
 # %%
 q, k, v = (np.array(rows, dtype=np.float64) for rows in (queries, keys, values))
-output, weights = attention_numpy(q, k, v)  # (3, 2), (3, 3)
+output, numpy_weights = attention_numpy(q, k, v)  # (3, 2), (3, 3)
 
 np.testing.assert_allclose(output[2], ball)  # the row that we did by hand
-np.testing.assert_allclose(weights[2], steps["weight"])
+np.testing.assert_allclose(numpy_weights[2], steps["weight"])
 
 # %% [markdown]
 # **Predict.** The output is a mix with positive shares that sum to 1. Where must it lie, seen from the three values?
@@ -299,11 +299,13 @@ def mixture_chart(values: np.ndarray, outputs: np.ndarray, names: list[str]) -> 
 
 
 # %%
-assert (weights > 0).all() and np.allclose(weights.sum(axis=1), 1)  # so: inside the triangle
+assert (numpy_weights > 0).all() and np.allclose(
+    numpy_weights.sum(axis=1), 1
+)  # so: inside the triangle
 titled(
     alt.hconcat(
         heatmap(
-            weights,
+            numpy_weights,
             phrase,
             phrase,
             row_title="who looks (query)",

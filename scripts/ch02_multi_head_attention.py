@@ -652,9 +652,11 @@ for length, mask, their_masks in cases.values():
         memory = query
     query.requires_grad_(), memory.requires_grad_()
     mine = ours(query, memory, memory, mask)
-    reference, weights = theirs(query, memory, memory, average_attn_weights=False, **their_masks)
+    reference, their_weights = theirs(
+        query, memory, memory, average_attn_weights=False, **their_masks
+    )
     torch.testing.assert_close(mine, reference)
-    torch.testing.assert_close(ours.attn, weights)
+    torch.testing.assert_close(ours.attn, their_weights)
 
     parameters = [*ours.parameters()]
     in_weight, in_bias, out_weight, out_bias = theirs.parameters()

@@ -939,7 +939,7 @@ print(f"the mean of means misses the gradient by {off_by:.0%} of its length")
 
 # %%
 tokens = [part.ntokens for part in unequal]
-weights = pd.DataFrame(
+weight_frame = pd.DataFrame(
     {
         "micro-batch": [
             f"a token of the {name} ({n} tokens)"
@@ -948,10 +948,10 @@ weights = pd.DataFrame(
         "weight": [sum(tokens) / (len(tokens) * n) for n in tokens],
     }
 )
-assert abs((weights["weight"] * tokens).sum() - sum(tokens)) < 1e-9
+assert abs((weight_frame["weight"] * tokens).sum() - sum(tokens)) < 1e-9
 titled(
     bars(
-        weights,
+        weight_frame,
         "micro-batch",
         "weight",
         value_title="weight of one token (1 is right)",

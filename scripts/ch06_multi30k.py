@@ -2153,14 +2153,14 @@ def padding_share(lengths: Sequence[tuple[int, int]], batches: Iterable[Sequence
 
 # %%
 few = [range(0, 8), range(8, 20)]
-lengths = [(len(e.src), len(e.tgt)) for e in train]
+pair_lengths = [(len(e.src), len(e.tgt)) for e in train]
 real_cells = total_cells = 0
 for indices in few:  # counted once more, in real tensors
     for rows in ([train[i].src for i in indices], [train[i].tgt for i in indices]):
         ids = pad_rows(rows)
         real_cells += int((ids != PAD).sum())
         total_cells += ids.numel()
-assert abs(padding_share(lengths, few) - (1 - real_cells / total_cells)) < 1e-12
+assert abs(padding_share(pair_lengths, few) - (1 - real_cells / total_cells)) < 1e-12
 
 # %% [markdown]
 # Four ways to make batches:
@@ -2218,7 +2218,7 @@ def sentence_batches(order: Sequence[int], size: int) -> list[list[int]]:
 buckets = token_batches(train, 2048, random.Random(0))
 assert sorted(i for batch in buckets for i in batch) == list(range(len(train)))
 for batch in buckets:
-    assert len(batch) * max(max(lengths[i]) for i in batch) <= 2048
+    assert len(batch) * max(max(pair_lengths[i]) for i in batch) <= 2048
 assert buckets == token_batches(train, 2048, random.Random(0))
 assert buckets != token_batches(train, 2048, random.Random(1))
 print(complaint(token_batches, train, 8))
@@ -2270,7 +2270,7 @@ def padding_chart(tables: dict[str, dict[str, float]]) -> alt.TopLevelMixin:
 
 
 # %%
-padding = {"sample": padding_table(lengths, 2048), "Multi30k": facts["padding"]}
+padding = {"sample": padding_table(pair_lengths, 2048), "Multi30k": facts["padding"]}
 for table in padding.values():
     assert table["fixed width of 72"] > 0.6
     assert table["fixed width of 72"] > table["random order"] > 2 * table["length buckets"]
@@ -2706,7 +2706,7 @@ by_order = {
     "length buckets": buckets,
 }
 for name, found in by_order.items():
-    widths = [t for _, t in lengths]  # the target side
+    widths = [t for _, t in pair_lengths]  # the target side
     cells, scores = (
         padding_share([(t, t) for t in widths], found),
         solution_wasted_scores(widths, found),

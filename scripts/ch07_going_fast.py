@@ -373,11 +373,11 @@ def memory_bandwidth(megabytes: int = 256) -> float:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
-rate, bandwidth = matrix_rate(repeats=2), memory_bandwidth()
+multiply_rate, bandwidth = matrix_rate(repeats=2), memory_bandwidth()
 print(
-    f"this machine: {rate / 1e9:.0f} billion operations and {bandwidth / 1e9:.0f} billion bytes a second"
+    f"this machine: {multiply_rate / 1e9:.0f} billion operations and {bandwidth / 1e9:.0f} billion bytes a second"
 )
-print(f"above {rate / bandwidth:.1f} operations a byte the multipliers are the limit")
+print(f"above {multiply_rate / bandwidth:.1f} operations a byte the multipliers are the limit")
 
 # %% [markdown]
 # Now the operations of our step, each alone, on the machine of the record `results/speed-steps.json`. The command that made it is `python scripts/ch07_going_fast.py steps`; it measures, too, everything else that this chapter shows of single steps.

@@ -3867,31 +3867,35 @@ def decoding_account_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 # **Predict.** The textbook's path recomputes the prefix. How many times faster is a decoder with a cache? And what does a program in C++ still have over one in PyTorch?
 
 # %%
-race = load_record("decoding-speed")
-print(race["command"])
-decoding_speed_chart(race)
+timed = load_record("decoding-speed")
+print(timed["command"])
+decoding_speed_chart(timed)
 
 # %%
-raced = speed_frame(race)
+raced = speed_frame(timed)
 raced.set_index(["program", "beam"])
 
 # %%
-rate = raced.set_index(["program", "beam"])["sentences_per_second"]
+per_second = raced.set_index(["program", "beam"])["sentences_per_second"]
 bleu_of = raced.set_index(["program", "beam"])["bleu"]
 for beam in (1, 4):
     same = ["textbook", "nn.Transformer", "CTranslate2 float32", "ours"]
     assert len({bleu_of[name, beam] for name in same}) == 1  # the same weights, the same work
-    assert rate["ours", beam] > 2 * rate["MarianMTModel", beam]
-    assert rate["ours", beam] > 10 * rate["textbook", beam]
+    assert per_second["ours", beam] > 2 * per_second["MarianMTModel", beam]
+    assert per_second["ours", beam] > 10 * per_second["textbook", beam]
     ladder = ["nn.Transformer", "MarianMTModel", "ours", "CTranslate2 int8"]
-    first_step, *later = (rate[b, beam] / rate[a, beam] for a, b in itertools.pairwise(ladder))
+    first_step, *later = (
+        per_second[b, beam] / per_second[a, beam] for a, b in itertools.pairwise(ladder)
+    )
     assert first_step > max(later)  # the cache is the largest step
     print(
-        f"beam {beam}: {rate['ours', beam] / rate['textbook', beam]:.0f} times the textbook, "
-        f"{rate['ours', beam] / rate['CTranslate2 float32', beam]:.2f} times CTranslate2 float32"
+        f"beam {beam}: {per_second['ours', beam] / per_second['textbook', beam]:.0f} times the textbook, "
+        f"{per_second['ours', beam] / per_second['CTranslate2 float32', beam]:.2f} times CTranslate2 float32"
     )
-    assert 0.9 < rate["ours", beam] / rate["CTranslate2 float32", beam] < 1.1
-    assert 1.7 < rate["CTranslate2 int8", beam] / rate["CTranslate2 float32", beam] < 2.1
+    assert 0.9 < per_second["ours", beam] / per_second["CTranslate2 float32", beam] < 1.1
+    assert (
+        1.7 < per_second["CTranslate2 int8", beam] / per_second["CTranslate2 float32", beam] < 2.1
+    )
     assert abs(bleu_of["CTranslate2 int8", beam] - bleu_of["ours", beam]) < 0.15
 
 # %% [markdown]
@@ -3915,12 +3919,12 @@ assert 1 <= ahead[1] < 1.15 and 0.9 <= ahead[4] < 1.05
 
 # %%
 same_as_ours = raced.set_index(["program", "beam"])["same_as_ours"]
-count = race["sentences"]
+count = timed["sentences"]
 for beam in (1, 4):
     for name in ("textbook", "nn.Transformer", "CTranslate2 float32"):
         print(f"beam {beam}, {name}: {same_as_ours[name, beam]:.0f} of {count} texts as ours")
         assert same_as_ours[name, beam] == count
-changed, slower = count - same_as_ours[EXACT, 4], rate["ours", 4] / rate[EXACT, 4]
+changed, slower = count - same_as_ours[EXACT, 4], per_second["ours", 4] / per_second[EXACT, 4]
 better = bleu_of[EXACT, 4] - bleu_of["ours", 4]
 print(f"exact stop: {changed:.0f} other texts in {slower:.2f} times the time, BLEU {better:+.2f}")
 assert 0.02 < changed / count < 0.06 and 1.1 < slower < 1.4 and 0 < better < 0.5
@@ -3931,12 +3935,12 @@ assert 0.02 < changed / count < 0.06 and 1.1 < slower < 1.4 and 0 < better < 0.5
 # Where does the time go? Ours, on one thread:
 
 # %%
-decoding_account_chart(race)
+decoding_account_chart(timed)
 
 # %%
 for beam, name in (("1", "greedy"), ("4", "beam 4")):
-    spent = dict(race["accounts"][beam])
-    floor = race["flops"][beam] / spent.pop("matrix_rate")
+    spent = dict(timed["accounts"][beam])
+    floor = timed["flops"][beam] / spent.pop("matrix_rate")
     whole = sum(spent.values())
     print(f"{name}: products at the matrix rate would take {floor / whole:.0%} of the time")
     print("   ", ", ".join(f"{kind} {seconds / whole:.0%}" for kind, seconds in spent.items()))

@@ -361,9 +361,9 @@ park = look_at(trained, captions[2].texts[0])
 with torch.no_grad():
     states = model(park.src, park.tgt, None, subsequent_mask(park.tgt.size(1)))  # (1, T, D)
     assert torch.equal(model.generator(states).argmax(-1), park.wanted)
-for weights in park.maps.values():
-    assert weights.shape[:2] == (model_layers, model_heads)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+for kind_maps in park.maps.values():
+    assert kind_maps.shape[:2] == (model_layers, model_heads)
+    torch.testing.assert_close(kind_maps.sum(-1), torch.ones(kind_maps.shape[:-1]))
 assert (park.maps["decoder"].triu(1) == 0).all()
 
 with torch.no_grad():
@@ -374,9 +374,9 @@ with torch.no_grad():
     query, key = first.sublayer[1].norm(x), memory  # pre-norm: what cross-attention is given
     q = split_heads(first.src_attn.project_query(query), model_heads)  # (1, H, T, d_k)
     k = split_heads(first.src_attn.project_key(key), model_heads)  # (1, H, S, d_k)
-    identity = torch.eye(k.size(2)).expand(1, model_heads, -1, -1)  # (1, H, S, S)
+    unit_values = torch.eye(k.size(2)).expand(1, model_heads, -1, -1)  # (1, H, S, S)
     torch.testing.assert_close(
-        F.scaled_dot_product_attention(q, k, identity)[0], park.maps["cross"][0]
+        F.scaled_dot_product_attention(q, k, unit_values)[0], park.maps["cross"][0]
     )
 print(" ".join(map(piece_label, park.source)), "→", " ".join(map(piece_label, park.written)))
 
@@ -668,16 +668,16 @@ for n in (1, 2, 7):
 assert attention_entropy(torch.eye(4)).abs().max() == 0  # one key each: nothing is spread
 torch.testing.assert_close(attention_distance(torch.eye(5).roll(-1, 0))[:4], torch.ones(4))
 
-weights = park.maps["encoder"][1, 0]  # (S, S)
-S = len(weights)
+head_map = park.maps["encoder"][1, 0]  # (S, S)
+S = len(head_map)
 loops = {
-    "entropy": sum(-w * math.log2(w) for row in weights.tolist() for w in row if w) / S,
-    "distance": sum(weights[t, s] * abs(t - s) for t in range(S) for s in range(S)) / S,
-    "same place": sum(weights[t, t] for t in range(S)) / S,
-    "previous": sum(weights[t, t - 1] for t in range(1, S)) / (S - 1),
-    "next": sum(weights[t, t + 1] for t in range(S - 1)) / (S - 1),
-    "separator": sum(weights[t, S - 1] for t in range(S)) / S,
-    "full stop": sum(weights[t, S - 2] for t in range(S)) / S,
+    "entropy": sum(-w * math.log2(w) for row in head_map.tolist() for w in row if w) / S,
+    "distance": sum(head_map[t, s] * abs(t - s) for t in range(S) for s in range(S)) / S,
+    "same place": sum(head_map[t, t] for t in range(S)) / S,
+    "previous": sum(head_map[t, t - 1] for t in range(1, S)) / (S - 1),
+    "next": sum(head_map[t, t + 1] for t in range(S - 1)) / (S - 1),
+    "separator": sum(head_map[t, S - 1] for t in range(S)) / S,
+    "full stop": sum(head_map[t, S - 2] for t in range(S)) / S,
 }
 measured = dict(zip(HEAD_NUMBERS, head_numbers(park, "encoder")[1, 0].tolist(), strict=True))
 for name, value in loops.items():
@@ -1251,19 +1251,19 @@ with torch.no_grad():
     # What the heads say; q and k are another layer's, but any weights will do here.
     spoken = attention(q, k, split_heads(layer.project_value(memory), layer.h))[0]  # (1, H, T, d_k)
     part = spoken[:, 3] @ layer.project_output.weight[:, 3 * d_k : 4 * d_k].T  # (1, T, D)
-    joined = merge_heads(spoken)  # (1, T, D)
+    merged = merge_heads(spoken)  # (1, T, D)
     with heads_silenced([(layer, 3)]):
         torch.testing.assert_close(
-            layer.project_output(joined) + part,
+            layer.project_output(merged) + part,
             F.linear(
-                joined,
+                merged,
                 before["decoder.layers.1.src_attn.project_output.weight"],
                 layer.project_output.bias,
             ),
         )
     with heads_silenced((layer, head) for head in range(layer.h)):
         assert torch.equal(
-            layer.project_output(joined), layer.project_output.bias.expand_as(joined)
+            layer.project_output(merged), layer.project_output.bias.expand_as(merged)
         )
 try:
     with heads_silenced([(layer, 0), (layer, layer.h)]):  # the second doesn't exist
@@ -1950,8 +1950,8 @@ begins.sort_values("length of v, <s> to mean").head(5)
 # %%
 row_of = 7
 share = look.maps["decoder"][0, 0, row_of, : row_of + 1]  # (T,)
-lengths = heard["decoder"][0, 0, : row_of + 1].norm(dim=-1)
-contribution = share * lengths / (share * lengths).sum()
+value_norms = heard["decoder"][0, 0, : row_of + 1].norm(dim=-1)
+contribution = share * value_norms / (share * value_norms).sum()
 assert share[0] > 0.6 and contribution[0] < 0.35 and share.argmax() == 0
 pd.DataFrame(
     {"weight": share.numpy().round(2), "share of the contribution": contribution.numpy().round(2)},
@@ -2079,10 +2079,10 @@ assert 0 < np.mean(correlations) < 0.5 and 0.5 < same_top.double().mean() < 0.8
 # Weights and effects agree where a content word is translated: take *Bank* away, and "bench" is gone. They part elsewhere. To write "is" or the full stop no source word is needed, yet the row of weights still sums to 1. Jain and Wallace (2019) found such low correlations in classifiers; Wiegreffe and Pinter (2019) answered that this doesn't make weights worthless, and asked for the right baselines. (Hiding a token is no oracle either: the model has never seen a sentence with a hole.)
 
 # %%
-effect, weights = erasure_effects(model, park), park.maps["cross"].mean((0, 1))
+effect, mean_map = erasure_effects(model, park), park.maps["cross"].mean((0, 1))
 for word in ("bench", "park", "sits", "."):
     t = [piece_label(piece) for piece in park.written].index(word)
-    most, hurts = (piece_label(park.source[m[t].argmax()]) for m in (weights, effect))
+    most, hurts = (piece_label(park.source[m[t].argmax()]) for m in (mean_map, effect))
     print(
         f"{word!r}: most weight on {most!r}; hiding {hurts!r} hurts most, by {effect[t].max():.1f} nats"
     )

@@ -837,7 +837,7 @@ def kept_numbers(
 
 # %%
 token = torch.randn(1, 1, 128)
-study = {"h": 4, "d_k": 32, "groups": 2, "latent": 48, "rotary": 16}
+study_sizes = {"h": 4, "d_k": 32, "groups": 2, "latent": 48, "rotary": 16}
 real = {
     "multi-head": OpenAttention(4, 128),
     "grouped-query": GroupedAttention(4, 128, groups=2),
@@ -845,7 +845,9 @@ real = {
     "latent": LatentAttention(4, 128, latent=48, rotary=16),
 }
 for kind, layer in real.items():  # the formula against real tensors
-    assert sum(part.numel() for part in layer.remember(token, token)) == kept_numbers(kind, **study)
+    assert sum(part.numel() for part in layer.remember(token, token)) == kept_numbers(
+        kind, **study_sizes
+    )
 
 large = {"h": 128, "d_k": 128, "groups": 8, "latent": 512, "rotary": 64}
 cost = pd.DataFrame(
@@ -855,7 +857,7 @@ cost = pd.DataFrame(
             "model": model,
             "KiB": layers * kept_numbers(kind, **sizes) * 2 / 1024,  # two bytes a number
         }
-        for model, layers, sizes in (("DeepSeek-V2's size", 60, large), ("ours", 2, study))
+        for model, layers, sizes in (("DeepSeek-V2's size", 60, large), ("ours", 2, study_sizes))
         for kind in real
     ]
 )
@@ -1019,8 +1021,8 @@ likeness = [(positive(q[0, 0, 5]) @ positive(k[0, 0, j])) for j in range(12)]
 by_terms = sum(a * v[0, 0, j] for j, a in enumerate(likeness)) / sum(likeness)
 torch.testing.assert_close(linear_attention(q, k, v)[0, 0, 5], by_terms)
 assert (linear_attention(q, k, v, torch.zeros(2, 1, 1, 12, dtype=torch.bool)) == 0).all()
-linear = LinearAttention(4, 32, 0.0)
-torch.testing.assert_close(token_by_token(linear, x), linear(x, x, x, causal))
+linear_layer = LinearAttention(4, 32, 0.0)
+torch.testing.assert_close(token_by_token(linear_layer, x), linear_layer(x, x, x, causal))
 
 # %% [markdown]
 # **Predict.** One key of twelve fits the query exactly, and we scale both up, so that it fits better and better. Softmax will in the end look at that key alone. Will linear attention?
@@ -1749,7 +1751,7 @@ for name, parts in VARIANTS.items():
 wanted = {"grouped-query, G = 2": "grouped-query", "multi-query": "multi-query"}
 wanted |= {"modern": "latent", "latent": "latent"}
 assert per_token == {
-    name: 2 * kept_numbers(wanted.get(name, "multi-head"), **study) for name in VARIANTS
+    name: 2 * kept_numbers(wanted.get(name, "multi-head"), **study_sizes) for name in VARIANTS
 }
 print(f"{len(VARIANTS)} models: cached equals uncached, step by step")
 

@@ -16,7 +16,7 @@ from scripts.checkpoints import write_whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-PACKAGES = ("torch", "sacrebleu", "sentencepiece", "safetensors", "numpy")
+RECORDED = ("torch", "sacrebleu", "sentencepiece", "safetensors", "numpy")
 
 
 def git_commit() -> str:
@@ -56,7 +56,7 @@ def provenance(command: str, device: torch.device | str = "cpu") -> dict[str, An
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device_name(device),
         "python": platform.python_version(),
-        "versions": {package: installed(package) for package in PACKAGES},
+        "versions": {package: installed(package) for package in RECORDED},
     }
 
 
