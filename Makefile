@@ -31,7 +31,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run test notebooks book living lab train ablate ablations recipes modern records bench bench-decode translate clean
+.PHONY: help setup given run test notebooks book living colab lab train ablate ablations recipes modern records bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ book: setup  ## build the site, docs/_build/html, from the stored notebooks (a m
 
 living: setup  ## build the page that translates in a browser, into docs/_build/html/living (needs npm once)
 	$(PY) docs/living/build.py docs/_build/html/living
+
+colab: setup  ## write the whole series as one notebook, build/from_attention_to_translation.ipynb
+	$(PY) docs/colab.py
 
 lab: setup  ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks

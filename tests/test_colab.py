@@ -1,0 +1,466 @@
+"""The one notebook that `make colab` writes: whole, in one namespace, and at home anywhere."""
+
+import ast
+import builtins
+import fcntl
+import hashlib
+import json
+import os
+import re
+import subprocess
+import symtable
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+from conftest import CHAPTERS, ROOT
+
+from scripts import _is_definition
+from scripts.first_cell import first_cell
+
+sys.path.insert(0, str(ROOT / "docs"))
+import colab  # noqa: E402
+
+LIMIT = 20 * 2**20  # bytes; Colab is said to take notebooks of 20 MB
+START = re.compile(r"# @title A fresh start for chapter (\d+)\n")
+FENCE = '''\
+"""Refuses other hosts, and the folder FENCED_OFF, to every Python of this environment."""
+
+import os
+import sys
+
+HERE = {"", "localhost", "127.0.0.1", "::1", "0.0.0.0", None}
+
+
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.sendto", "socket.getaddrinfo"):
+        place = arguments[event != "socket.getaddrinfo"]
+        host = place[0] if isinstance(place, tuple) else None if "/" in str(place) else place
+        if host not in HERE:
+            raise OSError(f"fenced: no way to {host}")
+    elif event in ("open", "os.listdir", "os.scandir"):
+        path = arguments[0] if isinstance(arguments[0], (str, os.PathLike)) else ""
+        if os.path.abspath(path).startswith(os.environ["FENCED_OFF"]):
+            raise OSError(f"fenced: {path} is the repository's")
+
+
+if "FENCED_OFF" in os.environ:
+    sys.addaudithook(refuse)
+'''
+RUN = """\
+import sys
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.read(sys.argv[1], 4)
+probe = "import sys, json; print(json.dumps([sys.path, sorted(sys.modules)]))"
+notebook.cells.append(nbformat.v4.new_code_cell(probe))
+NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+nbformat.write(notebook, "executed.ipynb")
+"""
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Path:
+    """A folder that all workers of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "colab"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def written(shared) -> Path:
+    """The notebook as the command writes it, once for all workers."""
+    target = shared / f"{colab.HOME}.ipynb"
+    with open(shared / "written.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            command = [sys.executable, str(ROOT / "docs/colab.py"), str(target)]
+            subprocess.run(command, cwd=shared, check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def notebook(written) -> nbformat.NotebookNode:
+    return nbformat.read(written, 4)
+
+
+def code_of(notebook) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def by_chapter(notebook) -> dict[int, list[str]]:
+    """The code cells of each chapter; what comes before them is -1."""
+    chapters, number = {-1: []}, -1
+    for text in code_of(notebook):
+        if START.match(text):
+            number = int(START.match(text)[1])
+            chapters[number] = []
+        chapters[number].append(text)
+    return chapters
+
+
+def defined(tree: ast.Module) -> list[str]:
+    """The names that definitions make, imports apart, in order."""
+    nodes = [node for node in tree.body if _is_definition(node)]
+    return [
+        name
+        for node in nodes
+        if not isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in colab.bound(node)
+    ]
+
+
+def test_it_is_valid_and_holds_no_outputs(notebook):
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    for cell in notebook.cells:
+        assert cell.cell_type == "markdown" or not (cell.outputs or cell.execution_count)
+
+
+def test_it_is_small_enough_and_every_cell_can_travel(written, notebook):
+    assert written.stat().st_size < LIMIT
+    assert max(len(cell.source) for cell in notebook.cells) < 1.1 * colab.PART
+
+
+def test_the_same_chapters_give_the_same_bytes(written, shared):
+    again = shared / f"again-{os.getpid()}.ipynb"
+    subprocess.run([sys.executable, str(ROOT / "docs/colab.py"), str(again)], check=True)
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (written, again)]
+    assert digests[0] == digests[1]
+
+
+def test_nothing_is_imported_from_the_series(notebook):
+    for text in code_of(notebook):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] != "scripts", text
+            elif isinstance(node, ast.Import):
+                assert all(name.name.split(".")[0] != "scripts" for name in node.names), text
+
+
+def test_every_definition_is_there_once_and_in_reading_order(notebook):
+    wanted = [name for path in CHAPTERS for name in defined(ast.parse(path.read_text("utf-8")))]
+    cells = by_chapter(notebook)
+    del cells[-1]
+    assert list(cells) == [int(path.stem[2:4]) for path in CHAPTERS]
+    found = [
+        name for texts in cells.values() for text in texts for name in defined(ast.parse(text))
+    ]
+    assert found == wanted
+
+
+def test_comments_and_prose_survive(notebook):
+    """Every line of every chapter is there, but for imports from the series and first cells."""
+    kept = {line for cell in notebook.cells for line in cell.source.splitlines()}
+    for path in CHAPTERS:
+        for cell in jupytext.read(path).cells:
+            if "bootstrap" in cell.metadata.get("tags", []):
+                continue
+            if cell.cell_type == "markdown":
+                wanted = set(colab.linked(cell.source).splitlines())
+            else:
+                gone = [n for n in ast.parse(cell.source).body if colab.replacement(n) is not None]
+                numbers = {i for n in gone for i in range(n.lineno, n.end_lineno + 1)}
+                lines = enumerate(cell.source.splitlines(), 1)
+                wanted = {line for number, line in lines if number not in numbers}
+            assert wanted - {"", "# A solution"} <= kept, path.stem
+
+
+def test_contents_and_links_lead_to_headings(notebook):
+    prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    anchors = re.findall(r'<a id="([^"]+)" name="\1"></a>\n\n#', "\n".join(prose))
+    assert len(anchors) == len(set(anchors))
+    contents = re.findall(r"\]\(#([^)]+)\)", prose[0])
+    assert contents == anchors and {path.stem[:4] for path in CHAPTERS} <= set(anchors)
+    for text in prose:
+        assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= set(anchors)
+        assert not re.search(r"\]\((?!https?:|#)[\w./]+\)", re.sub(r"`[^`]*`|\$[^$]*\$", "", text))
+    headings = sum(
+        len(re.findall(r"^##? ", cell.source, re.MULTILINE))
+        for path in CHAPTERS
+        for cell in jupytext.read(path).cells
+        if cell.cell_type == "markdown"
+    )
+    assert len(anchors) == headings
+
+
+def test_no_name_is_missing(notebook, tmp_path):
+    """Also in functions that the show never calls. `ahead.py` stands on the modules before it."""
+    setup = by_chapter(notebook)[-1]
+    modules = [text for text in setup if "FILE_PARTS" not in text]
+    for name, texts in {
+        "series.py": [text for text in code_of(notebook) if "FILE_PARTS[" not in text],
+        "start.py": [*modules, colab.ahead()],
+    }.items():
+        (tmp_path / name).write_text("FILE_PARTS = {}\n" + "\n\n".join(texts), "utf-8")
+        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821"]
+        done = subprocess.run([*command, str(tmp_path / name)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def stored(node: ast.stmt) -> set[str]:
+    """The names that a statement of the show binds at the top level."""
+    names, waiting = set(), [node]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, (ast.FunctionDef, ast.ClassDef)):
+            names.add(part.name)
+        elif isinstance(part, (ast.Import, ast.ImportFrom)):
+            names.update(colab.bound(part))
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, (ast.Store, ast.Del)):
+            names.add(part.id)
+        elif not isinstance(
+            part, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+        ):
+            names.update(filter(None, [getattr(part, "name", None)]))
+            waiting += ast.iter_child_nodes(part)
+    return names
+
+
+def globals_of_functions(nodes: list[ast.stmt]) -> set[str]:
+    """The global names that functions and classes look up when they run."""
+    table = symtable.symtable(ast.unparse(ast.Module(nodes, [])), "cell", "exec")
+    names, waiting = set(), list(table.get_children())
+    while waiting:
+        scope = waiting.pop()
+        waiting += scope.get_children()
+        names |= {s.get_name() for s in scope.get_symbols() if s.is_global() and s.is_referenced()}
+    return names
+
+
+def identity(node: ast.stmt, name: str, chapter: int) -> str:
+    """What a definition's name stands for: an import's dotted path, else the chapter's own."""
+    if isinstance(node, ast.ImportFrom):
+        return next(f"{node.module}.{n.name}" for n in node.names if (n.asname or n.name) == name)
+    if isinstance(node, ast.Import):
+        return next(n.name if n.asname else name for n in node.names if colab.bound(node))
+    return f"chapter {chapter}: {name}"
+
+
+def collisions(chapters: dict[int, list[str]], ahead: str) -> list[str]:
+    """Definitions that are replaced under the feet of a function or of a later chapter's show."""
+    kinds, made = defaultdict(set), dict.fromkeys(dir(builtins), (-2, 0))
+    needed, taken, shown = set(), [], defaultdict(list)
+    borrowed = {n for node in ast.parse(ahead).body for n in colab.bound(node)}
+    for chapter, texts in chapters.items():
+        for place, text in enumerate(texts):
+            body = ast.parse(text).body
+            definitions = [node for node in body if _is_definition(node)]
+            needed |= globals_of_functions(definitions)
+            for node in body:
+                if node in definitions:
+                    for name in colab.bound(node):
+                        kinds[name].add(identity(node, name, chapter))
+                        made.setdefault(name, (chapter, place))
+                        shown[name].append((chapter, place, "bound"))
+                    continue
+                names = stored(node)
+                for part in ast.walk(node):
+                    if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load):
+                        shown[part.id].append((chapter, place, "used"))
+                for name in names:
+                    shown[name].append((chapter, place, "bound"))
+                    if name in made or chapter == 0 and name in borrowed:
+                        taken.append((chapter, name))
+    wrong = [
+        f"{name}: {sorted(of)}" for name, of in kinds.items() if name in needed and len(of) > 1
+    ]
+    for chapter, name in taken:
+        later = sorted(use for use in shown[name] if use[0] > chapter)
+        first = {of: event for of, _, event in reversed(later)}
+        if name in needed or "used" in first.values():
+            wrong.append(f"chapter {chapter} binds {name}, which others need")
+    return sorted(set(wrong))
+
+
+def test_no_chapter_takes_a_name_that_others_need(notebook):
+    assert not collisions(by_chapter(notebook), colab.ahead())
+
+
+@pytest.mark.parametrize(
+    "first, second, wrong",
+    [
+        ("def f(): return g()\ndef g(): pass", "g = 1", ["chapter 2 binds g, which others need"]),
+        ("def g(): pass", "g = 1", []),
+        ("def g(): pass\ng = 1", "print(g())", ["chapter 1 binds g, which others need"]),
+        ("def g(): pass\nfor g in 'ab': pass", "g = 2\nprint(g)", []),
+        ("from a import g\ndef f(): g", "import g", ["g: ['a.g', 'g']"]),
+        ("import a.b as g\ndef f(): g", "from a import b as g", []),
+        ("def f(): return sum([1])", "sum = 1", ["chapter 2 binds sum, which others need"]),
+        ("g = 1", "def g(): pass\ndef f(): g()", []),
+        ("def g(): pass\ndef f(): g()", "[g for g in 'ab']", []),
+    ],
+)
+def test_collisions_are_found(first, second, wrong):
+    assert collisions({-1: [], 1: [first], 2: [second]}, "") == wrong
+
+
+def test_chapter_0_must_not_replace_what_it_borrows():
+    found = collisions({-1: [], 0: ["g = 1"], 1: ["def g(): pass\ndef f(): g()"]}, "def g(): pass")
+    assert found == ["chapter 0 binds g, which others need"]
+
+
+@pytest.mark.parametrize(
+    "code, wanted",
+    [
+        ("import os\nfrom scripts.a import b\n\nb()", "import os\n\nb()"),
+        (
+            "import os\n\nfrom scripts.a import (\n    b,\n    c as d,\n)\n# why\nd()",
+            "import os\n\nd = c\n# why\nd()",
+        ),
+        ("from scripts.a import b", ""),
+        (
+            "import os\n\nfrom scripts.a import b\n\n\ndef f():\n    pass",
+            "import os\n\n\ndef f():\n    pass",
+        ),
+        ('x = """\nfrom scripts.a import b\n"""', 'x = """\nfrom scripts.a import b\n"""'),
+    ],
+)
+def test_imports_between_chapters_go_and_nothing_else(code, wanted):
+    assert colab.at_home(code) == wanted
+
+
+# What follows runs in a clean environment outside the repository.
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """A bare environment: the empty folder as HOME, and how this machine's pip reaches packages."""
+    home.mkdir(parents=True, exist_ok=True)
+    kept = re.compile(r"PATH|LANG|LC_\w+|PIP_\w+|\w+_proxy|\w+_PROXY|SSL_\w+|OMP_\w+|GOMP_\w+")
+    return {k: v for k, v in os.environ.items() if kept.fullmatch(k)} | {"HOME": str(home), **more}
+
+
+def fenced(home: Path, **more: str) -> dict[str, str]:
+    return environment(home, FENCED_OFF=str(ROOT), **more)
+
+
+@pytest.fixture(scope="session")
+def clean_python(shared, notebook) -> Path:
+    """An environment in which the notebook's own first cell installed the tested versions."""
+    folder, ready = shared / "clean", shared / "clean/ready"
+    python = folder / "bin/python"
+    with open(shared / "clean.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if ready.exists():
+            return python
+        subprocess.run([sys._base_executable, "-m", "venv", "--clear", str(folder)], check=True)
+        pins = (ROOT / "requirements.txt").read_text("utf-8").replace("-e .", "")
+        (shared / "pins.txt").write_text(pins, "utf-8")
+        (shared / "install.py").write_text(code_of(notebook)[0], "utf-8")
+        online = environment(shared / "home", PIP_CONSTRAINT=str(shared / "pins.txt"))
+        tools = ["-m", "pip", "install", "--quiet", "ipykernel", "nbclient"]
+        for command in (tools, [str(shared / "install.py")]):
+            subprocess.run([str(python), *command], cwd=shared, env=online, check=True)
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "fence.py").write_text(FENCE, "utf-8")
+        (packages / "fence.pth").write_text("import fence\n", "utf-8")
+        ready.touch()
+    return python
+
+
+def run(python: Path, *arguments, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess:
+    command = [str(python), *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "code, complaint",
+    [
+        ("import urllib.request as u; u.urlopen('http://example.org')", "no way to example.org"),
+        ("import socket; socket.create_connection(('192.0.2.1', 80))", "no way to 192.0.2.1"),
+        (f"open({str(ROOT / 'README.md')!r})", "is the repository's"),
+        (f"import os; os.listdir({str(ROOT / 'scripts')!r})", "is the repository's"),
+        (
+            "import subprocess, sys; subprocess.run([sys.executable, '-c', "
+            "'import socket; socket.getaddrinfo(\"example.org\", 80)'], check=True)",
+            "no way to example.org",
+        ),
+        (
+            "import socket; s = socket.create_server(('127.0.0.1', 0)); "
+            "socket.create_connection(s.getsockname())",
+            "",
+        ),
+        ("import importlib.util as u; assert u.find_spec('scripts') is None", ""),
+    ],
+)
+def test_the_fence_holds(code, complaint, clean_python, tmp_path):
+    done = run(clean_python, "-c", code, cwd=tmp_path, env=fenced(tmp_path / "home"))
+    assert complaint in done.stderr and bool(done.returncode) == bool(complaint), done.stderr
+
+
+def told(cell) -> list[str]:
+    """What a cell printed or showed, in words."""
+    texts = [
+        "".join(o.get("text") or o.get("data", {}).get("text/plain", "")) for o in cell["outputs"]
+    ]
+    return ["\n".join(texts)]
+
+
+def test_it_runs_from_an_empty_folder_and_says_what_the_chapters_say(
+    written, clean_python, tmp_path
+):
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    (desk / written.name).write_bytes(written.read_bytes())
+    (tmp_path / "run.py").write_text(RUN, "utf-8")
+    done = run(
+        clean_python, tmp_path / "run.py", written.name, cwd=desk, env=fenced(tmp_path / "home")
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert {path.name for path in desk.iterdir()} == {written.name, "executed.ipynb", colab.HOME}
+
+    executed = nbformat.read(desk / "executed.ipynb", 4).cells
+    path, modules = json.loads(executed.pop().outputs[0].text)
+    assert "scripts" not in modules and not any(part.startswith(str(ROOT)) for part in path)
+    for name in (p for pattern in colab.FILES for p in ROOT.glob(pattern)):
+        assert (desk / colab.HOME / name.relative_to(ROOT)).read_bytes() == name.read_bytes()
+
+    found = {cell.source: told(cell) for cell in executed if cell.cell_type == "code"}
+    compared = 0
+    for chapter in CHAPTERS:
+        for cell in nbformat.read(ROOT / f"notebooks/{chapter.stem}.ipynb", 4).cells:
+            if cell.get("outputs") and "NBVAL_IGNORE_OUTPUT" not in cell.source:
+                text = colab.at_home(cell.source)
+                if text in found:  # other tests hold scripts and notebooks together
+                    assert found[text] == told(cell), f"{chapter.stem}:\n{text}"
+                    compared += 1
+    assert compared > 300
+
+
+@pytest.fixture(scope="session")
+def series(shared) -> Path:
+    """The series as a repository that can be cloned."""
+    home = shared / "series"
+    with open(shared / "series.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "ready").exists():
+            (home / "scripts").mkdir(parents=True)
+            for path in [ROOT / "pyproject.toml", *(ROOT / "scripts").glob("*.py")]:
+                (home / path.relative_to(ROOT)).write_bytes(path.read_bytes())
+            git = ["git", "-C", str(home), "-c", "user.name=t", "-c", "user.email=t@example.org"]
+            for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+                subprocess.run([*git, *command], check=True)
+            (home / "ready").touch()
+    return home
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_alone_fetches_the_series_and_imports_what_it_needs(
+    chapter, series, clean_python, tmp_path
+):
+    body = ast.parse(chapter.read_text("utf-8")).body
+    imports = [ast.unparse(n) for n in body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    code = "\n".join(
+        [first_cell(chapter.stem), *imports, "import scripts; print(scripts.__file__)"]
+    )
+    (tmp_path / "desk").mkdir()
+    env = fenced(tmp_path / "home", SERIES_REPOSITORY=f"git+{series.as_uri()}")
+    done = run(clean_python, "-c", code, cwd=tmp_path / "desk", env=env)
+    assert done.returncode == 0, done.stderr
+    place = tmp_path / "desk/from-attention-to-translation/scripts/__init__.py"
+    assert done.stdout.split() == [str(place)]
