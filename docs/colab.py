@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from scripts import _is_definition, _names  # noqa: E402
 
 HOME = "from_attention_to_translation"  # the notebook's name, and the folder that it unpacks beside
-FILES = ("results/*.json", "models/*/*.json", "models/*/*.model", "models/*/*.safetensors")
+FILES = ("results/*.json", "models/*-de-en/*")  # what chapters read
 MODULES = {
     "charts": "How charts look",
     "checkpoints": "How checkpoints are saved and loaded",
@@ -235,7 +235,7 @@ def needs(node: ast.stmt) -> set[str]:
 
 def ahead() -> str:
     """What chapter 0 uses and later chapters define, and all that this rests on, in their order."""
-    later = [(node, text) for node, text in sources("ch*.py") if replacement(node) is None]
+    later = [(node, text) for node, text in sources("ch[0-9]*.py") if replacement(node) is None]
     maker = {name: entry for entry in reversed(later) for name in bound(entry[0])}
     first = [node for node, _ in sources("ch00_*.py") if replacement(node) is not None]
     wanted, kept = [name for node in first for name in bound(node)], set()
@@ -281,7 +281,8 @@ def file_cells() -> Iterator[dict]:
 def setting_up() -> Iterator[dict]:
     """What comes before the chapters."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    needed = json.dumps(project["dependencies"], indent=4)
+    packages = [one for one in project["dependencies"] if not one.startswith("ipykernel")]
+    needed = json.dumps(packages, indent=4)  # without the kernel that runs the cell
     yield folded("Install the packages that are missing", INSTALL.replace("@NEEDED@", needed))
     for name, title in MODULES.items():
         yield folded(title, at_home((ROOT / f"scripts/{name}.py").read_text("utf-8")))
