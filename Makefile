@@ -75,8 +75,7 @@ notebooks: setup  ## stamp first cells, sync pairs, execute the notebooks and st
 	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
 	$(call SAY,executing $(words $(CHAPTERS)) notebooks)
 	printf '%s\n' $(CHAPTERS:scripts/%.py=notebooks/%.ipynb) | $(ONE_THREAD) xargs -n 1 -P $(WORKERS) \
-	  $(PY) -m jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
-	  --ExecutePreprocessor.record_timing=False
+	  $(PY) -m scripts.execute
 	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
 
 book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)
