@@ -1460,8 +1460,15 @@ def law_chart(
     )
     below = alt.X("x:Q", scale=scale, title=x_title, axis=alt.Axis(format="~s", tickCount=6))
     rest = alt.Chart(rounded(apart)).mark_circle(size=60, color=PALETTE[1], opacity=0.8)
+    edge = 1.2 * apart["residual"].abs().max()
     rest = rest.encode(
-        x=below, y=alt.Y("residual:Q", title="residual", axis=alt.Axis(format="+.1%", tickCount=5))
+        x=below,
+        y=alt.Y(
+            "residual:Q",
+            title="residual",
+            scale=alt.Scale(domain=[-edge, edge], nice=False),
+            axis=alt.Axis(format="+.0%", tickCount=5),
+        ),
     )
     zero = alt.Chart(pd.DataFrame({"y": [0]})).mark_rule(color=GREY).encode(y="y:Q")
     return alt.vconcat(upper, alt.layer(zero, rest).properties(width=480, height=90))
@@ -1568,7 +1575,10 @@ def repetition_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         means = scaling_points(record, kind).groupby("x", as_index=False)["loss"].mean()
         frames.append(means.assign(how=name))
     words = {"x_title": "target tokens in the part", "y_title": "validation loss, nats per token"}
-    return lines(pd.concat(frames), "x", "loss", "how", log_x=True, points=True, **words)
+    chart = lines(pd.concat(frames), "x", "loss", "how", points=True, **words)
+    chart.encoding.x.scale = alt.Scale(type="log", nice=False, padding=12)
+    chart.encoding.x.axis = alt.Axis(format="~s", tickCount=6)
+    return chart
 
 
 # %%
