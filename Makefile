@@ -31,7 +31,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run test notebooks book living colab lab train ablate ablations recipes modern records bench bench-decode translate clean
+.PHONY: help setup given run browser test notebooks book living colab lab train ablate ablations recipes modern records bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,7 +57,10 @@ run: setup  ## train a small translator on the sample corpus (CPU, about 2 minut
 	$(call SAY,training on the sample corpus; BLEU and translations follow)
 	$(PY) scripts/ch08_training_run.py --preset sample --device cpu
 
-test: setup  ## all that CI runs: lint, tests, headless scripts, and every notebook against its stored outputs
+browser:
+	@.ci/tools
+
+test: setup browser  ## all that CI runs: lint, tests, headless scripts, and every notebook against its stored outputs
 	$(call SAY,1/3 ruff: lint and format)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -72,8 +75,7 @@ notebooks: setup  ## stamp first cells, sync pairs, execute the notebooks and st
 	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
 	$(call SAY,executing $(words $(CHAPTERS)) notebooks)
 	printf '%s\n' $(CHAPTERS:scripts/%.py=notebooks/%.ipynb) | $(ONE_THREAD) xargs -n 1 -P $(WORKERS) \
-	  $(PY) -m jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
-	  --ExecutePreprocessor.record_timing=False
+	  $(PY) -m scripts.execute
 	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
 
 book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)

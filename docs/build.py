@@ -20,6 +20,19 @@ ROOT = DOCS.parent
 LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
 READ = ["notebooks/*.ipynb", "scripts/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
 VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/charts.py
+# The site's pages that README.md has as sections, and how its links read there.
+FROM_README = {
+    "measured": ("Results and speed", ["Results", "Speed"]),
+    "compared": ("How it compares", ["How it compares"]),
+    "fixed": ("Fixed here", ["Fixed here"]),
+    "teach": ("Teach with it", ["Teach with it"]),
+    "cite": ("Cite", ["Cite"]),
+}
+LINKS = {
+    "(#fixed-here)": "(fixed.md)",
+    "(#teach-with-it)": "(teach.md)",
+    "(results/)": "(results/index.md)",
+}
 RECORDS = """\
 # Records
 
@@ -65,6 +78,21 @@ def module_page(path: Path) -> str:
     return f"# {path.name}\n\n```{{literalinclude}} {path.name}\n:language: python\n```\n"
 
 
+def readme_section(name: str) -> str:
+    """README.md's section of that name, without its heading, with links that hold on the site."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    body = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    for before, after in LINKS.items():
+        body = body.replace(before, after)
+    return body.strip()
+
+
+def readme_page(title: str, names: list[str]) -> str:
+    """A page of some of README.md's sections."""
+    parts = [f"## {name}\n\n" * (len(names) > 1) + readme_section(name) for name in names]
+    return "\n\n".join([f"# {title}", *parts]) + "\n"
+
+
 def lay_out(source: Path) -> None:
     """Fills the folder `source` with what Sphinx reads."""
     shutil.rmtree(source, ignore_errors=True)
@@ -78,7 +106,13 @@ def lay_out(source: Path) -> None:
     records = sorted((source / "results").glob("*.json"))
     (source / "results/index.md").write_text(record_page(records), "utf-8")
 
+    for name, (title, sections) in FROM_README.items():
+        (source / f"{name}.md").write_text(readme_page(title, sections), "utf-8")
+    for name in ("LICENSE", "CITATION.cff"):
+        shutil.copy2(ROOT / name, source)
+
     index = (DOCS / "index.md").read_text("utf-8")
+    index = re.sub(r"<!-- readme: (.+?) -->", lambda found: readme_section(found[1]), index)
     chapters = chapter_list(sorted((source / "notebooks").glob("*.ipynb")))
     index = re.sub(r"<!-- chapters: .*? -->", lambda _: chapters, index)
     if not LIVING.exists():
@@ -98,8 +132,9 @@ def put_beside(target: Path) -> None:
     # Inside a function its names are its own, also beside Sphinx's scripts.
     (target / "_static/vega.js").write_text(f"(() => {{\n{library}\n}})();\n", "utf-8")
     mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax"
+    foreign = shutil.ignore_patterns("[!be]?.json", "es.json")  # formulas are spoken in English
     for part in ("input/tex", "output/chtml", "a11y", "sre"):
-        shutil.copytree(mathjax / part, target / "_static/mathjax" / part)
+        shutil.copytree(mathjax / part, target / "_static/mathjax" / part, ignore=foreign)
     shutil.copy2(mathjax / "tex-chtml.js", target / "_static/mathjax")
     shutil.copytree(ROOT / "scripts", target / "scripts", ignore=shutil.ignore_patterns("__*"))
     if LIVING.exists():
@@ -118,6 +153,8 @@ def build(target: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "sphinx", *options])
     if done.returncode:
         raise SystemExit("The site has faults, named above.")
+    for path in target.rglob("*.map"):  # megabytes for the theme's developers alone
+        path.unlink()
 
 
 if __name__ == "__main__":
@@ -125,4 +162,4 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1] if sys.argv[1:] else DOCS / "_build/html").resolve()
     build(folder)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{folder}/index.html: {size / 2**20:.0f} MiB in {time.monotonic() - begin:.0f} s")
+    print(f"{folder}/index.html: {size / 1e6:.0f} MB in {time.monotonic() - begin:.0f} s")

@@ -13,6 +13,7 @@ language = "en"
 extensions = ["myst_nb", "sphinx_copybutton", "notebooks", "names"]
 myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+highlight_language = "none"  # of a block that doesn't say: commands, in README's sections
 nb_execution_mode = "off"  # what is shown is what is stored
 nb_merge_streams = True
 nb_ipywidgets_js = {}  # its default loads from other hosts

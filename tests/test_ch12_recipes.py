@@ -389,6 +389,7 @@ def test_the_recipes_resume_where_they_stopped_and_nothing_is_done_twice(tiny_re
     assert tiny_recipes["recipes-sample"] == json.loads(json.dumps(record))
     rows = record["rows"]
     assert list(rows) == list(RECIPE_ROWS) and all(len(row["runs"]) == 1 for row in rows.values())
+    assert record["val_words"] > 1 and all(row["runs"][0]["words"] >= 0 for row in rows.values())
     for name, row in partial["rows"].items():
         assert not row["runs"] or row == rows[name]
     for name in ("train_row", "fine_tuned", "load_model", "translate"):

@@ -24,7 +24,9 @@ def exact() -> dict[str, Requirement]:
 
 def ranges() -> dict[str, Requirement]:
     extras = PROJECT["optional-dependencies"]
-    wanted = PROJECT["dependencies"] + sum((extras[one] for one in ("dev", "track", "export", "book")), [])
+    wanted = PROJECT["dependencies"] + sum(
+        (extras[one] for one in ("dev", "track", "export", "book")), []
+    )
     return {canonicalize_name(one.name): one for one in map(Requirement, wanted)}
 
 

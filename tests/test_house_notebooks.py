@@ -91,6 +91,43 @@ def test_the_notebook_is_small(stem):
     assert (ROOT / f"notebooks/{stem}.ipynb").stat().st_size < 3 * 2**20
 
 
+def tiresome(output):
+    """Why a reader would skip this output in a preview such as GitHub's, or None."""
+    text = output.get("text", "")
+    data = output.get("data", {})
+    if "\r" in text.rstrip("\r\n") or text.count("%|") > 1:
+        return "a bar drawn over and over"  # a preview shows all its states
+    if len(text.splitlines()) > 40 or max(map(len, text.splitlines()), default=0) > 240:
+        return "a wall of text"
+    if set(data) == {"text/plain"}:
+        plain = data["text/plain"]
+        if plain.startswith("{") or len(plain) > 600:
+            return "a raw value"
+    if data.get("text/html", "").count("<tr") > 40:
+        return "a table without an end"
+    return None
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_it_reads_well_where_it_is_only_shown(stem):
+    for cell, output in outputs(stem):
+        assert tiresome(output) is None, f"{tiresome(output)}: {cell.source[:200]}"
+
+
+def test_what_tires_a_reader_is_found():
+    bad = [
+        {"text": "\r 0%|   |\r 50%|###  |\r100%|######|\n"},
+        {"text": "word " * 100},
+        {"text": "line\n" * 100},
+        {"data": {"text/plain": "{'a': 1}"}},
+        {"data": {"text/plain": "Table", "text/html": "<tr></tr>" * 50}},
+    ]
+    assert len({tiresome(output) for output in bad}) == 4
+    assert None not in map(tiresome, bad)
+    assert tiresome({"text": "100%|######|\n"}) is None
+    assert tiresome({"data": {"text/plain": "tensor([1., 2.])"}}) is None
+
+
 def test_few_outputs_are_ignored():
     marked = [
         (stem, cell.source.splitlines()[0])

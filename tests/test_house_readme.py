@@ -272,6 +272,25 @@ def test_every_task_named_is_one_of_the_makefile():
     assert {"run", "test", "translate", "notebooks"} <= named <= targets
 
 
+def test_the_names_shown_can_be_imported():
+    text = README.read_text("utf-8")
+    shown = re.findall(r"from (scripts\.\w+) import (\w+)", text)
+    assert len(shown) >= 2
+    for module, name in shown:
+        code = (ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8")
+        assert re.search(rf"^(?:def|class) {name}\b", code, re.MULTILINE), f"{module}.{name}"
+
+
+def test_the_first_translation_is_what_the_model_says():
+    from scripts.ch08_training_run import load_model
+    from scripts.ch09_decoding_and_bleu import default_model, translate
+
+    german, english = re.search(
+        r'make translate TEXT="(.+?)" +# some seconds: (.+)', README.read_text("utf-8")
+    ).groups()
+    assert translate(load_model(default_model(), "cpu"), [german]) == [english]
+
+
 def test_the_picture_is_the_chart_of_chapter_0():
     png = PICTURE.read_bytes()
     stamps = [body for kind, body in picture_chunks(png) if kind == b"tEXt"]

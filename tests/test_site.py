@@ -132,7 +132,7 @@ def test_every_chapter_is_there_in_order_with_search_and_dark_mode(site, book):
         text = (site / f"notebooks/{path.stem}.html").read_text("utf-8")
         assert 'rel="prev"' in text and 'rel="next"' in text
         assert "theme-switch" in text and "search-button" in text and "copybutton.js" in text
-    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 80 * 2**20
+    assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 80e6
 
 
 def test_every_link_and_file_is_there(site, book):

@@ -1,0 +1,29 @@
+"""Executes notebooks and stores their outputs: `python -m scripts.execute notebooks/ch01_….ipynb`.
+
+`make notebooks` does so. What `jupyter nbconvert --execute` can't be told is done here: no times of
+day go into the file, and of a progress bar only its last state, which is all that a preview shows.
+"""
+
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+
+def execute(path: Path) -> None:
+    """Run a notebook from top to bottom in its folder, and rewrite it. Raises where a cell does."""
+    book = nbformat.read(path, as_version=4)
+    for cell in book.cells:
+        cell.metadata.pop("execution", None)
+    resources = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(
+        book, timeout=None, resources=resources, record_timing=False, coalesce_streams=True
+    )
+    client.execute()
+    nbformat.write(book, path)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        execute(Path(name))
