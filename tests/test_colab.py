@@ -7,10 +7,12 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import symtable
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import jupytext
@@ -60,7 +62,7 @@ probe = """import json, resource, sys
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
 print(json.dumps([sys.path, sorted(sys.modules), peak]))"""
 notebook.cells.append(nbformat.v4.new_code_cell(probe))
-NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+NotebookClient(notebook, timeout=900, kernel_name="python3", coalesce_streams=True).execute()
 nbformat.write(notebook, "executed.ipynb")
 '''
 
@@ -325,6 +327,41 @@ def test_imports_between_chapters_go_and_nothing_else(code, wanted):
     assert colab.at_home(code) == wanted
 
 
+CHANGED = """
+first = torch.rand(3)
+torch.set_default_dtype(torch.float64), torch.set_num_threads(NEW_KERNEL["threads"] + 1)
+pd.set_option("display.max_colwidth", None), np.random.seed(0), random.seed(0)
+fresh_start()
+assert torch.get_default_dtype() == torch.float32 and torch.rand(3).equal(first)
+assert torch.get_num_threads() == NEW_KERNEL["threads"]
+assert pd.get_option("display.max_colwidth") == 50
+assert np.random.rand() != np.random.RandomState(0).rand()
+assert random.random() != random.Random(0).random()
+"""
+
+
+def test_a_chapter_starts_as_in_a_new_kernel():
+    subprocess.run([sys.executable, "-c", colab.FRESH + CHANGED], check=True)
+
+
+def test_chapters_set_nothing_that_a_fresh_start_leaves():
+    calls = set()
+    for path in CHAPTERS:
+        show = [n for n in ast.parse(path.read_text("utf-8")).body if not _is_definition(n)]
+        for node in (part for statement in show for part in ast.walk(statement)):
+            if isinstance(node, ast.Call):
+                calls.add(ast.unparse(node)[:50])
+    settings = re.compile(
+        r"(torch|pd|np|random|warnings|alt)\.[\w.]*(set_|seed|filter|enable|use_)"
+    )
+    found = {re.sub(r"\(\w+[.\w]*\)", "()", call) for call in calls if settings.match(call)}
+    assert found == {
+        "torch.set_default_dtype()",
+        "torch.manual_seed()",
+        "pd.set_option('display.max_colwidth', None)",
+    }
+
+
 # What follows runs in a clean environment outside the repository.
 
 
@@ -339,28 +376,38 @@ def fenced(home: Path, **more: str) -> dict[str, str]:
     return environment(home, FENCED_OFF=str(ROOT), **more)
 
 
+def install(folder: Path, first_cell: str) -> None:
+    """Makes an environment in which that cell installs the tested versions, and fences it in."""
+    subprocess.run([sys._base_executable, "-m", "venv", "--clear", str(folder)], check=True)
+    pins = (ROOT / "requirements.txt").read_text("utf-8").replace("-e .", "")
+    (folder / "pins.txt").write_text(pins, "utf-8")
+    (folder / "install.py").write_text(first_cell, "utf-8")
+    online = environment(folder / "home", PIP_CONSTRAINT=str(folder / "pins.txt"))
+    runner = ["-m", "pip", "install", "--quiet", "ipykernel", "nbclient"]
+    for command in (runner, [str(folder / "install.py")]):
+        python = str(folder / "bin/python")
+        subprocess.run([python, *command], cwd=folder / "home", env=online, check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "fence.py").write_text(FENCE, "utf-8")
+    (packages / "fence.pth").write_text("import fence\n", "utf-8")
+    (folder / "ready").touch()
+
+
 @pytest.fixture(scope="session")
-def clean_python(shared, notebook) -> Path:
-    """An environment in which the notebook's own first cell installed the tested versions."""
-    folder, ready = shared / "clean", shared / "clean/ready"
-    python = folder / "bin/python"
+def clean_python(shared, notebook) -> Iterator[Path]:
+    """The clean environment's Python. All workers share it; the last to leave removes it."""
+    folder, mine = shared / "clean", shared / f"in-use-by-{os.getpid()}"
     with open(shared / "clean.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if ready.exists():
-            return python
-        subprocess.run([sys._base_executable, "-m", "venv", "--clear", str(folder)], check=True)
-        pins = (ROOT / "requirements.txt").read_text("utf-8").replace("-e .", "")
-        (shared / "pins.txt").write_text(pins, "utf-8")
-        (shared / "install.py").write_text(code_of(notebook)[0], "utf-8")
-        online = environment(shared / "home", PIP_CONSTRAINT=str(shared / "pins.txt"))
-        tools = ["-m", "pip", "install", "--quiet", "ipykernel", "nbclient"]
-        for command in (tools, [str(shared / "install.py")]):
-            subprocess.run([str(python), *command], cwd=shared, env=online, check=True)
-        (packages,) = folder.glob("lib/python*/site-packages")
-        (packages / "fence.py").write_text(FENCE, "utf-8")
-        (packages / "fence.pth").write_text("import fence\n", "utf-8")
-        ready.touch()
-    return python
+        mine.touch()
+        if not (folder / "ready").exists():
+            install(folder, code_of(notebook)[0])
+    yield folder / "bin/python"
+    with open(shared / "clean.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mine.unlink()
+        if not list(shared.glob("in-use-by-*")):
+            shutil.rmtree(folder)
 
 
 def run(python: Path, *arguments, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess:
@@ -394,9 +441,9 @@ def test_the_fence_holds(code, complaint, clean_python, tmp_path):
 
 
 def told(cell) -> str:
-    """What a cell printed or showed, in words."""
-    parts = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)
-    return "".join(parts)
+    """What a cell printed or showed, in words; progress bars write elsewhere."""
+    kept = [o for o in cell.outputs if o.get("name") != "stderr"]
+    return "".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in kept)
 
 
 def test_it_runs_from_an_empty_folder_and_says_what_the_chapters_say(
