@@ -1,6 +1,10 @@
 """README.md says what is so: its tables are those of the chapters, the records and the tests.
 
-`python tests/test_house_readme.py` writes the tables and docs/architecture.png anew.
+`python tests/test_house_readme.py` writes the tables and docs/architecture.png anew. With a picture
+of the living page behind it, it writes docs/living.png, too:
+
+    LIVING_PICTURES=runs python -m pytest tests/test_living.py -k browser
+    python tests/test_house_readme.py runs/desktop.png
 """
 
 import functools
@@ -16,6 +20,7 @@ from conftest import CHAPTERS, ROOT
 
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "architecture.png"
+LIVING_PICTURE = ROOT / "docs" / "living.png"
 ERRATA = [*range(1, 29)]
 
 
@@ -193,6 +198,29 @@ def picture_chunks(png):
         at += size + 12
 
 
+def living_digest():
+    """The SHA-256 of what the living page looks like: its files and its model."""
+    from scripts.ch09_decoding_and_bleu import default_model
+
+    parts = [
+        ROOT / "docs/living" / name for name in ("index.html", "style.css", "app.js", "draw.js")
+    ]
+    parts.append(default_model() / "model.safetensors")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
+
+
+def stamped(png, kind, digest):
+    """A PNG file with the digest of what it shows, as a text chunk before its last one, IEND."""
+    body = f"tEXt{kind}\0{digest}".encode()
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    return png[:-12] + chunk + png[-12:]
+
+
+def stamps(path):
+    """The texts that a PNG file holds."""
+    return [body for kind, body in picture_chunks(path.read_bytes()) if kind == b"tEXt"]
+
+
 def write_picture():
     """docs/architecture.png from chapter 0's chart, stamped with the chart's digest."""
     import base64
@@ -201,10 +229,7 @@ def write_picture():
 
     data, _ = architecture_chart()._repr_mimebundle_()
     png = base64.b64decode(data["image/png"])
-    body = b"tEXtchart\0" + chart_digest().encode()
-    stamp = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_bytes(png[:-12] + stamp + png[-12:])  # before the last chunk, IEND
+    PICTURE.write_bytes(stamped(png, "chart", chart_digest()))
 
 
 def refreshed(text):
@@ -293,12 +318,22 @@ def test_the_first_translation_is_what_the_model_says():
 
 def test_the_picture_is_the_chart_of_chapter_0():
     png = PICTURE.read_bytes()
-    stamps = [body for kind, body in picture_chunks(png) if kind == b"tEXt"]
     assert png.startswith(b"\x89PNG") and len(png) < 200_000
-    assert f"chart\0{chart_digest()}".encode() in stamps, "run: python tests/test_house_readme.py"
+    wanted = f"chart\0{chart_digest()}".encode()
+    assert wanted in stamps(PICTURE), "run: python tests/test_house_readme.py"
+
+
+def test_the_picture_of_the_living_page_is_of_this_page():
+    png = LIVING_PICTURE.read_bytes()
+    assert png.startswith(b"\x89PNG") and len(png) < 300_000
+    wanted = f"page\0{living_digest()}".encode()
+    assert wanted in stamps(LIVING_PICTURE), "the head of tests/test_house_readme.py says how"
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     write_picture()
+    for picture in sys.argv[1:]:
+        with open(picture, "rb") as file:
+            LIVING_PICTURE.write_bytes(stamped(file.read(), "page", living_digest()))
     README.write_text(refreshed(README.read_text("utf-8")), "utf-8")
