@@ -406,7 +406,7 @@ def clean_python(shared, notebook) -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         mine.unlink()
         if not list(shared.glob("in-use-by-*")):
-            gone = folder.rename(shared / "gone")
+            gone = folder.rename(shared / f"gone-{os.getpid()}")
             subprocess.Popen(["rm", "-rf", str(gone)])  # 1.4 GB: nobody waits for it
 
 
