@@ -15,6 +15,7 @@ async function draw(figure) {
   figure.append(stage);
   try {
     await vegaEmbed(stage, { description: picture.alt, ...spec }, OPTIONS);
+    stage.querySelector("summary").ariaLabel = "Save this chart";
     picture.hidden = true;
     stage.hidden = false;
     figure.dataset.drawn = "yes";
