@@ -4,7 +4,9 @@ docs/browser/site.mjs does what is done in headless Chromium. BOOK_PICTURES=fold
 of every page, at a desk and on a phone, by day and by night.
 """
 
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,15 +90,60 @@ def test_the_largest_page_is_soon_ready(site, home, record_property):
     assert seconds < READY
 
 
-# What is planted, as (text of the page, what stands there instead), and what is then found.
-FAULTS = {
-    "a missing script": (
-        ("_static/charts.js", "_static/gone.js"),
-        ["404: …/_static/gone.js…", *(f"chart {i} isn't drawn" for i in range(1, 5))],
-    ),
+# --- Faults, planted for real into copies of the site ---
+
+
+def emptied(text: str) -> str:
+    """The page with the data of its last chart taken away."""
+    start = text.rindex('<script type="application/json">') + len(
+        '<script type="application/json">'
+    )
+    end = text.index("</script>", start)
+    spec = json.loads(text[start:end])
+    spec["datasets"] = {name: [] for name in spec["datasets"]}
+    return text[:start] + json.dumps(spec) + text[end:]
+
+
+def ending_with(markup: str):
+    """A page's text to the same with `markup` at the end of its prose."""
+    return lambda text: text.replace("</article>", f"{markup}</article>")
+
+
+FONT = "@font-face { font-family: f; src: url(http://example.org/f.woff) } h1 { font-family: f }"
+STRANGE = '<img src="http://example.org/x.png" alt="">'
+IN_CHAPTER = {  # what is planted, and what is found then
+    "script": (str, ["404: _static/charts.js", *(f"chart {i} isn't drawn" for i in range(1, 5))]),
+    "data": (emptied, ["chart 4 has no visible marks", "Infinit", "Expected number"]),
+    "picture": (ending_with(STRANGE), ["foreign: http://example.org/x.png"]),
+    "font": (ending_with(f"<style>{FONT}</style>"), ["foreign: http://example.org/f.woff"]),
+    "error": (ending_with("<script>gone()</script>"), ["ReferenceError: gone is not defined"]),
+    "equation": (ending_with(r'<p class="math">\(\frac{1}\)</p>'), ["has an error"]),
+}
+IN_PROSE = {
+    "pale": (ending_with('<p style="color: #888">pale</p>'), ["light: color-contrast: 1 × "]),
+    "nameless": (ending_with('<button id="no-name"></button>'), ["button-name: 1 × "]),
+    "wide": (ending_with('<p style="width: 700px">wide</p>'), ["pixels stick out on a phone"]),
 }
 
 
-@pytest.fixture
-def plant(site, tmp_path):
-    """Makes a copy of the site in which a page has `new` instead of `old`; gives its address."""
+@pytest.mark.parametrize(
+    ("page", "planted", "brief"),
+    [(SMALL, IN_CHAPTER, True), ("results/index.html", IN_PROSE, False)],
+    ids=["in a chapter", "in prose"],
+)
+def test_what_is_planted_is_found_and_nothing_else(page, planted, brief, site, tmp_path):
+    ignored = shutil.ignore_patterns("living", "_sources", "*.html")
+    for name, (change, _) in planted.items():
+        shutil.copytree(site, tmp_path / name, ignore=ignored, copy_function=os.link)
+        (tmp_path / name / page).write_text(change((site / page).read_text("utf-8")), "utf-8")
+    if "script" in planted:
+        (tmp_path / "script/_static/charts.js").unlink()
+    with serving(tmp_path) as home:
+        names = [f"{name}/{page}" for name in planted]
+        answer = read("pages", home, pages=names, brief=brief, patience=8000)
+    for name, (_, wanted) in planted.items():
+        found = [one.replace(f"{home}{name}/", "") for one in answer[f"{name}/{page}"]["faults"]]
+        for part in wanted:
+            assert any(part in one for one in found), f"{name}: {part} isn't in {found}"
+        others = [one for one in found if not any(part in one for part in wanted)]
+        assert not others, f"{name}: {others}"

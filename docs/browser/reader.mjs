@@ -25,9 +25,16 @@ export async function reader(browser, home, complaints, options = {}) {
   const context = await browser.newContext(options);
   const foreign = (url) => !url.startsWith(home) && !/^(data|blob):/.test(url);
   const note = (line) => complaints.push(line);
+  const answered = new Set(); // a request that was answered with an error may be said to fail as well
   context.on("request", (one) => foreign(one.url()) && note(`foreign: ${one.url()}`));
-  context.on("requestfailed", (one) => foreign(one.url()) || note(`failed: ${one.url()}`));
-  context.on("response", (one) => one.status() >= 400 && note(`${one.status()}: ${one.url()}`));
+  context.on("response", (one) => {
+    if (one.status() < 400) return;
+    answered.add(one.request());
+    note(`${one.status()}: ${one.url()}`);
+  });
+  context.on("requestfailed", (one) => {
+    if (!foreign(one.url()) && !answered.has(one)) note(`failed: ${one.url()}`);
+  });
   context.on("weberror", (one) => note(String(one.error())));
   context.on("console", (line) => {
     const told = line.text().startsWith("Failed to load resource"); // by the three above
