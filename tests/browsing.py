@@ -45,7 +45,7 @@ def run_script(script: Path, *arguments: str, request: dict) -> Any:
         [node(), str(script), *arguments],
         input=json.dumps(request).encode(),
         capture_output=True,
-        timeout=600,
+        timeout=1800,  # on a busy machine
     )
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)

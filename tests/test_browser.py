@@ -54,7 +54,7 @@ def test_every_page_is_drawn_typeset_legible_and_asks_no_stranger(site, home):
 
 def test_a_reader_searches_unfolds_copies_and_turns_pages(home):
     answer = read("reading", home)
-    assert answer["complaints"] == []
+    assert answer["complaints"] == answer["axe"] == []
     assert (answer["system"], answer["kept"]) == ("dark", "light")
     assert any("ch05_training" in address for address in answer["found"][:3])
     assert answer["unfolded"]
@@ -118,9 +118,11 @@ IN_CHAPTER = {  # what is planted, and what is found then
     "font": (ending_with(f"<style>{FONT}</style>"), ["foreign: http://example.org/f.woff"]),
     "error": (ending_with("<script>gone()</script>"), ["ReferenceError: gone is not defined"]),
     "equation": (ending_with(r'<p class="math">\(\frac{1}\)</p>'), ["has an error"]),
+    "dollars": (ending_with("<p>$$x$$</p>"), ["$$ stands in the text"]),
 }
 IN_PROSE = {
     "pale": (ending_with('<p style="color: #888">pale</p>'), ["light: color-contrast: 1 × "]),
+    "dim": (ending_with('<p style="color: #444">dim</p>'), ["dark: color-contrast: 1 × "]),
     "nameless": (ending_with('<button id="no-name"></button>'), ["button-name: 1 × "]),
     "wide": (ending_with('<p style="width: 700px">wide</p>'), ["pixels stick out on a phone"]),
 }

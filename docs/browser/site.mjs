@@ -38,28 +38,27 @@ function mathFaults() {
   return faults;
 }
 
-/** What is wrong with a drawn chart: marks of its data that can be seen, in the size of its box. */
+/** What is wrong with a drawn chart: each of its views has marks that can be seen, and it fits. */
 function chartFaults(figure) {
+  const svg = figure.querySelector("svg.marks");
+  if (!svg) return ["isn't drawn"];
+  const paints = (colour, opacity) => colour !== "none" && !/, 0\)$/.test(colour) && opacity > 0;
   const seen = (mark) => {
     const { width, height } = mark.getBoundingClientRect();
     const look = getComputedStyle(mark);
-    const paint = [
-      [look.fill, look.fillOpacity],
-      [look.stroke, look.strokeOpacity],
-    ].some(([colour, opacity]) => colour !== "none" && colour !== "transparent" && opacity > 0);
-    return paint && look.opacity > 0 && Math.max(width, height) > 1;
+    const inked = paints(look.fill, look.fillOpacity) || paints(look.stroke, look.strokeOpacity);
+    return inked && look.opacity > 0 && Math.max(width, height) > 1;
   };
   const faults = [];
-  const svg = figure.querySelector("svg.marks");
-  if (!svg) return ["isn't drawn"];
-  const marks = [...svg.querySelectorAll(".role-mark > :not(g)")];
-  if (!marks.some(seen)) faults.push("has no visible marks");
-  const broken = [...svg.querySelectorAll("path[d], text")].filter((one) =>
-    /NaN|undefined/.test(one.getAttribute("d") ?? one.textContent),
-  );
-  if (broken.some((one) => one.tagName === "path")) faults.push("has marks at no place");
-  const box = svg.getBoundingClientRect();
-  if (box.width < 100 || box.height < 50) faults.push(`is ${box.width} × ${box.height} pixels small`);
+  const views = [...svg.querySelectorAll('.role-scope[class$="_group"]')];
+  for (const view of views.length ? views : [svg]) {
+    const marks = [...view.querySelectorAll(".role-mark > :not(g)")];
+    if (!marks.some(seen)) faults.push("has no visible marks");
+  }
+  const lost = [...svg.querySelectorAll("path[d]")].some((one) => one.getAttribute("d").includes("NaN"));
+  if (lost) faults.push("has marks at no place");
+  const { width, height } = svg.getBoundingClientRect();
+  if (width < 100 || height < 50) faults.push(`is ${width} × ${height} pixels small`);
   if (figure.scrollWidth > figure.clientWidth + 1) faults.push("is wider than the column");
   if (figure.querySelector("img").getBoundingClientRect().width) faults.push("shows its PNG as well");
   return faults;
@@ -92,12 +91,10 @@ function thinOut() {
 
 // --- What is done with a page ---
 
-/** Opens an address and waits until its equations are set; to the seconds that it took. */
+/** Opens an address and waits until its equations are set. */
 async function open(page, address) {
-  const started = Date.now();
   await page.goto(address, { waitUntil: "load", timeout: PATIENCE });
   await page.evaluate(typeset);
-  return (Date.now() - started) / 1000;
 }
 
 /** Every chart in turn comes to the screen, is drawn, and is looked at. */
@@ -227,6 +224,7 @@ async function reading() {
   await choose(page, "light");
   answer.found = await search(page, "label smoothing");
   answer.kept = await theme();
+  answer.axe = await serious(page);
 
   await page.click(`#search-results a[href*="ch05_training"] >> nth=0`);
   await page.waitForURL(/ch05_training/);
