@@ -49,12 +49,12 @@ function chartFaults(figure) {
     const inked = paints(look.fill, look.fillOpacity) || paints(look.stroke, look.strokeOpacity);
     return inked && look.opacity > 0 && Math.max(width, height) > 1;
   };
-  const faults = [];
   const views = [...svg.querySelectorAll('.role-scope[class$="_group"]')];
   for (const view of views.length ? views : [svg]) {
     const marks = [...view.querySelectorAll(".role-mark > :not(g)")];
-    if (!marks.some(seen)) faults.push("has no visible marks");
+    if (!marks.some(seen)) return ["has no visible marks"];
   }
+  const faults = [];
   const lost = [...svg.querySelectorAll("path[d]")].some((one) => one.getAttribute("d").includes("NaN"));
   if (lost) faults.push("has marks at no place");
   const { width, height } = svg.getBoundingClientRect();
@@ -76,17 +76,18 @@ function wideFaults() {
   return [`${over} pixels stick out on a phone: ${names.join(" ")}`];
 }
 
-/** Puts code away whose colours all stood in code before: what axe says of contrast stays the same. */
+/** Takes away what says the same to axe many times: known colours of code, a chart's further marks. */
 function thinOut() {
   const seen = new Set();
   for (const code of document.querySelectorAll("pre")) {
     const place = code.parentElement.closest("[class*=highlight-], .output")?.className;
-    const kinds = [...code.querySelectorAll("span")].map(
-      (one) => `${place} ${one.parentElement.className} ${one.className}`,
+    const kinds = [...code.querySelectorAll("span, a")].map(
+      (one) => `${place} ${one.parentElement.className} ${one.className} ${Boolean(one.id)}`,
     );
-    if (kinds.length && kinds.every((kind) => seen.has(kind))) code.style.display = "none";
+    if (kinds.every((kind) => seen.has(kind))) code.textContent = code.textContent;
     for (const kind of kinds) seen.add(kind);
   }
+  document.querySelectorAll(".role-mark > :nth-child(n + 10)").forEach((one) => one.remove());
 }
 
 // --- What is done with a page ---
@@ -119,13 +120,16 @@ async function choose(page, mode) {
   await page.mouse.move(0, 0); // the menu closes when the mouse leaves it
 }
 
-/** What axe-core finds by day and by night. What is far from the screen counts too. */
+/** Everything counts: what is far from the screen, and what shows only now and then. */
+const ALL = `div.cell { content-visibility: visible !important }
+  #pst-back-to-top { display: block !important }
+  * { transition: none !important }`;
+
+/** What axe-core finds by day and by night. */
 async function manners(page) {
-  await page.addStyleTag({
-    content: "div.cell { content-visibility: visible !important } * { transition: none !important }",
-  });
-  const faults = await serious(page, { rules: { "color-contrast": { enabled: false } } });
+  await page.addStyleTag({ content: ALL });
   await page.evaluate(thinOut);
+  const faults = await serious(page, { rules: { "color-contrast": { enabled: false } } });
   for (const mode of ["light", "dark"]) {
     await choose(page, mode);
     const found = await serious(page, { runOnly: ["color-contrast"] });
