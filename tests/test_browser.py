@@ -111,6 +111,7 @@ def ending_with(markup: str):
 
 FONT = "@font-face { font-family: f; src: url(http://example.org/f.woff) } h1 { font-family: f }"
 STRANGE = '<img src="http://example.org/x.png" alt="">'
+HEADLESS = '<table><tr style="display: none"><th>h</th></tr><tr><td>1</td></tr></table>'
 IN_CHAPTER = {  # what is planted, and what is found then
     "script": (str, ["404: _static/charts.js", *(f"chart {i} isn't drawn" for i in range(1, 5))]),
     "data": (emptied, ["chart 4 has no visible marks", "Infinit", "Expected number"]),
@@ -118,6 +119,7 @@ IN_CHAPTER = {  # what is planted, and what is found then
     "font": (ending_with(f"<style>{FONT}</style>"), ["foreign: http://example.org/f.woff"]),
     "error": (ending_with("<script>gone()</script>"), ["ReferenceError: gone is not defined"]),
     "equation": (ending_with(r'<p class="math">\(\frac{1}\)</p>'), ["has an error"]),
+    "heading": (ending_with(HEADLESS), ["a table's heading can't be seen: h"]),
     "dollars": (ending_with("<p>$$x$$</p>"), ["$$ stands in the text"]),
 }
 IN_PROSE = {

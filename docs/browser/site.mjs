@@ -23,7 +23,8 @@ const HARMLESS = /^WARN Conflicting legend property "gradientLength"/;
 /** A promise that equations are typeset, where there are any. */
 const typeset = () => document.querySelector(".math") && window.MathJax?.startup?.promise?.then(() => true);
 
-function mathFaults() {
+/** What is wrong with equations and tables. */
+function textFaults() {
   const faults = [];
   document.querySelectorAll(".math").forEach((one, i) => {
     const set = one.querySelector("mjx-container");
@@ -32,6 +33,10 @@ function mathFaults() {
     if (!set || (!hidden && !(width > 2 && height > 2))) faults.push(`equation ${i + 1} isn't typeset`);
     if (one.querySelector("mjx-merror, [data-mjx-error]")) faults.push(`equation ${i + 1} has an error`);
   });
+  for (const one of document.querySelectorAll("main th")) {
+    const hidden = !one.checkVisibility() && !one.closest("details");
+    if (hidden && one.textContent.trim()) faults.push(`a table's heading can't be seen: ${one.textContent}`);
+  }
   const prose = document.querySelector("main").cloneNode(true);
   prose.querySelectorAll("pre, code, script").forEach((one) => one.remove());
   if (prose.textContent.includes("$$")) faults.push("$$ stands in the text");
@@ -161,7 +166,7 @@ async function look(context, complaints, name) {
   const page = await context.newPage();
   await page.setViewportSize(DESK);
   await open(page, request.home + name);
-  const faults = [...(await page.evaluate(mathFaults)), ...(await charts(page))];
+  const faults = [...(await page.evaluate(textFaults)), ...(await charts(page))];
   const count = (selector) => page.locator(selector).count();
   const size = { charts: await count("figure.chart"), equations: await count(".math") };
   for (const mode of request.pictures ? ["light", "dark"] : []) {
