@@ -23,6 +23,7 @@ mathjax3_config = {"startup": {"elements": [".math"]}}  # where Sphinx puts equa
 
 html_theme = "sphinx_book_theme"
 html_title = project
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]

@@ -1,6 +1,9 @@
 """What all tests share."""
 
+import fcntl
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,3 +18,18 @@ CHAPTERS = sorted((ROOT / "scripts").glob("ch[0-9][0-9]_*.py"))
 def root() -> Path:
     """The repository's top folder."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """The site, built once for all workers."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    target = shared / "book/html"
+    with open(shared / "book.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (target / "searchindex.js").exists():
+            command = [sys.executable, str(ROOT / "docs/build.py"), str(target)]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=shared)
+            assert done.returncode == 0, done.stderr[-4000:]
+    return target

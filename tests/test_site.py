@@ -1,12 +1,9 @@
 """The site that `make book` makes: whole, linked, and in need of no other host."""
 
 import ast
-import fcntl
 import json
-import os
 import posixpath
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -90,21 +87,6 @@ def foreign(site: Path, book: dict[str, Page]) -> list[str]:
         for address in re.findall(r"(?:url\(|@import )\s*['\"]?((?:https?:)?//[^'\")]+)", text):
             wrong.append(f"{sheet.name}: {address}")
     return wrong
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory) -> Path:
-    """The site, built once for all workers."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
-    target = shared / "book/html"
-    with open(shared / "book.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (target / "searchindex.js").exists():
-            command = [sys.executable, str(ROOT / "docs/build.py"), str(target)]
-            done = subprocess.run(command, capture_output=True, text=True, cwd=shared)
-            assert done.returncode == 0, done.stderr[-4000:]
-    return target
 
 
 @pytest.fixture(scope="session")

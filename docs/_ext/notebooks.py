@@ -89,6 +89,8 @@ def read_source(app, docname, source):
 
 def write_page(app, page, template, context, doctree):
     """Before a page is written: the scripts that it needs, and a button for the .py."""
+    if "body" in context:  # a fold is called what it shows
+        context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
     if '<figure class="chart">' in context.get("body", ""):
         app.add_js_file("vega.js", defer="defer")
         app.add_js_file("charts.js", defer="defer")

@@ -15,6 +15,9 @@ async function draw(figure) {
   figure.append(stage);
   try {
     await vegaEmbed(stage, { description: picture.alt, ...spec }, OPTIONS);
+    stage.querySelector("summary").ariaLabel = "Save this chart";
+    const drawing = stage.querySelector("svg.marks");
+    drawing.style.setProperty("--chart-width", `${drawing.width.baseVal.value}px`);
     picture.hidden = true;
     stage.hidden = false;
     figure.dataset.drawn = "yes";

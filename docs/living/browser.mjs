@@ -3,36 +3,17 @@
 //     node browser.mjs < request.json
 //
 // The request: {chromium, url, file, sentences: [{text, beam}], pictures: folder or null}. The answer, on
-// standard output: what was translated, how long it took, each complaint of the browser, each address
-// that was asked for, what axe-core finds, and what the page says where it cannot work.
+// standard output: what was translated, how long it took, each complaint of the browser, what axe-core
+// finds, and what the page says where it cannot work.
 
-import { readFileSync } from "node:fs";
-import { createRequire } from "node:module";
 import { join } from "node:path";
 
-import { chromium } from "playwright-core";
+import { launch, reader, request as readRequest, serious } from "../browser/reader.mjs";
 
-const request = JSON.parse(readFileSync(0, "utf-8"));
-const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf-8");
-const browser = await chromium.launch({
-  executablePath: request.chromium,
-  args: ["--no-sandbox", "--disable-dev-shm-usage"],
-});
-const answer = { complaints: [], addresses: [], translations: [], axe: {}, trouble: {} };
-
-/** A page that reports its complaints and every address it asks for. */
-async function open(context) {
-  const page = await context.newPage();
-  page.on("console", (line) => {
-    if (["error", "warning"].includes(line.type())) answer.complaints.push(line.text());
-  });
-  page.on("pageerror", (error) => answer.complaints.push(String(error)));
-  page.on("requestfailed", (one) => answer.complaints.push(`failed: ${one.url()}`));
-  page.on("response", (one) => {
-    if (one.status() >= 400) answer.complaints.push(`${one.status()}: ${one.url()}`);
-  });
-  return page;
-}
+const request = readRequest();
+const browser = await launch(request.chromium);
+const answer = { complaints: [], translations: [], axe: {}, trouble: {} };
+const visitor = (options) => reader(browser, request.url, answer.complaints, options);
 
 const finished = (page, count) =>
   page.waitForFunction((n) => Number(document.documentElement.dataset.done) >= n, count, { timeout: 60000 });
@@ -43,25 +24,16 @@ const shot = async (page, name) => {
 };
 const texts = (page, selector) => page.locator(selector).allTextContents();
 
-async function serious(page, name) {
-  await page.evaluate(axe);
-  const { violations } = await page.evaluate("axe.run()");
-  answer.axe[name] = violations
-    .filter(({ impact }) => ["serious", "critical"].includes(impact))
-    .map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map((node) => node.html).join(" ")}`);
-}
-
 // A reader at a desk.
-const desk = await browser.newContext({ viewport: { width: 1200, height: 900 } });
-desk.on("request", (one) => answer.addresses.push(one.url()));
-const page = await open(desk);
+const desk = await visitor({ viewport: { width: 1200, height: 900 } });
+const page = await desk.newPage();
 let started = Date.now();
 await page.goto(request.url);
 await finished(page, 1);
 answer.firstSeconds = (Date.now() - started) / 1000;
 answer.opening = await page.textContent("#translation");
 await shot(page, "desktop");
-await serious(page, "light");
+answer.axe.light = await serious(page);
 
 let count = 1;
 for (const { text, beam } of request.sentences) {
@@ -79,7 +51,7 @@ for (const { text, beam } of request.sentences) {
   });
 }
 await shot(page, "desktop-beam");
-await serious(page, "beam");
+answer.axe.beam = await serious(page);
 
 // The keyboard, the pickers, the table.
 const focusBefore = await texts(page, "#tokens [aria-selected=true]");
@@ -116,24 +88,24 @@ answer.empty = [await page.textContent("#status"), await page.textContent("#tran
 // Without a network, once it was loaded.
 await page.waitForFunction(() => document.getElementById("offline").textContent, null, { timeout: 60000 });
 await desk.setOffline(true);
-const alone = await open(desk);
+const alone = await desk.newPage();
 await alone.goto(request.url);
 await finished(alone, 1);
 answer.offline = await alone.textContent("#translation");
 await desk.close();
 
 // A phone, in the dark.
-const phone = await browser.newContext({
+const phone = await visitor({
   viewport: { width: 390, height: 844 },
   deviceScaleFactor: 2,
   colorScheme: "dark",
 });
-const small = await open(phone);
+const small = await phone.newPage();
 await small.goto(request.url);
 await finished(small, 1);
 answer.wider = await small.evaluate(() => document.documentElement.scrollWidth - innerWidth);
 await shot(small, "phone-dark");
-await serious(small, "dark");
+answer.axe.dark = await serious(small);
 await phone.close();
 
 // Where it cannot work it says so.

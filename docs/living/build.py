@@ -3,7 +3,7 @@
     python docs/living/build.py docs/_build/html/living [--model models/multi30k-de-en]
 
 Writes the page, the model as two ONNX graphs with their weights, the tokenizer's tables and ONNX
-Runtime Web, which comes from the npm registry (package-lock.json says which). Nothing of it is
+Runtime Web, which comes from the npm registry (docs/package-lock.json says which). Nothing of it is
 committed. Any static server will do: python -m http.server --directory docs/_build/html/living
 """
 
@@ -43,6 +43,7 @@ from scripts.ch09_decoding_and_bleu import (
 from scripts.checkpoints import weights
 
 HERE = Path(__file__).resolve().parent
+PACKAGES = HERE.parent  # holds package-lock.json, and node_modules once they are installed
 PAGE = ["index.html", "style.css", "check.js", "icon.svg"]
 PAGE += ["app.js", "decode.js", "draw.js", "model.js", "tokenizer.js"]
 RUNTIME = ["ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"]
@@ -160,11 +161,11 @@ def tokenizer_tables(tokenizer: BPETokenizer) -> dict[str, Any]:
 
 
 def npm_packages() -> Path:
-    """docs/living/node_modules, as package-lock.json has it; npm installs what is missing."""
-    folder = HERE / "node_modules"
-    wanted = json.loads((HERE / "package-lock.json").read_text("utf-8"))["packages"]
+    """docs/node_modules, as package-lock.json has it; npm installs what is missing."""
+    folder = PACKAGES / "node_modules"
+    wanted = json.loads((PACKAGES / "package-lock.json").read_text("utf-8"))["packages"]
     for name, package in wanted.items():
-        file = HERE / name / "package.json"
+        file = PACKAGES / name / "package.json"
         if name and not (
             file.is_file() and json.loads(file.read_text("utf-8"))["version"] == package["version"]
         ):
@@ -178,9 +179,9 @@ def npm_packages() -> Path:
         )
     print("npm ci (ONNX Runtime Web)", file=sys.stderr)
     quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-    done = subprocess.run([npm, "ci", *quiet], cwd=HERE, stdin=subprocess.DEVNULL)
+    done = subprocess.run([npm, "ci", *quiet], cwd=PACKAGES, stdin=subprocess.DEVNULL)
     if done.returncode:
-        raise SystemExit("npm ci failed in docs/living: is the npm registry within reach?")
+        raise SystemExit("npm ci failed in docs: is the npm registry within reach?")
     return folder
 
 

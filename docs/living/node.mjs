@@ -19,7 +19,7 @@ const json = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
 
 async function runtime() {
   const here = dirname(fileURLToPath(import.meta.url));
-  const module = join(here, "node_modules", "onnxruntime-web", "dist", "ort.node.min.mjs");
+  const module = join(here, "../node_modules", "onnxruntime-web", "dist", "ort.node.min.mjs");
   const ort = await import(pathToFileURL(module));
   ort.env.wasm.numThreads = 1;
   return ort;
