@@ -45,6 +45,8 @@ setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; anew when 
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@! command -v npm >/dev/null || npm ci --prefix docs --ignore-scripts --no-audit --no-fund \
+	  --loglevel=error || echo "npm's packages are for the book alone, and come when it is built"
 	@touch $@
 
 given:

@@ -194,6 +194,14 @@ def test_chapters_can_be_downloaded_as_they_are(site, book):
             assert (site / "notebooks" / link).resolve().read_bytes() == original.read_bytes()
 
 
+def test_readmes_sections_are_pages(site, book):
+    assert "You are a student." in (site / "index.html").read_text("utf-8")
+    for name in ("measured", "compared", "fixed", "teach", "cite"):
+        text = (site / f"{name}.html").read_text("utf-8")
+        assert f"{name}.html" in book["index.html"].links and "](" not in text, name
+    assert "test_erratum_28" in (site / "fixed.html").read_text("utf-8")
+
+
 def test_search_finds_label_smoothing(site):
     text = (site / "searchindex.js").read_text("utf-8")
     index = json.loads(re.fullmatch(r"Search\.setIndex\((.*)\)\s*;?\s*", text, re.DOTALL)[1])
