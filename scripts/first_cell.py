@@ -98,7 +98,8 @@ def stamp(script: str, chapter: str) -> str:
 
 def install_missing() -> None:
     """Installs what pyproject.toml asks for and isn't here; the torch that is here stays."""
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = [one for one in project["dependencies"] if not one.startswith("ipykernel")]  # it runs
     try:
         keep = f"torch=={metadata.version('torch')}"
     except metadata.PackageNotFoundError:
