@@ -15,7 +15,7 @@ from conftest import CHAPTERS, ROOT
 
 SCRIPT = ROOT / "docs/browser/site.mjs"
 CHAPTER_PAGES = [f"notebooks/{path.stem}.html" for path in CHAPTERS]
-SMALL, TALL = CHAPTER_PAGES[12], CHAPTER_PAGES[10]  # few charts; the map with its pickers
+SMALL, TALL = CHAPTER_PAGES[8], CHAPTER_PAGES[10]  # few charts; the map with its pickers
 READY = 10  # seconds, on a machine with other things to do; 3 on an idle one
 
 
@@ -113,8 +113,8 @@ FONT = "@font-face { font-family: f; src: url(http://example.org/f.woff) } h1 { 
 STRANGE = '<img src="http://example.org/x.png" alt="">'
 HEADLESS = '<table><tr style="display: none"><th>h</th></tr><tr><td>1</td></tr></table>'
 IN_CHAPTER = {  # what is planted, and what is found then
-    "script": (str, ["404: _static/charts.js", *(f"chart {i} isn't drawn" for i in range(1, 5))]),
-    "data": (emptied, ["chart 4 has no visible marks", "Infinit", "Expected number"]),
+    "script": (str, ["404: _static/charts.js", "isn't drawn"]),
+    "data": (emptied, ["has no visible marks"]),
     "picture": (ending_with(STRANGE), ["foreign: http://example.org/x.png"]),
     "font": (ending_with(f"<style>{FONT}</style>"), ["foreign: http://example.org/f.woff"]),
     "error": (ending_with("<script>gone()</script>"), ["ReferenceError: gone is not defined"]),
@@ -149,5 +149,8 @@ def test_what_is_planted_is_found_and_nothing_else(page, planted, brief, site, t
         found = [one.replace(f"{home}{name}/", "") for one in answer[f"{name}/{page}"]["faults"]]
         for part in wanted:
             assert any(part in one for one in found), f"{name}: {part} isn't in {found}"
-        others = [one for one in found if not any(part in one for part in wanted)]
+        expected = (*wanted, "WARN ", "Error: <") if name == "data" else wanted  # Vega's own words
+        others = [one for one in found if not any(part in one for part in expected)]
         assert not others, f"{name}: {others}"
+        if name == "script":
+            assert len(found) == 1 + answer[f"{name}/{page}"]["charts"]
