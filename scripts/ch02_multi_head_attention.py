@@ -562,7 +562,7 @@ assert cross_weights.shape == (1, 4, 6, 5)  # (B, H, T, S): rows are target, col
 assert (self_weights[..., 4] == 0).all() and (cross_weights[..., 4] == 0).all()  # padding
 assert (causal_weights.triu(1) == 0).all()  # the future
 
-look = {"domain": (0, 1), "cell": 32, "value_title": "weight"}
+look = {"domain": (0, 1), "cell": 36, "value_title": "weight"}
 titled(
     alt.hconcat(
         heatmap(self_weights[0, 0], source, source, **look).properties(title="self"),
