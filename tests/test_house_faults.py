@@ -109,6 +109,12 @@ FAULTS = {
         "            return x + self.dropout(sublayer(self.norm(x)))",
         "test_ch12_ablations_and_scaling.py",
     ),
+    "risks are taken over raw probabilities": (
+        "ch12",
+        "(alpha * logs).softmax(dim=0) @ marks",
+        "(alpha * logs).exp() @ marks",
+        "test_ch12_recipes.py",
+    ),
     "the online softmax forgets to shrink what it has": (
         "ch13",
         "mixed = shrink * mixed + weights @ v[..., columns, :]",
