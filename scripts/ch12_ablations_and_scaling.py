@@ -2534,8 +2534,7 @@ def recipe_panel(frame: pd.DataFrame, value: str, names: bool) -> alt.LayerChart
     axis = alt.Axis(grid=True, domain=False, ticks=False, labels=names)
     y = alt.Y("row:N", sort=order, title=None, axis=axis)
     groups = list(dict.fromkeys(frame["recipe"]))
-    legend = alt.Legend(title=None, orient="bottom") if names else None
-    color = alt.Color("recipe:N", sort=groups, legend=legend)
+    color = alt.Color("recipe:N", sort=groups, legend=alt.Legend(title=None, orient="bottom"))
     dots = alt.Chart(rounded(frame)).mark_circle(size=75, opacity=0.8).encode(x=x, y=y, color=color)
     means = frame.groupby("row", as_index=False)[value].mean()
     ticks = alt.Chart(rounded(means)).mark_tick(thickness=2, size=18, color=INK).encode(x=x, y=y)
