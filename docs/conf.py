@@ -27,6 +27,7 @@ html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
+html_use_index = False  # names lead to their definitions; an index of nothing is no help
 html_sourcelink_suffix = ""  # a notebook's download ends in .ipynb
 templates_path = ["_templates"]
 html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "sbt-sidebar-nav.html"]}
