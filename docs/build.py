@@ -115,8 +115,6 @@ def lay_out(source: Path) -> None:
     index = re.sub(r"<!-- readme: (.+?) -->", lambda found: readme_section(found[1]), index)
     chapters = chapter_list(sorted((source / "notebooks").glob("*.ipynb")))
     index = re.sub(r"<!-- chapters: .*? -->", lambda _: chapters, index)
-    if not LIVING.exists():
-        index = re.sub(r".*living/index\.html.*\n\n", "", index)
     (source / "index.md").write_text(index, "utf-8")
     shutil.copy2(DOCS / "architecture.png", source)
 
@@ -137,9 +135,8 @@ def put_beside(target: Path) -> None:
         shutil.copytree(mathjax / part, target / "_static/mathjax" / part, ignore=foreign)
     shutil.copy2(mathjax / "tex-chtml.js", target / "_static/mathjax")
     shutil.copytree(ROOT / "scripts", target / "scripts", ignore=shutil.ignore_patterns("__*"))
-    if LIVING.exists():
-        command = [sys.executable, str(LIVING), str(target / "living")]
-        subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
+    command = [sys.executable, str(LIVING), str(target / "living")]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
 
 
 def build(target: Path) -> None:

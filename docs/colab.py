@@ -10,13 +10,13 @@ bytes.
 
 import ast
 import base64
+import inspect
 import io
 import json
 import lzma
 import re
 import sys
 import tarfile
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +25,7 @@ import jupytext
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from scripts import _is_definition, _names  # noqa: E402
+from scripts.first_cell import install, packages  # noqa: E402
 
 HOME = "from_attention_to_translation"  # the notebook's name, and the folder that it unpacks beside
 FILES = ("results/*.json", "models/*-de-en/*")  # what chapters read
@@ -46,33 +47,19 @@ Each chapter is as it stands in the series. What took long was run once, and its
 ## Contents
 
 """  # noqa: E501 (prose)
-INSTALL = '''\
+INSTALL = """\
 import importlib
-import os
 import subprocess
 import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
 
-NEEDED = @NEEDED@
+
+@INSTALL@
 
 
-def install_missing() -> None:
-    """Installs what is needed and isn't here; the torch that is here stays."""
-    try:
-        keep = f"torch=={metadata.version('torch')}"
-    except metadata.PackageNotFoundError:
-        keep = ""
-    with tempfile.TemporaryDirectory() as folder:
-        constraints = Path(folder, "constraints.txt")
-        constraints.write_text(keep, "utf-8")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--constraint", str(constraints), *NEEDED], check=True)
-    importlib.invalidate_caches()  # what was just installed can be imported without a restart
-
-
-install_missing()'''
+install(@NEEDED@)"""
 FRESH = '''\
 import random
 
@@ -280,10 +267,9 @@ def file_cells() -> Iterator[dict]:
 
 def setting_up() -> Iterator[dict]:
     """What comes before the chapters."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    packages = [one for one in project["dependencies"] if not one.startswith("ipykernel")]
-    needed = json.dumps(packages, indent=4)  # without the kernel that runs the cell
-    yield folded("Install the packages that are missing", INSTALL.replace("@NEEDED@", needed))
+    text = INSTALL.replace("@INSTALL@", inspect.getsource(install).strip())
+    text = text.replace("@NEEDED@", json.dumps(packages(), indent=4))
+    yield folded("Install the packages that are missing", text)
     for name, title in MODULES.items():
         yield folded(title, at_home((ROOT / f"scripts/{name}.py").read_text("utf-8")))
     yield from file_cells()

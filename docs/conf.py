@@ -30,9 +30,14 @@ html_css_files = ["book.css"]
 html_use_index = False  # names lead to their definitions; an index of nothing is no help
 html_sourcelink_suffix = ""  # a notebook's download ends in .ipynb
 templates_path = ["_templates"]
-html_sidebars = {"**": ["navbar-logo.html", "search-button-field.html", "sbt-sidebar-nav.html"]}
-if (Path(__file__).parent / "living/build.py").exists():
-    html_sidebars["**"].insert(2, "living-link.html")
+html_sidebars = {
+    "**": [
+        "navbar-logo.html",
+        "search-button-field.html",
+        "living-link.html",
+        "sbt-sidebar-nav.html",
+    ]
+}
 html_theme_options = {
     "home_page_in_toc": False,
     "navbar_persistent": [],  # the search field stands at the left
@@ -42,4 +47,5 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-copybutton_selector = "div.cell_input pre, div.highlight-python pre, div.highlight-text pre"
+COPIED = ("cell_input", "highlight-python", "highlight-text", "highlight-none")
+copybutton_selector = ", ".join(f"div.{name} pre" for name in COPIED)

@@ -96,10 +96,14 @@ def stamp(script: str, chapter: str) -> str:
     return f"{script[:begin]}{MARK}{first_cell(chapter)}\n{script[end:]}".rstrip() + "\n"
 
 
-def install_missing() -> None:
-    """Installs what pyproject.toml asks for and isn't here; the torch that is here stays."""
+def packages() -> list[str]:
+    """What chapters need by pyproject.toml, but for the kernel: that is running."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    needed = [one for one in project["dependencies"] if not one.startswith("ipykernel")]  # it runs
+    return [one for one in project["dependencies"] if not one.startswith("ipykernel")]
+
+
+def install(needed: list[str]) -> None:
+    """Installs what is needed and isn't here; the torch that is here stays."""
     try:
         keep = f"torch=={metadata.version('torch')}"
     except metadata.PackageNotFoundError:
@@ -110,6 +114,11 @@ def install_missing() -> None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
         subprocess.run([*pip, *needed], check=True)
     importlib.invalidate_caches()  # what was just installed can be imported without a restart
+
+
+def install_missing() -> None:
+    """What the first cell does after it has fetched the series."""
+    install(packages())
 
 
 if __name__ == "__main__":

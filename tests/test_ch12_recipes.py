@@ -55,6 +55,7 @@ from scripts.ch12_ablations_and_scaling import (
     toy_texts,
     turned_around,
     word_facts,
+    words_each,
 )
 from scripts.records import ROOT, load_record, sha256
 
@@ -141,6 +142,7 @@ def test_word_facts_are_right_where_they_are_known():
     }
     assert word_facts(["A man, a plan."])["types"] == 3
     assert word_facts([]) == {"words": 0, "types": 0, "entropy": 0.0}
+    assert words_each(["A man, a plan.", "a"]) == 2.5  # without punctuation
 
 
 # The risk
@@ -389,7 +391,6 @@ def test_the_recipes_resume_where_they_stopped_and_nothing_is_done_twice(tiny_re
     assert tiny_recipes["recipes-sample"] == json.loads(json.dumps(record))
     rows = record["rows"]
     assert list(rows) == list(RECIPE_ROWS) and all(len(row["runs"]) == 1 for row in rows.values())
-    assert record["val_words"] > 1 and all(row["runs"][0]["words"] >= 0 for row in rows.values())
     for name, row in partial["rows"].items():
         assert not row["runs"] or row == rows[name]
     for name in ("train_row", "fine_tuned", "load_model", "translate"):

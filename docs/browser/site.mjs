@@ -278,9 +278,11 @@ async function pickers() {
   for (const picker of await figure.locator("select").all()) {
     const before = await map.innerHTML();
     await picker.selectOption({ index: 1 + (await picker.evaluate((one) => one.selectedIndex % 2)) });
-    await page.waitForTimeout(100);
+    const changed = page.waitForFunction(([one, text]) => one.innerHTML !== text, [await map.elementHandle(), before], {
+      timeout: 5000,
+    });
     const name = await picker.evaluate((one) => one.labels[0].firstChild.textContent);
-    answer[name.trim()] = before !== (await map.innerHTML());
+    answer[name.trim()] = await changed.then(() => true, () => false);
   }
   return answer;
 }
