@@ -214,6 +214,16 @@ async function speed() {
   return (Date.now() - started) / 1000;
 }
 
+/** Presses the link or heading `one` by the keyboard: a mouse may miss what late equations move. */
+const press = (page, one) => page.locator(one).first().press("Enter");
+
+/** Follows the link `one` to an address like `wanted`. */
+async function follow(page, one, wanted) {
+  await press(page, one);
+  await page.waitForURL(wanted);
+  await page.evaluate(typeset);
+}
+
 /** What a reader does: searches, follows links, unfolds, copies, turns on the dark, turns pages. */
 async function reading() {
   const answer = { complaints: [] };
@@ -232,22 +242,16 @@ async function reading() {
   answer.kept = await theme();
   answer.axe = await serious(page);
 
-  await page.click(`#search-results a[href*="ch05_training"] >> nth=0`);
-  await page.waitForURL(/ch05_training/);
-  await page.evaluate(typeset);
-  await page.click("text=Show a solution >> nth=0");
+  await follow(page, '#search-results a[href*="ch05_training"]', /ch05_training/);
+  await press(page, "summary:has-text('Show a solution')");
   answer.unfolded = await page.locator("details[open] pre").first().isVisible();
   const cell = page.locator("div.cell_input:visible").first();
   await cell.hover();
   await cell.locator("button.copybtn").click();
   answer.copied = [await page.evaluate(() => navigator.clipboard.readText()), await cell.locator("pre").innerText()];
-  await page.click("a.right-next");
-  await page.waitForURL(/ch06/);
-  await page.click("a.left-prev");
-  await page.waitForURL(/ch05/);
-  await page.locator('a.name[href*="ch04"][href*="#def-make_model"]').first().click();
-  await page.waitForURL(/#def-make_model/);
-  await page.evaluate(typeset);
+  await follow(page, "a.right-next", /ch06/);
+  await follow(page, "a.left-prev", /ch05/);
+  await follow(page, 'a.name[href*="ch04"][href*="#def-make_model"]', /#def-make_model/);
   answer.definition = await page.evaluate(() => {
     const { top, bottom } = document.querySelector(":target").getBoundingClientRect();
     return [document.querySelector(":target").textContent, top > 0 && bottom < innerHeight];
