@@ -24,7 +24,7 @@ import jupytext
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from scripts import _is_definition, _names  # noqa: E402
+from scripts import bound_names, is_definition  # noqa: E402
 from scripts.first_cell import install, packages  # noqa: E402
 
 HOME = "from_attention_to_translation"  # the notebook's name, and the folder that it unpacks beside
@@ -196,7 +196,7 @@ def sources(pattern: str) -> Iterator[tuple[ast.stmt, str]]:
     """The definitions of the scripts that fit `pattern`, each with its source."""
     for path in sorted((ROOT / "scripts").glob(pattern)):
         lines = path.read_text("utf-8").splitlines()
-        for node in filter(_is_definition, ast.parse("\n".join(lines)).body):
+        for node in filter(is_definition, ast.parse("\n".join(lines)).body):
             first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
             yield node, "\n".join(lines[first - 1 : node.end_lineno])
 
@@ -208,7 +208,7 @@ def bound(node: ast.stmt) -> list[str]:
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return [name for target in targets for name in _names(target)]
+    return [name for target in targets for name in bound_names(target)]
 
 
 def needs(node: ast.stmt) -> set[str]:

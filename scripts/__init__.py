@@ -14,17 +14,18 @@ _CONSTANT = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def _names(target):
+def bound_names(target):
     """The names that an assignment's target binds: several for a tuple, "" for what is no name."""
     leaves = target.elts if isinstance(target, ast.Tuple) else [target]
     return [getattr(leaf, "id", "") for leaf in leaves]
 
 
-def _is_definition(node):
+def is_definition(node):
+    """Whether a top-level statement is a definition, which an import runs, and not show."""
     targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
     is_assignment = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None
     return isinstance(node, _DEFINES) or (
-        is_assignment and all(_CONSTANT.fullmatch(name) for t in targets for name in _names(t))
+        is_assignment and all(_CONSTANT.fullmatch(name) for t in targets for name in bound_names(t))
     )
 
 
@@ -34,7 +35,7 @@ class _ChapterLoader(SourceFileLoader):
     def source_to_code(self, data, path, **_):
         tree = ast.parse(data, path)
         docstring = tree.body[:1] if ast.get_docstring(tree) is not None else []
-        tree.body = docstring + [node for node in tree.body if _is_definition(node)]
+        tree.body = docstring + [node for node in tree.body if is_definition(node)]
         return compile(tree, path, "exec", dont_inherit=True)
 
     def path_stats(self, path):

@@ -19,7 +19,7 @@ import nbformat
 import pytest
 from conftest import CHAPTERS, ROOT
 
-from scripts import _is_definition
+from scripts import is_definition
 from scripts.first_cell import first_cell
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -109,7 +109,7 @@ def by_chapter(notebook) -> dict[int, list[str]]:
 
 def defined(tree: ast.Module) -> list[str]:
     """The names that definitions make, imports apart, in order."""
-    nodes = [node for node in tree.body if _is_definition(node)]
+    nodes = [node for node in tree.body if is_definition(node)]
     return [
         name
         for node in nodes
@@ -251,7 +251,7 @@ def collisions(chapters: dict[int, list[str]], ahead: str) -> list[str]:
     for chapter, texts in chapters.items():
         for place, text in enumerate(texts):
             body = ast.parse(text).body
-            definitions = [node for node in body if _is_definition(node)]
+            definitions = [node for node in body if is_definition(node)]
             needed |= globals_of_functions(definitions)
             for node in body:
                 if node in definitions:
@@ -346,7 +346,7 @@ def test_a_chapter_starts_as_in_a_new_kernel():
 def test_chapters_set_nothing_that_a_fresh_start_leaves():
     calls = set()
     for path in CHAPTERS:
-        show = [n for n in ast.parse(path.read_text("utf-8")).body if not _is_definition(n)]
+        show = [n for n in ast.parse(path.read_text("utf-8")).body if not is_definition(n)]
         for node in (part for statement in show for part in ast.walk(statement)):
             if isinstance(node, ast.Call):
                 calls.add(ast.unparse(node)[:50])

@@ -141,16 +141,16 @@ def test_importing_every_chapter_is_silent_and_leaves_only_definitions():
 
 def own_names(path: Path) -> set[str]:
     """The public functions, classes and constants that a chapter itself defines."""
-    from scripts import _is_definition, _names
+    from scripts import bound_names, is_definition
 
     names = set()
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
-        elif isinstance(node, ast.Assign) and _is_definition(node):
-            names.update(name for target in node.targets for name in _names(target))
-        elif isinstance(node, ast.AnnAssign) and _is_definition(node):
-            names.update(_names(node.target))
+        elif isinstance(node, ast.Assign) and is_definition(node):
+            names.update(name for target in node.targets for name in bound_names(target))
+        elif isinstance(node, ast.AnnAssign) and is_definition(node):
+            names.update(bound_names(node.target))
     return {name for name in names if not name.startswith("_")}
 
 
