@@ -374,8 +374,9 @@ def test_a_record_of_translators_becomes_a_table_and_a_chart():
     assert len(ch11.translator_chart(record).data) == 6
 
 
-def test_the_translators_on_record_were_compared_fairly():
-    record = load_record("variants-translate-sample")
+@pytest.mark.parametrize("corpus", ["sample", "multi30k"])
+def test_the_translators_on_record_were_compared_fairly(corpus):
+    record = load_record(f"variants-translate-{corpus}")
     runs = [part["runs"] for part in record["kinds"].values()]
     assert [len(part) for part in runs] == [len(runs[0])] * 3 and len(runs[0]) >= 2
     counts = {run["parameters"] for part in runs for run in part}
