@@ -1121,8 +1121,10 @@ spread, freedom = pooled_spread(list(row_losses(record).values()))
 base_losses = row_losses(record)[THE_BASE]
 seeds_differ = spread * len(base_losses) / sum(base_losses)
 print(f"spread between seeds: {spread:.3f} nats, {seeds_differ:.1%}, {freedom} degrees of freedom")
-verdicts = [f"{name} ({row.verdict})" for name, row in told.iterrows()]
-print(f"beyond noise: {', '.join(verdicts) or 'nothing'}")
+for verdict in ("better", "worse"):
+    print(
+        f"{verdict}, beyond noise: {' · '.join(told.index[told['verdict'] == verdict]) or 'nothing'}"
+    )
 missing = [name for name in STUDY_ROWS if name not in row_losses(record)]
 print(f"not yet run: {', '.join(missing) or 'nothing'}")
 judgement.round(3)
