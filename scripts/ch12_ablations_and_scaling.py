@@ -1019,14 +1019,14 @@ def judged(record: dict[str, Any], level: float = 0.05) -> pd.DataFrame:
                 "runs": len(runs),
                 "BLEU": mean_bleu(record["rows"][name]),
                 "difference": difference,
+                "verdict": verdict if p < level / len(losses) else "within noise",
                 "paper's": math.log(TABLE3_PERPLEXITIES.get(name, math.nan) / TABLE3_BASE),
                 "t": t,
                 "p": p,
-                "verdict": verdict if p < level / len(losses) else "within noise",
                 "p, sentences": highest_p(record["rows"][name]),
             }
         )
-    columns = ["row", "runs", "BLEU", "difference", "paper's", "t", "p", "verdict", "p, sentences"]
+    columns = ["row", "runs", "BLEU", "difference", "verdict", "paper's", "t", "p", "p, sentences"]
     return pd.DataFrame(table, columns=columns).set_index("row")
 
 
@@ -1121,10 +1121,8 @@ spread, freedom = pooled_spread(list(row_losses(record).values()))
 base_losses = row_losses(record)[THE_BASE]
 seeds_differ = spread * len(base_losses) / sum(base_losses)
 print(f"spread between seeds: {spread:.3f} nats, {seeds_differ:.1%}, {freedom} degrees of freedom")
-for verdict in ("better", "worse"):
-    print(
-        f"{verdict}, beyond noise: {' · '.join(told.index[told['verdict'] == verdict]) or 'nothing'}"
-    )
+better, worse = ((told["verdict"] == verdict).sum() for verdict in ("better", "worse"))
+print(f"beyond noise: {better} rows better and {worse} worse, of {len(judgement)}")
 missing = [name for name in STUDY_ROWS if name not in row_losses(record)]
 print(f"not yet run: {', '.join(missing) or 'nothing'}")
 judgement.round(3)
