@@ -1388,7 +1388,8 @@ class Training:
         self.state = TrainState()
         self.history: list[dict[str, float]] = []
         self.epoch, self.done = 1, 0  # the epoch in progress, and its steps that are done
-        self.report, self.seconds = EpochReport(), 0.0  # of the epoch in progress
+        self.report = EpochReport()  # of the epoch in progress, and its time by two clocks
+        self.seconds = self.cpu_seconds = 0.0
         if ranks.world > 1:
             torch.manual_seed(config.seed + ranks.rank)  # the weights are alike, the dropout not
         if resume:
@@ -1423,9 +1424,10 @@ class Training:
         self.model.train()
         with epoch_bar(self, len(plan)) as bar:
             for step in plan[self.done :]:
-                start = time.perf_counter()
+                start, cpu = time.perf_counter(), time.process_time()
                 self.step(step, examples)
                 self.seconds += time.perf_counter() - start
+                self.cpu_seconds += time.process_time() - cpu  # a pause doesn't count here
                 bar.set_postfix(in_figures(self), refresh=False)  # shown with the next update
                 bar.update()
                 if self.done % self.config.save_every == 0 and self.done < len(plan):
@@ -1468,7 +1470,8 @@ class Training:
                 keep_newest(self.epoch_weights(), self.config.average)
             write_log(self.folder, self.history)
         self.epoch, self.done = self.epoch + 1, 0
-        self.report, self.seconds = EpochReport(), 0.0
+        self.report = EpochReport()
+        self.seconds = self.cpu_seconds = 0.0
         self.save()
 
     def epoch_weights(self) -> list[Path]:
@@ -1492,6 +1495,7 @@ class Training:
             "done": self.done,
             "reports": reports,
             "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
             "state": asdict(self.state),
             "history": self.history,
             "run": identity(self.config, self.ranks),
@@ -1515,7 +1519,8 @@ class Training:
         rngs = restore_training(tensors, path, self.model, self.optimizer)
         set_rng_states(rngs[self.ranks.rank], self.device)
         self.epoch, self.done, self.history = meta["epoch"], meta["done"], meta["history"]
-        self.state, self.seconds = TrainState(**meta["state"]), meta["seconds"]
+        self.state = TrainState(**meta["state"])
+        self.seconds, self.cpu_seconds = meta["seconds"], meta["cpu_seconds"]
         self.report = EpochReport(**meta["reports"][self.ranks.rank])
 
 
@@ -1548,6 +1553,7 @@ def fit(
                 "grad_norm": sum(report.grad_norms) / len(report.grad_norms),
                 "tokens": report.tokens,
                 "seconds": training.seconds,
+                "cpu_seconds": training.cpu_seconds,
                 **gpu_row(training.device),
                 **validate(training.trained, data, training.device, ranks),
             }
