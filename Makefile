@@ -73,11 +73,11 @@ test: setup browser  ## all that CI runs: lint, tests, headless scripts, and eve
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg -n $(WORKERS) --dist loadscope --durations 5
 
 notebooks: setup  ## stamp first cells, sync pairs, execute the notebooks and store their outputs
-	$(PY) -m scripts.first_cell
+	$(PY) -m scripts.book.first_cell
 	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
 	$(call SAY,executing $(words $(CHAPTERS)) notebooks)
 	printf '%s\n' $(CHAPTERS:scripts/%.py=notebooks/%.ipynb) | $(ONE_THREAD) xargs -n 1 -P $(WORKERS) \
-	  $(PY) -m scripts.execute
+	  $(PY) -m scripts.book.execute
 	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
 
 book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)

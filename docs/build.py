@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
 READ = ["notebooks/*.ipynb", "scripts/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
-VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/charts.py
+VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/book/charts.py
 # The site's pages that README.md has as sections, and how its links read there.
 FROM_README = {
     "measured": ("Results and speed", ["Results", "Speed"]),

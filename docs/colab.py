@@ -25,7 +25,7 @@ import jupytext
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from scripts import bound_names, is_definition  # noqa: E402
-from scripts.first_cell import install, packages  # noqa: E402
+from scripts.book.first_cell import install, packages  # noqa: E402
 
 HOME = "from_attention_to_translation"  # the notebook's name, and the folder that it unpacks beside
 FILES = ("results/*.json", "models/*-de-en/*")  # what chapters read

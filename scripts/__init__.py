@@ -9,7 +9,9 @@ import ast
 import re
 import sys
 from importlib.machinery import PathFinder, SourceFileLoader
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent  # of the series: here, and nowhere else
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 

@@ -47,7 +47,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -57,8 +57,8 @@ if root == beside:
 # This is where the series leads. A Transformer that was trained in [chapter 8](ch08_training_run.ipynb) reads a German sentence and writes an English one, on this machine, without a network.
 
 # %%
+from scripts import ROOT
 from scripts.ch08_training_run import load_model, plain_translate
-from scripts.records import ROOT
 
 captioner = load_model(ROOT / "models" / "multi30k-de-en")
 mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
@@ -82,6 +82,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from scripts.book.charts import GREY, INK, heatmap, lines, titled
 from scripts.ch01_attention import (
     attention,
     blame,
@@ -94,7 +95,6 @@ from scripts.ch03_embeddings_and_positions import sinusoids
 from scripts.ch05_training import BOS, EOS, greedy_decode
 from scripts.ch06_multi30k import load_corpus, source_ids
 from scripts.ch08_training_run import Trained
-from scripts.charts import GREY, INK, heatmap, lines, titled
 
 # %%
 torch.set_default_dtype(torch.float64)  # so that every check can ask for many digits

@@ -50,7 +50,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -70,7 +70,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from scripts.charts import GREY, PALETTE, heatmap, lines, rounded, titled
+from scripts.book.charts import GREY, PALETTE, heatmap, lines, rounded, titled
 
 # %% [markdown]
 # **Shapes.** The whole series uses one set of letters:

@@ -49,7 +49,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -67,6 +67,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from scripts.book.charts import heatmap, lines, titled
 from scripts.ch01_attention import (
     attention,
     blame,
@@ -75,7 +76,6 @@ from scripts.ch01_attention import (
     same_numbers,
     subsequent_mask,
 )
-from scripts.charts import heatmap, lines, titled
 
 # %% [markdown]
 # The examples run in double precision, so that a check can ask for agreement to many digits.

@@ -49,7 +49,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -63,9 +63,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from scripts.book.charts import bars, heatmap, lines, titled
 from scripts.ch01_attention import blame, rejection, same_numbers, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
-from scripts.charts import bars, heatmap, lines, titled
 
 # %%
 MAX_LEN = 256  # the longest sequence of tokens that the series' models take

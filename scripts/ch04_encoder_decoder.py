@@ -55,7 +55,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -72,6 +72,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from scripts.book.charts import GREY, heatmap, lines, titled
 from scripts.ch01_attention import (
     blame,
     padding_mask,
@@ -86,7 +87,6 @@ from scripts.ch03_embeddings_and_positions import (
     LearnedPositions,
     PositionalEncoding,
 )
-from scripts.charts import GREY, heatmap, lines, titled
 
 # %% [markdown]
 # Every example below runs in double precision, so that "equal" can be checked to many digits.

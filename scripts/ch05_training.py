@@ -49,7 +49,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -68,6 +68,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
+from scripts.book.charts import GREY, PALETTE, bars, heatmap, lines, titled
 from scripts.ch01_attention import (
     blame,
     padding_mask,
@@ -76,7 +77,6 @@ from scripts.ch01_attention import (
     subsequent_mask,
 )
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
-from scripts.charts import GREY, PALETTE, bars, heatmap, lines, titled
 
 # %% [markdown]
 # The examples run in double precision, so that a check can ask for agreement to many digits. Only the copy task at the end trains in single precision, as real trainings do.

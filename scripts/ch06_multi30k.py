@@ -49,7 +49,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -84,11 +84,11 @@ import altair as alt
 import pandas as pd
 import torch
 
+from scripts.book.charts import bars, heatmap, lines, titled
+from scripts.book.records import load_record, provenance, save_record
 from scripts.ch01_attention import rejection
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch05_training import BOS, EOS, PAD, UNK, Batch
-from scripts.charts import bars, heatmap, lines, titled
-from scripts.records import load_record, provenance, save_record
 
 pd.set_option("display.max_colwidth", None)  # show whole sentences
 

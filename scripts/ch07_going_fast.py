@@ -49,7 +49,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -96,6 +96,9 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from tqdm import tqdm
 
+from scripts import ROOT
+from scripts.book.charts import GREY, PALETTE, bars, rounded, titled
+from scripts.book.records import load_record, provenance, save_record
 from scripts.ch01_attention import (
     attention,
     count_flops,
@@ -140,8 +143,6 @@ from scripts.ch06_multi30k import (
     pad_rows,
     token_batches,
 )
-from scripts.charts import GREY, PALETTE, bars, rounded, titled
-from scripts.records import ROOT, load_record, provenance, save_record
 
 # %% [markdown]
 # The checks run in double precision, so that "the same numbers" can mean the same to ten digits. Real trainings, and all timings here, are in single precision.

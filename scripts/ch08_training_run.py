@@ -49,7 +49,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -95,6 +95,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
+from scripts import ROOT
+from scripts.book.charts import PALETTE, lines, rounded, titled
+from scripts.book.files import write_whole
+from scripts.book.records import load_record, provenance, save_record, sha256
 from scripts.ch01_attention import padding_mask, rejection, subsequent_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
@@ -132,8 +136,7 @@ from scripts.ch07_going_fast import (
     switches_for,
     target_rows,
 )
-from scripts.charts import PALETTE, lines, rounded, titled
-from scripts.checkpoints import (
+from scripts.engine.checkpoints import (
     keep_newest,
     load_tensors,
     load_weights,
@@ -145,9 +148,7 @@ from scripts.checkpoints import (
     saved_states,
     set_rng_states,
     weights,
-    write_whole,
 )
-from scripts.records import ROOT, load_record, provenance, save_record, sha256
 
 # %% [markdown]
 # ## One place for every decision
@@ -1041,7 +1042,7 @@ print(perfect.signature)
 #
 # Weights go into safetensors: a header of names and shapes, then raw numbers. Nothing in it can run, unlike a pickle. Tied tables are one tensor and are stored once. They are rounded to 16 bits, which halves the file; so every score that we report is measured on the model *as loaded from its file*.
 #
-# [`scripts/checkpoints.py`](../scripts/checkpoints.py) holds the plumbing. It writes to a second name and renames, so that a crash in the middle leaves the old file, not half of the new one.
+# [`scripts/engine/checkpoints.py`](../scripts/engine/checkpoints.py) holds the plumbing. It writes to a second name and renames, so that a crash in the middle leaves the old file, not half of the new one.
 
 # %%
 STORED_DTYPE = torch.float16  # half the size; every score we report is of the weights as stored
@@ -1227,7 +1228,7 @@ def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
 
 
 # %% [markdown]
-# Three things happen to a long run, and each has an answer in [`scripts/checkpoints.py`](../scripts/checkpoints.py):
+# Three things happen to a long run, and each has an answer in [`scripts/engine/checkpoints.py`](../scripts/engine/checkpoints.py):
 #
 # - **It is killed** (`kill -9`, a power cut). A state is written to a second name, flushed, and renamed: it is there whole or not at all. The steps since the last state are computed again.
 # - **A file is spoiled** later, by a disk or a copy that broke off. Each state carries a checksum. Where the newest doesn't fit its own, the one before is used, and you are told.
@@ -2932,7 +2933,7 @@ for wrong in (ForgetfulStream, OrderlessStream):
 #
 # 1. `--accumulate 4 --max_tokens 512` beside `--max_tokens 2048`. Chapter 5 proved the gradients equal; why do the runs still differ?
 # 2. `torchrun --nproc-per-node=2 … --max_tokens 512` beside one process with `--max_tokens 512 --accumulate 2`. They take the same steps. Do their losses agree in every digit? In which do they not?
-# 3. The chapter as it is, beside one without `torch.set_rng_state` in `scripts/checkpoints.py`. Which check fails? And if the run has `--dropout 0`?
+# 3. The chapter as it is, beside one without `torch.set_rng_state` in `scripts/engine/checkpoints.py`. Which check fails? And if the run has `--dropout 0`?
 #
 # <details><summary>Answers</summary>
 #

@@ -58,7 +58,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -105,6 +105,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from scripts import ROOT
+from scripts.book.charts import GREY, PALETTE, bars, lines, rounded, titled
+from scripts.book.records import load_record, provenance, save_record, sha256
 from scripts.ch01_attention import attention, padding_mask, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN, check_length
@@ -162,9 +165,7 @@ from scripts.ch08_training_run import (
     searcher,
     sift,
 )
-from scripts.charts import GREY, PALETTE, bars, lines, rounded, titled
-from scripts.checkpoints import save_tensors, weights
-from scripts.records import ROOT, load_record, provenance, save_record, sha256
+from scripts.engine.checkpoints import save_tensors, weights
 
 # %% [markdown]
 # ## A model proposes, a search decides

@@ -55,7 +55,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -92,6 +92,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from scripts.book.charts import INK, bars, heatmap, lines, rounded, titled
+from scripts.book.records import load_record, provenance, save_record, sha256
 from scripts.ch01_attention import attention, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import (
     MultiHeadedAttention,
@@ -120,8 +122,6 @@ from scripts.ch09_decoding_and_bleu import (
     search_rows,
     until_end,
 )
-from scripts.charts import INK, bars, heatmap, lines, rounded, titled
-from scripts.records import load_record, provenance, save_record, sha256
 
 # %% [markdown]
 # ## The model under the lens

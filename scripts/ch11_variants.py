@@ -49,7 +49,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -83,6 +83,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from scripts import ROOT
+from scripts.book.charts import GREY, lines, rounded, titled
+from scripts.book.files import write_whole
+from scripts.book.records import load_record, provenance, save_record
 from scripts.ch01_attention import (
     attention,
     count_flops,
@@ -150,9 +154,7 @@ from scripts.ch08_training_run import (
     prepare,
 )
 from scripts.ch09_decoding_and_bleu import cached_greedy, sharpened, write_one_by_one
-from scripts.charts import GREY, lines, rounded, titled
-from scripts.checkpoints import load_tensors, load_weights, save_tensors, weights, write_whole
-from scripts.records import ROOT, load_record, provenance, save_record
+from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 
 # %% [markdown]
 # Every example below runs in double precision, so that "equal" can be checked to many digits.

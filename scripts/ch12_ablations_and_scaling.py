@@ -49,7 +49,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -87,6 +87,10 @@ from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
+from scripts import ROOT
+from scripts.book.charts import GREY, INK, PALETTE, lines, rounded, titled
+from scripts.book.files import write_whole
+from scripts.book.records import load_record, provenance, save_record, sha256
 from scripts.ch01_attention import padding_mask, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN, LearnedPositions
@@ -141,9 +145,7 @@ from scripts.ch09_decoding_and_bleu import (
     translate,
     until_end,
 )
-from scripts.charts import GREY, INK, PALETTE, lines, rounded, titled
-from scripts.checkpoints import load_tensors, load_weights, save_tensors, weights, write_whole
-from scripts.records import ROOT, load_record, provenance, save_record, sha256
+from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 
 # %% [markdown]
 # Every example below runs in double precision, so that "equal" can be checked to many digits.

@@ -49,7 +49,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 
@@ -83,6 +83,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from scripts.book.charts import PALETTE, bars, heatmap, lines, rounded, titled
+from scripts.book.records import RESULTS, load_record, provenance, save_record
 from scripts.ch01_attention import (
     attention,
     influence,
@@ -132,8 +134,6 @@ from scripts.ch08_training_run import (
     prepare,
 )
 from scripts.ch09_decoding_and_bleu import likeliest, write_one_by_one
-from scripts.charts import PALETTE, bars, heatmap, lines, rounded, titled
-from scripts.records import RESULTS, load_record, provenance, save_record
 
 # %% [markdown]
 # Every example runs in double precision, so that "equal" can be checked to many digits.

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from scripts import ch06_multi30k as ch06
+from scripts.book.records import load_record
 from scripts.ch05_training import BOS, EOS, PAD, UNK
 from scripts.ch06_multi30k import (
     ADJECTIVES,
@@ -43,7 +44,6 @@ from scripts.ch06_multi30k import (
     unknown_rate,
     word_tokenizer,
 )
-from scripts.records import load_record
 
 ADJECTIVE = {a.base: a for group in ADJECTIVES.values() for a in group}
 NOUN = {n.singular: n for group in NOUNS.values() for n in group}

@@ -24,11 +24,12 @@ import pytest
 import torch
 from test_ch08_training_run import TINY as BASE
 
+from scripts import ROOT
 from scripts import ch08_training_run as ch08
+from scripts.book.records import load_record
 from scripts.ch05_training import train_step
 from scripts.ch06_multi30k import encode_pairs, load_corpus, token_batches
-from scripts.checkpoints import newest_state, saved_states, weights
-from scripts.records import ROOT, load_record
+from scripts.engine.checkpoints import newest_state, saved_states, weights
 
 CPU = torch.device("cpu")
 PATIENCE = 240  # seconds until two processes that wait for each other are given up

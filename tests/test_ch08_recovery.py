@@ -33,9 +33,15 @@ from test_ch08_training_run import TINY as BASE
 
 from scripts import ch08_training_run as ch08
 from scripts import checkpoints
+from scripts.book.records import sha256
 from scripts.ch05_training import cosine_rate
-from scripts.checkpoints import load_tensors, newest_state, save_tensors, saved_states, weights
-from scripts.records import sha256
+from scripts.engine.checkpoints import (
+    load_tensors,
+    newest_state,
+    save_tensors,
+    saved_states,
+    weights,
+)
 
 TINY = replace(BASE, max_tokens=256, save_every=4, average=2, name="run")
 DATED = {"record.json", "README.md"}  # what a finished command adds says when it was

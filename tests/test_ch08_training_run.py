@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from scripts import ROOT
 from scripts import ch08_training_run as ch08
+from scripts.book.records import load_record, sha256
 from scripts.ch06_multi30k import load_corpus
-from scripts.checkpoints import load_tensors, newest_state, save_tensors, weights
-from scripts.records import ROOT, load_record, sha256
+from scripts.engine.checkpoints import load_tensors, newest_state, save_tensors, weights
 
 TINY = replace(
     ch08.PRESETS["sample"],

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from scripts import ROOT
 from scripts import ch09_decoding_and_bleu as ch09
+from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model, scramble
 from scripts.ch05_training import EOS, greedy_decode
 from scripts.ch06_multi30k import load_corpus, pad_rows, source_ids
 from scripts.ch08_training_run import PRESETS, beam_search
-from scripts.records import ROOT, load_record
 
 SOURCES = pad_rows([[4, 5, 6, 7, EOS], [7, EOS], [6, 6, 5, EOS]])
 

@@ -11,13 +11,13 @@ import time
 import pytest
 import torch
 
+from scripts import ROOT
 from scripts import ch09_decoding_and_bleu as ch09
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model, scramble
 from scripts.ch05_training import BOS, EOS, PAD, greedy_decode
 from scripts.ch06_multi30k import load_corpus, pad_rows, source_ids
 from scripts.ch08_training_run import beam_search
-from scripts.records import ROOT
 
 SOURCES = pad_rows([[4, 5, 6, 7, EOS], [7, EOS], [6, 6, 5, EOS], [8, 4, EOS], [5, 8, 8, EOS]])
 MASK = padding_mask(SOURCES)

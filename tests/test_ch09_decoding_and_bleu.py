@@ -45,7 +45,7 @@ from scripts.ch09_decoding_and_bleu import (
     wrong_greedy,
     wrong_translate,
 )
-from scripts.checkpoints import save_tensors, weights
+from scripts.engine.checkpoints import save_tensors, weights
 
 VOCAB = 6  # the four special ids and two more: small enough to write down all that can be said
 

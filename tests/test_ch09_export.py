@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from scripts import ROOT
 from scripts.ch01_attention import padding_mask
 from scripts.ch05_training import BOS, EOS, PAD, UNK, greedy_decode
 from scripts.ch06_multi30k import load_corpus, pad_rows, source_ids
@@ -34,8 +35,7 @@ from scripts.ch09_decoding_and_bleu import (
     onnx_session,
     step_graph,
 )
-from scripts.checkpoints import weights
-from scripts.records import ROOT
+from scripts.engine.checkpoints import weights
 
 SAMPLE = ROOT / "models" / "sample-de-en"
 SPLITS = {"sample-de-en": "test", "multi30k-de-en": "test_2016_flickr"}

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import scripts.ch09_decoding_and_bleu as ch09
+from scripts import ROOT
+from scripts.book.records import load_record, sha256
 from scripts.ch01_attention import padding_mask
 from scripts.ch05_training import BOS, EOS
 from scripts.ch06_multi30k import load_corpus, sample_corpus, source_ids
@@ -57,7 +59,6 @@ from scripts.ch09_decoding_and_bleu import (
     translate,
     worst_and_best,
 )
-from scripts.records import ROOT, load_record, sha256
 
 CHARTS = (beam_sweep_chart, chance_chart, penalty_sweep_chart, length_chart, rare_word_chart)
 

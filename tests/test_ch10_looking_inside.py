@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from scripts.book.records import load_record, sha256
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import make_model, scramble
@@ -63,7 +64,6 @@ from scripts.ch10_looking_inside import (
     word_of_piece,
     word_plane,
 )
-from scripts.records import load_record, sha256
 
 PAIRS = aligned_pairs()
 

@@ -7,7 +7,9 @@ import random
 import pytest
 import torch
 
+from scripts import ROOT
 from scripts import ch11_variants as ch11
+from scripts.book.records import RESULTS, load_record
 from scripts.ch04_encoder_decoder import scramble
 from scripts.ch05_training import BOS, EOS, PAD, UNK, LabelSmoothing
 from scripts.ch06_multi30k import Example, make_batch, pad_rows
@@ -39,7 +41,6 @@ from scripts.ch11_variants import (
     stack_loss,
     stack_parameters,
 )
-from scripts.records import RESULTS, ROOT, load_record
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
 EXAMPLES = [

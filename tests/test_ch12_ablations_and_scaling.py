@@ -13,6 +13,7 @@ from conftest import ROOT
 from torch.nn import functional as F
 
 from scripts import ch12_ablations_and_scaling as ch12
+from scripts.book.records import load_record
 from scripts.ch04_encoder_decoder import SublayerConnection
 from scripts.ch06_multi30k import load_corpus
 from scripts.ch08_training_run import build_model, load_model, prepare
@@ -65,7 +66,6 @@ from scripts.ch12_ablations_and_scaling import (
     trained_as_built,
     two_sentences,
 )
-from scripts.records import load_record
 
 SHUFFLE = [3, 0, 6, 2, 5, 1, 4]
 TRUE_LAW = torch.tensor([math.log(2.0), math.log(50.0), 0.3], dtype=torch.float64)

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scripts import ROOT
 from scripts import ch12_ablations_and_scaling as ch12
+from scripts.book.records import load_record, sha256
 from scripts.ch04_encoder_decoder import scramble
 from scripts.ch05_training import BOS, EOS
 from scripts.ch06_multi30k import encode_pairs, pad_rows
@@ -57,7 +59,6 @@ from scripts.ch12_ablations_and_scaling import (
     word_facts,
     words_each,
 )
-from scripts.records import ROOT, load_record, sha256
 
 
 def shout(texts):

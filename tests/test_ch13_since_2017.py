@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import scripts.ch13_since_2017 as ch13
+from scripts.book.records import load_record, save_record
 from scripts.ch01_attention import attention, padding_mask, saved_bytes, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import LayerNorm, PositionwiseFeedForward, scramble
@@ -67,7 +68,6 @@ from scripts.ch13_since_2017 import (
     token_by_token,
     trained_parts,
 )
-from scripts.records import load_record, save_record
 
 close = torch.testing.assert_close
 CONFIG = replace(PRESETS["narrow"], d_model=32, d_ff=96, dropout=0.0, path="textbook")

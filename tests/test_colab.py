@@ -20,7 +20,7 @@ import pytest
 from conftest import CHAPTERS, ROOT
 
 from scripts import is_definition
-from scripts.first_cell import first_cell
+from scripts.book.first_cell import first_cell
 
 sys.path.insert(0, str(ROOT / "docs"))
 import colab  # noqa: E402

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scripts.charts import VEGALITE, bars, heatmap, lines, rounded, titled
+from scripts.book.charts import VEGALITE, bars, heatmap, lines, rounded, titled
 
 WORDS = ["the", "dog", "and", "the", "cat"]
 
@@ -43,7 +43,7 @@ def test_squeezing_keeps_every_pixel():
 
     import vl_convert
 
-    from scripts.charts import _squeezed
+    from scripts.book.charts import _squeezed
 
     spec = one_of_each()["mask"].to_dict()
     plain = vl_convert.vegalite_to_png(spec, vl_version="v5.20", scale=1)
@@ -122,7 +122,7 @@ def test_a_long_caption_is_wrapped():
 def test_in_colab_its_own_renderer_stays_on():
     code = (
         "import sys, types; sys.modules['google.colab'] = types.ModuleType('colab');"
-        "import altair; before = altair.renderers.active; import scripts.charts;"
+        "import altair; before = altair.renderers.active; import scripts.book.charts;"
         "assert altair.renderers.active == before != 'series';"
         "assert altair.theme.active == 'series'"
     )

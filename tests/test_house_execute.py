@@ -1,11 +1,11 @@
-"""`python -m scripts.execute` stores what a preview can show: outputs, without times and states."""
+"""`python -m scripts.book.execute` stores what a preview can show: no times, no states."""
 
 import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from scripts.execute import execute
+from scripts.book.execute import execute
 
 BAR = """\
 import sys

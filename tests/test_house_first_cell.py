@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import CHAPTERS, ROOT
 
-from scripts.first_cell import COMMAND_CHAPTERS, MARK, first_cell, repository, stamp
+from scripts.book.first_cell import COMMAND_CHAPTERS, MARK, first_cell, repository, stamp
 
 SHOW = "import scripts.ch01_attention as ours\n\nprint(ours.__file__, ours.HELLO)\n"
 CHAPTER = f'# %% [markdown]\n# # Chapter 1\n\n{MARK}pass\n\n# %%\nHELLO = "hello"\n{SHOW}'
@@ -21,9 +21,9 @@ CHAPTER = f'# %% [markdown]\n# # Chapter 1\n\n{MARK}pass\n\n# %%\nHELLO = "hello
 def series(tmp_path) -> Path:
     """A series of one tiny chapter, with the real first cell."""
     home = tmp_path / "series"
-    (home / "scripts").mkdir(parents=True)
+    (home / "scripts/book").mkdir(parents=True)
     (home / "notebooks").mkdir()
-    for name in ("__init__.py", "first_cell.py"):
+    for name in ("__init__.py", "book/__init__.py", "book/first_cell.py"):
         (home / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
     (home / "scripts/ch01_attention.py").write_text(stamp(CHAPTER, "ch01_attention"), "utf-8")
     (home / "pyproject.toml").write_text('[project]\ndependencies = ["series-probe", "torch"]\n')

@@ -40,7 +40,7 @@ from scripts.ch09_decoding_and_bleu import (
     save_graphs,
     step_example,
 )
-from scripts.checkpoints import weights
+from scripts.engine.checkpoints import weights
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parent  # holds package-lock.json, and node_modules once they are installed

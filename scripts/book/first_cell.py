@@ -1,6 +1,6 @@
 """The first code cell of every chapter, which makes the chapter at home wherever it is opened.
 
-`python -m scripts.first_cell` stamps the cell into every chapter; `make notebooks` does so.
+`python -m scripts.book.first_cell` stamps the cell into every chapter; `make notebooks` does so.
 Change it here, never in a chapter. The series' address stands in pyproject.toml, at [project.urls].
 """
 
@@ -13,7 +13,8 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts import ROOT
+
 COMMAND_CHAPTERS = (
     "ch07_going_fast",
     "ch08_training_run",
@@ -50,7 +51,7 @@ for name, module in list(sys.modules.items()):
     if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
         del sys.modules[name]
 if root == beside:
-    from scripts.first_cell import install_missing
+    from scripts.book.first_cell import install_missing
 
     install_missing()
 """

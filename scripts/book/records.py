@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from scripts.checkpoints import write_whole
+from scripts import ROOT
+from scripts.book.files import write_whole
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 RECORDED = ("torch", "sacrebleu", "sentencepiece", "safetensors", "numpy")
 

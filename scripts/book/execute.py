@@ -1,4 +1,4 @@
-"""Executes notebooks and stores their outputs: `python -m scripts.execute notebooks/ch01_….ipynb`.
+"""Executes notebooks and stores their outputs: `python -m scripts.book.execute notebooks/….ipynb`.
 
 `make notebooks` does so. What `jupyter nbconvert --execute` can't be told is done here: no times of
 day go into the file, and of a progress bar only its last state, which is all that a preview shows.

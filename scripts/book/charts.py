@@ -1,4 +1,4 @@
-"""The series' one look for charts: a theme, a renderer, and the few charts that several chapters draw.
+"""The series' one look for charts: a theme, a renderer, and the charts that several chapters draw.
 
 Importing this module switches both on. A chart then shows as Vega-Lite JSON (drawn by JupyterLab,
 compared by nbval) and as a PNG (shown on GitHub) in one output. Nothing is drawn before a notebook
@@ -118,7 +118,7 @@ def titled(chart: alt.TopLevelMixin, title: str, caption: str, wrap: int = 88) -
 
 
 def rounded(frame: pd.DataFrame, digits: int = 4) -> pd.DataFrame:
-    """A copy whose float columns keep `digits` significant digits, so that the JSON is the same anywhere.
+    """A copy with `digits` significant digits in float columns: the same JSON on every machine.
 
     What is smaller than a billionth of its column's largest value is noise, and becomes 0.
 
@@ -154,7 +154,7 @@ def heatmap(
 
     `matrix` is (rows, columns): numbers, where NaN and infinities show as grey cells, or booleans,
     whose two colours are named by `words`. Without `rows` or `columns` the positions are shown.
-    `scheme` is "sequential" (pale to dark blue) or "diverging" (brown below 0, white at 0, blue above).
+    `scheme` is "sequential" (pale to dark blue) or "diverging" (brown, white at 0, blue above).
     `numbers` writes each value into its cell (by default where there are at most 12 × 12);
     `domain` fixes the colours' ends; `cell` is a cell's side in pixels.
 
@@ -229,7 +229,7 @@ def _cell_text(value: float, digits: int) -> str:
 
 
 def _cell_axis(labels, size: int, title: str, cell: int, flat: bool) -> alt.Axis:
-    """An axis whose ticks are positions and whose labels are looked up, so equal labels stay apart."""
+    """An axis of positions whose labels are looked up, so that equal labels stay apart."""
     look = {"title": title or None, "ticks": False, "domain": False, "labelPadding": 6}
     if labels is None:
         step = max(1, math.ceil(size / 10))

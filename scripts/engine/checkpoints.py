@@ -1,13 +1,12 @@
 """Torn-proof saving and loading of tensors and of a training's state: safetensors, never pickle.
 
-A file is written beside its place, flushed to the disk and renamed, so that it is there whole or not
-at all. It carries a checksum, so that what the disk spoiled later is noticed. What is not a tensor
-travels as JSON in the file's own metadata.
+A file is written by `write_whole`, so that it is there whole or not at all. It carries a checksum,
+so that what the disk spoiled later is noticed. What is not a tensor travels as JSON in the file's
+own metadata.
 """
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from scripts.book.files import write_whole
+
 STATE = "state-{:08d}.safetensors"  # a training's state after so many steps
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, whole or not at all; what stood there before stays until then.
-
-    Raises OSError, in one line, where the disk is full or won't be written.
-    """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OSError(
-            f"could not write {path} ({error.strerror}); what was saved before is untouched: "
-            "make room, then go on with --resume"
-        ) from error
 
 
 def digest(tensors: dict[str, Tensor], meta: str) -> str:
@@ -60,7 +41,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the meta that `save_tensors` wrote.
 
-    Raises FileNotFoundError where nothing is, ValueError where the file is torn, spoiled or foreign.
+    Raises FileNotFoundError where nothing is, ValueError where it is torn, spoiled or foreign.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}: train one first, or give another path")
@@ -123,7 +104,7 @@ def save_training(
     rngs: list[dict[str, Tensor]],
     meta: dict[str, Any],
 ) -> Path:
-    """Everything that the next step depends on: weights, optimizer, each process's random states, `meta`.
+    """Save all that the next step depends on: weights, optimizer, random states of each process.
 
     The state before it stays as well, should this one be spoiled; older ones go.
     """
@@ -150,7 +131,7 @@ def keep_newest(paths: list[Path], count: int) -> None:
 
 
 def newest_state(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any], list[str]]:
-    """The newest good state in `folder`: its path, tensors and meta, and what is wrong with newer ones.
+    """The newest good state in `folder`: path, tensors, meta, and what is wrong with newer ones.
 
     Raises FileNotFoundError where there is none, ValueError where none is good.
     """
@@ -168,7 +149,7 @@ def newest_state(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any],
 def restore_training(
     tensors: dict[str, Tensor], origin: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[dict[str, Tensor]]:
-    """Put a saved state's tensors back into model and optimizer; returns each process's random states.
+    """Put a saved state back into model and optimizer; returns each process's random states.
 
     Raises ValueError, with nothing changed, where they are of another configuration.
     """

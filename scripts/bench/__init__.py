@@ -1,0 +1,1 @@
+"""Races against other programs, and where the time goes."""

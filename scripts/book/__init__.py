@@ -1,0 +1,1 @@
+"""How a chapter looks and runs: charts, records, the first cell, executing notebooks."""

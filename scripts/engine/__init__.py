@@ -1,0 +1,1 @@
+"""The chapters' model at full speed and full safety."""

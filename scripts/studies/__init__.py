@@ -1,0 +1,1 @@
+"""What made the records in `results/`: trainings that are compared with each other."""
