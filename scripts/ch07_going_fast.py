@@ -330,17 +330,20 @@ flops_chart(shares)
 
 # %%
 def suits_onednn(x: Tensor) -> bool:
-    """Whether oneDNN multiplies x here: float32 on a CPU, and not on every processor."""
-    return (
-        x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    )
+    """Whether oneDNN multiplies x here: 32 or 16 bits on a CPU, and not on every processor."""
+    known = x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu"
+    return known and torch.backends.mkldnn.is_available()
 
 
-def affine(x: Tensor, weight: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
+def affine(
+    x: Tensor, weight: Tensor, bias: Tensor | None, onednn: bool, relu: bool = False
+) -> Tensor:
     """x·Wᵀ + b: x (N, D), weight (F, D), to (N, F), without a gradient; by oneDNN where it can."""
     if onednn and suits_onednn(x):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return F.linear(x, weight, bias)
+        then = "relu" if relu else "none"
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, then, [], "")
+    y = F.linear(x, weight, bias)
+    return y.relu_() if relu else y
 
 
 # %%
@@ -595,6 +598,7 @@ class Switches:
     loss: Literal["textbook", "torch", "ours"] = "ours"
     random_bits: bool = True  # dropout masks from 16 random bits an entry
     onednn: bool = True  # oneDNN's products where they are faster
+    half: bool = False  # products of 16-bit factors; all else stays in 32 bits
 
 
 FAST = Switches()
@@ -634,6 +638,24 @@ class Layout:
     def rows(self, rectangle: Tensor) -> Tensor:
         """(B, T) to (N,): the cells that have rows."""
         return rectangle.reshape(-1)[self.slots]
+
+    def places(self, parts: int, h: int) -> tuple[Tensor, Tensor]:
+        """Where pieces of rows (N, parts·h·d_k) go in (parts, B, h, T, d_k), and come from.
+
+        Both count pieces of d_k: the first has the piece of each place, the second the place of each
+        piece. A cell without a row borrows row 0.
+        """
+        if (parts, h) not in self.kept:
+            B, T = self.shape
+            rows = torch.arange(len(self.slots), device=self.slots.device)
+            number = rows.new_zeros(B * T).index_copy_(0, self.slots, rows)  # of each cell's row
+            blocks = torch.arange(parts * h, device=rows.device)
+            part, head = blocks // h, blocks % h
+            sources = number.view(B, 1, T) * (parts * h) + blocks.view(parts, 1, h, 1)
+            sentence, t = self.slots[:, None] // T, self.slots[:, None] % T  # (N, 1)
+            targets = ((part * B + sentence) * h + head) * T + t  # (N, parts·h)
+            self.kept[parts, h] = sources.flatten(), targets.flatten()
+        return self.kept[parts, h]
 
     def spread(self, rows: Tensor) -> Tensor:
         """(N, D) to (B, T, D); a cell without a row is 0."""
@@ -708,8 +730,10 @@ rows_chart(batch)
 def normed(norm: nn.Module, x: Tensor, how: Switches) -> Tensor:
     """What `norm` computes; x (N, D) to (N, D)."""
     if how.fused_norm and not isinstance(norm, nn.Identity):
-        return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
-    return norm(x)
+        x = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+    else:
+        x = norm(x)
+    return x.bfloat16() if how.half else x
 
 
 # %%
@@ -727,26 +751,40 @@ torch.testing.assert_close(normed(norm, x, FAST), norm(x), rtol=1e-12, atol=1e-1
 
 
 # %%
-class OneDnnLinear(Function):
-    """`F.linear` with oneDNN's product for the result and for the gradient by x."""
+class LinearProduct(Function):
+    """`F.linear` in the dtype of x, by oneDNN if asked; the weights keep theirs, and so their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """x (N, D), weight (F, D), bias (F,), to (N, F)."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, onednn: bool) -> Tensor:
+        """x (N, D), weight (F, D), bias (F,), to (N, F) in the dtype of x."""
+        ctx.kind, ctx.onednn = weight.dtype, onednn
+        weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
-        return affine(x, weight, bias, onednn=True)
+        return affine(x, weight, bias.to(x.dtype), onednn)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by x, weight and bias."""
-        x, weight = ctx.saved_tensors
-        return affine(grad, weight.T, None, onednn=True), grad.T @ x, grad.sum(0)
+        return *linear_gradients(grad, *ctx.saved_tensors, ctx.kind, ctx.onednn), None
+
+
+def linear_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, kind: torch.dtype, onednn: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From the gradient (N, F) of x·Wᵀ + b: those by x (N, D), weight (F, D) and bias (F,).
+
+    The last two come in the dtype `kind`.
+    """
+    by_x = affine(grad, weight.T, None, onednn)
+    narrow = grad.size(1) < x.size(1)
+    by_weight = (x.T @ grad).T if narrow else grad.T @ x
+    return by_x, by_weight.to(kind), grad.sum(0).to(kind)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor, how: Switches) -> Tensor:
-    """x·Wᵀ + b."""
-    return OneDnnLinear.apply(x, weight, bias) if how.onednn else F.linear(x, weight, bias)
+    """x·Wᵀ + b in the dtype of x."""
+    return LinearProduct.apply(x, weight, bias, how.onednn)
 
 
 def linear(layer: nn.Linear, x: Tensor, how: Switches) -> Tensor:
@@ -774,7 +812,7 @@ def project(
 ) -> Sequence[Tensor]:
     """Each of the linear maps applied to x (N, D) and spread to (B, T, D); as one product, if asked."""
     if not how.joint_projections:
-        return [layout.spread(linear(x)) for linear in linears]
+        return [layout.spread(linear(layer, x, how)) for layer in linears]
     weight = torch.cat([linear.weight for linear in linears])  # (sum of outputs, D)
     bias = torch.cat([linear.bias for linear in linears])
     return layout.spread(product(x, weight, bias, how)).chunk(len(linears), dim=-1)
@@ -876,43 +914,50 @@ def dropped(x: Tensor, p: float, how: Switches) -> Tensor:
 def dropped_sum(x: Tensor, y: Tensor, p: float, how: Switches) -> Tensor:
     """x + dropout(y): the end of every sublayer, in one kernel."""
     if p and how.random_bits:
-        return torch.addcmul(x, y, keep_mask(y.shape, p, y), value=keep_scale(p))
+        kept = keep_mask(y.shape, p, y)
+        if y.dtype == x.dtype:
+            return torch.addcmul(x, y, kept, value=keep_scale(p))
+        return torch.add(x, y * kept, alpha=keep_scale(p))
     return x + F.dropout(y, p, training=p > 0)
 
 
 # %%
-class ReluDropout(Function):
-    """Dropout(relu(x)) without its factor 1/(1 − p), overwriting x.
+class LinearReluDropout(Function):
+    """Dropout(relu(x·Wᵀ + b)) without its factor 1/(1 − p).
 
     Keeps no mask: an entry of the result is 0 where relu or dropout took it, and there alone the
     gradient stops.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        """x (...) to the same shape."""
-        ctx.mark_dirty(x)
-        x.relu_()
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, p: float, onednn: bool
+    ) -> Tensor:
+        """x (N, D), weight (F, D), bias (F,), to (N, F) in the dtype of x."""
+        ctx.kind, ctx.onednn = weight.dtype, onednn
+        weight = weight.to(x.dtype)
+        y = affine(x, weight, bias.to(x.dtype), onednn, relu=True)
         if p:
-            x.mul_(keep_mask(x.shape, p, x))
-        ctx.save_for_backward(x)
-        return x
+            y.mul_(keep_mask(y.shape, p, y))
+        ctx.save_for_backward(x, weight, y)
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """The gradient, where the result isn't 0."""
-        (result,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(grad, result, 0.0), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients by x, weight and bias, from where the result isn't 0."""
+        x, weight, y = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grad, y, 0.0)
+        return *linear_gradients(grad, x, weight, ctx.kind, ctx.onednn), None, None
 
 
 def feed_forward(layer: PositionwiseFeedForward, x: Tensor, how: Switches) -> Tensor:
     """What `layer` computes: x (N, D) to (N, D)."""
-    p = dropout_rate(layer)
-    hidden = linear(layer.expand, x, how)  # (N, d_ff)
+    p, expand = dropout_rate(layer), layer.expand
     if not how.random_bits:
-        return linear(layer.contract, F.dropout(hidden.relu(), p, training=p > 0), how)
-    hidden = ReluDropout.apply(hidden, p)
+        hidden = linear(expand, x, how).relu()  # (N, d_ff)
+        return linear(layer.contract, F.dropout(hidden, p, training=p > 0), how)
+    hidden = LinearReluDropout.apply(x, expand.weight, expand.bias, p, how.onednn)
     # The factor is put on the weights: they are fewer than the activations.
     return product(hidden, layer.contract.weight * keep_scale(p), layer.contract.bias, how)
 
@@ -980,12 +1025,14 @@ class AttentionCore(Function):
         shape, ctx.p = q.shape, p
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B·H, T or S, d_k), contiguous
         weights = scaled_product(q, k.mT, q.size(-1) ** -0.5)  # (B·H, T, S)
+        weights = weights.float() if weights.dtype == torch.bfloat16 else weights
         if bias is not None:
             weights.view(*shape[:3], -1).add_(bias)
         torch.softmax(weights, dim=-1, out=weights)
-        kept = keep_mask(weights.shape, p, weights) if p else None
+        kept = keep_mask(weights.shape, p, q) if p else None
         ctx.save_for_backward(q, k, v, weights, kept)
-        dropped = weights if kept is None else weights * kept
+        dropped = weights.to(q.dtype)
+        dropped = dropped if kept is None else dropped * kept
         return scaled_product(dropped, v, keep_scale(p)).unflatten(0, shape[:2])
 
     @staticmethod
@@ -995,13 +1042,16 @@ class AttentionCore(Function):
         q, k, v, weights, kept = ctx.saved_tensors
         heads = grad.shape[:2]
         grad = grad.flatten(0, 1)  # (B·H, T, d_k)
-        dropped = weights if kept is None else weights * kept
+        dropped = weights.to(q.dtype)
+        dropped = dropped if kept is None else dropped * kept
         grad_v = scaled_product(dropped.mT, grad, keep_scale(ctx.p))
         grad_weights = scaled_product(grad, v.mT, keep_scale(ctx.p))  # (B·H, T, S)
         if kept is not None:
             grad_weights *= kept
         # softmax: ∂ℓ/∂scores = w ⊙ (∂ℓ/∂w − Σ w·∂ℓ/∂w)
-        grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        grad_scores = torch._softmax_backward_data(
+            grad_weights.to(weights.dtype), weights, -1, weights.dtype
+        ).to(q.dtype)
         scale = q.size(-1) ** -0.5
         grad_q = scaled_product(grad_scores, k, scale)
         grad_k = scaled_product(grad_scores.mT, q, scale)
@@ -1066,24 +1116,32 @@ class LinearCrossEntropy(Function):
     ) -> tuple[Tensor, Tensor]:
         """x (N, D), weight (V, D), bias (V,), labels (N,); to the sums of `LabelSmoothing`."""
         wanted = any(ctx.needs_input_grad)
+        kind, full, lower = x.dtype, weight, weight.to(x.dtype)
+        lower_bias = bias.to(x.dtype)
         mean_weight, mean_bias = weight.mean(0), bias.mean()  # the mean logit is x·w̄ + b̄
-        grads = [torch.empty_like(x), torch.zeros_like(weight), torch.zeros_like(bias)]
-        nll, spread = x.new_zeros(()), x.new_zeros(())
+        grads = [
+            torch.empty_like(x, dtype=weight.dtype),
+            torch.zeros_like(weight),
+            torch.zeros_like(bias),
+        ]
+        nll, spread = weight.new_zeros(()), weight.new_zeros(())
         for start in range(0, x.size(0), chunk):
             rows = x[start : start + chunk]  # (n, D)
-            logits = affine(rows, weight, bias, onednn)  # (n, V)
+            logits = affine(rows, lower, lower_bias, onednn).to(weight.dtype)  # (n, V)
             right = logits.gather(1, labels[start : start + chunk, None]).squeeze(1)  # (n,)
             highest = logits.amax(1)
             p = torch.softmax(logits, dim=1, out=logits)
             log_z = highest - p.amax(1).log()  # the largest p is exp(highest − log Z)
             nll += (log_z - right).sum()
-            spread += (log_z - rows @ mean_weight - mean_bias).sum()
+            spread += (log_z - rows.to(weight.dtype) @ mean_weight - mean_bias).sum()
             if wanted:
-                grads[0][start : start + chunk] = affine(p, weight.T, None, onednn)
-                grads[1].addmm_(p.T, rows)
+                p = p.to(kind)
+                grads[0][start : start + chunk] = affine(p, lower.T, None, onednn)
+                grads[1] += p.T @ rows
                 grads[2] += p.sum(0)
         if wanted:
-            subtract_targets(grads, x, weight, labels, smoothing)
+            subtract_targets(grads, x.to(weight.dtype), weight, labels, smoothing)
+            grads[0] = grads[0].to(kind)
             ctx.save_for_backward(*grads)
         ctx.mark_non_differentiable(nll)
         return (1 - smoothing) * nll + smoothing * spread, nll
@@ -1273,9 +1331,9 @@ def decode_rows_of(
 ) -> Tensor:
     """`model.decode` row by row: memory (N_src, D) and tgt (B, T) to (N, D)."""
     keys_and_values = memory_keys_and_values(model.decoder, memory, src_layout, how)
-    padding, length = src_layout.bias(memory.dtype), tgt.size(1)
-    future = memory.new_full((length, length), -math.inf).triu(1)  # (T, T): padding comes later
-    x = embed(model.tgt_embed, tgt, layout, how)
+    x, length = embed(model.tgt_embed, tgt, layout, how), tgt.size(1)
+    padding = src_layout.bias(x.dtype)
+    future = x.new_full((length, length), -math.inf).triu(1)  # (T, T): padding comes later
     for layer, pair in zip(model.decoder.layers, keys_and_values, strict=True):
         look = partial(self_attention, layer.self_attn, layout=layout, bias=future, how=how)
         cross = partial(
@@ -2773,9 +2831,20 @@ for mistake in (["peers", "--rounds", "many"], ["steps", "--speed", "9"]):
 
 
 # %%
-def switches_for(device: torch.device) -> Switches:
-    """The switches that suit a device: `FAST` on a CPU; static and PyTorch's own kernels on a GPU."""
-    return FAST if device.type == "cpu" else STATIC
+def switches_for(device: torch.device, half: bool = False) -> Switches:
+    """The switches that suit a device: `FAST` on a CPU; static and PyTorch's own kernels on a GPU.
+
+    With `half` a CPU multiplies 16-bit factors (on a GPU that is autocast's business).
+    """
+    return replace(FAST, half=half) if device.type == "cpu" else STATIC
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether `device` has instructions for bfloat16 products: all GPUs of today, few CPUs."""
+    if device.type != "cpu":
+        return True
+    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # PyTorch 2.6 and newer
+    return bool(ask and ask())
 
 
 assert switches_for(torch.device("cpu")) == FAST

@@ -133,6 +133,7 @@ from scripts.ch07_going_fast import (
     STATIC,
     fast_loss,
     keep_memory,
+    multiplies_bf16,
     switches_for,
     target_rows,
 )
@@ -218,7 +219,7 @@ class TrainConfig:
     path: Literal["fast", "textbook"] = "fast"
     """How the step is computed: chapter 7's way, or chapters 1 to 5's. The same numbers."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Of the products; auto: bf16 on a GPU, float32 on a CPU. Weights are always float32."""
+    """Of the products' factors; auto: bf16 where the device has such products. Weights are float32."""
     fused: bool = True
     """The optimizer updates all weights in one kernel."""
     compile: bool = False
@@ -254,6 +255,7 @@ PRESETS: dict[str, TrainConfig] = {
         warmup=200,
         average=0,
         beam=1,
+        precision="float32",  # the same numbers on every machine: what ships can be made again
         name="sample",
     ),
     "narrow": TrainConfig(
@@ -739,6 +741,13 @@ def r_drop_loss(
 
 
 # %%
+def resolved(config: TrainConfig, device: torch.device) -> TrainConfig:
+    """`config` with its precision decided: what a run is, and what its state and record say."""
+    if config.precision != "auto":
+        return config
+    return replace(config, precision="bf16" if multiplies_bf16(device) else "float32")
+
+
 def loss_function_of(
     config: TrainConfig, device: torch.device, training: bool = False
 ) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -746,9 +755,10 @@ def loss_function_of(
 
     Without dropout R-Drop has nothing to compare, so validation leaves it out.
     """
-    half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
-    # What takes the rows' number from the data can't be compiled, nor our float32 kernels fed bf16.
-    switches = STATIC if half or config.compile else switches_for(device)
+    half = resolved(config, device).precision == "bf16"
+    switches = switches_for(device, half)
+    if config.compile:  # what takes the rows' number from the data can't be compiled
+        switches = STATIC
     if config.path == "textbook":
         switches = PLAIN
     loss_of = batch_loss if config.path == "textbook" else partial(fast_loss, how=switches)
@@ -757,7 +767,8 @@ def loss_function_of(
         loss_of = partial(r_drop_loss, weight=config.r_drop, rows_of=rows_of)
     if config.compile:
         loss_of = torch.compile(loss_of, dynamic=True)
-    return partial(in_bf16, loss_of, device.type) if half else loss_of
+    by_hand = switches.half and not (config.r_drop and training)  # R-Drop asks the plain generator
+    return partial(in_bf16, loss_of, device.type) if half and not by_hand else loss_of
 
 
 def in_bf16(loss_of: Callable[..., tuple[Tensor, Tensor]], kind: str, *given: Any) -> Any:
@@ -1381,8 +1392,9 @@ class Training:
         ranks: Ranks = ALONE,
     ):
         torch.manual_seed(config.seed)
-        self.config, self.data, self.folder, self.ranks = config, data, folder, ranks
         self.device = pick_device(config.device)
+        config = resolved(config, self.device)
+        self.config, self.data, self.folder, self.ranks = config, data, folder, ranks
         self.model = build_model(config, len(data.tokenizer)).to(self.device)
         self.criterion = LabelSmoothing(config.smoothing)
         self.optimizer = make_optimizer(config, self.model)
@@ -1966,6 +1978,7 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
     Under torchrun every process comes here; only the first writes, speaks and returns a record.
     """
     device = pick_device(config.device)
+    config = resolved(config, device)
     with join_ranks(device) as ranks:
         if config.path == "fast" and device.type == "cpu":
             keep_memory()
