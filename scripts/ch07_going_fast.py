@@ -53,32 +53,17 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch07_going_fast import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import ctypes
-import importlib
 import itertools
-import json
 import math
 import os
 import platform
 import random
-import resource
-import shlex
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -95,11 +80,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-from tqdm import tqdm
 
-from scripts import ROOT
 from scripts.book.charts import GREY, PALETTE, bars, rounded, titled
-from scripts.book.records import load_record, provenance, save_record
+from scripts.book.records import load_record
 from scripts.ch01_attention import (
     attention,
     count_flops,
@@ -109,9 +92,6 @@ from scripts.ch01_attention import (
 )
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import (
-    MAX_LEN,
-    Embeddings,
-    PositionalEncoding,
     check_length,
 )
 from scripts.ch04_encoder_decoder import (
@@ -123,7 +103,6 @@ from scripts.ch04_encoder_decoder import (
     SublayerConnection,
     make_model,
     scramble,
-    to_torch_transformer,
 )
 from scripts.ch05_training import (
     BOS,
@@ -135,14 +114,9 @@ from scripts.ch05_training import (
     train_step,
 )
 from scripts.ch06_multi30k import (
-    FIXED_WIDTH,
-    BPETokenizer,
     Example,
-    encode_pairs,
-    load_corpus,
     make_batch,
     pad_rows,
-    token_batches,
 )
 
 # %% [markdown]
@@ -359,11 +333,11 @@ def best_seconds(function: Callable[[], object], repeats: int = 10) -> float:
     return best
 
 
-def matrix_rate(repeats: int = 5) -> float:
-    """Operations a second of this machine's best float32 product: squares of 1,024 and 2,048."""
+def matrix_rate(kind: torch.dtype = torch.float32, repeats: int = 5) -> float:
+    """Operations a second of this machine's best product in `kind`: squares of 1,024 and 2,048."""
     best = 0.0
     for n in (1024, 2048):
-        a, b = torch.randn(2, n, n, dtype=torch.float32)
+        a, b = torch.randn(2, n, n, dtype=torch.float32).to(kind)
         for onednn in (False, True):
             seconds = best_seconds(lambda: affine(a, b, None, onednn), repeats)  # noqa: B023
             best = max(best, 2 * n**3 / seconds)
@@ -385,7 +359,7 @@ print(
 print(f"above {multiply_rate / bandwidth:.1f} operations a byte the multipliers are the limit")
 
 # %% [markdown]
-# Now the operations of our step, each alone, on the machine of the record `results/speed-steps.json`. The command that made it is `python scripts/ch07_going_fast.py steps`; it measures, too, everything else that this chapter shows of single steps.
+# Now the operations of our step, each alone, on the machine of the record `results/speed-steps.json`. The command that made it is `python -m scripts.bench.training steps`; it measures, too, everything else that this chapter shows of single steps.
 
 
 # %%
@@ -530,13 +504,13 @@ def step_rate(record: dict[str, Any], name: str) -> float:
     return record["reports"][name]["tokens_per_second"]
 
 
-floor, textbook = record["floor_seconds"], step_seconds(record, "length buckets")
+floor, textbook = record["floor_seconds"], step_seconds(record, "textbook, memory kept")
 print(
     f"floor {floor:.2f} seconds, textbook {textbook:.2f} seconds: {textbook / floor:.1f} times the floor"
 )
 
 # %% [markdown]
-# That factor is what we can win. Where does the time go? PyTorch's profiler tells us (`account`, further down, books its hundreds of rows under a few headings).
+# That factor is what we can win. Where does the time go? PyTorch's profiler tells us; its hundreds of rows are booked under a few headings.
 
 
 # %%
@@ -569,7 +543,7 @@ def account_chart(
 
 
 account_chart(
-    {"textbook": record["account_textbook"]},
+    {"textbook": record["accounts"]["textbook"]},
     "A step of the textbook path",
     "Seconds of one step of 2,048 tokens a side, by kind of operation. Only the first two bars are arithmetic "
     "that must be done; random bits are dropout's.",
@@ -580,18 +554,18 @@ account_chart(
 #
 # ## The switches
 #
-# All steps that follow are fields of one object. `PLAIN` has all of them off; `FAST`, all on.
+# All steps that follow are fields of one object. `PLAIN` has all of them off; `FAST`, all on that keep the numbers. The last one, `half`, rounds them, and comes at the end.
 
 
 # %%
 @dataclass(frozen=True)
 class Switches:
-    """Which steps of this chapter the forward and backward pass take. Whatever is on, the numbers stay.
+    """Which steps of this chapter the forward and backward pass take.
 
-    All on is `FAST`, all off is `PLAIN`: the textbook's own operations, called from here.
+    `FAST` has all on that keep the numbers, `PLAIN` none: the textbook's own operations, called from
+    here.
     """
 
-    targets_only: bool = True  # logits only where there is a target
     packed: bool = True  # rows for real tokens only
     fused_norm: bool = True  # LayerNorm in one kernel
     joint_projections: bool = True  # one product for Q, K and V; one for all cross-attention's K, V
@@ -603,7 +577,7 @@ class Switches:
 
 
 FAST = Switches()
-PLAIN = Switches(False, False, False, False, "textbook", "textbook", False, False)
+PLAIN = Switches(False, False, False, "textbook", "textbook", False, False)
 
 # %% [markdown]
 # ## Rows instead of rectangles
@@ -718,8 +692,6 @@ def rows_chart(batch: Batch) -> alt.TopLevelMixin:
 rows_chart(batch)
 
 # %% [markdown]
-# The same idea, smaller: ask for logits only where there is a target. On the plain path the generator multiplies padded positions by 8,192 columns, and the loss throws the result away. That is the switch `targets_only`, for whoever keeps the rectangle.
-#
 # ## One kernel for LayerNorm
 #
 # > **In short.** Five operations that each read and write the whole tensor cost five times the traffic of one.
@@ -748,7 +720,9 @@ torch.testing.assert_close(normed(norm, x, FAST), norm(x), rtol=1e-12, atol=1e-1
 #
 # > **In short.** Multiplying matrices is a solved problem, and solved more than once. Ask who is faster here.
 #
-# For single precision PyTorch always takes MKL. On the machine of our records oneDNN is faster for $XW^\top$ and for $GW$ (the waterfall below has the gain). For the weights' gradient $G^\top X$ we found none, so it stays with MKL; exercise 6 asks you to look again. No public function does that. The operator in `affine`, above, is the one that `torch.compile` calls; its name begins with an underscore, and the switch is there to be turned off on another machine.
+# For single precision PyTorch always takes MKL. oneDNN was faster for $XW^\top$ and for $GW$ on the machines of our records (a table below has the gain). For the weights' gradient $G^\top X$ we found none, so it stays with MKL; exercise 6 asks you to look again. No public function does that. The operator in `affine`, above, is the one that `torch.compile` calls; its name begins with an underscore, and the switch is there to be turned off on another machine.
+#
+# The product below gives its result in the dtype of `x`, while weights keep their own. That will matter when `x` has 16 bits.
 
 
 # %%
@@ -785,7 +759,9 @@ def linear_gradients(
 
 def product(x: Tensor, weight: Tensor, bias: Tensor, how: Switches) -> Tensor:
     """x·Wᵀ + b in the dtype of x."""
-    return LinearProduct.apply(x, weight, bias, how.onednn)
+    if how.onednn or how.half:
+        return LinearProduct.apply(x, weight, bias, how.onednn)
+    return F.linear(x, weight, bias)
 
 
 def linear(layer: nn.Linear, x: Tensor, how: Switches) -> Tensor:
@@ -1038,16 +1014,15 @@ class AttentionCore(Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, p: float) -> Tensor:
         """q (B, H, T, d_k), k and v (B, H, S, d_k), bias broadcast to (B, H, T, S); to (B, H, T, d_k)."""
         shape, ctx.p = q.shape, p
+        wide = torch.promote_types(q.dtype, torch.float32)  # softmax is for 32 bits and more
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B·H, T or S, d_k), contiguous
-        weights = scaled_product(q, k.mT, q.size(-1) ** -0.5)  # (B·H, T, S)
-        weights = weights.float() if weights.dtype == torch.bfloat16 else weights
+        weights = scaled_product(q, k.mT, q.size(-1) ** -0.5).to(wide)  # (B·H, T, S)
         if bias is not None:
             weights.view(*shape[:3], -1).add_(bias)
         torch.softmax(weights, dim=-1, out=weights)
         kept = keep_mask(weights.shape, p, q) if p else None
         ctx.save_for_backward(q, k, v, weights, kept)
-        dropped = weights.to(q.dtype)
-        dropped = dropped if kept is None else dropped * kept
+        dropped = weights.to(q.dtype) if kept is None else weights.to(q.dtype) * kept
         return scaled_product(dropped, v, keep_scale(p)).unflatten(0, shape[:2])
 
     @staticmethod
@@ -1057,17 +1032,15 @@ class AttentionCore(Function):
         q, k, v, weights, kept = ctx.saved_tensors
         heads = grad.shape[:2]
         grad = grad.flatten(0, 1)  # (B·H, T, d_k)
-        dropped = weights.to(q.dtype)
-        dropped = dropped if kept is None else dropped * kept
+        dropped = weights.to(q.dtype) if kept is None else weights.to(q.dtype) * kept
         grad_v = scaled_product(dropped.mT, grad, keep_scale(ctx.p))
         grad_weights = scaled_product(grad, v.mT, keep_scale(ctx.p))  # (B·H, T, S)
         if kept is not None:
             grad_weights *= kept
         # softmax: ∂ℓ/∂scores = w ⊙ (∂ℓ/∂w − Σ w·∂ℓ/∂w)
-        grad_scores = torch._softmax_backward_data(
-            grad_weights.to(weights.dtype), weights, -1, weights.dtype
-        ).to(q.dtype)
-        scale = q.size(-1) ** -0.5
+        wide = weights.dtype
+        grad_scores = torch._softmax_backward_data(grad_weights.to(wide), weights, -1, wide)
+        grad_scores, scale = grad_scores.to(q.dtype), q.size(-1) ** -0.5
         grad_q = scaled_product(grad_scores, k, scale)
         grad_k = scaled_product(grad_scores.mT, q, scale)
         return *(x.unflatten(0, heads) for x in (grad_q, grad_k, grad_v)), None, None
@@ -1106,7 +1079,7 @@ assert torch.autograd.gradcheck(
 # $$ \frac{\partial\ell}{\partial X} = pW - (1-\varepsilon)\,W_y - \varepsilon\,\bar w,\qquad
 #    \frac{\partial\ell}{\partial W} = p^\top X - (1-\varepsilon)\sum_{n:\,y_n = v} x_n - \frac{\varepsilon}{V}\sum_n x_n $$
 #
-# where $W_y$ holds the labels' rows of $W$, and $\bar w$ is the mean row. Even the mean logit, which the smoothed loss needs, is $x\cdot\bar w + \bar b$, without a pass over V numbers. So the loop below holds 512 rows of logits at a time, turns them into $p$ where they stand, takes two products, and moves on. The gradients are ready before the backward pass begins.
+# where $W_y$ holds the labels' rows of $W$, and $\bar w$ is the mean row. Even the mean logit, which the smoothed loss needs, is $x\cdot\bar w + \bar b$, without a pass over V numbers. So the loop below holds 512 rows of logits at a time, turns them into $p$ times its divisor where they stand, puts each label's $1-\varepsilon$ in its place, takes two products, and moves on. The gradients are ready before the backward pass begins.
 
 
 # %%
@@ -1134,35 +1107,37 @@ class LinearCrossEntropy(Function):
 
         Products have the dtype of x, sums that of the weights.
         """
+        kind, certain, vocab = weight.dtype, 1 - smoothing, len(weight)
         factors, offset = weight.to(x.dtype), bias.to(x.dtype)
         mean_weight, mean_bias = weight.mean(0), bias.mean()  # the mean logit is x·w̄ + b̄
         nll, spread = weight.new_zeros(()), weight.new_zeros(())
-        by_x = torch.empty_like(x, dtype=weight.dtype)
+        by_x = torch.empty_like(x, dtype=kind)
         by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         for start in range(0, len(x), chunk):
-            rows, wide = (
-                x[start : start + chunk],
-                x[start : start + chunk].to(weight.dtype),
-            )  # (n, D)
+            stretch = slice(start, start + chunk)
+            rows, wide, label = x[stretch], x[stretch].to(kind), labels[stretch, None]
             logits = affine(rows, factors, offset, onednn)  # (n, V)
-            right = logits.gather(1, labels[start : start + chunk, None]).to(weight.dtype)  # (n, 1)
-            highest, total = exponentials_(logits, weight.dtype)  # (n, 1) each
+            right = logits.gather(1, label).to(kind)  # (n, 1)
+            highest, total = exponentials_(logits, kind)  # (n, 1) each
             log_z = highest + total.log()
             nll += (log_z - right).sum()
             spread += (log_z.squeeze(1) - wide @ mean_weight - mean_bias).sum()
-            if wanted:  # p is `logits`, now exponentials, over `total`: divide what is narrow
-                torch.div(
-                    affine(logits, factors.T, None, onednn), total, out=by_x[start : start + chunk]
-                )
-                by_weight += logits.T @ (wide / total).to(x.dtype)
-                by_bias += (logits.T @ (1 / total).to(x.dtype)).squeeze(1)
-        if wanted:
-            subtract_targets(
-                [by_x, by_weight, by_bias], x.to(weight.dtype), weight, labels, smoothing
+            if not wanted:
+                continue
+            # What was logits is now p·total. Its labels' entries become (p − (1 − ε))·total, before
+            # any rounding of the product; what is narrow is divided by the total.
+            logits.scatter_(1, label, ((right - highest).exp() - certain * total).to(x.dtype))
+            by_x[stretch] = (
+                affine(logits, factors.T, None, onednn) / total - smoothing * mean_weight
             )
+            by_weight += logits.T @ (wide / total).to(x.dtype)
+            by_bias += (logits.T @ (1 / total).to(x.dtype)).squeeze(1)
+        if wanted:  # and ε/V from each entry of ∂ℓ/∂z
+            by_weight -= smoothing / vocab * x.sum(0, dtype=kind)
+            by_bias -= smoothing / vocab * len(x)
             ctx.save_for_backward(by_x.to(x.dtype), by_weight, by_bias)
         ctx.mark_non_differentiable(nll)
-        return (1 - smoothing) * nll + smoothing * spread, nll
+        return certain * nll + smoothing * spread, nll
 
     @staticmethod
     @once_differentiable
@@ -1184,19 +1159,6 @@ def exponentials_(logits: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
         if z is not part:
             part.copy_(z)
     return highest, total
-
-
-def subtract_targets(
-    grads: list[Tensor], x: Tensor, weight: Tensor, labels: Tensor, smoothing: float
-) -> None:
-    """Subtract what q = (1 − ε)·onehot(y) + ε/V adds to the gradients by x, weight and bias."""
-    rows, vocab = len(x), len(weight)
-    by_x, by_weight, by_bias = grads
-    certain = 1 - smoothing
-    by_x.sub_(weight[labels], alpha=certain).sub_(weight.mean(0), alpha=smoothing)
-    by_weight.index_add_(0, labels, x, alpha=-certain).sub_(x.sum(0), alpha=smoothing / vocab)
-    counts = torch.bincount(labels, minlength=vocab).to(by_bias.dtype)
-    by_bias.sub_(counts, alpha=certain).sub_(smoothing * rows / vocab)
 
 
 # %%
@@ -1233,9 +1195,9 @@ def rows_loss(
     generator: Generator, x: Tensor, labels: Tensor, criterion: LabelSmoothing, how: Switches
 ) -> tuple[Tensor, Tensor]:
     """`criterion(generator(x), labels)`: x (N, D), labels (N,), to two sums in nats."""
-    if how.loss == "textbook":
-        return criterion(generator(x), labels)
     x, proj = generator.narrow(x), generator.proj
+    if how.loss == "textbook":
+        return criterion(linear(proj, x, how), labels)
     if how.loss == "torch":
         smoothed = F.linear_cross_entropy(
             x,
@@ -1313,6 +1275,7 @@ def attend(
     if how.attention == "ours":
         return merge_heads(AttentionCore.apply(q, k, v, bias, p))
     if how.attention == "sdpa":
+        bias = bias if bias is None else bias.to(q.dtype)
         return merge_heads(F.scaled_dot_product_attention(q, k, v, bias, dropout_p=p))
     return merge_heads(attention(q, k, v, bias, layer.dropout)[0])
 
@@ -1401,7 +1364,7 @@ def target_rows(
     memory = encode_rows(model, batch.src, src_layout, how)
     x = decode_rows_of(model, memory, src_layout, batch.tgt, layout, how)  # (N, D)
     labels = layout.rows(batch.tgt_y)
-    if layout.full and (how.targets_only or how.loss == "ours"):  # ours knows of no padding
+    if layout.full and how.loss == "ours":  # which knows of no padding
         real = layout.rows(is_target)
         x, labels = x[real], labels[real]
     return x, labels
@@ -1433,14 +1396,14 @@ def loss_and_gradients(
 
 def each_switch() -> list[Switches]:
     """From all off to all on one by one, each alone on and alone off, and PyTorch's attention."""
-    on, off = asdict(FAST), asdict(PLAIN)
+    on, off = ({k: v for k, v in asdict(how).items() if k != "half"} for how in (FAST, PLAIN))
     alone = [replace(PLAIN, **{name: value}) for name, value in on.items()]
     without = [replace(FAST, **{name: value}) for name, value in off.items()]
     sdpa = [replace(how, attention="sdpa") for how in (PLAIN, FAST)]
     steps = [PLAIN]
     for name, value in on.items():
         steps.append(replace(steps[-1], **{name: value}))
-    return [*steps, *alone, *without, *sdpa]
+    return list(dict.fromkeys([*steps, *alone, *without, *sdpa]))
 
 
 checked = 0
@@ -1472,6 +1435,72 @@ assert gap < 4 * error
 assert 0.7 < losses["ours"].std() / losses["textbook"].std() < 1.4
 
 # %% [markdown]
+# ## Sixteen bits
+#
+# > **In short.** Where a processor has instructions for them, products of 16-bit numbers cost a fraction of those of 32. Round the factors, and keep every sum in 32 bits.
+#
+# bfloat16 is the first half of a float32: the same range, and 8 digits of base 2 in place of 24. Rounding a number to it moves it by at most $u = 2^{-8}$ of itself. So with $\hat x_i = x_i(1+\delta_i)$, $\hat w_i = w_i(1+\delta'_i)$ and all $|\delta| \le u$, a product whose sum is kept in 32 bits and rounded once at its end obeys
+#
+# $$ \Big|\sum_i \hat x_i \hat w_i - \sum_i x_i w_i\Big| \;\le\; (3u + 3u^2 + u^3) \sum_i |x_i w_i| $$
+#
+# and mostly the errors cancel. The switch `half` does this and no more: the factors of products are rounded, and what goes straight into the next product stays so. Weights, the residual sum, LayerNorm, softmax, the loss, gradients of weights and the optimizer have 32 bits. (PyTorch's `autocast` follows the same idea, operation by operation. It can't be told of our own functions.)
+#
+# Newer processors have the instructions; `multiplies_bf16` asks. Elsewhere the same code runs, slower than in float32.
+
+
+# %%
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether `device` has instructions for bfloat16 products: all GPUs of today, few CPUs."""
+    if device.type != "cpu":
+        return True
+    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # PyTorch 2.6 and newer
+    return bool(ask and ask())
+
+
+HALF = replace(FAST, half=True)
+
+# %% [markdown]
+# The bound, on a product and on its two gradients, entry by entry:
+
+# %%
+torch.manual_seed(7)
+x, weight, grad = (
+    torch.randn(*shape, dtype=torch.float32) for shape in ((40, 64), (48, 64), (40, 48))
+)
+leaves = [x.bfloat16().requires_grad_(), weight.clone().requires_grad_()]
+y = LinearProduct.apply(*leaves, torch.zeros(48, dtype=torch.float32), True)
+y.backward(grad.bfloat16())
+unit = 2.0**-8
+for found, a, b in (
+    (y, x, weight.T),
+    (leaves[0].grad, grad, weight),
+    (leaves[1].grad, grad.T, x),
+):
+    error, most = (found - a @ b).abs(), (3 * unit + 4 * unit**2) * (a.abs() @ b.abs())
+    assert (error <= most).all()
+    assert (error > most / 100).any()  # and the bound isn't idle
+assert y.dtype == torch.bfloat16 and leaves[1].grad.dtype == torch.float32
+
+# %% [markdown]
+# **Predict.** The whole model has many such products, one behind the other. How far is its loss from that in 32 bits: in the second digit, the third, the fourth?
+
+# %%
+torch.manual_seed(9)
+model = series_model(replace(TINY, d_model=64, d_ff=128, dropout=0.0)).float()
+exact = loss_and_gradients(fast_loss, model, batch)
+halved = loss_and_gradients(partial(fast_loss, how=HALF), model, batch)
+off = (halved["nll"] / exact["nll"] - 1).abs().item()
+flat = [
+    torch.cat([sums[name].flatten() for name, _ in model.named_parameters()])
+    for sums in (exact, halved)
+]
+apart = ((flat[1] - flat[0]).norm() / flat[0].norm()).item()
+print(f"loss: off by {'less' if off < 1e-3 else 'more'} than a thousandth")
+assert off < 1e-3 and apart < 8 * unit  # the gradient, as one vector
+
+# %% [markdown]
+# The errors of a long sum cancel, and the loss is the mean of many. Single gradients are noisier: three good digits in, two out. That is little beside the noise of the batch, and chapter 8 shows that the training ends as well.
+#
 # ## Around the step
 #
 # Three settings are not in the model at all.
@@ -1500,689 +1529,167 @@ def keep_memory() -> bool:
 #
 # **Threads.** Use as many as there are cores, and let them spin for a moment before they sleep (`OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=20000`, as the Makefile does). A thread that sleeps at once wakes up late, several hundred times a step.
 #
-# ## The waterfall
+# ## What each step is worth
 #
-# Each row below is one optimizer step by everything above it plus one thing, on real Multi30k batches. All variants run in processes of their own, in turns, so that a slow moment of the machine hits all of them; the bar is the median of five rounds. **Predict** which step gives the most.
+# Speeds of single runs mislead: the machine has slow moments. So two programs step in turns over the same real batches, and what counts is the ratio of their times, round by round ([`scripts/bench/training.py`](../scripts/bench/training.py)). Here our path races against itself without one of its parts. A dot is the median of the rounds, the line goes from the lowest to the highest. **Predict** which part is worth most in 32 bits, and which in 16.
 
 
 # %%
-@dataclass(frozen=True)
-class Contender:
-    """What a benchmark times: a model, how it is fed, and how it is run."""
-
-    model: str = "series"  # or one of PEERS
-    batches: Literal["fixed", "random", "buckets"] = "buckets"
-    how: dict[str, Any] | None = None  # our switches; None is the textbook's own code
-    keep_memory: bool = False
-    fused_adam: bool = False
-    set_to_none: bool = True
-    threads: int = 2
-    compiled: bool = False
-    shape: dict[str, Any] | None = None  # what differs from SMALL
-
-
-def waterfall_contenders() -> tuple[dict[str, Contender], dict[str, Contender]]:
-    """The chapter's steps, each on top of the ones before; and what was tried and not kept."""
-    steps = {
-        "every row padded to 72": Contender(batches="fixed"),
-        "length buckets": Contender(),
-        "freed memory is kept": Contender(keep_memory=True),
-    }
-    how = PLAIN
-    for name, change in (
-        ("logits only at targets", {"targets_only": True}),
-        ("rows for real tokens only", {"packed": True}),
-        ("LayerNorm in one kernel", {"fused_norm": True}),
-        ("Q, K, V in one product", {"joint_projections": True}),
-        ("attention by hand", {"attention": "ours"}),
-        ("loss in chunks", {"loss": "ours"}),
-        ("dropout from 16 bits", {"random_bits": True}),
-        ("oneDNN's products", {"onednn": True}),
+def worth_frame(record: dict[str, Any]) -> pd.DataFrame:
+    """How many times as long a step takes without each part, in both precisions, with its range."""
+    rows = []
+    for precision, reports in (
+        ("float32", record["reports"]),
+        ("bfloat16", record["half"]["reports"]),
     ):
-        how = replace(how, **change)
-        steps[name] = Contender(how=asdict(how), keep_memory=True)
-    fast = replace(steps["oneDNN's products"], fused_adam=True)
-    steps["Adam in one kernel"] = fast
-    losers = {
-        "PyTorch's attention": replace(fast, how=asdict(replace(FAST, attention="sdpa"))),
-        "logits as a whole": replace(fast, how=asdict(replace(FAST, loss="textbook"))),
-        "PyTorch's linear cross-entropy": replace(fast, how=asdict(replace(FAST, loss="torch"))),
-        "gradients set to zero": replace(fast, set_to_none=False),
-        "freed memory is given back": replace(fast, keep_memory=False),
-        "one thread": replace(fast, threads=1),
-        "no dropout at all": replace(fast, shape={"dropout": 0.0}),
-        "textbook, torch.compile": Contender(keep_memory=True, compiled=True),
-    }
-    return steps, losers
+        for name, report in reports.items():
+            if name.startswith("without "):
+                low, high = min(report["rounds"]), max(report["rounds"])
+                row = {"without": name.removeprefix("without "), "precision": precision}
+                rows.append(row | {"times": report["times"], "low": low, "high": high})
+    return pd.DataFrame(rows)
 
 
-# %%
-def waterfall_rows(record: dict[str, Any], first: str = "length buckets") -> pd.DataFrame:
-    """Microseconds per real target token after each step from `first` on, and before it."""
-    names = record["steps"][record["steps"].index(first) :]
-    after = [1e6 / step_rate(record, name) for name in names]
-    frame = pd.DataFrame({"step": names, "after": after, "before": [0.0, *after[:-1]]})
-    frame["change"] = [f"{a:.0f} µs" for a in after[:1]] + [
-        f"{100 * (a / b - 1):+.0f}%".replace("-", "−")
-        for a, b in zip(after[1:], after[:-1], strict=True)
-    ]
-    frame["kind"] = ["before"] + [
-        "faster" if a <= b else "slower" for a, b in zip(after[1:], after, strict=False)
-    ]
-    floor = record["floor_seconds"] / step_seconds(record, names[-1]) * after[-1]
-    ends = pd.DataFrame(
-        {
-            "step": ["all together", "the floor"],
-            "after": [after[-1], floor],
-            "before": [0.0, 0.0],
-            "change": [f"{after[-1]:.0f} µs", f"{floor:.0f} µs"],
-            "kind": ["after", "floor"],
-        }
+def worth_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """What each part is worth: a dot and its range for either precision."""
+    frame = rounded(worth_frame(record))
+    order = frame[frame["precision"] == "float32"].sort_values("times", ascending=False)["without"]
+    y = alt.Y("without:N", sort=list(order), title=None, axis=alt.Axis(grid=True))
+    x = alt.X("times:Q", title="times as long", scale=alt.Scale(zero=False, nice=False, padding=12))
+    color = alt.Color("precision:N", sort=["float32", "bfloat16"], title=None)
+    offset = alt.YOffset("precision:N", sort=["float32", "bfloat16"])
+    base = alt.Chart(frame).encode(y=y, yOffset=offset, color=color)
+    one = alt.Chart(pd.DataFrame({"x": [1.0]})).mark_rule(color=GREY).encode(x="x:Q")
+    ranges = base.mark_rule(strokeWidth=2).encode(
+        x=alt.X("low:Q", title="times as long"), x2="high:Q"
     )
-    return pd.concat([frame, ends], ignore_index=True)
-
-
-def waterfall_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """What each step takes off the time per target token, from buckets to the floor."""
-    frame = waterfall_rows(record)
-    frame["end"] = frame[["before", "after"]].max(axis=1)
-    colours = {"before": GREY, "faster": PALETTE[2], "slower": PALETTE[1]}
-    colours |= {"after": PALETTE[0], "floor": "#BBBBBB"}
-    base = alt.Chart(rounded(frame)).encode(
-        y=alt.Y("step:N", sort=None, title=None, axis=alt.Axis(ticks=False, labelPadding=8))
+    dots = base.mark_circle(size=70, opacity=1).encode(
+        x=x, tooltip=["without", "times", "low", "high"]
     )
-    top = float(frame["end"].max()) * 1.12
-    x = alt.X(
-        "before:Q", title="microseconds for a real target token", scale=alt.Scale(domain=[0, top])
-    )
-    color = alt.Color(
-        "kind:N",
-        scale=alt.Scale(domain=list(colours), range=list(colours.values())),
-        legend=None,
-    )
-    drawn = base.mark_bar().encode(x=x, x2="after:Q", color=color)
-    numbers = base.mark_text(align="left", dx=5, fontSize=11).encode(x="end:Q", text="change:N")
     return titled(
-        alt.layer(drawn, numbers).properties(width=420, height=alt.Step(26)),
-        "From the textbook to the floor",
-        "Time per real target token after each step. Green takes away, orange adds; the last grey bar is what no "
-        "code can go below on this machine. The row that is padded to 72 is left out: it would be "
-        f"{step_rate(record, 'length buckets') / step_rate(record, 'every row padded to 72'):.1f} times the first bar.",
+        alt.layer(one, ranges, dots).properties(width=420, height=alt.Step(14)),
+        "How much longer a step takes without each part",
+        "Right of the grey line the part pays. Where the range holds 1, it can't be told from noise.",
     )
 
 
-fixed = step_rate(record, "every row padded to 72")
-bucketed = step_rate(record, "length buckets")
-final = step_rate(record, record["steps"][-1])
-print(
-    f"padded to 72: {fixed:.0f} target tokens a second; in buckets {bucketed:.0f}; at the end {final:.0f}"
-)
-waterfall_chart(record)
+worth_chart(record)
 
 # %% [markdown]
-# Read it from the top. Without a change to the model's code, *keeping freed memory* is the largest step of all: the textbook makes and drops tensors of 64 MiB all the time. *Dropout's random numbers* and *LayerNorm's five passes* are next. The chunked loss gives time, and more than a third of the memory. Some steps give nothing here or cost a little, each within the noise of such a measurement: logits only at targets, and then rows, as buckets leave little padding to save; joining Q, K and V; and the fused Adam, whose weights are few. We keep them. Rows pay as soon as batches are less tidy than these (the next benchmark has them in random order), and a larger model has more weights.
-#
-# And the products? They were near the roof from the start. Only a better library moved them.
+# @WORTH@
 
 # %%
-gains = waterfall_rows(record)[1:-2].assign(gain=lambda f: f["before"] / f["after"] - 1)
-order = gains.sort_values("gain", ascending=False)["step"].tolist()
-assert order[:2] == ["freed memory is kept", "dropout from 16 bits"]
-assert abs(gains.set_index("step")["gain"]["Adam in one kernel"]) < 0.05
-reports = record["reports"]
-before, after = (reports[step]["peak_bytes"] for step in ("attention by hand", "loss in chunks"))
-assert after < before * 2 / 3
-print(
-    f"{bucketed / fixed:.1f} times from batching, {final / bucketed:.2f} times from everything else"
+worth = worth_frame(record).set_index(["without", "precision"])
+# @WORTH_ASSERT@
+
+# %% [markdown]
+# And what no switch decides: batches, memory, threads, dropout, and PyTorch's own compiler on the textbook's code.
+
+# %%
+others = [
+    "textbook, padded to 72",
+    "textbook",
+    "textbook, memory kept",
+    "textbook, torch.compile",
+    "one thread",
+    "no dropout at all",
+]
+pd.DataFrame(
+    {"times as long": {name: round(record["reports"][name]["times"], 2) for name in others}}
 )
 
 # %% [markdown]
-# What was tried and not kept, each as the one difference to the final path:
-
-
-# %%
-def losers_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Step time of what was not kept, relative to the final path."""
-    final = step_rate(record, record["steps"][-1])
-    frame = pd.DataFrame(
-        [(name, final / step_rate(record, name)) for name in record["losers"]],
-        columns=["instead", "time"],
-    )
-    return titled(
-        bars(
-            frame, "instead", "time", value_title="time, the final path is 1", number_format=".2f"
-        ),
-        "What was not kept",
-        "Time per target token with this one difference; above 1 is slower. Without dropout it is another "
-        "training, and shows what dropout still costs.",
-    )
-
-
-losers_chart(record)
-
-# %% [markdown]
-# Some of these are close: PyTorch's own attention and logits in one piece cost a few percent of time here; the logits cost half as much memory again, too. `torch.compile` of the textbook's loss, with memory kept, compiles for a good while, and then is about as fast as the plain code with memory kept: what it fuses was cheap, and what was dear it doesn't touch. Once the logits are made in chunks, keeping freed memory hardly matters. And all that is left of dropout is its last few percent.
-
-# %%
-slower = {name: final / step_rate(record, name) - 1 for name in record["losers"]}
-assert slower["PyTorch's attention"] > 0 and slower["logits as a whole"] > 0
-kept = step_rate(record, "freed memory is kept")
-assert abs(step_rate(record, "textbook, torch.compile") / kept - 1) < 0.1
-assert -0.12 < slower["no dropout at all"] < 0
+# @OTHERS@
 
 # %%
 account_chart(
-    {"textbook": record["account_textbook"], "ours": record["account"]},
+    record["accounts"],
     "Where the time went, and where it goes now",
-    "Seconds of one step, by kind of operation, from the profiler. The products stay; almost everything else shrinks.",
+    "Seconds of one step, by kind of operation, from the profiler. The products shrink in 16 bits; almost everything else did before.",
 )
 
 # %% [markdown]
 # ## Against others
 #
-# > **In short.** Same architecture, same batches, same machine, in turns. And feed everybody both ways, so that what comes from batching and what from code is told apart.
+# > **In short.** Same architecture, same batches, same machine, in turns; each program in both precisions, and with the settings that everybody can have.
 #
-# Three implementations that people use, of the same size: `nn.Transformer`, Hugging Face's `MarianMTModel`, and x-transformers. Each gets the loss from `F.cross_entropy` and PyTorch's Adam, as its users would. (x-transformers has no biases in its attention, no dropout after a sublayer, and GELU; we leave it as it is.) Each runs in a process of its own, for its own peak of memory.
-#
-# Three ways to make batches of 2,048 tokens a side: every row padded to 72, as The Annotated Transformer does it; random order, padded to the longest row, as a data loader does it unasked; and chapter 6's length buckets. What counts is *real* target tokens a second. Padding is not work done.
+# Three implementations that people use, of the same size: `nn.Transformer`, Hugging Face's `MarianMTModel`, and x-transformers. Each gets the loss from `F.cross_entropy` and PyTorch's Adam, as its users would. (x-transformers has no biases in its attention, no dropout after a sublayer, and GELU; we leave it as it is.) Each runs as it comes, with freed memory kept, and both of these under `autocast`. The batches are chapter 6's buckets; what counts is *real* target tokens.
 #
 # ```bash
-# make bench                                        # this comparison, on your machine
-# python scripts/ch07_going_fast.py steps           # the waterfall
-# python scripts/ch07_going_fast.py base            # the paper's base model
-# python scripts/ch07_going_fast.py growth          # the section after this one
+# make bench                                  # this comparison, on your machine
+# python -m scripts.bench.training steps      # the section before
+# python -m scripts.bench.training base       # the paper's base model
+# python -m scripts.bench.training growth     # the section after this one
 # ```
 
 
 # %%
-class TorchTransformer(nn.Module):
-    """`nn.Transformer` with chapter 3's embedding around it: batch to logits (B, T, V)."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        self.embed = nn.Sequential(
-            Embeddings(shape.d_model, shape.vocab), PositionalEncoding(shape.d_model, shape.dropout)
-        )
-        nn.init.normal_(self.embed[0].lut.weight, std=shape.d_model**-0.5)
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # that pre-norm has no nested tensors; training never has
-            self.body = nn.Transformer(
-                shape.d_model,
-                shape.h,
-                shape.N,
-                shape.N,
-                shape.d_ff,
-                shape.dropout,
-                batch_first=True,
-                norm_first=shape.norm_first,
-            )
-        self.generator = nn.Linear(shape.d_model, shape.vocab)
-        self.generator.weight = self.embed[0].lut.weight
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits of every target position."""
-        padding = batch.src == PAD
-        x = self.body(
-            self.embed(batch.src),
-            self.embed(batch.tgt),
-            tgt_mask=~subsequent_mask(batch.tgt.size(1))[0],
-            src_key_padding_mask=padding,
-            tgt_key_padding_mask=batch.tgt == PAD,
-            memory_key_padding_mask=padding,
-        )
-        return self.generator(x)
-
-
-# %%
-class Marian(nn.Module):
-    """Hugging Face's `MarianMTModel`: batch to logits (B, T, V)."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        from transformers import MarianConfig, MarianMTModel
-
-        sides = {}
-        for side in ("encoder", "decoder"):
-            sides[f"{side}_layers"] = shape.N
-            sides[f"{side}_ffn_dim"] = shape.d_ff
-            sides[f"{side}_attention_heads"] = shape.h
-        drops = ("dropout", "attention_dropout", "activation_dropout")
-        config = MarianConfig(
-            vocab_size=shape.vocab,
-            d_model=shape.d_model,
-            activation_function="relu",
-            max_position_embeddings=MAX_LEN,
-            scale_embedding=True,
-            pad_token_id=PAD,
-            eos_token_id=EOS,
-            forced_eos_token_id=EOS,
-            decoder_start_token_id=BOS,
-            use_cache=False,
-            **sides,
-            **dict.fromkeys(drops, shape.dropout),
-        )
-        self.body = MarianMTModel(config)
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits of every target position."""
-        return self.body(
-            input_ids=batch.src,
-            attention_mask=(batch.src != PAD).long(),
-            decoder_input_ids=batch.tgt,
-            use_cache=False,
-        ).logits
-
-
-# %%
-class XTransformers(nn.Module):
-    """x-transformers' encoder and decoder, tables tied: batch to logits (B, T, V)."""
-
-    def __init__(self, shape: Shape):
-        super().__init__()
-        from x_transformers import XTransformer
-
-        sides = {}
-        for side in ("enc", "dec"):
-            sides |= {
-                f"{side}_num_tokens": shape.vocab,
-                f"{side}_max_seq_len": MAX_LEN,
-                f"{side}_depth": shape.N,
-                f"{side}_heads": shape.h,
-                f"{side}_attn_dim_head": shape.d_model // shape.h,
-                f"{side}_ff_mult": shape.d_ff / shape.d_model,
-                f"{side}_attn_dropout": shape.dropout,
-                f"{side}_ff_dropout": shape.dropout,
-                f"{side}_emb_dropout": shape.dropout,
-                f"{side}_attn_flash": True,
-            }
-        self.body = XTransformer(dim=shape.d_model, tie_token_emb=True, **sides)
-        self.body.decoder.net.to_logits.weight = self.body.encoder.token_emb.emb.weight
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits of every target position."""
-        real = batch.src != PAD
-        memory = self.body.encoder(batch.src, mask=real, return_embeddings=True)
-        return self.body.decoder.net(
-            batch.tgt, mask=batch.tgt != PAD, context=memory, context_mask=real
-        )
-
-
-PEERS = {
-    "nn.Transformer": TorchTransformer,
-    "MarianMTModel": Marian,
-    "x-transformers": XTransformers,
-}
-PACKAGES = {"MarianMTModel": ("transformers",), "x-transformers": ("x_transformers",)}
-
-
-# %%
-def peer_loss(model: nn.Module, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
-    """The smoothed loss as a user of PyTorch would write it, summed over the real tokens."""
-    loss = F.cross_entropy(
-        model(batch).flatten(0, 1),
-        batch.tgt_y.flatten(),
-        ignore_index=PAD,
-        label_smoothing=criterion.smoothing,
-        reduction="sum",
-    )
-    return loss, loss.detach()
-
-
-# %% [markdown]
-# `nn.Transformer` with our weights must give our loss, or we would be racing against something else. Chapter 4 has the translation of weights.
-
-# %%
-torch.manual_seed(7)
-model = series_model(replace(TINY, norm_first=True)).eval()
-peer = TorchTransformer(replace(TINY, norm_first=True)).eval()
-peer.embed[0].lut.weight.data.copy_(model.tgt_embed[0].lut.weight)
-peer.generator.bias.data.copy_(model.generator.proj.bias)
-peer.body.load_state_dict(to_torch_transformer(model).state_dict())
-torch.testing.assert_close(
-    peer_loss(peer, batch, criterion)[0], fast_loss(model, batch, criterion)[0]
-)
-
-# %% [markdown]
-# The rest is bookkeeping: batches, processes, turns.
-
-
-# %%
-def batch_as(kind: str, examples: Sequence[Example]) -> Batch:
-    """The examples as one batch: padded to the longest of them, or to `FIXED_WIDTH` if "fixed"."""
-    if kind != "fixed":
-        return make_batch(examples)
-    sides = ([e.src for e in examples], [e.tgt for e in examples])
-    # The target is one longer: its input and its labels are both FIXED_WIDTH wide.
-    filler = ([PAD] * FIXED_WIDTH, [PAD] * (FIXED_WIDTH + 1))
-    return Batch(*(pad_rows([*side, more])[:-1] for side, more in zip(sides, filler, strict=True)))
-
-
-def batches_to_time(
-    kind: str, examples: Sequence[Example], max_tokens: int, count: int, seed: int = 0
-) -> list[list[Example]]:
-    """`count` batches of at most `max_tokens` a side, padding counted, made as `kind` says."""
-    rng = random.Random(seed)
-    if kind == "buckets":
-        plan = token_batches(examples, max_tokens, rng)
-        return [[examples[i] for i in batch] for batch in plan[:count]]
-    examples = [e for e in examples if max(len(e.src), len(e.tgt) - 1) <= FIXED_WIDTH]
-    batches = []
-    while len(batches) < count:
-        batch: list[Example] = []
-        width = FIXED_WIDTH if kind == "fixed" else 0
-        while True:
-            example = rng.choice(examples)
-            width = max(width, len(example.src), len(example.tgt) - 1)
-            if width * (len(batch) + 1) > max_tokens:
-                break
-            batch.append(example)
-        batches.append(batch)
-    return batches
-
-
-# %%
-def loss_function(contender: Contender) -> Callable[..., tuple[Tensor, Tensor]]:
-    """What the contender minimises: (model, batch, criterion) to two sums."""
-    loss_of = peer_loss if contender.model in PEERS else batch_loss
-    if contender.how is not None:
-        loss_of = partial(fast_loss, how=Switches(**contender.how))
-    return torch.compile(loss_of, dynamic=True) if contender.compiled else loss_of
-
-
-def contender_step(contender: Contender) -> tuple[nn.Module, Callable[[Batch], float]]:
-    """The contender's model, and a function that makes one full optimizer step on a batch."""
-    torch.manual_seed(0)
-    torch.set_num_threads(contender.threads)
-    if contender.keep_memory:
-        keep_memory()
-    shape = replace(SMALL, **(contender.shape or {}))
-    model = PEERS[contender.model](shape) if contender.model in PEERS else series_model(shape)
-    loss_of = loss_function(contender)
-    criterion = LabelSmoothing(0.1)
-    adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
-    optimizer = torch.optim.Adam(model.parameters(), fused=contender.fused_adam or None, **adam)
-    model.train()
-
-    def step(batch: Batch) -> float:
-        optimizer.zero_grad(set_to_none=contender.set_to_none)
-        loss, _ = loss_of(model, batch, criterion)
-        (loss / batch.ntokens).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.item() / batch.ntokens
-
-    return model, step
-
-
-# %%
-KINDS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::addmm_", "mkldnn::_linear_pointwise"),
-    "attention's products": ("aten::bmm", "aten::baddbmm"),
-    "softmax, attention's and the loss's": ("softmax", "aten::amax", "logsumexp", "aten::exp"),
-    "random bits": ("aten::random_", "aten::bernoulli_"),
-    "copies": (
-        "aten::copy_",
-        "aten::cat",
-        "index",
-        "scatter",
-        "gather",
-        "aten::fill_",
-        "aten::zero",
-    ),
-    "LayerNorm": ("layer_norm", "var_mean"),
-    "Adam and clipping": ("adam", "addcdiv", "lerp", "norm", "foreach"),
-}
-
-
-def account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:
-    """Seconds of a step by kind of operation, from PyTorch's profiler, and the rest."""
-    from torch.profiler import ProfilerActivity, profile
-
-    step = contender_step(contender)[1]
-    padded = [make_batch(batch) for batch in batches]
-    for batch in padded:
-        step(batch)
-    start = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        for batch in padded:
-            step(batch)
-    total = time.perf_counter() - start
-    seconds = dict.fromkeys([*KINDS, "sums, relu, dropout's products"], 0.0)
-    for event in profiler.key_averages():
-        if "::" in event.key and event.key.split("::")[0] in ("aten", "mkldnn"):
-            seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6
-    seconds["Python and autograd"] = max(0.0, total - sum(seconds.values()))
-    return {kind: round(value / len(padded), 5) for kind, value in seconds.items()}
-
-
-def kind_of(operation: str) -> str:
-    """The kind under which `account` books an operation."""
-    for kind, names in KINDS.items():
-        if any(name in operation if "::" not in name else name == operation for name in names):
-            return kind
-    return "sums, relu, dropout's products"
-
-
-# %%
-def serve(contender: Contender, batches_file: str) -> None:
-    """A contender in a process of its own: reads batch numbers, writes what each step took.
-
-    A line in is the number of a batch, a line out the JSON of the step's seconds and its loss. When
-    the input ends, a last line tells the memory and the parameters.
-    """
-    replies, sys.stdout = sys.stdout, sys.stderr  # libraries print, too
-    batches = [
-        batch_as(contender.batches, [Example(*pair) for pair in pairs])
-        for pairs in json.loads(Path(batches_file).read_text(encoding="utf-8"))
-    ]
-    for package in PACKAGES.get(contender.model, ()):
-        importlib.import_module(package)  # now, so that its own memory isn't counted
-    before = peak_bytes()
-    model, step = contender_step(contender)
-    for line in sys.stdin:
-        batch = batches[int(line)]
-        start = time.perf_counter()
-        loss = step(batch)
-        seconds = time.perf_counter() - start
-        print(json.dumps({"seconds": seconds, "loss": loss}), file=replies, flush=True)
-    size = sum(p.numel() for p in model.parameters())
-    report = {"peak_bytes": peak_bytes() - before, "parameters": size}
-    print(json.dumps(report), file=replies, flush=True)
-
-
-def peak_bytes() -> int:
-    """The most memory that this process ever held."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent held when it forked
-        line = next(row for row in status.read_text().splitlines() if row.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-# %%
-class Worker:
-    """A contender's process, and what its steps have taken so far."""
-
-    def __init__(self, contender: Contender, batches: list[list[Example]], folder: Path):
-        path = folder / f"{contender.batches}.json"
-        path.write_text(json.dumps([[(e.src, e.tgt) for e in batch] for batch in batches]))
-        self.tokens = [
-            sum(len(e.tgt) - 1 for e in batch) for batch in batches
-        ]  # a pass's, by batch
-        self.rates: list[float] = []
-        code = "import json, sys; from scripts.ch07_going_fast import Contender, serve; "
-        code += "serve(Contender(**json.loads(sys.argv[1])), sys.argv[2])"
-        arguments = [sys.executable, "-c", code, json.dumps(asdict(contender)), str(path)]
-        self.process = subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-
-    def step(self, number: int) -> float:
-        """Seconds of one optimizer step on batch `number`."""
-        self.process.stdin.write(f"{number}\n")
-        self.process.stdin.flush()
-        return self.reply()["seconds"]
-
-    def reply(self) -> dict[str, float]:
-        """The process's next line. Raises RuntimeError where it died."""
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError("a benchmark's process died: its complaint stands above")
-        return json.loads(line)
-
-    def round(self) -> None:
-        """One pass over the batches; notes real target tokens a second."""
-        seconds = sum(self.step(number) for number in range(len(self.tokens)))
-        self.rates.append(sum(self.tokens) / seconds)
-
-    def finish(self) -> dict[str, float]:
-        """End the process: what was measured, medians with their spread."""
-        self.process.stdin.close()
-        report = self.reply()
-        self.process.wait()
-        middle = statistics.median(self.rates)
-        return {
-            "tokens_per_second": round(middle, 1),
-            "lowest": round(min(self.rates), 1),
-            "highest": round(max(self.rates), 1),
-            "seconds_per_step": round(sum(self.tokens) / len(self.tokens) / middle, 4),
-            **report,
-        }
-
-
-# %%
-@dataclass
-class BenchOptions:
-    """What a benchmark runs on."""
-
-    corpus: Literal["auto", "sample", "multi30k"] = "auto"
-    """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
-    rounds: int = 7
-    """Passes over the batches; the median counts."""
-    count: int = 4
-    """Batches of a pass."""
-    max_tokens: int = 2048
-    """Tokens in a batch on either side, padding counted."""
-    save: bool = False
-    """Write the record into results/."""
-
-
-def race(
-    contenders: dict[str, Contender], examples: Sequence[Example], options: BenchOptions
-) -> tuple[dict[str, dict[str, float]], list[float], dict[str, list[list[Example]]]]:
-    """Time all contenders in turns: their reports, the matrix rates between, and what each was fed."""
-    feeds = {
-        kind: batches_to_time(kind, examples, options.max_tokens, options.count)
-        for kind in dict.fromkeys(contender.batches for contender in contenders.values())
-    }
-    fed = {name: feeds[contender.batches] for name, contender in contenders.items()}
-    with tempfile.TemporaryDirectory() as folder:
-        workers = {
-            name: Worker(contender, fed[name], Path(folder))
-            for name, contender in contenders.items()
-        }
-        for worker in tqdm(workers.values(), desc="warm-up"):
-            worker.round()
-            worker.rates.clear()
-        rates = []
-        for _ in tqdm(range(options.rounds), desc="rounds"):
-            rates.append(matrix_rate())
-            for worker in workers.values():
-                worker.round()
-        return {name: worker.finish() for name, worker in workers.items()}, rates, fed
-
-
-# %%
-def peer_contenders() -> dict[str, Contender]:
-    """Our two paths and the peers, each fed in three ways; and with freed memory kept."""
-    fast = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True)
-    contenders = {}
-    for batches in ("fixed", "random", "buckets"):
-        for model in ("textbook", *PEERS):
-            name = "series" if model == "textbook" else model
-            contenders[f"{model}, {batches}"] = Contender(name, batches)
-    contenders["ours, random"] = replace(fast, batches="random")
-    contenders["ours, buckets"] = fast
-    for model in PEERS:
-        contenders[f"{model}, buckets, memory kept"] = Contender(model, keep_memory=True)
-    return contenders
-
-
-# %%
-def peers_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Target tokens a second of each model, by how it was fed, with the range over the rounds."""
-    feeds = {"fixed": "all padded to 72", "random": "random order", "buckets": "length buckets"}
-    rows = []
-    for name, report in record["reports"].items():
-        model, batches, *kept = name.split(", ")
-        if not kept:
-            row = {"model": model, "batches": feeds[batches], "speed": report["tokens_per_second"]}
-            rows.append(row | {"low": report["lowest"], "high": report["highest"]})
-    frame = rounded(pd.DataFrame(rows))
-    y = alt.Y("model:N", sort=["textbook", *PEERS, "ours"], title=None)
-    base = alt.Chart(frame).encode(y=y, yOffset=alt.YOffset("batches:N", sort=list(feeds.values())))
-    x = alt.X("speed:Q", title="real target tokens a second", scale=alt.Scale(domain=[0, 4000]))
-    colour = alt.Color("batches:N", sort=list(feeds.values()), title=None)
-    drawn = base.mark_bar().encode(x=x, color=colour)
-    ranges = base.mark_rule(color="black").encode(x="low:Q", x2="high:Q")
-    numbers = base.mark_text(align="left", dx=4, fontSize=11).encode(
-        x="high:Q", text=alt.Text("speed:Q", format=".0f")
-    )
-    return titled(
-        alt.layer(drawn, ranges, numbers).properties(width=420, height=alt.Step(20)),
-        "The same training step, five implementations, three ways to make batches",
-        "Bars are medians over the rounds, the black lines run from the slowest round to the fastest. Batching "
-        "matters most, and each model gains from it.",
-    )
-
-
-# %%
-peers = load_record("speed-peers")
-print(peers["command"])
-peers_chart(peers)
-
-
-# %%
 def peers_frame(record: dict[str, Any]) -> pd.DataFrame:
-    """Rows of the benchmark against the peers: model, batches, speed with its range, and memory."""
+    """A row for each contender: program, precision, setting, and its time, speed, memory, utilisation."""
     rows = []
     for name, report in record["reports"].items():
-        model, batches, *kept = name.split(", ")
-        row = {"model": model + (", memory kept" if kept else ""), "batches": batches}
+        program, precision, *kept = name.split(", ")
+        setting = "memory kept" if kept or program == "ours" else "as it comes"
+        row = {"program": program, "precision": precision, "setting": setting}
+        rounds = report["rounds"] or [1.0]
+        row |= {"times as long": report["times"], "low": min(rounds), "high": max(rounds)}
         row["target tokens a second"] = round(report["tokens_per_second"])
-        row["range"] = f"{report['lowest']:.0f} to {report['highest']:.0f}"
         row["peak MiB"] = round(report["peak_bytes"] / 2**20)
         row["share of matrix rate"] = f"{report['mfu']:.0%}"
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-best_peer = max(step_rate(peers, f"{name}, buckets") for name in PEERS)
-ours, fixed = step_rate(peers, "ours, buckets"), step_rate(peers, "textbook, fixed")
-assert ours > 1.3 * best_peer  # same batches
-assert ours > 5 * fixed  # from The Annotated Transformer's padding to here
-memory = {name: report["peak_bytes"] for name, report in peers["reports"].items()}
-assert memory["ours, buckets"] < min(memory[f"{name}, buckets"] for name in PEERS)
-print(
-    f"{ours / best_peer:.2f} times the best peer on the same batches, {ours / fixed:.1f} times the padded textbook"
-)
-peers_frame(peers).set_index(["model", "batches"])
+def peers_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """How many times as long each program's step takes as ours in 16 bits, by precision."""
+    frame = peers_frame(record)
+    frame = rounded(frame[(frame["setting"] == "memory kept")])
+    order = ["ours", *[name for name in frame["program"].unique() if name != "ours"]]
+    y = alt.Y("program:N", sort=order, title=None, axis=alt.Axis(ticks=False))
+    x = alt.X(
+        "times as long:Q", scale=alt.Scale(domainMin=0), title="times as long as ours in bf16"
+    )
+    color = alt.Color("precision:N", sort=["float32", "bf16"], title=None)
+    offset = alt.YOffset("precision:N", sort=["float32", "bf16"])
+    base = alt.Chart(frame).encode(y=y, yOffset=offset)
+    drawn = base.mark_bar().encode(x=x, color=color)
+    ranges = base.mark_rule(color="black").encode(x=alt.X("low:Q"), x2="high:Q")
+    numbers = base.mark_text(align="left", dx=5, fontSize=11).encode(
+        x="high:Q", text=alt.Text("times as long:Q", format=".2f")
+    )
+    return titled(
+        alt.layer(drawn, ranges, numbers).properties(width=420, height=alt.Step(18)),
+        "The same training step, five programs, two precisions",
+        "Freed memory kept for all. Bars are medians of the ratio to ours, black lines go from the lowest to the highest round.",
+    )
 
-# %% [markdown]
-# Two things are told apart here. *Down* a column, batching: each model is several times faster on buckets than on rows padded to 72, without a line of its code changed. *Across* models, code: on the same buckets ours is ahead of the best peer, with less memory; in random order by more than twice, since rows know no padding. Part of that is a setting that everybody can have, so the last rows give it to the peers as well.
 
 # %%
-kept = {name: step_rate(peers, f"{name}, buckets, memory kept") for name in PEERS}
-assert ours > 1.15 * max(kept.values())
-assert step_rate(peers, "ours, random") > 2 * max(
-    step_rate(peers, f"{name}, random") for name in PEERS
+peers = load_record("speed-peers")
+print(peers["repeat"])
+print(peers["device"])
+peers_chart(peers)
+
+# %%
+peers_frame(peers).set_index(["program", "precision", "setting"]).drop(columns=["low", "high"])
+
+# %%
+times = {name: report["times"] for name, report in peers["reports"].items()}
+memory = {name: report["peak_bytes"] for name, report in peers["reports"].items()}
+rivals = [name for name in times if not name.startswith(("ours", "textbook"))]
+in_float32 = [name for name in rivals if name.endswith(", float32")]
+at_best = [name for name in rivals if name.endswith("bf16, memory kept")]
+print(f"ours in float32: {times['ours, float32']:.2f} times as long as in 16 bits")
+print(f"the best of the others as it comes: {min(times[name] for name in in_float32):.2f} times")
+print(
+    f"and at its best, in 16 bits with memory kept: {min(times[name] for name in at_best):.2f} times"
 )
-print(f"with freed memory kept for all: {ours / max(kept.values()):.2f} times the best peer")
+# @PEERS_ASSERT@
+assert max(memory["ours, bf16"], memory["ours, float32"]) < min(memory[name] for name in rivals)
 
 # %% [markdown]
+# @PEERS@
+#
 # ### The base model
 #
 # The same two paths on the paper's base model (6+6 layers, D = 512), in batches of 4,096 tokens. Its products are larger, so a larger share of the time is arithmetic.
@@ -2239,24 +1746,6 @@ def growth_setting(axis: str, value: int) -> tuple[Shape, int, int]:
     if axis == "depth":
         shape = replace(shape, N=value)
     return shape, tokens // length, length
-
-
-def growth_point(axis: str, value: int, how: dict[str, Any] | None) -> dict[str, Any]:
-    """Seconds, kept memory and operations of a step at one place of one axis."""
-    shape, sentences, length = growth_setting(axis, value)
-    contender = Contender(how=how, fused_adam=True, shape=asdict(shape))
-    model, step = contender_step(contender)
-    ids = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1))
-    batch = Batch(ids[0, :, 1:], ids[1])
-    loss_of = loss_function(contender)
-    return {
-        "axis": axis,
-        "value": value,
-        "path": "ours" if how else "textbook",
-        "seconds": best_seconds(lambda: step(batch), repeats=4),
-        "bytes": saved_bytes(lambda: loss_of(model, batch, LabelSmoothing(0.1))),
-        "flops": step_flops(shape, [(length, length)] * sentences),
-    }
 
 
 # %%
@@ -2349,7 +1838,7 @@ assert exponent["length", "ours"] < 0.2 and 0.8 < exponent["tokens", "ours"] < 1
 # - **CUDA graphs**: one whole optimizer step is recorded for each of the eight shapes, and from then on a step is one launch. (`torch.compile(mode="reduce-overhead")` does the same, and re-records for every new shape; hence the eight.)
 # - PyTorch's `varlen_attn` takes packed rows as they are, but it has no dropout on the weights. So it is another training, and we leave it.
 #
-# This section's code runs on any device, and is checked here on a CPU; recording a graph needs a GPU. **No GPU was at hand when this chapter was recorded**, so it makes no claim about speed there. `python scripts/ch07_going_fast.py gpu` measures it.
+# This section's code runs on any device, and is checked here on a CPU; recording a graph needs a GPU. **No GPU was at hand when this chapter was recorded**, so it makes no claim about speed there. `python -m scripts.bench.gpu` measures it.
 
 
 # %%
@@ -2558,312 +2047,6 @@ for expected, found in zip(twins[0].parameters(), twins[1].parameters(), strict=
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-# %%
-def gpu_stages() -> dict[str, dict[str, Any]]:
-    """The waterfall on a GPU: what changes from stage to stage."""
-    textbook = {"how": None, "precision": torch.float32, "static": False, "graphs": False}
-    fast = asdict(STATIC)
-    return {
-        "textbook, float32": textbook,
-        "textbook, bf16": textbook | {"precision": torch.bfloat16},
-        "our switches": textbook | {"how": fast, "precision": torch.bfloat16},
-        "resident corpus, 8 static shapes": {
-            "how": fast,
-            "precision": torch.bfloat16,
-            "static": True,
-            "graphs": False,
-        },
-        "CUDA graphs": {"how": fast, "precision": torch.bfloat16, "static": True, "graphs": True},
-    }
-
-
-def gpu_stage(
-    stage: dict[str, Any],
-    shape: Shape,
-    examples: Sequence[Example],
-    max_tokens: int,
-    count: int,
-    device: torch.device,
-) -> dict[str, float]:
-    """Seconds of one stage's steps on `device`, and the operations that were useful."""
-    torch.manual_seed(0)
-    model = series_model(shape).to(device).train()
-    criterion = LabelSmoothing(0.1)
-    adam: dict[str, Any] = {"betas": (0.9, 0.98), "eps": 1e-9}
-    if device.type == "cuda":
-        adam |= {"fused": True, "capturable": True}
-    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(1e-4, device=device), **adam)
-    if stage["static"]:
-        corpus = ResidentCorpus(examples, device)
-        widths = static_lengths(examples)
-        plan = static_plan(examples, widths, max_tokens, random.Random(0))[:count]
-        step = StaticStep(model, criterion, optimizer, 1.0, stage["precision"], stage["graphs"])
-        calls = [partial(lambda w, n, ids: step(corpus.batch(ids, w, n)), *entry) for entry in plan]
-        chosen = [[examples[i] for i in indices] for _, _, indices in plan]
-    else:
-        chosen = batches_to_time("buckets", examples, max_tokens, count)
-        loss_of = fast_loss if stage["how"] else batch_loss
-        if stage["how"]:
-            loss_of = partial(fast_loss, how=Switches(**stage["how"]))
-        calls = [
-            partial(
-                plain_step,
-                model,
-                make_batch(batch),
-                loss_of,
-                criterion,
-                optimizer,
-                stage["precision"],
-            )
-            for batch in chosen
-        ]
-    for call in calls:
-        call()
-    synchronize(device)
-    start = time.perf_counter()
-    for call in calls:
-        call()
-    synchronize(device)
-    seconds = (time.perf_counter() - start) / len(calls)
-    lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in chosen]
-    flops = sum(step_flops(shape, batch) for batch in lengths) / len(lengths)
-    targets = sum(t for batch in lengths for _, t in batch) / len(lengths)
-    return {
-        "seconds_per_step": seconds,
-        "tokens_per_second": targets / seconds,
-        "flops_per_second": flops / seconds,
-        "busy": busy_share(calls, device),
-    }
-
-
-def plain_step(
-    model: EncoderDecoder,
-    batch: Batch,
-    loss_of: Callable,
-    criterion: LabelSmoothing,
-    optimizer: torch.optim.Optimizer,
-    precision: torch.dtype,
-) -> None:
-    """An optimizer step on a batch that comes from the CPU."""
-    device = next(model.parameters()).device
-    batch = batch.to(device)
-    optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(device.type, precision, enabled=precision != torch.float32):
-        loss, _ = loss_of(model, batch, criterion)
-    (loss / batch.ntokens).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-
-
-# %%
-def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all it was told; a CPU always has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def busy_share(calls: Sequence[Callable[[], object]], device: torch.device) -> float:
-    """The share of the time in which a GPU runs kernels; the rest is gaps between launches."""
-    if device.type != "cuda":
-        return 1.0
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        start = time.perf_counter()
-        for call in calls:
-            call()
-        synchronize(device)
-        wall = time.perf_counter() - start
-    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6 / wall
-
-
-def gpu_matrix_rate(device: torch.device, precision: torch.dtype, n: int) -> float:
-    """Operations a second of a square product on `device`."""
-    a, b = torch.randn(2, n, n, device=device).to(precision)
-
-    def multiply() -> None:
-        a @ b
-        synchronize(device)
-
-    return 2 * n**3 / best_seconds(multiply)
-
-
-# %% [markdown]
-# ## The benchmarks as commands
-
-
-# %%
-def bench_examples(corpus: str, vocab: int) -> tuple[str, list[Example]]:
-    """The name of the corpus that is read, and its training pairs in `vocab` BPE pieces."""
-    if corpus == "auto":
-        corpus = "multi30k" if "MULTI30K_DIR" in os.environ else "sample"
-    pairs = load_corpus(corpus)["train"]
-    lines = (line for pair in pairs for line in pair)
-    # The sample corpus is too small for 8,192 pieces. The model keeps that size all the same.
-    pieces = vocab if corpus == "multi30k" else min(vocab, 1000)
-    return corpus, encode_pairs(pairs, BPETokenizer.train(lines, pieces))
-
-
-def race_record(
-    contenders: dict[str, Contender], options: BenchOptions, shape: Shape = SMALL
-) -> dict[str, Any]:
-    """Race `contenders` and put it on record: the reports, and how much of the machine each used."""
-    corpus, examples = bench_examples(options.corpus, shape.vocab)
-    reports, rates, feeds = race(contenders, examples, options)
-    rate = statistics.median(rates)
-    for name, report in reports.items():
-        lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in feeds[name]]
-        flops = sum(step_flops(shape, batch) for batch in lengths) / len(lengths)
-        report["mfu"] = round(flops / report["seconds_per_step"] / rate, 4)
-    return {
-        "corpus": corpus,
-        "shape": asdict(shape),
-        "max_tokens": options.max_tokens,
-        "batches": options.count,
-        "rounds": options.rounds,
-        "matrix_rate": round(rate),
-        "matrix_rates": [round(r) for r in rates],
-        "contenders": {name: asdict(contender) for name, contender in contenders.items()},
-        "reports": reports,
-    }
-
-
-# %%
-def bench_peers(options: BenchOptions) -> dict[str, Any]:
-    """Our two paths against nn.Transformer, MarianMTModel and x-transformers, each fed three ways."""
-    return race_record(peer_contenders(), options)
-
-
-def bench_steps(options: BenchOptions) -> dict[str, Any]:
-    """The chapter's steps one after another, what lost, and this machine's limits."""
-    steps, losers = waterfall_contenders()
-    operations = measured_operations()
-    bandwidth = memory_bandwidth()
-    record = race_record(steps | losers, options)
-    examples = bench_examples(options.corpus, SMALL.vocab)[1]
-    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
-    lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in batches]
-    rate = record["matrix_rate"]
-    floors = [least_seconds(SMALL, batch, rate, bandwidth) for batch in lengths]
-    return record | {
-        "steps": list(steps),
-        "losers": list(losers),
-        "bandwidth": round(bandwidth),
-        "operations": operations,
-        "floor_seconds": round(statistics.mean(floors), 4),
-        "account": account(Contender(how=asdict(FAST), fused_adam=True), batches),
-        "account_textbook": account(Contender(), batches),
-    }
-
-
-def bench_base(options: BenchOptions) -> dict[str, Any]:
-    """The paper's base model: the textbook path and ours, and where the time of ours goes."""
-    shape = {name: value for name, value in asdict(BASE).items() if value != asdict(SMALL)[name]}
-    fast = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True, shape=shape)
-    record = race_record({"textbook": Contender(shape=shape), "ours": fast}, options, BASE)
-    examples = bench_examples(options.corpus, BASE.vocab)[1]
-    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
-    return record | {"account": account(fast, batches)}
-
-
-def bench_growth(options: BenchOptions) -> dict[str, Any]:
-    """Seconds and memory of a step along four axes, by both paths; random ids, all rows full."""
-    points = [
-        growth_point(axis, value, how)
-        for axis, values in AXES.items()
-        for value in tqdm(values, desc=axis)
-        for how in (None, asdict(FAST))
-    ]
-    return {"shape": asdict(SMALL), "points": points}
-
-
-def bench_gpu(options: BenchOptions) -> dict[str, Any]:
-    """The waterfall on a GPU for both models, with the share of the matrix rate and of busy time."""
-    if not torch.cuda.is_available():
-        raise ValueError("this benchmark needs a GPU: the others run on any machine")
-    device = torch.device("cuda")
-    corpus, examples = bench_examples(options.corpus, SMALL.vocab)
-    rate = gpu_matrix_rate(device, torch.bfloat16, 8192)
-    sizes = {"small": (SMALL, options.max_tokens), "base": (BASE, 2 * options.max_tokens)}
-    reports = {
-        f"{size}, {name}": gpu_stage(stage, shape, examples, max_tokens, options.count, device)
-        for size, (shape, max_tokens) in sizes.items()
-        for name, stage in gpu_stages().items()
-    }
-    for report in reports.values():
-        report["mfu"] = round(report["flops_per_second"] / rate, 4)
-    return {
-        "corpus": corpus,
-        "gpu": torch.cuda.get_device_name(device),
-        "matrix_rate": round(rate),
-        "reports": reports,
-    }
-
-
-# %%
-BENCHMARKS = {
-    "peers": bench_peers,
-    "steps": bench_steps,
-    "base": bench_base,
-    "growth": bench_growth,
-    "gpu": bench_gpu,
-}
-
-
-def parse_bench(argv: Sequence[str] | None = None) -> tuple[str, BenchOptions]:
-    """The command line: which benchmark, and its options. Raises ValueError for what it can't read."""
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    parser = ArgumentParser(
-        prog="ch07_going_fast.py",
-        description="Time a training step: against peers, step by step, and as it grows.",
-        exit_on_error=False,
-    )
-    parser.add_argument("benchmark", choices=list(BENCHMARKS))
-    parser.add_class_arguments(BenchOptions)
-    try:
-        chosen = parser.parse_args(list(sys.argv[1:] if argv is None else argv)).as_dict()
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    return chosen.pop("benchmark"), BenchOptions(**chosen)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command: run a benchmark, print it, and save it if asked. Returns the exit code."""
-    try:
-        name, options = parse_bench(argv)
-        device = torch.device("cuda" if name == "gpu" else "cpu")
-        record = BENCHMARKS[name](options)
-        if options.save:
-            words = ["python", "scripts/ch07_going_fast.py", *sys.argv[1:]]
-            save_record(f"speed-{name}", provenance(shlex.join(words), device) | record)
-        print(summary(record))
-    except (ValueError, RuntimeError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    return 0
-
-
-def summary(record: dict[str, Any]) -> str:
-    """A record's table for the terminal."""
-    if "points" in record:
-        return pd.DataFrame(record["points"]).to_string(index=False)
-    table = pd.DataFrame(record["reports"]).T
-    if "peak_bytes" in table:
-        table["peak MiB"] = table.pop("peak_bytes") / 2**20
-    rate = record["matrix_rate"] / 1e9
-    return (
-        f"{table.round(2).to_string()}\nmatrix rate {rate:.0f} GFLOP/s, corpus {record['corpus']}"
-    )
-
-
-# %%
-for mistake in (["peers", "--rounds", "many"], ["steps", "--speed", "9"]):
-    try:
-        parse_bench(mistake)
-    except ValueError as error:
-        print(str(error)[:100])
-
 # %% [markdown]
 # ## In the next chapter
 #
@@ -2876,15 +2059,9 @@ def switches_for(device: torch.device, half: bool = False) -> Switches:
 
     With `half` a CPU multiplies 16-bit factors (on a GPU that is autocast's business).
     """
-    return replace(FAST, half=half) if device.type == "cpu" else STATIC
-
-
-def multiplies_bf16(device: torch.device) -> bool:
-    """Whether `device` has instructions for bfloat16 products: all GPUs of today, few CPUs."""
     if device.type != "cpu":
-        return True
-    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # PyTorch 2.6 and newer
-    return bool(ask and ask())
+        return STATIC
+    return HALF if half else FAST
 
 
 assert switches_for(torch.device("cpu")) == FAST
@@ -3325,7 +2502,7 @@ for wrong in (deaf_z_loss, looped_z_loss):
 #
 # The records of this chapter are another machine's. Choose one, predict, then measure with exercise 2's stopwatch.
 #
-# - Draw the roofline: `python scripts/ch07_going_fast.py steps`. Which operations changed sides of the bend?
+# - Draw the roofline: `python -m scripts.bench.training steps`. Which operations changed sides of the bend?
 # - Set `ROWS_AT_ONCE` to 64, to 4,096, and time the loss. Why is there a best value?
 # - With one thread instead of two the time should double. The chart of what was not kept has the measured factor. Where does the difference come from?
 # - Time `affine(grad.T, x.T, None, onednn)` with both libraries for a gradient of 2,048 × 1,024 and an input of 2,048 × 256. Which one would you take?

@@ -1,0 +1,143 @@
+"""Other people's Transformers of the series' sizes: what a training step races against."""
+
+import warnings
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scripts.ch01_attention import subsequent_mask
+from scripts.ch03_embeddings_and_positions import MAX_LEN, Embeddings, PositionalEncoding
+from scripts.ch05_training import BOS, EOS, PAD, Batch, LabelSmoothing
+from scripts.ch07_going_fast import Shape
+
+
+class TorchTransformer(nn.Module):
+    """`nn.Transformer` with chapter 3's embedding around it: batch to logits (B, T, V)."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.embed = nn.Sequential(
+            Embeddings(shape.d_model, shape.vocab), PositionalEncoding(shape.d_model, shape.dropout)
+        )
+        nn.init.normal_(self.embed[0].lut.weight, std=shape.d_model**-0.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # that pre-norm has no nested tensors; training never has
+            self.body = nn.Transformer(
+                shape.d_model,
+                shape.h,
+                shape.N,
+                shape.N,
+                shape.d_ff,
+                shape.dropout,
+                batch_first=True,
+                norm_first=shape.norm_first,
+            )
+        self.generator = nn.Linear(shape.d_model, shape.vocab)
+        self.generator.weight = self.embed[0].lut.weight
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits of every target position."""
+        padding = batch.src == PAD
+        x = self.body(
+            self.embed(batch.src),
+            self.embed(batch.tgt),
+            tgt_mask=~subsequent_mask(batch.tgt.size(1))[0],
+            src_key_padding_mask=padding,
+            tgt_key_padding_mask=batch.tgt == PAD,
+            memory_key_padding_mask=padding,
+        )
+        return self.generator(x)
+
+
+class Marian(nn.Module):
+    """Hugging Face's `MarianMTModel`: batch to logits (B, T, V)."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        from transformers import MarianConfig, MarianMTModel
+
+        sides = {}
+        for side in ("encoder", "decoder"):
+            sides[f"{side}_layers"] = shape.N
+            sides[f"{side}_ffn_dim"] = shape.d_ff
+            sides[f"{side}_attention_heads"] = shape.h
+        drops = ("dropout", "attention_dropout", "activation_dropout")
+        config = MarianConfig(
+            vocab_size=shape.vocab,
+            d_model=shape.d_model,
+            activation_function="relu",
+            max_position_embeddings=MAX_LEN,
+            scale_embedding=True,
+            pad_token_id=PAD,
+            eos_token_id=EOS,
+            forced_eos_token_id=EOS,
+            decoder_start_token_id=BOS,
+            use_cache=False,
+            **sides,
+            **dict.fromkeys(drops, shape.dropout),
+        )
+        self.body = MarianMTModel(config)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits of every target position."""
+        return self.body(
+            input_ids=batch.src,
+            attention_mask=(batch.src != PAD).long(),
+            decoder_input_ids=batch.tgt,
+            use_cache=False,
+        ).logits
+
+
+class XTransformers(nn.Module):
+    """x-transformers' encoder and decoder, tables tied: batch to logits (B, T, V)."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        from x_transformers import XTransformer
+
+        sides = {}
+        for side in ("enc", "dec"):
+            sides |= {
+                f"{side}_num_tokens": shape.vocab,
+                f"{side}_max_seq_len": MAX_LEN,
+                f"{side}_depth": shape.N,
+                f"{side}_heads": shape.h,
+                f"{side}_attn_dim_head": shape.d_model // shape.h,
+                f"{side}_ff_mult": shape.d_ff / shape.d_model,
+                f"{side}_attn_dropout": shape.dropout,
+                f"{side}_ff_dropout": shape.dropout,
+                f"{side}_emb_dropout": shape.dropout,
+                f"{side}_attn_flash": True,
+            }
+        self.body = XTransformer(dim=shape.d_model, tie_token_emb=True, **sides)
+        self.body.decoder.net.to_logits.weight = self.body.encoder.token_emb.emb.weight
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits of every target position."""
+        real = batch.src != PAD
+        memory = self.body.encoder(batch.src, mask=real, return_embeddings=True)
+        return self.body.decoder.net(
+            batch.tgt, mask=batch.tgt != PAD, context=memory, context_mask=real
+        )
+
+
+PEERS = {
+    "nn.Transformer": TorchTransformer,
+    "MarianMTModel": Marian,
+    "x-transformers": XTransformers,
+}
+PACKAGES = {"MarianMTModel": ("transformers",), "x-transformers": ("x_transformers",)}
+
+
+def peer_loss(model: nn.Module, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
+    """The smoothed loss as a user of PyTorch would write it, summed over the real tokens."""
+    loss = F.cross_entropy(
+        model(batch).flatten(0, 1),
+        batch.tgt_y.flatten(),
+        ignore_index=PAD,
+        label_smoothing=criterion.smoothing,
+        reduction="sum",
+    )
+    return loss, loss.detach()

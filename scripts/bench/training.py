@@ -1,0 +1,539 @@
+"""Races of training steps: `python -m scripts.bench.training peers|steps|base|growth`.
+
+`peers` times ours against `nn.Transformer`, `MarianMTModel` and x-transformers, each in float32 and
+under autocast, as it comes and with freed memory kept (ten minutes; it needs the packages of
+`pip install -e '.[bench]'`). `steps` times ours without each of its switches, `base` the paper's
+base model, `growth` steps of many sizes.
+
+Two processes are alive at a time, the reference and one contender. They step in turns over the
+same batches; what counts is their ratio, round by round, so that a slow moment hits both.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.bench.training"))
+
+import importlib
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from scripts import ROOT
+from scripts.bench.peers import PACKAGES, PEERS, peer_loss
+from scripts.book.command import as_typed, read, serve
+from scripts.book.records import provenance, save_record
+from scripts.ch01_attention import saved_bytes
+from scripts.ch05_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
+from scripts.ch06_multi30k import (
+    FIXED_WIDTH,
+    BPETokenizer,
+    Example,
+    encode_pairs,
+    load_corpus,
+    make_batch,
+    pad_rows,
+    token_batches,
+)
+from scripts.ch07_going_fast import (
+    AXES,
+    BASE,
+    FAST,
+    SMALL,
+    Shape,
+    Switches,
+    best_seconds,
+    fast_loss,
+    growth_setting,
+    keep_memory,
+    least_seconds,
+    matrix_rate,
+    measured_operations,
+    memory_bandwidth,
+    multiplies_bf16,
+    series_model,
+    step_flops,
+)
+
+HALF = replace(FAST, half=True)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What a race times: a model, how it is fed, and how it is run."""
+
+    model: str = "series"  # or one of PEERS
+    batches: Literal["buckets", "fixed"] = "buckets"  # of similar length, or all padded to 72
+    how: dict[str, Any] | None = None  # our switches; None is the textbook's own code
+    autocast: bool = False  # the forward pass under PyTorch's autocast in bfloat16
+    keep_memory: bool = False
+    fused_adam: bool = False
+    set_to_none: bool = True
+    threads: int = 2
+    compiled: bool = False
+    shape: dict[str, Any] | None = None  # what differs from SMALL
+
+
+OURS = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True)
+OURS_HALF = replace(OURS, how=asdict(HALF))
+
+
+def batch_as(kind: str, examples: Sequence[Example]) -> Batch:
+    """The examples as one batch: padded to the longest of them, or to `FIXED_WIDTH` if "fixed"."""
+    if kind != "fixed":
+        return make_batch(examples)
+    sides = ([e.src for e in examples], [e.tgt for e in examples])
+    # The target is one longer: its input and its labels are both FIXED_WIDTH wide.
+    filler = ([PAD] * FIXED_WIDTH, [PAD] * (FIXED_WIDTH + 1))
+    return Batch(*(pad_rows([*side, more])[:-1] for side, more in zip(sides, filler, strict=True)))
+
+
+def batches_to_time(
+    kind: str, examples: Sequence[Example], max_tokens: int, count: int, seed: int = 0
+) -> list[list[Example]]:
+    """`count` batches of at most `max_tokens` a side, padding counted: in buckets, or fixed."""
+    rng = random.Random(seed)
+    if kind == "buckets":
+        plan = token_batches(examples, max_tokens, rng)
+        return [[examples[i] for i in batch] for batch in plan[:count]]
+    fitting = [e for e in examples if max(len(e.src), len(e.tgt) - 1) <= FIXED_WIDTH]
+    return [rng.sample(fitting, max_tokens // FIXED_WIDTH) for _ in range(count)]
+
+
+def loss_function(contender: Contender) -> Callable[..., Any]:
+    """What the contender minimises: (model, batch, criterion) to two sums."""
+    loss_of = peer_loss if contender.model in PEERS else batch_loss
+    if contender.how is not None:
+        loss_of = partial(fast_loss, how=Switches(**contender.how))
+    return torch.compile(loss_of, dynamic=True) if contender.compiled else loss_of
+
+
+def contender_step(contender: Contender) -> tuple[nn.Module, Callable[[Batch], float]]:
+    """The contender's model, and a function that makes one full optimizer step on a batch."""
+    torch.manual_seed(0)
+    torch.set_num_threads(contender.threads)
+    if contender.keep_memory:
+        keep_memory()
+    shape = replace(SMALL, **(contender.shape or {}))
+    model = PEERS[contender.model](shape) if contender.model in PEERS else series_model(shape)
+    loss_of, criterion = loss_function(contender), LabelSmoothing(0.1)
+    adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
+    optimizer = torch.optim.Adam(model.parameters(), fused=contender.fused_adam or None, **adam)
+    model.train()
+
+    def step(batch: Batch) -> float:
+        optimizer.zero_grad(set_to_none=contender.set_to_none)
+        with torch.autocast("cpu", torch.bfloat16, enabled=contender.autocast):
+            loss, _ = loss_of(model, batch, criterion)
+        (loss / batch.ntokens).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item() / batch.ntokens
+
+    return model, step
+
+
+def work(contender: Contender, batches_file: str) -> None:
+    """A contender in a process of its own: reads batch numbers, writes what each step took.
+
+    A line in is the number of a batch, a line out the JSON of the step's seconds and its loss. When
+    the input ends, a last line tells the memory and the parameters.
+    """
+    replies, sys.stdout = sys.stdout, sys.stderr  # libraries print, too
+    batches = [
+        batch_as(contender.batches, [Example(*pair) for pair in pairs])
+        for pairs in json.loads(Path(batches_file).read_text(encoding="utf-8"))
+    ]
+    for package in PACKAGES.get(contender.model, ()):
+        importlib.import_module(package)  # now, so that its own memory isn't counted
+    before = peak_bytes()
+    model, step = contender_step(contender)
+    for line in sys.stdin:
+        batch = batches[int(line)]
+        start = time.perf_counter()
+        loss = step(batch)
+        seconds = time.perf_counter() - start
+        print(json.dumps({"seconds": seconds, "loss": loss}), file=replies, flush=True)
+    size = sum(p.numel() for p in model.parameters())
+    report = {"peak_bytes": peak_bytes() - before, "parameters": size}
+    print(json.dumps(report), file=replies, flush=True)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process ever held."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count what the parent held when it forked
+        line = next(row for row in status.read_text().splitlines() if row.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Worker:
+    """A contender's process; each of its passes over the batches takes so many seconds a token."""
+
+    def __init__(self, contender: Contender, batches: list[list[Example]], folder: Path):
+        path = folder / f"{contender.batches}.json"
+        path.write_text(json.dumps([[(e.src, e.tgt) for e in batch] for batch in batches]))
+        self.batches = batches
+        self.targets = sum(len(e.tgt) - 1 for batch in batches for e in batch)
+        self.paces: list[float] = []  # seconds for a real target token, round by round
+        code = "import json, sys; from scripts.bench.training import Contender, work; "
+        code += "work(Contender(**json.loads(sys.argv[1])), sys.argv[2])"
+        arguments = [sys.executable, "-c", code, json.dumps(asdict(contender)), str(path)]
+        self.process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def step(self, number: int) -> float:
+        """Seconds of one optimizer step on batch `number`. Raises RuntimeError where it died."""
+        self.process.stdin.write(f"{number}\n")
+        self.process.stdin.flush()
+        return self.reply()["seconds"]
+
+    def reply(self) -> dict[str, float]:
+        """The process's next line. Raises RuntimeError where it died."""
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("a benchmark's process died: its complaint stands above")
+        return json.loads(line)
+
+    def round(self) -> float:
+        """One pass over the batches: seconds for a real target token."""
+        seconds = sum(self.step(number) for number in range(len(self.batches)))
+        self.paces.append(seconds / self.targets)
+        return self.paces[-1]
+
+    def finish(self) -> dict[str, Any]:
+        """End the process: medians over the rounds, with their spread, memory and parameters."""
+        self.process.stdin.close()
+        report = self.reply()
+        self.process.wait()
+        middle = statistics.median(self.paces)
+        return {
+            "tokens_per_second": round(1 / middle, 1),
+            "lowest": round(1 / max(self.paces), 1),
+            "highest": round(1 / min(self.paces), 1),
+            "seconds_per_step": round(middle * self.targets / len(self.batches), 4),
+            **report,
+        }
+
+
+@dataclass
+class BenchOptions:
+    """What a benchmark runs on."""
+
+    corpus: Literal["auto", "sample", "multi30k"] = "auto"
+    """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
+    rounds: int = 7
+    """Passes over the batches, in turns; the median of their ratios counts."""
+    count: int = 4
+    """Batches of a pass."""
+    max_tokens: int = 2048
+    """Tokens in a batch on either side, padding counted."""
+    save: bool = False
+    """Write the record into results/."""
+
+
+def race(
+    reference: str,
+    contenders: dict[str, Contender],
+    examples: Sequence[Example],
+    options: BenchOptions,
+) -> dict[str, dict[str, Any]]:
+    """Duels of the `reference`, one of the contenders, with each of the others: their reports.
+
+    `times` is a contender's time for a target token over the reference's, the median of the rounds;
+    `rounds` are all of them.
+    """
+    feeds = {
+        kind: batches_to_time(kind, examples, options.max_tokens, options.count)
+        for kind in dict.fromkeys(contender.batches for contender in contenders.values())
+    }
+    reports: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+
+        def start(name: str) -> Worker:
+            contender = contenders[name]
+            worker = Worker(contender, feeds[contender.batches], Path(folder))
+            worker.round()  # libraries choose their kernels, memory is fetched
+            worker.paces.clear()
+            return worker
+
+        first = start(reference)
+        for name in tqdm([name for name in contenders if name != reference], desc="duels"):
+            other = start(name)
+            rounds = [other.round() / first.round() for _ in range(options.rounds)]
+            reports[name] = {
+                "times": round(statistics.median(rounds), 4),
+                "rounds": [round(ratio, 4) for ratio in rounds],
+                **other.finish(),
+            }
+        reports[reference] = {"times": 1.0, "rounds": [], **first.finish()}
+    for name, report in reports.items():
+        lengths = [
+            [(len(e.src), len(e.tgt) - 1) for e in batch]
+            for batch in feeds[contenders[name].batches]
+        ]
+        shape = replace(SMALL, **(contenders[name].shape or {}))
+        flops = sum(step_flops(shape, batch) for batch in lengths) / len(lengths)
+        report["flops_per_second"] = round(flops / report["seconds_per_step"])
+    return reports
+
+
+def bench_examples(corpus: str, vocab: int) -> tuple[str, list[Example]]:
+    """The name of the corpus that is read, and its training pairs in `vocab` BPE pieces."""
+    if corpus == "auto":
+        corpus = "multi30k" if "MULTI30K_DIR" in os.environ else "sample"
+    pairs = load_corpus(corpus)["train"]
+    lines = (line for pair in pairs for line in pair)
+    # The sample corpus is too small for 8,192 pieces. The model keeps that size all the same.
+    pieces = vocab if corpus == "multi30k" else min(vocab, 1000)
+    return corpus, encode_pairs(pairs, BPETokenizer.train(lines, pieces))
+
+
+def race_record(
+    reference: str, contenders: dict[str, Contender], options: BenchOptions, shape: Shape = SMALL
+) -> dict[str, Any]:
+    """A race on record: the reports, and which share of the machine's matrix rate each reached."""
+    corpus, examples = bench_examples(options.corpus, shape.vocab)
+    rates = {"float32": [matrix_rate()], "bf16": [matrix_rate(torch.bfloat16)]}
+    reports = race(reference, contenders, examples, options)
+    rates["float32"].append(matrix_rate())
+    rates["bf16"].append(matrix_rate(torch.bfloat16))
+    best = {kind: max(measured) for kind, measured in rates.items()}
+    for name, report in reports.items():
+        half = contenders[name].autocast or (contenders[name].how or {}).get("half", False)
+        report["mfu"] = round(report["flops_per_second"] / best["bf16" if half else "float32"], 4)
+    return {
+        "corpus": corpus,
+        "shape": asdict(shape),
+        **{name: getattr(options, name) for name in ("max_tokens", "count", "rounds")},
+        "matrix_rate": round(best["float32"]),
+        "matrix_rate_bf16": round(best["bf16"]),
+        "reference": reference,
+        "contenders": {name: asdict(contender) for name, contender in contenders.items()},
+        "reports": reports,
+    }
+
+
+def peer_contenders() -> dict[str, Contender]:
+    """Ours, the textbook's path and the peers: both precisions, as they come, with memory kept."""
+    contenders = {"ours, bf16": OURS_HALF, "ours, float32": OURS}
+    for model in ("textbook", *PEERS):
+        plain = Contender("series" if model == "textbook" else model)
+        for precision in ("float32", "bf16"):
+            each = replace(plain, autocast=precision == "bf16")
+            contenders[f"{model}, {precision}"] = each
+            contenders[f"{model}, {precision}, memory kept"] = replace(each, keep_memory=True)
+    return contenders
+
+
+def bench_peers(options: BenchOptions) -> dict[str, Any]:
+    """Ours against three other programs. Raises ValueError where there are no bf16 products."""
+    if not multiplies_bf16(torch.device("cpu")):
+        raise ValueError("this processor has no bfloat16 products: the race would say nothing")
+    return race_record("ours, bf16", peer_contenders(), options)
+
+
+WITHOUT = {
+    "rows": {"packed": False},
+    "LayerNorm in one kernel": {"fused_norm": False},
+    "joint projections": {"joint_projections": False},
+    "attention by hand": {"attention": "sdpa"},
+    "loss in chunks": {"loss": "textbook"},
+    "dropout from 16 bits": {"random_bits": False},
+    "oneDNN's products": {"onednn": False},
+}
+
+
+def step_contenders(ours: Contender) -> dict[str, Contender]:
+    """The path `ours`, and the same without each of its switches and settings."""
+    contenders = {"ours": ours}
+    for name, change in WITHOUT.items():
+        contenders[f"without {name}"] = replace(ours, how=ours.how | change)
+    return contenders | {
+        "without freed memory kept": replace(ours, keep_memory=False),
+        "without the fused Adam": replace(ours, fused_adam=False),
+    }
+
+
+def bench_steps(options: BenchOptions) -> dict[str, Any]:
+    """What each switch is worth in both precisions, where time goes, and the machine's limits."""
+    plain = {
+        "textbook, padded to 72": Contender(batches="fixed"),
+        "textbook": Contender(),
+        "textbook, memory kept": Contender(keep_memory=True),
+        "one thread": replace(OURS, threads=1),
+        "no dropout at all": replace(OURS, shape={"dropout": 0.0}),
+        "textbook, torch.compile": Contender(keep_memory=True, compiled=True),
+    }
+    operations, bandwidth = measured_operations(), memory_bandwidth()
+    record = race_record("ours", step_contenders(OURS) | plain, options)
+    half = race_record("ours", step_contenders(OURS_HALF), options)
+    examples = bench_examples(options.corpus, SMALL.vocab)[1]
+    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
+    lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in batches]
+    rate = record["matrix_rate"]
+    floors = [least_seconds(SMALL, batch, rate, bandwidth) for batch in lengths]
+    accounts = {"textbook": Contender(keep_memory=True), "float32": OURS, "bf16": OURS_HALF}
+    return record | {
+        "half": {name: half[name] for name in ("contenders", "reports", "matrix_rate_bf16")},
+        "bandwidth": round(bandwidth),
+        "operations": operations,
+        "floor_seconds": round(statistics.mean(floors), 4),
+        "accounts": {name: account(one, batches) for name, one in accounts.items()},
+    }
+
+
+def bench_base(options: BenchOptions) -> dict[str, Any]:
+    """The paper's base model: the textbook's path and ours, and where the time of ours goes."""
+    shape = {name: value for name, value in asdict(BASE).items() if value != asdict(SMALL)[name]}
+    ours, half = replace(OURS, shape=shape), replace(OURS_HALF, shape=shape)
+    contenders = {"ours": ours, "ours, bf16": half, "textbook": Contender(shape=shape)}
+    record = race_record("ours", contenders, options, BASE)
+    examples = bench_examples(options.corpus, BASE.vocab)[1]
+    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
+    return record | {"account": account(ours, batches)}
+
+
+KINDS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::addmm_", "mkldnn::_linear_pointwise"),
+    "attention's products": ("aten::bmm", "aten::baddbmm"),
+    "softmax, attention's and the loss's": ("softmax", "aten::amax", "logsumexp", "aten::exp"),
+    "PyTorch's random bits": ("aten::random_", "aten::bernoulli_"),
+    "copies": (
+        "aten::copy_",
+        "aten::cat",
+        "index",
+        "scatter",
+        "gather",
+        "aten::fill_",
+        "aten::zero",
+    ),
+    "LayerNorm": ("layer_norm", "var_mean"),
+    "Adam and clipping": ("adam", "addcdiv", "lerp", "norm", "foreach"),
+}
+
+
+def account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:
+    """Seconds of a step by kind of operation, from PyTorch's profiler, and the rest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step = contender_step(contender)[1]
+    padded = [make_batch(batch) for batch in batches]
+    for batch in padded:
+        step(batch)
+    start = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for batch in padded:
+            step(batch)
+    total = time.perf_counter() - start
+    seconds = dict.fromkeys([*KINDS, "sums, relu, dropout's products"], 0.0)
+    for event in profiler.key_averages():
+        if "::" in event.key and event.key.split("::")[0] in ("aten", "mkldnn"):
+            seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6
+    seconds["Python, autograd, our random bits"] = max(0.0, total - sum(seconds.values()))
+    return {kind: round(value / len(padded), 5) for kind, value in seconds.items()}
+
+
+def kind_of(operation: str) -> str:
+    """The kind under which `account` books an operation."""
+    for kind, names in KINDS.items():
+        if any(name in operation if "::" not in name else name == operation for name in names):
+            return kind
+    return "sums, relu, dropout's products"
+
+
+def growth_point(axis: str, value: int, how: dict[str, Any] | None) -> dict[str, Any]:
+    """Seconds, kept memory and operations of a step at one place of one axis."""
+    shape, sentences, length = growth_setting(axis, value)
+    contender = Contender(how=how, fused_adam=True, shape=asdict(shape))
+    model, step = contender_step(contender)
+    ids = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1))
+    batch = Batch(ids[0, :, 1:], ids[1])
+    loss_of = loss_function(contender)
+    return {
+        "axis": axis,
+        "value": value,
+        "path": "ours" if how else "textbook",
+        "seconds": best_seconds(lambda: step(batch), repeats=4),
+        "bytes": saved_bytes(lambda: loss_of(model, batch, LabelSmoothing(0.1))),
+        "flops": step_flops(shape, [(length, length)] * sentences),
+    }
+
+
+def bench_growth(options: BenchOptions) -> dict[str, Any]:
+    """Seconds and memory of a step along four axes, by both paths; random ids, all rows full."""
+    points = [
+        growth_point(axis, value, how)
+        for axis, values in AXES.items()
+        for value in tqdm(values, desc=axis)
+        for how in (None, asdict(FAST))
+    ]
+    return {"shape": asdict(SMALL), "points": points}
+
+
+BENCHMARKS = {
+    "peers": bench_peers,
+    "steps": bench_steps,
+    "base": bench_base,
+    "growth": bench_growth,
+}
+
+
+@dataclass
+class RaceOptions(BenchOptions):
+    """The command line: which benchmark, and on what."""
+
+    benchmark: Literal["peers", "steps", "base", "growth"] = "peers"
+    """Which one."""
+
+
+def summary(record: dict[str, Any]) -> str:
+    """A record's table for the terminal."""
+    if "points" in record:
+        return pd.DataFrame(record["points"]).to_string(index=False)
+    table = pd.DataFrame(record["reports"]).T.drop(columns=["rounds", "flops_per_second"])
+    table["peak MiB"] = table.pop("peak_bytes") / 2**20
+    rates = (record[name] / 1e9 for name in ("matrix_rate", "matrix_rate_bf16"))
+    return (
+        f"{table.astype(float).round(3).to_string()}\n"
+        "matrix rate {:.0f} and, in 16 bits, {:.0f} GFLOP/s".format(*rates)
+    )
+
+
+def run_bench(options: RaceOptions) -> None:
+    """Run the benchmark, print its table, and save the record if the options say so."""
+    record = BENCHMARKS[options.benchmark](options)
+    if options.save:
+        command = as_typed(__name__, options, places=("benchmark",))
+        save_record(f"speed-{options.benchmark}", provenance(command) | record)
+    print(summary(record))
+
+
+def parse(argv: Sequence[str]) -> RaceOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    about = "Time a training step: against peers, switch by switch, and as it grows."
+    return read(__name__, RaceOptions, argv, about, places={"benchmark": ", ".join(BENCHMARKS)})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_bench, argv)
