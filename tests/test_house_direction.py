@@ -72,13 +72,13 @@ def graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
 
 
 def reached(name: str, edges: dict[str, set[str]]) -> set[str]:
-    """All that importing a module may import, itself included."""
+    """What a module may import, itself included, down to chapters, which are held one by one."""
     found, waiting = set(), [name]
     while waiting:
         one = waiting.pop()
         if one not in found:
             found.add(one)
-            waiting += edges[one]
+            waiting += edges[one] if number(one) is None else ()
     return found
 
 
