@@ -359,6 +359,32 @@ def test_imports_between_chapters_go_and_nothing_else(code, wanted):
     assert colab.at_home(code) == wanted
 
 
+STRANGER = """
+import sys, types
+sys.modules["scripts"] = types.ModuleType("scripts")
+FILE_PARTS = {}
+"""
+UNPACKED = """
+import scripts.ch01_attention, scripts.engine.checkpoints
+from scripts import ROOT
+for module in (scripts, scripts.ch01_attention, scripts.engine.checkpoints):
+    assert module.__file__.startswith(str(ROOT)), module.__file__
+assert not (ROOT / "scripts/gone.py").exists()
+assert (ROOT / "results").is_dir() and (ROOT / "models/sample-de-en/model.safetensors").is_file()
+print(ROOT)
+"""
+
+
+def test_the_package_is_unpacked_beside_the_notebook_and_found_first(notebook, tmp_path):
+    """What an older notebook left goes, and so does another package that bears the name."""
+    (tmp_path / colab.HOME / "scripts").mkdir(parents=True)
+    (tmp_path / colab.HOME / "scripts/gone.py").touch()
+    cells = [text for text in by_chapter(notebook)[-1] if "FILE_PARTS" in text]
+    (tmp_path / "cells.py").write_text("\n".join([STRANGER, *cells, UNPACKED]), "utf-8")
+    done = run(sys.executable, "cells.py", cwd=tmp_path, env={**os.environ})
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / colab.HOME}\n"), done.stderr
+
+
 CHANGED = """
 first = torch.rand(3)
 torch.set_default_dtype(torch.float64), torch.set_num_threads(NEW_KERNEL["threads"] + 1)
