@@ -1,10 +1,11 @@
 """Builds the site: `python docs/build.py [FOLDER]`, by default docs/_build/html.
 
 Sphinx reads a folder that is laid out like the repository: the notebooks as they are stored, a page
-for each module that is no chapter, the records, the models' cards. Nothing is executed, and the
-site asks no other host for anything.
+for each module that is no chapter, one that lists these, the records, the models' cards. Nothing is
+executed, and the site asks no other host for anything.
 """
 
+import ast
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
-READ = ["notebooks/*.ipynb", "scripts/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
+READ = ["notebooks/*.ipynb", "scripts/**/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
 VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/book/charts.py
 # The site's pages that README.md has as sections, and how its links read there.
 FROM_README = {
@@ -33,6 +34,13 @@ LINKS = {
     "(#teach-with-it)": "(teach.md)",
     "(results/)": "(results/index.md)",
 }
+MODULES = """\
+# Modules
+
+What chapters use and need not tell, and what stands on top of them. A chapter's own module is its
+page.
+"""
+COMMANDS = "Commands: `python -m scripts.NAME --help` says what each takes."
 RECORDS = """\
 # Records
 
@@ -73,9 +81,32 @@ def record_page(records: list[Path]) -> str:
     return "\n".join(parts)
 
 
-def module_page(path: Path) -> str:
-    """A page that shows a module which is no chapter."""
-    return f"# {path.name}\n\n```{{literalinclude}} {path.name}\n:language: python\n```\n"
+def about(path: Path) -> str:
+    """The first line of a module's docstring."""
+    return ast.get_docstring(ast.parse(path.read_text("utf-8"))).split("\n")[0]
+
+
+def module_page(path: Path, folder: Path) -> str:
+    """A page that shows a module which is no chapter; one page lists it, and no menu."""
+    place = path.relative_to(folder)
+    parts = ["---\norphan: true\n---", f"# scripts/{place}"]
+    parts.append(f"[Modules]({'../' * (len(place.parts) - 1)}index.md)")
+    parts.append(f"```{{literalinclude}} {path.name}\n:language: python\n```\n")
+    return "\n\n".join(parts)
+
+
+def module_pages(folder: Path) -> None:
+    """A page for each module in `folder` that is no chapter, and one that lists them."""
+    paths = [p for p in sorted(folder.rglob("*.py")) if not re.match(r"ch\d\d_|__", p.name)]
+    text = [MODULES]
+    for package in sorted({path.parent for path in paths}):
+        words = about(package / "__init__.py") if package != folder else COMMANDS
+        text.append(f"## {Path('scripts', package.relative_to(folder))}\n\n{words}\n")
+        for path in (path for path in paths if path.parent == package):
+            page = path.with_suffix(".md")
+            page.write_text(module_page(path, folder), "utf-8")
+            text.append(f"**[{path.name}]({page.relative_to(folder)})**\n: {about(path)}\n")
+    (folder / "index.md").write_text("\n".join(text), "utf-8")
 
 
 def readme_section(name: str) -> str:
@@ -100,9 +131,7 @@ def lay_out(source: Path) -> None:
         target = source / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
-    for path in sorted((source / "scripts").glob("*.py")):
-        if not re.match(r"ch\d\d_|__", path.name):
-            path.with_suffix(".md").write_text(module_page(path), "utf-8")
+    module_pages(source / "scripts")
     records = sorted((source / "results").glob("*.json"))
     (source / "results/index.md").write_text(record_page(records), "utf-8")
 

@@ -3,14 +3,13 @@
     python docs/colab.py [FILE]     by default build/from_attention_to_translation.ipynb
 
 The chapters stand in it one after the other, as their scripts have them, without outputs. They
-share one namespace, so their imports from each other go. What they read (records, trained models)
-travels inside as text. The network is needed for packages alone. The same chapters give the same
-bytes.
+share one namespace, so their imports from each other go. What they import besides, and what they
+read (records, trained models), travels inside as text: the whole package, unpacked beside the
+notebook. The network is needed for other packages alone. The same series gives the same bytes.
 """
 
 import ast
 import base64
-import inspect
 import io
 import json
 import lzma
@@ -23,17 +22,9 @@ from pathlib import Path
 import jupytext
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-from scripts import bound_names, is_definition  # noqa: E402
-from scripts.book.first_cell import install, packages  # noqa: E402
 
 HOME = "from_attention_to_translation"  # the notebook's name, and the folder that it unpacks beside
-FILES = ("results/*.json", "models/*-de-en/*")  # what chapters read
-MODULES = {
-    "charts": "How charts look",
-    "checkpoints": "How checkpoints are saved and loaded",
-    "records": "How records are saved and loaded",
-}
+FILES = ("pyproject.toml", "scripts/**/*.py", "results/*.json", "models/*-de-en/*")
 PART, WIDTH = 1_000_000, 10_000  # characters of packed files in a cell, and in a line
 SQUEEZE = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 0, "lp": 0, "pb": 0}]
 
@@ -48,18 +39,9 @@ Each chapter is as it stands in the series. What took long was run once, and its
 
 """  # noqa: E501 (prose)
 INSTALL = """\
-import importlib
-import subprocess
-import sys
-import tempfile
-from importlib import metadata
-from pathlib import Path
+from scripts.book.first_cell import install_missing
 
-
-@INSTALL@
-
-
-install(@NEEDED@)"""
+install_missing()"""
 FRESH = '''\
 import random
 
@@ -78,45 +60,49 @@ def fresh_start() -> None:
     np.random.seed(None)
     random.seed()
     pd.reset_option("display.max_colwidth")'''
-UNPACK = '''\
+UNPACK = f'''\
 import base64
+import importlib
 import io
 import lzma
+import shutil
+import sys
 import tarfile
+from pathlib import Path
 
 
-def unpack() -> None:
-    """Writes the files into `ROOT`, a folder beside this notebook."""
+def unpack(root: Path) -> None:
+    """Writes the files into the folder `root`, from which Python imports `scripts` from now on."""
+    shutil.rmtree(root / "scripts", ignore_errors=True)  # an older notebook's
     text = "".join(FILE_PARTS[number] for number in sorted(FILE_PARTS)).replace("\\n", "")
     content = lzma.decompress(base64.b85decode(text))
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        archive.extractall(ROOT, filter="data")
-    for path in ROOT.glob("models/*/*.halves"):
+        archive.extractall(root, filter="data")
+    for path in root.glob("models/*/*.halves"):
         stored = path.read_bytes()
         whole = bytearray(stored)  # each weight's first byte, then each one's second
         middle = (len(stored) + 1) // 2
         whole[0::2], whole[1::2] = stored[:middle], stored[middle:]
         path.with_suffix("").write_bytes(whole)
         path.unlink()
+    for name in [name for name in sys.modules if name.split(".")[0] == "scripts"]:
+        del sys.modules[name]  # what else has that name
+    sys.path.insert(0, str(root))
+    importlib.invalidate_caches()
 
 
-unpack()'''
-AHEAD = """\
-# The same code stands, cell by cell, in the chapters below, which define it anew.
-exec(compile((ROOT / "ahead.py").read_text("utf-8"), ROOT / "ahead.py", "exec"))"""
+unpack(Path("{HOME}").resolve())'''
 
 
 def replacement(node: ast.stmt) -> str | None:
-    """What stands for a statement in the one notebook; None where it stays as it is."""
-    if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "scripts":
+    """What stands for an import from a chapter; None for any other statement, which stays."""
+    if isinstance(node, ast.ImportFrom) and re.match(r"scripts\.ch\d\d_", node.module or ""):
         return "\n".join(f"{name.asname} = {name.name}" for name in node.names if name.asname)
-    if isinstance(node, ast.Assign) and "__file__" in ast.unparse(node.value):
-        return f'{ast.unparse(node.targets)} = Path("{HOME}").resolve()'
     return None
 
 
 def at_home(code: str) -> str:
-    """Code as it runs in the one notebook; comments and layout stay."""
+    """Code as it runs below the chapters that it imports from; comments and layout stay."""
     lines = code.splitlines()
     for node in reversed(ast.parse(code).body):
         new = replacement(node)
@@ -170,18 +156,23 @@ def folded(title: str, text: str) -> dict:
 
 
 def chapter_cells(path: Path) -> Iterator[dict]:
-    """A chapter's cells; a fresh start stands where it looked for the series."""
-    names = anchor_names(path.stem[:4])
+    """A chapter's cells; a fresh start stands where it looked for the series.
+
+    Chapter 0 uses what stands below it, and so goes on importing from chapters.
+    """
+    names, number = anchor_names(path.stem[:4]), int(path.stem[2:4])
     for cell in jupytext.read(path).cells:
         text, tags = cell.source, cell.metadata.get("tags", [])
         if cell.cell_type == "markdown":
             yield prose(anchored(linked(text), names))
-        elif "bootstrap" in tags:
-            yield folded(f"A fresh start for chapter {int(path.stem[2:4])}", "fresh_start()")
+            continue
+        text = at_home(text) if number else text
+        if "bootstrap" in tags:
+            yield folded(f"A fresh start for chapter {number}", "fresh_start()")
         elif "hide-input" in tags:
-            yield folded("A solution", at_home(text).removeprefix("# A solution\n"))
-        elif at_home(text):
-            yield code(at_home(text), **({"tags": tags} if tags else {}))
+            yield folded("A solution", text.removeprefix("# A solution\n"))
+        elif text:
+            yield code(text, **({"tags": tags} if tags else {}))
 
 
 def contents(cells: list[dict]) -> str:
@@ -192,50 +183,8 @@ def contents(cells: list[dict]) -> str:
     return "\n".join(rows)
 
 
-def sources(pattern: str) -> Iterator[tuple[ast.stmt, str]]:
-    """The definitions of the scripts that fit `pattern`, each with its source."""
-    for path in sorted((ROOT / "scripts").glob(pattern)):
-        lines = path.read_text("utf-8").splitlines()
-        for node in filter(is_definition, ast.parse("\n".join(lines)).body):
-            first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
-            yield node, "\n".join(lines[first - 1 : node.end_lineno])
-
-
-def bound(node: ast.stmt) -> list[str]:
-    """The names that a definition or an import at the top level makes."""
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [(name.asname or name.name).split(".")[0] for name in node.names]
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return [name for target in targets for name in bound_names(target)]
-
-
-def needs(node: ast.stmt) -> set[str]:
-    """The names that a definition takes from elsewhere."""
-    parts = list(ast.walk(node))
-    names = [part for part in parts if isinstance(part, ast.Name)]
-    own = {part.arg for part in parts if isinstance(part, ast.arg)}
-    own |= {part.id for part in names if isinstance(part.ctx, ast.Store)}
-    return {part.id for part in names} - own
-
-
-def ahead() -> str:
-    """What chapter 0 uses and later chapters define, and all that this rests on, in their order."""
-    later = [(node, text) for node, text in sources("ch[0-9]*.py") if replacement(node) is None]
-    maker = {name: entry for entry in reversed(later) for name in bound(entry[0])}
-    first = [node for node, _ in sources("ch00_*.py") if replacement(node) is not None]
-    wanted, kept = [name for node in first for name in bound(node)], set()
-    while wanted:
-        node, text = maker.get(wanted.pop(), (None, ""))
-        if node and text not in kept:
-            kept.add(text)
-            wanted += needs(node)
-    return "\n\n".join(dict.fromkeys(text for _, text in later if text in kept)) + "\n"
-
-
 def packed() -> str:
-    """The files that chapters read, and `ahead.py`, as text.
+    """The package and the files that chapters read, as text.
 
     Of a weight's two bytes one, sign and exponent, can be squeezed, if such stand side by side.
     """
@@ -243,7 +192,6 @@ def packed() -> str:
     for name in [name for name in files if name.endswith(".safetensors")]:
         content = files.pop(name)
         files[f"{name}.halves"] = content[0::2] + content[1::2]
-    files["ahead.py"] = ahead().encode()
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for name, content in sorted(files.items()):
@@ -267,14 +215,9 @@ def file_cells() -> Iterator[dict]:
 
 def setting_up() -> Iterator[dict]:
     """What comes before the chapters."""
-    text = INSTALL.replace("@INSTALL@", inspect.getsource(install).strip())
-    text = text.replace("@NEEDED@", json.dumps(packages(), indent=4))
-    yield folded("Install the packages that are missing", text)
-    for name, title in MODULES.items():
-        yield folded(title, at_home((ROOT / f"scripts/{name}.py").read_text("utf-8")))
     yield from file_cells()
+    yield folded("Install the packages that are missing", INSTALL)
     yield folded("How a chapter starts", FRESH)
-    yield folded("Ahead of time: what chapter 0 uses and later chapters build", AHEAD)
 
 
 def series() -> dict:

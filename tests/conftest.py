@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads starve a
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "scripts").glob("ch[0-9][0-9]_*.py"))
+MODULES = sorted((ROOT / "scripts").rglob("*.py"))  # the chapters and all beside them
 
 
 @pytest.fixture(scope="session")

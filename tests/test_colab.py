@@ -17,9 +17,9 @@ from pathlib import Path
 import jupytext
 import nbformat
 import pytest
-from conftest import CHAPTERS, ROOT
+from conftest import CHAPTERS, MODULES, ROOT
 
-from scripts import is_definition
+from scripts import bound_names, is_definition
 from scripts.book.first_cell import first_cell
 
 sys.path.insert(0, str(ROOT / "docs"))
@@ -59,7 +59,8 @@ from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], 4)
 probe = """import json, resource, sys
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
-print(json.dumps([sys.path, sorted(sys.modules), peak]))"""
+ours = {n: m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "scripts"}
+print(json.dumps([sys.path, ours, peak]))"""
 notebook.cells.append(nbformat.v4.new_code_cell(probe))
 NotebookClient(notebook, timeout=900, kernel_name="python3", coalesce_streams=True).execute()
 nbformat.write(notebook, "executed.ipynb")
@@ -114,8 +115,18 @@ def defined(tree: ast.Module) -> list[str]:
         name
         for node in nodes
         if not isinstance(node, (ast.Import, ast.ImportFrom))
-        for name in colab.bound(node)
+        for name in bound(node)
     ]
+
+
+def bound(node: ast.stmt) -> list[str]:
+    """The names that a definition or an import at the top level makes."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [(name.asname or name.name).split(".")[0] for name in node.names]
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [name for target in targets for name in bound_names(target)]
 
 
 def test_it_is_valid_and_holds_no_outputs(notebook):
@@ -137,13 +148,23 @@ def test_the_same_chapters_give_the_same_bytes(written, shared):
     assert digests[0] == digests[1]
 
 
-def test_nothing_is_imported_from_the_series(notebook):
-    for text in code_of(notebook):
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom):
-                assert (node.module or "").split(".")[0] != "scripts", text
-            elif isinstance(node, ast.Import):
-                assert all(name.name.split(".")[0] != "scripts" for name in node.names), text
+def imports(text: str) -> Iterator[str]:
+    """What a cell imports, wherever it stands: dotted paths."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+
+
+def test_only_chapter_0_imports_from_chapters(notebook):
+    """What others define stands above; what the package holds besides is imported as ever."""
+    kept = set()
+    for chapter, texts in by_chapter(notebook).items():
+        names = {name for text in texts for name in imports(text)}
+        assert chapter == 0 or not any(name.startswith("scripts.ch") for name in names)
+        kept |= names
+    assert {"scripts.ROOT", "scripts.book.charts.titled", "scripts.ch01_attention.attention"} < kept
 
 
 def test_every_definition_is_there_once_and_in_reading_order(notebook):
@@ -158,7 +179,7 @@ def test_every_definition_is_there_once_and_in_reading_order(notebook):
 
 
 def test_comments_and_prose_survive(notebook):
-    """Every line of every chapter is there, but for imports from the series and first cells."""
+    """Every line of every chapter is there, but for imports from chapters and first cells."""
     kept = {line for cell in notebook.cells for line in cell.source.splitlines()}
     for path in CHAPTERS:
         for cell in jupytext.read(path).cells:
@@ -193,11 +214,13 @@ def test_contents_and_links_lead_to_headings(notebook):
 
 
 def test_no_name_is_missing(notebook, tmp_path):
-    """Also in functions that the show never calls. `ahead.py` stands on the modules before it."""
-    cells = [text for text in code_of(notebook) if "FILE_PARTS[" not in text]
-    start = cells.index(next(text for text in cells if text.endswith(colab.AHEAD)))
-    cells[start] = colab.ahead()
-    for name, texts in {"start.py": cells[: start + 1], "series.py": cells}.items():
+    """Also in functions that the show never calls. Chapter 0 needs nothing that stands below."""
+    chapters = by_chapter(notebook)
+    start = [text for text in chapters.pop(-1) if "FILE_PARTS[" not in text]
+    for name, texts in {
+        "start.py": start + chapters[0],
+        "series.py": sum(chapters.values(), start),
+    }.items():
         (tmp_path / name).write_text("FILE_PARTS = {}\n" + "\n\n".join(texts), "utf-8")
         command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821"]
         done = subprocess.run([*command, str(tmp_path / name)], capture_output=True, text=True)
@@ -212,7 +235,7 @@ def stored(node: ast.stmt) -> set[str]:
         if isinstance(part, (ast.FunctionDef, ast.ClassDef)):
             names.add(part.name)
         elif isinstance(part, (ast.Import, ast.ImportFrom)):
-            names.update(colab.bound(part))
+            names.update(bound(part))
         elif isinstance(part, ast.Name) and isinstance(part.ctx, (ast.Store, ast.Del)):
             names.add(part.id)
         elif not isinstance(
@@ -235,19 +258,23 @@ def globals_of_functions(nodes: list[ast.stmt]) -> set[str]:
 
 
 def identity(node: ast.stmt, name: str, chapter: int) -> str:
-    """What a definition's name stands for: an import's dotted path, else the chapter's own."""
+    """What a definition's name stands for: an import's dotted path, else the chapter's own.
+
+    A chapter's own is the same here and in the package, from which chapter 0 imports it.
+    """
     if isinstance(node, ast.ImportFrom):
-        return next(f"{node.module}.{n.name}" for n in node.names if (n.asname or n.name) == name)
+        whole = next(f"{node.module}.{n.name}" for n in node.names if (n.asname or n.name) == name)
+        found = re.fullmatch(r"scripts\.ch(\d\d)_\w+\.(\w+)", whole)
+        return f"chapter {int(found[1])}: {found[2]}" if found else whole
     if isinstance(node, ast.Import):
-        return next(n.name if n.asname else name for n in node.names if colab.bound(node))
+        return next(n.name if n.asname else name for n in node.names if bound(node))
     return f"chapter {chapter}: {name}"
 
 
-def collisions(chapters: dict[int, list[str]], ahead: str) -> list[str]:
+def collisions(chapters: dict[int, list[str]]) -> list[str]:
     """Definitions that are replaced under the feet of a function or of a later chapter's show."""
     kinds, made = defaultdict(set), dict.fromkeys(dir(builtins), (-2, 0))
     needed, taken, shown = set(), [], defaultdict(list)
-    borrowed = {n for node in ast.parse(ahead).body for n in colab.bound(node)}
     for chapter, texts in chapters.items():
         for place, text in enumerate(texts):
             body = ast.parse(text).body
@@ -255,7 +282,7 @@ def collisions(chapters: dict[int, list[str]], ahead: str) -> list[str]:
             needed |= globals_of_functions(definitions)
             for node in body:
                 if node in definitions:
-                    for name in colab.bound(node):
+                    for name in bound(node):
                         kinds[name].add(identity(node, name, chapter))
                         made.setdefault(name, (chapter, place))
                         shown[name].append((chapter, place, "bound"))
@@ -266,7 +293,7 @@ def collisions(chapters: dict[int, list[str]], ahead: str) -> list[str]:
                         shown[part.id].append((chapter, place, "used"))
                 for name in names:
                     shown[name].append((chapter, place, "bound"))
-                    if name in made or chapter == 0 and name in borrowed:
+                    if name in made:
                         taken.append((chapter, name))
     wrong = [
         f"{name}: {sorted(of)}" for name, of in kinds.items() if name in needed and len(of) > 1
@@ -280,7 +307,7 @@ def collisions(chapters: dict[int, list[str]], ahead: str) -> list[str]:
 
 
 def test_no_chapter_takes_a_name_that_others_need(notebook):
-    assert not collisions(by_chapter(notebook), colab.ahead())
+    assert not collisions(by_chapter(notebook))
 
 
 @pytest.mark.parametrize(
@@ -295,35 +322,67 @@ def test_no_chapter_takes_a_name_that_others_need(notebook):
         ("def f(): return sum([1])", "sum = 1", ["chapter 2 binds sum, which others need"]),
         ("g = 1", "def g(): pass\ndef f(): g()", []),
         ("def g(): pass\ndef f(): g()", "[g for g in 'ab']", []),
+        ("from scripts.ch02_b import g\ndef f(): g()", "def g(): pass", []),
+        (
+            "from scripts.ch03_c import g\ndef f(): g()",
+            "def g(): pass",
+            ["g: ['chapter 2: g', 'chapter 3: g']"],
+        ),
     ],
 )
 def test_collisions_are_found(first, second, wrong):
-    assert collisions({-1: [], 1: [first], 2: [second]}, "") == wrong
-
-
-def test_chapter_0_must_not_replace_what_it_borrows():
-    found = collisions({-1: [], 0: ["g = 1"], 1: ["def g(): pass\ndef f(): g()"]}, "def g(): pass")
-    assert found == ["chapter 0 binds g, which others need"]
+    assert collisions({-1: [], 1: [first], 2: [second]}) == wrong
 
 
 @pytest.mark.parametrize(
     "code, wanted",
     [
-        ("import os\nfrom scripts.a import b\n\nb()", "import os\n\nb()"),
+        ("import os\nfrom scripts.ch01_a import b\n\nb()", "import os\n\nb()"),
         (
-            "import os\n\nfrom scripts.a import (\n    b,\n    c as d,\n)\n# why\nd()",
+            "import os\n\nfrom scripts.ch01_a import (\n    b,\n    c as d,\n)\n# why\nd()",
             "import os\n\nd = c\n# why\nd()",
         ),
-        ("from scripts.a import b", ""),
+        ("from scripts.ch01_a import b", ""),
+        ("from scripts.book.a import b", "from scripts.book.a import b"),
+        ("from scripts import a", "from scripts import a"),
         (
-            "import os\n\nfrom scripts.a import b\n\n\ndef f():\n    pass",
+            "import os\n\nfrom scripts.ch01_a import b\n\n\ndef f():\n    pass",
             "import os\n\n\ndef f():\n    pass",
         ),
-        ('x = """\nfrom scripts.a import b\n"""', 'x = """\nfrom scripts.a import b\n"""'),
+        (
+            'x = """\nfrom scripts.ch01_a import b\n"""',
+            'x = """\nfrom scripts.ch01_a import b\n"""',
+        ),
     ],
 )
 def test_imports_between_chapters_go_and_nothing_else(code, wanted):
     assert colab.at_home(code) == wanted
+
+
+STRANGER = """
+import sys, types
+sys.modules["scripts"] = types.ModuleType("scripts")
+FILE_PARTS = {}
+"""
+UNPACKED = """
+import scripts.ch01_attention, scripts.engine.checkpoints
+from scripts import ROOT
+for module in (scripts, scripts.ch01_attention, scripts.engine.checkpoints):
+    assert module.__file__.startswith(str(ROOT)), module.__file__
+assert not (ROOT / "scripts/gone.py").exists()
+assert (ROOT / "results").is_dir() and (ROOT / "models/sample-de-en/model.safetensors").is_file()
+print(ROOT)
+"""
+
+
+def test_the_package_is_unpacked_beside_the_notebook_and_found_first(notebook, tmp_path):
+    """What an older notebook left goes, and so does another package that bears the name."""
+    (tmp_path / colab.HOME / "scripts").mkdir(parents=True)
+    (tmp_path / colab.HOME / "scripts/gone.py").touch()
+    cells = [text for text in by_chapter(notebook)[-1] if "FILE_PARTS" in text]
+    (tmp_path / "cells.py").write_text("\n".join([STRANGER, *cells, UNPACKED]), "utf-8")
+    done = run(sys.executable, "cells.py", cwd=tmp_path, env={**os.environ})
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / colab.HOME}\n"), done.stderr
 
 
 CHANGED = """
@@ -375,12 +434,12 @@ def fenced(home: Path, **more: str) -> dict[str, str]:
     return environment(home, FENCED_OFF=str(ROOT), **more)
 
 
-def install(folder: Path, first_cell: str) -> None:
-    """Makes an environment in which that cell installs the tested versions, and fences it in."""
+def install(folder: Path, first_cells: str) -> None:
+    """Makes an environment in which those cells install the tested versions, and fences it in."""
     subprocess.run([sys._base_executable, "-m", "venv", "--clear", str(folder)], check=True)
     pins = (ROOT / "requirements.txt").read_text("utf-8").replace("-e .", "")
     (folder / "pins.txt").write_text(pins, "utf-8")
-    (folder / "install.py").write_text(first_cell, "utf-8")
+    (folder / "install.py").write_text(first_cells, "utf-8")
     online = environment(folder / "home", PIP_CONSTRAINT=str(folder / "pins.txt"))
     runner = ["-m", "pip", "install", "--quiet", "ipykernel", "nbclient"]
     for command in (runner, [str(folder / "install.py")]):
@@ -400,7 +459,9 @@ def clean_python(shared, notebook) -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         mine.touch()
         if not (folder / "ready").exists():
-            install(folder, code_of(notebook)[0])
+            first = by_chapter(notebook)[-1]
+            assert first[-2].endswith(colab.INSTALL)
+            install(folder, "\n\n".join(first[:-1]))
     yield folder / "bin/python"
     with open(shared / "clean.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -460,10 +521,14 @@ def test_it_runs_from_an_empty_folder_and_says_what_the_chapters_say(
     assert {path.name for path in desk.iterdir()} == {written.name, "executed.ipynb", colab.HOME}
 
     executed = nbformat.read(desk / "executed.ipynb", 4).cells
-    path, modules, peak = json.loads(executed.pop().outputs[0].text)
-    assert "scripts" not in modules and not any(part.startswith(str(ROOT)) for part in path)
+    path, ours, peak = json.loads(executed.pop().outputs[0].text)
+    assert not any(part.startswith(str(ROOT)) for part in path)
+    assert {"scripts", "scripts.book.charts", "scripts.engine.checkpoints"} <= ours.keys()
+    assert all(place.startswith(str(desk / colab.HOME)) for place in ours.values())
     assert peak < 8 * 2**20  # KiB; a free Colab has 12 GB
-    for name in (p for pattern in colab.FILES for p in ROOT.glob(pattern)):
+    carried = {path for pattern in colab.FILES for path in ROOT.glob(pattern)}
+    assert carried > {*MODULES}
+    for name in carried:
         assert (desk / colab.HOME / name.relative_to(ROOT)).read_bytes() == name.read_bytes()
 
     found = {cell.source: told(cell) for cell in executed if cell.cell_type == "code"}
@@ -471,7 +536,7 @@ def test_it_runs_from_an_empty_folder_and_says_what_the_chapters_say(
     for chapter in CHAPTERS:
         for cell in nbformat.read(ROOT / f"notebooks/{chapter.stem}.ipynb", 4).cells:
             if cell.get("outputs") and "NBVAL_IGNORE_OUTPUT" not in cell.source:
-                text = colab.at_home(cell.source)
+                text = cell.source if chapter == CHAPTERS[0] else colab.at_home(cell.source)
                 if 'need_packages("onnx' in text:
                     assert "onnx is not installed" in found[text]
                 elif text in found:  # other tests hold scripts and notebooks together
@@ -487,9 +552,10 @@ def series(shared) -> Path:
     with open(shared / "series.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "ready").exists():
-            (home / "scripts").mkdir(parents=True)
-            for path in [ROOT / "pyproject.toml", *(ROOT / "scripts").glob("*.py")]:
-                (home / path.relative_to(ROOT)).write_bytes(path.read_bytes())
+            for path in [ROOT / "pyproject.toml", *MODULES]:
+                target = home / path.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
             git = ["git", "-C", str(home), "-c", "user.name=t", "-c", "user.email=t@example.org"]
             for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
                 subprocess.run([*git, *command], check=True)

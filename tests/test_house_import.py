@@ -1,6 +1,5 @@
 """The definitions-only import: a chapter's definitions arrive, its show stays at home."""
 
-import ast
 import os
 import subprocess
 import sys
@@ -137,43 +136,3 @@ def test_importing_every_chapter_is_silent_and_leaves_only_definitions():
     assert {name for name, _, _ in lines} == set(names)
     odd = [(name, key) for name, key, kind in lines if kind == "other" and not key.isupper()]
     assert not odd
-
-
-def own_names(path: Path) -> set[str]:
-    """The public functions, classes and constants that a chapter itself defines."""
-    from scripts import bound_names, is_definition
-
-    names = set()
-    for node in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign) and is_definition(node):
-            names.update(name for target in node.targets for name in bound_names(target))
-        elif isinstance(node, ast.AnnAssign) and is_definition(node):
-            names.update(bound_names(node.target))
-    return {name for name in names if not name.startswith("_")}
-
-
-def test_public_names_are_unique_across_the_series():
-    """But for `main`, by which every chapter that is a command is called."""
-    home = {}
-    for path in CHAPTERS:
-        for name in own_names(path) - {"main"}:
-            assert name not in home, f"{name} is defined in {home[name]} and in {path.stem}"
-            home[name] = path.stem
-
-
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_a_chapter_imports_only_from_lower_chapters(path):
-    chapters = {other.stem for other in CHAPTERS}
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if not isinstance(node, (ast.Import, ast.ImportFrom)):
-            continue
-        modules = [alias.name for alias in node.names]
-        if isinstance(node, ast.ImportFrom):
-            modules = [node.module or "", *(f"{node.module}.{name}" for name in modules)]
-        for module in modules:
-            other = module.removeprefix("scripts.").split(".")[0]
-            if other in chapters:
-                assert other < path.stem or path.stem.startswith("ch00") or other == path.stem
-                assert not other.startswith("ch00"), "chapter 00 shows; nothing imports it"

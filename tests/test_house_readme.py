@@ -297,6 +297,21 @@ def test_every_task_named_is_one_of_the_makefile():
     assert {"run", "test", "translate", "notebooks"} <= named <= targets
 
 
+@pytest.mark.parametrize("page", ["README.md", "Makefile", "docs/index.md", "docs/build.py"])
+def test_every_module_named_is_there(page):
+    text = (ROOT / page).read_text("utf-8")
+    named = set(re.findall(r"\bscripts/[\w/]+\.py\b", text))
+    named |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (scripts[\w.]+)", text)}
+    named = {name for name in named if "NAME" not in name and "NN" not in name}
+    assert not {name for name in named if not (ROOT / name).is_file()}
+
+
+def test_the_layout_names_every_package():
+    layout = README.read_text("utf-8").split("## Layout")[1].split("## ")[0]
+    packages = {path.parent.name for path in (ROOT / "scripts").glob("*/__init__.py")}
+    assert set(re.findall(r"^  (\w+)/", layout, re.MULTILINE)) == packages
+
+
 def test_the_names_shown_can_be_imported():
     text = README.read_text("utf-8")
     shown = re.findall(r"from (scripts\.\w+) import (\w+)", text)

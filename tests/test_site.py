@@ -10,10 +10,11 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
-from conftest import CHAPTERS, ROOT
+from conftest import CHAPTERS, MODULES, ROOT
 
-sys.path.insert(0, str(ROOT / "docs/_ext"))
-from names import Series, imports, link_names, marks, page_of  # noqa: E402
+sys.path[:0] = [str(ROOT / "docs/_ext"), str(ROOT / "docs")]
+from build import module_pages  # noqa: E402
+from names import Series, imports, link_names, marks, page_of, source  # noqa: E402
 
 from notebooks import VEGALITE, description, prepared  # noqa: E402
 
@@ -154,17 +155,32 @@ def test_every_import_leads_to_what_it_imports(chapter, book, written):
     assert lines
     for line in lines:
         for alias in line.names:
-            home, name = written.resolve(line.module.removeprefix("scripts."), alias.name)
+            if (line.module, alias.name) == ("scripts", "ROOT"):
+                continue  # the package itself has no page
+            home, name = written.resolve(source(line), alias.name)
             page_there = posixpath.relpath(page_of(home), "notebooks") + ".html"
-            address = f"{page_there if home != chapter.stem else ''}#def-{name}"
+            address = f"{page_there if home != chapter.stem else ''}{f'#def-{name}' * bool(name)}"
             assert address in page.names, f"{line.module}.{name}"
 
 
 def test_every_definition_has_its_anchor(book, written):
     for module, names in written.defined.items():
-        if module != "__init__":
-            missing = {f"def-{name}" for name in names} - book[f"{page_of(module)}.html"].ids
-            assert not missing, f"{module}: {missing}; is the notebook in step with its script?"
+        missing = {f"def-{name}" for name in names} - book[f"{page_of(module)}.html"].ids
+        assert not missing, f"{module}: {missing}; is the notebook in step with its script?"
+
+
+def test_one_page_lists_the_modules_beside_the_chapters(site, book):
+    plain = [path for path in MODULES if path.name != "__init__.py" and path not in CHAPTERS]
+    wanted = {path.relative_to(ROOT / "scripts").with_suffix(".html").as_posix() for path in plain}
+    assert "engine/checkpoints.html" in wanted and wanted <= set(book["scripts/index.html"].links)
+    text = (site / "scripts/index.html").read_text("utf-8")
+    assert "Torn-proof saving and loading" in text and "at full speed and full safety" in text
+    front = book["index.html"].links
+    assert "scripts/index.html" in front and not wanted & {
+        one.removeprefix("scripts/") for one in front
+    }
+    for path in plain:
+        assert (site / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
 
 
 def test_first_cells_and_solutions_fold(book):
@@ -267,6 +283,55 @@ def test_a_name_passed_on_leads_to_where_it_is_made(series):
     assert series.resolve("ch02_two", "attend") == ("ch01_one", "attend")
     assert series.resolve("ch01_one", "draw") == ("tools", "draw")
     assert series.resolve("ch01_one", "_hidden") is None and series.resolve("os", "path") is None
+
+
+@pytest.fixture
+def twins(tmp_path) -> Path:
+    """Two modules of one last name, a third that imports from both, and a chapter that does."""
+    for name in ("engine", "bench"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f'"""All of {name}."""\n')
+    (tmp_path / "translate.py").write_text('"""The command."""\ndef main(): ...\n')
+    (tmp_path / "engine/translate.py").write_text('"""At speed."""\ndef fast(): ...\n')
+    code = "from scripts.translate import main\nfrom scripts.engine.translate import fast\n"
+    code += "from scripts.engine import translate\nfrom scripts import translate as command, ROOT\n"
+    (tmp_path / "bench/race.py").write_text(f'"""A race."""\n{code}')
+    (tmp_path / "ch01_one.py").write_text(code + "fast(main, translate, command)\n")
+    return tmp_path
+
+
+def test_two_modules_of_one_last_name_are_two(twins):
+    series = Series(twins)
+    assert set(series.defined) == {"ch01_one", "translate", "engine.translate", "bench.race"}
+    code = (twins / "ch01_one.py").read_text()
+    found = [(code[m.start : m.end], m.module, m.name) for m in marks(code, series, "ch01_one", {})]
+    both = [("main", "translate", "main"), ("fast", "engine.translate", "fast")]
+    modules = [("translate", "engine.translate", ""), ("command", "translate", "")]
+    assert sorted(found) == sorted([
+        ("scripts.translate", "translate", ""),
+        ("scripts.engine.translate", "engine.translate", ""),
+        ("translate", "translate", ""),
+        *(both + modules[:1]) * 2,
+        modules[1],
+    ])  # fmt: skip
+    assert page_of("translate") == "scripts/translate"
+    assert page_of("engine.translate") == "scripts/engine/translate"
+    assert page_of("ch01_one") == "notebooks/ch01_one"
+
+
+def test_each_module_has_a_page_and_one_page_lists_them(twins):
+    module_pages(twins)
+    text = (twins / "index.md").read_text()
+    places = [
+        "## scripts\n",
+        "(translate.md)**\n: The command.",
+        "## scripts/bench\n\nAll of bench.",
+    ]
+    places += ["(bench/race.md)", "## scripts/engine\n", "(engine/translate.md)**\n: At speed."]
+    assert sorted(places, key=text.index) == places
+    page = (twins / "engine/translate.md").read_text()
+    assert "# scripts/engine/translate.py" in page and "(../index.md)" in page
+    assert not (twins / "ch01_one.md").exists() and not (twins / "engine/__init__.md").exists()
 
 
 def test_links_are_woven_into_the_colours(series):

@@ -59,32 +59,51 @@ def definitions(tree: ast.Module) -> dict[str, ast.AST]:
 
 
 class Series:
-    """What each module of the series defines, and where it has it from otherwise."""
+    """What each module of the series defines, and where it has it from otherwise.
+
+    A module goes by its path below `scripts`: "ch01_attention", "translate", "engine.translate".
+    """
 
     def __init__(self, folder: Path):
-        trees = {p.stem: ast.parse(p.read_text("utf-8")) for p in sorted(Path(folder).glob("*.py"))}
+        paths = [path for path in sorted(Path(folder).rglob("*.py")) if path.stem != "__init__"]
+        trees = {below(p, folder): ast.parse(p.read_text("utf-8")) for p in paths}
         self.defined = {module: set(definitions(tree)) for module, tree in trees.items()}
         self.imported = {}
         for module, tree in trees.items():
             for node in imports(tree):
                 for alias in node.names:
-                    source = node.module.removeprefix("scripts.")
-                    self.imported[module, alias.asname or alias.name] = source, alias.name
-        chapters = [module for module in trees if module.startswith("ch")]
-        self.home = {name: module for module in chapters for name in self.defined[module]}
+                    self.imported[module, alias.asname or alias.name] = source(node), alias.name
+        unique = [module for module in trees if re.match(r"ch\d\d_|engine\.", module)]
+        self.home = {name: module for module in unique for name in self.defined[module]}
 
     def resolve(self, module: str, name: str) -> tuple[str, str] | None:
-        """The module that defines what `module` calls `name`, and its name there."""
+        """The module that defines what `module` calls `name`, and its name there.
+
+        Where the name is a module's, that module and "".
+        """
         if name in self.defined.get(module, ()):
             return module, name
-        source = self.imported.get((module, name))
-        return self.resolve(*source) if source else None
+        inside = f"{module}.{name}".lstrip(".")
+        if inside in self.defined:
+            return inside, ""
+        further = self.imported.get((module, name))
+        return self.resolve(*further) if further else None
+
+
+def below(path: Path, folder: Path) -> str:
+    """A module's dotted path below the folder `scripts`."""
+    return ".".join(path.relative_to(folder).with_suffix("").parts)
 
 
 def imports(tree: ast.AST) -> list[ast.ImportFrom]:
-    """Its `from scripts.… import …`, also those inside functions."""
+    """Its `from scripts… import …`, also those inside functions."""
     nodes = (n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level == 0)
-    return [node for node in nodes if (node.module or "").startswith("scripts.")]
+    return [node for node in nodes if (node.module or "").split(".")[0] == "scripts"]
+
+
+def source(node: ast.ImportFrom) -> str:
+    """The dotted path below `scripts` of what it imports from; "" is the package itself."""
+    return node.module.removeprefix("scripts").lstrip(".")
 
 
 def uses(node: ast.AST, hidden: frozenset[str] = frozenset()):
@@ -116,12 +135,11 @@ def marks(text: str, series: Series, module: str, known: dict[str, tuple[str, st
 
     found = []
     for node in imports(tree):
-        source = node.module.removeprefix("scripts.")
         start = text.index(node.module, place(node.lineno, node.col_offset))
-        if source in series.defined:
-            found.append(Mark(start, start + len(node.module), source, ""))
+        if source(node) in series.defined:
+            found.append(Mark(start, start + len(node.module), source(node), ""))
         for alias in node.names:
-            target = series.resolve(source, alias.name)
+            target = series.resolve(source(node), alias.name)
             if target:
                 start = place(alias.lineno, alias.col_offset)
                 found.append(Mark(start, start + len(alias.name), *target))
@@ -165,7 +183,8 @@ def weave(markup: str, wrapped: dict[tuple[int, int], tuple[str, str]]) -> str:
 
 def page_of(module: str) -> str:
     """The page that shows a module."""
-    return f"notebooks/{module}" if re.match(r"ch\d\d_", module) else f"scripts/{module}"
+    folder = "notebooks" if re.match(r"ch\d\d_", module) else "scripts"
+    return f"{folder}/{module.replace('.', '/')}"
 
 
 def link_names(body: str, series: Series, module: str, address) -> str:
@@ -206,7 +225,8 @@ def write_page(app, page, template, context, doctree):
     """Before a page is written: link its names."""
     if "body" not in context:
         return
-    module = Path(page).name if page.startswith(("notebooks/", "scripts/")) else ""
+    folder, _, name = page.partition("/")
+    module = name.replace("/", ".") if folder in ("notebooks", "scripts") else ""
 
     def address(target: str) -> tuple[str, str]:
         docname = page_of(target)

@@ -17,7 +17,7 @@ NO_EXCERPTS = (
     'if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;'
 )
 LINKS = {
-    r"\]\(\.\./scripts/(\w+)\.py\)": r"](../scripts/\1.md)",
+    r"\]\(\.\./scripts/([\w/]+)\.py\)": r"](../scripts/\1.md)",
     r"\]\(\.\./models/([\w-]+)/?\)": r"](../models/\1/README.md)",
     r"\]\(\.\./results/\)": r"](../results/index.md)",
 }

@@ -14,9 +14,11 @@ import textwrap
 import zlib
 from collections.abc import Sequence
 
-import altair as alt
 import numpy as np
-import pandas as pd
+
+from scripts import optional
+
+alt, pd = optional("altair"), optional("pandas")  # a training imports chapters, but draws nothing
 
 # Okabe and Ito's colours without the yellow: told apart by colour-blind eyes, and legible on white.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444"]
@@ -27,7 +29,6 @@ VEGALITE = "application/vnd.vegalite.v5+json"  # what JupyterLab draws and nbfor
 PNG_BYTES = 150_000  # a sharp picture larger than this gives way to a plain one
 
 
-@alt.theme.register("series", enable=True)
 def series_theme() -> alt.theme.ThemeConfig:
     """Sizes for a notebook about 700 pixels wide."""
     axis = {"labelFontSize": 12, "titleFontSize": 13, "titleFontWeight": "normal"}
@@ -93,9 +94,11 @@ def _squeezed(png: bytes) -> bytes:
     return b"".join(parts)
 
 
-alt.renderers.register("series", json_and_png)
-if "google.colab" not in sys.modules:  # Colab draws Altair's own output, and not this one
-    alt.renderers.enable("series")
+if alt:
+    alt.theme.register("series", enable=True)(series_theme)
+    alt.renderers.register("series", json_and_png)
+    if "google.colab" not in sys.modules:  # Colab draws Altair's own output, and not this one
+        alt.renderers.enable("series")
 
 
 def titled(chart: alt.TopLevelMixin, title: str, caption: str, wrap: int = 88) -> alt.TopLevelMixin:
