@@ -118,7 +118,7 @@ from scripts.ch09_decoding_and_bleu import (
     cached_greedy,
     decode_texts,
     default_model,
-    paired_bootstrap,
+    paired_difference,
     search_rows,
     until_end,
 )
@@ -2127,7 +2127,7 @@ class InspectOptions:
     """Keep the result as results/heads-CORPUS.json, which the chapter shows."""
 
 
-MANY_DRAWS = 10_000  # of the bootstrap: with 72 tests, p has to be measured finely
+MANY_DRAWS = 10_000  # and as many swaps: with 72 tests, p has to be measured finely
 
 
 PRUNING_STEP = 9  # heads silenced more at each point of the curve
@@ -2160,12 +2160,12 @@ def numbers_on_record(
 def silence_each(
     trained: Trained, rows: Sequence[Sequence[int]], references: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """BLEU without each head, with its bootstrap against the whole model, and without each layer's heads."""
+    """BLEU without each head, compared with the whole model's, and without each layer's heads."""
     whole = without_heads(trained, rows, ())
     heads, layers = [], []
     for kind, number, head in tqdm(every_head(trained.model), desc="silenced"):
         outputs = without_heads(trained, rows, [(kind, number, head)])
-        test = paired_bootstrap(whole, outputs, references, MANY_DRAWS)
+        test = paired_difference(whole, outputs, references, MANY_DRAWS, MANY_DRAWS)
         row = {"kind": kind, "layer": number + 1, "head": head + 1}
         row |= {"bleu": round(corpus_bleu(outputs, references).score, 2)}
         row |= {key: round(getattr(test, key), 4) for key in ("difference", "low", "high", "p")}
