@@ -122,6 +122,7 @@ from scripts.ch09_decoding_and_bleu import (
     search_rows,
     until_end,
 )
+from scripts.studies.verdict import pass_together
 
 # %% [markdown]
 # ## The model under the lens
@@ -1322,7 +1323,7 @@ print("with cross-attention silenced:", trained.tokenizer.decode(blind))
 # %% [markdown]
 # Cut off from the source, the decoder still writes English: a caption, about nothing in particular. It is a language model, too.
 #
-# Now all heads, one at a time, by greedy decoding of validation sentences. Each difference comes with a paired bootstrap (chapter 9) of 10,000 draws. Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method guards against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on, up to the first that isn't.
+# Now all heads, one at a time, by greedy decoding of validation sentences. Each difference comes with chapter 9's interval, from 10,000 draws of the sentences, and its p, from 10,000 trials that swap the outputs with and without the head by coins. Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, in [`verdict.py`](../scripts/studies/verdict.py)) guards against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on, up to the first that isn't.
 
 
 # %%
@@ -1343,18 +1344,6 @@ def without_heads(
     layers = attention_layers(trained.model)
     with heads_silenced((layers[kind][number], head) for kind, number, head in heads):
         return decode_texts(trained, rows, DecodeOptions(beam=1))
-
-
-# %%
-def pass_together(p: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Which of many tests pass together: at most a chance of `level` that any passes wrongly (Holm 1979)."""
-    order = sorted(range(len(p)), key=lambda i: p[i])
-    passed = [False] * len(p)
-    for rank, i in enumerate(order):
-        if p[i] > level / (len(p) - rank):
-            break
-        passed[i] = True
-    return passed
 
 
 # %%
