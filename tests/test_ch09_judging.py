@@ -1,4 +1,4 @@
-"""Chapter 9's measures: chrF, torchtext's BLEU, a test of differences, what flatters, the analysis."""
+"""Chapter 9's measures: chrF, torchtext's BLEU, the test, what flatters, the analysis."""
 
 import json
 import math
@@ -141,7 +141,7 @@ def test_torchtext_parts_from_sacrebleu_in_smoothing_and_in_ties():
 
 # Is the difference real?
 
-WORDS = "a the man woman dog cat runs sits in red blue street park house big two".split()
+WORDS = ["a", "the", "man", "dog", "cat", "runs", "sits", "in", "red", "blue", "park", "two"]
 
 
 def made_up(sentences: int, rates: tuple[float, ...], seed: int) -> tuple[list[str], ...]:
@@ -176,12 +176,12 @@ def test_a_clear_difference_has_a_small_p_and_a_small_one_has_not():
 
 
 def test_the_other_order_leaves_p_and_mirrors_the_interval():
-    references, first, second = made_up(40, (0.25, 0.15), 1)
+    references, first, second = made_up(40, (0.25, 0.2), 1)
     there, back = (
         paired_difference(*systems, references, trials=500, samples=200)
         for systems in ((first, second), (second, first))
     )
-    assert there.p == back.p and 0.01 < there.p < 0.9
+    assert there.p == back.p and 0.005 < there.p < 0.95
     assert (back.difference, back.draws) == (-there.difference, tuple(-d for d in there.draws))
     assert (back.low, back.high) == pytest.approx((-there.high, -there.low))
 
@@ -194,7 +194,7 @@ def test_a_system_does_not_differ_from_itself(pairs):
         assert itself.difference == itself.low == itself.high == 0 and set(itself.draws) == {0}
     with pytest.raises(ValueError, match="no sentences"):
         paired_difference([], [], [])
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="argument"):
         paired_difference(texts, texts[1:], texts)
 
 
@@ -211,7 +211,7 @@ def test_between_equals_five_percent_are_five_percent():
     rng, p = np.random.default_rng(0), []
     for toss in rng.integers(2, size=(2000, 30)):
         equals = np.where(toss[:, None], counts[::-1], counts)  # (2, N, 10)
-        swaps = swapped_differences(equals, rng.integers(2, size=(199, 30)))
+        swaps = swapped_differences(equals, rng.integers(2, size=(99, 30)))
         p.append(randomisation_p(swaps, np.diff(bleu_of_sums(equals.sum(1)))[0]))
     assert 0.04 <= np.mean(np.array(p) <= 0.05) <= 0.06
     assert 0.47 < np.mean(np.array(p) <= 0.5) < 0.53 and max(p) > 0.95
