@@ -1439,6 +1439,7 @@ worth
 assert sum(passed) == 0 and heads["difference"].min() > -0.6
 dearest = heads.sort_values("difference").head(5)
 alone = (heads["p"] < 0.05).sum()
+assert alone == 9 and not heads[heads["p"] < 0.05].eval("low <= 0 <= high").any()
 print(f"{sum(passed)} of {len(heads)} heads pass ({alone} have p < 0.05 if each is tested alone)")
 for row in dearest.itertuples():
     print(
@@ -1446,7 +1447,7 @@ for row in dearest.itertuples():
     )
 
 # %% [markdown]
-# Not one of the 72 passes. Any head can go alone, at a cost of about half a point at most. Sixteen have p < 0.05, where chance alone would give three or four: so some do matter, but 1,014 sentences don't say for sure which. (The dearest, encoder 2.1, is one of those on the previous token.) Michel et al. (2019) found much the same in a larger translator and in BERT.
+# Not one of the 72 passes. Any head can go alone, at a cost of about half a point at most. Nine have p < 0.05, and an interval without 0, where chance alone would give three or four. So some probably matter, but 1,014 sentences don't say for sure which. (The dearest, encoder 2.1, is one of those on the previous token.) Michel et al. (2019) found much the same in a larger translator and in BERT.
 #
 # Is that because they don't matter, or because each has stand-ins? Let *all eight* heads of a layer fall silent.
 
