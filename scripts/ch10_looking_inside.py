@@ -118,10 +118,11 @@ from scripts.ch09_decoding_and_bleu import (
     cached_greedy,
     decode_texts,
     default_model,
-    paired_bootstrap,
+    paired_difference,
     search_rows,
     until_end,
 )
+from scripts.studies.verdict import pass_together
 
 # %% [markdown]
 # ## The model under the lens
@@ -1322,7 +1323,7 @@ print("with cross-attention silenced:", trained.tokenizer.decode(blind))
 # %% [markdown]
 # Cut off from the source, the decoder still writes English: a caption, about nothing in particular. It is a language model, too.
 #
-# Now all heads, one at a time, by greedy decoding of validation sentences. Each difference comes with a paired bootstrap (chapter 9) of 10,000 draws. Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method guards against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on, up to the first that isn't.
+# Now all heads, one at a time, by greedy decoding of validation sentences. Each difference comes with chapter 9's interval, from 10,000 draws of the sentences, and its p, from 10,000 trials that swap the outputs with and without the head by coins. Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, in [`verdict.py`](../scripts/studies/verdict.py)) guards against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on, up to the first that isn't.
 
 
 # %%
@@ -1343,18 +1344,6 @@ def without_heads(
     layers = attention_layers(trained.model)
     with heads_silenced((layers[kind][number], head) for kind, number, head in heads):
         return decode_texts(trained, rows, DecodeOptions(beam=1))
-
-
-# %%
-def pass_together(p: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Which of many tests pass together: at most a chance of `level` that any passes wrongly (Holm 1979)."""
-    order = sorted(range(len(p)), key=lambda i: p[i])
-    passed = [False] * len(p)
-    for rank, i in enumerate(order):
-        if p[i] > level / (len(p) - rank):
-            break
-        passed[i] = True
-    return passed
 
 
 # %%
@@ -1450,6 +1439,7 @@ worth
 assert sum(passed) == 0 and heads["difference"].min() > -0.6
 dearest = heads.sort_values("difference").head(5)
 alone = (heads["p"] < 0.05).sum()
+assert alone == 9 and not heads[heads["p"] < 0.05].eval("low <= 0 <= high").any()
 print(f"{sum(passed)} of {len(heads)} heads pass ({alone} have p < 0.05 if each is tested alone)")
 for row in dearest.itertuples():
     print(
@@ -1457,7 +1447,7 @@ for row in dearest.itertuples():
     )
 
 # %% [markdown]
-# Not one of the 72 passes. Any head can go alone, at a cost of about half a point at most. Sixteen have p < 0.05, where chance alone would give three or four: so some do matter, but 1,014 sentences don't say for sure which. (The dearest, encoder 2.1, is one of those on the previous token.) Michel et al. (2019) found much the same in a larger translator and in BERT.
+# Not one of the 72 passes. Any head can go alone, at a cost of about half a point at most. Nine have p < 0.05, and an interval without 0, where chance alone would give three or four. So some probably matter, but 1,014 sentences don't say for sure which. (The dearest, encoder 2.1, is one of those on the previous token.) Michel et al. (2019) found much the same in a larger translator and in BERT.
 #
 # Is that because they don't matter, or because each has stand-ins? Let *all eight* heads of a layer fall silent.
 
@@ -2127,7 +2117,7 @@ class InspectOptions:
     """Keep the result as results/heads-CORPUS.json, which the chapter shows."""
 
 
-MANY_DRAWS = 10_000  # of the bootstrap: with 72 tests, p has to be measured finely
+MANY_DRAWS = 10_000  # and as many swaps: with 72 tests, p has to be measured finely
 
 
 PRUNING_STEP = 9  # heads silenced more at each point of the curve
@@ -2160,12 +2150,12 @@ def numbers_on_record(
 def silence_each(
     trained: Trained, rows: Sequence[Sequence[int]], references: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """BLEU without each head, with its bootstrap against the whole model, and without each layer's heads."""
+    """BLEU without each head, compared with the whole model's, and without each layer's heads."""
     whole = without_heads(trained, rows, ())
     heads, layers = [], []
     for kind, number, head in tqdm(every_head(trained.model), desc="silenced"):
         outputs = without_heads(trained, rows, [(kind, number, head)])
-        test = paired_bootstrap(whole, outputs, references, MANY_DRAWS)
+        test = paired_difference(whole, outputs, references, MANY_DRAWS, MANY_DRAWS)
         row = {"kind": kind, "layer": number + 1, "head": head + 1}
         row |= {"bleu": round(corpus_bleu(outputs, references).score, 2)}
         row |= {key: round(getattr(test, key), 4) for key in ("difference", "low", "high", "p")}

@@ -127,7 +127,6 @@ from scripts.ch08_training_run import (
     load_model,
     loss_function_of,
     make_optimizer,
-    paired_p,
     pick_device,
     plain_translate,
     prepare,
@@ -140,12 +139,14 @@ from scripts.ch09_decoding_and_bleu import (
     corpus_chrf,
     every_hypothesis,
     forced_log_probs,
+    paired_difference,
     plain_words,
     sample_decode,
     translate,
     until_end,
 )
 from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
+from scripts.studies.verdict import Verdict, pooled_spread, student_tails, verdicts
 
 # %% [markdown]
 # Every example below runs in double precision, so that "equal" can be checked to many digits.
@@ -834,13 +835,13 @@ def save_study(corpus: str, records: tuple[dict[str, Any], dict[str, Any]]) -> N
 def compare_translations(
     done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]], data: TrainingData, folder: Path
 ) -> None:
-    """Give each row's score its p against the base with the same seed: chapter 8's paired bootstrap."""
+    """Give each row's score its p against the base with the same seed: chapter 9's swaps."""
     references = [english for _, english in data.corpus["val"]]
     for (_, seed), (run, score) in done.items():
         base = done.get((THE_BASE, seed), (None, {}))[1]
         if "translations" in score and "translations" in base and "p" not in score:
             given = (base["translations"], score["translations"], references)
-            score["p"] = None if score is base else round(paired_p(*given), 4)
+            score["p"] = None if score is base else round(paired_difference(*given).p, 4)
             store_score(run, score, folder)
 
 
@@ -901,33 +902,7 @@ for mistake in (["study", "--seeds", "many"], ["studie"]):
 #
 # $$ s^2 = \frac{\sum_r \sum_i (L_{ri} - \bar L_r)^2}{\sum_r (n_r - 1)}, \qquad t_r = \frac{\bar L_r - \bar L_{\text{base}}}{s\sqrt{1/n_r + 1/n_{\text{base}}}} $$
 #
-# with $n_r$ runs of row $r$. If the row were no different from the base, $t_r$ would follow Student's distribution, whose tails say how often chance alone goes so far. This assumes one spread for all rows. It need not be so, and the chart shows every run, so that one can look.
-
-
-# %%
-def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """The standard deviation within rows, and its degrees of freedom. Raises ValueError without any."""
-    freedom = sum(len(row) - 1 for row in rows if row)
-    if not freedom:
-        raise ValueError("no row was run twice: nothing is known of the spread between seeds")
-    squares = sum((x - sum(row) / len(row)) ** 2 for row in rows for x in row)
-    return math.sqrt(squares / freedom), freedom
-
-
-def student_tails(t: float, freedom: int) -> float:
-    """How often chance gives a |t| this large or larger: Student's two tails, by Simpson's rule."""
-    # With x = √ν·tan(a) the density becomes cos(a)^(ν−1), up to a constant, on −π/2 < a < π/2.
-    end = math.atan(abs(t) / math.sqrt(freedom))
-
-    def area(top: float, pieces: int = 2000) -> float:
-        nodes = torch.linspace(0, top, pieces + 1, dtype=torch.float64)
-        heights = nodes.cos().clamp_min(0) ** (freedom - 1)
-        weights = torch.tensor([1.0, *([4.0, 2.0] * (pieces // 2))], dtype=torch.float64)
-        weights[-1] = 1.0
-        return (heights * weights).sum().item() * top / pieces / 3
-
-    return max(0.0, 1 - area(end) / area(math.pi / 2))
-
+# with $n_r$ runs of row $r$. If the row were no different from the base, $t_r$ would follow Student's distribution, whose tails say how often chance alone goes so far. This assumes one spread for all rows. It need not be so, and the chart shows every run, so that one can look. (Chapter 8 judges its rows by the same rule, so it stands in a module of its own, [`verdict.py`](../scripts/studies/verdict.py): `pooled_spread` is $s$, `student_tails` says how often chance goes as far as $t$.)
 
 # %%
 for t, freedom, tails in ((12.706, 1, 0.05), (4.303, 2, 0.05), (2.776, 4, 0.05), (3.169, 10, 0.01)):
@@ -952,7 +927,7 @@ print(f"each at 5%: {plain:.0%} of the studies find something; each at 5%/25: {c
 assert abs(plain - (1 - 0.95**25)) < 0.03 and corrected < 0.07
 
 # %% [markdown]
-# **Pitfall.** *The best of many.* A table of twenty-five rows, one run each, with the winner in bold. In three studies of four something "works" even if nothing does. The remedy is as old as the problem (Bonferroni): with $m$ rows, ask of each for $p < 0.05/m$. That is strict, and it is what we ask for.
+# **Pitfall.** *The best of many.* A table of twenty-five rows, one run each, with the winner in bold. In three studies of four something "works" even if nothing does. The remedy is as old as the problem (Bonferroni): with $m$ rows, ask of each for $p < 0.05/m$. Holm's (1979) is as safe and a little less strict, and it is what we ask for: the smallest p must be below $0.05/m$, the next one below $0.05/(m-1)$, and so on, up to the first that isn't.
 
 
 # %%
@@ -994,41 +969,31 @@ def mean_bleu(row: dict[str, Any]) -> float:
     return sum(scores) / len(scores) if scores else math.nan
 
 
-def highest_p(row: dict[str, Any]) -> float:
-    """The largest p of a row's BLEU against the base's with the same seed; NaN where none is known."""
-    return max((run["p"] for run in row["runs"] if run.get("p") is not None), default=math.nan)
-
-
 def judged(record: dict[str, Any], level: float = 0.05) -> pd.DataFrame:
     """Each row against the base: BLEU, difference of the losses, t, p, and what may be said of it.
 
     "paper's" is the difference of Table 3's row to its base, in the same nats per piece.
 
-    "better" and "worse" need p < level divided by the number of rows compared.
+    "better" and "worse" need a p that passes with all rows tested together, by Holm's steps.
     """
     losses = row_losses(record)
-    spread, freedom = pooled_spread(list(losses.values()))
-    base = losses.pop(THE_BASE)
+    found = verdicts(losses, {name: THE_BASE for name in losses if name != THE_BASE}, level)
     table = []
-    for name, runs in losses.items():
-        difference = sum(runs) / len(runs) - sum(base) / len(base)
-        t = difference / (spread * math.sqrt(1 / len(runs) + 1 / len(base)))
-        p = student_tails(t, freedom)
-        verdict = "worse" if difference > 0 else "better"
+    for name, verdict in found.items():
+        direction = "worse" if verdict.difference > 0 else "better"
         table.append(
             {
                 "row": name,
-                "runs": len(runs),
+                "runs": len(losses[name]),
                 "BLEU": mean_bleu(record["rows"][name]),
-                "difference": difference,
-                "verdict": verdict if p < level / len(losses) else "within noise",
+                "difference": verdict.difference,
+                "verdict": direction if verdict.told else "within noise",
                 "paper's": math.log(TABLE3_PERPLEXITIES.get(name, math.nan) / TABLE3_BASE),
-                "t": t,
-                "p": p,
-                "p, sentences": highest_p(record["rows"][name]),
+                "t": verdict.t,
+                "p": verdict.p,
             }
         )
-    columns = ["row", "runs", "BLEU", "difference", "verdict", "paper's", "t", "p", "p, sentences"]
+    columns = ["row", "runs", "BLEU", "difference", "verdict", "paper's", "t", "p"]
     return pd.DataFrame(table, columns=columns).set_index("row")
 
 
@@ -1134,7 +1099,7 @@ judgement.round(3)
 #
 # - **The verdict is strict on purpose.** "Within noise" doesn't mean "without effect". It means that so few runs can't tell the effect from another seed's luck. More seeds can: `make ablations ARGS="--seeds 4"` adds them to those that are there.
 # - **The paper's differences** stand beside ours, in nats per piece too, of rows that change the same thing as nearly as much. They come from 100,000 steps on 4.5 million pairs, with one run each. Where the two disagree, ask first what differs: without dropout the paper loses as much as with half the width, since its model has the time to learn by heart. In a single pass nobody has.
-# - **The last column** is another chance: chapter 8's paired bootstrap on BLEU, the largest p of a row's runs. It knows that other *sentences* would have given other scores. It knows nothing of other seeds, so it is small where the verdict says "within noise" more often than one would like.
+# - **The sentences** are another chance: with others, BLEU would have been another. Chapter 9 measures that, and it needs the translations, which weren't kept with these models. So the verdict rests on the losses and the seeds.
 # - **Heads and $d_k$** share one small width here. Sixteen heads leave each of them 4 numbers, which is fewer than the 16 of the paper's last row.
 # - **Smoothing** is a special case. The loss on record isn't smoothed, so a model that was trained to aim at 90% pays for its modesty in nats, in the paper's perplexity as in ours. Look at BLEU instead.
 
@@ -2429,7 +2394,7 @@ class RecipeStudy:
         return {k: round(v, 5) for k, v in score.items()} | {"translations": texts}
 
     def chance(self, name: str, seed: int) -> float | None:
-        """The p of a row's BLEU against the row that it has to beat: chapter 8's paired bootstrap."""
+        """The p of a row's BLEU against the row that it has to beat: chapter 9's swaps."""
         against = RECIPE_ROWS[name][1]
         if against is None:
             return None
@@ -2437,7 +2402,11 @@ class RecipeStudy:
         given = {"key": [self.key(row, seed) for row in (against, name)]}
         references = [english for _, english in self.data.corpus["val"]]
         path = self.path(f"{name} chance", seed).with_suffix(".json")
-        return kept_at(path, given, lambda: {"p": round(paired_p(*both, references), 4)})["p"]
+
+        def test() -> dict[str, float]:
+            return {"p": round(paired_difference(*both, references).p, 4)}
+
+        return kept_at(path, given, test)["p"]
 
     def record(self) -> dict[str, Any]:
         """All that is done, with its provenance."""
@@ -2564,9 +2533,23 @@ def recipe_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     )
 
 
+def recipe_verdicts(record: dict[str, Any]) -> dict[str, Verdict]:
+    """What the seeds say of each row's BLEU against the row it has to beat; empty with one seed."""
+    rows = {
+        name: [run["bleu"] for run in row["runs"]]
+        for name, row in record["rows"].items()
+        if row["runs"]
+    }
+    against = {name: record["rows"][name]["against"] for name in rows}
+    if all(len(runs) == 1 for runs in rows.values()):
+        return {}
+    return verdicts(rows, {name: other for name, other in against.items() if other})
+
+
 def recipes_table(record: dict[str, Any]) -> pd.DataFrame:
-    """Each row's means, its difference in BLEU and chrF to the row it has to beat, and the largest p."""
+    """Each row's means, its differences to the row it has to beat, and what the seeds say of that in BLEU."""
     frame = recipe_frame(record).groupby("row")[["BLEU", "chrF"]].mean()
+    found = recipe_verdicts(record)
     table = []
     for name, row in record["rows"].items():
         if not row["runs"]:
@@ -2576,7 +2559,12 @@ def recipes_table(record: dict[str, Any]) -> pd.DataFrame:
         for score in ("BLEU", "chrF"):
             apart = frame.loc[name, score] - frame[score].get(row["against"], math.nan)
             line[f"Δ {score}"] = apart
-        line["p"] = max((run["p"] for run in row["runs"] if run["p"] is not None), default=math.nan)
+        verdict = found.get(name)
+        line["p"] = verdict.p if verdict else math.nan
+        line["verdict"] = "–"
+        if verdict:
+            direction = "better" if verdict.difference > 0 else "worse"
+            line["verdict"] = direction if verdict.told else "within noise"
         means = {
             key: sum(run[key] for run in row["runs"]) / line["runs"] for key in ("loss", "words")
         }
@@ -2599,7 +2587,7 @@ results = recipes_table(recipes)
 results.round(2)
 
 # %% [markdown]
-# The columns with Δ compare a row with the one named beside it; p is chapter 8's paired bootstrap on BLEU, the largest of the seeds. It knows the chance in the sentences, and not that in the seeds.
+# The columns with Δ compare a row with the one named beside it. p and the verdict are those of the rule above, on BLEU: one spread between seeds for all rows, and Holm's steps over the six comparisons. With two seeds a row, only what is large can be told.
 #
 # **Back-translation.** First what there is to win: the distance between a part of the pairs and all of them. In few passes it is small, as the section on data found: what a short training lacks is steps, not captions. No recipe can close a gap that isn't there. Then what the reverse model wrote:
 
@@ -2630,11 +2618,15 @@ for name, points in won.items():
 assert abs(gap) < 1 and max(won.values()) < -1  # nothing to win, and something to lose
 for name in won:  # with each seed
     assert all(after["bleu"] < before["bleu"] for before, after in both_runs(recipes, name))
+assert results.loc[SAMPLED_BACK, "verdict"] == "worse"
+assert (
+    results.loc[GREEDY_BACK, "verdict"] == "within noise" and results.loc[GREEDY_BACK, "p"] < 0.02
+)
 assert entropy_of[GREEDY_BACK] < entropy_of["people"]  # the likeliest text is poorer than people's
 assert entropy_of[GREEDY_BACK] < entropy_of[SAMPLED_BACK]  # a drawn one is more varied
 
 # %% [markdown]
-# Greedy German is *poorer* than people's: the next word is easier to guess. Drawn German is worse by BLEU, and more varied. That is the trade which Edunov et al. describe. Which side wins depends on how good the reverse model is, and at this size it isn't good. Here both lose: a quarter of the pairs, passed over four times as often, does as well as all of them, so there is no gap to close; and three quarters of what the two models read was written by a weak writer. Back-translation is for those who lack pairs and have steps to spend. This study lacks steps.
+# Greedy German is *poorer* than people's: the next word is easier to guess. Drawn German is worse by BLEU, and more varied. That is the trade which Edunov et al. describe. Which side wins depends on how good the reverse model is, and at this size it isn't good. Here both lose with each seed. For the drawn German that is beyond noise; for the greedy one, 1.4 BLEU behind, p is below 0.02, and six comparisons ask for a little less. There is a reason to expect it: a quarter of the pairs, passed over four times as often, does as well as all of them, so there is no gap to close; and three quarters of what the two models read was written by a weak writer. Back-translation is for those who lack pairs and have steps to spend. This study lacks steps.
 #
 # **Distillation.** The teacher is the model that ships, and one thing must be said of it: it translates sentences *that it has learned from*, so its translations are partly remembered. That flatters the corpus it writes. In a real use one would do the same, with the same reservation.
 
@@ -2673,11 +2665,11 @@ line = results.loc[TAUGHT]
 print(
     f"{TAUGHT}: {line['Δ BLEU']:+.2f} BLEU and {line['Δ chrF']:+.2f} chrF against {line['against']}"
 )
-assert line["p"] < 0.05
+assert line["verdict"] == "better" and line["Δ BLEU"] > 2
 assert all(after["bleu"] > before["bleu"] + 2 for before, after in both_runs(recipes, TAUGHT))
 
 # %% [markdown]
-# It is ahead by that judge, too, and with the same number of steps. The facts above suggest why: of the teacher's words fewer are different, and fewer can follow each, so two passes teach more of them. What is lost is people's variety.
+# It is ahead by that judge, too, beyond noise, and with the same number of steps. The facts above suggest why: of the teacher's words fewer are different, and fewer can follow each, so two passes teach more of them. What is lost is people's variety.
 #
 # **Minimum risk.** The row to beat is not the model before. It is the same number of steps, on the same sentences, of the loss that it had before.
 
@@ -2685,7 +2677,7 @@ assert all(after["bleu"] > before["bleu"] + 2 for before, after in both_runs(rec
 for name in (MORE_STEPS, MINIMUM_RISK):
     line = results.loc[name]
     print(
-        f"{name}: {line['Δ BLEU']:+.2f} BLEU and {line['Δ chrF']:+.2f} chrF against {line['against']}, p {line['p']:.3f}"
+        f"{name}: {line['Δ BLEU']:+.2f} BLEU and {line['Δ chrF']:+.2f} chrF against {line['against']}, p {line['p']:.2f}: {line['verdict']}"
     )
 options = recipes["options"]
 print(
@@ -2698,9 +2690,10 @@ print(
 for before, after in both_runs(recipes, MINIMUM_RISK):
     assert after["chrf"] > before["chrf"] and after["bleu"] < before["bleu"]  # with each seed
 assert words_of[MORE_STEPS] < recipes["val_words"] < words_of[MINIMUM_RISK]
+assert results.loc[MINIMUM_RISK, "verdict"] == "within noise"
 
 # %% [markdown]
-# It got what it asked for. chrF, which was descended on sampled sentences, has risen on greedy ones; BLEU, which nobody descended, has fallen. The number of words says how: chrF gives recall twice the weight of precision (its β is 2), so what is left out costs more than what is added, and the longer sentence is the smaller risk. BLEU charges for each word too many. **Pitfall:** to choose such a recipe by the very score that it descends. Shen et al. descended BLEU and gained BLEU; whether the translations were better is a third question.
+# With both seeds chrF, which was descended on sampled sentences, has risen on greedy ones; BLEU, which nobody descended, has fallen. Two seeds can't tell either from noise, with six comparisons to make. But it is what such a loss asks for, and the number of words says how: chrF gives recall twice the weight of precision (its β is 2), so what is left out costs more than what is added, and the longer sentence is the smaller risk. BLEU charges for each word too many. **Pitfall:** to choose such a recipe by the very score that it descends. Shen et al. descended BLEU and gained BLEU; whether the translations were better is a third question.
 
 # %% [markdown]
 # ## Summary

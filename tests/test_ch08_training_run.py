@@ -291,33 +291,30 @@ def test_every_ingredient_changes_what_the_preset_says():
         assert (replace(narrow, **changes) == narrow) is (name == "the recipe"), name
 
 
-def test_only_what_exceeds_the_spread_and_chance_counts():
-    """The recipe spans 31 to 32: one seed too near, or one p too large, and nothing is claimed."""
+def test_only_what_exceeds_the_spread_between_seeds_counts():
+    """Seeds are half a point apart: what is near, or one row among many, is not claimed."""
 
-    def row(*runs):
-        return {"changes": {"lr": 1.0}, "runs": [{"best": b, "p": p} for b, p in runs]}
+    def row(*scores, changes=True):
+        changed = {"lr": 1.0} if changes else {}
+        return {
+            "changes": changed,
+            "runs": [{"seed": i, "best": score} for i, score in enumerate(scores)],
+        }
 
-    own = {"changes": {}, "runs": [{"best": 31.0, "p": None}, {"best": 32.0, "p": None}]}
     rows = {
-        "the recipe": own,
-        "up": row((33.5, 0.01), (33.1, 0.04)),
-        "down": row((29.5, 0.01), (20.0, 0.001)),
-        "one near": row((33.5, 0.01), (32.9, 0.01)),
-        "inside": row((31.5, 0.001)),
-        "chance": row((33.5, 0.01), (33.5, 0.06)),
-        "both ways": row((29.0, 0.01), (34.0, 0.01)),
+        "the recipe": row(31.0, 31.5, 32.0, changes=False),
+        "up": row(35.0, 35.5),
+        "down, one run": row(25.0),
+        "near": row(32.4, 31.9),
+        "alone": row(32.5, 32.6),
     }
-    assert ch08.beyond_noise({"rows": rows}) == {"up": "better", "down": "worse"}
-
-
-def test_paired_bootstrap_tells_same_from_different():
-    references = [f"a man number {i} is standing near a small house" for i in range(200)]
-    worse = [
-        line.replace("standing near", "by") if i % 2 else line for i, line in enumerate(references)
-    ]
-    assert ch08.paired_p(worse, references, references) < 0.01
-    slightly = [line.upper() if i == 7 else line for i, line in enumerate(worse)]
-    assert ch08.paired_p(worse, slightly, references) > 0.05
+    record = {"rows": rows}
+    assert ch08.beyond_noise(record) == {"up": "better", "down, one run": "worse"}
+    found = ch08.ingredient_verdicts(record)
+    assert found["alone"].p < 0.05 and not found["alone"].told  # it would pass by itself
+    table = ch08.ingredient_table(record)
+    assert table.loc["up", "against the recipe"] == "+3.8" and table.loc["near", "runs"] == 2
+    assert table.loc["the recipe", "p"] == ""
 
 
 def test_the_speed_run_stops_at_its_target(data, monkeypatch):

@@ -1,4 +1,4 @@
-"""Chapter 9's measures: chrF, torchtext's BLEU, the bootstrap, what flatters, the analysis."""
+"""Chapter 9's measures: chrF, torchtext's BLEU, the test, what flatters, the analysis."""
 
 import json
 import math
@@ -21,7 +21,6 @@ from scripts.ch08_training_run import (
     dropout_off,
     load_model,
     next_log_probs,
-    paired_p,
 )
 from scripts.ch09_decoding_and_bleu import (
     ALPHAS,
@@ -36,25 +35,31 @@ from scripts.ch09_decoding_and_bleu import (
     beam_sweep_chart,
     bleu_by_length,
     bleu_of_draws,
+    bleu_of_sums,
     bleu_parts,
     bucket_labels,
     bucket_of,
     chance_chart,
     chrf_by_hand,
     corpus_chrf,
+    dealt,
     decode_hypotheses,
     forced_texts,
     length_chart,
+    lossy,
     main,
-    paired_bootstrap,
+    paired_difference,
     penalty_sweep,
     penalty_sweep_chart,
+    randomisation_p,
     ranked_texts,
     rare_word_chart,
     recall_by_frequency,
+    sacrebleu_p,
     sentence_parts,
     sentence_table,
     shaken,
+    swapped_differences,
     torchtext_bleu,
     translate,
     worst_and_best,
@@ -134,34 +139,94 @@ def test_torchtext_parts_from_sacrebleu_in_smoothing_and_in_ties():
     assert theirs == [pytest.approx(1), pytest.approx(math.exp(-0.2))]
 
 
-# The bootstrap
+# Is the difference real?
+
+WORDS = ["a", "the", "man", "dog", "cat", "runs", "sits", "in", "red", "blue", "park", "two"]
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.10, 0.10), (0.12, 0.09), (0.30, 0.02)])
-def test_the_paired_bootstrap_is_sacrebleus(pairs, before, after):
-    references = [english for _, english in pairs[:60]]
-    first, second = spoiled(references, before, 1), spoiled(references, after, 2)
-    ours = paired_bootstrap(first, second, references)
-    theirs = paired_p(first, second, references)
-    assert ours.p == pytest.approx(theirs, rel=1e-9)  # from the same seed
-    another = paired_bootstrap(first, second, references, seed=99)
-    noise = math.sqrt(2 * theirs * (1 - theirs) / 1000)
-    assert another.draws != ours.draws and abs(another.p - theirs) <= 4 * noise + 0.002
-    measured = (corpus_bleu(second, references).score, corpus_bleu(first, references).score)
-    assert ours.difference == pytest.approx(measured[0] - measured[1])
-    assert ours.low < ours.difference < ours.high
-    if before > 2 * after:
-        assert ours.p < 0.01 and ours.low > 0
-    if before == after:
-        assert ours.p > 0.05 and ours.low < 0 < ours.high
+def made_up(sentences: int, rates: tuple[float, ...], seed: int) -> tuple[list[str], ...]:
+    """References of chance words, and for each rate a system that loses as many of them."""
+    rng = np.random.default_rng(seed)
+    references = [" ".join(rng.choice(WORDS, rng.integers(6, 15))) for _ in range(sentences)]
+    return references, *(lossy(references, rate, rng) for rate in rates)
+
+
+def test_p_agrees_with_swapping_the_texts_themselves():
+    references, first, second = made_up(12, (0.2, 0.15), 3)
+    ours = paired_difference(first, second, references, trials=60, samples=5, seed=7)
+    rng = np.random.default_rng(7)
+    rng.choice(12, size=(5, 12))  # the draws of the sentences come first
+    slow = []
+    for toss in rng.integers(2, size=(60, 12)):
+        one, other = dealt(first, second, toss)
+        slow.append(corpus_bleu(other, references).score - corpus_bleu(one, references).score)
+    np.testing.assert_allclose(ours.swaps, slow, atol=1e-9)
+    measured = corpus_bleu(second, references).score - corpus_bleu(first, references).score
+    assert ours.difference == pytest.approx(measured)
+    assert ours.p == (1 + sum(abs(d) >= abs(measured) - 1e-9 for d in slow)) / 61
+    assert 0.05 < ours.p < 0.95  # or else this would be easy
+
+
+def test_a_clear_difference_has_a_small_p_and_a_small_one_has_not():
+    references, bad, good, as_good = made_up(150, (0.3, 0.1, 0.1), 0)
+    clear = paired_difference(bad, good, references, trials=999, samples=200)
+    assert clear.p == 1 / 1000 and 0 < clear.low < clear.difference < clear.high
+    unclear = paired_difference(good, as_good, references, trials=999, samples=200)
+    assert unclear.p > 0.05 and unclear.low < 0 < unclear.high
+
+
+def test_the_other_order_leaves_p_and_mirrors_the_interval():
+    references, first, second = made_up(40, (0.25, 0.2), 1)
+    there, back = (
+        paired_difference(*systems, references, trials=500, samples=200)
+        for systems in ((first, second), (second, first))
+    )
+    assert there.p == back.p and 0.005 < there.p < 0.95
+    assert (back.difference, back.draws) == (-there.difference, tuple(-d for d in there.draws))
+    assert (back.low, back.high) == pytest.approx((-there.high, -there.low))
 
 
 def test_a_system_does_not_differ_from_itself(pairs):
     texts = [english for _, english in pairs[:10]]
-    itself = paired_bootstrap(texts, texts, texts, samples=20)
-    assert itself.difference == itself.low == itself.high == 0 and set(itself.draws) == {0}
+    for outputs in (texts, [""] * 10, [text[:9] for text in texts]):
+        itself = paired_difference(outputs, outputs, texts, trials=50, samples=20)
+        assert itself.p == 1.0
+        assert itself.difference == itself.low == itself.high == 0 and set(itself.draws) == {0}
     with pytest.raises(ValueError, match="no sentences"):
-        paired_bootstrap([], [], [])
+        paired_difference([], [], [])
+    with pytest.raises(ValueError, match="argument"):
+        paired_difference(texts, texts[1:], texts)
+
+
+def test_the_same_in_other_digits_counts_as_far():
+    assert randomisation_p(np.array([0.3, -0.3, 0.1]), 0.1 + 0.2) == 3 / 4
+    assert randomisation_p(np.zeros(9), 0.0) == 1.0
+    assert randomisation_p(np.array([0.1, -0.2]), 5.0) == 1 / 3  # never 0
+
+
+def test_between_equals_five_percent_are_five_percent():
+    """Two systems whose outputs coins have dealt: 2,000 such pairs, p at most 0.05 in 4 to 6%."""
+    references, first, second = made_up(30, (0.2, 0.2), 5)
+    counts = np.stack([sentence_parts(texts, references) for texts in (first, second)])
+    rng, p = np.random.default_rng(0), []
+    for toss in rng.integers(2, size=(2000, 30)):
+        equals = np.where(toss[:, None], counts[::-1], counts)  # (2, N, 10)
+        swaps = swapped_differences(equals, rng.integers(2, size=(99, 30)))
+        p.append(randomisation_p(swaps, np.diff(bleu_of_sums(equals.sum(1)))[0]))
+    assert 0.04 <= np.mean(np.array(p) <= 0.05) <= 0.06
+    assert 0.47 < np.mean(np.array(p) <= 0.5) < 0.53 and max(p) > 0.95
+
+
+def test_sacrebleus_p_is_as_the_pitfall_says(monkeypatch):
+    monkeypatch.delenv("SACREBLEU_SEED", raising=False)
+    references, first, second = made_up(40, (0.2, 0.2), 2)
+    assert sacrebleu_p(first, first, references, samples=99) == 1 / 100  # "significant"
+    rng = np.random.default_rng(0)
+    p = [
+        sacrebleu_p(*dealt(first, second, toss), references, samples=99)
+        for toss in rng.integers(2, size=(150, 40))
+    ]
+    assert np.mean(np.array(p) <= 0.05) > 0.08 and max(p) < 0.6
 
 
 def test_sums_over_sentences_give_the_corpus_bleu(pairs):
@@ -310,7 +375,8 @@ def check_record(record: dict) -> None:
     assert all(row["found"] <= row["words"] for row in record["frequencies"])
     against = record["beam_against_greedy"]
     assert sum(row["draws"] for row in against["histogram"]) == 1000
-    assert against["p"] == against["p_sacrebleu"]
+    assert sum(row["draws"] for row in against["histogram_of_swaps"]) == 10_000
+    assert 0 < against["p"] <= 1
     gain = five["bleu"] - record["beams"][0]["bleu"]
     assert against["difference"] == pytest.approx(gain, abs=0.011)
     for end in ("worst", "best"):

@@ -568,6 +568,9 @@ def test_the_record_is_of_the_shipped_model_and_whole():
     for row in record["heads"]:
         assert abs(row["bleu"] - record["bleu"] - row["difference"]) < 0.011
         assert row["low"] <= row["difference"] <= row["high"] and 0 < row["p"] <= 1
+    # An honest p and a 95% interval agree nearly always on whether 0 is far away
+    apart = [(row["p"] < 0.05) != (row["low"] * row["high"] > 0) for row in record["heads"]]
+    assert sum(apart) <= 3
     assert len(record["ibm_model_1"]["links"]) == 50
     starts = {p["bleu"] for p in record["pruning"] if p["silent"] == 0}
     ends = {p["bleu"] for p in record["pruning"] if p["silent"] == 72}

@@ -65,6 +65,7 @@ from scripts.ch12_ablations_and_scaling import (
     train_row,
     trained_as_built,
     two_sentences,
+    verdicts,
 )
 
 SHUFFLE = [3, 0, 6, 2, 5, 1, 4]
@@ -190,7 +191,7 @@ def tiny_study(tiny_data, tmp_path, monkeypatch):
 
 def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
     options = StudyOptions(corpus="sample", seeds=1, base_seeds=2, save=True)
-    monkeypatch.setattr(ch12, "paired_p", lambda *texts: 0.25)  # chapter 8's; it takes seconds
+    monkeypatch.setattr(ch12, "paired_difference", lambda *texts: SimpleNamespace(p=0.25))
     trained = []
 
     def tired(run, data):
@@ -260,7 +261,7 @@ def test_a_run_that_diverges_is_on_record_without_a_loss(tiny_study, monkeypatch
     monkeypatch.setattr(
         ch12, "translated", lambda run, trained, data: {"bleu": 1.0, "translations": ["a"] * 20}
     )
-    monkeypatch.setattr(ch12, "paired_p", lambda *given: 0.5)
+    monkeypatch.setattr(ch12, "paired_difference", lambda *texts: SimpleNamespace(p=0.5))
     record, _ = run_study(StudyOptions(corpus="sample", seeds=1, base_seeds=2))
     (run,) = record["rows"]["no residual"]["runs"]
     assert run["loss"] is None and "nan" in run["diverged"]
@@ -341,6 +342,23 @@ def test_the_spread_is_that_within_rows():
     assert pooled_spread([[1.0, 3.0], [10.0, 12.0], [5.0]]) == (math.sqrt(2.0), 2)
     with pytest.raises(ValueError, match="twice"):
         pooled_spread([[1.0], [2.0], []])
+
+
+def test_a_verdict_is_students_t_over_the_pooled_spread_and_holms_steps():
+    rows = {"base": [1.0, 3.0], "far": [12.0, 14.0], "one run": [14.0], "other": [12.5, 14.5]}
+    found = verdicts(rows, {"far": "base", "one run": "base", "other": "far"})
+    assert list(found) == ["far", "one run", "other"]
+    spread = math.sqrt(2.0)  # three rows of two runs, two apart: 3 degrees of freedom
+    assert found["far"].t == pytest.approx(11 / spread)
+    assert found["one run"].t == pytest.approx(12 / (spread * math.sqrt(1.5)))
+    assert (found["other"].difference, found["other"].told) == (0.5, False)
+    for verdict in found.values():
+        assert verdict.p == student_tails(verdict.t, 3)
+    level = 2.5 * found["one run"].p  # the second step asks for level/2; Bonferroni for level/3
+    told = verdicts(rows, {"far": "base", "one run": "base", "other": "far"}, level)
+    assert [verdict.told for verdict in told.values()] == [True, True, False]
+    with pytest.raises(ValueError, match="twice"):
+        verdicts({"a": [1.0], "b": [2.0]}, {"a": "b"})
 
 
 def study_of(rng, effects, seeds=2):

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -350,7 +351,7 @@ def tiny_recipes(few, tmp_path, monkeypatch):
     monkeypatch.setattr(ch12, "prepare", lambda config: few)
     monkeypatch.setattr(ch12, "ROOT", tmp_path)
     (tmp_path / "models").symlink_to(ROOT / "models")
-    monkeypatch.setattr(ch12, "paired_p", lambda *texts: 0.25)  # chapter 8's; it takes seconds
+    monkeypatch.setattr(ch12, "paired_difference", lambda *texts: SimpleNamespace(p=0.25))
     kept = {}
     monkeypatch.setattr(
         ch12,
@@ -482,6 +483,12 @@ def test_the_record_is_of_the_rows_in_the_chapter(record):
         table.loc[MINIMUM_RISK, "Δ BLEU"], table.loc[MINIMUM_RISK, "BLEU"] - against, abs_tol=1e-9
     )
     assert math.isnan(table.loc[ALL_PAIRS, "Δ BLEU"])
+    assert table.loc[ALL_PAIRS, "verdict"] == "–"
+    assert (
+        table.loc[TAUGHT, "verdict"] == "better" and table.loc[SAMPLED_BACK, "verdict"] == "worse"
+    )
+    assert table.loc[ONE_PART, "verdict"] == "within noise"
+    assert not any("p" in run for row in record["rows"].values() for run in row["runs"])
 
 
 def test_the_chart_shows_every_run(record):
