@@ -6,6 +6,7 @@ All other top-level statements are the show: they run in the notebook and in
 """
 
 import ast
+import os
 import re
 import sys
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -14,6 +15,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent  # of the series: here, and nowhere else
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def runs_folder():
+    """Where trainings and studies keep what they resume from: $SERIES_RUNS, or `runs/` at home."""
+    return Path(os.environ.get("SERIES_RUNS") or ROOT / "runs")
 
 
 def bound_names(target):

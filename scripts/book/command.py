@@ -1,0 +1,123 @@
+"""What all commands share: options from a dataclass, one line for a mistake, a clean way out.
+
+A command is a module that is run, such as `python -m scripts.translate`. It begins with
+
+    if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+        from scripts.book.command import launch
+
+        raise SystemExit(launch("scripts.translate"))
+
+and has two functions: `parse(argv)`, the command line to its options (`read`), and `main(argv)`,
+which does what they say and returns the exit code (`serve`).
+"""
+
+import contextlib
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, get_type_hints
+
+
+def launch(module: str) -> int:
+    """Import `module` and run its `main`; the exit code, 130 where Ctrl-C comes while it loads."""
+    try:
+        main = importlib.import_module(module).main
+    except KeyboardInterrupt:
+        return 130
+    return main()
+
+
+def read(
+    prog: str,
+    kind: type,
+    argv: Sequence[str],
+    about: str = "",
+    places: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> Any:
+    """The command line as the dataclass `kind`, each of whose fields is an option.
+
+    Of its fields, `places` stand without a name in front and `flags` take no value; both come with
+    their help. `defaults` replace those of the fields. Raises ValueError, in one line, for what
+    makes no sense.
+    """
+    from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+    places, flags, hints = places or {}, flags or {}, get_type_hints(kind)
+    helps = not {"-h", "--help"}.isdisjoint(argv)  # with the fields' docstrings, slow to collect
+    set_parsing_settings(docstring_parse_attribute_docstrings=helps)
+    parser = ArgumentParser(prog=f"python -m {prog}", description=about, exit_on_error=False)
+    for place, text in places.items():
+        many = {"type": str, "nargs": "*"} if hints[place] == list[str] else {"type": hints[place]}
+        parser.add_argument(place, help=text, **many)
+    parser.add_class_arguments(kind, skip={*places, *flags})
+    for flag, text in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
+    parser.set_defaults(dict(defaults or {}))
+    try:
+        return kind(**parser.parse_args(list(argv)).as_dict())
+    except ArgumentError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def as_typed(prog: str, options: Any, always: Collection[str] = ()) -> str:
+    """The command that repeats and records what `options` did, as one line.
+
+    It names what isn't the default, and the fields in `always`; where it ran goes without saying.
+    """
+    default = type(options)()
+    words = ["python", "-m", *prog.split()]
+    for name, value in asdict(options).items():
+        said = name in always or value != getattr(default, name)
+        if said and name not in ("device", "save"):
+            words += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+    return shlex.join([*words, "--save", "true"])
+
+
+def serve(
+    parse: Callable[[Sequence[str]], Any],
+    run: Callable[[Any], Any],
+    argv: Sequence[str] | None = None,
+    interrupted: str = "interrupted",
+    memory: str = "lower --beam, or use --device cpu",
+) -> int:
+    """Run what the command line asks for. Returns the exit code.
+
+    That is 2 for a mistake or a fault, which get one line; 130 after Ctrl-C, 141 for a closed pipe;
+    else what `run` returns, if that is a number, or 0. `memory` says what to do where the GPU's is full.
+    """
+    try:
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
+        code = run(parse(sys.argv[1:] if argv is None else argv))
+        print(end="", flush=True)
+    except BrokenPipeError:  # as in `| head -1`: as for `cat`, and not worth a word
+        return 141
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's; not imported for its name alone
+            raise
+        print(f"error: the GPU's memory is full: {memory}", file=sys.stderr)
+        return 2
+    finally:
+        release_output()
+    return code if isinstance(code, int) else 0
+
+
+def release_output() -> None:
+    """Flush what is printed. Where that fails, let it go, or Python fails once more at its exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            print(end="", file=stream, flush=True)
+        except OSError:
+            with contextlib.suppress(OSError):  # a stream without a file has nothing to let go
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
