@@ -24,13 +24,13 @@
 #
 # Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **V** vocabulary. In this chapter also **K**, the width of the beam.
 #
-# This chapter is also a command:
+# Its searches are at work in three commands:
 #
 # ```
-# python scripts/ch09_decoding_and_bleu.py translate "Ein Hund schläft." --beam 4
-# python scripts/ch09_decoding_and_bleu.py translate --input german.txt --nbest 3
-# python scripts/ch09_decoding_and_bleu.py evaluate --corpus sample --split test --beam 1
-# python scripts/ch09_decoding_and_bleu.py export FOLDER --format onnx
+# python -m scripts.translate "Ein Hund schläft." --beam 4
+# python -m scripts.translate --input german.txt --nbest 3
+# python -m scripts.evaluate --corpus sample --split test --beam 1
+# python -m scripts.export FOLDER --format onnx
 # ```
 
 # %% tags=["bootstrap"]
@@ -62,19 +62,8 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch09_decoding_and_bleu import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import bisect
-import codecs
-import contextlib
 import copy
 import functools
 import importlib.util
@@ -87,15 +76,14 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -103,11 +91,10 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from scripts import ROOT
 from scripts.book.charts import GREY, PALETTE, bars, lines, rounded, titled
-from scripts.book.records import load_record, provenance, save_record, sha256
+from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN, check_length
@@ -120,7 +107,6 @@ from scripts.ch04_encoder_decoder import (
     LayerNorm,
     make_model,
     scramble,
-    to_torch_transformer,
 )
 from scripts.ch05_training import BOS, EOS, PAD, UNK, greedy_decode
 from scripts.ch06_multi30k import (
@@ -128,20 +114,14 @@ from scripts.ch06_multi30k import (
     load_corpus,
     make_batch,
     pad_rows,
-    parallel,
-    read_lines,
     source_ids,
     word_tokenizer,
 )
 from scripts.ch07_going_fast import (
     FAST,
     Layout,
-    Marian,
-    Shape,
     affine,
     embed,
-    keep_memory,
-    matrix_rate,
     normed,
     scaled_product,
     suits_onednn,
@@ -149,20 +129,16 @@ from scripts.ch07_going_fast import (
 )
 from scripts.ch08_training_run import (
     Hypothesis,
-    TrainConfig,
     Trained,
     average_checkpoints,
     beam_search,
     build_model,
     corpus_bleu,
     dropout_off,
-    held_out_splits,
     hypothesis,
     load_model,
     next_log_probs,
     paired_p,
-    pick_device,
-    searcher,
     sift,
 )
 from scripts.engine.checkpoints import save_tensors, weights
@@ -2349,7 +2325,7 @@ pd.DataFrame(load_record("multi30k-de-en")["samples"])[:7]
 # To score that model yourself, by the record's search (this needs the corpus, see [Chapter 6](ch06_multi30k.ipynb)):
 #
 # ```
-# python scripts/ch09_decoding_and_bleu.py evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5
+# python -m scripts.evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5
 # ```
 
 # %% [markdown]
@@ -2357,13 +2333,7 @@ pd.DataFrame(load_record("multi30k-de-en")["samples"])[:7]
 #
 # > **In short.** One number says how good. It doesn't say at what. So: vary the search, sort the sentences, and read the worst ones.
 #
-# The sample corpus is too easy for that. What follows looks at the model trained on Multi30k, over a whole test set. It takes minutes and needs the corpus, so it was done once, by a command, and is on record:
-#
-# ```
-# python scripts/ch09_decoding_and_bleu.py analyse --save true
-# ```
-#
-# First its tools.
+# The sample corpus is too easy for that. What follows looks at the model trained on Multi30k, over a whole test set. It takes minutes and needs the corpus, so it was done once, by `python -m scripts.studies.judging --save true`, and is on record. First some of its tools.
 
 
 # %%
@@ -2376,14 +2346,12 @@ def ranked_texts(
 
 
 # %% [markdown]
-# The beams are one search each. The length penalty is cheaper: it plays no part *while* our search runs, it only ranks what has ended. So must we search anew for every α? Two searches suffice, one at the smallest α and one at the largest.
+# Each width of the beam takes a search of its own. The length penalty is cheaper: it plays no part *while* our search runs, it only ranks what has ended. So must we search anew for every α? Two searches suffice, one at the smallest α and one at the largest.
 #
 # Why two: $\log|\text{score}|$ is $\log|\log p| - \alpha \log T$, a straight line over α for each hypothesis, and the winner is the lowest line. Say one wins only in between. Then whatever beats it at the small end is shorter than it, and whatever beats it at the large end is longer: two separate groups. At most 2K − 1 hypotheses ever end. So one of the groups has fewer than K members, and at that end our hypothesis is among the K best.
 
 # %%
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
-
-
 
 
 def penalty_sweep(
@@ -2510,10 +2478,6 @@ pd.DataFrame(by_hand)[["frequency", "words", "found"]][:3]
 
 
 # %%
-
-
-
-
 
 
 def beam_against_greedy(
@@ -3306,7 +3270,7 @@ else:
         assert right and wrong == (T == 2)
 
 # %% [markdown]
-# `python scripts/ch09_decoding_and_bleu.py export FOLDER` writes both formats, each into a folder of its own. It needs the packages of `pip install -e '.[export]'`.
+# `python -m scripts.export FOLDER` writes both formats, each into a folder of its own. It needs the packages of `pip install -e '.[export]'`.
 
 # %% [markdown]
 # ## Against others
@@ -3319,17 +3283,7 @@ else:
 # %%
 
 
-
-
-
-
-
-
 EXACT = "ours, exact stop"  # differs for a beam alone
-
-
-
-
 
 
 # %% [markdown]
@@ -3418,7 +3372,7 @@ def decoding_account_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 
 # %%
 timed = load_record("decoding-speed")
-print(timed["command"])
+print(timed["repeat"])
 decoding_speed_chart(timed)
 
 # %%
@@ -3451,11 +3405,11 @@ for beam in (1, 4):
 # %% [markdown]
 # With a cache the same weights write more than ten times as many sentences a second, and more than twice as many as the best peer in PyTorch, which has a cache too. CTranslate2, written in C++ for nothing but this, is within a tenth of ours. Rounding the weights to 8 bits buys it nearly another factor of two; one text in twenty then comes out differently, and BLEU moves by a tenth of a point. (Our greedy search rounds to 8 bits as well, but only to know where to look.)
 #
-# Two programs that close deserve more rounds. `python scripts/ch09_decoding_and_bleu.py bench --duel true --rounds 15` lets the two race alone, in turns as before:
+# Two programs that close deserve more rounds. `python -m scripts.bench.decoding --duel true --rounds 15` lets the two race alone, in turns as before:
 
 # %%
 duel = load_record("decoding-duel")
-print(duel["command"])
+print(duel["repeat"])
 alone = speed_frame(duel).set_index(["program", "beam"])["sentences_per_second"]
 ahead = {beam: alone["ours", beam] / alone["CTranslate2 float32", beam] for beam in (1, 4)}
 for beam, ratio in ahead.items():
@@ -3508,95 +3462,7 @@ for beam, name in (("1", "greedy"), ("4", "beam 4")):
 #
 # > **In short.** Others build upon a command. So it keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon as there is one; and one clear line, never a traceback, where something is wrong.
 #
-# `translate` takes texts as arguments, a file (`--input`), or standard input. `evaluate` measures a model on a corpus, or on two files. Both end in one function, which takes encoded sources and gives their best hypotheses.
-
-
-# %% [markdown]
-# ### Lines, as they come
-#
-# > **In short.** Take what is there, and wait only where nothing is. Then a file comes in large groups, a slow pipe in small ones, and a person gets an answer to each line.
-#
-# `read1` does just that: it waits until there is something, and hands over what there is, up to a limit. While a group is decoded the next lines pile up in the pipe, so groups grow where that helps. The first groups are small, for an early answer. Memory stays bounded by two limits, one on a group and one on a line. A line's bytes beyond the limit are counted and forgotten, so that a line of five megabytes costs no more than one of 64 kB.
-#
-# Only `\n` ends a line. Python's `splitlines` knows ten more ends, U+2028 among them; with it a text could become two, and every line after it would stand beside a wrong partner.
-
-# %%
-strange = text_stream(["ein\u2028Hund", "", "x" * 100_000, "läuft\r"])
-found = [line for group in line_groups(strange) for line in group]
-assert [line.size for line in found] == [10, 0, 100_000, 7]
-assert max(len(line.start) for line in found) == LINE_BYTES
-assert list(line_groups(io.BytesIO(b"a\nb"))) == [[InputLine(b"a", 1)], [InputLine(b"b", 1)]]
-groups = [len(group) for group in line_groups(io.BytesIO(b"\n" * 2000))]
-assert groups[:3] == [16, 32, 64] and max(groups) == GROUP_LINES and sum(groups) == 2000
-
-# %% [markdown]
-# ### From a line to ids
-#
-# A line may hold anything. Bytes that are not UTF-8 are read as U+FFFD, and what is too long for the model is cut. Either is said once, on standard error, with the line's number. White space alone is no text; `strip` also takes the rarer kinds of it, which the tokenizer would keep as unknown letters.
-
-
-# %%
-notes = io.StringIO()
-with contextlib.redirect_stderr(notes):
-    strange = io.BytesIO(b"Hund\nHund \xff\n \x0b\xc2\x85\n" + b"Hund " * 20_000 + b"\n")
-    good, bad, blank, endless = (row for rows in row_groups(trained, strange) for row in rows)
-print(notes.getvalue(), end="")
-assert good == bad and blank == [EOS] and len(endless) == MAX_LEN and endless[-1] == EOS
-assert notes.getvalue().count("\n") == 2
-
-# %% [markdown]
-# ### From hypotheses to lines
-#
-# A translation is printed alone, with its score (`--scores`), or with the runners-up (`--nbest`). A score is $\log p / T^\alpha$: the nearer to 0, the surer. The n-best form is that of Moses and Marian: the line's number *from 0*, the text, the score, between bars. A line with fewer hypotheses gets fewer lines, without padding; the number says where each belongs. An empty line has one translation, the empty text, of score 0.
-#
-# When it samples, each line has its own seed: `--seed` plus its number from 0. It is decoded alone. Otherwise what is drawn for a line would depend on which lines happened to arrive together.
-
-
-# %%
-two_best = [("A dog.", -0.25), ("Dog.", -1.5)]
-print(in_print(two_best, 0, TranslateOptions(nbest=2)))
-assert in_print(two_best, 0, TranslateOptions()) == "A dog."
-assert in_print(two_best, 0, TranslateOptions(scores=True)) == "A dog.\t-0.2500"
-assert best_texts(trained, [[EOS]], DecodeOptions()) == [[("", 0.0)]]
-
-# %% [markdown]
-# ### Translate
-#
-# A group is printed as soon as it is decoded, so whatever stops the command, what was finished is out. A progress bar appears on standard error where a person waits for a file: not where output goes to the screen, since the answers themselves are the progress there.
-
-
-# %% [markdown]
-# ### Evaluate
-#
-# `evaluate` prints cased BLEU first, the figure that we report. Lower-cased BLEU and chrF2, a score of letters instead of words, stand below it, for comparison with papers that give them. Each has its signature.
-
-
-# %%
-cased, lower, letters = score_lines(["a dog is running fast"], ["A dog is running fast"], "greedy")
-assert "case:mixed" in cased and "BLEU 100.00" in lower and letters.startswith("chrF2 ")
-assert float(cased.split()[1]) < 100  # a capital is missing
-
-# %% [markdown]
-# ### Export
-
-
-# %% [markdown]
-# ### Bench
-
-
-# %% [markdown]
-# ### One table, one way out
-#
-# The subcommands stand in a table: a word of help, a class whose fields are the options, and the function that they go to. Whatever is wrong becomes one line and exit code 2. Ctrl-C gives 130. A reader that has seen enough, as in `| head -1`, closes the pipe: that is 141, as for `cat`, and not worth a word.
-
-
-# %%
-shipped = ["--model", str(stored.parent), "--device", "cpu"]
-assert main(["translate", f"Ein Hund schläft im Garten.\n\n{summer}", *shipped]) == 0
-with contextlib.redirect_stderr(io.StringIO()) as complaint:
-    assert main(["translate", "Ein Hund schläft.", "--beam", "0"]) == 2
-print(complaint.getvalue().strip())
-assert complaint.getvalue().startswith("error: ") and complaint.getvalue().count("\n") == 1
+# `python -m scripts.translate` takes texts as arguments, a file (`--input`), or standard input, and prints translations alone, with scores (`--scores`), or with the runners-up (`--nbest`). `python -m scripts.evaluate` measures a model on a corpus, or on two files.
 
 # %% [markdown]
 # ## Summary

@@ -24,11 +24,7 @@
 #
 # Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. In this chapter also **N**, the number of layers, and for words instead of pieces **I** (German) and **J** (English).
 #
-# This chapter is also a command, which made the record that it shows (minutes; it needs Multi30k):
-#
-# ```
-# python scripts/ch10_looking_inside.py inspect --save true
-# ```
+# The record that it shows was made by `python -m scripts.studies.heads --save true` (minutes; it needs Multi30k).
 
 # %% tags=["bootstrap"]
 # Make this chapter at home: the series is in a folder above, installed, or gets cloned beside it.
@@ -59,20 +55,9 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch10_looking_inside import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import bisect
-import contextlib
 import copy
-import io
 import itertools
 import json
 import math
@@ -82,7 +67,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -93,7 +78,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from scripts.book.charts import INK, bars, heatmap, lines, rounded, titled
-from scripts.book.records import load_record, provenance, save_record, sha256
+from scripts.book.records import load_record, sha256
 from scripts.ch01_attention import attention, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import (
     MultiHeadedAttention,
@@ -104,14 +89,12 @@ from scripts.ch02_multi_head_attention import (
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch05_training import BOS, greedy_decode
-from scripts.ch06_multi30k import SPECIALS, load_corpus, source_ids
+from scripts.ch06_multi30k import SPECIALS, source_ids
 from scripts.ch08_training_run import (
     Trained,
     corpus_bleu,
     dropout_off,
-    held_out_splits,
     load_model,
-    pick_device,
 )
 from scripts.ch09_decoding_and_bleu import (
     DecodeOptions,
@@ -119,8 +102,6 @@ from scripts.ch09_decoding_and_bleu import (
     decode_texts,
     default_model,
     paired_bootstrap,
-    search_rows,
-    until_end,
 )
 
 # %% [markdown]
@@ -2105,19 +2086,12 @@ foretold = {
 pd.DataFrame(foretold).T
 
 # %% [markdown]
-# ## The command
+# ## The record
 #
-# What made the record of this chapter: the numbers of each head over the validation split, BLEU without each head and without each layer's heads, the pruning curve on the test split, and IBM Model 1's links for our captions.
-
+# `python -m scripts.studies.heads` made the record of this chapter: the numbers of each head over the validation split, BLEU without each head and without each layer's heads, the pruning curve on the test split, and IBM Model 1's links for our captions.
 
 # %%
-
-
 MANY_DRAWS = 10_000  # of the bootstrap: with 72 tests, p has to be measured finely
-
-
-
-
 
 
 # %%
@@ -2141,13 +2115,6 @@ def silence_each(
             layers.append({"kind": kind, "layer": number + 1, "bleu": bleu})
     return heads, layers
 
-
-
-
-# %%
-with contextlib.redirect_stderr(io.StringIO()) as grumble:
-    assert main(["inspect", "--sentences", "many"]) == 2
-print(grumble.getvalue().split(":")[0])
 
 # %% [markdown]
 # ## Summary

@@ -53,25 +53,14 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch11_variants import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import itertools
-import json
 import math
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -83,10 +72,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from scripts import ROOT
 from scripts.book.charts import GREY, lines, rounded, titled
-from scripts.book.files import write_whole
-from scripts.book.records import load_record, provenance, save_record
+from scripts.book.records import load_record
 from scripts.ch01_attention import (
     attention,
     count_flops,
@@ -122,16 +109,13 @@ from scripts.ch06_multi30k import (
     load_corpus,
     make_batch,
     pad_rows,
-    source_ids,
     token_batches,
 )
 from scripts.ch07_going_fast import (
     Layout,
     Switches,
     embed,
-    fast_loss,
     feed_forward,
-    keep_memory,
     normed,
     residual,
     rows_loss,
@@ -141,20 +125,13 @@ from scripts.ch07_going_fast import (
 from scripts.ch08_training_run import (
     PRESETS,
     TrainConfig,
-    Trained,
-    TrainingData,
     build_model,
-    corpus_bleu,
-    decode_rows,
     dropout_off,
-    held_out_splits,
     learning_rate,
     make_optimizer,
     pick_device,
-    prepare,
 )
-from scripts.ch09_decoding_and_bleu import cached_greedy, sharpened, write_one_by_one
-from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
+from scripts.ch09_decoding_and_bleu import sharpened, write_one_by_one
 
 # %% [markdown]
 # Every example below runs in double precision, so that "equal" can be checked to many digits.
@@ -1026,11 +1003,11 @@ assert bits_per_character(row_nats(mini.double(), few["val"]), few["val"]) - min
 #
 # ### On Multi30k
 #
-# The English captions of Multi30k, recorded by `python scripts/ch11_variants.py gpt`. The alphabet are the characters that occur at least ten times in the training split; what little remains counts as one more character for all models alike. The validation split served to watch the training, the figures are those of test_2016_flickr.
+# The English captions of Multi30k, recorded by `python -m scripts.studies.variants gpt`. The alphabet are the characters that occur at least ten times in the training split; what little remains counts as one more character for all models alike. The validation split served to watch the training, the figures are those of test_2016_flickr.
 
 # %%
 gpt = load_record("variants-gpt-multi30k")
-print(gpt["command"])
+print(gpt["repeat"])
 print(
     f"{len(gpt['alphabet'])} characters; {gpt['predicted'][gpt['test']]:,} to predict, {gpt['unknown'][gpt['test']]} of them unknown"
 )
@@ -1459,11 +1436,11 @@ assert share_right(number_logits(classifier, train_items[:32], tokenizer), train
 # %% [markdown]
 # ### On Multi30k
 #
-# Recorded by `python scripts/ch11_variants.py classify`: the masked model reads the German training captions without labels; then three kinds of classifiers learn from 100, from 1,000 and from all labelled captions. Both test sets together are the test.
+# Recorded by `python -m scripts.studies.variants classify`: the masked model reads the German training captions without labels; then three kinds of classifiers learn from 100, from 1,000 and from all labelled captions. Both test sets together are the test.
 
 # %%
 classify = load_record("variants-classify-multi30k")
-print(classify["command"])
+print(classify["repeat"])
 print(", ".join(f"{name}: {count:,} captions" for name, count in classify["captions"].items()))
 
 
@@ -1743,11 +1720,11 @@ assert max(counts.values()) - min(counts.values()) == 3 * config.d_model  # a fe
 
 
 # %% [markdown]
-# Recorded on Multi30k, by `python scripts/ch11_variants.py translate --seeds 3 --save true`, half an hour on one core. **Predict:** who wins, and by more than chance?
+# Recorded on Multi30k, by `python -m scripts.studies.variants translate --seeds 3 --save true`, half an hour on one core. **Predict:** who wins, and by more than chance?
 
 # %%
 translators = load_record("variants-translate-multi30k")
-print(translators["command"])
+print(translators["repeat"])
 
 
 # %%
@@ -1844,7 +1821,7 @@ assert order == translators_apart(translators) == clearly_better(bleus)
 assert translators_apart(on_sample) == [(second, first), (third, first)]
 
 # %% [markdown]
-# The three studies are one command, `python scripts/ch11_variants.py gpt`, `classify` or `translate`. A run that is done is kept below `runs/` and only read when the command is given again, so that it goes on where it was interrupted.
+# The three studies are one command, `python -m scripts.studies.variants gpt`, `classify` or `translate`. A run that is done is kept below `runs/` and only read when the command is given again, so that it goes on where it was interrupted.
 
 # %% [markdown]
 # ## 6 · The table of variants
@@ -2161,4 +2138,4 @@ print(rejection(check_hide_words, hide_pieces))
 #
 # ### Exercise 6 *project* · More of everything
 #
-# `python scripts/ch11_variants.py translate --epochs 10 --seeds 3` (add `--device cuda` where you can) trains longer. Does the order of the three stay? Then hold the *work* fixed instead of the weights: how many layers may the single stack have? And train the causal one on all tokens of the row, source included: does the language model of German help its translations?
+# `python -m scripts.studies.variants translate --epochs 10 --seeds 3` (add `--device cuda` where you can) trains longer. Does the order of the three stay? Then hold the *work* fixed instead of the weights: how many layers may the single stack have? And train the causal one on all tokens of the row, source included: does the language model of German help its translations?

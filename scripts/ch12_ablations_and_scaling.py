@@ -53,28 +53,16 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch12_ablations_and_scaling import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import copy
 import itertools
-import json
 import math
 import random
-import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,12 +73,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LambdaLR
-from tqdm import tqdm
 
 from scripts import ROOT
 from scripts.book.charts import GREY, INK, PALETTE, lines, rounded, titled
-from scripts.book.files import write_whole
-from scripts.book.records import load_record, provenance, save_record, sha256
+from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN, LearnedPositions
@@ -112,7 +98,7 @@ from scripts.ch06_multi30k import (
     pad_rows,
     token_batches,
 )
-from scripts.ch07_going_fast import fast_loss, keep_memory, switches_for
+from scripts.ch07_going_fast import fast_loss, switches_for
 from scripts.ch08_training_run import (
     PRESETS,
     TrainConfig,
@@ -120,24 +106,16 @@ from scripts.ch08_training_run import (
     TrainingData,
     batches_of,
     build_model,
-    corpus_bleu,
     epoch_plan,
-    identity,
     learning_rate,
     load_model,
     loss_function_of,
     make_optimizer,
-    paired_p,
     pick_device,
-    plain_translate,
-    prepare,
-    writable,
 )
 from scripts.ch09_decoding_and_bleu import (
     DecodeOptions,
-    beam_translate,
     chrf_by_hand,
-    corpus_chrf,
     every_hypothesis,
     forced_log_probs,
     plain_words,
@@ -145,7 +123,6 @@ from scripts.ch09_decoding_and_bleu import (
     translate,
     until_end,
 )
-from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 
 # %% [markdown]
 # Every example below runs in double precision, so that "equal" can be checked to many digits.
@@ -597,19 +574,7 @@ assert parts[8] < parts[4] < parts[2] < parts[1] and len(parts[4]) == 25
 # %% [markdown]
 # ### Headless, and resumable
 #
-# ```bash
-# python scripts/ch12_ablations_and_scaling.py study --save true        # or: make ablations
-# ```
-#
-# trains what is missing, in an order that is worth something wherever it stops: the base, the small sizes and the parts of the data, the base's other seeds, one row of each kind, the large sizes, the rest; then the next seed. Each finished run is stored with all that decided it. The command, given again, reads the finished ones and goes on. A run counts as finished only if its settings are those asked for now.
-
-
-# %%
-for mistake in (["study", "--seeds", "many"], ["studie"]):
-    try:
-        parse_study(mistake)
-    except ValueError as error:
-        print(str(error)[:100])
+# `python -m scripts.studies.ablations --save true`, or `make ablations`, trains what is missing, in an order that is worth something wherever it stops: the base, the small sizes and the parts of the data, the base's other seeds, one row of each kind, the large sizes, the rest; then the next seed. Each finished run is stored with all that decided it. The command, given again, reads the finished ones and goes on. A run counts as finished only if its settings are those asked for now.
 
 # %% [markdown]
 # ## What is a difference, and what is chance
@@ -1831,7 +1796,7 @@ assert marks_of[0] < 1e-9 and max(marks_of) == marks_of[2]
 # %%
 @dataclass
 class RecipeOptions:
-    """What `recipes` runs; each field is an option of the command line."""
+    """What the study of recipes runs."""
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from; its shipped model is the teacher."""
@@ -1977,19 +1942,7 @@ assert any(
 # %% [markdown]
 # ### Headless, and resumable again
 #
-# ```bash
-# python scripts/ch12_ablations_and_scaling.py recipes --save true
-# ```
-#
-# runs what is missing: the teacher's translations once, then for each seed the rows above, and the reverse model where it is needed first. Whatever took time is kept in `runs/` with all that decided it, and is used again only where that is the same: models, scores and written corpora alike.
-
-
-# %%
-assert parse_recipes(["recipes", "--share", "8"]) == RecipeOptions(share=8)
-try:
-    parse_recipes(["recipes", "--seeds", "many"])
-except ValueError as error:
-    print(str(error)[:100])
+# `python -m scripts.studies.learning --save true`, or `make recipes`, runs what is missing: the teacher's translations once, then for each seed the rows above, and the reverse model where it is needed first. Whatever took time is kept in `runs/` with all that decided it, and is used again only where that is the same: models, scores and written corpora alike.
 
 # %% [markdown]
 # ### What the recorded runs show
@@ -2417,4 +2370,4 @@ print(rejection(check_best_size, exchanged))
 #
 # ### Exercise 6 *project* · The long version
 #
-# On a GPU: `python scripts/ch12_ablations_and_scaling.py study --epochs 10 --seeds 3 --device cuda`. Which verdicts change when the model has time to learn by heart? Add a row of your own to `STUDY_ROWS`, write the check that proves what it does, and the verdict that you expect *before* you start it. `recipes --epochs 10 --device cuda` asks the same of the three recipes: which of them gains when the model is no longer short of steps?
+# On a GPU: `python -m scripts.studies.ablations --epochs 10 --seeds 3 --device cuda`. Which verdicts change when the model has time to learn by heart? Add a row of your own to `STUDY_ROWS`, write the check that proves what it does, and the verdict that you expect *before* you start it. `python -m scripts.studies.learning --epochs 10 --device cuda` asks the same of the three recipes: which of them gains when the model is no longer short of steps?

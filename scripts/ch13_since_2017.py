@@ -53,23 +53,13 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch13_since_2017 import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import itertools
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import altair as alt
@@ -84,7 +74,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scripts.book.charts import PALETTE, bars, heatmap, lines, rounded, titled
-from scripts.book.records import RESULTS, load_record, provenance, save_record
+from scripts.book.records import load_record
 from scripts.ch01_attention import (
     attention,
     influence,
@@ -115,9 +105,7 @@ from scripts.ch04_encoder_decoder import (
     scramble,
     tie_weights,
 )
-from scripts.ch05_training import BOS, PAD, Batch, LabelSmoothing, greedy_decode, run_epoch
-from scripts.ch06_multi30k import make_batch, source_ids, token_batches
-from scripts.ch07_going_fast import keep_memory
+from scripts.ch05_training import PAD, Batch, LabelSmoothing, greedy_decode, run_epoch
 from scripts.ch08_training_run import (
     PRESETS,
     TrainConfig,
@@ -125,13 +113,10 @@ from scripts.ch08_training_run import (
     TrainingData,
     batches_of,
     build_model,
-    corpus_bleu,
-    decode_rows,
     dropout_off,
     epoch_plan,
     learning_rate,
     make_optimizer,
-    prepare,
 )
 from scripts.ch09_decoding_and_bleu import likeliest, write_one_by_one
 
@@ -1807,20 +1792,14 @@ def trained_parts(
 
 # %% [markdown]
 # Speed and memory are measured on fresh models, on the same few batches, all rows in turns so that a slow moment of the machine hits all alike; medians of the processor's time.
-
-
-# %% [markdown]
-# It can be interrupted: the record is written after each run, and the next call goes on with what is missing.
 #
-# ```bash
-# python scripts/ch13_since_2017.py modern --save true     # about 75 minutes on one core
-# ```
+# `python -m scripts.studies.modern --save true`, or `make modern`, trains what is missing on record (about 75 minutes on one core).
 
 
 # %%
 @dataclass
 class ModernOptions:
-    """What `modern` trains; each field is an option of the command line."""
+    """What the study trains."""
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
@@ -1841,8 +1820,6 @@ def planned(options: ModernOptions) -> list[tuple[int, str]]:
     inner = [name for name in VARIANTS if name not in ENDS]
     first = itertools.product(range(1, options.end_seeds + 1), ENDS)
     return [*first, *itertools.product(range(1, options.seeds + 1), inner)]
-
-
 
 
 # %% [markdown]
@@ -1955,7 +1932,7 @@ def cache_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 
 # %%
 modern_record = load_record("since-2017-multi30k")
-print(modern_record["command"])
+print(modern_record["repeat"])
 wanted = len(planned(ModernOptions()))
 print(f"{len(parts_frame(modern_record))} of {wanted} runs: {modern_record['device']}")
 ends_table(modern_record)
@@ -2008,7 +1985,7 @@ for name, verdict in leaves_the_band(modern_record).items():
 # - **The parts and the whole.** RMSNorm, experts and latents, each alone, change 2017's BLEU by −0.1, −1.0 and +0.2; together by −2.7. Parts proven one at a time need not add up, and this table does not tell why.
 # - **Two measures.** *experts* and *latent* have nearly the same perplexity, 10.3 and 10.2, and are 1.2 BLEU apart (chapter 8 met that, too).
 #
-# A part made for scale has its price where there is none: that is a finding about this table, and no verdict on the part. And size changes the answer: at half this width and two passes, rotary positions were *behind* 2017's (12.5 BLEU to 13.7 with the same seed; `python scripts/ch13_since_2017.py modern --epochs 2 --d_model 64`).
+# A part made for scale has its price where there is none: that is a finding about this table, and no verdict on the part. And size changes the answer: at half this width and two passes, rotary positions were *behind* 2017's (12.5 BLEU to 13.7 with the same seed; `python -m scripts.studies.modern --epochs 2 --d_model 64`).
 #
 # On speed, mind what is *not* here: a kernel that fuses a norm, a GPU that computes all experts at once, a text so long that a cache of megabytes has to be read for each token. On a CPU, with captions, sorting the visits and the small products of eight experts make a step slower, though it multiplies no more numbers. And what latents and windows save grows with the length; captions have a dozen words.
 
@@ -2320,4 +2297,4 @@ print(rejection(check_router, lambda logits, top: logits.softmax(-1).topk(top)[:
 #
 # ### Exercise 6 *project* · Longer, larger, your own
 #
-# `python scripts/ch13_since_2017.py modern --epochs 10 --seeds 3 --end_seeds 3` takes a night on one core and says more than our table does. Then ask one question of your own, and answer it with three seeds and a band. Does the window hurt less with four layers than with two? Do experts learn something that you can name: punctuation, articles, the source language (count `visits` for each piece)? Does Muon (chapter 8) like latents?
+# `python -m scripts.studies.modern --epochs 10 --seeds 3 --end_seeds 3` takes a night on one core and says more than our table does. Then ask one question of your own, and answer it with three seeds and a band. Does the window hurt less with four layers than with two? Do experts learn something that you can name: punctuation, articles, the source language (count `visits` for each piece)? Does Muon (chapter 8) like latents?

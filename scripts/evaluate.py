@@ -1,21 +1,29 @@
-from typing import Literal
-from pathlib import Path
-from collections.abc import Sequence
-from scripts.ch08_training_run import Trained
-from scripts.ch08_training_run import corpus_bleu
-from dataclasses import dataclass
-from scripts.ch08_training_run import held_out_splits
-from scripts.book.charts import lines
-from scripts.ch06_multi30k import load_corpus
-from scripts.ch06_multi30k import parallel
-from scripts.ch06_multi30k import read_lines
+"""sacreBLEU of a model, on a corpus or on files: `python -m scripts.evaluate --corpus sample`.
+
+Cased BLEU comes first, the figure that we report. Lower-cased BLEU and chrF2 stand below it, for
+comparison with papers that give them. Each has its signature.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.evaluate"))
+
 import sys
-# IMPORTS
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from scripts.book.command import read, serve
+from scripts.ch06_multi30k import load_corpus, parallel, read_lines
+from scripts.ch08_training_run import Trained, corpus_bleu, held_out_splits
+from scripts.translate import FLAGS, ModelOptions, best_texts, open_model, row_groups, text_stream
 
 
 @dataclass
 class EvaluateOptions(ModelOptions):
-    """Options of `evaluate`."""
+    """What to translate and score."""
 
     corpus: Literal["sample", "multi30k"] | None = None
     """What to translate; by default what the model was trained on."""
@@ -82,3 +90,14 @@ def run_evaluate(options: EvaluateOptions) -> None:
             print(f"{name}: {line}")
         for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:
             print(f"\n  source       {source}\n  reference    {reference}\n  translation  {output}")
+
+
+def parse(argv: Sequence[str]) -> EvaluateOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    flags = {"sample": FLAGS["sample"]}
+    return read(__name__, EvaluateOptions, argv, "Measure a model by sacreBLEU.", flags=flags)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_evaluate, argv)

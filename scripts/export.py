@@ -1,15 +1,26 @@
-from typing import Literal
-from pathlib import Path
+"""Write a model for ONNX Runtime and for CTranslate2: `python -m scripts.export FOLDER`.
+
+It needs the packages of `pip install -e '.[export]'`.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.export"))
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from scripts.ch09_decoding_and_bleu import export_ctranslate2
-from scripts.ch09_decoding_and_bleu import export_onnx
-from scripts.ch09_decoding_and_bleu import need_packages
-# IMPORTS
+from pathlib import Path
+from typing import Literal
+
+from scripts.book.command import read, serve
+from scripts.ch09_decoding_and_bleu import export_ctranslate2, export_onnx, need_packages
+from scripts.translate import ModelOptions, open_model
 
 
 @dataclass
 class ExportOptions:
-    """Options of `export`."""
+    """What to write, and where."""
 
     folder: str
     """Where to write; each format gets a folder of its own in it."""
@@ -34,3 +45,14 @@ def run_export(options: ExportOptions) -> None:
             raise ValueError(f"{reason}: choose another folder") from error
         size = sum(path.stat().st_size for path in folder.iterdir())
         print(f"{folder}: {size / 1e6:.1f} MB")
+
+
+def parse(argv: Sequence[str]) -> ExportOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    places = {"folder": "Where to write: FOLDER/onnx, FOLDER/ctranslate2."}
+    return read(__name__, ExportOptions, argv, "Write a model in other formats.", places)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_export, argv)

@@ -1,4 +1,4 @@
-"""Train a translator, as chapter 8 does: `python -m scripts.train --preset small --corpus multi30k`.
+"""Train a translator, as chapter 8 does: `python -m scripts.train --preset sample`.
 
 Under torchrun (`torchrun --nproc-per-node=4 -m scripts.train …`) it uses several GPUs or machines.
 What a run writes is in `runs/NAME`, or below the folder that SERIES_RUNS names.
@@ -16,8 +16,6 @@ from typing import Any
 
 from scripts.book.command import read, serve
 from scripts.ch08_training_run import PRESETS, Diverged, Stopped, TrainConfig, run
-
-NAME = "scripts.train"
 
 
 def report(record: dict[str, Any]) -> str:
@@ -59,16 +57,16 @@ def parse(argv: Sequence[str]) -> tuple[TrainConfig, bool]:
     """
     about = "Train a Transformer from German to English."
     flags = {"resume": "Go on where runs/NAME stopped."}
-    asked = read(NAME, TrainOptions, argv, about, flags=flags)
+    asked = read(__name__, TrainOptions, argv, about, flags=flags)
     preset = asdict(preset_named(asked.preset))
-    chosen = asdict(read(NAME, TrainOptions, argv, about, flags=flags, defaults=preset))
+    chosen = asdict(read(__name__, TrainOptions, argv, about, flags=flags, defaults=preset))
     del chosen["preset"]
     resume = chosen.pop("resume")
     return TrainConfig(**chosen), resume
 
 
 def train(asked: tuple[TrainConfig, bool]) -> int:
-    """Train as asked, print BLEU and translations; the exit code, 128 + signal where it was stopped.
+    """Train as asked and print BLEU and translations; the exit code: 128 + signal when stopped.
 
     Raises ValueError where the training diverged.
     """

@@ -1,28 +1,38 @@
-from typing import BinaryIO
-from collections.abc import Iterable
-from collections.abc import Iterator
-from scripts.ch03_embeddings_and_positions import MAX_LEN
-from pathlib import Path
-from collections.abc import Sequence
-from scripts.ch08_training_run import Trained
+"""Translate texts, or lines of a file or a pipe: `python -m scripts.translate "Ein Hund schläft."`.
+
+It keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon
+as there is one; and one clear line, never a traceback, where something is wrong.
+
+Lines come as they come. `read1` waits until there is something, and hands over what there is, up to
+a limit. So a file comes in large groups, a slow pipe in small ones, and a person gets an answer to
+each line. Memory is bounded by two limits, one on a group and one on a line. Only a newline ends a
+line: Python's `splitlines` knows ten more ends, with which a text could become two, and every line
+after it would stand beside a wrong partner.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.translate"))
+
 import codecs
 import contextlib
-from dataclasses import dataclass
-from dataclasses import field
 import io
 import itertools
-from scripts.book.charts import lines
-from scripts.ch08_training_run import load_model
-from scripts.ch08_training_run import pick_device
-from dataclasses import replace
-from scripts.ch06_multi30k import source_ids
 import sys
-from tqdm import tqdm
-from scripts.ch09_decoding_and_bleu import DecodeOptions
-from scripts.ch09_decoding_and_bleu import decode_hypotheses
-from scripts.ch09_decoding_and_bleu import default_model
-# IMPORTS
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
 
+from tqdm import tqdm
+
+from scripts.book.command import read, serve
+from scripts.ch03_embeddings_and_positions import MAX_LEN
+from scripts.ch06_multi30k import source_ids
+from scripts.ch07_going_fast import keep_memory
+from scripts.ch08_training_run import Trained, load_model, pick_device
+from scripts.ch09_decoding_and_bleu import DecodeOptions, decode_hypotheses, default_model
 
 GROUP_LINES = 512  # are decoded together at most
 
@@ -59,12 +69,12 @@ def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
 
 
 def text_stream(texts: Iterable[str]) -> BinaryIO:
-    """Texts as a stream of bytes, each ended by a newline; bytes that are no text stay as they were."""
+    """Texts as a stream of bytes, each ended by a newline; bytes that are no text stay so."""
     return io.BytesIO("".join(f"{text}\n" for text in texts).encode("utf-8", "surrogateescape"))
 
 
 def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
-    """A line to at most `MAX_LEN` ids, eos included; a note on standard error says what was changed."""
+    """A line to at most `MAX_LEN` ids, eos included; stderr is told what was changed."""
     whole = line.size == len(line.start)
     text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a cut letter is left out
     tokens = len(trained.tokenizer.encode(text.strip())) + 1  # and eos
@@ -99,14 +109,14 @@ class ModelOptions(DecodeOptions):
 
 @dataclass
 class TranslateOptions(ModelOptions):
-    """Options of `translate`."""
+    """What to translate, and what to print."""
 
     text: list[str] = field(default_factory=list)
     """Texts; each line of them gives a line of output."""
     input: str | None = None
     """A file to translate, a sentence a line; by default standard input."""
     nbest: int | None = None
-    """Print the N best of each line's beam: NUMBER FROM 0 ||| TEXT ||| SCORE."""
+    """Print the N best of each line's beam, as Moses does: NUMBER FROM 0 ||| TEXT ||| SCORE."""
     scores: bool = False
     """Print TEXT, a tab, SCORE: log-probability / length^alpha."""
 
@@ -140,7 +150,7 @@ def best_texts(
 def best_texts_by_line(
     trained: Trained, rows: Sequence[Sequence[int]], options: TranslateOptions, first: int
 ) -> list[list[tuple[str, float]]]:
-    """`best_texts` of the lines numbered from `first`; what is drawn depends on line and number alone."""
+    """`best_texts` of the lines from number `first`; a draw depends on line and number alone."""
     if not options.sample:
         return best_texts(trained, rows, options, options.nbest or 1)
     seeds = ((options.seed + number) % 2**63 for number in itertools.count(first))
@@ -158,6 +168,7 @@ def in_print(found: Sequence[tuple[str, float]], number: int, options: Translate
 
 def open_model(options: ModelOptions) -> Trained:
     """The model that the options name. Raises ValueError or FileNotFoundError where it is unfit."""
+    keep_memory()
     folder = Path(options.model) if options.model else default_model()
     return load_model(folder, pick_device(options.device))
 
@@ -196,3 +207,20 @@ def run_translate(options: TranslateOptions) -> None:
             print("\n".join(printed) + "\n", end="", flush=True)
             done += len(rows)
             bar.update(len(rows))
+
+
+FLAGS = {  # options that take no value
+    "sample": "Draw each token.",
+    "scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha.",
+}
+
+
+def parse(argv: Sequence[str]) -> TranslateOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    places = {"text": "Texts, each a line of output; without any, --input or stdin."}
+    return read(__name__, TranslateOptions, argv, "Translate from German.", places, FLAGS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_translate, argv)

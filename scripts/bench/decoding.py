@@ -1,46 +1,47 @@
-from typing import Any
-from collections.abc import Callable
-from scripts.ch05_training import EOS
-from scripts.ch04_encoder_decoder import EncoderDecoder
-from scripts.ch03_embeddings_and_positions import MAX_LEN
-from collections.abc import Mapping
-from scripts.ch07_going_fast import Marian
-from scripts.ch05_training import PAD
-from pathlib import Path
-from collections.abc import Sequence
-from scripts.ch07_going_fast import Shape
-from torch import Tensor
-from scripts.ch08_training_run import TrainConfig
-from scripts.ch08_training_run import Trained
-from dataclasses import asdict
-from scripts.ch08_training_run import corpus_bleu
-from dataclasses import dataclass
-from scripts.ch08_training_run import held_out_splits
-from scripts.ch06_multi30k import load_corpus
-from scripts.ch07_going_fast import matrix_rate
-from torch import nn
-from scripts.ch06_multi30k import pad_rows
-from scripts.ch01_attention import padding_mask
-from functools import partial
-from scripts.book.records import provenance
-from scripts.book.records import save_record
-from scripts.ch08_training_run import searcher
-from scripts.ch06_multi30k import source_ids
+"""Translating a test set against five other programs: `python -m scripts.bench.decoding`.
+
+With `--duel true` only ours and CTranslate2 race, in more rounds. It needs the packages of
+`pip install -e '.[bench]'`.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.bench.decoding"))
+
 import statistics
 import tempfile
 import time
-from scripts.ch04_encoder_decoder import to_torch_transformer
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import torch
+from torch import Tensor, nn
 from tqdm import tqdm
-from scripts.ch09_decoding_and_bleu import DecodeOptions
-from scripts.ch09_decoding_and_bleu import EXACT
-from scripts.ch09_decoding_and_bleu import PreparedModel
-from scripts.ch09_decoding_and_bleu import cached_greedy
-from scripts.ch09_decoding_and_bleu import export_ctranslate2
-from scripts.ch09_decoding_and_bleu import need_packages
-from scripts.ch09_decoding_and_bleu import search_rows
-from scripts.ch09_decoding_and_bleu import speed_frame
-# IMPORTS
+
+from scripts.book.command import as_typed, read, serve
+from scripts.book.records import provenance, save_record
+from scripts.ch01_attention import padding_mask
+from scripts.ch03_embeddings_and_positions import MAX_LEN
+from scripts.ch04_encoder_decoder import EncoderDecoder, to_torch_transformer
+from scripts.ch05_training import EOS, PAD
+from scripts.ch06_multi30k import load_corpus, pad_rows, source_ids
+from scripts.ch07_going_fast import Marian, Shape, matrix_rate
+from scripts.ch08_training_run import TrainConfig, Trained, corpus_bleu, held_out_splits, searcher
+from scripts.ch09_decoding_and_bleu import (
+    EXACT,
+    DecodeOptions,
+    PreparedModel,
+    cached_greedy,
+    export_ctranslate2,
+    need_packages,
+    search_rows,
+    speed_frame,
+)
+from scripts.translate import ModelOptions, open_model
 
 
 class TorchDecoder(nn.Module):
@@ -69,7 +70,7 @@ class TorchDecoder(nn.Module):
 def in_batches(
     model: nn.Module, rows: Sequence[Sequence[int]], search: Callable[..., Any], size: int
 ) -> list[Sequence[int]]:
-    """What `search` writes for each of `rows`, `size` at a time in the order given, on all threads."""
+    """What `search` writes for each of `rows`, `size` at a time in the order given."""
     found: list[Sequence[int]] = []
     for start in range(0, len(rows), size):
         src = pad_rows(rows[start : start + size])  # (B, S)
@@ -85,7 +86,7 @@ def textbook_way(model: nn.Module, rows: Sequence[Sequence[int]]) -> Callable[[i
 def our_way(
     trained: Trained, rows: Sequence[Sequence[int]], exact: bool = False
 ) -> Callable[[int], list]:
-    """This chapter's searches, the model made ready beforehand, as the other programs load theirs."""
+    """Chapter 9's searches, the model made ready beforehand, as the other programs load theirs."""
     ready = PreparedModel(trained.model)
 
     def run(beam: int) -> list[Sequence[int]]:
@@ -100,7 +101,7 @@ def our_way(
 def marian_way(
     trained: Trained, rows: Sequence[Sequence[int]], lengths: Mapping[int, Sequence[int]]
 ) -> Callable[[int], None]:
-    """`MarianMTModel.generate`, random weights: each batch writes as many tokens as our longest there.
+    """`MarianMTModel.generate`, random weights: a batch writes as many tokens as our longest there.
 
     `lengths[beam]` holds the tokens that our search wrote for each row.
     """
@@ -131,7 +132,7 @@ def marian_way(
 def ctranslate2_way(
     trained: Trained, rows: Sequence[Sequence[int]], folder: Path, compute_type: str, threads: int
 ) -> Callable[[int], list]:
-    """CTranslate2 on the same weights: each of `threads` workers computes batches alone, as ours do."""
+    """CTranslate2 on the same weights: each of `threads` workers computes batches alone."""
     import ctranslate2
 
     how = {"inter_threads": threads, "intra_threads": 1, "compute_type": compute_type}
@@ -155,7 +156,7 @@ def ctranslate2_way(
 
 @dataclass
 class SpeedTestOptions:
-    """Options of `bench`."""
+    """What races, and how often."""
 
     model: str | None = None
     """A model's folder; by default the best one that ships."""
@@ -164,13 +165,13 @@ class SpeedTestOptions:
     sentences: int = 1000
     """How many sentences of the test set."""
     duel: bool = False
-    """Only ours and CTranslate2 in float32: where the difference is small, more rounds tell more."""
+    """Only ours and CTranslate2 in float32: where two are close, more rounds tell more."""
     save: bool = False
-    """Keep the result as results/decoding-speed.json, or decoding-duel.json, which the chapter shows."""
+    """Keep the result as results/decoding-speed.json, or decoding-duel.json."""
 
 
 def decoding_flops(config: TrainConfig, vocab: int, source: int, written: int) -> int:
-    """Operations of the products, 2 a multiplication: for `source` tokens read and `written` computed."""
+    """Operations of the products, 2 a multiplication: `source` tokens read, `written` computed."""
     D, width = config.d_model, config.d_ff
     encoder = 4 * D * D + 2 * D * width + 2 * D * D  # and the keys and values for cross-attention
     decoder = 6 * D * D + 2 * D * width
@@ -178,7 +179,7 @@ def decoding_flops(config: TrainConfig, vocab: int, source: int, written: int) -
 
 
 def written_tokens(ids: Sequence[int]) -> int:
-    """How many tokens a search wrote for a text, its eos among them, whether or not ids shows it."""
+    """How many tokens a search wrote for a text, its eos among them, whether or not it shows."""
     return sum(token not in (EOS, PAD) for token in ids) + 1
 
 
@@ -319,11 +320,17 @@ def decoding_account(run: Callable[[], object]) -> dict[str, float]:
 
 def run_bench(options: SpeedTestOptions) -> None:
     """Race the programs, print the table, and save the record if the options say so."""
-    defaults = SpeedTestOptions()
-    said = {k: v for k, v in asdict(options).items() if k != "save" and v != getattr(defaults, k)}
-    words = [f"--{k} {str(v).lower() if v is True else v}" for k, v in said.items()]
-    command = " ".join(["python scripts/ch09_decoding_and_bleu.py bench", *words, "--save true"])
-    record = {**provenance(command, torch.device("cpu")), **bench_decoding(options)}
+    record = provenance(as_typed(__name__, options)) | bench_decoding(options)
     if options.save:
         save_record("decoding-duel" if options.duel else "decoding-speed", record)
     print(speed_frame(record).to_string(index=False))
+
+
+def parse(argv: Sequence[str]) -> SpeedTestOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    return read(__name__, SpeedTestOptions, argv, "Race other programs (half an hour).")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_bench, argv)

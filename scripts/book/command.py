@@ -64,16 +64,19 @@ def read(
         raise ValueError(" ".join(str(error).split())) from error
 
 
-def as_typed(prog: str, options: Any, always: Collection[str] = ()) -> str:
+def as_typed(
+    prog: str, options: Any, always: Collection[str] = (), places: Collection[str] = ()
+) -> str:
     """The command that repeats and records what `options` did, as one line.
 
-    It names what isn't the default, and the fields in `always`; where it ran goes without saying.
+    It names what isn't the default, and the fields in `always`; those in `places` stand without a
+    name in front. Where it ran goes without saying.
     """
     default = type(options)()
-    words = ["python", "-m", *prog.split()]
+    words = ["python", "-m", prog, *(getattr(options, place) for place in places)]
     for name, value in asdict(options).items():
         said = name in always or value != getattr(default, name)
-        if said and name not in ("device", "save"):
+        if said and name not in ("device", "save", *places):
             words += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
     return shlex.join([*words, "--save", "true"])
 
@@ -88,7 +91,8 @@ def serve(
     """Run what the command line asks for. Returns the exit code.
 
     That is 2 for a mistake or a fault, which get one line; 130 after Ctrl-C, 141 for a closed pipe;
-    else what `run` returns, if that is a number, or 0. `memory` says what to do where the GPU's is full.
+    else what `run` returns, if that is a number, or 0. `memory` says what to do when the GPU's is
+    full.
     """
     try:
         if hasattr(sys.stdout, "reconfigure"):

@@ -1,14 +1,28 @@
+"""One part changed at a time, and sizes, chapter 12's study: `python -m scripts.studies.ablations`.
+
+It trains what is missing, in an order that is worth something wherever it stops, and stores each
+finished run with all that decided it. The command, given again, reads the finished ones and goes
+on. A run counts as finished only if its settings are those asked for now.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.ablations"))
+
 import json
 import math
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
 
-from scripts import ROOT
+from scripts import runs_folder
+from scripts.book.command import as_typed, read, serve
 from scripts.book.files import write_whole
 from scripts.book.records import provenance, save_record
 from scripts.ch07_going_fast import keep_memory
@@ -40,8 +54,6 @@ from scripts.ch12_ablations_and_scaling import (
     train_row,
 )
 
-# IMPORTS
-
 
 @dataclass(frozen=True)
 class StudyRun:
@@ -60,7 +72,7 @@ class StudyRun:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What makes the run the run it is: a finished run is reused only where this is the same."""
+        """What makes it the run it is: a finished run is reused only where this is the same."""
         return identity(self.config) | {"share": self.share, "row": self.name}
 
 
@@ -84,7 +96,7 @@ ONE_OF_EACH = (
 
 @dataclass
 class StudyOptions:
-    """What `study` runs; each field is an option of the command line."""
+    """What is trained."""
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
@@ -105,8 +117,8 @@ class StudyOptions:
 def study_runs(options: StudyOptions) -> list[StudyRun]:
     """Every training asked for, in an order that is worth something wherever it stops.
 
-    The base, the small sizes and the parts of the data, the base's other seeds, one row of each kind,
-    the large sizes, the remaining rows; then the next seed.
+    The base, the small sizes and the parts of the data, the base's other seeds, one row of each
+    kind, the large sizes, the remaining rows; then the next seed.
     """
     base = replace(STUDY, corpus=options.corpus, epochs=options.epochs, device=options.device)
 
@@ -201,9 +213,8 @@ def study_records(
     data: TrainingData,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The records of ablation and scaling, of the runs that are `done` by name and seed."""
-    command = f"python scripts/ch12_ablations_and_scaling.py study --corpus {options.corpus}"
-    command += f" --seeds {options.seeds} --base_seeds {options.base_seeds}"
-    command += f" --epochs {options.epochs} --save true"
+    asked = replace(options, train=True)
+    command = as_typed(__name__, asked, always=("corpus", "seeds", "base_seeds", "epochs"))
     base = replace(STUDY, corpus=options.corpus, epochs=options.epochs, device=options.device)
     opening = provenance(command, pick_device(options.device)) | {
         "corpus": options.corpus,
@@ -239,7 +250,7 @@ def run_study(options: StudyOptions) -> tuple[dict[str, Any], dict[str, Any]]:
     if pick_device(options.device).type == "cpu":
         keep_memory()
     data = prepare(replace(STUDY, corpus=options.corpus))  # no row changes what is read
-    folder = ROOT / "runs" / f"study-{options.corpus}-{options.epochs}"
+    folder = runs_folder() / f"study-{options.corpus}-{options.epochs}"
     done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]] = {}
     for run in study_runs(options):
         score = stored_score(run, folder)
@@ -268,7 +279,7 @@ def save_study(corpus: str, records: tuple[dict[str, Any], dict[str, Any]]) -> N
 def compare_translations(
     done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]], data: TrainingData, folder: Path
 ) -> None:
-    """Give each row's score its p against the base with the same seed: chapter 8's paired bootstrap."""
+    """Give each row's score its p against the base of the same seed: chapter 8's bootstrap."""
     references = [english for _, english in data.corpus["val"]]
     for (_, seed), (run, score) in done.items():
         base = done.get((THE_BASE, seed), (None, {}))[1]
@@ -276,3 +287,14 @@ def compare_translations(
             given = (base["translations"], score["translations"], references)
             score["p"] = None if score is base else round(paired_p(*given), 4)
             store_score(run, score, folder)
+
+
+def parse(argv: Sequence[str]) -> StudyOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    return read(__name__, StudyOptions, argv, "Train what is missing (hours).")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    again = "interrupted: the same command goes on with the run that was broken off"
+    return serve(parse, run_study, argv, again)

@@ -1,4 +1,4 @@
-"""What chapter 6 says of Multi30k, from its files: `python -m scripts.studies.corpus --save true`."""
+"""What chapter 6 says of Multi30k, from its files: `python -m scripts.studies.corpus`."""
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
     from scripts.book.command import launch
@@ -25,7 +25,6 @@ from scripts.ch06_multi30k import (
     word_tokenizer,
 )
 
-NAME = "scripts.studies.corpus"
 RECORDED_SIZES = (1024, 4096, 8192)
 
 
@@ -99,7 +98,7 @@ class CorpusOptions:
 
 def record_multi30k(options: CorpusOptions) -> None:
     """Compute the facts, print how many pairs they are of, and save them if the options say so."""
-    record = provenance(as_typed(NAME, options)) | multi30k_facts()
+    record = provenance(as_typed(__name__, options)) | multi30k_facts()
     if options.save:
         save_record(CORPUS_RECORD, record)
     print(", ".join(f"{split}: {count:,} pairs" for split, count in record["pairs"].items()))
@@ -107,9 +106,7 @@ def record_multi30k(options: CorpusOptions) -> None:
 
 def parse(argv: Sequence[str]) -> CorpusOptions:
     """The command line to its options. Raises ValueError for what makes no sense."""
-    return read(
-        NAME, CorpusOptions, argv, "Facts of Multi30k, on record: half a minute. Needs its files."
-    )
+    return read(__name__, CorpusOptions, argv, "The facts of Multi30k, from its files.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,3 +1,14 @@
+"""The numbers and the worth of every head, chapter 10's record: `python -m scripts.studies.heads`.
+
+The numbers of each head over the validation split, BLEU without each head and without each layer's
+heads, the pruning curve on the test split, and IBM Model 1's links for our captions.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.heads"))
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from scripts.book.command import as_typed, read, serve
 from scripts.book.records import provenance, save_record, sha256
 from scripts.ch06_multi30k import load_corpus, source_ids
 from scripts.ch08_training_run import Trained, corpus_bleu, held_out_splits, load_model, pick_device
@@ -28,12 +40,10 @@ from scripts.ch10_looking_inside import (
     without_heads,
 )
 
-# IMPORTS
-
 
 @dataclass
 class InspectOptions:
-    """Options of `inspect`."""
+    """What is looked into."""
 
     model: str | None = None
     """A model's folder; by default the best one that ships."""
@@ -61,7 +71,7 @@ def mean_numbers(looks: Iterable[Look], kind: str) -> Tensor:
 def numbers_on_record(
     trained: Trained, rows: Sequence[Sequence[int]]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Each kind's numbers (N, H, 7) over the greedy translations of `rows`, and those of even attention."""
+    """Each kind's numbers (N, H, 7) over greedy translations of `rows`, and even attention's."""
     found = search_rows(trained.model, rows, cached_greedy)
     looks = []
     for row, ids in zip(tqdm(rows, desc="maps"), found, strict=True):
@@ -143,12 +153,8 @@ def run_inspect(options: InspectOptions) -> dict[str, Any]:
     """The inspection as a record, which is saved if the options say so."""
     folder = Path(options.model) if options.model else default_model()
     trained = load_model(folder, pick_device(options.device))
-    said = {"model": options.model, "corpus": options.corpus, "sentences": options.sentences}
-    defaults = InspectOptions()
-    words = [f"--{k} {v}" for k, v in said.items() if v != getattr(defaults, k)]
-    command = ["python scripts/ch10_looking_inside.py inspect", *words, "--save true"]
     record = {
-        **provenance(" ".join(command), trained.device),
+        **provenance(as_typed(__name__, options), trained.device),
         "model": folder.resolve().name,
         "weights_sha256": sha256(folder / "model.safetensors"),
         **inspect_model(trained, load_corpus(options.corpus), options),
@@ -162,3 +168,13 @@ def run_inspect(options: InspectOptions) -> dict[str, Any]:
         f"{worst['difference']:+.2f} BLEU without it"
     )
     return record
+
+
+def parse(argv: Sequence[str]) -> InspectOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    return read(__name__, InspectOptions, argv, "Look into every head of a model (minutes).")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_inspect, argv)

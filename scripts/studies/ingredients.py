@@ -39,7 +39,6 @@ from scripts.ch08_training_run import (
 from scripts.engine.checkpoints import saved_states
 from scripts.train import preset_named
 
-NAME = "scripts.studies.ingredients"
 INGREDIENTS: dict[str, dict[str, Any]] = {
     "the recipe": {},
     "no label smoothing": {"smoothing": 0.0},
@@ -125,7 +124,7 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
     runs_of = {name: len(runs) for name, runs in scores.items()}  # as many as there are
     changed = max(count for name, count in runs_of.items() if INGREDIENTS[name])
     there = replace(options, seeds=changed, base_seeds=runs_of["the recipe"])
-    command = as_typed(NAME, there, always=("seeds", "base_seeds"))
+    command = as_typed(__name__, there, always=("seeds", "base_seeds"))
     record = {
         **provenance(command, pick_device(options.device)),
         "corpus": options.corpus,
@@ -141,7 +140,7 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
 
 def parse(argv: Sequence[str]) -> AblationOptions:
     """The command line to its options. Raises ValueError for what makes no sense."""
-    return read(NAME, AblationOptions, argv, "Train with one ingredient changed at a time (hours).")
+    return read(__name__, AblationOptions, argv, "Change one ingredient at a time.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

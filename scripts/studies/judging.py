@@ -1,3 +1,10 @@
+"""Where a translator errs, chapter 9's record: `python -m scripts.studies.judging --save true`."""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.judging"))
+
 import sys
 import time
 from collections.abc import Sequence
@@ -5,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from scripts.book.command import as_typed, read, serve
 from scripts.book.records import provenance, save_record, sha256
 from scripts.ch06_multi30k import load_corpus, source_ids, word_tokenizer
 from scripts.ch08_training_run import Trained, corpus_bleu, held_out_splits
@@ -20,8 +28,7 @@ from scripts.ch09_decoding_and_bleu import (
     ranked_texts,
     recall_by_frequency,
 )
-
-# IMPORTS
+from scripts.translate import open_model
 
 
 def scores_of(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -46,7 +53,7 @@ def beam_sweep(
 ) -> tuple[list[dict[str, float]], dict[int, list[str]]]:
     """Scores and seconds for each width of the beam, and each width's outputs.
 
-    Seconds are the processor's own on a CPU, where others may be at work too, and the clock's on a GPU.
+    Seconds are the processor's own on a CPU, where others may be at work too, else the clock's.
     """
     clock = time.process_time if trained.device.type == "cpu" else time.perf_counter
     rows = [source_ids(source, trained.tokenizer) for source, _ in pairs]
@@ -66,7 +73,7 @@ def beam_sweep(
 def worst_and_best(
     outputs: Sequence[str], references: Sequence[str], count: int = 10
 ) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    """Numbers and chrF2 of the worst and of the best sentences; among equals the longest is best."""
+    """Numbers and chrF2 of the worst and the best sentences; among equals the longest is best."""
     from sacrebleu.metrics import CHRF
 
     metric = CHRF()
@@ -107,7 +114,7 @@ def many_figures(
 
 @dataclass
 class AnalyseOptions:
-    """Options of `analyse`."""
+    """What is translated, and by which model."""
 
     model: str | None = None
     """A model's folder; by default the best one that ships."""
@@ -192,15 +199,8 @@ def run_analyse(options: AnalyseOptions) -> dict[str, Any]:
     folder = Path(options.model) if options.model else default_model()
     trained = open_model(options)
     corpus = load_corpus(options.corpus)
-    words = {"model": options.model, "corpus": options.corpus, "split": options.split}
-    words |= {"sentences": options.sentences}
-    defaults = AnalyseOptions()
-    said = [f" --{k} {v}" for k, v in words.items() if v != getattr(defaults, k)]
     record = {
-        **provenance(
-            f"python scripts/ch09_decoding_and_bleu.py analyse{''.join(said)} --save true",
-            trained.device,
-        ),
+        **provenance(as_typed(__name__, options), trained.device),
         "model": folder.resolve().name,
         "weights_sha256": sha256(folder / "model.safetensors"),
         **analyse_model(trained, corpus, options),
@@ -213,3 +213,14 @@ def run_analyse(options: AnalyseOptions) -> dict[str, Any]:
     print(f"BLEU {five['bleu']:.2f} ({record['signatures']['bleu']}), chrF2 {five['chrf2']:.2f}")
     print(f"against greedy decoding {against['difference']:+.2f} BLEU, p = {against['p']:.3f}")
     return record
+
+
+def parse(argv: Sequence[str]) -> AnalyseOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    about = "Translate a test set in many ways and say where the model errs (minutes)."
+    return read(__name__, AnalyseOptions, argv, about)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_analyse, argv)

@@ -1,3 +1,15 @@
+"""Learning from models, chapter 12's recipes: `python -m scripts.studies.learning --save true`.
+
+It runs what is missing: the teacher's translations once, then for each seed every row, and the
+reverse model where it is needed first. Whatever took time is kept with all that decided it, and is
+used again only where that is the same: models, scores and written corpora alike.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.learning"))
+
 import json
 import re
 import time
@@ -9,7 +21,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from scripts import ROOT
+from scripts import ROOT, runs_folder
+from scripts.book.command import as_typed, read, serve
 from scripts.book.files import write_whole
 from scripts.book.records import provenance, save_record, sha256
 from scripts.ch04_encoder_decoder import EncoderDecoder
@@ -58,11 +71,9 @@ from scripts.ch12_ablations_and_scaling import (
 )
 from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 
-# IMPORTS
-
 
 def kept_at(path: Path, key: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make()` gave when it was last asked with this key, from `path`; else it is asked now."""
+    """What `make()` gave when it was last asked with this key, from `path`; else it's asked now."""
     found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     if found.get("key") != key:
         found = {"key": key} | make()
@@ -72,14 +83,14 @@ def kept_at(path: Path, key: dict[str, Any], make: Callable[[], dict[str, Any]])
 
 
 class RecipeStudy:
-    """The runs of `recipes`: each is made when it is first asked for, and then remembered."""
+    """The runs of the study: each is made when it is first asked for, and then remembered."""
 
     def __init__(self, options: RecipeOptions):
         self.options, self.row = options, StudyRow("recipe")
         vocab = STUDY.vocab if options.corpus == "multi30k" else 1000  # the sample has few words
         self.base = replace(STUDY, corpus=options.corpus, vocab=vocab, device=options.device)
         self.data = prepare(self.base)
-        self.folder = ROOT / "runs" / f"recipes-{options.corpus}"  # and below it, what depends on
+        self.folder = runs_folder() / f"recipes-{options.corpus}"  # and below it, what depends on
         self.slug = f"{options.epochs}-{options.share}"  # passes and share
         self.teacher_folder = ROOT / "models" / f"{options.corpus}-de-en"
         self.teacher_key = {
@@ -195,7 +206,7 @@ class RecipeStudy:
         return model, found | {"seconds": round(time.perf_counter() - start)}
 
     def score(self, name: str, seed: int) -> dict[str, Any]:
-        """A row's scores on the validation split; the model is trained where that hasn't been done."""
+        """A row's scores on the validation split; where that isn't done, the model is trained."""
 
         def make() -> dict[str, Any]:
             model, found = self.make_model_of(name, seed)
@@ -209,7 +220,7 @@ class RecipeStudy:
         return {"seed": seed} | kept_at(path, self.key(name, seed), make)
 
     def judge(self, name: str, trained: Trained) -> dict[str, Any]:
-        """Greedy translations of the validation split, BLEU and chrF; the loss on people's and on the teacher's."""
+        """Greedy translations of the validation split, scores, and the loss on both references."""
         data = turned_around(self.data) if name == REVERSE else self.data
         sources, references = zip(*data.corpus["val"], strict=True)
         texts = translate(trained, sources, DecodeOptions(beam=1))
@@ -223,7 +234,7 @@ class RecipeStudy:
         return {k: round(v, 5) for k, v in score.items()} | {"translations": texts}
 
     def chance(self, name: str, seed: int) -> float | None:
-        """The p of a row's BLEU against the row that it has to beat: chapter 8's paired bootstrap."""
+        """The p of a row's BLEU against the row that it has to beat: chapter 8's bootstrap."""
         against = RECIPE_ROWS[name][1]
         if against is None:
             return None
@@ -235,13 +246,7 @@ class RecipeStudy:
 
     def record(self) -> dict[str, Any]:
         """All that is done, with its provenance."""
-        options = asdict(self.options)
-        said = "".join(
-            f" --{k} {v}"
-            for k, v in options.items()
-            if k == "corpus" or (k not in ("save", "device") and v != getattr(RecipeOptions(), k))
-        )
-        command = f"python scripts/ch12_ablations_and_scaling.py recipes{said} --save true"
+        command = as_typed(__name__, self.options, always=("corpus",))
         taught = self.taught_texts()
         seeds = sorted({seed for _, seed in self.done})
         hidden = ("key", "translations", "texts")
@@ -264,7 +269,7 @@ class RecipeStudy:
             "corpus": self.options.corpus,
             "train_pairs": len(self.data.train),
             "val_words": words_each([english for _, english in self.data.corpus["val"]]),
-            "options": options,
+            "options": asdict(self.options),
             "config": asdict(self.config(ALL_PAIRS, 1)),
             "teacher": self.teacher_key | {k: taught[k] for k in ("train_bleu", "val_bleu")},
             "sources": self.facts["sources"],
@@ -275,7 +280,7 @@ class RecipeStudy:
 
 
 def run_recipes(options: RecipeOptions) -> dict[str, Any]:
-    """Run whatever is missing, row by row; the record, which is rewritten after each if the options say so."""
+    """Run whatever is missing, row by row; the record, saved after each if the options say so."""
     if pick_device(options.device).type == "cpu":
         keep_memory()
     study, record = RecipeStudy(options), {}
@@ -289,3 +294,15 @@ def run_recipes(options: RecipeOptions) -> dict[str, Any]:
             if options.save:
                 save_record(f"recipes-{options.corpus}", record)
     return record
+
+
+def parse(argv: Sequence[str]) -> RecipeOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    about = "Minimum risk, distillation and back-translation, each beside what it has to beat."
+    return read(__name__, RecipeOptions, argv, about)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    again = "interrupted: the same command goes on with the run that was broken off"
+    return serve(parse, run_recipes, argv, again)

@@ -1,6 +1,15 @@
+"""The parts since 2017, one exchanged at a time, then all: `python -m scripts.studies.modern`.
+
+The record is written after each run, and the next call goes on with what is missing.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.modern"))
+
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -8,6 +17,8 @@ from typing import Any
 
 import torch
 
+from scripts import runs_folder
+from scripts.book.command import as_typed, read, serve
 from scripts.book.records import RESULTS, load_record, provenance, save_record
 from scripts.ch01_attention import padding_mask, saved_bytes
 from scripts.ch05_training import BOS, LabelSmoothing, run_epoch
@@ -39,8 +50,6 @@ from scripts.ch13_since_2017 import (
     trained_parts,
 )
 
-# IMPORTS
-
 
 def greedy_texts(trained: Trained, sources: Sequence[str]) -> list[str]:
     """Greedy translations of `sources`, with the cache of whatever parts the model has."""
@@ -51,7 +60,7 @@ def greedy_texts(trained: Trained, sources: Sequence[str]) -> list[str]:
 def parts_run(
     parts: Parts, config: TrainConfig, data: TrainingData, tested: bool
 ) -> dict[str, Any]:
-    """Train and score one row with one seed: on validation, and if `tested` on the first test split."""
+    """Train and score one row with one seed, on validation and if `tested` on the first test."""
     start = time.process_time()
     trained, history = trained_parts(parts, config, data)
     seconds = time.process_time() - start
@@ -116,10 +125,9 @@ def parts_costs(
 def compare_parts(options: ModernOptions) -> dict[str, Any]:
     """Train what is planned and not yet on record; the record, rewritten after each run."""
     name = f"since-2017-{options.corpus}"
-    folder = RESULTS if options.save else RESULTS.parent / "runs"
+    folder = RESULTS if options.save else runs_folder()
     config = study_config(options.corpus, 1, options.epochs, options.d_model)
-    size = f"--epochs {options.epochs} --d_model {options.d_model}"
-    command = f"python scripts/ch13_since_2017.py modern {size} --save true"
+    command = as_typed(__name__, options, always=("epochs", "d_model"))
     record = {**provenance(command), "config": asdict(config), "rows": {}}
     try:
         before = load_record(name, folder)
@@ -148,19 +156,12 @@ def compare_parts(options: ModernOptions) -> dict[str, Any]:
     return record
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command `modern`. Returns the exit code, 2 for a mistake."""
-    from jsonargparse import ArgumentError, ArgumentParser
+def parse(argv: Sequence[str]) -> ModernOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    about = "Train with the parts since 2017, one at a time and all (75 minutes on one core)."
+    return read(__name__, ModernOptions, argv, about)
 
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = ArgumentParser(prog="ch13_since_2017.py modern", exit_on_error=False)
-    parser.add_class_arguments(ModernOptions)
-    try:
-        if argv[:1] != ["modern"]:
-            raise ValueError("say what to do: modern (its options: modern --help)")
-        options = ModernOptions(**parser.parse_args(argv[1:]).as_dict())
-        compare_parts(options)
-    except (ArgumentError, ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, compare_parts, argv, "interrupted: the same command goes on where it was")

@@ -19,8 +19,6 @@ from scripts.book.records import provenance, save_record
 from scripts.ch08_training_run import PRESETS, Training, evaluate, held_out_splits, prepare
 from scripts.train import preset_named
 
-NAME = "scripts.studies.speedrun"
-
 
 @dataclass
 class SpeedOptions:
@@ -68,7 +66,7 @@ def speed_run(options: SpeedOptions) -> dict[str, Any]:
             rows.append({"epoch": training.epoch, "seconds": round(seconds, 2), "bleu": bleu})
             tqdm.write(f"epoch {training.epoch}: {seconds:.1f} s, BLEU {bleu:.1f}")
             training.end_epoch({"epoch": training.epoch, "val_bleu": bleu})
-    command = as_typed(NAME, options, always=("corpus", "preset", "target"))
+    command = as_typed(__name__, options, always=("corpus", "preset", "target"))
     record = {
         **provenance(command, training.device),
         "config": asdict(config),
@@ -85,7 +83,7 @@ def speed_run(options: SpeedOptions) -> dict[str, Any]:
 
 def parse(argv: Sequence[str]) -> SpeedOptions:
     """The command line to its options. Raises ValueError for what makes no sense."""
-    return read(NAME, SpeedOptions, argv, "Seconds of training until a BLEU is reached.")
+    return read(__name__, SpeedOptions, argv, "Seconds of training until a BLEU is reached.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

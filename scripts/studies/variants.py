@@ -1,6 +1,16 @@
+"""Chapter 11's three studies: `python -m scripts.studies.variants gpt`, `classify` or `translate`.
+
+A run that is done is kept below the folder of runs and only read when the command is given again,
+so that it goes on where it was interrupted.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.variants"))
+
 import json
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from scripts import ROOT
+from scripts import runs_folder
+from scripts.book.command import as_typed, read, serve
 from scripts.book.files import write_whole
 from scripts.book.records import provenance, save_record
 from scripts.ch05_training import BOS, EOS, UNK
@@ -67,16 +78,15 @@ from scripts.ch11_variants import (
 )
 from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 
-# IMPORTS
-
-
 TEMPERATURES = (0.5, 0.8, 1.0, 1.5)
 
 
 @dataclass
 class VariantOptions:
-    """Options of `translate`, `gpt` and `classify`."""
+    """What is trained."""
 
+    what: Literal["gpt", "classify", "translate"] = "gpt"
+    """The study."""
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
     seeds: int = 2
@@ -92,7 +102,7 @@ class VariantOptions:
 def once(
     folder: Path, settings: dict[str, Any], work: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What `work` gives, kept as folder/score.json; done before with the same settings, it is only read."""
+    """What `work` gives, kept as folder/score.json and, for the same settings, read from there."""
     path = folder / "score.json"
     kept = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     if kept.get("settings") != settings:
@@ -135,7 +145,7 @@ def study_gpt(options: VariantOptions) -> dict[str, Any]:
     test = next(name for name in rows if name.startswith("test"))
     unknown = {name: sum(row.count(UNK) for row in rows[name]) for name in ("train", "val", test)}
     tests = {name: rows[name] for name in ("val", test)}
-    folder = ROOT / "runs" / f"variants-{options.corpus}"
+    folder = runs_folder() / f"variants-{options.corpus}"
     ngrams = once(
         folder / "ngrams",
         {"characters": len(characters)},
@@ -206,7 +216,7 @@ def make_masked_model(config: TrainConfig, vocab: int) -> OneStack:
 def pretrain(
     config: TrainConfig, texts: dict[str, Sequence[str]], tokenizer: BPETokenizer
 ) -> tuple[OneStack, list[dict[str, float]]]:
-    """Train a masked language model on texts["train"], watched on texts["val"]; model and history."""
+    """Train a masked language model on texts["train"], watched on texts["val"]; and history."""
     torch.manual_seed(config.seed)
     model = make_masked_model(config, len(tokenizer)).to(pick_device(config.device))
     rows = {
@@ -238,7 +248,7 @@ def pretrain(
 
 
 def misled(item: GapItem) -> bool:
-    """Whether the noun phrase next to the gap may point the wrong way: a "mit", "von" or "in" before it."""
+    """Whether the noun phrase next to the gap may mislead: a "mit", "von" or "in" before it."""
     return any(word in ("mit", "von", "in", "im", "an", "am", "auf", "vor") for word in item.before)
 
 
@@ -292,7 +302,7 @@ def study_classify(options: VariantOptions) -> dict[str, Any]:
     texts = {name: [german for german, _ in pairs] for name, pairs in corpus.items()}
     tokenizer = BPETokenizer.train(texts["train"], base.vocab)
     gaps = german_gaps(corpus)
-    folder = ROOT / "runs" / f"variants-{options.corpus}"
+    folder = runs_folder() / f"variants-{options.corpus}"
     path = folder / f"masked-{base.epochs}.safetensors"
 
     def pretraining() -> dict[str, Any]:
@@ -413,7 +423,7 @@ def compare_translators(options: VariantOptions) -> dict[str, Any]:
         for kind in TRANSLATORS:
             config = replace(configs[kind], seed=seed)
             slug = kind.replace(", ", "-")
-            folder = ROOT / "runs" / f"variants-{options.corpus}" / f"{slug}-{config.epochs}-{seed}"
+            folder = runs_folder() / f"variants-{options.corpus}" / f"{slug}-{config.epochs}-{seed}"
             work = partial(translator_run, kind, config, data)
             runs[kind].append(once(folder, asdict(config), work))
             tqdm.write(f"{kind}, seed {seed}: {runs[kind][-1]}")
@@ -445,35 +455,25 @@ STUDIES: dict[str, Callable[[VariantOptions], dict[str, Any]]] = {
 }
 
 
-def study(what: str, options: VariantOptions) -> dict[str, Any]:
+def study(options: VariantOptions) -> dict[str, Any]:
     """One of `STUDIES` as a record, saved if the options say so."""
     if pick_device(options.device).type == "cpu":
         keep_memory()
-    defaults = VariantOptions(device=options.device, save=options.save)
-    said = [f" --{k} {v}" for k, v in asdict(options).items() if v != getattr(defaults, k)]
-    command = f"python scripts/ch11_variants.py {what}{''.join(said)} --save true"
-    found = STUDIES[what](options)
+    found = STUDIES[options.what](options)
+    command = as_typed(__name__, options, places=("what",))
     record = {**provenance(command, pick_device(options.device)), "corpus": options.corpus, **found}
     if options.save:
-        save_record(f"variants-{what}-{options.corpus}", record)
+        save_record(f"variants-{options.what}-{options.corpus}", record)
     return record
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command: `translate`, `gpt` or `classify`, with the options of `VariantOptions`."""
-    from jsonargparse import ArgumentError, ArgumentParser
+def parse(argv: Sequence[str]) -> VariantOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    places = {"what": f"The study: {', '.join(STUDIES)}."}
+    about = "Train a variant of the Transformer and what it has to beat."
+    return read(__name__, VariantOptions, argv, about, places)
 
-    argv = list(sys.argv[1:] if argv is None else argv)
-    try:
-        if argv[:1] not in [[what] for what in STUDIES]:
-            raise ValueError(f"say what to train: {', '.join(STUDIES)}")
-        parser = ArgumentParser(prog=f"ch11_variants.py {argv[0]}", exit_on_error=False)
-        parser.add_class_arguments(VariantOptions)
-        study(argv[0], VariantOptions(**parser.parse_args(argv[1:]).as_dict()))
-    except (ValueError, OSError, ArgumentError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on where it was", file=sys.stderr)
-        return 130
-    return 0
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, study, argv, "interrupted: the same command goes on where it was")
