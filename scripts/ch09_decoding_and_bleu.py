@@ -2502,7 +2502,7 @@ def beam_against_greedy(
 
 # %%
 def beam_sweep_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU and time for each width of the beam, from a record of `analyse`."""
+    """BLEU and time for each width of the beam, from a record of `studies.judging`."""
     frame = pd.DataFrame(record["beams"])
     size = {"points": True, "width": 260, "height": 220, "x_title": "width K of the beam"}
     bleu = lines(frame, "beam", "bleu", y_title="BLEU (cased, 13a)", **size)
@@ -2584,7 +2584,7 @@ chance_chart(analysis)
 
 # %%
 def penalty_sweep_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU and length of the outputs for each length penalty, from a record of `analyse`."""
+    """BLEU and length of the outputs for each length penalty, from a record of `studies.judging`."""
     frame = pd.DataFrame(record["penalties"])
     size = {"points": True, "width": 260, "height": 220, "x_title": "length penalty α"}
     bleu = lines(frame, "alpha", "bleu", y_title="BLEU (cased, 13a)", **size)
@@ -2625,7 +2625,7 @@ penalty_sweep_chart(analysis)
 
 # %%
 def length_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU by the source's length with the spread of resampled test sets, from a record of `analyse`."""
+    """BLEU by the source's length with the spread of resampled test sets, from a record of `studies.judging`."""
     frame = pd.DataFrame(record["lengths"])
     frame["bucket"] = [
         f"{words} words (n = {n})"
@@ -2671,7 +2671,7 @@ length_chart(analysis)
 
 # %%
 def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Recall of the reference's words by their frequency in training, from a record of `analyse`."""
+    """Recall of the reference's words by their frequency in training, from a record of `studies.judging`."""
     rows = [row for row in record["frequencies"] if row["words"]]
     frame = pd.DataFrame(rows)
     frame["seen in training"] = [f"{row['frequency']} times (n = {row['words']:,})" for row in rows]
@@ -2714,7 +2714,7 @@ rarest.dropna()
 
 # %%
 def sentence_table(record: dict[str, Any], end: str) -> pd.DataFrame:
-    """The quoted sentences of one end, "worst" or "best", from a record of `analyse`."""
+    """The quoted sentences of one end, "worst" or "best", from a record of `studies.judging`."""
     quoted = [row for row in record[end] if "source" in row]
     return pd.DataFrame(quoted)[["line", "chrf2", "source", "reference", "output"]]
 

@@ -32,7 +32,7 @@ from conftest import ROOT
 from test_ch08_training_run import TINY as BASE
 
 from scripts import ch08_training_run as ch08
-from scripts import checkpoints
+from scripts import checkpoints, train
 from scripts.book.records import sha256
 from scripts.ch05_training import cosine_rate
 from scripts.engine.checkpoints import (
@@ -92,11 +92,12 @@ def work(
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, hard))
     if fatal_write is not None:
         die_writing(*fatal_write)
-    ch08.ROOT, ch08.PRESETS["sample"], ch08.prepare = Path(home), TINY, lambda config: data
-    sys.argv = ["ch08_training_run.py", "--preset", "sample", *options]
+    os.environ["SERIES_RUNS"] = str(Path(home, "runs"))
+    ch08.PRESETS["sample"], ch08.prepare = TINY, lambda config: data
+    sys.argv = ["train.py", "--preset", "sample", *options]
     code = 1
     try:
-        code = ch08.main()
+        code = train.main()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -572,11 +573,11 @@ def test_what_is_not_a_number_never_reaches_the_weights(
 
 def test_a_diverged_command_says_so_in_one_line(data, tmp_path, monkeypatch, capsys):
     """Exit code 2; at the first step there is nothing to go back to, and it says that."""
-    monkeypatch.setattr(ch08, "ROOT", tmp_path)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(ch08, "prepare", lambda config: data)
     monkeypatch.setitem(ch08.PRESETS, "sample", TINY)
     poison(monkeypatch, "nan", 1)
-    assert ch08.main(["--preset", "sample"]) == 2
+    assert train.main(["--preset", "sample"]) == 2
     (line,) = spoken(capsys.readouterr().err)
     assert line.startswith("error: step 1 (epoch 1") and "no state had been saved" in line
     assert contents(tmp_path / "runs/run") == {}

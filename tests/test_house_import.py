@@ -155,10 +155,9 @@ def own_names(path: Path) -> set[str]:
 
 
 def test_public_names_are_unique_across_the_series():
-    """But for `main`, by which every chapter that is a command is called."""
     home = {}
     for path in CHAPTERS:
-        for name in own_names(path) - {"main"}:
+        for name in own_names(path):
             assert name not in home, f"{name} is defined in {home[name]} and in {path.stem}"
             home[name] = path.stem
 
