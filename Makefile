@@ -57,7 +57,7 @@ given:
 
 run: setup  ## train a small translator on the sample corpus (CPU, about 2 minutes) and show it at work
 	$(call SAY,training on the sample corpus; BLEU and translations follow)
-	$(PY) scripts/ch08_training_run.py --preset sample --device cpu
+	$(PY) -m scripts.train --preset sample --device cpu
 
 browser:
 	@.ci/tools
@@ -93,38 +93,38 @@ lab: setup  ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks
 
 train: setup  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARGS="--device cuda"] (hours on a CPU)
-	$(PY) scripts/ch08_training_run.py --preset $(PRESET) --corpus $(CORPUS) $(ARGS)
+	$(PY) -m scripts.train --preset $(PRESET) --corpus $(CORPUS) $(ARGS)
 
 ablate: setup  ## train with one ingredient changed at a time and compare: make ablate [ARGS="--help"] (hours)
-	$(PY) scripts/ch08_training_run.py ablate $(ARGS)
+	$(PY) -m scripts.studies.ingredients $(ARGS)
 
 ablations: setup  ## one part changed at a time, and sizes: make ablations [ARGS="--seeds 3"] (hours; resumes)
-	$(PY) scripts/ch12_ablations_and_scaling.py study --save true $(ARGS)
+	$(PY) -m scripts.studies.ablations --save true $(ARGS)
 
 recipes: setup  ## minimum risk, distillation and back-translation, each beside what it has to beat (an hour; resumes)
-	$(PY) scripts/ch12_ablations_and_scaling.py recipes --save true $(ARGS)
+	$(PY) -m scripts.studies.learning --save true $(ARGS)
 
 modern: setup  ## train with the parts since 2017, one at a time and all: make modern [ARGS="--d_model 64"] (hours; resumes)
-	$(PY) scripts/ch13_since_2017.py modern --save true $(ARGS)
+	$(PY) -m scripts.studies.modern --save true $(ARGS)
 
 records: setup  ## what is on record about the model that ships, anew (half an hour; needs Multi30k)
-	$(PY) scripts/ch09_decoding_and_bleu.py analyse --save true
-	$(PY) scripts/ch10_looking_inside.py inspect --save true
+	$(PY) -m scripts.studies.judging --save true
+	$(PY) -m scripts.studies.heads --save true
 
 bench: setup  ## time a training step against nn.Transformer, MarianMTModel and x-transformers (10 minutes)
 	@$(PY) -c 'import transformers, x_transformers' 2>/dev/null || $(INSTALL_PEERS)
-	$(PY) scripts/ch07_going_fast.py peers $(ARGS)
+	$(PY) -m scripts.bench.training peers $(ARGS)
 
 bench-decode: setup  ## time translating a test set against five other programs (half an hour)
 	@$(PY) -c 'import transformers, ctranslate2' 2>/dev/null || $(INSTALL_PEERS)
-	$(PY) scripts/ch09_decoding_and_bleu.py bench $(ARGS)
+	$(PY) -m scripts.bench.decoding $(ARGS)
 
 # Texts and names travel in the environment, so that no shell ever reads them as a command.
 override TEXT := $(value TEXT)
 override FILE := $(value FILE)
 override MODEL := $(value MODEL)
 export TEXT FILE MODEL
-TRANSLATE = $(PY) scripts/ch09_decoding_and_bleu.py translate $(if $(MODEL),--model="$$MODEL")
+TRANSLATE = $(PY) -m scripts.translate $(if $(MODEL),--model="$$MODEL")
 translate: setup  ## translate German: make translate TEXT="Ein Hund läuft." or FILE=path [MODEL=runs/NAME]
 	@test -n "$$TEXT$$FILE" || \
 	  { echo 'Say what to translate: make translate TEXT="Ein Hund läuft.", or FILE=path'; exit 2; }

@@ -75,7 +75,7 @@ def record_page(records: list[Path]) -> str:
     parts = [RECORDS]
     for path in records:
         record = json.loads(path.read_text("utf-8"))
-        day, device, command = record["date"][:10], record["device"], record["command"]
+        day, device, command = record["date"][:10], record["device"], record["repeat"]
         parts.append(f"**[{path.name}]({path.name})** · {day} · {device}\n")
         parts.append(f"```text\n{command}\n```\n")
     return "\n".join(parts)

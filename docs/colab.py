@@ -33,7 +33,7 @@ TITLE = """\
 
 The whole series as one notebook. It starts at a dot product and ends with a Transformer that translates German captions into English. Run it from top to bottom, in Colab (*Runtime, Run all*) or in Jupyter: a CPU is enough, and the network is needed for packages alone.
 
-Each chapter is as it stands in the series. What took long was run once, and its record travels in this notebook, beside two trained models. Only the commands that are quoted (`make …`, `python scripts/…`, `torchrun …`) need the repository.
+Each chapter is as it stands in the series. What took long was run once, and its record travels in this notebook, beside two trained models. Only the commands that are quoted (`make …`, `python -m scripts.…`, `torchrun …`) need the repository.
 
 ## Contents
 

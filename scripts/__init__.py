@@ -7,6 +7,7 @@ All other top-level statements are the show: they run in the notebook and in
 
 import ast
 import importlib
+import os
 import re
 import sys
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -54,6 +55,11 @@ def optional(name):
         if error.name != name:
             raise
         return Missing(name)
+
+
+def runs_folder():
+    """Where trainings and studies keep what they resume from: $SERIES_RUNS, or `runs/` at home."""
+    return Path(os.environ.get("SERIES_RUNS") or ROOT / "runs")
 
 
 def bound_names(target):

@@ -78,14 +78,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import altair as alt
 import pandas as pd
 import torch
 
 from scripts.book.charts import bars, heatmap, lines, titled
-from scripts.book.records import load_record, provenance, save_record
+from scripts.book.records import load_record
 from scripts.ch01_attention import rejection
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch05_training import BOS, EOS, PAD, UNK, Batch
@@ -1565,7 +1564,7 @@ print("\n".join(complaints))
 # %% [markdown]
 # ### Facts of the real corpus
 #
-# This notebook runs without a network, so what it says of Multi30k comes from a **record**: `results/multi30k-corpus.json`, made once by the function `record_multi30k` at the end of this chapter, from the real files. A test makes it anew where the files are at hand, and compares. The charts below set it beside the sample corpus.
+# This notebook runs without a network, so what it says of Multi30k comes from a **record**: `results/multi30k-corpus.json`, made once, by the command `python -m scripts.studies.corpus --save true`, from the real files. A test makes it anew where the files are at hand, and compares. The charts below set it beside the sample corpus.
 
 # %%
 CORPUS_RECORD = "multi30k-corpus"
@@ -2319,85 +2318,7 @@ batches_chart(random_rows, bucket_rows)
 # %% [markdown]
 # ## 9 · How the facts of Multi30k were recorded
 #
-# The record that this chapter's charts show was made by the function below, from the real files, with the command
-#
-# ```
-# MULTI30K_DIR=… python -c "from scripts.ch06_multi30k import record_multi30k; record_multi30k()"
-# ```
-#
-# With `MULTI30K_DIR` set, `make test` computes all of it again and compares.
-
-# %%
-RECORDED_SIZES = (1024, 4096, 8192)
-RECORDED_WORDS = (
-    "Hund",
-    "Fahrradfahrer",
-    "Feuerwehrmann",
-    "Sonnenbrille",
-    "Skateboardfahrer",
-    "Basketballspielerin",
-    "Regenbogenforelle",
-)
-
-
-def unknown_words(pairs: dict[str, list[tuple[str, str]]]) -> list[dict[str, Any]]:
-    """Unknown German words in test_2016_flickr, for honest and for leaky vocabularies."""
-    split = word_tokenizer("de")
-    words = {name: [split(german) for german, _ in found] for name, found in pairs.items()}
-    everything = [sentence for found in words.values() for sentence in found]
-    rows = []
-    for min_freq in (1, 2):
-        rates = {
-            name: round(
-                unknown_rate(words["test_2016_flickr"], build_vocab(sentences, min_freq)), 5
-            )
-            for name, sentences in (
-                ("train only", words["train"]),
-                ("all splits (wrong)", everything),
-            )
-        }
-        rows.append({"min_freq": min_freq} | rates)
-    return rows
-
-
-# %%
-def multi30k_facts() -> dict[str, Any]:
-    """What this chapter says of Multi30k, computed from its files: about half a minute."""
-    pairs = multi30k()
-    texts = [text for pair in pairs["train"] for text in pair]
-    test = pairs["test_2016_flickr"]
-    bpe = {size: BPETokenizer.train(texts, size) for size in RECORDED_SIZES}
-    train = encode_pairs(pairs["train"], bpe[8192])
-    languages = ("German", "English")
-    return {
-        "pairs": {split: len(found) for split, found in pairs.items()},
-        "ranks": word_ranks(german for german, _ in pairs["train"]),
-        "unknown": unknown_words(pairs),
-        "words": list(RECORDED_WORDS),
-        "pieces": {str(v): [" ".join(t.pieces(w)) for w in RECORDED_WORDS] for v, t in bpe.items()},
-        "tokens": {
-            name: {
-                str(v): round(tokens_per_sentence([pair[side] for pair in test], t), 3)
-                for v, t in bpe.items()
-            }
-            for side, name in enumerate(languages)
-        },
-        "lengths": {
-            "German": length_shares(len(e.src) for e in train),
-            "English": length_shares(len(e.tgt) - 1 for e in train),
-        },
-        "padding": padding_table([(len(e.src), len(e.tgt)) for e in train], 4096),
-    }
-
-
-def record_multi30k() -> None:
-    """Write `results/multi30k-corpus.json`."""
-    command = (
-        "MULTI30K_DIR=… python -c "
-        '"from scripts.ch06_multi30k import record_multi30k; record_multi30k()"'
-    )
-    save_record(CORPUS_RECORD, provenance(command) | multi30k_facts())
-
+# The record that this chapter's charts show was made from the real files. `python -m scripts.studies.corpus --save true` makes it anew; with `MULTI30K_DIR` set, `make test` computes all of it again and compares.
 
 # %% [markdown]
 # ## Summary

@@ -53,15 +53,6 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch08_training_run import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import bisect
 import copy
@@ -95,7 +86,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
-from scripts import ROOT
+from scripts import ROOT, runs_folder
 from scripts.book.charts import PALETTE, lines, rounded, titled
 from scripts.book.files import write_whole
 from scripts.book.records import load_record, provenance, save_record, sha256
@@ -1760,7 +1751,7 @@ def make_record(
     ]
     # A resumed run is the run that was never interrupted, so its command is that one's.
     options = [option for option in sys.argv[1:] if option != "--resume"]
-    command = shlex.join(["python", "scripts/ch08_training_run.py", *options])
+    command = shlex.join(["python", "-m", "scripts.train", *options])
     return {
         **provenance(command, device),
         "config": asdict(config),
@@ -1842,7 +1833,7 @@ Reproduce it with one command, from the repository's root ({record["device"]},
 {record["seconds"] / 60:.0f} minutes of training, commit `{record["commit"][:12]}`, {record["date"][:10]}):
 
 ```
-{record["command"]}
+{record["repeat"]}
 ```
 
 ## Limits
@@ -1861,32 +1852,16 @@ def publish(folder: Path, name: str, record: dict[str, Any]) -> None:
     save_record(name, record)
 
 
-# %%
-def report(record: dict[str, Any]) -> str:
-    """What a training came to: BLEU on each test split and a few translations, for the terminal."""
-    lines = [
-        f"{split}: BLEU {test['bleu']:.1f}  ({test['signature']})"
-        for split, test in record["test"].items()
-    ]
-    for sample in record["samples"][:5]:
-        lines += ["", f"  source       {sample['source']}"]
-        lines += [
-            f"  reference    {sample['reference']}",
-            f"  translation  {sample['translation']}",
-        ]
-    return "\n".join(lines)
-
-
 # %% [markdown]
 # ## The command
 #
-# The same chapter is a program. With options, the script hands over to `main`:
+# What this chapter defines is at work in a command:
 #
 # ```bash
-# python scripts/ch08_training_run.py --preset sample                       # a minute or two on a CPU
-# python scripts/ch08_training_run.py --preset small --corpus multi30k      # a GPU, or patience
-# python scripts/ch08_training_run.py --preset small --dropout 0.3 --name wetter
-# python scripts/ch08_training_run.py --preset small --resume               # after an interruption
+# python -m scripts.train --preset sample                       # a minute or two on a CPU
+# python -m scripts.train --preset small --corpus multi30k      # a GPU, or patience
+# python -m scripts.train --preset small --dropout 0.3 --name wetter
+# python -m scripts.train --preset small --resume               # after an interruption
 # ```
 #
 # Each field of `TrainConfig` is an option; `--help` lists them. `make train PRESET=small CORPUS=multi30k` is the second line. What a run writes is in `runs/NAME`: the best model, the last two states, the last epochs' weights, `log.csv`, the model card and `record.json`. A mistake gets one line that says what to do, and nothing is half-written.
@@ -1897,10 +1872,10 @@ def report(record: dict[str, Any]) -> str:
 #
 # ### On several GPUs, or several machines
 #
-# The same script, started by `torchrun`, which starts a process for each GPU and tells each its number:
+# The same command, started by `torchrun`, which starts a process for each GPU and tells each its number:
 #
 # ```bash
-# torchrun --nproc-per-node=4 scripts/ch08_training_run.py --preset small --corpus multi30k
+# torchrun --nproc-per-node=4 -m scripts.train --preset small --corpus multi30k
 # ```
 #
 # On two machines with four GPUs each, the same line on both, but for the machine's own number. The first one's address and a free port are where they meet; both need the repository and the corpus:
@@ -1908,53 +1883,15 @@ def report(record: dict[str, Any]) -> str:
 # ```bash
 # # on the first machine, whose address is 10.0.0.1
 # torchrun --nnodes=2 --node-rank=0 --master-addr=10.0.0.1 --master-port=29500 --nproc-per-node=4 \
-#     scripts/ch08_training_run.py --preset small --corpus multi30k
+#     -m scripts.train --preset small --corpus multi30k
 # # on the second
 # torchrun --nnodes=2 --node-rank=1 --master-addr=10.0.0.1 --master-port=29500 --nproc-per-node=4 \
-#     scripts/ch08_training_run.py --preset small --corpus multi30k
+#     -m scripts.train --preset small --corpus multi30k
 # ```
 #
-# The first process of the first machine writes; `runs/NAME` is there. (To resume, all machines must see that folder: put it on a shared disk.) Without GPUs the same works over gloo: `torchrun --nproc-per-node=2 scripts/ch08_training_run.py --preset sample --device cpu`.
+# The first process of the first machine writes; `runs/NAME` is there. (To resume, all machines must see that folder: put it on a shared disk.) Without GPUs the same works over gloo: `torchrun --nproc-per-node=2 -m scripts.train --preset sample --device cpu`.
 #
 # **Pitfall.** *More processes are another recipe.* Four processes with `--max_tokens 2048` step on 8,192 tokens at a time, and take a quarter of the steps. That can be better or worse, but it isn't the same run. Divide `--max_tokens` by the number of processes to get the old batch back.
-
-
-# %%
-def option_parser(defaults: TrainConfig) -> Any:
-    """A parser of `--preset`, `--resume` and each field of TrainConfig, made from the dataclass."""
-    from jsonargparse import ArgumentParser
-
-    parser = ArgumentParser(
-        prog="ch08_training_run.py",
-        description="Train a Transformer from German to English.",
-        exit_on_error=False,
-    )
-    parser.add_argument("--preset", default="small", help=", ".join(PRESETS))
-    parser.add_argument("--resume", action="store_true", help="Go on where runs/NAME stopped.")
-    parser.add_class_arguments(TrainConfig)
-    parser.set_defaults(asdict(defaults))
-    return parser
-
-
-# %%
-def parse_arguments(argv: Sequence[str] | None = None) -> tuple[TrainConfig, bool]:
-    """The command line to a TrainConfig, and whether to resume: a preset, then any field changed.
-
-    Raises ValueError for what it does not understand.
-    """
-    from jsonargparse import ArgumentError
-
-    argv = list(sys.argv[1:] if argv is None else argv)
-    try:
-        preset = option_parser(TrainConfig()).parse_args(argv).preset
-        if preset not in PRESETS:
-            raise ValueError(f"unknown preset {preset!r}: choose from {', '.join(PRESETS)}")
-        chosen = option_parser(PRESETS[preset]).parse_args(argv).as_dict()
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    del chosen["preset"]
-    resume = chosen.pop("resume")
-    return TrainConfig(**chosen), resume
 
 
 # %%
@@ -1986,7 +1923,7 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
         if not ranks.first:
             dist.barrier()  # the first process downloads, the others find it done
         data = prepare(config)
-        folder = ROOT / "runs" / config.name
+        folder = runs_folder() / config.name
         if ranks.first:
             writable(folder)
             if config.publish:
@@ -2031,112 +1968,10 @@ def finish(
 # - **BPE-dropout 0.1**, **R-Drop** (weight 1, at twice the work) and **Muon**: above; untested on this corpus, as far as we know.
 # - **Selecting by BLEU**, **averaging**, **a beam**: these need no training of their own, so each run measures them.
 #
-# `ablate` trains the `narrow` preset with one ingredient changed at a time, with the same number of epochs. It looks at the validation split alone; the test sets are for the model that is reported. It can be interrupted, and goes on where it stopped:
-#
-# ```bash
-# python scripts/ch08_training_run.py ablate --save true        # or: make ablate
-# ```
-
-# %%
-INGREDIENTS: dict[str, dict[str, Any]] = {
-    "the recipe": {},
-    "no label smoothing": {"smoothing": 0.0},
-    "dropout 0.3": {"dropout": 0.3},
-    "Xavier's tables": {"embedding_init": "xavier"},
-    "post-norm": {"norm_first": False},
-    "peak rate / 4": {"lr": 7.5e-4},
-    "BPE-dropout 0.1": {"bpe_dropout": 0.1},
-    "R-Drop 1": {"r_drop": 1.0},
-    "Muon": {"optimizer": "muon"},
-}
-
-
-@dataclass
-class AblationOptions:
-    """What `ablate` runs; each field is an option of the command line."""
-
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to learn from."""
-    preset: str = "narrow"
-    """The recipe that is changed."""
-    seeds: int = 1
-    """Runs of each changed row."""
-    base_seeds: int = 3
-    """Runs of the recipe itself: their spread is the noise that a difference has to exceed."""
-    device: str = "cpu"
-    """Where they run."""
-    save: bool = False
-    """Keep the result as results/recipe-CORPUS.json, which the chapter shows."""
+# `python -m scripts.studies.ingredients --save true`, or `make ablate`, trains the `narrow` preset with one ingredient changed at a time, with the same number of epochs. It looks at the validation split alone; the test sets are for the model that is reported. It can be interrupted, and goes on where it stopped.
 
 
 # %%
-def ablation_run(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, Any]:
-    """One run of the ablation, scored on the validation split; done before, it is only read."""
-    path = folder / "score.json"
-    if path.is_file():
-        return json.loads(path.read_text("utf-8"))
-    history = fit(config, data, writable(folder), resume=bool(saved_states(folder)))
-    trained = load_model(folder, config.device)  # the best epoch's
-    means = average_if_better(config, data, folder)
-    score = {
-        "seed": config.seed,
-        "parameters": sum(p.numel() for p in trained.model.parameters()),
-        "seconds": round(sum(row["seconds"] for row in history)),
-        "history": [round(row["val_bleu"], 3) for row in history],
-        "best": round(max(row["val_bleu"] for row in history), 3),
-        "at lowest loss": round(min(history, key=lambda row: row["val_loss"])["val_bleu"], 3),
-        "mean of epochs": round(list(means.values())[-1], 3),
-        "beam": evaluate(trained, data.corpus["val"], config.beam, config.alpha)["bleu"],
-        "translations": evaluate(trained, data.corpus["val"])["translations"],
-    }
-    write_whole(path, json.dumps(score, ensure_ascii=False).encode())
-    return score
-
-
-# %%
-def ablate(options: AblationOptions) -> dict[str, Any]:
-    """Train every row of `INGREDIENTS` with every seed; the record."""
-    # A later chapter's test, imported here alone: no reader needs it before then.
-    from scripts.ch09_decoding_and_bleu import paired_difference
-
-    base = replace(PRESETS[options.preset], corpus=options.corpus, device=options.device)
-    if pick_device(options.device).type == "cpu":
-        keep_memory()
-    data = prepare(base)  # no ingredient changes what is read
-    scores: dict[str, list[dict[str, Any]]] = {name: [] for name in INGREDIENTS}
-    most = max(options.seeds, options.base_seeds)
-    for seed, (name, changes) in itertools.product(range(1, most + 1), INGREDIENTS.items()):
-        slug = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
-        folder = ROOT / "runs" / f"ablate-{options.corpus}" / f"{slug}-{seed}"
-        asked = seed <= (options.seeds if changes else options.base_seeds)
-        if not asked and not (folder / "score.json").is_file():  # a run that is there counts
-            continue
-        config = replace(base, seed=seed, name=folder.name, **changes)
-        score = ablation_run(config, data, folder)
-        tqdm.write(f"{name}, seed {seed}: {score['best']:.2f}, beam {score['beam']:.2f}")
-        scores[name].append(score)
-    references = [english for _, english in data.corpus["val"]]
-    for runs in scores.values():
-        for run_of, base_run in zip(runs, scores["the recipe"], strict=False):
-            given = (base_run["translations"], run_of["translations"], references)
-            run_of["p"] = None if run_of is base_run else round(paired_difference(*given).p, 4)
-    for run_of in (one for runs in scores.values() for one in runs):
-        del run_of["translations"]
-    runs_of = {name: len(runs) for name, runs in scores.items()}  # as many as there are
-    changed = max(count for name, count in runs_of.items() if INGREDIENTS[name])
-    seeds = f"--seeds {changed} --base_seeds {runs_of['the recipe']}"
-    command = f"python scripts/ch08_training_run.py ablate {seeds} --save true"
-    record = {
-        **provenance(command, pick_device(options.device)),
-        "corpus": options.corpus,
-        "config": asdict(base),
-        "rows": {
-            name: {"changes": INGREDIENTS[name], "runs": runs} for name, runs in scores.items()
-        },
-    }
-    if options.save:
-        save_record(f"recipe-{options.corpus}", record)
-    return record
 
 
 # %% [markdown]
@@ -2145,135 +1980,8 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
 # > **In short.** How long from prepared tokens to a BLEU of 40? One number that a GPU, a kernel, an optimizer and a recipe all have to answer for.
 #
 # The clock runs while the model trains, and stands still while it is scored. What is done once, starting the GPU and compiling, is timed apart, on a model that is thrown away. The run ends with the epoch whose greedy translations of test_2016_flickr reach the target. (So this run looks at the test set after each epoch. That is fair for a race, and no way to report quality.)
-
-
-# %%
-@dataclass
-class SpeedOptions:
-    """What `speedrun` times; each field is an option of the command line."""
-
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to learn from."""
-    preset: str = "small"
-    """The recipe."""
-    target: float = 40.0
-    """BLEU to reach: cased, greedy, on the first test split."""
-    compile: bool = False
-    """Let torch.compile rewrite the step."""
-    device: str = "auto"
-    """Where it runs."""
-    save: bool = False
-    """Keep the result as results/speedrun-PRESET.json."""
-
-
-# %%
-def speed_run(options: SpeedOptions) -> dict[str, Any]:
-    """Seconds of training until the target, epoch by epoch, and of what comes before: the record.
-
-    Where the preset's epochs don't suffice, "reached" is false.
-    """
-    changes = {"corpus": options.corpus, "device": options.device, "compile": options.compile}
-    config = replace(PRESETS[options.preset], **changes, average=0, save_every=10**9)
-    data = prepare(config)
-    split = held_out_splits(data.corpus)[0]
-    rows: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        throwaway = Training(config, data, Path(folder))
-        for step in throwaway.plan(1)[:5]:
-            throwaway.step(step, data.train)
-        warm_up = time.perf_counter() - start
-        training = Training(config, data, Path(folder))
-        seconds = 0.0
-        while training.epoch <= config.epochs and not (rows and rows[-1]["bleu"] >= options.target):
-            training.train_epoch()
-            seconds += training.seconds
-            bleu = evaluate(training.trained, data.corpus[split])["bleu"]
-            rows.append({"epoch": training.epoch, "seconds": round(seconds, 2), "bleu": bleu})
-            tqdm.write(f"epoch {training.epoch}: {seconds:.1f} s, BLEU {bleu:.1f}")
-            training.end_epoch({"epoch": training.epoch, "val_bleu": bleu})
-    chosen = f"--corpus {options.corpus} --preset {options.preset} --target {options.target:g}"
-    command = f"python scripts/ch08_training_run.py speedrun {chosen} --save true"
-    record = {
-        **provenance(command, training.device),
-        "config": asdict(config),
-        "split": split,
-        "target": options.target,
-        "reached": rows[-1]["bleu"] >= options.target,
-        "warm_up_seconds": round(warm_up, 2),
-        "history": rows,
-    }
-    if options.save:
-        save_record(f"speedrun-{options.preset}", record)
-    return record
-
-
-# %%
-def subcommand(argv: Sequence[str]) -> None:
-    """`ablate` or `speedrun` from the command line. Raises ValueError for what it does not understand."""
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    kind, act = {"ablate": (AblationOptions, ablate), "speedrun": (SpeedOptions, speed_run)}[
-        argv[0]
-    ]
-    parser = ArgumentParser(prog=f"ch08_training_run.py {argv[0]}", exit_on_error=False)
-    parser.add_class_arguments(kind)
-    try:
-        chosen = kind(**parser.parse_args(list(argv[1:])).as_dict())
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    if chosen.preset not in PRESETS:
-        raise ValueError(f"unknown preset {chosen.preset!r}: choose from {', '.join(PRESETS)}")
-    act(chosen)
-
-
-# %%
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command: train as asked and print BLEU and translations, or do what the first word says.
-
-    Returns the exit code: 2 for a mistake or a fault, 128 + signal where somebody stopped it.
-    """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    record = None
-    try:
-        if argv[:1] in (["ablate"], ["speedrun"]):
-            subcommand(argv)
-        else:
-            record = run(*parse_arguments(argv))
-    except (ValueError, OSError, Diverged) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except torch.OutOfMemoryError:
-        print(
-            "error: the GPU's memory is full: lower --max_tokens and raise --accumulate",
-            file=sys.stderr,
-        )
-        return 2
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        return 128 + stopped.number
-    except KeyboardInterrupt:
-        print("interrupted: the same command with --resume goes on", file=sys.stderr)
-        return 130
-    if record is not None:
-        print(report(record))
-    return 0
-
-
-# %%
-chosen, resume = parse_arguments(["--preset", "sample", "--epochs", "3"])
-assert not resume and chosen == replace(PRESETS["sample"], epochs=3)
-
-for mistake in (
-    ["--preset", "smal"],
-    ["--layerz", "3"],
-    ["--layers", "three"],
-    ["--device", "a toaster"],
-):
-    try:
-        pick_device(parse_arguments(mistake)[0].device)
-    except ValueError as error:
-        print(error)
+#
+# `python -m scripts.studies.speedrun --preset small` runs it; `--help` lists the rest.
 
 # %% [markdown]
 # ## What the recorded runs show
@@ -2423,7 +2131,7 @@ score_table("sample-de-en")
 
 # %%
 record = load_record("multi30k-de-en")
-print(record["command"])
+print(record["repeat"])
 print(f"{record['seconds'] / 60:.0f} min of training: {record['device']}")
 
 # %% [markdown]
@@ -2477,7 +2185,7 @@ by_epoch.loc[[10, 11, 12, *sorted({by_loss + 1, by_bleu + 1})]].round(2)
 
 # %%
 ingredients = load_record("recipe-multi30k")
-print(ingredients["command"])
+print(ingredients["repeat"])
 ingredient_chart(ingredients)
 
 # %%

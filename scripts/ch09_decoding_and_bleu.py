@@ -24,13 +24,13 @@
 #
 # Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **V** vocabulary. In this chapter also **K**, the width of the beam.
 #
-# This chapter is also a command:
+# Its searches are at work in three commands:
 #
 # ```
-# python scripts/ch09_decoding_and_bleu.py translate "Ein Hund schläft." --beam 4
-# python scripts/ch09_decoding_and_bleu.py translate --input german.txt --nbest 3
-# python scripts/ch09_decoding_and_bleu.py evaluate --corpus sample --split test --beam 1
-# python scripts/ch09_decoding_and_bleu.py export FOLDER --format onnx
+# python -m scripts.translate "Ein Hund schläft." --beam 4
+# python -m scripts.translate --input german.txt --nbest 3
+# python -m scripts.evaluate --corpus sample --split test --beam 1
+# python -m scripts.export FOLDER --format onnx
 # ```
 
 # %% tags=["bootstrap"]
@@ -62,19 +62,8 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch09_decoding_and_bleu import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import bisect
-import codecs
-import contextlib
 import copy
 import functools
 import importlib.util
@@ -87,15 +76,14 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -103,11 +91,10 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from scripts import ROOT
 from scripts.book.charts import GREY, PALETTE, bars, lines, rounded, titled
-from scripts.book.records import load_record, provenance, save_record, sha256
+from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN, check_length
@@ -120,7 +107,6 @@ from scripts.ch04_encoder_decoder import (
     LayerNorm,
     make_model,
     scramble,
-    to_torch_transformer,
 )
 from scripts.ch05_training import BOS, EOS, PAD, UNK, greedy_decode
 from scripts.ch06_multi30k import (
@@ -128,20 +114,14 @@ from scripts.ch06_multi30k import (
     load_corpus,
     make_batch,
     pad_rows,
-    parallel,
-    read_lines,
     source_ids,
     word_tokenizer,
 )
 from scripts.ch07_going_fast import (
     FAST,
     Layout,
-    Marian,
-    Shape,
     affine,
     embed,
-    keep_memory,
-    matrix_rate,
     normed,
     scaled_product,
     suits_onednn,
@@ -149,19 +129,15 @@ from scripts.ch07_going_fast import (
 )
 from scripts.ch08_training_run import (
     Hypothesis,
-    TrainConfig,
     Trained,
     average_checkpoints,
     beam_search,
     build_model,
     corpus_bleu,
     dropout_off,
-    held_out_splits,
     hypothesis,
     load_model,
     next_log_probs,
-    pick_device,
-    searcher,
     sift,
 )
 from scripts.engine.checkpoints import save_tensors, weights
@@ -2435,7 +2411,7 @@ pd.DataFrame(samples)[:7]
 # To score that model yourself, by the record's search (this needs the corpus, see [Chapter 6](ch06_multi30k.ipynb)):
 #
 # ```
-# python scripts/ch09_decoding_and_bleu.py evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5
+# python -m scripts.evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5
 # ```
 
 # %% [markdown]
@@ -2443,13 +2419,7 @@ pd.DataFrame(samples)[:7]
 #
 # > **In short.** One number says how good. It doesn't say at what. So: vary the search, sort the sentences, and read the worst ones.
 #
-# The sample corpus is too easy for that. What follows looks at the model trained on Multi30k, over a whole test set. It takes minutes and needs the corpus, so it was done once, by a command, and is on record:
-#
-# ```
-# python scripts/ch09_decoding_and_bleu.py analyse --save true
-# ```
-#
-# First its tools.
+# The sample corpus is too easy for that. What follows looks at the model trained on Multi30k, over a whole test set. It takes minutes and needs the corpus, so it was done once, by `python -m scripts.studies.judging --save true`, and is on record. First some of its tools.
 
 
 # %%
@@ -2461,51 +2431,13 @@ def ranked_texts(
     return [trained.tokenizer.decode(h.ids) if h else "" for h in best]
 
 
-# %%
-def scores_of(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """BLEU, lower-cased BLEU, chrF2, and tokens of output for each token of reference."""
-    bleu = corpus_bleu(outputs, references)
-    return {
-        "bleu": round(bleu.score, 2),
-        "bleu_lowercased": round(corpus_bleu(outputs, references, lowercase=True).score, 2),
-        "chrf2": round(corpus_chrf(outputs, references).score, 2),
-        "length_ratio": round(bleu.sys_len / bleu.ref_len, 4),
-    }
-
-
 # %% [markdown]
-# The beams are one search each. The length penalty is cheaper: it plays no part *while* our search runs, it only ranks what has ended. So must we search anew for every α? Two searches suffice, one at the smallest α and one at the largest.
+# Each width of the beam takes a search of its own. The length penalty is cheaper: it plays no part *while* our search runs, it only ranks what has ended. So must we search anew for every α? Two searches suffice, one at the smallest α and one at the largest.
 #
 # Why two: $\log|\text{score}|$ is $\log|\log p| - \alpha \log T$, a straight line over α for each hypothesis, and the winner is the lowest line. Say one wins only in between. Then whatever beats it at the small end is shorter than it, and whatever beats it at the large end is longer: two separate groups. At most 2K − 1 hypotheses ever end. So one of the groups has fewer than K members, and at that end our hypothesis is among the K best.
 
 # %%
-BEAMS = (1, 2, 3, 4, 5, 8, 12)
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
-
-
-def beam_sweep(
-    trained: Trained,
-    pairs: Sequence[tuple[str, str]],
-    beams: Sequence[int] = BEAMS,
-    alpha: float = 0.6,
-) -> tuple[list[dict[str, float]], dict[int, list[str]]]:
-    """Scores and seconds for each width of the beam, and each width's outputs.
-
-    Seconds are the processor's own on a CPU, where others may be at work too, and the clock's on a GPU.
-    """
-    clock = time.process_time if trained.device.type == "cpu" else time.perf_counter
-    rows = [source_ids(source, trained.tokenizer) for source, _ in pairs]
-    references = [reference for _, reference in pairs]
-    decode_hypotheses(trained, rows[:32], DecodeOptions(beam=1))  # whatever the first call sets up
-    table, outputs = [], {}
-    for beam in beams:
-        start = clock()
-        found = decode_hypotheses(trained, rows, DecodeOptions(beam=beam, alpha=alpha))
-        seconds = clock() - start
-        outputs[beam] = ranked_texts(trained, found, alpha)
-        table.append({"beam": beam} | scores_of(outputs[beam], references) | {"seconds": seconds})
-        print(f"beam {beam}: BLEU {table[-1]['bleu']}, {seconds:.1f} s", file=sys.stderr)
-    return table, outputs
 
 
 def penalty_sweep(
@@ -2632,80 +2564,6 @@ pd.DataFrame(by_hand)[["frequency", "words", "found"]][:3]
 
 
 # %%
-def worst_and_best(
-    outputs: Sequence[str], references: Sequence[str], count: int = 10
-) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    """Numbers and chrF2 of the worst and of the best sentences; among equals the longest is best."""
-    from sacrebleu.metrics import CHRF
-
-    metric = CHRF()
-    scores = [
-        round(metric.sentence_score(output, [reference]).score, 1)
-        for output, reference in zip(outputs, references, strict=True)
-    ]
-    order = sorted(range(len(scores)), key=lambda i: (scores[i], len(references[i]), i))
-    ranked = [(i, scores[i]) for i in order]
-    return ranked[:count], ranked[::-1][:count]
-
-
-def many_figures(
-    trained: Trained, pairs: Sequence[tuple[str, str]], outputs: Sequence[str]
-) -> dict[str, float]:
-    """What else is called BLEU: the same outputs, and teacher forcing's, scored in other ways."""
-    references = [reference for _, reference in pairs]
-    spacy_texts = [
-        [" ".join(word_tokenizer("en")(text)) for text in side] for side in (outputs, references)
-    ]
-    pieces = [
-        [" ".join(trained.tokenizer.pieces(t)) for t in side] for side in (outputs, references)
-    ]
-    as_is = {"tokenize": "none", "force": True}
-    sentences = [corpus_bleu([o], [r]).score for o, r in zip(outputs, references, strict=True)]
-    figures = {
-        "BLEU: cased, 13a, whole corpus": corpus_bleu(outputs, references).score,
-        "lower-cased": corpus_bleu(outputs, references, lowercase=True).score,
-        "spaCy's tokens": corpus_bleu(*spacy_texts, **as_is).score,
-        "spaCy's tokens, lower-cased": corpus_bleu(*spacy_texts, lowercase=True, **as_is).score,
-        "sub-word pieces": corpus_bleu(*pieces, **as_is).score,
-        "letters": corpus_bleu(outputs, references, tokenize="char").score,
-        "mean of the sentences' BLEU": sum(sentences) / len(sentences),
-        "teacher-forced": corpus_bleu(forced_texts(trained, pairs), references).score,
-    }
-    return {name: round(score, 2) for name, score in figures.items()}
-
-
-# %%
-@dataclass
-class AnalyseOptions:
-    """Options of `analyse`."""
-
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, …"""
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to translate, and whose training split says which words are rare."""
-    split: str | None = None
-    """One split of it; by default the first test split."""
-    sentences: int | None = None
-    """Only the split's first so many."""
-    save: bool = False
-    """Keep the result as results/decoding-CORPUS.json, which the chapter shows."""
-
-
-QUOTED = 5  # sentences in full at either end; the corpus is not ours to publish
-
-
-def listed(
-    found: Sequence[tuple[int, float]],
-    pairs: Sequence[tuple[str, str]],
-    outputs: Sequence[str],
-) -> list[dict[str, Any]]:
-    """Line numbers (from 1) and scores for the record; the first `QUOTED` with their texts."""
-    rows: list[dict[str, Any]] = [{"line": i + 1, "chrf2": score} for i, score in found]
-    for row, (i, _) in list(zip(rows, found, strict=True))[:QUOTED]:
-        row |= {"source": pairs[i][0], "reference": pairs[i][1], "output": outputs[i]}
-    return rows
 
 
 def beam_against_greedy(
@@ -2726,86 +2584,6 @@ def beam_against_greedy(
     }
 
 
-# %%
-
-
-def analyse_model(
-    trained: Trained, corpus: dict[str, list[tuple[str, str]]], options: AnalyseOptions
-) -> dict[str, Any]:
-    """All that the record says about a model's translations of a split, but where they came from.
-
-    Raises ValueError for an unknown split, or no sentences.
-    """
-    split = options.split or held_out_splits(corpus)[0]
-    if split not in corpus:
-        raise ValueError(f"no split {split!r}: choose from {', '.join(corpus)}")
-    if options.sentences is not None and options.sentences < 1:
-        raise ValueError(f"sentences must be at least 1, not {options.sentences}")
-    pairs = corpus[split][: options.sentences]
-    sources, references = (list(side) for side in zip(*pairs, strict=True))
-    beams, outputs = beam_sweep(trained, pairs)
-    greedy_seconds = beams[0]["seconds"]
-    for row in beams:
-        row["time_to_greedy"] = round(row.pop("seconds") / greedy_seconds, 2)
-    chosen = outputs[5]
-    rows = [source_ids(source, trained.tokenizer) for source in sources]
-    penalties = [
-        {"alpha": alpha} | scores_of(texts, references)
-        for alpha, texts in penalty_sweep(trained, rows).items()
-    ]
-    worst, best = worst_and_best(chosen, references)
-    return {
-        "corpus": options.corpus,
-        "split": split,
-        "sentences": len(pairs),
-        "search": "beam 5, alpha 0.6",
-        "signatures": {
-            "bleu": corpus_bleu(chosen, references).signature,
-            "bleu_lowercased": corpus_bleu(chosen, references, lowercase=True).signature,
-            "chrf2": corpus_chrf(chosen, references).signature,
-        },
-        "beams": beams,
-        "penalties": penalties,
-        "beam_against_greedy": beam_against_greedy(outputs[1], chosen, references),
-        "figures": many_figures(trained, pairs, chosen),
-        "lengths": bleu_by_length(sources, chosen, references),
-        "frequencies": recall_by_frequency(
-            chosen, references, (english for _, english in corpus["train"])
-        ),
-        "exact": sum(o == r for o, r in zip(chosen, references, strict=True)),
-        "worst": listed(worst, pairs, chosen),
-        "best": listed(best, pairs, chosen),
-    }
-
-
-def run_analyse(options: AnalyseOptions) -> dict[str, Any]:
-    """The analysis as a record, which is saved if the options say so."""
-    folder = Path(options.model) if options.model else default_model()
-    trained = open_model(options)
-    corpus = load_corpus(options.corpus)
-    words = {"model": options.model, "corpus": options.corpus, "split": options.split}
-    words |= {"sentences": options.sentences}
-    defaults = AnalyseOptions()
-    said = [f" --{k} {v}" for k, v in words.items() if v != getattr(defaults, k)]
-    record = {
-        **provenance(
-            f"python scripts/ch09_decoding_and_bleu.py analyse{''.join(said)} --save true",
-            trained.device,
-        ),
-        "model": folder.resolve().name,
-        "weights_sha256": sha256(folder / "model.safetensors"),
-        **analyse_model(trained, corpus, options),
-    }
-    if options.save:
-        save_record(f"decoding-{options.corpus}", record)
-    five = next(row for row in record["beams"] if row["beam"] == 5)
-    against = record["beam_against_greedy"]
-    print(f"{record['split']}, {record['sentences']:,} sentences, {record['search']}:")
-    print(f"BLEU {five['bleu']:.2f} ({record['signatures']['bleu']}), chrF2 {five['chrf2']:.2f}")
-    print(f"against greedy decoding {against['difference']:+.2f} BLEU, p = {against['p']:.4f}")
-    return record
-
-
 # %% [markdown]
 # ### How wide a beam?
 #
@@ -2814,7 +2592,7 @@ def run_analyse(options: AnalyseOptions) -> dict[str, Any]:
 
 # %%
 def beam_sweep_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU and time for each width of the beam, from a record of `analyse`."""
+    """BLEU and time for each width of the beam, from a record of `studies.judging`."""
     frame = pd.DataFrame(record["beams"])
     size = {"points": True, "width": 260, "height": 220, "x_title": "width K of the beam"}
     bleu = lines(frame, "beam", "bleu", y_title="BLEU (cased, 13a)", **size)
@@ -2893,7 +2671,7 @@ chance_chart(analysis)
 
 # %%
 def penalty_sweep_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU and length of the outputs for each length penalty, from a record of `analyse`."""
+    """BLEU and length of the outputs for each length penalty, from a record of `studies.judging`."""
     frame = pd.DataFrame(record["penalties"])
     size = {"points": True, "width": 260, "height": 220, "x_title": "length penalty α"}
     bleu = lines(frame, "alpha", "bleu", y_title="BLEU (cased, 13a)", **size)
@@ -2934,7 +2712,7 @@ penalty_sweep_chart(analysis)
 
 # %%
 def length_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU by the source's length with the spread of resampled test sets, from a record of `analyse`."""
+    """BLEU by the source's length with the spread of resampled test sets, from a record of `studies.judging`."""
     frame = pd.DataFrame(record["lengths"])
     frame["bucket"] = [
         f"{words} words (n = {n})"
@@ -2980,7 +2758,7 @@ length_chart(analysis)
 
 # %%
 def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Recall of the reference's words by their frequency in training, from a record of `analyse`."""
+    """Recall of the reference's words by their frequency in training, from a record of `studies.judging`."""
     rows = [row for row in record["frequencies"] if row["words"]]
     frame = pd.DataFrame(rows)
     frame["seen in training"] = [f"{row['frequency']} times (n = {row['words']:,})" for row in rows]
@@ -3025,7 +2803,7 @@ rarest.dropna()
 
 # %%
 def sentence_table(record: dict[str, Any], end: str) -> pd.DataFrame:
-    """The quoted sentences of one end, "worst" or "best", from a record of `analyse`."""
+    """The quoted sentences of one end, "worst" or "best", from a record of `studies.judging`."""
     quoted = [row for row in record[end] if "source" in row]
     return pd.DataFrame(quoted)[["line", "chrf2", "source", "reference", "output"]]
 
@@ -3581,7 +3359,7 @@ else:
         assert right and wrong == (T == 2)
 
 # %% [markdown]
-# `python scripts/ch09_decoding_and_bleu.py export FOLDER` writes both formats, each into a folder of its own. It needs the packages of `pip install -e '.[export]'`.
+# `python -m scripts.export FOLDER` writes both formats, each into a folder of its own. It needs the packages of `pip install -e '.[export]'`.
 
 # %% [markdown]
 # ## Against others
@@ -3592,288 +3370,13 @@ else:
 
 
 # %%
-class TorchDecoder(nn.Module):
-    """`nn.Transformer` with `model`'s weights and the three parts that our searches ask for."""
-
-    def __init__(self, model: EncoderDecoder):
-        super().__init__()
-        self.body = to_torch_transformer(model)
-        self.src_embed, self.tgt_embed = model.src_embed, model.tgt_embed
-        self.generator = model.generator
-
-    def encode(self, src: Tensor, src_mask: Tensor) -> Tensor:
-        """src (B, S), src_mask (B, 1, S), to the memory (B, S, D)."""
-        return self.body.encoder(self.src_embed(src), src_key_padding_mask=~src_mask.squeeze(1))
-
-    def decode(self, memory: Tensor, src_mask: Tensor, tgt: Tensor, tgt_mask: Tensor) -> Tensor:
-        """memory (B, S, D) and tgt (B, T) to (B, T, D)."""
-        return self.body.decoder(
-            self.tgt_embed(tgt),
-            memory,
-            tgt_mask=~tgt_mask[0],
-            memory_key_padding_mask=~src_mask.squeeze(1),
-        )
-
-
-# %%
-def in_batches(
-    model: nn.Module, rows: Sequence[Sequence[int]], search: Callable[..., Any], size: int
-) -> list[Sequence[int]]:
-    """What `search` writes for each of `rows`, `size` at a time in the order given, on all threads."""
-    found: list[Sequence[int]] = []
-    for start in range(0, len(rows), size):
-        src = pad_rows(rows[start : start + size])  # (B, S)
-        found += search(model, src, padding_mask(src), min(MAX_LEN, 2 * src.size(1) + 10))
-    return found
-
-
-def textbook_way(model: nn.Module, rows: Sequence[Sequence[int]]) -> Callable[[int], list]:
-    """Chapter 8's searches, which recompute the prefix."""
-    return lambda beam: in_batches(model, rows, searcher(beam), 64 if beam == 1 else 32)
-
-
-def our_way(
-    trained: Trained, rows: Sequence[Sequence[int]], exact: bool = False
-) -> Callable[[int], list]:
-    """This chapter's searches, the model made ready beforehand, as the other programs load theirs."""
-    ready = PreparedModel(trained.model)
-
-    def run(beam: int) -> list[Sequence[int]]:
-        if beam == 1:
-            return [row.tolist() for row in search_rows(ready, rows, cached_greedy)]
-        search = DecodeOptions(beam=beam, exact=exact).search(trained.device)
-        return [found[0].ids for found in search_rows(ready, rows, search, beam)]
-
-    return run
-
-
-# %%
-def marian_way(
-    trained: Trained, rows: Sequence[Sequence[int]], lengths: Mapping[int, Sequence[int]]
-) -> Callable[[int], None]:
-    """`MarianMTModel.generate`, random weights: each batch writes as many tokens as our longest there.
-
-    `lengths[beam]` holds the tokens that our search wrote for each row.
-    """
-    config = trained.config
-    shape = Shape(
-        N=config.layers,
-        d_model=config.d_model,
-        d_ff=config.d_ff,
-        h=config.heads,
-        vocab=len(trained.tokenizer),
-        dropout=0.0,
-    )
-    model = Marian(shape).eval().body
-
-    def run(beam: int) -> None:
-        size = 64 if beam == 1 else 32
-        for start in range(0, len(rows), size):
-            src = pad_rows(rows[start : start + size])  # (B, S)
-            steps = max(lengths[beam][start : start + size])
-            how = {"min_new_tokens": steps, "max_new_tokens": steps, "use_cache": True}
-            if beam > 1:
-                how |= {"num_beams": beam, "length_penalty": 0.6}
-            model.generate(src, attention_mask=(src != PAD).long(), do_sample=False, **how)
-
-    return run
-
-
-# %%
-def ctranslate2_way(
-    trained: Trained, rows: Sequence[Sequence[int]], folder: Path, compute_type: str, threads: int
-) -> Callable[[int], list]:
-    """CTranslate2 on the same weights: each of `threads` workers computes batches alone, as ours do."""
-    import ctranslate2
-
-    how = {"inter_threads": threads, "intra_threads": 1, "compute_type": compute_type}
-    translator = ctranslate2.Translator(str(folder), **how)
-    processor = trained.tokenizer.processor
-    pieces = [[processor.id_to_piece(i) for i in row[:-1]] for row in rows]  # it adds </s>
-
-    def run(beam: int) -> list[Sequence[int]]:
-        found = translator.translate_batch(
-            pieces,
-            beam_size=beam,
-            length_penalty=0.6,
-            max_decoding_length=MAX_LEN,
-            min_decoding_length=0,
-            max_batch_size=128 if beam == 1 else 64,
-        )
-        return [[processor.piece_to_id(p) for p in result.hypotheses[0]] for result in found]
-
-    return run
-
-
-# %%
-@dataclass
-class SpeedTestOptions:
-    """Options of `bench`."""
-
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    rounds: int = 5
-    """Passes of each program over the test set, in turns; the median counts."""
-    sentences: int = 1000
-    """How many sentences of the test set."""
-    duel: bool = False
-    """Only ours and CTranslate2 in float32: where the difference is small, more rounds tell more."""
-    save: bool = False
-    """Keep the result as results/decoding-speed.json, or decoding-duel.json, which the chapter shows."""
-
-
-def decoding_flops(config: TrainConfig, vocab: int, source: int, written: int) -> int:
-    """Operations of the products, 2 a multiplication: for `source` tokens read and `written` computed."""
-    D, width = config.d_model, config.d_ff
-    encoder = 4 * D * D + 2 * D * width + 2 * D * D  # and the keys and values for cross-attention
-    decoder = 6 * D * D + 2 * D * width
-    return 2 * (config.layers * (source * encoder + written * decoder) + written * D * vocab)
-
-
-def written_tokens(ids: Sequence[int]) -> int:
-    """How many tokens a search wrote for a text, its eos among them, whether or not ids shows it."""
-    return sum(token not in (EOS, PAD) for token in ids) + 1
-
-
-def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
-    """Sentences a second of each program, greedy and with a beam of 4, in turns: the record."""
-    need_packages("ctranslate2", "transformers", extra="bench")
-    trained = open_model(ModelOptions(model=options.model, device="cpu"))
-    corpus = load_corpus(trained.config.corpus)
-    split = held_out_splits(corpus)[0]
-    pairs = [(source_ids(g, trained.tokenizer), e) for g, e in corpus[split][: options.sentences]]
-    rows, references = zip(*sorted(pairs, key=lambda pair: -len(pair[0])), strict=True)
-    threads = torch.get_num_threads()
-    ours = our_way(trained, rows)
-    lengths = {beam: [written_tokens(ids) for ids in ours(beam)] for beam in (1, 4)}
-    with tempfile.TemporaryDirectory() as folder:
-        export_ctranslate2(trained, Path(folder))
-        ways = {
-            "textbook": textbook_way(trained.model, rows),
-            "nn.Transformer": textbook_way(TorchDecoder(trained.model).eval(), rows),
-            "MarianMTModel": marian_way(trained, rows, lengths),
-            "CTranslate2 float32": ctranslate2_way(trained, rows, Path(folder), "float32", threads),
-            "CTranslate2 int8": ctranslate2_way(trained, rows, Path(folder), "int8", threads),
-            "ours": ours,
-            EXACT: our_way(trained, rows, exact=True),
-        }
-        if options.duel:
-            ways = {name: ways[name] for name in DUEL}
-        reports = speed_reports(ways, trained, references, options.rounds, threads)
-    source = sum(map(len, rows))
-    return {
-        "accounts": {str(beam): decoding_account(partial(ours, beam)) for beam in (1, 4)},
-        "corpus": trained.config.corpus,
-        "split": split,
-        "sentences": len(rows),
-        "matrix_rate": matrix_rate(),
-        "flops": {
-            str(beam): decoding_flops(
-                trained.config, len(trained.tokenizer), source, beam * sum(lengths[beam])
-            )
-            for beam in (1, 4)
-        },
-        "reports": reports,
-    }
 
 
 EXACT = "ours, exact stop"  # differs for a beam alone
-DUEL = ("CTranslate2 float32", "ours")
-
-
-def speed_reports(
-    ways: Mapping[str, Callable[[int], list | None]],
-    trained: Trained,
-    references: Sequence[str],
-    rounds: int,
-    threads: int,
-) -> list[dict[str, Any]]:
-    """Each way with each beam, in turns, so that a slow minute of the machine strikes all alike."""
-    seconds: dict[tuple[str, int], list[float]] = {}
-    written: dict[tuple[str, int], list | None] = {}
-    jobs = [(name, beam) for beam in (1, 4) for name in ways if (name, beam) != (EXACT, 1)]
-    for name, beam in tqdm(jobs * (rounds + 1), desc="round after round"):  # one to warm up
-        torch.set_num_threads(threads)  # CTranslate2 sets it to its own, for the whole process
-        start = time.perf_counter()
-        written[name, beam] = ways[name](beam)
-        seconds.setdefault((name, beam), []).append(time.perf_counter() - start)
-    reports = []
-    for (name, beam), times in seconds.items():
-        rates = sorted(len(references) / t for t in times[1:])
-        ids, ours = written[name, beam], written.get(("ours", beam))
-        texts = ids and [trained.tokenizer.decode(list(row)) for row in ids]
-        reports.append(
-            {
-                "program": name,
-                "beam": beam,
-                "sentences_per_second": round(statistics.median(rates), 2),
-                "lowest": round(rates[0], 2),
-                "highest": round(rates[-1], 2),
-                "bleu": round(corpus_bleu(texts, references).score, 2) if texts else None,
-                "same_as_ours": equal_texts(ids, ours) if ids and ours else None,
-            }
-        )
-    return reports
-
-
-def equal_texts(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:
-    """How many of the rows hold the same tokens, however their end is told."""
-    bare = [[[t for t in row if t not in (EOS, PAD)] for row in rows] for rows in (one, other)]
-    return sum(a == b for a, b in zip(*bare, strict=True))
 
 
 # %% [markdown]
 # Where does our own time go? The profiler is asked on one thread, and its hundreds of rows are booked under a few headings.
-
-
-# %%
-DECODING_KINDS = {  # parts of operations' names; the first heading that fits counts
-    "products": ("_linear_pointwise", "addmm", "aten::mm", "aten::linear"),
-    "8-bit product": ("_int_mm",),
-    "attention": ("bmm", "softmax"),
-    "best tokens": (
-        "topk",
-        "amax",
-        "aten::max",
-        "gather",
-        "exp2",
-        "aten::sub",
-        "aten::mul_",
-        "sum",
-        "nonzero",
-        "vecdot",
-        "scatter_reduce",
-    ),
-    "copies": ("copy_", "index", "cat", "contiguous", "clone", "embedding", "fill_", "scatter_add"),
-    "LayerNorm": ("layer_norm",),
-}
-
-
-def decoding_account(run: Callable[[], object]) -> dict[str, float]:
-    """Seconds of `run()` on one thread by kind of operation, and what the matrix rate there is.
-
-    "Python and the rest" is what the wall clock saw beyond the kinds' sum.
-    """
-    from torch.profiler import ProfilerActivity, profile
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        run()
-        start = time.perf_counter()
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            run()
-        total = time.perf_counter() - start
-        seconds = dict.fromkeys(DECODING_KINDS, 0.0)
-        for event in profiler.key_averages():
-            for kind, names in DECODING_KINDS.items():
-                if any(name in event.key for name in names):
-                    seconds[kind] += event.self_cpu_time_total / 1e6
-                    break
-        seconds["Python and the rest"] = total - sum(seconds.values())
-        return {"matrix_rate": matrix_rate(), **{k: round(v, 4) for k, v in seconds.items()}}
-    finally:
-        torch.set_num_threads(threads)
 
 
 # %%
@@ -3958,7 +3461,7 @@ def decoding_account_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 
 # %%
 timed = load_record("decoding-speed")
-print(timed["command"])
+print(timed["repeat"])
 decoding_speed_chart(timed)
 
 # %%
@@ -3991,11 +3494,11 @@ for beam in (1, 4):
 # %% [markdown]
 # With a cache the same weights write more than ten times as many sentences a second, and more than twice as many as the best peer in PyTorch, which has a cache too. CTranslate2, written in C++ for nothing but this, is within a tenth of ours. Rounding the weights to 8 bits buys it nearly another factor of two; one text in twenty then comes out differently, and BLEU moves by a tenth of a point. (Our greedy search rounds to 8 bits as well, but only to know where to look.)
 #
-# Two programs that close deserve more rounds. `python scripts/ch09_decoding_and_bleu.py bench --duel true --rounds 15` lets the two race alone, in turns as before:
+# Two programs that close deserve more rounds. `python -m scripts.bench.decoding --duel true --rounds 15` lets the two race alone, in turns as before:
 
 # %%
 duel = load_record("decoding-duel")
-print(duel["command"])
+print(duel["repeat"])
 alone = speed_frame(duel).set_index(["program", "beam"])["sentences_per_second"]
 ahead = {beam: alone["ours", beam] / alone["CTranslate2 float32", beam] for beam in (1, 4)}
 for beam, ratio in ahead.items():
@@ -4048,486 +3551,7 @@ for beam, name in (("1", "greedy"), ("4", "beam 4")):
 #
 # > **In short.** Others build upon a command. So it keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon as there is one; and one clear line, never a traceback, where something is wrong.
 #
-# `translate` takes texts as arguments, a file (`--input`), or standard input. `evaluate` measures a model on a corpus, or on two files. Both end in one function, which takes encoded sources and gives their best hypotheses.
-
-
-# %% [markdown]
-# ### Lines, as they come
-#
-# > **In short.** Take what is there, and wait only where nothing is. Then a file comes in large groups, a slow pipe in small ones, and a person gets an answer to each line.
-#
-# `read1` does just that: it waits until there is something, and hands over what there is, up to a limit. While a group is decoded the next lines pile up in the pipe, so groups grow where that helps. The first groups are small, for an early answer. Memory stays bounded by two limits, one on a group and one on a line. A line's bytes beyond the limit are counted and forgotten, so that a line of five megabytes costs no more than one of 64 kB.
-#
-# Only `\n` ends a line. Python's `splitlines` knows ten more ends, U+2028 among them; with it a text could become two, and every line after it would stand beside a wrong partner.
-
-# %%
-GROUP_LINES = 512  # are decoded together at most
-LINE_BYTES = 2**16  # of a line are read: 256 for each token that the model takes
-
-
-@dataclass(frozen=True)
-class InputLine:
-    """A line without its newline: its first `LINE_BYTES` bytes, and its whole size in bytes."""
-
-    start: bytes
-    size: int
-
-
-# %%
-def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
-    """The lines of `stream` in groups: those at hand, at most `GROUP_LINES`, and first fewer.
-
-    A last line without a newline counts; the nothing after a last newline doesn't.
-    """
-    start, size, most = b"", 0, 16
-    while chunk := stream.read1(LINE_BYTES):
-        *ends, rest = chunk.split(b"\n")
-        lines = []
-        for end in ends:
-            lines.append(InputLine((start + end)[:LINE_BYTES], size + len(end)))
-            start, size = b"", 0
-        start, size = (start + rest)[:LINE_BYTES], size + len(rest)
-        while lines:
-            yield lines[:most]
-            lines, most = lines[most:], min(2 * most, GROUP_LINES)
-    if size:
-        yield [InputLine(start, size)]
-
-
-def text_stream(texts: Iterable[str]) -> BinaryIO:
-    """Texts as a stream of bytes, each ended by a newline; bytes that are no text stay as they were."""
-    return io.BytesIO("".join(f"{text}\n" for text in texts).encode("utf-8", "surrogateescape"))
-
-
-# %%
-strange = text_stream(["ein\u2028Hund", "", "x" * 100_000, "läuft\r"])
-found = [line for group in line_groups(strange) for line in group]
-assert [line.size for line in found] == [10, 0, 100_000, 7]
-assert max(len(line.start) for line in found) == LINE_BYTES
-assert list(line_groups(io.BytesIO(b"a\nb"))) == [[InputLine(b"a", 1)], [InputLine(b"b", 1)]]
-groups = [len(group) for group in line_groups(io.BytesIO(b"\n" * 2000))]
-assert groups[:3] == [16, 32, 64] and max(groups) == GROUP_LINES and sum(groups) == 2000
-
-# %% [markdown]
-# ### From a line to ids
-#
-# A line may hold anything. Bytes that are not UTF-8 are read as U+FFFD, and what is too long for the model is cut. Either is said once, on standard error, with the line's number. White space alone is no text; `strip` also takes the rarer kinds of it, which the tokenizer would keep as unknown letters.
-
-
-# %%
-def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
-    """A line to at most `MAX_LEN` ids, eos included; a note on standard error says what was changed."""
-    whole = line.size == len(line.start)
-    text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a cut letter is left out
-    tokens = len(trained.tokenizer.encode(text.strip())) + 1  # and eos
-    changes = []
-    if not line.start.startswith(text.encode()):
-        changes.append("is not UTF-8 (bad bytes are read as U+FFFD)")
-    if not whole:
-        changes.append(f"has {line.size:,} bytes (only the first {LINE_BYTES:,} are read)")
-    if tokens > MAX_LEN:
-        changes.append(f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)")
-    if changes:
-        tqdm.write(f"note: line {number} {' and '.join(changes)}", file=sys.stderr)
-    return source_ids(text.strip(), trained.tokenizer)
-
-
-def row_groups(trained: Trained, stream: BinaryIO) -> Iterator[list[list[int]]]:
-    """The lines of `stream`, encoded, in the groups in which they come."""
-    numbers = itertools.count(1)
-    for group in line_groups(stream):
-        yield [encode_line(trained, line, next(numbers)) for line in group]
-
-
-# %%
-notes = io.StringIO()
-with contextlib.redirect_stderr(notes):
-    strange = io.BytesIO(b"Hund\nHund \xff\n \x0b\xc2\x85\n" + b"Hund " * 20_000 + b"\n")
-    good, bad, blank, endless = (row for rows in row_groups(trained, strange) for row in rows)
-print(notes.getvalue(), end="")
-assert good == bad and blank == [EOS] and len(endless) == MAX_LEN and endless[-1] == EOS
-assert notes.getvalue().count("\n") == 2
-
-# %% [markdown]
-# ### From hypotheses to lines
-#
-# A translation is printed alone, with its score (`--scores`), or with the runners-up (`--nbest`). A score is $\log p / T^\alpha$: the nearer to 0, the surer. The n-best form is that of Moses and Marian: the line's number *from 0*, the text, the score, between bars. A line with fewer hypotheses gets fewer lines, without padding; the number says where each belongs. An empty line has one translation, the empty text, of score 0.
-#
-# When it samples, each line has its own seed: `--seed` plus its number from 0. It is decoded alone. Otherwise what is drawn for a line would depend on which lines happened to arrive together.
-
-
-# %%
-@dataclass
-class ModelOptions(DecodeOptions):
-    """Which model, and how it searches."""
-
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, …"""
-
-
-@dataclass
-class TranslateOptions(ModelOptions):
-    """Options of `translate`."""
-
-    text: list[str] = field(default_factory=list)
-    """Texts; each line of them gives a line of output."""
-    input: str | None = None
-    """A file to translate, a sentence a line; by default standard input."""
-    nbest: int | None = None
-    """Print the N best of each line's beam: NUMBER FROM 0 ||| TEXT ||| SCORE."""
-    scores: bool = False
-    """Print TEXT, a tab, SCORE: log-probability / length^alpha."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.text and self.input is not None:
-            raise ValueError("either texts or --input, not both")
-        most = 1 if self.sample else self.beam
-        if self.nbest is not None and not 1 <= self.nbest <= most:
-            hint = "sampling draws one" if self.sample else "widen --beam"
-            raise ValueError(f"nbest must be from 1 to {most}, not {self.nbest}: {hint}")
-
-
-# %%
-def best_texts(
-    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
-) -> list[list[tuple[str, float]]]:
-    """Up to `nbest` texts for each row with their scores, best first; for want of any, ("", 0.0).
-
-    No text holds a line end of any kind.
-    """
-    return [
-        [
-            (" ".join(trained.tokenizer.decode(h.ids).splitlines()), h.score(options.alpha))
-            for h in found
-        ]
-        or [("", 0.0)]
-        for found in decode_hypotheses(trained, rows, options, nbest)
-    ]
-
-
-def best_texts_by_line(
-    trained: Trained, rows: Sequence[Sequence[int]], options: TranslateOptions, first: int
-) -> list[list[tuple[str, float]]]:
-    """`best_texts` of the lines numbered from `first`; what is drawn depends on line and number alone."""
-    if not options.sample:
-        return best_texts(trained, rows, options, options.nbest or 1)
-    seeds = ((options.seed + number) % 2**63 for number in itertools.count(first))
-    alone = (([row], replace(options, seed=seed)) for row, seed in zip(rows, seeds, strict=False))
-    return [found for row, how in alone for found in best_texts(trained, row, how)]
-
-
-def in_print(found: Sequence[tuple[str, float]], number: int, options: TranslateOptions) -> str:
-    """The output for line `number`, from 0: one line, or with `nbest` one for each text found."""
-    if options.nbest is not None:
-        return "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in found)
-    text, score = found[0]
-    return f"{text}\t{score:.4f}" if options.scores else text
-
-
-# %%
-two_best = [("A dog.", -0.25), ("Dog.", -1.5)]
-print(in_print(two_best, 0, TranslateOptions(nbest=2)))
-assert in_print(two_best, 0, TranslateOptions()) == "A dog."
-assert in_print(two_best, 0, TranslateOptions(scores=True)) == "A dog.\t-0.2500"
-assert best_texts(trained, [[EOS]], DecodeOptions()) == [[("", 0.0)]]
-
-# %% [markdown]
-# ### Translate
-#
-# A group is printed as soon as it is decoded, so whatever stops the command, what was finished is out. A progress bar appears on standard error where a person waits for a file: not where output goes to the screen, since the answers themselves are the progress there.
-
-
-# %%
-def open_model(options: ModelOptions) -> Trained:
-    """The model that the options name. Raises ValueError or FileNotFoundError where it is unfit."""
-    folder = Path(options.model) if options.model else default_model()
-    return load_model(folder, pick_device(options.device))
-
-
-def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[BinaryIO]:
-    """What to translate, as bytes. Raises ValueError where there is nothing to read from."""
-    if options.text:
-        return text_stream(options.text)
-    if options.input is not None:
-        try:
-            return open(options.input, "rb")
-        except OSError as error:
-            raise ValueError(f"can't read {options.input!r}: {error.strerror}") from error
-    if sys.stdin is None:
-        raise ValueError("there is no standard input: give texts, or --input FILE")
-    return contextlib.nullcontext(sys.stdin.buffer)  # not ours to close
-
-
-def progress(options: TranslateOptions) -> tqdm:
-    """A count of lines on standard error, for who waits at a terminal and sees nothing else."""
-    typed = options.input is None and sys.stdin is not None and sys.stdin.isatty()
-    seen = sys.stdout is not None and sys.stdout.isatty()
-    hidden = bool(options.text) or typed or seen or not sys.stderr.isatty()
-    return tqdm(desc="translated", unit=" lines", leave=False, disable=hidden)
-
-
-# %%
-def run_translate(options: TranslateOptions) -> None:
-    """Print a line, or with `nbest` several, for each line of the input."""
-    done = 0
-    with open_input(options) as stream, progress(options) as bar:
-        trained = open_model(options)
-        for rows in row_groups(trained, stream):
-            found = best_texts_by_line(trained, rows, options, first=done)
-            printed = [in_print(texts, done + i, options) for i, texts in enumerate(found)]
-            # One write, newline and all: Ctrl-C must not come between a line and its end.
-            print("\n".join(printed) + "\n", end="", flush=True)
-            done += len(rows)
-            bar.update(len(rows))
-
-
-# %% [markdown]
-# ### Evaluate
-#
-# `evaluate` prints cased BLEU first, the figure that we report. Lower-cased BLEU and chrF2, a score of letters instead of words, stand below it, for comparison with papers that give them. Each has its signature.
-
-
-# %%
-@dataclass
-class EvaluateOptions(ModelOptions):
-    """Options of `evaluate`."""
-
-    corpus: Literal["sample", "multi30k"] | None = None
-    """What to translate; by default what the model was trained on."""
-    split: str | None = None
-    """One split of it; by default each test split."""
-    source: str | None = None
-    """Instead of a corpus: a German file, a sentence a line."""
-    reference: str | None = None
-    """With --source: the English of each line."""
-
-
-# %%
-def text_lines(path: str) -> list[str]:
-    """The lines of a file that someone named. Raises FileNotFoundError or ValueError."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}: check --source and --reference")
-    lines = read_lines(Path(path))
-    if lines == [""]:
-        raise ValueError(f"{path} is empty: nothing to translate")
-    return lines
-
-
-def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list[tuple[str, str]]]:
-    """What `evaluate` was asked to translate, by name. Raises ValueError or FileNotFoundError."""
-    if options.source or options.reference:
-        if not (options.source and options.reference):
-            raise ValueError("--source and --reference go together: name both files")
-        if options.corpus or options.split:
-            raise ValueError("either a --corpus or files, not both")
-        name = Path(options.source).name
-        files = (text_lines(path) for path in (options.source, options.reference))
-        return {name: parallel(*files, name)}
-    corpus_name = options.corpus or trained.config.corpus
-    corpus = load_corpus(corpus_name)
-    if options.split and options.split not in corpus:
-        known = ", ".join(corpus)
-        raise ValueError(f"{corpus_name} has no split {options.split!r}: choose from {known}")
-    return {s: corpus[s] for s in ([options.split] if options.split else held_out_splits(corpus))}
-
-
-# %%
-def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> list[str]:
-    """Cased BLEU, lower-cased BLEU and chrF2, from 0 to 100, each in a line with its signature."""
-    from sacrebleu.metrics import CHRF
-
-    cased = corpus_bleu(outputs, references)
-    lower = corpus_bleu(outputs, references, lowercase=True)
-    metric = CHRF()
-    letters = metric.corpus_score(list(outputs), [list(references)])
-    return [
-        f"BLEU {cased.score:.2f}  {how}  ({cased.signature})",
-        f"lower-cased BLEU {lower.score:.2f}  ({lower.signature})",
-        f"{letters.name} {letters.score:.2f}  ({metric.get_signature()})",
-    ]
-
-
-def run_evaluate(options: EvaluateOptions) -> None:
-    """Translate, and print sacreBLEU's scores with signatures and the first few translations."""
-    trained = open_model(options)
-    for name, pairs in pairs_to_score(options, trained).items():
-        print(f"translating {len(pairs):,} lines of {name}", file=sys.stderr)
-        sources, references = zip(*pairs, strict=True)
-        rows = [row for group in row_groups(trained, text_stream(sources)) for row in group]
-        outputs = [texts[0][0] for texts in best_texts(trained, rows, options)]
-        for line in score_lines(outputs, references, options.in_words()):
-            print(f"{name}: {line}")
-        for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:
-            print(f"\n  source       {source}\n  reference    {reference}\n  translation  {output}")
-
-
-# %%
-cased, lower, letters = score_lines(["a dog is running fast"], ["A dog is running fast"], "greedy")
-assert "case:mixed" in cased and "BLEU 100.00" in lower and letters.startswith("chrF2 ")
-assert float(cased.split()[1]) < 100  # a capital is missing
-
-# %% [markdown]
-# ### Export
-
-
-# %%
-@dataclass
-class ExportOptions:
-    """Options of `export`."""
-
-    folder: str
-    """Where to write; each format gets a folder of its own in it."""
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    format: Literal["onnx", "ctranslate2", "both"] = "both"
-    """What to write."""
-
-
-# %%
-def run_export(options: ExportOptions) -> None:
-    """Write the model in the chosen formats. Raises ValueError where that can't be."""
-    writers = {"onnx": export_onnx, "ctranslate2": export_ctranslate2}
-    chosen = list(writers) if options.format == "both" else [options.format]
-    need_packages(*chosen)  # before anything is written
-    trained = open_model(ModelOptions(model=options.model, device="cpu"))
-    for name in chosen:
-        folder = Path(options.folder) / name
-        try:
-            writers[name](trained, folder)
-        except OSError as error:
-            reason = f"can't write to {folder} ({error.strerror or error})"
-            raise ValueError(f"{reason}: choose another folder") from error
-        size = sum(path.stat().st_size for path in folder.iterdir())
-        print(f"{folder}: {size / 1e6:.1f} MB")
-
-
-# %% [markdown]
-# ### Bench
-
-
-# %%
-def run_bench(options: SpeedTestOptions) -> None:
-    """Race the programs, print the table, and save the record if the options say so."""
-    defaults = SpeedTestOptions()
-    said = {k: v for k, v in asdict(options).items() if k != "save" and v != getattr(defaults, k)}
-    words = [f"--{k} {str(v).lower() if v is True else v}" for k, v in said.items()]
-    command = " ".join(["python scripts/ch09_decoding_and_bleu.py bench", *words, "--save true"])
-    record = {**provenance(command, torch.device("cpu")), **bench_decoding(options)}
-    if options.save:
-        save_record("decoding-duel" if options.duel else "decoding-speed", record)
-    print(speed_frame(record).to_string(index=False))
-
-
-# %% [markdown]
-# ### One table, one way out
-#
-# The subcommands stand in a table: a word of help, a class whose fields are the options, and the function that they go to. Whatever is wrong becomes one line and exit code 2. Ctrl-C gives 130. A reader that has seen enough, as in `| head -1`, closes the pipe: that is 141, as for `cat`, and not worth a word.
-
-
-# %%
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: what `--help` says of it, the class of its options, and what runs them."""
-
-    help: str
-    options: type
-    run: Callable[[Any], None]
-
-
-COMMANDS: dict[str, Command] = {
-    "translate": Command("translate texts", TranslateOptions, run_translate),
-    "evaluate": Command("sacreBLEU on a corpus, or on files", EvaluateOptions, run_evaluate),
-    "export": Command("write a model for ONNX and CTranslate2", ExportOptions, run_export),
-    "analyse": Command("where a model errs, on record", AnalyseOptions, run_analyse),
-    "bench": Command("decoding speed against other programs", SpeedTestOptions, run_bench),
-}
-POSITIONALS: dict[str, dict[str, Any]] = {  # options without a name in front
-    "text": {"nargs": "*", "help": "Texts, each a line of output; without any, --input or stdin."},
-    "folder": {"help": "Where to write: FOLDER/onnx, FOLDER/ctranslate2."},
-}
-FLAGS: dict[str, str] = {  # options that take no value
-    "sample": "Draw each token.",
-    "scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha.",
-}
-
-
-# %%
-def parse_command(argv: Sequence[str] | None = None) -> tuple[Command, Any]:
-    """The command line to a subcommand and its options. Raises ValueError where it makes no sense."""
-    from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
-
-    argv = list(sys.argv[1:] if argv is None else argv)
-    helps = not {"-h", "--help"}.isdisjoint(argv)  # with the fields' docstrings, slow to collect
-    set_parsing_settings(docstring_parse_attribute_docstrings=helps)
-    parser = ArgumentParser(
-        prog="ch09_decoding_and_bleu.py",
-        description="Translate from German to English, or measure how well a model does.",
-        exit_on_error=False,
-    )
-    parts = parser.add_subcommands(required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        part = ArgumentParser(exit_on_error=False, description=f"Options of `{name}`.")
-        names = {option.name for option in fields(command.options)}
-        for place in sorted(names & POSITIONALS.keys()):
-            part.add_argument(place, type=str, **POSITIONALS[place])
-        part.add_class_arguments(command.options, skip=names & (POSITIONALS.keys() | FLAGS.keys()))
-        for flag in sorted(names & FLAGS.keys()):
-            part.add_argument(f"--{flag}", action="store_true", help=FLAGS[flag])
-        parts.add_subcommand(name, part, help=command.help)
-    try:
-        parsed = parser.parse_args(argv).as_dict()
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    command = COMMANDS[parsed["subcommand"]]
-    return command, command.options(**parsed[parsed["subcommand"]])
-
-
-# %%
-def release_output() -> None:
-    """Flush what is printed. Where that fails, let it go, or Python fails once more at its exit."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            print(end="", file=stream, flush=True)
-        except OSError:
-            with contextlib.suppress(OSError):  # a stream without a file has nothing to let go
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit code: 2 for a mistake, 130 after Ctrl-C, 141 for a closed pipe."""
-    try:
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
-        command, options = parse_command(argv)
-        keep_memory()
-        command.run(options)
-        print(end="", flush=True)
-    except BrokenPipeError:
-        return 141
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except torch.OutOfMemoryError:
-        print("error: the GPU's memory is full: lower --beam, or use --device cpu", file=sys.stderr)
-        return 2
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    finally:
-        release_output()
-    return 0
-
-
-# %%
-shipped = ["--model", str(stored.parent), "--device", "cpu"]
-assert main(["translate", f"Ein Hund schläft im Garten.\n\n{summer}", *shipped]) == 0
-with contextlib.redirect_stderr(io.StringIO()) as complaint:
-    assert main(["translate", "Ein Hund schläft.", "--beam", "0"]) == 2
-print(complaint.getvalue().strip())
-assert complaint.getvalue().startswith("error: ") and complaint.getvalue().count("\n") == 1
+# `python -m scripts.translate` takes texts as arguments, a file (`--input`), or standard input, and prints translations alone, with scores (`--scores`), or with the runners-up (`--nbest`). `python -m scripts.evaluate` measures a model on a corpus, or on two files.
 
 # %% [markdown]
 # ## Summary

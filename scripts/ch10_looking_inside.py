@@ -24,11 +24,7 @@
 #
 # Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. In this chapter also **N**, the number of layers, and for words instead of pieces **I** (German) and **J** (English).
 #
-# This chapter is also a command, which made the record that it shows (minutes; it needs Multi30k):
-#
-# ```
-# python scripts/ch10_looking_inside.py inspect --save true
-# ```
+# The record that it shows was made by `python -m scripts.studies.heads --save true` (minutes; it needs Multi30k).
 
 # %% tags=["bootstrap"]
 # Make this chapter at home: the series is in a folder above, installed, or gets cloned beside it.
@@ -59,20 +55,9 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch10_looking_inside import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import bisect
-import contextlib
 import copy
-import io
 import itertools
 import json
 import math
@@ -82,7 +67,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -93,7 +78,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from scripts.book.charts import INK, bars, heatmap, lines, rounded, titled
-from scripts.book.records import load_record, provenance, save_record, sha256
+from scripts.book.records import load_record, sha256
 from scripts.ch01_attention import attention, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import (
     MultiHeadedAttention,
@@ -104,14 +89,12 @@ from scripts.ch02_multi_head_attention import (
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch05_training import BOS, greedy_decode
-from scripts.ch06_multi30k import SPECIALS, load_corpus, source_ids
+from scripts.ch06_multi30k import SPECIALS, source_ids
 from scripts.ch08_training_run import (
     Trained,
     corpus_bleu,
     dropout_off,
-    held_out_splits,
     load_model,
-    pick_device,
 )
 from scripts.ch09_decoding_and_bleu import (
     DecodeOptions,
@@ -119,8 +102,6 @@ from scripts.ch09_decoding_and_bleu import (
     decode_texts,
     default_model,
     paired_difference,
-    search_rows,
-    until_end,
 )
 from scripts.studies.verdict import pass_together
 
@@ -2095,55 +2076,12 @@ foretold = {
 pd.DataFrame(foretold).T
 
 # %% [markdown]
-# ## The command
+# ## The record
 #
-# What made the record of this chapter: the numbers of each head over the validation split, BLEU without each head and without each layer's heads, the pruning curve on the test split, and IBM Model 1's links for our captions.
-
+# `python -m scripts.studies.heads` made the record of this chapter: the numbers of each head over the validation split, BLEU without each head and without each layer's heads, the pruning curve on the test split, and IBM Model 1's links for our captions.
 
 # %%
-@dataclass
-class InspectOptions:
-    """Options of `inspect`."""
-
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, …"""
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to translate."""
-    sentences: int | None = None
-    """Only so many of each split."""
-    save: bool = False
-    """Keep the result as results/heads-CORPUS.json, which the chapter shows."""
-
-
 MANY_DRAWS = 10_000  # and as many swaps: with 72 tests, p has to be measured finely
-
-
-PRUNING_STEP = 9  # heads silenced more at each point of the curve
-
-
-RANDOM_ORDERS = 3
-
-
-# %%
-def mean_numbers(looks: Iterable[Look], kind: str) -> Tensor:
-    """`head_numbers` of a kind, averaged over sentences: (N, H, 7)."""
-    return torch.stack([head_numbers(look, kind) for look in looks]).mean(0)
-
-
-def numbers_on_record(
-    trained: Trained, rows: Sequence[Sequence[int]]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Each kind's numbers (N, H, 7) over the greedy translations of `rows`, and those of even attention."""
-    found = search_rows(trained.model, rows, cached_greedy)
-    looks = []
-    for row, ids in zip(tqdm(rows, desc="maps"), found, strict=True):
-        src = torch.tensor([row], device=trained.device)  # (1, S)
-        wanted = src.new_tensor([until_end(ids.tolist())])  # (1, T)
-        looks.append(look_through(trained, src, wanted))
-    even = [even_look(look) for look in looks]
-    return tuple({k: mean_numbers(some, k) for k in KINDS_OF_ATTENTION} for some in (looks, even))
 
 
 # %%
@@ -2167,129 +2105,6 @@ def silence_each(
             layers.append({"kind": kind, "layer": number + 1, "bleu": bleu})
     return heads, layers
 
-
-def pruning_curve(
-    trained: Trained,
-    rows: Sequence[Sequence[int]],
-    references: Sequence[str],
-    orders: Mapping[str, Sequence[tuple[str, int, int]]],
-) -> list[dict[str, Any]]:
-    """BLEU with the first 0, 9, 18, … heads of each order silent."""
-    points = []
-    for name, order in orders.items():
-        for count in range(0, len(order) + 1, PRUNING_STEP):
-            outputs = without_heads(trained, rows, order[:count])
-            bleu = round(corpus_bleu(outputs, references).score, 2)
-            points.append({"order": name, "silent": count, "bleu": bleu})
-    return points
-
-
-# %%
-def inspect_model(
-    trained: Trained, corpus: dict[str, list[tuple[str, str]]], options: InspectOptions
-) -> dict[str, Any]:
-    """All that the record says about the heads, but where it came from."""
-    chosen = {
-        name: corpus[name][: options.sentences] for name in ("val", held_out_splits(corpus)[0])
-    }
-    val, test = (
-        ([source_ids(german, trained.tokenizer) for german, _ in pairs], [e for _, e in pairs])
-        for pairs in chosen.values()
-    )
-    numbers, even = numbers_on_record(trained, val[0])
-    heads, layers = silence_each(trained, *val)
-    by_worth = sorted(heads, key=lambda row: -row["difference"])
-    every = every_head(trained.model)
-    orders = {"least worth first": [(r["kind"], r["layer"] - 1, r["head"] - 1) for r in by_worth]}
-    for seed in range(RANDOM_ORDERS):
-        orders[f"random {seed + 1}"] = [
-            every[i] for i in np.random.default_rng(seed).permutation(len(every))
-        ]
-    for row in heads:
-        values = numbers[row["kind"]][row["layer"] - 1, row["head"] - 1].tolist()
-        row |= {k: round(v, 4) for k, v in zip(HEAD_NUMBERS, values, strict=True)}
-    pairs = aligned_pairs()
-    table = translation_table(corpus["train"], pairs)
-    found = [table_links(table, pair) for pair in pairs]
-    whole = corpus_bleu(without_heads(trained, val[0], ()), val[1])
-    return {
-        "corpus": options.corpus,
-        "splits": {name: len(some) for name, some in chosen.items()},
-        "search": "greedy",
-        "bleu": round(whole.score, 2),
-        "signature": whole.signature,
-        "draws": MANY_DRAWS,
-        "heads": heads,
-        "even": {
-            k: dict(zip(HEAD_NUMBERS, np.round(v[0, 0].tolist(), 4).tolist(), strict=True))
-            for k, v in even.items()
-        },
-        "layers": layers,
-        "pruning": pruning_curve(trained, *test, orders),
-        "ibm_model_1": {
-            "trained_on": len(corpus["train"]) + len(pairs),
-            "links": [
-                " ".join(f"{i}-{j}" for i, j in sorted(links, key=lambda link: link[1]))
-                for links in found
-            ],
-        },
-    }
-
-
-# %%
-def run_inspect(options: InspectOptions) -> dict[str, Any]:
-    """The inspection as a record, which is saved if the options say so."""
-    folder = Path(options.model) if options.model else default_model()
-    trained = load_model(folder, pick_device(options.device))
-    said = {"model": options.model, "corpus": options.corpus, "sentences": options.sentences}
-    defaults = InspectOptions()
-    words = [f"--{k} {v}" for k, v in said.items() if v != getattr(defaults, k)]
-    command = ["python scripts/ch10_looking_inside.py inspect", *words, "--save true"]
-    record = {
-        **provenance(" ".join(command), trained.device),
-        "model": folder.resolve().name,
-        "weights_sha256": sha256(folder / "model.safetensors"),
-        **inspect_model(trained, load_corpus(options.corpus), options),
-    }
-    if options.save:
-        save_record(f"heads-{options.corpus}", record)
-    worst = min(record["heads"], key=lambda row: row["difference"])
-    print(f"BLEU {record['bleu']:.2f} with all heads ({record['signature']})")
-    print(
-        f"dearest head: {worst['kind']} {worst['layer']}.{worst['head']}, "
-        f"{worst['difference']:+.2f} BLEU without it"
-    )
-    return record
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    argv = list(sys.argv[1:] if argv is None else argv)
-    try:
-        parser = ArgumentParser(prog="ch10_looking_inside.py", exit_on_error=False)
-        part = ArgumentParser(exit_on_error=False)
-        part.add_class_arguments(InspectOptions)
-        parser.add_subcommands(required=True, metavar="COMMAND").add_subcommand("inspect", part)
-        try:
-            options = InspectOptions(**parser.parse_args(argv).as_dict()["inspect"])
-        except ArgumentError as error:
-            raise ValueError(" ".join(str(error).split())) from error
-        run_inspect(options)
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
-# %%
-with contextlib.redirect_stderr(io.StringIO()) as grumble:
-    assert main(["inspect", "--sentences", "many"]) == 2
-print(grumble.getvalue().split(":")[0])
 
 # %% [markdown]
 # ## Summary

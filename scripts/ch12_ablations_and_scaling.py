@@ -53,28 +53,16 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch12_ablations_and_scaling import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import copy
 import itertools
-import json
 import math
 import random
-import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,12 +73,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LambdaLR
-from tqdm import tqdm
 
 from scripts import ROOT
 from scripts.book.charts import GREY, INK, PALETTE, lines, rounded, titled
-from scripts.book.files import write_whole
-from scripts.book.records import load_record, provenance, save_record, sha256
+from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, rejection, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN, LearnedPositions
@@ -112,7 +98,7 @@ from scripts.ch06_multi30k import (
     pad_rows,
     token_batches,
 )
-from scripts.ch07_going_fast import fast_loss, keep_memory, switches_for
+from scripts.ch07_going_fast import fast_loss, switches_for
 from scripts.ch08_training_run import (
     PRESETS,
     TrainConfig,
@@ -120,32 +106,23 @@ from scripts.ch08_training_run import (
     TrainingData,
     batches_of,
     build_model,
-    corpus_bleu,
     epoch_plan,
-    identity,
     learning_rate,
     load_model,
     loss_function_of,
     make_optimizer,
     pick_device,
-    plain_translate,
-    prepare,
-    writable,
 )
 from scripts.ch09_decoding_and_bleu import (
     DecodeOptions,
-    beam_translate,
     chrf_by_hand,
-    corpus_chrf,
     every_hypothesis,
     forced_log_probs,
-    paired_difference,
     plain_words,
     sample_decode,
     translate,
     until_end,
 )
-from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 from scripts.studies.verdict import Verdict, pooled_spread, student_tails, verdicts
 
 # %% [markdown]
@@ -598,300 +575,7 @@ assert parts[8] < parts[4] < parts[2] < parts[1] and len(parts[4]) == 25
 # %% [markdown]
 # ### Headless, and resumable
 #
-# ```bash
-# python scripts/ch12_ablations_and_scaling.py study --save true        # or: make ablations
-# ```
-#
-# trains what is missing, in an order that is worth something wherever it stops: the base, the small sizes and the parts of the data, the base's other seeds, one row of each kind, the large sizes, the rest; then the next seed. Each finished run is stored with all that decided it. The command, given again, reads the finished ones and goes on. A run counts as finished only if its settings are those asked for now.
-
-
-# %%
-@dataclass(frozen=True)
-class StudyRun:
-    """One training of the study: a row, or a size, or a share of the data, with its seed."""
-
-    name: str
-    row: StudyRow
-    config: TrainConfig
-    share: int = 1  # trains on 1/share of the pairs
-
-    @property
-    def slug(self) -> str:
-        """A name for its folder."""
-        plain = self.name.lower().replace("√", "root ").replace("1/", "part ")
-        return re.sub(r"[^a-z0-9]+", "-", plain) + f"-{self.config.seed}"
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """What makes the run the run it is: a finished run is reused only where this is the same."""
-        return identity(self.config) | {"share": self.share, "row": self.name}
-
-
-# %%
-ONE_OF_EACH = (
-    "no positions",
-    "no residual",
-    "no √d_k",
-    "post-norm, no warm-up",
-    "learned positions",
-    "1 head",
-    "no dropout",
-    "1 layer",
-    "no warm-up",
-    "16 heads",
-    "d_k 4",
-    "post-norm",
-    "no smoothing",
-    "d_model 32",
-)
-
-
-@dataclass
-class StudyOptions:
-    """What `study` runs; each field is an option of the command line."""
-
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to learn from."""
-    seeds: int = 2
-    """Runs of each row, size and share."""
-    base_seeds: int = 3
-    """Runs of the base."""
-    epochs: int = STUDY.epochs
-    """Passes over the training split."""
-    device: str = "cpu"
-    """Where they run."""
-    train: bool = True
-    """Train what is missing; false: put on record what is there."""
-    save: bool = False
-    """Rewrite results/ablations-CORPUS.json and results/scaling-CORPUS.json after each run."""
-
-
-def study_runs(options: StudyOptions) -> list[StudyRun]:
-    """Every training asked for, in an order that is worth something wherever it stops.
-
-    The base, the small sizes and the parts of the data, the base's other seeds, one row of each kind,
-    the large sizes, the remaining rows; then the next seed.
-    """
-    base = replace(STUDY, corpus=options.corpus, epochs=options.epochs, device=options.device)
-
-    def row_run(name: str, seed: int) -> StudyRun:
-        row = STUDY_ROWS[name]
-        return StudyRun(name, row, row.config(base, seed=seed))
-
-    def size_run(width: int, seed: int) -> StudyRun:
-        row = StudyRow("size", sized(width))
-        return StudyRun(f"width {width}", row, row.config(base, seed=seed))
-
-    def part_run(share: int, seed: int) -> StudyRun:
-        passes = min(MOST_EPOCHS, share * base.epochs)
-        row = StudyRow("data", sized(PART_WIDTH) | {"epochs": passes})
-        return StudyRun(f"1/{share} of the pairs", row, row.config(base, seed=seed), share)
-
-    def once_run(share: int, seed: int) -> StudyRun:
-        warmup = max(1, base.warmup // share)  # the same share of the steps
-        row = StudyRow("once", sized(PART_WIDTH) | {"warmup": warmup})
-        return StudyRun(f"1/{share} of the pairs, once", row, row.config(base, seed=seed), share)
-
-    small, large = ([w for w in WIDTHS if (w < base.d_model) == cheap] for cheap in (True, False))
-    rest = [name for name in STUDY_ROWS if name not in ONE_OF_EACH]
-    runs = []
-    for seed in range(1, options.seeds + 1):
-        runs.append(row_run(THE_BASE, seed))
-        runs += [size_run(width, seed) for width in small]
-        runs += [once_run(share, seed) for share in FRACTIONS if share > 1]
-        runs += [part_run(share, seed) for share in FRACTIONS if share > 1]
-        if seed == 1:
-            runs += [row_run(THE_BASE, other) for other in range(2, options.base_seeds + 1)]
-        runs += [row_run(name, seed) for name in ONE_OF_EACH]
-        runs += [
-            size_run(width, seed) for width in large if width != base.d_model
-        ]  # that's the base
-        runs += [row_run(name, seed) for name in rest]
-    return list({(run.name, run.config.seed): run for run in runs}.values())
-
-
-# %%
-def translated(run: StudyRun, trained: Trained, data: TrainingData) -> dict[str, Any]:
-    """Translations of the validation split by a beam of 4, and their BLEU."""
-    sources, references = zip(*data.corpus["val"], strict=True)
-    # Chapter 9's cache walks the standard model; what it can't see decodes by the formula.
-    decode = beam_translate if run.row.way == "fast" else plain_translate
-    texts = decode(trained, sources, beam=4)
-    return {"bleu": round(corpus_bleu(texts, references).score, 3), "translations": texts}
-
-
-def store_score(run: StudyRun, score: dict[str, Any], folder: Path) -> None:
-    """Write a run's score, from which `stored_score` reads it."""
-    path = writable(folder / run.slug) / "score.json"
-    write_whole(path, json.dumps(score, ensure_ascii=False).encode())
-
-
-def stored_score(run: StudyRun, folder: Path) -> dict[str, Any] | None:
-    """The score of a run that was finished earlier with the same settings, or None."""
-    path = folder / run.slug / "score.json"
-    score = json.loads(path.read_text("utf-8")) if path.is_file() else None
-    return score if score and score["key"] == run.key else None
-
-
-def study_run(run: StudyRun, data: TrainingData) -> dict[str, Any]:
-    """Train one run and score it on the validation split; where it diverged, the loss is None."""
-    start, part = time.perf_counter(), part_of(data, run.share)
-    score = {"key": run.key, "seed": run.config.seed, "loss": None}
-    try:
-        model, losses = train_row(run.row, run.config, part)
-    except FloatingPointError as error:
-        score["diverged"] = str(error)
-    else:
-        score |= {
-            "loss": round(min(losses), 5),
-            "losses": [round(loss, 5) for loss in losses],
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "layer_parameters": layer_parameters(model),
-            "train_tokens": sum(len(example.tgt) - 1 for example in part.train),
-        }
-        if run.name in STUDY_ROWS:
-            score |= translated(run, Trained(model, data.tokenizer, run.config), data)
-    score["seconds"] = round(time.perf_counter() - start)
-    return score
-
-
-# %%
-def brief(score: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """What of a run's score goes on record."""
-    return {k: v for k, v in score.items() if k not in ("key", "translations")} | more
-
-
-def study_records(
-    options: StudyOptions,
-    done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]],
-    data: TrainingData,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The records of ablation and scaling, of the runs that are `done` by name and seed."""
-    command = f"python scripts/ch12_ablations_and_scaling.py study --corpus {options.corpus}"
-    command += f" --seeds {options.seeds} --base_seeds {options.base_seeds}"
-    command += f" --epochs {options.epochs} --save true"
-    base = replace(STUDY, corpus=options.corpus, epochs=options.epochs, device=options.device)
-    opening = provenance(command, pick_device(options.device)) | {
-        "corpus": options.corpus,
-        "train_pairs": len(data.train),
-        "config": asdict(base),
-    }
-    rows: dict[str, Any] = {}
-    for name, row in STUDY_ROWS.items():
-        runs = [score for (of, _), (_, score) in done.items() if of == name]
-        rows[name] = {
-            "group": row.group,
-            "changes": row.changes | ({"model": name} if row.operate else {}),
-            "runs": [brief(score) for score in sorted(runs, key=lambda score: score["seed"])],
-        }
-    points: dict[str, list[dict[str, Any]]] = {"size": [], "once": [], "data": []}
-    for run, score in done.values():
-        groups = [group for group in points if group == run.row.group]
-        if run.name == THE_BASE:
-            groups = ["size"]
-        if run.row.group == "size" and run.config.d_model == PART_WIDTH:
-            groups = list(points)  # all of the pairs, once, is one of each
-        for group in groups:
-            facts = {"d_model": run.config.d_model, "lr": run.config.lr, "share": run.share}
-            points[group].append(brief(score, epochs=run.config.epochs, **facts))
-    for found in points.values():
-        found.sort(key=lambda point: (point["d_model"], -point["share"], point["seed"]))
-    scaling = {"sizes": points["size"], "once": points["once"], "parts": points["data"]}
-    return opening | {"rows": rows}, opening | scaling
-
-
-# %%
-def run_study(options: StudyOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train whatever is missing, one run after the other; the two records."""
-    if pick_device(options.device).type == "cpu":
-        keep_memory()
-    data = prepare(replace(STUDY, corpus=options.corpus))  # no row changes what is read
-    folder = ROOT / "runs" / f"study-{options.corpus}-{options.epochs}"
-    done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]] = {}
-    for run in study_runs(options):
-        score = stored_score(run, folder)
-        if score is None and options.train:
-            score = study_run(run, data)
-            store_score(run, score, folder)
-            loss, seconds = score["loss"] or math.nan, score["seconds"]
-            tqdm.write(f"{run.name}, seed {run.config.seed}: loss {loss:.4f}, {seconds} s")
-        if score is not None:
-            done[run.name, run.config.seed] = run, score
-            if options.save and options.train:
-                save_study(options.corpus, study_records(options, done, data))
-    compare_translations(done, data, folder)
-    records = study_records(options, done, data)
-    if options.save:
-        save_study(options.corpus, records)
-    return records
-
-
-def save_study(corpus: str, records: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Write both records into results/."""
-    for name, record in zip(("ablations", "scaling"), records, strict=True):
-        save_record(f"{name}-{corpus}", record)
-
-
-def compare_translations(
-    done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]], data: TrainingData, folder: Path
-) -> None:
-    """Give each row's score its p against the base with the same seed: chapter 9's swaps."""
-    references = [english for _, english in data.corpus["val"]]
-    for (_, seed), (run, score) in done.items():
-        base = done.get((THE_BASE, seed), (None, {}))[1]
-        if "translations" in score and "translations" in base and "p" not in score:
-            given = (base["translations"], score["translations"], references)
-            score["p"] = None if score is base else round(paired_difference(*given).p, 4)
-            store_score(run, score, folder)
-
-
-# %%
-def task_options(task: str, kind: type, argv: Sequence[str]) -> Any:
-    """The options of a task as the dataclass `kind`. Raises ValueError for what it does not understand."""
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    if list(argv[:1]) != [task]:
-        given = " ".join(argv[:1])
-        raise ValueError(f"unknown task {given!r}: this chapter knows study and recipes")
-    parser = ArgumentParser(prog=f"ch12_ablations_and_scaling.py {task}", exit_on_error=False)
-    parser.add_class_arguments(kind)
-    try:
-        return kind(**parser.parse_args(list(argv[1:])).as_dict())
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
-
-
-def parse_study(argv: Sequence[str]) -> StudyOptions:
-    """`study` and its options. Raises ValueError for what it does not understand."""
-    return task_options("study", StudyOptions, argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command: `study`, or the last part's `recipes`. Returns the exit code, 2 for a mistake or a fault."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    try:
-        if given[:1] == ["recipes"]:
-            run_recipes(parse_recipes(given))
-        else:
-            run_study(parse_study(given))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(
-            "interrupted: the same command goes on with the run that was broken off",
-            file=sys.stderr,
-        )
-        return 130
-    return 0
-
-
-# %%
-for mistake in (["study", "--seeds", "many"], ["studie"]):
-    try:
-        parse_study(mistake)
-    except ValueError as error:
-        print(str(error)[:100])
+# `python -m scripts.studies.ablations --save true`, or `make ablations`, trains what is missing, in an order that is worth something wherever it stops: the base, the small sizes and the parts of the data, the base's other seeds, one row of each kind, the large sizes, the rest; then the next seed. Each finished run is stored with all that decided it. The command, given again, reads the finished ones and goes on. A run counts as finished only if its settings are those asked for now.
 
 # %% [markdown]
 # ## What is a difference, and what is chance
@@ -2077,7 +1761,7 @@ assert marks_of[0] < 1e-9 and max(marks_of) == marks_of[2]
 # %%
 @dataclass
 class RecipeOptions:
-    """What `recipes` runs; each field is an option of the command line."""
+    """What the study of recipes runs."""
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from; its shipped model is the teacher."""
@@ -2223,261 +1907,7 @@ assert any(
 # %% [markdown]
 # ### Headless, and resumable again
 #
-# ```bash
-# python scripts/ch12_ablations_and_scaling.py recipes --save true
-# ```
-#
-# runs what is missing: the teacher's translations once, then for each seed the rows above, and the reverse model where it is needed first. Whatever took time is kept in `runs/` with all that decided it, and is used again only where that is the same: models, scores and written corpora alike.
-
-
-# %%
-def kept_at(path: Path, key: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make()` gave when it was last asked with this key, from `path`; else it is asked now."""
-    found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    if found.get("key") != key:
-        found = {"key": key} | make()
-        text = json.dumps(found, ensure_ascii=False)
-        write_whole(writable(path.parent) / path.name, text.encode())
-    return found
-
-
-# %%
-class RecipeStudy:
-    """The runs of `recipes`: each is made when it is first asked for, and then remembered."""
-
-    def __init__(self, options: RecipeOptions):
-        self.options, self.row = options, StudyRow("recipe")
-        vocab = STUDY.vocab if options.corpus == "multi30k" else 1000  # the sample has few words
-        self.base = replace(STUDY, corpus=options.corpus, vocab=vocab, device=options.device)
-        self.data = prepare(self.base)
-        self.folder = ROOT / "runs" / f"recipes-{options.corpus}"  # and below it, what depends on
-        self.slug = f"{options.epochs}-{options.share}"  # passes and share
-        self.teacher_folder = ROOT / "models" / f"{options.corpus}-de-en"
-        self.teacher_key = {
-            "model": self.teacher_folder.name,
-            "weights_sha256": sha256(self.teacher_folder / "model.safetensors"),
-            "beam": options.teacher_beam,
-        }
-        self.done: dict[tuple[str, int], dict[str, Any]] = {}
-
-    def config(self, name: str, seed: int) -> TrainConfig:
-        """The settings of a row: a part of the pairs is passed over as many times more."""
-        passes = self.options.share if name in (ONE_PART, REVERSE) else 1
-        return replace(self.base, seed=seed, epochs=passes * self.options.epochs)
-
-    def key(self, name: str, seed: int) -> dict[str, Any]:
-        """All that decides a run of a row."""
-        key = identity(self.config(name, seed)) | {"recipe": name, "share": self.options.share}
-        if name == TAUGHT:
-            key |= {"teacher": self.teacher_key}
-        if name in (MORE_STEPS, MINIMUM_RISK):
-            names = ("risk_steps", "risk_sentences", "risk_lr")
-            if name == MINIMUM_RISK:
-                names += ("candidates", "with_reference", "sharpness")
-            key |= {field: getattr(self.options, field) for field in names}
-        return key
-
-    def path(self, name: str, seed: int) -> Path:
-        """Where a row's run is kept, without its ending."""
-        return self.folder / self.slug / (re.sub(r"[^a-z0-9]+", "-", name) + f"-{seed}")
-
-    # What people wrote, and what models wrote
-
-    @cached_property
-    def facts(self) -> dict[str, dict[str, float]]:
-        """The words of both sides of the training pairs."""
-        sources, targets = zip(*self.data.corpus["train"], strict=True)
-        return {"sources": word_facts(sources), "targets": word_facts(targets)}
-
-    def taught_texts(self) -> dict[str, Any]:
-        """The teacher's translations of the training and validation sources, and their BLEU."""
-
-        def make() -> dict[str, Any]:
-            teacher = load_model(self.teacher_folder, pick_device(self.options.device))
-            how, found = DecodeOptions(beam=self.options.teacher_beam), {}
-            for split in ("train", "val"):
-                sources, references = zip(*self.data.corpus[split], strict=True)
-                found[split] = translate(teacher, sources, how)
-                found[f"{split}_bleu"] = round(corpus_bleu(found[split], references).score, 3)
-            return found | {"facts": word_facts(found["train"])}
-
-        return kept_at(self.folder / "teacher.json", self.teacher_key, make)
-
-    def back_texts(self, name: str, seed: int) -> dict[str, Any]:
-        """The reverse model's sources for the targets without one, and what they are like."""
-
-        def make() -> dict[str, Any]:
-            how = DecodeOptions(beam=1, sample=name == SAMPLED_BACK, seed=seed)
-            written: list[str] = []
-
-            def reverse(targets: Sequence[str]) -> list[str]:
-                written.extend(translate(self.trained(REVERSE, seed), targets, how))
-                return written
-
-            pairs = back_translated(self.data, self.options.share, reverse).corpus["train"]
-            real = set(part_indices(len(pairs), self.options.share))
-            people = [pair[0] for i, pair in enumerate(self.data.corpus["train"]) if i not in real]
-            bleu = round(corpus_bleu(written, people).score, 3)
-            return {"texts": written, "bleu": bleu, "facts": word_facts(written)}
-
-        return kept_at(
-            self.path(f"{name} sources", seed).with_suffix(".json"), self.key(name, seed), make
-        )
-
-    def data_of(self, name: str, seed: int) -> TrainingData:
-        """What a row learns from."""
-        if name == ONE_PART:
-            return part_of(self.data, self.options.share)
-        if name == REVERSE:
-            return turned_around(part_of(self.data, self.options.share))
-        if name in (GREEDY_BACK, SAMPLED_BACK):
-            texts = self.back_texts(name, seed)["texts"]
-            return back_translated(self.data, self.options.share, lambda _: texts)
-        if name == TAUGHT:
-            return distilled(self.data, lambda _: self.taught_texts()["train"])
-        return self.data
-
-    # Models and scores
-
-    def trained(self, name: str, seed: int) -> Trained:
-        """A row's model; trained first where that hasn't been done."""
-        self.score(name, seed)
-        config, path = self.config(name, seed), self.path(name, seed).with_suffix(".safetensors")
-        model = build_model(config, len(self.data.tokenizer))
-        load_weights(model, load_tensors(path)[0], path)
-        model = model.to(pick_device(config.device)).eval()
-        return Trained(model, self.data.tokenizer, config)
-
-    def make_model_of(self, name: str, seed: int) -> tuple[EncoderDecoder, dict[str, Any]]:
-        """Train a row's model; it, and what is known of its training."""
-        config, options = self.config(name, seed), self.options
-        if name in (MORE_STEPS, MINIMUM_RISK):
-            loss_of = cross_entropy(config)
-            if name == MINIMUM_RISK:
-                loss_of = MinimumRisk(self.data.tokenizer, options, seed)
-            before, start = self.trained(ALL_PAIRS, seed), time.perf_counter()
-            model = fine_tuned(before, self.data.train, loss_of, options, seed)
-            found = {"steps": options.risk_steps}
-        else:
-            data, start = self.data_of(name, seed), time.perf_counter()
-            model, losses = train_row(self.row, config, data)
-            steps = sum(len(epoch_plan(config, data, e)) for e in range(1, len(losses) + 1))
-            found = {"steps": steps, "losses": [round(loss, 5) for loss in losses]}
-        return model, found | {"seconds": round(time.perf_counter() - start)}
-
-    def score(self, name: str, seed: int) -> dict[str, Any]:
-        """A row's scores on the validation split; the model is trained where that hasn't been done."""
-
-        def make() -> dict[str, Any]:
-            model, found = self.make_model_of(name, seed)
-            found |= self.judge(name, Trained(model, self.data.tokenizer, self.config(name, seed)))
-            path = self.path(name, seed).with_suffix(".safetensors")
-            save_tensors(writable(path.parent) / path.name, weights(model), {})
-            tqdm.write(f"{name}, seed {seed}: BLEU {found['bleu']:.2f}, {found['seconds']} s")
-            return found
-
-        path = self.path(name, seed).with_suffix(".json")
-        return {"seed": seed} | kept_at(path, self.key(name, seed), make)
-
-    def judge(self, name: str, trained: Trained) -> dict[str, Any]:
-        """Greedy translations of the validation split, BLEU and chrF; the loss on people's and on the teacher's."""
-        data = turned_around(self.data) if name == REVERSE else self.data
-        sources, references = zip(*data.corpus["val"], strict=True)
-        texts = translate(trained, sources, DecodeOptions(beam=1))
-        score = {"bleu": corpus_bleu(texts, references).score}
-        score["chrf"] = corpus_chrf(texts, references).score
-        score["loss"] = validation_loss(trained.model, self.row, trained.config, data)
-        if name != REVERSE:
-            pairs = list(zip(sources, self.taught_texts()["val"], strict=True))
-            other = replace(data, val=encode_pairs(pairs, data.tokenizer))
-            score["loss_teacher"] = validation_loss(trained.model, self.row, trained.config, other)
-        return {k: round(v, 5) for k, v in score.items()} | {"translations": texts}
-
-    def chance(self, name: str, seed: int) -> float | None:
-        """The p of a row's BLEU against the row that it has to beat: chapter 9's swaps."""
-        against = RECIPE_ROWS[name][1]
-        if against is None:
-            return None
-        both = [self.score(row, seed)["translations"] for row in (against, name)]
-        given = {"key": [self.key(row, seed) for row in (against, name)]}
-        references = [english for _, english in self.data.corpus["val"]]
-        path = self.path(f"{name} chance", seed).with_suffix(".json")
-
-        def test() -> dict[str, float]:
-            return {"p": round(paired_difference(*both, references).p, 4)}
-
-        return kept_at(path, given, test)["p"]
-
-    def record(self) -> dict[str, Any]:
-        """All that is done, with its provenance."""
-        options = asdict(self.options)
-        said = "".join(
-            f" --{k} {v}"
-            for k, v in options.items()
-            if k == "corpus" or (k not in ("save", "device") and v != getattr(RecipeOptions(), k))
-        )
-        command = f"python scripts/ch12_ablations_and_scaling.py recipes{said} --save true"
-        taught = self.taught_texts()
-        seeds = sorted({seed for _, seed in self.done})
-        hidden = ("key", "translations", "texts")
-        rows = {
-            name: {"recipe": recipe, "against": against}
-            | {"runs": [self.done[name, seed] for seed in seeds if (name, seed) in self.done]}
-            for name, (recipe, against) in RECIPE_ROWS.items()
-        }
-        reverse: dict[str, Any] = {"runs": []}
-        for name in (GREEDY_BACK, SAMPLED_BACK):
-            made = [seed for seed in seeds if (name, seed) in self.done]
-            of_each = [self.back_texts(name, seed) | {"seed": seed} for seed in made]
-            reverse[name] = [{k: v for k, v in one.items() if k not in hidden} for one in of_each]
-            if name == GREEDY_BACK:
-                runs = [self.score(REVERSE, seed) for seed in made]
-                reverse["runs"] = [
-                    {k: v for k, v in run.items() if k not in hidden} for run in runs
-                ]
-        return provenance(command, pick_device(self.options.device)) | {
-            "corpus": self.options.corpus,
-            "train_pairs": len(self.data.train),
-            "val_words": words_each([english for _, english in self.data.corpus["val"]]),
-            "options": options,
-            "config": asdict(self.config(ALL_PAIRS, 1)),
-            "teacher": self.teacher_key | {k: taught[k] for k in ("train_bleu", "val_bleu")},
-            "sources": self.facts["sources"],
-            "targets": {"people": self.facts["targets"], "teacher": taught["facts"]},
-            "reverse": reverse,
-            "rows": rows,
-        }
-
-
-# %%
-def run_recipes(options: RecipeOptions) -> dict[str, Any]:
-    """Run whatever is missing, row by row; the record, which is rewritten after each if the options say so."""
-    if pick_device(options.device).type == "cpu":
-        keep_memory()
-    study, record = RecipeStudy(options), {}
-    for seed in range(1, options.seeds + 1):
-        for name in RECIPE_ROWS:
-            score = study.score(name, seed) | {"p": study.chance(name, seed)}
-            short = {k: v for k, v in score.items() if k not in ("key", "translations")}
-            short["words"] = words_each(score["translations"])
-            study.done[name, seed] = short
-            record = study.record()
-            if options.save:
-                save_record(f"recipes-{options.corpus}", record)
-    return record
-
-
-def parse_recipes(argv: Sequence[str]) -> RecipeOptions:
-    """`recipes` and its options. Raises ValueError for what it does not understand."""
-    return task_options("recipes", RecipeOptions, argv)
-
-
-# %%
-assert parse_recipes(["recipes", "--share", "8"]) == RecipeOptions(share=8)
-try:
-    parse_recipes(["recipes", "--seeds", "many"])
-except ValueError as error:
-    print(str(error)[:100])
+# `python -m scripts.studies.learning --save true`, or `make recipes`, runs what is missing: the teacher's translations once, then for each seed the rows above, and the reverse model where it is needed first. Whatever took time is kept in `runs/` with all that decided it, and is used again only where that is the same: models, scores and written corpora alike.
 
 # %% [markdown]
 # ### What the recorded runs show
@@ -2929,4 +2359,4 @@ print(rejection(check_best_size, exchanged))
 #
 # ### Exercise 6 *project* · The long version
 #
-# On a GPU: `python scripts/ch12_ablations_and_scaling.py study --epochs 10 --seeds 3 --device cuda`. Which verdicts change when the model has time to learn by heart? Add a row of your own to `STUDY_ROWS`, write the check that proves what it does, and the verdict that you expect *before* you start it. `recipes --epochs 10 --device cuda` asks the same of the three recipes: which of them gains when the model is no longer short of steps?
+# On a GPU: `python -m scripts.studies.ablations --epochs 10 --seeds 3 --device cuda`. Which verdicts change when the model has time to learn by heart? Add a row of your own to `STUDY_ROWS`, write the check that proves what it does, and the verdict that you expect *before* you start it. `python -m scripts.studies.learning --epochs 10 --device cuda` asks the same of the three recipes: which of them gains when the model is no longer short of steps?

@@ -53,23 +53,13 @@ if root == beside:
 
     install_missing()
 
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.ch13_since_2017 import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-
 # %%
 import itertools
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import altair as alt
@@ -84,7 +74,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scripts.book.charts import PALETTE, bars, heatmap, lines, rounded, titled
-from scripts.book.records import RESULTS, load_record, provenance, save_record
+from scripts.book.records import load_record
 from scripts.ch01_attention import (
     attention,
     influence,
@@ -115,9 +105,7 @@ from scripts.ch04_encoder_decoder import (
     scramble,
     tie_weights,
 )
-from scripts.ch05_training import BOS, PAD, Batch, LabelSmoothing, greedy_decode, run_epoch
-from scripts.ch06_multi30k import make_batch, source_ids, token_batches
-from scripts.ch07_going_fast import keep_memory
+from scripts.ch05_training import PAD, Batch, LabelSmoothing, greedy_decode, run_epoch
 from scripts.ch08_training_run import (
     PRESETS,
     TrainConfig,
@@ -125,13 +113,10 @@ from scripts.ch08_training_run import (
     TrainingData,
     batches_of,
     build_model,
-    corpus_bleu,
-    decode_rows,
     dropout_off,
     epoch_plan,
     learning_rate,
     make_optimizer,
-    prepare,
 )
 from scripts.ch09_decoding_and_bleu import likeliest, write_one_by_one
 
@@ -1805,95 +1790,16 @@ def trained_parts(
     return Trained(model.eval(), data.tokenizer, config), history
 
 
-# %%
-def greedy_texts(trained: Trained, sources: Sequence[str]) -> list[str]:
-    """Greedy translations of `sources`, with the cache of whatever parts the model has."""
-    rows = [source_ids(source, trained.tokenizer) for source in sources]
-    return decode_rows(trained, rows, lambda *given: parts_greedy(*given).tolist(), 128)
-
-
-def parts_run(
-    parts: Parts, config: TrainConfig, data: TrainingData, tested: bool
-) -> dict[str, Any]:
-    """Train and score one row with one seed: on validation, and if `tested` on the first test split."""
-    start = time.process_time()
-    trained, history = trained_parts(parts, config, data)
-    seconds = time.process_time() - start
-    batches = batches_of(data.val, token_batches(data.val, config.max_tokens), torch.device("cpu"))
-    criterion = LabelSmoothing(config.smoothing)
-    report = run_epoch(batches, trained.model, criterion, loss_of=parts_loss)
-    test = next(name for name in data.corpus if name.startswith("test"))
-    scores = {}
-    for split in ("val", test) if tested else ("val",):
-        sources, references = zip(*data.corpus[split], strict=True)
-        scores[split] = corpus_bleu(greedy_texts(trained, sources), references)
-    return {
-        "seed": config.seed,
-        "parameters": sum(p.numel() for p in trained.model.parameters()),
-        "active": active_parameters(trained.model),
-        "cpu_seconds": round(seconds),
-        "train_ppl": [round(ppl, 3) for ppl in history],
-        "val_ppl": round(report.perplexity, 3),
-        "bleu": {split: round(found.score, 2) for split, found in scores.items()},
-        "signature": scores["val"].signature,
-    }
-
-
 # %% [markdown]
 # Speed and memory are measured on fresh models, on the same few batches, all rows in turns so that a slow moment of the machine hits all alike; medians of the processor's time.
-
-
-# %%
-def parts_costs(
-    variants: dict[str, Parts], config: TrainConfig, data: TrainingData, rounds: int = 5
-) -> dict[str, dict[str, float]]:
-    """Each row's milliseconds for a training step and for decoding a sentence, and its memory."""
-    plan = [batch for step in epoch_plan(config, data, 1) for batch in step][:rounds]
-    batches = list(batches_of(data.train, plan, torch.device("cpu")))
-    criterion = LabelSmoothing(config.smoothing)
-    models, times = {}, {name: {"step": [], "decode": []} for name in variants}
-    src = make_batch(data.val[:64]).src  # (B, S)
-    for name, parts in variants.items():
-        torch.manual_seed(0)
-        models[name] = model_of(parts, config, len(data.tokenizer)).train()
-    for batch, (name, model) in itertools.product([batches[0], *batches], models.items()):
-        start = time.process_time()
-        parts_loss(model, batch, criterion)[0].backward()
-        middle = time.process_time()
-        parts_greedy(model, src, padding_mask(src), 16)
-        end = time.process_time()
-        times[name]["step"].append(middle - start)
-        times[name]["decode"].append((end - middle) / len(src))
-    costs = {}
-    for name, model in models.items():
-        step, decode = (statistics.median(seconds[1:]) for seconds in times[name].values())
-        tokens = statistics.mean(batch.ntokens for batch in batches)
-        with torch.no_grad(), dropout_off(model):
-            decoding = PartsDecoding(model, src[:1], None)
-            decoding.step(src.new_full((1, 1), BOS))
-        costs[name] = {
-            "tokens_per_second": round(tokens / step),
-            "ms_per_sentence": round(1000 * decode, 3),
-            "kept_mib": round(
-                saved_bytes(lambda m=model: parts_loss(m, batches[0], criterion)) / 2**20, 1
-            ),
-            "cache_bytes_per_token": decoding.token_bytes(),
-        }
-    return costs
-
-
-# %% [markdown]
-# It can be interrupted: the record is written after each run, and the next call goes on with what is missing.
 #
-# ```bash
-# python scripts/ch13_since_2017.py modern --save true     # about 75 minutes on one core
-# ```
+# `python -m scripts.studies.modern --save true`, or `make modern`, trains what is missing on record (about 75 minutes on one core).
 
 
 # %%
 @dataclass
 class ModernOptions:
-    """What `modern` trains; each field is an option of the command line."""
+    """What the study trains."""
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
@@ -1914,60 +1820,6 @@ def planned(options: ModernOptions) -> list[tuple[int, str]]:
     inner = [name for name in VARIANTS if name not in ENDS]
     first = itertools.product(range(1, options.end_seeds + 1), ENDS)
     return [*first, *itertools.product(range(1, options.seeds + 1), inner)]
-
-
-def compare_parts(options: ModernOptions) -> dict[str, Any]:
-    """Train what is planned and not yet on record; the record, rewritten after each run."""
-    name = f"since-2017-{options.corpus}"
-    folder = RESULTS if options.save else RESULTS.parent / "runs"
-    config = study_config(options.corpus, 1, options.epochs, options.d_model)
-    size = f"--epochs {options.epochs} --d_model {options.d_model}"
-    command = f"python scripts/ch13_since_2017.py modern {size} --save true"
-    record = {**provenance(command), "config": asdict(config), "rows": {}}
-    try:
-        before = load_record(name, folder)
-        if before["config"] == record["config"]:  # else it was another study
-            record = before
-    except (FileNotFoundError, KeyError):
-        pass
-    keep_memory()
-    data = prepare(config)
-    if "costs" not in record:
-        record["costs"] = parts_costs(VARIANTS, config, data, rounds=3)
-    for seed, row in planned(options):
-        done = record["rows"].get(row, {"parts": asdict(VARIANTS[row]), "runs": []})
-        if any(run["seed"] == seed for run in done["runs"]):
-            continue
-        setting = replace(config, seed=seed)
-        done["runs"].append(parts_run(VARIANTS[row], setting, data, tested=row in ENDS))
-        record["rows"][row], runs = done, done["runs"]
-        print(
-            f"{row}, seed {seed}: {runs[-1]['bleu']['val']:.2f}, {runs[-1]['cpu_seconds']} s",
-            flush=True,
-        )
-        save_record(name, record, folder)
-    seeds = [len(row["runs"]) for row in record["rows"].values()]
-    print(f"{sum(seeds)} runs of {len(seeds)} rows are on record")
-    return record
-
-
-# %%
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command `modern`. Returns the exit code, 2 for a mistake."""
-    from jsonargparse import ArgumentError, ArgumentParser
-
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = ArgumentParser(prog="ch13_since_2017.py modern", exit_on_error=False)
-    parser.add_class_arguments(ModernOptions)
-    try:
-        if argv[:1] != ["modern"]:
-            raise ValueError("say what to do: modern (its options: modern --help)")
-        options = ModernOptions(**parser.parse_args(argv[1:]).as_dict())
-        compare_parts(options)
-    except (ArgumentError, ValueError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
 
 
 # %% [markdown]
@@ -2080,7 +1932,7 @@ def cache_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 
 # %%
 modern_record = load_record("since-2017-multi30k")
-print(modern_record["command"])
+print(modern_record["repeat"])
 wanted = len(planned(ModernOptions()))
 print(f"{len(parts_frame(modern_record))} of {wanted} runs: {modern_record['device']}")
 ends_table(modern_record)
@@ -2133,7 +1985,7 @@ for name, verdict in leaves_the_band(modern_record).items():
 # - **The parts and the whole.** RMSNorm, experts and latents, each alone, change 2017's BLEU by −0.1, −1.0 and +0.2; together by −2.7. Parts proven one at a time need not add up, and this table does not tell why.
 # - **Two measures.** *experts* and *latent* have nearly the same perplexity, 10.3 and 10.2, and are 1.2 BLEU apart (chapter 8 met that, too).
 #
-# A part made for scale has its price where there is none: that is a finding about this table, and no verdict on the part. And size changes the answer: at half this width and two passes, rotary positions were *behind* 2017's (12.5 BLEU to 13.7 with the same seed; `python scripts/ch13_since_2017.py modern --epochs 2 --d_model 64`).
+# A part made for scale has its price where there is none: that is a finding about this table, and no verdict on the part. And size changes the answer: at half this width and two passes, rotary positions were *behind* 2017's (12.5 BLEU to 13.7 with the same seed; `python -m scripts.studies.modern --epochs 2 --d_model 64`).
 #
 # On speed, mind what is *not* here: a kernel that fuses a norm, a GPU that computes all experts at once, a text so long that a cache of megabytes has to be read for each token. On a CPU, with captions, sorting the visits and the small products of eight experts make a step slower, though it multiplies no more numbers. And what latents and windows save grows with the length; captions have a dozen words.
 
@@ -2445,4 +2297,4 @@ print(rejection(check_router, lambda logits, top: logits.softmax(-1).topk(top)[:
 #
 # ### Exercise 6 *project* · Longer, larger, your own
 #
-# `python scripts/ch13_since_2017.py modern --epochs 10 --seeds 3 --end_seeds 3` takes a night on one core and says more than our table does. Then ask one question of your own, and answer it with three seeds and a band. Does the window hurt less with four layers than with two? Do experts learn something that you can name: punctuation, articles, the source language (count `visits` for each piece)? Does Muon (chapter 8) like latents?
+# `python -m scripts.studies.modern --epochs 10 --seeds 3 --end_seeds 3` takes a night on one core and says more than our table does. Then ask one question of your own, and answer it with three seeds and a band. Does the window hurt less with four layers than with two? Do experts learn something that you can name: punctuation, articles, the source language (count `visits` for each piece)? Does Muon (chapter 8) like latents?

@@ -44,6 +44,7 @@ from scripts.ch06_multi30k import (
     unknown_rate,
     word_tokenizer,
 )
+from scripts.studies.corpus import multi30k_facts
 
 ADJECTIVE = {a.base: a for group in ADJECTIVES.values() for a in group}
 NOUN = {n.singular: n for group in NOUNS.values() for n in group}
@@ -496,5 +497,5 @@ def test_multi30k_record_agrees_with_the_corpus():
     if not os.environ.get("MULTI30K_DIR"):
         assert sum(facts["pairs"].values()) == 32014
         return
-    fresh = ch06.multi30k_facts()
+    fresh = multi30k_facts()
     assert {key: facts[key] for key in fresh} == fresh

@@ -13,6 +13,7 @@ import torch
 from torch.nn.functional import kl_div
 
 from scripts import ch08_training_run as ch08
+from scripts import train
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch05_training import BOS, EOS, LabelSmoothing, batch_loss, greedy_decode
@@ -302,7 +303,7 @@ def test_a_full_gpu_is_said_in_one_line(monkeypatch, capsys):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(ch08, "run", full)
-    assert ch08.main(["--preset", "sample"]) == 2
+    monkeypatch.setattr(train, "run", full)
+    assert train.main(["--preset", "sample"]) == 2
     error = capsys.readouterr().err
     assert "--max_tokens" in error and error.count("\n") == 1

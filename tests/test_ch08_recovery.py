@@ -32,9 +32,10 @@ from conftest import ROOT
 from test_ch08_training_run import TINY as BASE
 
 from scripts import ch08_training_run as ch08
-from scripts import checkpoints
+from scripts import train
 from scripts.book.records import sha256
 from scripts.ch05_training import cosine_rate
+from scripts.engine import checkpoints
 from scripts.engine.checkpoints import (
     load_tensors,
     newest_state,
@@ -92,11 +93,12 @@ def work(
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, hard))
     if fatal_write is not None:
         die_writing(*fatal_write)
-    ch08.ROOT, ch08.PRESETS["sample"], ch08.prepare = Path(home), TINY, lambda config: data
-    sys.argv = ["ch08_training_run.py", "--preset", "sample", *options]
+    os.environ["SERIES_RUNS"] = str(Path(home, "runs"))
+    ch08.PRESETS["sample"], ch08.prepare = TINY, lambda config: data
+    sys.argv = ["train.py", "--preset", "sample", *options]
     code = 1
     try:
-        code = ch08.main()
+        code = train.main()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -199,10 +201,12 @@ def outcome(folder: Path) -> dict[str, Any]:
     """All that a finished run must have in common with another: tensors, files and history."""
     path, tensors, meta, _ = newest_state(folder)
     for row in meta["history"]:
-        del row["seconds"]
+        del row["seconds"], row["cpu_seconds"]
     files = contents(folder)
     kept = {name: files[name] for name in files.keys() - DATED if not name.startswith("state-")}
-    kept["log.csv"] = pd.read_csv(folder / "log.csv").drop(columns="seconds").to_dict("records")
+    kept["log.csv"] = (
+        pd.read_csv(folder / "log.csv").drop(columns=["seconds", "cpu_seconds"]).to_dict("records")
+    )
     for name, tensor in tensors.items():
         kept[name] = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
     return kept | {"newest": path.name, "meta": meta}
@@ -407,7 +411,8 @@ def test_every_recipe_resumes_exactly(data, tmp_path, changes):
     assert steps_saved(folder) == 3
     resumed = ch08.fit(config, data, folder, resume=True)
     assert outcome(folder) == outcome(tmp_path / "straight")
-    assert [row | {"seconds": 0} for row in resumed] == [row | {"seconds": 0} for row in history]
+    clocks = {"seconds": 0, "cpu_seconds": 0}
+    assert [row | clocks for row in resumed] == [row | clocks for row in history]
 
 
 # Torn.
@@ -572,11 +577,11 @@ def test_what_is_not_a_number_never_reaches_the_weights(
 
 def test_a_diverged_command_says_so_in_one_line(data, tmp_path, monkeypatch, capsys):
     """Exit code 2; at the first step there is nothing to go back to, and it says that."""
-    monkeypatch.setattr(ch08, "ROOT", tmp_path)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(ch08, "prepare", lambda config: data)
     monkeypatch.setitem(ch08.PRESETS, "sample", TINY)
     poison(monkeypatch, "nan", 1)
-    assert ch08.main(["--preset", "sample"]) == 2
+    assert train.main(["--preset", "sample"]) == 2
     (line,) = spoken(capsys.readouterr().err)
     assert line.startswith("error: step 1 (epoch 1") and "no state had been saved" in line
     assert contents(tmp_path / "runs/run") == {}

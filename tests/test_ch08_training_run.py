@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts import ROOT
+from scripts import ROOT, train
 from scripts import ch08_training_run as ch08
 from scripts.book.records import load_record, sha256
 from scripts.ch06_multi30k import load_corpus
 from scripts.engine.checkpoints import load_tensors, newest_state, save_tensors, weights
+from scripts.studies import ingredients, speedrun
 
 TINY = replace(
     ch08.PRESETS["sample"],
@@ -63,10 +64,14 @@ def test_every_field_is_an_option():
     for name, value in asdict(TINY).items():
         if name != "publish":
             option = [f"--{name}", str(value).lower()]
-            chosen, resume = ch08.parse_arguments(["--preset", "base", *option])
+            chosen, resume = train.parse(["--preset", "base", *option])
             assert getattr(chosen, name) == value and not resume
-    assert ch08.parse_arguments(["--publish", "x", "--resume"])[0].publish == "x"
-    assert ch08.parse_arguments(["--resume"])[1]
+    assert train.parse(["--publish", "x", "--resume"])[0].publish == "x"
+    assert train.parse(["--resume"])[1]
+    assert train.parse(["--preset", "sample", "--epochs", "3"]) == (
+        replace(ch08.PRESETS["sample"], epochs=3),
+        False,
+    )
 
 
 def test_resuming_equals_never_stopping(data, tmp_path):
@@ -193,30 +198,33 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "word"),
+    ("command", "argv", "word"),
     [
-        (["--preset", "smal"], "unknown preset"),
-        (["--layerz", "3"], "layerz"),
-        (["--layers", "three"], "layers"),
-        (["--corpus", "wmt14"], "corpus"),
-        (["--device", "a toaster"], "unknown device"),
-        (["--preset", "sample", "--name", "/proc/nowhere"], "can't write"),
-        (["--preset", "sample", "--resume", "--name", "never-started"], "no checkpoint"),
-        (["ablate", "--seedz", "3"], "seedz"),
-        (["ablate", "--preset", "wide"], "unknown preset"),
-        (["speedrun", "--target", "high"], "target"),
+        (train, ["--preset", "smal"], "unknown preset"),
+        (train, ["--layerz", "3"], "layerz"),
+        (train, ["--layers", "three"], "layers"),
+        (train, ["--corpus", "wmt14"], "corpus"),
+        (train, ["--device", "a toaster"], "unknown device"),
+        (train, ["--preset", "sample", "--name", "/proc/nowhere"], "can't write"),
+        (train, ["--preset", "sample", "--resume", "--name", "never-started"], "no checkpoint"),
+        (ingredients, ["--seedz", "3"], "seedz"),
+        (ingredients, ["--preset", "wide"], "unknown preset"),
+        (speedrun, ["--preset", "wide"], "unknown preset"),
+        (speedrun, ["--target", "high"], "target"),
     ],
 )
-def test_a_mistake_gets_one_line_and_exit_code_2(argv, word, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(ch08, "ROOT", tmp_path)
-    assert ch08.main(argv) == 2
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    command, argv, word, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    assert command.main(argv) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and word in error
 
 
 def test_asking_for_a_gpu_without_one(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert ch08.main(["--device", "cuda"]) == 2
+    assert train.main(["--device", "cuda"]) == 2
     assert "no usable GPU" in capsys.readouterr().err
 
 
@@ -250,10 +258,10 @@ def test_erratum_25_training_runs_without_a_gpu(data, tmp_path, monkeypatch):
 
 
 def test_the_whole_command_leaves_a_model_a_record_and_a_log(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ch08, "ROOT", tmp_path)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(ch08, "prepare", lambda config: data)
     monkeypatch.setitem(ch08.PRESETS, "sample", replace(TINY, epochs=1, name="one"))
-    assert ch08.main(["--preset", "sample"]) == 0
+    assert train.main(["--preset", "sample"]) == 0
     printed = capsys.readouterr().out
     assert "test: BLEU" in printed and "reference" in printed
     folder = tmp_path / "runs" / "one"
@@ -266,28 +274,31 @@ def test_the_whole_command_leaves_a_model_a_record_and_a_log(data, tmp_path, mon
 
 def test_the_ablation_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
     """Every ingredient trains; a run that is done is read, and not trained again."""
-    monkeypatch.setattr(ch08, "ROOT", tmp_path)
-    monkeypatch.setattr(ch08, "prepare", lambda config: data)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    monkeypatch.setattr(ingredients, "prepare", lambda config: data)
     monkeypatch.setitem(ch08.PRESETS, "narrow", replace(TINY, epochs=1, average=2, beam=2))
-    few = {name: ch08.INGREDIENTS[name] for name in ("the recipe", "post-norm", "Muon")}
-    monkeypatch.setattr(ch08, "INGREDIENTS", few)
-    options = ch08.AblationOptions(corpus="sample", seeds=2, base_seeds=2)
-    record = ch08.ablate(options)
+    few = {name: ingredients.INGREDIENTS[name] for name in ("the recipe", "post-norm", "Muon")}
+    monkeypatch.setattr(ingredients, "INGREDIENTS", few)
+    options = ingredients.AblationOptions(corpus="sample", seeds=2, base_seeds=2)
+    record = ingredients.ablate(options)
+    assert record["repeat"].endswith(
+        "ingredients --corpus sample --seeds 2 --base_seeds 2 --save true"
+    )
     assert [len(row["runs"]) for row in record["rows"].values()] == [2, 2, 2]
     assert all(
         0 <= row["runs"][0]["p"] <= 1 for name, row in record["rows"].items() if row["changes"]
     )
     assert not ch08.ingredient_table(record).empty and not ch08.free_table(record).empty
-    monkeypatch.setattr(ch08, "fit", None)  # whoever trains now fails
-    assert ch08.ablate(options)["rows"] == record["rows"]
-    fewer = ch08.ablate(replace(options, seeds=1))  # more runs are there than are asked for
+    monkeypatch.setattr(ingredients, "fit", None)  # whoever trains now fails
+    assert ingredients.ablate(options)["rows"] == record["rows"]
+    fewer = ingredients.ablate(replace(options, seeds=1))  # more runs are there than are asked for
     assert fewer["rows"] == record["rows"]
     json.dumps(record)
 
 
 def test_every_ingredient_changes_what_the_preset_says():
     narrow = ch08.PRESETS["narrow"]
-    for name, changes in ch08.INGREDIENTS.items():
+    for name, changes in ingredients.INGREDIENTS.items():
         assert (replace(narrow, **changes) == narrow) is (name == "the recipe"), name
 
 
@@ -318,12 +329,12 @@ def test_only_what_exceeds_the_spread_between_seeds_counts():
 
 
 def test_the_speed_run_stops_at_its_target(data, monkeypatch):
-    monkeypatch.setattr(ch08, "prepare", lambda config: data)
+    monkeypatch.setattr(speedrun, "prepare", lambda config: data)
     monkeypatch.setitem(ch08.PRESETS, "sample", replace(TINY, epochs=3))
-    options = ch08.SpeedOptions(corpus="sample", preset="sample", target=0.0, device="cpu")
-    record = ch08.speed_run(options)
+    options = speedrun.SpeedOptions(corpus="sample", preset="sample", target=0.0, device="cpu")
+    record = speedrun.speed_run(options)
     assert record["reached"] and len(record["history"]) == 1 and record["warm_up_seconds"] > 0
-    missed = ch08.speed_run(replace(options, target=101.0))
+    missed = speedrun.speed_run(replace(options, target=101.0))
     assert not missed["reached"] and [row["epoch"] for row in missed["history"]] == [1, 2, 3]
     assert missed["history"][-1]["seconds"] > missed["history"][0]["seconds"]
 
@@ -376,7 +387,7 @@ def test_the_records_hold_the_bars():
 
 def test_nothing_is_unpickled():
     """Neither a chapter nor its helpers call what can run code on loading."""
-    for path in Path(ROOT, "scripts").glob("*.py"):
+    for path in Path(ROOT, "scripts").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 called = ast.unparse(node.func)

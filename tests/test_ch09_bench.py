@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from scripts import ROOT
 from scripts import ch09_decoding_and_bleu as ch09
+from scripts.bench import decoding
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model, scramble
@@ -35,7 +36,7 @@ def test_nn_transformer_translates_with_our_weights(norm_first):
     torch.manual_seed(0)
     model = make_model(9, 9, N=2, d_model=16, d_ff=32, h=2, dropout=0.0, norm_first=norm_first)
     scramble(model.double().eval(), 0, 0.3)
-    theirs, mask = ch09.TorchDecoder(model).double().eval(), padding_mask(SOURCES)
+    theirs, mask = decoding.TorchDecoder(model).double().eval(), padding_mask(SOURCES)
     assert torch.equal(
         greedy_decode(theirs, SOURCES, mask, 9), greedy_decode(model, SOURCES, mask, 9)
     )
@@ -51,10 +52,10 @@ def test_nn_transformer_translates_with_our_weights(norm_first):
 def test_the_programs_write_the_same_texts(trained, rows, tmp_path, beam):
     ch09.export_ctranslate2(trained, tmp_path)
     ways = {
-        "textbook": ch09.textbook_way(trained.model, rows),
-        "nn.Transformer": ch09.textbook_way(ch09.TorchDecoder(trained.model).eval(), rows),
-        "CTranslate2": ch09.ctranslate2_way(trained, rows, tmp_path, "float32", 1),
-        "ours": ch09.our_way(trained, rows),
+        "textbook": decoding.textbook_way(trained.model, rows),
+        "nn.Transformer": decoding.textbook_way(decoding.TorchDecoder(trained.model).eval(), rows),
+        "CTranslate2": decoding.ctranslate2_way(trained, rows, tmp_path, "float32", 1),
+        "ours": decoding.our_way(trained, rows),
     }
     texts = {
         name: [trained.tokenizer.decode(list(ids)) for ids in way(beam)]
@@ -71,26 +72,26 @@ def test_the_operations_are_those_that_pytorch_counts():
     src = torch.full((3, 5), 4)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        decoding = ch09.PrefixDecoding(model, src, None)
-        decoding.logits(decoding.step(torch.full((3, 1), 4)))
+        prefix = ch09.PrefixDecoding(model, src, None)
+        prefix.logits(prefix.step(torch.full((3, 1), 4)))
     attention = sum(
         flops
         for kernel, flops in counter.get_flop_counts()["Global"].items()
         if "bmm" in str(kernel)
     )
     counted = counter.get_total_flops() - attention
-    assert ch09.decoding_flops(config, 90, source=15, written=3) == counted
+    assert decoding.decoding_flops(config, 90, source=15, written=3) == counted
 
 
 def test_written_tokens_count_the_end_however_it_is_told():
     """Greedy rows show eos and padding, hypotheses neither: the search wrote as much."""
-    assert ch09.written_tokens([4, 5, EOS, 0, 0]) == ch09.written_tokens((4, 5)) == 3
-    assert ch09.written_tokens([]) == 1
+    assert decoding.written_tokens([4, 5, EOS, 0, 0]) == decoding.written_tokens((4, 5)) == 3
+    assert decoding.written_tokens([]) == 1
 
 
 def test_turns_are_taken_and_the_median_counts(trained, monkeypatch):
     clock, now = [], [0.0]
-    monkeypatch.setattr(ch09.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(decoding.time, "perf_counter", lambda: now[0])
     costs = {"slow": 2.0, "quick": 1.0}
 
     def way(name):
@@ -102,7 +103,7 @@ def test_turns_are_taken_and_the_median_counts(trained, monkeypatch):
         return run
 
     ways = {name: way(name) for name in costs}
-    reports = ch09.speed_reports(ways, trained, ["a"] * 6, rounds=3, threads=1)
+    reports = decoding.speed_reports(ways, trained, ["a"] * 6, rounds=3, threads=1)
     assert clock[:4] == [("slow", 1), ("quick", 1), ("slow", 4), ("quick", 4)] and len(clock) == 16
     found = {(r["program"], r["beam"]): r for r in reports}
     assert found["slow", 1]["sentences_per_second"] == found["slow", 1]["lowest"] == 3.0
@@ -133,7 +134,7 @@ def test_the_table_and_the_chart_come_from_a_record():
 
 def test_a_missing_program_gets_one_line(capsys, monkeypatch):
     monkeypatch.setattr(ch09.importlib.util, "find_spec", lambda name: None)
-    assert ch09.main(["bench"]) == 2
+    assert decoding.main([]) == 2
     error = capsys.readouterr().err
     assert "pip install -e '.[bench]'" in error and error.count("\n") == 1
 

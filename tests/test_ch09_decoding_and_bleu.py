@@ -1,6 +1,7 @@
 """Chapter 9: searches against brute force, BLEU against sacreBLEU, the command with bad input."""
 
 import dataclasses
+import importlib
 import json
 import math
 import random
@@ -35,7 +36,6 @@ from scripts.ch09_decoding_and_bleu import (
     every_hypothesis,
     forced_log_probs,
     keep_top,
-    main,
     sample_decode,
     sharpened,
     tokens_13a,
@@ -346,9 +346,9 @@ def test_a_text_that_is_too_long_is_refused(trained):
 # The command
 
 
-def command(*argv: str, capsys) -> tuple[int, list[str], str]:
+def command(name: str, *argv: str, capsys) -> tuple[int, list[str], str]:
     """Exit code, lines of output, and what went to standard error."""
-    code = main(argv)
+    code = importlib.import_module(f"scripts.{name}").main(argv)
     captured = capsys.readouterr()
     return code, captured.out.split("\n")[:-1], captured.err
 
@@ -356,8 +356,8 @@ def command(*argv: str, capsys) -> tuple[int, list[str], str]:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], "translate"),
-        (["sing"], "invalid choice"),
+        (["evaluate", "sing"], "unrecognized"),
+        (["export", "x", "y"], "unrecognized"),
         (["translate", "x", "--volume", "11"], "unrecognized"),
         (["translate", "x", "--beam", "0"], "beam must be from 1"),
         (["translate", "x", "--beam", "many"], "beam"),
@@ -375,7 +375,7 @@ def command(*argv: str, capsys) -> tuple[int, list[str], str]:
     ],
 )
 def test_bad_commands_get_one_line(argv, says, folder, capsys):
-    if argv and "--model" not in argv and argv[0] in ("translate", "evaluate"):
+    if "--model" not in argv:
         argv = [*argv, "--model", str(folder)]
     code, out, err = command(*argv, capsys=capsys)
     assert (code, out) == (2, [])

@@ -30,12 +30,12 @@ from scripts.ch09_decoding_and_bleu import (
     export_onnx,
     forced_log_probs,
     graph_gap,
-    main,
     onnx_greedy,
     onnx_session,
     step_graph,
 )
 from scripts.engine.checkpoints import weights
+from scripts.export import main
 
 SAMPLE = ROOT / "models" / "sample-de-en"
 SPLITS = {"sample-de-en": "test", "multi30k-de-en": "test_2016_flickr"}
@@ -218,7 +218,7 @@ def test_a_frozen_position_is_found_out(untrained):
 
 
 def test_the_command_exports(tmp_path, capsys):
-    argv = ["export", str(tmp_path / "new"), "--model", str(SAMPLE)]
+    argv = [str(tmp_path / "new"), "--model", str(SAMPLE)]
     assert main(argv) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[0] for line in out] == [
@@ -239,14 +239,14 @@ def test_the_command_exports(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["onnx", "ctranslate2"])
 def test_one_format_is_written_alone(name, tmp_path):
-    assert main(["export", str(tmp_path), "--model", str(SAMPLE), "--format", name]) == 0
+    assert main([str(tmp_path), "--model", str(SAMPLE), "--format", name]) == 0
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("package", ["onnx", "ctranslate2"])
 def test_a_missing_package_gets_one_line(package, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)
-    assert main(["export", str(tmp_path), "--model", str(SAMPLE)]) == 2
+    assert main([str(tmp_path), "--model", str(SAMPLE)]) == 2
     err = capsys.readouterr().err
     assert err == f"error: {package} is not installed: pip install -e '.[export]'\n"
     assert not list(tmp_path.iterdir())
@@ -265,7 +265,7 @@ def test_bad_exports_get_one_line(tmp_path, capsys):
         ([str(tmp_path), "--format", "pickle"], "format"),
         ([str(tmp_path), "--beam", "4"], "unrecognized"),
     ):
-        assert main(["export", *argv]) == 2
+        assert main([*argv]) == 2
         done = capsys.readouterr()
         assert done.out == "" and done.err.startswith("error: ") and done.err.count("\n") == 1
         assert says in done.err

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import scripts.ch09_decoding_and_bleu as ch09
 from scripts import ROOT
 from scripts.book.records import load_record, sha256
 from scripts.ch01_attention import padding_mask
@@ -24,13 +23,9 @@ from scripts.ch08_training_run import (
 )
 from scripts.ch09_decoding_and_bleu import (
     ALPHAS,
-    BEAMS,
     FREQUENCY_EDGES,
     LENGTH_EDGES,
-    QUOTED,
-    AnalyseOptions,
     DecodeOptions,
-    analyse_model,
     averaging_table,
     beam_sweep_chart,
     bleu_by_length,
@@ -47,7 +42,6 @@ from scripts.ch09_decoding_and_bleu import (
     forced_texts,
     length_chart,
     lossy,
-    main,
     paired_difference,
     penalty_sweep,
     penalty_sweep_chart,
@@ -62,6 +56,14 @@ from scripts.ch09_decoding_and_bleu import (
     swapped_differences,
     torchtext_bleu,
     translate,
+)
+from scripts.studies import judging
+from scripts.studies.judging import (
+    BEAMS,
+    QUOTED,
+    AnalyseOptions,
+    analyse_model,
+    main,
     worst_and_best,
 )
 
@@ -406,16 +408,16 @@ def test_an_analysis_of_a_few_sentences(fresh, trained, pairs):
 
 def test_the_command_writes_a_record(fresh, monkeypatch, tmp_path):
     saved = {}
-    monkeypatch.setattr(ch09, "analyse_model", lambda *_: fresh)
-    monkeypatch.setattr(ch09, "save_record", lambda name, record: saved.update({name: record}))
+    monkeypatch.setattr(judging, "analyse_model", lambda *_: fresh)
+    monkeypatch.setattr(judging, "save_record", lambda name, record: saved.update({name: record}))
     folder = ROOT / "models" / "sample-de-en"
-    argv = ["analyse", "--corpus", "sample", "--model", str(folder), "--sentences", "6"]
+    argv = ["--corpus", "sample", "--model", str(folder), "--sentences", "6"]
     assert main(argv) == 0 and not saved
     assert main([*argv, "--save", "true"]) == 0
     record = saved["decoding-sample"]
     assert record["weights_sha256"] == sha256(folder / "model.safetensors")
-    assert record["model"] == "sample-de-en" and "analyse --model" in record["command"]
-    assert record["command"].endswith("--sentences 6 --save true") and record["lengths"]
+    assert record["model"] == "sample-de-en" and "judging --model" in record["repeat"]
+    assert record["repeat"].endswith("--sentences 6 --save true") and record["lengths"]
     json.dumps(record, allow_nan=False)
 
 
@@ -431,7 +433,7 @@ def test_the_command_writes_a_record(fresh, monkeypatch, tmp_path):
 )
 def test_bad_analyses_get_one_line(argv, says, capsys):
     model = [] if "--model" in argv else ["--model", str(ROOT / "models" / "sample-de-en")]
-    assert main(["analyse", "--corpus", "sample", *model, *argv]) == 2
+    assert main(["--corpus", "sample", *model, *argv]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and says in err
 
@@ -443,7 +445,7 @@ def test_the_record_is_of_the_model_that_ships(record):
     check_record(record)
     folder = ROOT / "models" / record["model"]
     assert record["weights_sha256"] == sha256(folder / "model.safetensors")
-    assert record["command"].startswith("python scripts/ch09_decoding_and_bleu.py analyse")
+    assert record["repeat"].startswith("python -m scripts.studies.judging")
     if record["sentences"] == 1000:  # then two records speak of the same translations
         recorded = load_record(record["model"])["test"][record["split"]]
         five = next(row for row in record["beams"] if row["beam"] == 5)

@@ -14,11 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from scripts import ch09_decoding_and_bleu as ch09
+from scripts import translate as command
+from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch05_training import EOS
-from scripts.ch06_multi30k import sample_corpus
-from scripts.ch08_training_run import Hypothesis, Trained, load_model
+from scripts.ch06_multi30k import sample_corpus, source_ids
+from scripts.ch08_training_run import Hypothesis, Trained, beam_search, load_model
+from scripts.ch09_decoding_and_bleu import DecodeOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ("--model", str(ROOT / "models/sample-de-en"), "--device", "cpu")
@@ -41,11 +44,11 @@ def german() -> list[str]:
 @pytest.fixture
 def translate(trained, monkeypatch, capsysbinary):
     """Runs the command in this process: bytes in, and (exit code, bytes out, standard error)."""
-    monkeypatch.setattr(ch09, "load_model", lambda folder, device: trained)
+    monkeypatch.setattr(command, "load_model", lambda folder, device: trained)
 
     def run(data: bytes, *argv: str) -> tuple[int, bytes, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        code = ch09.main(["translate", *argv])
+        code = command.main(argv)
         out, err = capsysbinary.readouterr()
         return code, out, err.decode()
 
@@ -59,7 +62,7 @@ def echo(monkeypatch):
     def search(trained, rows, options, nbest=1):
         return [[Hypothesis(tuple(row[:-1]), -1.0, len(row))] if row[:-1] else [] for row in rows]
 
-    monkeypatch.setattr(ch09, "decode_hypotheses", search)
+    monkeypatch.setattr(command, "decode_hypotheses", search)
 
 
 def count_lines(data: bytes) -> int:
@@ -175,7 +178,7 @@ def test_an_output_holds_no_line_end(trained, monkeypatch, echo):
             return "a\nb\r\nc\u2028d\x85"
 
     loose = replace(trained, tokenizer=Loose())
-    assert ch09.best_texts(loose, [[5, EOS]], ch09.DecodeOptions())[0][0][0] == "a b c d"
+    assert command.best_texts(loose, [[5, EOS]], DecodeOptions())[0][0][0] == "a b c d"
 
 
 # Much
@@ -199,19 +202,20 @@ def test_a_real_search_keeps_the_order_over_many_groups(translate, german):
 
 MEASURE = """
 import resource, sys
-from scripts import ch09_decoding_and_bleu as ch09
+from scripts import translate
+from scripts.ch08_training_run import Hypothesis
 
 def echo(trained, rows, options, nbest=1):
-    return [[ch09.Hypothesis(tuple(row[:-1]), -1.0, len(row))] if row[:-1] else [] for row in rows]
+    return [[Hypothesis(tuple(row[:-1]), -1.0, len(row))] if row[:-1] else [] for row in rows]
 
 def peak():  # MB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-ch09.decode_hypotheses = echo
+translate.decode_hypotheses = echo
 small, large, model = sys.argv[1:]
-assert ch09.main(["translate", "--input", small, "--model", model, "--device", "cpu"]) == 0
+assert translate.main(["--input", small, "--model", model, "--device", "cpu"]) == 0
 before = peak()
-assert ch09.main(["translate", "--input", large, "--model", model, "--device", "cpu"]) == 0
+assert translate.main(["--input", large, "--model", model, "--device", "cpu"]) == 0
 print(peak() - before, file=sys.stderr)
 """
 
@@ -249,11 +253,11 @@ def test_a_long_line_is_cut_and_translated_like_its_beginning(translate, trained
         started = time.perf_counter()
         return -started + (done := translate(data, *GREEDY), time.perf_counter())[1], done
 
-    words = ch09.MAX_LEN - 1
-    while len(trained.tokenizer.encode("Hund " * words)) >= ch09.MAX_LEN:
+    words = MAX_LEN - 1
+    while len(trained.tokenizer.encode("Hund " * words)) >= MAX_LEN:
         words -= 1
     normal, (_, fits, silent) = timed(b"Hund " * words + b"\n")
-    assert silent == "" and len(trained.tokenizer.encode("Hund " * words)) >= ch09.MAX_LEN - 2
+    assert silent == "" and len(trained.tokenizer.encode("Hund " * words)) >= MAX_LEN - 2
     longer, (code, out, err) = timed(b"\n" + b"Hund " * 1_000_000 + b"\n")
     assert code == 0 and out.count(b"\n") == 2 and out.startswith(b"\n")
     assert re.fullmatch(
@@ -267,10 +271,10 @@ def test_a_long_line_is_cut_and_translated_like_its_beginning(translate, trained
 
 
 def test_a_letter_at_the_cut_is_left_out_not_replaced(trained, capsys):
-    data = b"x" + "ä".encode() * ch09.LINE_BYTES  # the limit falls into the middle of a letter
-    ((line,),) = ch09.line_groups(io.BytesIO(data + b"\n"))
-    ch09.encode_line(trained, line, 1)
-    assert len(line.start) == ch09.LINE_BYTES and line.size == len(data)
+    data = b"x" + "ä".encode() * command.LINE_BYTES  # the limit falls into the middle of a letter
+    ((line,),) = command.line_groups(io.BytesIO(data + b"\n"))
+    command.encode_line(trained, line, 1)
+    assert len(line.start) == command.LINE_BYTES and line.size == len(data)
     assert "UTF-8" not in capsys.readouterr().err
 
 
@@ -289,7 +293,7 @@ def test_lines_are_the_same_however_they_arrive():
     rng = random.Random(0)
     for _ in range(200):
         data = bytes(rng.choices(b"ab\n\r\xff", k=rng.randrange(60)))
-        groups = ch09.line_groups(Dripping(data, rng))
+        groups = command.line_groups(Dripping(data, rng))
         found = [line.start for group in groups for line in group]
         expected = data.removesuffix(b"\n").split(b"\n") if data else []
         assert found == expected, data
@@ -304,8 +308,8 @@ def test_scores_stand_behind_a_tab(translate, trained):
     code, out, _ = translate(data, *SAMPLE, "--scores", "--alpha", "0.6")
     rows = [line.split("\t") for line in split(out)]
     assert code == 0 and [text for text, _ in rows] == plain and rows[1] == ["", "0.0000"]
-    src = ch09.torch.tensor([ch09.source_ids(DOG, trained.tokenizer)])
-    best = ch09.beam_search(trained.model, src, None, 60, beam=4)[0][0]
+    src = torch.tensor([source_ids(DOG, trained.tokenizer)])
+    best = beam_search(trained.model, src, None, 60, beam=4)[0][0]
     assert float(rows[0][1]) == pytest.approx(best.score(0.6), abs=2e-3)
     mean = split(translate(data, *SAMPLE, "--scores", "--alpha", "1")[1])[0].split("\t")[1]
     assert float(mean) == pytest.approx(best.log_prob / best.length, abs=2e-3)
@@ -380,20 +384,6 @@ def test_a_mistake_gets_one_line(argv, says, translate):
     assert err.startswith("error: ") and err.count("\n") == 1
 
 
-def test_another_command_is_a_row_in_the_table(monkeypatch, capsys):
-    @ch09.dataclass
-    class ShoutOptions:
-        word: str = "hey"
-        """What to shout."""
-
-    shout = ch09.Command("shout", ShoutOptions, lambda options: print(options.word.upper()))
-    monkeypatch.setitem(ch09.COMMANDS, "shout", shout)
-    assert ch09.main(["shout", "--word", "ho"]) == 0 and capsys.readouterr().out == "HO\n"
-    with pytest.raises(SystemExit):
-        ch09.main(["shout", "--help"])
-    assert "What to shout." in capsys.readouterr().out
-
-
 class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -414,7 +404,7 @@ def test_progress_is_for_who_sees_nothing_else(monkeypatch, stdin, stdout, stder
     streams = {"stdin": stdin(), "stdout": stdout(), "stderr": stderr()}
     for name, stream in streams.items():
         monkeypatch.setattr(sys, name, stream)
-    with ch09.progress(ch09.TranslateOptions(**options)) as bar:
+    with command.progress(command.TranslateOptions(**options)) as bar:
         bar.update(3)
         bar.refresh()
     said = streams["stderr"].getvalue()
@@ -432,7 +422,7 @@ def start():
 
     def run(*argv: str, **streams) -> subprocess.Popen:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | streams
-        script = (sys.executable, "scripts/ch09_decoding_and_bleu.py", "translate")
+        script = (sys.executable, "-m", "scripts.translate")
         # A shell's background jobs ignore Ctrl-C, and this test may run in one.
         restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
         started.append(subprocess.Popen([*script, *argv], cwd=ROOT, bufsize=0, **pipes, **restore))
@@ -523,11 +513,11 @@ def test_make_hands_over_texts_and_files_untouched(name, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k not in ("TEXT", "FILE", "MODEL")}
     how = {"cwd": ROOT, "capture_output": True, "timeout": LONGEST, "env": environment}
     make = ["make", "--no-print-directory", "translate", f"VENV={tmp_path}"]
-    command = "<scripts/ch09_decoding_and_bleu.py><translate>"
+    called_as = "<-m><scripts.translate>"
     for given, called in (
-        ([f"FILE={name}"], f"{command}<--input={name}>"),
-        ([f"TEXT={name}"], f"{command}{name}\n"),
-        ([f"FILE={name}", f"MODEL={name}"], f"{command}<--model={name}><--input={name}>"),
+        ([f"FILE={name}"], f"{called_as}<--input={name}>"),
+        ([f"TEXT={name}"], f"{called_as}{name}\n"),
+        ([f"FILE={name}", f"MODEL={name}"], f"{called_as}<--model={name}><--input={name}>"),
     ):
         done = subprocess.run([*make, *given], **how)
         assert (done.returncode, done.stdout.decode()) == (0, called), done.stderr

@@ -42,7 +42,6 @@ from scripts.ch10_looking_inside import (
     labels_complaint,
     logit_lens,
     look_at,
-    main,
     map_explorer,
     map_labels,
     moved_rows,
@@ -64,6 +63,7 @@ from scripts.ch10_looking_inside import (
     word_of_piece,
     word_plane,
 )
+from scripts.studies.heads import main
 
 PAIRS = aligned_pairs()
 
@@ -586,13 +586,12 @@ def test_the_records_numbers_are_those_of_our_captions_by_and_large(trained, for
             assert np.abs(ours[:, at].numpy() - [row[name] for row in rows]).max() < 0.2, name
 
 
-@pytest.mark.parametrize("mistake", [["--sentences", "many"], ["--corpus", "war"], []])
+@pytest.mark.parametrize("mistake", [["--sentences", "many"], ["--corpus", "war"], ["inspekt"]])
 def test_a_mistake_is_a_line_and_exit_code_2(mistake, capsys):
-    arguments = ["inspect", *mistake] if mistake else ["inspekt"]
-    assert main(arguments) == 2
+    assert main(mistake) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
 def test_a_missing_model_is_a_line_too(capsys, tmp_path):
-    assert main(["inspect", "--model", str(tmp_path)]) == 2
+    assert main(["--model", str(tmp_path)]) == 2
     assert "error: " in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from scripts import ch11_variants as ch11
 from scripts.book.records import RESULTS, load_record
 from scripts.ch04_encoder_decoder import scramble
 from scripts.ch05_training import BOS, EOS, PAD, UNK, LabelSmoothing
-from scripts.ch06_multi30k import Example, make_batch, pad_rows
+from scripts.ch06_multi30k import Example, load_corpus, make_batch, pad_rows
 from scripts.ch11_variants import (
     Asked,
     Characters,
@@ -41,6 +42,7 @@ from scripts.ch11_variants import (
     stack_loss,
     stack_parameters,
 )
+from scripts.studies import variants
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
 EXAMPLES = [
@@ -299,7 +301,9 @@ def test_the_bag_of_words_is_at_its_optimum():
 def test_a_run_that_is_done_is_only_read(tmp_path):
     calls = []
     for settings in ({"layers": 2}, {"layers": 2}, {"layers": 4}):
-        score = ch11.once(tmp_path / "a", settings, lambda: {"bits": calls.append(1) or len(calls)})
+        score = variants.once(
+            tmp_path / "a", settings, lambda: {"bits": calls.append(1) or len(calls)}
+        )
         assert score == {"bits": len(calls)}
     assert len(calls) == 2  # other settings are another run
     kept = json.loads((tmp_path / "a/score.json").read_text())
@@ -308,25 +312,25 @@ def test_a_run_that_is_done_is_only_read(tmp_path):
 
 def test_the_command_says_what_it_does_not_understand(capsys):
     for words in ([], ["chess"], ["gpt", "--seeds", "x"], ["gpt", "--layers", "3"]):
-        assert ch11.main(words) == 2
-    assert "gpt, classify" in capsys.readouterr().err.replace("translate, gpt", "gpt")
+        assert variants.main(words) == 2
+    assert "gpt" in capsys.readouterr().err
 
 
 def test_a_translator_trains_and_is_scored(monkeypatch, tmp_path):
     """Every kind, for a few steps on a few pairs of the sample corpus, by the study's own code."""
     torch.set_default_dtype(torch.float32)
-    corpus = {name: pairs[:12] for name, pairs in ch11.load_corpus("sample").items()}
+    corpus = {name: pairs[:12] for name, pairs in load_corpus("sample").items()}
     monkeypatch.setattr("scripts.ch08_training_run.load_corpus", lambda name: corpus)
-    monkeypatch.setattr(ch11, "ROOT", tmp_path)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     config = ch11.translator_config
     monkeypatch.setattr(
-        ch11,
+        variants,
         "translator_config",
-        lambda corpus, kind: ch11.replace(config(corpus, kind), vocab=110, d_model=16, d_ff=32),
+        lambda corpus, kind: replace(config(corpus, kind), vocab=110, d_model=16, d_ff=32),
     )
-    options = ch11.VariantOptions("sample", seeds=1, epochs=1)
-    found = ch11.compare_translators(options)
-    assert ch11.compare_translators(options) == found
+    options = variants.VariantOptions("translate", "sample", seeds=1, epochs=1)
+    found = variants.compare_translators(options)
+    assert variants.compare_translators(options) == found
     counts = [part["runs"][0]["parameters"] for part in found["kinds"].values()]
     assert max(counts) - min(counts) == 3 * 16
     for part in found["kinds"].values():
@@ -340,9 +344,9 @@ RECORDS = ("gpt-multi30k", "classify-multi30k", "translate-sample")
 def test_a_record_names_its_command(name):
     what, corpus = name.split("-")
     record = load_record(f"variants-{name}")
-    assert record["command"].startswith(f"python scripts/ch11_variants.py {what}")
+    assert record["repeat"].startswith(f"python -m scripts.studies.variants {what}")
     assert record["corpus"] == corpus and len(record["commit"]) >= 40
-    assert ("--corpus sample" in record["command"]) == (corpus == "sample")
+    assert ("--corpus sample" in record["repeat"]) == (corpus == "sample")
     text = (RESULTS / f"variants-{name}.json").read_text("utf-8")
     assert str(ROOT) not in text
 

@@ -19,15 +19,12 @@ from scripts.ch06_multi30k import load_corpus
 from scripts.ch08_training_run import build_model, load_model, prepare
 from scripts.ch12_ablations_and_scaling import (
     FRACTIONS,
-    ONE_OF_EACH,
     PATIENCE,
     STUDY,
     STUDY_ROWS,
     THE_BASE,
     WIDTHS,
-    StudyOptions,
     StudyRow,
-    StudyRun,
     attentions,
     batch_loss,
     bootstrap_law,
@@ -44,8 +41,6 @@ from scripts.ch12_ablations_and_scaling import (
     layer_parameters,
     learn_positions,
     loss_on,
-    main,
-    parse_study,
     part_of,
     passes_table,
     patient,
@@ -53,7 +48,6 @@ from scripts.ch12_ablations_and_scaling import (
     power_law,
     predict_largest,
     repetition_chart,
-    run_study,
     scaling_points,
     set_d_k,
     sized,
@@ -61,11 +55,20 @@ from scripts.ch12_ablations_and_scaling import (
     student_tails,
     study_chart,
     study_frame,
-    study_runs,
     train_row,
     trained_as_built,
     two_sentences,
     verdicts,
+)
+from scripts.studies import ablations as study
+from scripts.studies.ablations import (
+    ONE_OF_EACH,
+    StudyOptions,
+    StudyRun,
+    main,
+    parse,
+    run_study,
+    study_runs,
 )
 
 SHUFFLE = [3, 0, 6, 2, 5, 1, 4]
@@ -175,23 +178,23 @@ def tiny_data():
 def tiny_study(tiny_data, tmp_path, monkeypatch):
     """A study of four rows, two sizes and two parts, which writes below a temporary folder."""
     names = (THE_BASE, "no residual", "d_k 4", "no positions")
-    monkeypatch.setattr(ch12, "STUDY_ROWS", {name: STUDY_ROWS[name] for name in names})
-    monkeypatch.setattr(ch12, "ONE_OF_EACH", names[1:2])
-    monkeypatch.setattr(ch12, "WIDTHS", (16, 32, 48))
-    monkeypatch.setattr(ch12, "FRACTIONS", (1, 8))
-    monkeypatch.setattr(ch12, "PART_WIDTH", 16)
+    monkeypatch.setattr(study, "STUDY_ROWS", {name: STUDY_ROWS[name] for name in names})
+    monkeypatch.setattr(study, "ONE_OF_EACH", names[1:2])
+    monkeypatch.setattr(study, "WIDTHS", (16, 32, 48))
+    monkeypatch.setattr(study, "FRACTIONS", (1, 8))
+    monkeypatch.setattr(study, "PART_WIDTH", 16)
     small = replace(STUDY, d_model=32, d_ff=32, warmup=3)
-    monkeypatch.setattr(ch12, "STUDY", small)
-    monkeypatch.setattr(ch12, "prepare", lambda config: tiny_data)
-    monkeypatch.setattr(ch12, "ROOT", tmp_path)
+    monkeypatch.setattr(study, "STUDY", small)
+    monkeypatch.setattr(study, "prepare", lambda config: tiny_data)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     kept = {}
-    monkeypatch.setattr(ch12, "save_record", lambda name, record: kept.update({name: record}))
+    monkeypatch.setattr(study, "save_record", lambda name, record: kept.update({name: record}))
     return kept
 
 
 def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
     options = StudyOptions(corpus="sample", seeds=1, base_seeds=2, save=True)
-    monkeypatch.setattr(ch12, "paired_difference", lambda *texts: SimpleNamespace(p=0.25))
+    monkeypatch.setattr(study, "paired_difference", lambda *texts: SimpleNamespace(p=0.25))
     trained = []
 
     def tired(run, data):
@@ -200,8 +203,8 @@ def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
         trained.append((run.name, run.config.seed))
         return study_run(run, data)
 
-    study_run = ch12.study_run
-    monkeypatch.setattr(ch12, "study_run", tired)
+    study_run = study.study_run
+    monkeypatch.setattr(study, "study_run", tired)
     with pytest.raises(KeyboardInterrupt):
         run_study(options)
     partial = json.loads(json.dumps(tiny_study["ablations-sample"]))
@@ -210,7 +213,7 @@ def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
 
     later = []
     monkeypatch.setattr(
-        ch12,
+        study,
         "study_run",
         lambda run, data: later.append((run.name, run.config.seed)) or study_run(run, data),
     )
@@ -231,7 +234,7 @@ def test_the_study_resumes_where_it_stopped(tiny_study, monkeypatch):
     assert scaling["once"][1] == scaling["parts"][1] == scaling["sizes"][0]  # all pairs, once
     assert not any("translations" in run for row in rows.values() for run in row["runs"])
 
-    monkeypatch.setattr(ch12, "study_run", lambda run, data: pytest.fail("nothing is missing"))
+    monkeypatch.setattr(study, "study_run", lambda run, data: pytest.fail("nothing is missing"))
     again, _ = run_study(options)
     assert again["rows"] == rows
     collected, _ = run_study(
@@ -245,7 +248,7 @@ def test_every_row_is_decoded_by_the_same_search():
     trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
     data = SimpleNamespace(corpus={"val": load_corpus("sample")["val"][:30]})
     scores = [
-        ch12.translated(StudyRun("a row", StudyRow("base", way=way), STUDY), trained, data)
+        study.translated(StudyRun("a row", StudyRow("base", way=way), STUDY), trained, data)
         for way in ("fast", "apart")
     ]
     assert scores[0] == scores[1] and scores[0]["bleu"] > 20
@@ -257,11 +260,13 @@ def test_a_run_that_diverges_is_on_record_without_a_loss(tiny_study, monkeypatch
             raise FloatingPointError("loss nan, gradient's norm inf")
         return ch12.patient(), [2.0 + 0.1 * config.seed]
 
-    monkeypatch.setattr(ch12, "train_row", burst)
+    monkeypatch.setattr(study, "train_row", burst)
     monkeypatch.setattr(
-        ch12, "translated", lambda run, trained, data: {"bleu": 1.0, "translations": ["a"] * 20}
+        study,
+        "translated",
+        lambda run, trained, data: {"bleu": 1.0, "translations": ["a"] * 20},
     )
-    monkeypatch.setattr(ch12, "paired_difference", lambda *texts: SimpleNamespace(p=0.5))
+    monkeypatch.setattr(study, "paired_difference", lambda *texts: SimpleNamespace(p=0.5))
     record, _ = run_study(StudyOptions(corpus="sample", seeds=1, base_seeds=2))
     (run,) = record["rows"]["no residual"]["runs"]
     assert run["loss"] is None and "nan" in run["diverged"]
@@ -316,9 +321,9 @@ def test_parts_lie_inside_each_other(tiny_data):
 
 
 def test_mistakes_end_with_two(capsys):
-    assert main(["study", "--seeds", "many"]) == 2 and main(["studie"]) == 2
+    assert main(["--seeds", "many"]) == 2 and main(["studie"]) == 2
     assert "studie" in capsys.readouterr().err
-    assert parse_study(["study", "--epochs", "4"]) == StudyOptions(epochs=4)
+    assert parse(["--epochs", "4"]) == StudyOptions(epochs=4)
 
 
 # Noise
@@ -461,7 +466,7 @@ def records():
 def test_the_records_are_of_the_study_in_the_chapter(records):
     ablations, scaling = records
     for record in records:
-        assert record["command"].startswith("python scripts/ch12_ablations_and_scaling.py study")
+        assert record["repeat"].startswith("python -m scripts.studies.ablations")
         assert record["config"]["d_model"] == STUDY.d_model and record["train_pairs"] == 29_000
         assert record["config"]["epochs"] == STUDY.epochs
     assert list(ablations["rows"]) == list(STUDY_ROWS)
@@ -515,7 +520,7 @@ def test_the_largest_size_is_predicted_without_being_looked_at():
 
 
 def test_the_makefile_starts_the_study():
-    assert "scripts/ch12_ablations_and_scaling.py study" in (ROOT / "Makefile").read_text("utf-8")
+    assert "-m scripts.studies.ablations" in (ROOT / "Makefile").read_text("utf-8")
 
 
 def test_every_row_of_table_3_stands_beside_the_papers():

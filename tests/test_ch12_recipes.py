@@ -31,7 +31,6 @@ from scripts.ch12_ablations_and_scaling import (
     STUDY,
     TAUGHT,
     RecipeOptions,
-    RecipeStudy,
     after_steps,
     back_translated,
     brute_force_risk,
@@ -39,10 +38,8 @@ from scripts.ch12_ablations_and_scaling import (
     distilled,
     distinct_candidates,
     german_table,
-    main,
     moved,
     padding_mask,
-    parse_recipes,
     part_indices,
     part_of,
     raw_risk,
@@ -50,7 +47,6 @@ from scripts.ch12_ablations_and_scaling import (
     recipe_frame,
     recipes_table,
     risk_of_candidates,
-    run_recipes,
     sequence_log_probs,
     sorted_by_length,
     taught_to_shout,
@@ -60,6 +56,8 @@ from scripts.ch12_ablations_and_scaling import (
     word_facts,
     words_each,
 )
+from scripts.studies import learning
+from scripts.studies.learning import RecipeStudy, main, parse, run_recipes
 
 
 def shout(texts):
@@ -347,14 +345,13 @@ def test_minimum_risk_lowers_the_risk_of_its_own_draws(few):
 def tiny_recipes(few, tmp_path, monkeypatch):
     """A world with forty pairs and models of width 16, which writes below a temporary folder."""
     small = replace(STUDY, d_model=16, d_ff=16, heads=2, layers=1, warmup=2)
-    monkeypatch.setattr(ch12, "STUDY", small)
-    monkeypatch.setattr(ch12, "prepare", lambda config: few)
-    monkeypatch.setattr(ch12, "ROOT", tmp_path)
-    (tmp_path / "models").symlink_to(ROOT / "models")
-    monkeypatch.setattr(ch12, "paired_difference", lambda *texts: SimpleNamespace(p=0.25))
+    monkeypatch.setattr(learning, "STUDY", small)
+    monkeypatch.setattr(learning, "prepare", lambda config: few)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    monkeypatch.setattr(learning, "paired_difference", lambda *texts: SimpleNamespace(p=0.25))
     kept = {}
     monkeypatch.setattr(
-        ch12,
+        learning,
         "save_record",
         lambda name, record: kept.update({name: json.loads(json.dumps(record))}),
     )
@@ -370,7 +367,7 @@ def test_the_recipes_resume_where_they_stopped_and_nothing_is_done_twice(tiny_re
     done, stop_at = [], [4]
 
     def counted(name):
-        real = getattr(ch12, name)
+        real = getattr(learning, name)
 
         def call(*given):
             if len(done) == stop_at[0]:
@@ -378,7 +375,7 @@ def test_the_recipes_resume_where_they_stopped_and_nothing_is_done_twice(tiny_re
             done.append(name)
             return real(*given)
 
-        monkeypatch.setattr(ch12, name, call)
+        monkeypatch.setattr(learning, name, call)
 
     counted("train_row")
     counted("fine_tuned")
@@ -396,7 +393,7 @@ def test_the_recipes_resume_where_they_stopped_and_nothing_is_done_twice(tiny_re
     for name, row in partial["rows"].items():
         assert not row["runs"] or row == rows[name]
     for name in ("train_row", "fine_tuned", "load_model", "translate"):
-        monkeypatch.setattr(ch12, name, lambda *given: pytest.fail("nothing is missing"))
+        monkeypatch.setattr(learning, name, lambda *given: pytest.fail("nothing is missing"))
     assert run_recipes(OPTIONS)["rows"] == rows
 
 
@@ -405,9 +402,9 @@ def test_another_setting_is_another_run_but_only_of_the_rows_that_it_decides(
 ):
     first = run_recipes(OPTIONS)
     trained = []
-    real = ch12.fine_tuned
-    monkeypatch.setattr(ch12, "train_row", lambda *given: pytest.fail("these rows stay"))
-    monkeypatch.setattr(ch12, "fine_tuned", lambda *given: trained.append(1) or real(*given))
+    real = learning.fine_tuned
+    monkeypatch.setattr(learning, "train_row", lambda *given: pytest.fail("these rows stay"))
+    monkeypatch.setattr(learning, "fine_tuned", lambda *given: trained.append(1) or real(*given))
     second = run_recipes(replace(OPTIONS, sharpness=0.5))
     assert len(trained) == 1  # minimum risk alone
     for name in RECIPE_ROWS:
@@ -417,10 +414,8 @@ def test_another_setting_is_another_run_but_only_of_the_rows_that_it_decides(
 
 def test_the_record_says_what_was_run(tiny_recipes):
     record = run_recipes(OPTIONS)
-    assert record["command"].startswith("python scripts/ch12_ablations_and_scaling.py recipes")
-    said = record["command"].split("ch12_ablations_and_scaling.py ")[1].split()
-    again = parse_recipes(said)
-    assert again == OPTIONS
+    *start, said = record["repeat"].partition("python -m scripts.studies.learning ")
+    assert start[0] == "" and parse(said.split()) == OPTIONS
     assert record["teacher"]["weights_sha256"] == sha256(
         ROOT / "models/sample-de-en/model.safetensors"
     )
@@ -456,9 +451,10 @@ def test_a_part_is_passed_over_as_many_times_more(tiny_recipes):
 
 
 def test_mistakes_end_with_two(capsys):
-    assert main(["recipes", "--seeds", "many"]) == 2 and main(["recipe"]) == 2
-    assert "recipes" in capsys.readouterr().err
-    assert parse_recipes(["recipes", "--teacher_beam", "4"]) == RecipeOptions(teacher_beam=4)
+    assert main(["--seeds", "many"]) == 2 and main(["recipe"]) == 2
+    assert "recipe" in capsys.readouterr().err
+    assert parse(["--teacher_beam", "4"]) == RecipeOptions(teacher_beam=4)
+    assert parse(["--share", "8"]) == RecipeOptions(share=8)
 
 
 # The record in the chapter
@@ -470,7 +466,7 @@ def record():
 
 
 def test_the_record_is_of_the_rows_in_the_chapter(record):
-    assert record["command"].startswith("python scripts/ch12_ablations_and_scaling.py recipes")
+    assert record["repeat"].startswith("python -m scripts.studies.learning")
     assert list(record["rows"]) == list(RECIPE_ROWS)
     for name, row in record["rows"].items():
         assert (row["recipe"], row["against"]) == RECIPE_ROWS[name]

@@ -41,7 +41,6 @@ from scripts.ch13_since_2017 import (
     alibi_slopes,
     balance_penalty,
     cache_chart,
-    compare_parts,
     ends_table,
     gated_width,
     grouped_reference,
@@ -50,15 +49,12 @@ from scripts.ch13_since_2017 import (
     leaves_the_band,
     lift_the_idle,
     linear_attention,
-    main,
     masked_linear_attention,
     model_of,
     near_by,
     parts_chart,
-    parts_costs,
     parts_greedy,
     parts_loss,
-    parts_run,
     planned,
     recurrent_attention,
     rotated,
@@ -68,6 +64,8 @@ from scripts.ch13_since_2017 import (
     token_by_token,
     trained_parts,
 )
+from scripts.studies import modern
+from scripts.studies.modern import compare_parts, main, parts_costs, parts_run
 
 close = torch.testing.assert_close
 CONFIG = replace(PRESETS["narrow"], d_model=32, d_ff=96, dropout=0.0, path="textbook")
@@ -619,17 +617,17 @@ def test_the_study_goes_on_where_it_stopped(monkeypatch, tmp_path):
         made.append((config.seed, name, tested))
         return {"seed": config.seed, "bleu": {"val": 1.0}, "cpu_seconds": 0}
 
-    monkeypatch.setattr(ch13, "RESULTS", tmp_path / "results")
-    monkeypatch.setattr(ch13, "prepare", lambda config: None)
-    monkeypatch.setattr(ch13, "keep_memory", lambda: True)
-    monkeypatch.setattr(ch13, "parts_costs", lambda *_, **__: {"2017": {}})
-    monkeypatch.setattr(ch13, "parts_run", run)
+    monkeypatch.setattr(modern, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(modern, "prepare", lambda config: None)
+    monkeypatch.setattr(modern, "keep_memory", lambda: True)
+    monkeypatch.setattr(modern, "parts_costs", lambda *_, **__: {"2017": {}})
+    monkeypatch.setattr(modern, "parts_run", run)
     options = ModernOptions(corpus="sample", end_seeds=2, save=True)
     with pytest.raises(KeyboardInterrupt):
         compare_parts(options)
     stopped = load_record("since-2017-sample", tmp_path / "results")
     assert [len(row["runs"]) for row in stopped["rows"].values()] == [2, 1]
-    monkeypatch.setattr(ch13, "parts_costs", None)  # not measured again
+    monkeypatch.setattr(modern, "parts_costs", None)  # not measured again
     made.clear()
     made += [None] * 4  # no more interruptions
     record = compare_parts(options)
@@ -640,14 +638,12 @@ def test_the_study_goes_on_where_it_stopped(monkeypatch, tmp_path):
     assert record["costs"] == {"2017": {}}
     made.clear()
     made += [None] * 4
-    monkeypatch.setattr(ch13, "parts_costs", lambda *_, **__: {"2017": {}})
+    monkeypatch.setattr(modern, "parts_costs", lambda *_, **__: {"2017": {}})
     compare_parts(replace(options, epochs=1))  # another study begins anew
     assert len(made) == 4 + len(planned(options))
 
 
-@pytest.mark.parametrize(
-    "argv", [[], ["moder"], ["modern", "--corpus", "x"], ["modern", "--seedz", "1"]]
-)
+@pytest.mark.parametrize("argv", [["moder"], ["--corpus", "x"], ["--seedz", "1"]])
 def test_mistakes_get_one_line(argv, capsys):
     assert main(argv) == 2
     error = capsys.readouterr().err
@@ -656,8 +652,8 @@ def test_mistakes_get_one_line(argv, capsys):
 
 def test_the_command_hands_its_options_over(monkeypatch):
     seen = []
-    monkeypatch.setattr(ch13, "compare_parts", seen.append)
-    assert main(["modern", "--corpus", "sample", "--epochs", "1", "--save", "true"]) == 0
+    monkeypatch.setattr(modern, "compare_parts", seen.append)
+    assert main(["--corpus", "sample", "--epochs", "1", "--save", "true"]) == 0
     assert seen == [ModernOptions(corpus="sample", epochs=1, save=True)]
 
 
@@ -670,7 +666,7 @@ def record():
 
 
 def test_the_record_is_of_this_study(record):
-    assert record["command"].startswith("python scripts/ch13_since_2017.py modern")
+    assert record["repeat"].startswith("python -m scripts.studies.modern")
     given = (record["config"]["epochs"], record["config"]["d_model"])
     assert record["config"] == asdict(ch13.study_config("multi30k", 1, *given))
     assert set(record["rows"]) <= set(VARIANTS) and set(record["costs"]) == set(VARIANTS)

@@ -569,9 +569,7 @@ def test_a_chapter_alone_fetches_the_series_and_imports_what_it_needs(
 ):
     body = ast.parse(chapter.read_text("utf-8")).body
     imports = [ast.unparse(n) for n in body if isinstance(n, (ast.Import, ast.ImportFrom))]
-    code = "\n".join(
-        [first_cell(chapter.stem), *imports, "import scripts; print(scripts.__file__)"]
-    )
+    code = "\n".join([first_cell(), *imports, "import scripts; print(scripts.__file__)"])
     (tmp_path / "desk").mkdir()
     env = fenced(tmp_path / "home", SERIES_REPOSITORY=f"git+{series.as_uri()}")
     done = run(clean_python, "-c", code, cwd=tmp_path / "desk", env=env)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import CHAPTERS, ROOT
 
-from scripts.book.first_cell import COMMAND_CHAPTERS, MARK, first_cell, repository, stamp
+from scripts.book.first_cell import MARK, first_cell, repository, stamp
 
 SHOW = "import scripts.ch01_attention as ours\n\nprint(ours.__file__, ours.HELLO)\n"
 CHAPTER = f'# %% [markdown]\n# # Chapter 1\n\n{MARK}pass\n\n# %%\nHELLO = "hello"\n{SHOW}'
@@ -54,7 +54,7 @@ def run(*command, cwd, **environment):
 
 def notebook(before: str = "") -> str:
     """What a notebook would run, as code for `python -c`, where `__file__` is unknown as well."""
-    return f"{before}\n{first_cell('ch01_attention')}\n{SHOW}"
+    return f"{before}\n{first_cell()}\n{SHOW}"
 
 
 def test_a_script_is_not_shadowed(series, stranger):
@@ -125,33 +125,17 @@ def test_without_an_address_it_says_what_to_set(tmp_path, clean_python):
     assert "Set SERIES_REPOSITORY" in line
 
 
-def test_a_command_chapter_hands_over(series):
-    name = COMMAND_CHAPTERS[0]
-    body = (
-        "import sys\ndef main():\n    print('main', sys.argv[1:])\n    return 3\n\nprint('show')\n"
-    )
-    script = series / f"scripts/{name}.py"
-    script.write_text(stamp(f"# %% [markdown]\n# # Eight\n\n# %%\n{body}", name), "utf-8")
-    shown = run(sys.executable, script, cwd=series)
-    assert (shown.returncode, shown.stdout) == (0, "show\n")
-    commanded = run(sys.executable, script, "--preset", "sample", cwd=series)
-    assert (commanded.returncode, commanded.stdout) == (3, "main ['--preset', 'sample']\n")
-    under_torchrun = run(sys.executable, script, cwd=series, RANK="0")
-    assert (under_torchrun.returncode, under_torchrun.stdout) == (3, "main []\n")
-
-
-def test_an_interrupt_while_libraries_load_ends_quietly(series):
-    name = COMMAND_CHAPTERS[0]
-    (series / "scripts/slow_library.py").write_text("raise KeyboardInterrupt\n", "utf-8")
-    script = series / f"scripts/{name}.py"
-    body = "from scripts import slow_library\ndef main():\n    return 0\n"
-    script.write_text(stamp(f"# %% [markdown]\n# # Eight\n\n# %%\n{body}", name), "utf-8")
-    commanded = run(sys.executable, script, "--preset", "sample", cwd=series)
-    assert (commanded.returncode, commanded.stdout, commanded.stderr) == (130, "", "")
+def test_options_change_nothing(series):
+    """A chapter is never a command."""
+    code = SHOW.replace("print(", "import sys; print(sys.argv[1:], ")
+    script = series / "scripts/ch08_training_run.py"
+    script.write_text(stamp(f"# %% [markdown]\n# # Eight\n\n# %%\n{code}", script.stem), "utf-8")
+    done = run(sys.executable, script, "--preset", "sample", cwd=series, RANK="0")
+    assert done.returncode == 0 and done.stdout.startswith("['--preset', 'sample']")
 
 
 def test_the_cell_leaves_imports_and_lowercase_names_only():
-    for node in ast.walk(ast.parse(first_cell(COMMAND_CHAPTERS[0]))):
+    for node in ast.walk(ast.parse(first_cell())):
         assert not isinstance(node, (ast.FunctionDef, ast.ClassDef))
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             assert node.id.islower()
@@ -159,7 +143,7 @@ def test_the_cell_leaves_imports_and_lowercase_names_only():
 
 def test_the_formatter_leaves_the_cell_as_it_is(tmp_path):
     script = tmp_path / "chapter.py"
-    script.write_text(stamp(CHAPTER, COMMAND_CHAPTERS[0]), "utf-8")
+    script.write_text(stamp(CHAPTER, "ch01_attention"), "utf-8")
     for check in (["format", "--check"], ["check", "--extend-ignore=E402"]):
         command = [
             sys.executable,
@@ -176,7 +160,7 @@ def test_the_formatter_leaves_the_cell_as_it_is(tmp_path):
 def test_stamping_twice_changes_nothing_and_keeps_the_rest():
     once = stamp(CHAPTER, "ch01_attention")
     assert stamp(once, "ch01_attention") == once
-    assert once.replace(first_cell("ch01_attention"), "pass\n") == CHAPTER
+    assert once.replace(first_cell(), "pass\n") == CHAPTER
     bare = CHAPTER.replace(f"{MARK}pass\n\n", "")
     assert stamp(bare, "ch01_attention") == once
 

@@ -71,7 +71,7 @@ def results_table():
                 f"| {minutes} min, {record['device']} |"
             )
     lines += ["", "The commands that made them:", "", "```"]
-    lines += [record["command"] for record in found.values()] + ["```"]
+    lines += [record["repeat"] for record in found.values()] + ["```"]
     signatures = {test["signature"] for r in found.values() for test in r["test"].values()}
     lines += ["", "Signature: " + ", ".join(f"`{s}`" for s in sorted(signatures)) + "."]
     name, record = next(iter(found.items()))
@@ -111,7 +111,7 @@ def speed_table():
     )
     lines[-1] += f"reaches {used['ours']:.0%} of the machine's matrix rate, the textbook's "
     lines[-1] += f"{used['textbook']:.0%}. The commands:"
-    return "\n".join([*lines, "", "```", peers["command"], base["command"], "```"])
+    return "\n".join([*lines, "", "```", peers["repeat"], base["repeat"], "```"])
 
 
 def decoding_table():
@@ -140,7 +140,7 @@ def decoding_table():
         f"round, ours runs at {ratios[0]:.2f} times its speed greedy and at {ratios[1]:.2f} "
     )
     lines[-1] += "times with a beam. The commands:"
-    return "\n".join([*lines, "", "```", race["command"], duel["command"], "```"])
+    return "\n".join([*lines, "", "```", race["repeat"], duel["repeat"], "```"])
 
 
 BLOCKS = {

@@ -15,16 +15,6 @@ from pathlib import Path
 
 from scripts import ROOT
 
-COMMAND_CHAPTERS = (
-    "ch07_going_fast",
-    "ch08_training_run",
-    "ch09_decoding_and_bleu",
-    "ch10_looking_inside",
-    "ch11_variants",
-    "ch12_ablations_and_scaling",
-    "ch13_since_2017",
-)
-
 MARK = '# %% tags=["bootstrap"]\n'
 CELL = """\
 # Make this chapter at home: the series is in a folder above, installed, or gets cloned beside it.
@@ -55,16 +45,6 @@ if root == beside:
 
     install_missing()
 """
-HAND_OVER = """
-# In a terminal, with options or under torchrun, this chapter is a command and shows nothing.
-if __name__ == "__main__" and "__file__" in globals() and (sys.argv[1:] or "RANK" in os.environ):
-    try:
-        from scripts.@CHAPTER@ import main
-    except KeyboardInterrupt:  # while libraries load
-        raise SystemExit(130) from None
-
-    raise SystemExit(main())
-"""
 
 
 def repository() -> str:
@@ -73,12 +53,9 @@ def repository() -> str:
     return project.get("urls", {}).get("Repository", "")
 
 
-def first_cell(chapter: str) -> str:
-    """The cell's code for the chapter named, such as "ch01_attention"."""
-    code = CELL.replace("@REPOSITORY@", repository())
-    if chapter in COMMAND_CHAPTERS:
-        code += HAND_OVER.replace("@CHAPTER@", chapter)
-    return code
+def first_cell() -> str:
+    """The cell's code."""
+    return CELL.replace("@REPOSITORY@", repository())
 
 
 def stamp(script: str, chapter: str) -> str:
@@ -94,7 +71,7 @@ def stamp(script: str, chapter: str) -> str:
         begin = end = starts[1]
     else:
         end = starts[starts.index(begin) + 1]
-    return f"{script[:begin]}{MARK}{first_cell(chapter)}\n{script[end:]}".rstrip() + "\n"
+    return f"{script[:begin]}{MARK}{first_cell()}\n{script[end:]}".rstrip() + "\n"
 
 
 def packages() -> list[str]:

@@ -49,9 +49,14 @@ def device_name(device: torch.device | str) -> str:
 
 
 def provenance(command: str, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Command, commit, date, device and versions: what every record starts with."""
+    """Command, commit, date, device and versions: what every record starts with.
+
+    `command` is history. `repeat` is the same thing in today's words: it follows when a command
+    is renamed.
+    """
     return {
         "command": command,
+        "repeat": command,
         "commit": git_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device_name(device),

@@ -1,0 +1,103 @@
+"""sacreBLEU of a model, on a corpus or on files: `python -m scripts.evaluate --corpus sample`.
+
+Cased BLEU comes first, the figure that we report. Lower-cased BLEU and chrF2 stand below it, for
+comparison with papers that give them. Each has its signature.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.evaluate"))
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from scripts.book.command import read, serve
+from scripts.ch06_multi30k import load_corpus, parallel, read_lines
+from scripts.ch08_training_run import Trained, corpus_bleu, held_out_splits
+from scripts.translate import FLAGS, ModelOptions, best_texts, open_model, row_groups, text_stream
+
+
+@dataclass
+class EvaluateOptions(ModelOptions):
+    """What to translate and score."""
+
+    corpus: Literal["sample", "multi30k"] | None = None
+    """What to translate; by default what the model was trained on."""
+    split: str | None = None
+    """One split of it; by default each test split."""
+    source: str | None = None
+    """Instead of a corpus: a German file, a sentence a line."""
+    reference: str | None = None
+    """With --source: the English of each line."""
+
+
+def text_lines(path: str) -> list[str]:
+    """The lines of a file that someone named. Raises FileNotFoundError or ValueError."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}: check --source and --reference")
+    lines = read_lines(Path(path))
+    if lines == [""]:
+        raise ValueError(f"{path} is empty: nothing to translate")
+    return lines
+
+
+def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list[tuple[str, str]]]:
+    """What `evaluate` was asked to translate, by name. Raises ValueError or FileNotFoundError."""
+    if options.source or options.reference:
+        if not (options.source and options.reference):
+            raise ValueError("--source and --reference go together: name both files")
+        if options.corpus or options.split:
+            raise ValueError("either a --corpus or files, not both")
+        name = Path(options.source).name
+        files = (text_lines(path) for path in (options.source, options.reference))
+        return {name: parallel(*files, name)}
+    corpus_name = options.corpus or trained.config.corpus
+    corpus = load_corpus(corpus_name)
+    if options.split and options.split not in corpus:
+        known = ", ".join(corpus)
+        raise ValueError(f"{corpus_name} has no split {options.split!r}: choose from {known}")
+    return {s: corpus[s] for s in ([options.split] if options.split else held_out_splits(corpus))}
+
+
+def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> list[str]:
+    """Cased BLEU, lower-cased BLEU and chrF2, from 0 to 100, each in a line with its signature."""
+    from sacrebleu.metrics import CHRF
+
+    cased = corpus_bleu(outputs, references)
+    lower = corpus_bleu(outputs, references, lowercase=True)
+    metric = CHRF()
+    letters = metric.corpus_score(list(outputs), [list(references)])
+    return [
+        f"BLEU {cased.score:.2f}  {how}  ({cased.signature})",
+        f"lower-cased BLEU {lower.score:.2f}  ({lower.signature})",
+        f"{letters.name} {letters.score:.2f}  ({metric.get_signature()})",
+    ]
+
+
+def run_evaluate(options: EvaluateOptions) -> None:
+    """Translate, and print sacreBLEU's scores with signatures and the first few translations."""
+    trained = open_model(options)
+    for name, pairs in pairs_to_score(options, trained).items():
+        print(f"translating {len(pairs):,} lines of {name}", file=sys.stderr)
+        sources, references = zip(*pairs, strict=True)
+        rows = [row for group in row_groups(trained, text_stream(sources)) for row in group]
+        outputs = [texts[0][0] for texts in best_texts(trained, rows, options)]
+        for line in score_lines(outputs, references, options.in_words()):
+            print(f"{name}: {line}")
+        for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:
+            print(f"\n  source       {source}\n  reference    {reference}\n  translation  {output}")
+
+
+def parse(argv: Sequence[str]) -> EvaluateOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    flags = {"sample": FLAGS["sample"]}
+    return read(__name__, EvaluateOptions, argv, "Measure a model by sacreBLEU.", flags=flags)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_evaluate, argv)

@@ -1,0 +1,58 @@
+"""Write a model for ONNX Runtime and for CTranslate2: `python -m scripts.export FOLDER`.
+
+It needs the packages of `pip install -e '.[export]'`.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.export"))
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from scripts.book.command import read, serve
+from scripts.ch09_decoding_and_bleu import export_ctranslate2, export_onnx, need_packages
+from scripts.translate import ModelOptions, open_model
+
+
+@dataclass
+class ExportOptions:
+    """What to write, and where."""
+
+    folder: str
+    """Where to write; each format gets a folder of its own in it."""
+    model: str | None = None
+    """A model's folder; by default the best one that ships."""
+    format: Literal["onnx", "ctranslate2", "both"] = "both"
+    """What to write."""
+
+
+def run_export(options: ExportOptions) -> None:
+    """Write the model in the chosen formats. Raises ValueError where that can't be."""
+    writers = {"onnx": export_onnx, "ctranslate2": export_ctranslate2}
+    chosen = list(writers) if options.format == "both" else [options.format]
+    need_packages(*chosen)  # before anything is written
+    trained = open_model(ModelOptions(model=options.model, device="cpu"))
+    for name in chosen:
+        folder = Path(options.folder) / name
+        try:
+            writers[name](trained, folder)
+        except OSError as error:
+            reason = f"can't write to {folder} ({error.strerror or error})"
+            raise ValueError(f"{reason}: choose another folder") from error
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        print(f"{folder}: {size / 1e6:.1f} MB")
+
+
+def parse(argv: Sequence[str]) -> ExportOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    places = {"folder": "Where to write: FOLDER/onnx, FOLDER/ctranslate2."}
+    return read(__name__, ExportOptions, argv, "Write a model in other formats.", places)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_export, argv)

@@ -1,0 +1,148 @@
+"""What each ingredient of chapter 8's recipe is worth: `python -m scripts.studies.ingredients`.
+
+The narrow preset is trained with one of them changed at a time. A run that is done is only read
+when the command is given again, so that it goes on where it stopped.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.ingredients"))
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from scripts import runs_folder
+from scripts.book.command import as_typed, read, serve
+from scripts.book.files import write_whole
+from scripts.book.records import provenance, save_record
+from scripts.ch07_going_fast import keep_memory
+from scripts.ch08_training_run import (
+    PRESETS,
+    TrainConfig,
+    TrainingData,
+    average_if_better,
+    evaluate,
+    fit,
+    load_model,
+    pick_device,
+    prepare,
+    writable,
+)
+from scripts.ch09_decoding_and_bleu import paired_difference
+from scripts.engine.checkpoints import saved_states
+from scripts.train import preset_named
+
+INGREDIENTS: dict[str, dict[str, Any]] = {
+    "the recipe": {},
+    "no label smoothing": {"smoothing": 0.0},
+    "dropout 0.3": {"dropout": 0.3},
+    "Xavier's tables": {"embedding_init": "xavier"},
+    "post-norm": {"norm_first": False},
+    "peak rate / 4": {"lr": 7.5e-4},
+    "BPE-dropout 0.1": {"bpe_dropout": 0.1},
+    "R-Drop 1": {"r_drop": 1.0},
+    "Muon": {"optimizer": "muon"},
+}
+
+
+@dataclass
+class AblationOptions:
+    """What is trained."""
+
+    corpus: Literal["sample", "multi30k"] = "multi30k"
+    """What to learn from."""
+    preset: str = "narrow"
+    """The recipe that is changed."""
+    seeds: int = 1
+    """Runs of each changed row."""
+    base_seeds: int = 3
+    """Runs of the recipe itself: their spread is the noise that a difference has to exceed."""
+    device: str = "cpu"
+    """Where they run."""
+    save: bool = False
+    """Keep the result as results/recipe-CORPUS.json, which the chapter shows."""
+
+    def __post_init__(self):
+        preset_named(self.preset)
+
+
+def ablation_run(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, Any]:
+    """One run of the ablation, scored on the validation split; done before, it is only read."""
+    path = folder / "score.json"
+    if path.is_file():
+        return json.loads(path.read_text("utf-8"))
+    history = fit(config, data, writable(folder), resume=bool(saved_states(folder)))
+    trained = load_model(folder, config.device)  # the best epoch's
+    means = average_if_better(config, data, folder)
+    score = {
+        "seed": config.seed,
+        "parameters": sum(p.numel() for p in trained.model.parameters()),
+        "seconds": round(sum(row["seconds"] for row in history)),
+        "history": [round(row["val_bleu"], 3) for row in history],
+        "best": round(max(row["val_bleu"] for row in history), 3),
+        "at lowest loss": round(min(history, key=lambda row: row["val_loss"])["val_bleu"], 3),
+        "mean of epochs": round(list(means.values())[-1], 3),
+        "beam": evaluate(trained, data.corpus["val"], config.beam, config.alpha)["bleu"],
+        "translations": evaluate(trained, data.corpus["val"])["translations"],
+    }
+    write_whole(path, json.dumps(score, ensure_ascii=False).encode())
+    return score
+
+
+def ablate(options: AblationOptions) -> dict[str, Any]:
+    """Train every row of `INGREDIENTS` with every seed; the record."""
+    base = replace(PRESETS[options.preset], corpus=options.corpus, device=options.device)
+    if pick_device(options.device).type == "cpu":
+        keep_memory()
+    data = prepare(base)  # no ingredient changes what is read
+    scores: dict[str, list[dict[str, Any]]] = {name: [] for name in INGREDIENTS}
+    most = max(options.seeds, options.base_seeds)
+    for seed, (name, changes) in itertools.product(range(1, most + 1), INGREDIENTS.items()):
+        slug = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
+        folder = runs_folder() / f"ablate-{options.corpus}" / f"{slug}-{seed}"
+        asked = seed <= (options.seeds if changes else options.base_seeds)
+        if not asked and not (folder / "score.json").is_file():  # a run that is there counts
+            continue
+        config = replace(base, seed=seed, name=folder.name, **changes)
+        score = ablation_run(config, data, folder)
+        tqdm.write(f"{name}, seed {seed}: {score['best']:.2f}, beam {score['beam']:.2f}")
+        scores[name].append(score)
+    references = [english for _, english in data.corpus["val"]]
+    for runs in scores.values():
+        for run_of, base_run in zip(runs, scores["the recipe"], strict=False):
+            given = (base_run["translations"], run_of["translations"], references)
+            run_of["p"] = None if run_of is base_run else round(paired_difference(*given).p, 4)
+    for run_of in (one for runs in scores.values() for one in runs):
+        del run_of["translations"]
+    runs_of = {name: len(runs) for name, runs in scores.items()}  # as many as there are
+    changed = max(count for name, count in runs_of.items() if INGREDIENTS[name])
+    there = replace(options, seeds=changed, base_seeds=runs_of["the recipe"])
+    command = as_typed(__name__, there, always=("seeds", "base_seeds"))
+    record = {
+        **provenance(command, pick_device(options.device)),
+        "corpus": options.corpus,
+        "config": asdict(base),
+        "rows": {
+            name: {"changes": INGREDIENTS[name], "runs": runs} for name, runs in scores.items()
+        },
+    }
+    if options.save:
+        save_record(f"recipe-{options.corpus}", record)
+    return record
+
+
+def parse(argv: Sequence[str]) -> AblationOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    return read(__name__, AblationOptions, argv, "Change one ingredient at a time.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, ablate, argv, "interrupted: the same command goes on where it was")

@@ -1,0 +1,226 @@
+"""Translate texts, or lines of a file or a pipe: `python -m scripts.translate "Ein Hund schläft."`.
+
+It keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon
+as there is one; and one clear line, never a traceback, where something is wrong.
+
+Lines come as they come. `read1` waits until there is something, and hands over what there is, up to
+a limit. So a file comes in large groups, a slow pipe in small ones, and a person gets an answer to
+each line. Memory is bounded by two limits, one on a group and one on a line. Only a newline ends a
+line: Python's `splitlines` knows ten more ends, with which a text could become two, and every line
+after it would stand beside a wrong partner.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.translate"))
+
+import codecs
+import contextlib
+import io
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from tqdm import tqdm
+
+from scripts.book.command import read, serve
+from scripts.ch03_embeddings_and_positions import MAX_LEN
+from scripts.ch06_multi30k import source_ids
+from scripts.ch07_going_fast import keep_memory
+from scripts.ch08_training_run import Trained, load_model, pick_device
+from scripts.ch09_decoding_and_bleu import DecodeOptions, decode_hypotheses, default_model
+
+GROUP_LINES = 512  # are decoded together at most
+
+
+LINE_BYTES = 2**16  # of a line are read: 256 for each token that the model takes
+
+
+@dataclass(frozen=True)
+class InputLine:
+    """A line without its newline: its first `LINE_BYTES` bytes, and its whole size in bytes."""
+
+    start: bytes
+    size: int
+
+
+def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
+    """The lines of `stream` in groups: those at hand, at most `GROUP_LINES`, and first fewer.
+
+    A last line without a newline counts; the nothing after a last newline doesn't.
+    """
+    start, size, most = b"", 0, 16
+    while chunk := stream.read1(LINE_BYTES):
+        *ends, rest = chunk.split(b"\n")
+        lines = []
+        for end in ends:
+            lines.append(InputLine((start + end)[:LINE_BYTES], size + len(end)))
+            start, size = b"", 0
+        start, size = (start + rest)[:LINE_BYTES], size + len(rest)
+        while lines:
+            yield lines[:most]
+            lines, most = lines[most:], min(2 * most, GROUP_LINES)
+    if size:
+        yield [InputLine(start, size)]
+
+
+def text_stream(texts: Iterable[str]) -> BinaryIO:
+    """Texts as a stream of bytes, each ended by a newline; bytes that are no text stay so."""
+    return io.BytesIO("".join(f"{text}\n" for text in texts).encode("utf-8", "surrogateescape"))
+
+
+def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
+    """A line to at most `MAX_LEN` ids, eos included; stderr is told what was changed."""
+    whole = line.size == len(line.start)
+    text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a cut letter is left out
+    tokens = len(trained.tokenizer.encode(text.strip())) + 1  # and eos
+    changes = []
+    if not line.start.startswith(text.encode()):
+        changes.append("is not UTF-8 (bad bytes are read as U+FFFD)")
+    if not whole:
+        changes.append(f"has {line.size:,} bytes (only the first {LINE_BYTES:,} are read)")
+    if tokens > MAX_LEN:
+        changes.append(f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)")
+    if changes:
+        tqdm.write(f"note: line {number} {' and '.join(changes)}", file=sys.stderr)
+    return source_ids(text.strip(), trained.tokenizer)
+
+
+def row_groups(trained: Trained, stream: BinaryIO) -> Iterator[list[list[int]]]:
+    """The lines of `stream`, encoded, in the groups in which they come."""
+    numbers = itertools.count(1)
+    for group in line_groups(stream):
+        yield [encode_line(trained, line, next(numbers)) for line in group]
+
+
+@dataclass
+class ModelOptions(DecodeOptions):
+    """Which model, and how it searches."""
+
+    model: str | None = None
+    """A model's folder; by default the best one that ships."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, …"""
+
+
+@dataclass
+class TranslateOptions(ModelOptions):
+    """What to translate, and what to print."""
+
+    text: list[str] = field(default_factory=list)
+    """Texts; each line of them gives a line of output."""
+    input: str | None = None
+    """A file to translate, a sentence a line; by default standard input."""
+    nbest: int | None = None
+    """Print the N best of each line's beam, as Moses does: NUMBER FROM 0 ||| TEXT ||| SCORE."""
+    scores: bool = False
+    """Print TEXT, a tab, SCORE: log-probability / length^alpha."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.text and self.input is not None:
+            raise ValueError("either texts or --input, not both")
+        most = 1 if self.sample else self.beam
+        if self.nbest is not None and not 1 <= self.nbest <= most:
+            hint = "sampling draws one" if self.sample else "widen --beam"
+            raise ValueError(f"nbest must be from 1 to {most}, not {self.nbest}: {hint}")
+
+
+def best_texts(
+    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
+) -> list[list[tuple[str, float]]]:
+    """Up to `nbest` texts for each row with their scores, best first; for want of any, ("", 0.0).
+
+    No text holds a line end of any kind.
+    """
+    return [
+        [
+            (" ".join(trained.tokenizer.decode(h.ids).splitlines()), h.score(options.alpha))
+            for h in found
+        ]
+        or [("", 0.0)]
+        for found in decode_hypotheses(trained, rows, options, nbest)
+    ]
+
+
+def best_texts_by_line(
+    trained: Trained, rows: Sequence[Sequence[int]], options: TranslateOptions, first: int
+) -> list[list[tuple[str, float]]]:
+    """`best_texts` of the lines from number `first`; a draw depends on line and number alone."""
+    if not options.sample:
+        return best_texts(trained, rows, options, options.nbest or 1)
+    seeds = ((options.seed + number) % 2**63 for number in itertools.count(first))
+    alone = (([row], replace(options, seed=seed)) for row, seed in zip(rows, seeds, strict=False))
+    return [found for row, how in alone for found in best_texts(trained, row, how)]
+
+
+def in_print(found: Sequence[tuple[str, float]], number: int, options: TranslateOptions) -> str:
+    """The output for line `number`, from 0: one line, or with `nbest` one for each text found."""
+    if options.nbest is not None:
+        return "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in found)
+    text, score = found[0]
+    return f"{text}\t{score:.4f}" if options.scores else text
+
+
+def open_model(options: ModelOptions) -> Trained:
+    """The model that the options name. Raises ValueError or FileNotFoundError where it is unfit."""
+    keep_memory()
+    folder = Path(options.model) if options.model else default_model()
+    return load_model(folder, pick_device(options.device))
+
+
+def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[BinaryIO]:
+    """What to translate, as bytes. Raises ValueError where there is nothing to read from."""
+    if options.text:
+        return text_stream(options.text)
+    if options.input is not None:
+        try:
+            return open(options.input, "rb")
+        except OSError as error:
+            raise ValueError(f"can't read {options.input!r}: {error.strerror}") from error
+    if sys.stdin is None:
+        raise ValueError("there is no standard input: give texts, or --input FILE")
+    return contextlib.nullcontext(sys.stdin.buffer)  # not ours to close
+
+
+def progress(options: TranslateOptions) -> tqdm:
+    """A count of lines on standard error, for who waits at a terminal and sees nothing else."""
+    typed = options.input is None and sys.stdin is not None and sys.stdin.isatty()
+    seen = sys.stdout is not None and sys.stdout.isatty()
+    hidden = bool(options.text) or typed or seen or not sys.stderr.isatty()
+    return tqdm(desc="translated", unit=" lines", leave=False, disable=hidden)
+
+
+def run_translate(options: TranslateOptions) -> None:
+    """Print a line, or with `nbest` several, for each line of the input."""
+    done = 0
+    with open_input(options) as stream, progress(options) as bar:
+        trained = open_model(options)
+        for rows in row_groups(trained, stream):
+            found = best_texts_by_line(trained, rows, options, first=done)
+            printed = [in_print(texts, done + i, options) for i, texts in enumerate(found)]
+            # One write, newline and all: Ctrl-C must not come between a line and its end.
+            print("\n".join(printed) + "\n", end="", flush=True)
+            done += len(rows)
+            bar.update(len(rows))
+
+
+FLAGS = {  # options that take no value
+    "sample": "Draw each token.",
+    "scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha.",
+}
+
+
+def parse(argv: Sequence[str]) -> TranslateOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    places = {"text": "Texts, each a line of output; without any, --input or stdin."}
+    return read(__name__, TranslateOptions, argv, "Translate from German.", places, FLAGS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_translate, argv)

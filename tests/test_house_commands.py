@@ -1,0 +1,170 @@
+"""Commands: options from a dataclass, one line for a mistake, a clean way out; what is repeated."""
+
+import importlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pytest
+import torch
+from conftest import CHAPTERS, ROOT
+
+from scripts.book.command import as_typed, read, serve
+from scripts.book.records import provenance
+
+RECORDS = sorted((ROOT / "results").glob("*.json"))
+SHAPES = [("scripts", "*.py"), ("scripts/studies", "*.py"), ("scripts/bench", "*.py")]
+COMMANDS = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for folder, shape in SHAPES
+    for path in sorted((ROOT / folder).glob(shape))
+    if "\ndef main(" in path.read_text("utf-8") and path not in CHAPTERS
+]
+
+
+@dataclass
+class ShoutOptions:
+    """What is shouted, and how."""
+
+    word: list[str] = field(default_factory=list)
+    """Not shown: `places` says it."""
+    tone: Literal["high", "low"] = "low"
+    """How high."""
+    times: int = 2
+    """How often."""
+    echo: bool = False
+    """With an echo."""
+    device: str = "cpu"
+    """Where."""
+    save: bool = False
+    """Keep it."""
+
+    def __post_init__(self):
+        if self.times < 1:
+            raise ValueError("times must be at least 1")
+
+
+def parse(argv):
+    places, flags = {"word": "What to shout."}, {"echo": "With an echo."}
+    return read("scripts.shout", ShoutOptions, argv, "Shout.", places, flags)
+
+
+def shout(options):
+    print(" ".join(options.word).upper() * options.times)
+
+
+def test_fields_are_options(capsys):
+    assert parse([]) == ShoutOptions()
+    asked = parse(["1.5", "{a: b}", "--times", "3", "--echo", "--tone", "high"])
+    assert asked == ShoutOptions(["1.5", "{a: b}"], "high", 3, True)
+    defaults = read("scripts.shout", ShoutOptions, ["--tone", "high"], defaults={"times": 9})
+    assert (defaults.times, defaults.tone) == (9, "high")
+    assert serve(parse, shout, ["ho", "--times", "1"]) == 0
+    assert capsys.readouterr().out == "HO\n"
+
+
+def test_help_tells_of_every_field(capsys):
+    with pytest.raises(SystemExit) as done:
+        serve(parse, shout, ["--help"])
+    said = capsys.readouterr().out
+    assert done.value.code == 0 and "python -m scripts.shout" in said
+    for words in ("Shout.", "What to shout.", "How high.", "How often.", "With an echo."):
+        assert words in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--times", "many"], "times"),
+        (["--times", "0"], "at least 1"),
+        (["--tone", "shrill"], "tone"),
+        (["--volume", "11"], "unrecognized"),
+    ],
+)
+def test_a_mistake_gets_one_line(argv, says, capsys):
+    assert serve(parse, shout, argv) == 2
+    done = capsys.readouterr()
+    assert done.out == "" and done.err.startswith("error: ") and says in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "says"),
+    [
+        (KeyboardInterrupt(), 130, "again goes on"),
+        (BrokenPipeError(), 141, ""),
+        (OSError(28, "No space left"), 2, "No space left"),
+        (torch.OutOfMemoryError("CUDA out of memory"), 2, "memory is full: buy more"),
+    ],
+)
+def test_every_end_has_its_code(fault, code, says, capsys):
+    def fail(options):
+        raise fault
+
+    assert serve(parse, fail, [], "again goes on", "buy more") == code
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == bool(says)
+    assert serve(parse, lambda options: 143, []) == 143  # a command may give its own
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    def broken(options):
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        serve(parse, broken, [])
+
+
+def test_a_command_is_said_as_it_would_be_typed():
+    typed = as_typed("scripts.shout", ShoutOptions(times=3, echo=True, device="cuda"), ["tone"])
+    assert typed == "python -m scripts.shout --tone low --times 3 --echo true --save true"
+    low = as_typed("scripts.shout", ShoutOptions(tone="high"), places=["tone"])
+    assert low == "python -m scripts.shout high --save true"
+    assert provenance(typed)["repeat"] == provenance(typed)["command"] == typed
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_parses_serves_and_answers_while_libraries_load(name):
+    """It hands over to itself before it imports anything."""
+    module = importlib.import_module(name)
+    assert callable(module.parse) and callable(module.main) and module.__doc__
+    text = (ROOT / f"{name.replace('.', '/')}.py").read_text("utf-8")
+    guard = text.index('if __name__ == "__main__":')
+    assert text.index(f'raise SystemExit(launch("{name}"))') > guard
+    assert "import" not in text[len(module.__doc__) + 6 : guard]
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_every_record_says_how_to_repeat_it(path):
+    """Right after the command that made it; the module is there, and its parser takes it."""
+    record = json.loads(path.read_text("utf-8"))
+    assert list(record)[:2] == ["command", "repeat"]
+    python, flag, module, *words = shlex.split(record["repeat"])
+    assert (python, flag) == ("python", "-m")
+    importlib.import_module(module).parse(words)
+
+
+def test_an_interrupt_while_libraries_load_ends_quietly(tmp_path):
+    (tmp_path / "slow_library.py").write_text("raise KeyboardInterrupt\n", "utf-8")
+    code = "import sys; from scripts.book.command import launch; sys.exit(launch('slow_library'))"
+    paths = os.pathsep.join([str(ROOT), str(tmp_path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_runs_live_where_the_environment_says(monkeypatch, tmp_path):
+    from scripts import runs_folder
+
+    monkeypatch.delenv("SERIES_RUNS", raising=False)
+    assert runs_folder() == ROOT / "runs"
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    assert runs_folder() == tmp_path
