@@ -1,0 +1,206 @@
+"""Races of training steps: each is fed alike, paired round by round, and put on record."""
+
+import json
+import random
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from conftest import ROOT
+from torch.testing import assert_close
+
+from scripts.bench import gpu, training
+from scripts.bench.peers import PEERS, TorchTransformer, peer_loss
+from scripts.bench.training import (
+    OURS,
+    OURS_HALF,
+    WITHOUT,
+    BenchOptions,
+    Contender,
+    Worker,
+    batch_as,
+    batches_to_time,
+    peer_contenders,
+    race,
+    step_contenders,
+)
+from scripts.ch04_encoder_decoder import to_torch_transformer
+from scripts.ch05_training import BOS, EOS, LabelSmoothing
+from scripts.ch06_multi30k import FIXED_WIDTH, Example
+from scripts.ch07_going_fast import BASE, SMALL, TINY, example_batch, fast_loss, series_model
+
+SHAPE = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "vocab": 50}
+
+
+def examples(count, longest, seed=0, vocab=50):
+    rng = random.Random(seed)
+
+    def ids(n):
+        return [rng.randrange(EOS + 1, vocab) for _ in range(n)]
+
+    sizes = [(rng.randint(1, longest), rng.randint(1, longest)) for _ in range(count)]
+    return [Example([*ids(s), EOS], [BOS, *ids(t), EOS]) for s, t in sizes]
+
+
+def test_pytorchs_transformer_with_our_weights_has_our_loss():
+    """Or the race would be against something else."""
+    torch.manual_seed(7)
+    model = series_model(replace(TINY, norm_first=True)).double().eval()
+    peer = TorchTransformer(replace(TINY, norm_first=True)).double().eval()
+    peer.embed[0].lut.weight.data.copy_(model.tgt_embed[0].lut.weight)
+    peer.generator.bias.data.copy_(model.generator.proj.bias)
+    peer.body.load_state_dict(to_torch_transformer(model).double().state_dict())
+    given = example_batch(TINY.vocab), LabelSmoothing(0.1)
+    assert_close(peer_loss(peer, *given)[0], fast_loss(model, *given)[0])
+
+
+def test_batches_of_each_kind_hold_their_budget():
+    pairs = examples(300, 20)
+    for kind in ("fixed", "buckets"):
+        batches = batches_to_time(kind, pairs, 400, 5)
+        assert len(batches) == 5
+        for batch in batches:
+            made = batch_as(kind, batch)
+            width = max(made.src.size(1), made.tgt.size(1))
+            assert made.src.numel() <= 400 and made.tgt.numel() <= 400 or len(batch) == 1
+            assert width == FIXED_WIDTH if kind == "fixed" else width <= 22
+            assert made.ntokens == sum(len(e.tgt) - 1 for e in batch)
+
+
+def test_a_race_is_of_pairs_and_two_processes_are_alive(monkeypatch):
+    contenders = {
+        "ours": replace(OURS, shape=SHAPE),
+        "padded": Contender(shape=SHAPE, batches="fixed"),
+        "nn.Transformer, bf16": Contender("nn.Transformer", shape=SHAPE, autocast=True),
+    }
+    alive, most = set(), []
+    start, finish = Worker.__init__, Worker.finish
+
+    def started(self, *given):
+        start(self, *given)
+        alive.add(self)
+        most.append(len(alive))
+
+    def finished(self):
+        alive.discard(self)
+        return finish(self)
+
+    monkeypatch.setattr(Worker, "__init__", started)
+    monkeypatch.setattr(Worker, "finish", finished)
+    options = BenchOptions(rounds=3, count=2, max_tokens=200)
+    reports = race("ours", contenders, examples(60, 9), options)
+    assert reports.keys() == contenders.keys() and max(most) == 2 and not alive
+    for name, report in reports.items():
+        assert 0 < report["lowest"] <= report["tokens_per_second"] <= report["highest"]
+        assert report["peak_bytes"] > 0 and report["flops_per_second"] > 0
+        if name != "ours":
+            assert len(report["rounds"]) == 3
+            assert report["times"] == sorted(report["rounds"])[1]
+    assert reports["ours"]["parameters"] == reports["nn.Transformer, bf16"]["parameters"]
+
+
+def test_a_ratio_is_that_of_times_for_the_same_tokens(monkeypatch):
+    """With processes that say beforehand how long they take."""
+
+    class Told:
+        def __init__(self, contender, batches, folder):
+            self.pace, self.paces = contender.threads, []
+
+        def round(self):
+            self.paces.append(float(self.pace))
+            return self.paces[-1]
+
+        def finish(self):
+            return {"seconds_per_step": 1.0, "told": self.paces}
+
+    monkeypatch.setattr(training, "Worker", Told)
+    contenders = {"one": replace(OURS, threads=2), "other": replace(OURS, threads=5)}
+    reports = race("one", contenders, examples(60, 9), BenchOptions(rounds=2, count=1))
+    assert reports["other"]["times"] == 2.5 and reports["other"]["rounds"] == [2.5, 2.5]
+
+
+def test_a_dead_contender_is_an_error_and_not_a_hang(tmp_path):
+    worker = Worker(Contender(shape={"h": 7}), [examples(2, 3)], tmp_path)  # 256 is no multiple
+    with pytest.raises((RuntimeError, BrokenPipeError)):
+        worker.step(0)
+    worker.process.wait()
+
+
+@pytest.mark.parametrize("ours", [OURS, OURS_HALF], ids=["float32", "bf16"])
+def test_each_row_of_the_steps_differs_in_one_thing(ours):
+    contenders = step_contenders(ours)
+    flat = {name: asdict(one) | {"how": None} | one.how for name, one in contenders.items()}
+    for name, other in flat.items():
+        apart = sum(flat["ours"][key] != other[key] for key in other)
+        assert apart == (name != "ours"), name
+    switches = set(asdict(training.FAST)) - {"half"}
+    assert switches == {key for change in WITHOUT.values() for key in change}
+
+
+def test_every_peer_races_in_both_precisions_with_and_without_kept_memory():
+    contenders = peer_contenders()
+    for model in ("textbook", *PEERS):
+        settings = {
+            (one.autocast, one.keep_memory)
+            for name, one in contenders.items()
+            if name.startswith(f"{model}, ")
+        }
+        assert len(settings) == 4, model
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["peer"], ["peers", "--rounds", "x"], ["steps", "--fast", "1"]]
+)
+def test_a_mistake_on_the_command_line_gets_one_line(argv, capsys):
+    assert training.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_the_gpu_benchmark_says_what_it_lacks(capsys):
+    if torch.cuda.is_available():
+        return
+    assert gpu.main([]) == 2 and "needs a GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", gpu.gpu_stages())
+def test_every_stage_of_the_gpu_benchmark_runs_on_a_cpu_too(name):
+    stage, shape = gpu.gpu_stages()[name], replace(TINY, N=1)
+    report = gpu.gpu_stage(stage, shape, examples(60, 9), 64, 2, torch.device("cpu"))
+    assert report["seconds_per_step"] > 0 and report["flops_per_second"] > 0
+
+
+# The records
+
+
+def record(name):
+    return json.loads((ROOT / "results" / f"speed-{name}.json").read_text("utf-8"))
+
+
+def test_records_are_of_the_contenders_that_the_module_names():
+    peers, steps = record("peers"), record("steps")
+    assert peers["contenders"] == {n: asdict(c) for n, c in peer_contenders().items()}
+    for ours, found in ((OURS, steps), (OURS_HALF, steps["half"])):
+        wanted = {n: asdict(c) for n, c in step_contenders(ours).items()}
+        assert wanted.items() <= found["contenders"].items()
+    assert record("base")["shape"] == asdict(BASE) and peers["shape"] == asdict(SMALL)
+
+
+def test_the_recorded_race_holds_what_is_claimed():
+    """1.8 times our own float32; 3 times the best peer as it comes, 1.5 times it at its best."""
+    reports = record("peers")["reports"]
+    rivals = [name for name in reports if name.split(",")[0] in PEERS]
+    assert reports["ours, float32"]["times"] >= 1.8
+    assert min(reports[n]["times"] for n in rivals if n.endswith(", float32")) >= 3
+    assert min(reports[n]["times"] for n in rivals if n.endswith("bf16, memory kept")) >= 1.5
+    lean = min(reports[n]["peak_bytes"] for n in rivals)
+    assert all(reports[f"ours, {kind}"]["peak_bytes"] < lean for kind in ("bf16", "float32"))
+
+
+def test_recorded_utilisation_follows_from_operations_and_time():
+    base = record("base")
+    account = base["account"]
+    seconds = base["reports"]["ours"]["seconds_per_step"]
+    assert 0.7 < sum(account.values()) / seconds < 1.5  # the profiler's total, in a run of its own
+    assert account["matrix products"] > 0.6 * sum(account.values())
+    assert base["reports"]["ours"]["mfu"] >= 0.6
