@@ -698,7 +698,7 @@ if hasattr(torch.optim, "Muon"):
 # %% [markdown]
 # Three more choices are made here, each an option:
 #
-# - **Precision.** On a GPU products run several times faster in bfloat16, a number with float32's range and three good digits. `torch.autocast` computes the products so and leaves sums, losses and weights in float32. On a CPU the default is float32.
+# - **Precision.** Products of bfloat16 numbers, which have float32's range and three good digits, are several times faster where the device has instructions for them: every GPU of today, few CPUs. `--precision auto` asks; what it decides is part of the run, so that a resume on another machine can't change it unnoticed. Weights, sums and losses stay in float32. On a GPU `torch.autocast` does this, on a CPU chapter 7's switch `half`.
 # - **`--compile true`** hands the loss to torch.compile, which fuses small operations. It needs a minute first, and shapes that don't depend on the data; so it takes the static switches of chapter 7.
 # - **R-Drop** (Wu, Li et al. 2021). Two passes over the same batch drop different units and give two distributions $p_1, p_2$ for each word. Both are trained on the word, and to agree:
 #
@@ -1868,7 +1868,7 @@ def publish(folder: Path, name: str, record: dict[str, Any]) -> None:
 #
 # ### On a GPU
 #
-# With a GPU the products are computed in bfloat16, by autocast (`--precision float32` switches it off); weights, sums and the optimizer stay in float32. `--compile true` lets torch.compile rewrite the step. The optimizer is fused either way, until `--fused false`. On a CPU all is float32 unless you ask otherwise.
+# With a GPU the products are computed in bfloat16, by autocast, and so they are on a CPU that has the instructions (`--precision float32` switches it off); weights, sums and the optimizer stay in float32. `--compile true` lets torch.compile rewrite the step. The optimizer is fused either way, until `--fused false`. The `sample` preset is float32 everywhere: what ships can be made again, bit for bit.
 #
 # ### On several GPUs, or several machines
 #
