@@ -2260,7 +2260,7 @@ print(f"95% of the draws lie between {compared.low:+.2f} and {compared.high:+.2f
 assert compared.p > 0.05 and compared.low <= 0 <= compared.high
 
 # %% [markdown]
-# Two sentences leave the coins little to say: most swaps part the systems as far as they are. At best p could have been about a half.
+# Two sentences leave the coins little to say. There are four outcomes: with none or both of them swapped the distance is the measured one, so p can't be below a half. Here one swap alone sets the systems at least as far apart, so p is 1.
 #
 # Check: swap the texts themselves, and let sacreBLEU score them. The two systems in the other order give the same p. And a system against itself has p = 1.
 
@@ -2287,9 +2287,9 @@ itself = paired_difference(outputs, outputs, references, trials=100, samples=100
 assert itself.p == 1 and itself.difference == itself.low == itself.high == 0
 
 # %% [markdown]
-# **Pitfall.** *A p that finds equals different.* sacreBLEU's own paired tests answer with a p, too. Ask them about a system and itself: 1/1001, the smallest p that a thousand draws can give. They count only what is *further* apart than the measured difference, and nothing is further than 0 from 0. Its paired bootstrap has a second fault. To learn how far equals part, it takes the mean of $|d^*|$ away from $|d^*|$, where it should take the mean of $d^*$ away from $d^*$; what is left is too small, and so is p. (Koehn 2004, who is cited for it, counts in how many draws the better system wins. That is another statistic.)
+# **Pitfall.** *A p that finds equals different.* sacreBLEU's own paired bootstrap answers with a p, too. Ask it about a system and itself: 1/1001, the smallest p that a thousand draws can give. It counts only what is *further* apart than the measured difference, and nothing is further than 0 from 0. And it has a second fault. Let $d_b$ be the difference in a draw of its bootstrap. To learn how far apart chance sets equal systems, it subtracts the mean of $|d_b|$ from each $|d_b|$, where it should subtract the mean of $d_b$ from each $d_b$; what is left is too small, and so is p. (Koehn 2004, who is cited for it, counts in how many draws the better system wins. That is another statistic.)
 #
-# **Predict.** Two systems lose a fifth of the words each, by chance. We deal their outputs out by coins, two hundred times: that makes two hundred pairs of *equals*. How many of them does each test call different, at 5%?
+# **Predict.** Two systems lose a fifth of the words each, by chance. We deal their outputs out by coins, two hundred times: that makes two hundred pairs of *equals*. How many of them does each test call different, at 5%? Ten would be right.
 
 
 # %%
