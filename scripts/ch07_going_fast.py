@@ -1516,7 +1516,7 @@ def keep_memory() -> bool:
 
 
 # %%
-def worth_frame(record: dict[str, Any]) -> pd.DataFrame:
+def switches_frame(record: dict[str, Any]) -> pd.DataFrame:
     """How many times as long a step takes without each part, in both precisions, with its range."""
     rows = []
     for precision, reports in (
@@ -1531,9 +1531,9 @@ def worth_frame(record: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def worth_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+def switches_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     """What each part is worth: a dot and its range for either precision."""
-    frame = rounded(worth_frame(record))
+    frame = rounded(switches_frame(record))
     order = frame[frame["precision"] == "float32"].sort_values("times", ascending=False)["without"]
     y = alt.Y("without:N", sort=list(order), title=None, axis=alt.Axis(grid=True))
     x = alt.X("times:Q", title="times as long", scale=alt.Scale(zero=False, nice=False, padding=12))
@@ -1554,13 +1554,13 @@ def worth_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     )
 
 
-worth_chart(record)
+switches_chart(record)
 
 # %% [markdown]
 # *Dropout's random numbers* are worth most in both precisions, and more in 16 bits, where everything else has shrunk. *LayerNorm in one kernel*, *the loss in chunks* and *attention by hand* pay as well; the loss saves half of the memory besides. Kept memory gives a few percent. *Joint projections* and *the fused Adam* can't be told from noise. Two cost time here. *Rows*: these buckets have hardly any padding to save, and each trip between rows and rectangles is a copy; where batches are less tidy, rows pay. And *oneDNN's products* in float32: they were the faster ones on another maker's processor, where earlier records come from, and on this one MKL is. So a switch is worth asking for on each machine.
 
 # %%
-worth = worth_frame(record).set_index(["without", "precision"])
+worth = switches_frame(record).set_index(["without", "precision"])
 for precision in ("float32", "bfloat16"):
     one = worth.xs(precision, level="precision")
     assert one["times"].idxmax() == "dropout from 16 bits"

@@ -80,7 +80,7 @@ def test_the_sample_corpus_is_learned_alike_in_both_precisions(data, tmp_path):
         folder.mkdir()
         history = ch08.fit(config, data, folder)
         ends[precision] = history[-1]["val_loss"]
-        assert history[-1]["val_loss"] < 0.6 * history[0]["val_loss"]
+        assert history[-1]["val_loss"] < history[0]["val_loss"] - 0.2
         assert {"seconds", "cpu_seconds"} <= history[-1].keys()
     assert abs(ends["bf16"] / ends["float32"] - 1) < 0.05
     assert asdict(config)["precision"] == "bf16"
