@@ -1557,7 +1557,7 @@ def switches_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 switches_chart(record)
 
 # %% [markdown]
-# *Dropout's random numbers* are worth most in both precisions, and more in 16 bits, where everything else has shrunk. *LayerNorm in one kernel*, *the loss in chunks* and *attention by hand* pay as well; the loss saves half of the memory besides. Kept memory gives a few percent. *Joint projections* and *the fused Adam* can't be told from noise. Two cost time here. *Rows*: these buckets have hardly any padding to save, and each trip between rows and rectangles is a copy; where batches are less tidy, rows pay. And *oneDNN's products* in float32: they were the faster ones on another maker's processor, where earlier records come from, and on this one MKL is. So a switch is worth asking for on each machine.
+# *Dropout's random numbers* are worth most in both precisions, and more in 16 bits, where everything else has shrunk. *LayerNorm in one kernel*, *the loss in chunks* and *attention by hand* pay as well; the loss saves half of the memory besides. Kept memory gives a few percent. *Joint projections* and *the fused Adam* are hard to tell from noise. *Rows* do nothing here: the buckets leave so little padding that the rectangles stay. (They did cost 3 to 5% before `rows_pay` asked.) And *oneDNN's products* cost time in float32: they were the faster ones on another maker's processor, where earlier records come from, and on this one MKL is. So a switch is worth asking for on each machine.
 
 # %%
 worth = switches_frame(record).set_index(["without", "precision"])
@@ -1679,7 +1679,7 @@ print(f"the best of the others as it comes: {min(times[name] for name in in_floa
 print(
     f"and at its best, in 16 bits with memory kept: {min(times[name] for name in at_best):.2f} times"
 )
-assert times["ours, float32"] > 1.75 and min(times[name] for name in at_best) > 1.5
+assert times["ours, float32"] > 1.7 and min(times[name] for name in at_best) > 1.5
 kept_float32 = [name for name in rivals if name.endswith("float32, memory kept")]
 assert 1.15 < min(times[name] for name in kept_float32) / times["ours, float32"] < 1.3
 assert 5 < peers["matrix_rate_bf16"] / peers["matrix_rate"] < 7

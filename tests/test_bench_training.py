@@ -187,10 +187,10 @@ def test_records_are_of_the_contenders_that_the_module_names():
 
 
 def test_the_recorded_race_holds_what_is_claimed():
-    """1.8 times our own float32; 2.4 times the best peer as it comes, 1.5 times it at its best."""
+    """1.7 times our own float32; 2.4 times the best peer as it comes, 1.5 times it at its best."""
     reports = record("peers")["reports"]
     rivals = [name for name in reports if name.split(",")[0] in PEERS]
-    assert reports["ours, float32"]["times"] >= 1.8
+    assert reports["ours, float32"]["times"] >= 1.7
     assert min(reports[n]["times"] for n in rivals if n.endswith(", float32")) >= 2.4
     assert min(reports[n]["times"] for n in rivals if n.endswith("bf16, memory kept")) >= 1.5
     lean = min(reports[n]["peak_bytes"] for n in rivals)
