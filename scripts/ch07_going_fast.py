@@ -1557,7 +1557,7 @@ def switches_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 switches_chart(record)
 
 # %% [markdown]
-# *Dropout's random numbers* are worth most in both precisions, and more in 16 bits, where everything else has shrunk. *LayerNorm in one kernel*, *the loss in chunks* and *attention by hand* pay as well; the loss saves half of the memory besides. Kept memory gives a few percent. *Joint projections* and *the fused Adam* are hard to tell from noise. *Rows* do nothing here: the buckets leave so little padding that the rectangles stay. (They did cost 3 to 5% before `rows_pay` asked.) And *oneDNN's products* cost time in float32: they were the faster ones on another maker's processor, where earlier records come from, and on this one MKL is. So a switch is worth asking for on each machine.
+# *Dropout's random numbers* are worth most in both precisions, and more in 16 bits, where everything else has shrunk. *LayerNorm in one kernel*, *the loss in chunks* and *attention by hand* pay as well; the loss saves half of the memory besides. Kept memory gives a few percent. *Joint projections* and *the fused Adam* are hard to tell from noise. *Rows* do nothing here: the buckets leave so little padding that the rectangles stay. And *oneDNN's products* cost time in float32: they were the faster ones on another maker's processor, where earlier records come from, and on this one MKL is. So a switch is worth asking for on each machine.
 
 # %%
 worth = switches_frame(record).set_index(["without", "precision"])
