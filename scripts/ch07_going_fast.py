@@ -1557,21 +1557,22 @@ def switches_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 switches_chart(record)
 
 # %% [markdown]
-# *Dropout's random numbers* are worth most in both precisions, and more in 16 bits, where everything else has shrunk. *LayerNorm in one kernel*, *the loss in chunks* and *attention by hand* pay as well; the loss saves half of the memory besides. Kept memory gives a few percent. *Joint projections* and *the fused Adam* are hard to tell from noise. *Rows* do nothing here: the buckets leave so little padding that the rectangles stay. And *oneDNN's products* cost time in float32: they were the faster ones on another maker's processor, where earlier records come from, and on this one MKL is. So a switch is worth asking for on each machine.
+# *Dropout's random numbers* are worth most in both precisions, and more in 16 bits, where everything else has shrunk. *LayerNorm in one kernel* and *the loss in chunks* pay in both as well; the loss saves a good third of the memory besides. *Attention by hand*, *the fused Adam* and *kept memory* pay in 16 bits, and can't be told from noise in 32. Neither can *joint projections*, in either precision, nor *rows*: the buckets leave so little padding that the rectangles stay. And *oneDNN's products* cost time in float32: they were the faster ones on another maker's processor, where earlier records come from, and on this one MKL is. So a switch is worth asking for on each machine.
 
 # %%
 worth = switches_frame(record).set_index(["without", "precision"])
+in_both = ["dropout from 16 bits", "LayerNorm in one kernel", "loss in chunks"]
+in_16_bits = ["attention by hand", "the fused Adam", "freed memory kept"]
 for precision in ("float32", "bfloat16"):
     one = worth.xs(precision, level="precision")
-    assert one["times"].idxmax() == "dropout from 16 bits"
-    paying = ["LayerNorm in one kernel", "loss in chunks", "attention by hand", "freed memory kept"]
-    assert (one.loc[paying, "low"] > 1).all()
-    unsure = one.loc[["joint projections", "the fused Adam"]]
+    assert one["times"].idxmax() == in_both[0] and (one.loc[in_both, "low"] > 1).all()
+    unsure = one.loc[["joint projections", "rows"]]
     assert (unsure["low"] < 1).all() and (unsure["high"] > 1).all()
-    assert one.loc["rows", "high"] < 1
+    sure = one.loc[in_16_bits, "low"] > 1
+    assert sure.all() if precision == "bfloat16" else not sure.any()
 assert worth.loc[("oneDNN's products", "float32"), "high"] < 1
 lean, whole = (record["reports"][name]["peak_bytes"] for name in ("ours", "without loss in chunks"))
-assert lean < 0.6 * whole
+assert lean < 0.65 * whole
 
 # %% [markdown]
 # And what no switch decides: batches, memory, threads, dropout, and PyTorch's own compiler on the textbook's code.
