@@ -247,7 +247,7 @@ PRESETS: dict[str, TrainConfig] = {
         warmup=200,
         average=0,
         beam=1,
-        precision="float32",  # the same numbers on every machine: what ships can be made again
+        precision="float32",  # on every machine: whether it has 16-bit products mustn't matter
         name="sample",
     ),
     "narrow": TrainConfig(
@@ -1868,7 +1868,7 @@ def publish(folder: Path, name: str, record: dict[str, Any]) -> None:
 #
 # ### On a GPU
 #
-# With a GPU the products are computed in bfloat16, by autocast, and so they are on a CPU that has the instructions (`--precision float32` switches it off); weights, sums and the optimizer stay in float32. `--compile true` lets torch.compile rewrite the step. The optimizer is fused either way, until `--fused false`. The `sample` preset is float32 everywhere: what ships can be made again, bit for bit.
+# With a GPU the products are computed in bfloat16, by autocast, and so they are on a CPU that has the instructions (`--precision float32` switches it off); weights, sums and the optimizer stay in float32. `--compile true` lets torch.compile rewrite the step. The optimizer is fused either way, until `--fused false`. The `sample` preset is float32 everywhere, so that its numbers depend on the machine as little as they can.
 #
 # ### On several GPUs, or several machines
 #
