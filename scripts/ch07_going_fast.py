@@ -54,6 +54,7 @@ if root == beside:
     install_missing()
 
 # %%
+import bisect
 import ctypes
 import itertools
 import math
@@ -86,6 +87,7 @@ from scripts.book.records import load_record
 from scripts.ch01_attention import (
     attention,
     count_flops,
+    padding_mask,
     rejection,
     saved_bytes,
     subsequent_mask,
@@ -111,7 +113,6 @@ from scripts.ch05_training import (
     Batch,
     LabelSmoothing,
     batch_loss,
-    train_step,
 )
 from scripts.ch06_multi30k import (
     Example,
@@ -1242,25 +1243,37 @@ def attend(
     v: Tensor,
     bias: Tensor | None,
     how: Switches,
+    causal: bool = False,
 ) -> Tensor:
-    """The heads' work without projections: q (B, T, D), k and v (B, S, D), to (B, T, D)."""
+    """The heads' work without projections: q (B, T, D), k and v (B, S, D), to (B, T, D).
+
+    `causal` says that `bias` hides the future and nothing else. PyTorch's fastest kernel knows that
+    mask by name; one that is given as numbers rules the kernel out.
+    """
     q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
     p = dropout_rate(layer)
     if how.attention == "ours":
         return merge_heads(AttentionCore.apply(q, k, v, bias, p))
     if how.attention == "sdpa":
-        bias = bias if bias is None else bias.to(q.dtype)
-        return merge_heads(F.scaled_dot_product_attention(q, k, v, bias, dropout_p=p))
+        mask = None if causal or bias is None else bias.to(q.dtype)
+        heads = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=causal)
+        return merge_heads(heads)
     return merge_heads(attention(q, k, v, bias, layer.dropout)[0])
 
 
 def self_attention(
-    layer: MultiHeadedAttention, x: Tensor, layout: Layout, bias: Tensor | None, how: Switches
+    layer: MultiHeadedAttention,
+    x: Tensor,
+    layout: Layout,
+    bias: Tensor | None,
+    how: Switches,
+    causal: bool = False,
 ) -> Tensor:
     """What `layer` computes from x to x: (N, D) to (N, D)."""
     linears = (layer.project_query, layer.project_key, layer.project_value)
     q, k, v = project(x, linears, layout, how)  # (B, T, D) each
-    return linear(layer.project_output, layout.gather(attend(layer, q, k, v, bias, how)), how)
+    heads = attend(layer, q, k, v, bias, how, causal)
+    return linear(layer.project_output, layout.gather(heads), how)
 
 
 def cross_attention(
@@ -1312,7 +1325,9 @@ def decode_rows_of(
     padding = src_layout.bias(x.dtype)
     future = x.new_full((length, length), -math.inf).triu(1)  # (T, T): padding comes later
     for layer, pair in zip(model.decoder.layers, keys_and_values, strict=True):
-        look = partial(self_attention, layer.self_attn, layout=layout, bias=future, how=how)
+        look = partial(
+            self_attention, layer.self_attn, layout=layout, bias=future, how=how, causal=True
+        )
         cross = partial(
             cross_attention,
             layer.src_attn,
@@ -1844,13 +1859,16 @@ assert exponent["length", "ours"] < 0.2 and 0.8 < exponent["tokens", "ours"] < 1
 # - **CUDA graphs**: one whole optimizer step is recorded for each of the eight shapes, and from then on a step is one launch. (`torch.compile(mode="reduce-overhead")` does the same, and re-records for every new shape; hence the eight.)
 # - PyTorch's `varlen_attn` takes packed rows as they are, but it has no dropout on the weights. So it is another training, and we leave it.
 #
-# This section's code runs on any device, and is checked here on a CPU; recording a graph needs a GPU. **No GPU was at hand when this chapter was recorded**, so it makes no claim about speed there. `python -m scripts.bench.gpu` measures it.
+# This section's code runs on any device, and is checked here on a CPU; recording a graph needs a GPU. **No GPU was at hand when this chapter was recorded**, so it makes no claim about speed there. `python -m scripts.gpu` does all that waits for one.
 
 
 # %%
 @dataclass
 class Rectangles:
-    """Source ids (B, S) and the full target (B, T+1), with the views that a loss reads; no counts."""
+    """Source ids (B, S) and the full target (B, T+1), and what a loss reads of them; no counts.
+
+    A `Batch` counts its labels, and to count is to wait for the device.
+    """
 
     src: Tensor
     full: Tensor
@@ -1864,6 +1882,16 @@ class Rectangles:
     def tgt_y(self) -> Tensor:
         """What it must say (B, T)."""
         return self.full[:, 1:]
+
+    @property
+    def src_mask(self) -> Tensor:
+        """Hides padding (B, 1, S)."""
+        return padding_mask(self.src, PAD)
+
+    @property
+    def tgt_mask(self) -> Tensor:
+        """Hides padding and the future (B, T, T)."""
+        return padding_mask(self.tgt, PAD) & subsequent_mask(self.tgt.size(1), self.tgt.device)
 
 
 def longer_side(example: Example) -> int:
@@ -1915,142 +1943,51 @@ for number, share in padding.items():
 
 # %%
 class ResidentCorpus:
-    """A corpus that lives on the device: a batch is a slice, and nothing crosses the bus."""
+    """A corpus that lives on the device: a batch is cut out of it, and nothing crosses the bus.
 
-    def __init__(self, examples: Sequence[Example], device: torch.device | str):
-        # The last row is the filler: a source of one eos, so that attention has a key, and no target.
-        filler = Example([EOS], [PAD, PAD])
-        self.src = pad_rows([e.src for e in [*examples, filler]]).to(device)  # (n + 1, S)
-        self.full = pad_rows([e.tgt for e in [*examples, filler]]).to(device)  # (n + 1, T + 1)
+    `width` is that of the widest batch, which holds every pair. The last row is the filler: a source of one eos, so that
+    attention has a key, and no target.
+    """
 
-    def batch(self, indices: Sequence[int], width: int, size: int) -> Rectangles:
-        """The chosen pairs in `size` rows of `width` tokens; what is left over is filler."""
-        rows = [*indices, *[len(self.src) - 1] * (size - len(indices))]
-        chosen = torch.tensor(rows, device=self.src.device)
-        return Rectangles(
-            self.wide(self.src, width)[chosen], self.wide(self.full, width + 1)[chosen]
-        )
+    def __init__(self, examples: Sequence[Example], device: torch.device | str, width: int):
+        rows, self.filler = [*examples, Example([EOS], [PAD, PAD])], len(examples)
+        sides = (pad_rows([e.src for e in rows]), pad_rows([e.tgt for e in rows]))
+        wide = [F.pad(x, (0, width - x.size(1) + i), value=PAD) for i, x in enumerate(sides)]
+        self.src, self.full = (x.to(device) for x in wide)  # (n + 1, S), (n + 1, T + 1)
 
-    @staticmethod
-    def wide(rows: Tensor, width: int) -> Tensor:
-        """Rows cut or padded to `width`."""
-        return F.pad(rows[:, :width], (0, max(0, width - rows.size(1))), value=PAD)
+    def batch(self, rows: Tensor, width: int) -> Rectangles:
+        """The pairs of these rows (B,), `width` tokens a side."""
+        return Rectangles(self.src[rows, :width], self.full[rows, : width + 1])
 
 
-def static_plan(
+# %%
+def narrowest(widths: Sequence[int], side: int) -> int:
+    """The narrowest of the `widths`, in rising order, that holds `side` tokens."""
+    return widths[bisect.bisect_left(widths, side)]
+
+
+def static_batches(
     examples: Sequence[Example], widths: Sequence[int], max_tokens: int, rng: random.Random
-) -> list[tuple[int, int, list[int]]]:
-    """An epoch in (width, rows, indices): every pair once, in the narrowest width that holds it."""
+) -> list[list[int]]:
+    """An epoch's batches: every pair once, each batch of pairs that take the same of the widths."""
     groups: dict[int, list[int]] = {width: [] for width in widths}
     order = list(range(len(examples)))
     rng.shuffle(order)
     for i in order:
-        groups[next(w for w in widths if longer_side(examples[i]) <= w)].append(i)
-    plan = []
+        groups[narrowest(widths, longer_side(examples[i]))].append(i)
+    batches = []
     for width, group in groups.items():
         size = max_tokens // width
-        plan += [(width, size, group[at : at + size]) for at in range(0, len(group), size)]
-    rng.shuffle(plan)
-    return plan
+        batches += [group[at : at + size] for at in range(0, len(group), size)]
+    rng.shuffle(batches)
+    return batches
 
 
 # %%
 STATIC = replace(PLAIN, fused_norm=True, joint_projections=True, attention="sdpa")
 
-
-class StaticStep:
-    """Whole optimizer steps on batches of few shapes: on a GPU, recorded once a shape and replayed.
-
-    A replay runs hundreds of kernels by one launch. No decision inside may depend on the data; so
-    the shapes are static, padding is computed, and the count of targets stays on the device.
-    `optimizer` must be capturable there, with a tensor as its rate.
-    """
-
-    def __init__(
-        self,
-        model: EncoderDecoder,
-        criterion: LabelSmoothing,
-        optimizer: torch.optim.Optimizer,
-        clip: float = 1.0,
-        precision: torch.dtype = torch.float32,
-        graphs: bool = True,
-    ):
-        self.model, self.criterion, self.optimizer = model, criterion, optimizer
-        self.clip, self.precision = clip, precision
-        self.device = next(model.parameters()).device
-        self.graphs = graphs and self.device.type == "cuda"
-        self.recorded: dict[torch.Size, tuple[Any, Rectangles, Tensor]] = {}
-
-    def __call__(self, batch: Rectangles) -> Tensor:
-        """One step; (3,): the smoothed sum, the likelihood's sum, and the real targets."""
-        if not self.graphs:
-            return self.run(batch)
-        if batch.src.shape not in self.recorded:
-            self.recorded[batch.src.shape] = self.record(batch)
-        graph, held, sums = self.recorded[batch.src.shape]
-        held.src.copy_(batch.src)
-        held.full.copy_(batch.full)
-        graph.replay()
-        return sums
-
-    def run(self, batch: Rectangles) -> Tensor:
-        """The step itself, kernel by kernel."""
-        self.optimizer.zero_grad(set_to_none=True)
-        lower = self.precision != torch.float32
-        with torch.autocast(self.device.type, self.precision, enabled=lower):
-            loss, nll = fast_loss(self.model, batch, self.criterion, STATIC)
-        targets = (batch.tgt_y != PAD).sum()
-        (loss / targets).backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        self.optimizer.step()
-        return torch.stack((loss.detach(), nll.detach(), targets.to(loss.dtype)))
-
-    def record(self, batch: Rectangles) -> tuple[Any, Rectangles, Tensor]:
-        """Record the step for the batch's shape; weights and optimizer end as they began."""
-        held = Rectangles(batch.src.clone(), batch.full.clone())
-        before = [t.detach().clone() for t in self.tensors()]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):  # libraries choose their kernels, the optimizer makes its state
-                self.run(held)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            sums = self.run(held)
-        for i, tensor in enumerate(self.tensors()):  # what had no value before began at 0
-            tensor.copy_(before[i]) if i < len(before) else tensor.zero_()
-        return graph, held, sums
-
-    @torch.no_grad()
-    def tensors(self) -> list[Tensor]:
-        """All that a step changes: weights first, then the optimizer's state."""
-        states = self.optimizer.state.values()
-        moments = [t for state in states for t in state.values() if isinstance(t, Tensor)]
-        return [p.data for p in self.model.parameters()] + moments
-
-
 # %% [markdown]
-# A static step on padded rectangles with filler rows must give the weights that a textbook step on the same pairs gives.
-
-# %%
-torch.manual_seed(8)
-pairs = [
-    Example(
-        [*rng.choices(range(EOS + 1, TINY.vocab), k=n), EOS],
-        [BOS, *rng.choices(range(EOS + 1, TINY.vocab), k=n), EOS],
-    )
-    for n in (3, 5, 4)
-]
-corpus = ResidentCorpus(pairs, "cpu")
-twins = [series_model(replace(TINY, dropout=0.0)) for _ in range(2)]
-twins[1].load_state_dict(twins[0].state_dict())
-optimizers = [torch.optim.SGD(twin.parameters(), lr=0.1) for twin in twins]
-train_step(twins[0], [make_batch(pairs)], criterion, optimizers[0], clip=1.0)
-sums = StaticStep(twins[1], criterion, optimizers[1])(corpus.batch([0, 1, 2], width=8, size=5))
-assert sums[2] == 4 + 6 + 5  # the fillers have no targets
-for expected, found in zip(twins[0].parameters(), twins[1].parameters(), strict=True):
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+# The step itself is in [`scripts/engine/steps.py`](../scripts/engine/steps.py), in three kinds: `eager` (any shape, kernel by kernel), `static` (few shapes, out of the resident corpus) and `graphed` (static, recorded and replayed). No kind waits for the device: the loss stays there until somebody asks for it, and a step that isn't finite is skipped on the device itself. A recording is made of three warm-up steps that change nothing, and of the random generator put back, so that all kinds take the same steps. Tests hold them equal to the textbook's.
 
 
 # %% [markdown]

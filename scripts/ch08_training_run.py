@@ -73,7 +73,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,7 +83,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from scripts import ROOT, runs_folder
@@ -107,7 +106,6 @@ from scripts.ch05_training import (
     greedy_decode,
     inverse_sqrt_rate,
     run_epoch,
-    train_step,
 )
 from scripts.ch06_multi30k import (
     BPETokenizer,
@@ -125,6 +123,8 @@ from scripts.ch07_going_fast import (
     fast_loss,
     keep_memory,
     multiplies_bf16,
+    static_batches,
+    static_lengths,
     switches_for,
     target_rows,
 )
@@ -141,6 +141,7 @@ from scripts.engine.checkpoints import (
     set_rng_states,
     weights,
 )
+from scripts.engine.steps import KINDS, Step, ask_for_determinism, set_rate
 from scripts.studies.verdict import Verdict, pooled_spread, verdicts
 
 # %% [markdown]
@@ -216,6 +217,10 @@ class TrainConfig:
     """The optimizer updates all weights in one kernel."""
     compile: bool = False
     """Let torch.compile rewrite the step; it takes a minute first."""
+    step: Literal["auto", "eager", "static", "graphed"] = "auto"
+    """Batches of any shape; of few, cut on the device; or these, recorded: auto's choice on a GPU."""
+    deterministic: bool = False
+    """On a GPU, only kernels that always give the same bits: without, a resume agrees nearly."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, …"""
     save_every: int = 200
@@ -388,14 +393,6 @@ class Ranks:
         """The sums of each value over all processes."""
         return [math.fsum(column) for column in zip(*self.gather(values), strict=True)]
 
-    def highest(self, value: int, device: torch.device) -> int:
-        """The largest `value` of all processes. Cheap enough to ask after each step."""
-        if self.world == 1:
-            return value
-        found = torch.tensor(value, device=device)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return int(found)
-
     def woven(self, shares: list[Any]) -> list[Any]:
         """What `share` dealt out to the processes, gathered in the first order."""
         dealt = self.gather(shares)
@@ -403,6 +400,38 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+class Poll:
+    """The highest number that any process gave when it last asked: all hear the same.
+
+    The question travels while the next step is computed, so nobody waits for an answer: it comes
+    one step late. Alone, a process hears itself at once.
+    """
+
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+        # Over the CPU, whatever the gradients take: to read an answer mustn't wait for a GPU.
+        self.group = dist.new_group(backend="gloo") if ranks.world > 1 else None
+        self.asked: tuple[Any, Tensor] | None = None
+
+    def __call__(self, number: int) -> int:
+        """Ask, and hear the answer to the question before; 0 if there was none."""
+        if self.ranks.world == 1:
+            return number
+        answer = self.answer()
+        mine = torch.tensor(number)
+        how = {"op": dist.ReduceOp.MAX, "group": self.group, "async_op": True}
+        self.asked = dist.all_reduce(mine, **how), mine
+        return answer
+
+    def answer(self) -> int:
+        """What the last question came to, which then counts as answered."""
+        if self.asked is None:
+            return 0
+        (work, number), self.asked = self.asked, None
+        work.wait()
+        return int(number)
 
 
 # %%
@@ -465,7 +494,11 @@ def epoch_plan(
     are of similar size, so that `world` processes that share them wait little for each other.
     """
     rng = random.Random(f"{config.seed}:{epoch}")
-    batches = token_batches(data.train, config.max_tokens, rng)
+    if config.step in ("static", "graphed"):
+        widths = static_lengths(data.train)
+        batches = static_batches(data.train, widths, config.max_tokens, rng)
+    else:
+        batches = token_batches(data.train, config.max_tokens, rng)
     together = config.accumulate * world
     if together == 1:
         return [[batch] for batch in batches]
@@ -616,7 +649,58 @@ schedule_chart()
 #
 # Adam (§5.3) scales each weight's step by that weight's own history. It doesn't know that the weights of a layer form a matrix. Muon (Jordan et al. 2024) does: it takes the mean gradient as a matrix, and makes all its singular values about 1, so that the step goes equally far in every direction that the gradient has, the rare ones included. That is for the matrices *inside* the layers; embedding tables, biases and norms stay with Adam.
 #
-# PyTorch has both. The loop of chapter 5 knows one optimizer, so we let the two act as one.
+# The polynomial iteration below (Newton and Schulz's) pushes all singular values towards 1 at once, with products alone. It is content with "about 1", so 16 bits do. Matrices of one shape go through it together.
+
+
+# %%
+def near_orthogonal(matrices: Tensor) -> Tensor:
+    """Matrices (n, a, b) with their singular values moved to about 1, in bfloat16 (Jordan et al. 2024)."""
+    wide = matrices.bfloat16()
+    wide = wide.mT if wide.size(1) > wide.size(2) else wide  # the smaller side gives the products
+    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
+    for _ in range(5):
+        square = wide @ wide.mT  # S = X Xᵀ, and X becomes 3.4445 X + (−4.775 S + 2.0315 S²) X
+        more = torch.baddbmm(square, square, square, beta=-4.7750, alpha=2.0315)
+        wide = torch.baddbmm(wide, more, wide, beta=3.4445)
+    return wide.mT if matrices.size(1) > matrices.size(2) else wide
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, made near orthogonal, is the step (Jordan et al. 2024): for matrices inside layers.
+
+    Nothing in it waits for the device. Where `found_inf` is set and 1, as PyTorch's GradScaler sets
+    it, a step changes nothing.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float | Tensor, momentum: float = 0.95):
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """One step on all matrices that have a gradient."""
+        bad = getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[nn.Parameter]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    alike.setdefault(p.shape, []).append(p)
+            for (rows, columns), params in alike.items():
+                grad = torch.stack([p.grad for p in params])  # (n, a, b)
+                keep = group["momentum"]
+                if bad is not None:
+                    grad, keep = grad.where(bad == 0, 0), 1 - (1 - keep) * (1 - bad)
+                for p in params:
+                    self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                buffers = [self.state[p]["momentum_buffer"] for p in params]
+                mean = torch.lerp(grad, torch.stack(buffers), keep)
+                torch._foreach_copy_(buffers, list(mean.unbind()))
+                ahead = torch.lerp(grad, mean, group["momentum"])  # Nesterov's
+                rate = group["lr"] * max(1, rows / columns) ** 0.5 * (1 if bad is None else 1 - bad)
+                torch._foreach_sub_(params, list((near_orthogonal(ahead) * rate).unbind()))
+
+
+# %% [markdown]
+# The loop of chapter 5 knows one optimizer, so we let the two act as one.
 
 
 # %%
@@ -652,12 +736,14 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
 
     A group's `initial_lr` is what the schedule's rate is multiplied by.
     """
-    adam = {"lr": 1.0, "betas": (0.9, 0.98), "eps": 1e-9, "fused": config.fused}
     everything = list(model.parameters())
+    device = everything[0].device
+    rates: list[Any] = [1.0, 1.0]
+    adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": config.fused}
+    if device.type == "cuda":  # rate and count of steps on the device, as a recording needs them
+        rates, adam["capturable"] = list(torch.ones(2, device=device)), True
     if config.optimizer == "adam":
-        return torch.optim.Adam([{"params": everything, "initial_lr": 1.0}], **adam)
-    if not hasattr(torch.optim, "Muon"):
-        raise ValueError("this PyTorch has no Muon (2.9 and newer have): use --optimizer adam")
+        return torch.optim.Adam([{"params": everything, "initial_lr": 1.0}], lr=rates[0], **adam)
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     tables.add(id(model.generator.proj.weight))
     inner = [p for p in everything if p.ndim == 2 and id(p) not in tables]
@@ -665,27 +751,28 @@ def make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimiz
     rest = [p for p in everything if id(p) not in chosen]
     ratio = config.muon_lr / config.lr
     return ActAsOne(
-        torch.optim.Muon([{"params": inner, "initial_lr": ratio}], lr=1.0, weight_decay=0.0),
-        torch.optim.Adam([{"params": rest, "initial_lr": 1.0}], **adam),
+        Muon([{"params": inner, "initial_lr": ratio}], lr=rates[0]),
+        torch.optim.Adam([{"params": rest, "initial_lr": 1.0}], lr=rates[1], **adam),
     )
 
 
-# %%
-# Muon came with PyTorch 2.9. What it does to a gradient with singular values from 1 down to 1/1000:
-if hasattr(torch.optim, "Muon"):
-    torch.manual_seed(0)
-    matrix = nn.Parameter(torch.zeros(32, 32))
-    left, right = (torch.linalg.qr(torch.randn(32, 32)).Q for _ in range(2))
-    matrix.grad = left @ torch.diag(torch.logspace(0, -3, 32)) @ right
-    torch.optim.Muon([matrix], lr=1.0, weight_decay=0.0).step()
-    spread = torch.linalg.svdvals(matrix.detach())
-    assert spread.max() < 1.5 and (spread > 0.5).sum() >= 24  # all but the smallest are near 1
+# %% [markdown]
+# What Muon does to a gradient with singular values from 1 down to 1/1000:
 
-    model = build_model(replace(sample, layers=1), len(data.tokenizer))
-    groups = make_optimizer(replace(sample, optimizer="muon"), model).param_groups
-    by_muon, by_adam = (sum(p.numel() for p in group["params"]) for group in groups)
-    assert by_muon + by_adam == sum(p.numel() for p in model.parameters())
-    print(f"Muon steps {by_muon:,} weights, Adam {by_adam:,}")
+# %%
+torch.manual_seed(0)
+matrix = nn.Parameter(torch.zeros(32, 32))
+left, right = (torch.linalg.qr(torch.randn(32, 32)).Q for _ in range(2))
+matrix.grad = left @ torch.diag(torch.logspace(0, -3, 32)) @ right
+Muon([matrix], lr=1.0).step()
+stretched = torch.linalg.svdvals(matrix.detach())
+assert stretched.max() < 1.5 and (stretched > 0.5).sum() >= 24  # all but the smallest are near 1
+
+model = build_model(replace(sample, layers=1), len(data.tokenizer))
+groups = make_optimizer(replace(sample, optimizer="muon"), model).param_groups
+by_muon, by_adam = (sum(p.numel() for p in group["params"]) for group in groups)
+assert by_muon + by_adam == sum(p.numel() for p in model.parameters())
+print(f"Muon steps {by_muon:,} weights, Adam {by_adam:,}")
 
 # %% [markdown]
 # ## How a step is computed
@@ -733,11 +820,35 @@ def r_drop_loss(
 
 
 # %%
-def resolved(config: TrainConfig, device: torch.device) -> TrainConfig:
-    """`config` with its precision decided: what a run is, and what its state and record say."""
+def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> TrainConfig:
+    """`config` with its precision and kind of step decided: what a run is, what its record says.
+
+    A recording holds one process's whole step, so several processes don't take it. Batches of few
+    shapes know of no BPE-dropout, which makes other lengths each epoch. Raises ValueError for those.
+    """
+    step = config.step
+    alone = world == 1 and not config.compile
+    if step == "auto":
+        records = device.type == "cuda" and alone and config.fused and not config.bpe_dropout
+        step = "graphed" if records else "eager"
+    if step == "graphed" and not (alone and device.type == "cuda" and config.fused):
+        raise ValueError("--step graphed is for one process on a GPU, --fused and not --compile")
+    if step != "eager" and config.bpe_dropout:
+        raise ValueError(f"--step {step} can't be had with --bpe_dropout: use --step eager")
+    return replace(config, precision=precision_on(config, device), step=step)
+
+
+def precision_on(config: TrainConfig, device: torch.device) -> str:
+    """The precision of the products' factors: what `config` asks for, or what suits the device."""
     if config.precision != "auto":
-        return config
-    return replace(config, precision="bf16" if multiplies_bf16(device) else "float32")
+        return config.precision
+    return "bf16" if multiplies_bf16(device) else "float32"
+
+
+@cache  # each validation asks for its function anew, and compiling takes a minute
+def compiled(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
+    """`function` with these arguments, rewritten by torch.compile: one object, whoever asks."""
+    return torch.compile(partial(function, **fixed), dynamic=True)
 
 
 def loss_function_of(
@@ -747,18 +858,19 @@ def loss_function_of(
 
     Without dropout R-Drop has nothing to compare, so validation leaves it out.
     """
-    half = resolved(config, device).precision == "bf16"
+    half = precision_on(config, device) == "bf16"
     switches = switches_for(device, half)
-    if config.compile:  # what takes the rows' number from the data can't be compiled
+    if config.compile or config.step in ("static", "graphed"):  # no rows by the data's number
         switches = STATIC
     if config.path == "textbook":
         switches = PLAIN
-    loss_of = batch_loss if config.path == "textbook" else partial(fast_loss, how=switches)
+    function, fixed = (
+        (batch_loss, {}) if config.path == "textbook" else (fast_loss, {"how": switches})
+    )
     if config.r_drop and training:
         rows_of = partial(target_rows, how=switches)
-        loss_of = partial(r_drop_loss, weight=config.r_drop, rows_of=rows_of)
-    if config.compile:
-        loss_of = torch.compile(loss_of, dynamic=True)
+        function, fixed = r_drop_loss, {"weight": config.r_drop, "rows_of": rows_of}
+    loss_of = compiled(function, **fixed) if config.compile else partial(function, **fixed)
     by_hand = switches.half and not (config.r_drop and training)  # R-Drop asks the plain generator
     return partial(in_bf16, loss_of, device.type) if half and not by_hand else loss_of
 
@@ -984,7 +1096,10 @@ def plain_translate(
 ) -> list[str]:
     """Translations of `sentences`, in their order, greedy or by beam search; long ones are cut."""
     rows = [source_ids(sentence, trained.tokenizer) for sentence in sentences]
-    return decode_rows(trained, rows, searcher(beam, alpha), batch_size=64 if beam == 1 else 32)
+    size = 64 if beam == 1 else 32
+    if trained.device.type == "cuda":  # its time is launches, and they are as many for a thousand
+        size = 1024 // beam
+    return decode_rows(trained, rows, searcher(beam, alpha), size)
 
 
 # %% [markdown]
@@ -1278,19 +1393,20 @@ class StopSignal:
 # %% [markdown]
 # ### When a number overflows
 #
-# A learning rate that is too high, a broken batch, a bug: some loss becomes infinite or NaN ("not a number"). If that reaches the weights, all of them are NaN one step later, and so is every later checkpoint. Chapter 5's `train_step` looks at loss and gradient *before* it moves a weight. Here the error learns its place in the run.
+# A learning rate that is too high, a broken batch, a bug: some loss becomes infinite or NaN ("not a number"). If that reaches the weights, all of them are NaN one step later, and so is every later checkpoint. So loss and gradient are looked at *before* a weight moves, as chapter 5's `train_step` does. On a GPU the step itself looks, without a word, and skips; the program asks once in 50 steps whether all went well, since each question makes it wait. Here the error learns its place in the run.
 
 
 # %%
 class Diverged(Exception):
     """A loss or a gradient was not finite. Nothing was changed by it."""
 
-    def __init__(self, number: int, training: "Training", step: list[list[int]], what: str):
+    def __init__(self, training: "Training", at: int, what: str):
         saved = saved_states(training.folder)
         good = f"the last good state is {saved[-1]}" if saved else "no state had been saved"
-        pairs = [i for batch in step for i in batch]
+        pairs = [i for batch in training.steps[at] for i in batch]
+        number = training.state.steps - training.done + at + 1
         super().__init__(
-            f"step {number} (epoch {training.epoch}, step {training.done + 1} of it, learning rate "
+            f"step {number} (epoch {training.epoch}, step {at + 1} of it, learning rate "
             f"{training.lr_at(number):.3g}): {what}, on training pairs {pairs[:5]} and "
             f"{max(0, len(pairs) - 5)} more; {good}. Try a lower --lr or --clip"
         )
@@ -1312,6 +1428,8 @@ def epoch_bar(training: "Training", steps: int) -> tqdm:
 
 def in_figures(training: "Training") -> dict[str, str]:
     """What the bar shows: loss, learning rate, and real target tokens a second of all processes."""
+    if not training.report.tokens:  # nobody has looked yet
+        return {}
     rate = training.report.tokens * training.ranks.world / max(training.seconds, 1e-9)
     lr = training.lr_at(training.state.steps)
     return {
@@ -1373,7 +1491,10 @@ EPOCH_WEIGHTS = "epoch-{:03d}.safetensors"  # an epoch's last weights, for avera
 
 
 class Training:
-    """A run in progress: the model, and all that its next step depends on."""
+    """A run in progress: the model, and all that its next step depends on.
+
+    On a GPU it looks at what the steps found once in `every` steps, since to look is to wait.
+    """
 
     def __init__(
         self,
@@ -1385,7 +1506,9 @@ class Training:
     ):
         torch.manual_seed(config.seed)
         self.device = pick_device(config.device)
-        config = resolved(config, self.device)
+        config = resolved(config, self.device, ranks.world)
+        if config.deterministic and self.device.type == "cuda":
+            ask_for_determinism()
         self.config, self.data, self.folder, self.ranks = config, data, folder, ranks
         self.model = build_model(config, len(data.tokenizer)).to(self.device)
         self.criterion = LabelSmoothing(config.smoothing)
@@ -1395,23 +1518,37 @@ class Training:
         self.epoch, self.done = 1, 0  # the epoch in progress, and its steps that are done
         self.report = EpochReport()  # of the epoch in progress, and its time by two clocks
         self.seconds = self.cpu_seconds = 0.0
+        self.every = 1 if self.device.type == "cpu" else 50
         if ranks.world > 1:
             torch.manual_seed(config.seed + ranks.rank)  # the weights are alike, the dropout not
         if resume:
             self.restore()
         total = sum(len(self.plan(epoch)) for epoch in range(1, config.epochs + 1))
         self.lr_at = learning_rate(config, total)
-        self.scheduler = LambdaLR(
-            self.optimizer,
-            lambda done: self.lr_at(done + 1),  # after `done` steps comes step done + 1
-            last_epoch=self.state.steps - 1,
-        )
         self.loss_of = loss_function_of(config, self.device, training=True)
-        if ranks.world > 1:
+        self.poll = Poll(ranks)
+        self.take = self.stepper()
+
+    def stepper(self) -> Step:
+        """What takes the steps: of the configured kind, over all processes."""
+        shared = None
+        if self.ranks.world > 1:
             on = [self.device.index] if self.device.type == "cuda" else None
             module = StepLoss(self.model, self.loss_of, self.criterion)
-            shared = DistributedDataParallel(module, device_ids=on)
+            # The positions' table is a buffer, the same for all: nothing to send about.
+            shared = DistributedDataParallel(module, device_ids=on, broadcast_buffers=False)
             self.loss_of = lambda model, batch, criterion: shared(batch)
+        # The loss is looked up each time, so that it can be changed.
+        loss_of: Callable[..., Any] = lambda *given: self.loss_of(*given)  # noqa: E731
+        given = (self.model, self.criterion, self.optimizer, loss_of, self.config.clip)
+        if self.config.step == "eager":
+            take = Step(*given)
+        else:
+            widths, rows = static_lengths(self.data.train), self.config.max_tokens
+            take = KINDS[self.config.step](*given, widths=widths, max_tokens=rows)
+        if shared is not None:
+            take.without_sync = shared.no_sync
+        return take
 
     @property
     def trained(self) -> Trained:
@@ -1424,13 +1561,14 @@ class Training:
 
     def train_epoch(self, stop: "StopSignal | None" = None) -> EpochReport:
         """The rest of the current epoch, under a progress bar; `stop` is heeded after each step."""
-        plan = self.plan(self.epoch)
-        examples = epoch_examples(self.config, self.data, self.epoch)
+        plan = self.load()
         self.model.train()
         with epoch_bar(self, len(plan)) as bar:
-            for step in plan[self.done :]:
+            while self.done < len(plan):
                 start, cpu = time.perf_counter(), time.process_time()
-                self.step(step, examples)
+                self.step()
+                if self.done % self.every == 0 or self.done == len(plan):
+                    self.look()
                 self.seconds += time.perf_counter() - start
                 self.cpu_seconds += time.process_time() - cpu  # a pause doesn't count here
                 bar.set_postfix(in_figures(self), refresh=False)  # shown with the next update
@@ -1441,26 +1579,40 @@ class Training:
                     self.heed(stop)
         return over_ranks(self.report, self.ranks)
 
-    def step(self, step: list[list[int]], examples: Sequence[Example]) -> None:
-        """One optimizer step: this process's share of the batches, weighed by everybody's tokens."""
-        mine = list(batches_of(examples, self.ranks.share(step), self.device))
-        tokens = sum(len(examples[i].tgt) - 1 for batch in step for i in batch)
-        try:
-            # DistributedDataParallel takes the mean over processes; times `world` it is the sum.
-            per = tokens / self.ranks.world
-            given = (self.criterion, self.optimizer, self.config.clip, self.loss_of, per)
-            report = train_step(self.model, mine, *given)
-        except FloatingPointError as error:
-            raise Diverged(self.state.steps + 1, self, step, str(error)) from error
-        self.scheduler.step()
+    def load(self) -> list[list[list[int]]]:
+        """Make the current epoch's plan, and hand this process's share of it to the stepper."""
+        self.steps = self.plan(self.epoch)
+        self.examples = epoch_examples(self.config, self.data, self.epoch)
+        # DistributedDataParallel takes the mean over processes; times `world` it is the sum.
+        per = [self.labels(step) / self.ranks.world for step in self.steps]
+        self.take.load(self.examples, [self.ranks.share(step) for step in self.steps], per)
+        return self.steps
+
+    def labels(self, step: list[list[int]]) -> int:
+        """The target tokens of these batches."""
+        return sum(len(self.examples[i].tgt) - 1 for batch in step for i in batch)
+
+    def step(self) -> None:
+        """The next optimizer step: this process's share of the batches, weighed by all labels."""
+        step = self.steps[self.done]
+        set_rate(self.optimizer, self.lr_at(self.state.steps + 1))
+        self.take(self.done)
         self.done += 1
         self.state.steps += 1
         self.state.sentences += sum(map(len, step))
-        self.state.tokens += tokens
-        self.report.loss += report.loss
-        self.report.nll += report.nll
-        self.report.tokens += report.tokens
-        self.report.grad_norms += report.grad_norms
+        self.state.tokens += self.labels(step)
+
+    def look(self) -> None:
+        """Add what the last steps found to the report. Raises Diverged where one wasn't finite."""
+        found = self.take.look()
+        for at, figures in enumerate(found, self.done - len(found)):
+            if not figures.finite:
+                what = f"loss {figures.loss}, gradient's norm {figures.norm}"
+                raise Diverged(self, at, what)
+            self.report.loss += figures.loss
+            self.report.nll += figures.nll
+            self.report.tokens += self.labels(self.ranks.share(self.steps[at]))
+            self.report.grad_norms.append(figures.norm)
 
     def end_epoch(self, row: dict[str, float]) -> None:
         """Log an epoch; keep its model if it is the best so far, and the state in any case."""
@@ -1485,12 +1637,13 @@ class Training:
 
     def heed(self, stop: "StopSignal") -> None:
         """Save and leave where somebody asked to stop: all processes after the same step."""
-        if asked := self.ranks.highest(stop.number, self.device):
+        if asked := self.poll(stop.number):
             self.save()
             raise Stopped(asked, self.state.steps)
 
     def save(self) -> None:
         """Write the state, from which `restore` goes on as if nothing had happened."""
+        self.look()
         reports = self.ranks.gather(asdict(self.report))
         rngs = self.ranks.gather(rng_states(self.device))
         if not self.ranks.first:
@@ -1567,6 +1720,7 @@ def fit(
                 track(row)
             training.end_epoch(row)
             training.heed(stop)
+        training.poll.answer()  # before the processes part
     return training.history
 
 
@@ -1677,8 +1831,9 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
     before = [p.detach().clone() for p in training.model.parameters()]
     honest = training.loss_of
     training.loss_of = lambda *given: tuple(math.nan * sums for sums in honest(*given))
+    training.epoch, training.done = 2, 0
     try:
-        training.step(training.plan(2)[0], few.train)
+        training.train_epoch()
     except Diverged as error:
         diverged = str(error)
     assert all(map(torch.equal, before, training.model.parameters()))  # no weight has moved
@@ -1916,8 +2071,8 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
     Under torchrun every process comes here; only the first writes, speaks and returns a record.
     """
     device = pick_device(config.device)
-    config = resolved(config, device)
     with join_ranks(device) as ranks:
+        config = resolved(config, device, ranks.world)
         if config.path == "fast" and device.type == "cpu":
             keep_memory()
         if not ranks.first:

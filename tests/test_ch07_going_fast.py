@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -34,8 +35,6 @@ from scripts.ch07_going_fast import (
     LinearCrossEntropy,
     LinearProduct,
     LinearReluDropout,
-    ResidentCorpus,
-    StaticStep,
     each_switch,
     example_batch,
     fast_loss,
@@ -47,7 +46,6 @@ from scripts.ch07_going_fast import (
     rows_loss,
     series_model,
     static_lengths,
-    static_plan,
     step_flops,
 )
 
@@ -379,45 +377,16 @@ def test_static_widths_are_the_best_there_are():
     assert static_lengths(some[:1], 8) == [ch07.longer_side(some[0])]  # fewer widths than asked for
 
 
-def test_a_static_plan_has_every_pair_once_in_few_shapes():
-    pairs = examples(200, 30)
-    widths = static_lengths(pairs, 8)
-    plan = static_plan(pairs, widths, 256, random.Random(0))
-    assert sorted(i for _, _, indices in plan for i in indices) == list(range(200))
-    assert len({(width, size) for width, size, _ in plan}) <= 8
-    corpus = ResidentCorpus(pairs, "cpu")
-    for width, size, indices in plan:
-        batch = corpus.batch(indices, width, size)
-        assert batch.src.shape == batch.tgt.shape == batch.tgt_y.shape == (size, width)
-        for row, i in enumerate(indices):
-            assert [t for t in batch.src[row].tolist() if t != PAD] == pairs[i].src
-            assert [t for t in batch.full[row].tolist() if t != PAD] == pairs[i].tgt
-        assert (batch.tgt_y[len(indices) :] == PAD).all()  # fillers teach nothing
-
-
-@pytest.mark.parametrize("precision, tolerance", [("float32", 1e-4), ("bfloat16", 0.02)])
-def test_a_static_step_is_the_textbooks_step(precision, tolerance):
-    pairs = examples(5, 6)
-    twins = [small_model(torch.float32, dropout=0.0) for _ in range(2)]
-    optimizers = [torch.optim.SGD(twin.parameters(), lr=0.1) for twin in twins]
-    report = run_epoch([make_batch(pairs)], twins[0], CRITERION, optimizers[0], clip=1.0)
-    step = StaticStep(twins[1], CRITERION, optimizers[1], 1.0, getattr(torch, precision))
-    sums = step(ResidentCorpus(pairs, "cpu").batch(range(5), width=9, size=8))
-    assert_close(sums[:2].tolist(), [report.loss, report.nll], rtol=tolerance, atol=0.0)
-    assert sums[2] == report.tokens
-    for expected, found in zip(twins[0].parameters(), twins[1].parameters(), strict=True):
-        assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-
-def test_nothing_in_a_static_step_waits_for_the_data():
-    """On the meta device numbers don't exist, so a decision that depends on them raises."""
-    with torch.device("meta"):
-        model = series_model(TINY)
-        batch = ch07.Rectangles(torch.ones(4, 6).long(), torch.ones(4, 7).long())
-        loss, nll = fast_loss(model, batch, CRITERION, STATIC)
-    assert loss.shape == nll.shape == ()
-    with torch.device("meta"), pytest.raises((RuntimeError, NotImplementedError)):
-        fast_loss(model, batch, CRITERION, FAST)
+def test_pytorchs_attention_hears_that_the_mask_is_causal_and_sees_no_future():
+    """Masks given as numbers rule its fastest kernel out. The loss stays the textbook's."""
+    model, batch = series_model(TINY).eval(), ch07.example_batch(TINY.vocab)
+    with mock.patch.object(
+        ch07.F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
+    ) as asked:
+        found = fast_loss(model, batch, CRITERION, STATIC)
+    assert_close(found, batch_loss(model, batch, CRITERION))
+    causal = [call for call in asked.call_args_list if call.kwargs["is_causal"]]
+    assert len(causal) == TINY.N and all(call.args[3] is None for call in causal)
 
 
 # Sixteen bits

@@ -37,7 +37,8 @@ def test_what_ships_of_the_sample_corpus_is_float32_everywhere():
 def test_a_state_says_what_was_resolved_and_no_other_resumes_it(monkeypatch, data, tmp_path):
     monkeypatch.setattr(ch08, "multiplies_bf16", lambda device: True)
     training = ch08.Training(AUTO, data, tmp_path)
-    training.step(training.plan(1)[0], data.train)
+    training.load()
+    training.step()
     training.save()
     assert ch08.newest_state(tmp_path)[2]["run"]["precision"] == "bf16"
     again = ch08.Training(AUTO, data, tmp_path, resume=True)

@@ -22,14 +22,18 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from test_ch08_training_run import TINY as BASE
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from scripts import ROOT, train
 from scripts import ch08_training_run as ch08
 from scripts.book.records import load_record
-from scripts.ch05_training import train_step
+from scripts.ch05_training import PAD
 from scripts.ch06_multi30k import encode_pairs, load_corpus, token_batches
 from scripts.engine.checkpoints import newest_state, saved_states, weights
+from scripts.engine.steps import Step
 
 CPU = torch.device("cpu")
 PATIENCE = 240  # seconds until two processes that wait for each other are given up
@@ -159,19 +163,21 @@ def some_steps(
     def double(*given: Any) -> torch.nn.Module:
         return built(*given).double()
 
-    def without_per(*given: Any) -> Any:
-        *others, per = given
-        return train_step(*others)  # divides by this process's own tokens
+    def by_own(step: Step, group: Any, per: float) -> Any:
+        own = sum(int((batch.tgt_y != PAD).sum()) for batch in group)
+        return run(step, group, own if mean_of_means else per)
 
-    built = ch08.build_model
+    built, run = ch08.build_model, Step.run
     with (
         mock.patch.object(ch08, "build_model", double),
-        mock.patch.object(ch08, "train_step", without_per if mean_of_means else train_step),
+        mock.patch.object(Step, "run", by_own),
     ):
         training = ch08.Training(config, few_pairs(), Path("nowhere"), ranks=ranks)
         training.model.train()
-        for step in training.plan(1)[:steps]:
-            training.step(step, training.data.train)
+        training.load()
+        for _ in range(steps):
+            training.step()
+        training.look()
         own, report = training.report, ch08.over_ranks(training.report, ranks)
         return {
             "weights": {name: p.detach().clone() for name, p in weights(training.model).items()},
@@ -215,6 +221,15 @@ def trained(
             return {"refused": str(error)}
 
 
+def polled(ranks: ch08.Ranks) -> list[int]:
+    """What four questions come to. The first process gives 0, 7, 1 and 0, the other 0, 0, 3, 0."""
+    poll = ch08.Poll(ranks)
+    mine = [0, 7, 3 if ranks.world == 1 else 1, 0] if ranks.first else [0, 0, 3, 0]
+    answers = [poll(number) for number in mine]
+    assert poll.answer() == 0 and poll.answer() == 0
+    return answers
+
+
 def dealt_and_gathered(ranks: ch08.Ranks, size: int) -> dict[str, Any]:
     items = [f"item {i}" for i in range(size)]
     return {
@@ -222,7 +237,7 @@ def dealt_and_gathered(ranks: ch08.Ranks, size: int) -> dict[str, Any]:
         "woven": ranks.woven([item.upper() for item in ranks.share(items)]),
         "totals": ranks.totals(ranks.rank + 1, 0.1 * (ranks.rank + 1), 1e16 if ranks.rank else 1.0),
         "gather": ranks.gather({"rank": ranks.rank}),
-        "highest": ranks.highest(7 - ranks.rank, CPU),
+        "polled": polled(ranks),
     }
 
 
@@ -230,6 +245,30 @@ def masks_and_weights(ranks: ch08.Ranks) -> tuple[torch.Tensor, dict[str, torch.
     """What this process draws first after its model is made, and the model."""
     training = ch08.Training(TINY, few_pairs(), Path("nowhere"), ranks=ranks)
     return torch.rand(8), {name: p.detach() for name, p in weights(training.model).items()}
+
+
+def sent_in_a_step(ranks: ch08.Ranks, config: ch08.TrainConfig) -> dict[str, Any]:
+    """How often gradients travel in two steps, and whether buffers do."""
+    calls = {"sent": 0}
+    training = ch08.Training(config, few_pairs(), Path("nowhere"), ranks=ranks)
+    (shared,) = (
+        cell.cell_contents
+        for cell in training.loss_of.__closure__
+        if isinstance(cell.cell_contents, DistributedDataParallel)
+    )
+    shared.register_comm_hook(calls, counting)
+    training.load()
+    with mock.patch.object(dist, "all_gather_object", side_effect=AssertionError("a gather")):
+        for _ in range(2):
+            training.step()
+    training.look()
+    return {"sent": calls["sent"], "buffers": shared.broadcast_buffers}
+
+
+def counting(calls: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP's own averaging, and one more on the count where the last bucket goes."""
+    calls["sent"] += bucket.is_last()
+    return allreduce_hook(None, bucket)
 
 
 # The operations between processes
@@ -242,13 +281,21 @@ def test_what_is_shared_out_is_woven_together_again(pair, size):
     assert alone["share"] == items
     assert alone["woven"] == [item.upper() for item in items]
     assert alone["totals"] == [1, 0.1, 1.0] and alone["gather"] == [{"rank": 0}]
-    assert alone["highest"] == 7
+    assert alone["polled"] == [0, 7, 3, 0]  # at once
     both = pair(dealt_and_gathered, size)
     assert [one["share"] for one in both] == [items[0::2], items[1::2]]
     for one in both:
         assert one["woven"] == alone["woven"]
         assert one["gather"] == [{"rank": 0}, {"rank": 1}]
-        assert one["totals"] == [3, pytest.approx(0.3), 1e16 + 1.0] and one["highest"] == 7
+        assert one["totals"] == [3, pytest.approx(0.3), 1e16 + 1.0]
+        assert one["polled"] == [0, 0, 7, 3]  # one step late, and alike
+
+
+def test_gradients_travel_once_a_step_and_buffers_never(pair):
+    """However many batches are accumulated."""
+    for accumulate in (1, 3):
+        for one in pair(sent_in_a_step, replace(TINY, accumulate=accumulate, max_tokens=128)):
+            assert one["sent"] == 2 and not one["buffers"]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -409,11 +456,15 @@ def straight(pair, tmp_path_factory):
     [("in the first epoch", 1), ("with the first epoch's last step", 0), ("in the second", 0)],
 )
 def test_two_processes_go_on_as_if_never_stopped(pair, straight, tmp_path, stop, stopped_rank):
-    """One process is told to stop; both leave after the same step, and resume bit for bit."""
+    """One process is told to stop; both leave after the next step, and resume bit for bit.
+
+    At the end of an epoch they leave at once: they meet there once more.
+    """
     whole, steps = straight
-    after = {"in the first epoch": 3, "in the second": steps + 2}.get(stop, steps)
+    told = {"in the first epoch": 3, "in the second": steps + 2}.get(stop, steps)
+    after = told if told == steps else told + 1
     folder = tmp_path / "tiny"
-    for stopped in pair(trained, TINY, folder, False, after, stopped_rank):
+    for stopped in pair(trained, TINY, folder, False, told, stopped_rank):
         assert f"SIGTERM after step {after}" in stopped["stopped"]
     assert newest_state(folder)[2]["state"]["steps"] == after
     first, second = pair(trained, TINY, folder, True)

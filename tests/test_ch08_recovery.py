@@ -4,7 +4,6 @@ Processes are real and so are their deaths. Torch takes seconds to import, so on
 and forks a child for each training (`serve`, below). "The same" means bit for bit, seconds aside.
 """
 
-import copy
 import errno
 import hashlib
 import itertools
@@ -43,6 +42,7 @@ from scripts.engine.checkpoints import (
     saved_states,
     weights,
 )
+from scripts.engine.steps import Step
 
 TINY = replace(BASE, max_tokens=256, save_every=4, average=2, name="run")
 DATED = {"record.json", "README.md"}  # what a finished command adds says when it was
@@ -220,16 +220,16 @@ def crash(
     data: ch08.TrainingData, folder: Path, steps: int, config: ch08.TrainConfig = TINY
 ) -> Path:
     """Train into `folder` until the power fails after so many steps."""
-    remaining, train_step = iter(range(steps)), ch08.train_step
+    remaining, whole = iter(range(steps)), Step.run
 
     def step(*given: Any) -> Any:
         if next(remaining, None) is None:
             raise Crash
-        return train_step(*given)
+        return whole(*given)
 
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
-        patch.setattr(ch08, "train_step", step)
+        patch.setattr(Step, "run", step)
         ch08.fit(config, data, folder)
     return folder
 
@@ -358,15 +358,15 @@ def test_stopping_at_any_moment_changes_nothing(
     """The signal comes within that step, or while the first epoch is validated."""
     total = straight["meta"]["state"]["steps"]
     at = {"first step": 1, "epoch's last": per_epoch, "run's last": total}.get(moment, 1)
-    name = "validate" if moment == "validation" else "train_step"
-    calls, whole = itertools.count(1), getattr(ch08, name)
+    place, name = (ch08, "validate") if moment == "validation" else (Step, "run")
+    calls, whole = itertools.count(1), getattr(place, name)
 
     def signalled(*given: Any) -> Any:
         if next(calls) == at:
             os.kill(os.getpid(), signal.SIGTERM)
         return whole(*given)
 
-    monkeypatch.setattr(ch08, name, signalled)
+    monkeypatch.setattr(place, name, signalled)
     steps = per_epoch if moment == "validation" else at
     with pytest.raises(ch08.Stopped, match=f"SIGTERM after step {steps}, and saved"):
         ch08.fit(TINY, data, tmp_path)
@@ -396,14 +396,13 @@ def test_a_second_signal_acts_at_once():
         {"bpe_dropout": 0.1},
         {"r_drop": 1.0},
         {"accumulate": 3},
+        {"step": "static", "dropout": 0.2},
         {"path": "textbook", "schedule": "inverse_sqrt"},
     ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_every_recipe_resumes_exactly(data, tmp_path, changes):
     """Whatever an ingredient remembers from step to step is in the state."""
-    if changes.get("optimizer") == "muon" and not hasattr(torch.optim, "Muon"):
-        pytest.skip("this PyTorch has no Muon")
     config = replace(TINY, epochs=1, save_every=3, **changes)
     (tmp_path / "straight").mkdir()
     history = ch08.fit(config, data, tmp_path / "straight")
@@ -541,9 +540,7 @@ def in_memory(training: ch08.Training) -> dict[str, Any]:
     state = training.optimizer.state_dict()["state"]
     slots = {f"{i} {slot}": tensor for i, held in state.items() for slot, tensor in held.items()}
     tensors = weights(training.model) | slots
-    return {name: tensor.detach().tolist() for name, tensor in tensors.items()} | {
-        "done": (training.done, copy.copy(training.state), training.scheduler.last_epoch)
-    }
+    return {name: tensor.detach().tolist() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("kind", POISONS)

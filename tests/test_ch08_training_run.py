@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,13 @@ from scripts import ROOT, train
 from scripts import ch08_training_run as ch08
 from scripts.book.records import load_record, sha256
 from scripts.ch06_multi30k import load_corpus
-from scripts.engine.checkpoints import load_tensors, newest_state, save_tensors, weights
+from scripts.engine.checkpoints import (
+    load_tensors,
+    newest_state,
+    save_tensors,
+    saved_states,
+    weights,
+)
 from scripts.studies import ingredients, speedrun
 
 TINY = replace(
@@ -125,9 +132,61 @@ def test_accumulation_counts_optimizer_steps(data, tmp_path):
     assert {len(step) for step in plan} == {3}
     training.train_epoch()
     assert training.state.steps == len(plan)
-    assert training.scheduler.last_epoch == training.state.steps
-    expected = training.lr_at(training.state.steps + 1)
+    expected = training.lr_at(training.state.steps)
     assert training.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+def test_the_kind_of_a_step_is_decided_once_and_kept(data, tmp_path):
+    """`auto` takes what suits the device; it stands in the state, and another doesn't resume."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert ch08.resolved(TINY, cpu).step == "eager"
+    assert ch08.resolved(TINY, gpu).step == "graphed"
+    for changes, world in (
+        ({"compile": True}, 1),
+        ({"fused": False}, 1),
+        ({"bpe_dropout": 0.1}, 1),
+        ({}, 2),
+    ):
+        assert ch08.resolved(replace(TINY, **changes), gpu, world).step == "eager"
+        with pytest.raises(ValueError, match="--step graphed"):
+            ch08.resolved(replace(TINY, step="graphed", **changes), gpu, world)
+    with pytest.raises(ValueError, match="on a GPU"):
+        ch08.resolved(replace(TINY, step="graphed"), cpu)
+    config = replace(TINY, step="static", epochs=1)
+    training = ch08.Training(config, data, tmp_path)
+    training.train_epoch()
+    training.save()
+    assert ch08.Training(config, data, tmp_path, resume=True).state == training.state
+    with pytest.raises(ValueError, match=r"another --step \(static\)"):
+        ch08.Training(replace(config, step="eager"), data, tmp_path, resume=True)
+    on_cpu = replace(TINY, step="graphed")  # a model from a GPU is validated here all the same
+    assert callable(ch08.loss_function_of(on_cpu, cpu))
+
+
+def test_a_look_now_and_then_finds_what_a_look_each_step_does(data, tmp_path):
+    """As on a GPU: the report, and which step it was that went wrong."""
+    reports = []
+    for every in (1, 3):
+        training = ch08.Training(TINY, data, tmp_path)
+        training.every = every
+        reports.append(training.train_epoch())
+    assert reports[0] == reports[1] and len(reports[0].grad_norms) == training.done > 5
+    honest, calls = training.loss_of, []
+
+    def poisoned(*given):
+        calls.append(given)
+        loss, nll = honest(*given)
+        return (loss * math.nan if len(calls) == 2 else loss), nll
+
+    training.epoch, training.done, training.loss_of = 2, 0, poisoned
+    before = training.state.steps
+    with pytest.raises(ch08.Diverged, match=rf"^step {before + 2} \(epoch 2, step 2 of it"):
+        training.train_epoch()
+    assert len(calls) == 3 and not saved_states(tmp_path)
+    with pytest.raises(ch08.Diverged):
+        training.take.pending.append(torch.full((3,), math.nan))
+        training.save()  # nothing that went wrong is ever saved
+    assert not saved_states(tmp_path)
 
 
 def test_saved_models_load_as_they_were(untrained, tmp_path):
@@ -347,7 +406,7 @@ def shipped() -> list[str]:
 def test_a_shipped_model_is_the_one_on_record(name):
     record, folder = load_record(name), ROOT / "models" / name
     assert record["weights_sha256"] == sha256(folder / "model.safetensors")
-    assert asdict(ch08.load_model(folder).config) == record["config"]
+    assert ch08.load_model(folder).config == ch08.TrainConfig(**record["config"])
     assert (folder / "README.md").read_text("utf-8") == ch08.model_card(record)
     limit = 2 if name == "sample-de-en" else 16
     assert sum(path.stat().st_size for path in folder.iterdir()) < limit * 2**20

@@ -54,8 +54,10 @@ def speed_run(options: SpeedOptions) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         throwaway = Training(config, data, Path(folder))
-        for step in throwaway.plan(1)[:5]:
-            throwaway.step(step, data.train)
+        throwaway.load()
+        for _ in range(5):
+            throwaway.step()
+        throwaway.look()
         warm_up = time.perf_counter() - start
         training = Training(config, data, Path(folder))
         seconds = 0.0

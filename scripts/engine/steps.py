@@ -1,0 +1,249 @@
+"""One optimizer step, in three kinds, and none of them waits for the device.
+
+`eager` takes batches of any shape from the CPU, kernel by kernel. `static` has the corpus on the
+device and cuts batches of a few shapes out of it. `graphed` is `static`, recorded once for each
+shape as a CUDA graph and replayed: hundreds of kernels, one launch. The same weights come out.
+
+What a step finds stays on the device until somebody asks (`look`). A step that isn't finite changes
+nothing, and neither does any after it; so it is soon enough to ask now and then.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from scripts.ch05_training import LabelSmoothing
+from scripts.ch06_multi30k import Example, pad_rows
+from scripts.ch07_going_fast import Rectangles, ResidentCorpus, longer_side, narrowest
+
+Plan = Sequence[Sequence[Sequence[int]]]  # an epoch: its steps, their batches, the pairs in them
+
+
+class Figures(NamedTuple):
+    """What one step found: two sums over its labels in nats, and the gradient's norm."""
+
+    loss: float
+    nll: float
+    norm: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether the step counted: where this is false, no weight has moved."""
+        return math.isfinite(self.loss + self.norm)
+
+
+class Step:
+    """Optimizer steps on batches of any shape: the eager kind.
+
+    `loss_of` takes (model, batch, criterion) and gives the batch's two sums. `clip` bounds the
+    gradient's norm. On a GPU the optimizer must skip a step where its `found_inf` is 1: PyTorch's
+    fused Adam and our Muon do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: LabelSmoothing,
+        optimizer: torch.optim.Optimizer,
+        loss_of: Callable[..., tuple[Tensor, Tensor]],
+        clip: float = math.inf,
+    ):
+        self.model, self.criterion, self.optimizer = model, criterion, optimizer
+        self.loss_of, self.clip = loss_of, clip
+        self.device = next(model.parameters()).device
+        self.without_sync: Callable[[], AbstractContextManager] = nullcontext
+        self.pending: list[Tensor] = []  # what the steps since the last look found, on the device
+        self.bad = torch.zeros((), device=self.device)  # 1 from the first step on that isn't finite
+        self.waits = self.device.type == "cpu"  # where to look costs nothing
+        if not self.waits:
+            for part in getattr(optimizer, "parts", (optimizer,)):
+                part.found_inf = self.bad
+
+    def load(self, examples: Sequence[Example], plan: Plan, tokens: Sequence[float]) -> None:
+        """The epoch that follows: its pairs, the steps' batches, and what each step divides by."""
+        self.examples, self.plan, self.tokens = examples, plan, tokens
+
+    def __call__(self, number: int) -> None:
+        """Take the step of that number, from 0, of the epoch that was loaded."""
+        group = [self.batch(indices) for indices in self.plan[number]]
+        self.pending.append(self.run(group, self.tokens[number]))
+
+    def batch(self, indices: Sequence[int]) -> Rectangles:
+        """These pairs, padded, on the device."""
+        sides = zip(*((self.examples[i].src, self.examples[i].tgt) for i in indices), strict=True)
+        return Rectangles(*(self.sent(pad_rows(side)) for side in sides))
+
+    def sent(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device; from pinned memory, which a copy needs not to wait."""
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def run(self, group: Sequence[Rectangles], per: float | Tensor) -> Tensor:
+        """The step itself: (3,) float64, the two sums and the norm. All divided by `per`."""
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for i, batch in enumerate(group):
+            last = i == len(group) - 1  # processes meet once a step, not once a batch
+            with nullcontext() if last else self.without_sync():
+                loss, nll = self.loss_of(self.model, batch, self.criterion)
+                (loss / per).backward()
+            sums += torch.stack((loss.detach(), nll.detach()))
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.bad.copy_(torch.maximum(self.bad, 1 - (sums[0] + norm).isfinite().float()))
+        if not (self.waits and self.bad):
+            self.optimizer.step()
+        return torch.cat((sums, norm.detach().double().reshape(1)))
+
+    def look(self) -> list[Figures]:
+        """What the steps since the last look found, in their order. Waits for the device."""
+        found = torch.stack(self.pending).tolist() if self.pending else []
+        self.pending.clear()
+        return [Figures(*row) for row in found]
+
+
+class StaticStep(Step):
+    """Steps on batches of few shapes, cut out of a corpus on the device: nothing crosses the bus.
+
+    A batch is as wide as the narrowest of `widths` that holds all its pairs, and has `max_tokens`
+    over that width rows, the last of them fillers.
+    """
+
+    def __init__(self, *given: Any, widths: Sequence[int], max_tokens: int, **named: Any):
+        super().__init__(*given, **named)
+        self.widths, self.max_tokens = widths, max_tokens
+        self.corpus: ResidentCorpus | None = None
+
+    def load(self, examples: Sequence[Example], plan: Plan, tokens: Sequence[float]) -> None:
+        """As in `Step`. The pairs go to the device once for all epochs, the plan once for each."""
+        if self.corpus is None:
+            self.corpus = ResidentCorpus(examples, self.device, self.widths[-1])
+        elif examples is not self.examples:
+            raise ValueError("a resident corpus stays: other pairs need another object")
+        super().load(examples, plan, tokens)
+        self.shapes = [tuple(map(self.shape, step)) for step in plan]
+        flat: list[int] = []
+        self.starts = [0]
+        for step, shapes in zip(plan, self.shapes, strict=True):
+            for indices, (_, rows) in zip(step, shapes, strict=True):
+                flat += [*indices, *[self.corpus.filler] * (rows - len(indices))]
+            self.starts.append(len(flat))
+        self.chosen = self.sent(torch.tensor(flat))
+        self.per = self.sent(torch.tensor(tokens, dtype=torch.float32))
+
+    def shape(self, indices: Sequence[int]) -> tuple[int, int]:
+        """The (width, rows) of a batch of these pairs."""
+        width = narrowest(self.widths, max(longer_side(self.examples[i]) for i in indices))
+        return width, max(len(indices), self.max_tokens // width)
+
+    def cut(self, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Rectangles]:
+        """A step's batches out of the corpus: `rows` holds the pairs of one behind the other's."""
+        parts = rows.split([size for _, size in shapes])
+        return [self.corpus.batch(part, w) for part, (w, _) in zip(parts, shapes, strict=True)]
+
+    def __call__(self, number: int) -> None:
+        """As in `Step`."""
+        rows = self.chosen[self.starts[number] : self.starts[number + 1]]
+        group = self.cut(rows, self.shapes[number])
+        self.pending.append(self.run(group, self.per[number]))
+
+
+class Recording(NamedTuple):
+    """A step of one shape on a GPU, and the memory through which it is fed and answers."""
+
+    graph: Any
+    rows: Tensor
+    per: Tensor
+    found: Tensor
+
+
+@contextmanager
+def other_stream() -> Iterator[None]:
+    """Work inside the block runs on another stream, after what came before, before what follows."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+class GraphedStep(StaticStep):
+    """Static steps, recorded once for each shape and replayed.
+
+    The optimizer must be capturable, with a tensor as its rate. Recording leaves no trace: weights,
+    the optimizer's state and the random generator are as before.
+    """
+
+    aside: Callable[[], AbstractContextManager] = staticmethod(other_stream)
+
+    def __init__(self, *given: Any, **named: Any):
+        super().__init__(*given, **named)
+        self.recorded: dict[tuple, Recording] = {}
+        self.pool: Any = None  # one, for all recordings: they never run at the same time
+
+    def __call__(self, number: int) -> None:
+        """As in `Step`."""
+        rows = self.chosen[self.starts[number] : self.starts[number + 1]]
+        shapes = self.shapes[number]
+        if shapes not in self.recorded:
+            self.recorded[shapes] = self.record(rows, self.per[number], shapes)
+        step = self.recorded[shapes]
+        step.rows.copy_(rows)
+        step.per.copy_(self.per[number])
+        step.graph.replay()
+        self.pending.append(step.found.clone())  # the next replay writes over `found`
+
+    def record(self, rows: Tensor, per: Tensor, shapes: Sequence[tuple[int, int]]) -> Recording:
+        """Record the step for batches of these shapes."""
+        rows, per, generator = rows.clone(), per.clone(), self.random_state()
+        before = self.bad.clone()
+        self.bad.fill_(1)  # while libraries choose their kernels, the optimizer shall not step
+        with self.aside():  # warm-ups may not run where recordings do
+            for _ in range(3):
+                self.run(self.cut(rows, shapes), per)
+        self.bad.copy_(before)
+        graph, found = self.capture(lambda: self.run(self.cut(rows, shapes), per))
+        self.random_state(generator)
+        return Recording(graph, rows, per, found)
+
+    def random_state(self, state: Tensor | None = None) -> Tensor:
+        """The state of the device's random generator, which `state` sets."""
+        if state is not None:
+            torch.cuda.set_rng_state(state, self.device)
+        return torch.cuda.get_rng_state(self.device)
+
+    def capture(self, run: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+        """A graph of what `run` launches, and the tensor that it returned."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            found = run()
+        self.pool = graph.pool()
+        return graph, found
+
+
+KINDS = {"eager": Step, "static": StaticStep, "graphed": GraphedStep}
+
+
+def ask_for_determinism() -> None:
+    """Have PyTorch take only kernels that always give the same bits; it raises where it has none.
+
+    Before the first product on a GPU: cuBLAS reads its setting once.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a precaution, not a need
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set every group's learning rate to `rate` times its `initial_lr`; tensors in place."""
+    for group in optimizer.param_groups:
+        value = rate * group["initial_lr"]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
