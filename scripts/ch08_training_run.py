@@ -696,7 +696,7 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_copy_(buffers, list(mean.unbind()))
                 ahead = torch.lerp(grad, mean, group["momentum"])  # Nesterov's
                 rate = group["lr"] * max(1, rows / columns) ** 0.5 * (1 if bad is None else 1 - bad)
-                torch._foreach_sub_(params, list((near_orthogonal(ahead) * rate).unbind()))
+                torch._foreach_sub_(params, list((near_orthogonal(ahead).float() * rate).unbind()))
 
 
 # %% [markdown]
@@ -783,9 +783,10 @@ print(f"Muon steps {by_muon:,} weights, Adam {by_adam:,}")
 
 
 # %% [markdown]
-# Three more choices are made here, each an option:
+# Four more choices are made here, each an option:
 #
 # - **Precision.** Products of bfloat16 numbers, which have float32's range and three good digits, are several times faster where the device has instructions for them: every GPU of today, few CPUs. `--precision auto` asks; what it decides is part of the run, so that a resume on another machine can't change it unnoticed. Weights, sums and losses stay in float32. On a GPU `torch.autocast` does this, on a CPU chapter 7's switch `half`.
+# - **`--step`** says where batches come from and who launches the kernels: `eager`, any shape, one kernel at a time; `static`, few shapes, cut out of a corpus on the device; `graphed`, the same recorded and replayed, which `auto` takes on a GPU ([chapter 7](ch07_going_fast.ipynb)). Few shapes are other batches, so a run keeps its kind.
 # - **`--compile true`** hands the loss to torch.compile, which fuses small operations. It needs a minute first, and shapes that don't depend on the data; so it takes the static switches of chapter 7.
 # - **R-Drop** (Wu, Li et al. 2021). Two passes over the same batch drop different units and give two distributions $p_1, p_2$ for each word. Both are trained on the word, and to agree:
 #
@@ -1333,6 +1334,8 @@ assert waiting(by_size) < waiting(as_they_come) / 2
 #
 # A resumed run shall be the run that was never interrupted, to the last bit. So a state holds all that the next step depends on: the weights, the optimizer's two moments for each weight, the count of steps (the learning rate follows from it), the epoch and the step within it (the batches follow from these and the seed), the sums of the epoch's report, and the state of each process's random generator, from which dropout draws. Forget one, and a resumed run goes another way.
 #
+# On a GPU there is a limit to this. Some of its kernels add up in whatever order their parts are done, and then two runs of the same program differ in the last bit, resumed or not. `--deterministic true` asks PyTorch for kernels that don't; the promise of the last bit is made for CPUs, and for GPUs with that option.
+#
 # The settings are in it as well. To resume with others would be another run, and is refused. These may differ:
 
 
@@ -1352,7 +1355,7 @@ def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
 # - **A file is spoiled** later, by a disk or a copy that broke off. Each state carries a checksum. Where the newest doesn't fit its own, the one before is used, and you are told.
 # - **The disk is full.** The half-written file is removed, the run ends with one line that says so, and all that was saved before is untouched.
 #
-# And often a run is *asked* to stop: you press Ctrl-C, or a cluster sends SIGTERM and grants some seconds. The handler only makes a note. The step in progress ends, its state is saved, and then the run leaves.
+# And often a run is *asked* to stop: you press Ctrl-C, or a cluster sends SIGTERM and grants some seconds. The handler only makes a note. The step in progress ends, its state is saved, and then the run leaves. (Of several processes one may be asked. It tells the others with the next step, so that nobody has to wait, and all leave after the same one.)
 
 
 # %%

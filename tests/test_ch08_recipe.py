@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import kl_div
 
 from scripts import ch08_training_run as ch08
@@ -215,6 +216,27 @@ def test_muon_and_adam_act_as_one_and_go_on_after_loading(data):
     step(one, model.parameters())
     step(other, twin.parameters())
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+def test_on_a_gpu_rates_and_counts_are_on_the_device(monkeypatch, optimizer):
+    """Or a recording would keep the first rate for ever. These weights are a GPU's in name only."""
+    asked = []
+    kind = SimpleNamespace(Adam=lambda groups, **how: asked.append(how) or torch.optim.SGD(groups))
+    with FakeTensorMode():
+        model = nn.Module()
+        model.generator = nn.Module()
+        model.generator.proj, model.inner = nn.Linear(2, 2), nn.Linear(2, 2)
+        for part in (model.generator.proj, model.inner):
+            part.weight = nn.Parameter(torch.empty(2, 2, device="cuda:0"))
+            part.bias = nn.Parameter(torch.empty(2, device="cuda:0"))
+        monkeypatch.setattr(ch08.torch.optim, "Adam", kind.Adam)
+        made = ch08.make_optimizer(ch08.TrainConfig(optimizer=optimizer), model)
+        rates = [how["lr"] for how in asked] + [made.param_groups[0]["lr"]] * (optimizer == "muon")
+    (adam,) = asked
+    assert adam["fused"] and adam["capturable"]
+    assert len({id(rate) for rate in rates}) == len(rates) == len(made.param_groups)
+    assert all(rate.device.type == "cuda" and rate.shape == () for rate in rates)
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (40, 16), (16, 40)])

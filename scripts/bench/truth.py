@@ -179,7 +179,7 @@ def truth(
     kinds = {name: kind for name, kind in kinds.items() if on_gpu or kind is not KINDS["graphed"]}
     count = 4 if tiny else 8
     sizes = {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2} if tiny else {}
-    # All take the static kind's switches; a bound that the gradient meets, or it would show nothing.
+    # The static kind's switches for all; a bound that the gradient meets, or it would show nothing.
     base = TrainConfig(**sizes, vocab=VOCAB, max_tokens=ROWS, clip=0.1, step="static")
     rows: list[dict[str, Any]] = []
     precisions = ["float32", "bf16"] if on_gpu or multiplies_bf16(device) or tiny else ["float32"]
