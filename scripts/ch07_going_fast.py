@@ -1009,8 +1009,8 @@ class AttentionCore(Function):
         torch.softmax(weights, dim=-1, out=weights)
         kept = keep_mask(weights.shape, p, q) if p else None
         ctx.save_for_backward(q, k, v, weights, kept)
-        dropped = weights.to(q.dtype) if kept is None else weights.to(q.dtype) * kept
-        return scaled_product(dropped, v, keep_scale(p)).unflatten(0, shape[:2])
+        thinned = weights.to(q.dtype) if kept is None else weights.to(q.dtype) * kept
+        return scaled_product(thinned, v, keep_scale(p)).unflatten(0, shape[:2])
 
     @staticmethod
     @once_differentiable
@@ -1019,8 +1019,8 @@ class AttentionCore(Function):
         q, k, v, weights, kept = ctx.saved_tensors
         heads = grad.shape[:2]
         grad = grad.flatten(0, 1)  # (B·H, T, d_k)
-        dropped = weights.to(q.dtype) if kept is None else weights.to(q.dtype) * kept
-        grad_v = scaled_product(dropped.mT, grad, keep_scale(ctx.p))
+        thinned = weights.to(q.dtype) if kept is None else weights.to(q.dtype) * kept
+        grad_v = scaled_product(thinned.mT, grad, keep_scale(ctx.p))
         grad_weights = scaled_product(grad, v.mT, keep_scale(ctx.p))  # (B·H, T, S)
         if kept is not None:
             grad_weights *= kept
@@ -2430,7 +2430,7 @@ for wrong in (deaf_z_loss, looped_z_loss):
 #
 # Break the chapter in your head first, then in the code.
 #
-# 1. In `AttentionCore.backward`, use `weights` where `dropped` stands. Does `gradcheck` without dropout notice? With it?
+# 1. In `AttentionCore.backward`, use `weights` where `thinned` stands. Does `gradcheck` without dropout notice? With it?
 # 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become, and does a check of this chapter notice?
 #
 # <details><summary>Answers</summary>
