@@ -206,7 +206,8 @@ def missed(settings: Settings) -> list[str]:
 def keep(item: Item, settings: Settings, record: dict[str, Any]) -> None:
     """Write an item's record, in its folder and among the records, with its provenance."""
     command = repeat(item.name, settings)
-    record = {**provenance(command, settings.device), "not_run": missed(settings), **record}
+    not_run = [*dict.fromkeys(missed(settings) + record.get("not_run", []))]
+    record = {**provenance(command, settings.device), **record, "not_run": not_run}
     record |= {"command": command, "repeat": command}  # a training names the command it knows
     save_record("record", record, settings.folder(item.name))
     save_record(f"gpu-{item.name}", record, settings.records)

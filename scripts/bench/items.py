@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from scripts import runs_folder
-from scripts.bench.agenda import Item, Settings, missed, once, repeat
+from scripts.bench.agenda import Item, Settings, once, repeat
 from scripts.book.files import write_whole
 from scripts.book.records import load_record, provenance, save_record
 from scripts.ch08_training_run import (
@@ -123,7 +123,7 @@ def study(name: str, settings: Settings) -> dict[str, Any]:
             continue
         base = replace(PRESETS["small"], **common, **changes)
         scores[each] = {"changes": changes, **part(f"{name}/{each}", base, settings)}
-    return {"common": common, "parts": scores, "not_run": missed(settings) + missing}
+    return {"common": common, "parts": scores, "not_run": missing}
 
 
 def minute_of_truth(settings: Settings) -> dict[str, Any]:
