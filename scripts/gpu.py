@@ -35,6 +35,7 @@ from scripts.bench.agenda import (
     is_done,
     listing,
     owed,
+    tried,
     work,
 )
 from scripts.bench.carry import MODEL, bundle, bundled, collect, pack
@@ -117,10 +118,9 @@ class GpuOptions:
         return [name for name in self.only.split(",") if name]
 
 
-def go_on_afresh(options: GpuOptions, minutes: float) -> None:
-    """Replace this process, which its GPU no longer answers, by one with the minutes left."""
-    words = ["--minutes", f"{minutes:.2f}", "--device", options.device]
-    words += ["--only", options.only] * bool(options.only)
+def go_on_afresh(options: GpuOptions, names: Sequence[str], minutes: float) -> None:
+    """Replace this process, which its GPU no longer answers, by one for items `names`."""
+    words = ["--minutes", f"{minutes:.2f}", "--only", ",".join(names), "--device", options.device]
     words += ["--out", options.out] * bool(options.out)
     words += ["--tiny"] * options.tiny
     sys.stdout.flush()
@@ -135,7 +135,7 @@ def serve_time(options: GpuOptions, settings: Settings) -> int:
         asked = [item for item in items if item.name in options.names]
         waiting = [item for item in asked if not is_done(item, settings)]
     after = partial(bring, items, settings, options.out)
-    lost = None
+    failed, lost = failures(settings), None
     after()  # what was made before comes along; and a folder that won't do is found now
     with Clock(options.minutes, settings.minutes(RESERVE)) as clock:
         try:
@@ -145,11 +145,12 @@ def serve_time(options: GpuOptions, settings: Settings) -> int:
         except GpuLost as error:
             code, lost = 2, error
     after()
+    rest = [item.name for item in waiting if not is_done(item, settings)]
     if lost:
         print(lost, file=sys.stderr)
-        if clock.left() > settings.minutes(RESERVE):
-            go_on_afresh(options, clock.left())
-    rest = [item.name for item in waiting if not is_done(item, settings)]
+        fresh = [name for name in rest if tried(name, failures(settings)) == tried(name, failed)]
+        if fresh and clock.left() > settings.minutes(RESERVE):
+            go_on_afresh(options, fresh, clock.left())
     goes_on = f"the same command goes on with: {', '.join(rest)}"
     print(goes_on if rest else "nothing asked for is owed any more")
     return code
