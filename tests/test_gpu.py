@@ -139,7 +139,10 @@ def test_validation_picks_the_seed_and_the_test_has_no_say(runs):
         records.save_record(f"gpu-small-{seed}", record, HERE.records)
         small = items.sum_up(HERE)
         assert small["picked_by_validation"] == seed
-    assert small["test"]["test"]["bleu"]["mean"] == 30.0 and small["device"] == "a toaster"
+        assert (small["validation"]["deviation"] is None) is (seed == 1)
+    summed = small["test"]["test"]["bleu"]
+    assert (summed["mean"], summed["deviation"]) == (30.0, 28.284)  # √800, of two seeds
+    assert small["device"] == "a toaster"
     assert small["seeds"] == [1, 3] and small["validation"]["each"] == [30.0, 31.0]
 
 
