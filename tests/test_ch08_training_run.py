@@ -387,15 +387,35 @@ def test_only_what_exceeds_the_spread_between_seeds_counts():
     assert table.loc["the recipe", "p"] == ""
 
 
-def test_the_speed_run_stops_at_its_target(data, monkeypatch):
-    monkeypatch.setattr(speedrun, "prepare", lambda config: data)
-    monkeypatch.setitem(ch08.PRESETS, "sample", replace(TINY, epochs=3))
-    options = speedrun.SpeedOptions(corpus="sample", preset="sample", target=0.0, device="cpu")
+def test_the_speed_run_stops_by_validation_and_reads_the_test_once(data, monkeypatch):
+    """Training ends with the first epoch that has the margin; only then is the test split read."""
+    read, scores = [], iter((40.0, 40.5, 39.0))
+
+    def judged(trained, pairs, *search):
+        read.append((len(pairs), trained.model.training))
+        return {"bleu": next(scores), "translations": []}
+
+    corpus = data.corpus | {"val": data.corpus["val"][:3]}
+    monkeypatch.setattr(speedrun, "prepare", lambda config: replace(data, corpus=corpus))
+    monkeypatch.setattr(speedrun, "evaluate", judged)
+    monkeypatch.setitem(ch08.PRESETS, "sample", replace(TINY, epochs=5))
+    options = speedrun.SpeedOptions(corpus="sample", preset="sample", device="cpu")
     record = speedrun.speed_run(options)
-    assert record["reached"] and len(record["history"]) == 1 and record["warm_up_seconds"] > 0
-    missed = speedrun.speed_run(replace(options, target=101.0))
-    assert not missed["reached"] and [row["epoch"] for row in missed["history"]] == [1, 2, 3]
-    assert missed["history"][-1]["seconds"] > missed["history"][0]["seconds"]
+    assert [pairs for pairs, _ in read] == [3, 3, 8]  # two epochs' validation, then the test
+    assert [row["val_bleu"] for row in record["history"]] == [40.0, 40.5]
+    assert record["stopped_by_validation"] and not record["reached"]  # 39 isn't 40
+    assert (record["split"], record["test"]["bleu"], record["margin"]) == ("test", 39.0, 0.5)
+    assert record["warm_up_seconds"] > 0
+    assert record["seconds"] == record["history"][1]["seconds"] > record["history"][0]["seconds"]
+
+
+def test_a_speed_run_that_misses_its_target_ends_with_the_recipe(data, monkeypatch):
+    monkeypatch.setattr(speedrun, "prepare", lambda config: data)
+    monkeypatch.setitem(ch08.PRESETS, "sample", TINY)
+    options = speedrun.SpeedOptions("sample", "sample", target=101.0, device="cpu")
+    missed = speedrun.speed_run(options)
+    assert not missed["stopped_by_validation"] and not missed["reached"]
+    assert [row["epoch"] for row in missed["history"]] == [1, 2]
 
 
 def shipped() -> list[str]:

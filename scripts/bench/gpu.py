@@ -11,11 +11,10 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-import pandas as pd
 import torch
 from torch import nn
 
@@ -170,29 +169,71 @@ def gpu_matrix_rate(device: torch.device, precision: torch.dtype, n: int) -> flo
     return 2 * n**3 / best_seconds(multiply)
 
 
-def bench_gpu(options: BenchOptions) -> dict[str, Any]:
-    """The waterfall on a GPU for both models, with the share of the matrix rate and of busy time.
+def waterfall(
+    size: Literal["small", "base"], device: torch.device, corpus: str, tiny: bool
+) -> dict[str, Any]:
+    """The stages of one model on `device`, with the share of the matrix rate and of busy time.
 
-    Raises ValueError where there is no GPU.
+    On a CPU the stages that need a GPU are named in "not_run". `tiny` is for trying it out.
     """
-    if not torch.cuda.is_available():
-        raise ValueError("this benchmark needs a GPU: the others run on any machine")
-    device = torch.device("cuda")
-    corpus, examples = bench_examples(options.corpus, SMALL.vocab)
-    rate = gpu_matrix_rate(device, torch.bfloat16, 8192)
-    sizes = {"small": (SMALL, options.max_tokens), "base": (BASE, 2 * options.max_tokens)}
+    shape, max_tokens, count, n = (SMALL, 2048, 4, 8192)
+    if size == "base":
+        shape, max_tokens = BASE, 4096
+    if tiny:
+        shape = replace(shape, N=1, d_model=32, d_ff=64, h=2, vocab=1000)
+        max_tokens, count, n = 256, 1, 64
+    corpus, examples = bench_examples(corpus, shape.vocab)
+    return stages_of(shape, examples, max_tokens, count, device, n) | {"corpus": corpus}
+
+
+def stages_of(
+    shape: Shape,
+    examples: Sequence[Example],
+    max_tokens: int,
+    count: int,
+    device: torch.device,
+    n: int = 8192,
+) -> dict[str, Any]:
+    """Every stage that `device` can run; the matrix rate is that of an n × n product."""
+    rate = gpu_matrix_rate(device, torch.bfloat16, n)
+    stages, missing = gpu_stages(), []
+    if device.type == "cpu":
+        missing = [name for name, stage in stages.items() if stage["graphs"]] + ["busy time"]
     reports = {
-        f"{size}, {name}": gpu_stage(stage, shape, examples, max_tokens, options.count, device)
-        for size, (shape, max_tokens) in sizes.items()
-        for name, stage in gpu_stages().items()
+        name: gpu_stage(stage, shape, examples, max_tokens, count, device)
+        for name, stage in stages.items()
+        if name not in missing
     }
     for report in reports.values():
         report["mfu"] = round(report["flops_per_second"] / rate, 4)
     return {
-        "corpus": corpus,
-        "gpu": torch.cuda.get_device_name(device),
+        "shape": asdict(shape),
         "matrix_rate": round(rate),
         "reports": reports,
+        "not_run": missing,
+    }
+
+
+def bench_gpu(options: BenchOptions) -> dict[str, Any]:
+    """The waterfall on a GPU for both models. Raises ValueError where there is no GPU."""
+    if not torch.cuda.is_available():
+        raise ValueError("this benchmark needs a GPU: the others run on any machine")
+    device = torch.device("cuda")
+    corpus, examples = bench_examples(options.corpus, SMALL.vocab)
+    sizes = {"small": (SMALL, options.max_tokens), "base": (BASE, 2 * options.max_tokens)}
+    found = {
+        size: stages_of(shape, examples, max_tokens, options.count, device)
+        for size, (shape, max_tokens) in sizes.items()
+    }
+    return {
+        "corpus": corpus,
+        "gpu": torch.cuda.get_device_name(device),
+        "matrix_rate": found["small"]["matrix_rate"],
+        "reports": {
+            f"{size}, {name}": report
+            for size, one in found.items()
+            for name, report in one["reports"].items()
+        },
     }
 
 
@@ -201,6 +242,8 @@ def run_bench(options: BenchOptions) -> None:
     record = bench_gpu(options)
     if options.save:
         save_record("speed-gpu", provenance(as_typed(__name__, options), "cuda") | record)
+    import pandas as pd
+
     print(pd.DataFrame(record["reports"]).T.round(3).to_string())
 
 

@@ -20,7 +20,10 @@ RECORDED = ("torch", "sacrebleu", "sentencepiece", "safetensors", "numpy")
 
 
 def git_commit() -> str:
-    """The commit the code stands at, "+changes" where scripts/ differs, or "unknown"."""
+    """The commit the code stands at, "+changes" where scripts/ differs, or "unknown".
+
+    Where there is no repository, $SERIES_COMMIT says it.
+    """
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -30,7 +33,7 @@ def git_commit() -> str:
     try:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "-s", "scripts") else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("SERIES_COMMIT") or "unknown"
 
 
 def installed(package: str) -> str:

@@ -1,0 +1,307 @@
+"""An agenda: items in order of worth, done within the minutes given, and gone on with next time.
+
+An item is done when its record is there. One that is stopped goes on in the next call where this
+one ended; one that fails is tried once more in the next call, after those never tried.
+"""
+
+import _thread
+import gc
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts import runs_folder
+from scripts.book.files import write_whole
+from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
+from scripts.ch08_training_run import Stopped, TrainConfig, resolved
+
+TRIES = 2  # after so many failures an item is left alone
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where items run, how large they are, and where they leave what.
+
+    Only a GPU's records of full size go to results/. All others stay below the folder of runs.
+    """
+
+    device: torch.device
+    tiny: bool = False
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds the items' folders."""
+        if self.tiny:
+            return runs_folder() / "gpu-tiny"
+        return runs_folder() / "gpu-cpu" if self.device.type == "cpu" else runs_folder()
+
+    @property
+    def records(self) -> Path:
+        """The folder for records."""
+        return RESULTS if self.root == runs_folder() else self.root / "results"
+
+    @property
+    def corpus(self) -> str:
+        """What items learn from."""
+        return "sample" if self.tiny else "multi30k"
+
+    def folder(self, name: str) -> Path:
+        """What item `name` resumes from."""
+        return self.root / f"gpu-{name}"
+
+    def minutes(self, full: float) -> float:
+        """How long that which takes `full` minutes on a GPU takes here."""
+        return full / 60 if self.tiny else full
+
+    def config(self, config: TrainConfig, name: str) -> TrainConfig:
+        """`config` at this size, its precision decided, to be run in `folder(name)`."""
+        place = self.folder(name).relative_to(runs_folder()).as_posix()
+        config = replace(config, corpus=self.corpus, device=str(self.device), name=place)
+        if self.tiny:
+            size = {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2, "vocab": 300}
+            epochs, average = min(config.epochs, 2), min(config.average, 2)
+            size |= {"epochs": epochs, "average": average, "max_tokens": 512, "warmup": 4}
+            config = replace(config, **size, beam=2, save_every=2, precision="float32")
+        return resolved(config, self.device)
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is owed: its name, the minutes it should take, what it is, what makes its record.
+
+    One that `resumes` may be stopped at any moment, and loses at most a step.
+    """
+
+    name: str
+    minutes: float
+    about: str
+    make: Callable[[Settings], dict[str, Any]]
+    resumes: bool = False
+
+
+def once(name: str, make: Callable[[Settings], dict[str, Any]]) -> Callable[[Settings], Any]:
+    """`make`, which isn't asked where the item's folder holds the record already."""
+
+    def kept_or_made(settings: Settings) -> dict[str, Any]:
+        folder = settings.folder(name)
+        there = (folder / "record.json").is_file()
+        return load_record("record", folder) if there else make(settings)
+
+    return kept_or_made
+
+
+class OutOfTime(BaseException):
+    """The minutes are over, or somebody asked the process to end, and no training is running.
+
+    No Exception, so that nobody takes it for a failure.
+    """
+
+    def __init__(self, number: int):
+        self.number = number
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+
+
+class Clock:
+    """The minutes of a call. In a `with` block it rings twice, by what SIGTERM does.
+
+    At the first ring, `reserve` minutes before the end, a training saves its state and stops; what
+    else is running, such as the scores of one that is over, may use the reserve. At the second ring
+    it ends, too, by OutOfTime.
+    """
+
+    def __init__(
+        self, minutes: float, reserve: float = 0.0, now: Callable[[], float] = time.monotonic
+    ):
+        self.reserve, self.now, self.rings = reserve, now, 0
+        self.end = now() + 60 * minutes
+        self.timers: list[threading.Timer] = []
+
+    def left(self) -> float:
+        """Minutes until the end."""
+        return (self.end - self.now()) / 60
+
+    def __enter__(self) -> "Clock":
+        self.before = signal.signal(signal.SIGTERM, self.answer)
+        for minutes in (self.left() - self.reserve, self.left()):
+            self.timers.append(threading.Timer(60 * max(0.0, minutes), self.ring))
+            self.timers[-1].daemon = True
+            self.timers[-1].start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for timer in self.timers:
+            timer.cancel()
+        signal.signal(signal.SIGTERM, self.before)
+
+    def ring(self) -> None:
+        """The main thread gets a SIGTERM. It comes from inside, so it can't kill the process."""
+        self.rings += 1
+        _thread.interrupt_main(signal.SIGTERM)
+
+    def answer(self, number: int, frame: Any) -> None:
+        """What SIGTERM does while no training listens for it."""
+        if self.rings != 1:  # the second ring, or a signal that isn't ours
+            raise OutOfTime(number)
+
+
+def fits(item: Item, settings: Settings, clock: Clock) -> bool:
+    """Whether to begin `item` now. One that resumes wants a minute before the first ring."""
+    if item.resumes:
+        return clock.left() - clock.reserve >= settings.minutes(1.0)
+    return clock.left() >= settings.minutes(item.minutes)
+
+
+def is_done(item: Item, settings: Settings) -> bool:
+    """Whether the item's record is there."""
+    return (settings.records / f"gpu-{item.name}.json").is_file()
+
+
+def failures(settings: Settings) -> dict[str, dict[str, Any]]:
+    """What has failed so far, by the item's name: the reason, and how often."""
+    path = settings.root / "gpu-failed.json"
+    return load_record(path.stem, path.parent) if path.is_file() else {}
+
+
+def remember(name: str, why: str, settings: Settings) -> None:
+    """Note that an item failed, or, where `why` is empty, that it no longer does."""
+    failed = failures(settings)
+    tries = tried(name, failed) + 1
+    if why or failed.pop(name, None):
+        if why:
+            failed[name] = {"failed": why, "tries": tries, "commit": git_commit()}
+        save_record("gpu-failed", failed, settings.root)
+
+
+def tried(name: str, failed: dict[str, dict[str, Any]]) -> int:
+    """How often item `name` has failed."""
+    return failed[name]["tries"] if name in failed else 0
+
+
+def owed(items: Sequence[Item], settings: Settings) -> list[Item]:
+    """What is to be done, in order: never tried before failed once; failed twice is left alone."""
+    failed = failures(settings)
+    waiting = [item for item in items if not is_done(item, settings)]
+    waiting = [item for item in waiting if tried(item.name, failed) < TRIES]
+    return sorted(waiting, key=lambda item: tried(item.name, failed))  # stable: else as they stand
+
+
+def repeat(name: str, settings: Settings) -> str:
+    """The command that does item `name` alone."""
+    where = " --device cpu" if settings.device.type == "cpu" else ""
+    return f"python -m scripts.gpu --only {name}{where}{' --tiny' if settings.tiny else ''}"
+
+
+def missed(settings: Settings) -> list[str]:
+    """What a record can't show on this device, whatever it is of."""
+    return ["anything of this on a GPU"] if settings.device.type == "cpu" else []
+
+
+def keep(item: Item, settings: Settings, record: dict[str, Any]) -> None:
+    """Write an item's record, in its folder and among the records, with its provenance."""
+    command = repeat(item.name, settings)
+    not_run = [*dict.fromkeys(missed(settings) + record.get("not_run", []))]
+    record = {**provenance(command, settings.device), **record, "not_run": not_run}
+    record |= {"command": command, "repeat": command}  # a training names the command it knows
+    save_record("record", record, settings.folder(item.name))
+    save_record(f"gpu-{item.name}", record, settings.records)
+
+
+def attempt(item: Item, settings: Settings) -> str:
+    """Do `item` and write its record. Returns what went wrong, in one line; "" if nothing did.
+
+    Raises OSError where the disk is full, Stopped or OutOfTime where it was stopped.
+    """
+    try:
+        keep(item, settings, item.make(settings))
+    except (Stopped, BrokenPipeError):
+        raise
+    except Exception as error:
+        if type(error) is OSError:  # no special case, such as a missing file: a full disk
+            raise
+        return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return ""
+
+
+def answers(device: torch.device) -> bool:
+    """Whether `device` still computes. After some faults a GPU does no more for this process."""
+    gc.collect()  # what a failed item held is free only now
+    try:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return torch.ones(2, device=device).sum().item() == 2.0
+    except RuntimeError:
+        return False
+
+
+class Log:
+    """A line for each item that was begun, in gpu-log.txt and on the terminal."""
+
+    def __init__(self, settings: Settings):
+        self.path = settings.root / "gpu-log.txt"
+
+    def text(self) -> str:
+        """All lines so far."""
+        return self.path.read_text("utf-8") if self.path.is_file() else ""
+
+    def add(self, name: str, what: str, seconds: float) -> None:
+        """One more line."""
+        line = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {name}  {what}  {seconds:.1f} s"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, f"{self.text()}{line}\n".encode())
+        print(line, flush=True)
+
+
+class GpuLost(Exception):
+    """The GPU no longer answers this process; a fresh one may go on."""
+
+
+def work(
+    items: Sequence[Item], settings: Settings, clock: Clock, after: Callable[[], Any] = lambda: None
+) -> int:
+    """Do `items` in their order as far as the clock lets; `after` is called after each.
+
+    Returns the exit code: 0, or 128 + the signal where one stopped it that isn't the clock's.
+    Raises GpuLost where a failure took the GPU along.
+    """
+    log = Log(settings)
+    for item in items:
+        if not fits(item, settings, clock):
+            continue
+        start = clock.now()
+        try:
+            why = attempt(item, settings)
+        except (Stopped, OutOfTime) as stop:
+            log.add(item.name, "stopped: goes on next time", clock.now() - start)
+            after()
+            if clock.rings == 0:
+                return 128 + stop.number
+            continue
+        remember(item.name, why, settings)
+        log.add(item.name, f"failed: {why}" if why else "done", clock.now() - start)
+        after()
+        if not answers(settings.device):
+            raise GpuLost(f"after {item.name} the GPU no longer answers")
+    return 0
+
+
+def listing(items: Sequence[Item], settings: Settings) -> str:
+    """What is owed, what isn't, and how long each should take: a line an item."""
+    failed, lines, total = failures(settings), [], 0.0
+    for item in items:
+        minutes = settings.minutes(item.minutes)
+        tries = tried(item.name, failed)
+        state = "begun" if settings.folder(item.name).is_dir() else "owed"
+        if tries:
+            state = "failed" if tries < TRIES else "given up"
+        if is_done(item, settings):
+            state = "done"
+        total += 0.0 if state in ("done", "given up") else minutes
+        lines.append(f"{item.name:<16} {minutes:5.1f} min  {state:<8}  {item.about}")
+    return "\n".join([*lines, f"{'owed':<16} {total:5.1f} min in all"])

@@ -1,0 +1,200 @@
+"""What is owed to a GPU, in order of worth: the tables of recipes, and what makes each record."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
+
+from scripts import runs_folder
+from scripts.bench.agenda import Item, Settings, once, repeat
+from scripts.book.files import write_whole
+from scripts.book.records import load_record, provenance, save_record
+from scripts.ch08_training_run import (
+    PRESETS,
+    Diverged,
+    TrainConfig,
+    TrainingData,
+    finish,
+    fit,
+    model_card,
+    prepare,
+    writable,
+)
+from scripts.engine.checkpoints import saved_states
+from scripts.studies.speedrun import SpeedOptions, clocked
+
+SEEDS = (1, 2, 3)
+SMALLS = tuple(f"small-{seed}" for seed in SEEDS)
+KINDS = ("bleu", "bleu_greedy")  # of a test's scores
+CLOCKED = SpeedOptions()
+
+# Rungs of a ladder of recipes: minutes on a GPU, and what is changed of the small preset.
+RUNGS: dict[str, tuple[float, dict[str, Any]]] = {
+    "muon": (4.0, {"optimizer": "muon"}),
+    "r-drop": (7.0, {"r_drop": 5.0, "dropout": 0.3}),
+    "bpe-dropout": (12.0, {"bpe_dropout": 0.1, "epochs": 36}),
+}
+# Studies of short trainings: minutes in all, what all parts change of the small preset, and each.
+STUDIES: dict[str, tuple[float, dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "rates": (
+        12.0,
+        {"epochs": 5, "average": 0},
+        {f"adam-{rate:g}": {"lr": rate} for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)}
+        | {
+            f"muon-{rate:g}": {"optimizer": "muon", "muon_lr": rate}
+            for rate in (0.005, 0.01, 0.02, 0.04, 0.08)
+        },
+    ),
+}
+
+
+@cache
+def data_of(corpus: str, vocab: int, tiny: bool) -> TrainingData:
+    """A corpus, read and encoded once for all items; of the sample corpus a cut, if `tiny`."""
+    data = prepare(replace(PRESETS["small"], corpus=corpus, vocab=vocab))
+    if not tiny:
+        return data
+    few = {name: pairs[: 120 if name == "train" else 4] for name, pairs in data.corpus.items()}
+    return TrainingData(few, data.tokenizer, data.train[:120], data.val[:4])
+
+
+def learned(settings: Settings, config: TrainConfig) -> tuple[Path, list[dict[str, float]]]:
+    """Train as `config` says, or go on: the folder and the history."""
+    folder = writable(runs_folder() / config.name)
+    states = saved_states(folder)
+    if states:
+        print(f"{config.name} goes on from {states[-1].name}", flush=True)
+    data = data_of(config.corpus, config.vocab, settings.tiny)
+    return folder, fit(config, data, folder, resume=bool(states))
+
+
+def same_run(found: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """`found`, a record. Raises ValueError where it is of another run than `config`."""
+    if found["config"] != asdict(config):
+        raise ValueError(f"{runs_folder() / config.name} holds another run: move it away")
+    return found
+
+
+def trained(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
+    """The record of a training with both tests' scores; trains, or goes on, where there is none."""
+    config = settings.config(base, name)
+    if (settings.folder(name) / "record.json").is_file():
+        return same_run(load_record("record", settings.folder(name)), config)
+    folder, history = learned(settings, config)
+    data = data_of(config.corpus, config.vocab, settings.tiny)
+    record = finish(config, data, folder, history)
+    record |= {"command": repeat(name, settings), "repeat": repeat(name, settings)}
+    write_whole(folder / "README.md", model_card(record).encode())  # the model's card names it
+    return record
+
+
+def part(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
+    """Validation BLEU of a short training; done before, it is only read. To diverge is a result."""
+    config = settings.config(base, name)
+    path = settings.folder(name) / "score.json"
+    if path.is_file():
+        return same_run(json.loads(path.read_text("utf-8")), config)
+    score: dict[str, Any] = {"config": asdict(config)}
+    try:
+        _, history = learned(settings, config)
+        score["val_bleu"] = max(row["val_bleu"] for row in history)
+        score["history"] = [round(row["val_bleu"], 3) for row in history]
+        score["seconds"] = round(sum(row["seconds"] for row in history), 2)
+    except Diverged as error:
+        score["diverged"] = str(error)
+    write_whole(path, json.dumps(score).encode())
+    for weights in path.parent.glob("*.safetensors"):  # a study leaves many
+        weights.unlink()
+    return score
+
+
+def study(name: str, settings: Settings) -> dict[str, Any]:
+    """The record of a study: every part's changes and score."""
+    _, common, parts = STUDIES[name]
+    scores = {}
+    for each, changes in parts.items():
+        base = replace(PRESETS["small"], **common, **changes)
+        scores[each] = {"changes": changes, **part(f"{name}/{each}", base, settings)}
+    return {"common": common, "parts": scores}
+
+
+def minute_of_truth(settings: Settings) -> dict[str, Any]:
+    """Do all ways to compute a step agree?"""
+    from scripts.bench.truth import truth
+
+    return truth(settings.device, settings.tiny)
+
+
+def waterfall_of(size: Literal["small", "base"], settings: Settings) -> dict[str, Any]:
+    """The steps of going fast, one on top of the other."""
+    from scripts.bench.gpu import waterfall
+
+    return waterfall(size, settings.device, settings.corpus, settings.tiny)
+
+
+def race(settings: Settings) -> dict[str, Any]:
+    """The small preset against the clock."""
+    config = settings.config(PRESETS["small"], "speedrun")
+    data = data_of(config.corpus, config.vocab, settings.tiny)
+    return clocked(config, data, 0.1 if settings.tiny else CLOCKED.target, CLOCKED.margin)
+
+
+def agenda() -> list[Item]:
+    """What is owed to a GPU, in order of worth."""
+    small = PRESETS["small"]
+    items = [Item("truth", 1.0, "all ways to a step agree", once("truth", minute_of_truth))]
+    for seed, name in zip(SEEDS, SMALLS, strict=True):
+        make = partial(trained, name, replace(small, seed=seed))
+        items.append(Item(name, 4.0, f"the small preset, seed {seed}", make, resumes=True))
+    items.append(
+        Item("speedrun", 4.0, f"seconds to BLEU {CLOCKED.target:g}", once("speedrun", race))
+    )
+    for size, minutes in (("small", 1.0), ("base", 2.0)):
+        name, about = f"waterfall-{size}", f"going fast step by step, {size} model"
+        items.append(Item(name, minutes, about, once(name, partial(waterfall_of, size))))
+    for rung, (minutes, changes) in RUNGS.items():
+        make = partial(trained, f"rung-{rung}", replace(small, **changes))
+        about = ", ".join(f"{key} {value}" for key, value in changes.items())
+        items.append(Item(f"rung-{rung}", minutes, about, make, resumes=True))
+    for name, (minutes, _, parts) in STUDIES.items():
+        about = f"{len(parts)} short trainings of the small preset"
+        items.append(Item(name, minutes, about, partial(study, name), resumes=True))
+    make = partial(trained, "base", PRESETS["base"])
+    return [*items, Item("base", 7.0, "the base preset", make, resumes=True)]
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Values with their mean and standard deviation, which one value alone hasn't."""
+    deviation = round(statistics.stdev(values), 3) if len(values) > 1 else None
+    return {
+        "mean": round(statistics.mean(values), 3),
+        "deviation": deviation,
+        "each": [*values],
+    }
+
+
+def sum_up(settings: Settings) -> dict[str, Any] | None:
+    """Make and save the record gpu-small of the seeds that are done; None where none is."""
+    paths = {name: settings.records / f"gpu-{name}.json" for name in SMALLS}
+    runs = [load_record(path.stem, path.parent) for path in paths.values() if path.is_file()]
+    if not runs:
+        return None
+    validation = [max(run["chosen_by_val_bleu"].values()) for run in runs]
+    seeds = [run["config"]["seed"] for run in runs]
+    command = repeat(",".join(SMALLS), settings)
+    record = {
+        **provenance(command),
+        "device": " and ".join(sorted({run["device"] for run in runs})),
+        "seeds": seeds,
+        "picked_by_validation": seeds[validation.index(max(validation))],
+        "validation": spread(validation),
+        "test": {
+            split: {kind: spread([run["test"][split][kind] for run in runs]) for kind in KINDS}
+            for split in runs[0]["test"]
+        },
+    }
+    save_record("gpu-small", record, settings.records)
+    return record

@@ -1,0 +1,728 @@
+"""All that is owed on a GPU, at tiny size on a CPU: done in order, stopped, killed, gone on."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from scripts import ch08_training_run as ch08
+from scripts import gpu
+from scripts.bench import agenda, carry, items
+from scripts.bench.agenda import Clock, Item, OutOfTime, Settings, listing, owed, work
+from scripts.book import records
+from scripts.book.records import load_record, sha256
+from scripts.engine.checkpoints import saved_states
+
+TINY = ("--device", "cpu", "--tiny")
+HERE = Settings(torch.device("cpu"), tiny=True)
+NAMES = [item.name for item in items.agenda()]
+TRAININGS = [name for name in NAMES if re.match(r"small-|rung-|base", name)]
+
+
+def said(text: str) -> list[str]:
+    """The lines of a terminal's text, without bars and epochs."""
+    lines = (line.strip() for line in re.split(r"[\r\n]+", text))
+    return [line for line in lines if line and not line.startswith("epoch ")]
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below `folder` with its SHA-256."""
+    return {
+        path.relative_to(folder).as_posix(): sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Path:
+    """A folder of runs of its own; it isn't made yet."""
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """A folder with `runs` and `out` of an agenda that nothing happened to."""
+    home = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERIES_RUNS", str(home / "runs"))
+        before = contents(ROOT / "results")
+        assert gpu.main([*TINY, "--out", str(home / "out")]) == 0
+        assert contents(ROOT / "results") == before
+    return home
+
+
+@pytest.fixture
+def done(whole, monkeypatch) -> Path:
+    """`whole`, as the place of the runs."""
+    monkeypatch.setenv("SERIES_RUNS", str(whole / "runs"))
+    return whole
+
+
+# The whole of it.
+
+
+def test_every_item_leaves_its_record(done):
+    assert {path.stem for path in HERE.records.iterdir()} == {
+        f"gpu-{name}" for name in (*NAMES, "small")
+    }
+    assert HERE.records == done / "runs/gpu-tiny/results"
+    for name in NAMES:
+        record = load_record(f"gpu-{name}", HERE.records)
+        assert list(record)[:3] == ["command", "repeat", "commit"] and record["not_run"]
+        assert record["command"] == record["repeat"]
+        _, _, module, *words = record["repeat"].split()
+        assert module == "scripts.gpu" and gpu.parse(words).names == [name]
+        assert record == load_record("record", HERE.folder(name))
+    for name in TRAININGS:
+        record = load_record(f"gpu-{name}", HERE.records)
+        assert set(record["test"]) == {"test", "test_unseen"} and record["history"]
+        assert record["weights_sha256"] == sha256(HERE.folder(name) / "model.safetensors")
+        assert record["repeat"] in (HERE.folder(name) / "README.md").read_text("utf-8")
+    for size in ("small", "base"):
+        record = load_record(f"gpu-waterfall-{size}", HERE.records)
+        assert len(record["reports"]) == 4 and "CUDA graphs" in record["not_run"]
+    race = load_record("gpu-speedrun", HERE.records)
+    assert race["seconds"] > 0 and "bleu" in race["test"] and "stopped_by_validation" in race
+    assert load_record("gpu-truth", HERE.records)["kinds"] is not None
+
+
+def test_recipes_and_rates_are_what_the_tables_say(done):
+    changed = {f"rung-{name}": changes for name, (_, changes) in items.RUNGS.items()}
+    changed |= {name: {"seed": seed} for seed, name in enumerate(items.SMALLS, 1)}
+    for name, changes in changed.items():
+        found = load_record(f"gpu-{name}", HERE.records)["config"]
+        for field, value in changes.items():
+            assert found[field] == (2 if field == "epochs" else value), (name, field)
+    rates = load_record("gpu-rates", HERE.records)["parts"]
+    for one in rates.values():
+        assert 0 <= one["val_bleu"] <= 100 and one["changes"].items() <= one["config"].items()
+    kinds = [one["config"]["optimizer"] for one in rates.values()]
+    assert kinds == ["adam"] * 5 + ["muon"] * 5
+    assert len({(one["config"]["lr"], one["config"]["muon_lr"]) for one in rates.values()}) >= 9
+    assert not list(HERE.folder("rates").rglob("*.safetensors"))
+
+
+def test_the_seeds_are_summed_up(done):
+    small = load_record("gpu-small", HERE.records)
+    each = [load_record(f"gpu-{name}", HERE.records) for name in items.SMALLS]
+    bleus = [record["test"]["test_unseen"]["bleu"] for record in each]
+    validation = [max(record["chosen_by_val_bleu"].values()) for record in each]
+    found = small["test"]["test_unseen"]["bleu"]
+    assert small["seeds"] == [1, 2, 3] and found["each"] == bleus
+    assert found["mean"] == pytest.approx(statistics.mean(bleus), abs=1e-3)
+    assert found["deviation"] == pytest.approx(statistics.stdev(bleus), abs=1e-3)
+    assert validation[small["picked_by_validation"] - 1] == max(validation)
+    assert list(small)[:2] == ["command", "repeat"]
+    assert gpu.parse(small["repeat"].split()[3:]).names == list(items.SMALLS)
+
+
+def test_validation_picks_the_seed_and_the_test_has_no_say(runs):
+    """The seed with the best test score is not the one that validation prefers."""
+    for seed, validation, bleu in ((1, 30.0, 50.0), (3, 31.0, 10.0)):
+        test = {"test": {"bleu": bleu, "bleu_greedy": bleu}}
+        record = {"config": {"seed": seed}, "device": "a toaster", "test": test}
+        record["chosen_by_val_bleu"] = {"best epoch": validation, "mean of the last 2": 2.0}
+        records.save_record(f"gpu-small-{seed}", record, HERE.records)
+        small = items.sum_up(HERE)
+        assert small["picked_by_validation"] == seed
+        assert (small["validation"]["deviation"] is None) is (seed == 1)
+    summed = small["test"]["test"]["bleu"]
+    assert (summed["mean"], summed["deviation"]) == (30.0, 28.284)  # √800, of two seeds
+    assert small["device"] == "a toaster"
+    assert small["seeds"] == [1, 3] and small["validation"]["each"] == [30.0, 31.0]
+
+
+def test_what_is_done_is_not_done_again(done, monkeypatch, capsys):
+    before = contents(HERE.root)
+    monkeypatch.setattr(ch08, "train_step", None)  # whoever trains now fails
+    assert gpu.main([*TINY]) == 0 and "nothing asked for is owed" in capsys.readouterr().out
+    after = contents(HERE.root)
+    summary = "results/gpu-small.json"  # made anew with each call: its date
+    assert {**before, summary: ""} == {**after, summary: ""}
+
+
+def test_a_record_that_got_lost_is_only_put_back(done, monkeypatch, tmp_path):
+    """The folder of an item still has it: as after a kill between two writes."""
+    copy = shutil.copytree(done / "runs", tmp_path / "copy")
+    monkeypatch.setenv("SERIES_RUNS", str(copy))
+    path = HERE.records / "gpu-base.json"
+    old = path.read_bytes()
+    for name in ("base", "truth"):
+        (HERE.records / f"gpu-{name}.json").unlink()
+    monkeypatch.setattr(ch08, "train_step", None)
+    assert gpu.main([*TINY, "--only", "base,truth"]) == 0 and path.read_bytes() == old
+    path.unlink()
+    monkeypatch.setitem(ch08.PRESETS, "base", replace(ch08.PRESETS["base"], lr=1.0))
+    assert gpu.main([*TINY, "--only", "base"]) == 0  # another recipe's record isn't taken
+    assert "holds another run" in agenda.failures(HERE)["base"]["failed"] and not path.exists()
+
+
+def test_what_comes_back_is_little_and_all(done):
+    out = done / "out"
+    assert {path.name for path in out.iterdir()} == {"records.json", "log.txt", *carry.MODEL}
+    assert all(path.stat().st_size <= carry.LARGEST for path in out.iterdir())
+    told = json.loads((out / "records.json").read_text("utf-8"))
+    assert told["records"].keys() == {f"gpu-{name}" for name in (*NAMES, "small")}
+    picked = told["records"]["gpu-small"]["picked_by_validation"]
+    config = json.loads((out / "config.json").read_text("utf-8"))
+    assert config["seed"] == picked and told["model"] == f"gpu-small-{picked}"
+    log = (out / "log.txt").read_text("utf-8").splitlines()
+    assert [line.split("  ")[1:3] for line in log] == [[name, "done"] for name in NAMES]
+    assert all(re.search(r"\d s$", line) for line in log)
+
+
+def test_at_home_records_and_model_are_put_in_place(whole, runs, capsys):
+    words = ["--collect", str(whole / "out")]
+    assert gpu.main(words) == 0
+    there = whole / "runs/gpu-tiny/results"
+    lines = capsys.readouterr().out.splitlines()
+    for name in NAMES:
+        file = f"gpu-{name}.json"
+        assert (HERE.records / file).read_bytes() == (there / file).read_bytes()
+        assert f"gpu-{name}: new" in lines
+    told = json.loads((whole / "out/records.json").read_text("utf-8"))
+    assert ch08.load_model(HERE.root / told["model"]).config.name.endswith(told["model"])
+    assert gpu.main(words) == 0 and "gpu-base: as before" in capsys.readouterr().out
+    assert gpu.main([*TINY, "--list"]) == 0
+    assert capsys.readouterr().out.count("done") == len(NAMES)
+
+
+@pytest.mark.parametrize("held", [None, "[]", '{"records": {"../escape": {}}}', "{}"])
+def test_what_is_no_bundle_is_refused_in_one_line(held, tmp_path, runs, capsys):
+    if held is not None:
+        (tmp_path / "records.json").write_text(held, "utf-8")
+    assert gpu.main(["--collect", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and not runs.exists()
+
+
+# Killed, and on a machine that has little.
+
+BARE = """
+import os, signal, sys
+from importlib.machinery import PathFinder
+
+# PyTorch's own needs, and what is carried: by the names that they are imported by.
+TORCH = "torch torchgen functorch numpy typing_extensions sympy mpmath networkx jinja2 markupsafe"
+NAMES = {"docstring-parser": "docstring_parser", "PyYAML": "yaml"}
+find, known = PathFinder.find_spec, {"scripts", "filelock", "fsspec", *TORCH.split()}
+
+def find_carried(name, path=None, target=None):
+    top = name.split(".")[0]
+    carried = top in known or top in sys.stdlib_module_names or top.startswith("_sysconfigdata")
+    return find(name, path, target) if carried else None
+
+PathFinder.find_spec = find_carried
+known |= {NAMES.get(one, one) for one in sys.argv.pop(1).split(",")}
+
+from scripts import ch08_training_run as ch08
+from scripts.gpu import main
+
+step = ch08.Training.step
+def fatal(training, *given):
+    step(training, *given)
+    if training.config.seed == 2 and training.state.steps == 12:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ch08.Training.step = fatal
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
+    """A process that died of SIGKILL in the second seed; it had the carried packages alone."""
+    home = tmp_path_factory.mktemp("killed")
+    words = [",".join(carry.WHEELS), *TINY, "--only", KILLED, "--out", str(home / "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, *words],
+        cwd=ROOT,
+        env=os.environ | {"SERIES_RUNS": str(home / "runs"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return home, done
+
+
+KILLED = "truth,small-1,small-2,waterfall-small"
+
+
+def test_what_is_carried_is_all_that_it_needs(killed):
+    home, done = killed
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    log = (home / "out/log.txt").read_text("utf-8")
+    assert "small-1  done" in log and "failed" not in log
+
+
+def test_killed_in_an_item_the_same_command_goes_on(killed, whole, monkeypatch, capsys):
+    """Nothing that was finished is done again, and the training resumes; the end is the same."""
+    home, _ = killed
+    monkeypatch.setenv("SERIES_RUNS", str(home / "runs"))
+    newest = saved_states(HERE.folder("small-2"))[-1]
+    assert newest.name == "state-00000011.safetensors"
+    told = json.loads((home / "out/records.json").read_text("utf-8"))
+    assert told["records"].keys() == {"gpu-truth", "gpu-small-1", "gpu-small"}
+    kept = {name: (HERE.records / f"gpu-{name}.json").read_bytes() for name in ("truth", "small-1")}
+    steps, step = [], ch08.Training.step
+
+    def counted(training, *given):
+        step(training, *given)
+        steps.append((training.config.seed, training.state.steps))
+
+    monkeypatch.setattr(ch08.Training, "step", counted)
+    assert gpu.main([*TINY, "--only", KILLED]) == 0
+    assert {seed for seed, _ in steps} == {2} and steps[0][1] == 12
+    assert f"goes on from {newest.name}" in capsys.readouterr().out
+    for name, content in kept.items():
+        assert (HERE.records / f"gpu-{name}.json").read_bytes() == content
+    there = load_record("gpu-small-2", whole / "runs/gpu-tiny/results")
+    found = load_record("gpu-small-2", HERE.records)
+    assert found["weights_sha256"] == there["weights_sha256"] and found["test"] == there["test"]
+    assert load_record("gpu-small", HERE.records)["seeds"] == [1, 2]
+
+
+# Out of minutes.
+
+
+class HandTimer:
+    """Rings when a test says so."""
+
+    set: list["HandTimer"] = []
+
+    def __init__(self, seconds, ring):
+        self.seconds, self.ring, self.going = seconds, ring, False
+        HandTimer.set.append(self)
+
+    def start(self):
+        self.going = True
+
+    def cancel(self):
+        self.going = False
+
+
+@pytest.fixture
+def timers(monkeypatch) -> list[HandTimer]:
+    """The timers that the clock sets."""
+    monkeypatch.setattr(HandTimer, "set", [])
+    monkeypatch.setattr(agenda.threading, "Timer", HandTimer)
+    return HandTimer.set
+
+
+def at_step(monkeypatch, number, act):
+    """Have `act` called after the training step of that number."""
+    step = ch08.Training.step
+
+    def acting(training, *given):
+        step(training, *given)
+        if training.state.steps == number:
+            act()
+
+    monkeypatch.setattr(ch08.Training, "step", acting)
+
+
+def test_when_the_minutes_are_over_a_training_is_saved_and_goes_on(
+    runs, timers, monkeypatch, capsys, tmp_path
+):
+    words = [*TINY, "--only", "small-1,truth", "--out", str(tmp_path / "out")]
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        at_step(patch, 5, lambda: timers[0].ring())
+        assert gpu.main(words) == 0
+    assert "the same command goes on with: small-1" in capsys.readouterr().out
+    assert not any(timer.going for timer in timers) and len(timers) == 2
+    assert timers[0].seconds == pytest.approx(timers[1].seconds - 60 * gpu.RESERVE / 60, abs=0.1)
+    assert signal.getsignal(signal.SIGTERM) is before
+    log = (tmp_path / "out/log.txt").read_text("utf-8")
+    assert "truth  done" in log and "small-1  stopped: goes on next time" in log
+    assert saved_states(HERE.folder("small-1"))[-1].name == "state-00000005.safetensors"
+    assert not agenda.failures(HERE)
+    first = []
+    at_step(monkeypatch, 6, lambda: first.append(6))
+    at_step(monkeypatch, 5, lambda: first.append(5))
+    assert gpu.main(words) == 0 and first == [6]
+    assert "small-1  done" in (tmp_path / "out/log.txt").read_text("utf-8")
+
+
+def test_scores_may_use_the_reserve_and_then_end(runs, timers, monkeypatch, capsys):
+    """A training is over, its scores aren't: the first ring lets them, the second doesn't."""
+    finish, rings = items.finish, []
+
+    def slow(*given):
+        for timer in timers[-2:]:
+            timer.ring()
+            time.sleep(0.01)  # the handler runs here
+            rings.append(timer)
+        return finish(*given)
+
+    words = [*TINY, "--only", "small-1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(items, "finish", slow)
+        assert gpu.main(words) == 0
+    assert len(rings) == 1 and "goes on with: small-1" in capsys.readouterr().out
+    monkeypatch.setattr(ch08, "train_step", None)  # all its steps are done
+    assert gpu.main(words) == 0 and agenda.is_done(items.agenda()[1], HERE)
+
+
+def test_a_clock_rings_twice_and_is_then_put_away():
+    """Real timers: the first ring is a training's business, the second ends whatever runs."""
+    waited, clock = time.monotonic() + 20, Clock(0.3 / 60, reserve=0.2 / 60)
+    with pytest.raises(OutOfTime), clock:
+        while time.monotonic() < waited:
+            time.sleep(0.01)
+    assert clock.rings == 2 and time.monotonic() < waited
+    unrung = Clock(10)
+    with unrung:
+        pass
+    assert all(timer.finished.is_set() for timer in unrung.timers)  # cancelled
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_a_signal_that_is_not_the_clocks_has_its_own_code(runs, monkeypatch, number, code):
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        at_step(monkeypatch, 3, lambda: os.kill(os.getpid(), number))
+        assert gpu.main([*TINY, "--only", "small-1"]) == code
+        assert saved_states(HERE.folder("small-1"))[-1].name == "state-00000003.safetensors"
+    finally:
+        signal.signal(signal.SIGINT, ours)
+
+
+def test_a_signal_between_two_trainings_gets_a_word(runs, monkeypatch, capsys):
+    def struck(device, tiny):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr("scripts.bench.truth.truth", struck)
+    assert gpu.main([*TINY, "--only", "truth"]) == 143
+    assert "goes on with: truth" in capsys.readouterr().out
+
+
+# The order of things, with items that only pretend.
+
+
+class Hands:
+    """A clock's hands, moved by the items that pretend to work."""
+
+    def __init__(self):
+        self.seconds, self.calls, self.broken = 0.0, [], {}
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def item(self, name: str, minutes: float, resumes: bool = False, takes: float = 0) -> Item:
+        def make(settings):
+            self.calls.append(name)
+            self.seconds += 60 * (takes or minutes)
+            if name in self.broken:
+                raise self.broken[name]
+            return {"made": name}
+
+        return Item(name, minutes, f"pretends to be {name}", make, resumes)
+
+
+@pytest.fixture
+def hands(runs) -> Hands:
+    return Hands()
+
+
+CPU = Settings(torch.device("cpu"))
+
+
+def call(hands: Hands, given: list[Item], minutes: float, reserve: float = 0.0) -> list[str]:
+    """One call of the agenda: the items that it began."""
+    hands.calls.clear()
+    assert work(owed(given, CPU), CPU, Clock(minutes, reserve, hands)) == 0
+    return list(hands.calls)
+
+
+def test_items_are_done_in_order_as_far_as_they_fit(hands):
+    """What doesn't fit waits, and something shorter may come first; the next call goes on."""
+    given = [hands.item("a", 2), hands.item("b", 5), hands.item("c", 1), hands.item("d", 4)]
+    assert call(hands, given, 5) == ["a", "c"]
+    assert call(hands, given, 9) == ["b", "d"]
+    assert call(hands, given, 9) == []
+    assert load_record("gpu-b", CPU.records)["made"] == "b"
+
+
+def test_what_resumes_needs_a_minute_beside_the_reserve(hands):
+    given = [hands.item("long", 100, resumes=True, takes=0.1)]
+    assert call(hands, given, 1.5, reserve=0.75) == []
+    assert call(hands, given, 1.8, reserve=0.75) == ["long"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ValueError("two\nlines"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        FileNotFoundError("no corpus"),
+        AssertionError("they differ"),
+        KeyError("bleu"),
+    ],
+    ids=lambda fault: type(fault).__name__,
+)
+def test_what_fails_is_noted_and_tried_once_more_after_all_others(hands, fault):
+    given = [hands.item(name, 1) for name in "abc"]
+    hands.broken["a"] = fault
+    assert call(hands, given, 2) == ["a", "b"]  # c doesn't fit any more
+    noted = agenda.failures(CPU)["a"]
+    assert type(fault).__name__ in noted["failed"] and "\n" not in noted["failed"]
+    assert not (CPU.records / "gpu-a.json").exists()
+    assert call(hands, given, 9) == ["c", "a"]
+    assert "given up" in listing(given, CPU).splitlines()[0]
+    assert call(hands, given, 9) == []
+
+
+def test_what_works_the_second_time_is_no_failure_any_more(hands):
+    given = [hands.item("a", 1), hands.item("b", 1)]
+    hands.broken["a"] = ValueError("not yet")
+    assert call(hands, given, 9) == ["a", "b"]
+    assert "failed" in listing(given, CPU).splitlines()[0]
+    hands.broken.clear()
+    assert call(hands, given, 9) == ["a"] and agenda.failures(CPU) == {}
+    log = agenda.Log(CPU).text()
+    assert re.findall(r"  (\w)  (\w+)", log) == [("a", "failed"), ("b", "done"), ("a", "done")]
+
+
+def test_a_failure_that_takes_the_gpu_along_makes_a_fresh_process(hands, monkeypatch):
+    """What came before is kept, the failure is noted, the minutes that are left are handed on."""
+    given = [hands.item("a", 1), hands.item("b", 1), hands.item("c", 1)]
+    hands.broken["b"] = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(agenda, "answers", lambda device: "b" not in hands.calls)
+    with pytest.raises(agenda.GpuLost, match="after b"):
+        work(given, CPU, Clock(9, 0, hands))
+    assert hands.calls == ["a", "b"] and [one.name for one in owed(given, CPU)] == ["c", "b"]
+    afresh = []
+    monkeypatch.setattr(os, "execv", lambda path, words: afresh.append(words))
+    monkeypatch.setattr(gpu, "agenda", lambda: given)
+    options = gpu.GpuOptions(9.0, device="cpu", out=str(CPU.root / "out"))
+    hands.broken["c"] = hands.broken.pop("b")
+    monkeypatch.setattr(agenda, "answers", lambda device: False)
+    assert gpu.serve_time(options, CPU) == 2
+    (words,) = afresh
+    again = gpu.parse(words[3:])
+    assert words[:3] == [sys.executable, "-m", "scripts.gpu"] and 8.5 < again.minutes <= 9.0
+    assert again == replace(options, minutes=again.minutes, only="b")  # c isn't tried at once
+
+
+def test_what_failed_too_often_is_still_done_when_asked_for(hands, monkeypatch):
+    given = [hands.item("a", 0.1), hands.item("b", 0.1)]
+    monkeypatch.setattr(gpu, "agenda", lambda: given)
+    for _ in range(2):
+        agenda.remember("a", "no luck", CPU)
+    gpu.serve_time(gpu.GpuOptions(device="cpu"), CPU)
+    assert hands.calls == ["b"]
+    gpu.serve_time(gpu.GpuOptions(device="cpu", only="a"), CPU)
+    assert hands.calls == ["b", "a"]
+
+
+# Out of room.
+
+
+def test_a_full_disk_ends_it_in_one_line(runs, monkeypatch, capsys):
+    """All that was written before stays whole, and with room again the same command goes on."""
+    words, rename = [*TINY, "--only", "truth,small-1"], os.replace
+
+    def full(partial, path):
+        if "state-00000004" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rename(partial, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert gpu.main(words) == 2
+    (line,) = said(capsys.readouterr().err)
+    assert line.startswith("error: could not write ") and "No space left" in line
+    assert load_record("gpu-truth", HERE.records) == load_record("record", HERE.folder("truth"))
+    assert not agenda.failures(HERE) and not list(runs.rglob("*.partial"))
+    assert [path.name for path in saved_states(HERE.folder("small-1"))] == [
+        "state-00000002.safetensors"
+    ]
+    assert gpu.main(words) == 0 and (HERE.records / "gpu-small-1.json").is_file()
+
+
+# The command.
+
+
+@pytest.mark.parametrize("words", [(), TINY])
+def test_the_list_names_all_and_touches_nothing(words, runs, capsys):
+    """Without a GPU, too."""
+    results = contents(ROOT / "results")
+    assert gpu.main([*words, "--list"]) == 0
+    *rows, total = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == NAMES
+    assert all(re.search(r" \d+\.\d min  (owed|done) +\w", row) for row in rows)
+    assert not runs.exists() and contents(ROOT / "results") == results
+    minutes = sum(float(row.split()[1]) for row in rows if "owed" in row)
+    assert float(total.split()[1]) == pytest.approx(minutes, abs=1.0)
+
+
+def test_the_order_is_that_of_worth():
+    assert NAMES[:7] == [
+        *("truth", "small-1", "small-2", "small-3"),
+        *("speedrun", "waterfall-small", "waterfall-base"),
+    ]
+    assert NAMES[7:] == ["rung-muon", "rung-r-drop", "rung-bpe-dropout", "rates", "base"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--minutes", "0"], "more than 0"),
+        (["--only", "small-4"], "unknown item 'small-4'"),
+        (["--device", "toaster"], "device"),
+        (["--collect", "/nowhere"], "records.json"),
+        ([], "no usable GPU"),
+    ],
+)
+def test_a_mistake_gets_one_line(argv, says, runs, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and says in error
+    assert not runs.exists()
+
+
+def test_only_a_gpus_records_of_full_size_are_results(runs):
+    whole = Settings(torch.device("cuda"))
+    assert (whole.root, whole.records) == (runs, ROOT / "results")
+    assert whole.config(ch08.PRESETS["small"], "small-1").name == "gpu-small-1"
+    for other in (Settings(torch.device("cuda"), True), CPU, HERE):
+        assert other.root.parent == runs and other.records == other.root / "results"
+
+
+# There and back.
+
+
+def test_a_file_too_large_stays_and_too_many_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(carry, "LARGEST", 2000)
+    large, little = tmp_path / "model.safetensors", tmp_path / "config.json"
+    large.write_bytes(bytes(2001))
+    little.write_bytes(bytes(2000))
+    out = tmp_path / "out"
+    assert carry.bundle(out, {"records": {}}, "log\n", [large, little]) == [large.name]
+    assert {path.name for path in out.iterdir()} == {"config.json", "records.json", "log.txt"}
+    for number in range(5):
+        (out / str(number)).touch()
+    assert carry.bundle(out, {"records": {}}, "log\n") == []  # eight
+    (out / "9").touch()
+    with pytest.raises(ValueError, match="more than can come back"):
+        carry.bundle(out, {"records": {}}, "log\n")
+
+
+@pytest.fixture
+def packing(tmp_path, monkeypatch) -> list[list[str]]:
+    """pip pretends, and so does the corpus; the commands that pip was given."""
+    commands = []
+
+    def pip(command, **_):
+        commands.append(command)
+        folder = Path(command[command.index("--dest") + 1])
+        for wheel in command[command.index("--dest") + 2 :]:
+            (folder / f"{wheel.replace('==', '-')}-py3-none-any.whl").write_bytes(b"wheel")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    (tmp_path / "split.gz").write_bytes(b"captions")
+    monkeypatch.setattr(carry.subprocess, "run", pip)
+    monkeypatch.setattr(carry, "multi30k_file", lambda name: tmp_path / "split.gz")
+    monkeypatch.setattr(carry, "git_commit", lambda: "c0ffee")
+    return commands
+
+
+def test_what_is_packed(packing, tmp_path, capsys):
+    folder = tmp_path / "pack"
+    (folder / "wheels").mkdir(parents=True)
+    (folder / "wheels/old-1.0-py3-none-any.whl").touch()  # two versions would stop pip
+    assert gpu.main(["--pack", str(folder)]) == 0 and "MiB" in capsys.readouterr().out
+    (command,) = packing
+    line = " ".join(command)
+    assert line.startswith(f"{sys.executable} -m pip download ")
+    for words in (
+        "--no-deps --only-binary=:all: --python-version 3.12 --implementation cp",
+        "--platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64",
+        "--platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64",
+        "--platform manylinux1_x86_64",
+        f"sentencepiece=={carry.version('sentencepiece')} ",
+    ):
+        assert words in line
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    wheels = {one for one in found if one.startswith("wheels/")}
+    assert len(wheels) == len(carry.WHEELS) and not any("old" in one for one in wheels)
+    assert found - wheels == {"start", *(f"corpus/{name}" for name in carry.MULTI30K_SHA256)}
+
+
+def test_what_is_packed_starts(packing, tmp_path, capfd):
+    """With a Python that only says what it was told: installed once, then run with its options."""
+    folder = tmp_path / "pack"
+    carry.pack(folder)
+    start = folder / "start"
+    assert os.access(start, os.X_OK) and subprocess.call(["sh", "-n", str(start)]) == 0
+    (tmp_path / "bin").mkdir()
+    told = tmp_path / "told"
+    python = tmp_path / "bin/python3"
+    python.write_text(
+        "#!/bin/sh\n"
+        'echo "$* in $PYTHONPATH, $MULTI30K_DIR, $SERIES_COMMIT, $CUBLAS_WORKSPACE_CONFIG" '
+        f">>{told}\n"
+        'while [ $# -gt 0 ]; do test "$1" = --target && mkdir -p "$2"; shift; done; exit 0\n'
+    )
+    python.chmod(0o755)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    alone = {"PATH": path, "HOME": str(tmp_path / "home")}
+    for _ in range(2):
+        words = [str(start), "--minutes", "9", "--out", "a folder"]
+        assert subprocess.call(words, cwd=ROOT, env=alone) == 0
+    install, *runs = told.read_text("utf-8").splitlines()
+    assert install.startswith("-m pip install ") and "--no-index --no-deps" in install
+    assert str(tmp_path / "home") in install and len(runs) == 2 and runs[0] == runs[1]
+    command, rest = runs[0].split(" in ")
+    assert command == "-m scripts.gpu --minutes 9 --out a folder"
+    site, corpus, commit, workspace = rest.split(", ")
+    assert Path(site).is_dir() and (Path(corpus), commit) == (folder / "corpus", "c0ffee")
+    assert workspace == ":4096:8"
+    assert subprocess.call([str(start)], cwd=tmp_path, env=alone) == 2
+    assert "repository's folder" in capfd.readouterr().err
+
+
+def test_a_pack_too_heavy_or_without_wheels_is_refused(packing, tmp_path, monkeypatch, capsys):
+    words = ["--pack", str(tmp_path / "pack")]
+    with monkeypatch.context() as patch:
+        patch.setattr(carry, "HEAVIEST", 100)
+        assert gpu.main(words) == 2 and "100 may travel" in capsys.readouterr().err
+    fails = subprocess.CompletedProcess([], 1, "", "looking\nERROR: no such wheel")
+    monkeypatch.setattr(carry.subprocess, "run", lambda *_, **__: fails)
+    assert gpu.main(words) == 2
+    assert capsys.readouterr().err.endswith("the wheels: ERROR: no such wheel\n")
+
+
+def test_the_pack_is_never_committed():
+    done = subprocess.run(["git", "check-ignore", "build/gpu/start"], cwd=ROOT, capture_output=True)
+    assert done.returncode in (0, 128)  # 128: no repository at all
+
+
+def test_without_a_repository_the_commit_is_the_packs(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.delenv("SERIES_COMMIT", raising=False)
+    assert records.git_commit() == "unknown"
+    monkeypatch.setenv("SERIES_COMMIT", "c0ffee")
+    assert records.git_commit() == "c0ffee"
+    monkeypatch.setattr(records, "ROOT", ROOT)
+    if (ROOT / ".git").exists():
+        assert records.git_commit() not in ("c0ffee", "unknown")
