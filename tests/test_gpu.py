@@ -24,6 +24,7 @@ from scripts.bench.agenda import Clock, Item, OutOfTime, Settings, listing, owed
 from scripts.book import records
 from scripts.book.records import load_record, sha256
 from scripts.engine.checkpoints import saved_states
+from scripts.engine.steps import Step
 
 TINY = ("--device", "cpu", "--tiny")
 HERE = Settings(torch.device("cpu"), tiny=True)
@@ -97,7 +98,7 @@ def test_every_item_leaves_its_record(done):
         assert len(record["reports"]) == 4 and "CUDA graphs" in record["not_run"]
     race = load_record("gpu-speedrun", HERE.records)
     assert race["seconds"] > 0 and "bleu" in race["test"] and "stopped_by_validation" in race
-    assert load_record("gpu-truth", HERE.records)["kinds"] is not None
+    assert load_record("gpu-truth", HERE.records)["agrees"]
 
 
 def test_recipes_and_rates_are_what_the_tables_say(done):
@@ -148,7 +149,7 @@ def test_validation_picks_the_seed_and_the_test_has_no_say(runs):
 
 def test_what_is_done_is_not_done_again(done, monkeypatch, capsys):
     before = contents(HERE.root)
-    monkeypatch.setattr(ch08, "train_step", None)  # whoever trains now fails
+    monkeypatch.setattr(Step, "run", None)  # whoever trains now fails
     assert gpu.main([*TINY]) == 0 and "nothing asked for is owed" in capsys.readouterr().out
     after = contents(HERE.root)
     summary = "results/gpu-small.json"  # made anew with each call: its date
@@ -163,7 +164,7 @@ def test_a_record_that_got_lost_is_only_put_back(done, monkeypatch, tmp_path):
     old = path.read_bytes()
     for name in ("base", "truth"):
         (HERE.records / f"gpu-{name}.json").unlink()
-    monkeypatch.setattr(ch08, "train_step", None)
+    monkeypatch.setattr(Step, "run", None)
     assert gpu.main([*TINY, "--only", "base,truth"]) == 0 and path.read_bytes() == old
     path.unlink()
     monkeypatch.setitem(ch08.PRESETS, "base", replace(ch08.PRESETS["base"], lr=1.0))
@@ -374,7 +375,7 @@ def test_scores_may_use_the_reserve_and_then_end(runs, timers, monkeypatch, caps
         patch.setattr(items, "finish", slow)
         assert gpu.main(words) == 0
     assert len(rings) == 1 and "goes on with: small-1" in capsys.readouterr().out
-    monkeypatch.setattr(ch08, "train_step", None)  # all its steps are done
+    monkeypatch.setattr(Step, "run", None)  # all its steps are done
     assert gpu.main(words) == 0 and agenda.is_done(items.agenda()[1], HERE)
 
 
