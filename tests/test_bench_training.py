@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT
 from torch.testing import assert_close
 
-from scripts.bench import gpu, training
+from scripts.bench import training
 from scripts.bench.peers import PEERS, TorchTransformer, peer_loss
 from scripts.bench.training import (
     OURS,
@@ -155,19 +155,6 @@ def test_a_mistake_on_the_command_line_gets_one_line(argv, capsys):
     assert training.main(argv) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
-
-
-def test_the_gpu_benchmark_says_what_it_lacks(capsys):
-    if torch.cuda.is_available():
-        return
-    assert gpu.main([]) == 2 and "needs a GPU" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", gpu.gpu_stages())
-def test_every_stage_of_the_gpu_benchmark_runs_on_a_cpu_too(name):
-    stage, shape = gpu.gpu_stages()[name], replace(TINY, N=1)
-    report = gpu.gpu_stage(stage, shape, examples(60, 9), 64, 2, torch.device("cpu"))
-    assert report["seconds_per_step"] > 0 and report["flops_per_second"] > 0
 
 
 # The records

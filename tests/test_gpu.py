@@ -95,7 +95,7 @@ def test_every_item_leaves_its_record(done):
         assert record["repeat"] in (HERE.folder(name) / "README.md").read_text("utf-8")
     for size in ("small", "base"):
         record = load_record(f"gpu-waterfall-{size}", HERE.records)
-        assert len(record["reports"]) == 4 and "CUDA graphs" in record["not_run"]
+        assert len(record["stages"]) > 3 and "recorded" in record["not_run"]
     race = load_record("gpu-speedrun", HERE.records)
     assert race["seconds"] > 0 and "bleu" in race["test"] and "stopped_by_validation" in race
     assert load_record("gpu-truth", HERE.records)["agrees"]

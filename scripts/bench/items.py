@@ -132,7 +132,7 @@ def waterfall_of(size: Literal["small", "base"], settings: Settings) -> dict[str
     """The steps of going fast, one on top of the other."""
     from scripts.bench.gpu import waterfall
 
-    return waterfall(size, settings.device, settings.corpus, settings.tiny)
+    return waterfall(size, settings.device, settings.corpus, tiny=settings.tiny)
 
 
 def race(settings: Settings) -> dict[str, Any]:

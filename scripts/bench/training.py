@@ -507,7 +507,7 @@ class RaceOptions(BenchOptions):
 
 def summary(record: dict[str, Any]) -> str:
     """A record's table for the terminal."""
-    import pandas as pd
+    import pandas as pd  # here: what a GPU's benchmark takes from this module needs no tables
 
     if "points" in record:
         return pd.DataFrame(record["points"]).to_string(index=False)
