@@ -24,6 +24,7 @@ from scripts.ch07_going_fast import TINY, static_batches, step_flops
 
 CPU = torch.device("cpu")
 BATCHES = static_batches(PAIRS, WIDTHS, 64, random.Random(1))[:3]
+TRIAL = ["--device", "cpu", "--tiny", "true", "--corpus", "sample"]
 TASK = Task(replace(TINY, N=1, dropout=0.0), PAIRS, WIDTHS, 64, BATCHES, CPU)
 
 
@@ -94,6 +95,7 @@ def test_the_textbooks_adam_is_not_fused_and_the_last_stages_is():
         (group,) = Racer(stage, TASK).optimizer.param_groups
         assert bool(group["fused"]) == (stage.kind is not None)
         assert group["foreach"] is None  # PyTorch chooses
+        assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.98), 1e-9, False)
 
 
 def test_only_the_first_stages_wait_for_every_step(monkeypatch):
@@ -236,7 +238,7 @@ def test_the_tiny_waterfall_runs_on_a_cpu_and_names_what_it_lacks(monkeypatch, c
     records, own = [], gpu.waterfall
     monkeypatch.setattr(gpu, "waterfall", lambda *given: records.append(own(*given)) or records[0])
     before = torch.get_rng_state()
-    argv = ["--device", "cpu", "--tiny", "true", "--corpus", "sample", "--rounds", "3"]
+    argv = [*TRIAL, "--rounds", "3"]
     assert gpu.main(argv) == 0
     (record,), said = records, capsys.readouterr().out
     assert torch.get_rng_state().equal(before)
@@ -289,12 +291,12 @@ def pretend_gpu(monkeypatch):
 def test_on_a_gpu_every_stage_is_run_measured_and_recorded(pretend_gpu, monkeypatch, capsys):
     saved = {}
     monkeypatch.setattr(gpu, "save_record", saved.__setitem__)
-    assert gpu.main(["--size", "base", "--rounds", "2", "--save", "true"]) == 0
+    assert gpu.main(["--size", "small", "--rounds", "2", "--save", "true"]) == 0
     ((name, record),) = saved.items()
-    assert name == "speed-gpu-base" and list(record)[:2] == ["command", "repeat"]
-    said = "python -m scripts.bench.gpu --size base --rounds 2 --save true"
+    assert name == "speed-gpu-small" and list(record)[:2] == ["command", "repeat"]
+    said = "python -m scripts.bench.gpu --size small --rounds 2 --save true"
     assert record["command"] == said
-    assert pretend_gpu[:3] == ["on", "rng", ("base", CPU, "auto", 24, False)]
+    assert pretend_gpu[:3] == ["on", "rng", ("small", CPU, "auto", 24, False)]
     assert pretend_gpu.count("peak") == len(STAGES)
     assert list(record["stages"]) == list(STAGES) and record["not_run"] == []
     assert record["reference"] == "recorded" and record["matrix_rate"] == 2e9
@@ -306,7 +308,8 @@ def test_on_a_gpu_every_stage_is_run_measured_and_recorded(pretend_gpu, monkeypa
 
 def test_a_profiler_that_sees_nothing_is_not_a_gpu_that_does_nothing(pretend_gpu, monkeypatch):
     monkeypatch.setattr(gpu, "profiled", lambda lap, wait: [])
-    record = gpu.waterfall("small", CPU, rounds=1)
+    record = gpu.waterfall("base", CPU, rounds=1)
+    assert pretend_gpu[2][0] == record["size"] == "base"
     assert record["not_run"] == ["busy", "kernels"]
 
 
@@ -315,9 +318,9 @@ def test_a_profiler_that_sees_nothing_is_not_a_gpu_that_does_nothing(pretend_gpu
     [
         ([], "no usable GPU"),
         (["--size", "large"], "size"),
-        (["--device", "cpu", "--save", "true"], "record is of a GPU"),
-        (["--device", "cpu", "--rounds", "0"], "at least 1"),
-        (["--device", "cpu", "--count", "0"], "at least 1"),
+        ([*TRIAL, "--save", "true"], "record is of a GPU"),
+        ([*TRIAL, "--rounds", "0"], "at least 1"),
+        ([*TRIAL, "--count", "0"], "at least 1"),
     ],
 )
 def test_a_mistake_gets_one_line(argv, says, capsys):
