@@ -578,7 +578,7 @@ def test_the_list_names_all_and_touches_nothing(words, runs, capsys):
 def test_the_order_is_that_of_worth():
     assert NAMES[:7] == [
         *("truth", "small-1", "small-2", "small-3"),
-        *("speedrun", "waterfall-small", "waterfall-base"),
+        *("speedrun", "waterfall-base", "waterfall-small"),
     ]
     assert NAMES[7:] == ["rung-muon", "rung-r-drop", "rung-bpe-dropout", "rates", "base"]
 
