@@ -1323,7 +1323,9 @@ def decode_rows_of(
     keys_and_values = memory_keys_and_values(model.decoder, memory, src_layout, how)
     x, length = embed(model.tgt_embed, tgt, layout, how), tgt.size(1)
     padding = src_layout.bias(x.dtype)
-    future = x.new_full((length, length), -math.inf).triu(1)  # (T, T): padding comes later
+    future = None  # (T, T), added to scores: padding comes later. PyTorch's attention makes its own
+    if how.attention != "sdpa":
+        future = x.new_full((length, length), -math.inf).triu(1)
     for layer, pair in zip(model.decoder.layers, keys_and_values, strict=True):
         look = partial(
             self_attention, layer.self_attn, layout=layout, bias=future, how=how, causal=True
@@ -1444,9 +1446,9 @@ assert 0.7 < losses["ours"].std() / losses["textbook"].std() < 1.4
 
 # %%
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether `device` has instructions for bfloat16 products: all GPUs of today, few CPUs."""
-    if device.type != "cpu":
-        return True
+    """Whether `device` has instructions for bfloat16 products: most GPUs of today, few CPUs."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # PyTorch 2.6 and newer
     return bool(ask and ask())
 
@@ -1848,18 +1850,19 @@ assert exponent["length", "ours"] < 0.2 and 0.8 < exponent["tokens", "ours"] < 1
 # %% [markdown]
 # ## On a GPU
 #
-# > **In short.** A GPU has the opposite trouble. Its multipliers are so fast that a small model's step ends before Python has asked for the next kernel. There, speed means asking less often.
+# > **In short.** A GPU has the opposite trouble. Its multipliers are so fast that it has done one small task before Python has asked for the next. There, speed means asking less often.
 #
-# A step of ours is many hundreds of kernels, and a launch takes a few microseconds of CPU time. Rows of varying number, which pay on a CPU, make every step another shape; and each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So on a GPU we go the other way:
+# A *kernel* is one program that the GPU runs, such as a product or a sum. To *launch* it, the CPU sends an order, which takes it some microseconds. A step of ours is many hundreds of kernels, and most of them are done sooner than that. Rows of varying number, which save padding, make every step another shape; and each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So on a GPU we go the other way:
 #
 # - **bf16** for the products, by autocast, with weights and sums in float32;
 # - **PyTorch's attention**, which has fast kernels there, dropout included;
 # - **few static shapes**: each pair goes into the narrowest of eight widths; the widths are chosen so that padding is least, exactly, by dynamic programming;
 # - **the corpus on the device**, once: 29,000 pairs are some tens of megabytes;
-# - **CUDA graphs**: one whole optimizer step is recorded for each of the eight shapes, and from then on a step is one launch. (`torch.compile(mode="reduce-overhead")` does the same, and re-records for every new shape; hence the eight.)
-# - PyTorch's `varlen_attn` takes packed rows as they are, but it has no dropout on the weights. So it is another training, and we leave it.
+# - **CUDA graphs**: a CUDA graph is a list of kernels that was recorded once and is launched as one. We record one whole optimizer step for each of the eight shapes (with `--accumulate`, for each sequence of shapes). Each recording costs time and memory; hence so few.
 #
-# This section's code runs on any device, and is checked here on a CPU; recording a graph needs a GPU. **No GPU was at hand when this chapter was recorded**, so it makes no claim about speed there. `python -m scripts.gpu` does all that waits for one.
+# (PyTorch's `varlen_attn` takes packed rows as they are, but it has no dropout on the attention weights. So it is another training, and we leave it.)
+#
+# The code below runs on any device, and tests check it on a CPU. **No GPU has run it yet**: what is said here of speed is what we expect. `python -m scripts.gpu` will tell.
 
 
 # %%
@@ -1902,22 +1905,22 @@ def longer_side(example: Example) -> int:
 def static_lengths(examples: Sequence[Example], shapes: int = 8) -> list[int]:
     """The `shapes` widths that hold all examples with the fewest padded cells.
 
-    Exact, by dynamic programming over the widths that occur: best[k][w] is the least number of cells
-    for all pairs no wider than w in k widths, the largest of them w.
+    Exact, by dynamic programming over the widths that occur. After k rounds `best[i]` has, for the
+    pairs of the i narrowest of them, the fewest cells in at most k widths, and those widths.
     """
     widths = sorted({longer_side(e) for e in examples})
     counts = Counter(longer_side(e) for e in examples)
     below = [0, *accumulate(counts[w] for w in widths)]  # pairs among the i narrowest widths
     best = {0: (0, ())}  # how many widths are served: (cells, the widths chosen)
     for _ in range(min(shapes, len(widths))):
-        longer = dict(best)
+        with_one_more = dict(best)
         for end in range(1, len(widths) + 1):
             for start, (cells, chosen) in best.items():
                 if start < end:
                     total = cells + (below[end] - below[start]) * widths[end - 1]
-                    if total < longer.get(end, (math.inf,))[0]:
-                        longer[end] = (total, (*chosen, widths[end - 1]))
-        best = longer
+                    if total < with_one_more.get(end, (math.inf,))[0]:
+                        with_one_more[end] = (total, (*chosen, widths[end - 1]))
+        best = with_one_more
     return list(best[len(widths)][1])
 
 
@@ -1936,9 +1939,10 @@ def cells(widths: Sequence[int], sides: Sequence[int]) -> int:
 # The dynamic programme against all choices of three widths.
 every = itertools.combinations(sorted(set(sides)), 3)
 assert cells(widths, sides) == min(cells(c, sides) for c in every if c[-1] == sides[-1])
-padding = {n: 1 - sum(sides) / cells(static_lengths(some, n), sides) for n in (1, 2, 4, 8)}
+real = sum(len(e.src) + len(e.tgt) - 1 for e in some)
+padding = {n: 1 - real / (2 * cells(static_lengths(some, n), sides)) for n in (1, 2, 4, 8)}
 for number, share in padding.items():
-    print(f"{share:.0%} of the cells are padding if there are {number} widths")
+    print(f"{share:.0%} of the cells are padding if there are {number} widths")  # both sides
 
 
 # %%
@@ -1983,17 +1987,20 @@ def static_batches(
     return batches
 
 
+# %% [markdown]
+# Of the switches three stay on. Rows and our loss choose cells by the data, and our attention, the 16-bit dropout and oneDNN were written for a CPU.
+
 # %%
 STATIC = replace(PLAIN, fused_norm=True, joint_projections=True, attention="sdpa")
 
 # %% [markdown]
-# The step itself is in [`scripts/engine/steps.py`](../scripts/engine/steps.py), in three kinds: `eager` (any shape, kernel by kernel), `static` (few shapes, out of the resident corpus) and `graphed` (static, recorded and replayed). No kind waits for the device: the loss stays there until somebody asks for it, and a step that isn't finite is skipped on the device itself. A recording is made of three warm-up steps that change nothing, and of the random generator put back, so that all kinds take the same steps. Tests hold them equal to the textbook's.
+# The step itself is in [`scripts/engine/steps.py`](../scripts/engine/steps.py), in three kinds: `eager` (any shape, kernel by kernel), `static` (few shapes, out of the resident corpus) and `graphed` (static, recorded and replayed). No kind waits for the device: the loss stays there until somebody asks for it, and a step that isn't finite is skipped on the device itself. Before a recording three warm-up steps run that change nothing; after it the random generator is put back. So, given the same batches, all kinds take the same steps. Tests hold them equal to the textbook's, with a stand-in for the recording; the first thing that `python -m scripts.gpu` does is to ask a real GPU.
 
 
 # %% [markdown]
 # ## In the next chapter
 #
-# Chapter 8 trains with the fast path unless told otherwise: `--path textbook` goes back. The choice is one argument of the training loop, the function that gives the loss. Models, checkpoints and records don't know of it.
+# Chapter 8 trains with the fast path unless told otherwise: `--path textbook` goes back. The loop sees one argument, the function that gives the loss. A model's weights are the same kind either way; the settings remember which path a run took.
 
 
 # %%
@@ -2021,7 +2028,7 @@ assert not switches_for(torch.device("cuda")).packed
 #
 # ## What the paper did that we don't
 #
-# - It trained on eight P100 GPUs with 25,000 tokens a side in a batch. Ours are 2,048, which is why launches, and not products, are the limit on a GPU.
+# - It trained on eight P100 GPUs with 25,000 tokens a side in a batch. Ours are 2,048, so on a GPU we expect launches, and not products, to be the limit.
 # - It reports training cost in operations (Table 2), as the product of time, GPUs and their rated speed. We count the operations that were useful.
 
 # %% [markdown]

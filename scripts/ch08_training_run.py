@@ -149,7 +149,7 @@ from scripts.studies.verdict import Verdict, pooled_spread, verdicts
 #
 # > **In short.** A training run is a function of its settings. Keep them all in one object, and the run can be named, repeated and compared.
 #
-# The settings below are the whole list. The command line is made from them, the checkpoint carries them, and the record shows them. Nothing that matters is decided elsewhere.
+# The settings below are the whole list. The command line is made from them, the checkpoint carries them, and the record shows them. What is never varied, such as Adam's two betas, stands where it is used.
 
 
 # %%
@@ -218,9 +218,9 @@ class TrainConfig:
     compile: bool = False
     """Let torch.compile rewrite the step; it takes a minute first."""
     step: Literal["auto", "eager", "static", "graphed"] = "auto"
-    """Batches of any shape; of few, cut on the device; or these, recorded: auto's choice on a GPU."""
+    """eager: any shape; static: few, cut on the device; graphed: static, recorded; auto: see below."""
     deterministic: bool = False
-    """On a GPU, only kernels that always give the same bits: without, a resume agrees nearly."""
+    """On a GPU, only kernels that always give the same bits; else a resumed run agrees nearly."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, …"""
     save_every: int = 200
@@ -234,7 +234,7 @@ class TrainConfig:
 
 
 # %% [markdown]
-# Four presets cover four needs. `sample` learns our generated corpus on any laptop. `small` suits Multi30k: 29,000 sentence pairs feed a few million parameters, not the paper's 65 million. `narrow` is its little sister, for experiments that need many runs. `base` is the paper's own model, for whoever has the data and the GPU.
+# Four presets cover four needs. `sample` learns our generated corpus on any laptop. `small` suits Multi30k: 29,000 sentence pairs feed a few million parameters, not the paper's 65 million. `narrow` is its little sister, for experiments that need many runs. `base` is the paper's own model, for whoever has the GPU; only its warm-up is shorter, or training would be over before.
 
 # %%
 PRESETS: dict[str, TrainConfig] = {
@@ -277,7 +277,7 @@ PRESETS: dict[str, TrainConfig] = {
         dropout=0.1,
         schedule="inverse_sqrt",
         lr=7e-4,
-        warmup=4000,
+        warmup=800,  # of some 2,500 steps; the paper's 4,000 are of 100,000
         max_tokens=4096,
         epochs=20,
         name="base",
@@ -403,7 +403,7 @@ ALONE = Ranks()
 
 
 class Poll:
-    """The highest number that any process gave when it last asked: all hear the same.
+    """Has any process been asked to stop? Each gives its signal's number, or 0; all hear the highest.
 
     The question travels while the next step is computed, so nobody waits for an answer: it comes
     one step late. Alone, a process hears itself at once.
@@ -458,7 +458,7 @@ assert sorted(sum(shares, [])) == list(range(8)) and max(map(len, shares)) == 3
 # %% [markdown]
 # ## From a corpus to batches
 #
-# > **In short.** Read, learn the vocabulary on the training split alone, encode. Then plan each epoch's batches from the seed and the epoch's number, and from nothing else.
+# > **In short.** Read, learn the vocabulary on the training split alone, encode. Then plan each epoch's batches from the settings and the epoch's number, and from nothing that happened before.
 #
 # The plan matters more than it seems. If the order of batches came from a random generator that has been running since the start, a resumed run would meet other batches than the uninterrupted one. Here epoch 7 has the same plan whoever asks, and whenever.
 
@@ -490,7 +490,7 @@ def epoch_plan(
 ) -> list[list[list[int]]]:
     """The optimizer steps of one epoch, each a list of `accumulate` × `world` batches of indices.
 
-    It depends on the seed and the epoch alone: a resumed run meets the same. The batches of a step
+    It depends on the settings and the epoch alone: a resumed run meets the same. The batches of a step
     are of similar size, so that `world` processes that share them wait little for each other.
     """
     rng = random.Random(f"{config.seed}:{epoch}")
@@ -687,10 +687,11 @@ class Muon(torch.optim.Optimizer):
             for (rows, columns), params in alike.items():
                 grad = torch.stack([p.grad for p in params])  # (n, a, b)
                 keep = group["momentum"]
-                if bad is not None:
+                if bad is not None:  # where it is 1: gradient 0, keep 1, rate 0, and nothing moves
                     grad, keep = grad.where(bad == 0, 0), 1 - (1 - keep) * (1 - bad)
                 for p in params:
-                    self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                    if "momentum_buffer" not in self.state[p]:
+                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
                 buffers = [self.state[p]["momentum_buffer"] for p in params]
                 mean = torch.lerp(grad, torch.stack(buffers), keep)
                 torch._foreach_copy_(buffers, list(mean.unbind()))
@@ -700,7 +701,7 @@ class Muon(torch.optim.Optimizer):
 
 
 # %% [markdown]
-# The loop of chapter 5 knows one optimizer, so we let the two act as one.
+# A step calls one optimizer, so we let the two act as one.
 
 
 # %%
@@ -777,7 +778,7 @@ print(f"Muon steps {by_muon:,} weights, Adam {by_adam:,}")
 # %% [markdown]
 # ## How a step is computed
 #
-# > **In short.** Path, precision, compiling and R-Drop are all one argument of the training loop: the function that computes a batch's loss. Nothing else in this chapter knows which one runs.
+# > **In short.** Path, precision, compiling and R-Drop decide one function, a batch's loss. The kind of step decides who calls it.
 #
 # [Chapter 7](ch07_going_fast.ipynb) made a training step faster by more than half without changing what it computes. A run takes that way unless `--path textbook` asks for the plain one.
 
@@ -785,8 +786,8 @@ print(f"Muon steps {by_muon:,} weights, Adam {by_adam:,}")
 # %% [markdown]
 # Four more choices are made here, each an option:
 #
-# - **Precision.** Products of bfloat16 numbers, which have float32's range and three good digits, are several times faster where the device has instructions for them: every GPU of today, few CPUs. `--precision auto` asks; what it decides is part of the run, so that a resume on another machine can't change it unnoticed. Weights, sums and losses stay in float32. On a GPU `torch.autocast` does this, on a CPU chapter 7's switch `half`.
-# - **`--step`** says where batches come from and who launches the kernels: `eager`, any shape, one kernel at a time; `static`, few shapes, cut out of a corpus on the device; `graphed`, the same recorded and replayed, which `auto` takes on a GPU ([chapter 7](ch07_going_fast.ipynb)). Few shapes are other batches, so a run keeps its kind.
+# - **Precision.** Products of bfloat16 numbers, which have float32's range and three good digits, are several times faster where the device has instructions for them: most GPUs of today, few CPUs. `--precision auto` asks; what it decides is part of the run, so that a resume on another machine can't change it unnoticed. Weights, sums and losses stay in float32. On a GPU `torch.autocast` does this, on a CPU chapter 7's switch `half`.
+# - **`--step`** says where batches come from and who launches the kernels: `eager`, any shape, one kernel at a time; `static`, few shapes, cut out of a corpus on the device; `graphed`, the same recorded and replayed ([chapter 7](ch07_going_fast.ipynb)). `auto` takes `graphed` on a GPU, and `eager` on a CPU, with several processes, BPE-dropout or compiling. Few shapes are other batches, so a run keeps its kind.
 # - **`--compile true`** hands the loss to torch.compile, which fuses small operations. It needs a minute first, and shapes that don't depend on the data; so it takes the static switches of chapter 7.
 # - **R-Drop** (Wu, Li et al. 2021). Two passes over the same batch drop different units and give two distributions $p_1, p_2$ for each word. Both are trained on the word, and to agree:
 #
@@ -821,6 +822,9 @@ def r_drop_loss(
 
 
 # %%
+OLD_KERNELS = torch.__version__ < "2.10"  # compared as versions
+
+
 def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> TrainConfig:
     """`config` with its precision and kind of step decided: what a run is, what its record says.
 
@@ -830,8 +834,11 @@ def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> Train
     step = config.step
     alone = world == 1 and not config.compile
     if step == "auto":
-        records = device.type == "cuda" and alone and config.fused and not config.bpe_dropout
-        step = "graphed" if records else "eager"
+        few = device.type == "cuda" and alone and config.fused and not config.bpe_dropout
+        # Several batches in a step come in too many sequences to record; and before 2.10 PyTorch's
+        # deterministic kernels can't be recorded.
+        records = config.accumulate == 1 and not (config.deterministic and OLD_KERNELS)
+        step = ("graphed" if records else "static") if few else "eager"
     if step == "graphed" and not (alone and device.type == "cuda" and config.fused):
         raise ValueError("--step graphed is for one process on a GPU, --fused and not --compile")
     if step != "eager" and config.bpe_dropout:
@@ -1098,7 +1105,7 @@ def plain_translate(
     """Translations of `sentences`, in their order, greedy or by beam search; long ones are cut."""
     rows = [source_ids(sentence, trained.tokenizer) for sentence in sentences]
     size = 64 if beam == 1 else 32
-    if trained.device.type == "cuda":  # its time is launches, and they are as many for a thousand
+    if trained.device.type == "cuda":  # its time goes into launches: as many for a large batch
         size = 1024 // beam
     return decode_rows(trained, rows, searcher(beam, alpha), size)
 
@@ -1159,7 +1166,7 @@ print(perfect.signature)
 #
 # > **In short.** A model is weights, a tokenizer and settings. Keep the three together, write each file whole or not at all, and never store code.
 #
-# Weights go into safetensors: a header of names and shapes, then raw numbers. Nothing in it can run, unlike a pickle. Tied tables are one tensor and are stored once. They are rounded to 16 bits, which halves the file; so every score that we report is measured on the model *as loaded from its file*.
+# Weights go into safetensors: a header of names and shapes, then raw numbers. Nothing in it can run, unlike a pickle. Tied tables are one tensor and are stored once. They are rounded to 16 bits, which halves the file; so every test score on record is measured on the model *as loaded from its file*.
 #
 # [`scripts/engine/checkpoints.py`](../scripts/engine/checkpoints.py) holds the plumbing. It writes to a second name and renames, so that a crash in the middle leaves the old file, not half of the new one.
 
@@ -1396,7 +1403,7 @@ class StopSignal:
 # %% [markdown]
 # ### When a number overflows
 #
-# A learning rate that is too high, a broken batch, a bug: some loss becomes infinite or NaN ("not a number"). If that reaches the weights, all of them are NaN one step later, and so is every later checkpoint. So loss and gradient are looked at *before* a weight moves, as chapter 5's `train_step` does. On a GPU the step itself looks, without a word, and skips; the program asks once in 50 steps whether all went well, since each question makes it wait. Here the error learns its place in the run.
+# A learning rate that is too high, a broken batch, a bug: some loss becomes infinite or NaN ("not a number"). If that reaches the weights, all of them are NaN one step later, and so is every later checkpoint. So loss and gradient are looked at *before* a weight moves, as chapter 5's `train_step` does. A GPU skips such a step, and all after it, by itself; the program asks once in 50 steps whether all went well, since each question makes it wait. The error below says where in the run it happened.
 
 
 # %%
@@ -1496,7 +1503,7 @@ EPOCH_WEIGHTS = "epoch-{:03d}.safetensors"  # an epoch's last weights, for avera
 class Training:
     """A run in progress: the model, and all that its next step depends on.
 
-    On a GPU it looks at what the steps found once in `every` steps, since to look is to wait.
+    It looks at what the steps found once in `every` steps: on a GPU that means to wait for it.
     """
 
     def __init__(
@@ -1509,6 +1516,8 @@ class Training:
     ):
         torch.manual_seed(config.seed)
         self.device = pick_device(config.device)
+        if self.device.index is not None and self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # a recording is made on the current one
         config = resolved(config, self.device, ranks.world)
         if config.deterministic and self.device.type == "cuda":
             ask_for_determinism()
@@ -1522,6 +1531,7 @@ class Training:
         self.report = EpochReport()  # of the epoch in progress, and its time by two clocks
         self.seconds = self.cpu_seconds = 0.0
         self.every = 1 if self.device.type == "cpu" else 50
+        self.saved = time.monotonic()  # when the last state was written
         if ranks.world > 1:
             torch.manual_seed(config.seed + ranks.rank)  # the weights are alike, the dropout not
         if resume:
@@ -1541,7 +1551,7 @@ class Training:
             # The positions' table is a buffer, the same for all: nothing to send about.
             shared = DistributedDataParallel(module, device_ids=on, broadcast_buffers=False)
             self.loss_of = lambda model, batch, criterion: shared(batch)
-        # The loss is looked up each time, so that it can be changed.
+        # Looked up at each step, so that it can be changed, as the accident below does.
         loss_of: Callable[..., Any] = lambda *given: self.loss_of(*given)  # noqa: E731
         given = (self.model, self.criterion, self.optimizer, loss_of, self.config.clip)
         if self.config.step == "eager":
@@ -1570,17 +1580,23 @@ class Training:
             while self.done < len(plan):
                 start, cpu = time.perf_counter(), time.process_time()
                 self.step()
-                if self.done % self.every == 0 or self.done == len(plan):
+                over, due = self.done == len(plan), self.due()
+                if self.done % self.every == 0 or due or over:
                     self.look()
-                self.seconds += time.perf_counter() - start
-                self.cpu_seconds += time.process_time() - cpu  # a pause doesn't count here
                 bar.set_postfix(in_figures(self), refresh=False)  # shown with the next update
                 bar.update()
-                if self.done % self.config.save_every == 0 and self.done < len(plan):
+                self.seconds += time.perf_counter() - start
+                self.cpu_seconds += time.process_time() - cpu  # a pause doesn't count here
+                if due and not over:
                     self.save()
                 if stop is not None:
                     self.heed(stop)
         return over_ranks(self.report, self.ranks)
+
+    def due(self) -> bool:
+        """Whether to save now. On a GPU steps are short and states large: not before 30 seconds."""
+        short = self.device.type != "cpu" and time.monotonic() - self.saved < 30
+        return self.done % self.config.save_every == 0 and not short
 
     def load(self) -> list[list[list[int]]]:
         """Make the current epoch's plan, and hand this process's share of it to the stepper."""
@@ -1662,6 +1678,7 @@ class Training:
             "run": identity(self.config, self.ranks),
         }
         save_training(self.folder, self.state.steps, self.model, self.optimizer, rngs, meta)
+        self.saved = time.monotonic()
 
     def restore(self) -> None:
         """Go back to the newest good state. Raises ValueError where that was another run."""
@@ -1781,7 +1798,7 @@ def average_if_better(config: TrainConfig, data: TrainingData, folder: Path) -> 
 
 
 # %% [markdown]
-# **Predict.** We train a tiny model for two epochs in one go. Then we train another for one epoch, throw it away, and resume from its file for the second. How far apart are the two sets of weights?
+# **Predict.** We train a tiny model for two epochs in one go. Then we train another, lose it before its first epoch is over, and resume from the last state that it saved. How far apart are the two sets of weights?
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -1816,9 +1833,9 @@ assert "another configuration" in refused
 print(f"{len(unbroken)} tensors, weights and optimizer, the same to the last bit")
 
 # %% [markdown]
-# They are the same, bit for bit. This is a strong check: a forgotten random state, a plan that depends on history, a schedule that starts over, each would break it. And it trained on whatever device this machine has been told to use, a CPU in our tests. Those go further: they kill a real process ten times at random moments, fill the disk, and send signals ([`tests/test_ch08_recovery.py`](../tests/test_ch08_recovery.py)).
+# They are the same, bit for bit. This is a strong check: a forgotten random state, a plan that depends on history, a schedule that starts over, each would break it. And it trained on a CPU, where the last bit is promised. The tests go further: they kill a real process ten times at random moments, fill the disk, and send signals ([`tests/test_ch08_recovery.py`](../tests/test_ch08_recovery.py)).
 #
-# Now two accidents. One byte of the newest state changes; and a loss becomes NaN.
+# Now two accidents. One bit of the newest state changes; and a loss becomes NaN.
 
 # %%
 with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
@@ -2137,9 +2154,9 @@ def finish(
 #
 # > **In short.** How long from prepared tokens to a BLEU of 40? One number that a GPU, a kernel, an optimizer and a recipe all have to answer for.
 #
-# The clock runs while the model trains, and stands still while it is scored. What is done once, starting the GPU and compiling, is timed apart, on a model that is thrown away. The run ends with the first epoch whose greedy translations of the *validation* split are half a BLEU above the target. Only then is test_2016_flickr read, once, and says whether 40 was reached: a run that looked at the test after each epoch would choose its model by it.
+# The clock counts the steps. It stands still while the model is scored and an epoch is planned. What is done once, starting the GPU, compiling and recording, is timed apart. The run ends with the first epoch whose greedy translations of the *validation* split are half a BLEU above the target (or else with the last). Only then is test_2016_flickr read, once, and says whether 40 was reached: a run that looked at the test after each epoch would choose its model by it.
 #
-# `python -m scripts.studies.speedrun --preset small` runs it; `--help` lists the rest. **It has no record yet.** `python -m scripts.gpu` (`make gpu`) does it, and all else that waits for a GPU, in order of worth and in as many minutes as one has: whether all kinds of steps agree, this recipe with three seeds, this race, what each step of chapter 7 is worth there, some other recipes, and the base model. `--list` says what is owed.
+# `python -m scripts.studies.speedrun --preset small` runs it; `--help` lists the rest. **It has no record yet.** `python -m scripts.gpu` (`make gpu`) does it, and all else that waits for a GPU, in order of worth and in as many minutes as one has: whether all kinds of steps agree, this recipe with three seeds, this race, how a training step gets faster there stage by stage, some other recipes, and the base model. `--list` says what is owed.
 
 # %% [markdown]
 # ## What the recorded runs show

@@ -129,6 +129,7 @@ def go_on_afresh(options: GpuOptions, names: Sequence[str], minutes: float) -> N
 
 def serve_time(options: GpuOptions, settings: Settings) -> int:
     """Do what is owed while the minutes last. Returns the exit code."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first product
     items = agenda()
     waiting = owed(items, settings)
     if options.names:  # asked for by name: also what failed too often

@@ -150,6 +150,7 @@ def test_the_kind_of_a_step_is_decided_once_and_kept(data, tmp_path):
         assert ch08.resolved(replace(TINY, **changes), gpu, world).step == "eager"
         with pytest.raises(ValueError, match="--step graphed"):
             ch08.resolved(replace(TINY, step="graphed", **changes), gpu, world)
+    assert ch08.resolved(replace(TINY, accumulate=2), gpu).step == "static"
     with pytest.raises(ValueError, match="on a GPU"):
         ch08.resolved(replace(TINY, step="graphed"), cpu)
     config = replace(TINY, step="static", epochs=1)

@@ -5,6 +5,7 @@ the memory that the recording was given, which is what a replay does.
 """
 
 import copy
+import gc
 import itertools
 import math
 import random
@@ -186,7 +187,7 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(kind, m
 
     step = a_step(kind, model, optimizer, loss_of)
     if not waits:  # as on a GPU: the optimizer itself has to skip
-        step.waits = False
+        step.asks = False
         for part in getattr(optimizer, "parts", (optimizer,)):
             part.found_inf = step.bad
     plan = [step for step in a_plan() if len(step[0]) == len(a_plan()[0][0])][:5]
@@ -233,11 +234,41 @@ def test_all_recordings_share_one_pool():
         made.own = pool or object()
         yield
 
+    streams, now = [], mock.Mock(return_value="the current")
+    calls = {"current_stream": now, "set_stream": streams.append}
     step = a_step("graphed", model := a_model(), adam(model))
-    with mock.patch.multiple(torch.cuda, CUDAGraph=Graph, graph=graph):
+    with mock.patch.multiple(torch.cuda, CUDAGraph=Graph, graph=graph, **calls):
         for _ in range(3):
-            GraphedStep.capture(step, lambda: torch.zeros(3))
-    assert pools[0] is None and pools[1] is pools[2] is step.pool is not None
+            GraphedStep.capture(step, lambda: torch.full((3,), float(gc.isenabled())))
+        assert pools[0] is None and pools[1] is pools[2] is step.pool is not None
+        _, found = GraphedStep.capture(step, lambda: torch.full((3,), float(gc.isenabled())))
+        assert not found.any()  # nothing is collected while it records
+        with pytest.raises(ZeroDivisionError):
+            GraphedStep.capture(step, lambda: 1 / 0)
+    assert gc.isenabled() and streams == ["the current"] * 5  # also where it failed
+
+
+def test_recordings_can_be_made_before_the_clock_runs():
+    plan = a_plan(2)
+    step = a_step("graphed", model := a_model(), adam(model))
+    before = copy.deepcopy(model.state_dict())
+    step.load(PAIRS, plan, labels(plan))
+    step.prepare()
+    assert set(step.recorded) == set(step.shapes) and step.look() == []
+    assert_close(model.state_dict(), before, rtol=0.0, atol=0.0)
+    with mock.patch.object(step, "record", side_effect=AssertionError("recorded again")):
+        for number in range(len(plan)):
+            step(number)
+
+
+def test_an_optimizer_that_is_not_fused_is_asked_first():
+    """It has no `found_inf`, and takes offence at one."""
+    with torch.device("meta"):
+        model = series_model(TINY)
+    for fused, asks in ((False, True), (None, False)):
+        optimizer = SimpleNamespace(param_groups=[{"fused": fused}])
+        step = Step(model, CRITERION, optimizer, static_loss)
+        assert step.asks == asks and hasattr(optimizer, "found_inf") != asks
 
 
 @pytest.mark.parametrize("path", ["fast", "textbook"])
@@ -249,7 +280,7 @@ def test_nothing_in_a_step_waits_for_the_data(path):
         optimizer = Muon([{"params": matrices, "initial_lr": 1.0}], lr=torch.ones(()))
         set_rate(optimizer, 0.1)
         step = Step(model, CRITERION, optimizer, static_loss if path == "fast" else batch_loss, 1.0)
-        assert not step.waits and optimizer.found_inf is step.bad
+        assert not step.asks and optimizer.found_inf is step.bad
         group = [Rectangles(torch.ones(4, 6).long(), torch.ones(4, 7).long()) for _ in range(2)]
         found = step.run(group, torch.ones(()))
         assert found.shape == (3,)

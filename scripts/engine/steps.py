@@ -1,13 +1,15 @@
-"""One optimizer step, in three kinds, and none of them waits for the device.
+"""One optimizer step, in three kinds; none of them waits for the device, but to record.
 
 `eager` takes batches of any shape from the CPU, kernel by kernel. `static` has the corpus on the
 device and cuts batches of a few shapes out of it. `graphed` is `static`, recorded once for each
-shape as a CUDA graph and replayed: hundreds of kernels, one launch. The same weights come out.
+shape as a CUDA graph and replayed: hundreds of kernels, one launch. The same batches give the same
+weights.
 
 What a step finds stays on the device until somebody asks (`look`). A step that isn't finite changes
 nothing, and neither does any after it; so it is soon enough to ask now and then.
 """
 
+import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +35,7 @@ class Figures(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether the step counted: where this is false, no weight has moved."""
+        """Whether they are numbers. From the first step where they aren't, no weight moves."""
         return math.isfinite(self.loss + self.norm)
 
 
@@ -56,22 +58,34 @@ class Step:
         self.model, self.criterion, self.optimizer = model, criterion, optimizer
         self.loss_of, self.clip = loss_of, clip
         self.device = next(model.parameters()).device
+        # Where processes share a step, Training puts here what keeps gradients at home.
         self.without_sync: Callable[[], AbstractContextManager] = nullcontext
         self.pending: list[Tensor] = []  # what the steps since the last look found, on the device
         self.bad = torch.zeros((), device=self.device)  # 1 from the first step on that isn't finite
-        self.waits = self.device.type == "cpu"  # where to look costs nothing
-        if not self.waits:
+        # On a CPU we ask `bad`, and skip. On a GPU asking would mean to wait: there the optimizer
+        # (or each of those that act as one) reads it under the name PyTorch has for it, if fused.
+        unfused = any(group.get("fused") is False for group in optimizer.param_groups)
+        self.asks = self.device.type == "cpu" or unfused
+        if not self.asks:
             for part in getattr(optimizer, "parts", (optimizer,)):
                 part.found_inf = self.bad
 
-    def load(self, examples: Sequence[Example], plan: Plan, tokens: Sequence[float]) -> None:
+        if (
+            self.device.type == "cuda"
+        ):  # cuDNN's attention plans each shape anew, for longer than a step
+            torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def load(self, examples: Sequence[Example], plan: Plan, divisors: Sequence[float]) -> None:
         """The epoch that follows: its pairs, the steps' batches, and what each step divides by."""
-        self.examples, self.plan, self.tokens = examples, plan, tokens
+        self.examples, self.plan, self.divisors = examples, plan, divisors
+
+    def prepare(self) -> None:
+        """Do beforehand what the epoch's steps would do once. This kind has nothing of the sort."""
 
     def __call__(self, number: int) -> None:
         """Take the step of that number, from 0, of the epoch that was loaded."""
         group = [self.batch(indices) for indices in self.plan[number]]
-        self.pending.append(self.run(group, self.tokens[number]))
+        self.pending.append(self.run(group, self.divisors[number]))
 
     def batch(self, indices: Sequence[int]) -> Rectangles:
         """These pairs, padded, on the device."""
@@ -79,13 +93,13 @@ class Step:
         return Rectangles(*(self.sent(pad_rows(side)) for side in sides))
 
     def sent(self, tensor: Tensor) -> Tensor:
-        """The tensor on the device; from pinned memory, which a copy needs not to wait."""
+        """The tensor on the device. From pinned memory, or the CPU would wait for the copy."""
         if self.device.type != "cuda":
             return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def run(self, group: Sequence[Rectangles], per: float | Tensor) -> Tensor:
-        """The step itself: (3,) float64, the two sums and the norm. All divided by `per`."""
+        """The step itself: (3,) float64, two sums, and the norm of the gradient of loss / `per`."""
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for i, batch in enumerate(group):
@@ -96,7 +110,7 @@ class Step:
             sums += torch.stack((loss.detach(), nll.detach()))
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.bad.copy_(torch.maximum(self.bad, 1 - (sums[0] + norm).isfinite().float()))
-        if not (self.waits and self.bad):
+        if not (self.asks and self.bad):
             self.optimizer.step()
         return torch.cat((sums, norm.detach().double().reshape(1)))
 
@@ -110,8 +124,8 @@ class Step:
 class StaticStep(Step):
     """Steps on batches of few shapes, cut out of a corpus on the device: nothing crosses the bus.
 
-    A batch is as wide as the narrowest of `widths` that holds all its pairs, and has `max_tokens`
-    over that width rows, the last of them fillers.
+    A batch is as wide as the narrowest of `widths` that holds all its pairs, and has
+    `max_tokens // width` rows; fillers complete it.
     """
 
     def __init__(self, *given: Any, widths: Sequence[int], max_tokens: int, **named: Any):
@@ -119,13 +133,13 @@ class StaticStep(Step):
         self.widths, self.max_tokens = widths, max_tokens
         self.corpus: ResidentCorpus | None = None
 
-    def load(self, examples: Sequence[Example], plan: Plan, tokens: Sequence[float]) -> None:
+    def load(self, examples: Sequence[Example], plan: Plan, divisors: Sequence[float]) -> None:
         """As in `Step`. The pairs go to the device once for all epochs, the plan once for each."""
         if self.corpus is None:
             self.corpus = ResidentCorpus(examples, self.device, self.widths[-1])
         elif examples is not self.examples:
             raise ValueError("a resident corpus stays: other pairs need another object")
-        super().load(examples, plan, tokens)
+        super().load(examples, plan, divisors)
         self.shapes = [tuple(map(self.shape, step)) for step in plan]
         flat: list[int] = []
         self.starts = [0]
@@ -134,7 +148,7 @@ class StaticStep(Step):
                 flat += [*indices, *[self.corpus.filler] * (rows - len(indices))]
             self.starts.append(len(flat))
         self.chosen = self.sent(torch.tensor(flat))
-        self.per = self.sent(torch.tensor(tokens, dtype=torch.float32))
+        self.per = self.sent(torch.tensor(divisors, dtype=torch.float32))
 
     def shape(self, indices: Sequence[int]) -> tuple[int, int]:
         """The (width, rows) of a batch of these pairs."""
@@ -142,14 +156,17 @@ class StaticStep(Step):
         return width, max(len(indices), self.max_tokens // width)
 
     def cut(self, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Rectangles]:
-        """A step's batches out of the corpus: `rows` holds the pairs of one behind the other's."""
+        """A step's batches out of the corpus; `rows` are indices of pairs, batch after batch."""
         parts = rows.split([size for _, size in shapes])
         return [self.corpus.batch(part, w) for part, (w, _) in zip(parts, shapes, strict=True)]
 
+    def rows(self, number: int) -> Tensor:
+        """The indices of the pairs of that step, batch after batch, fillers included."""
+        return self.chosen[self.starts[number] : self.starts[number + 1]]
+
     def __call__(self, number: int) -> None:
         """As in `Step`."""
-        rows = self.chosen[self.starts[number] : self.starts[number + 1]]
-        group = self.cut(rows, self.shapes[number])
+        group = self.cut(self.rows(number), self.shapes[number])
         self.pending.append(self.run(group, self.per[number]))
 
 
@@ -186,14 +203,22 @@ class GraphedStep(StaticStep):
         self.recorded: dict[tuple, Recording] = {}
         self.pool: Any = None  # one, for all recordings: they never run at the same time
 
-    def __call__(self, number: int) -> None:
-        """As in `Step`."""
-        rows = self.chosen[self.starts[number] : self.starts[number + 1]]
+    def recording(self, number: int) -> Recording:
+        """The recording for the shapes of that step: made, where there is none yet."""
         shapes = self.shapes[number]
         if shapes not in self.recorded:
-            self.recorded[shapes] = self.record(rows, self.per[number], shapes)
-        step = self.recorded[shapes]
-        step.rows.copy_(rows)
+            self.recorded[shapes] = self.record(self.rows(number), self.per[number], shapes)
+        return self.recorded[shapes]
+
+    def prepare(self) -> None:
+        """As in `Step`: make all of the epoch's recordings."""
+        for number in range(len(self.shapes)):
+            self.recording(number)
+
+    def __call__(self, number: int) -> None:
+        """As in `Step`."""
+        step = self.recording(number)
+        step.rows.copy_(self.rows(number))
         step.per.copy_(self.per[number])
         step.graph.replay()
         self.pending.append(step.found.clone())  # the next replay writes over `found`
@@ -203,7 +228,7 @@ class GraphedStep(StaticStep):
         rows, per, generator = rows.clone(), per.clone(), self.random_state()
         before = self.bad.clone()
         self.bad.fill_(1)  # while libraries choose their kernels, the optimizer shall not step
-        with self.aside():  # warm-ups may not run where recordings do
+        with self.aside():  # PyTorch wants warm-ups on another stream than the current one
             for _ in range(3):
                 self.run(self.cut(rows, shapes), per)
         self.bad.copy_(before)
@@ -219,9 +244,19 @@ class GraphedStep(StaticStep):
 
     def capture(self, run: Callable[[], Tensor]) -> tuple[Any, Tensor]:
         """A graph of what `run` launches, and the tensor that it returned."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            found = run()
+        graph, stream, collects = (
+            torch.cuda.CUDAGraph(),
+            torch.cuda.current_stream(),
+            gc.isenabled(),
+        )
+        gc.disable()  # to free an old graph now would spoil this one
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                found = run()
+        finally:
+            torch.cuda.set_stream(stream)  # PyTorch stays on the recording's where that fails
+            if collects:
+                gc.enable()
         self.pool = graph.pool()
         return graph, found
 
@@ -236,11 +271,11 @@ def ask_for_determinism() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a precaution, not a need
+    torch.utils.deterministic.fill_uninitialized_memory = False  # we don't need that precaution
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set every group's learning rate to `rate` times its `initial_lr`; tensors in place."""
+    """Set every group's rate to `rate` times its `initial_lr`; in place, for recordings read it."""
     for group in optimizer.param_groups:
         value = rate * group["initial_lr"]
         if isinstance(group["lr"], Tensor):

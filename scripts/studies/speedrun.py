@@ -70,8 +70,10 @@ def clocked(
         for _ in range(5):
             throwaway.step()
         throwaway.look()
-        warm_up = time.perf_counter() - start
         training = Training(config, data, Path(folder))
+        training.load()
+        training.take.prepare()
+        warm_up = time.perf_counter() - start
         seconds, enough = 0.0, False
         while training.epoch <= config.epochs and not enough:
             training.train_epoch()
