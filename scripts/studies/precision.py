@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
 from scripts import runs_folder
 from scripts.book.command import as_typed, read, serve
 from scripts.book.records import provenance, save_record
-from scripts.ch08_training_run import PRESETS, run, saved_states
+from scripts.ch08_training_run import PRESETS, resolved, run, saved_states
 
 KEPT = ("command", "commit", "date", "device", "parameters", "weights_sha256", "best_epoch")
 KEPT += ("chosen_by_val_bleu", "history", "test")
@@ -40,6 +42,7 @@ def one_run(options: PairOptions, precision: str) -> dict[str, Any]:
     preset = PRESETS[options.preset]
     name = f"{options.corpus}-{precision}"
     config = replace(preset, corpus=options.corpus, precision=precision, device="cpu", name=name)
+    config = resolved(config, torch.device("cpu"))
     folder = runs_folder() / name
     path = folder / "record.json"
     if path.is_file():
