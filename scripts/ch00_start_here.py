@@ -54,11 +54,11 @@ if root == beside:
 # %% [markdown]
 # ## A sentence, translated
 #
-# This is where the series leads. A Transformer that was trained in [chapter 8](ch08_training_run.ipynb) reads a German sentence and writes an English one, on this machine, without a network.
+# This is where the series leads. A Transformer that was trained in [chapter 9](ch09_training_run.ipynb) reads a German sentence and writes an English one, on this machine, without a network.
 
 # %%
 from scripts import ROOT
-from scripts.ch08_training_run import load_model, plain_translate
+from scripts.ch09_training_run import load_model, plain_translate
 
 captioner = load_model(ROOT / "models" / "multi30k-de-en")
 mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
@@ -92,9 +92,9 @@ from scripts.ch01_attention import (
     subsequent_mask,
 )
 from scripts.ch03_embeddings_and_positions import sinusoids
-from scripts.ch05_training import BOS, EOS, greedy_decode
-from scripts.ch06_multi30k import load_corpus, source_ids
-from scripts.ch08_training_run import Trained
+from scripts.ch06_training import BOS, EOS, greedy_decode
+from scripts.ch07_multi30k import load_corpus, source_ids
+from scripts.ch09_training_run import Trained
 
 # %%
 torch.set_default_dtype(torch.float64)  # so that every check can ask for many digits
@@ -442,7 +442,7 @@ titled(
 #
 # > **In short.** Text becomes tokens, tokens become ids, ids become vectors. The vectors look at one another. The last vector becomes a probability for every token in the vocabulary, one is chosen, and the game goes on until the model says stop.
 #
-# We follow a sentence through `models/sample-de-en`, a smaller model that comes with the series as well: its arrays are easier to look at. [Chapter 8](ch08_training_run.ipynb) trains it, on the CPU, on the small corpus that [chapter 6](ch06_multi30k.ipynb) generates.
+# We follow a sentence through `models/sample-de-en`, a smaller model that comes with the series as well: its arrays are easier to look at. [Chapter 9](ch09_training_run.ipynb) trains it, on the CPU, on the small corpus that [chapter 7](ch07_multi30k.ipynb) generates.
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en")
@@ -456,7 +456,7 @@ assert (text, reference) in load_corpus("sample")["test"]  # so it wasn't traine
 #
 # ### Characters to tokens to ids
 #
-# The vocabulary was learned from the training text: common words are one token, rare ones are put together from pieces ([chapter 6](ch06_multi30k.ipynb)). The sign ▁ marks where a word begins.
+# The vocabulary was learned from the training text: common words are one token, rare ones are put together from pieces ([chapter 7](ch07_multi30k.ipynb)). The sign ▁ marks where a word begins.
 
 # %%
 characters = list(text)
@@ -542,7 +542,7 @@ print(tokenizer.decode(written[0].tolist()))
 assert written[0, -1] == EOS
 
 # %% [markdown]
-# Once the ids are known, all T steps can be computed in one call. The causal mask keeps each step from seeing the later ones, so the numbers are the same as before. Training rests on this ([chapter 5](ch05_training.ipynb)).
+# Once the ids are known, all T steps can be computed in one call. The causal mask keeps each step from seeing the later ones, so the numbers are the same as before. Training rests on this ([chapter 6](ch06_training.ipynb)).
 
 
 # %%
@@ -583,7 +583,7 @@ def choices_table(trained: Trained, probabilities: Tensor, written: Tensor) -> p
 choices_table(trained, probabilities, written)
 
 # %% [markdown]
-# Even where the model is sure it gives about 0.9. It was trained so, by label smoothing ([chapter 5](ch05_training.ipynb)).
+# Even where the model is sure it gives about 0.9. It was trained so, by label smoothing ([chapter 6](ch06_training.ipynb)).
 #
 # ### Where did it look?
 #
@@ -685,7 +685,7 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
 assert min(sure, key=sure.get) != mine  # the made-up answer is the less certain one
 
 # %% [markdown]
-# From a terminal, `make translate TEXT="…"` asks the same model, and searches a little longer for the best sentence ([chapter 9](ch09_decoding_and_bleu.ipynb)).
+# From a terminal, `make translate TEXT="…"` asks the same model, and searches a little longer for the best sentence ([chapter 10](ch10_decoding_and_bleu.ipynb)).
 #
 # ## How to read this series
 #
@@ -708,19 +708,19 @@ assert min(sure, key=sure.get) != mine  # the made-up answer is the less certain
 # | [2 · Multi-head attention](ch02_multi_head_attention.ipynb) | queries, keys and values; heads; parity with PyTorch |
 # | [3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb) | tokens as vectors; how a model knows order |
 # | [4 · Encoder and decoder](ch04_encoder_decoder.ipynb) | the whole model, equal to `nn.Transformer` |
-# | [5 · Training](ch05_training.ipynb) | loss, schedule, loop; a first task learned |
-# | [6 · Multi30k](ch06_multi30k.ipynb) | the corpora, tokens, batches |
-# | [7 · Going fast](ch07_going_fast.ipynb) | the same numbers, sooner; where a machine's limits are |
-# | [8 · The training run](ch08_training_run.ipynb) | a translator trained, saved and measured |
-# | [9 · Decoding and BLEU](ch09_decoding_and_bleu.ipynb) | beam search, sampling, BLEU; your sentences translated |
-# | [10 · Looking inside](ch10_looking_inside.ipynb) | attention maps; what heads do, and what they are worth |
-# | [11 · Variants](ch11_variants.ipynb) | the same layers as a classifier, a writer and another translator |
-# | [12 · Ablations and scaling](ch12_ablations_and_scaling.ipynb) | which parts matter, how sure that is; size and data |
-# | [13 · Since 2017](ch13_since_2017.ipynb) | what replaced each part, proven one at a time |
+# | [5 · Training](ch06_training.ipynb) | loss, schedule, loop; a first task learned |
+# | [6 · Multi30k](ch07_multi30k.ipynb) | the corpora, tokens, batches |
+# | [7 · Going fast](ch08_going_fast.ipynb) | the same numbers, sooner; where a machine's limits are |
+# | [8 · The training run](ch09_training_run.ipynb) | a translator trained, saved and measured |
+# | [9 · Decoding and BLEU](ch10_decoding_and_bleu.ipynb) | beam search, sampling, BLEU; your sentences translated |
+# | [10 · Looking inside](ch11_looking_inside.ipynb) | attention maps; what heads do, and what they are worth |
+# | [11 · Variants](ch12_variants.ipynb) | the same layers as a classifier, a writer and another translator |
+# | [12 · Ablations and scaling](ch13_ablations_and_scaling.ipynb) | which parts matter, how sure that is; size and data |
+# | [13 · Since 2017](ch14_since_2017.ipynb) | what replaced each part, proven one at a time |
 #
 # ## Your machine
 #
-# Everything runs on a CPU. A GPU only matters for the long training of chapter 8. What is here?
+# Everything runs on a CPU. A GPU only matters for the long training of chapter 9. What is here?
 
 
 # %%
@@ -887,6 +887,6 @@ print(rejection(check_twin_sentence, twin_without_turning))
 #
 # ### Exercise 6 *project* · Where it fails
 #
-# Find a sentence of simple words on which a model fails. Look at `choices_table`: at which step does it go wrong, and was it sure? Collect ten such sentences, sort them by what they have in common, and keep them: chapters 9 and 10 have instruments for them.
+# Find a sentence of simple words on which a model fails. Look at `choices_table`: at which step does it go wrong, and was it sure? Collect ten such sentences, sort them by what they have in common, and keep them: chapters 10 and 11 have instruments for them.
 #
 # Next: [Chapter 1 · Attention](ch01_attention.ipynb)

@@ -712,7 +712,7 @@ assert sees_the_future(subsequent_mask(6).double())  # 0/1 as floats: added, not
 # ### Why pad *queries* may be left unmasked
 #
 # Our padding mask hides pad *columns*. The pad *rows* stay: a pad asks a question too, and gets an answer. Is that a leak? No.
-# Nobody reads the answer. As a key, a pad is hidden in every layer. As a prediction, the loss skips it (chapter 5). So what a
+# Nobody reads the answer. As a key, a pad is hidden in every layer. As a prediction, the loss skips it (chapter 6). So what a
 # pad holds cannot reach a real word, neither forward nor backward:
 
 # %%

@@ -582,7 +582,7 @@ order = torch.tensor([3, 0, 4, 2, 1])
 torch.testing.assert_close(layer(tgt, src[:, order], src[:, order], src_mask[..., order]), crossed)
 
 # %% [markdown]
-# The padded *queries* are left alone, as nobody reads what they find: as keys they are masked everywhere, and the loss of Chapter 5 skips them. What must hold is that real positions don't notice the padding at all. So we cut the padding off and compare.
+# The padded *queries* are left alone, as nobody reads what they find: as keys they are masked everywhere, and the loss of Chapter 6 skips them. What must hold is that real positions don't notice the padding at all. So we cut the padding off and compare.
 
 # %%
 torch.testing.assert_close(
@@ -867,7 +867,7 @@ assert bytes_held(MultiHeadedAttention(h=8, d_model=64), x) == 0
 assert bytes_held(KeepsDroppedWeights(h=8, d_model=64), x) > one_map
 
 # %% [markdown]
-# Ours holds the map itself, which was the point, and nothing else. The other also holds the inputs, the projected queries and keys, the weights and the dropout mask. And since a tensor in the middle of a graph can't be copied, `copy.deepcopy` of a model that has run once fails with it (Chapter 4 copies layers, Chapter 9 averages them).
+# Ours holds the map itself, which was the point, and nothing else. The other also holds the inputs, the projected queries and keys, the weights and the dropout mask. And since a tensor in the middle of a graph can't be copied, `copy.deepcopy` of a model that has run once fails with it (Chapter 4 copies layers, Chapter 10 averages them).
 
 # %%
 for kind, works in ((MultiHeadedAttention, True), (KeepsDroppedWeights, False)):
@@ -1212,7 +1212,7 @@ print(rejection(check_without_head, lambda layer, i: solution_without_head(layer
 # %% [markdown]
 # ### Exercise 6 *project* · Many queries, one key
 #
-# Multi-query attention (Shazeer 2019) keeps H query heads but makes only one key and one value, which all heads share. Write `multi_query(x, memory, w_query, w_key, w_value, w_output, h, mask=None)` for x (B, T, D), memory (B, S, D), `w_query` and `w_output` (D, D), `w_key` and `w_value` (D, $d_k$), used as `x @ w_query`, without biases. It returns (B, T, D), and takes masks (B|1, T|1, S) as our layer does. Copy no key: broadcasting can share it. Which of the counts in the cost table shrink? (Chapter 13 comes back to it.)
+# Multi-query attention (Shazeer 2019) keeps H query heads but makes only one key and one value, which all heads share. Write `multi_query(x, memory, w_query, w_key, w_value, w_output, h, mask=None)` for x (B, T, D), memory (B, S, D), `w_query` and `w_output` (D, D), `w_key` and `w_value` (D, $d_k$), used as `x @ w_query`, without biases. It returns (B, T, D), and takes masks (B|1, T|1, S) as our layer does. Copy no key: broadcasting can share it. Which of the counts in the cost table shrink? (Chapter 14 comes back to it.)
 #
 # The checker's reference is our own layer. What must its matrices look like to be a multi-query layer?
 

@@ -571,7 +571,7 @@ torch.manual_seed(6)
 add_positions = PositionalEncoding(d_model=16, dropout=0.0)
 x = torch.randn(2, 10, 16)  # (B, T, D)
 torch.testing.assert_close(add_positions(x), x + sinusoids(10, 16))
-# `start` is for decoding one token at a time (Chapter 9): the same sums, one by one.
+# `start` is for decoding one token at a time (Chapter 10): the same sums, one by one.
 one_by_one = [add_positions(x[:, t : t + 1], start=t) for t in range(10)]
 torch.testing.assert_close(torch.cat(one_by_one, dim=1), add_positions(x))
 

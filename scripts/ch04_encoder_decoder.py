@@ -25,7 +25,7 @@
 # | Reading | about 50 minutes |
 # | Running | under a minute on a CPU; no GPU needed |
 # | Before | [Chapter 3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb) |
-# | After | [Chapter 5 · Training](ch05_training.ipynb) |
+# | After | [Chapter 6 · Training](ch06_training.ipynb) |
 #
 # Shapes, here and everywhere: **B** batch, **S** source length, **T** target length, **D** = `d_model`,
 # **H** heads, **V** vocabulary. New here: **F** = `d_ff`, the width inside the feed-forward layer, and **N**, the number of layers.
@@ -1521,7 +1521,7 @@ titled(
 # (Xiong et al., 2020, "On Layer Normalization in the Transformer Architecture").
 #
 # In practice **pre-norm trains without warm-up, and post-norm wants it**, the more so the deeper the model. Warm-up is a learning
-# rate that rises slowly from 0 (chapter 5). A small test: sixty steps of Adam at a constant rate on "copy these six
+# rate that rises slowly from 0 (chapter 6). A small test: sixty steps of Adam at a constant rate on "copy these six
 # symbols", with 6 + 6 layers. Knowing nothing costs ln 10 = 2.30.
 
 
@@ -1989,7 +1989,7 @@ vocab = 1000
 model = make_model(vocab, vocab, N=2, d_model=64, d_ff=128, h=4, dropout=0.0, tie="all").eval()
 sentence = torch.randint(4, vocab, (1, 8))  # (1, S) ids
 written = torch.tensor([[2]])  # (1, 1): only <s>, the start
-for _ in range(8):  # the most likely next word, eight times; chapter 5 makes this a function
+for _ in range(8):  # the most likely next word, eight times; chapter 6 makes this a function
     states = model(sentence, written, None, subsequent_mask(written.size(1)))
     written = torch.cat((written, model.generator(states[:, -1]).argmax(-1, keepdim=True)), dim=1)
 print("source:", sentence[0].tolist())
@@ -2504,4 +2504,4 @@ print(rejection(check_deepened, deepened_by(lambda layer: None)))
 print(rejection(check_deepened, deepened_by(all_to_zero)))
 
 # %% [markdown]
-# Next: [Chapter 5 · Training](ch05_training.ipynb)
+# Next: [Chapter 6 · Training](ch06_training.ipynb)

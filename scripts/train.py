@@ -1,4 +1,4 @@
-"""Train a translator, as chapter 8 does: `python -m scripts.train --preset sample`.
+"""Train a translator, as chapter 9 does: `python -m scripts.train --preset sample`.
 
 Under torchrun (`torchrun --nproc-per-node=4 -m scripts.train …`) it uses several GPUs or machines.
 What a run writes is in `runs/NAME`, or below the folder that SERIES_RUNS names.
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scripts.book.command import read, serve
-from scripts.ch08_training_run import PRESETS, Diverged, Stopped, TrainConfig, run
+from scripts.ch09_training_run import PRESETS, Diverged, Stopped, TrainConfig, run
 
 
 def report(record: dict[str, Any]) -> str:

@@ -29,10 +29,10 @@ from tqdm import tqdm
 
 from scripts.book.command import read, serve
 from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch06_multi30k import source_ids
-from scripts.ch07_going_fast import keep_memory
-from scripts.ch08_training_run import Trained, load_model, pick_device
-from scripts.ch09_decoding_and_bleu import DecodeOptions, decode_hypotheses, default_model
+from scripts.ch07_multi30k import source_ids
+from scripts.ch08_going_fast import keep_memory
+from scripts.ch09_training_run import Trained, load_model, pick_device
+from scripts.ch10_decoding_and_bleu import DecodeOptions, decode_hypotheses, default_model
 
 GROUP_LINES = 512  # are decoded together at most
 

@@ -25,9 +25,9 @@ from scripts.bench.training import (
     step_contenders,
 )
 from scripts.ch04_encoder_decoder import to_torch_transformer
-from scripts.ch05_training import BOS, EOS, LabelSmoothing
-from scripts.ch06_multi30k import FIXED_WIDTH, Example
-from scripts.ch07_going_fast import BASE, SMALL, TINY, example_batch, fast_loss, series_model
+from scripts.ch06_training import BOS, EOS, LabelSmoothing
+from scripts.ch07_multi30k import FIXED_WIDTH, Example
+from scripts.ch08_going_fast import BASE, SMALL, TINY, example_batch, fast_loss, series_model
 
 SHAPE = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "vocab": 50}
 

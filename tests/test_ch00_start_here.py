@@ -22,7 +22,7 @@ from scripts.ch00_start_here import (
     recall_from_one_vector,
 )
 from scripts.ch04_encoder_decoder import make_model
-from scripts.ch05_training import BOS, greedy_decode
+from scripts.ch06_training import BOS, greedy_decode
 
 
 @pytest.fixture(autouse=True)

@@ -1,197 +1,168 @@
 """Chapter 7's exercises: each checker takes our solution, and tells the common mistakes apart."""
 
-import statistics
+import random
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch.autograd import Function
-from torch.utils.checkpoint import checkpoint
 
-from scripts import ch07_going_fast as ch07
+from scripts import ch07_multi30k as ch07
 from scripts.ch01_attention import rejection
-from scripts.ch05_training import PAD
-from scripts.ch07_going_fast import ChunkedZLoss, PretendDevice, solution_packed_attention
-
-# Tokens a second
+from scripts.ch06_training import BOS, EOS
+from scripts.ch07_multi30k import Example, merge_pair, solution_word_numbers, token_batches
 
 
-def inputs_rate(batches, seconds):
-    return sum(int((b.tgt != PAD).sum()) for b in batches) / sum(seconds)
+def padded_twice(examples, max_tokens, rng):
+    """Fills the last batch up with sentences that had their turn."""
+    batches = ch07.solution_budget_batches(examples, max_tokens, rng)
+    return [*batches[:-1], [*batches[-1], batches[0][0]]]
 
 
-def source_rate(batches, seconds):
-    return sum(int((b.src != PAD).sum()) for b in batches) / sum(seconds)
+def unsorted_batches(examples, max_tokens, rng):
+    """One sentence length after another, as they come: within the budget, and mostly padding."""
+    size = max_tokens // max(len(e.src) + len(e.tgt) for e in examples)
+    order = list(range(len(examples)))
+    rng.shuffle(order)
+    return ch07.sentence_batches(order, size)
 
 
-def rate_of_both(batches, seconds):
-    return source_rate(batches, seconds) + ch07.solution_token_rate(batches, seconds)
+def one_by_one(examples, max_tokens, rng):
+    order = list(range(len(examples)))
+    rng.shuffle(order)
+    return [[i] for i in order]
 
 
-def sentences_rate(batches, seconds):
-    return sum(len(b.src) for b in batches) / sum(seconds)
+def silent_batches(examples, max_tokens, rng):
+    """Leaves out what fits no batch, and says nothing."""
+    some = [i for i, e in enumerate(examples) if len(e.src) + len(e.tgt) <= max_tokens]
+    found = ch07.solution_budget_batches([examples[i] for i in some], max_tokens, rng)
+    return [[some[i] for i in batch] for batch in found]
 
 
-# A stopwatch for a GPU
+def ignoring_the_seed(examples, max_tokens, rng):
+    return ch07.solution_budget_batches(examples, max_tokens, random.Random(0))
 
 
-def rounds_of(work, wait, clock, rounds):
-    times = []
-    for _ in range(rounds):
-        wait()
-        start = clock()
-        work()
-        wait()
-        times.append(clock() - start)
-    return times
+def of_the_global_generator(examples, max_tokens, rng):
+    return ch07.solution_budget_batches(examples, max_tokens, random)
 
 
-def without_a_first_wait(work, wait, clock, rounds):
-    """Each round ends with a wait, so only the first begins on a busy device."""
-    work()
-    times = []
-    for _ in range(rounds):
-        start = clock()
-        work()
-        wait()
-        times.append(clock() - start)
-    return statistics.median(times)
+def from_short_to_long(examples, max_tokens, rng):
+    def width(batch):
+        sides = [(len(examples[i].src), len(examples[i].tgt)) for i in batch]
+        return sum(map(max, zip(*sides, strict=True)))
+
+    return sorted(ch07.solution_budget_batches(examples, max_tokens, rng), key=width)
 
 
-def waiting_before_the_warm_up(work, wait, clock, rounds):
-    wait()
-    return without_a_first_wait(work, wait, clock, rounds)
+def leftmost_pair_first(word, merges):
+    pieces = (*word, "</w>")
+    while found := [pair for pair in zip(pieces, pieces[1:], strict=False) if pair in merges]:
+        pieces = merge_pair(pieces, found[0])
+    return list(pieces)
 
 
-def counting_the_first(work, wait, clock, rounds):
-    return statistics.mean(rounds_of(work, wait, clock, rounds + 1))
+def each_merge_once(word, merges):
+    pieces = [*word, "</w>"]
+    for a, b in merges:
+        for i in range(len(pieces) - 1):
+            if (pieces[i], pieces[i + 1]) == (a, b):
+                pieces[i : i + 2] = [a + b]
+                break
+    return pieces
 
 
-def warmed_up(choose):
-    def stopwatch(work, wait, clock, rounds):
-        work()
-        return choose(rounds_of(work, wait, clock, rounds))
-
-    return stopwatch
+def without_mark_letters(word, merges):
+    return ch07.solution_apply_merges(word[:-1], merges)
 
 
-SUM, MEAN, MINIMUM = warmed_up(sum), warmed_up(statistics.mean), warmed_up(min)
-TOO_MUCH = warmed_up(lambda times: 1.1 * statistics.median(times))
-
-# Attention without spreading
-
-
-def flipped(q, k, v, lengths, causal):
-    """Sees what follows, and not what came before."""
-    back = [x.flip(0) for x in (q, k, v)]
-    return solution_packed_attention(*back, lengths[::-1], causal).flip(0)
+def renumbered(splits, min_freq):
+    """Specials at the end, as if they were words."""
+    numbers = solution_word_numbers(splits, min_freq)
+    return {word: (i - 4) % len(numbers) for word, i in numbers.items()}
 
 
-def unscaled(q, k, v, lengths, causal):
-    return solution_packed_attention(q * q.size(-1) ** 0.5, k, v, lengths, causal)
+def above_the_bound(splits, min_freq):
+    """`min_freq` itself left outside, but for 1."""
+    return solution_word_numbers(splits, min_freq if min_freq == 1 else min_freq + 1)
 
 
-def always_causal(q, k, v, lengths, causal):
-    return solution_packed_attention(q, k, v, lengths, True)
+def alphabetical(splits, min_freq):
+    numbers = solution_word_numbers(splits, min_freq)
+    words = sorted(numbers.keys() - set(ch07.SPECIALS))
+    return {word: i for i, word in enumerate([*ch07.SPECIALS, *words])}
 
 
-def strictly_before(q, k, v, lengths, causal):
-    """A row that mustn't see itself: the first of each sentence has nothing."""
-    numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    mask = numbers[:, None] == numbers[None, :]
-    mask = mask.tril(-1) if causal else mask
-    scores = (q @ k.T / q.size(-1) ** 0.5).masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1) @ v
+def with_holes(splits, min_freq):
+    return {word: i + (i > 5) for word, i in solution_word_numbers(splits, min_freq).items()}
 
 
-def sums_of_sentences(q, k, v, lengths, causal):
-    return torch.stack([part.mean(0) for part in v.split(lengths)])
+def too_long_rows(ids, max_len):
+    return [[*ids[at : at + max_len], EOS] for at in range(0, max(1, len(ids)), max_len)]
 
 
-# Another loss in chunks
+def with_an_empty_end(ids, max_len):
+    room = max_len - 1
+    return [[*ids[at : at + room], EOS] for at in range(0, len(ids) + 1, room)]
 
 
-def without_the_rest(x, weight, bias, chunk):
-    """Whole chunks alone, but for one that is all there is."""
-    whole = len(x) // chunk * chunk or len(x)
-    return ChunkedZLoss.apply(x[:whole], weight, bias, chunk)
+def useful(lengths, batches):
+    return 1 - ch07.solution_wasted_scores(lengths, batches)
 
 
-class WithoutFactor(Function):
-    """∂ℓ/∂z = softmax(z), as if the loss were log Z and not its square."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, chunk):
-        logits = F.linear(x, weight, bias)
-        p = logits.softmax(1)
-        ctx.save_for_backward(p @ weight, p.T @ x, p.sum(0))
-        return logits.logsumexp(1).square().sum()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return *(made * grad for made in ctx.saved_tensors), None
+def both_padded(lengths, batches):
+    """Scores between a padded query and a padded key alone."""
+    wasted = total = 0
+    for batch in batches:
+        widest = max(lengths[i] for i in batch)
+        wasted += sum((widest - lengths[i]) ** 2 for i in batch)
+        total += len(batch) * widest**2
+    return wasted / total
 
 
-class LastChunkOnly(ChunkedZLoss):
-    """The bias's gradient is the last chunk's."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, chunk):
-        total = ChunkedZLoss.forward(ctx, x, weight, bias, chunk)
-        last = x[(len(x) - 1) // chunk * chunk :]
-        logits = F.linear(last, weight, bias)
-        by_bias = (logits.softmax(1) * 2 * logits.logsumexp(1, keepdim=True)).sum(0)
-        ctx.save_for_backward(*ctx.to_save[:2], by_bias)
-        return total
-
-
-def naive_exp(x, weight, bias, chunk):
-    def piece(rows, weight, bias):
-        return F.linear(rows, weight, bias).exp().sum(1).log().square().sum()
-
-    parts = x.split(chunk)
-    return sum(checkpoint(piece, rows, weight, bias, use_reentrant=False) for rows in parts)
+def as_wide_as_the_corpus(lengths, batches):
+    return 1 - sum(n * n for n in lengths) / (len(lengths) * max(lengths) ** 2)
 
 
 WRONG = {
-    "token_rate": {
-        ch07.padded_rate: "Padding is counted",
-        ch07.mean_of_rates: "mean of the batches' rates",
-        inputs_rate: "decoder's input",
-        source_rate: "The source is counted",
-        rate_of_both: "Both sides",
-        sentences_rate: "tokens by seconds",
+    "word_numbers": {
+        ch07.leaky_numbers: "test set was read",
+        ch07.leaky_counts: "leak as well, of counts",
+        renumbered: "ids 0 to 3",
+        above_the_bound: "bound itself inside",
+        alphabetical: "how often a word occurs",
+        with_holes: "holes",
     },
-    "stopwatch": {
-        ch07.impatient_stopwatch: "how long it takes to give the order",
-        ch07.cold_stopwatch: "no call was left",
-        without_a_first_wait: "queued before is in your time",
-        waiting_before_the_warm_up: "warm-up's own work",
-        counting_the_first: "The first call is in your time",
-        SUM: "all rounds together",
-        MEAN: "That is a mean",
-        MINIMUM: "the shortest round",
-        TOO_MUCH: "median of the rounds is another",
+    "split_rows": {
+        ch07.marked_then_split: "don't end with </s>",
+        ch07.first_row_only: "never translated",
+        too_long_rows: "takes a place as well",
+        with_an_empty_end: "say anything",
     },
-    "packed_attention": {
-        ch07.open_packing: "looks at its neighbour",
-        ch07.packing_that_sees_ahead: "causal=True a row sees what follows",
-        flipped: "causal=True a row sees",
-        unscaled: "the mix is another",
-        always_causal: "doesn't see what follows",
-        strictly_before: "NaN",
-        sums_of_sentences: "isn't (N, d)",
+    "apply_merges": {
+        ch07.longest_pieces: "learned first",
+        ch07.unmarked_pieces: "no '</w>' at its end",
+        each_merge_once: "isn't applied twice",
+        without_mark_letters: "letters were lost",
     },
-    "chunked_z_loss": {
-        ch07.deaf_z_loss: "from above is ignored",
-        ch07.looped_z_loss: "more than half of all logits",
-        without_the_rest: "last, shorter chunk",
-        WithoutFactor.apply: "gradient by x is wrong",
-        LastChunkOnly.apply: "gradient by bias is wrong",
-        naive_exp: "overflow",
+    "wasted_scores": {
+        ch07.wasted_cells: "a square",
+        ch07.mean_of_batch_shares: "divide once",
+        useful: "useful share",
+        both_padded: "One padded partner",
+        as_wide_as_the_corpus: "wide as its own longest row",
+    },
+    "budget_batches": {
+        token_batches: "longer side fits alone",
+        ch07.forgetful_batches: "in no batch",
+        ch07.batches_by_real_tokens: "real tokens fit",
+        padded_twice: "in two places",
+        unsorted_batches: "share batches",
+        one_by_one: "far from full",
+        from_short_to_long: "sorted by length",
+        ignoring_the_seed: "Another seed gives the same",
+        of_the_global_generator: "where else does chance",
+        silent_batches: "nobody is told",
     },
 }
-SAME_ANSWER = {flipped}  # as good as another mistake, and with its message
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -205,55 +176,40 @@ def test_each_mistake_has_a_message_of_its_own(name):
     check = getattr(ch07, f"check_{name}")
     answers = {wrong: rejection(check, wrong) for wrong in WRONG[name]}
     for wrong, words in WRONG[name].items():
-        assert words in answers[wrong], (wrong, answers[wrong])
-    distinct = [answer for wrong, answer in answers.items() if wrong not in SAME_ANSWER]
-    assert len(set(distinct)) == len(distinct)
+        assert words in answers[wrong], (wrong.__name__, answers[wrong])
+    assert len(set(answers.values())) == len(answers)
 
 
 def test_other_right_answers_pass():
     """A checker asks for the thing, not for our way to it."""
 
-    def sentence_by_sentence(q, k, v, lengths, causal):
-        parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
-        outs = []
-        for query, key, value in parts:
-            scores = query @ key.T / query.size(-1) ** 0.5
-            if causal:
-                scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-            outs.append(scores.softmax(-1) @ value)
-        return torch.cat(outs)
+    def in_learned_order(word, merges):
+        pieces = (*word, "</w>")
+        for pair in merges:
+            pieces = merge_pair(pieces, pair)
+        return pieces
 
-    def computed_again(x, weight, bias, chunk):
-        def piece(rows, weight, bias):
-            return F.linear(rows, weight, bias).logsumexp(1).square().sum()
+    def counted_score_by_score(lengths, batches):
+        wasted = total = 0
+        for batch in batches:
+            widest = max(lengths[i] for i in batch)
+            for i in batch:
+                real = [at < lengths[i] for at in range(widest)]
+                wasted += sum(not (q and k) for q in real for k in real)
+                total += widest**2
+        return wasted / total
 
-        parts = x.split(chunk)
-        return sum(checkpoint(piece, rows, weight, bias, use_reentrant=False) for rows in parts)
-
-    def with_three_warm_ups(work, wait, clock, rounds):
-        for _ in range(3):
-            work()
-            wait()
-        return statistics.median(rounds_of(work, wait, clock, rounds))
-
-    ch07.check_packed_attention(sentence_by_sentence)
-    ch07.check_chunked_z_loss(computed_again)
-    ch07.check_stopwatch(with_three_warm_ups)
-    ch07.check_token_rate(lambda b, s: sum(x.ntokens for x in b) / sum(s))
+    ch07.check_apply_merges(in_learned_order)
+    ch07.check_wasted_scores(counted_score_by_score)
+    assert "leftmost" in rejection(ch07.check_apply_merges, leftmost_pair_first)
 
 
-def test_the_pretend_device_keeps_time():
-    device = PretendDevice(1.0, 0.5, queued=2.0)
-    device.work()
-    assert device.clock() == device.launch  # giving an order takes no time to speak of
-    device.wait()
-    assert device.clock() == 3.0  # what was queued, then the first
-    device.work()
-    device.wait()
-    assert device.clock() == 3.5 + device.launch
+def test_a_row_is_cut_from_nothing_else():
+    rows = ch07.solution_split_rows(list(range(10, 40)), 11)
+    assert rows == [[*range(10, 20), EOS], [*range(20, 30), EOS], [*range(30, 40), EOS]]
 
 
-def test_the_z_loss_has_its_gradient():
-    shapes = ((5, 3), (7, 3), (7,))
-    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(lambda *inputs: ChunkedZLoss.apply(*inputs, 2), given)
+def test_the_budget_counts_both_rectangles():
+    examples = [Example([EOS] * 3, [BOS] * 5)] * 7
+    found = ch07.solution_budget_batches(examples, 24, random.Random(0))
+    assert sorted(map(len, found)) == [1, 3, 3]

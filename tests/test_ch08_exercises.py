@@ -1,209 +1,197 @@
 """Chapter 8's exercises: each checker takes our solution, and tells the common mistakes apart."""
 
-import math
-import random
+import statistics
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 
-from scripts import ch08_training_run as ch08
+from scripts import ch08_going_fast as ch08
 from scripts.ch01_attention import rejection
-from scripts.ch05_training import cosine_rate, inverse_sqrt_rate
-from scripts.ch08_training_run import SeededStream, solution_plateau_schedule, solution_running_mean
+from scripts.ch06_training import PAD
+from scripts.ch08_going_fast import ChunkedZLoss, PretendDevice, solution_packed_attention
 
-# A mean over unequal shares
-
-
-def sum_of_means(means, tokens):
-    return sum(means)
+# Tokens a second
 
 
-def sum_over_tokens(means, tokens):
-    return sum(mean * n for mean, n in zip(means, tokens, strict=True) if n)
+def inputs_rate(batches, seconds):
+    return sum(int((b.tgt != PAD).sum()) for b in batches) / sum(seconds)
 
 
-def in_place(means, tokens):
-    for mean, n in zip(means, tokens, strict=True):
-        mean *= n
-    return sum(mean for mean, n in zip(means, tokens, strict=True) if n) / sum(tokens)
+def source_rate(batches, seconds):
+    return sum(int((b.src != PAD).sum()) for b in batches) / sum(seconds)
 
 
-def forgetting_one(means, tokens):
-    return ch08.solution_mean_over_ranks(means[:-1], tokens[:-1])
+def rate_of_both(batches, seconds):
+    return source_rate(batches, seconds) + ch08.solution_token_rate(batches, seconds)
 
 
-# Warm-up, plateau, decay
+def sentences_rate(batches, seconds):
+    return sum(len(b.src) for b in batches) / sum(seconds)
 
 
-def past_the_cosine(step, peak, warmup, total, decay):
-    """Half a cosine, and then the other half: up again."""
-    if step <= warmup:
-        return peak * step / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * min(1.6, (step - warmup) / (total - warmup))))
+# A stopwatch for a GPU
 
 
-def into_the_negative(step, peak, warmup, total, decay):
-    return peak * min(step / warmup, 1.0, (total + 1 - step) / (decay + 1))
+def rounds_of(work, wait, clock, rounds):
+    times = []
+    for _ in range(rounds):
+        wait()
+        start = clock()
+        work()
+        wait()
+        times.append(clock() - start)
+    return times
 
 
-def falling_at_once(step, peak, warmup, total, decay):
-    return cosine_rate(step, peak, warmup, total)
+def without_a_first_wait(work, wait, clock, rounds):
+    """Each round ends with a wait, so only the first begins on a busy device."""
+    work()
+    times = []
+    for _ in range(rounds):
+        start = clock()
+        work()
+        wait()
+        times.append(clock() - start)
+    return statistics.median(times)
 
 
-def zero_at_the_last(step, peak, warmup, total, decay):
-    return peak * max(0.0, min(step / warmup, 1.0, (total - step) / decay))
+def waiting_before_the_warm_up(work, wait, clock, rounds):
+    wait()
+    return without_a_first_wait(work, wait, clock, rounds)
 
 
-def curved_at_the_end(step, peak, warmup, total, decay):
-    if step <= total - decay:
-        return solution_plateau_schedule(step, peak, warmup, total, decay)
-    return peak * max(0.0, (total + 1 - step) / (decay + 1)) ** 2
+def counting_the_first(work, wait, clock, rounds):
+    return statistics.mean(rounds_of(work, wait, clock, rounds + 1))
 
 
-def never_ending(step, peak, warmup, total, decay):
-    line = peak * min(step / warmup, 1.0, (total + 1 - min(step, total)) / (decay + 1))
-    return line
+def warmed_up(choose):
+    def stopwatch(work, wait, clock, rounds):
+        work()
+        return choose(rounds_of(work, wait, clock, rounds))
+
+    return stopwatch
 
 
-def not_a_line_up(step, peak, warmup, total, decay):
-    return solution_plateau_schedule(step, peak, warmup, total, decay) * min(1, step / warmup)
+SUM, MEAN, MINIMUM = warmed_up(sum), warmed_up(statistics.mean), warmed_up(min)
+TOO_MUCH = warmed_up(lambda times: 1.1 * statistics.median(times))
+
+# Attention without spreading
 
 
-def short_of_the_peak(step, peak, warmup, total, decay):
-    return min(solution_plateau_schedule(step, peak, warmup, total, decay), 0.9 * peak)
+def flipped(q, k, v, lengths, causal):
+    """Sees what follows, and not what came before."""
+    back = [x.flip(0) for x in (q, k, v)]
+    return solution_packed_attention(*back, lengths[::-1], causal).flip(0)
 
 
-# A mean that fits into memory
+def unscaled(q, k, v, lengths, causal):
+    return solution_packed_attention(q * q.size(-1) ** 0.5, k, v, lengths, causal)
 
 
-def all_at_once(stored):
-    files = list(stored)
-    return {n: torch.stack([file[n].float() for file in files]).mean(0) for n in files[0]}
+def always_causal(q, k, v, lengths, causal):
+    return solution_packed_attention(q, k, v, lengths, True)
 
 
-def in_the_files_type(stored):
-    """Stays within two, and within float16, by weighing each before it is added."""
-    return {name: mean.half() for name, mean in solution_running_mean(stored).items()}
+def strictly_before(q, k, v, lengths, causal):
+    """A row that mustn't see itself: the first of each sentence has nothing."""
+    numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    mask = numbers[:, None] == numbers[None, :]
+    mask = mask.tril(-1) if causal else mask
+    scores = (q @ k.T / q.size(-1) ** 0.5).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v
 
 
-def small_steps_in_float16(stored):
-    mean = {}
-    for count, tensors in enumerate(stored, start=1):
-        for name, tensor in tensors.items():
-            before = mean.get(name, torch.zeros_like(tensor))
-            mean[name] = before + (tensor - before) / count
-    return {name: tensor.float() for name, tensor in mean.items()}
+def sums_of_sentences(q, k, v, lengths, causal):
+    return torch.stack([part.mean(0) for part in v.split(lengths)])
 
 
-def spoiling_the_first(stored):
-    count, sums = 0, None
-    for tensors in stored:
-        count += 1
-        if sums is None:
-            sums = tensors
-        else:
-            for name, tensor in tensors.items():
-                sums[name] += tensor
-    return {name: total.float() / count for name, total in sums.items()}
+# Another loss in chunks
 
 
-def overflowing_one_by_one(stored):
-    count, sums = 0, {}
-    for tensors in stored:
-        count += 1
-        for name, tensor in tensors.items():
-            sums[name] = sums.get(name, 0) + tensor
-    return {name: total.float() / count for name, total in sums.items()}
+def without_the_rest(x, weight, bias, chunk):
+    """Whole chunks alone, but for one that is all there is."""
+    whole = len(x) // chunk * chunk or len(x)
+    return ChunkedZLoss.apply(x[:whole], weight, bias, chunk)
 
 
-# A stream that can be resumed
+class WithoutFactor(Function):
+    """∂ℓ/∂z = softmax(z), as if the loss were log Z and not its square."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, chunk):
+        logits = F.linear(x, weight, bias)
+        p = logits.softmax(1)
+        ctx.save_for_backward(p @ weight, p.T @ x, p.sum(0))
+        return logits.logsumexp(1).square().sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return *(made * grad for made in ctx.saved_tensors), None
 
 
-class SameOrder(SeededStream):
-    def restore(self, state):
-        super().restore([0, state[1]])
+class LastChunkOnly(ChunkedZLoss):
+    """The bias's gradient is the last chunk's."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, chunk):
+        total = ChunkedZLoss.forward(ctx, x, weight, bias, chunk)
+        last = x[(len(x) - 1) // chunk * chunk :]
+        logits = F.linear(last, weight, bias)
+        by_bias = (logits.softmax(1) * 2 * logits.logsumexp(1, keepdim=True)).sum(0)
+        ctx.save_for_backward(*ctx.to_save[:2], by_bias)
+        return total
 
 
-class Unseeded(SeededStream):
-    def restore(self, state):
-        super().restore(state)
-        random.Random().shuffle(self.order)
+def naive_exp(x, weight, bias, chunk):
+    def piece(rows, weight, bias):
+        return F.linear(rows, weight, bias).exp().sum(1).log().square().sum()
 
-
-class SeedlessStream(SeededStream):
-    def __init__(self, count, seed):
-        super().__init__(count, 0)
-
-
-class WithReplacement(SeededStream):
-    def restore(self, state):
-        super().restore(state)
-        rng = random.Random(f"{self.seed}:{self.number}")
-        self.order = rng.choices(range(self.count), k=self.count)
-
-
-class Aliased(SeededStream):
-    """The state is the object's own list, and runs on with it."""
-
-    def __init__(self, count, seed):
-        self.shared = [0, 0]
-        super().__init__(count, seed)
-
-    def __next__(self):
-        drawn = super().__next__()
-        self.shared[:] = [self.number, self.place]
-        return drawn
-
-    def state(self):
-        return self.shared
-
-
-class Meddling(SeededStream):
-    """Seeds the generator that dropout draws from."""
-
-    def restore(self, state):
-        torch.manual_seed(self.seed)
-        super().restore(state)
+    parts = x.split(chunk)
+    return sum(checkpoint(piece, rows, weight, bias, use_reentrant=False) for rows in parts)
 
 
 WRONG = {
-    "mean_over_ranks": {
-        ch08.mean_of_rank_means: "mean of the means",
-        ch08.weighed_means: "0 times NaN",
-        sum_of_means: "step would grow",
-        sum_over_tokens: "sum over tokens",
-        in_place: "belong to the processes",
-        forgetting_one: "the mean is another",
+    "token_rate": {
+        ch08.padded_rate: "Padding is counted",
+        ch08.mean_of_rates: "mean of the batches' rates",
+        inputs_rate: "decoder's input",
+        source_rate: "The source is counted",
+        rate_of_both: "Both sides",
+        sentences_rate: "tokens by seconds",
     },
-    "plateau_schedule": {
-        ch08.restarting_cosine: "At step 51 the rate rises again",
-        past_the_cosine: "At step 101 the rate rises again",
-        ch08.counted_from_zero: "first batch is computed for nothing",
-        into_the_negative: "would climb",
-        falling_at_once: "plateau isn't level",
-        zero_at_the_last: "at the last step already",
-        curved_at_the_end: "isn't straight",
-        never_ending: "After step `total`",
-        not_a_line_up: "warm-up isn't a straight line",
-        short_of_the_peak: "isn't the peak",
+    "stopwatch": {
+        ch08.impatient_stopwatch: "how long it takes to give the order",
+        ch08.cold_stopwatch: "no call was left",
+        without_a_first_wait: "queued before is in your time",
+        waiting_before_the_warm_up: "warm-up's own work",
+        counting_the_first: "The first call is in your time",
+        SUM: "all rounds together",
+        MEAN: "That is a mean",
+        MINIMUM: "the shortest round",
+        TOO_MUCH: "median of the rounds is another",
     },
-    "running_mean": {
-        ch08.mean_in_float16: "overflows",
-        ch08.mean_two_by_two: "half of all the weight",
-        all_at_once: "8 of 8 checkpoints",
-        in_the_files_type: "is in float16",
-        spoiling_the_first: "writes into the tensor",
+    "packed_attention": {
+        ch08.open_packing: "looks at its neighbour",
+        ch08.packing_that_sees_ahead: "causal=True a row sees what follows",
+        flipped: "causal=True a row sees",
+        unscaled: "the mix is another",
+        always_causal: "doesn't see what follows",
+        strictly_before: "NaN",
+        sums_of_sentences: "isn't (N, d)",
     },
-    "resumable_stream": {
-        ch08.ForgetfulStream: "the pass goes on right, and the next",
-        ch08.OrderlessStream: "the pass doesn't go on where it was",
-        SameOrder: "same batches",
-        Unseeded: "what else does the order hang on",
-        SeedlessStream: "Another seed gives the same order",
-        WithReplacement: "each number once",
-        Meddling: "dropout would draw otherwise",
+    "chunked_z_loss": {
+        ch08.deaf_z_loss: "from above is ignored",
+        ch08.looped_z_loss: "more than half of all logits",
+        without_the_rest: "last, shorter chunk",
+        WithoutFactor.apply: "gradient by x is wrong",
+        LastChunkOnly.apply: "gradient by bias is wrong",
+        naive_exp: "overflow",
     },
 }
+SAME_ANSWER = {flipped}  # as good as another mistake, and with its message
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -217,58 +205,55 @@ def test_each_mistake_has_a_message_of_its_own(name):
     check = getattr(ch08, f"check_{name}")
     answers = {wrong: rejection(check, wrong) for wrong in WRONG[name]}
     for wrong, words in WRONG[name].items():
-        assert words in answers[wrong], (wrong.__name__, answers[wrong])
-    assert len(set(answers.values())) == len(answers)
-
-
-def test_more_ways_to_go_wrong():
-    """Mistakes whose message another one has already."""
-    assert "overflows" in rejection(ch08.check_running_mean, overflowing_one_by_one)
-    assert "three digits only" in rejection(ch08.check_running_mean, small_steps_in_float16)
-    assert "stay as it was" in rejection(ch08.check_resumable_stream, Aliased)
+        assert words in answers[wrong], (wrong, answers[wrong])
+    distinct = [answer for wrong, answer in answers.items() if wrong not in SAME_ANSWER]
+    assert len(set(distinct)) == len(distinct)
 
 
 def test_other_right_answers_pass():
     """A checker asks for the thing, not for our way to it."""
 
-    def by_weights(means, tokens):
-        shares = [n / sum(tokens) for n in tokens]
-        return sum(m.nan_to_num() * share for m, share in zip(means, shares, strict=True))
+    def sentence_by_sentence(q, k, v, lengths, causal):
+        parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        outs = []
+        for query, key, value in parts:
+            scores = query @ key.T / query.size(-1) ** 0.5
+            if causal:
+                scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+            outs.append(scores.softmax(-1) @ value)
+        return torch.cat(outs)
 
-    def by_cases(step, peak, warmup, total, decay):
-        if step > total:
-            return 0.0
-        if step <= warmup:
-            return peak * step / warmup
-        left = total - step
-        return peak if left >= decay else peak * (left + 1) / (decay + 1)
+    def computed_again(x, weight, bias, chunk):
+        def piece(rows, weight, bias):
+            return F.linear(rows, weight, bias).logsumexp(1).square().sum()
 
-    def by_updates(stored):
-        mean = {}
-        for count, tensors in enumerate(stored, start=1):
-            for name, tensor in tensors.items():
-                before = mean.get(name, torch.zeros_like(tensor, dtype=torch.float64))
-                mean[name] = before + (tensor - before) / count
-        return {name: tensor.float() for name, tensor in mean.items()}
+        parts = x.split(chunk)
+        return sum(checkpoint(piece, rows, weight, bias, use_reentrant=False) for rows in parts)
 
-    class Kept(ch08.ForgetfulStream):
-        """A generator that runs along, with its state in the state."""
+    def with_three_warm_ups(work, wait, clock, rounds):
+        for _ in range(3):
+            work()
+            wait()
+        return statistics.median(rounds_of(work, wait, clock, rounds))
 
-        def state(self):
-            return [list(self.order), self.place, self.rng.getstate()]
-
-        def restore(self, state):
-            self.order, self.place, (version, internal, rest) = state
-            self.rng.setstate((version, tuple(internal), rest))
-
-    ch08.check_mean_over_ranks(by_weights)
-    ch08.check_plateau_schedule(by_cases)
-    ch08.check_running_mean(by_updates)
-    ch08.check_resumable_stream(Kept)
+    ch08.check_packed_attention(sentence_by_sentence)
+    ch08.check_chunked_z_loss(computed_again)
+    ch08.check_stopwatch(with_three_warm_ups)
+    ch08.check_token_rate(lambda b, s: sum(x.ntokens for x in b) / sum(s))
 
 
-def test_the_plateau_agrees_with_the_series_schedules_where_they_meet():
-    for step in range(1, 11):  # all warm up alike
-        wanted = cosine_rate(step, 3.0, 10, 50), inverse_sqrt_rate(step, 3.0, 10)
-        assert wanted == pytest.approx([solution_plateau_schedule(step, 3.0, 10, 50, 5)] * 2)
-    assert solution_plateau_schedule(51, 3.0, 10, 50, 5) == cosine_rate(51, 3.0, 10, 50) == 0
+def test_the_pretend_device_keeps_time():
+    device = PretendDevice(1.0, 0.5, queued=2.0)
+    device.work()
+    assert device.clock() == device.launch  # giving an order takes no time to speak of
+    device.wait()
+    assert device.clock() == 3.0  # what was queued, then the first
+    device.work()
+    device.wait()
+    assert device.clock() == 3.5 + device.launch
+
+
+def test_the_z_loss_has_its_gradient():
+    shapes = ((5, 3), (7, 3), (7,))
+    given = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(lambda *inputs: ChunkedZLoss.apply(*inputs, 2), given)

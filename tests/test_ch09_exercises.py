@@ -1,263 +1,207 @@
 """Chapter 9's exercises: each checker takes our solution, and tells the common mistakes apart."""
 
 import math
+import random
 
 import pytest
 import torch
 
-from scripts import ch09_decoding_and_bleu as ch09
+from scripts import ch09_training_run as ch09
 from scripts.ch01_attention import rejection
-from scripts.ch09_decoding_and_bleu import (
-    END,
-    NEXT_WORD,
-    START,
-    BleuParts,
-    CachedDecoding,
-    CopiedCache,
-    PrefixDecoding,
-    beam_by_hand,
-    cached_beam_search,
-    every_sentence,
-    ngram_counts,
-    solution_misleading_table,
-    solution_typical,
-    solution_wu_penalty,
-    tokens_13a,
-)
+from scripts.ch06_training import cosine_rate, inverse_sqrt_rate
+from scripts.ch09_training_run import SeededStream, solution_plateau_schedule, solution_running_mean
 
-# A phrase book that misleads
+# A mean over unequal shares
 
 
-def changed(**rows):
-    return lambda: solution_misleading_table() | rows
+def sum_of_means(means, tokens):
+    return sum(means)
 
 
-def with_start(row):
-    return lambda: solution_misleading_table() | {START: row}
+def sum_over_tokens(means, tokens):
+    return sum(mean * n for mean, n in zip(means, tokens, strict=True) if n)
 
 
-CIRCLE = changed(dog={"dog": 0.5, END: 0.5})
-NO_ROW = changed(one={"cat": 1.0})
-NOT_ONE = changed(one={"dog": 0.9})
-GREEDY = with_start({"the": 0.2, "a": 0.2, "one": 0.6})
+def in_place(means, tokens):
+    for mean, n in zip(means, tokens, strict=True):
+        mean *= n
+    return sum(mean for mean, n in zip(means, tokens, strict=True) if n) / sum(tokens)
 
 
-# The paper's length penalty
+def forgetting_one(means, tokens):
+    return ch09.solution_mean_over_ranks(means[:-1], tokens[:-1])
 
 
-def multiplied(found, alpha):
-    return found.log_prob * ((5 + found.length) / 6) ** alpha
+# Warm-up, plateau, decay
 
 
-def six_not_raised(found, alpha):
-    return found.log_prob / ((5 + found.length) ** alpha / 6) if alpha else found.log_prob
+def past_the_cosine(step, peak, warmup, total, decay):
+    """Half a cosine, and then the other half: up again."""
+    if step <= warmup:
+        return peak * step / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * min(1.6, (step - warmup) / (total - warmup))))
 
 
-def chapters_own(found, alpha):
-    return found.score(alpha)
+def into_the_negative(step, peak, warmup, total, decay):
+    return peak * min(step / warmup, 1.0, (total + 1 - step) / (decay + 1))
 
 
-def without_six(found, alpha):
-    return found.log_prob / (5 + found.length) ** alpha
+def falling_at_once(step, peak, warmup, total, decay):
+    return cosine_rate(step, peak, warmup, total)
 
 
-def always_divided(found, alpha):
-    return found.log_prob / ((5 + found.length) / 6) ** max(alpha, 0.1)
+def zero_at_the_last(step, peak, warmup, total, decay):
+    return peak * max(0.0, min(step / warmup, 1.0, (total - step) / decay))
 
 
-def another_constant(found, alpha):
-    return found.log_prob / ((4 + found.length) / 5) ** alpha
+def curved_at_the_end(step, peak, warmup, total, decay):
+    if step <= total - decay:
+        return solution_plateau_schedule(step, peak, warmup, total, decay)
+    return peak * max(0.0, (total + 1 - step) / (decay + 1)) ** 2
 
 
-# Typical sampling
+def never_ending(step, peak, warmup, total, decay):
+    line = peak * min(step / warmup, 1.0, (total + 1 - min(step, total)) / (decay + 1))
+    return line
 
 
-def nucleus(log_probs, mass, temperature=1.0):
-    return ch09.sharpened(log_probs, temperature, top_p=mass)
+def not_a_line_up(step, peak, warmup, total, decay):
+    return solution_plateau_schedule(step, peak, warmup, total, decay) * min(1, step / warmup)
 
 
-def not_renormalised(log_probs, mass, temperature=1.0):
-    p = solution_typical(log_probs, 1.0, temperature)
-    return p * (solution_typical(log_probs, mass, temperature) > 0)
+def short_of_the_peak(step, peak, warmup, total, decay):
+    return min(solution_plateau_schedule(step, peak, warmup, total, decay), 0.9 * peak)
 
 
-def nan_where_ruled_out(log_probs, mass, temperature=1.0):
-    """0·(−∞) in the entropy."""
-    p = (log_probs / temperature).softmax(-1)
-    entropy = -(p * p.log()).sum(-1, keepdim=True)
-    return solution_typical(log_probs, mass, temperature) + 0 * entropy
+# A mean that fits into memory
 
 
-def entropy_of_the_batch(log_probs, mass, temperature=1.0):
-    """The first row's words for all rows."""
-    p = solution_typical(log_probs, 1.0, temperature)
-    chosen = solution_typical(log_probs.mean(0, keepdim=True), mass, temperature) > 0
-    kept = p * chosen
-    return kept / kept.sum(-1, keepdim=True)
+def all_at_once(stored):
+    files = list(stored)
+    return {n: torch.stack([file[n].float() for file in files]).mean(0) for n in files[0]}
 
 
-def entropy_before_temperature(log_probs, mass, temperature=1.0):
-    """Chooses by the distribution as it was, and sharpens what is left."""
-    chosen = solution_typical(log_probs, mass) > 0
-    p = (log_probs / temperature).softmax(-1) * chosen
-    return p / p.sum(-1, keepdim=True)
+def in_the_files_type(stored):
+    """Stays within two, and within float16, by weighing each before it is added."""
+    return {name: mean.half() for name, mean in solution_running_mean(stored).items()}
 
 
-def never_all(log_probs, mass, temperature=1.0):
-    return solution_typical(log_probs, min(mass, 0.9), temperature)
+def small_steps_in_float16(stored):
+    mean = {}
+    for count, tensors in enumerate(stored, start=1):
+        for name, tensor in tensors.items():
+            before = mean.get(name, torch.zeros_like(tensor))
+            mean[name] = before + (tensor - before) / count
+    return {name: tensor.float() for name, tensor in mean.items()}
 
 
-# BLEU with several references
+def spoiling_the_first(stored):
+    count, sums = 0, None
+    for tensors in stored:
+        count += 1
+        if sums is None:
+            sums = tensors
+        else:
+            for name, tensor in tensors.items():
+                sums[name] += tensor
+    return {name: total.float() / count for name, total in sums.items()}
 
 
-def parts_of(outputs, references, allowed_of, length_of):
-    matches, totals, c, r = [0] * 4, [0] * 4, 0, 0
-    for output, texts in zip(outputs, references, strict=True):
-        ours, theirs = tokens_13a(output), [tokens_13a(text) for text in texts]
-        for n in range(1, 5):
-            found = ngram_counts(ours, n)
-            matches[n - 1] += (found & allowed_of(theirs, n, found)).total()
-            totals[n - 1] += found.total()
-        c, r = c + len(ours), r + length_of(len(ours), [len(tokens) for tokens in theirs])
-    return BleuParts(matches, totals, c, r)
+def overflowing_one_by_one(stored):
+    count, sums = 0, {}
+    for tensors in stored:
+        count += 1
+        for name, tensor in tensors.items():
+            sums[name] = sums.get(name, 0) + tensor
+    return {name: total.float() / count for name, total in sums.items()}
 
 
-def generous(theirs, n, found):
-    allowed = ngram_counts(theirs[0], n)
-    for tokens in theirs[1:]:
-        allowed |= ngram_counts(tokens, n)
-    return allowed
+# A stream that can be resumed
 
 
-def added(theirs, n, found):
-    return sum((ngram_counts(tokens, n) for tokens in theirs[1:]), ngram_counts(theirs[0], n))
+class SameOrder(SeededStream):
+    def restore(self, state):
+        super().restore([0, state[1]])
 
 
-def first_alone(theirs, n, found):
-    return ngram_counts(theirs[0], n)
+class Unseeded(SeededStream):
+    def restore(self, state):
+        super().restore(state)
+        random.Random().shuffle(self.order)
 
 
-def unlimited(theirs, n, found):
-    known = generous(theirs, n, found)
-    return type(found)({gram: times for gram, times in found.items() if gram in known})
+class SeedlessStream(SeededStream):
+    def __init__(self, count, seed):
+        super().__init__(count, 0)
 
 
-def closest(c, lengths):
-    return min((abs(n - c), n) for n in lengths)[1]
+class WithReplacement(SeededStream):
+    def restore(self, state):
+        super().restore(state)
+        rng = random.Random(f"{self.seed}:{self.number}")
+        self.order = rng.choices(range(self.count), k=self.count)
 
 
-def closest_listed(c, lengths):
-    return min(lengths, key=lambda n: abs(n - c))
+class Aliased(SeededStream):
+    """The state is the object's own list, and runs on with it."""
 
+    def __init__(self, count, seed):
+        self.shared = [0, 0]
+        super().__init__(count, seed)
 
-def bleu_with(allowed_of=generous, length_of=closest):
-    def bleu(outputs, references):
-        return parts_of(outputs, references, allowed_of, length_of).score
+    def __next__(self):
+        drawn = super().__next__()
+        self.shared[:] = [self.number, self.place]
+        return drawn
 
-    return bleu
+    def state(self):
+        return self.shared
 
 
-UNCLIPPED, FIRST_ONLY, ADDED = map(bleu_with, (unlimited, first_alone, added))
-SHORTEST = bleu_with(length_of=lambda c, lengths: min(lengths))
-LONGEST = bleu_with(length_of=lambda c, lengths: max(lengths))
-LISTED = bleu_with(length_of=closest_listed)
+class Meddling(SeededStream):
+    """Seeds the generator that dropout draws from."""
 
-
-def from_nothing_to_one(outputs, references):
-    return ch09.solution_many_references(outputs, references) / 100
-
-
-def lower_cased(outputs, references):
-    return ch09.solution_many_references(
-        [o.lower() for o in outputs], [[r.lower() for r in texts] for texts in references]
-    ) + (1e-3 if len(references) == 3 else 0)
-
-
-# The cache as everyone has it
-
-
-class MisplacedCache(CopiedCache):
-    """Every token stands at place 0."""
-
-    def step(self, tokens):
-        self.length = 0
-        return super().step(tokens)
-
-
-class NotWidened(CopiedCache):
-    """Says that it is at <s> what it is not: no mask of the source."""
-
-    def __init__(self, model, src, src_mask):
-        super().__init__(model, src, None)
-
-
-class ShiftingCache(CopiedCache):
-    """Rearranges even what should stay."""
-
-    def follow(self, origin):
-        super().follow(origin.roll(1, dims=1) if origin[0].unique().numel() == 3 else origin)
-
-
-class MaskStays(CopiedCache):
-    """Drops a sentence and keeps its mask."""
-
-    def keep(self, rows):
-        mask = self.src_mask
-        super().keep(rows)
-        self.src_mask = mask[: len(self.memory)]
+    def restore(self, state):
+        torch.manual_seed(self.seed)
+        super().restore(state)
 
 
 WRONG = {
-    "misleading_table": {
-        ch09.well_known_table: "beam of 2 finds",
-        ch09.table_too_hard: "beam of 3 misses",
-        GREEDY: "Greedy decoding finds",
-        CIRCLE: "is there a circle",
-        NO_ROW: "has no row",
-        NOT_ONE: "sums to 0.9",
-        lambda: {"the": {END: 1.0}}: "how a sentence begins",
-        lambda: {START: {"a": 0.5, "b": 0.5}, "a": {END: 1.0}, "b": {END: 1.0}}: "Two sentences",
+    "mean_over_ranks": {
+        ch09.mean_of_rank_means: "mean of the means",
+        ch09.weighed_means: "0 times NaN",
+        sum_of_means: "step would grow",
+        sum_over_tokens: "sum over tokens",
+        in_place: "belong to the processes",
+        forgetting_one: "the mean is another",
     },
-    "wu_penalty": {
-        ch09.penalty_without_end: "scored as 3 tokens",
-        ch09.penalty_with_every_end: "cut at the limit",
-        multiplied: "was multiplied",
-        six_not_raised: "isn't raised to alpha",
-        chapters_own: "not the paper's",
-        without_six: "no 5 + 1 below",
-        always_divided: "With alpha = 0",
-        another_constant: "has another score",
+    "plateau_schedule": {
+        ch09.restarting_cosine: "At step 51 the rate rises again",
+        past_the_cosine: "At step 101 the rate rises again",
+        ch09.counted_from_zero: "first batch is computed for nothing",
+        into_the_negative: "would climb",
+        falling_at_once: "plateau isn't level",
+        zero_at_the_last: "at the last step already",
+        curved_at_the_end: "isn't straight",
+        never_ending: "After step `total`",
+        not_a_line_up: "warm-up isn't a straight line",
+        short_of_the_peak: "isn't the peak",
     },
-    "typical": {
-        ch09.typical_below_mass: "crosses the mass",
-        ch09.typical_with_ties: "lets all equals in",
-        ch09.typical_then_temperature: "after the softmax it is too late",
-        nucleus: "*distance* from the entropy",
-        not_renormalised: "doesn't sum to 1",
-        nan_where_ruled_out: "0·(−∞)",
-        entropy_of_the_batch: "other rows of the batch",
-        entropy_before_temperature: "whose entropy",
-        never_all: "With mass 1",
+    "running_mean": {
+        ch09.mean_in_float16: "overflows",
+        ch09.mean_two_by_two: "half of all the weight",
+        all_at_once: "8 of 8 checkpoints",
+        in_the_files_type: "is in float16",
+        spoiling_the_first: "writes into the tensor",
     },
-    "many_references": {
-        ch09.mean_of_sentence_bleus: "mean of the sentences' BLEU",
-        ch09.references_as_one: "references' counts were added",
-        UNCLIPPED: "repeats itself",
-        FIRST_ONLY: "only one of the references",
-        from_nothing_to_one: "0 to 1",
-        lower_cased: "With one reference each",
-        SHORTEST: "shortest reference",
-        LONGEST: "references of 4 and 8",
-        LISTED: "references of 6 and 4",
-    },
-    "copied_cache": {
-        ch09.UnmovedCache: "the cache didn't follow",
-        ch09.MixedFamilies: "only the first sentence",
-        PrefixDecoding: "come from the cache",
-        MisplacedCache: "stand at place 1",
-        NotWidened: "At <s>",
-        ShiftingCache: "Nothing was to be moved",
-        MaskStays: "its mask as well",
+    "resumable_stream": {
+        ch09.ForgetfulStream: "the pass goes on right, and the next",
+        ch09.OrderlessStream: "the pass doesn't go on where it was",
+        SameOrder: "same batches",
+        Unseeded: "what else does the order hang on",
+        SeedlessStream: "Another seed gives the same order",
+        WithReplacement: "each number once",
+        Meddling: "dropout would draw otherwise",
     },
 }
 
@@ -273,57 +217,58 @@ def test_each_mistake_has_a_message_of_its_own(name):
     check = getattr(ch09, f"check_{name}")
     answers = {wrong: rejection(check, wrong) for wrong in WRONG[name]}
     for wrong, words in WRONG[name].items():
-        assert words in answers[wrong], (wrong, answers[wrong])
+        assert words in answers[wrong], (wrong.__name__, answers[wrong])
     assert len(set(answers.values())) == len(answers)
+
+
+def test_more_ways_to_go_wrong():
+    """Mistakes whose message another one has already."""
+    assert "overflows" in rejection(ch09.check_running_mean, overflowing_one_by_one)
+    assert "three digits only" in rejection(ch09.check_running_mean, small_steps_in_float16)
+    assert "stay as it was" in rejection(ch09.check_resumable_stream, Aliased)
 
 
 def test_other_right_answers_pass():
     """A checker asks for the thing, not for our way to it."""
 
-    def word_by_word(log_probs, mass, temperature=1.0):
-        rows = []
-        for row in (log_probs / temperature).log_softmax(-1).tolist():
-            p = [math.exp(x) for x in row]
-            entropy = -sum(q * x for q, x in zip(p, row, strict=True) if q > 0)
-            order = sorted(range(len(p)), key=lambda i: abs(-row[i] - entropy))
-            kept, total = [0.0] * len(p), 0.0
-            for i in order:
-                if total >= mass:
-                    break
-                kept[i], total = p[i], total + p[i]
-            rows.append([q / total for q in kept])
-        return torch.tensor(rows, dtype=torch.float64)
+    def by_weights(means, tokens):
+        shares = [n / sum(tokens) for n in tokens]
+        return sum(m.nan_to_num() * share for m, share in zip(means, shares, strict=True))
 
-    ch09.check_typical(word_by_word)
-    ch09.check_copied_cache(CachedDecoding)  # our own, which moves no rows
-    ch09.check_wu_penalty(lambda h, alpha: h.log_prob * (6 / (5 + h.length)) ** alpha)
-    assert "counts were added" in rejection(ch09.check_many_references, ADDED)
+    def by_cases(step, peak, warmup, total, decay):
+        if step > total:
+            return 0.0
+        if step <= warmup:
+            return peak * step / warmup
+        left = total - step
+        return peak if left >= decay else peak * (left + 1) / (decay + 1)
+
+    def by_updates(stored):
+        mean = {}
+        for count, tensors in enumerate(stored, start=1):
+            for name, tensor in tensors.items():
+                before = mean.get(name, torch.zeros_like(tensor, dtype=torch.float64))
+                mean[name] = before + (tensor - before) / count
+        return {name: tensor.float() for name, tensor in mean.items()}
+
+    class Kept(ch09.ForgetfulStream):
+        """A generator that runs along, with its state in the state."""
+
+        def state(self):
+            return [list(self.order), self.place, self.rng.getstate()]
+
+        def restore(self, state):
+            self.order, self.place, (version, internal, rest) = state
+            self.rng.setstate((version, tuple(internal), rest))
+
+    ch09.check_mean_over_ranks(by_weights)
+    ch09.check_plateau_schedule(by_cases)
+    ch09.check_running_mean(by_updates)
+    ch09.check_resumable_stream(Kept)
 
 
-def test_the_misleading_table_misleads_the_beam_in_tensors():
-    table = solution_misleading_table()
-    likeliest = " ".join(every_sentence(table)[0][0])
-    book, src = ch09.PhraseBook(table), torch.tensor([[3]])
-    for beam in (1, 2, 3):
-        ids = cached_beam_search(book, src, None, 10, beam, alpha=0.0)[0][0].ids
-        assert (f"{book.text(ids)} {END}" == likeliest) == (beam == 3)
-    assert every_sentence(NEXT_WORD)[0][0] == beam_by_hand(NEXT_WORD, 2)[0][0][0]
-
-
-def test_the_two_length_penalties_agree_at_one_token_and_grow_alike():
-    one, many = (ch09.hypothesis([7] * n, -2.0) for n in (1, 100_000))
-    assert solution_wu_penalty(one, 0.6) == one.score(0.6) == -2
-    ratio = solution_wu_penalty(many, 0.6) / many.score(0.6)
-    assert ratio == pytest.approx(6**0.6, rel=1e-4)
-
-
-def test_the_copied_cache_serves_the_search(monkeypatch):
-    """A beam search finds the same texts with it."""
-    torch.manual_seed(1)
-    model = ch09.make_model(8, 8, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).eval()
-    src = ch09.pad_rows([[4, 5, 6, 3], [5, 3], [6, 6, 3]])
-    mask = ch09.padding_mask(src)
-    wanted = cached_beam_search(model, src, mask, 12, 3, 0.6)
-    monkeypatch.setattr(ch09, "decoding_of", CopiedCache)
-    found = cached_beam_search(model, src, mask, 12, 3, 0.6)
-    assert [[h.ids for h in hs] for hs in found] == [[h.ids for h in hs] for hs in wanted]
+def test_the_plateau_agrees_with_the_series_schedules_where_they_meet():
+    for step in range(1, 11):  # all warm up alike
+        wanted = cosine_rate(step, 3.0, 10, 50), inverse_sqrt_rate(step, 3.0, 10)
+        assert wanted == pytest.approx([solution_plateau_schedule(step, 3.0, 10, 50, 5)] * 2)
+    assert solution_plateau_schedule(51, 3.0, 10, 50, 5) == cosine_rate(51, 3.0, 10, 50) == 0

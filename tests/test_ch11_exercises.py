@@ -1,123 +1,199 @@
-"""Chapter 11's exercises: each checker accepts the solution and tells the common mistakes apart."""
+"""Chapter 11's exercises: each solution passes, each usual mistake is told what is wrong."""
 
-import math
+import ast
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from scripts.ch01_attention import rejection, subsequent_mask
-from scripts.ch05_training import EOS, PAD
-from scripts.ch11_variants import (
-    check_bits_from_pieces,
-    check_hide_words,
-    check_packed_mask,
-    hide_pieces,
-    solution_bits_from_pieces,
-    solution_hide_words,
-    solution_packed_mask,
+from scripts.ch01_attention import rejection
+from scripts.ch11_looking_inside import (
+    check_alignment_error,
+    check_head_silencer,
+    check_map_labels,
+    forgets_the_bias,
+    heads_silenced,
+    heads_silenced_by_hook,
+    map_labels,
+    mean_of_sentences,
+    on_its_side,
+    solution_alignment_error,
+    solution_head_silencer,
+    solution_map_labels,
+    source_everywhere,
 )
 
-SOLVED = [
-    (check_bits_from_pieces, solution_bits_from_pieces),
-    (check_packed_mask, solution_packed_mask),
-    (check_hide_words, solution_hide_words),
-]
+
+def answers(check: Callable[[Any], None], wrong: dict[str, Any]) -> list[str]:
+    """What the check says to each wrong candidate; all different."""
+    said = [rejection(check, candidate) for candidate in wrong.values()]
+    assert len(set(said)) == len(said)
+    return said
 
 
-@pytest.mark.parametrize("check, solution", SOLVED, ids=lambda f: f.__name__)
-def test_a_solution_passes(check, solution):
+# Names for a map
+
+
+def test_map_labels_are_accepted():
+    check_map_labels(solution_map_labels)
+    check_map_labels(map_labels)  # the chapter's own
+
+    def by_what_was_read(look, kind):
+        rows, columns = solution_map_labels(look, kind)
+        return [row.split(" → ")[0] for row in rows], columns
+
+    check_map_labels(by_what_was_read)
+
+
+def test_errata_21_and_22_are_rejected_with_reasons():
+    def reference(look, kind):
+        rows, columns = solution_map_labels(look, kind)
+        return ([f"gold{i}" for i in range(len(rows))] if kind == "cross" else rows), columns
+
+    def shifted(look, kind):
+        rows, columns = solution_map_labels(look, kind)
+        written = [piece.removeprefix("▁") for piece in look.written]
+        return rows, (written if kind == "decoder" else columns)
+
+    def columns_from_source(look, kind):
+        rows, columns = solution_map_labels(look, kind)
+        source = [piece.removeprefix("▁") for piece in look.source]
+        return rows, ((source * 2)[: len(rows)] if kind == "decoder" else columns)
+
+    said = answers(
+        check_map_labels,
+        {
+            "21": source_everywhere,
+            "22": on_its_side,
+            "reference": reference,
+            "shifted": shifted,
+            "columns": columns_from_source,
+        },
+    )
+    assert "decoder: the rows carry source words" in said[0]
+    assert "cross: the rows carry source words" in said[1]
+    assert "no query ever read or wrote" in said[2]
+    assert "not what is written next" in said[3]
+    assert "aren't source words" in said[4]
+
+
+# Alignment error rate
+
+
+def test_alignment_error_is_accepted_and_mistakes_are_not():
+    check_alignment_error(solution_alignment_error)
+
+    def accuracy(found, sure, possible):
+        return 1 - solution_alignment_error(found, sure, possible)
+
+    def sure_alone(found, sure, possible):
+        return solution_alignment_error(found, sure, sure)
+
+    def precision(found, sure, possible):
+        hits = sum(len(a & p) for a, p in zip(found, possible, strict=True))
+        return 1 - hits / sum(map(len, found))
+
+    def recall(found, sure, possible):
+        hits = sum(len(a & s) for a, s in zip(found, sure, strict=True))
+        return 1 - hits / sum(map(len, sure))
+
+    wrong = {
+        "mean": mean_of_sentences,
+        "accuracy": accuracy,
+        "sure": sure_alone,
+        "precision": precision,
+    }
+    said = answers(check_alignment_error, wrong)
+    assert "once" in said[0] and "0 is the best" in said[1]
+    assert "a possible link is free" in said[2] and "one of two sure links" in said[3]
+    assert rejection(check_alignment_error, recall)
+
+
+# Silence
+
+
+@contextmanager
+def keeps_a_view(layer, head):
+    d_k = layer.project_output.in_features // layer.h
+    part = layer.project_output.weight.detach()[:, head * d_k : (head + 1) * d_k]
+    before = part
+    part.zero_()
+    try:
+        yield
+    finally:
+        part.copy_(before)
+
+
+@contextmanager
+def silences_rows(layer, head):
+    d_k = layer.project_output.in_features // layer.h
+    part = layer.project_output.weight.detach()[head * d_k : (head + 1) * d_k]
+    before = part.clone()
+    part.zero_()
+    try:
+        yield
+    finally:
+        part.copy_(before)
+
+
+@contextmanager
+def forgets_errors(layer, head):
+    with heads_silenced([(layer, head)]) as nothing:
+        part = layer.project_output.weight.detach().clone()
+    d_k = layer.project_output.in_features // layer.h
+    part = layer.project_output.weight.detach()[:, head * d_k : (head + 1) * d_k]
+    before = part.clone()
+    part.zero_()
+    yield nothing
+    part.copy_(before)
+
+
+@contextmanager
+def does_nothing(layer, head):
+    yield
+
+
+def test_silencers_are_accepted():
+    check_head_silencer(solution_head_silencer)
+    check_head_silencer(lambda layer, head: heads_silenced([(layer, head)]))
+    check_head_silencer(lambda layer, head: heads_silenced_by_hook([(layer, head)]))
+
+
+def test_wrong_silencers_are_told_apart():
+    wrong = [does_nothing, keeps_a_view, silences_rows, forgets_errors]
+    said = answers(check_head_silencer, {one.__name__: one for one in wrong})
+    assert "still speaks" in said[0] and "not a view" in said[1]
+    assert "something else" in said[2] and "`finally`" in said[3]
+    assert "biases' share" in rejection(check_head_silencer, forgets_the_bias)
+
+
+# The form of the section
+
+
+def test_the_exercises_have_the_houses_form():
+    text = (
+        Path(__file__).parent.parent.joinpath("scripts/ch11_looking_inside.py").read_text("utf-8")
+    )
+    section = text.split("# ## Exercises")[1]
+    kinds = ["warm-up", "code", "code", "code", "think", "project"]
+    titles = section.split("# ### Exercise ")[1:]
+    assert len(titles) == len(kinds)
+    for number, (part, kind) in enumerate(zip(titles, kinds, strict=True), start=1):
+        assert part.startswith(f"{number} *{kind}* · ")
+    assert section.count('# %% tags=["solution", "hide-input"]\n# A solution\n') == 3
+    assert section.count("*A solution follows; try first.*") == 3
+    defined = {n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)}
+    checks = {name for name in defined if name.startswith("check_")}
+    assert {name.replace("check_", "solution_") for name in checks} <= defined
+
+
+@pytest.mark.parametrize("check", [check_map_labels, check_alignment_error, check_head_silencer])
+def test_a_checker_returns_nothing_for_what_is_right(check):
+    solution = {
+        check_map_labels: solution_map_labels,
+        check_alignment_error: solution_alignment_error,
+        check_head_silencer: solution_head_silencer,
+    }[check]
     assert check(solution) is None
-    with pytest.raises(ValueError, match=f"{check.__name__} accepts"):
-        rejection(check, solution)
-
-
-def pieces_of(texts, tokenizer):
-    return sum(len(tokenizer.encode(text)) for text in texts)
-
-
-BITS = {
-    "per piece": lambda nats, texts, tokenizer: nats / math.log(2),
-    "these are nats": lambda nats, texts, tokenizer: (
-        nats * (pieces_of(texts, tokenizer) + len(texts)) / sum(len(t) + 1 for t in texts)
-    ),
-    "ends are missing": lambda nats, texts, tokenizer: (
-        nats * pieces_of(texts, tokenizer) / sum(map(len, texts)) / math.log(2)
-    ),
-    "in the sum and not in the count": lambda nats, texts, tokenizer: (
-        nats * (pieces_of(texts, tokenizer) + len(texts)) / sum(map(len, texts)) / math.log(2)
-    ),
-    "mean of means": lambda nats, texts, tokenizer: (
-        sum(solution_bits_from_pieces(nats, [text], tokenizer) for text in texts) / len(texts)
-    ),
-    "it should be": lambda nats, texts, tokenizer: 0.0,
-}
-
-
-def same(owner):
-    return owner[:, :, None] == owner[:, None, :]
-
-
-def itself(owner):
-    return torch.eye(owner.size(1), dtype=torch.bool)
-
-
-PACKED = {
-    "a text sees the one before it": lambda owner: (
-        subsequent_mask(owner.size(1)) & (owner >= 0)[:, :, None] & (owner >= 0)[:, None]
-        | itself(owner)
-    ),
-    "sees a later one": lambda owner: same(owner) & (owner >= 0)[:, :, None] | itself(owner),
-    "doesn't see itself": lambda owner: (
-        same(owner) & subsequent_mask(owner.size(1)) & (owner >= 0)[:, :, None]
-    ),
-    "padding looks at another": lambda owner: same(owner) & subsequent_mask(owner.size(1)),
-    "the beginning of its own text": lambda owner: (
-        solution_packed_mask(owner) & torch.ones(8, 8).triu(-1).bool()
-    ),
-    "boolean": lambda owner: solution_packed_mask(owner).float(),
-    "the shape": lambda owner: solution_packed_mask(owner)[:1],
-}
-
-
-def hide_shares(share):
-    def hide(ids, starts, gap, generator):
-        word = starts.long().cumsum(0) - 1
-        chosen = (torch.rand(int(word[-1]) + 1, generator=generator)[word] < share) & (ids > EOS)
-        return ids.masked_fill(chosen, gap), ids.masked_fill(~chosen, PAD)
-
-    return hide
-
-
-def hide_and_ask_all(ids, starts, gap, generator):
-    hidden, _ = solution_hide_words(ids, starts, gap, generator)
-    return hidden, ids.masked_fill(ids <= EOS, PAD)
-
-
-def hide_specials(ids, starts, gap, generator):
-    hidden, labels = solution_hide_words(ids, starts, gap, generator)
-    hidden[0], labels[0] = gap, ids[0]
-    return hidden, labels
-
-
-WORDS = {
-    "hidden in part": hide_pieces,
-    "not 15%": hide_shares(0.3),
-    "special token": hide_specials,
-    "still to be seen": hide_and_ask_all,
-}
-WRONG = [
-    *((check_bits_from_pieces, words, candidate) for words, candidate in BITS.items()),
-    *((check_packed_mask, words, candidate) for words, candidate in PACKED.items()),
-    *((check_hide_words, words, candidate) for words, candidate in WORDS.items()),
-]
-
-
-@pytest.mark.parametrize("check, words, candidate", WRONG, ids=[words for _, words, _ in WRONG])
-def test_a_mistake_is_named(check, words, candidate):
-    assert words in rejection(check, candidate)
-
-
-def test_no_two_mistakes_get_the_same_answer():
-    for check, _ in SOLVED:
-        answers = [rejection(check, wrong) for other, _, wrong in WRONG if other is check]
-        assert len(set(answers)) == len(answers) >= 2

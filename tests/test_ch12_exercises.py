@@ -1,123 +1,123 @@
-"""Chapter 12's checkers accept our solutions and say what is wrong with the usual mistakes."""
+"""Chapter 12's exercises: each checker accepts the solution and tells the common mistakes apart."""
 
-import copy
+import math
 
 import pytest
 import torch
-from torch import nn
 
-from scripts.ch01_attention import rejection
-from scripts.ch12_ablations_and_scaling import (
-    check_best_size,
-    check_false_alarms,
-    check_holm,
-    check_shared_layers,
-    copied_layers,
-    exchanged,
-    solution_best_size,
-    solution_false_alarms,
-    solution_holm,
-    solution_shared_layers,
+from scripts.ch01_attention import rejection, subsequent_mask
+from scripts.ch06_training import EOS, PAD
+from scripts.ch12_variants import (
+    check_bits_from_pieces,
+    check_hide_words,
+    check_packed_mask,
+    hide_pieces,
+    solution_bits_from_pieces,
+    solution_hide_words,
+    solution_packed_mask,
 )
 
-
-def bonferroni(ps):
-    return [min(1.0, p * len(ps)) for p in ps]
-
-
-def holm_in_order_of_size(ps):
-    return sorted(solution_holm(ps))
-
-
-def holm_without_the_largest_so_far(ps):
-    order = sorted(range(len(ps)), key=lambda i: ps[i])
-    adjusted = [0.0] * len(ps)
-    for k, i in enumerate(order):
-        adjusted[i] = min(1.0, ps[i] * (len(ps) - k))
-    return adjusted
-
-
-def one_layer_only(model):
-    model.encoder.layers = nn.ModuleList([model.encoder.layers[0]])
-
-
-def the_last_layer(model):
-    layers = model.encoder.layers
-    model.encoder.layers = nn.ModuleList([layers[-1]] * len(layers))
-
-
-def both_stacks(model):
-    solution_shared_layers(model)
-    model.decoder.layers = nn.ModuleList([model.decoder.layers[0]] * len(model.decoder.layers))
-
-
-def nothing(model):
-    return copy.deepcopy(model)
-
-
-def tokens_not_size(C, A, alpha, B, beta):
-    return C / (6 * solution_best_size(C, A, alpha, B, beta))
-
-
-def without_six(C, A, alpha, B, beta):
-    return solution_best_size(6 * C, A, alpha, B, beta)
-
-
-RIGHT = {
-    check_false_alarms: solution_false_alarms,
-    check_holm: solution_holm,
-    check_shared_layers: solution_shared_layers,
-    check_best_size: solution_best_size,
-}
-WRONG = [
-    (check_false_alarms, lambda rows, level: rows * level, "add up"),
-    (check_false_alarms, lambda rows, level: (1 - level) ** rows, "at least one"),
-    (check_false_alarms, lambda rows, level: level, "happens in"),
-    (check_holm, bonferroni, "Bonferroni"),
-    (check_holm, holm_in_order_of_size, "order they came in"),
-    (check_holm, holm_without_the_largest_so_far, "largest so far"),
-    (check_holm, lambda ps: [0.0], "values in"),
-    (check_shared_layers, copied_layers, "copies"),
-    (check_shared_layers, one_layer_only, "3 layers deep"),
-    (check_shared_layers, the_last_layer, "first layer"),
-    (check_shared_layers, both_stacks, "decoder"),
-    (check_shared_layers, nothing, "nothing is shared"),
-    (check_best_size, exchanged, "exponent of C"),
-    (check_best_size, tokens_not_size, "number of tokens"),
-    (check_best_size, without_six, "6 operations"),
+SOLVED = [
+    (check_bits_from_pieces, solution_bits_from_pieces),
+    (check_packed_mask, solution_packed_mask),
+    (check_hide_words, solution_hide_words),
 ]
 
 
-@pytest.mark.parametrize("check", RIGHT, ids=lambda check: check.__name__)
-def test_our_solution_is_accepted(check):
-    assert check(RIGHT[check]) is None
+@pytest.mark.parametrize("check, solution", SOLVED, ids=lambda f: f.__name__)
+def test_a_solution_passes(check, solution):
+    assert check(solution) is None
+    with pytest.raises(ValueError, match=f"{check.__name__} accepts"):
+        rejection(check, solution)
 
 
-@pytest.mark.parametrize("number", range(len(WRONG)))
-def test_a_wrong_candidate_is_told_what_is_wrong(number):
-    check, candidate, words = WRONG[number]
+def pieces_of(texts, tokenizer):
+    return sum(len(tokenizer.encode(text)) for text in texts)
+
+
+BITS = {
+    "per piece": lambda nats, texts, tokenizer: nats / math.log(2),
+    "these are nats": lambda nats, texts, tokenizer: (
+        nats * (pieces_of(texts, tokenizer) + len(texts)) / sum(len(t) + 1 for t in texts)
+    ),
+    "ends are missing": lambda nats, texts, tokenizer: (
+        nats * pieces_of(texts, tokenizer) / sum(map(len, texts)) / math.log(2)
+    ),
+    "in the sum and not in the count": lambda nats, texts, tokenizer: (
+        nats * (pieces_of(texts, tokenizer) + len(texts)) / sum(map(len, texts)) / math.log(2)
+    ),
+    "mean of means": lambda nats, texts, tokenizer: (
+        sum(solution_bits_from_pieces(nats, [text], tokenizer) for text in texts) / len(texts)
+    ),
+    "it should be": lambda nats, texts, tokenizer: 0.0,
+}
+
+
+def same(owner):
+    return owner[:, :, None] == owner[:, None, :]
+
+
+def itself(owner):
+    return torch.eye(owner.size(1), dtype=torch.bool)
+
+
+PACKED = {
+    "a text sees the one before it": lambda owner: (
+        subsequent_mask(owner.size(1)) & (owner >= 0)[:, :, None] & (owner >= 0)[:, None]
+        | itself(owner)
+    ),
+    "sees a later one": lambda owner: same(owner) & (owner >= 0)[:, :, None] | itself(owner),
+    "doesn't see itself": lambda owner: (
+        same(owner) & subsequent_mask(owner.size(1)) & (owner >= 0)[:, :, None]
+    ),
+    "padding looks at another": lambda owner: same(owner) & subsequent_mask(owner.size(1)),
+    "the beginning of its own text": lambda owner: (
+        solution_packed_mask(owner) & torch.ones(8, 8).triu(-1).bool()
+    ),
+    "boolean": lambda owner: solution_packed_mask(owner).float(),
+    "the shape": lambda owner: solution_packed_mask(owner)[:1],
+}
+
+
+def hide_shares(share):
+    def hide(ids, starts, gap, generator):
+        word = starts.long().cumsum(0) - 1
+        chosen = (torch.rand(int(word[-1]) + 1, generator=generator)[word] < share) & (ids > EOS)
+        return ids.masked_fill(chosen, gap), ids.masked_fill(~chosen, PAD)
+
+    return hide
+
+
+def hide_and_ask_all(ids, starts, gap, generator):
+    hidden, _ = solution_hide_words(ids, starts, gap, generator)
+    return hidden, ids.masked_fill(ids <= EOS, PAD)
+
+
+def hide_specials(ids, starts, gap, generator):
+    hidden, labels = solution_hide_words(ids, starts, gap, generator)
+    hidden[0], labels[0] = gap, ids[0]
+    return hidden, labels
+
+
+WORDS = {
+    "hidden in part": hide_pieces,
+    "not 15%": hide_shares(0.3),
+    "special token": hide_specials,
+    "still to be seen": hide_and_ask_all,
+}
+WRONG = [
+    *((check_bits_from_pieces, words, candidate) for words, candidate in BITS.items()),
+    *((check_packed_mask, words, candidate) for words, candidate in PACKED.items()),
+    *((check_hide_words, words, candidate) for words, candidate in WORDS.items()),
+]
+
+
+@pytest.mark.parametrize("check, words, candidate", WRONG, ids=[words for _, words, _ in WRONG])
+def test_a_mistake_is_named(check, words, candidate):
     assert words in rejection(check, candidate)
 
 
-def test_different_mistakes_get_different_answers():
-    for check in RIGHT:
-        answers = [rejection(check, wrong) for of, wrong, _ in WRONG if of is check]
-        assert len(set(answers)) == len(answers) >= 3
-
-
-def test_layers_that_are_shared_stay_alike_after_a_step():
-    from scripts.ch12_ablations_and_scaling import (
-        LabelSmoothing,
-        batch_loss,
-        patient,
-        two_sentences,
-    )
-
-    for operate, alike in ((solution_shared_layers, True), (copied_layers, False)):
-        model = patient(operate, layers=3)
-        loss = batch_loss(model, two_sentences(), LabelSmoothing(0.1))[0]
-        loss.backward()
-        torch.optim.SGD(model.parameters(), lr=0.1).step()
-        layers = model.encoder.layers
-        pairs = zip(layers[0].parameters(), layers[2].parameters(), strict=True)
-        assert all(torch.equal(a, b) for a, b in pairs) == alike
+def test_no_two_mistakes_get_the_same_answer():
+    for check, _ in SOLVED:
+        answers = [rejection(check, wrong) for other, _, wrong in WRONG if other is check]
+        assert len(set(answers)) == len(answers) >= 2

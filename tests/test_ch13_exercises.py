@@ -1,173 +1,123 @@
-"""Chapter 13's exercises: the checkers accept the solutions and tell common mistakes apart."""
+"""Chapter 13's checkers accept our solutions and say what is wrong with the usual mistakes."""
 
-import math
+import copy
 
 import pytest
 import torch
+from torch import nn
 
 from scripts.ch01_attention import rejection
-from scripts.ch13_since_2017 import (
-    check_half_layout,
-    check_online_softmax,
-    check_router,
-    check_shared_heads,
-    solution_half_layout,
-    solution_online_softmax,
-    solution_router,
-    solution_shared_heads,
-    wrong_online_softmax,
+from scripts.ch13_ablations_and_scaling import (
+    check_best_size,
+    check_false_alarms,
+    check_holm,
+    check_shared_layers,
+    copied_layers,
+    exchanged,
+    solution_best_size,
+    solution_false_alarms,
+    solution_holm,
+    solution_shared_layers,
 )
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+def bonferroni(ps):
+    return [min(1.0, p * len(ps)) for p in ps]
 
 
-def online(start=-math.inf, shift=True, shrink=True, skip=True):
-    """The exercise's solution with one thing or another left out."""
-
-    def candidate(parts):
-        best, total, mixed = start, 0.0, 0.0
-        for scores, v in parts:
-            higher = max(best, scores.max().item()) if shift else 0.0
-            if skip and higher == -math.inf:
-                continue
-            weights = (scores - higher).exp()
-            factor = math.exp(best - higher) if shrink and shift and best > -math.inf else 1.0
-            total, mixed = factor * total + weights.sum(), factor * mixed + weights @ v
-            best = higher
-        return mixed / total
-
-    return candidate
+def holm_in_order_of_size(ps):
+    return sorted(solution_holm(ps))
 
 
-def mean_of_softmaxes(parts):
-    answers = [scores.softmax(0) @ v for scores, v in parts]
-    return torch.stack(answers).mean(0)
+def holm_without_the_largest_so_far(ps):
+    order = sorted(range(len(ps)), key=lambda i: ps[i])
+    adjusted = [0.0] * len(ps)
+    for k, i in enumerate(order):
+        adjusted[i] = min(1.0, ps[i] * (len(ps) - k))
+    return adjusted
 
 
-def all_at_once(parts):
-    scores, v = (torch.cat(column) for column in zip(*parts, strict=True))
-    return wrong_online_softmax(scores, v, 4)
+def one_layer_only(model):
+    model.encoder.layers = nn.ModuleList([model.encoder.layers[0]])
 
 
-def across_heads(weight, h):
-    return solution_half_layout(weight, 1)
+def the_last_layer(model):
+    layers = model.encoder.layers
+    model.encoder.layers = nn.ModuleList([layers[-1]] * len(layers))
 
 
-def way_back(weight, h):
-    return weight.unflatten(0, (h, 2, -1)).transpose(1, 2).flatten(0, 2)
+def both_stacks(model):
+    solution_shared_layers(model)
+    model.decoder.layers = nn.ModuleList([model.decoder.layers[0]] * len(model.decoder.layers))
 
 
-def softmax_of_all(logits, top):
-    share, chosen = logits.softmax(-1).topk(top)
-    return chosen, share
+def nothing(model):
+    return copy.deepcopy(model)
 
 
-def always_normalised(logits, top):
-    best, chosen = logits.topk(top)
-    return chosen, best.softmax(-1)
+def tokens_not_size(C, A, alpha, B, beta):
+    return C / (6 * solution_best_size(C, A, alpha, B, beta))
 
 
-def by_logits(logits, top):
-    best, chosen = logits.topk(top)
-    return chosen, best / best.sum(-1, keepdim=True)
+def without_six(C, A, alpha, B, beta):
+    return solution_best_size(6 * C, A, alpha, B, beta)
 
 
-CHECKS = {
-    check_shared_heads: (
-        solution_shared_heads,
-        {
-            "that is repeat": lambda k, h: k.repeat(1, h // k.size(1), 1, 1),
-            "have the shape": lambda k, h: k,
-            "of no group": lambda k, h: k.repeat_interleave(h // k.size(1), 2).view(2, h, 5, 3),
-            "read the groups": lambda k, h: k[:, [1, 1, 1, 0, 0, 0]],
-        },
-    ),
-    check_half_layout: (
-        solution_half_layout,
-        {
-            "nothing was moved": lambda weight, h: weight,
-            "another head": across_heads,
-            "way back": way_back,
-            "must occur once": lambda weight, h: weight * 2,
-            "stays one": lambda weight, h: weight[:4],
-        },
-    ),
-    check_online_softmax: (
-        solution_online_softmax,
-        {
-            "shrink what was added": online(shrink=False),
-            "overflow": online(shift=False, skip=False),
-            "must start at −∞": online(start=0.0),
-            "is no number": online(skip=False),
-            "count by their sums": mean_of_softmaxes,
-            "one tile holds everything": lambda parts: next(parts)[1].mean(0),
-        },
-    ),
-    check_router: (
-        solution_router,
-        {
-            "cut off after": softmax_of_all,
-            "never learns": always_normalised,
-            "not to more": lambda logits, top: (
-                logits.topk(top).indices,
-                logits.topk(top)[0].exp(),
-            ),
-            "least likely": lambda logits, top: ((-logits).topk(top)[1], logits[:, :top]),
-            "likeliest first": lambda logits, top: (
-                logits.topk(top).indices.flip(-1),
-                logits.topk(top)[0].softmax(-1).flip(-1),
-            ),
-            "not logits": lambda logits, top: (
-                logits.topk(top).indices,
-                torch.full((7, top), 1 / top),
-            ),
-            "two experts for each": lambda logits, top: logits.softmax(-1).max(-1),
-        },
-    ),
+RIGHT = {
+    check_false_alarms: solution_false_alarms,
+    check_holm: solution_holm,
+    check_shared_layers: solution_shared_layers,
+    check_best_size: solution_best_size,
 }
-CASES = [
-    (check, words, wrong) for check, (_, slips) in CHECKS.items() for words, wrong in slips.items()
+WRONG = [
+    (check_false_alarms, lambda rows, level: rows * level, "add up"),
+    (check_false_alarms, lambda rows, level: (1 - level) ** rows, "at least one"),
+    (check_false_alarms, lambda rows, level: level, "happens in"),
+    (check_holm, bonferroni, "Bonferroni"),
+    (check_holm, holm_in_order_of_size, "order they came in"),
+    (check_holm, holm_without_the_largest_so_far, "largest so far"),
+    (check_holm, lambda ps: [0.0], "values in"),
+    (check_shared_layers, copied_layers, "copies"),
+    (check_shared_layers, one_layer_only, "3 layers deep"),
+    (check_shared_layers, the_last_layer, "first layer"),
+    (check_shared_layers, both_stacks, "decoder"),
+    (check_shared_layers, nothing, "nothing is shared"),
+    (check_best_size, exchanged, "exponent of C"),
+    (check_best_size, tokens_not_size, "number of tokens"),
+    (check_best_size, without_six, "6 operations"),
 ]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_solution_passes(check):
-    assert check(CHECKS[check][0]) is None
+@pytest.mark.parametrize("check", RIGHT, ids=lambda check: check.__name__)
+def test_our_solution_is_accepted(check):
+    assert check(RIGHT[check]) is None
 
 
-@pytest.mark.parametrize("check, words, wrong", CASES, ids=[words for _, words, _ in CASES])
-def test_a_mistake_is_told(check, words, wrong):
-    assert words in rejection(check, wrong)
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_a_wrong_candidate_is_told_what_is_wrong(number):
+    check, candidate, words = WRONG[number]
+    assert words in rejection(check, candidate)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_other_mistakes_other_messages(check):
-    messages = [rejection(check, wrong) for wrong in CHECKS[check][1].values()]
-    assert len(set(messages)) == len(messages) >= 2
+def test_different_mistakes_get_different_answers():
+    for check in RIGHT:
+        answers = [rejection(check, wrong) for of, wrong, _ in WRONG if of is check]
+        assert len(set(answers)) == len(answers) >= 3
 
 
-def test_the_checkers_work_in_single_precision_sessions():
-    torch.set_default_dtype(torch.float32)
-    for check, (solution, _) in CHECKS.items():
-        check(solution)
-
-
-def test_the_pitfalls_slip_is_found():
-    assert "shrink what was added" in rejection(check_online_softmax, all_at_once)
-
-
-def test_other_right_ways_pass():
-    check_shared_heads(lambda k, h: k.repeat_interleave(h // k.size(1), dim=1))
-    check_router(
-        lambda logits, top: (
-            logits.topk(top).indices,
-            logits.softmax(-1).topk(top)[0]
-            / (logits.softmax(-1).topk(top)[0].sum(-1, keepdim=True) if top > 1 else 1.0),
-        )
+def test_layers_that_are_shared_stay_alike_after_a_step():
+    from scripts.ch13_ablations_and_scaling import (
+        LabelSmoothing,
+        batch_loss,
+        patient,
+        two_sentences,
     )
+
+    for operate, alike in ((solution_shared_layers, True), (copied_layers, False)):
+        model = patient(operate, layers=3)
+        loss = batch_loss(model, two_sentences(), LabelSmoothing(0.1))[0]
+        loss.backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        layers = model.encoder.layers
+        pairs = zip(layers[0].parameters(), layers[2].parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs) == alike

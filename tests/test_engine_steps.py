@@ -18,9 +18,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from scripts.ch05_training import BOS, EOS, PAD, LabelSmoothing, batch_loss, train_step
-from scripts.ch06_multi30k import Example, make_batch
-from scripts.ch07_going_fast import (
+from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing, batch_loss, train_step
+from scripts.ch07_multi30k import Example, make_batch
+from scripts.ch08_going_fast import (
     STATIC,
     TINY,
     Rectangles,
@@ -31,7 +31,7 @@ from scripts.ch07_going_fast import (
     static_batches,
     static_lengths,
 )
-from scripts.ch08_training_run import ActAsOne, Muon
+from scripts.ch09_training_run import ActAsOne, Muon
 from scripts.engine import steps
 from scripts.engine.steps import GraphedStep, StaticStep, Step, set_rate
 

@@ -128,7 +128,7 @@ def test_without_an_address_it_says_what_to_set(tmp_path, clean_python):
 def test_options_change_nothing(series):
     """A chapter is never a command."""
     code = SHOW.replace("print(", "import sys; print(sys.argv[1:], ")
-    script = series / "scripts/ch08_training_run.py"
+    script = series / "scripts/ch09_training_run.py"
     script.write_text(stamp(f"# %% [markdown]\n# # Eight\n\n# %%\n{code}", script.stem), "utf-8")
     done = run(sys.executable, script, "--preset", "sample", cwd=series, RANK="0")
     assert done.returncode == 0 and done.stdout.startswith("['--preset', 'sample']")

@@ -132,8 +132,8 @@ assert not {name.split(".")[0] for name in sys.modules} & {*GONE}
 A_STEP = """
 import torch
 from scripts.ch04_encoder_decoder import make_model
-from scripts.ch05_training import Batch, LabelSmoothing
-from scripts.ch07_going_fast import fast_loss
+from scripts.ch06_training import Batch, LabelSmoothing
+from scripts.ch08_going_fast import fast_loss
 
 torch.manual_seed(0)
 model = make_model(20, 20, N=1, d_model=8, d_ff=16, h=2)
@@ -164,7 +164,7 @@ def light() -> list[str]:
 
 
 def test_a_training_needs_neither_charts_nor_old_tokenizers():
-    names = ["scripts.ch08_training_run", *light()]
+    names = ["scripts.ch09_training_run", *light()]
     assert {"scripts.engine.checkpoints", "scripts.bench.gpu"} <= {*names}
     done = python("-c", WITHOUT_DRAWING + A_STEP + A_CALL, *names, cwd=ROOT)
     assert done.returncode == 0, done.stderr

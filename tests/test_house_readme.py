@@ -83,7 +83,7 @@ def results_table():
 
 
 def speed_table():
-    """The race of chapter 7: how many times as long as ours in 16 bits a step takes."""
+    """The race of chapter 8: how many times as long as ours in 16 bits a step takes."""
     peers, base = (
         json.loads((ROOT / "results" / f"speed-{name}.json").read_text("utf-8"))
         for name in ("peers", "base")
@@ -129,7 +129,7 @@ def speed_table():
 
 
 def decoding_table():
-    """Chapter 9's race: sentences a second by program, greedy and with a beam of 4."""
+    """Chapter 10's race: sentences a second by program, greedy and with a beam of 4."""
     race = json.loads((ROOT / "results" / "decoding-speed.json").read_text("utf-8"))
     found = {(report["program"], report["beam"]): report for report in race["reports"]}
     programs = sorted(
@@ -214,7 +214,7 @@ def picture_chunks(png):
 
 def living_digest():
     """The SHA-256 of what the living page looks like: its files and its model."""
-    from scripts.ch09_decoding_and_bleu import default_model
+    from scripts.ch10_decoding_and_bleu import default_model
 
     parts = [
         ROOT / "docs/living" / name for name in ("index.html", "style.css", "app.js", "draw.js")
@@ -290,7 +290,7 @@ def test_names_said_to_be_kept_are_there():
 
 
 def test_sizes_of_the_corpora_are_those_of_the_corpora():
-    from scripts.ch06_multi30k import SAMPLE_SIZES
+    from scripts.ch07_multi30k import SAMPLE_SIZES
 
     multi30k = json.loads((ROOT / "results" / "multi30k-corpus.json").read_text("utf-8"))
     for page in (README, ROOT / "scripts" / "ch00_start_here.py"):
@@ -336,8 +336,8 @@ def test_the_names_shown_can_be_imported():
 
 
 def test_the_first_translation_is_what_the_model_says():
-    from scripts.ch08_training_run import load_model
-    from scripts.ch09_decoding_and_bleu import default_model, translate
+    from scripts.ch09_training_run import load_model
+    from scripts.ch10_decoding_and_bleu import default_model, translate
 
     german, english = re.search(
         r'make translate TEXT="(.+?)" +# some seconds: (.+)', README.read_text("utf-8")

@@ -227,7 +227,7 @@ def test_search_finds_label_smoothing(site):
         return {at for pages in found for at in (pages if isinstance(pages, list) else [pages])}
 
     both = pages_with("label") & pages_with("smooth")
-    assert "notebooks/ch05_training" in {index["docnames"][at] for at in both}
+    assert "notebooks/ch06_training" in {index["docnames"][at] for at in both}
     assert any(title.lower() == "label smoothing" for title in index["alltitles"])
 
 

@@ -242,15 +242,15 @@ async function reading() {
   answer.kept = await theme();
   answer.axe = await serious(page);
 
-  await follow(page, '#search-results a[href*="ch05_training"]', /ch05_training/);
+  await follow(page, '#search-results a[href*="ch06_training"]', /ch06_training/);
   await press(page, "summary:has-text('Show a solution')");
   answer.unfolded = await page.locator("details[open] pre").first().isVisible();
   const cell = page.locator("div.cell_input:visible").first();
   await cell.hover();
   await cell.locator("button.copybtn").click();
   answer.copied = [await page.evaluate(() => navigator.clipboard.readText()), await cell.locator("pre").innerText()];
-  await follow(page, "a.right-next", /ch06/);
-  await follow(page, "a.left-prev", /ch05/);
+  await follow(page, "a.right-next", /ch07/);
+  await follow(page, "a.left-prev", /ch06/);
   await follow(page, 'a.name[href*="ch04"][href*="#def-make_model"]', /#def-make_model/);
   answer.definition = await page.evaluate(() => {
     const { top, bottom } = document.querySelector(":target").getBoundingClientRect();

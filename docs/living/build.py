@@ -27,10 +27,10 @@ from torch import Tensor
 from scripts.ch01_attention import attention
 from scripts.ch02_multi_head_attention import merge_heads, split_heads
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder
-from scripts.ch05_training import BOS, EOS, PAD, UNK
-from scripts.ch06_multi30k import BPETokenizer
-from scripts.ch08_training_run import Trained, load_model
-from scripts.ch09_decoding_and_bleu import (
+from scripts.ch06_training import BOS, EOS, PAD, UNK
+from scripts.ch07_multi30k import BPETokenizer
+from scripts.ch09_training_run import Trained, load_model
+from scripts.ch10_decoding_and_bleu import (
     OnnxDecoderStep,
     attend_to_stored,
     default_model,
@@ -50,7 +50,7 @@ RUNTIME = ["ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"]
 
 
 class WatchedDecoderStep(OnnxDecoderStep):
-    """Chapter 9's step, which also says where its cross-attention looked."""
+    """Chapter 10's step, which also says where its cross-attention looked."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs of `OnnxDecoderStep`; to its logits, present, and attention (N, R, H, S)."""
@@ -61,7 +61,7 @@ class WatchedDecoderStep(OnnxDecoderStep):
     def through_layer(
         self, layer: DecoderLayer, x: Tensor, past: Tensor, cross: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """As in chapter 9; the weights of the layer's cross-attention are noted down."""
+        """As in chapter 10; the weights of the layer's cross-attention are noted down."""
         grown = past
 
         def look_back(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-// The tokenizer of chapter 6 in JavaScript: the ids that SentencePiece gives, for any text.
+// The tokenizer of chapter 7 in JavaScript: the ids that SentencePiece gives, for any text.
 //
 // Three steps lead from a text to ids.
 // 1. Normalise: the model's own table says what becomes of each letter (full-width letters become

@@ -20,7 +20,7 @@ import torch
 from scripts import runs_folder
 from scripts.book.files import write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
-from scripts.ch08_training_run import Stopped, TrainConfig, resolved
+from scripts.ch09_training_run import Stopped, TrainConfig, resolved
 
 TRIES = 2  # after so many failures an item is left alone
 

@@ -28,11 +28,11 @@ from scripts.book.records import provenance, save_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder, to_torch_transformer
-from scripts.ch05_training import EOS, PAD
-from scripts.ch06_multi30k import load_corpus, pad_rows, source_ids
-from scripts.ch07_going_fast import Shape, matrix_rate
-from scripts.ch08_training_run import TrainConfig, Trained, corpus_bleu, held_out_splits, searcher
-from scripts.ch09_decoding_and_bleu import (
+from scripts.ch06_training import EOS, PAD
+from scripts.ch07_multi30k import load_corpus, pad_rows, source_ids
+from scripts.ch08_going_fast import Shape, matrix_rate
+from scripts.ch09_training_run import TrainConfig, Trained, corpus_bleu, held_out_splits, searcher
+from scripts.ch10_decoding_and_bleu import (
     EXACT,
     DecodeOptions,
     PreparedModel,
@@ -80,14 +80,14 @@ def in_batches(
 
 
 def textbook_way(model: nn.Module, rows: Sequence[Sequence[int]]) -> Callable[[int], list]:
-    """Chapter 8's searches, which recompute the prefix."""
+    """Chapter 9's searches, which recompute the prefix."""
     return lambda beam: in_batches(model, rows, searcher(beam), 64 if beam == 1 else 32)
 
 
 def our_way(
     trained: Trained, rows: Sequence[Sequence[int]], exact: bool = False
 ) -> Callable[[int], list]:
-    """Chapter 9's searches, the model made ready beforehand, as the other programs load theirs."""
+    """Chapter 10's searches, the model made ready beforehand, as the other programs load theirs."""
     ready = PreparedModel(trained.model)
 
     def run(beam: int) -> list[Sequence[int]]:

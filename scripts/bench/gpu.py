@@ -25,8 +25,8 @@ from torch.autograd import DeviceType
 from scripts.bench.stages import ON_A_GPU, STAGES, Racer, Stage, Task, as_before, is_gpu, make_task
 from scripts.book.command import as_typed, read, serve
 from scripts.book.records import device_name, provenance, save_record
-from scripts.ch07_going_fast import best_seconds
-from scripts.ch08_training_run import pick_device
+from scripts.ch08_going_fast import best_seconds
+from scripts.ch09_training_run import pick_device
 
 OF_A_GPU = ("busy", "kernels", "peak_bytes")  # figures that a CPU can't show
 
@@ -194,7 +194,7 @@ class WaterfallOptions:
     """The command line."""
 
     size: Literal["small", "base"] = "small"
-    """Chapter 8's model, or the paper's base model."""
+    """Chapter 9's model, or the paper's base model."""
     corpus: Literal["auto", "sample", "multi30k"] = "auto"
     """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
     rounds: int = 5

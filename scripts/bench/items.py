@@ -12,7 +12,7 @@ from scripts import runs_folder
 from scripts.bench.agenda import Item, Settings, once, repeat
 from scripts.book.files import write_whole
 from scripts.book.records import load_record, provenance, save_record
-from scripts.ch08_training_run import (
+from scripts.ch09_training_run import (
     PRESETS,
     Diverged,
     TrainConfig,

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN, Embeddings, PositionalEncoding
-from scripts.ch05_training import BOS, EOS, PAD, Batch, LabelSmoothing
-from scripts.ch07_going_fast import Shape
+from scripts.ch06_training import BOS, EOS, PAD, Batch, LabelSmoothing
+from scripts.ch08_going_fast import Shape
 
 
 class TorchTransformer(nn.Module):

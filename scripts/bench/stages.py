@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 from scripts.bench.training import bench_examples
-from scripts.ch05_training import LabelSmoothing, batch_loss, train_step
-from scripts.ch06_multi30k import Example, make_batch
-from scripts.ch07_going_fast import (
+from scripts.ch06_training import LabelSmoothing, batch_loss, train_step
+from scripts.ch07_multi30k import Example, make_batch
+from scripts.ch08_going_fast import (
     BASE,
     SMALL,
     STATIC,
@@ -24,7 +24,7 @@ from scripts.ch07_going_fast import (
     static_lengths,
     step_flops,
 )
-from scripts.ch08_training_run import TrainConfig, in_bf16, make_optimizer
+from scripts.ch09_training_run import TrainConfig, in_bf16, make_optimizer
 from scripts.engine.steps import KINDS, set_rate
 
 SIZES = {"small": (SMALL, 2048), "base": (BASE, 4096)}  # each with the tokens a side of a batch
@@ -37,8 +37,8 @@ class Stage:
 
     tf32: bool = False  # float32 products of factors that are rounded to 10 bits
     half: bool = False  # products in bfloat16, by autocast
-    kind: str | None = None  # of `engine.steps`; None is chapter 5's loop, which waits each step
-    how: Switches | None = None  # chapter 7's; None is the textbook's own code
+    kind: str | None = None  # of `engine.steps`; None is chapter 6's loop, which waits each step
+    how: Switches | None = None  # chapter 8's; None is the textbook's own code
 
 
 HALF = Stage(tf32=True, half=True)

@@ -39,8 +39,8 @@ from scripts.bench.peers import PACKAGES, PEERS, peer_loss
 from scripts.book.command import as_typed, read, serve
 from scripts.book.records import provenance, save_record
 from scripts.ch01_attention import saved_bytes
-from scripts.ch05_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
-from scripts.ch06_multi30k import (
+from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
+from scripts.ch07_multi30k import (
     FIXED_WIDTH,
     BPETokenizer,
     Example,
@@ -50,7 +50,7 @@ from scripts.ch06_multi30k import (
     pad_rows,
     token_batches,
 )
-from scripts.ch07_going_fast import (
+from scripts.ch08_going_fast import (
     AXES,
     BASE,
     FAST,

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.ch05_training import BOS, EOS, LabelSmoothing
-from scripts.ch06_multi30k import Example
-from scripts.ch07_going_fast import multiplies_bf16
-from scripts.ch08_training_run import TrainConfig, build_model, loss_function_of, make_optimizer
+from scripts.ch06_training import BOS, EOS, LabelSmoothing
+from scripts.ch07_multi30k import Example
+from scripts.ch08_going_fast import multiplies_bf16
+from scripts.ch09_training_run import TrainConfig, build_model, loss_function_of, make_optimizer
 from scripts.engine.checkpoints import (
     load_tensors,
     restore_training,

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scripts.ch05_training import LabelSmoothing
-from scripts.ch06_multi30k import Example, pad_rows
-from scripts.ch07_going_fast import Rectangles, ResidentCorpus, longer_side, narrowest
+from scripts.ch06_training import LabelSmoothing
+from scripts.ch07_multi30k import Example, pad_rows
+from scripts.ch08_going_fast import Rectangles, ResidentCorpus, longer_side, narrowest
 
 Plan = Sequence[Sequence[Sequence[int]]]  # an epoch: its steps, their batches, the pairs in them
 

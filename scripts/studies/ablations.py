@@ -1,4 +1,4 @@
-"""One part changed at a time, and sizes, chapter 12's study: `python -m scripts.studies.ablations`.
+"""One part changed at a time, and sizes, chapter 13's study: `python -m scripts.studies.ablations`.
 
 It trains what is missing, in an order that is worth something wherever it stops, and stores each
 finished run with all that decided it. The command, given again, reads the finished ones and goes
@@ -25,8 +25,8 @@ from scripts import runs_folder
 from scripts.book.command import as_typed, read, serve
 from scripts.book.files import write_whole
 from scripts.book.records import provenance, save_record
-from scripts.ch07_going_fast import keep_memory
-from scripts.ch08_training_run import (
+from scripts.ch08_going_fast import keep_memory
+from scripts.ch09_training_run import (
     TrainConfig,
     Trained,
     TrainingData,
@@ -37,8 +37,8 @@ from scripts.ch08_training_run import (
     prepare,
     writable,
 )
-from scripts.ch09_decoding_and_bleu import beam_translate, paired_difference
-from scripts.ch12_ablations_and_scaling import (
+from scripts.ch10_decoding_and_bleu import beam_translate, paired_difference
+from scripts.ch13_ablations_and_scaling import (
     FRACTIONS,
     MOST_EPOCHS,
     PART_WIDTH,
@@ -160,7 +160,7 @@ def study_runs(options: StudyOptions) -> list[StudyRun]:
 def translated(run: StudyRun, trained: Trained, data: TrainingData) -> dict[str, Any]:
     """Translations of the validation split by a beam of 4, and their BLEU."""
     sources, references = zip(*data.corpus["val"], strict=True)
-    # Chapter 9's cache walks the standard model; what it can't see decodes by the formula.
+    # Chapter 10's cache walks the standard model; what it can't see decodes by the formula.
     decode = beam_translate if run.row.way == "fast" else plain_translate
     texts = decode(trained, sources, beam=4)
     return {"bleu": round(corpus_bleu(texts, references).score, 3), "translations": texts}
@@ -278,7 +278,7 @@ def save_study(corpus: str, records: tuple[dict[str, Any], dict[str, Any]]) -> N
 def compare_translations(
     done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]], data: TrainingData, folder: Path
 ) -> None:
-    """Give each row's score its p against the base of the same seed: chapter 9's swaps."""
+    """Give each row's score its p against the base of the same seed: chapter 10's swaps."""
     references = [english for _, english in data.corpus["val"]]
     for (_, seed), (run, score) in done.items():
         base = done.get((THE_BASE, seed), (None, {}))[1]

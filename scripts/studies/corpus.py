@@ -1,4 +1,4 @@
-"""What chapter 6 says of Multi30k, from its files: `python -m scripts.studies.corpus`."""
+"""What chapter 7 says of Multi30k, from its files: `python -m scripts.studies.corpus`."""
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
     from scripts.book.command import launch
@@ -11,7 +11,7 @@ from typing import Any
 
 from scripts.book.command import as_typed, read, serve
 from scripts.book.records import provenance, save_record
-from scripts.ch06_multi30k import (
+from scripts.ch07_multi30k import (
     CORPUS_RECORD,
     BPETokenizer,
     build_vocab,
@@ -60,7 +60,7 @@ def unknown_words(pairs: dict[str, list[tuple[str, str]]]) -> list[dict[str, Any
 
 
 def multi30k_facts() -> dict[str, Any]:
-    """What chapter 6 says of Multi30k, computed from its files: about half a minute."""
+    """What chapter 7 says of Multi30k, computed from its files: about half a minute."""
     pairs = multi30k()
     texts = [text for pair in pairs["train"] for text in pair]
     test = pairs["test_2016_flickr"]

@@ -1,4 +1,4 @@
-"""What each ingredient of chapter 8's recipe is worth: `python -m scripts.studies.ingredients`.
+"""What each ingredient of chapter 9's recipe is worth: `python -m scripts.studies.ingredients`.
 
 The narrow preset is trained with one of them changed at a time. A run that is done is only read
 when the command is given again, so that it goes on where it stopped.
@@ -22,8 +22,8 @@ from scripts import runs_folder
 from scripts.book.command import as_typed, read, serve
 from scripts.book.files import write_whole
 from scripts.book.records import provenance, save_record
-from scripts.ch07_going_fast import keep_memory
-from scripts.ch08_training_run import (
+from scripts.ch08_going_fast import keep_memory
+from scripts.ch09_training_run import (
     PRESETS,
     TrainConfig,
     TrainingData,
@@ -35,7 +35,7 @@ from scripts.ch08_training_run import (
     prepare,
     writable,
 )
-from scripts.ch09_decoding_and_bleu import paired_difference
+from scripts.ch10_decoding_and_bleu import paired_difference
 from scripts.engine.checkpoints import saved_states
 from scripts.train import preset_named
 

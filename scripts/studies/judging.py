@@ -1,4 +1,4 @@
-"""Where a translator errs, chapter 9's record: `python -m scripts.studies.judging --save true`."""
+"""Where a translator errs, chapter 10's record: `python -m scripts.studies.judging --save true`."""
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
     from scripts.book.command import launch
@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from scripts.book.command import as_typed, read, serve
 from scripts.book.records import provenance, save_record, sha256
-from scripts.ch06_multi30k import load_corpus, source_ids, word_tokenizer
-from scripts.ch08_training_run import Trained, corpus_bleu, held_out_splits
-from scripts.ch09_decoding_and_bleu import (
+from scripts.ch07_multi30k import load_corpus, source_ids, word_tokenizer
+from scripts.ch09_training_run import Trained, corpus_bleu, held_out_splits
+from scripts.ch10_decoding_and_bleu import (
     DecodeOptions,
     beam_against_greedy,
     bleu_by_length,

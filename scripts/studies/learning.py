@@ -1,4 +1,4 @@
-"""Learning from models, chapter 12's recipes: `python -m scripts.studies.learning --save true`.
+"""Learning from models, chapter 13's recipes: `python -m scripts.studies.learning --save true`.
 
 It runs what is missing: the teacher's translations once, then for each seed every row, and the
 reverse model where it is needed first. Whatever took time is kept with all that decided it, and is
@@ -26,9 +26,9 @@ from scripts.book.command import as_typed, read, serve
 from scripts.book.files import write_whole
 from scripts.book.records import provenance, save_record, sha256
 from scripts.ch04_encoder_decoder import EncoderDecoder
-from scripts.ch06_multi30k import encode_pairs
-from scripts.ch07_going_fast import keep_memory
-from scripts.ch08_training_run import (
+from scripts.ch07_multi30k import encode_pairs
+from scripts.ch08_going_fast import keep_memory
+from scripts.ch09_training_run import (
     TrainConfig,
     Trained,
     TrainingData,
@@ -41,13 +41,13 @@ from scripts.ch08_training_run import (
     prepare,
     writable,
 )
-from scripts.ch09_decoding_and_bleu import (
+from scripts.ch10_decoding_and_bleu import (
     DecodeOptions,
     corpus_chrf,
     paired_difference,
     translate,
 )
-from scripts.ch12_ablations_and_scaling import (
+from scripts.ch13_ablations_and_scaling import (
     ALL_PAIRS,
     GREEDY_BACK,
     MINIMUM_RISK,
@@ -238,7 +238,7 @@ class RecipeStudy:
         return {k: round(v, 5) for k, v in score.items()} | {"translations": texts}
 
     def chance(self, name: str, seed: int) -> float | None:
-        """The p of a row's BLEU against the row that it has to beat: chapter 9's swaps."""
+        """The p of a row's BLEU against the row that it has to beat: chapter 10's swaps."""
         against = RECIPE_ROWS[name][1]
         if against is None:
             return None

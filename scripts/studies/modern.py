@@ -21,10 +21,10 @@ from scripts import runs_folder
 from scripts.book.command import as_typed, read, serve
 from scripts.book.records import RESULTS, load_record, provenance, save_record
 from scripts.ch01_attention import padding_mask, saved_bytes
-from scripts.ch05_training import BOS, LabelSmoothing, run_epoch
-from scripts.ch06_multi30k import make_batch, source_ids, token_batches
-from scripts.ch07_going_fast import keep_memory
-from scripts.ch08_training_run import (
+from scripts.ch06_training import BOS, LabelSmoothing, run_epoch
+from scripts.ch07_multi30k import make_batch, source_ids, token_batches
+from scripts.ch08_going_fast import keep_memory
+from scripts.ch09_training_run import (
     TrainConfig,
     Trained,
     TrainingData,
@@ -35,7 +35,7 @@ from scripts.ch08_training_run import (
     epoch_plan,
     prepare,
 )
-from scripts.ch13_since_2017 import (
+from scripts.ch14_since_2017 import (
     ENDS,
     VARIANTS,
     ModernOptions,

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from scripts.book.command import as_typed, read, serve
 from scripts.book.records import provenance, save_record
-from scripts.ch08_training_run import (
+from scripts.ch09_training_run import (
     PRESETS,
     TrainConfig,
     Training,

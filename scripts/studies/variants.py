@@ -1,4 +1,4 @@
-"""Chapter 11's three studies: `python -m scripts.studies.variants gpt`, `classify` or `translate`.
+"""Chapter 12's three studies: `python -m scripts.studies.variants gpt`, `classify` or `translate`.
 
 A run that is done is kept below the folder of runs and only read when the command is given again,
 so that it goes on where it was interrupted.
@@ -26,8 +26,8 @@ from scripts import runs_folder
 from scripts.book.command import as_typed, read, serve
 from scripts.book.files import write_whole
 from scripts.book.records import provenance, save_record
-from scripts.ch05_training import BOS, EOS, UNK
-from scripts.ch06_multi30k import (
+from scripts.ch06_training import BOS, EOS, UNK
+from scripts.ch07_multi30k import (
     BPETokenizer,
     Example,
     load_corpus,
@@ -35,8 +35,8 @@ from scripts.ch06_multi30k import (
     source_ids,
     token_batches,
 )
-from scripts.ch07_going_fast import fast_loss, keep_memory
-from scripts.ch08_training_run import (
+from scripts.ch08_going_fast import fast_loss, keep_memory
+from scripts.ch09_training_run import (
     TrainConfig,
     Trained,
     TrainingData,
@@ -46,8 +46,8 @@ from scripts.ch08_training_run import (
     pick_device,
     prepare,
 )
-from scripts.ch09_decoding_and_bleu import cached_greedy
-from scripts.ch11_variants import (
+from scripts.ch10_decoding_and_bleu import cached_greedy
+from scripts.ch12_variants import (
     GPT_CONFIGS,
     TRANSLATORS,
     Asked,

@@ -1,0 +1,420 @@
+"""Chapter 6: batches, label smoothing, schedules, accumulation, the loop, greedy decoding."""
+
+import importlib.util
+import inspect
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+from torch.optim.lr_scheduler import LambdaLR
+
+from scripts.ch01_attention import subsequent_mask
+from scripts.ch06_training import (
+    BOS,
+    COPY_VOCAB,
+    EOS,
+    HELD_OUT,
+    PAD,
+    Batch,
+    LabelSmoothing,
+    ScriptedModel,
+    TrainState,
+    adam_path,
+    batch_loss,
+    best_confidence,
+    bytes_kept,
+    copy_batches,
+    cosine_rate,
+    count_steps_forever,
+    cut_off,
+    exact_share,
+    gradient_norms,
+    greedy_decode,
+    grouped,
+    grouped_by_remainder,
+    inverse_sqrt_rate,
+    joined,
+    loss_curve,
+    mean_of_means_gradient,
+    penalty_by_multiplying,
+    penalty_curve,
+    pooled,
+    rate,
+    rate_with_a_patch,
+    rates_used,
+    run_epoch,
+    smoothed_targets,
+    smoothing_over_v_minus_2,
+    step_gradient,
+    tiny_model,
+    train_step,
+)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    """Every test in float64, and nothing of it left behind."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def logits_and_labels():
+    """Random logits (3, 5, 11) with a gradient, and labels (3, 5), two of them padding."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(3, 5, 11, generator=generator)
+    labels = torch.randint(1, 11, (3, 5), generator=generator)
+    labels[0, 3:] = PAD
+    return logits.requires_grad_(), labels
+
+
+def torch_smoothing(logits, labels, smoothing):
+    """The reference: PyTorch's own loss, summed."""
+    loss = nn.CrossEntropyLoss(label_smoothing=smoothing, ignore_index=PAD, reduction="sum")
+    return loss(logits.flatten(0, -2), labels.flatten())
+
+
+# --- batches ---
+
+
+def test_batch_shifts_by_one_and_counts_real_labels():
+    batch = Batch(torch.tensor([[5, 6, 3, 0]]), torch.tensor([[2, 7, 8, 9, 3, 0, 0]]))
+    assert batch.tgt.tolist() == [[2, 7, 8, 9, 3, 0]]
+    assert batch.tgt_y.tolist() == [[7, 8, 9, 3, 0, 0]]
+    assert batch.ntokens == 4
+    assert batch.src_mask.tolist() == [[[True, True, True, False]]]
+    assert torch.equal(batch.tgt_mask[0, :, :5], subsequent_mask(6)[0, :, :5])
+    assert not batch.tgt_mask[..., 5].any()
+
+
+def test_batch_moves_whole():
+    batch = next(copy_batches(1, 3, seed=0))
+    moved = batch.to("meta")
+    assert moved.ntokens == batch.ntokens
+    assert all(
+        getattr(moved, name).is_meta for name in ("src", "tgt", "tgt_y", "src_mask", "tgt_mask")
+    )
+
+
+def test_one_parallel_pass_equals_a_pass_for_each_prefix():
+    batch = next(copy_batches(1, 4, seed=1))
+    model = tiny_model(0)
+    at_once = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+    memory = model.encode(batch.src, batch.src_mask)
+    for t in range(batch.tgt.size(1)):
+        alone = model.decode(memory, batch.src_mask, batch.tgt[:, : t + 1], subsequent_mask(t + 1))
+        real = batch.tgt_y[:, t] != PAD
+        torch.testing.assert_close(at_once[real, t], alone[real, -1])
+
+
+# --- label smoothing ---
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.35, 1.0])
+def test_label_smoothing_equals_torch_in_value_and_gradient(logits_and_labels, smoothing):
+    logits, labels = logits_and_labels
+    ours, nll = LabelSmoothing(smoothing)(logits, labels)
+    reference = torch_smoothing(logits, labels, smoothing)
+    torch.testing.assert_close(ours, reference)
+    torch.testing.assert_close(nll, torch_smoothing(logits, labels, 0.0))
+    gradient, expected = (torch.autograd.grad(loss, logits)[0] for loss in (ours, reference))
+    torch.testing.assert_close(gradient, expected)
+    q = smoothed_targets(labels, 11, smoothing)
+    torch.testing.assert_close(gradient, (logits.softmax(-1) - q) * (labels != PAD).unsqueeze(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_label_smoothing_sums_half_precision_in_single(dtype):
+    logits = torch.randn(50, 300, generator=torch.Generator().manual_seed(6)).to(dtype)
+    labels = torch.randint(1, 300, (50,), generator=torch.Generator().manual_seed(7))
+    found = LabelSmoothing(0.1)(logits, labels)
+    expected = LabelSmoothing(0.1)(logits.float(), labels)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32 and torch.equal(ours, theirs)
+    in_half = -logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).sum()
+    assert in_half.dtype == dtype and abs(in_half.float() / expected[1] - 1) > 1e-4  # it matters
+
+
+def test_erratum_08_smoothing_is_cross_entropy_over_all_tokens(logits_and_labels):
+    logits, labels = logits_and_labels
+    reference = torch_smoothing(logits, labels, 0.1)
+    torch.testing.assert_close(LabelSmoothing(0.1)(logits, labels)[0], reference)
+    wrong = smoothing_over_v_minus_2(logits, labels, 0.1)
+    assert abs(wrong - reference) > 0.05 * reference  # another number …
+
+    even_bet, one = torch.zeros(1, 1000), torch.tensor([5])
+    assert math.isclose(LabelSmoothing(0.1)(even_bet, one)[1].exp().item(), 1000)
+    assert smoothing_over_v_minus_2(even_bet, one, 0.1).exp() < 900  # … and no perplexity
+
+
+def test_erratum_09_pictures_hold_no_nan():
+    curves = penalty_curve(14, (0.0, 0.1, 0.5))
+    assert all(math.isfinite(loss) for loss in curves["loss"])
+    assert smoothed_targets(torch.tensor([4, PAD]), 14, 0.1).isfinite().all()
+    p, q = torch.tensor([0.0, 0.5, 0.5]), torch.tensor([0.0, 0.9, 0.1])
+    assert penalty_by_multiplying(p, q).isnan()  # 0 · log 0
+    assert torch.special.xlogy(q, p).sum().isfinite()
+
+
+def test_smoothed_loss_is_least_where_the_model_equals_the_target():
+    for vocab, smoothing in ((10, 0.1), (50, 0.3)):
+        curve = penalty_curve(vocab, (smoothing,), points=2000)
+        lowest = curve.loc[curve["loss"].idxmin(), "p"]
+        assert abs(lowest - best_confidence(vocab, smoothing)) < 2e-3
+
+
+# --- optimizer, schedule, clipping ---
+
+
+def test_adam_by_formula_equals_torch():
+    gradients = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    weight = nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.Adam([weight], lr=0.1, betas=(0.9, 0.98), eps=1e-9)
+    for gradient, expected in zip(gradients, adam_path(gradients, 0.1), strict=True):
+        weight.grad = gradient
+        optimizer.step()
+        torch.testing.assert_close(weight.data, expected)
+
+
+def test_rate_is_the_papers():
+    assert abs(rate(4000, 512) - 6.9877e-4) < 1e-8
+    for n in (1, 10, 3999, 4000, 4001, 99_999):
+        expected = 512**-0.5 * min(n**-0.5, n * 4000**-1.5)
+        assert math.isclose(rate(n, 512), expected)
+        assert math.isclose(inverse_sqrt_rate(n, rate(4000, 512), 4000), expected)
+
+
+def test_cosine_rate_ends_just_after_the_last_step():
+    rates = [cosine_rate(n, 1.0, 10, 100) for n in range(1, 102)]
+    assert rates[9] == max(rates) == 1.0
+    assert all(a > b for a, b in zip(rates[9:], rates[10:], strict=False))
+    assert rates[99] > 0 and rates[100] == 0
+
+
+def test_erratum_11_schedule_advances_once_an_optimizer_step():
+    model = tiny_model(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+    scheduler = LambdaLR(optimizer, lambda done: rate(done + 1, 16, warmup=20))
+    data = copy_batches(25, 1, seed=0)
+    run_epoch(data, model, LabelSmoothing(), optimizer, scheduler, accumulate=10)
+    assert scheduler.last_epoch == 3  # 25 micro-batches: steps of 10, 10 and 5
+
+    def warmed_up(accumulate):
+        used = rates_used(lambda done: rate(done + 1, 16, warmup=40), 60, accumulate)
+        return used.index(max(used)) + 1
+
+    assert warmed_up(1) == 40
+    assert warmed_up(10) <= 5  # ten times too early
+
+
+def test_erratum_12_steps_count_from_one():
+    right = rates_used(lambda done: rate(done + 1, 512, warmup=5), 8)
+    assert right == [rate(n, 512, warmup=5) for n in range(1, 9)]
+    late = rates_used(lambda done: rate_with_a_patch(done, 512, warmup=5), 8)
+    assert late[0] == late[1] and late[1:] == right[:-1]
+    for step in (0, -1):
+        with pytest.raises(ValueError, match="from 1"):
+            rate(step, 512)
+
+
+# --- accumulation ---
+
+
+def test_accumulated_gradient_is_that_of_the_full_batch():
+    parts = [
+        next(copy_batches(1, n, seed=2, lengths=(low, 10))) for n, low in ((9, 10), (2, 3), (1, 1))
+    ]
+    model, criterion = tiny_model(3), LabelSmoothing(0.1)
+    full = step_gradient(model, [joined(parts)], criterion)
+    torch.testing.assert_close(step_gradient(model, parts, criterion), full)
+    wrong = mean_of_means_gradient(model, parts, criterion)
+    assert (wrong - full).norm() > 0.05 * full.norm()
+
+
+def test_erratum_10_groups_are_full_and_nothing_is_left_over():
+    numbers = list(range(1, 26))
+    groups = list(grouped(numbers, 10))
+    assert [len(group) for group in groups] == [10, 10, 5]
+    assert sum(groups, []) == numbers
+    wrong = list(grouped_by_remainder(numbers, 10))
+    assert [group[-1] for group in wrong] == [1, 11, 21]
+    assert sum(map(len, wrong)) == 21  # four are never used
+
+    micro = list(copy_batches(5, 2, seed=4))
+    model, criterion = tiny_model(0), LabelSmoothing(0.1)
+    full = step_gradient(model, [joined(micro)], criterion)
+    torch.testing.assert_close(step_gradient(model, next(grouped(micro, 5)), criterion), full)
+    first = step_gradient(model, next(grouped_by_remainder(micro, 5)), criterion)
+    assert (first - full).norm() > 0.05 * full.norm()
+
+
+def test_clipping_bounds_the_step_and_reports_the_norm_before():
+    model, criterion = tiny_model(0), LabelSmoothing(0.0)
+    batch = next(copy_batches(1, 4, seed=0))
+    free = step_gradient(model, [batch], criterion)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    report = run_epoch([batch], model, criterion, optimizer, clip=0.1)
+    bounded = parameters_to_vector(p.grad for p in model.parameters())
+    torch.testing.assert_close(report.grad_norms, [free.norm().item()])
+    torch.testing.assert_close(bounded, free * 0.1 / free.norm(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [math.inf, math.nan])
+def test_a_step_that_is_no_number_is_refused_before_a_weight_has_changed(wrong):
+    def spoiled(*given):
+        return [wrong * part for part in batch_loss(*given)]
+
+    def sound_loss_spoiled_gradient(*given):
+        loss, nll = batch_loss(*given)
+        loss.register_hook(lambda gradient: wrong * gradient)
+        return loss, nll
+
+    model, criterion = tiny_model(0), LabelSmoothing(0.1)
+    group = list(copy_batches(2, 3, seed=0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    for loss_of in (spoiled, sound_loss_spoiled_gradient):
+        with pytest.raises(FloatingPointError):
+            train_step(model, group, criterion, optimizer, clip=1.0, loss_of=loss_of)
+        assert torch.equal(parameters_to_vector(model.parameters()), before)
+        assert not optimizer.state  # nor have Adam's averages
+    train_step(model, group, criterion, optimizer)  # and a sound one goes through
+    assert not torch.equal(parameters_to_vector(model.parameters()), before)
+
+
+def test_a_group_that_is_part_of_a_step_is_divided_as_told():
+    """Two processes with a part each (chapter 9): their gradients add up to that of the whole."""
+    parts, criterion = list(copy_batches(2, 5, seed=3)), LabelSmoothing(0.1)
+    model = tiny_model(0)
+    whole = step_gradient(model, parts, criterion)
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    shares = []
+    for part in parts:
+        train_step(model, [part], criterion, still, per=sum(p.ntokens for p in parts))
+        shares.append(parameters_to_vector(p.grad for p in model.parameters()))
+    torch.testing.assert_close(shares[0] + shares[1], whole)
+
+
+# --- the loop ---
+
+
+def test_erratum_13_each_run_has_a_state_of_its_own():
+    default = inspect.signature(run_epoch).parameters["state"].default
+    assert default is None
+    data, model = list(copy_batches(3, 2, seed=0)), tiny_model(0)
+    for _ in range(2):
+        state = TrainState()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        run_epoch(data, model, LabelSmoothing(), optimizer, accumulate=2, state=state)
+        assert state == TrainState(steps=2, sentences=6, tokens=joined(data).ntokens)
+    before = count_steps_forever(0).steps
+    assert count_steps_forever(5).steps == before + 5  # the wrong one remembers
+
+
+def test_erratum_14_validation_is_plain_pooled_and_without_gradients():
+    model, criterion = tiny_model(0), LabelSmoothing(0.1)
+    data = [next(copy_batches(1, 9, seed=0)), next(copy_batches(1, 30, seed=0, lengths=(1, 1)))]
+    assert bytes_kept(lambda: run_epoch(data, model, criterion)) == 0
+    assert bytes_kept(lambda: batch_loss(model, data[0], criterion)) > 0
+
+    whole = joined([Batch(F.pad(b.src, (0, 11 - b.src.size(1))), b.tgt) for b in data])
+    logits = model.generator(model(whole.src, whole.tgt, whole.src_mask, whole.tgt_mask))
+    plain = torch_smoothing(logits, whole.tgt_y, 0.0) / whole.ntokens
+    ranks = [run_epoch([part], model, criterion) for part in data]
+    assert math.isclose(pooled(ranks).perplexity, plain.exp().item())
+    assert math.isclose(run_epoch(data, model, criterion).perplexity, plain.exp().item())
+    mean_of_means = math.exp(sum(rank.nll / rank.tokens for rank in ranks) / 2)
+    assert abs(mean_of_means / plain.exp() - 1) > 0.01
+    assert abs(math.exp(pooled(ranks).loss_per_token) / plain.exp() - 1) > 0.01
+
+
+def test_evaluation_switches_dropout_off_and_leaves_the_weights():
+    model = tiny_model(0)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    data = list(copy_batches(2, 3, seed=0))
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    losses = {run_epoch(data, model.train(), LabelSmoothing()).nll for _ in range(3)}
+    assert len(losses) == 1 and not model.training
+    assert torch.equal(before, parameters_to_vector(model.parameters()))
+
+
+# --- the copy task and greedy decoding ---
+
+
+def test_copy_batches_are_copies_and_held_out_ones_are_never_trained_on():
+    for held_out in (False, True):
+        for batch in copy_batches(3, 40, seed=5, held_out=held_out, lengths=(2, 9)):
+            assert (((batch.src.sum(1) - EOS) % HELD_OUT == 0) == held_out).all()
+            assert torch.equal(batch.src, batch.tgt_y)
+            assert (batch.tgt[:, 0] == BOS).all()
+            assert ((batch.src == EOS).sum(1) == 1).all()
+            assert batch.src.max() < COPY_VOCAB
+    again = [next(copy_batches(1, 4, seed=5)).src for _ in range(2)]
+    assert torch.equal(*again)
+
+
+def test_greedy_stops_at_the_end_and_pads_after_it():
+    script = torch.tensor([[5, EOS, 9, 9, 9, 9], [6, 7, 8, EOS, 9, 9]])
+    actor = ScriptedModel(script).train()
+    said = greedy_decode(actor, script, None, max_len=6)
+    assert said.tolist() == [[5, EOS, PAD, PAD], [6, 7, 8, EOS]]
+    assert actor.calls == 4 and actor.training
+    assert greedy_decode(actor.eval(), script, None, max_len=2).tolist() == [[5, EOS], [6, 7]]
+    assert not actor.training
+
+
+def test_greedy_takes_the_likeliest_and_ignores_the_company():
+    model = tiny_model(4, N=2)
+    batch = next(copy_batches(1, 5, seed=3))
+    said = greedy_decode(model, batch.src, batch.src_mask, max_len=6)
+    for row, source in enumerate(batch.src):
+        source = source[source != PAD].unsqueeze(0)  # alone, without padding
+        ids = torch.tensor([[BOS]])
+        while ids.size(1) < 7 and ids[0, -1] != EOS:
+            scores = model.generator(model(source, ids, None, subsequent_mask(ids.size(1))))
+            ids = torch.cat((ids, scores[:, -1].argmax(-1, keepdim=True)), 1)
+        expected = ids[0, 1:].tolist()
+        assert said[row].tolist() == expected + [PAD] * (said.size(1) - len(expected))
+
+
+def test_erratum_16_decoding_starts_where_training_started():
+    start = inspect.signature(greedy_decode).parameters["start_symbol"].default
+    batch = next(copy_batches(1, 4, seed=9))
+    assert start == BOS and (batch.tgt[:, 0] == start).all()
+    model = tiny_model(0, d_model=32)
+    assert loss_curve(model, [batch] * 80)[-1] < 0.1  # learned by heart
+    assert exact_share(model, [batch]) == 1.0
+    assert exact_share(model, [batch], start_symbol=PAD) < 1.0  # the wrong start
+
+
+# --- a model that doesn't learn ---
+
+
+def test_gradient_norms_find_what_is_cut_off():
+    batch = next(copy_batches(1, 4, seed=0))
+    assert all(norm > 0 for norm in gradient_norms(tiny_model(0, N=2), batch).values())
+    model = tiny_model(0, N=2)
+    cut_off(model.encoder)
+    silent = {part for part, norm in gradient_norms(model, batch).items() if norm == 0}
+    assert silent == {"source embedding", "encoder layer 1", "encoder layer 2"}
+
+
+# --- importing ---
+
+
+def test_erratum_24_importing_the_chapter_runs_no_example(capsys, root):
+    spec = importlib.util.find_spec("scripts.ch06_training")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert capsys.readouterr() == ("", "")
+    assert hasattr(module, "train_copy_task") and not hasattr(module, "copiers")
+    # Without the definitions-only import the training would run: it stands at the top level.
+    lines = (root / "scripts" / "ch06_training.py").read_text("utf-8").splitlines()
+    assert "copiers, curves = {}, {}" in lines

@@ -1,0 +1,466 @@
+"""Chapter 8: what is fast gives the same numbers; what is counted and timed is what is said."""
+
+import importlib.util
+import inspect
+import itertools
+import math
+import random
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT
+from torch import nn
+from torch.testing import assert_close
+
+from scripts import ch08_going_fast as ch08
+from scripts.ch01_attention import attention, count_flops
+from scripts.ch04_encoder_decoder import make_model, scramble
+from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing, batch_loss, run_epoch
+from scripts.ch07_multi30k import Example, make_batch
+from scripts.ch08_going_fast import (
+    FAST,
+    HALF,
+    PLAIN,
+    SMALL,
+    STATIC,
+    TINY,
+    AttentionCore,
+    Layout,
+    LinearCrossEntropy,
+    LinearProduct,
+    LinearReluDropout,
+    each_switch,
+    example_batch,
+    fast_loss,
+    forward_products,
+    keep_mask,
+    keep_scale,
+    loss_and_gradients,
+    random_words,
+    rows_loss,
+    series_model,
+    static_lengths,
+    step_flops,
+)
+
+CRITERION = LabelSmoothing(0.1)
+VARIANTS = {
+    "pre-norm, tied": {"norm_first": True, "tie": "all"},
+    "post-norm, untied": {"norm_first": False, "tie": "none"},
+    "learned positions": {"positions": "learned", "tie": "all"},
+    "narrow tables": {"width": 8, "tie": "all"},
+}
+
+
+@pytest.fixture(autouse=True)
+def keep_default_dtype():
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+def small_model(dtype, **options):
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    sizes = {"N": 2, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.1}
+    model = make_model(50, 50, **sizes | options)
+    scramble(model)
+    return model.eval()
+
+
+def name_of(how):
+    return ",".join(f"{k}={v}" for k, v in asdict(how).items() if v)
+
+
+def examples(count, longest, seed=0, vocab=50):
+    rng = random.Random(seed)
+
+    def ids(n):
+        return [rng.randrange(EOS + 1, vocab) for _ in range(n)]
+
+    sizes = [(rng.randint(1, longest), rng.randint(1, longest)) for _ in range(count)]
+    return [Example([*ids(s), EOS], [BOS, *ids(t), EOS]) for s, t in sizes]
+
+
+# The same numbers
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "dtype, outputs, gradients", [("float64", 1e-10, 1e-10), ("float32", 1e-5, 1e-4)]
+)
+def test_every_switch_gives_the_textbooks_numbers(variant, dtype, outputs, gradients):
+    model = small_model(getattr(torch, dtype), **VARIANTS[variant])
+    batch = example_batch(50)
+    expected = loss_and_gradients(batch_loss, model, batch)
+    for how in [*each_switch(), STATIC]:
+        found = loss_and_gradients(partial(fast_loss, how=how), model, batch)
+        for name in expected:
+            tolerance = outputs if name in ("loss", "nll") else gradients
+            close = {"rtol": tolerance, "atol": tolerance}
+            assert_close(found[name], expected[name], **close, msg=lambda m: f"{name_of(how)}: {m}")  # noqa: B023
+
+
+@pytest.mark.parametrize("how", [FAST, replace(FAST, packed=False), STATIC], ids=name_of)
+def test_a_batch_without_padding_is_no_special_case(how):
+    model = small_model(torch.float64)
+    batch = make_batch([Example([7, 8, EOS], [BOS, 9, EOS])] * 3)
+    expected = loss_and_gradients(batch_loss, model, batch)
+    assert_close(
+        loss_and_gradients(partial(fast_loss, how=how), model, batch),
+        expected,
+        rtol=1e-10,
+        atol=1e-10,
+    )
+
+
+@pytest.mark.parametrize("shorter, packs", [(1, False), (6, True)])
+def test_rows_are_for_batches_with_padding_and_never_change_the_numbers(shorter, packs):
+    """Eight pairs, some of them two tokens shorter: hardly any padding, or more than an eighth."""
+    pair, short = Example([7, 8, 9, EOS], [BOS, 9, 8, 7, EOS]), Example([7, EOS], [BOS, 9, EOS])
+    batch = make_batch([short] * shorter + [pair] * (8 - shorter))
+    assert ch08.rows_pay(batch.src != PAD) == ch08.rows_pay(batch.tgt_y != PAD) == packs
+    model = small_model(torch.float64)
+    expected = loss_and_gradients(batch_loss, model, batch)
+    found = loss_and_gradients(fast_loss, model, batch)
+    assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_training_by_the_fast_path_is_the_textbooks():
+    reports = []
+    for loss_of, fused in ((batch_loss, False), (fast_loss, True)):
+        model = small_model(torch.float64, dropout=0.0)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=fused)
+        batches = [make_batch(examples(8, 9, seed)) for seed in range(12)]
+        reports.append(run_epoch(batches, model, CRITERION, optimizer, clip=1.0, loss_of=loss_of))
+        reports[-1].after = run_epoch(batches, model, CRITERION, loss_of=loss_of)
+    assert math.isclose(reports[0].loss, reports[1].loss, rel_tol=1e-9)
+    assert math.isclose(reports[0].after.nll, reports[1].after.nll, rel_tol=1e-8)
+    assert_close(reports[0].grad_norms, reports[1].grad_norms, rtol=1e-8, atol=0.0)
+    assert reports[0].after.nll < reports[0].nll  # it did learn
+
+
+def test_too_long_a_sentence_is_refused_as_by_the_textbook():
+    model = small_model(torch.float64, max_len=4)
+    with pytest.raises(ValueError, match="longer than the maximum of 4"):
+        fast_loss(model, make_batch(examples(3, 9)), CRITERION)
+
+
+def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same():
+    model, batch = small_model(torch.float64), example_batch(50)
+    with torch.no_grad():
+        quiet = fast_loss(model, batch, CRITERION)
+    loud = fast_loss(model, batch, CRITERION)
+    assert not quiet[0].requires_grad and loud[0].requires_grad
+    rows, labels = torch.randn(6, 16), torch.arange(6)
+    with torch.no_grad():  # the logits' product alone
+        product = count_flops(lambda: rows_loss(model.generator, rows, labels, CRITERION, FAST))
+    assert product == 2 * 6 * 16 * 50
+    assert_close(quiet[0], loud[0].detach())
+
+
+def test_evaluation_has_no_dropout_and_training_has():
+    model, batch = small_model(torch.float64, dropout=0.5), example_batch(50)
+    assert fast_loss(model, batch, CRITERION)[0] == fast_loss(model, batch, CRITERION)[0]
+    model.train()
+    assert fast_loss(model, batch, CRITERION)[0] != fast_loss(model, batch, CRITERION)[0]
+
+
+# The pieces
+
+
+def fixed_seed(function):
+    def call(*inputs):
+        torch.manual_seed(1)
+        return function(*inputs)
+
+    return call
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_hand_written_backward_passes_are_the_derivatives(p):
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(2, 2, n, 3, requires_grad=True) for n in (3, 4, 4))
+    bias = torch.zeros(2, 1, 1, 4)
+    bias[1, ..., 2:] = -math.inf
+    core = fixed_seed(lambda q, k, v: AttentionCore.apply(q, k, v, bias, p))
+    assert torch.autograd.gradcheck(core, (q, k, v))
+    x = torch.randn(5, 4, requires_grad=True)
+    weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((6, 4), (6,)))
+    for onednn in (False, True):
+        hidden = fixed_seed(lambda *w: LinearReluDropout.apply(*w, p, onednn))  # noqa: B023
+        assert torch.autograd.gradcheck(hidden, (x, weight, bias))
+        product = lambda *w: LinearProduct.apply(*w, onednn)  # noqa: E731, B023
+        assert torch.autograd.gradcheck(product, (x, weight, bias))
+        narrow = torch.randn(3, 4, requires_grad=True)  # fewer columns out than in
+        assert torch.autograd.gradcheck(product, (x, narrow, torch.zeros(3, requires_grad=True)))
+    labels = torch.tensor([0, 5, 2, 2, 1])
+    for chunk in (2, 5):
+        loss = lambda *w: LinearCrossEntropy.apply(*w, labels, p / 4, chunk, False, True)[0]  # noqa: E731, B023
+        assert torch.autograd.gradcheck(loss, (x, weight, bias))
+
+
+def test_attention_core_without_dropout_is_chapter_1s_and_pytorchs():
+    torch.set_default_dtype(torch.float64)
+    q, k, v = (torch.randn(3, 2, n, 4) for n in (5, 6, 6))
+    bias = torch.zeros(3, 1, 1, 6)
+    bias[0, ..., 4:] = -math.inf
+    ours = AttentionCore.apply(q, k, v, bias, 0.0)
+    assert_close(ours, attention(q, k, v, bias)[0])
+    assert_close(ours, F.scaled_dot_product_attention(q, k, v, bias))
+
+
+def test_attention_core_drops_weights_and_not_outputs():
+    """With V the identity the output is the dropped weights: zeros, or the weight over 1 − p."""
+    torch.manual_seed(3)
+    q, k = torch.randn(2, 50, 2, 16, 8, dtype=torch.float64)
+    v = torch.eye(16, dtype=torch.float64).expand(50, 2, 16, 16)
+    plain, dropped = (AttentionCore.apply(q, k, v, None, p) for p in (0.0, 0.25))
+    assert_close(dropped[dropped != 0], (plain * keep_scale(0.25))[dropped != 0])
+    share = (dropped == 0).double().mean().item()
+    assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / dropped.numel())
+
+
+@pytest.mark.parametrize("p", [0.05, 0.1, 0.3, 0.5])
+def test_masks_have_the_rate_and_their_entries_are_independent(p):
+    torch.manual_seed(4)
+    mask = keep_mask((500, 1003), p, torch.empty(0))
+    assert mask.dtype == torch.get_default_dtype() and set(mask.unique().tolist()) == {0.0, 1.0}
+    dropped = 1 - mask.double()
+    assert abs(dropped.mean().item() - p) < 5 * math.sqrt(p * (1 - p) / mask.numel())
+    flat = dropped.flatten() - p
+    for lag in (1, 2, 3, 4, 1003):
+        together = (flat[:-lag] * flat[lag:]).mean().item() / (p * (1 - p))
+        assert abs(together) < 5 / math.sqrt(mask.numel())
+    assert abs(mask.mean().item() * keep_scale(p) - 1) < 0.01
+    assert not torch.equal(mask, keep_mask((500, 1003), p, torch.empty(0)))
+
+
+@pytest.mark.parametrize("how", [FAST, PLAIN, HALF], ids=["fast", "plain", "half"])
+def test_dropout_reaches_every_place_at_its_rate(how):
+    """Each site, when its rate is set, changes the loss; with all at 0 it is evaluation's."""
+    dtype = torch.float32 if how.half else torch.float64
+    model, batch = small_model(dtype, dropout=0.0), example_batch(50)
+    quiet = fast_loss(model, batch, CRITERION, how)[0]
+    model.train()
+    assert_close(fast_loss(model, batch, CRITERION, how)[0], quiet)
+    sites = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    assert len(sites) == 2 + 2 * (2 + 2) + 2 * (
+        3 + 3
+    )  # embeddings; sublayers, attention, feed-forward
+    for site in sites:
+        site.p = 0.5
+        assert fast_loss(model, batch, CRITERION, how)[0] != quiet
+        site.p = 0.0
+
+
+def test_onednn_gives_mkls_numbers_and_gradients():
+    torch.manual_seed(5)
+    inputs = [torch.randn(*shape, requires_grad=True) for shape in ((37, 24), (40, 24), (40,))]
+    results = [LinearProduct.apply(*inputs, True), F.linear(*inputs)]
+    assert_close(*results, rtol=1e-5, atol=1e-5)
+    probe = torch.randn_like(results[0])
+    found, expected = (torch.autograd.grad((r * probe).sum(), inputs) for r in results)
+    assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_layout_keeps_order_and_forgets_no_token():
+    real = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
+    layout = Layout(real, packed=True)
+    ids = torch.arange(9).view(3, 3)
+    assert layout.rows(ids).tolist() == [0, 1, 3, 6, 7, 8]
+    assert layout.positions.tolist() == [0, 1, 0, 0, 1, 2]
+    bias = layout.bias(torch.float32)
+    assert torch.equal(bias == 0, real[:, None, None]) and (bias[bias != 0] == -math.inf).all()
+    x = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
+    there = lambda x: layout.gather(layout.spread(x) * 2)  # noqa: E731
+    assert_close(there(x), 2 * x)
+    assert torch.autograd.gradcheck(there, (x,))
+
+
+def test_chunked_loss_takes_large_logits_and_confident_mistakes():
+    torch.set_default_dtype(torch.float64)
+    x, weight, bias = torch.randn(6, 3) * 400, torch.randn(9, 3), torch.randn(9)
+    labels = torch.arange(6)
+    found = LinearCrossEntropy.apply(x, weight, bias, labels, 0.1, 4, False, True)
+    expected = LabelSmoothing(0.1, padding_idx=-1)(F.linear(x, weight, bias), labels)
+    assert all(value.isfinite() for value in found)
+    assert_close(found, expected)
+
+
+def test_varlen_attention_has_no_dropout_still():
+    """Why the chapter leaves it: the day this fails, it is worth another look."""
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return  # an older PyTorch has none at all
+    varlen = importlib.import_module("torch.nn.attention.varlen")
+    assert not any("drop" in name for name in inspect.signature(varlen.varlen_attn).parameters)
+
+
+# Counting
+
+
+@pytest.mark.parametrize("shape", [TINY, replace(TINY, N=3, d_ff=48, h=4, norm_first=False)])
+@pytest.mark.parametrize("how", [None, PLAIN, replace(FAST, onednn=False), STATIC])
+def test_operations_by_hand_are_those_that_pytorch_counts(shape, how):
+    model = series_model(shape)
+    batch = make_batch([Example([5] * 6 + [EOS], [BOS] + [6] * 4 + [EOS])] * 4)  # no padding
+    loss_of = batch_loss if how is None else partial(fast_loss, how=how)
+    counted = count_flops(lambda: loss_of(model, batch, CRITERION)[0].backward())
+    # Our bias's gradient is a product, too: the exponentials by what they are divided by.
+    counted -= 2 * 4 * 5 * shape.vocab if how and how.loss == "ours" else 0
+    assert counted == step_flops(shape, [(7, 5)] * 4)
+
+
+def test_least_time_is_that_of_its_slower_roof():
+    lengths = [(16, 16)] * 128
+    flops, many = step_flops(SMALL, lengths), 1e30
+    assert_close(ch08.least_seconds(SMALL, lengths, 1e11, many), flops / 1e11, rtol=1e-6, atol=0.0)
+    traffic = 3 * sum(p.bytes for p in forward_products(SMALL, lengths))
+    adam = 28 * ch08.parameter_count(SMALL)
+    assert_close(
+        ch08.least_seconds(SMALL, lengths, many, 1e10), (traffic + adam) / 1e10, rtol=1e-6, atol=0.0
+    )
+
+
+def test_fitted_exponent_is_the_slope():
+    values = [1, 3, 9, 27]
+    assert math.isclose(ch08.fitted_exponent(values, [5 * v**1.5 for v in values]), 1.5)
+
+
+# Around the step
+
+
+THREADS_THAT_COME_AND_GO = """
+import resource, threading, torch
+from scripts.ch08_going_fast import keep_memory
+
+kept, faults = keep_memory(), []
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    thread = threading.Thread(target=torch.ones, args=(20_000_000,))  # 80 MB, 19,500 pages
+    thread.start()
+    thread.join()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(int(kept), *faults)
+"""
+
+
+def test_memory_is_kept_from_one_thread_to_the_next():
+    """The second thread gets the first one's pages: where it has a heap of its own, all are new."""
+    command = [sys.executable, "-c", THREADS_THAT_COME_AND_GO]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    kept, first, second = map(int, answer.split())
+    assert not kept or second < first / 5
+
+
+# Static shapes
+
+
+def test_static_widths_are_the_best_there_are():
+    rng = random.Random(6)
+    for shapes in (1, 2, 3):
+        some = [Example([EOS] * rng.randint(2, 12), [BOS] * rng.randint(3, 12)) for _ in range(40)]
+        sides = [ch08.longer_side(e) for e in some]
+        best = min(
+            ch08.cells(choice, sides)
+            for choice in itertools.combinations(sorted(set(sides)), shapes)
+            if choice[-1] == max(sides)
+        )
+        assert ch08.cells(static_lengths(some, shapes), sides) == best
+    assert static_lengths(some[:1], 8) == [ch08.longer_side(some[0])]  # fewer widths than asked for
+
+
+def test_pytorchs_attention_hears_that_the_mask_is_causal_and_sees_no_future():
+    """Masks given as numbers rule its fastest kernel out. The loss stays the textbook's."""
+    model, batch = series_model(TINY).eval(), ch08.example_batch(TINY.vocab)
+    with mock.patch.object(
+        ch08.F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
+    ) as asked:
+        found = fast_loss(model, batch, CRITERION, STATIC)
+    assert_close(found, batch_loss(model, batch, CRITERION))
+    causal = [call for call in asked.call_args_list if call.kwargs["is_causal"]]
+    assert len(causal) == TINY.N and all(call.args[3] is None for call in causal)
+
+
+# Sixteen bits
+
+UNIT = 2.0**-8  # what rounding to bfloat16 moves a number by, at most, as a share of it
+
+
+def within_rounding(found, a, b):
+    """Whether `found` is a @ b but for three roundings to bfloat16: both factors and the result."""
+    most = (3 * UNIT + 4 * UNIT**2) * (a.double().abs() @ b.double().abs())
+    return ((found.double() - a.double() @ b.double()).abs() <= most + 1e-30).all()
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("shape", [(40, 64, 48), (130, 32, 96), (33, 96, 32)])
+def test_a_product_in_16_bits_errs_by_its_roundings_alone(shape, onednn):
+    torch.manual_seed(6)
+    n, d, f = shape
+    x, weight, grad = torch.randn(n, d), torch.randn(f, d), torch.randn(n, f)
+    leaves = [x.bfloat16().requires_grad_(), weight.clone().requires_grad_()]
+    y = LinearProduct.apply(*leaves, torch.zeros(f), onednn)
+    y.backward(grad.bfloat16())
+    assert within_rounding(y, x, weight.T)
+    assert within_rounding(leaves[0].grad, grad, weight)
+    assert within_rounding(leaves[1].grad, grad.T, x)
+    assert (y.dtype, leaves[1].grad.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_softmax_and_loss_are_computed_in_32_bits():
+    """Their inputs are rounded; what comes after must add nothing that 16 bits would."""
+    torch.manual_seed(7)
+    q, k, v = (torch.randn(3, 2, n, 16).bfloat16() for n in (5, 6, 6))
+    wide = AttentionCore.apply(q.float(), k.float(), v.float(), None, 0.0)
+    assert_close(AttentionCore.apply(q, k, v, None, 0.0).float(), wide, rtol=0.0, atol=6 * UNIT)
+    x, weight, bias = torch.randn(60, 32), torch.randn(90, 32) / 8, torch.randn(90)
+    labels = torch.randint(90, (60,))
+    given = (weight, bias, labels, 0.1, 16, True, True)
+    exact = LinearCrossEntropy.apply(x.bfloat16().float(), *given)
+    halved = LinearCrossEntropy.apply(x.bfloat16(), *given)
+    assert halved[0].dtype == torch.float32
+    assert_close(halved, exact, rtol=1e-3, atol=0.0)
+
+
+def test_a_step_in_16_bits_is_no_further_off_than_autocast():
+    batch, error = example_batch(50), {"ours": [], "autocast": []}
+
+    def autocast(*given):
+        with torch.autocast("cpu", torch.bfloat16):
+            return batch_loss(*given)
+
+    for seed in range(6):
+        model = small_model(torch.float32)
+        scramble(model, seed)
+        exact = loss_and_gradients(batch_loss, model, batch)
+        for name, loss_of in (("ours", partial(fast_loss, how=HALF)), ("autocast", autocast)):
+            found = loss_and_gradients(loss_of, model, batch)
+            assert_close(found["loss"], exact["loss"], rtol=5e-3, atol=0.0)
+            pairs = [(found[n] - exact[n], exact[n]) for n, _ in model.named_parameters()]
+            parts = (
+                torch.cat([part.flatten() for part in one]) for one in zip(*pairs, strict=True)
+            )
+            off, whole = (part.norm().item() for part in parts)
+            error[name].append(off / whole)
+            assert all(found[n].dtype == torch.float32 for n in found)
+    assert sum(error["ours"]) < 1.2 * sum(error["autocast"])
+
+
+def test_random_bits_follow_from_pytorchs_generator_alone():
+    cpu = torch.device("cpu")
+    torch.manual_seed(8)
+    state = torch.get_rng_state()
+    first, second = random_words(1000, cpu), random_words(1000, cpu)
+    torch.set_rng_state(state)
+    assert first.equal(random_words(1000, cpu)) and second.equal(random_words(1000, cpu))
+    assert not first.equal(second)
+    ones = [(first >> bit & 1).double().mean().item() for bit in range(64)]
+    assert all(abs(share - 0.5) < 5 * 0.5 / math.sqrt(1000) for share in ones)  # the sign bit, too

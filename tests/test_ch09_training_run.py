@@ -1,0 +1,474 @@
+"""Chapter 9: settings, checkpoints, resuming, records, and what a mistake gets."""
+
+import ast
+import json
+import math
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts import ROOT, train
+from scripts import ch09_training_run as ch09
+from scripts.book.records import load_record, sha256
+from scripts.ch07_multi30k import load_corpus
+from scripts.engine.checkpoints import (
+    load_tensors,
+    newest_state,
+    save_tensors,
+    saved_states,
+    weights,
+)
+from scripts.studies import ingredients, speedrun
+
+TINY = replace(
+    ch09.PRESETS["sample"],
+    layers=1,
+    d_model=16,
+    d_ff=32,
+    heads=2,
+    vocab=500,
+    dropout=0.1,
+    epochs=2,
+    warmup=10,
+    device="cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def data():
+    """A few hundred pairs, enough to train on for a second."""
+    whole = ch09.prepare(TINY)
+    val = whole.corpus["val"][:8]
+    corpus = {"val": val, "test": val, "test_unseen": val}
+    return ch09.TrainingData(corpus, whole.tokenizer, whole.train[:200], whole.val[:8])
+
+
+@pytest.fixture
+def untrained(data):
+    torch.manual_seed(0)
+    model = ch09.build_model(TINY, len(data.tokenizer)).eval()
+    return ch09.Trained(model, data.tokenizer, TINY)
+
+
+def test_presets_have_the_sizes_the_chapter_names():
+    small, base = ch09.PRESETS["small"], ch09.PRESETS["base"]
+    assert (small.d_model, small.layers, small.d_ff, small.heads, small.vocab) == (
+        256,
+        3,
+        1024,
+        8,
+        8192,
+    )
+    assert small.tie == "all"
+    assert (base.d_model, base.layers, base.d_ff, base.heads) == (512, 6, 2048, 8)
+    assert not base.norm_first and base.schedule == "inverse_sqrt"
+
+
+def test_every_field_is_an_option():
+    for name, value in asdict(TINY).items():
+        if name != "publish":
+            option = [f"--{name}", str(value).lower()]
+            chosen, resume = train.parse(["--preset", "base", *option])
+            assert getattr(chosen, name) == value and not resume
+    assert train.parse(["--publish", "x", "--resume"])[0].publish == "x"
+    assert train.parse(["--resume"])[1]
+    assert train.parse(["--preset", "sample", "--epochs", "3"]) == (
+        replace(ch09.PRESETS["sample"], epochs=3),
+        False,
+    )
+
+
+def test_resuming_equals_never_stopping(data, tmp_path):
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    straight.mkdir()
+    broken.mkdir()
+    history = ch09.fit(TINY, data, straight)
+    first = ch09.Training(TINY, data, broken)
+    first.train_epoch()
+    first.end_epoch(history[0])
+    torch.manual_seed(12345)  # what happens between two sessions must not matter
+    ch09.fit(TINY, data, broken, resume=True)
+    one, other = (newest_state(run)[1] for run in (straight, broken))
+    assert one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+def test_both_paths_train_the_same_model(data, tmp_path, monkeypatch):
+    """Without dropout, whose masks differ, an epoch by either path ends at the same losses."""
+    calls = []
+    fast = ch09.fast_loss
+    monkeypatch.setattr(ch09, "fast_loss", lambda *a, **k: calls.append(1) or fast(*a, **k))
+    reports = {}
+    for path in ("fast", "textbook"):
+        before = len(calls)
+        training = ch09.Training(replace(TINY, dropout=0.0, path=path), data, tmp_path)
+        reports[path] = training.train_epoch()
+        assert training.optimizer.defaults["fused"]
+        assert (len(calls) > before) is (path == "fast")
+    assert reports["fast"].loss == pytest.approx(reports["textbook"].loss, rel=1e-4)
+    assert reports["fast"].nll == pytest.approx(reports["textbook"].nll, rel=1e-4)
+    assert ch09.TrainConfig().path == "fast"
+
+
+def test_the_best_model_is_kept_and_not_the_last(data, tmp_path):
+    training = ch09.Training(TINY, data, tmp_path)
+    row = {"epoch": 1, "val_bleu": 5.0}
+    training.end_epoch(row)
+    best = sha256(tmp_path / "model.safetensors")
+    with torch.no_grad():
+        next(training.model.parameters()).add_(1.0)
+    training.end_epoch(row | {"epoch": 2, "val_bleu": 4.0})
+    assert sha256(tmp_path / "model.safetensors") == best
+    training.end_epoch(row | {"epoch": 3, "val_bleu": 6.0})
+    assert sha256(tmp_path / "model.safetensors") != best
+
+
+def test_accumulation_counts_optimizer_steps(data, tmp_path):
+    training = ch09.Training(replace(TINY, accumulate=3, max_tokens=256), data, tmp_path)
+    plan = ch09.epoch_plan(training.config, data, 1)
+    assert {len(step) for step in plan} == {3}
+    training.train_epoch()
+    assert training.state.steps == len(plan)
+    expected = training.lr_at(training.state.steps)
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+def test_the_kind_of_a_step_is_decided_once_and_kept(data, tmp_path):
+    """`auto` takes what suits the device; it stands in the state, and another doesn't resume."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert ch09.resolved(TINY, cpu).step == "eager"
+    assert ch09.resolved(TINY, gpu).step == "graphed"
+    for changes, world in (
+        ({"compile": True}, 1),
+        ({"fused": False}, 1),
+        ({"bpe_dropout": 0.1}, 1),
+        ({}, 2),
+    ):
+        assert ch09.resolved(replace(TINY, **changes), gpu, world).step == "eager"
+        with pytest.raises(ValueError, match="--step graphed"):
+            ch09.resolved(replace(TINY, step="graphed", **changes), gpu, world)
+    assert ch09.resolved(replace(TINY, accumulate=2), gpu).step == "static"
+    with pytest.raises(ValueError, match="on a GPU"):
+        ch09.resolved(replace(TINY, step="graphed"), cpu)
+    config = replace(TINY, step="static", epochs=1)
+    training = ch09.Training(config, data, tmp_path)
+    training.train_epoch()
+    training.save()
+    assert ch09.Training(config, data, tmp_path, resume=True).state == training.state
+    with pytest.raises(ValueError, match=r"another --step \(static\)"):
+        ch09.Training(replace(config, step="eager"), data, tmp_path, resume=True)
+    on_cpu = replace(TINY, step="graphed")  # a model from a GPU is validated here all the same
+    assert callable(ch09.loss_function_of(on_cpu, cpu))
+
+
+def test_a_look_now_and_then_finds_what_a_look_each_step_does(data, tmp_path):
+    """As on a GPU: the report, and which step it was that went wrong."""
+    reports = []
+    for every in (1, 3):
+        training = ch09.Training(TINY, data, tmp_path)
+        training.every = every
+        reports.append(training.train_epoch())
+    assert reports[0] == reports[1] and len(reports[0].grad_norms) == training.done > 5
+    honest, calls = training.loss_of, []
+
+    def poisoned(*given):
+        calls.append(given)
+        loss, nll = honest(*given)
+        return (loss * math.nan if len(calls) == 2 else loss), nll
+
+    training.epoch, training.done, training.loss_of = 2, 0, poisoned
+    before = training.state.steps
+    with pytest.raises(ch09.Diverged, match=rf"^step {before + 2} \(epoch 2, step 2 of it"):
+        training.train_epoch()
+    assert len(calls) == 3 and not saved_states(tmp_path)
+    with pytest.raises(ch09.Diverged):
+        training.take.pending.append(torch.full((3,), math.nan))
+        training.save()  # nothing that went wrong is ever saved
+    assert not saved_states(tmp_path)
+
+
+def test_saved_models_load_as_they_were(untrained, tmp_path):
+    ch09.save_model(tmp_path, untrained)
+    loaded = ch09.load_model(tmp_path)
+    for name, tensor in weights(loaded.model).items():
+        assert tensor.equal(weights(untrained.model)[name].half().float())
+    assert loaded.model.src_embed[0].lut.weight is loaded.model.generator.proj.weight
+    sentence = "Ein Hund läuft über die Wiese."
+    assert loaded.tokenizer.encode(sentence) == untrained.tokenizer.encode(sentence)
+
+
+def test_translations_come_back_in_order():
+    trained = ch09.load_model(ROOT / "models" / "sample-de-en")
+    sentences = [german for german, _ in load_corpus("sample")["val"][:7]]
+    rows = [ch09.source_ids(sentence, trained.tokenizer) for sentence in sentences]
+    together = ch09.decode_rows(trained, rows, ch09.searcher(), batch_size=3)
+    assert together == [ch09.plain_translate(trained, [s])[0] for s in sentences]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "truncated",
+        "foreign",
+        "other configuration",
+        "no config",
+        "wrong config",
+        "config of the wrong types",
+        "config without heads",
+        "truncated tokenizer",
+        "foreign tokenizer",
+    ],
+)
+def test_a_damaged_model_is_refused_in_one_line(untrained, tmp_path, damage):
+    ch09.save_model(tmp_path, untrained)
+    path = tmp_path / "model.safetensors"
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:500])
+    elif damage == "foreign":
+        path.write_text("not a checkpoint")
+    elif damage == "other configuration":
+        save_tensors(path, {"weight": torch.zeros(2)}, {})
+    elif damage == "no config":
+        (tmp_path / "config.json").unlink()
+    elif damage.startswith("config"):
+        wrong = {"d_model": "wide"} if damage == "config of the wrong types" else {"heads": 0}
+        config = json.loads((tmp_path / "config.json").read_text()) | wrong
+        (tmp_path / "config.json").write_text(json.dumps(config))
+    elif damage.endswith("tokenizer"):
+        path = tmp_path / "tokenizer.model"
+        half = path.read_bytes()[: path.stat().st_size // 2]
+        path.write_bytes(half if damage.startswith("truncated") else b"not a tokenizer")
+    else:
+        (tmp_path / "config.json").write_text('{"layerz": 3}')
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        ch09.load_model(tmp_path)
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
+    training = ch09.Training(TINY, data, tmp_path)
+    training.end_epoch({"epoch": 1, "val_bleu": 1.0})
+    with pytest.raises(ValueError, match="another configuration"):
+        ch09.Training(replace(TINY, d_ff=64), data, tmp_path, resume=True)
+    with pytest.raises(ValueError, match="another --lr"):
+        ch09.Training(replace(TINY, lr=1e-5), data, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "argv", "word"),
+    [
+        (train, ["--preset", "smal"], "unknown preset"),
+        (train, ["--layerz", "3"], "layerz"),
+        (train, ["--layers", "three"], "layers"),
+        (train, ["--corpus", "wmt14"], "corpus"),
+        (train, ["--device", "a toaster"], "unknown device"),
+        (train, ["--preset", "sample", "--name", "/proc/nowhere"], "can't write"),
+        (train, ["--preset", "sample", "--resume", "--name", "never-started"], "no checkpoint"),
+        (ingredients, ["--seedz", "3"], "seedz"),
+        (ingredients, ["--preset", "wide"], "unknown preset"),
+        (speedrun, ["--preset", "wide"], "unknown preset"),
+        (speedrun, ["--target", "high"], "target"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2(
+    command, argv, word, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    assert command.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and word in error
+
+
+def test_asking_for_a_gpu_without_one(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert train.main(["--device", "cuda"]) == 2
+    assert "no usable GPU" in capsys.readouterr().err
+
+
+def test_averaging_identical_checkpoints_changes_nothing(untrained, tmp_path):
+    ch09.save_model(tmp_path, untrained)
+    path = tmp_path / "model.safetensors"
+    for name, mean in ch09.average_checkpoints([path] * 3).items():
+        torch.testing.assert_close(mean, load_tensors(path)[0][name].float())
+
+
+def test_averaging_is_the_mean(tmp_path):
+    paths = [tmp_path / f"{i}.safetensors" for i in range(4)]
+    values = torch.randn(4, 3, 2)
+    for path, value in zip(paths, values, strict=True):
+        save_tensors(path, {"w": value}, {})
+    torch.testing.assert_close(ch09.average_checkpoints(paths)["w"], values.mean(0))
+
+
+def test_erratum_25_training_runs_without_a_gpu(data, tmp_path, monkeypatch):
+    """A whole epoch on a machine whose CUDA calls all fail, as they do where there is no GPU."""
+
+    def no_gpu(*_):
+        raise RuntimeError("no NVIDIA driver on this machine")
+
+    monkeypatch.setattr(torch.cuda, "set_device", no_gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError):  # what an unconditional call does
+        torch.cuda.set_device(0)
+    history = ch09.fit(replace(TINY, epochs=1, device="auto"), data, tmp_path)
+    assert len(history) == 1 and (tmp_path / "model.safetensors").is_file()
+
+
+def test_the_whole_command_leaves_a_model_a_record_and_a_log(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(ch09, "prepare", lambda config: data)
+    monkeypatch.setitem(ch09.PRESETS, "sample", replace(TINY, epochs=1, name="one"))
+    assert train.main(["--preset", "sample"]) == 0
+    printed = capsys.readouterr().out
+    assert "test: BLEU" in printed and "reference" in printed
+    folder = tmp_path / "runs" / "one"
+    record = load_record("record", folder)
+    assert record["weights_sha256"] == sha256(folder / "model.safetensors")
+    assert (folder / "log.csv").read_text().count("\n") == 2
+    again = ch09.evaluate(ch09.load_model(folder), data.corpus["test"])
+    assert again["bleu"] == record["test"]["test"]["bleu"]
+
+
+def test_the_ablation_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
+    """Every ingredient trains; a run that is done is read, and not trained again."""
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    monkeypatch.setattr(ingredients, "prepare", lambda config: data)
+    monkeypatch.setitem(ch09.PRESETS, "narrow", replace(TINY, epochs=1, average=2, beam=2))
+    few = {name: ingredients.INGREDIENTS[name] for name in ("the recipe", "post-norm", "Muon")}
+    monkeypatch.setattr(ingredients, "INGREDIENTS", few)
+    options = ingredients.AblationOptions(corpus="sample", seeds=2, base_seeds=2)
+    record = ingredients.ablate(options)
+    assert record["repeat"].endswith(
+        "ingredients --corpus sample --seeds 2 --base_seeds 2 --save true"
+    )
+    assert [len(row["runs"]) for row in record["rows"].values()] == [2, 2, 2]
+    assert all(
+        0 <= row["runs"][0]["p"] <= 1 for name, row in record["rows"].items() if row["changes"]
+    )
+    assert not ch09.ingredient_table(record).empty and not ch09.free_table(record).empty
+    monkeypatch.setattr(ingredients, "fit", None)  # whoever trains now fails
+    assert ingredients.ablate(options)["rows"] == record["rows"]
+    fewer = ingredients.ablate(replace(options, seeds=1))  # more runs are there than are asked for
+    assert fewer["rows"] == record["rows"]
+    json.dumps(record)
+
+
+def test_every_ingredient_changes_what_the_preset_says():
+    narrow = ch09.PRESETS["narrow"]
+    for name, changes in ingredients.INGREDIENTS.items():
+        assert (replace(narrow, **changes) == narrow) is (name == "the recipe"), name
+
+
+def test_only_what_exceeds_the_spread_between_seeds_counts():
+    """Seeds are half a point apart: what is near, or one row among many, is not claimed."""
+
+    def row(*scores, changes=True):
+        changed = {"lr": 1.0} if changes else {}
+        return {
+            "changes": changed,
+            "runs": [{"seed": i, "best": score} for i, score in enumerate(scores)],
+        }
+
+    rows = {
+        "the recipe": row(31.0, 31.5, 32.0, changes=False),
+        "up": row(35.0, 35.5),
+        "down, one run": row(25.0),
+        "near": row(32.4, 31.9),
+        "alone": row(32.5, 32.6),
+    }
+    record = {"rows": rows}
+    assert ch09.beyond_noise(record) == {"up": "better", "down, one run": "worse"}
+    found = ch09.ingredient_verdicts(record)
+    assert found["alone"].p < 0.05 and not found["alone"].told  # it would pass by itself
+    table = ch09.ingredient_table(record)
+    assert table.loc["up", "against the recipe"] == "+3.8" and table.loc["near", "runs"] == 2
+    assert table.loc["the recipe", "p"] == ""
+
+
+def test_the_speed_run_stops_by_validation_and_reads_the_test_once(data, monkeypatch):
+    """Training ends with the first epoch that has the margin; only then is the test split read."""
+    read, scores = [], iter((40.0, 40.5, 39.0))
+
+    def judged(trained, pairs, *search):
+        read.append((len(pairs), trained.model.training))
+        return {"bleu": next(scores), "translations": []}
+
+    corpus = data.corpus | {"val": data.corpus["val"][:3]}
+    monkeypatch.setattr(speedrun, "prepare", lambda config: replace(data, corpus=corpus))
+    monkeypatch.setattr(speedrun, "evaluate", judged)
+    monkeypatch.setitem(ch09.PRESETS, "sample", replace(TINY, epochs=5))
+    options = speedrun.SpeedOptions(corpus="sample", preset="sample", device="cpu")
+    record = speedrun.speed_run(options)
+    assert [pairs for pairs, _ in read] == [3, 3, 8]  # two epochs' validation, then the test
+    assert [row["val_bleu"] for row in record["history"]] == [40.0, 40.5]
+    assert record["stopped_by_validation"] and not record["reached"]  # 39 isn't 40
+    assert (record["split"], record["test"]["bleu"], record["margin"]) == ("test", 39.0, 0.5)
+    assert record["warm_up_seconds"] > 0
+    assert record["seconds"] == record["history"][1]["seconds"] > record["history"][0]["seconds"]
+
+
+def test_a_speed_run_that_misses_its_target_ends_with_the_recipe(data, monkeypatch):
+    monkeypatch.setattr(speedrun, "prepare", lambda config: data)
+    monkeypatch.setitem(ch09.PRESETS, "sample", TINY)
+    options = speedrun.SpeedOptions("sample", "sample", target=101.0, device="cpu")
+    missed = speedrun.speed_run(options)
+    assert not missed["stopped_by_validation"] and not missed["reached"]
+    assert [row["epoch"] for row in missed["history"]] == [1, 2]
+
+
+def shipped() -> list[str]:
+    return sorted(path.name for path in (ROOT / "models").iterdir())
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_model_is_the_one_on_record(name):
+    record, folder = load_record(name), ROOT / "models" / name
+    assert record["weights_sha256"] == sha256(folder / "model.safetensors")
+    assert ch09.load_model(folder).config == ch09.TrainConfig(**record["config"])
+    assert (folder / "README.md").read_text("utf-8") == ch09.model_card(record)
+    limit = 2 if name == "sample-de-en" else 16
+    assert sum(path.stat().st_size for path in folder.iterdir()) < limit * 2**20
+
+
+def at_hand(corpus: str) -> bool:
+    return corpus == "sample" or bool(os.environ.get("MULTI30K_DIR"))
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_model_scores_what_its_record_says(name):
+    """The first test split where the corpus is at hand; the ten recorded translations anywhere."""
+    record, trained = load_record(name), ch09.load_model(ROOT / "models" / name)
+    config = trained.config
+    search = (config.beam, config.alpha)
+    if at_hand(config.corpus):
+        split = ch09.held_out_splits(load_corpus(config.corpus))[0]
+        again = ch09.evaluate(trained, load_corpus(config.corpus)[split], *search)
+        test = record["test"][split]
+        assert again["bleu"] == pytest.approx(test["bleu"], abs=0.1), split
+        assert again["signature"] == test["signature"] and again["search"] == test["search"]
+    sources = [sample["source"] for sample in record["samples"]]
+    recorded = [sample["translation"] for sample in record["samples"]]
+    same = sum(map(str.__eq__, ch09.plain_translate(trained, sources, *search), recorded))
+    assert same >= 9  # another machine's rounding may tip one
+
+
+def test_the_records_hold_the_bars():
+    sample = load_record("sample-de-en")
+    assert sample["test"]["test"]["bleu"] >= 95
+    assert "test_unseen" in sample["test"]
+    multi30k = load_record("multi30k-de-en")["test"]["test_2016_flickr"]
+    assert multi30k["bleu"] >= 40 and load_record("multi30k-de-en")["parameters"] <= 8e6
+    assert "test_2017_flickr" in load_record("multi30k-de-en")["test"]
+    assert "tok:13a" in multi30k["signature"] and "case:mixed" in multi30k["signature"]
+
+
+def test_nothing_is_unpickled():
+    """Neither a chapter nor its helpers call what can run code on loading."""
+    for path in Path(ROOT, "scripts").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called = ast.unparse(node.func)
+                assert called not in {"torch.load", "pickle.load", "pickle.loads"}, path.name

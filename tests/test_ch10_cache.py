@@ -1,0 +1,403 @@
+"""Chapter 10: a decoder that computes each token once says what the formula says."""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from scripts import ROOT
+from scripts import ch10_decoding_and_bleu as ch10
+from scripts.ch01_attention import padding_mask
+from scripts.ch04_encoder_decoder import make_model, scramble
+from scripts.ch06_training import BOS, EOS, PAD, greedy_decode
+from scripts.ch07_multi30k import load_corpus, pad_rows, source_ids
+from scripts.ch09_training_run import beam_search
+
+SOURCES = pad_rows([[4, 5, 6, 7, EOS], [7, EOS], [6, 6, 5, EOS], [8, 4, EOS], [5, 8, 8, EOS]])
+MASK = padding_mask(SOURCES)
+WAYS = (ch10.PrefixDecoding, ch10.CachedDecoding)
+
+
+def random_model(seed: int = 0, vocab: int = 9, **changes):
+    """A small model in double precision that is far from uniform."""
+    torch.manual_seed(seed)
+    shape = {"N": 2, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.3} | changes
+    model = make_model(vocab, vocab, **shape).double()
+    scramble(model, seed, 0.3)
+    with torch.no_grad():
+        model.generator.proj.weight.mul_(3)
+    return model
+
+
+MODELS = {
+    "post-norm": {},
+    "pre-norm": {"norm_first": True},
+    "tied": {"norm_first": True, "tie": "all"},
+    "decoder tied": {"tie": "decoder"},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("seed", range(4))
+def test_with_and_without_a_cache_every_step_is_the_same(kind, seed):
+    model = random_model(seed, 6, **MODELS[kind]).eval()
+    assert ch10.history_gap(model, steps=9) < 1e-11
+    assert ch10.history_gap(model, forgetful=True, steps=9) > 1e-6
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("seed", range(4))
+def test_cached_greedy_is_greedy_and_a_beam_of_one_too(kind, seed):
+    model = random_model(seed, **MODELS[kind])
+    expected = [ch10.until_end(row) for row in greedy_decode(model, SOURCES, MASK, 12).tolist()]
+    found = ch10.cached_greedy(model, SOURCES, MASK, 12).tolist()
+    assert [ch10.until_end(row) for row in found] == expected
+    best = [beams[0] for beams in ch10.cached_beam_search(model, SOURCES, MASK, 12, beam=1)]
+    assert [list(h.ids) for h in best] == [[i for i in row if i != EOS] for row in expected]
+    assert model.training  # dropout was off meanwhile, and is as it was
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("beam", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_the_beam_is_chapter_8s_to_the_last_hypothesis(seed, beam, alpha):
+    model = random_model(seed, norm_first=seed % 2 == 0)
+    expected = beam_search(model, SOURCES, MASK, 10, beam, alpha)
+    found = ch10.cached_beam_search(model, SOURCES, MASK, 10, beam, alpha)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert [h.ids for h in mine] == [h.ids for h in theirs]
+        assert [h.length for h in mine] == [h.length for h in theirs]
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.log_prob == pytest.approx(other.log_prob, rel=1e-10)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_wide_beam_is_brute_force(exact):
+    model, src = random_model(3, vocab=6).eval(), SOURCES[2:3, :3].clamp(max=5)
+    everything = ch10.every_hypothesis(model, src, vocab=6, max_len=3)
+    for alpha in (0.0, 0.6, 1.0):
+        ranked = sorted(everything, key=lambda h: -h.score(alpha))
+        found = ch10.cached_beam_search(model, src, None, 3, 6**3, alpha, exact)[0]
+        assert [h.ids for h in found] == [h.ids for h in ranked]
+
+
+def test_sentences_neither_help_nor_disturb_each_other():
+    """Alone or in a batch, in any order, with any padding: the same hypotheses."""
+    model = random_model(5, norm_first=True)
+    together = ch10.cached_beam_search(model, SOURCES, MASK, 10, beam=3)
+    for order in itertools.islice(itertools.permutations(range(5)), 0, 120, 17):
+        src = torch.nn.functional.pad(SOURCES[list(order)], (0, 3))
+        found = ch10.cached_beam_search(model, src, padding_mask(src), 10, beam=3)
+        assert [[h.ids for h in one] for one in found] == [
+            [h.ids for h in together[i]] for i in order
+        ]
+    for i, row in enumerate(SOURCES):
+        alone = ch10.cached_beam_search(model, row[row != PAD].unsqueeze(0), None, 10, beam=3)
+        assert [h.ids for h in alone[0]] == [h.ids for h in together[i]]
+
+
+# Stopping
+
+
+LATE = {  # the empty text and "no" have ended when the likeliest is still being written
+    ch10.START: {"so": 0.45, ch10.END: 0.40, "no": 0.15},
+    "so": {"be": 1.0},
+    "be": {"it": 1.0},
+    "it": {ch10.END: 1.0},
+    "no": {ch10.END: 1.0},
+}
+
+
+def test_an_exact_search_waits_for_a_better_text():
+    """The usual rule stops after two endings, while the likeliest text is still being written."""
+    book, src = ch10.PhraseBook(LATE), torch.tensor([[EOS]])
+    hasty, patient = (
+        ch10.cached_beam_search(book, src, None, 9, beam=2, alpha=0.0, exact=exact)[0]
+        for exact in (False, True)
+    )
+    assert hasty[0].ids == () and hasty[0].log_prob == pytest.approx(math.log(0.40))
+    assert book.text(patient[0].ids) == "so be it"
+    assert patient[0].log_prob == pytest.approx(math.log(0.45))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_exact_never_ends_with_less_and_sometimes_with_more(alpha):
+    """Over random models; and it finds what never stopping early finds."""
+    gains = 0
+    for seed in range(25):
+        model = random_model(seed)
+        runs = [
+            ch10.cached_beam_search(model, SOURCES, MASK, 8, 2, alpha, exact)
+            for exact in (False, True)
+        ]
+        for hasty, patient in zip(*runs, strict=True):
+            pairs = zip(hasty, patient, strict=False)
+            gaps = [patient.score(alpha) - hasty.score(alpha) for hasty, patient in pairs]
+            assert min(gaps) > -1e-9
+            gains += max(gaps) > 1e-9
+        endless = all_endings(model, 8, 2, alpha)
+        for patient, whole in zip(runs[1], endless, strict=True):
+            assert [h.ids for h in patient] == [h.ids for h in whole]
+    assert gains > 0
+
+
+def all_endings(model, max_len: int, beam: int, alpha: float):
+    """The same beam, which goes on to the length limit whatever has ended."""
+    with ch10.dropout_off(model), torch.no_grad():
+        search = ch10.Search(ch10.decoding_of(model, SOURCES, MASK), SOURCES, max_len, beam)
+        for step in range(1, max_len + 1):
+            search.advance(final=step == max_len)
+    return [sorted(found, key=lambda h: -h.score(alpha))[:beam] for found in search.finished]
+
+
+# The parts
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 8, 10])
+def test_the_best_logits_are_topks(k):
+    generator = torch.Generator().manual_seed(k)
+    for shape in ((20, 640), (20, 1000), (3, 64 * k), (3, 64 * k - 64 or 5)):
+        logits = torch.randn(shape, generator=generator)
+        logits[0] = -math.inf
+        logits[0, :k] = torch.arange(k).float()  # all in one block
+        for mine, theirs in zip(
+            ch10.best_logits(logits, k), logits.topk(min(k, shape[1])), strict=True
+        ):
+            assert torch.equal(mine, theirs)
+
+
+def test_a_cache_grows_beyond_its_first_room_and_ends_where_positions_end():
+    model = random_model(1).eval()
+    src, states = SOURCES[:2], []
+    with torch.no_grad():
+        for way in WAYS:
+            decoding = way(model, src, padding_mask(src))
+            steps = (decoding.step(torch.full((2, 1), 4)) for _ in range(70))
+            states.append([decoding.logits(x).log_softmax(-1) for x in steps])
+        for cached, plain in zip(*reversed(states), strict=True):
+            torch.testing.assert_close(cached, plain, rtol=1e-10, atol=1e-10)
+        decoding.length = ch10.MAX_LEN
+        with pytest.raises(ValueError, match=str(ch10.MAX_LEN)):
+            decoding.step(torch.full((2, 1), 4))
+
+
+def test_a_nucleus_is_the_fewest_tokens_that_suffice():
+    probabilities = torch.tensor([[0.05, 0.5, 0.25, 0.2], [0.97, 0.01, 0.01, 0.01]]).double()
+    for p, kept in ((0.49, (1, 1)), (0.7, (2, 1)), (0.76, (3, 1)), (0.96, (4, 1)), (1.0, (4, 4))):
+        drawn = ch10.sharpened(probabilities.log(), 1.0, top_p=p)
+        assert tuple((drawn > 0).sum(dim=1).tolist()) == kept
+        torch.testing.assert_close(drawn.sum(dim=1), torch.ones(2).double())
+        for row, kept_row in zip(drawn, probabilities, strict=True):
+            inside = kept_row[row > 0]
+            torch.testing.assert_close(row[row > 0], inside / inside.sum())
+    for wrong in (0.0, -1.0, 1.1):
+        with pytest.raises(ValueError, match="top_p"):
+            ch10.keep_nucleus(probabilities.log(), wrong)
+
+
+def test_a_sample_comes_with_its_own_log_probability():
+    """Whatever sharpened the draw, the score is the model's: that of teacher forcing."""
+    model = random_model(2, norm_first=True).eval()
+    generator = torch.Generator().manual_seed(0)
+    ids, log_probs = ch10.sample_decode(model, SOURCES, MASK, 9, 0.7, 5, 0.9, generator)
+    for src, row, log_prob in zip(SOURCES, ids.tolist(), log_probs.tolist(), strict=True):
+        text = torch.tensor([ch10.until_end(row)])
+        forced = ch10.forced_log_probs(model, src[src != PAD].unsqueeze(0), text)
+        assert forced.item() == pytest.approx(log_prob, rel=1e-10)
+
+
+# Whole corpora
+
+
+@pytest.mark.parametrize("width", [1, 4, 100, 600])
+def test_batches_hold_every_row_once_and_stay_within_bounds(width):
+    lengths = [1 + (7 * i) % 250 for i in range(700)]
+    batches = ch10.length_batches([[4] * n for n in lengths], width)
+    assert sorted(itertools.chain(*batches)) == list(range(700))
+    for batch in batches:
+        longest = max(lengths[i] for i in batch)
+        assert len(batch) == 1 or len(batch) * longest <= ch10.CELLS_READ
+        assert len(batch) == 1 or len(batch) * width <= ch10.PREFIXES
+        assert len(batch) == 1 or len(batch) * width * longest <= ch10.CELLS_SEEN
+    tops = [max(lengths[i] for i in batch) for batch in batches]
+    assert tops == sorted(tops, reverse=True)
+
+
+def test_cores_get_batches_of_equal_cost():
+    lengths = [5 + i % 30 for i in range(1000)]
+    for cores in (1, 2, 3, 8):
+        batches = ch10.length_batches([[4] * n for n in lengths], 1, cores)
+        assert len(batches) % cores == 0
+        costs = [
+            sum(lengths[i] for i in batch) + ch10.STEP_COST * lengths[batch[0]] for batch in batches
+        ]
+        assert max(costs) < 1.05 * min(costs)
+    assert sorted(len(b) for b in ch10.length_batches([[4, EOS]] * 3, 1, 2)) == [1, 2]
+    assert ch10.length_batches([], 4, 2) == []
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_jobs_run_side_by_side_and_come_back_in_order(two_threads):
+    meeting = threading.Barrier(2, timeout=20)
+
+    def work(job: int) -> tuple[int, int]:
+        if job < 2:
+            meeting.wait()  # returns only if another thread is here at the same time
+        time.sleep(0.01 * (5 - job))
+        return job, torch.get_num_threads()
+
+    assert ch10.on_threads(work, range(5)) == [(job, 1) for job in range(5)]
+    assert torch.get_num_threads() == 2
+    with pytest.raises(ZeroDivisionError):
+        ch10.on_threads(lambda job: 1 // job, [1, 0, 1])
+    assert torch.get_num_threads() == 2
+
+
+def test_threads_dont_switch_each_others_dropout_on(two_threads, monkeypatch):
+    model = random_model(4).train()
+    rows = [[4 + i % 4, 5, EOS] for i in range(12)]
+    monkeypatch.setattr(ch10, "PREFIXES", 2)
+    for _ in range(5):
+        found = ch10.search_rows(model, rows, ch10.cached_greedy)
+        texts = [ch10.until_end(row.tolist()) for row in found]
+        assert texts[:8:4] == texts[4::4]
+    assert all(part.training for part in model.modules())
+
+
+def rows_of(name: str) -> list[list[int]]:
+    """Sources for `name`: test_2016_flickr where it is at hand, else the sample corpus's test."""
+    at_hand = name == "multi30k-de-en" and os.environ.get("MULTI30K_DIR")
+    pairs = (
+        load_corpus("multi30k")["test_2016_flickr"] if at_hand else load_corpus("sample")["test"]
+    )
+    tokenizer = ch10.load_model(ROOT / "models" / name).tokenizer
+    return [source_ids(german, tokenizer) for german, _ in pairs]
+
+
+@pytest.mark.parametrize("name", ["sample-de-en", "multi30k-de-en"])
+def test_three_ways_to_be_greedy_on_a_whole_test_set(name):
+    """In double precision: the formula, the cache and a beam of one give identical ids."""
+    model, rows = ch10.load_model(ROOT / "models" / name, "cpu").model.double(), rows_of(name)
+    some = rows[:: 1 if name == "multi30k-de-en" else 4]
+    plain, cached = (
+        [ch10.until_end(row.tolist()) for row in ch10.search_rows(model, some, search, width)]
+        for search, width in ((greedy_decode, 8), (ch10.cached_greedy, 1))
+    )
+    assert plain == cached
+    beams = ch10.search_rows(model, some, ch10.partial(ch10.cached_beam_search, beam=1))
+    assert [list(found[0].ids) for found in beams] == [
+        row[:-1] if row[-1] == EOS else row for row in cached
+    ]
+
+
+def test_five_beams_of_a_thousand_sentences_fit_in_memory():
+    """Peak resident memory, PyTorch and all, stays under 1.5 GiB; no text is missing."""
+    code = """
+import re
+from pathlib import Path
+from scripts import ch10_decoding_and_bleu as ch10
+from scripts.ch07_multi30k import load_corpus
+trained = ch10.load_model(ch10.ROOT / "models" / "multi30k-de-en", "cpu")
+corpus = load_corpus("sample")
+texts = [german for german, _ in (corpus["test"] + corpus["train"])[:1000]]
+assert len(texts) == 1000 and all(ch10.beam_translate(trained, texts, beam=5))
+# Not getrusage: its peak is inherited from the process that started this one.
+print(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(result.stdout) * 1024 < 1.5 * 2**30
+
+
+def test_the_start_symbol_is_the_one_that_training_used():
+    decoding = ch10.CachedDecoding(random_model().eval(), SOURCES, MASK)
+    with torch.no_grad():
+        first = decoding.logits(decoding.step(torch.full((len(SOURCES), 1), BOS))).argmax(dim=-1)
+    assert torch.equal(first, greedy_decode(random_model(), SOURCES, MASK, 1).squeeze(1))
+
+
+# The screen: 8 bits propose, a bound decides
+
+
+def rough_table(outlier: float) -> torch.nn.Linear:
+    """A table whose largest entry sets the unit in which all others are rounded."""
+    if not ch10.exact_in_8_bits():
+        pytest.fail("no exact product of 8-bit integers here: the screen would be off")
+    torch.manual_seed(0)
+    table = torch.nn.Linear(48, 4096, dtype=torch.float32).requires_grad_(False)
+    table.weight.mul_(2)
+    table.weight[5, 3] = outlier
+    return table
+
+
+@pytest.fixture
+def screened():
+    table = rough_table(2.0)
+    return ch10.Screen(table), table, torch.randn(64, 48, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(("outlier", "asks"), [(0.5, False), (2.0, False), (100.0, True)])
+def test_the_screen_finds_what_the_whole_product_finds(outlier, asks):
+    """However coarse the rounding; where little is excluded, it asks for all of it."""
+    table, asked = rough_table(outlier), []
+    x = torch.randn(64, 48, dtype=torch.float32)
+
+    def outputs(rows):
+        asked.append(len(rows))
+        return table(rows)
+
+    assert torch.equal(ch10.Screen(table).largest(x, outputs), table(x).argmax(dim=1))
+    assert bool(asked) == asks
+    nothing = torch.zeros(2, 48, dtype=torch.float32)
+    assert torch.equal(ch10.Screen(table).largest(nothing, table), table(nothing).argmax(dim=1))
+
+
+def test_a_rounded_output_is_never_further_off_than_the_bound(screened):
+    screen, table, x = screened
+    rough, unit, error = screen.roughly(x)
+    assert ((rough * unit - table(x)).abs() <= error.unsqueeze(1)).all()
+
+
+def test_without_the_bound_the_screen_would_be_wrong(screened):
+    screen, table, x = screened
+    rough, unit, _ = screen.roughly(x)
+    rows, places = screen.candidates(rough, torch.zeros(len(x)))
+    assert torch.equal(places[rows.unique(return_counts=True)[1].cumsum(0) - 1], rough.argmax(1))
+    assert not torch.equal(rough.argmax(1), table(x).argmax(1))
+
+
+def test_nothing_that_could_be_the_largest_is_excluded(screened):
+    """Of each row, exactly the places within two bounds of its best coarse value are left."""
+    screen, _, x = screened
+    rough, unit, error = screen.roughly(x)
+    kept = torch.zeros(rough.shape, dtype=torch.bool)
+    kept[screen.candidates(rough, error / unit)] = True
+    least = rough.amax(dim=1) - (2 * error / unit).ceil().int()
+    assert torch.equal(kept, rough >= least.unsqueeze(1))
+    assert 1 < kept.sum(dim=1).float().mean() < 64
+
+
+def test_greedy_with_the_screen_is_greedy_in_single_precision():
+    """The shipped model in float32: the screened search, and the whole product at each step."""
+    trained = ch10.load_model(ROOT / "models" / "multi30k-de-en", "cpu")
+    ready = ch10.PreparedModel(trained.model.eval())
+    assert ready.screen is not None or not ready.vocabulary.onednn
+    rows = [source_ids(german, trained.tokenizer) for german, _ in load_corpus("sample")["test"]]
+    src = pad_rows(rows[:100])
+    quick = ch10.cached_greedy(ready, src, padding_mask(src), 40)
+    ready.screen = None
+    assert torch.equal(ch10.cached_greedy(ready, src, padding_mask(src), 40), quick)

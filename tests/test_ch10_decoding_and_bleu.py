@@ -1,0 +1,459 @@
+"""Chapter 10: searches against brute force, BLEU against sacreBLEU, the command with bad input."""
+
+import dataclasses
+import importlib
+import json
+import math
+import random
+
+import pytest
+import torch
+from sacrebleu.metrics import CHRF
+
+from scripts.ch01_attention import padding_mask
+from scripts.ch04_encoder_decoder import make_model
+from scripts.ch06_training import BOS, EOS, PAD, greedy_decode
+from scripts.ch07_multi30k import BPETokenizer, pad_rows, sample_corpus
+from scripts.ch09_training_run import (
+    TrainConfig,
+    Trained,
+    average_checkpoints,
+    beam_search,
+    build_model,
+    corpus_bleu,
+    dropout_off,
+    next_log_probs,
+    plain_translate,
+    save_model,
+)
+from scripts.ch10_decoding_and_bleu import (
+    NEXT_WORD,
+    DecodeOptions,
+    PhraseBook,
+    beam_by_hand,
+    beam_translate,
+    bleu_parts,
+    every_hypothesis,
+    forced_log_probs,
+    keep_top,
+    sample_decode,
+    sharpened,
+    tokens_13a,
+    tokens_after_end,
+    translate,
+    wrong_average,
+    wrong_greedy,
+    wrong_translate,
+)
+from scripts.engine.checkpoints import save_tensors, weights
+
+VOCAB = 6  # the four special ids and two more: small enough to write down all that can be said
+
+
+def tiny_model(vocab: int = VOCAB, seed: int = 0, dropout: float = 0.0):
+    """An untrained model whose distributions are far from flat."""
+    torch.manual_seed(seed)
+    model = make_model(vocab, vocab, N=1, d_model=16, d_ff=32, h=2, dropout=dropout)
+    with torch.no_grad():
+        model.generator.proj.weight.mul_(6)
+    return model.double().eval()
+
+
+@pytest.fixture(scope="module")
+def sources() -> torch.Tensor:
+    return pad_rows([[4, 5, 4, EOS], [5, EOS], [4, 4, 5, 5, 4, EOS]])  # (3, 6)
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[tuple[str, str]]:
+    return sample_corpus()["val"]
+
+
+@pytest.fixture(scope="module")
+def trained(lines) -> Trained:
+    """An untrained translator with dropout: what matters here is how it is called."""
+    tokenizer = BPETokenizer.train((line for pair in lines for line in pair), 300)
+    config = TrainConfig(corpus="sample", layers=1, d_model=32, d_ff=32, heads=2, dropout=0.3)
+    torch.manual_seed(3)
+    return Trained(build_model(config, len(tokenizer)).eval(), tokenizer, config)
+
+
+@pytest.fixture(scope="module")
+def folder(trained, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    save_model(path, trained)
+    return path
+
+
+# Searching
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_beam_of_one_is_greedy_decoding(seed, sources):
+    model = tiny_model(40, seed)
+    mask = padding_mask(sources)
+    found = beam_search(model, sources, mask, max_len=12, beam=1)
+    for hypotheses, row in zip(
+        found, greedy_decode(model, sources, mask, 12).tolist(), strict=True
+    ):
+        expected = row[: row.index(EOS)] if EOS in row else row
+        assert len(hypotheses) == 1 and list(hypotheses[0].ids) == expected
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_a_wide_beam_finds_what_brute_force_finds(alpha):
+    model, src = tiny_model(), torch.tensor([[4, 5, 4, EOS]])
+    everything = every_hypothesis(model, src, VOCAB, max_len=3)
+    assert math.isclose(sum(math.exp(h.log_prob) for h in everything), 1.0, rel_tol=1e-9)
+    best = sorted(everything, key=lambda h: -h.score(alpha))
+    found = beam_search(model, src, None, max_len=3, beam=VOCAB**3, alpha=alpha)[0]
+    assert [h.ids for h in found] == [h.ids for h in best]
+    for ours, theirs in zip(found, best, strict=True):
+        assert math.isclose(ours.log_prob, theirs.log_prob, rel_tol=1e-9)
+        assert ours.length == theirs.length
+
+
+@pytest.mark.parametrize("beam", [1, 2, 3, 8])
+def test_each_score_is_that_of_its_text(beam, sources):
+    model = tiny_model(30, seed=7)
+    for src, found in zip(
+        sources, beam_search(model, sources, padding_mask(sources), 10, beam), strict=True
+    ):
+        assert len(found) == beam
+        assert [h.score(0.6) for h in found] == sorted((h.score(0.6) for h in found), reverse=True)
+        for h in found:
+            scored = [*h.ids, EOS][: h.length]
+            alone = src[src != PAD].unsqueeze(0)
+            forced = forced_log_probs(model, alone, torch.tensor([scored])).item()
+            assert math.isclose(forced, h.log_prob, rel_tol=1e-9)
+
+
+def test_a_batch_gives_what_each_sentence_gives_alone(sources):
+    model = tiny_model(30, seed=1)
+    together = beam_search(model, sources, padding_mask(sources), 10, beam=3)
+    for src, found in zip(sources, together, strict=True):
+        alone = beam_search(model, src[src != PAD].unsqueeze(0), None, 10, beam=3)[0]
+        assert [h.ids for h in alone] == [h.ids for h in found]
+
+
+@pytest.mark.parametrize("beam", [1, 2, 3, 4])
+def test_tensors_search_as_the_plain_python_does(beam):
+    book = PhraseBook()
+    by_hand, _ = beam_by_hand(NEXT_WORD, beam)
+    found = beam_search(book, torch.tensor([[EOS]]), None, 10, beam, alpha=0.0)[0]
+    assert [book.text(h.ids) for h in found] == [" ".join(words[:-1]) for words, _ in by_hand]
+    for h, (_, p) in zip(found, by_hand, strict=True):
+        assert math.isclose(math.exp(h.log_prob), p, rel_tol=1e-9)
+
+
+def test_a_beam_that_keeps_only_the_best_k_loses_its_way():
+    """Were only K candidates kept, one that ends would cost a prefix: here "b", the better one."""
+    table = {
+        "<s>": {"</s>": 0.5, "a": 0.3, "b": 0.2},
+        "a": {"</s>": 0.1, "x": 0.3, "y": 0.3, "z": 0.3},
+        "b": {"x": 1.0},
+    }
+    book = PhraseBook(table)
+    found = beam_search(book, torch.tensor([[EOS]]), None, 5, beam=2, alpha=0.0)[0]
+    assert [book.text(h.ids) for h in found] == ["", "b x"]
+
+
+def test_the_length_limit_holds_and_a_beam_needs_room(sources):
+    model = tiny_model(30)
+    for limit in (1, 2, 5):
+        for found in beam_search(model, sources, padding_mask(sources), limit, beam=3):
+            assert found and all(h.length <= limit for h in found)
+    with pytest.raises(ValueError, match="at least 1"):
+        beam_search(model, sources, None, 5, beam=0)
+
+
+# Sampling
+
+
+def test_sampling_follows_the_sharpened_distribution():
+    book, src = PhraseBook(), torch.full((20_000, 1), EOS)
+    ids = sample_decode(book, src, None, 1, 0.5, generator=torch.Generator().manual_seed(0))[0]
+    drawn = torch.bincount(ids[:, 0], minlength=len(book.words)) / len(src)  # (V,)
+    squared = book.log_table[BOS].exp() ** 2  # p^(1/T) with T = 1/2, not yet a distribution
+    torch.testing.assert_close(drawn.double(), squared / squared.sum(), atol=0.012, rtol=0)
+    assert not torch.allclose(drawn.double(), book.log_table[BOS].exp(), atol=0.03)  # T = 1 differs
+
+
+def test_a_low_temperature_or_a_single_choice_is_greedy(sources):
+    model = tiny_model(30, seed=2)
+    mask = padding_mask(sources)
+    greedy = greedy_decode(model, sources, mask, 10)
+    for how in ({"temperature": 1e-300}, {"top_k": 1}, {"temperature": 5.0, "top_k": 1}):
+        assert torch.equal(sample_decode(model, sources, mask, 10, **how)[0], greedy)
+
+
+def test_top_k_keeps_exactly_k():
+    flat = torch.zeros(2, 5)  # ties: a threshold would keep all five
+    assert torch.equal(keep_top(flat, 2).isfinite().sum(dim=1), torch.tensor([2, 2]))
+    p = sharpened(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), 1.0, top_k=2)
+    torch.testing.assert_close(p, torch.tensor([[0, 0, 1, math.e]]).double() / (1 + math.e))
+    for bad in ({"temperature": 0.0}, {"temperature": math.nan}, {"temperature": 1, "top_k": 0}):
+        with pytest.raises(ValueError):
+            sharpened(flat, **bad)
+
+
+def test_samples_repeat_with_their_seed(trained, lines):
+    texts = [source for source, _ in lines[:5]]
+    first, again, other = (
+        translate(trained, texts, DecodeOptions(sample=True, seed=seed)) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+# What the well-known page gets wrong
+
+
+def test_erratum_15_decoders_switch_dropout_off(trained, lines):
+    texts = [source for source, _ in lines[:4]]
+    calm = translate(trained, texts)
+    greedy = translate(trained, texts, DecodeOptions(beam=1))
+    trained.model.train()
+    try:
+        for seed in range(3):
+            torch.manual_seed(seed)
+            assert translate(trained, texts) == calm
+            assert translate(trained, texts, DecodeOptions(beam=1)) == greedy
+        assert trained.model.training and all(part.training for part in trained.model.modules())
+        wrong = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            wrong.append(tuple(wrong_translate(trained, texts)))
+        assert len(set(wrong)) > 1  # the same sentences, and another answer each time
+    finally:
+        trained.model.eval()
+
+
+def test_dropout_comes_back_after_an_error(trained):
+    trained.model.train()
+    try:
+        with pytest.raises(RuntimeError), dropout_off(trained.model):
+            assert not trained.model.training
+            raise RuntimeError
+        assert all(part.training for part in trained.model.modules())
+    finally:
+        trained.model.eval()
+
+
+def test_erratum_17_greedy_is_batched_and_stops(sources):
+    book = PhraseBook()
+    src = torch.full((7, 1), EOS)
+    ours = greedy_decode(book, src, None, max_len=30)
+    assert ours.shape == (7, 4)  # a sentence of three words and eos, then it stops
+    assert tokens_after_end(ours) == 0
+    wrong = torch.cat([wrong_greedy(book, row.unsqueeze(0), 30) for row in src])
+    assert torch.equal(wrong[:, :4], ours) and wrong.shape == (7, 30)
+    assert tokens_after_end(wrong) == 7 * 26
+
+
+def test_erratum_20_bleu_is_measured_on_whole_texts(lines):
+    references = [english for _, english in lines[:50]]
+    outputs = [english.lower().replace("gray", "grey") for english in references]
+    ours = corpus_bleu(outputs, references)
+    assert "case:mixed" in ours.signature and "tok:13a" in ours.signature
+    wrong = corpus_bleu([o.lower() for o in outputs], [r.lower() for r in references])
+    assert wrong.score > ours.score + 1  # a lower-cased figure passes over the missing capitals
+    letters = corpus_bleu([" ".join(o) for o in outputs], [" ".join(r) for r in references])
+    assert letters.score > ours.score + 1  # the finer the tokens, the more of them match
+
+
+def test_erratum_23_the_average_of_equals_is_the_same(trained, folder, tmp_path):
+    same = average_checkpoints([folder / "model.safetensors"] * 3)
+    for name, tensor in weights(trained.model).items():
+        torch.testing.assert_close(same[name], tensor.half().float(), rtol=0, atol=0)
+    paths = []
+    for number, value in enumerate((1.0, 2.0, 6.0)):
+        paths.append(tmp_path / f"{number}.safetensors")
+        save_tensors(paths[-1], {"w": torch.full((2,), value)}, {})
+    torch.testing.assert_close(average_checkpoints(paths)["w"], torch.full((2,), 3.0))
+    tensors = [torch.full((2,), value) for value in (1.0, 2.0, 6.0)]
+    assert not torch.allclose(wrong_average(tensors), torch.full((2,), 3.0))
+    with pytest.raises(TypeError):
+        torch.sum(*tensors)  # several tensors are no argument of sum
+
+
+# BLEU
+
+
+def test_bleu_by_hand_equals_sacrebleu():
+    rng = random.Random(0)
+    for words, size in (("abc", 1), ("abcd", 3), ("abcdefghij", 20), ("ab.,!'-", 8)):
+        for _ in range(10):
+            outputs, references = (
+                [" ".join(rng.choices(words, k=rng.randrange(1, 12))) for _ in range(size)]
+                for _ in range(2)
+            )
+            theirs = corpus_bleu(outputs, references)
+            ours = bleu_parts(
+                *([tokens_13a(text) for text in side] for side in (outputs, references))
+            )
+            assert math.isclose(ours.score, theirs.score, rel_tol=1e-9, abs_tol=1e-9)
+            assert (ours.matches, ours.totals) == (theirs.counts, theirs.totals)
+            assert ours.brevity_penalty == pytest.approx(theirs.bp)
+
+
+def test_bleu_of_nothing_is_zero():
+    for outputs in ([""], ["one two"], ["x y z w"]):
+        parts = bleu_parts([outputs[0].split()], [["a", "b", "c", "d"]])
+        assert parts.score == corpus_bleu(outputs, ["a b c d"]).score == 0.0
+
+
+# Translating
+
+
+def test_order_is_kept_and_empty_stays_empty(trained, lines):
+    texts = [source for source, _ in lines[:6]]
+    mixed = [texts[0], "", *texts[1:3], "  \t", *texts[3:], "\u3000"]
+    out = translate(trained, mixed, DecodeOptions(beam=2))
+    assert out[1] == out[4] == out[8] == ""
+    alone = translate(trained, texts, DecodeOptions(beam=2))
+    assert [t for i, t in enumerate(out) if i not in (1, 4, 8)] == alone
+    assert translate(trained, []) == []
+
+
+def test_the_searches_here_are_those_of_chapter_8(trained, lines):
+    texts = [source for source, _ in lines[:20]]
+    assert translate(trained, texts, DecodeOptions(beam=1)) == plain_translate(trained, texts)
+    assert beam_translate(trained, texts, beam=1) == plain_translate(trained, texts)
+    by_beam = beam_translate(trained, texts, beam=3, alpha=0.8)
+    assert by_beam == plain_translate(trained, texts, beam=3, alpha=0.8)
+
+
+def test_strange_text_is_no_trouble(trained):
+    strange = [
+        "😀🎉",
+        "\x01\x02\x1b[31m",
+        "\u202eabc",
+        "漢字 und ا",
+        "\u2028",
+        "a\rb",
+        "�",
+        "¿" * 40,
+    ]
+    out = translate(trained, strange, DecodeOptions(beam=2))
+    assert len(out) == len(strange) and not any("\n" in text for text in out)
+
+
+def test_a_text_that_is_too_long_is_refused(trained):
+    with pytest.raises(ValueError, match="sentence 2 has .* takes 256"):
+        translate(trained, ["Ein Hund.", "Hund " * 10_000])
+
+
+# The command
+
+
+def command(name: str, *argv: str, capsys) -> tuple[int, list[str], str]:
+    """Exit code, lines of output, and what went to standard error."""
+    code = importlib.import_module(f"scripts.{name}").main(argv)
+    captured = capsys.readouterr()
+    return code, captured.out.split("\n")[:-1], captured.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["evaluate", "sing"], "unrecognized"),
+        (["export", "x", "y"], "unrecognized"),
+        (["translate", "x", "--volume", "11"], "unrecognized"),
+        (["translate", "x", "--beam", "0"], "beam must be from 1"),
+        (["translate", "x", "--beam", "many"], "beam"),
+        (["translate", "x", "--alpha", "nan"], "alpha"),
+        (["translate", "x", "--sample", "--temperature", "0"], "temperature"),
+        (["translate", "x", "--sample", "--top_k", "0"], "top_k"),
+        (["translate", "x", "--top_k", "3"], "add --sample"),
+        (["translate", "x", "--sample", "--seed", "-1"], "seed"),
+        (["translate", "x", "--model", "no/such/folder"], "no config.json"),
+        (["translate", "x", "--device", "abacus"], "unknown device"),
+        (["evaluate", "--split", "none"], "choose from train"),
+        (["evaluate", "--corpus", "bible"], "corpus"),
+        (["evaluate", "--source", "no.de", "--reference", "no.en"], "no file"),
+        (["evaluate", "--source", "no.de"], "go together"),
+    ],
+)
+def test_bad_commands_get_one_line(argv, says, folder, capsys):
+    if "--model" not in argv:
+        argv = [*argv, "--model", str(folder)]
+    code, out, err = command(*argv, capsys=capsys)
+    assert (code, out) == (2, [])
+    assert err.startswith("error: ") and err.count("\n") == 1 and says in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_is_said(folder, capsys):
+    argv = ("translate", "x", "--model", str(folder), "--device", "cuda")
+    code, _, err = command(*argv, capsys=capsys)
+    assert code == 2 and "no usable GPU" in err
+
+
+@pytest.mark.parametrize("part", ["model.safetensors", "tokenizer.model", "config.json"])
+@pytest.mark.parametrize("fault", ["missing", "truncated", "another"])
+def test_a_damaged_model_gets_one_line(part, fault, folder, tmp_path, capsys):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    target = tmp_path / part
+    if fault == "missing":
+        target.unlink()
+    elif fault == "truncated":
+        target.write_bytes(target.read_bytes()[: len(target.read_bytes()) // 2])
+    elif part == "config.json":
+        config = json.loads(target.read_text()) | {"d_model": 48, "heads": 3}
+        target.write_text(json.dumps(config))
+    elif part == "tokenizer.model":
+        english = (english for _, english in sample_corpus()["val"])
+        BPETokenizer.train(english, 200).save(target)
+    else:
+        save_tensors(target, {"w": torch.zeros(1)}, {})
+    code, out, err = command("translate", "x", "--model", str(tmp_path), capsys=capsys)
+    assert (code, out) == (2, []) and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_evaluate_scores_files_with_a_signature(folder, trained, lines, tmp_path, capsys):
+    pairs = lines[:12]
+    german, english = tmp_path / "a.de", tmp_path / "a.en"
+    german.write_text("".join(f"{s}\n" for s, _ in pairs), "utf-8")
+    english.write_text("".join(f"{t}\n" for _, t in pairs), "utf-8")
+    files = ("--source", str(german), "--reference", str(english), "--model", str(folder))
+    code, out, _ = command("evaluate", *files, "--beam", "1", capsys=capsys)
+    half = Trained(trained.model, trained.tokenizer, trained.config)
+    outputs = translate(half, [s for s, _ in pairs], DecodeOptions(beam=1))
+    score = corpus_bleu(outputs, [t for _, t in pairs])
+    assert code == 0 and out[0].startswith(
+        f"a.de: BLEU {score.score:.2f}  greedy  ({score.signature})"
+    )
+    references = [t for _, t in pairs]
+    lower = corpus_bleu(outputs, references, lowercase=True)
+    assert out[1] == f"a.de: lower-cased BLEU {lower.score:.2f}  ({lower.signature})"
+    chrf = CHRF()
+    letters = chrf.corpus_score(outputs, [references]).score
+    assert out[2] == f"a.de: chrF2 {letters:.2f}  ({chrf.get_signature()})"
+    assert "case:lc" in out[1] and "nc:6" in out[2]
+    assert f"  reference    {pairs[0][1]}" in out
+    for content, says in (
+        (b"only one line\n", "12 source lines but 1"),
+        (b"\xff\xfe\n" * 12, "not UTF-8"),
+        (b"", "empty"),
+    ):
+        english.write_bytes(content)
+        code, out, err = command("evaluate", *files, capsys=capsys)
+        assert (code, out) == (2, []) and says in err and err.count("\n") == 1
+    code, _, err = command("evaluate", *files, "--corpus", "sample", capsys=capsys)
+    assert code == 2 and "not both" in err
+
+
+def test_options_are_checked_in_python_too():
+    assert DecodeOptions().in_words() == "beam 4, alpha 0.6"
+    assert dataclasses.replace(DecodeOptions(), beam=1).in_words() == "greedy"
+    with pytest.raises(ValueError, match="beam"):
+        DecodeOptions(beam=0)
+
+
+def test_next_log_probs_is_a_distribution(sources):
+    model = tiny_model(30)
+    memory = model.encode(sources, padding_mask(sources))
+    prefix = torch.full((3, 1), BOS)
+    log_probs = next_log_probs(model, memory, padding_mask(sources), prefix)
+    torch.testing.assert_close(log_probs.exp().sum(dim=-1), torch.ones(3, dtype=torch.float64))

@@ -1,0 +1,526 @@
+"""The command `translate`: a line out for each line in, whatever they hold, and a clean way out."""
+
+import io
+import itertools
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts import translate as command
+from scripts.ch03_embeddings_and_positions import MAX_LEN
+from scripts.ch06_training import EOS
+from scripts.ch07_multi30k import sample_corpus, source_ids
+from scripts.ch09_training_run import Hypothesis, Trained, beam_search, load_model
+from scripts.ch10_decoding_and_bleu import DecodeOptions
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLE = ("--model", str(ROOT / "models/sample-de-en"), "--device", "cpu")
+GREEDY = (*SAMPLE, "--beam", "1")
+DOG, CAT = "Ein Hund schläft im Garten.", "Eine Katze schläft."
+LONGEST = 120  # seconds that any wait may take, on a machine that does much else
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    return load_model(ROOT / "models/sample-de-en")
+
+
+@pytest.fixture(scope="module")
+def german() -> list[str]:
+    """Distinct sentences, each of which the tokenizer gives back as it was."""
+    return list(dict.fromkeys(source for source, _ in sample_corpus()["train"]))
+
+
+@pytest.fixture
+def translate(trained, monkeypatch, capsysbinary):
+    """Runs the command in this process: bytes in, and (exit code, bytes out, standard error)."""
+    monkeypatch.setattr(command, "load_model", lambda folder, device: trained)
+
+    def run(data: bytes, *argv: str) -> tuple[int, bytes, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        code = command.main(argv)
+        out, err = capsysbinary.readouterr()
+        return code, out, err.decode()
+
+    return run
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    """Puts a search in the place of ours that says what it was asked, and is done at once."""
+
+    def search(trained, rows, options, nbest=1):
+        return [[Hypothesis(tuple(row[:-1]), -1.0, len(row))] if row[:-1] else [] for row in rows]
+
+    monkeypatch.setattr(command, "decode_hypotheses", search)
+
+
+def count_lines(data: bytes) -> int:
+    """What only a newline separates; a last line without one counts."""
+    return data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+
+
+def split(out: bytes) -> list[str]:
+    """Output as lines; each ends in a newline."""
+    assert out == b"" or out.endswith(b"\n")
+    return out.decode().split("\n")[:-1]
+
+
+# A line for each line
+
+
+def test_texts_a_file_and_standard_input_give_the_same(translate, tmp_path):
+    data = f"{DOG}\n\n \t\n{CAT}".encode()
+    path = tmp_path / "captions.de"
+    path.write_bytes(data)
+    code, out, err = translate(data, *GREEDY)
+    assert (code, err) == (0, "")
+    lines = split(out)
+    assert lines[1:3] == ["", ""] and lines[0] and lines[3] and lines[0] != lines[3]
+    assert translate(b"", *GREEDY, "--input", str(path)) == (0, out, "")
+    assert translate(b"", DOG, "", " \t", CAT, *GREEDY) == (0, out, "")
+    assert translate(b"", data.decode(), *GREEDY) == (0, out, "")
+    assert translate(data + b"\n", *GREEDY) == (0, out, "")  # its last newline ends the last line
+    assert translate(b"", *GREEDY) == (0, b"", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["null", "true", "1.5", "[1, 2]", "a: b", "{a: b}", "@x", "\udcff"]
+)
+def test_a_text_is_a_text_whatever_it_looks_like(text, translate, echo):
+    """The parser of the options reads YAML; texts must not be read so."""
+    code, out, _ = translate(b"", text, *GREEDY)
+    _, piped, _ = translate(text.encode("utf-8", "surrogateescape"), *GREEDY)
+    assert (code, out) == (0, piped) and out.count(b"\n") == 1
+
+
+def test_only_a_newline_ends_a_line(translate, echo):
+    for end in ("\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"):
+        code, out, err = translate(f"Hund{end}Hund\n{end}\n{end}Hund{end}".encode(), *GREEDY)
+        lines = split(out)
+        assert (code, err, len(lines)) == (0, "", 3) and lines[1] == ""
+        assert lines[0].count("Hund") == 2 and lines[2] == "Hund", repr(end)
+
+
+def test_windows_line_ends_change_nothing(translate):
+    ends = (f"{DOG}\n\n{CAT}\n".replace("\n", end).encode() for end in ("\n", "\r\n"))
+    assert len({translate(data, *GREEDY) for data in ends}) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\0",
+        f"{DOG}\0",
+        "😀🎉 Hund 👩‍👩‍👧",
+        "\u202eשלום עולם\u202c",
+        "كلب ينام في الحديقة",
+        "漢字",
+        "\x01\x02\x1b[31m",
+        "e\u0301" * 40,
+        "¿" * 300,
+        "|||",
+        "▁",
+        "</s>",
+        "\ufeff",
+    ],
+)
+def test_any_text_gives_one_line(text, translate):
+    code, out, err = translate(f"{text}\n{DOG}\n".encode(), *GREEDY)
+    alone = translate(f"{DOG}\n".encode(), *GREEDY)[1]
+    assert (code, err, out.count(b"\n")) == (0, "", 2) and out.endswith(b"\n" + alone)
+
+
+def test_bytes_that_are_no_text_are_replaced_and_said_once(translate, echo):
+    data = b"Hund\nHund \xff\xfe Hund \x80\n\xc3\nHund \xf0\x9f\x98\nHund \xef\xbf\xbd\n"
+    code, out, err = translate(data, *GREEDY)
+    assert code == 0 and split(out) == ["Hund", "Hund Hund", "", "Hund", "Hund"]
+    assert re.findall(r"note: line (\d) is not UTF-8 .* U\+FFFD.*\n", err) == ["2", "3", "4"]
+    assert err.count("\n") == 3  # the last line holds U+FFFD itself, which is valid
+
+
+def test_random_bytes_keep_their_number_of_lines(translate, echo):
+    rng = random.Random(0)
+    kinds = [b"\n", b"\r\n", b"\0", b"\xff", b" ", b"Hund", "ä\u2028😀".encode(), b"\xc3", b"\x85"]
+    for _ in range(150):
+        parts = (
+            rng.choice((rng.choice(kinds), rng.randbytes(3))) for _ in range(rng.randrange(80))
+        )
+        data = b"".join(parts)
+        code, out, err = translate(data, *GREEDY)
+        assert (code, out.count(b"\n")) == (0, count_lines(data)), data
+        assert len(split(out)) == len(out.decode().splitlines()), data  # no other line end either
+        assert re.fullmatch(r"(note: line \d+ is not UTF-8 .*\n)*", err), data
+
+
+def test_random_bytes_through_the_model(translate):
+    data = random.Random(1).randbytes(1200).replace(b"a", b"\n")
+    data += b"\n".join(random.Random(2).randbytes(9) for _ in range(40))
+    code, out, _ = translate(data, *GREEDY)
+    assert (code, out.count(b"\n")) == (0, count_lines(data))
+
+
+def test_an_output_holds_no_line_end(trained, monkeypatch, echo):
+    class Loose:
+        """A tokenizer that another might train: its pieces hold line ends."""
+
+        def decode(self, ids):
+            return "a\nb\r\nc\u2028d\x85"
+
+    loose = replace(trained, tokenizer=Loose())
+    assert command.best_texts(loose, [[5, EOS]], DecodeOptions())[0][0][0] == "a b c d"
+
+
+# Much
+
+
+def test_a_hundred_thousand_lines_come_out_in_order(translate, echo, german):
+    lines = [text if i % 5 == 0 else "" for i, text in zip(range(100_000), itertools.cycle(german))]
+    code, out, err = translate("\n".join(lines).encode() + b"\n", *GREEDY)
+    assert (code, err) == (0, "") and split(out) == lines
+
+
+def test_a_real_search_keeps_the_order_over_many_groups(translate, german):
+    """Groups end where the reading stops, and each is sorted by length: nothing may show of it."""
+    texts = ["" if i % 7 == 3 else german[i % 5] for i in range(600)]
+    outputs = split(translate("\n".join(german[:5]).encode(), *GREEDY)[1])
+    once = dict(zip(german[:5], outputs, strict=True))
+    code, out, _ = translate("\n".join(texts).encode(), *GREEDY)
+    assert len(set(once.values())) == 5
+    assert code == 0 and split(out) == [once.get(text, "") for text in texts]
+
+
+MEASURE = """
+import resource, sys
+from scripts import translate
+from scripts.ch09_training_run import Hypothesis
+
+def echo(trained, rows, options, nbest=1):
+    return [[Hypothesis(tuple(row[:-1]), -1.0, len(row))] if row[:-1] else [] for row in rows]
+
+def peak():  # MB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+translate.decode_hypotheses = echo
+small, large, model = sys.argv[1:]
+assert translate.main(["--input", small, "--model", model, "--device", "cpu"]) == 0
+before = peak()
+assert translate.main(["--input", large, "--model", model, "--device", "cpu"]) == 0
+print(peak() - before, file=sys.stderr)
+"""
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path, german):
+    """A line of 100 MB and 200,000 more: together 110 MB, of which a few are ever held."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(b"Hund " * 20_000 + b"\n" + b"Hund\n" * 2000)
+    with large.open("wb") as file:
+        for _ in range(100):
+            file.write(b"Hund " * 200_000)
+        file.write(b"\n" + f"{german[0]}\n\n\n\n".encode() * 50_000)
+    argv = [sys.executable, "-c", MEASURE, str(small), str(large), SAMPLE[1]]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, timeout=LONGEST)
+    assert done.returncode == 0, done.stderr
+    *_, note, grown = done.stderr.decode().splitlines()
+    assert "line 1 has 100,000,000 bytes" in note
+    assert done.stdout.count(b"\n") == 2001 + 200_001
+    assert float(grown) < 30
+
+
+@pytest.mark.parametrize("unit", ["Hund ", "Hund", "ä", "😀", " ", "\0", "\xff"])
+def test_a_line_of_five_megabytes_costs_what_a_cut_one_does(unit, translate, echo):
+    raw = unit.encode("latin-1" if unit == "\xff" else "utf-8")
+    started = time.perf_counter()
+    code, out, err = translate(b"x\n" + raw * (5_000_000 // len(raw)) + b"\ny\n", *GREEDY)
+    seconds = time.perf_counter() - started
+    assert (code, out.count(b"\n")) == (0, 3)
+    assert re.match(r"note: line 2 .*has 5,000,000 bytes \(only the first 65,536", err)
+    assert err.count("\n") == 1 and seconds < 3  # all of it would take a minute for some
+
+
+def test_a_long_line_is_cut_and_translated_like_its_beginning(translate, trained):
+    def timed(data: bytes) -> tuple[float, tuple[int, bytes, str]]:
+        started = time.perf_counter()
+        return -started + (done := translate(data, *GREEDY), time.perf_counter())[1], done
+
+    words = MAX_LEN - 1
+    while len(trained.tokenizer.encode("Hund " * words)) >= MAX_LEN:
+        words -= 1
+    normal, (_, fits, silent) = timed(b"Hund " * words + b"\n")
+    assert silent == "" and len(trained.tokenizer.encode("Hund " * words)) >= MAX_LEN - 2
+    longer, (code, out, err) = timed(b"\n" + b"Hund " * 1_000_000 + b"\n")
+    assert code == 0 and out.count(b"\n") == 2 and out.startswith(b"\n")
+    assert re.fullmatch(
+        r"note: line 2 has 5,000,000 bytes \(.*\) and has [\d,]+ tokens \(.* 256 .*\)\n", err
+    )
+    assert longer < 3 * normal + 2
+    _, _, err = translate(b"Hund " * 1000, *GREEDY)
+    assert re.fullmatch(
+        r"note: line 1 has \d,\d+ tokens \(only the first 256 are translated\)\n", err
+    )
+
+
+def test_a_letter_at_the_cut_is_left_out_not_replaced(trained, capsys):
+    data = b"x" + "ä".encode() * command.LINE_BYTES  # the limit falls into the middle of a letter
+    ((line,),) = command.line_groups(io.BytesIO(data + b"\n"))
+    command.encode_line(trained, line, 1)
+    assert len(line.start) == command.LINE_BYTES and line.size == len(data)
+    assert "UTF-8" not in capsys.readouterr().err
+
+
+def test_lines_are_the_same_however_they_arrive():
+    """Whatever the pieces in which a stream hands over its bytes."""
+
+    class Dripping:
+        def __init__(self, data: bytes, rng: random.Random):
+            self.data, self.rng = data, rng
+
+        def read1(self, most: int) -> bytes:
+            size = min(most, self.rng.randrange(1, 9))
+            piece, self.data = self.data[:size], self.data[size:]
+            return piece
+
+    rng = random.Random(0)
+    for _ in range(200):
+        data = bytes(rng.choices(b"ab\n\r\xff", k=rng.randrange(60)))
+        groups = command.line_groups(Dripping(data, rng))
+        found = [line.start for group in groups for line in group]
+        expected = data.removesuffix(b"\n").split(b"\n") if data else []
+        assert found == expected, data
+
+
+# Scores, the n best, and draws
+
+
+def test_scores_stand_behind_a_tab(translate, trained):
+    data = f"{DOG}\n\n{CAT}\n".encode()
+    plain = split(translate(data, *SAMPLE)[1])
+    code, out, _ = translate(data, *SAMPLE, "--scores", "--alpha", "0.6")
+    rows = [line.split("\t") for line in split(out)]
+    assert code == 0 and [text for text, _ in rows] == plain and rows[1] == ["", "0.0000"]
+    src = torch.tensor([source_ids(DOG, trained.tokenizer)])
+    best = beam_search(trained.model, src, None, 60, beam=4)[0][0]
+    assert float(rows[0][1]) == pytest.approx(best.score(0.6), abs=2e-3)
+    mean = split(translate(data, *SAMPLE, "--scores", "--alpha", "1")[1])[0].split("\t")[1]
+    assert float(mean) == pytest.approx(best.log_prob / best.length, abs=2e-3)
+
+
+def test_the_n_best_are_numbered_from_0_best_first(translate):
+    data = f"{DOG}\n\n{CAT}\n".encode()
+    plain = split(translate(data, *SAMPLE)[1])
+    code, out, _ = translate(data, *SAMPLE, "--nbest", "3")
+    rows = [line.split(" ||| ") for line in split(out)]
+    assert code == 0 and all(len(row) == 3 for row in rows)
+    assert [row[0] for row in rows] == [*"000", "1", *"222"] and rows[3] == ["1", "", "0.0000"]
+    assert [rows[0][1], rows[3][1], rows[4][1]] == plain
+    for some in (rows[:3], rows[4:]):
+        scores = [float(score) for _, _, score in some]
+        assert scores == sorted(scores, reverse=True) and scores[0] < 0
+        assert len({text for _, text, _ in some}) == 3
+    assert split(translate(data, *SAMPLE, "--nbest", "1")[1]) == [
+        f"{row[0]} ||| {row[1]} ||| {row[2]}" for row in (rows[0], rows[3], rows[4])
+    ]
+
+
+def test_numbers_go_on_from_group_to_group(translate, echo):
+    _, out, _ = translate(b"Hund\n" * 1500, *SAMPLE, "--nbest", "2")
+    assert [line.split(" ||| ")[0] for line in split(out)] == [str(i) for i in range(1500)]
+
+
+def test_a_draw_depends_on_its_line_and_number_alone(translate, german):
+    how = (*SAMPLE, "--sample", "--temperature", "1.5", "--seed")
+    lines = [german[0], german[0], *german[1:20]]
+    _, whole, _ = translate("\n".join(lines).encode(), *how, "3")
+    _, again, _ = translate("\n".join([lines[0], "", *lines[2:4]]).encode(), *how, "3")
+    _, other, _ = translate("\n".join(lines).encode(), *how, "4")
+    whole, again, other = split(whole), split(again), split(other)
+    assert again == [whole[0], "", *whole[2:4]]  # though fewer came along
+    assert whole[0] != whole[1]  # the same text, another draw
+    assert other[0] == whole[1]  # line 0 with seed 4 is line 1 with seed 3
+    assert translate(DOG.encode(), *how, "9223372036854775807")[0] == 0  # the largest seed
+
+
+def test_narrow_draws_are_greedy(translate, german):
+    data = "\n".join(german[:4]).encode()
+    greedy = translate(data, *GREEDY)
+    for narrow in (("--top_k", "1"), ("--top_p", "1e-9"), ("--temperature", "1e-9")):
+        assert translate(data, *SAMPLE, "--sample", *narrow) == greedy
+    wide = translate(data, *SAMPLE, "--sample", "--temperature", "5", "--scores")
+    assert wide[0] == 0 and all(float(line.split("\t")[1]) < -1 for line in split(wide[1]))
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["x", "--input", "y"], "either texts or --input"),
+        (["--input", "no/such/file"], "can't read 'no/such/file'"),
+        (["--input", "."], "can't read '.'"),
+        (["--input", ""], "can't read ''"),
+        (["x", "--nbest", "0"], "nbest must be from 1 to 4"),
+        (["x", "--nbest", "5"], "widen --beam"),
+        (["x", "--nbest", "2", "--sample"], "sampling draws one"),
+        (["x", "--top_p", "0.5"], "add --sample"),
+        (["x", "--sample", "--top_p", "0"], "top_p"),
+        (["x", "--sample", "--top_p", "1.5"], "top_p"),
+        (["x", "--scores", "--volume", "11"], "unrecognized"),
+    ],
+)
+def test_a_mistake_gets_one_line(argv, says, translate):
+    code, out, err = translate(b"", *SAMPLE, *argv)
+    assert (code, out) == (2, b"") and says in err
+    assert err.startswith("error: ") and err.count("\n") == 1
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stdin", "stdout", "stderr", "options", "shown"),
+    [
+        (io.StringIO, io.StringIO, Screen, {}, True),
+        (Screen, io.StringIO, Screen, {"input": "captions"}, True),
+        (io.StringIO, io.StringIO, io.StringIO, {}, False),  # nobody watches
+        (Screen, io.StringIO, Screen, {}, False),  # a person types
+        (io.StringIO, Screen, Screen, {}, False),  # the answers are the progress
+        (io.StringIO, io.StringIO, Screen, {"text": ["x"]}, False),
+    ],
+)
+def test_progress_is_for_who_sees_nothing_else(monkeypatch, stdin, stdout, stderr, options, shown):
+    streams = {"stdin": stdin(), "stdout": stdout(), "stderr": stderr()}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    with command.progress(command.TranslateOptions(**options)) as bar:
+        bar.update(3)
+        bar.refresh()
+    said = streams["stderr"].getvalue()
+    assert ("3 lines" in said) == shown and streams["stdout"].getvalue() == ""
+    assert shown or said == ""
+
+
+# Real processes
+
+
+@pytest.fixture
+def start():
+    """Starts the command as a process of its own; what still runs at the end is killed."""
+    started = []
+
+    def run(*argv: str, **streams) -> subprocess.Popen:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | streams
+        script = (sys.executable, "-m", "scripts.translate")
+        # A shell's background jobs ignore Ctrl-C, and this test may run in one.
+        restore = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+        started.append(subprocess.Popen([*script, *argv], cwd=ROOT, bufsize=0, **pipes, **restore))
+        return started[-1]
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def read_lines_of(process: subprocess.Popen, count: int) -> bytes:
+    """What the process prints until it has printed `count` lines."""
+    out, deadline = b"", time.monotonic() + LONGEST
+    while out.count(b"\n") < count:
+        left = deadline - time.monotonic()
+        assert left > 0 and select.select([process.stdout], [], [], left)[0], f"only {out!r}"
+        piece = os.read(process.stdout.fileno(), 65536)
+        assert piece, process.stderr.read()
+        out += piece
+    return out
+
+
+def test_a_slow_pipe_gets_each_answer_at_once_and_ctrl_c_ends_it(start):
+    process = start(*GREEDY)
+    for question in (f"{DOG}\n", "\n", f"{CAT}\n{DOG}\n", DOG[:8]):
+        process.stdin.write(question.encode())  # and the pipe stays open
+        answers = read_lines_of(process, question.count("\n")) if "\n" in question else b""
+        assert answers.count(b"\n") == question.count("\n")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LONGEST)
+    assert (process.returncode, out, err) == (130, b"", b"interrupted\n")
+
+
+def test_ctrl_c_in_the_middle_of_a_file_leaves_what_was_finished(start, tmp_path):
+    path = tmp_path / "captions.de"
+    path.write_text(f"{DOG}\n{CAT}\n" * 50_000, "utf-8")
+    process = start(*GREEDY, "--input", str(path))
+    out = read_lines_of(process, 1)
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=LONGEST)
+    lines = split(out + rest)
+    assert (process.returncode, err) == (130, b"interrupted\n")
+    assert 16 <= len(lines) < 100_000 and len(set(lines[::2])) == len(set(lines[1::2])) == 1
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(start, tmp_path):
+    path = tmp_path / "captions.de"
+    path.write_text(f"{DOG}\n" * 2000, "utf-8")
+    process = start(*GREEDY, "--input", str(path))
+    assert read_lines_of(process, 1).startswith(b"A ")
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(LONGEST) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk to write to")
+def test_a_full_disk_is_said_in_one_line(start):
+    with open("/dev/full", "wb") as full:
+        process = start(DOG, *GREEDY, stdout=full)
+        _, err = process.communicate(timeout=LONGEST)
+    assert process.returncode == 2 and re.fullmatch(rb"error: .*No space left.*\n", err)
+
+
+def test_strange_bytes_through_a_real_pipe(start):
+    data = b"\xff\n\0\r\n\n" + f"{DOG}\r\n\u2028\n😀 שלום\n".encode() + b"\xc3"
+    process = start(*GREEDY)
+    out, err = process.communicate(data, timeout=LONGEST)
+    assert process.returncode == 0 and out.count(b"\n") == 7 and out.endswith(b"\n")
+    assert split(out)[2] == split(out)[4] == "" and b"\r" not in out
+    assert err.count(b"\n") == 2 and err.count(b"is not UTF-8") == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["captions.de", 'it\'s $(touch here) "quoted" $HOME.de', "--help", "ä b"]
+)
+def test_make_hands_over_texts_and_files_untouched(name, tmp_path):
+    """A stand-in for Python says how it was called and what it was given."""
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.write_text(
+        '#!/bin/sh\n[ "$1" = -c ] && exit\nprintf "<%s>" "$@"\nif [ $# = 2 ]; then cat; fi\n'
+    )
+    python.chmod(0o755)
+    environment = {k: v for k, v in os.environ.items() if k not in ("TEXT", "FILE", "MODEL")}
+    how = {"cwd": ROOT, "capture_output": True, "timeout": LONGEST, "env": environment}
+    make = ["make", "--no-print-directory", "translate", f"VENV={tmp_path}"]
+    called_as = "<-m><scripts.translate>"
+    for given, called in (
+        ([f"FILE={name}"], f"{called_as}<--input={name}>"),
+        ([f"TEXT={name}"], f"{called_as}{name}\n"),
+        ([f"FILE={name}", f"MODEL={name}"], f"{called_as}<--model={name}><--input={name}>"),
+    ):
+        done = subprocess.run([*make, *given], **how)
+        assert (done.returncode, done.stdout.decode()) == (0, called), done.stderr
+    done = subprocess.run(make, **how)
+    assert done.returncode != 0 and b"FILE=path" in done.stdout
+    assert not (ROOT / "here").exists()

@@ -1,0 +1,597 @@
+"""Chapter 11: maps and their names, numbers by brute force, silence undone, words, the record."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from scripts.book.records import load_record, sha256
+from scripts.ch01_attention import subsequent_mask
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
+from scripts.ch04_encoder_decoder import make_model, scramble
+from scripts.ch06_training import greedy_decode
+from scripts.ch09_training_run import load_model
+from scripts.ch10_decoding_and_bleu import cached_greedy, default_model
+from scripts.ch11_looking_inside import (
+    CAPTIONS,
+    HEAD_NUMBERS,
+    KINDS_OF_ATTENTION,
+    MAP_WORDS,
+    WordTranslation,
+    aligned_pairs,
+    alignment_error,
+    attention_distance,
+    attention_entropy,
+    attention_layers,
+    attention_maps,
+    best_links,
+    cross_word_weights,
+    decoder_stages,
+    diagonal_links,
+    erasure_effects,
+    even_look,
+    every_head,
+    head_numbers,
+    heads_silenced,
+    heads_silenced_by_hook,
+    heard_values,
+    labels_complaint,
+    logit_lens,
+    look_at,
+    map_explorer,
+    map_labels,
+    moved_rows,
+    nearest_words,
+    other_weights,
+    pass_together,
+    piece_label,
+    principal_plane,
+    rank_correlation,
+    relation_hits,
+    relations,
+    residual_norms,
+    share_at,
+    spell,
+    split_words,
+    weights_of_words,
+    with_room,
+    without_heads,
+    word_of_piece,
+    word_plane,
+)
+from scripts.studies.heads import main
+
+PAIRS = aligned_pairs()
+
+
+@pytest.fixture(scope="module")
+def trained():
+    loaded = load_model(default_model())
+    loaded.model.double()
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def park(trained):
+    return look_at(trained, PAIRS[2].texts[0])
+
+
+@pytest.fixture(scope="module")
+def forced(trained):
+    return [look_at(trained, *pair.texts) for pair in PAIRS[:6]]
+
+
+@pytest.fixture
+def tiny():
+    torch.manual_seed(0)
+    model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=4, dropout=0.1, norm_first=True).double()
+    scramble(model)
+    return model
+
+
+# Maps and their names
+
+
+def test_maps_are_those_of_the_translation(trained, park):
+    model, tgt = trained.model, park.tgt
+    x = model(park.src, tgt, None, subsequent_mask(tgt.size(1)))
+    assert torch.equal(model.generator(x).argmax(-1), park.wanted)
+    assert park.written[-1] == "</s>" and park.read[0] == "<s>"
+    assert park.read[1:] == park.written[:-1]
+
+
+def test_maps_are_attentions_own_weights_and_dropout_is_off(tiny):
+    src, tgt = torch.randint(4, 30, (1, 7)), torch.randint(4, 30, (1, 5))
+    tiny.train()
+    maps = attention_maps(tiny, src, tgt)
+    assert tiny.training
+    for kind, (T, S) in {"encoder": (7, 7), "decoder": (5, 5), "cross": (5, 7)}.items():
+        assert maps[kind].shape == (2, 4, T, S)
+        torch.testing.assert_close(maps[kind].sum(-1), torch.ones(2, 4, T).double())
+    assert (maps["decoder"].triu(1) == 0).all()
+    again = attention_maps(tiny, src, tgt)
+    assert all(torch.equal(maps[kind], again[kind]) for kind in maps)
+    tiny.eval()
+    seen = {}
+    layer = tiny.encoder.layers[0].self_attn
+    handle = layer.register_forward_pre_hook(lambda _, given: seen.update(x=given[0]))
+    attention_maps(tiny, src, tgt)
+    handle.remove()
+    q, k = (
+        linear(seen["x"]).view(1, 7, 4, 4).transpose(1, 2)
+        for linear in (layer.project_query, layer.project_key)
+    )
+    eye = torch.eye(7).double().expand(1, 4, 7, 7)
+    reference = F.scaled_dot_product_attention(q, k, eye)[0]
+    torch.testing.assert_close(maps["encoder"][0], reference)
+
+
+def test_labels_fit_every_kind(trained, park, forced):
+    for look in (park, *forced[:2]):
+        for kind in KINDS_OF_ATTENTION:
+            named = map_labels(look, kind)
+            assert labels_complaint(trained, look, kind, look.maps[kind][1, 2], *named) == ""
+
+
+def test_erratum_21_decoder_maps_carry_what_the_decoder_read(trained):
+    look = look_at(trained, PAIRS[3].texts[0])
+    source = [piece_label(piece) for piece in look.source]
+    matrix = look.maps["decoder"][0, 0]
+    assert matrix.shape == (len(source), len(source))  # the wrong names fit by their number
+    rows, columns = map_labels(look, "decoder")
+    assert columns == [piece_label(piece) for piece in look.read] and columns[0] == "<s>"
+    assert labels_complaint(trained, look, "decoder", matrix, rows, columns) == ""
+    wrong = labels_complaint(trained, look, "decoder", matrix, source, source)
+    assert "rows spell 'Eine Frau" in wrong and "'A woman" in wrong
+    assert "columns spell" in labels_complaint(trained, look, "decoder", matrix, rows, source)
+    # and the model says so: the first map doesn't know the source
+    assert not moved_rows(trained.model, look, "decoder", "src", at=2).any()
+    for at in range(1, look.tgt.size(1)):
+        moved = moved_rows(trained.model, look, "decoder", "tgt", at)
+        assert not moved[:at].any() and moved[at]
+
+
+def test_erratum_22_cross_maps_have_target_queries_down_and_decoded_words(trained, park):
+    matrix = park.maps["cross"][1, 7]  # (T, S)
+    rows, columns = map_labels(park, "cross")
+    assert labels_complaint(trained, park, "cross", matrix, rows, columns) == ""
+    swapped = labels_complaint(trained, park, "cross", matrix.T, columns, rows)
+    assert "aren't queries" in swapped
+    assert "names for a map" in labels_complaint(trained, park, "cross", matrix, columns, rows)
+    reference = [piece_label(p) for p in trained.tokenizer.pieces(PAIRS[2].texts[1])]
+    assert spell(reference) != spell(park.written)
+    padded = (reference + ["</s>"] * len(rows))[: len(rows)]
+    complaint = labels_complaint(trained, park, "cross", matrix, padded, columns)
+    assert "rows spell 'An old man is" in complaint
+    for at in range(park.tgt.size(1)):
+        moved = moved_rows(trained.model, park, "cross", "tgt", at)
+        assert not moved[:at].any() and moved[at]
+
+
+def test_spelling_joins_pieces():
+    assert spell(["Ein", "Schnee", "+mann", ",", "der", "</s>"]) == "Ein Schneemann, der"
+    assert [piece_label(p) for p in ("▁Hund", "chen", ".", "▁", "</s>")] == [
+        "Hund",
+        "+chen",
+        ".",
+        "▁",
+        "</s>",
+    ]
+
+
+def test_the_explorer_packs_every_map_in_less_than_a_megabyte(park, forced):
+    start = {"sentence": 1, "kind": "cross", "layer": 2, "head": 8}
+    spec = map_explorer([park, *forced[:3]], start).to_dict()
+    rows = spec["data"]["values"]
+    assert len(json.dumps(spec)) < 2**20 and len(rows) == 4 * 3
+    named = {param["name"]: param for param in spec["params"] if "bind" in param}
+    assert set(named) == {"sentence", "kind", "layer", "head"}
+    for name, param in named.items():
+        assert param["value"] in param["bind"]["options"], name
+    assert named["layer"]["bind"]["options"] == [1, 2, 3]
+    assert len(named["head"]["bind"]["options"]) == 8 and named["head"]["value"] == 8
+    packed = next(row for row in rows if row["kind"] == "cross")
+    numbers = [[list(map(int, text.split())) for text in heads] for heads in packed["maps"]]
+    maps = np.array(numbers).reshape(3, 8, len(packed["rows"]), len(packed["columns"]))
+    assert np.abs(maps / 1000 - park.maps["cross"].numpy()).max() <= 0.0005 + 1e-12
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_ATTENTION)
+def test_head_numbers_are_those_of_plain_loops(park, kind):
+    matrix = park.maps[kind][2, 5].tolist()
+    keys = park.read if kind == "decoder" else park.source
+    T, S = len(matrix), len(matrix[0])
+
+    def offset(o):
+        found = [matrix[t][t + o] for t in range(T) if 0 <= t + o < S]
+        return sum(found) / len(found)
+
+    wanted = [
+        sum(-w * math.log2(w) for row in matrix for w in row if w > 0) / T,
+        sum(w * abs(t - s) for t, row in enumerate(matrix) for s, w in enumerate(row)) / T,
+        *(offset(o) for o in (0, -1, 1)),
+        sum(w for row in matrix for w, k in zip(row, keys, strict=True) if k in ("<s>", "</s>"))
+        / T,
+        sum(w for row in matrix for w, k in zip(row, keys, strict=True) if k == ".") / T,
+    ]
+    torch.testing.assert_close(head_numbers(park, kind)[2, 5], torch.tensor(wanted).double())
+    assert len(HEAD_NUMBERS) == len(wanted)
+
+
+def test_known_entropies_distances_and_shares():
+    for n in (1, 3, 8):
+        even = torch.full((2, n), 1 / n).double()
+        torch.testing.assert_close(attention_entropy(even), torch.full((2,), math.log2(n)).double())
+    previous = torch.eye(6).roll(-1, 1).double()  # row t looks at t - 1
+    assert share_at(previous, -1) == 1 and share_at(previous, 0) == 0
+    assert attention_distance(previous)[1:].tolist() == [1.0] * 5
+    assert attention_entropy(previous).abs().max() == 0
+
+
+def test_even_attention_sees_what_it_may(park):
+    even = even_look(park)
+    assert even.maps["decoder"].shape[:2] == (1, 1)
+    T = park.tgt.size(1)
+    wanted = torch.ones(T, T).tril() / torch.arange(1, T + 1).unsqueeze(1)
+    torch.testing.assert_close(even.maps["decoder"][0, 0], wanted)
+    n = len(park.source)
+    assert torch.allclose(even.maps["encoder"], torch.tensor(1 / n))
+
+
+# Captions, words, grammar, alignment
+
+
+def test_captions_are_fifty_whole_and_their_links_in_range():
+    assert len(PAIRS) == 50 and len({pair.texts for pair in PAIRS}) == 50
+    for pair in PAIRS:
+        assert pair.sure <= pair.possible
+        linked = {j for _, j in pair.possible}
+        free = [w for j, w in enumerate(pair.english) if j not in linked]
+        assert set(free) <= {"a", "the"}, pair.texts  # articles that German leaves out
+        untouched = set(range(len(pair.german))) - {i for i, _ in pair.possible}
+        assert all(pair.german[i] == "," for i in untouched), pair.texts
+        assert (len(pair.german) - 1, len(pair.english) - 1) in pair.sure  # the full stops
+        assert pair.german[pair.verb].islower()
+        assert pair.german[pair.subject][0].isupper() or pair.german[pair.subject] == "man"
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("Ein Hund . | A dog . | 0-0 1-1 3-2 | 1-0", "beyond the sentence"),
+        ("Ein Hund . | A dog . | 0-0 1-3 | 1-0", "beyond the sentence"),
+        ("Ein Hund . | A dog . | 0-0 1x1 | 1-0", "not a link"),
+        ("Ein Hund . | A dog . | 0-0 1p1 | 9-0", "beyond the sentence"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_refused(line, message):
+    with pytest.raises(ValueError, match=message):
+        aligned_pairs(line)
+
+
+def test_the_form_of_a_caption():
+    (pair,) = aligned_pairs("Er schläft , ja . | He is asleep . | 0-0 1p1 1-2 4-3 | 1-0")
+    assert pair.sure == {(0, 0), (1, 2), (4, 3)} and pair.possible - pair.sure == {(1, 1)}
+    assert pair.texts == ("Er schläft, ja.", "He is asleep.")
+    assert len(CAPTIONS.strip().splitlines()) == 50
+
+
+def test_pieces_find_their_words(trained):
+    for pair in PAIRS:
+        for text, words in zip(pair.texts, (pair.german, pair.english), strict=True):
+            owners = word_of_piece(trained.tokenizer.pieces(text), words)
+            assert owners == sorted(owners) and set(owners) == set(range(len(words)))
+    with pytest.raises(ValueError, match="don't spell"):
+        word_of_piece(["▁Ein", "▁Hund"], ["Ein", "Hut"])
+
+
+def test_word_weights_add_keys_and_average_queries():
+    torch.manual_seed(1)
+    weights = torch.randn(2, 3, 4, 5).double().softmax(-1)
+    rows, columns = [0, 0, 1, -1], [-1, 0, 1, 1, 2]
+    words = weights_of_words(weights, rows, columns)
+    assert words.shape == (2, 3, 2, 3)
+    for n, h, j, i in itertools.product(range(2), range(3), range(2), range(3)):
+        cells = [
+            sum(weights[n, h, t, s].item() for s in range(5) if columns[s] == i)
+            for t in range(4)
+            if rows[t] == j
+        ]
+        assert math.isclose(words[n, h, j, i].item(), sum(cells) / len(cells))
+
+
+def test_relations_of_a_caption():
+    words = PAIRS[13].german  # Ein Mann in einem blauen Hemd streicht einen Zaun .
+    given = relations(PAIRS[13])
+    found = {name: [(words[i], words[j]) for i, j in pairs] for name, pairs in given.items()}
+    assert found["article → noun"] == [("Ein", "Mann"), ("einem", "Hemd"), ("einen", "Zaun")]
+    assert found["preposition → noun"] == [("in", "Hemd")]
+    assert found["verb → subject"] == [("streicht", "Mann")]
+    relative = relations(PAIRS[15])["article → noun"]  # Die Katze , die auf dem Sofa …
+    assert (3, 6) not in relative and (0, 1) in relative and (5, 6) in relative
+    assert relation_hits([[1, 2, 0]], [[(0, 1), (1, 0)]]) == 0.5
+
+
+def test_alignment_error_by_hand():
+    s, p = {(0, 0), (1, 1)}, {(0, 0), (1, 1), (1, 2)}
+    assert alignment_error([s], [s], [p]) == alignment_error([p], [s], [p]) == 0
+    assert math.isclose(alignment_error([{(0, 0)}], [s], [p]), 1 / 3)
+    assert alignment_error([{(0, 1)}], [s], [p]) == 1
+    one, two = ({(0, 0)}, {(0, 0)}), ({(0, 1)}, {(i, i) for i in range(9)})
+    pooled = alignment_error(*([one[k], two[k]] for k in (0, 1, 1)))
+    assert math.isclose(pooled, 1 - 2 / 12)
+
+
+def test_the_query_that_writes_knows_the_alignment(forced):
+    pairs = PAIRS[: len(forced)]
+    sure, possible = [p.sure for p in pairs], [p.possible for p in pairs]
+
+    def rate(moment):
+        words = [cross_word_weights(*both, moment) for both in zip(forced, pairs, strict=True)]
+        return alignment_error([best_links(w[1].mean(0)) for w in words], sure, possible)
+
+    diagonal = alignment_error([diagonal_links(p) for p in pairs], sure, possible)
+    assert rate("writing") < diagonal < rate("reading")
+    by_hand = forced[0].maps["cross"][..., 1, :-1]  # "small" is one piece: row 1 writes it
+    owners = word_of_piece(forced[0].source, pairs[0].german)[:-1]
+    words = cross_word_weights(forced[0], pairs[0], "writing")[..., 1, :]
+    for i in range(len(pairs[0].german)):
+        chosen = torch.tensor([owner == i for owner in owners])
+        torch.testing.assert_close(words[..., i], by_hand[..., chosen].sum(-1))
+
+
+def test_diagonal_links_are_the_diagonal():
+    (pair,) = aligned_pairs("a b c | x y z | 0-0 | 1-0")
+    assert diagonal_links(pair) == {(0, 0), (1, 1), (2, 2)}
+
+
+def brute_force_model_1(pairs, rounds):
+    """IBM Model 1 by dictionaries."""
+    sources = {s for german, _ in pairs for s in ("", *german)}
+    targets = {t for _, english in pairs for t in english}
+    p = {(s, t): 1.0 for s in sources for t in targets}
+    for _ in range(rounds):
+        count = dict.fromkeys(p, 0.0)
+        for german, english in pairs:
+            for t in english:
+                total = sum(p[s, t] for s in ("", *german))
+                for s in ("", *german):
+                    count[s, t] += p[s, t] / total
+        sums = {s: sum(count[s, t] for t in targets) for s in sources}
+        p = {(s, t): c / sums[s] for (s, t), c in count.items()}
+    return p
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 6])
+def test_ibm_model_1_is_that_of_plain_loops(rounds):
+    pairs = [pair.texts for pair in PAIRS[:6]]
+    pairs = [(split_words(german), split_words(english)) for german, english in pairs]
+    reference = brute_force_model_1(pairs, rounds)
+    table = WordTranslation(pairs, rounds)
+    for german, english in pairs:
+        weights = table.weights(german, english)
+        wanted = [[reference[s, t] for s in german] for t in english]
+        torch.testing.assert_close(weights, torch.tensor(wanted).double())
+    assert table.weights(["nirgends"], ["nowhere"]).item() == 0
+
+
+# Silence
+
+
+def test_silence_is_the_heads_part_and_is_undone_to_the_bit():
+    torch.manual_seed(0)
+    layer = MultiHeadedAttention(h=4, d_model=16, dropout=0.0)
+    x = torch.randn(2, 5, 16)
+    kept = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    whole = layer(x, x, x)
+    without = layer.project_output.weight.detach().clone()
+    without[:, 4:8] = 0
+    given = {}
+    hook = layer.project_output.register_forward_pre_hook(lambda _, args: given.update(x=args[0]))
+    layer(x, x, x)
+    hook.remove()
+    wanted = F.linear(given["x"], without, layer.project_output.bias)
+    with heads_silenced([(layer, 1)]):
+        torch.testing.assert_close(layer(x, x, x), wanted)
+    assert all(torch.equal(t, kept[name]) for name, t in layer.state_dict().items())
+    assert torch.equal(layer(x, x, x), whole)
+    with pytest.raises(ZeroDivisionError), heads_silenced([(layer, 0), (layer, 0), (layer, 3)]):
+        raise ZeroDivisionError
+    with pytest.raises(IndexError, match="head 4"), heads_silenced([(layer, 2), (layer, 4)]):
+        pass
+    assert all(torch.equal(t, kept[name]) for name, t in layer.state_dict().items())
+
+
+def test_gradients_still_flow_inside_the_silence():
+    layer = MultiHeadedAttention(h=2, d_model=8, dropout=0.0)
+    x = torch.randn(1, 3, 8, requires_grad=True)
+    with heads_silenced([(layer, 0)]):
+        layer(x, x, x).sum().backward()
+    assert x.grad.abs().sum() > 0
+
+
+def test_the_fast_path_hears_the_silence_and_not_the_hook(trained, park):
+    layers = attention_layers(trained.model)["cross"]
+    heads = [(layer, head) for layer in layers for head in range(layer.h)]
+    whole = cached_greedy(trained.model, park.src, None, 20)
+    with heads_silenced(heads):
+        blind = cached_greedy(trained.model, park.src, None, 20)
+        assert torch.equal(blind, greedy_decode(trained.model, park.src, None, 20))
+    assert not torch.equal(blind, whole)
+    with heads_silenced_by_hook(heads):
+        assert torch.equal(cached_greedy(trained.model, park.src, None, 20), whole)
+        assert torch.equal(greedy_decode(trained.model, park.src, None, 20), blind)
+    assert torch.equal(cached_greedy(trained.model, park.src, None, 20), whole)
+
+
+def test_every_head_is_silenced_by_its_own_name(trained):
+    heads = every_head(trained.model)
+    assert len(heads) == len(set(heads)) == 72
+    rows = [trained.tokenizer.encode(PAIRS[0].texts[0]) + [3]]
+    (plain,) = without_heads(trained, rows, ())
+    (blind,) = without_heads(trained, rows, [h for h in heads if h[0] == "cross"])
+    assert plain == "A small dog runs through the wet grass." and blind != plain
+    assert without_heads(trained, rows, ()) == [plain]
+
+
+def test_holms_steps():
+    assert pass_together([0.01, 0.04, 0.03]) == [True, False, False]
+    assert pass_together([0.04, 0.01, 0.02]) == [True, True, True]
+    assert pass_together([0.02] * 3) == [False] * 3
+    assert pass_together([]) == []
+    torch.manual_seed(0)
+    for _ in range(20):
+        p = torch.rand(10).pow(4).tolist()
+        order = sorted(range(10), key=p.__getitem__)
+        stop = next((k for k, i in enumerate(order) if p[i] > 0.05 / (10 - k)), 10)
+        assert pass_together(p) == [i in order[:stop] for i in range(10)]
+
+
+# Layers, words, and what weights do not tell
+
+
+def test_the_lens_ends_in_the_model_itself(tiny):
+    src, tgt = torch.randint(4, 30, (1, 7)), torch.randint(4, 30, (1, 5))
+    tiny.eval()
+    x = tiny(src, tgt, None, subsequent_mask(5))
+    log_p = logit_lens(tiny, src, tgt)
+    assert log_p.shape == (3, 5, 30)
+    assert torch.equal(log_p[-1], tiny.generator(x).log_softmax(-1)[0])
+    assert torch.equal(decoder_stages(tiny, src, tgt)[0], tiny.tgt_embed(tgt)[0])
+
+
+def test_additions_sum_to_the_stream(tiny):
+    src, tgt = torch.randint(4, 30, (1, 1)), torch.randint(4, 30, (1, 1))
+    tiny.eval()
+    norms = residual_norms(tiny, src, tgt)
+    assert len(norms) == (1 + 2 * 2) + (1 + 3 * 2)
+    last = decoder_stages(tiny, src, tgt)[-1]
+    assert math.isclose(norms["stream"].iloc[-1], last.norm().item())
+    first = norms[norms["part"] == "embedding"]["added"].tolist()
+    wanted = [tiny.src_embed(src).norm().item(), tiny.tgt_embed(tgt).norm().item()]
+    assert np.allclose(first, wanted)
+    assert not any(m._forward_hooks for m in tiny.modules())
+
+
+def test_what_heads_send_adds_up_to_the_layers_output(tiny):
+    src, tgt = torch.randint(4, 30, (1, 7)), torch.randint(4, 30, (1, 5))
+    tiny.eval()
+    maps, heard = attention_maps(tiny, src, tgt), heard_values(tiny, src, tgt)
+    seen = {}
+    layer = tiny.decoder.layers[1].src_attn
+    hook = layer.register_forward_hook(lambda _, __, y: seen.update(y=y[0]))
+    tiny(src, tgt, None, subsequent_mask(5))
+    hook.remove()
+    added = torch.einsum("hts,hsd->td", maps["cross"][1], heard["cross"][1])
+    torch.testing.assert_close(added + layer.project_output.bias, seen["y"])
+    assert not any(m._forward_pre_hooks for m in tiny.modules())
+
+
+def test_other_weights_blend_the_same():
+    torch.manual_seed(0)
+    for S, d in ((12, 4), (40, 8), (20, 18)):
+        values, weights = torch.randn(S, d).double(), torch.randn(S).double().mul(2).softmax(-1)
+        others = other_weights(weights, values)
+        torch.testing.assert_close(others @ values, weights @ values)
+        assert others.min() > -1e-12 and abs(others.sum().item() - 1) < 1e-10
+        assert others[weights.argmax()] < weights.max() - 1e-6
+    few = torch.randn(5).double().softmax(-1)
+    assert torch.equal(other_weights(few, torch.randn(5, 4).double()), few)
+
+
+def test_erasure_is_the_loss_of_log_p(trained, park):
+    effects = erasure_effects(trained.model, park)
+    assert effects.shape == (park.tgt.size(1), park.src.size(1))
+    hidden, model = 8, trained.model  # Bank
+    mask = torch.ones(1, 1, park.src.size(1), dtype=torch.bool)
+    causal = subsequent_mask(park.tgt.size(1))
+    said = []
+    for hide in (False, True):
+        mask[..., hidden] = not hide
+        log_p = model.generator(model(park.src, park.tgt, mask, causal)).log_softmax(-1)
+        said.append(log_p.gather(-1, park.wanted.unsqueeze(-1))[0, :, 0])
+    torch.testing.assert_close(effects[:, hidden], said[0] - said[1])
+
+
+def test_ranks_correlate():
+    assert math.isclose(rank_correlation([1, 2, 3, 4], [1, 4, 9, 16]), 1)
+    assert math.isclose(rank_correlation([1, 2, 3], [3, 2, 1]), -1)
+    assert math.isclose(rank_correlation([1, 1, 2], [1, 1, 5]), 1)  # ties share their rank
+
+
+def test_the_principal_plane_is_numpys_up_to_sign():
+    cloud = torch.randn(30, 6).double() * torch.tensor([4.0, 2, 1, 1, 1, 1])
+    plane = principal_plane(cloud)
+    values, vectors = np.linalg.eigh(np.cov(cloud.numpy().T))
+    reference = (cloud - cloud.mean(0)).numpy() @ vectors[:, [-1, -2]]
+    assert np.allclose(np.abs(plane.numpy()), np.abs(reference))
+    far = plane.gather(0, plane.abs().argmax(0, keepdim=True))
+    assert (far > 0).all() and torch.allclose(principal_plane(-cloud).abs(), plane.abs())
+
+
+def test_neighbours_and_the_words_of_the_map(trained):
+    table = F.normalize(trained.model.src_embed[0].lut.weight, dim=-1)
+    (dog,) = trained.tokenizer.encode("dog")
+    near = nearest_words(trained, "dog", 3)
+    best = (table @ table[dog]).sort(descending=True)
+    assert best.indices[0] == dog and near[0][0] == "dogs"
+    assert np.allclose([c for _, c in near], best.values[1:4].tolist())
+    with pytest.raises(ValueError, match="pieces"):
+        nearest_words(trained, "Schneemannbauer")
+    frame = word_plane(trained)
+    assert len(frame) == sum(len(some.split()) for some in MAP_WORDS.values())
+    named = frame[with_room(frame, 620, 460)]
+    assert 20 < len(named) < len(frame)
+    for a, b in itertools.combinations(named.itertuples(), 2):
+        across = abs(a.x - b.x) / (frame["x"].max() - frame["x"].min()) * 620
+        down = abs(a.y - b.y) / (frame["y"].max() - frame["y"].min()) * 460
+        assert down > 17 or across > 3.6 * (len(a.word) + len(b.word)) + 8
+
+
+# The record and its command
+
+
+def test_the_record_is_of_the_shipped_model_and_whole():
+    record = load_record("heads-multi30k")
+    assert record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    assert record["splits"] == {"val": 1014, "test_2016_flickr": 1000}
+    heads = [(row["kind"], row["layer"], row["head"]) for row in record["heads"]]
+    kinds = itertools.product(KINDS_OF_ATTENTION, range(1, 4), range(1, 9))
+    assert heads == list(kinds)
+    for row in record["heads"]:
+        assert abs(row["bleu"] - record["bleu"] - row["difference"]) < 0.011
+        assert row["low"] <= row["difference"] <= row["high"] and 0 < row["p"] <= 1
+    # An honest p and a 95% interval agree nearly always on whether 0 is far away
+    apart = [(row["p"] < 0.05) != (row["low"] * row["high"] > 0) for row in record["heads"]]
+    assert sum(apart) <= 3
+    assert len(record["ibm_model_1"]["links"]) == 50
+    starts = {p["bleu"] for p in record["pruning"] if p["silent"] == 0}
+    ends = {p["bleu"] for p in record["pruning"] if p["silent"] == 72}
+    assert len(starts) == len(ends) == 1  # all orders begin and end alike
+
+
+def test_the_records_numbers_are_those_of_our_captions_by_and_large(trained, forced):
+    record = load_record("heads-multi30k")
+    rows = [row for row in record["heads"] if row["kind"] == "encoder"]
+    ours = torch.stack([head_numbers(look, "encoder") for look in forced]).mean(0).flatten(0, 1)
+    for at, name in enumerate(HEAD_NUMBERS):
+        if name in ("previous", "next", "same place"):
+            assert np.abs(ours[:, at].numpy() - [row[name] for row in rows]).max() < 0.2, name
+
+
+@pytest.mark.parametrize("mistake", [["--sentences", "many"], ["--corpus", "war"], ["inspekt"]])
+def test_a_mistake_is_a_line_and_exit_code_2(mistake, capsys):
+    assert main(mistake) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_missing_model_is_a_line_too(capsys, tmp_path):
+    assert main(["--model", str(tmp_path)]) == 2
+    assert "error: " in capsys.readouterr().err
