@@ -83,14 +83,8 @@ import torch
 from torch import Tensor
 
 from scripts.book.charts import GREY, INK, heatmap, lines, titled
-from scripts.ch01_attention import (
-    attention,
-    blame,
-    padding_mask,
-    rejection,
-    same_numbers,
-    subsequent_mask,
-)
+from scripts.book.exercises import blame, rejection, same_numbers
+from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import sinusoids
 from scripts.ch06_training import BOS, EOS, greedy_decode
 from scripts.ch07_multi30k import load_corpus, source_ids
@@ -708,15 +702,15 @@ assert min(sure, key=sure.get) != mine  # the made-up answer is the less certain
 # | [2 · Multi-head attention](ch02_multi_head_attention.ipynb) | queries, keys and values; heads; parity with PyTorch |
 # | [3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb) | tokens as vectors; how a model knows order |
 # | [4 · Encoder and decoder](ch04_encoder_decoder.ipynb) | the whole model, equal to `nn.Transformer` |
-# | [5 · Training](ch06_training.ipynb) | loss, schedule, loop; a first task learned |
-# | [6 · Multi30k](ch07_multi30k.ipynb) | the corpora, tokens, batches |
-# | [7 · Going fast](ch08_going_fast.ipynb) | the same numbers, sooner; where a machine's limits are |
-# | [8 · The training run](ch09_training_run.ipynb) | a translator trained, saved and measured |
-# | [9 · Decoding and BLEU](ch10_decoding_and_bleu.ipynb) | beam search, sampling, BLEU; your sentences translated |
-# | [10 · Looking inside](ch11_looking_inside.ipynb) | attention maps; what heads do, and what they are worth |
-# | [11 · Variants](ch12_variants.ipynb) | the same layers as a classifier, a writer and another translator |
-# | [12 · Ablations and scaling](ch13_ablations_and_scaling.ipynb) | which parts matter, how sure that is; size and data |
-# | [13 · Since 2017](ch14_since_2017.ipynb) | what replaced each part, proven one at a time |
+# | [6 · Training](ch06_training.ipynb) | loss, schedule, loop; a first task learned |
+# | [7 · Multi30k](ch07_multi30k.ipynb) | the corpora, tokens, batches |
+# | [8 · Going fast](ch08_going_fast.ipynb) | the same numbers, sooner; where a machine's limits are |
+# | [9 · The training run](ch09_training_run.ipynb) | a translator trained, saved and measured |
+# | [10 · Decoding and BLEU](ch10_decoding_and_bleu.ipynb) | beam search, sampling, BLEU; your sentences translated |
+# | [11 · Looking inside](ch11_looking_inside.ipynb) | attention maps; what heads do, and what they are worth |
+# | [12 · Variants](ch12_variants.ipynb) | the same layers as a classifier, a writer and another translator |
+# | [13 · Ablations and scaling](ch13_ablations_and_scaling.ipynb) | which parts matter, how sure that is; size and data |
+# | [14 · Since 2017](ch14_since_2017.ipynb) | what replaced each part, proven one at a time |
 #
 # ## Your machine
 #

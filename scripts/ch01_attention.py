@@ -60,7 +60,6 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
 
 import altair as alt
 import numpy as np
@@ -68,9 +67,10 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.book.charts import GREY, PALETTE, heatmap, lines, rounded, titled
+from scripts.book.exercises import blame, rejection, same_numbers
+from scripts.book.instruments import count_flops, influence, saved_bytes
 
 # %% [markdown]
 # **Shapes.** The whole series uses one set of letters:
@@ -670,24 +670,13 @@ def attention(
 
 
 # %%
-def influence(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Which inputs have a gradient at which outputs: `function` maps x (S, d) to (T, d'); returns a boolean (T, S)."""
-    x = x.detach().requires_grad_()
-    rows = []
-    for output in function(x):  # (d',) each
-        (gradient,) = torch.autograd.grad(output.sum(), x, retain_graph=True)  # (S, d)
-        rows.append((gradient != 0).any(-1))
-    return torch.stack(rows)
-
-
-# %%
 torch.manual_seed(2)
 x = torch.randn(
     6, 4, dtype=torch.float64
 )  # six tokens, self-attention: query, key and value are all x
 
-assert influence(lambda x: attention(x, x, x)[0], x).all()  # everyone sees everyone
-assert torch.equal(influence(lambda x: attention(x, x, x, causal[0])[0], x), causal[0])
+assert (influence(lambda x: attention(x, x, x)[0], x) > 0).all()  # everyone sees everyone
+assert torch.equal(influence(lambda x: attention(x, x, x, causal[0])[0], x) > 0, causal[0])
 
 # %% [markdown]
 # **Pitfall.** *The mask turned over.* `triu` for `tril`, or rows and columns swapped, or True meaning "hide" to one function
@@ -720,7 +709,7 @@ torch.manual_seed(3)
 real = pads[0, 0]  # (6,): four real tokens, two pads
 other = torch.where(real.unsqueeze(-1), x, torch.randn_like(x))  # the same words, other pads
 
-padded = influence(lambda x: attention(x, x, x, pads[0])[0], x)  # (6, 6)
+padded = influence(lambda x: attention(x, x, x, pads[0])[0], x) > 0  # (6, 6)
 assert not padded[real][:, ~real].any()  # no real word depends on a pad
 assert padded[~real][:, real].all()  # the pads look at real words, and nobody minds
 torch.testing.assert_close(
@@ -933,30 +922,6 @@ assert torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, left_mask)[0]
 # $n$ words and width $D$ in all heads together, attention needs $2n^2D$ for $QK^\top$ and $2n^2D$ for the mix: $4n^2D$.
 # Around it stand four projections (chapter 2), $D \times D$ each: $8nD^2$. PyTorch can count operations as it runs. On the
 # `meta` device, which knows shapes and holds no numbers, counting costs nothing.
-
-
-# %%
-def count_flops(function: Callable[..., object], *inputs: Tensor) -> int:
-    """Additions and multiplications in the matrix products and convolutions of `function(*inputs)`."""
-    with FlopCounterMode(display=False) as counter:
-        function(*inputs)
-    return counter.get_total_flops()
-
-
-# %%
-def saved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
-    """Memory that autograd keeps for the backward pass of `function(*inputs)`; each storage counts once."""
-    kept = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        # Holding it keeps its address unique; with its graph it would keep itself alive for ever.
-        kept[storage._cdata] = (storage.nbytes(), tensor.detach())
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        function(*inputs)
-    return sum(size for size, _ in kept.values())
 
 
 # %%
@@ -1377,31 +1342,6 @@ print(
 # and hints at why. Below it a solution is folded away, then comes a wrong candidate and what the checker has to say to it.
 # `rejection` fetches that answer, here and in the chapters to come. The other two are the checkers' own: `same_numbers` compares
 # numbers, and `blame` finds out which known mistake makes exactly the numbers that a candidate made.
-
-
-# %%
-def rejection(check: Callable[[Any], None], candidate: Any) -> str:
-    """What `check` says against `candidate`; raises `ValueError` if it has nothing to say."""
-    try:
-        check(candidate)
-    except AssertionError as answer:
-        return str(answer)
-    raise ValueError(f"{check.__name__} accepts a candidate that is wrong")
-
-
-# %%
-def same_numbers(got: Any, wanted: Tensor) -> bool:
-    """Is `got` a tensor of `wanted`'s shape with the same numbers, up to rounding? NaN is like nothing."""
-    if not isinstance(got, Tensor) or got.shape != wanted.shape:
-        return False
-    return torch.allclose(got.double(), wanted.double(), rtol=1e-6, atol=1e-9)
-
-
-# %%
-def blame(got: Any, mistakes: dict[str, Tensor], otherwise: str) -> NoReturn:
-    """Raises an `AssertionError`: the message in `mistakes` whose result is `got`, else `otherwise`."""
-    found = (message for message, result in mistakes.items() if same_numbers(got, result))
-    raise AssertionError(next(found, otherwise))
 
 
 # %% [markdown]

@@ -68,14 +68,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from scripts.book.charts import heatmap, lines, titled
-from scripts.ch01_attention import (
-    attention,
-    blame,
-    padding_mask,
-    rejection,
-    same_numbers,
-    subsequent_mask,
-)
+from scripts.book.exercises import blame, rejection, same_numbers
+from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 
 # %% [markdown]
 # The examples run in double precision, so that a check can ask for agreement to many digits.

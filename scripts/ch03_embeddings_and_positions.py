@@ -64,7 +64,8 @@ import torch
 from torch import Tensor, nn
 
 from scripts.book.charts import bars, heatmap, lines, titled
-from scripts.ch01_attention import blame, rejection, same_numbers, subsequent_mask
+from scripts.book.exercises import blame, rejection, same_numbers
+from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 
 # %%

@@ -73,13 +73,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scripts.book.charts import GREY, heatmap, lines, titled
-from scripts.ch01_attention import (
-    blame,
-    padding_mask,
-    rejection,
-    same_numbers,
-    subsequent_mask,
-)
+from scripts.book.exercises import blame, rejection, same_numbers
+from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch03_embeddings_and_positions import (
     MAX_LEN,

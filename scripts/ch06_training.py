@@ -69,13 +69,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from scripts.book.charts import GREY, PALETTE, bars, heatmap, lines, titled
-from scripts.ch01_attention import (
-    blame,
-    padding_mask,
-    rejection,
-    same_numbers,
-    subsequent_mask,
-)
+from scripts.book.exercises import blame, rejection, same_numbers
+from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 
 # %% [markdown]

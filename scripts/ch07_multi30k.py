@@ -84,8 +84,8 @@ import pandas as pd
 import torch
 
 from scripts.book.charts import bars, heatmap, lines, titled
+from scripts.book.exercises import rejection
 from scripts.book.records import load_record
-from scripts.ch01_attention import rejection
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import BOS, EOS, PAD, UNK, Batch
 

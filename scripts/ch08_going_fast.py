@@ -83,15 +83,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from scripts.book.charts import GREY, PALETTE, bars, rounded, titled
+from scripts.book.exercises import rejection
+from scripts.book.instruments import count_flops, saved_bytes
 from scripts.book.records import load_record
-from scripts.ch01_attention import (
-    attention,
-    count_flops,
-    padding_mask,
-    rejection,
-    saved_bytes,
-    subsequent_mask,
-)
+from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import (
     check_length,

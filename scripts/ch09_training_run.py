@@ -87,9 +87,10 @@ from tqdm import tqdm
 
 from scripts import ROOT, runs_folder
 from scripts.book.charts import PALETTE, lines, rounded, titled
+from scripts.book.exercises import rejection
 from scripts.book.files import write_whole
 from scripts.book.records import load_record, provenance, save_record, sha256
-from scripts.ch01_attention import padding_mask, rejection, subsequent_mask
+from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.ch06_training import (

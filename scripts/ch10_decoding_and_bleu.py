@@ -94,8 +94,9 @@ from torch import Tensor, nn
 
 from scripts import ROOT
 from scripts.book.charts import GREY, PALETTE, bars, lines, rounded, titled
+from scripts.book.exercises import rejection
 from scripts.book.records import load_record
-from scripts.ch01_attention import attention, padding_mask, rejection, subsequent_mask
+from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN, check_length
 from scripts.ch04_encoder_decoder import (

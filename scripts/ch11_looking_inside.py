@@ -77,14 +77,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from scripts.book.charts import INK, bars, heatmap, lines, rounded, titled
+from scripts.book.charts import INK, bars, heatmap, lines, panels, rounded, titled
+from scripts.book.exercises import rejection
 from scripts.book.records import load_record, sha256
-from scripts.ch01_attention import attention, rejection, subsequent_mask
+from scripts.ch01_attention import attention, subsequent_mask
 from scripts.ch02_multi_head_attention import (
     MultiHeadedAttention,
     merge_heads,
     split_heads,
-    weight_panels,
 )
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
@@ -564,10 +564,14 @@ explorer
 
 # %%
 titled(
-    weight_panels(
+    panels(
         {f"head {h + 1}": weights for h, weights in enumerate(park.maps["cross"][1])},
         *map_labels(park, "cross"),
         cell=18,
+        numbers=False,
+        row_title="",
+        column_title="",
+        value_title="weight",
     ),
     "Cross-attention, layer 2: eight heads, much the same task",
     "Rows: read → about to write. Columns: the German words. The heads differ in detail, but most follow the translation.",
@@ -705,16 +709,16 @@ SHARES = ("same place", "previous", "next", "separator", "full stop")
 
 def share_panels(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     """The shares of every head, one panel a kind; above them what even attention gives."""
-    panels = []
+    drawn = []
     for kind in KINDS_OF_ATTENTION:
         rows = [row for row in record["heads"] if row["kind"] == kind]
         names = ["even", *(f"{row['layer']}.{row['head']}" for row in rows)]
         matrix = [[row[share] for share in SHARES] for row in (record["even"][kind], *rows)]
-        drawn = heatmap(
+        chart = heatmap(
             matrix, names, SHARES, domain=(0, 0.6), cell=27, numbers=True, value_title="share"
         )
-        panels.append(drawn.properties(title=kind))
-    return alt.hconcat(*panels)
+        drawn.append(chart.properties(title=kind))
+    return alt.hconcat(*drawn)
 
 
 # %% [markdown]
@@ -1384,7 +1388,7 @@ def worth_chart(record: Mapping[str, Any], passed: Sequence[bool]) -> alt.TopLev
     """BLEU gained or lost by silencing each head, one panel a kind; a star marks those that passed."""
     rows = [dict(row, star="*" * ok) for row, ok in zip(record["heads"], passed, strict=True)]
     largest = max(abs(row["difference"]) for row in rows)
-    panels = []
+    kinds = []
     for kind in KINDS_OF_ATTENTION:
         by_layer = {}
         for row in rows:
@@ -1403,8 +1407,8 @@ def worth_chart(record: Mapping[str, Any], passed: Sequence[bool]) -> alt.TopLev
             scheme="diverging",
             column_title="head" if kind == "cross" else "",
         )
-        panels.append(drawn.properties(title=kind))
-    return alt.vconcat(*panels)
+        kinds.append(drawn.properties(title=kind))
+    return alt.vconcat(*kinds)
 
 
 # %%

@@ -72,16 +72,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from scripts.book.charts import GREY, lines, rounded, titled
+from scripts.book.charts import GREY, lines, panels, rounded, titled
+from scripts.book.exercises import rejection
+from scripts.book.instruments import count_flops, influence
 from scripts.book.records import load_record
-from scripts.ch01_attention import (
-    attention,
-    count_flops,
-    mask_charts,
-    padding_mask,
-    rejection,
-    subsequent_mask,
-)
+from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import (
     MAX_LEN,
@@ -95,8 +90,6 @@ from scripts.ch04_encoder_decoder import (
     EncoderLayer,
     Generator,
     PositionwiseFeedForward,
-    influence_chart,
-    influence_strength,
     initialise,
     make_model,
     scramble,
@@ -282,18 +275,24 @@ for mask in masks.values():
 # %% [markdown]
 # **Predict.** Two layers, seven positions, a prefix of three. Which inputs can change which outputs, under each mask? Does a second layer open new ways?
 #
-# We don't draw the masks, we measure what the stack really does: the norm of the derivative of each output position with respect to each input position (chapter 4's `influence_strength`).
+# We don't draw the masks, we measure what the stack really does: the norm of the derivative of each output position with respect to each input position (`influence`).
 
 # %%
 x = torch.randn(1, 7, 16)
 maps = {
-    name: influence_strength(lambda x, mask=mask: one_stack.stack(x, mask), x)
+    name: influence(lambda x, mask=mask: one_stack.stack(x, mask), x)
     for name, mask in masks.items()
 }
 for name, strength in maps.items():
     assert torch.equal(strength > 0, masks[name][0])  # nothing hidden gets through, in no layer
 titled(
-    influence_chart(maps),
+    panels(
+        {name: strength / strength.max() for name, strength in maps.items()},
+        row_title="output position",
+        column_title="input position",
+        value_title="influence",
+        numbers=False,
+    ),
     "The same two layers, three variants",
     "Dark: the output at this row's position reacts strongly to the input at this column's; white: not at all. "
     "The stack and its weights are the same in all three.",
@@ -1572,11 +1571,12 @@ print(batch.ids.tolist()[0], "asks", batch.labels.tolist()[0])
 assert batch.ntokens == make_batch(examples).ntokens  # the same questions as the encoder-decoder's
 names = ["ein", "Hund", "bellt", "</s>", "<s>", "a", "dog", "barks"]
 titled(
-    mask_charts(
+    panels(
         {
-            "causal": subsequent_mask(8),
-            "prefix of 4": prefix_mask(torch.tensor([4]), 8),
+            "causal": subsequent_mask(8)[0],
+            "prefix of 4": prefix_mask(torch.tensor([4]), 8)[0],
         },
+        names,
         names,
     ),
     "One row, two masks",

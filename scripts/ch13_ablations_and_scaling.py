@@ -76,8 +76,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from scripts import ROOT
 from scripts.book.charts import GREY, INK, PALETTE, lines, rounded, titled
+from scripts.book.exercises import rejection
 from scripts.book.records import load_record
-from scripts.ch01_attention import padding_mask, rejection, subsequent_mask
+from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN, LearnedPositions
 from scripts.ch04_encoder_decoder import EncoderDecoder, SublayerConnection, clones, scramble

@@ -74,16 +74,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from scripts.book.charts import PALETTE, bars, heatmap, lines, rounded, titled
+from scripts.book.exercises import rejection
+from scripts.book.instruments import influence, saved_bytes
 from scripts.book.records import load_record
-from scripts.ch01_attention import (
-    attention,
-    influence,
-    masked_softmax,
-    padding_mask,
-    rejection,
-    saved_bytes,
-    subsequent_mask,
-)
+from scripts.ch01_attention import attention, masked_softmax, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import (
     MultiHeadedAttention,
     distance_bias,
@@ -917,7 +911,7 @@ for layers in (1, 2, 3):
             x = x + window(x[None], x[None], x[None], causal)[0]
         return x
 
-    hops[layers] = influence(stacked, x[0])
+    hops[layers] = influence(stacked, x[0]) > 0
     assert torch.equal(hops[layers], causal[0] & near_by(12, 12, layers * 3 + 1))
 titled(
     alt.hconcat(

@@ -2,12 +2,12 @@
 
 import torch
 
+from scripts.book.exercises import rejection
 from scripts.ch00_start_here import (
     check_twin_sentence,
     solution_twin_sentence,
     twin_without_turning,
 )
-from scripts.ch01_attention import rejection
 
 
 def twin(words, rotation, delta, take=None, middle=0.0):

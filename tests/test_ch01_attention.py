@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from scripts.book.instruments import influence
 from scripts.ch01_attention import (
     LAYER_NAMES,
     attention,
@@ -14,7 +15,6 @@ from scripts.ch01_attention import (
     attention_numpy,
     causal_convolution,
     empty_rows_are_silent,
-    influence,
     layer_cost,
     masked_softmax,
     output_and_gradients,
@@ -220,11 +220,13 @@ def test_restricted_attention_is_attention_under_a_band():
         band = subsequent_mask(5)[0].triu(1 - r)
         torch.testing.assert_close(restricted_attention(x, r), attention(x, x, x, band)[0])
     assert torch.equal(
-        influence(lambda x: restricted_attention(x, 2), x), subsequent_mask(5)[0].triu(-1)
+        influence(lambda x: restricted_attention(x, 2), x) > 0, subsequent_mask(5)[0].triu(-1)
     )
 
 
 def test_convolution_reads_only_the_past():
     x, kernel = random_heads()[0][0, 0], torch.randn(8, 8, 2, dtype=torch.float64)
     expected = torch.eye(5, dtype=torch.bool) | torch.eye(5, dtype=torch.bool).roll(3, 0).tril()
-    assert torch.equal(influence(lambda x: causal_convolution(x, kernel, dilation=3), x), expected)
+    assert torch.equal(
+        influence(lambda x: causal_convolution(x, kernel, dilation=3), x) > 0, expected
+    )

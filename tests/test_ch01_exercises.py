@@ -5,17 +5,15 @@ import math
 import pytest
 import torch
 
+from scripts.book.exercises import blame, rejection, same_numbers
 from scripts.ch01_attention import (
     additive_variant,
     attention,
-    blame,
     check_additive_attention,
     check_insisting_query,
     check_streaming_attention,
     check_window_mask,
     masked_softmax,
-    rejection,
-    same_numbers,
     softmax_filled,
     solution_additive_attention,
     solution_insisting_query,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch02_multi_head_attention import (
     check_multi_query,
     check_relative_bias,

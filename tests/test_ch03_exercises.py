@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch03_embeddings_and_positions import (
     check_confused,
     check_halves,

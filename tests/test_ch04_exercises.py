@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch04_encoder_decoder import (
     EncoderLayer,
     MultiHeadedAttention,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector
 
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch06_training import (
     BOS,
     EOS,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scripts import ch07_multi30k as ch07
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import Example, merge_pair, solution_word_numbers, token_batches
 

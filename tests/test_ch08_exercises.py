@@ -9,7 +9,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 from scripts import ch08_going_fast as ch08
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch06_training import PAD
 from scripts.ch08_going_fast import ChunkedZLoss, PretendDevice, solution_packed_attention
 

@@ -19,7 +19,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from scripts import ch08_going_fast as ch08
-from scripts.ch01_attention import attention, count_flops
+from scripts.book.instruments import count_flops
+from scripts.ch01_attention import attention
 from scripts.ch04_encoder_decoder import make_model, scramble
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing, batch_loss, run_epoch
 from scripts.ch07_multi30k import Example, make_batch

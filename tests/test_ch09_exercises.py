@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scripts import ch09_training_run as ch09
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch06_training import cosine_rate, inverse_sqrt_rate
 from scripts.ch09_training_run import SeededStream, solution_plateau_schedule, solution_running_mean
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scripts import ch10_decoding_and_bleu as ch10
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch10_decoding_and_bleu import (
     END,
     NEXT_WORD,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch11_looking_inside import (
     check_alignment_error,
     check_head_silencer,

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from scripts.ch01_attention import rejection, subsequent_mask
+from scripts.book.exercises import rejection
+from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import EOS, PAD
 from scripts.ch12_variants import (
     check_bits_from_pieces,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch13_ablations_and_scaling import (
     check_best_size,
     check_false_alarms,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from scripts.ch01_attention import rejection
+from scripts.book.exercises import rejection
 from scripts.ch14_since_2017 import (
     check_half_layout,
     check_online_softmax,

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import scripts.ch14_since_2017 as ch14
+from scripts.book.instruments import saved_bytes
 from scripts.book.records import load_record, save_record
-from scripts.ch01_attention import attention, padding_mask, saved_bytes, subsequent_mask
+from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import LayerNorm, PositionwiseFeedForward, scramble
 from scripts.ch06_training import Batch, LabelSmoothing, batch_loss, greedy_decode

@@ -37,8 +37,8 @@ from tqdm import tqdm
 from scripts import ROOT
 from scripts.bench.peers import PACKAGES, PEERS, peer_loss
 from scripts.book.command import as_typed, read, serve
+from scripts.book.instruments import saved_bytes
 from scripts.book.records import provenance, save_record
-from scripts.ch01_attention import saved_bytes
 from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import (
     FIXED_WIDTH,

@@ -12,7 +12,8 @@ import math
 import sys
 import textwrap
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -221,6 +222,36 @@ def heatmap(
         ink = alt.when(dark).then(alt.value("white")).otherwise(alt.value(INK))
         layers.append(chart.mark_text(fontSize=size).encode(text="text:N", color=ink))
     return alt.layer(*layers).properties(width=width * cell, height=height * cell)
+
+
+def panels(
+    matrices: Mapping[str, Any],
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    per_line: int = 4,
+    row_title: str = "who looks (query)",
+    column_title: str = "at whom (key)",
+    cell: int = 30,
+    **look: Any,
+) -> alt.ConcatChart:
+    """Matrices of one shape side by side, each under its name, all on one colour scale from 0.
+
+    Labels and title of the rows stand at the first panel of each line. `look` is for `heatmap`.
+
+    >>> panels({"head 1": weights[0], "head 2": weights[1]}, words, words, value_title="weight")
+    """
+    arrays = {name: np.asarray(matrix) for name, matrix in matrices.items()}
+    if not any(array.dtype == bool for array in arrays.values()):
+        look.setdefault("domain", (0, max(float(np.nanmax(a)) for a in arrays.values())))
+    drawn = []
+    for i, (name, array) in enumerate(arrays.items()):
+        first = i % per_line == 0
+        labels = rows if rows is None or first else [""] * len(rows)
+        titles = {"row_title": row_title if first else "", "column_title": column_title}
+        chart = heatmap(array, labels, columns, cell=cell, **titles, **look)
+        drawn.append(chart.properties(title=alt.Title(name, fontSize=13)))
+    return alt.concat(*drawn, columns=per_line, spacing=15)
 
 
 def _cell_text(value: float, digits: int) -> str:

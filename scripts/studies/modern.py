@@ -19,8 +19,9 @@ import torch
 
 from scripts import runs_folder
 from scripts.book.command import as_typed, read, serve
+from scripts.book.instruments import saved_bytes
 from scripts.book.records import RESULTS, load_record, provenance, save_record
-from scripts.ch01_attention import padding_mask, saved_bytes
+from scripts.ch01_attention import padding_mask
 from scripts.ch06_training import BOS, LabelSmoothing, run_epoch
 from scripts.ch07_multi30k import make_batch, source_ids, token_batches
 from scripts.ch08_going_fast import keep_memory

@@ -1,0 +1,83 @@
+"""Exercises in a chapter: `check(your_function)` judges it, `solution("its_name")` shows ours.
+
+Both look into `scripts.exercises`, and only when they are called. There, a function of the
+exercise's name is our solution, and `check_NAME` raises an AssertionError that says what is wrong.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from scripts import ROOT
+
+FOLDER = ROOT / "scripts/exercises"
+
+
+def check(function: Callable[..., Any], name: str = "") -> None:
+    """Says nothing if `function` solves the exercise of its name, or of `name`.
+
+    A stub, whose body is `...` or raises NotImplementedError, is told so in a printed line. Raises
+    AssertionError that says what is wrong, and ValueError where there is no such exercise.
+    """
+    name = name or function.__name__
+    checker = getattr(home_of(name), f"check_{name}")
+    try:
+        if not is_stub(function):
+            return checker(function)
+    except NotImplementedError:
+        pass
+    print(f"{name}: not tried yet")
+
+
+def solution(name: str) -> None:
+    """Print our solution of the exercise. Raises ValueError where there is no such exercise."""
+    print(inspect.getsource(getattr(home_of(name), name)).rstrip())
+
+
+def home_of(name: str) -> ModuleType:
+    """The module of the exercise `name`. Raises ValueError where there is none."""
+    for path in sorted(FOLDER.glob("ch*.py")):
+        if name in names_in(path):
+            return importlib.import_module(f"scripts.exercises.{path.stem}")
+    known = ", ".join(one for path in sorted(FOLDER.glob("ch*.py")) for one in names_in(path))
+    raise ValueError(f"no exercise is called {name!r}; there are {known}")
+
+
+def names_in(path: Path) -> list[str]:
+    """The exercises of a module, read from its text: to import all would take seconds."""
+    return re.findall(r"^def check_(\w+)\(", path.read_text("utf-8"), re.MULTILINE)
+
+
+def is_stub(function: Callable[..., Any]) -> bool:
+    """Whether the body does nothing: a docstring, `...` or `pass`."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_code == (lambda: None).__code__.co_code
+
+
+def rejection(check: Callable[[Any], None], candidate: Any) -> str:
+    """What `check` says against `candidate`; raises ValueError if it has nothing to say."""
+    try:
+        check(candidate)
+    except AssertionError as answer:
+        return str(answer)
+    raise ValueError(f"{check.__name__} accepts a candidate that is wrong")
+
+
+def same_numbers(got: Any, wanted: Tensor) -> bool:
+    """Is `got` a tensor of `wanted`'s shape with the same numbers, up to rounding?"""
+    if not isinstance(got, Tensor) or got.shape != wanted.shape:
+        return False
+    return torch.allclose(got.double(), wanted.double(), rtol=1e-6, atol=1e-9)
+
+
+def blame(got: Any, mistakes: dict[str, Tensor], otherwise: str) -> NoReturn:
+    """Raises an AssertionError: the message in `mistakes` whose result is `got`, or `otherwise`."""
+    found = (message for message, result in mistakes.items() if same_numbers(got, result))
+    raise AssertionError(next(found, otherwise))

@@ -1,0 +1,1 @@
+"""Checkers and solutions of the chapters' exercises, a module a chapter."""
