@@ -1,0 +1,1 @@
+"""Drawings of single chapters: functions that take numbers and return charts."""
