@@ -206,7 +206,7 @@ assert (
 
 
 # %%
-def who_bites(positions: nn.Module, steps: int = 60) -> float:
+def who_bites(positions: nn.Module, steps: int = 80) -> float:
     """Train one attention layer to name who bites; how often it is right on pairs it never saw."""
     names, verb, d = 20, 20, 32
     pairs = torch.tensor(list(permutations(range(names), 2)))  # (380, 2): who bites, who is bitten
@@ -464,8 +464,9 @@ torch.testing.assert_close(turn @ shift_matrix(4, 32), shift_matrix(7, 32))  # 3
 titled(
     clocks(sinusoids(10, 16), pairs=(0, 1, 2), step=3),
     "Three steps are the same turn from anywhere",
-    "Three of the hands at D = 16, at positions 0 (dark) to 9 (bright). From 0 to 3, from 3 to 6 and "
-    "from 6 to 9 each hand turns by the same angle; fast hands far, slow hands little.",
+    "Three hands at D = 16, at positions 0 (dark) to 9 (bright). From 0 to 3, from 3 to 6 and from "
+    "6 to 9 each hand turns by the same angle; fast hands far, slow hands little.",
+    wrap=80,
 )
 
 # %% [markdown]
@@ -567,7 +568,8 @@ titled(
     ),
     "Sinusoids know who is near, a fresh table does not",
     "Cosine of each pair of 50 positions, D = 128. Left: the same along every diagonal, high near "
-    "the middle one. Right: chance; which positions are near each other has yet to be learned.",
+    "the middle one. Right: chance; who is near has yet to be learned.",
+    wrap=80,
 )
 
 # %% [markdown]

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from scripts import optional
-from scripts.book.charts import heatmap
+from scripts.book.charts import GREY, heatmap
 
 alt, pd = optional("altair"), optional("pandas")
 
@@ -27,7 +27,7 @@ def lookup(one_hot: Tensor, table: Tensor, vectors: Tensor, names: list[str]) ->
 
 
 def clocks(table: Tensor, pairs: tuple[int, ...], step: int) -> alt.FacetChart:
-    """Where the hands `pairs` of sinusoids (length, D) stand; each `step`-th spot has its number."""
+    """Where the hands `pairs` of sinusoids (length, D) stand; each `step`-th has its number."""
     d_model = table.size(1)
     rows = []
     for i in pairs:
@@ -37,7 +37,7 @@ def clocks(table: Tensor, pairs: tuple[int, ...], step: int) -> alt.FacetChart:
             spot = [round(value, 4) for value in (sin, cos, 1.25 * sin, 1.25 * cos)]
             rows.append((pos, label, f"hand {i}: {degrees:.1f}° a step", *spot))
     columns = ["position", "label", "hand", "sin", "cos", "label x", "label y"]
-    scale = alt.Scale(domain=(-1.45, 1.45))
+    scale = alt.Scale(domain=(-1.4, 1.4), nice=False)
     look = {"scale": scale, "axis": alt.Axis(values=[-1, 0, 1])}
     base = alt.Chart(pd.DataFrame(rows, columns=columns))
     dots = base.mark_circle(size=70, opacity=1).encode(
@@ -45,6 +45,11 @@ def clocks(table: Tensor, pairs: tuple[int, ...], step: int) -> alt.FacetChart:
         y=alt.Y("cos:Q", title="cos", **look),
         color=alt.Color("position:Q", scale=alt.Scale(scheme="viridis"), legend=None),
     )
+    hands = (
+        base.transform_filter("datum.label")
+        .mark_rule(color=GREY)
+        .encode(x="sin:Q", y="cos:Q", x2=alt.datum(0), y2=alt.datum(0))
+    )
     labels = base.mark_text().encode(x="label x:Q", y="label y:Q", text="label:N")
-    drawn = alt.layer(dots, labels).properties(width=175, height=175)
+    drawn = alt.layer(hands, dots, labels).properties(width=175, height=175)
     return drawn.facet(facet=alt.Facet("hand:N", title=None), columns=3)
