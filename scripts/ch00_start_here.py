@@ -248,7 +248,7 @@ pd.DataFrame(rows, columns=["written so far", "likeliest next", "p", "second", "
 
 
 # %%
-def word_map(weights: Tensor, target: list[str], source: list[str]) -> tuple[Tensor, ...]:
+def by_words(weights: Tensor, target: list[str], source: list[str]) -> tuple[Tensor, ...]:
     """Attention between pieces (T, S) as attention between words; with the words of both sides.
 
     A row is that of the piece with which a word begins, for there the word is chosen; a column is
@@ -271,7 +271,7 @@ attn = model.decoder.layers[-1].src_attn.attn  # (B, H, T, S)
 english_pieces = [name(i) for i in written[0].tolist()]
 titled(
     heatmap(
-        *word_map(attn[0].mean(dim=0), english_pieces, [*pieces, "</s>"]),
+        *by_words(attn[0].mean(dim=0), english_pieces, [*pieces, "</s>"]),
         row_title="word being written",
         column_title="word looked at",
         value_title="weight",
@@ -425,16 +425,16 @@ machine_report()
 #
 # *code · difficulty ●○○ · worth ●○○ · 5 minutes*
 #
-# Write `joined(pieces)`, which makes `pieces` a text again. `solution("joined")` shows ours.
+# Write `as_text(pieces)`, which makes `pieces` a text again. `solution("as_text")` shows ours.
 
 
 # %%
-def joined(pieces: list[str]) -> str:
+def as_text(pieces: list[str]) -> str:
     """The text that `pieces` were cut from: ▁ marks where a word begins."""
     ...
 
 
-check(joined)
+check(as_text)
 
 # %% [markdown]
 # ### Exercise 2 · Where information passes

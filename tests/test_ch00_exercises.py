@@ -1,7 +1,7 @@
 """Chapter 0's exercise: the checker accepts the solution and tells common mistakes apart."""
 
 from scripts.book.exercises import rejection
-from scripts.exercises.ch00 import check_joined, joined
+from scripts.exercises.ch00 import as_text, check_as_text
 
 WRONG = {
     "is a str": list,
@@ -13,12 +13,12 @@ WRONG = {
 
 
 def test_a_solution_passes():
-    check_joined(joined)
-    check_joined(lambda pieces: " ".join("".join(pieces).split("▁")).strip())
+    check_as_text(as_text)
+    check_as_text(lambda pieces: " ".join("".join(pieces).split("▁")).strip())
 
 
 def test_each_mistake_gets_an_answer_of_its_own():
-    answers = {words: rejection(check_joined, wrong) for words, wrong in WRONG.items()}
+    answers = {words: rejection(check_as_text, wrong) for words, wrong in WRONG.items()}
     for words, answer in answers.items():
         assert words in answer, f"{words!r} is not in {answer!r}"
     assert len(set(answers.values())) == len(WRONG)

@@ -18,7 +18,7 @@ from scripts.ch00_start_here import (
     gpu_rows,
     machine_report,
     next_token_probabilities,
-    word_map,
+    by_words,
 )
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, greedy_decode
@@ -74,7 +74,7 @@ def test_the_sentence_that_is_followed_is_new_to_the_model_and_translated_rightl
     source = [*trained.tokenizer.pieces(TEXT), "</s>"]
     next_token_probabilities(trained, ids, written)
     attn = trained.model.decoder.layers[-1].src_attn.attn[0].mean(dim=0)
-    looks, english, german = word_map(attn, target, source)
+    looks, english, german = by_words(attn, target, source)
     assert " ".join(english) == "A friendly musician has taken along a hammer . </s>"
     assert " ".join(german) == TEXT.replace(".", " . </s>")
     torch.testing.assert_close(looks.sum(dim=1), torch.ones_like(looks[:, 0]))

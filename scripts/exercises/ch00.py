@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 
-def joined(pieces: list[str]) -> str:
+def as_text(pieces: list[str]) -> str:
     """The text that `pieces` were cut from: ▁ marks where a word begins."""
     return "".join(pieces).replace("▁", " ").strip()
 
 
-def check_joined(candidate: Callable[[list[str]], str]) -> None:
+def check_as_text(candidate: Callable[[list[str]], str]) -> None:
     """Joins the pieces of three texts: whole words, a word in pieces, nothing at all."""
     for text, pieces in (
         ("Ein Hammer.", ["▁Ein", "▁H", "am", "mer", "."]),
