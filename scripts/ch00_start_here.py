@@ -141,7 +141,7 @@ titled(
 #
 # > **In short.** Text becomes tokens, tokens become ids, ids become vectors. The vectors look at one another. The last vector becomes a probability for every token in the vocabulary, one is chosen, and so on until the model says stop.
 #
-# We follow a sentence through `models/sample-de-en`, a smaller model that comes with the series as well. It was trained in two minutes on a CPU, on 6,000 pairs that a grammar generates ([chapter 7](ch07_multi30k.ipynb)); this sentence wasn't among them.
+# We follow a sentence through `models/sample-de-en`, a smaller model that comes with the series as well. It was trained in about two minutes on a CPU, on 6,000 pairs that a grammar generates ([chapter 7](ch07_multi30k.ipynb)); this sentence wasn't among them.
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en")

@@ -1,4 +1,4 @@
-"""Chapter 0: the bottleneck, the picture, the trace of a sentence, the report on the machine."""
+"""Chapter 0: the picture, the trace of a sentence, the parts, the report on the machine."""
 
 import ast
 import math
@@ -15,10 +15,10 @@ from conftest import CHAPTERS, ROOT
 from scripts.book.figures.start import HEIGHT, WIDTH, architecture
 from scripts.ch00_start_here import (
     architecture_chart,
+    by_words,
     gpu_rows,
     machine_report,
     next_token_probabilities,
-    by_words,
 )
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, greedy_decode
