@@ -160,13 +160,13 @@ FAULTS = {
         "ch09_*",
         "mean = torch.lerp(grad, torch.stack(buffers), keep)",
         "mean = grad",
-        "test_ch09_recipe.py",
+        "test_ch09_recipe.py::test_our_muon_is_pytorchs",
     ),
     "R-Drop counts padding": (
         "ch09_*",
         "apart = apart.masked_fill(labels == criterion.padding_idx, 0.0).sum()",
         "apart = apart.sum()",
-        "test_ch09_recipe.py",
+        "test_ch09_recipe.py::test_r_drop_is_the_papers_with_torchs_kl_div",
     ),
     "a spoiled file is believed": (
         "engine/checkpoints",
@@ -184,19 +184,19 @@ FAULTS = {
         "studies/verdict",
         "if p[i] > level / (len(p) - rank):",
         "if p[i] > level:",
-        "test_ch13_ablations_and_scaling.py",
+        "test_ch11_looking_inside.py::test_holms_steps",
     ),
     "a spread is taken over all values, not within rows": (
         "studies/verdict",
         "squares = sum((x - sum(row) / len(row)) ** 2 for row in rows for x in row)",
         "squares = sum((x - sum(rows[0]) / len(rows[0])) ** 2 for row in rows for x in row)",
-        "test_ch13_ablations_and_scaling.py",
+        "test_ch13_ablations_and_scaling.py::test_the_spread_is_that_within_rows",
     ),
     "swaps keep one side": (
         "ch10_*",
         "bleu_of_sums(second.sum(0) - moved) - bleu_of_sums(first.sum(0) + moved)",
         "bleu_of_sums(second.sum(0) - moved) - bleu_of_sums(first.sum(0))",
-        "test_ch10_judging.py",
+        "test_ch10_judging.py::test_p_agrees_with_swapping_the_texts_themselves",
     ),
     "long outputs are punished as short ones": (
         "ch10_*",
@@ -208,7 +208,7 @@ FAULTS = {
         "ch11_*",
         "return {(i, j) for j, i in enumerate(weights.argmax(-1).tolist())}",
         "return {(j, i) for j, i in enumerate(weights.argmax(-1).tolist())}",
-        "test_ch11_looking_inside.py",
+        "test_ch11_looking_inside.py::test_the_query_that_writes_knows_the_alignment",
     ),
     "hidden words are all masked": (
         "ch12_*",
