@@ -83,8 +83,8 @@ plain = x @ x.T  # (T, T)
 roles = (x @ w_query) @ (x @ w_key).T  # (T, T)
 torch.testing.assert_close(plain, plain.T)
 assert (roles - roles.T).abs().max() > 1
-print(f"without matrices: score of 0 for 3 {plain[0, 3]:.1f}, of 3 for 0 {plain[3, 0]:.1f}")
-print(f"with matrices:    score of 0 for 3 {roles[0, 3]:.1f}, of 3 for 0 {roles[3, 0]:.1f}")
+for name, scores in {"without matrices": plain, "with matrices": roles}.items():
+    print(f"{name}: 0 looks at 3 with score {scores[0, 3]:.1f}, 3 at 0 with {scores[3, 0]:.1f}")
 
 # %% [markdown]
 # ## The layer in one picture
@@ -121,35 +121,29 @@ titled(
 #
 # **Predict.** A token has 32 features, a head has 8. How many of the 32 can change that head's output? Chapter 1's `influence` measures it; we transpose the tokens, so that it looks at features instead of positions.
 
+
 # %%
-torch.manual_seed(3)
-x = torch.randn(1, 6, 32)  # (B, T, D)
-w_query, w_key, w_value = torch.randn(3, 32, 8) / math.sqrt(32)  # one head's: (D, d_k) each
-
-
-def features_read(head: Callable[[Tensor], Tensor]) -> int:
-    """How many of the features of `x` can change the output of `head`, from (1, T, D) to (1, T, d_k)."""
+def features_read(head: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """How many features of x (1, T, D) can change the output (1, T, d_k) of `head`."""
     by_feature = influence(lambda turned: head(turned.mT).mT, x.mT)  # (d_k, D)
     return int((by_feature > 0).any(dim=0).sum())
 
 
-real = features_read(lambda x: attention(x @ w_query, x @ w_key, x @ w_value)[0])
-slices = features_read(lambda x: attention(x[..., :8], x[..., :8], x[..., :8])[0])
-assert (real, slices) == (32, 8)
-print(f"a head reads {real} features; if the token itself were sliced, it would read {slices}")
+# %%
+torch.manual_seed(3)
+x = torch.randn(1, 6, 32)  # (B, T, D)
+w_query, w_key, w_value = torch.randn(3, 32, 8) / math.sqrt(32)  # one head's: (D, d_k) each
+real = features_read(lambda x: attention(x @ w_query, x @ w_key, x @ w_value)[0], x)
+sliced = features_read(lambda x: attention(x[..., :8], x[..., :8], x[..., :8])[0], x)
+assert (real, sliced) == (32, 8)
+print(f"a head reads {real} features; if the token itself were sliced, it would read {sliced}")
 
 # %% [markdown]
 # ## Splitting into heads: view, then transpose
 #
-# > **In short.** Cut the last axis in two, (H, $d_k$). Then move the head axis in front of the token axis, so that each head sees all the tokens.
+# > **In short.** A view cuts the last axis in two: (B, T, D) becomes (B, T, H, $d_k$). A transpose moves the heads in front of the tokens: (B, H, T, $d_k$). So each head sees all the tokens.
 #
-# | step | shape |
-# |---|---|
-# | the projected tokens | (B, T, D) |
-# | view: cut the last axis | (B, T, H, $d_k$) |
-# | transpose: heads in front | (B, H, T, $d_k$) |
-#
-# Why in front? Matrix products act on the last two axes and treat all axes before as batch. So a head is one more batch entry, and one call computes all heads.
+# Why in front? Matrix products act on the last two axes and treat all axes before as batch. So a head is one more batch entry, and one call computes all heads. Neither step copies anything. On the way back `flatten` does, because the transposed heads no longer lie in memory in order.
 
 
 # %%
@@ -218,7 +212,7 @@ right = influence(lambda x: attend_in_heads(x, split_heads), x) > 0  # (T, T)
 wrong = influence(lambda x: attend_in_heads(x, split_by_bare_view), x) > 0  # (T, T)
 assert torch.equal(right, subsequent_mask(4)[0])
 assert wrong.triu(1).any()
-print(f"after the wrong split {int(wrong.triu(1).sum())} of 6 looks into the future get through")
+print(f"after the wrong split, {int(wrong.triu(1).sum())} of the 6 future places can be seen")
 titled(
     panels(
         {"split_heads": right, "split_by_bare_view": wrong},
@@ -356,7 +350,7 @@ torch.testing.assert_close(grads[8:], wanted[4:])  # by W^O and its bias
 print(f"outputs, weights and {len(grads)} gradients agree")
 
 # %% [markdown]
-# **Pitfall.** Three habits of `nn.MultiheadAttention` that raise no error. In its boolean masks True means *hidden*, the opposite of chapter 1's, hence the `~`. The weights that it returns are *averaged over the heads*, unless you ask otherwise. And without `batch_first=True` it reads (T, B, D), so that a (B, T, D) batch is mixed across sentences. A comparison like ours, with B, T and S all different, notices each of them.
+# **Pitfall.** Three habits of `nn.MultiheadAttention` that raise no error. In its boolean masks True means *hidden*, the opposite of ours, hence the `~`. The weights that it returns are *averaged over the heads*, unless you ask otherwise. And without `batch_first=True` it reads (T, B, D), and mixes sentences. A comparison like this one, with B, T and S all different, notices each.
 #
 # ## One class, three uses
 #
@@ -387,7 +381,7 @@ for use, arguments in uses.items():
 # %% [markdown]
 # The output has the length of the *query*. A padded token is hidden as a key, everywhere; as a query it may look at what it likes, since nobody reads its output.
 #
-# Chapter 1's masks may also be numbers, which are *added* to the scores. Here a mask may have a head axis as well, (B|1, H|1, T|1, S). For example, lower each score by the distance times a slope, with another slope for each head (Press et al. 2021). Such a head prefers its neighbourhood before it has learned anything.
+# Masks of numbers are *added* to the scores, as in chapter 1. Here a mask may also have a head axis, (B|1, H|1, T|1, S). For example, lower each score by the distance times a slope, with another slope for each head (Press et al. 2021): such heads prefer their neighbourhood before they have learned anything.
 
 
 # %%
@@ -441,7 +435,7 @@ def train_heads(h: int, steps: int = 150) -> MultiHeadedAttention:
 # %% [markdown]
 # Both layers have width 12, the same number of parameters and the same cost. Only the number of heads differs: one of width 12, or two of width 6.
 #
-# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of two independent values, and $W^O$ must recover both from it. The mean squared errors of the best linear guesses add up to 1, whatever the fixed $w$ is: the better one is known, the worse the other. That is ½ on average. Only where the marked token *is* the one before, in one case of six, is there no error.
+# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of two independent values of variance 1, and $W^O$ must recover both from it. The mean squared errors of the best linear guesses add up to 1, whatever the fixed $w$ is: the better one is known, the worse the other. That is ½ on average. Only where the marked token *is* the one before, in one case of six, is there no error.
 #
 # **Predict.** So which error will one head reach? And two?
 
@@ -478,7 +472,7 @@ titled(
 )
 
 # %% [markdown]
-# Nobody told the heads who does what: they divided the work while they learned. (In row 4 the only head is sharp too: there, both questions have one answer.) In large models few heads are as easy to read; chapter 11 looks at those of a trained translator.
+# Nobody told the heads who does what: they divided the work while they learned. (In row 4 the only head is sharp too: there both questions have the same answer.) In large models few heads are so easy to read; chapter 11 looks at a trained translator's.
 #
 # ## Keeping the weights to look at
 #
@@ -514,8 +508,8 @@ for kind in (MultiHeadedAttention, KeepsDroppedWeights):
         copied = False
     facts[kind.__name__] = (sums_to_one, layer.attn.requires_grad, copied)
 assert list(facts.values()) == [(True, False, True), (False, True, False)]
-pd.DataFrame(facts, index=["rows sum to 1", "holds a graph", "can be copied"]).replace(
-    {True: "yes", False: "no"}
+pd.DataFrame(facts, index=["rows sum to 1", "holds a graph", "can be copied"]).map(
+    lambda fact: "yes" if fact else "no"
 )
 
 # %% [markdown]
@@ -523,9 +517,9 @@ pd.DataFrame(facts, index=["rows sum to 1", "holds a graph", "can be copied"]).r
 #
 # ## What several heads cost
 #
-# > **In short.** The same as one. The heads share D features of output; they don't get D each.
+# > **In short.** The same as one: the heads share the D projected features, they don't get D each.
 #
-# Count the multiplications for one sentence, T queries and S keys:
+# The multiplications for one sentence, T queries and S keys:
 #
 # | part | one head of width D | H heads of width D/H |
 # |---|---|---|
@@ -555,27 +549,23 @@ for h in (1, 8, 32):
 #
 # ## Summary
 #
-# - Query, key and value are three roles of a token, each with its own matrix. Without matrices, interest would always be mutual.
-# - Every head reads all D features of each token. What is split is the projected vector.
-# - Splitting is `view` to (B, T, H, $d_k$), then `transpose` to (B, H, T, $d_k$). A bare view has the right shape and the wrong contents.
+# - Query, key and value are three roles of a token, each with its own matrix.
+# - Every head reads all D features of each token; only the projected vector is split, by `view` to (B, T, H, $d_k$) and then `transpose`.
 # - One head gives one blend. Several heads answer several questions at once, for the same number of parameters and multiplications.
 # - One class is self-attention, causal attention and cross-attention. The output has the query's length, the weights are (B, H, T, S).
-# - Kept weights are detached and from before dropout.
+# - It agrees with PyTorch's layer in outputs, weights and gradients. The weights that it keeps are detached and from before dropout.
 #
 # ## What the paper did that we don't
 #
-# - The paper's formulas have no bias terms in the projections. We keep them, as `nn.MultiheadAttention` does: 2,048 parameters out of a million in the base layer.
-# - The paper lets keys and values have different widths $d_k$ and $d_v$. In all its models but those of Table 3's rows B both are D/H, as here.
+# - The projections in the paper's formulas have no biases. Ours do, as in `nn.MultiheadAttention`: 2,048 parameters out of a million in the base layer.
 #
 # ## Exercises
-#
-# `check(your_function)` says nothing if you are right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · Split by slicing
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write `slice_heads(x, h)`, which does what `split_heads` does, for x of shape (B, T, D), but with slices of the last axis and `torch.stack`. Then compare the strides and `data_ptr()` of both results for one x. Which of them shares memory with x? `solution("slice_heads")` shows ours.
+# Write `slice_heads(x, h)`, which does what `split_heads` does, for x of shape (B, T, D), but with slices of the last axis and `torch.stack`. Then compare both results' strides and `data_ptr()` with those of x: which shares its memory? `solution("slice_heads")` shows ours.
 
 
 # %%
@@ -591,15 +581,13 @@ check(slice_heads)
 #
 # *think · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
-# 1. Give `project_query` and `project_key` the same weights and biases. Which matrix becomes symmetric in self-attention, the scores or the weights?
-# 2. Let D = 512 and H = 512. Each head has one feature. Which maps are out of its reach?
-# 3. In "Two questions at once" let the wanted output be the *sum* of the two values. Does the task still need two heads? And their difference?
+# 1. Let D = 512 and H = 512. Each head has one feature. Which maps are out of its reach?
+# 2. In "Two questions at once" let the wanted output be the *sum* of the two values. Does the task still need two heads? And their difference?
 #
 # <details><summary>An answer</summary>
 #
-# 1. The scores: $q_i \cdot k_j = q_j \cdot k_i$ when both projections are one. The weights aren't, as each row is divided by its own sum.
-# 2. With $d_k = 1$ the score is a product of two numbers, $q_i k_j$. All queries with $q_i > 0$ rank the keys in the same order, those with $q_i < 0$ in the opposite one. "Look at the token before" asks for another key first in every row, and is out of reach. With $d_k = 2$ it isn't: think of directions on a circle.
-# 3. The sum needs only one: weights of ½ and ½, and a $W^O$ that doubles. The difference needs two, since weights are never negative.
+# 1. With $d_k = 1$ the score is a product of two numbers, $q_i k_j$. All queries with $q_i > 0$ rank the keys in the same order, those with $q_i < 0$ in the opposite one. "Look at the token before" asks for another key first in every row, and is out of reach. With $d_k = 2$ it isn't: think of directions on a circle.
+# 2. The sum needs only one: weights of ½ and ½, and a $W^O$ that doubles. The difference needs two, since weights are never negative.
 #
 # </details>
 
@@ -608,7 +596,7 @@ check(slice_heads)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# `distance_bias` prefers neighbours by a fixed rule. A model could also *learn* what it prefers (Shaw et al. 2018; T5): a table of shape (H, 2R + 1) holds one number for each head and each signed distance from −R to R. Key j seen from query i has the distance j − i: column 0 of the table is for keys R places to the left, column R for the query's own place. All that is further away shares the outermost number. Write `relative_bias(table, T, S)`, the additive mask of shape (1, H, T, S). Gradients must reach the table. `solution("relative_bias")` shows ours.
+# `distance_bias` is a fixed rule. A model could also *learn* which distances it prefers (Shaw et al. 2018; T5): a table of shape (H, 2R + 1) holds one number for each head and each signed distance from −R to R. Key j seen from query i has the distance j − i: column 0 is for keys R places to the left, column R for the query's own place. All that is further away shares the outermost number. Write `relative_bias(table, T, S)`, the additive mask of shape (1, H, T, S). Gradients must reach the table. `solution("relative_bias")` shows ours.
 
 
 # %%
