@@ -22,7 +22,7 @@
 # | | |
 # |---|---|
 # | In the paper | §3.2.1 (scaled dot-product attention), §3.2.3 (the causal mask), §4 (why self-attention) of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
-# | Time | 20 minutes to read, 45 with the code; half a minute to run on a CPU |
+# | Time | 25 minutes to read, 50 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 0 · Start here](ch00_start_here.ipynb) · [Chapter 2 · Multi-head attention](ch02_multi_head_attention.ipynb) |
 #
 # *If you read only three cells:* the table of *Attention by hand*, the code of *The same on one screen*, the maps of *A head that learns*.
@@ -230,8 +230,8 @@ def attention(
 
 
 # %% [markdown]
-# Without a mask, `masked_softmax` is `scores.softmax(dim=-1)`. Its other lines are for words that may not be looked at: sections 6 and 7
-# explain them. Dropout is for chapter 2.
+# Without a mask, `masked_softmax` is `scores.softmax(dim=-1)`. Its other lines are for words that may not be looked at: section 6 explains
+# the masks, section 7 the last two lines. Dropout is for chapter 2.
 
 
 # %%
@@ -268,12 +268,8 @@ theirs = F.scaled_dot_product_attention(*inputs)
 
 torch.testing.assert_close(ours, theirs)
 pull = torch.randn_like(ours)  # a random weight for each entry of the output
-for mine, other in zip(
-    torch.autograd.grad((ours * pull).sum(), inputs),
-    torch.autograd.grad((theirs * pull).sum(), inputs),
-    strict=True,
-):
-    torch.testing.assert_close(mine, other)
+slopes = [torch.autograd.grad((result * pull).sum(), inputs) for result in (ours, theirs)]
+torch.testing.assert_close(*slopes)
 for b in range(2):
     expected, _ = attention_numpy(*(x[b].detach().numpy() for x in inputs))
     np.testing.assert_allclose(ours[b].detach(), expected)
@@ -375,7 +371,7 @@ measured.round(2)
 # > A "no" sets that score to −∞, and $e^{-\infty} = 0$: no weight.
 #
 # Masks here are boolean, **True where attention is allowed**, as in `F.scaled_dot_product_attention`. (`nn.MultiheadAttention`
-# means the opposite by True.) There are two kinds.
+# means the opposite by True.) A float mask is added to the scores (chapter 2). There are two kinds of masks.
 #
 # **The padding mask.** Short sentences of a batch are filled up with a pad token, id 0, that nobody may look at. Every query sees the same
 # keys, so one row is enough: $(B, 1, S)$.
@@ -389,8 +385,8 @@ def padding_mask(ids: Tensor, pad: int = 0) -> Tensor:
 
 # %% [markdown]
 # **The causal mask.** While a decoder learns, the whole target sentence lies before it, and a position must not see the words that it has
-# to predict. Position $i$ may look at positions $0 \dots i$: $(1, T, T)$. The name says what is *hidden*, the subsequent positions; the table
-# says what is *allowed*.
+# to predict. Position $i$ may look at positions $0 \dots i$: $(1, T, T)$. `subsequent_mask` is named after what it *hides*; its
+# True says what is *allowed*.
 
 
 # %%
@@ -499,9 +495,9 @@ titled(
 #    output.
 # 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; added as a float mask it becomes −∞.
 #
-# A bare −∞ is not enough: $e^{-\infty} / \sum e^{-\infty} = 0/0$. To clean up with `nan_to_num` repairs the output, and not always the
-# gradient: 0 × NaN flows back. So `masked_softmax` acts *before* the softmax: an empty row gets harmless finite scores, and its weights are
-# then set to 0. No NaN is ever made. `gradcheck` compares our gradients with finite differences:
+# A bare −∞ is not enough: $e^{-\infty} / \sum e^{-\infty} = 0/0$. `nan_to_num` afterwards repairs the output, and not always the gradient:
+# 0 × NaN flows back. So the last two lines of `masked_softmax` act *before* the softmax, too: an empty row gets harmless finite
+# scores, and its weights are then set to 0. No NaN is ever made. `gradcheck` compares our gradients with finite differences:
 
 # %%
 torch.manual_seed(6)
@@ -519,7 +515,7 @@ assert masked_softmax(left_scores.half(), left_mask).isfinite().all()  # in half
 # > **In short.** Nobody tells a head where to look. It is told what the right answer was, and the gradient teaches it where to look.
 #
 # A model *learns* its queries and keys: each word has a vector $x$ of $D$ numbers, and two matrices $W^Q, W^K$ $(D, d_k)$ turn it into a
-# query $x W^Q$ or a key $x W^K$. Such a pair of matrices is a **head**.
+# query $x W^Q$ or a key $x W^K$. Such a pair of matrices is a **head**. (In chapter 2 it gets a third matrix, for values.)
 #
 # Our task is a dictionary. Five German words ask. Their translations stand there in another order, and for each German word the head must
 # return the right one. All word vectors are random and fixed, so at first a word and its translation have *nothing* in common.
@@ -563,19 +559,22 @@ there_ids = torch.tensor([[english.index(word) for word in standing]])  # (1, 5)
 
 torch.manual_seed(0)
 tables = torch.randn(2, 12, 16, dtype=torch.float64)  # (2, V, D): random, and never changed
-head = [0.1 * torch.randn(16, 8, dtype=torch.float64) for _ in range(2)]  # W^Q, W^K: (D, d_k)
+w_q = (0.1 * torch.randn(16, 8, dtype=torch.float64)).requires_grad_()  # (D, d_k)
+w_k = (0.1 * torch.randn(16, 8, dtype=torch.float64)).requires_grad_()  # (D, d_k)
 
 # %%
 losses, right, maps = [], [], {}
 for step in range(201):
     if step in (0, 15, 200):
-        maps[f"after {step} steps"] = look_up(asked_ids, there_ids, *tables, *head)[1][0].detach()
-    head = [w.detach().requires_grad_() for w in head]
+        _, weights = look_up(asked_ids, there_ids, *tables, w_q, w_k)  # (1, 5, 5)
+        maps[f"after {step} steps" if step else "before training"] = weights[0].detach()
     asked, there = dictionary_task(64, vocab=12)  # (64, 5) each
-    output, _ = look_up(asked, there, *tables, *head)  # (64, 5, V)
+    output, _ = look_up(asked, there, *tables, w_q, w_k)  # (64, 5, V)
     loss = -output.gather(-1, asked.unsqueeze(-1)).log().mean()
-    gradients = torch.autograd.grad(loss, head)
-    head = [w - 0.2 * gradient for w, gradient in zip(head, gradients, strict=True)]
+    to_q, to_k = torch.autograd.grad(loss, (w_q, w_k))
+    with torch.no_grad():
+        w_q -= 0.2 * to_q
+        w_k -= 0.2 * to_k
     losses.append(loss.item())
     right.append((output.argmax(-1) == asked).double().mean().item())
 
@@ -593,8 +592,8 @@ assert (first - 0.2).abs().max() < 0.1 and (last > 0.9).all()
 titled(
     panels(maps, asking, standing, cell=37, domain=(0, 1), value_title="weight", per_line=3),
     "The head finds out where to look",
-    "Each row is a German word; its weights over the English words sum to 1. Nobody showed the head a place: it was told right "
-    "answers, and the weights went where those stand.",
+    "Each row is a German word; its weights over the English words sum to 1. Trained on right answers alone, they go to "
+    "where the answer stands.",
     wrap=95,
 )
 
@@ -639,11 +638,11 @@ titled(
         pd.DataFrame(shares),
         "length",
         "share",
-        value_title="attention's share of the operations",
+        value_title="attention's share",
         number_format=".1~%",
     ),
-    "Attention hardly counts in a caption, and rules in a book",
-    "Counted at D = 512; the rest are the projections. At n = 2D = 1,024 they are equal.",
+    "1.5% of the operations for a caption, 80% at 4,096 words",
+    "Attention's share, counted at D = 512; the rest are the projections. At n = 2D = 1,024 they are equal.",
 )
 
 # %% [markdown]
@@ -727,8 +726,8 @@ titled(
 # ### Exercise 1 · A query that insists
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Give *a* in *a red ball* the query $(s, 0, 0, 0)$, such that its weight on itself is exactly `share`. How large is $s$ for 0.5, 0.99, 0.9999? What does a weight of 1 ask for?
-# `solution("insisting_query")` shows ours.
+# Give *a* in *a red ball* the query $(s, 0, 0, 0)$, such that its weight on itself is exactly `share`. How large is $s$ for 0.5, 0.99,
+# 0.9999? What does a weight of 1 ask for? `solution("insisting_query")` shows ours.
 
 
 # %%
