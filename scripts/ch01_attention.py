@@ -55,18 +55,18 @@ from scripts.book.figures.attention import hand_chart, saturation_chart
 from scripts.book.instruments import count_flops, influence, saved_bytes
 
 # %% [markdown]
-# Letters as in [chapter 0](ch00_start_here.ipynb): $B$ sentences in a batch, $T$ words that *look*, $S$ words that are looked *at*. New are
-# $d_k$, the width of a query or key, $d_v$, that of a value, and $n$, the length of a sentence that looks at itself ($T = S = n$).
+# Letters as in [chapter 0](ch00_start_here.ipynb): $B$ sentences, $T$ words that *look*, $S$ words that are looked *at*. New are $d_k$, the
+# width of a query or key, $d_v$, that of a value, and $n = T = S$, where a sentence looks at itself.
 
 # %% [markdown]
 # ## 1. Dot products measure similarity
 #
 # > **In short.** Multiply two lists of numbers entry by entry and add up. Agreement makes the sum large, disagreement negative.
 #
-# $$q \cdot k = \sum_{i=1}^{d_k} q_i k_i = \lVert q \rVert \, \lVert k \rVert \cos\theta$$
+# $$q \cdot k = \sum_{i=1}^{d_k} q_i k_i = \lVert q \rVert \, \lVert k \rVert \cos\theta, \qquad q, k \in \mathbb{R}^{d_k}$$
 #
-# for two vectors $q, k \in \mathbb{R}^{d_k}$ with the angle $\theta$ between them. With $T$ queries as the rows of $Q$ and $S$ keys as the rows
-# of $K$, all dot products are one matrix product: $QK^\top$ $(T, S)$. Here are six words with three features that we made up.
+# where $\theta$ is the angle between them. With queries as rows of $Q$ and keys as rows of $K$, one matrix product holds all dot products:
+# $QK^\top$ $(T, S)$. Here are six words with three features that we made up: alive, toy, big.
 #
 # **Predict.** Which word is most similar to *dog*: dog itself, puppy, or horse?
 
@@ -89,8 +89,8 @@ titled(
 
 # %% [markdown]
 # **Pitfall.** *A dot product is not the cosine.* It also rewards length, and the horse's vector is long. The cosine divides by both
-# lengths; then nothing is closer to a vector than itself. Attention keeps the plain dot product: a model may *use* the length, to make a
-# word easy to find.
+# lengths; then nothing is closer to a vector than itself. Attention keeps the plain dot product: with length, a model can make a word easy
+# to find.
 
 # %% [markdown]
 # ## 2. Softmax turns scores into shares
@@ -121,8 +121,7 @@ with np.errstate(all="ignore"):  # as the formula is written: e^1000 is too larg
 print("softmax(0, 2, 1) =", softmax_numpy(scores).round(4))
 
 # %% [markdown]
-# **Pitfall.** *Softmax as the formula is written* computes ∞/∞ for large scores: NaN, without an error. It spreads through everything
-# that comes after it.
+# **Pitfall.** *Softmax as the formula is written* computes ∞/∞ for large scores: NaN, without an error, in all that follows.
 
 # %% [markdown]
 # ## 3. Attention by hand
@@ -132,16 +131,15 @@ print("softmax(0, 2, 1) =", softmax_numpy(scores).round(4))
 #
 # $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V$$
 #
-# | symbol | shape | |
+# | | shape | a row for each word |
 # |---|---|---|
-# | $Q$ | $(T, d_k)$ | a query for each word that looks |
-# | $K$ and $V$ | $(S, d_k)$ and $(S, d_v)$ | a key and a value for each word that is looked at |
-# | $QK^\top / \sqrt{d_k}$ | $(T, S)$ | scores |
-# | softmax of each row | $(T, S)$ | weights; a row sums to 1 |
-# | the result | $(T, d_v)$ | a mix of values for each word that looks |
+# | $Q$ | $(T, d_k)$ | that looks: its query |
+# | $K$, $V$ | $(S, d_k)$, $(S, d_v)$ | that is looked at: its key, its value |
+# | softmax | $(T, S)$ | that looks: its weights, which sum to 1 |
+# | result | $(T, d_v)$ | that looks: its mix of values |
 #
-# Our sentence is *a red ball*. A key says what kind of word it is, a query what kind it looks for: *ball* looks for an adjective. A value
-# says what the word looks like. Here $d_k = 4$, so $\sqrt{d_k} = 2$, and $d_v = 2$.
+# In *a red ball*, a key says what kind of word it is, a query what kind it looks for: *ball* looks for an adjective. A value says what the
+# word looks like. Here $d_k = 4$, so $\sqrt{d_k} = 2$, and $d_v = 2$.
 
 # %%
 phrase = ["a", "red", "ball"]
@@ -169,8 +167,8 @@ print(f"ball's output: redness {ball[0]:.4f}, roundness {ball[1]:.4f}")
 steps.round(4)
 
 # %% [markdown]
-# *ball* went in as a round thing without a colour, value (0, 4). It comes out as a *red* round thing. (All three words are singular, so
-# that feature adds 1 to every q · k, and changes nothing. The weights are `softmax(0, 2, 1)` from above.)
+# *ball* went in as a round thing without a colour, value (0, 4). It comes out as a *red* round thing. (All three words are singular: that
+# adds 1 to every q · k, and changes nothing. The weights are `softmax(0, 2, 1)` from above.)
 
 # %% [markdown]
 # ## 4. The same on one screen
@@ -230,8 +228,8 @@ def attention(
 
 
 # %% [markdown]
-# Without a mask, `masked_softmax` is `scores.softmax(dim=-1)`. Its other lines are for words that may not be looked at: section 6 explains
-# the masks, section 7 the last two lines. Dropout is for chapter 2.
+# Without a mask, `masked_softmax` is `scores.softmax(dim=-1)`. Section 6 explains its masks, section 7 the last two lines. Dropout is for
+# chapter 2.
 
 
 # %%
@@ -257,7 +255,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 # %% [markdown]
-# Does it agree with the NumPy version, and with PyTorch's own, which is written for speed? Outputs and gradients:
+# Does it agree with NumPy, and with PyTorch's own, which is written for speed? Outputs and gradients:
 
 # %%
 torch.manual_seed(1)
@@ -276,8 +274,8 @@ for b in range(2):
 print("output (B, T, d_v):", tuple(ours.shape), "weights (B, T, S):", tuple(weights.shape))
 
 # %% [markdown]
-# **Pitfall.** *Softmax over the wrong axis.* `dim=-2` lets the queries compete for a key instead of the keys for a query. The shapes fit,
-# and a model trains, badly. Notice it by the sums: each **row** of the weights must sum to 1.
+# **Pitfall.** *Softmax over the wrong axis.* With `dim=-2` the queries compete for a key, not the keys for a query. The shapes fit, and a
+# model trains, badly. Each **row** of the weights must sum to 1.
 
 # %%
 wrong = (inputs[0] @ inputs[1].mT / math.sqrt(4)).softmax(dim=-2)  # (B, T, S) too
@@ -312,8 +310,8 @@ for d_k in (4, 64, 512):
 # $$\frac{\partial w_i}{\partial s_j} = w_i\,(\mathbb{1}[i = j] - w_j)$$
 #
 # If one weight is near 1 and the others near 0, all of these are near 0. Hardly any gradient reaches the scores, and what makes queries
-# and keys learns almost nothing. (The way back through the *values* stays open.) Their diagonal, $\sum_i w_i (1 - w_i)$, measures what gets
-# through.
+# and keys learns almost nothing. (The way back through the *values* stays open.) The diagonal's sum, $\sum_i w_i (1 - w_i)$, measures what
+# gets through.
 
 
 # %%
@@ -335,8 +333,8 @@ print("factor 22:", (22 * unit).softmax(-1).numpy().round(4))
 titled(
     saturation_chart(spread, stretched, softmax_slope(stretched), wide=math.sqrt(512)),
     "Softmax saturates: at spread 22 one key takes everything",
-    "Left: with spread 1 (first dashed line) all four keys have a say; with spread 22 (second) "
-    "one takes all. Right: there the slope is 0, and no gradient reaches the scores.",
+    "Left: with spread 1 (first dashed line) all four keys get some weight; with spread 22 (second) "
+    "one gets all. Right: there the slope is 0, and no gradient reaches the scores.",
     wrap=95,
 )
 
@@ -360,9 +358,8 @@ assert abs(measured.spread["q · k / √d_k"] - 1) < 0.05  # theory: 1
 measured.round(2)
 
 # %% [markdown]
-# **Pitfall.** *Dividing by the wrong thing.* With $d_k$ instead of $\sqrt{d_k}$ (last row) all weights are nearly 1/16 = 0.06: the
-# head starts as a plain average. Notice it by the spread of a *fresh* model's scores: it should be near 1. A trained model chooses its own,
-# since it learns how long queries and keys are.
+# **Pitfall.** *Dividing by $d_k$* (last row). All weights are nearly 1/16 = 0.06: the head starts as a plain average. Notice it by the
+# spread of a *fresh* model's scores, which should be near 1. A trained model chooses its own: it learns how long queries and keys are.
 
 # %% [markdown]
 # ## 6. Masks: who may look at whom
@@ -385,8 +382,7 @@ def padding_mask(ids: Tensor, pad: int = 0) -> Tensor:
 
 # %% [markdown]
 # **The causal mask.** While a decoder learns, the whole target sentence lies before it, and a position must not see the words that it has
-# to predict. Position $i$ may look at positions $0 \dots i$: $(1, T, T)$. `subsequent_mask` is named after what it *hides*; its
-# True says what is *allowed*.
+# to predict. Position $i$ may look at positions $0 \dots i$: $(1, T, T)$. The function is named after what it *hides*.
 
 
 # %%
@@ -406,8 +402,8 @@ for i, row in enumerate(subsequent_mask(4)[0]):
     print(f"row {i}: {sentence[i]:>4} may look at  {seen:<15}  to predict  {then}")
 
 # %% [markdown]
-# A position sees *itself*. That is not cheating: row $i$ predicts the word *after* word $i$. The two masks join with `&`, by broadcasting:
-# $(B, 1, S)$ with $(1, T, T)$ gives $(B, T, T)$.
+# A position sees *itself*. That is not cheating: row $i$ predicts the word *after* word $i$. The two masks join with `&`, by broadcasting,
+# to $(B, T, T)$.
 
 # %%
 ids = torch.tensor([[2, 7, 8, 9, 0, 0]])  # <s> a red ball <pad> <pad>: (B=1, S=6)
@@ -426,7 +422,7 @@ titled(
 
 # %% [markdown]
 # How do we *know* that a mask hides? Ask the gradient. If output $i$ doesn't depend on input $j$, its derivative by that input is exactly
-# 0. `influence(f, x)` gives the size of this derivative for all pairs. It will test causality in the whole series.
+# 0. `influence(f, x)` gives the size of this derivative for all pairs.
 
 # %%
 torch.manual_seed(2)
@@ -439,12 +435,11 @@ assert turned.triu(1).any()  # the pitfall below is noticed
 
 # %% [markdown]
 # **Pitfall.** *The mask turned over.* Rows and columns swapped, or True meaning "hide" to one function and "allow" to the next. Training
-# then looks wonderful, since the answer is in the input, and translations are rubbish. Notice it with `influence`: nothing right of the
-# diagonal may have a gradient.
+# looks wonderful, since the answer is in the input; translations are rubbish. Notice it with `influence`: nothing right of the diagonal may
+# have a gradient.
 #
-# **Why pad *queries* may be left unmasked.** A padding mask hides pad *columns*. The pad *rows* stay: a pad asks, too, and gets an answer.
-# That is no leak. As a key, a pad is hidden in every layer; as a prediction, the loss skips it (chapter 6). Nothing that it holds reaches a
-# real word:
+# **Why pad *queries* may be left unmasked.** A pad asks, too, and gets an answer. That is no leak: as a key, a pad is hidden in every layer,
+# and as a prediction the loss skips it (chapter 6). Nothing that it holds reaches a real word:
 
 # %%
 real = pads[0, 0]  # (6,): four real tokens, two pads
@@ -495,9 +490,9 @@ titled(
 #    output.
 # 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; added as a float mask it becomes −∞.
 #
-# A bare −∞ is not enough: $e^{-\infty} / \sum e^{-\infty} = 0/0$. `nan_to_num` afterwards repairs the output, and not always the gradient:
-# 0 × NaN flows back. So the last two lines of `masked_softmax` act *before* the softmax, too: an empty row gets harmless finite
-# scores, and its weights are then set to 0. No NaN is ever made. `gradcheck` compares our gradients with finite differences:
+# A bare −∞ gives 0/0, and `nan_to_num` afterwards repairs the output, not always the gradient: 0 × NaN flows back. So `masked_softmax`, in
+# its last two lines, gives an empty row harmless scores *before* the softmax and sets its weights to 0 after it. No NaN is ever made.
+# `gradcheck` compares our gradients with finite differences:
 
 # %%
 torch.manual_seed(6)
@@ -515,13 +510,14 @@ assert masked_softmax(left_scores.half(), left_mask).isfinite().all()  # in half
 # > **In short.** Nobody tells a head where to look. It is told what the right answer was, and the gradient teaches it where to look.
 #
 # A model *learns* its queries and keys: each word has a vector $x$ of $D$ numbers, and two matrices $W^Q, W^K$ $(D, d_k)$ turn it into a
-# query $x W^Q$ or a key $x W^K$. Such a pair of matrices is a **head**. (In chapter 2 it gets a third matrix, for values.)
+# query $x W^Q$ or a key $x W^K$. Such a pair of matrices is a **head**. (In chapter 2 it gets a third, for values.)
 #
 # Our task is a dictionary. Five German words ask. Their translations stand there in another order, and for each German word the head must
-# return the right one. All word vectors are random and fixed, so at first a word and its translation have *nothing* in common.
+# return the right one. All word vectors are random and fixed: at first a word and its translation have *nothing* in common.
 #
-# An English word's value is a row with a single 1, at the word's own place. So the output is a share for each English word, and the loss is
-# $-\ln$ of the right word's share.
+# An English word's value is a row with a single 1, at the word's own place. So the output is a share for each English word. The loss is
+# $-\ln w_r$, where $w_r$ is the share of the right word $r$. With the derivative of section 5, $\partial\,\text{loss} / \partial s_j = w_j - \mathbb{1}[j = r]$:
+# a step pushes the right word's score up, and each other score down, the more weight it has.
 
 
 # %%
@@ -543,8 +539,8 @@ def look_up(
 
 
 # %% [markdown]
-# Training is a plain loop: draw examples, compute the loss, take its gradient, move both matrices a small step against it. Three times on
-# the way we look at one sentence, *heute sieht Anna große Hunde*.
+# Training is a plain loop: draw examples, compute the loss, take its gradient, move both matrices a small step against it. Three times we
+# look at one sentence, *heute sieht Anna große Hunde*.
 #
 # **Predict.** Before training the weights are nearly even over five places. What is the loss then?
 
@@ -582,8 +578,7 @@ print(f"loss before: {losses[0]:.2f}; −ln(1/5) = {math.log(5):.2f}")
 print(f"right answers before: {right[0]:.0%}, in the last 20 steps: {np.mean(right[-20:]):.0%}")
 
 # %% [markdown]
-# Every step draws new examples, so each is also a test: from one right answer in five, which is chance, to all of them. And where does the
-# head look?
+# Every step draws new examples, so each is also a test: from chance, one in five, to all of them. And where does the head look?
 
 # %%
 place = [standing.index(english[i]) for i in asked_ids[0]]  # where each translation stands
@@ -608,8 +603,7 @@ titled(
 
 # %% [markdown]
 # The weights follow the *words*: *heute* finds *today* wherever it stands. What was learned is one matrix, $W^Q {W^K}^\top$, which says
-# what German vector fits what English one. In a Transformer the vectors and values are learned too, and many heads work side by side
-# (chapter 2).
+# what German vector fits what English one. In a Transformer the vectors and values are learned too.
 
 # %% [markdown]
 # ## 9. What it costs
@@ -618,7 +612,7 @@ titled(
 #
 # A product of an $(a, b)$ and a $(b, c)$ matrix takes $2abc$ operations. With $n$ words and width $D$ in all heads together, attention needs
 # $2n^2D$ for $QK^\top$ and as much for the mix: $4n^2D$. Around it stand four projections, such as $x W^Q$, of $D \times D$ each (chapter 2):
-# $8nD^2$. PyTorch counts as it runs; on the `meta` device, which knows shapes and holds no numbers, that costs nothing.
+# $8nD^2$. PyTorch can count them, on the `meta` device without computing anything.
 #
 # **Predict.** A caption has about 16 tokens. At $D = 512$, how large is attention's share of the operations?
 
@@ -648,9 +642,9 @@ titled(
 # %% [markdown]
 # Memory is the harder limit: for the backward pass attention keeps $n^2$ weights a head. (Must it? Exercise 4.)
 #
-# **Pitfall.** *"Attention is quadratic, so attention is what is slow."* For sentences its share of the operations is small. Nor is that its
-# share of the *time*, which depends on memory as well (chapter 8 measures it). And a mask saves no work here: all scores are computed, and
-# the forbidden ones thrown away.
+# **Pitfall.** *"Attention is quadratic, so attention is what is slow."* For sentences its share of the operations is small, and a share
+# of operations is not a share of *time* (chapter 8 measures that). Nor does a mask save work here: all scores are computed, the forbidden
+# ones thrown away.
 
 # %% [markdown]
 # ## 10. Beside recurrence and convolution
@@ -658,7 +652,7 @@ titled(
 # > **In short.** Recurrence passes a word along, neighbour to neighbour. A convolution jumps a few places. Attention looks straight across.
 #
 # The paper's Table 1 compares layers of width $d$ by operations, by steps that must wait for each other, and by the longest path of a signal
-# between two positions. Long paths are hard to learn. ($k$: a convolution's kernel; $r$: how many neighbours are seen.)
+# between two positions; long paths are hard to learn. A convolution sees $k$ places, restricted attention $r$.
 #
 # | layer | operations | sequential steps | longest path |
 # |---|---|---|---|
@@ -667,8 +661,8 @@ titled(
 # | convolutional | $O(k n d^2)$ | $O(1)$ | $O(\log_k n)$ |
 # | self-attention, restricted | $O(r n d)$ | $O(1)$ | $O(n/r)$ |
 #
-# The path $\log_k n$ belongs to *dilated* convolutions, whose gaps grow from layer to layer; plain ones need about $n/k$ layers. Paths can be
-# counted with masks: two layers, one after the other, see what the product of their masks allows.
+# The path $\log_k n$ belongs to *dilated* convolutions, whose gaps grow from layer to layer; plain ones need about $n/k$ layers. To count a
+# path, multiply masks: the product says what two layers, one after the other, let through.
 
 # %%
 n = 17
@@ -700,15 +694,15 @@ titled(
 )
 
 # %% [markdown]
-# Is attention cheaper, then? Table 1 leaves its projections out. With them, a self-attention layer takes $4nd^2 + 2n^2d$ multiplications, a
-# recurrent one $2nd^2$: at $n = 32$ and $d = 512$ attention does about twice the work. What it wins is the other two columns: all
-# positions at once, and any two words one step apart. That suits a GPU.
+# Is attention cheaper, then? Table 1 leaves its projections out. With them it takes $4nd^2 + 2n^2d$ multiplications, a recurrent layer
+# $2nd^2$: about half as many at $n = 32$, $d = 512$. Attention wins by the other two columns: all positions at once, and any two words one
+# step apart.
 
 # %% [markdown]
 # ## Summary
 #
 # - Attention compares each query with each key, turns a row's scores into shares that sum to 1, and mixes the values with them.
-# - Scores of fresh queries and keys spread like $\sqrt{d_k}$. Divided by it, softmax keeps a gradient.
+# - Fresh scores spread like $\sqrt{d_k}$. Divided by it, softmax keeps a gradient.
 # - Masks are True where attention is allowed. A row that may look at nothing gives zeros, and no gradient.
 # - Right answers alone teach a head where to look.
 # - Attention costs $4n^2D$ operations and keeps $n^2$ weights a head. Any two words are one step apart.
@@ -779,9 +773,9 @@ check(additive_attention)
 # ### Exercise 4 · Attention that keeps nothing
 # *code · difficulty ●●● · worth ●●● · 45 minutes*
 #
-# Must attention keep $n^2$ weights? `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, where $s$ may differ from block
-# to block. They come once, and may not be kept. For a query $(T, d_k)$, return the output $(T, d_v)$ that `attention` would return if
-# it had all keys and values at once. `solution("streaming_attention")` shows ours.
+# Must attention keep $n^2$ weights? `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, with $s$ of any size. They come
+# once, and may not be kept. For a query $(T, d_k)$, return the output $(T, d_v)$ that `attention` gives for all keys and values at once.
+# `solution("streaming_attention")` shows ours.
 #
 # A hint: the mix is a sum divided by a sum, and both can grow block by block. What must be done to the two sums when a larger score turns
 # up than all before? (This method, due to Milakov and Gimelshein, is the core of FlashAttention.)
