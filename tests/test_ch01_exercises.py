@@ -1,4 +1,4 @@
-"""Chapter 1's exercises: each checker accepts the solution and tells the common mistakes apart."""
+"""Chapter 1's exercises: each checker tells the common mistakes apart, and takes other right answers."""
 
 import math
 
@@ -13,22 +13,8 @@ from scripts.exercises.ch01 import (
     check_insisting_query,
     check_streaming_attention,
     check_window_mask,
-    insisting_query,
-    streaming_attention,
     window_mask,
 )
-
-SOLVED = [
-    (check_insisting_query, insisting_query),
-    (check_window_mask, window_mask),
-    (check_additive_attention, additive_attention),
-    (check_streaming_attention, streaming_attention),
-]
-
-
-@pytest.mark.parametrize("check, solution", SOLVED, ids=lambda f: f.__name__)
-def test_a_solution_passes(check, solution):
-    assert check(solution) is None
 
 
 def test_another_way_to_write_a_solution_passes_too():
