@@ -451,7 +451,7 @@ check(as_text)
 #
 # ### Exercise 3 · Where it fails
 #
-# *project · difficulty ●●○ · worth ●●● · an evening*
+# *project · difficulty ●●○ · worth ●●● · 90 minutes*
 #
 # Find a sentence of simple words on which a model fails. Look at its table of choices: at which step does it go wrong, and was it sure? Collect ten such sentences, sort them by what they have in common, and keep them: chapters 10 and 11 have instruments for them.
 #

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from scripts.book.exercises import blame, same_numbers
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
-from scripts.ch03_embeddings_and_positions import sinusoids
+
+
+def exact_table(length: int, d_model: int) -> Tensor:
+    """The sinusoids (length, D) in float64, whatever the default is."""
+    speeds = 10_000.0 ** -(torch.arange(0, d_model, 2).double() / d_model)
+    angle = torch.outer(torch.arange(length).double(), speeds)  # (length, D/2)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
 
 
 def squared_gap(distance: int, d_model: int) -> float:
@@ -22,7 +28,7 @@ def squared_gap(distance: int, d_model: int) -> float:
 def check_squared_gap(candidate: Callable[[int, int], float]) -> None:
     """Holds candidate(distance, d_model) against two rows of a table."""
     for d_model, distance in ((16, 7), (2, 1), (64, 40), (16, -7)):
-        table = sinusoids(60, d_model).double()
+        table = exact_table(60, d_model)
         a, b = table[10], table[10 + distance]
         gap, product = (a - b).square().sum(), a @ b
         mistakes = {
@@ -50,7 +56,7 @@ def stretched(table: Tensor, max_len: int) -> Tensor:
 def check_stretched(candidate: Callable[[Tensor, int], Tensor]) -> None:
     """Lets the candidate continue sinusoids, whose further rows are known, and cut a table."""
     for d_model in (4, 8):
-        table = sinusoids(40, d_model).double()
+        table = exact_table(40, d_model)
         given = table[:24].clone()
         step = torch.linalg.lstsq(given[:-1], given[1:], driver="gelsd").solution  # (D, D)
         back = [given[-1] @ torch.linalg.matrix_power(step.T, k) for k in range(1, 17)]
