@@ -308,7 +308,7 @@ pd.DataFrame(
 #
 # The model that opened this chapter, `captioner`, is the same machine, only larger. Your sentence went through it by the same steps.
 #
-# **Pitfall.** A fluent translation may be wrong. Ask for something that no caption ever said, and the model doesn't say "I don't know": it writes English all the same. To notice, look at the probabilities.
+# **Pitfall.** A fluent translation may be wrong. Ask for something that no caption ever said, and the model doesn't say "I don't know": it writes English all the same. To notice, look at the probabilities: high ones prove nothing, but low ones are a warning.
 #
 # **Predict.** The second sentence below says that the federal government passed a law on pensions. What will a writer of captions make of it, and how sure will it be?
 

@@ -169,56 +169,43 @@ def test_the_table_of_chapters_has_the_series_parts_and_its_short_way():
     assert rows == expected
 
 
-def fake_gputil(monkeypatch, answer):
-    module = ModuleType("GPUtil")
-    module.getGPUs = answer
-    monkeypatch.setitem(sys.modules, "GPUtil", module)
-
-
 def gpu(number: int, name: str, load: float):
     return SimpleNamespace(id=number, name=name, load=load, memoryUsed=1024.0, memoryTotal=24576.0)
 
 
-def test_report_names_every_gpu_with_memory_and_load(monkeypatch):
-    fake_gputil(monkeypatch, lambda: [gpu(0, "Fake 4090", 0.37), gpu(1, "Fake MIG", math.nan)])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert gpu_rows() == [
-        ("GPU 0", "Fake 4090, 1,024 of 24,576 MiB in use, load 37%"),
-        ("GPU 1", "Fake MIG, 1,024 of 24,576 MiB in use, load not reported"),
-    ]
+def broken():
+    raise ValueError("invalid literal for int(): 'NVIDIA-SMI has failed'")
 
 
-def test_report_says_plainly_that_there_is_no_gpu(monkeypatch):
-    fake_gputil(monkeypatch, lambda: [])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    ((part, found),) = gpu_rows()
-    assert part == "GPU" and "none found" in found
-    report = machine_report()
-    assert list(report["part"]) == ["Python", "PyTorch", "CPU threads", "GPU"]
-    assert report.loc[1, "found"] == torch.__version__
+TWO = [gpu(0, "Fake 4090", 0.37), gpu(1, "Fake MIG", math.nan)]
+SEEN = [
+    ("GPU 0", "Fake 4090, 1,024 of 24,576 MiB in use, load 37%"),
+    ("GPU 1", "Fake MIG, 1,024 of 24,576 MiB in use, load not reported"),
+]
+UNUSED = ("note", "this PyTorch can't use the GPU: everything runs on the CPU")
+NONE = ("GPU", "none found: everything runs on the CPU, and that is enough")
+NO_ANSWER = ("GPUtil", "gave no answer (ValueError)")
 
 
-def test_report_warns_where_torch_cannot_use_the_gpu(monkeypatch):
-    fake_gputil(monkeypatch, lambda: [gpu(0, "Fake 4090", 0.0)])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "runs on the CPU" in gpu_rows()[-1][1]
-
-
-def test_report_survives_a_broken_driver(monkeypatch):
-    def broken():
-        raise ValueError("invalid literal for int(): 'NVIDIA-SMI has failed'")
-
-    fake_gputil(monkeypatch, broken)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    rows = gpu_rows()
-    assert rows[0] == ("GPUtil", "gave no answer (ValueError)") and "none found" in rows[1][1]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.parametrize(
+    "answer, cuda, rows",
+    [
+        (lambda: TWO, True, SEEN),
+        (lambda: TWO, False, [*SEEN, UNUSED]),
+        (lambda: [], False, [NONE]),
+        (broken, False, [NO_ANSWER, NONE]),
+        (broken, True, [NO_ANSWER, ("GPU 0", "Fake H200")]),
+        (None, False, [("GPUtil", "gave no answer (ModuleNotFoundError)"), NONE]),
+    ],
+)
+def test_report_names_every_gpu_or_says_why_there_is_none(monkeypatch, answer, cuda, rows):
+    module = ModuleType("GPUtil")
+    module.getGPUs = answer
+    monkeypatch.setitem(sys.modules, "GPUtil", module if answer else None)  # None: not installed
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "Fake H200")
-    assert gpu_rows()[1:] == [("GPU 0", "Fake H200")]
-
-
-def test_report_survives_without_gputil(monkeypatch):
-    monkeypatch.setitem(sys.modules, "GPUtil", None)  # makes the import fail
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu_rows()[0][0] == "GPUtil" and "none found" in gpu_rows()[1][1]
+    assert gpu_rows() == rows
+    report = machine_report()
+    assert list(report["part"]) == ["Python", "PyTorch", "CPU threads", *(part for part, _ in rows)]
+    assert report.loc[1, "found"] == torch.__version__
