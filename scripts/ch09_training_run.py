@@ -1693,8 +1693,9 @@ def fit(
     folder: Path,
     resume: bool = False,
     ranks: Ranks = ALONE,
+    kind: Callable[..., Training] = Training,
 ) -> list[dict[str, float]]:
-    """Train as `config` says; return the history, a row an epoch.
+    """Train as `config` says; return the history, a row an epoch. `kind` makes the `Training`.
 
     `folder` gets the best model (by validation BLEU), the last two states, and the last epochs'
     weights for averaging. With `resume` the run goes on after the last step saved, as if nothing
@@ -1702,7 +1703,7 @@ def fit(
     """
     if ranks.first and not resume:
         start_anew(folder)
-    training = Training(config, data, folder, resume, ranks)
+    training = kind(config, data, folder, resume, ranks)
     quiet = replace(config, tracker="none")
     with StopSignal() as stop, tracker_of(config if ranks.first else quiet, folder) as track:
         while training.epoch <= config.epochs:
