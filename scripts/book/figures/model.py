@@ -1,7 +1,9 @@
 """Drawings of chapters 4 and 5: the stacks, the wirings of a layer, and measured signals."""
 
+from collections.abc import Iterable
+
 from scripts import optional
-from scripts.book.charts import GREY
+from scripts.book.charts import GREY, rounded
 
 alt, pd = optional("altair"), optional("pandas")
 
@@ -72,3 +74,56 @@ def stacks(N: int = 6) -> alt.LayerChart:
     drawn.box(405, top + 74, "logits (B, T, V)", "ids")
     drawn.arrow((405, top + 56), (405, top + 72))
     return drawn.chart(490, top + 104)
+
+
+def wirings() -> alt.LayerChart:
+    """An encoder layer in post-norm and in pre-norm: each sublayer, its norm, and the road of x."""
+    drawn = Diagram()
+    orders = {
+        "post-norm (paper)": ("sublayer", "add", "norm"),
+        "pre-norm": ("norm", "sublayer", "add"),
+    }
+    for x, (title, order) in zip((95, 295), orders.items(), strict=True):
+        drawn.box(x, 0, title, "ids")
+        y = 40
+        for sublayer in ("self-attention", "feed-forward"):
+            branch = y - 9
+            for kind in order:
+                text = {"sublayer": sublayer, "add": "+", "norm": "LayerNorm"}[kind]
+                drawn.box(x, y, text, kind, 12 if kind == "add" else 58)
+                drawn.arrow((x, y - (18 if y == 40 else 12)), (x, y - 2))
+                if kind == "add":
+                    drawn.arrow((x, branch), (x + 76, branch), (x + 76, y + 11), (x + 15, y + 11))
+                y += 34
+        drawn.arrow((x, y - 12), (x, y + 4))
+    return drawn.chart(390, y + 10)
+
+
+def decades(
+    frame: pd.DataFrame, x: str, y: str, color: str, powers: Iterable[int], places: Iterable[int]
+) -> alt.LayerChart:
+    """Lines of `y` over `x` on a log axis with ticks at `powers` of ten, named at their ends."""
+    ticks = alt.Axis(values=[10.0**power for power in powers], format=".0e")
+    base = alt.Chart(rounded(frame)).encode(
+        x=alt.X(f"{x}:Q", axis=alt.Axis(values=list(places), grid=False)),
+        y=alt.Y(f"{y}:Q", axis=ticks, scale=alt.Scale(type="log")),
+        color=alt.Color(f"{color}:N", sort=None, legend=None),
+    )
+    ends = base.transform_filter(alt.datum[x] == int(frame[x].max()))
+    names = ends.mark_text(align="left", dx=8).encode(text=f"{color}:N")
+    return alt.layer(base.mark_line(point={"size": 45}), names).properties(width=480, height=240)
+
+
+def layer_lines(frame: pd.DataFrame, columns: list[str], color: str) -> alt.HConcatChart:
+    """Columns side by side over the layers E1, …, D1, …; encoder and decoder are lines apart."""
+    frame = rounded(frame[["layer", color, *columns]].assign(side=frame.layer.str[0]))
+    layers = alt.X("layer:N", sort=None, title="layer", axis=alt.Axis(labelAngle=0))
+    base = alt.Chart(frame).encode(
+        x=layers,
+        color=alt.Color(f"{color}:N", sort=None, legend=alt.Legend(title=None, orient="top")),
+        detail="side:N",
+    )
+    look = {"width": 245, "height": 210}
+    mark = {"size": 45}
+    panels = [base.encode(y=alt.Y(f"{c}:Q", axis=alt.Axis(tickCount=5))) for c in columns]
+    return alt.hconcat(*[panel.mark_line(point=mark).properties(**look) for panel in panels])
