@@ -5,13 +5,8 @@ import torch
 from torch import nn
 
 from scripts.book.exercises import rejection
-from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import (
-    EncoderLayer,
-    PositionwiseFeedForward,
     clones,
-    initialise,
-    scramble,
 )
 from scripts.exercises.ch04 import (
     check_encoder_parameters,
@@ -20,7 +15,6 @@ from scripts.exercises.ch04 import (
     encoder_parameters,
     fresh_stack,
     layer_from_parts,
-    layer_mistakes,
 )
 
 SOLVED = [
@@ -85,21 +79,6 @@ LAYER = {
 }
 
 
-def shared_tensors(make, N):
-    stack = fresh_stack(make, N)
-    for layer in stack:
-        layer.contract.weight = stack[0].contract.weight
-    return stack
-
-
-def initialised(make, N):
-    stack = fresh_stack(make, N)
-    initialise(stack)
-    for i, layer in enumerate(stack):
-        nn.init.constant_(layer.expand.bias, i)
-    return stack
-
-
 def copied(make, N):
     """Deep copies, and new numbers for the matrices alone."""
     stack = clones(make(), N)
@@ -113,10 +92,8 @@ STACK = {
     "plain list": lambda make, N: [make() for _ in range(N)],
     "N layers": lambda make, N: nn.ModuleList([make()]),
     "one layer, N times": lambda make, N: nn.ModuleList([make()] * N),
-    "share tensors": shared_tensors,
     "same numbers": lambda make, N: clones(make(), N),
     "the biases don't": copied,
-    "other numbers": initialised,
 }
 
 
@@ -133,15 +110,3 @@ def test_each_mistake_gets_an_answer_of_its_own(check, wrong):
     for words, answer in answers.items():
         assert words in answer, f"{words!r} is not in {answer!r}"
     assert len(set(answers.values())) == len(wrong) >= 2
-
-
-@pytest.mark.parametrize("norm_first", [False, True])
-def test_every_wrong_wiring_differs_from_the_layer_and_from_the_others(norm_first):
-    torch.manual_seed(0)
-    parts = (MultiHeadedAttention(2, 8, 0.0), PositionwiseFeedForward(8, 16, 0.0))
-    layer = EncoderLayer(8, *parts, 0.0, norm_first)
-    scramble(layer, size=0.3)
-    x = torch.randn(2, 5, 8)
-    results = torch.stack([layer(x), *layer_mistakes(layer, x).values()]).flatten(1)
-    apart = torch.cdist(results, results) + torch.eye(len(results))
-    assert apart.min() > 0.1

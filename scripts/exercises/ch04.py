@@ -35,13 +35,12 @@ def check_encoder_parameters(candidate: Callable[[int, int, int], int]) -> None:
             "output": "attention's fourth matrix is missing: where do the joined heads go?",
             "contract": "half of the feed-forward is missing: it widens and narrows again",
         }
-        counts = {
-            said: N * sum(n for name, n in sizes.items() if part not in name)
-            for part, said in forgotten.items()
-        }
-        biases = N * (5 * D + F)
-        counts["each matrix has a bias, one number for each of its outputs"] = whole - biases
-        counts["that is one layer; there are N"] = whole // N
+        counts = {"that is one layer; there are N": whole // N}
+        counts["each matrix has a bias, one number for each of its outputs"] = whole - N * (
+            5 * D + F
+        )
+        for part, said in forgotten.items():
+            counts[said] = N * sum(n for name, n in sizes.items() if part not in name)
         got = candidate(N, D, F)
         if got != whole:
             mistakes = {said: torch.tensor(float(count)) for said, count in counts.items()}
@@ -124,8 +123,6 @@ def check_fresh_stack(candidate: Callable[[Callable[[], nn.Module], int], nn.Mod
     assert len({id(layer) for layer in layers}) == 3, (
         "one layer, N times: it has the parameters of one, and every step trains them for all"
     )
-    places = {p.data_ptr() for p in stack.parameters()}
-    assert len(places) == 3 * 4, "the layers are N, but they share tensors"
     weights = torch.stack([layer.expand.weight for layer in layers])
     biases = torch.stack([layer.expand.bias for layer in layers])
     assert not (weights[1:] == weights[0]).all(), (
@@ -133,8 +130,4 @@ def check_fresh_stack(candidate: Callable[[Callable[[], nn.Module], int], nn.Mod
     )
     assert not (biases[1:] == biases[0]).all(), (
         "the weights differ, the biases don't: all layers have the same random ones"
-    )
-    torch.manual_seed(0)
-    assert same_numbers(layers[0].expand.weight, PositionwiseFeedForward(4, 6).expand.weight), (
-        "other numbers than make() draws: how a layer starts is its own business"
     )
