@@ -85,11 +85,7 @@ from scripts.ch03_embeddings_and_positions import (
     PositionalEncoding,
 )
 
-# %% [markdown]
-# Every example below runs in double precision, so that "equal" can be checked to many digits.
-
-# %%
-torch.set_default_dtype(torch.float64)
+torch.set_default_dtype(torch.float64)  # so that "equal" can be checked to many digits
 
 # %% [markdown]
 # ## The map
@@ -97,9 +93,8 @@ torch.set_default_dtype(torch.float64)
 # > **In short.** The encoder reads the source sentence and leaves one vector for each source token: the *memory*.
 # > The decoder writes the target sentence. Each of its layers looks at what is already written, and at the memory.
 #
-# Both are stacks of N layers of the same form, each with weights of its own; the paper has N = 6. Note the one thing that diagrams of
-# this model often blur: the decoder's *first* layer does not see the encoder's first layer. All decoder layers see the same thing,
-# the output of the encoder's **last** layer.
+# Both are stacks of N layers of the same form, each with weights of its own; the paper has N = 6. Diagrams of this model often
+# blur one thing: the decoder's *first* layer does not see the encoder's first layer. All decoder layers see the output of the encoder's **last** layer.
 
 # %%
 titled(
@@ -116,7 +111,7 @@ titled(
 # > **In short.** An encoder layer looks around (self-attention), then works on what it found (feed-forward). A decoder layer has one
 # > step more in between: it looks at the source (cross-attention). Everything else holds these steps together.
 #
-# Here is the whole model, in five cells, from the inside out. Read it once quickly; the rest of the chapter runs it and asks why.
+# Here is the whole model, from the inside out. Read it once quickly; the rest of the chapter runs it and asks why.
 #
 # **The parts.** Attention, embeddings and positions stand in chapters 1 to 3. Three parts are new. For $x \in \mathbb{R}^{D}$ at one position:
 #
@@ -422,8 +417,8 @@ def make_model(
 # > **In short.** Between the embeddings and the generator every step takes D numbers a token and gives D numbers a token. That is
 # > what lets it add its result to its input.
 #
-# A small model: 2 + 2 layers, D = 32, F = 64, four heads, 50 source words and 60 target words. Two sentences of source length 6 and target length 4;
-# the shorter one is padded with 0. The masks are those of chapter 1: padding is hidden, and in the target the future too.
+# A small model: 2 + 2 layers, D = 32, 50 source words and 60 target words. Two sentences, S = 6 and T = 4; the shorter one is padded with 0. The masks are
+# those of chapter 1: padding is hidden, and in the target the future too.
 
 # %%
 size = {"N": 2, "d_model": 32, "d_ff": 64, "h": 4, "dropout": 0.0}
@@ -435,8 +430,8 @@ src_mask = padding_mask(src)  # (B, 1, S)
 tgt_mask = padding_mask(tgt) & subsequent_mask(tgt.size(1))  # (B, T, T)
 
 # %% [markdown]
-# The table below isn't written by hand. Hooks note, while the model runs, what each step reads and what it gives, so the
-# table can't differ from the code. A step that is part of another, as `self_attn` is of `sublayer.0`, ends first and stands first.
+# Hooks note, while the model runs, what each step reads and what it gives. So the table below can't differ from the code.
+# A step that is part of another, as `self_attn` is of `sublayer.0`, ends first and stands first.
 
 
 # %%
@@ -500,15 +495,15 @@ print("weights of cross-attention:", tuple(weights.shape))
 #
 # ## Why a feed-forward layer
 #
-# > **In short.** Attention mixes vectors, it doesn't transform them. The feed-forward layer works on each position alone, and it is where the
-# > model bends.
+# > **In short.** Attention decides who listens to whom; what it does to the vectors themselves is linear. The feed-forward layer works
+# > on each position alone, and isn't linear.
 #
 # Attention's result is a weighted sum of values, and the values are a linear map of $x$. Only the *weights* depend on $x$ in another way. With the weights
-# held fixed, a stack of attention layers is a linear map of the vectors that it mixes: six layers could be replaced by one matrix. For a sentence
-# of one token the weight is always 1, so this holds without the "held fixed".
+# held fixed, even six attention layers, with their residual connections, are one linear map with a bias. In a sentence of one token each weight is 1
+# whatever $x$ is, so there nothing needs to be held: for its vector, six layers could be replaced by one matrix.
 #
-# A linear map (with a bias) passes this test: $f(a + b) - f(a) - f(b) + f(0) = 0$ for all $a$ and $b$. We fix the weights by taking queries
-# and keys from other vectors.
+# A linear map with a bias passes this test: $f(a + b) - f(a) - f(b) + f(0) = 0$ for all $a$ and $b$. We fix the weights by taking queries
+# and keys from other vectors, and leave the LayerNorms out.
 #
 # **Predict.** How far from 0 will it be for six attention layers, and how far with a feed-forward layer after each?
 
@@ -545,8 +540,8 @@ assert (from_position.diagonal() > 0).all() and from_position.count_nonzero() ==
 # > **In short.** What the model says at position t depends on the whole source and on the target up to t. And a sentence gets the same
 # > result alone as in a batch with longer ones.
 #
-# The masks do this in each layer (chapter 1). Here is one check on the whole model, from the embeddings to the last layer. If the
-# future leaked, the training loss would fall beautifully, and translating would fail, since there the future doesn't exist yet.
+# The masks do this in each layer (chapter 1). Here is one check on the whole model. If the future leaked, the training loss
+# would fall fast, and translating would fail, since there the future doesn't exist yet.
 #
 # **Predict.** Source of 7 tokens, target of 5. Which cells of the two maps will be white?
 
@@ -611,10 +606,9 @@ print("six clones:         ", count_parameters(clones(layer, 6)))
 print("six times one layer:", count_parameters(nn.ModuleList([layer] * 6)))
 
 # %% [markdown]
-# **Pitfall.** The paper drops entries of each sublayer's output and of the sum of embedding and position (§5.4); later versions of its code also
-# attention weights and the feed-forward layer's inside. A factory passes `dropout` on to most of these parts and forgets the attention, which
-# then keeps its own default, 0.1. Who asks for `dropout=0.0`, to overfit one batch or to compare two programs, gets a model that is still random in train
-# mode. Notice it by running twice.
+# **Pitfall.** The paper uses dropout on each sublayer's output and on the sum of embedding and position (§5.4). A factory passes `dropout` on to most parts and
+# forgets the attention, which then keeps its own default, 0.1. Whoever asks for `dropout=0.0`, to overfit one batch or to compare two programs, gets a
+# model that is still random in train mode. Notice it by running twice.
 
 
 # %%
@@ -625,7 +619,7 @@ for part in forgetful.modules():
 for name, one in (("dropout=0.0 everywhere", model), ("forgotten in attention", forgetful)):
     one.train()
     same = torch.equal(one(src, tgt), one(src, tgt))
-    print(f"{name}: two runs give {'the same' if same else 'different vectors'}")
+    print(f"{name}: two runs give {'the same vectors' if same else 'different vectors'}")
 
 # %% [markdown]
 # ## Counting the parameters
@@ -680,8 +674,8 @@ for name, vocab, N, D, F, h, paper in (
 pd.DataFrame(counted).rename(columns={"all": "all, millions", "paper": "paper, millions"})
 
 # %% [markdown]
-# Base comes out 3% below the paper's figure and big 1% above. The paper doesn't say how it counted, or how many words its vocabulary had exactly. We say what
-# we counted and leave it there.
+# In base the feed-forward layers are the largest part, then one table and all attention, nearly equal; in the small model the feed-forward layers too. Base comes
+# out 3% below the paper's figure and big 1% above. The paper doesn't say how it counted, or how large its vocabulary was exactly.
 #
 # ## The same as `nn.Transformer`
 #
@@ -828,7 +822,7 @@ for state in ("fresh", "scrambled"):
 # ## Summary
 #
 # - The encoder turns the source into the memory; each decoder layer reads the target so far and the memory.
-# - Attention moves information between positions; the feed-forward layer works on each position alone, and makes the stack more than one matrix.
+# - Attention moves information between positions, linearly but for its weights; the feed-forward layer works on each position alone, and isn't linear.
 # - Keys and values of cross-attention come from the memory, so it is computed once for a sentence and gives one answer a target position.
 # - No output sees a later target token, or a pad.
 # - Base has 63.1 million parameters with 37,000 tied tokens (paper: 65), big 214.3 (paper: 213).
@@ -839,8 +833,7 @@ for state in ("fresh", "scrambled"):
 # - §3.2.2 writes the attention projections as plain matrices, and its code (tensor2tensor) has no biases there. `nn.Transformer` has biases, and so do we, to
 #   be comparable.
 # - Its generator has no bias in the code. Ours has one, V numbers, starting at 0.
-# - Its text drops sublayer outputs and the sums of embeddings and positions (§5.4). We drop attention weights and the feed-forward layer's inside
-#   too, as later versions of its code and `nn.Transformer` do.
+# - We use dropout on attention weights and inside the feed-forward layer too, as later versions of its code and `nn.Transformer` do.
 #
 # ## Exercises
 #
@@ -905,13 +898,13 @@ check(fresh_stack)
 #
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# Break `torch_layer_state` on purpose: swap key and value, or leave out a bias of the feed-forward layer (start `linear1.bias` at 0). Which of the two does `assert_parity` notice?
-# And which without `scramble`?
+# Break `torch_layer_state` on purpose: swap key and value, or put zeros in place of `linear1.bias`. Which of the two do the *outputs* in
+# `assert_parity` show? And which without `scramble`?
 #
 # <details><summary>An answer</summary>
 #
-# With `scramble` both. Without it, swapped matrices are noticed, since they differ from the start. A forgotten bias is not: biases start at 0, so
-# the outputs agree. (Its *gradient* would tell, if you compare it.) A check is as good as the numbers that it is fed.
+# With `scramble` both. Without it, swapped matrices still show, since they differ from the start. A forgotten bias doesn't: biases start at 0, so
+# the outputs agree, and only the comparison of gradients fails. A check is as good as the numbers that it is fed.
 #
 # </details>
 #
