@@ -121,8 +121,8 @@ titled(
 # | `SublayerConnection` | $\mathrm{LayerNorm}(x + \mathrm{Dropout}(f(x)))$ | adds a step's result to its input, instead of replacing it |
 # | `PositionwiseFeedForward` | $\max(0,\; x W_1 + b_1)\, W_2 + b_2$, with $W_1$ (D, F) and $W_2$ (F, D) | widens, keeps what is positive, narrows again |
 #
-# The switch `norm_first` moves the LayerNorm to the front: $x + \mathrm{Dropout}(f(\mathrm{LayerNorm}(x)))$. The paper's text has the first form, most models
-# since 2018 have the second. Why a deep stack needs these parts at all, and which form is better, is the subject of chapter 5.
+# The switch `norm_first` moves the LayerNorm to the front: $x + \mathrm{Dropout}(f(\mathrm{LayerNorm}(x)))$. The paper's text has the first form, most later
+# models have the second. Why a deep stack needs these parts at all, and which form is better, is the subject of chapter 5.
 
 
 # %%
@@ -402,8 +402,7 @@ def make_model(
     model = EncoderDecoder(
         Encoder(EncoderLayer(d_model, attn[0], ff[0], dropout, norm_first), N, norm_first),
         Decoder(DecoderLayer(d_model, *attn[1:], ff[1], dropout, norm_first), N, norm_first),
-        embed(src_vocab),
-        embed(tgt_vocab),
+        *(embed(vocab) for vocab in (src_vocab, tgt_vocab)),
         Generator(d_model, tgt_vocab, width),
     )
     initialise(model)
@@ -836,8 +835,6 @@ for state in ("fresh", "scrambled"):
 # - We use dropout on attention weights and inside the feed-forward layer too, as later versions of its code and `nn.Transformer` do.
 #
 # ## Exercises
-#
-# `check(…)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · Count an encoder
 #
