@@ -12,6 +12,24 @@ from conftest import ROOT
 # What is planted: the module below scripts/, the text as it stands there (exactly once), what
 # replaces it, and the tests that have to find it.
 FAULTS = {
+    "the feed-forward layer has no dropout": (
+        "ch04_*",
+        "return self.contract(self.dropout(self.expand(x).relu()))",
+        "return self.contract(self.expand(x).relu())",
+        "test_ch04_encoder_decoder.py",
+    ),
+    "a dropped word may be the sentence's end": (
+        "engine/unidrop",
+        "goes & touched & (src != EOS)",
+        "goes & touched",
+        "test_engine_learning.py",
+    ),
+    "teachers are averaged before the softmax": (
+        "engine/distill",
+        "teacher.generator(x).float().softmax(dim=-1)",
+        "teacher.generator(x).float().log_softmax(dim=-1)",
+        "test_engine_learning.py",
+    ),
     "values are made from the keys' input": (
         "ch02_*",
         "v = split_heads(self.project_value(value), self.h)",
