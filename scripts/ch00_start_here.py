@@ -87,8 +87,9 @@ from scripts.book.exercises import blame, rejection, same_numbers
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import sinusoids
 from scripts.ch06_training import BOS, EOS, greedy_decode
-from scripts.ch07_multi30k import load_corpus, source_ids
+from scripts.ch07_multi30k import source_ids
 from scripts.ch09_training_run import Trained
+from scripts.corpora.load import load_corpus
 
 # %%
 torch.set_default_dtype(torch.float64)  # so that every check can ask for many digits

@@ -17,13 +17,13 @@ from scripts.ch07_multi30k import (
     build_vocab,
     encode_pairs,
     length_shares,
-    multi30k,
     padding_table,
     tokens_per_sentence,
     unknown_rate,
     word_ranks,
     word_tokenizer,
 )
+from scripts.corpora.multi30k import multi30k
 
 RECORDED_SIZES = (1024, 4096, 8192)
 
