@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,15 +60,22 @@ def opening(notebook: Path) -> tuple[str, str, str]:
 
 
 def chapter_list(notebooks: list[Path]) -> str:
-    """The chapters as a table of contents, and as a list with what each promises."""
-    contents, promises = [], []
-    for path in notebooks:
-        number, title, promise = opening(path)
-        contents.append(f"{number} · {title} <notebooks/{path.stem}>")
-        promise = promise[0].upper() + promise[1:]
-        promises.append(f"**[{number} · {title}](notebooks/{path.name})**\n: {promise}\n")
-    toctree = ["```{toctree}", ":hidden:", ":caption: Chapters", "", *contents, "```"]
-    return "\n".join([*toctree, "", "What you take along from each:", "", *promises])
+    """The chapters by parts: a table of contents, and a list with what each promises."""
+    order = tomllib.loads((DOCS / "parts.toml").read_text("utf-8"))
+    chapters = {int(opening(path)[0]): path for path in notebooks}
+    trees, promises = [], []
+    for part in order["parts"]:
+        contents = []
+        promises.append(f"### {part['name']}\n")
+        for number in part["chapters"]:
+            _, title, promise = opening(chapters[number])
+            name = f"{number} · {title}" + " ●" * (number in order["short"])
+            contents.append(f"{name} <notebooks/{chapters[number].stem}>")
+            promise = promise[0].upper() + promise[1:]
+            promises.append(f"**[{name}](notebooks/{chapters[number].name})**\n: {promise}\n")
+        trees += ["```{toctree}", ":hidden:", f":caption: {part['name']}", "", *contents, "```", ""]
+    short = "● is the short way: who reads these has built, trained and judged a translator."
+    return "\n".join([*trees, f"{short} What you take along from each:", "", *promises])
 
 
 def record_page(records: list[Path]) -> str:

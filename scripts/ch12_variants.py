@@ -18,40 +18,23 @@
 #
 # After this chapter you can assemble the same layers three ways, into a classifier, a language model and a translator without an encoder, say what each is for and what it costs, and hold each against a baseline that is hard to beat.
 #
-# *Attention Is All You Need* has one of the three ways to use the stack; the others came within two years (Radford et al. 2018, Devlin et al. 2019). About 45 minutes to read; under a minute to run on a CPU. The trainings on Multi30k took longer, and were recorded.
+# *Attention Is All You Need* has one of the three ways to use the stack; the others came within two years (Radford et al. 2018, Devlin et al. 2019). 45 minutes to read, 90 with the code; under a minute to run on a CPU. The trainings on Multi30k took longer, and were recorded.
 #
 # Previous: [Chapter 11 · Looking inside](ch11_looking_inside.ipynb) · Next: [Chapter 13 · Ablations and scaling](ch13_ablations_and_scaling.ipynb)
 #
 # Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. In a model with one stack, **T** is the length of the whole row.
 
 # %% tags=["bootstrap"]
-# Make this chapter at home: the series is in a folder above, installed, or gets cloned beside it.
-import os
-import subprocess
-import sys
-from pathlib import Path
+# @title Find the series: in a folder above, installed, or fetched
+import os, pathlib, runpy, subprocess, sys  # noqa: E401, I001
 
-here = Path(globals().get("__file__", "notebook")).resolve()
-beside = Path("from-attention-to-translation").resolve()
-finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-specs = [finder.find_spec("scripts", None) for finder in finders]
-installed = [Path(spec.origin).resolve().parents[1] for spec in specs if spec and spec.origin]
-homes = [*here.parents, *installed, beside]
-root = next((home for home in homes if (home / "scripts/ch01_attention.py").exists()), None)
-if root is None:
-    address = os.environ.get("SERIES_REPOSITORY", "").removeprefix("git+")
-    if not address:
-        raise SystemExit("Set SERIES_REPOSITORY to the series' address, such as git+https://…")
-    subprocess.run(["git", "clone", "--quiet", "--depth", "1", address, beside], check=True)
-    root = beside
-sys.path.insert(0, str(root))  # first, so that no other package named scripts shadows ours
-for name, module in list(sys.modules.items()):
-    if name.split(".")[0] == "scripts" and str(root) not in str(getattr(module, "__file__", "")):
-        del sys.modules[name]
-if root == beside:
-    from scripts.book.first_cell import install_missing
-
-    install_missing()
+installed = [s.origin for f in sys.meta_path if (s := f.find_spec("scripts", None)) and s.origin]
+places = [globals().get("__file__", "x"), *installed, "from-attention-to-translation/x"]
+homes = [home for place in places for home in pathlib.Path(place).resolve().parents]
+address = os.environ.get("SERIES_REPOSITORY", "set SERIES_REPOSITORY").removeprefix("git+")
+if not (found := [at for home in homes for at in home.glob("scripts/book/at_home.py")]):
+    subprocess.run(["git", "clone", "-q", address, "from-attention-to-translation"], check=True)
+runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
 
 # %%
 import itertools
@@ -62,7 +45,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import altair as alt

@@ -23,7 +23,7 @@ def series(tmp_path) -> Path:
     home = tmp_path / "series"
     (home / "scripts/book").mkdir(parents=True)
     (home / "notebooks").mkdir()
-    for name in ("__init__.py", "book/__init__.py", "book/first_cell.py"):
+    for name in ("__init__.py", "book/__init__.py", "book/at_home.py", "book/first_cell.py"):
         (home / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
     (home / "scripts/ch01_attention.py").write_text(stamp(CHAPTER, "ch01_attention"), "utf-8")
     (home / "pyproject.toml").write_text('[project]\ndependencies = ["series-probe", "torch"]\n')
@@ -118,11 +118,15 @@ def test_a_bare_notebook_gets_the_series_and_what_is_missing(series, tmp_path, c
 
 
 def test_without_an_address_it_says_what_to_set(tmp_path, clean_python):
-    code = notebook().replace(f'"{repository()}"', '""')
+    code = notebook().replace(f'"{repository()}"', '"set SERIES_REPOSITORY"')
     done = run(clean_python, "-c", code, cwd=tmp_path)
     assert done.returncode == 1 and done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert "Set SERIES_REPOSITORY" in line
+    assert "fatal: repository 'set SERIES_REPOSITORY' does not exist" in done.stderr
+
+
+def test_the_cell_is_short_and_folds():
+    title, *lines = first_cell().strip().splitlines()
+    assert title.startswith("# @title ") and sum(map(bool, lines)) <= 8
 
 
 def test_options_change_nothing(series):

@@ -13,6 +13,7 @@ import json
 import re
 import struct
 import sys
+import tomllib
 import zlib
 
 import pytest
@@ -32,17 +33,22 @@ def opening(path):
 
 
 def chapter_table():
-    lines = ["| chapter | read | run | script |", "|---|---|---|---|"]
-    for path in CHAPTERS:
-        text = opening(path)
-        number, title = re.search(r"^# Chapter (\d+) · (.+)$", text, re.MULTILINE).groups()
-        minutes = re.search(r"(\d+) minutes", text)
-        run = re.search(r"(?:to read[;,] (?:and )?|Running \| )(.+?)(?: to run| on a CPU)", text)
-        assert minutes and run, f"{path.stem}: how long it takes to read and to run isn't said"
-        lines.append(
-            f"| [{number} · {title}](notebooks/{path.stem}.ipynb) | {minutes[1]} min "
-            f"| {run[1]} | [script](scripts/{path.name}) |"
-        )
+    order = tomllib.loads((ROOT / "docs/parts.toml").read_text("utf-8"))
+    chapters = {int(path.name[2:4]): path for path in CHAPTERS}
+    assert [n for part in order["parts"] for n in part["chapters"]] == sorted(chapters)
+    lines = ["| chapter | read | with the code | run | script |", "|---|---|---|---|---|"]
+    for part in order["parts"]:
+        lines.append(f"| **{part['name']}** | | | | |")
+        for number in part["chapters"]:
+            path, text = chapters[number], opening(chapters[number])
+            title = re.search(rf"^# Chapter {number} · (.+)$", text, re.MULTILINE)[1]
+            times = re.search(r"(\d+) minutes to read, (\d+) with the code; (.+?) to run", text)
+            assert times, f"{path.stem}: how long it takes to read and to run isn't said"
+            name = f"{number} · {title}" + " ●" * (number in order["short"])
+            lines.append(
+                f"| [{name}](notebooks/{path.stem}.ipynb) | {times[1]} min | {times[2]} min "
+                f"| {times[3]} | [script](scripts/{path.name}) |"
+            )
     return "\n".join(lines)
 
 

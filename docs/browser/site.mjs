@@ -243,7 +243,7 @@ async function reading() {
   answer.axe = await serious(page);
 
   await follow(page, '#search-results a[href*="ch06_training"]', /ch06_training/);
-  await press(page, "summary:has-text('Show a solution')");
+  await press(page, "summary:has-text('Show the first cell')");
   answer.unfolded = await page.locator("details[open] pre").first().isVisible();
   const cell = page.locator("div.cell_input:visible").first();
   await cell.hover();
