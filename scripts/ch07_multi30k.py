@@ -47,6 +47,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pandas as pd
@@ -322,12 +323,8 @@ class BPETokenizer:
             model_type="bpe",
             vocab_size=vocab_size,
             character_coverage=1.0,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            num_threads=1,  # the same model on every machine
-            minloglevel=2,
+            **{"pad_id": PAD, "unk_id": UNK, "bos_id": BOS, "eos_id": EOS},
+            **{"num_threads": 1, "minloglevel": 2},  # the same model on every machine, silently
         )
         return cls(model.getvalue())
 
@@ -353,13 +350,8 @@ class BPETokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids to plain text; ends at the first eos, and leaves out pad and bos."""
-        kept = []
-        for i in ids:
-            if i == EOS:
-                break
-            if i not in (PAD, BOS):
-                kept.append(int(i))
-        return self.processor.decode(kept)
+        kept = takewhile(lambda i: i != EOS, map(int, ids))
+        return self.processor.decode([i for i in kept if i not in (PAD, BOS)])
 
 
 # %% [markdown]
