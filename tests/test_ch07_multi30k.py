@@ -239,9 +239,11 @@ def test_what_the_prose_says_of_the_record():
     }.items():  # fmt: skip
         assert words.lower() in captions[line].lower() and words.lower() in prose.lower()
     for shares in facts["lengths"].values():
-        assert sum(shares[str(n)] for n in range(8, 15)) > 0.6
-    for row in facts["unknown"][:1]:
-        assert 1 / 40 < row["train only"] < 1 / 30 and 0.25 < row["sentences"] < 0.35
+        assert round(10 * sum(shares[str(n)] for n in range(8, 14))) == 6
+    assert round(100 * facts["unknown"][0]["train only"]) == 3
+    assert round(4 * facts["unknown"][0]["sentences"]) == 1
+    _, shuffled, bucketed = facts["padding"].values()
+    assert f"from {shuffled:.0%} to {bucketed:.0%}" in prose
 
 
 def test_multi30k_record_agrees_with_the_corpus():

@@ -84,21 +84,30 @@ def adjectives(table: str) -> tuple[Adjective, ...]:
     return tuple(made)
 
 
+def english_forms(verb: str) -> tuple[str, str, str]:
+    """`pick up` to pick up, picking up, picked up; `throw/thrown away` has its own participle."""
+    word, *rest = verb.split()
+    base, _, participle = word.partition("/")
+    twice = re.fullmatch("[^aeiou]*[aeiou][^aeiouwxy]", base)  # run, running
+    stem = base + base[-1] if twice else base.removesuffix("e")
+    participle = participle or re.sub("([^aeiou])y$", r"\1i", stem) + "ed"
+    forms = (base, re.sub("i$", "y", stem) + "ing", participle)
+    return tuple(" ".join((form, *rest)) for form in forms)
+
+
 def verbs(table: str) -> tuple[Verb, ...]:
-    """From lines `auf|heben hebt aufgehoben = pick up, picking up, picked up: toy tool`.
+    """From `auf|heben hebt aufgehoben = pick up: toy tool; …`.
 
     `|` ends a separable particle, `*` marks a perfect with sein, `!` a group used in the singular.
     """
     made = []
-    for line in re.sub(r":\n", ":", table.strip()).split("\n"):
-        german, english = line.split("=")
-        english, groups = english.split(":")
+    for entry in table.split(";"):
+        german, english, groups = re.split("[=:]", entry)
         infinitive, singular, participle = german.split()
         particle, _, stem = infinitive.rpartition("|")
         auxiliary = "sein" if participle.startswith("*") else "haben"
-        forms = tuple(form.strip() for form in english.split(","))
         german = (particle, stem, singular, participle.lstrip("*"), auxiliary)
-        made.append(Verb(*german, forms, tuple(groups.split())))
+        made.append(Verb(*german, english_forms(english), tuple(groups.split())))
     return tuple(made)
 
 
@@ -119,14 +128,14 @@ NOUNS = {  # Mädchen and Kind stand twice: else neuter people would be rare
         m Mann Männer man/men; f Frau Frauen woman/women; m Junge/Jungen Jungen boy;
         n Mädchen Mädchen girl; n Kind Kinder child/children; n Mädchen Mädchen girl;
         n Kind Kinder child/children; m Lehrer Lehrer teacher; f Ärztin Ärztinnen doctor;
-        m Polizist/Polizisten Polizisten policeman/policemen; m Student/Studenten Studenten student;
-        f Künstlerin Künstlerinnen artist; m Koch Köche chef; f Tänzerin Tänzerinnen dancer;
-        m Musiker Musiker musician; m Bauer/Bauern Bauern farmer;
-        f Verkäuferin Verkäuferinnen saleswoman/saleswomen; m Bäcker Bäcker baker;
-        f Großmutter Großmütter grandmother; m Großvater Großväter grandfather;
-        m Clown Clowns clown; m Soldat/Soldaten Soldaten soldier;
-        f Kellnerin Kellnerinnen waitress/waitresses; m Gärtner Gärtner gardener;
-        f Sängerin Sängerinnen singer; m Sportler Sportler athlete;
+        m Polizist/Polizisten Polizisten policeman/policemen;
+        m Student/Studenten Studenten student; f Künstlerin Künstlerinnen artist;
+        m Koch Köche chef; f Tänzerin Tänzerinnen dancer; m Musiker Musiker musician;
+        m Bauer/Bauern Bauern farmer; f Verkäuferin Verkäuferinnen saleswoman/saleswomen;
+        m Bäcker Bäcker baker; f Großmutter Großmütter grandmother;
+        m Großvater Großväter grandfather; m Clown Clowns clown;
+        m Soldat/Soldaten Soldaten soldier; f Kellnerin Kellnerinnen waitress/waitresses;
+        m Gärtner Gärtner gardener; f Sängerin Sängerinnen singer; m Sportler Sportler athlete;
         f Touristin Touristinnen tourist; m Nachbar/Nachbarn Nachbarn neighbor;
         m Fischer Fischer fisherman/fishermen; f Krankenschwester Krankenschwestern nurse;
         m Gast Gäste guest; m Handwerker Handwerker craftsman/craftsmen
@@ -151,14 +160,14 @@ NOUNS = {  # Mädchen and Kind stand twice: else neuter people would be rare
     """),
     "toy": nouns("""
         m Ball Bälle ball; m Drachen Drachen kite; m Luftballon Luftballons balloon;
-        m Schläger Schläger racket; f Puppe Puppen doll; m Reifen Reifen tire; m Stein Steine stone;
-        n Seil Seile rope
+        m Schläger Schläger racket; f Puppe Puppen doll; m Reifen Reifen tire;
+        m Stein Steine stone; n Seil Seile rope
     """),
     "tool": nouns("""
-        m Besen Besen broom; m Hammer Hämmer hammer; f Säge Sägen saw; f Schaufel Schaufeln shovel;
-        m Eimer Eimer bucket; f Leiter Leitern ladder; f Kamera Kameras camera;
-        n Telefon Telefone telephone; f Fahne Fahnen flag; f Lampe Lampen lamp;
-        f Blume Blumen flower
+        m Besen Besen broom; m Hammer Hämmer hammer; f Säge Sägen saw;
+        f Schaufel Schaufeln shovel; m Eimer Eimer bucket; f Leiter Leitern ladder;
+        f Kamera Kameras camera; n Telefon Telefone telephone; f Fahne Fahnen flag;
+        f Lampe Lampen lamp; f Blume Blumen flower
     """),
     "container": nouns("""
         m Korb Körbe basket; f Kiste Kisten box/boxes; m Koffer Koffer suitcase;
@@ -183,9 +192,9 @@ NOUNS = {  # Mädchen and Kind stand twice: else neuter people would be rare
         n Schloss Schlösser castle; n Zelt Zelte tent
     """),
     "furniture": nouns("""
-        m Tisch Tische table; m Stuhl Stühle chair; f Bank Bänke bench/benches; n Bett Betten bed;
-        n Sofa Sofas sofa; n Regal Regale shelf/shelves; m Schrank Schränke cupboard;
-        m Teppich Teppiche carpet
+        m Tisch Tische table; m Stuhl Stühle chair; f Bank Bänke bench/benches;
+        n Bett Betten bed; n Sofa Sofas sofa; n Regal Regale shelf/shelves;
+        m Schrank Schränke cupboard; m Teppich Teppiche carpet
     """),
 }
 
@@ -223,98 +232,67 @@ MOODS = ("müde", "fröhlich", "traurig", "hungrig", "glücklich")  # for "weil 
 
 VERBS = {
     "transitive": verbs("""
-        tragen trägt getragen = wear, wearing, worn: clothes!
-        waschen wäscht gewaschen = wash, washing, washed: clothes! vehicle
-        an|probieren probiert anprobiert = try on, trying on, tried on: clothes!
-        aus|ziehen zieht ausgezogen = take off, taking off, taken off: clothes!
-        werfen wirft geworfen = throw, throwing, thrown: toy
-        fangen fängt gefangen = catch, catching, caught: toy
-        essen isst gegessen = eat, eating, eaten: food
-        probieren probiert probiert = taste, tasting, tasted: food
-        schneiden schneidet geschnitten = cut, cutting, cut: food
-        kaufen kauft gekauft = buy, buying, bought: food clothes! text
-        verkaufen verkauft verkauft = sell, selling, sold: clothes! food instrument!
-        suchen sucht gesucht = look for, looking for, looked for: tool container toy
-        verstecken versteckt versteckt = hide, hiding, hidden: toy tool container
-        halten hält gehalten = hold, holding, held: tool toy container instrument!
-        auf|heben hebt aufgehoben = pick up, picking up, picked up: tool toy container
-        hoch|heben hebt hochgehoben = lift, lifting, lifted: container toy
-        weg|werfen wirft weggeworfen = throw away, throwing away, thrown away: toy tool text
-        mit|nehmen nimmt mitgenommen = take along, taking along, taken along: container tool
-        aus|packen packt ausgepackt = unpack, unpacking, unpacked: container
-        auf|machen macht aufgemacht = open, opening, opened: container
-        zu|machen macht zugemacht = close, closing, closed: container
-        reparieren repariert repariert = repair, repairing, repaired: vehicle instrument! furniture!
-        schieben schiebt geschoben = push, pushing, pushed: vehicle
-        ziehen zieht gezogen = pull, pulling, pulled: vehicle
-        parken parkt geparkt = park, parking, parked: vehicle
-        lesen liest gelesen = read, reading, read: text
-        vor|lesen liest vorgelesen = read aloud, reading aloud, read aloud: text
-        schreiben schreibt geschrieben = write, writing, written: text
-        stimmen stimmt gestimmt = tune, tuning, tuned: instrument!
-        fotografieren fotografiert fotografiert = photograph, photographing, photographed:
-            building! animal vehicle
-        malen malt gemalt = paint, painting, painted: building! animal furniture!
-        an|sehen sieht angesehen = look at, looking at, looked at: building! animal text
-        bauen baut gebaut = build, building, built: building!
-        besuchen besucht besucht = visit, visiting, visited: person
-        umarmen umarmt umarmt = hug, hugging, hugged: person
-        begrüßen begrüßt begrüßt = greet, greeting, greeted: person
-        füttern füttert gefüttert = feed, feeding, fed: animal
-        streicheln streichelt gestreichelt = pet, petting, petted: animal
-        putzen putzt geputzt = clean, cleaning, cleaned: furniture! instrument!
+        tragen trägt getragen = wear/worn: clothes!; waschen wäscht gewaschen = wash: clothes!
+        vehicle; an|probieren probiert anprobiert = try on: clothes!; aus|ziehen zieht ausgezogen
+        = take/taken off: clothes!; werfen wirft geworfen = throw/thrown: toy; fangen fängt
+        gefangen = catch/caught: toy; essen isst gegessen = eat/eaten: food; probieren probiert
+        probiert = taste: food; schneiden schneidet geschnitten = cut/cut: food; kaufen kauft
+        gekauft = buy/bought: food clothes! text; verkaufen verkauft verkauft = sell/sold:
+        clothes! food instrument!; suchen sucht gesucht = look for: tool container toy; verstecken
+        versteckt versteckt = hide/hidden: toy tool container; halten hält gehalten = hold/held:
+        tool toy container instrument!; auf|heben hebt aufgehoben = pick up: tool toy container;
+        hoch|heben hebt hochgehoben = lift: container toy; weg|werfen wirft weggeworfen =
+        throw/thrown away: toy tool text; mit|nehmen nimmt mitgenommen = take/taken along:
+        container tool; aus|packen packt ausgepackt = unpack: container; auf|machen macht
+        aufgemacht = open: container; zu|machen macht zugemacht = close: container; reparieren
+        repariert repariert = repair: vehicle instrument! furniture!; schieben schiebt geschoben =
+        push: vehicle; ziehen zieht gezogen = pull: vehicle; parken parkt geparkt = park: vehicle;
+        lesen liest gelesen = read/read: text; vor|lesen liest vorgelesen = read/read aloud: text;
+        schreiben schreibt geschrieben = write/written: text; stimmen stimmt gestimmt = tune:
+        instrument!; fotografieren fotografiert fotografiert = photograph: building! animal
+        vehicle; malen malt gemalt = paint: building! animal furniture!; an|sehen sieht angesehen
+        = look at: building! animal text; bauen baut gebaut = build/built: building!; besuchen
+        besucht besucht = visit: person; umarmen umarmt umarmt = hug: person; begrüßen begrüßt
+        begrüßt = greet: person; füttern füttert gefüttert = feed/fed: animal; streicheln
+        streichelt gestreichelt = pet: animal; putzen putzt geputzt = clean: furniture!
+        instrument!
     """),
     "helping": verbs("""
-        helfen hilft geholfen = help, helping, helped: person
-        danken dankt gedankt = thank, thanking, thanked: person
-        folgen folgt *gefolgt = follow, following, followed: person animal
-        zu|hören hört zugehört = listen to, listening to, listened to: person
-        zu|sehen sieht zugesehen = watch, watching, watched: person animal
-        zu|winken winkt zugewinkt = wave to, waving to, waved to: person
+        helfen hilft geholfen = help: person; danken dankt gedankt = thank: person; folgen folgt
+        *gefolgt = follow: person animal; zu|hören hört zugehört = listen to: person; zu|sehen
+        sieht zugesehen = watch: person animal; zu|winken winkt zugewinkt = wave to: person
     """),
     "giving": verbs("""
-        geben gibt gegeben = give, giving, given: toy food tool
-        zeigen zeigt gezeigt = show, showing, shown: tool text container clothes!
-        bringen bringt gebracht = bring, bringing, brought: food tool
-        leihen leiht geliehen = lend, lending, lent: tool text vehicle
-        schicken schickt geschickt = send, sending, sent: text
+        geben gibt gegeben = give/given: toy food tool; zeigen zeigt gezeigt = show/shown: tool
+        text container clothes!; bringen bringt gebracht = bring/brought: food tool; leihen leiht
+        geliehen = lend/lent: tool text vehicle; schicken schickt geschickt = send/sent: text
     """),
     "playing": verbs("""
-        spielen spielt gespielt = play, playing, played: instrument!
-        üben übt geübt = practice, practicing, practiced: instrument!
+        spielen spielt gespielt = play: instrument!; üben übt geübt = practice: instrument!
     """),
     "staying": verbs("""
-        sitzen sitzt gesessen = sit, sitting, sat: person animal
-        stehen steht gestanden = stand, standing, stood: person animal
-        schlafen schläft geschlafen = sleep, sleeping, slept: person animal
-        warten wartet gewartet = wait, waiting, waited: person animal
-        spielen spielt gespielt = play, playing, played: person animal
-        ein|schlafen schläft *eingeschlafen = fall asleep, falling asleep, fallen asleep:
-            person animal
-        tanzen tanzt getanzt = dance, dancing, danced: person
-        singen singt gesungen = sing, singing, sung: person
-        lachen lacht gelacht = laugh, laughing, laughed: person
-        weinen weint geweint = cry, crying, cried: person
-        arbeiten arbeitet gearbeitet = work, working, worked: person
-        feiern feiert gefeiert = celebrate, celebrating, celebrated: person
-        frühstücken frühstückt gefrühstückt = have breakfast, having breakfast, had breakfast:
-            person
+        sitzen sitzt gesessen = sit/sat: person animal; stehen steht gestanden = stand/stood:
+        person animal; schlafen schläft geschlafen = sleep/slept: person animal; warten wartet
+        gewartet = wait: person animal; spielen spielt gespielt = play: person animal;
+        ein|schlafen schläft *eingeschlafen = fall/fallen asleep: person animal; tanzen tanzt
+        getanzt = dance: person; singen singt gesungen = sing/sung: person; lachen lacht gelacht =
+        laugh: person; weinen weint geweint = cry: person; arbeiten arbeitet gearbeitet = work:
+        person; feiern feiert gefeiert = celebrate: person; frühstücken frühstückt gefrühstückt =
+        have/had breakfast: person
     """),
     "moving": verbs("""
-        gehen geht *gegangen = walk, walking, walked: person animal
-        zurück|gehen geht *zurückgegangen = walk back, walking back, walked back: person
-        rennen rennt *gerannt = run, running, run: person animal
-        kommen kommt *gekommen = come, coming, come: person animal
-        schleichen schleicht *geschlichen = sneak, sneaking, sneaked: person animal
-        eilen eilt *geeilt = hurry, hurrying, hurried: person
+        gehen geht *gegangen = walk: person animal; zurück|gehen geht *zurückgegangen = walk back:
+        person; rennen rennt *gerannt = run/run: person animal; kommen kommt *gekommen =
+        come/come: person animal; schleichen schleicht *geschlichen = sneak: person animal; eilen
+        eilt *geeilt = hurry: person
     """),
     "lying": verbs("""
-        liegen liegt gelegen = lie, lying, lain: toy tool text clothes! food toy
-        stehen steht gestanden = stand, standing, stood: container
+        liegen liegt gelegen = lie/lain: toy tool text clothes! food toy; stehen steht gestanden =
+        stand/stood: container
     """),
     "laying": verbs("""
-        legen legt gelegt = lay, laying, laid: toy tool text clothes! food
-        stellen stellt gestellt = place, placing, placed: container
+        legen legt gelegt = lay/laid: toy tool text clothes! food; stellen stellt gestellt =
+        place: container
     """),
 }
 

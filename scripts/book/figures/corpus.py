@@ -19,11 +19,21 @@ def length_curves(shares: Mapping[str, Mapping[str, float]]) -> alt.Chart:
     return chart
 
 
+def size_curves(frame: pd.DataFrame) -> alt.Chart:
+    """Tokens per sentence over the vocabulary's size: a curve for each value of "text"."""
+    names = {"x_title": "entries in the vocabulary (V)", "y_title": "tokens per test sentence"}
+    chart = lines(frame, "V", "tokens", "text", log_x=True, zero=True, points=True, **names)
+    chart.encoding.x.scale = alt.Scale(type="log", domain=[100, 10_000])
+    chart.encoding.x.axis = alt.Axis(values=[125, 250, 500, 1000, 2000, 4000, 8000])
+    chart.encoding.y.axis = alt.Axis(tickCount=5)
+    return chart
+
+
 def two_batches(masks: Mapping[str, Any]) -> alt.HConcatChart:
     """Batches side by side, (rows, width) booleans each: tokens dark, padding pale."""
     titles = {"row_title": "sentence", "column_title": "position", "words": ("token", "padding")}
     panels = [
-        heatmap(mask, cell=13, **titles).properties(title=name) for name, mask in masks.items()
+        heatmap(mask, cell=10, **titles).properties(title=name) for name, mask in masks.items()
     ]
     return alt.hconcat(*panels, spacing=30)
 
