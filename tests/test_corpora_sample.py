@@ -36,53 +36,56 @@ def corpus():
     return load_corpus("sample")
 
 
-@pytest.mark.parametrize(
-    ("word", "adjective", "noun", "plural", "expected"),
-    [
-        ("ein", "alt", "Mann", False, "ein alter Mann/einen alten Mann/einem alten Mann"),
-        ("ein", "alt", "Frau", False, "eine alte Frau/eine alte Frau/einer alten Frau"),
-        ("ein", "alt", "Haus", False, "ein altes Haus/ein altes Haus/einem alten Haus"),
-        ("der", "alt", "Mann", False, "der alte Mann/den alten Mann/dem alten Mann"),
-        ("der", "alt", "Frau", False, "die alte Frau/die alte Frau/der alten Frau"),
-        ("der", "alt", "Haus", False, "das alte Haus/das alte Haus/dem alten Haus"),
-        ("der", "alt", "Haus", True, "die alten Häuser/die alten Häuser/den alten Häusern"),
-        ("dieser", "neu", "Hut", False, "dieser neue Hut/diesen neuen Hut/diesem neuen Hut"),
-        ("dieser", "neu", "Buch", False, "dieses neue Buch/dieses neue Buch/diesem neuen Buch"),
-        ("dieser", "neu", "Buch", True,
-         "diese neuen Bücher/diese neuen Bücher/diesen neuen Büchern"),
-        ("zwei", "rot", "Apfel", True, "zwei rote Äpfel/zwei rote Äpfel/zwei roten Äpfeln"),
-        ("viele", "rot", "Auto", True, "viele rote Autos/viele rote Autos/vielen roten Autos"),
-        ("mehrere", "müde", "Frau", True,
-         "mehrere müde Frauen/mehrere müde Frauen/mehreren müden Frauen"),
-        ("ein", "teuer", "Ball", False, "ein teurer Ball/einen teuren Ball/einem teuren Ball"),
-        ("der", "jung", "Soldat", False,
-         "der junge Soldat/den jungen Soldaten/dem jungen Soldaten"),
-        ("ein", "klug", "Nachbar", False,
-         "ein kluger Nachbar/einen klugen Nachbarn/einem klugen Nachbarn"),
-        ("ein", "braun", "Bär", False, "ein brauner Bär/einen braunen Bären/einem braunen Bären"),
-        ("der", None, "Kind", True, "die Kinder/die Kinder/den Kindern"),
-        ("einige", None, "Clown", True, "einige Clowns/einige Clowns/einigen Clowns"),
-    ],
-)  # fmt: skip
-def test_declension(word, adjective, noun, plural, expected):
-    described = ADJECTIVE.get(adjective)
-    made = [noun_phrase(word, described, NOUN[noun], case, plural).german for case in CASES]
-    assert made == expected.split("/")
+# Determiner, adjective and noun (* in the plural): nominative/accusative/dative
+DECLENSION = """
+ein alt Mann: ein alter Mann/einen alten Mann/einem alten Mann
+ein alt Frau: eine alte Frau/eine alte Frau/einer alten Frau
+ein alt Haus: ein altes Haus/ein altes Haus/einem alten Haus
+der alt Mann: der alte Mann/den alten Mann/dem alten Mann
+der alt Frau: die alte Frau/die alte Frau/der alten Frau
+der alt Haus: das alte Haus/das alte Haus/dem alten Haus
+der alt Haus*: die alten Häuser/die alten Häuser/den alten Häusern
+dieser neu Hut: dieser neue Hut/diesen neuen Hut/diesem neuen Hut
+dieser neu Buch: dieses neue Buch/dieses neue Buch/diesem neuen Buch
+dieser neu Buch*: diese neuen Bücher/diese neuen Bücher/diesen neuen Büchern
+zwei rot Apfel*: zwei rote Äpfel/zwei rote Äpfel/zwei roten Äpfeln
+viele rot Auto*: viele rote Autos/viele rote Autos/vielen roten Autos
+mehrere müde Frau*: mehrere müde Frauen/mehrere müde Frauen/mehreren müden Frauen
+ein teuer Ball: ein teurer Ball/einen teuren Ball/einem teuren Ball
+der jung Soldat: der junge Soldat/den jungen Soldaten/dem jungen Soldaten
+ein klug Nachbar: ein kluger Nachbar/einen klugen Nachbarn/einem klugen Nachbarn
+ein braun Bär: ein brauner Bär/einen braunen Bären/einem braunen Bären
+der - Kind*: die Kinder/die Kinder/den Kindern
+einige - Clown*: einige Clowns/einige Clowns/einigen Clowns
+"""
+
+
+@pytest.mark.parametrize("row", DECLENSION.strip().split("\n"))
+def test_declension(row):
+    words, forms = row.split(": ")
+    word, adjective, name = words.split()
+    noun, plural = NOUN[name.rstrip("*")], name.endswith("*")
+    phrases = (noun_phrase(word, ADJECTIVE.get(adjective), noun, case, plural) for case in CASES)
+    assert [phrase.german for phrase in phrases] == forms.split("/")
+
+
+PLACED = """
+Park: im Park/in den Park
+Museum: im Museum/ins Museum
+Küche: in der Küche/in die Küche
+Strand: am Strand/an den Strand
+Fenster: am Fenster/ans Fenster
+Dach: auf dem Dach/auf das Dach
+"""
 
 
 def test_places_take_dative_for_being_and_accusative_for_going():
-    phrases = {
-        place.noun.singular: (place_phrase(place, "dative"), place_phrase(place, "accusative"))
-        for place in PLACES
-    }
-    german = {name: tuple(phrase.german for phrase in both) for name, both in phrases.items()}
-    assert german["Park"] == ("im Park", "in den Park")
-    assert german["Museum"] == ("im Museum", "ins Museum")
-    assert german["Küche"] == ("in der Küche", "in die Küche")
-    assert german["Strand"] == ("am Strand", "an den Strand")
-    assert german["Fenster"] == ("am Fenster", "ans Fenster")
-    assert german["Dach"] == ("auf dem Dach", "auf das Dach")
-    assert [phrase.english for phrase in phrases["Museum"]] == ["in the museum", "into the museum"]
+    place = {place.noun.singular: place for place in PLACES}
+    for name, forms in (row.split(": ") for row in PLACED.strip().split("\n")):
+        phrases = [place_phrase(place[name], case) for case in ("dative", "accusative")]
+        assert [phrase.german for phrase in phrases] == forms.split("/")
+    assert place_phrase(place["Museum"], "dative").english == "in the museum"
+    assert place_phrase(place["Museum"], "accusative").english == "into the museum"
 
 
 def test_verb_positions():
@@ -91,39 +94,27 @@ def test_verb_positions():
     hat = noun_phrase("ein", ADJECTIVE["rot"], NOUN["Hut"], "accusative", plural=False)
     child = noun_phrase("der", None, NOUN["Kind"], "dative", plural=False)
 
-    def forms(subject, verb, tense, thing):
+    for subject, verb, tense, thing, second, last, english in (
+        (woman, "anprobieren", "present", hat, "eine Frau probiert einen roten Hut an",
+         "eine Frau einen roten Hut anprobiert", "a woman is trying on a red hat"),
+        (women, "ausziehen", "perfect", hat, "zwei Frauen haben einen roten Hut ausgezogen",
+         "zwei Frauen einen roten Hut ausgezogen haben", "two women have taken off a red hat"),
+        (woman, "folgen", "perfect", child, "eine Frau ist dem Kind gefolgt",
+         "eine Frau dem Kind gefolgt ist", "a woman has followed the child"),
+        (women, "zuhören", "wollen", child, "zwei Frauen wollen dem Kind zuhören",
+         "zwei Frauen dem Kind zuhören wollen", "two women want to listen to the child"),
+    ):  # fmt: skip
         clause = Clause(subject, VERB[verb], tense, (thing,))
-        return verb_second(clause), verb_last(clause), english_clause(clause)
-
-    assert forms(woman, "anprobieren", "present", hat) == (
-        "eine Frau probiert einen roten Hut an",
-        "eine Frau einen roten Hut anprobiert",
-        "a woman is trying on a red hat",
-    )
-    assert forms(women, "ausziehen", "perfect", hat) == (
-        "zwei Frauen haben einen roten Hut ausgezogen",
-        "zwei Frauen einen roten Hut ausgezogen haben",
-        "two women have taken off a red hat",
-    )
-    assert forms(woman, "folgen", "perfect", child) == (
-        "eine Frau ist dem Kind gefolgt",
-        "eine Frau dem Kind gefolgt ist",
-        "a woman has followed the child",
-    )
-    assert forms(women, "zuhören", "wollen", child) == (
-        "zwei Frauen wollen dem Kind zuhören",
-        "zwei Frauen dem Kind zuhören wollen",
-        "two women want to listen to the child",
-    )
+        made = verb_second(clause), verb_last(clause), english_clause(clause)
+        assert made == (second, last, english)
     fronted = Clause(woman, VERB["kaufen"], "werden", (hat,))
     assert verb_second(fronted, "morgen") == "morgen wird eine Frau einen roten Hut kaufen"
 
 
 def test_lexicon_is_consistent():
-    for noun in NOUN.values():
-        assert noun.gender in "mfn" and noun.singular[0].isupper() and noun.plural[0].isupper()
     translations = {}
     for noun in NOUN.values():
+        assert noun.gender in "mfn" and noun.singular[0].isupper() and noun.plural[0].isupper()
         assert translations.setdefault(noun.english, noun.singular) == noun.singular
     for verb in VERB.values():
         assert verb.infinitive.endswith("n") and verb.singular.endswith("t")

@@ -343,21 +343,14 @@ SAYING = word_pairs("""
 # Agreement
 
 CASES = ("nominative", "accusative", "dative")
-ARTICLES = {  # a row a case: masculine, feminine, neuter, plural
-    "der": ("der die das die", "den die das die", "dem der dem den"),
-    "dieser": (
-        "dieser diese dieses diese",
-        "diesen diese dieses diese",
-        "diesem dieser diesem diesen",
-    ),
-    "ein": ("ein eine ein", "einen eine ein", "einem einer einem"),
+ARTICLES = {  # nominative, accusative, dative: masculine, feminine, neuter, plural
+    "der": "der die das die, den die das die, dem der dem den",
+    "dieser": "dieser diese dieses diese, diesen diese dieses diese, diesem dieser diesem diesen",
+    "ein": "ein eine ein, einen eine ein, einem einer einem",
 }
 MANY = "zwei=two, drei=three, vier=four, fünf=five, viele=many, einige=some, mehrere=several"
 QUANTITIES = dict(word_pairs(MANY))  # before plurals
-WORDS_BEFORE = {
-    False: ("ein", "ein", "ein", "ein", "der", "dieser"),
-    True: ("der", "dieser", *QUANTITIES),
-}
+WORDS_BEFORE = (("ein",) * 4 + ("der", "dieser"), ("der", "dieser", *QUANTITIES))  # one, more
 CONTRACTIONS = {"in dem": "im", "an dem": "am", "in das": "ins", "an das": "ans"}
 
 
@@ -380,7 +373,7 @@ def determiner(word: str, case: str, gender: str) -> str:
     """The form of `ein`, `der`, `dieser` or a quantity; `gender` is m, f, n or "p", the plural."""
     if word in QUANTITIES:
         return word + "n" if case == "dative" and word.endswith("e") else word
-    return ARTICLES[word][CASES.index(case)].split()["mfnp".index(gender)]
+    return ARTICLES[word].split(",")[CASES.index(case)].split()["mfnp".index(gender)]
 
 
 def ending(word: str, case: str, gender: str) -> str:
@@ -397,23 +390,17 @@ def noun_phrase(
 ) -> Phrase:
     """Determiner, adjective and noun in agreement: `einen roten Hut`, `zwei kleinen Kindern`."""
     gender = "p" if plural else noun.gender
-    if not plural:
-        name = noun.singular if case == "nominative" else noun.oblique
-    else:
+    name = noun.singular if case == "nominative" else noun.oblique
+    if plural:
         name = noun.plural + ("n" if case == "dative" and noun.plural[-1] not in "ns" else "")
     described = adjective.stem + ending(word, case, gender) if adjective else ""
-    said = join_words(
-        adjective.english if adjective else "", noun.english_plural if plural else noun.english
-    )
+    said = noun.english_plural if plural else noun.english
+    said = f"{adjective.english} {said}" if adjective else said
     before = {"der": "the", "dieser": "these" if plural else "this"} | QUANTITIES
     before["ein"] = "an" if said[0] in "aeiou" and not said.startswith("uni") else "a"
-    return Phrase(
-        join_words(determiner(word, case, gender), described, name),
-        f"{before[word]} {said}",
-        ((adjective.base, noun.singular),) if adjective else (),
-        noun,
-        plural,
-    )
+    german = join_words(determiner(word, case, gender), described, name)
+    pairs = ((adjective.base, noun.singular),) if adjective else ()
+    return Phrase(german, f"{before[word]} {said}", pairs, noun, plural)
 
 
 def prepositional(preposition: str, phrase: Phrase, english: str) -> Phrase:
@@ -668,11 +655,9 @@ def saying(deal: Dealer) -> Phrase:
     german, english = deal.deal("saying", SAYING)
     who = deal.phrase("person", "nominative", 0.4)
     side = deal.side(TENSES)
-    return Phrase(
-        f"{who.german} {german.split()[who.plural]}, dass {verb_last(side)}",
-        f"{who.english} {english.split()[who.plural]} that {english_clause(side)}",
-        who.pairs + side.pairs,
-    )
+    german = f"{who.german} {german.split()[who.plural]}, dass {verb_last(side)}"
+    english = f"{who.english} {english.split()[who.plural]} that {english_clause(side)}"
+    return Phrase(german, english, who.pairs + side.pairs)
 
 
 def relative(deal: Dealer) -> Phrase:
