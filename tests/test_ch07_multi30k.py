@@ -193,8 +193,11 @@ def test_token_batches(seed):
     assert padding_share(lengths, batches) == pytest.approx(pads / cells)
     first, again, other = (token_batches(examples, limit, random.Random(n)) for n in (1, 1, 2))
     assert first == again != other
-    longest = [len(examples[b[-1]].tgt) for b in token_batches(examples, limit)]
-    assert longest == sorted(longest)  # without a generator: from short to long
+    ordered, mixed = (
+        [len(examples[b[-1]].tgt) for b in token_batches(examples, limit, order)]
+        for order in (None, random.Random(1))
+    )
+    assert ordered == sorted(ordered) and mixed != sorted(mixed)  # from short to long, or at random
     with pytest.raises(ValueError, match="does not fit 39 a batch"):
         token_batches([Example([5] * 40, [5])], 39)
 

@@ -634,7 +634,8 @@ def mood(deal: Dealer) -> Phrase:
     who = deal.phrase(group, "nominative", 0.0)
     how = deal.deal(group + " mood", [a for a in ADJECTIVES[group] if a.base in MOODS])
     german = f"{who.german} {how.base} {'sind' if who.plural else 'ist'}"
-    return Phrase(german, f"{who.english} {'are' if who.plural else 'is'} {how.english}", ())
+    english = f"{who.english} {'are' if who.plural else 'is'} {how.english}"
+    return Phrase(german, english, pairs=())
 
 
 def because(deal: Dealer) -> Phrase:
