@@ -81,7 +81,7 @@ assert len(captions) == 20
 pd.DataFrame(captions.values(), index=list(captions), columns=["German", "English"])
 
 # %% [markdown]
-# Look at the last eight. *Keiner Hund* should be *kleiner Hund* (small dog): a letter is missing, and now the word means *no*. *Kletter* and *Hintrgrund* lack a letter too. Somebody is *stadning*, somebody is *plying a guitar*. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`. A model has to live with such lines, and so has its score, since the test sets were written in the same way.
+# Look at the last eight. *Keiner Hund* should be *kleiner Hund* (small dog): a letter is missing, and now the word means *no*. *Kletter* and *Hintrgrund* lack a letter too. Somebody is *stadning*, somebody is *plying a guitar*. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`. A model has to live with such lines, and so has its score: the test sets were written in the same way.
 
 # %%
 for side, language in enumerate(("German", "English")):
@@ -107,7 +107,7 @@ titled(
 # %% [markdown]
 # `load_corpus("multi30k")` gives a dictionary from a split to its (German, English) pairs: `train` is for learning, `val` for choosing, and the test sets are read when all choices are made. It fetches eight files from the corpus's repository, once, or reads them from the folder that the environment variable `MULTI30K_DIR` names. Either way their SHA-256 must be the one that [`scripts/corpora/multi30k.py`](../scripts/corpora/multi30k.py) knows.
 #
-# **Pitfall.** Data ages. The Annotated Transformer stops today where it loads its data: the host that its torchtext asks for is gone, that torchtext can't be installed beside a current PyTorch, and whole spaCy models are downloaded for their tokenisers alone. You notice years later, when a reader does. So: files with checksums, two ways to get them, a corpus that needs neither (section 2), and `spacy.blank` (section 3).
+# **Pitfall.** Data ages. The Annotated Transformer stops today where it loads its data: the host is gone, its torchtext can't be installed beside a current PyTorch, and whole spaCy models are downloaded for their tokenisers alone. You notice years later, when a reader does. So: files with checksums, two ways to get them, a corpus that needs neither (section 2), and `spacy.blank` (section 3).
 #
 # **Pitfall.** Line *i* of one file must translate line *i* of the other. Python's `splitlines` also splits at rare characters such as U+2028, which end no line of a text file. One of them in one file, and every pair after it is wrong: the loss stays high, and nothing crashes. Our `read_lines` splits at `\n` only, and different line counts are an error.
 
@@ -148,7 +148,7 @@ print(len(after), "sentence in train says it the other way round:", *after)
 #
 # > **In short.** A tokeniser cuts text into words and marks. A vocabulary numbers the words that it has met. Every other word becomes `<unk>`, and a model can only guess what stood there.
 #
-# *"Der Mann, der lacht."* split at spaces gives *Mann,* and *lacht.*: new words, unrelated to *Mann* and *lacht*. spaCy's rules cut marks off, and know where not to. `spacy.blank("de")` is that tokeniser and nothing else.
+# *"Der Mann, der lacht."* split at spaces gives *Mann,* and *lacht.*: new words, unrelated to *Mann* and *lacht*. spaCy's rules cut marks off, and know where not to. `spacy.blank("de")` is that tokeniser alone.
 
 
 # %%
@@ -362,7 +362,7 @@ for pieces in merge_steps("▁Fahrradhund", rank):
 assert pieces == bpe.pieces("Fahrradhund")  # our dozen lines agree with SentencePiece
 
 # %% [markdown]
-# What does a word become as the vocabulary grows? From the record, on Multi30k. *Predict:* which word is a single piece first?
+# What does a word become as the vocabulary grows? *Predict:* which of four is a single piece first?
 
 # %%
 pd.DataFrame({"word": facts["words"]} | {f"V = {v}": p for v, p in facts["pieces"].items()})
@@ -637,7 +637,7 @@ titled(
 # %% [markdown]
 # ## Summary
 #
-# - Read your data. Check the checksum, the encoding and the line counts, or the error shows up as a bad model.
+# - Read your data. Check files and line counts, or the error shows up as a bad model.
 # - Vocabulary and subwords come from the training split alone.
 # - Byte-pair encoding leaves nearly no word unknown, at a size that you choose. Its pieces are frequent, and not always meaningful.
 # - Cut a long sentence first, then end it. Batch by tokens, in buckets of similar length.
@@ -651,13 +651,11 @@ titled(
 # %% [markdown]
 # ## Exercises
 #
-# `check` says nothing when your function is right, and otherwise what is wrong. `solution("word_numbers")` shows ours, and so for the others.
-#
 # ### Exercise 1 · Number the words
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Write what torchtext did for us. `splits` holds tokenised sentences by split, `{"train": …, "val": …, "test": …}`. The four `SPECIALS` come first, then the words from frequent to rare (equals in any order). Words that occur fewer than `min_freq` times have no id.
+# Write what torchtext did for us. `splits` holds tokenised sentences by split, `{"train": …, "val": …, "test": …}`. The four `SPECIALS` come first, then the words from frequent to rare. Words that occur fewer than `min_freq` times have no id. `solution("word_numbers")` shows ours.
 
 
 # %%
@@ -673,7 +671,7 @@ check(word_numbers)
 #
 # *code · difficulty ●●○ · worth ●●● · 15 minutes*
 #
-# In attention a padded cell costs more than a real one elsewhere: a row of width $w$ has $w^2$ scores. Find the share of one side's self-attention scores that have a padded query or a padded key. `lengths` holds the sentences' lengths, `batches` lists of indices.
+# In attention a padded cell costs more than a real one elsewhere: a row of width $w$ has $w^2$ scores. Find the share of one side's self-attention scores that have a padded query or a padded key. `lengths` holds the sentences' lengths, `batches` lists of indices. `solution("wasted_scores")` shows ours.
 
 
 # %%
@@ -689,7 +687,7 @@ check(wasted_scores)
 #
 # *code · difficulty ●●● · worth ●●○ · 25 minutes*
 #
-# `token_batches` limits the longer side. Memory pays for both: let rows × (longest source + longest target) be at most `max_tokens`. Every example is in one batch, batches hold similar lengths, their order depends on `rng` alone, and an example that is too long by itself is a `ValueError`.
+# `token_batches` limits the longer side. Memory pays for both: let rows × (longest source + longest target) be at most `max_tokens`. Every example is in one batch, batches hold similar lengths, their order depends on `rng` alone, and an example that is too long by itself is a `ValueError`. `solution("budget_batches")` shows ours.
 
 
 # %%
