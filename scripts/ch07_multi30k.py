@@ -200,7 +200,7 @@ print(f"{len(vocab)} entries; the first: {' '.join(vocab.itos[:12])}")
 print([vocab.stoi[word] for word in split("Ein Quantencomputer lacht.")])  # 1 is <unk>
 
 # %% [markdown]
-# **Pitfall.** Build the vocabulary from training, validation and test text together. It is one line, and The Annotated Transformer does it. Then no test word is unknown *by construction*. The model is no better for it, since those rows of its table are never trained. What is lost is the measurement: how often will a user's sentence hold a word that we have never seen? You notice it by the answer: zero, always.
+# **Pitfall.** Build the vocabulary from training, validation and test text together. It is one line, and The Annotated Transformer does it. Then no test word is unknown *by construction*. The model is no better for it, since those rows of its table are never trained. What is lost is the measurement: how often will a user's sentence hold a word that we have never seen? You notice it by the answer: with `min_freq=1` it is zero, always.
 
 # %%
 few = words_of["train"][:100]
