@@ -95,7 +95,6 @@ from scripts.ch07_multi30k import (
     BPETokenizer,
     Example,
     encode_pairs,
-    load_corpus,
     make_batch,
     pad_rows,
     source_ids,
@@ -112,6 +111,7 @@ from scripts.ch08_going_fast import (
     switches_for,
     target_rows,
 )
+from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import (
     keep_newest,
     load_tensors,

@@ -93,14 +93,7 @@ from scripts.ch04_encoder_decoder import (
     scramble,
 )
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
-from scripts.ch07_multi30k import (
-    encode_pairs,
-    load_corpus,
-    make_batch,
-    pad_rows,
-    source_ids,
-    word_tokenizer,
-)
+from scripts.ch07_multi30k import encode_pairs, make_batch, pad_rows, source_ids, word_tokenizer
 from scripts.ch08_going_fast import (
     FAST,
     Layout,
@@ -124,6 +117,7 @@ from scripts.ch09_training_run import (
     next_log_probs,
     sift,
 )
+from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import save_tensors, weights
 
 # %% [markdown]

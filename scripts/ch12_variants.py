@@ -78,14 +78,7 @@ from scripts.ch04_encoder_decoder import (
     torch_layer_state,
 )
 from scripts.ch06_training import BOS, EOS, PAD, UNK, LabelSmoothing, train_step
-from scripts.ch07_multi30k import (
-    BPETokenizer,
-    Example,
-    load_corpus,
-    make_batch,
-    pad_rows,
-    token_batches,
-)
+from scripts.ch07_multi30k import BPETokenizer, Example, make_batch, pad_rows, token_batches
 from scripts.ch08_going_fast import (
     Layout,
     Switches,
@@ -107,6 +100,7 @@ from scripts.ch09_training_run import (
     pick_device,
 )
 from scripts.ch10_decoding_and_bleu import sharpened, write_one_by_one
+from scripts.corpora.load import load_corpus
 
 # %% [markdown]
 # Every example below runs in double precision, so that "equal" can be checked to many digits.

@@ -73,14 +73,7 @@ from scripts.ch06_training import (
     run_epoch,
     train_step,
 )
-from scripts.ch07_multi30k import (
-    Example,
-    encode_pairs,
-    load_corpus,
-    make_batch,
-    pad_rows,
-    token_batches,
-)
+from scripts.ch07_multi30k import Example, encode_pairs, make_batch, pad_rows, token_batches
 from scripts.ch08_going_fast import fast_loss, switches_for
 from scripts.ch09_training_run import (
     PRESETS,
@@ -106,6 +99,7 @@ from scripts.ch10_decoding_and_bleu import (
     translate,
     until_end,
 )
+from scripts.corpora.load import load_corpus
 from scripts.studies.verdict import Verdict, pooled_spread, student_tails, verdicts
 
 # %% [markdown]

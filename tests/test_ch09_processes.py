@@ -31,7 +31,8 @@ from scripts import ROOT, train
 from scripts import ch09_training_run as ch09
 from scripts.book.records import load_record
 from scripts.ch06_training import PAD
-from scripts.ch07_multi30k import encode_pairs, load_corpus, token_batches
+from scripts.ch07_multi30k import encode_pairs, token_batches
+from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import newest_state, saved_states, weights
 from scripts.engine.steps import Step
 

@@ -14,7 +14,7 @@ from scripts import ROOT, train
 from scripts import ch09_training_run as ch09
 from scripts.book.records import load_record, sha256
 from scripts.ch06_training import UNK
-from scripts.ch07_multi30k import load_corpus
+from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import (
     load_tensors,
     newest_state,

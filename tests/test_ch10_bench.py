@@ -14,8 +14,9 @@ from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model, scramble
 from scripts.ch06_training import EOS, greedy_decode
-from scripts.ch07_multi30k import load_corpus, pad_rows, source_ids
+from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch09_training_run import PRESETS, beam_search
+from scripts.corpora.load import load_corpus
 
 SOURCES = pad_rows([[4, 5, 6, 7, EOS], [7, EOS], [6, 6, 5, EOS]])
 

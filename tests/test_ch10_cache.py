@@ -16,8 +16,9 @@ from scripts import ch10_decoding_and_bleu as ch10
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model, scramble
 from scripts.ch06_training import BOS, EOS, PAD, greedy_decode
-from scripts.ch07_multi30k import load_corpus, pad_rows, source_ids
+from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch09_training_run import beam_search
+from scripts.corpora.load import load_corpus
 
 SOURCES = pad_rows([[4, 5, 6, 7, EOS], [7, EOS], [6, 6, 5, EOS], [8, 4, EOS], [5, 8, 8, EOS]])
 MASK = padding_mask(SOURCES)
@@ -309,7 +310,7 @@ def test_five_beams_of_a_thousand_sentences_fit_in_memory():
 import re
 from pathlib import Path
 from scripts import ch10_decoding_and_bleu as ch10
-from scripts.ch07_multi30k import load_corpus
+from scripts.corpora.load import load_corpus
 trained = ch10.load_model(ch10.ROOT / "models" / "multi30k-de-en", "cpu")
 corpus = load_corpus("sample")
 texts = [german for german, _ in (corpus["test"] + corpus["train"])[:1000]]

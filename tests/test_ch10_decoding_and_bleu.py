@@ -13,7 +13,7 @@ from sacrebleu.metrics import CHRF
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS, PAD, greedy_decode
-from scripts.ch07_multi30k import BPETokenizer, pad_rows, sample_corpus
+from scripts.ch07_multi30k import BPETokenizer, pad_rows
 from scripts.ch09_training_run import (
     TrainConfig,
     Trained,
@@ -45,6 +45,7 @@ from scripts.ch10_decoding_and_bleu import (
     wrong_greedy,
     wrong_translate,
 )
+from scripts.corpora.sample import sample_corpus
 from scripts.engine.checkpoints import save_tensors, weights
 
 VOCAB = 6  # the four special ids and two more: small enough to write down all that can be said

@@ -11,7 +11,7 @@ import torch
 from scripts import ROOT
 from scripts.ch01_attention import padding_mask
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
-from scripts.ch07_multi30k import load_corpus, pad_rows, source_ids
+from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch09_training_run import (
     TrainConfig,
     Trained,
@@ -34,6 +34,7 @@ from scripts.ch10_decoding_and_bleu import (
     onnx_session,
     step_graph,
 )
+from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import weights
 from scripts.export import main
 

@@ -13,7 +13,7 @@ from scripts import ROOT
 from scripts.book.records import load_record, sha256
 from scripts.ch01_attention import padding_mask
 from scripts.ch06_training import BOS, EOS
-from scripts.ch07_multi30k import load_corpus, sample_corpus, source_ids
+from scripts.ch07_multi30k import source_ids
 from scripts.ch09_training_run import (
     Trained,
     corpus_bleu,
@@ -57,6 +57,8 @@ from scripts.ch10_decoding_and_bleu import (
     torchtext_bleu,
     translate,
 )
+from scripts.corpora.load import load_corpus
+from scripts.corpora.sample import sample_corpus
 from scripts.studies import judging
 from scripts.studies.judging import (
     BEAMS,

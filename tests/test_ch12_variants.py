@@ -13,7 +13,7 @@ from scripts import ch12_variants as ch12
 from scripts.book.records import RESULTS, load_record
 from scripts.ch04_encoder_decoder import scramble
 from scripts.ch06_training import BOS, EOS, PAD, UNK, LabelSmoothing
-from scripts.ch07_multi30k import Example, load_corpus, make_batch, pad_rows
+from scripts.ch07_multi30k import Example, make_batch, pad_rows
 from scripts.ch12_variants import (
     Asked,
     Characters,
@@ -42,6 +42,7 @@ from scripts.ch12_variants import (
     stack_loss,
     stack_parameters,
 )
+from scripts.corpora.load import load_corpus
 from scripts.studies import variants
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from scripts import ch13_ablations_and_scaling as ch13
 from scripts.book.records import load_record
 from scripts.ch04_encoder_decoder import SublayerConnection
-from scripts.ch07_multi30k import load_corpus
 from scripts.ch09_training_run import build_model, load_model, prepare
 from scripts.ch13_ablations_and_scaling import (
     FRACTIONS,
@@ -60,6 +59,7 @@ from scripts.ch13_ablations_and_scaling import (
     two_sentences,
     verdicts,
 )
+from scripts.corpora.load import load_corpus
 from scripts.studies import ablations as study
 from scripts.studies.ablations import (
     ONE_OF_EACH,

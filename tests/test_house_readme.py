@@ -296,7 +296,7 @@ def test_names_said_to_be_kept_are_there():
 
 
 def test_sizes_of_the_corpora_are_those_of_the_corpora():
-    from scripts.ch07_multi30k import SAMPLE_SIZES
+    from scripts.corpora.sample import SAMPLE_SIZES
 
     multi30k = json.loads((ROOT / "results" / "multi30k-corpus.json").read_text("utf-8"))
     for page in (README, ROOT / "scripts" / "ch00_start_here.py"):

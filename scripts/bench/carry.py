@@ -12,7 +12,7 @@ from typing import Any
 
 from scripts.book.files import write_whole
 from scripts.book.records import git_commit, load_record, save_record
-from scripts.ch07_multi30k import MULTI30K_SHA256, multi30k_file
+from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_file
 
 # What the agenda imports beside PyTorch and NumPy; a test blocks everything else.
 WHEELS = (

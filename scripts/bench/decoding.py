@@ -29,7 +29,7 @@ from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder, to_torch_transformer
 from scripts.ch06_training import EOS, PAD
-from scripts.ch07_multi30k import load_corpus, pad_rows, source_ids
+from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_going_fast import Shape, matrix_rate
 from scripts.ch09_training_run import TrainConfig, Trained, corpus_bleu, held_out_splits, searcher
 from scripts.ch10_decoding_and_bleu import (
@@ -42,6 +42,7 @@ from scripts.ch10_decoding_and_bleu import (
     search_rows,
     speed_frame,
 )
+from scripts.corpora.load import load_corpus
 from scripts.translate import ModelOptions, open_model
 
 

@@ -45,7 +45,6 @@ from scripts.ch07_multi30k import (
     BPETokenizer,
     Example,
     encode_pairs,
-    load_corpus,
     make_batch,
     pad_rows,
     token_batches,
@@ -69,6 +68,7 @@ from scripts.ch08_going_fast import (
     series_model,
     step_flops,
 )
+from scripts.corpora.load import load_corpus
 
 HALF = replace(FAST, half=True)
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from scripts.book.command import as_typed, read, serve
 from scripts.book.records import provenance, save_record, sha256
-from scripts.ch07_multi30k import load_corpus, source_ids
+from scripts.ch07_multi30k import source_ids
 from scripts.ch09_training_run import Trained, corpus_bleu, held_out_splits, load_model, pick_device
 from scripts.ch10_decoding_and_bleu import cached_greedy, default_model, search_rows, until_end
 from scripts.ch11_looking_inside import (
@@ -39,6 +39,7 @@ from scripts.ch11_looking_inside import (
     translation_table,
     without_heads,
 )
+from scripts.corpora.load import load_corpus
 
 
 @dataclass

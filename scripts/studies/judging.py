@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from scripts.book.command import as_typed, read, serve
 from scripts.book.records import provenance, save_record, sha256
-from scripts.ch07_multi30k import load_corpus, source_ids, word_tokenizer
+from scripts.ch07_multi30k import source_ids, word_tokenizer
 from scripts.ch09_training_run import Trained, corpus_bleu, held_out_splits
 from scripts.ch10_decoding_and_bleu import (
     DecodeOptions,
@@ -28,6 +28,7 @@ from scripts.ch10_decoding_and_bleu import (
     ranked_texts,
     recall_by_frequency,
 )
+from scripts.corpora.load import load_corpus
 from scripts.translate import open_model
 
 

@@ -27,14 +27,7 @@ from scripts.book.command import as_typed, read, serve
 from scripts.book.files import write_whole
 from scripts.book.records import provenance, save_record
 from scripts.ch06_training import BOS, EOS, UNK
-from scripts.ch07_multi30k import (
-    BPETokenizer,
-    Example,
-    load_corpus,
-    make_batch,
-    source_ids,
-    token_batches,
-)
+from scripts.ch07_multi30k import BPETokenizer, Example, make_batch, source_ids, token_batches
 from scripts.ch08_going_fast import fast_loss, keep_memory
 from scripts.ch09_training_run import (
     TrainConfig,
@@ -76,6 +69,7 @@ from scripts.ch12_variants import (
     train_variant,
     translator_config,
 )
+from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 
 TEMPERATURES = (0.5, 0.8, 1.0, 1.5)

@@ -1,0 +1,48 @@
+"""Chapter 7's drawings: lengths of captions, and what padding fills."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from scripts import optional
+from scripts.book.charts import bars, heatmap, lines
+
+alt, pd = optional("altair"), optional("pandas")
+
+
+def length_curves(shares: Mapping[str, Mapping[str, float]]) -> alt.Chart:
+    """A curve for each language: the share of captions over their number of words."""
+    rows = [(name, int(n), share) for name, found in shares.items() for n, share in found.items()]
+    frame = pd.DataFrame(rows, columns=["language", "words", "share"])
+    names = {"x_title": "words in a caption", "y_title": "share of training captions"}
+    chart = lines(frame, "words", "share", "language", zero=True, **names)
+    chart.encoding.y.axis = alt.Axis(format=".0%", tickCount=5)
+    return chart
+
+
+def size_curves(frame: pd.DataFrame) -> alt.Chart:
+    """Tokens per sentence over the vocabulary's size: a curve for each value of "text"."""
+    names = {"x_title": "entries in the vocabulary (V)", "y_title": "tokens per test sentence"}
+    chart = lines(frame, "V", "tokens", "text", log_x=True, zero=True, points=True, **names)
+    chart.encoding.x.scale = alt.Scale(type="log", domain=[100, 10_000])
+    chart.encoding.x.axis = alt.Axis(values=[125, 250, 500, 1000, 2000, 4000, 8000])
+    chart.encoding.y.axis = alt.Axis(tickCount=5)
+    return chart
+
+
+def two_batches(masks: Mapping[str, Any]) -> alt.HConcatChart:
+    """Batches side by side, (rows, width) booleans each: tokens dark, padding pale."""
+    titles = {"row_title": "sentence", "column_title": "position", "words": ("token", "padding")}
+    panels = [
+        heatmap(mask, cell=10, **titles).properties(title=name) for name, mask in masks.items()
+    ]
+    return alt.hconcat(*panels, spacing=30)
+
+
+def padding_bars(tables: Mapping[str, Mapping[str, float]]) -> alt.VConcatChart:
+    """A panel of bars for each corpus: the share of padding for each way to make batches."""
+    panels = []
+    for corpus, table in tables.items():
+        frame = pd.DataFrame({"batches": list(table), "padding": list(table.values())})
+        named = {"value_title": "share of the batch that is padding", "number_format": ".0%"}
+        panels.append(bars(frame, "batches", "padding", **named).properties(title=corpus))
+    return alt.vconcat(*panels, spacing=24)

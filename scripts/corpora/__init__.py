@@ -1,0 +1,1 @@
+"""The series' two corpora, and what they are made of."""

@@ -1,0 +1,139 @@
+"""Chapter 7's exercises: our solutions, and checkers that say what is wrong."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from scripts.ch06_training import BOS, EOS, PAD, UNK
+from scripts.ch07_multi30k import SPECIALS, Example, padding_share
+
+
+def word_numbers(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str, int]:
+    """Word -> id: the specials, then the training split's words by count."""
+    counts = Counter(word for words in splits["train"] for word in words)
+    words = [word for word, times in counts.most_common() if times >= min_freq]
+    return {word: i for i, word in enumerate([*SPECIALS, *words])}
+
+
+def check_word_numbers(candidate: Callable[..., dict[str, int]]) -> None:
+    """Numbers the words of three small splits."""
+    splits = {
+        "train": [["ein", "Hund", "rennt"], ["ein", "Hund", "schläft"], ["ein", "Ball"]],
+        "val": [["ein", "Ball", "rollt"]],
+        "test": [["eine", "Katze", "schläft"]],
+    }
+    counts = Counter(word for words in splits["train"] for word in words)
+    found = candidate(splits, 1)
+    assert [found.get(name) for name in SPECIALS] == [PAD, UNK, BOS, EOS], (
+        "the four special entries don't have their ids 0 to 3, on which masks and decoders rely"
+    )
+    seen = sorted(found.keys() - counts.keys() - set(SPECIALS))
+    assert not seen, (
+        f"{seen[0]!r} has an id, and no training sentence holds it: the test set was read, and can "
+        "no longer say how often a word is unknown"
+    )
+    assert counts.keys() <= found.keys(), "with min_freq=1 a word of the training split has no id"
+    assert sorted(found.values()) == list(range(len(found))), (
+        "the ids have holes, or two words share one: they are rows of a table, 0 to V − 1"
+    )
+    ordered = [counts[word] for word in sorted(counts, key=found.__getitem__)]
+    assert ordered == sorted(ordered, reverse=True), "a rare word stands before a frequent one"
+    twice = candidate(splits, 2).keys() - set(SPECIALS)
+    assert not twice & {"schläft", "Ball"}, (
+        "with min_freq=2 a word is known that training has once: its second occurrence is in "
+        "another split, a leak of counts rather than of words"
+    )
+    assert twice == {"ein", "Hund"}, "min_freq=2: is the bound itself inside?"
+
+
+def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> float:
+    """1 − Σ n² / Σ w², w the longest row of a sentence's batch."""
+    useful = computed = 0
+    for batch in batches:
+        squares = [lengths[i] ** 2 for i in batch]
+        useful += sum(squares)
+        computed += len(squares) * max(squares)
+    return 1 - useful / computed
+
+
+def check_wasted_scores(candidate: Callable[..., float]) -> None:
+    """Counts by hand for small batches."""
+
+    def near(found: float, value: float) -> bool:
+        return abs(found - value) < 1e-12
+
+    found = candidate([2, 4], [[0, 1]])
+    mistakes = {
+        1 / 4: "those are padded cells: a score belongs to two cells, a query and a key",
+        20 / 32: "that is the useful share: what is asked for is the rest",
+        4 / 32: "scores between two paddings alone are counted: one padded partner is enough",
+    }
+    for value, message in mistakes.items():
+        assert not near(found, value), f"lengths 2 and 4: {message}"
+    assert near(found, 12 / 32), "lengths 2 and 4: the first row needs 2 × 2 scores and gets 4 × 4"
+    found = candidate([1, 2, 10, 10, 10, 10], [[0, 1], [2, 3, 4, 5]])
+    assert not near(found, 3 / 16), "the mean of the batches' shares: add up first, divide once"
+    assert near(found, 3 / 408), (
+        "a batch of lengths 1 and 2, and one of four tens, waste 3 of 408 scores: is each batch as "
+        "wide as its own longest row?"
+    )
+
+
+def budget_batches(
+    examples: Sequence[Example], max_tokens: int, rng: random.Random
+) -> list[list[int]]:
+    """Indices in batches whose two rectangles together hold at most `max_tokens` cells."""
+    order = list(range(len(examples)))
+    rng.shuffle(order)
+    order.sort(key=lambda i: (len(examples[i].tgt), len(examples[i].src)))
+    batches: list[list[int]] = [[]]
+    longest = [0, 0]
+    for i in order:
+        pair = [len(examples[i].src), len(examples[i].tgt)]
+        if sum(pair) > max_tokens:
+            raise ValueError(f"a pair of {pair} tokens does not fit {max_tokens} a batch")
+        longest = list(map(max, longest, pair))
+        if (len(batches[-1]) + 1) * sum(longest) > max_tokens:
+            batches.append([])
+            longest = pair
+        batches[-1].append(i)
+    rng.shuffle(batches)
+    return batches
+
+
+def check_budget_batches(candidate: Callable[..., list[list[int]]]) -> None:
+    """Batches 300 random pairs: each once, within the budget, nearly full, in random order."""
+    rng, examples, budget = random.Random(6), [], 256
+    for _ in range(300):
+        source = min(30, 2 + int(rng.expovariate(0.12)))
+        examples.append(Example([EOS] * source, [BOS] * max(2, source + rng.randint(-2, 3))))
+    lengths = [(len(e.src), len(e.tgt)) for e in examples]
+    batches = candidate(examples, budget, random.Random(0))
+    times = Counter(i for batch in batches for i in batch)
+    assert len(times) == len(examples), (
+        f"{len(examples) - len(times)} examples are in no batch: does the one that is still being "
+        "filled at the end get out?"
+    )
+    assert max(times.values()) == 1, "some example is in two places: one epoch shows it twice"
+    sides = [list(zip(*(lengths[i] for i in batch), strict=True)) for batch in batches]
+    widths = [max(source) + max(target) for source, target in sides]
+    cells = [len(batch) * width for batch, width in zip(batches, widths, strict=True)]
+    longer = max(len(source) * max(*source, *target) for source, target in sides)
+    real = max(sum(source) + sum(target) for source, target in sides)
+    if max(cells) > budget:
+        why = "the longer side fits alone, and both are in memory" if longer <= budget else ""
+        why = "its real tokens fit, and padding takes the rest" if real <= budget else why
+        raise AssertionError(f"a batch takes {max(cells)} of {budget} cells: {why or 'too many'}")
+    assert padding_share(lengths, batches) < 0.15, "short and long sentences share batches"
+    assert sum(cells) > 0.8 * budget * len(batches), "the batches are far from full: more steps"
+    assert widths not in (sorted(widths), sorted(widths, reverse=True)), (
+        "the batches come sorted by length: each epoch ends with its longest or shortest sentences"
+    )
+    first, again, other = (candidate(examples, budget, random.Random(seed)) for seed in (0, 0, 1))
+    assert first == again, "the same seed gives other batches: where else does chance come in?"
+    assert first != other, "another seed gives the same batches: every epoch would be alike"
+    try:
+        candidate([*examples, Example([EOS] * 200, [BOS] * 100)], budget, random.Random(0))
+    except ValueError:
+        return
+    raise AssertionError("a pair of 200 and 100 tokens fits no batch of 256, and nobody is told")
