@@ -67,13 +67,13 @@ torch.set_default_dtype(torch.float64)  # the same numbers on every machine; rea
 # %% [markdown]
 # ## What the model reads, and what it must say
 #
-# > **In short.** The decoder always reads the true words so far, even where it would have said something else. One wrong word doesn't spoil the rest of the sentence. This is called teacher forcing.
+# > **In short.** The decoder always reads the true words so far, even where it would have said something else. This is called teacher forcing: one wrong word doesn't spoil the rest of the sentence.
 #
-# A translation model gives the next word a probability, given the source $x$ and the target's words before it. A target $y$ of T words, the last one `</s>`, has the product of them all:
+# A translation model gives each word of the target $y$ (T,) a probability, given the source $x$ and the words before it. The last word is `</s>`, and the whole has their product:
 #
 # $$ p(y \mid x) = \prod_{t=1}^{T} p(y_t \mid y_{<t},\, x) $$
 #
-# In training we know all of $y$. So the decoder reads the target without its last token, the labels are the target without its first, and one pass predicts all T words. Thanks to the causal mask (chapter 4) this equals T passes over T prefixes.
+# In training we know all of $y$. The decoder reads `<s>` and $y$ without its last token, the labels are $y$, and thanks to the causal mask (chapter 4) one pass predicts all T words.
 
 # %%
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # padding, unknown, <s>, </s>: the same in every chapter
@@ -128,13 +128,13 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# The word to be said stands one row further down in the input, where it can't be seen yet. The last label is padding: nothing is to be learned there.
+# The word to be said stands one row further down in the input, where it can't be seen yet. The last label is padding.
 #
 # ## Ten lines
 #
 # > **In short.** Predict, compare, follow the gradient downhill. Everything else is a refinement.
 #
-# Our task: copy a row of random symbols. It is a toy, but a complete one: for each symbol the model must find the right place in the source. To have rows that no training ever saw, those whose symbols add up to a multiple of 7 are held out.
+# Our task: copy a row of random symbols. For each, the model must find the right place in the source. Rows whose symbols add up to a multiple of 7 are held out, so that no training ever sees them.
 
 # %%
 COPY_VOCAB = 14  # the four special ids and ten symbols
@@ -173,7 +173,7 @@ def tiny_model(seed: int = 0, d_model: int = 64, N: int = 1) -> EncoderDecoder:
 
 # %%
 model = tiny_model()
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
 losses = []
 for batch in copy_batches(50, size=32, seed=0):
     x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)  # (B, T, D)
@@ -212,18 +212,18 @@ names = ["mean over places", "mean over real tokens", "perplexity"]
 pd.DataFrame(rows, index=["as it was", "padded to 40"], columns=names).round(2)
 
 # %% [markdown]
-# The first column rewards the model for saying padding after padding. The second doesn't move: `ignore_index` leaves padding out of the sum *and* of the count. And it tells the truth. Who knows only that there are ten symbols has a perplexity of about 10. Our model is hardly better: it has not learned to copy.
+# The first column rewards the model for saying padding after padding. The second doesn't move: `ignore_index` leaves padding out of the sum *and* of the count. And it tells the truth: who knows only that there are ten symbols has a perplexity of about 10, and our model is hardly better. It has not learned to copy.
 #
 # ## Warm up, then cool down
 #
 # > **In short.** The learning rate should begin small, grow, and then fall for the rest of the way.
 #
-# The paper trains with Adam, which keeps two running averages of each weight's gradient $g_n$: $m_n$ of the gradient, $v_n$ of its square. It steps along the first, divided by the root of the second (both freed of their start at 0):
+# Adam keeps running averages of each weight's gradient $g_n$ and of its square, and divides the first by the root of the second:
 #
 # $$ m_n = \beta_1 m_{n-1} + (1-\beta_1) g_n,\quad v_n = \beta_2 v_{n-1} + (1-\beta_2) g_n^2,\quad
 #    \theta_n = \theta_{n-1} - \eta_n \frac{m_n / (1-\beta_1^n)}{\sqrt{v_n/(1-\beta_2^n)} + \epsilon} $$
 #
-# The paper (§5.3) sets $\beta_1 = 0.9$ as usual, but $\beta_2 = 0.98$ and $\epsilon = 10^{-9}$, where PyTorch has 0.999 and $10^{-8}$: half of $v_n$ comes from the last 35 steps, not 693. (This $\epsilon$ only avoids a division by zero.)
+# The paper (§5.3) sets $\beta_1 = 0.9$ as usual, but $\beta_2 = 0.98$ where PyTorch has 0.999: half of $v_n$ comes from the last 35 steps, not 693. ($\epsilon = 10^{-9}$ only avoids a division by zero.)
 #
 # **Predict.** Five weights have gradients between 0.001 and 1,000. How far does the first step move each, at rate 0.01?
 
@@ -234,11 +234,11 @@ torch.optim.Adam([weights], lr=0.01, betas=(0.9, 0.98), eps=1e-9).step()
 print([round(move, 4) for move in weights.tolist()])
 
 # %% [markdown]
-# All the same: the averages hold one gradient, and $g/\sqrt{g^2} = \pm 1$. So *every* weight takes a full step in a direction that rests on one batch. A large rate wrecks a fresh model in this way. The paper's cure, for steps $n = 1, 2, \dots$ and $w$ warm-up steps (4,000 in the paper):
+# All the same: the averages hold one gradient, and $g/\sqrt{g^2} = \pm 1$. So *every* weight takes a full step in a direction that rests on one batch, which at a large rate wrecks a fresh model. The paper's cure, for steps $n = 1, 2, \dots$ and a warm-up of $w$ steps:
 #
 # $$ \eta_n = D^{-0.5}\cdot\min\left(n^{-0.5},\; n\cdot w^{-1.5}\right) \qquad\text{(§5.3, equation 3)} $$
 #
-# The second term grows in a straight line, the first falls as $1/\sqrt n$. They meet at $n = w$, where the rate is greatest: $(D\,w)^{-0.5}$. The same curve is easier to tune when it is named by its peak. A rival is common today: after the same warm-up, half a cosine down to zero. It has to know the last step in advance.
+# The rate grows in a straight line up to $(D\,w)^{-0.5}$ at $n = w$, then falls as $1/\sqrt n$. The same curve is easier to tune when it is named by its peak. A rival is common today: after the warm-up, half a cosine down to zero. It has to know the last step in advance.
 
 
 # %%
@@ -287,7 +287,7 @@ titled(
 )
 
 # %% [markdown]
-# Now the ten lines again, with the mended loss and a warm-up. (The last three options are for later sections.) `LambdaLR` sets the rate to what our function says. It counts *finished* steps, from 0, and the paper counts from 1, so we add one.
+# The ten lines again, with the mended loss and a warm-up. (The other three options are for later sections.) `LambdaLR` counts *finished* steps, from 0, and the paper counts from 1, so we add one.
 
 
 # %%
@@ -325,7 +325,7 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall: one step late.** Equation 3 divides by $\sqrt n$, so without the + 1 `LambdaLR`'s step 0 would crash. A tempting mend is to treat step 0 as step 1. Then the first *two* steps get the same rate, and all others lag one behind the paper. Notice it by printing the rates of a short schedule. Our `rate` refuses 0.
+# **Pitfall: one step late.** Without the + 1, step 0 would divide by $\sqrt 0$. A tempting mend is to treat it as step 1. Then the first *two* steps get the same rate, and all others lag one behind. Notice it by printing the rates of a short schedule. Our `rate` refuses 0.
 
 # %%
 print("ours:", [round(rate(done + 1, 1, warmup=4), 2) for done in range(6)])
@@ -336,7 +336,7 @@ print("late:", [round(rate(max(done, 1), 1, warmup=4), 2) for done in range(6)])
 #
 # > **In short.** Now and then a batch pulls far too hard. Shorten the pull, keep its direction.
 #
-# Suppose that one batch in a hundred is broken: at step 61 its loss comes out 1,000 times too large. Put all gradients of the model into one long vector $g$. With a limit c, clipping is
+# Suppose that the batch of step 61 is broken: its loss comes out 1,000 times too large. Put all gradients of the model into one vector $g$. With a limit c, clipping is
 #
 # $$ g \leftarrow g\cdot\min\left(1,\; \frac{c}{\lVert g\rVert}\right) $$
 #
@@ -354,7 +354,7 @@ titled(
 )
 
 # %% [markdown]
-# The paper doesn't mention clipping. It is cheap insurance, and our trainings use it. (Not `clip_grad_value_`: that cuts each entry on its own, so the vector turns.)
+# The paper doesn't mention clipping; our trainings use it. (Not `clip_grad_value_`: that cuts each entry on its own, so the vector turns.)
 #
 # ## Label smoothing
 #
@@ -381,12 +381,12 @@ print(
 )
 
 # %% [markdown]
-# Wrong, and quite sure of it. The loss asks for a probability of 1, and rewards every push of the logits towards it. The paper trains with $\varepsilon = 0.1$, which "hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score" (§5.4). The target becomes a distribution $q$ over all V words, the label among them:
+# Wrong, and quite sure of it: the loss asks for a probability of 1. The paper trains with $\varepsilon = 0.1$, which "hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score" (§5.4). The target becomes a distribution $q$ over all V words, the label among them:
 #
 # $$ q_k = (1-\varepsilon)\,[k = y] + \frac{\varepsilon}{V}, \qquad
 #    \ell = -\sum_k q_k \ln p_k = (1-\varepsilon)\,(-\ln p_y) + \varepsilon\cdot\frac{1}{V}\sum_k (-\ln p_k) $$
 #
-# The right-hand form needs no $q$: it mixes the surprise at the label with the mean surprise over the vocabulary. Our class returns two *sums*: the smoothed loss, which is descended, and the plain surprise, which is reported.
+# The right-hand form mixes the surprise at the label with the mean surprise over the vocabulary. Our class returns two *sums*: the smoothed loss, which is descended, and the plain surprise, which is reported.
 
 
 # %%
@@ -460,7 +460,7 @@ nothing = torch.tensor(0.0)
 print("by hand:", (nothing * nothing.log()).item(), " xlogy:", torch.xlogy(nothing, nothing).item())
 
 # %% [markdown]
-# **Pitfall: another smoothing, another number.** Some code gives the label exactly $1-\varepsilon$, shares $\varepsilon$ among V − 2 tokens (all but the label and padding), and reports the Kullback-Leibler divergence: the cross-entropy minus the entropy of the target. It trains well enough, but its number can't be compared with PyTorch's, and its exponential is no perplexity. **Predict.** Which columns tell between how many words a model hesitates?
+# **Pitfall: another smoothing, another number.** Some code gives the label exactly $1-\varepsilon$, shares $\varepsilon$ among V − 2 tokens (all but the label and padding), and reports a divergence: the cross-entropy minus the entropy of the target. It trains well enough, but its number is not PyTorch's, and its exponential is no perplexity. **Predict.** Which columns tell between how many words a model hesitates?
 
 # %%
 label, rows = torch.tensor([5]), []
@@ -483,13 +483,13 @@ table = {"ε = 0": sureness(sure_copier, longer), "ε = 0.1": sureness(smooth_co
 pd.DataFrame(table, index=["sure where right", "sure where wrong"]).T
 
 # %% [markdown]
-# Less sure of everything, and least sure where it is wrong. For a search that weighs whole sentences (chapter 10) that is worth something.
+# Less sure of everything, and least sure where it is wrong.
 #
 # ## Gradient accumulation
 #
 # > **In short.** A batch that doesn't fit into memory is taken in parts. Add up the gradients of the parts, then step once. Weigh each part by its tokens.
 #
-# The paper's batches hold about 25,000 target tokens, too many for a laptop. Cut the batch into micro-batches $i = 1 \dots m$ with $\tau_i$ real tokens and the *summed* loss $L_i$. The loss per token of the whole is
+# The paper's batches hold about 25,000 target tokens, too many for a laptop. So cut one into micro-batches $i = 1 \dots m$ with $\tau_i$ real tokens and the *summed* loss $L_i$. The loss per token of the whole is
 #
 # $$ L = \frac{\sum_i L_i}{\sum_i \tau_i}, \qquad \nabla L = \sum_i \nabla \frac{L_i}{\sum_j \tau_j} $$
 #
@@ -558,7 +558,7 @@ def train_step(
 
 
 # %% [markdown]
-# A batch, cut into three unequal parts, must give the gradient of the whole. We read it off after a step of size 0.
+# The gradient of three unequal parts must be that of the whole. We read it off after a step of size 0.
 #
 # **Pitfall: the mean of means.** The usual recipe takes each part's mean loss and divides by the number of parts. Then a token in a small part weighs more than one in a large part. **Predict.** How many times more, between the smallest part and the largest?
 
@@ -591,7 +591,7 @@ print(f"the mean of means misses the gradient by {off_by:.0%} of its length")
 # %% [markdown]
 # The same holds wherever losses are averaged: over batches, over GPUs, over a validation set. Add up sums and tokens, divide once.
 #
-# **Pitfall: stepping on multiples.** A loop that steps when `i % size == 0` steps after the very first micro-batch, since $0 \bmod 10 = 0$. What is left at the end is lost or, worse, leaks into the next epoch. We deal batches out in lists. **Predict.** 25 micro-batches in groups of 10: after which ones does each loop step?
+# **Pitfall: stepping on multiples.** A loop that steps when `i % size == 0` steps after the very first micro-batch, and what is left at the end is lost or, worse, leaks into the next epoch. We deal batches out in lists. **Predict.** 25 micro-batches in groups of 10: after which ones does each loop step?
 
 
 # %%
@@ -609,7 +609,7 @@ print("by remainder, after:", [i + 1 for i in range(25) if i % 10 == 0])
 # %% [markdown]
 # **Pitfall: the schedule runs ahead.** A schedule belongs to optimizer steps. Advanced with each of 10 micro-batches a step, a warm-up of 400 steps is over after 40. Notice it by logging the rate of each step.
 #
-# **Pitfall: a step on what is no number.** Let one loss overflow to ∞. In its backward pass stands ∞ − ∞ or 0 · ∞, so the gradient gets a NaN, its norm too, and clipping multiplies *all* gradients by it. One step later every weight is NaN, and nothing stops. So `train_step` looks first.
+# **Pitfall: a step on what is no number.** Let one loss overflow to ∞. Its gradient gets a NaN, the norm too, and clipping multiplies *all* gradients by it. One step later every weight is NaN, and nothing stops. So `train_step` looks first.
 
 # %%
 try:
@@ -730,26 +730,15 @@ nothing = saved_bytes(lambda: run_epoch(unseen, model, plain))
 print(f"kept for 64 rows: {kept / 1e6:.0f} million bytes; with no_grad {nothing}")
 
 # %% [markdown]
-# **Pitfall: a counter that remembers.** Python makes an argument's default value once, when it reads the `def`. With `state=TrainState()` in the signature all calls share one object. `run_epoch` has `None` there.
-
-
-# %%
-def count_steps_forever(steps: int, state: TrainState = TrainState()) -> int:  # noqa: B008
-    """The wrong default, kept to be looked at: all calls share one state."""
-    state.steps += steps
-    return state.steps
-
-
-print([count_steps_forever(100) for _ in range(3)])
-
-# %% [markdown]
-# **Pitfall: an import that works.** Where examples run whenever a module is imported, every worker of a data loader or of a multi-GPU training runs them again. In this series an import runs definitions only, and a test holds this chapter to it.
+# **Pitfall: a counter that remembers.** Python makes an argument's default value once, when it reads the `def`. Had `run_epoch` a `state=TrainState()` in its signature, all calls would share one object, and a second run would go on counting where the first stopped. Its default is `None`.
+#
+# **Pitfall: an import that works.** Where examples run whenever a module is imported, every worker of a multi-GPU training runs them again. In this series an import runs definitions only.
 #
 # ## The copy task, learned
 #
 # > **In short.** Before you train on sentences, train on something whose right answer you know.
 #
-# Everything comes together, with two recipes on the same model, seed and data, both with the paper's Adam and $\varepsilon = 0.1$. *The paper's* follows equation 3 with a warm-up of 100 steps (with 4,000 our 200 steps would never get beyond a rate of 0.0001) and doesn't clip. *Ours* warms up for 40 steps to 0.01, follows the cosine, and clips at norm 1. **Predict.** Below which perplexity can neither fall, with $\varepsilon = 0.1$ and V = 14?
+# Two recipes, with the same model, seed, data, Adam and $\varepsilon = 0.1$. *The paper's* follows equation 3 with a warm-up of 100 steps (with 4,000 our 200 steps would never get beyond a rate of 0.0001) and doesn't clip. *Ours* warms up for 40 steps to 0.01, follows the cosine, and clips at norm 1. **Predict.** Which perplexity is the best that either can reach, with $\varepsilon = 0.1$ and V = 14?
 
 # %%
 recipes = {
@@ -788,7 +777,7 @@ titled(
 #
 # > **In short.** Say the likeliest word, read it back, say the next. Stop at the end symbol.
 #
-# A perplexity of 1.1 is about the next symbol, given the right ones before. Does the model *copy*? Now there is no true prefix, and it reads its own words:
+# Perplexity is about the next symbol, given the right ones before. Does the model *copy*? Now there is no true prefix, and it reads its own words:
 #
 # $$ \hat y_t = \arg\max_k \; p(k \mid \hat y_{<t},\, x) $$
 #
@@ -837,9 +826,9 @@ def copied(model: EncoderDecoder, batch: Batch, start_symbol: int = BOS) -> tupl
 
 
 # %% [markdown]
-# The exam has 250 rows that no training saw. A row counts only if every symbol is right *and* the end stands in its place. Beside it, our 200 rows that are longer than any in training.
+# The exam: 250 rows that no training saw. A row counts only if every symbol *and* the end is right. Beside it, our 200 longer rows.
 #
-# **Pitfall: the wrong start.** A model that was trained to begin with `<s>` must be decoded from `<s>`. Started from another id, such as 0, the padding, it reads something that it never saw at that place. It stumbles, and the fault looks like a badly trained model.
+# **Pitfall: the wrong start.** A model that was trained to begin with `<s>` must be decoded from `<s>`. Started from padding, 0, it reads something that it never saw at that place. The fault looks like a badly trained model.
 
 # %%
 table = {
@@ -905,7 +894,7 @@ titled(
 # | Can it learn one batch by heart? | yes, within a hundred steps | the optimizer's step, the rate |
 # | Does it learn from *noise*? | no | a leak: it sees what it must predict |
 #
-# The first three, on a healthy model and on two broken ones: *loud*, whose generator's weights are drawn from N(0, 1), as `nn.Embedding` does by default; and *detached*, whose encoder gets no gradient, as happens when somebody computes the memory under `no_grad`. **Predict.** Which questions find which?
+# The first three, on a healthy model and on two broken ones: *loud* has a generator drawn from N(0, 1), as `nn.Embedding` does by default; the encoder of *detached* gets no gradient, as when somebody computes the memory under `no_grad`. **Predict.** Which questions find which?
 
 
 # %%
@@ -934,9 +923,9 @@ print(f"ln V = {math.log(COPY_VOCAB):.1f}")
 pd.DataFrame(answers, index=names).T.round(1)
 
 # %% [markdown]
-# The detached model learns one batch by heart all the same, as its decoder is large enough. Only the gradients betray it.
+# The detached model learns one batch by heart all the same; only the gradients betray it.
 #
-# The last question finds the worst fault: a loss that is too good, about which nobody complains. Let source and target be random, unrelated, and fresh at every step. With six symbols drawn evenly from ten and then `</s>`, nobody honest gets below
+# The last question finds the worst fault, a loss that is too good. Let source and target be random, unrelated, and fresh at every step. With six symbols drawn evenly from ten and then `</s>`, no honest model gets below
 #
 # $$ \frac{6 \ln 10 + 0}{7} = 1.97 \text{ nats a token.} $$
 #
@@ -965,23 +954,19 @@ titled(
 )
 
 # %% [markdown]
-# Both would show a wonderful loss on real data and decode nonsense, since then there is no future to read from.
+# On real data both would show a wonderful loss, and decode nonsense.
 #
 # ## Summary
 #
-# - Teacher forcing: the decoder reads the target without its last token and predicts the target without its first.
-# - Only real tokens count. Perplexity is $\exp$ of the plain loss per token.
+# - The decoder reads the true target up to each word, and predicts that word. Only real tokens count.
 # - Warm up, since Adam's first steps are long and blind; then come down. Clip by norm.
-# - Label smoothing keeps the model from being sure when it is wrong. Descend the smoothed loss, report the plain one.
-# - Add up sums, divide by all tokens once: over micro-batches, batches and GPUs.
-# - Validate on data kept apart, without gradients and without dropout.
+# - Smoothing keeps the model from being sure when it is wrong. Descend the smoothed loss, report the plain one.
+# - Add up sums, divide by all tokens once. Validate on data kept apart, without gradients and dropout.
 # - When it doesn't learn: first loss, gradients, one batch, noise.
 #
 # ## What the paper did that we don't
 #
-# - It trains with batches of about 25,000 source and 25,000 target tokens on 8 GPUs, for 100,000 steps (base) or 300,000 (big).
-# - It uses equation 3 throughout and doesn't mention clipping. Our own runs follow the cosine, and clip.
-# - It drops out 10%. Our copier doesn't: its rows are always fresh.
+# It trains with batches of about 25,000 target tokens on 8 GPUs for 100,000 steps, follows equation 3, drops out 10%, and doesn't mention clipping. Our copier needs no dropout, as its rows are always fresh; our own runs follow the cosine, and clip.
 #
 # ## Exercises
 #
@@ -991,7 +976,7 @@ titled(
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# A third schedule is common: linear warm-up, then a straight line down. Like `cosine_rate` it has its peak at step `warmup`, still moves at the last step, `total`, and is 0 from the step after that. Step 0 is a `ValueError`. (`solution("linear_rate")` shows ours.)
+# A third schedule: linear warm-up, then a straight line down. Like `cosine_rate` it has its peak at step `warmup`, still moves at the last step, `total`, and is 0 after it. Step 0 is a `ValueError`. (`solution("linear_rate")` shows ours.)
 
 
 # %%
@@ -1007,7 +992,7 @@ check(linear_rate)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# `train_step` knows the tokens of its whole group before the first backward pass. Suppose it can't: the micro-batches come from an iterator, and only one may be in memory. Leave the gradient of the mean smoothed loss per token of *all* batches in `p.grad` of each parameter, whatever was there before, and take no step. (`solution("streamed_gradient")` shows ours.)
+# `train_step` knows the tokens of its group before the first backward pass. Suppose it can't: the batches come from an iterator, and only one may be in memory. Leave the gradient of the mean smoothed loss per token of *all* batches in `p.grad` of each parameter, whatever was there before, and take no step. (`solution("streamed_gradient")` shows ours.)
 
 
 # %%
