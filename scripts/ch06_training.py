@@ -273,17 +273,15 @@ print(
     f"{peak:.6f} at step 4,000, {rate(1, 512):.2e} at step 1, {rate(100_000, 512):.6f} at 100,000"
 )
 schedules = {
-    "the paper, D = 512": lambda n: rate(n, 512),
-    "the paper, D = 1,024": lambda n: rate(n, 1024),
-    "cosine, the peak of 512": lambda n: cosine_rate(n, peak, 4000, 20_000),
+    "the paper's": lambda n: rate(n, 512),
+    "cosine, same peak": lambda n: cosine_rate(n, peak, 4000, 20_000),
 }
 table = [(n, f(n), name) for name, f in schedules.items() for n in range(100, 20_001, 100)]
 frame = pd.DataFrame(table, columns=["step", "rate", "schedule"])
 titled(
     lines(frame, "step", "rate", "schedule", y_title="learning rate", zero=True),
     "Warm-up, and two ways down",
-    "The paper's schedule peaks at step 4,000 for every width, lower for wider models. The cosine stays "
-    "high for longer and then comes down to zero; 1/√n never does.",
+    "D = 512. The cosine stays high for longer and then comes down to zero; 1/√n never does.",
 )
 
 # %% [markdown]
@@ -350,7 +348,7 @@ titled(
     learning_curves({"not clipped": harmed, "clipped at norm 1": clipped}, every=2),
     "One broken batch in a hundred",
     "Not clipped, the batch of step 61 fills Adam's averages: all weights go on in its direction, "
-    "and the model forgets what it knew. Clipped, it is a step like any other.",
+    "then hardly move, and the model forgets what it knew. Clipped, it is a step like any other.",
 )
 
 # %% [markdown]
@@ -455,8 +453,7 @@ titled(
 # **Pitfall: 0 · log 0.** `xlogy(a, b)` is $a \ln b$ with the limit 0 at $a = 0$. Multiplied by hand, $0 \cdot \ln 0 = 0\cdot(-\infty)$ is NaN, and charts skip NaN without a word: the picture is empty. Ask `isfinite` before you draw.
 
 # %%
-nothing = torch.tensor(0.0)
-print("by hand:", (nothing * nothing.log()).item(), " xlogy:", torch.xlogy(nothing, nothing).item())
+print("by hand:", 0 * -math.inf, " xlogy:", torch.xlogy(0, torch.tensor(0.0)).item())
 
 # %% [markdown]
 # **Pitfall: another smoothing, another number.** Some code gives the label exactly $1-\varepsilon$, shares $\varepsilon$ among V − 2 tokens (all but the label and padding), and reports a divergence: the cross-entropy minus the entropy of the target. It trains well enough, but its number is not PyTorch's, and its exponential is no perplexity. **Predict.** Which columns tell between how many words a model hesitates?
@@ -722,8 +719,7 @@ titled(
 
 # %%
 looked = run_epoch(unseen, model, LabelSmoothing(0.1))
-wrong = math.exp(looked.loss_per_token)
-print(f"perplexity {looked.perplexity:.0f}; exp of the smoothed loss {wrong:.0f}")
+print(f"perplexity {looked.perplexity:.0f}, not {math.exp(looked.loss_per_token):.0f}")
 kept = saved_bytes(lambda: batch_loss(model, unseen[0], plain))
 nothing = saved_bytes(lambda: run_epoch(unseen, model, plain))
 print(f"kept for 64 rows: {kept / 1e6:.0f} million bytes; with no_grad {nothing}")
@@ -751,13 +747,12 @@ for name, (schedule, clip) in recipes.items():
     model, criterion = tiny_model(), LabelSmoothing(0.1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
     scheduler = LambdaLR(optimizer, lambda done, schedule=schedule: schedule(done + 1))
-    curves[name] = []
+    copiers[name], curves[name] = model, []
     for step, batch in enumerate(copy_batches(200, size=32, seed=0), start=1):
         report = run_epoch([batch], model, criterion, optimizer, scheduler, clip=clip)
         curves[name].append(report.perplexity)
         batch_loss(model, row, criterion)  # a look at the cross-attention, for later
         maps[step] = model.decoder.layers[-1].src_attn.attn[0].mean(dim=0)  # over heads: (T, S)
-    copiers[name] = model
 
 # %%
 floor = 1 / (0.9 + 0.1 / COPY_VOCAB)
@@ -888,7 +883,7 @@ titled(
 #
 # | question | the right answer | what a wrong one points to |
 # |---|---|---|
-# | What is the first loss? | a little above $\ln V$ | initialisation, a scale, the loss itself |
+# | What is the first loss? | less than a nat above $\ln V$ | initialisation, a scale, the loss itself |
 # | Does each part get a gradient? | yes, within a factor of ten or so | something detached or frozen |
 # | Can it learn one batch by heart? | yes, within a hundred steps | the optimizer's step, the rate |
 # | Does it learn from *noise*? | no | a leak: it sees what it must predict |
@@ -1025,13 +1020,11 @@ check(reversed_target)
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
-# 1. Predict the perplexity that the copy task can reach with $\varepsilon = 0$ and with $\varepsilon = 0.3$. Does the share of exact copies change?
-# 2. Write `train_step` for several GPUs: what must be summed over them before the division, and when?
+# Predict the perplexity that the copy task can reach with $\varepsilon = 0$ and with $\varepsilon = 0.3$. Does the share of exact copies change? And on several GPUs: what must `train_step` add up over them before the division, and when?
 #
 # <details><summary>An answer</summary>
 #
-# 1. The best bet on the label is $1 - \varepsilon + \varepsilon/14$: 1 and 0.721, perplexities of 1 and 1.39. Exact copies need only the *largest* bet to be right, and it is far ahead either way.
-# 2. The tokens of the group, over all GPUs, before the first backward pass: they are the divisor. The gradients, once, after the last backward pass. Most libraries take the *mean* of the gradients over GPUs; then multiply by their number.
+# The best bet on the label is $1 - \varepsilon + \varepsilon/14$: 1 and 0.721, perplexities of 1 and 1.39. Exact copies need only the *largest* bet to be right, and it is far ahead either way. The tokens of the group, over all GPUs, before the first backward pass; the gradients, once, after the last. (Most libraries take the *mean* of the gradients: then multiply by the number of GPUs.)
 #
 # </details>
 #
