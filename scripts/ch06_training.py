@@ -861,7 +861,7 @@ shares = {f"step {n}": round(m.diagonal().mean().item(), 2) for n, m in moments.
 print("mean weight on the diagonal:", shares)
 titled(
     panels(
-        {f"after step {n}": m for n, m in moments.items()},
+        {f"after step {n}": m.round(decimals=2) for n, m in moments.items()},
         symbols,
         symbols,
         row_title="it must say",
