@@ -31,7 +31,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run browser test notebooks book living colab lab train ablate ablations recipes modern records gpu bench bench-decode translate clean
+.PHONY: help setup given run browser test notebooks book living colab lab train ablate ablations recipes modern records queue gpu bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +110,9 @@ modern: setup  ## train with the parts since 2017, one at a time and all: make m
 records: setup  ## what is on record about the model that ships, anew (half an hour; needs Multi30k)
 	$(PY) -m scripts.studies.judging --save true
 	$(PY) -m scripts.studies.heads --save true
+
+queue: setup  ## train what takes hours of one thread beside other work: make queue [ARGS="--list true"] (resumes)
+	$(PY) -m scripts.studies.queue --save true $(ARGS)
 
 gpu: setup  ## do what is owed on a GPU, in order of worth: make gpu [ARGS="--list"] (an hour in all; resumes)
 	$(PY) -m scripts.gpu $(ARGS)

@@ -1227,6 +1227,8 @@ def attend(
     `causal` says that `bias` hides the future and nothing else. PyTorch's fastest kernel knows that
     mask by name; one that is given as numbers rules the kernel out.
     """
+    features = getattr(layer, "feature_dropout", 0.0) if layer.training else 0.0  # UniDrop's
+    q, k, v = (dropped(x, features, how) for x in (q, k, v))
     q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
     p = dropout_rate(layer)
     if how.attention == "ours":

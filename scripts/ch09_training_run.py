@@ -1693,8 +1693,9 @@ def fit(
     folder: Path,
     resume: bool = False,
     ranks: Ranks = ALONE,
+    kind: Callable[..., Training] = Training,
 ) -> list[dict[str, float]]:
-    """Train as `config` says; return the history, a row an epoch.
+    """Train as `config` says; return the history, a row an epoch. `kind` makes the `Training`.
 
     `folder` gets the best model (by validation BLEU), the last two states, and the last epochs'
     weights for averaging. With `resume` the run goes on after the last step saved, as if nothing
@@ -1702,7 +1703,7 @@ def fit(
     """
     if ranks.first and not resume:
         start_anew(folder)
-    training = Training(config, data, folder, resume, ranks)
+    training = kind(config, data, folder, resume, ranks)
     quiet = replace(config, tracker="none")
     with StopSignal() as stop, tracker_of(config if ranks.first else quiet, folder) as track:
         while training.epoch <= config.epochs:
@@ -2122,7 +2123,7 @@ def finish(
 # - **Dropout** (Srivastava et al. 2014). 29,000 pairs can be learned by heart; noise makes that harder. How much depends on how long one trains.
 # - **Tied tables** (§3.4; Press and Wolf 2017). One table serves the source, the target and the output. On little data that is as good as more data for each.
 # - **Their spread, 1/√D at the start.** Times √D it enters the model at spread 1; as the output table it makes logits of spread 1. Xavier's rule for a table of V rows is several times smaller.
-# - **Pre-norm** (chapter 4): trains without a long warm-up.
+# - **Pre-norm** (chapter 5): trains without a long warm-up.
 # - **A high peak rate after a short warm-up.** Few steps are affordable, so each should go far.
 # - **BPE-dropout 0.1**, **R-Drop** (weight 1, at twice the work) and **Muon**: above; untested on this corpus, as far as we know.
 # - **Selecting by BLEU**, **averaging**, **a beam**: these need no training of their own, so each run measures them.
@@ -2408,7 +2409,7 @@ free_table(ingredients)
 # ## What the paper did that we don't
 #
 # - It trained 100,000 steps on eight GPUs with 25,000 tokens a side in a batch. We take a few thousand steps of 2,048.
-# - It used post-norm with the inverse-square-root schedule. Our small preset is pre-norm, which needs less warm-up (chapter 4), with a cosine.
+# - It used post-norm with the inverse-square-root schedule. Our small preset is pre-norm, which needs less warm-up (chapter 5), with a cosine.
 # - It averaged its last checkpoints, always. We let validation BLEU decide.
 # - It says nothing of seeds: its ablations (Table 3) are single runs.
 

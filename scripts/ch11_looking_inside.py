@@ -1626,7 +1626,7 @@ titled(
 )
 
 # %% [markdown]
-# At the bottom the model would repeat the word just read (with tied tables, chapter 4 saw the same in an untrained one). After the first layer it is right in three of ten cases, after the second in more than eight; the third settles the rest. The lens is a crude one: it reads early layers with an instrument ground for the last. "Not readable yet" is not "not there yet".
+# At the bottom the model would repeat the word just read. After the first layer it is right in three of ten cases, after the second in more than eight; the third settles the rest. The lens is a crude one: it reads early layers with an instrument ground for the last. "Not readable yet" is not "not there yet".
 #
 # ## The table of words
 #

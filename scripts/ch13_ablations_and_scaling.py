@@ -786,9 +786,9 @@ assert "no positions in the decoder" not in told.index
 # %% [markdown]
 # What stands beyond doubt:
 #
-# - **Without residual connections** next to nothing is learned in this time: BLEU is 0, with only two layers a side. Chapter 4 saw the reason: the gradient's direct road is gone.
+# - **Without residual connections** next to nothing is learned in this time: BLEU is 0, with only two layers a side. Chapter 5 saw the reason: the gradient's direct road is gone.
 # - **Without $1/\sqrt{d_k}$** the loss is more than 0.2 nats higher, although $d_k$ is only 16. Chapter 1 explained it with scores that have a variance of $d_k$. A model could learn shorter queries to make up for it; in one pass it doesn't catch up.
-# - **Post-norm without warm-up** costs more than 0.2 as well. It trains, with two layers; the paper's six would be harder (chapter 4).
+# - **Post-norm without warm-up** costs more than 0.2 as well. It trains, with two layers; the paper's six would be harder (chapter 5).
 # - **Dropout** does harm in a single pass: without it the loss is lower, with twice as much it is higher. Nobody learns by heart what was seen once. The paper's model, which saw its pairs many times, lost without it.
 # - **Without any positions** the loss differs by less than 0.1. It seems that so early a model translates mostly word by word, and that the causal mask is clock enough for the order of its own words. Longer training may say otherwise.
 # - **Small effects** can be told too, since every row has two runs. Without warm-up, or with four layers instead of two, the loss is about 0.1 higher: the deeper model has no time to be worth its depth. So it is without positions in the encoder alone; without those of the decoder, no loss can be told from chance.

@@ -849,7 +849,7 @@ titled(
 #
 # ### A window
 #
-# Position $i$ sees the positions closer than $w$ (Longformer, Beltagy et al. 2020; Mistral's sliding window, 2023). Work and cache then grow with $Tw$, and chapter 1's `restricted_attention` computes no more than that. Here we want to know what it costs in quality, so a mask will do. What lies outside the window isn't lost, it is indirect: N layers reach $N(w-1)$ words far.
+# Position $i$ sees the positions closer than $w$ (Longformer, Beltagy et al. 2020; Mistral's sliding window, 2023). Computed in blocks, work and cache grow with $Tw$ only. Here we want to know what it costs in quality, so a mask will do. What lies outside the window isn't lost, it is indirect: N layers reach $N(w-1)$ words far.
 
 
 # %%

@@ -24,13 +24,18 @@ from typing import Literal
 
 import torch
 
-from scripts.bench.agenda import (
+from scripts.bench.carry import MODEL, bundle, bundled, collect, pack
+from scripts.bench.items import SMALLS, agenda, sum_up
+from scripts.book.command import read, serve
+from scripts.book.records import load_record
+from scripts.studies.agenda import (
     Clock,
     GpuLost,
     Item,
     Log,
     OutOfTime,
     Settings,
+    asked_for,
     failures,
     is_done,
     listing,
@@ -38,10 +43,7 @@ from scripts.bench.agenda import (
     tried,
     work,
 )
-from scripts.bench.carry import MODEL, bundle, bundled, collect, pack
-from scripts.bench.items import SMALLS, agenda, sum_up
-from scripts.book.command import read, serve
-from scripts.book.records import load_record
+from scripts.studies.ladder import RUNGS, RUNS, val_bleu
 
 RESERVE = 0.75  # minutes at the end for the scores of a training that is just over
 
@@ -55,6 +57,13 @@ def made_here(items: Sequence[Item], settings: Settings) -> list[str]:
     ]
 
 
+def best_candidate(names: Sequence[str], settings: Settings) -> str:
+    """Of these items the run of the ladder that may ship and validates best; "" if none may."""
+    may = [name for name in names if name in RUNS and RUNGS[RUNS[name]].candidate]
+    scores = {name: val_bleu(load_record("record", settings.folder(name))) for name in may}
+    return max(scores, key=scores.get) if scores else ""
+
+
 def bring(items: Sequence[Item], settings: Settings, out: str) -> None:
     """Sum up the seeds; write what was made on this machine, and the model picked, to `out`."""
     here = made_here(items, settings)
@@ -63,6 +72,7 @@ def bring(items: Sequence[Item], settings: Settings, out: str) -> None:
         return
     names = [f"gpu-{name}" for name in here] + ["gpu-small"] * bool(small)
     picked = f"small-{small['picked_by_validation']}" if small else ""
+    picked = best_candidate(here, settings) or picked
     told = {
         "tiny": settings.tiny,
         "device": settings.device.type,
@@ -133,8 +143,7 @@ def serve_time(options: GpuOptions, settings: Settings) -> int:
     items = agenda()
     waiting = owed(items, settings)
     if options.names:  # asked for by name: also what failed too often
-        asked = [item for item in items if item.name in options.names]
-        waiting = [item for item in asked if not is_done(item, settings)]
+        waiting = asked_for(items, options.names, settings)
     after = partial(bring, items, settings, options.out)
     failed, lost = failures(settings), None
     after()  # what was made before comes along; and a folder that won't do is found now

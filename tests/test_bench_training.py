@@ -67,6 +67,13 @@ def test_batches_of_each_kind_hold_their_budget():
             assert made.ntokens == sum(len(e.tgt) - 1 for e in batch)
 
 
+def test_a_pace_is_for_predicted_tokens_alone(tmp_path, monkeypatch):
+    """The start sign is given, and not predicted."""
+    monkeypatch.setattr(training.subprocess, "Popen", lambda *_, **__: None)
+    pair = Example([5, EOS], [BOS, 7, EOS])
+    assert Worker(OURS, [[pair, pair]], tmp_path).targets == 4
+
+
 def test_a_race_is_of_pairs_and_two_processes_are_alive(monkeypatch):
     contenders = {
         "ours": replace(OURS, shape=SHAPE),

@@ -1,28 +1,32 @@
-"""Chapter 0: the bottleneck, the picture, the trace of a sentence, the report on the machine."""
+"""Chapter 0: the picture, the trace of a sentence, the parts, the report on the machine."""
 
 import ast
 import math
+import re
 import socket
 import sys
+import tomllib
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from conftest import CHAPTERS, ROOT
 
+from scripts.book.figures.start import HEIGHT, WIDTH, architecture
 from scripts.ch00_start_here import (
     architecture_chart,
-    architecture_parts,
+    by_words,
     gpu_rows,
     machine_report,
     next_token_probabilities,
-    random_rotation,
-    read_into_one_vector,
-    recall_by_attention,
-    recall_from_one_vector,
 )
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, greedy_decode
+from scripts.ch07_multi30k import load_corpus, source_ids
+from scripts.ch09_training_run import load_model
+
+MINE = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
+TEXT = "Ein freundlicher Musiker hat einen Hammer mitgenommen."
 
 
 @pytest.fixture(autouse=True)
@@ -50,33 +54,42 @@ def test_the_first_cell_translates_a_sentence_offline(monkeypatch):
     assert "Frau" in space["mine"] and "woman" in english.lower()
 
 
-def test_the_reader_is_the_sum_of_turned_words():
-    rotation = random_rotation(6, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(rotation @ rotation.T, torch.eye(6))
-    words = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(2))
-    power = [torch.linalg.matrix_power(rotation, 3 - t) for t in range(4)]
-    expected = sum(words[:, t] @ power[t].T for t in range(4))
-    torch.testing.assert_close(read_into_one_vector(words, rotation), expected)
+def test_a_reader_may_put_in_any_sentence():
+    script = (ROOT / "scripts" / "ch00_start_here.py").read_text("utf-8")
+    assert script.count(MINE) == 1 == script.count(TEXT)
+    script = script.replace(MINE, "Zwölf Boxkämpfer jagen ☃ quer über den Sylter Deich! " * 30)
+    script = script.replace(TEXT, "Ein Xylophonspieler hat mitgenommen einen Hammer ☃")
+    space = {"__name__": "__main__", "__file__": str(ROOT / "scripts" / "ch00_start_here.py")}
+    exec(compile(script, "chapter 0", "exec"), space)
+    assert space["S"] == len(space["pieces"]) + 1
 
 
-def test_one_vector_recalls_what_fits_and_no_more():
-    rotation = random_rotation(16, torch.Generator().manual_seed(0))
-    table = torch.eye(16)  # orthogonal words: one alone is always found
-    alone = torch.arange(16).unsqueeze(1)
-    assert recall_from_one_vector(table, alone, rotation) == 1
-    crowd = torch.randint(16, (50, 64), generator=torch.Generator().manual_seed(3))
-    assert recall_from_one_vector(table, crowd, rotation) < 0.5
-    assert recall_by_attention(table, crowd) == 1
+def test_the_sentence_that_is_followed_is_new_to_the_model_and_translated_rightly():
+    assert (TEXT, "A friendly musician has taken along a hammer.") in load_corpus("sample")["test"]
+    trained = load_model(ROOT / "models" / "sample-de-en")
+    ids = torch.tensor([source_ids(TEXT, trained.tokenizer)])
+    assert trained.tokenizer.decode(ids[0].tolist()) == TEXT  # no letter is lost
+    written = greedy_decode(trained.model, ids, None, max_len=40)
+    target = [trained.tokenizer.processor.id_to_piece(i) for i in written[0].tolist()]
+    source = [*trained.tokenizer.pieces(TEXT), "</s>"]
+    next_token_probabilities(trained, ids, written)
+    attn = trained.model.decoder.layers[-1].src_attn.attn[0].mean(dim=0)
+    looks, english, german = by_words(attn, target, source)
+    assert " ".join(english) == "A friendly musician has taken along a hammer . </s>"
+    assert " ".join(german) == TEXT.replace(".", " . </s>")
+    torch.testing.assert_close(looks.sum(dim=1), torch.ones_like(looks[:, 0]))
+    most = {word: german[i] for word, i in zip(english, looks.argmax(dim=1).tolist(), strict=True)}
+    assert most["taken"] == most["along"] == "mitgenommen" and most["hammer"] == "Hammer"
 
 
-def test_a_forgetful_reader_loses_the_first_words():
-    """The rotation matters: with a shrinking matrix, undone in the same way, more is lost."""
-    generator = torch.Generator().manual_seed(4)
-    rotation, table = random_rotation(64, generator), torch.randn(200, 64, generator=generator)
-    ids = torch.randint(200, (50, 12), generator=generator)
-    assert recall_from_one_vector(table, ids, rotation) > recall_from_one_vector(
-        table, ids, 0.5 * rotation
-    )
+def test_what_the_model_cannot_know_it_writes_with_less_confidence():
+    captioner = load_model(ROOT / "models" / "multi30k-de-en")
+    sure = []
+    for question in (MINE, "Die Bundesregierung beschloss ein Gesetz über die Rentenversicherung."):
+        ids = torch.tensor([source_ids(question, captioner.tokenizer)])
+        found = greedy_decode(captioner.model, ids, None, max_len=40)
+        sure.append(next_token_probabilities(captioner, ids, found).amax(dim=-1).mean())
+    assert sure[0] > 0.7 > 0.5 > sure[1]
 
 
 def test_all_steps_at_once_give_the_choices_of_one_after_the_other():
@@ -99,10 +112,11 @@ def causal(size: int) -> torch.Tensor:
 
 
 def test_the_picture_has_no_overlaps_and_its_words_fit():
-    boxes, arrows, labels = architecture_parts()
+    drawn = architecture()
+    boxes, arrows, labels = drawn.boxes, drawn.arrows, drawn.labels
     solid = [box for box in boxes if box["kind"] != "layer"]
     for i, a in enumerate(solid):
-        assert a["x"] >= 0 and a["x2"] <= 760 and a["y"] >= 0 and a["y2"] <= 764, a["name"]
+        assert a["x"] >= 0 and a["x2"] <= WIDTH and a["y"] >= 0 and a["y2"] <= HEIGHT, a["name"]
         for b in solid[i + 1 :]:
             apart_x = a["x2"] <= b["x"] or b["x2"] <= a["x"]
             assert apart_x or a["y2"] <= b["y"] or b["y2"] <= a["y"], (a["name"], b["name"])
@@ -127,79 +141,71 @@ def test_the_picture_has_no_overlaps_and_its_words_fit():
 
 
 def test_the_picture_shows_every_part_the_model_has():
-    names = [box["name"] for box in architecture_parts()[0]]
+    names = [box["name"] for box in architecture().boxes]
     model = make_model(10, 10, N=1, d_model=8, d_ff=16, h=2)
     norms = sum(
         len(layer.sublayer) for stack in (model.encoder, model.decoder) for layer in stack.layers
     )
-    assert names.count("add & norm") == norms == 5
+    assert sum("add & norm" in name for name in names) == norms == 5
     assert names.count("Feed-forward") == 2
     assert sum("attention" in name for name in names) == 3
     assert names.count("no padding") == 2 and names.count("no future") == 1
     assert architecture_chart().to_dict()["layer"]
 
 
-def test_links_lead_to_chapters_that_exist_and_name_all_of_them():
+def test_the_table_of_chapters_has_the_series_parts_and_its_short_way():
     text = (ROOT / "scripts" / "ch00_start_here.py").read_text("utf-8")
-    for path in CHAPTERS:
-        if path.stem != "ch00_start_here":
-            assert f"({path.stem}.ipynb)" in text, path.stem
-    import re
-
-    for link in set(re.findall(r"\((ch\d\d_\w+)\.ipynb\)", text)):
-        assert (ROOT / "scripts" / f"{link}.py").exists(), link
-
-
-def fake_gputil(monkeypatch, answer):
-    module = ModuleType("GPUtil")
-    module.getGPUs = answer
-    monkeypatch.setitem(sys.modules, "GPUtil", module)
+    order = tomllib.loads((ROOT / "docs/parts.toml").read_text("utf-8"))
+    expected = []
+    for part in order["parts"]:
+        expected.append(f"**{part['name']}**")
+        for path in CHAPTERS[1:]:
+            number = int(path.stem[2:4])
+            if number in part["chapters"]:
+                title = re.search(r"^# # Chapter (\d+ · .+)$", path.read_text("utf-8"), re.M)[1]
+                short = " ●" * (number in order["short"])
+                expected.append(f"[{title}]({path.stem}.ipynb){short}")
+    rows = re.findall(r"^# \| (\*\*[IV]+ · .+?\*\*|\[\d+ · .+?) \|", text, re.M)
+    assert rows == expected
 
 
 def gpu(number: int, name: str, load: float):
     return SimpleNamespace(id=number, name=name, load=load, memoryUsed=1024.0, memoryTotal=24576.0)
 
 
-def test_report_names_every_gpu_with_memory_and_load(monkeypatch):
-    fake_gputil(monkeypatch, lambda: [gpu(0, "Fake 4090", 0.37), gpu(1, "Fake MIG", math.nan)])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert gpu_rows() == [
-        ("GPU 0", "Fake 4090, 1,024 of 24,576 MiB in use, load 37%"),
-        ("GPU 1", "Fake MIG, 1,024 of 24,576 MiB in use, load not reported"),
-    ]
+def broken():
+    raise ValueError("invalid literal for int(): 'NVIDIA-SMI has failed'")
 
 
-def test_report_says_plainly_that_there_is_no_gpu(monkeypatch):
-    fake_gputil(monkeypatch, lambda: [])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    ((part, found),) = gpu_rows()
-    assert part == "GPU" and "none found" in found
-    report = machine_report()
-    assert list(report["part"]) == ["Python", "PyTorch", "CPU threads", "GPU"]
-    assert report.loc[1, "found"] == torch.__version__
+TWO = [gpu(0, "Fake 4090", 0.37), gpu(1, "Fake MIG", math.nan)]
+SEEN = [
+    ("GPU 0", "Fake 4090, 1,024 of 24,576 MiB in use, load 37%"),
+    ("GPU 1", "Fake MIG, 1,024 of 24,576 MiB in use, load not reported"),
+]
+UNUSED = ("note", "this PyTorch can't use the GPU: everything runs on the CPU")
+NONE = ("GPU", "none found: everything runs on the CPU, and that is enough")
+NO_ANSWER = ("GPUtil", "gave no answer (ValueError)")
 
 
-def test_report_warns_where_torch_cannot_use_the_gpu(monkeypatch):
-    fake_gputil(monkeypatch, lambda: [gpu(0, "Fake 4090", 0.0)])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "runs on the CPU" in gpu_rows()[-1][1]
-
-
-def test_report_survives_a_broken_driver(monkeypatch):
-    def broken():
-        raise ValueError("invalid literal for int(): 'NVIDIA-SMI has failed'")
-
-    fake_gputil(monkeypatch, broken)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    rows = gpu_rows()
-    assert rows[0] == ("GPUtil", "gave no answer (ValueError)") and "none found" in rows[1][1]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.parametrize(
+    "answer, cuda, rows",
+    [
+        (lambda: TWO, True, SEEN),
+        (lambda: TWO, False, [*SEEN, UNUSED]),
+        (lambda: [], False, [NONE]),
+        (broken, False, [NO_ANSWER, NONE]),
+        (broken, True, [NO_ANSWER, ("GPU 0", "Fake H200")]),
+        (None, False, [("GPUtil", "gave no answer (ModuleNotFoundError)"), NONE]),
+    ],
+)
+def test_report_names_every_gpu_or_says_why_there_is_none(monkeypatch, answer, cuda, rows):
+    module = ModuleType("GPUtil")
+    module.getGPUs = answer
+    monkeypatch.setitem(sys.modules, "GPUtil", module if answer else None)  # None: not installed
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "Fake H200")
-    assert gpu_rows()[1:] == [("GPU 0", "Fake H200")]
-
-
-def test_report_survives_without_gputil(monkeypatch):
-    monkeypatch.setitem(sys.modules, "GPUtil", None)  # makes the import fail
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu_rows()[0][0] == "GPUtil" and "none found" in gpu_rows()[1][1]
+    assert gpu_rows() == rows
+    report = machine_report()
+    assert list(report["part"]) == ["Python", "PyTorch", "CPU threads", *(part for part, _ in rows)]
+    assert report.loc[1, "found"] == torch.__version__

@@ -1,4 +1,4 @@
-"""Chapter 1: attention against PyTorch and brute force, masks, empty rows, and reach."""
+"""Chapter 1: attention against PyTorch and brute force, masks, empty rows, a head that learns."""
 
 import math
 
@@ -9,21 +9,14 @@ import torch.nn.functional as F
 
 from scripts.book.instruments import influence
 from scripts.ch01_attention import (
-    LAYER_NAMES,
     attention,
-    attention_cost,
     attention_numpy,
-    causal_convolution,
-    empty_rows_are_silent,
-    layer_cost,
+    dictionary_task,
+    look_up,
     masked_softmax,
-    output_and_gradients,
     padding_mask,
-    path_length,
-    restricted_attention,
-    sees_the_future,
-    softmax_filled,
     softmax_numpy,
+    softmax_slope,
     subsequent_mask,
 )
 
@@ -57,6 +50,15 @@ def reference(query, key, value, mask=None):
         for power, j in zip(powers, allowed, strict=True):
             out[at] += power / sum(powers) * values[j]
     return out
+
+
+def output_and_gradients(function, *inputs, **options):
+    """The output of `function(*inputs)` and its gradients, under random weights of the outputs."""
+    inputs = tuple(t.detach().requires_grad_() for t in inputs)
+    output = function(*inputs, **options)
+    generator = torch.Generator().manual_seed(0)
+    pull = torch.randn(output.shape, dtype=output.dtype, generator=generator)
+    return output, *torch.autograd.grad((output * pull).sum(), inputs)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -107,6 +109,23 @@ def test_numpy_equals_pytorch():
     torch.testing.assert_close(torch.from_numpy(out), attention(q, k, v)[0])
     torch.testing.assert_close(torch.from_numpy(weights), attention(q, k, v)[1])
     np.testing.assert_allclose(softmax_numpy(np.array([1e4, 1e4])), [0.5, 0.5])
+
+
+def softmax_filled(scores, mask, fill):
+    """The usual shortcut, wrong for a row that allows nothing."""
+    return scores.masked_fill(~mask, fill).softmax(dim=-1)
+
+
+def empty_rows_are_silent(softmax, empty):
+    """Do rows `empty` (T) give output 0 and gradient 0, and everything finite?"""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(3, len(empty), 4, dtype=torch.float64, generator=generator).unbind()
+    q, k, v = (t.requires_grad_() for t in inputs)
+    output = softmax(q @ k.mT) @ v  # (T, 4)
+    from_all = torch.autograd.grad(output.sum(), (q, k, v), retain_graph=True)
+    from_empty = torch.autograd.grad(output[empty].sum(), (q, k, v))
+    finite = all(t.isfinite().all() for t in (output, *from_all))
+    return bool(finite and all((t == 0).all() for t in (output[empty], *from_empty)))
 
 
 def test_erratum_05_masked_rows_are_zero():
@@ -163,8 +182,19 @@ def test_masks():
     assert padding_mask(IDS, pad=4)[0].tolist() == [[False, True, True, True, True]]
     hidden = torch.nn.Transformer.generate_square_subsequent_mask(6) == -math.inf
     assert torch.equal(subsequent_mask(6)[0], ~hidden)
-    assert not sees_the_future(subsequent_mask(6))
-    assert sees_the_future(subsequent_mask(6).mT) and sees_the_future(~subsequent_mask(6))
+
+
+def test_influence_notices_a_causal_mask_that_is_wrong():
+    right = subsequent_mask(6)[0]
+    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def seen(mask):
+        return influence(lambda x: attention(x, x, x, mask)[0], x) > 0
+
+    assert torch.equal(seen(right), right)
+    # turned over, True read as "hide", 0 and 1 as floats: added, not obeyed
+    for wrong in (right.mT, ~right, right.double()):
+        assert seen(wrong).triu(1).any()
 
 
 def test_more_padding_changes_nothing():
@@ -175,14 +205,6 @@ def test_more_padding_changes_nothing():
     assert not torch.allclose(attention(q, *longer)[0], attention(q, k, v)[0])
 
 
-def test_attention_sees_a_set():
-    q, k, v = random_heads()
-    order = torch.tensor([3, 0, 4, 1, 2])
-    torch.testing.assert_close(
-        attention(q, k[..., order, :], v[..., order, :])[0], attention(q, k, v)[0]
-    )
-
-
 def test_weights_are_those_before_dropout():
     heads = random_heads()
     out, weights = attention(*heads, dropout=lambda w: 0 * w)
@@ -190,43 +212,32 @@ def test_weights_are_those_before_dropout():
     torch.testing.assert_close(weights, attention(*heads)[1])
 
 
-def test_cost_is_quadratic():
-    small, large = attention_cost(64), attention_cost(128)
-    assert large["attention"] == 4 * small["attention"] == 4 * 128**2 * 512
-    assert large["projections"] == 2 * small["projections"]
-
-
-HOPS = {
-    "recurrent": lambda n: n - 1,
-    "convolution, plain": lambda n: math.ceil((n - 1) / 2),
-    "convolution, dilated": lambda n: math.ceil(math.log2((n + 1) / 2)),
-    "self-attention, restricted": lambda n: math.ceil((n - 1) / 4),
-    "self-attention": lambda n: 1,
-}
-
-
-@pytest.mark.parametrize("name", LAYER_NAMES)
-def test_paths_and_steps_follow_table_1(name):
-    for n in (2, 3, 7, 20):
-        assert path_length(name, n) == HOPS[name](n)
-    steps = [layer_cost(name, n, 4)["sequential steps"] for n in (8, 16)]
-    expected = {"recurrent": [8, 16], "convolution, plain": [1, 1], "convolution, dilated": [1, 1]}
-    assert steps == expected.get(name, [2, 2])
-
-
-def test_restricted_attention_is_attention_under_a_band():
-    x = random_heads()[0][0, 0]
-    for r in (1, 2, 5):
-        band = subsequent_mask(5)[0].triu(1 - r)
-        torch.testing.assert_close(restricted_attention(x, r), attention(x, x, x, band)[0])
-    assert torch.equal(
-        influence(lambda x: restricted_attention(x, 2), x) > 0, subsequent_mask(5)[0].triu(-1)
+def test_a_saturated_softmax_stops_the_gradient_to_scores_and_not_to_values():
+    generator = torch.Generator().manual_seed(0)
+    raw = 22.6 * torch.randn(200, 16, dtype=torch.float64, generator=generator)
+    assert (
+        softmax_slope(raw.softmax(-1)).mean() < 0.1 < softmax_slope((raw / 22.6).softmax(-1)).min()
     )
+    scores = torch.tensor([[300.0, 0.0, -300.0]], dtype=torch.float64, requires_grad=True)
+    value = torch.randn(3, 2, dtype=torch.float64, generator=generator).requires_grad_()
+    output = (scores.softmax(-1) @ value).sum()
+    to_scores, to_values = torch.autograd.grad(output, (scores, value))
+    assert to_scores.abs().max() < 1e-9 and to_values.abs().max() == 1
+    weights = torch.rand(5, dtype=torch.float64, generator=generator).softmax(-1)
+    jacobian = torch.autograd.functional.jacobian(lambda s: s.softmax(-1), weights.log())
+    torch.testing.assert_close(jacobian.trace(), softmax_slope(weights))
 
 
-def test_convolution_reads_only_the_past():
-    x, kernel = random_heads()[0][0, 0], torch.randn(8, 8, 2, dtype=torch.float64)
-    expected = torch.eye(5, dtype=torch.bool) | torch.eye(5, dtype=torch.bool).roll(3, 0).tril()
-    assert torch.equal(
-        influence(lambda x: causal_convolution(x, kernel, dilation=3), x) > 0, expected
-    )
+def test_the_heads_task_and_its_answers():
+    torch.manual_seed(0)
+    asked, there = dictionary_task(40, vocab=7, length=4)
+    assert torch.equal(asked.sort().values, there.sort().values) and not torch.equal(asked, there)
+    assert all(len(set(row)) == 4 for row in there.tolist())
+    tables = torch.eye(7, dtype=torch.float64).expand(2, 7, 7)
+    sure, even = 100 * torch.eye(7, dtype=torch.float64), torch.zeros(7, 3, dtype=torch.float64)
+    output, weights = look_up(asked, there, *tables, sure, sure)  # a word's vector fits itself
+    torch.testing.assert_close(output, F.one_hot(asked, 7).double())
+    torch.testing.assert_close(weights, (asked.unsqueeze(-1) == there.unsqueeze(-2)).double())
+    assert (look_up(asked, there, *tables, even, even)[1] == 1 / 4).all()
+    swapped = torch.stack((tables[0], tables[1].roll(1, 0)))  # the second table is for the keys
+    assert not torch.allclose(look_up(asked, there, *swapped, sure, sure)[0], output)

@@ -1,7 +1,9 @@
 """Chapter 2: the layer against PyTorch's, its masks, its heads, and what it keeps."""
 
 import copy
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -9,24 +11,19 @@ import torch.nn.functional as F
 from torch import nn
 
 import scripts.ch02_multi_head_attention as chapter
+from scripts.book.instruments import count_flops, influence
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import (
     KeepsDroppedWeights,
     MultiHeadedAttention,
-    attend_in_heads,
     attention_head_by_head,
-    attention_multiplications,
-    bytes_held,
-    counted_multiplications,
-    depends_on,
     distance_bias,
-    labelled_entries,
     load_torch_attention,
     merge_heads,
-    merge_without_transpose,
-    row_sum_spread,
     split_by_bare_view,
     split_heads,
+    train_heads,
+    two_questions,
 )
 
 IDS = torch.tensor([[5, 6, 7, 8, 0, 0], [5, 6, 7, 8, 9, 1]])
@@ -53,14 +50,18 @@ def pair(h=4, d_model=16):
 
 
 def parity_gap(ours, theirs, length, mask, their_masks):
-    """Greatest difference of outputs, weights and of the gradients by query and memory."""
-    query = torch.randn(2, length, 16, requires_grad=True)
-    memory = torch.randn(2, 6, 16, requires_grad=True)
-    mine = ours(query, memory, memory, mask)
-    other, weights = theirs(query, memory, memory, average_attn_weights=False, **their_masks)
+    """Greatest difference of outputs, weights, and gradients by inputs and parameters."""
+    inputs = [torch.randn(2, n, 16, requires_grad=True) for n in (length, 6, 6)]
+    mine = ours(*inputs, mask)
+    other, weights = theirs(*inputs, average_attn_weights=False, **their_masks)
     probe = torch.randn_like(mine)
-    grads = [torch.autograd.grad((y * probe).sum(), (query, memory)) for y in (mine, other)]
-    pairs = [(mine, other), (ours.attn, weights), *zip(*grads, strict=True)]
+    left, right = (
+        torch.autograd.grad((out * probe).sum(), [*inputs, *layer.parameters()])
+        for out, layer in ((mine, ours), (other, theirs))
+    )
+    by_projection = torch.cat(left[3:9:2]), torch.cat(left[4:9:2])  # of weights, of biases
+    pairs = [(mine, other), (ours.attn, weights)]
+    pairs += zip((*left[:3], *by_projection, *left[9:]), right, strict=True)
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
@@ -87,15 +88,22 @@ def mask_forgotten(q, k, v, mask, dropout):
     return attention(q, k, v, None, dropout)
 
 
-@pytest.mark.parametrize("fault", [unscaled, mask_forgotten])
-def test_parity_notices_a_planted_fault_in_attention(monkeypatch, fault):
-    monkeypatch.setattr(chapter, "attention", fault)
+def merge_without_transpose(x):
+    return x.reshape(x.size(0), x.size(2), -1)
+
+
+@pytest.mark.parametrize(
+    "name, fault",
+    [
+        ("attention", unscaled),
+        ("attention", mask_forgotten),
+        ("split_heads", split_by_bare_view),
+        ("merge_heads", merge_without_transpose),
+    ],
+)
+def test_parity_notices_a_planted_fault(monkeypatch, name, fault):
+    monkeypatch.setattr(chapter, name, fault)
     assert parity_gap(*pair(), 6, CAUSAL, {"attn_mask": ~CAUSAL[0]}) > 0.01
-
-
-def test_parity_notices_a_planted_fault_in_the_split(monkeypatch):
-    monkeypatch.setattr(chapter, "split_heads", split_by_bare_view)
-    assert parity_gap(*pair(), 6, None, {}) > 0.01
 
 
 def test_torch_layers_boolean_masks_mean_the_opposite():
@@ -112,13 +120,8 @@ def test_additive_masks_one_for_all_heads_or_one_each():
     torch.testing.assert_close(ours(x, x, x, each), expected)
 
     shared = torch.randn(2, 6, 6)  # (B, T, S)
-    q, k, v = (
-        split_heads(p(x), 4) for p in (ours.project_query, ours.project_key, ours.project_value)
-    )
-    reference = F.scaled_dot_product_attention(q, k, v, attn_mask=shared[:, None])
-    torch.testing.assert_close(
-        ours(x, x, x, shared), ours.project_output(reference.transpose(1, 2).flatten(-2))
-    )
+    expected, _ = theirs(x, x, x, attn_mask=shared.repeat_interleave(4, dim=0))
+    torch.testing.assert_close(ours(x, x, x, shared), expected)
 
     as_float = torch.zeros(1, 6, 6).masked_fill(~CAUSAL, -math.inf)
     torch.testing.assert_close(ours(x, x, x, as_float), ours(x, x, x, CAUSAL))
@@ -147,38 +150,33 @@ def test_a_query_with_nothing_to_see_gets_zero_weights_and_finite_gradients():
 
 
 def test_split_goes_where_the_loop_says_and_merge_comes_back():
-    x = labelled_entries(tokens=5, heads=3, features=2)
+    x = torch.arange(60).view(2, 5, 6)
     parts, wrong = split_heads(x, 3), split_by_bare_view(x, 3)
     by_loop = torch.stack([x[:, :, 2 * i : 2 * i + 2] for i in range(3)], dim=1)
     assert torch.equal(parts, by_loop)
     assert torch.equal(merge_heads(parts), x)
+    assert parts.data_ptr() == x.data_ptr()  # nothing was copied
     assert wrong.shape == parts.shape and not torch.equal(wrong, by_loop)
     assert not torch.equal(merge_without_transpose(parts), x)
 
 
-def test_dependence_is_the_mask_and_wrong_reshapes_break_it():
+def test_dependence_is_the_mask_and_wrong_reshapes_break_it(monkeypatch):
     x, causal = torch.randn(1, 4, 8), subsequent_mask(4)
     layer = MultiHeadedAttention(2, 8, dropout=0.0)
-    assert torch.equal(depends_on(lambda x: layer(x, x, x, causal), x), causal[0])
-    assert depends_on(lambda x: layer(x, x, x), x).all()
+
+    def reach(mask=causal):
+        return influence(lambda x: layer(x, x, x, mask), x) > 0
+
+    assert torch.equal(reach(), causal[0])
+    assert reach(None).all()
     for split, merge in [
         (split_by_bare_view, merge_heads),
         (split_heads, merge_without_transpose),
-        (split_by_bare_view, merge_without_transpose),
+        (split_by_bare_view, merge_without_transpose),  # leaks nothing, yet cuts the sentence
     ]:
-        reach = depends_on(
-            lambda x, s=split, m=merge: attend_in_heads(x, 2, s, m, causal),
-            x,
-        )
-        assert not torch.equal(reach, causal[0])
-
-
-def test_equals_one_head_at_a_time():
-    layer = MultiHeadedAttention(4, 16, dropout=0.0)
-    query, memory = torch.randn(2, 3, 16), torch.randn(2, 7, 16)
-    reference = attention_head_by_head(layer, query, memory, memory)
-    torch.testing.assert_close(layer(query, memory, memory), reference)
-    assert layer.attn.shape == (2, 4, 3, 7)
+        monkeypatch.setattr(chapter, "split_heads", split)
+        monkeypatch.setattr(chapter, "merge_heads", merge)
+        assert not torch.equal(reach(), causal[0])
 
 
 def test_memory_is_a_set_and_padding_is_invisible():
@@ -194,9 +192,18 @@ def test_memory_is_a_set_and_padding_is_invisible():
 
 def test_gradients_by_finite_differences():
     layer = MultiHeadedAttention(2, 4, dropout=0.0)
-    query = torch.randn(1, 2, 4, requires_grad=True)
-    memory = torch.randn(1, 3, 4, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda q, m: layer(q, m, m), (query, memory))
+    inputs = [torch.randn(1, n, 4, requires_grad=True) for n in (2, 3, 3)]
+    assert torch.autograd.gradcheck(layer, inputs)
+
+
+def test_dropout_falls_on_the_weights_and_only_while_training():
+    layer = MultiHeadedAttention(4, 16, dropout=1.0)
+    inputs = [torch.randn(2, n, 16) for n in (3, 7, 7)]
+    torch.testing.assert_close(layer(*inputs), layer.project_output.bias.expand(2, 3, -1))
+    torch.testing.assert_close(layer.attn.sum(-1), torch.ones(2, 4, 3))
+    torch.testing.assert_close(layer.eval()(*inputs), attention_head_by_head(layer, *inputs))
+    assert layer.attn.shape == (2, 4, 3, 7)
+    assert MultiHeadedAttention(4, 16).dropout.p == 0.1
 
 
 def test_heads_must_divide_d_model():
@@ -209,16 +216,48 @@ def test_heads_are_free():
     for h in (1, 2, 8):
         layer = MultiHeadedAttention(h, 16, dropout=0.0)
         assert sum(p.numel() for p in layer.parameters()) == 4 * (16 * 16 + 16)
-        counted = counted_multiplications(layer, query, memory)
-        assert counted == attention_multiplications(5, 7, 16)
+        products = 2 * 5 * 16**2 + 2 * 7 * 16**2 + 2 * 5 * 7 * 16
+        assert count_flops(layer, query, memory, memory) == 2 * products
+
+
+def test_the_task_asks_for_the_token_before_and_the_marked_one():
+    tokens, wanted, marked = two_questions(3)
+    assert tokens.shape == (3, 6, 12) and wanted.shape == (3, 6, 10)
+    for n in range(3):
+        assert tokens[n, :, 11].nonzero().flatten().tolist() == [marked[n]]
+        for t in range(6):
+            assert tokens[n, t, 5:11].argmax() == t
+            assert torch.equal(wanted[n, t, :5], tokens[n, (t - 1) % 6, :5])
+            assert torch.equal(wanted[n, t, 5:], tokens[n, marked[n], :5])
+
+
+def test_one_head_does_not_catch_up_with_two_by_training_longer():
+    layers = train_heads(1, steps=300), train_heads(2)
+    tokens, wanted, _ = two_questions(1_000)
+    one, two = (F.mse_loss(f(tokens, tokens, tokens)[..., :10], wanted) for f in layers)
+    assert two < 0.01 and abs(one - 5 / 12) < 0.03
+
+
+def bytes_held(layer, x):
+    """Bytes that autograd still holds after `layer(x, x, x)`, though its output was dropped."""
+    alive = weakref.WeakSet()
+
+    class Saved:
+        def __init__(self, tensor):
+            self.tensor = tensor.detach()  # with its graph it would keep itself alive
+            alive.add(self)
+
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        layer(x, x, x)
+    gc.collect()
+    return sum(saved.tensor.nbytes for saved in alive)
 
 
 def test_erratum_06_kept_weights_sum_to_one_and_hold_no_graph():
     x = torch.randn(4, 20, 16)
     for kind, is_right in ((MultiHeadedAttention, True), (KeepsDroppedWeights, False)):
         layer = kind(4, 16, dropout=0.1).train()
-        out = layer(x, x, x)
-        assert out.requires_grad
+        assert layer(x, x, x).requires_grad
         off = (layer.attn.sum(-1) - 1).abs().max()
         assert bool(off < 1e-12) is is_right
         assert layer.attn.requires_grad is not is_right
@@ -226,12 +265,17 @@ def test_erratum_06_kept_weights_sum_to_one_and_hold_no_graph():
         if is_right:
             copy.deepcopy(layer)
         else:
+            assert bytes_held(kind(4, 16), x) > layer.attn.nbytes
             with pytest.raises(RuntimeError):
                 copy.deepcopy(layer)
-    theory = math.sqrt(0.1 / 0.9 / 10)
-    wrong = row_sum_spread(KeepsDroppedWeights(4, 8, dropout=0.1), 10)
-    assert wrong == pytest.approx(theory, rel=0.15)
-    assert row_sum_spread(MultiHeadedAttention(4, 8, dropout=0.1), 10) < 1e-12
+
+    zeros = torch.zeros(1_000, 10, 8)  # every true row is uniform, of 10 weights
+    wrong, right = KeepsDroppedWeights(4, 8, dropout=0.1), MultiHeadedAttention(4, 8, dropout=0.1)
+    for layer in (wrong, right):
+        layer(zeros[:, :1], zeros, zeros)
+    theory = math.sqrt(0.1 / 0.9 / 10)  # the spread of a dropped row's sum
+    assert wrong.attn.sum(-1).std().item() == pytest.approx(theory, rel=0.15)
+    assert right.attn.sum(-1).std() < 1e-12
 
 
 def test_the_wrong_version_differs_only_in_what_it_keeps():

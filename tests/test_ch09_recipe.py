@@ -19,6 +19,7 @@ from scripts import train
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS, LabelSmoothing, batch_loss, greedy_decode
+from scripts.ch08_going_fast import FAST, PLAIN
 
 SAMPLE, CPU = ch09.PRESETS["sample"], torch.device("cpu")
 
@@ -101,16 +102,19 @@ def test_r_drop_without_dropout_is_the_loss(data):
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
 
 
-def test_r_drop_is_the_papers_with_torchs_kl_div(data):
+@pytest.mark.parametrize("how", [FAST, PLAIN], ids=["no padding", "padding"])
+def test_r_drop_is_the_papers_with_torchs_kl_div(data, how):
     """Two passes with dropout on, their cross-entropies, and the KL both ways by PyTorch."""
+    rows_of = partial(ch09.target_rows, how=how)
     torch.manual_seed(0)
     model = ch09.build_model(replace(SAMPLE, dropout=0.3), len(data.tokenizer)).double().train()
     (batch,) = ch09.batches_of(data.train, [[0, 1, 2, 3]], CPU)
     torch.manual_seed(1)
-    found, nll = ch09.r_drop_loss(model, batch, LabelSmoothing(), weight=3.0)
+    found, nll = ch09.r_drop_loss(model, batch, LabelSmoothing(), weight=3.0, rows_of=rows_of)
     torch.manual_seed(1)
-    rows = [ch09.target_rows(model, batch, LabelSmoothing()) for _ in range(2)]
+    rows = [rows_of(model, batch, LabelSmoothing()) for _ in range(2)]
     labels, real = rows[0][1], rows[0][1] != 0
+    assert real.all() == (how is FAST)
     p, q = (model.generator(x).log_softmax(dim=-1) for x, _ in rows)
     ce = sum(LabelSmoothing()(one, labels)[0] for one in (p, q)) / 2
     kl = partial(kl_div, reduction="sum", log_target=True)  # kl(q, p) is KL(p || q)

@@ -4,7 +4,7 @@ import ast
 import json
 import math
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 from scripts import ROOT, train
 from scripts import ch09_training_run as ch09
 from scripts.book.records import load_record, sha256
+from scripts.ch06_training import UNK
 from scripts.ch07_multi30k import load_corpus
 from scripts.engine.checkpoints import (
     load_tensors,
@@ -246,6 +247,27 @@ def test_a_damaged_model_is_refused_in_one_line(untrained, tmp_path, damage):
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
         ch09.load_model(tmp_path)
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+FREE = {"device", "name", "publish", "tracker", "save_every", "average", "beam", "alpha"}
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(TINY)])
+def test_a_resume_refuses_every_other_recipe(field):
+    """But for where it runs, what it writes and what it reports."""
+    value = getattr(TINY, field)
+    other = not value if isinstance(value, bool) else f"{value}+" if not value else value * 2
+    same = ch09.identity(TINY) == ch09.identity(replace(TINY, **{field: other}))
+    assert same is (field in FREE)
+
+
+def test_pieces_come_from_the_training_split_alone(monkeypatch):
+    """ERRATA 18: else the vocabulary knows what the model shall be tested on."""
+    pairs = [("ein Hund", "a dog"), ("ein roter Ball", "a red ball")] * 20
+    corpus = {"train": pairs, "val": [("xylophon", "xylophone")] * 99, "test": pairs}
+    monkeypatch.setattr(ch09, "load_corpus", lambda name: corpus)
+    tokenizer = ch09.prepare(replace(TINY, vocab=40)).tokenizer
+    assert UNK not in tokenizer.encode("roter Ball") and UNK in tokenizer.encode("xylophon")
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):

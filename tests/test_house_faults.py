@@ -1,4 +1,4 @@
-"""Who tests the tests? A fault planted in a chapter must make that chapter's tests fail."""
+"""Who tests the tests? A fault planted in the code must make the tests that are named fail."""
 
 import os
 import shutil
@@ -9,120 +9,232 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-# What is planted: the chapter, the text as it stands there (exactly once), what replaces it, and,
-# where a chapter's tests fill several files, the one that has to find it (else any of them may).
+# What is planted: the module below scripts/, the text as it stands there (exactly once), what
+# replaces it, and the tests that have to find it.
 FAULTS = {
+    "values are made from the keys' input": (
+        "ch02_*",
+        "v = split_heads(self.project_value(value), self.h)",
+        "v = split_heads(self.project_value(key), self.h)",
+        "test_ch02_multi_head_attention.py",
+    ),
     "attention is not scaled": (
-        "ch01",
+        "ch01_*",
         "scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # (..., T, S)",
         "scores = query @ key.transpose(-2, -1)",
+        "test_ch01_*.py",
     ),
     "the causal mask shows one future word": (
-        "ch01",
+        "ch01_*",
         "return torch.ones(1, size, size, dtype=torch.bool, device=device).tril()",
         "return torch.ones(1, size, size, dtype=torch.bool, device=device).tril(1)",
+        "test_ch01_*.py",
     ),
     "a row with nothing to see becomes uniform": (
-        "ch01",
+        "ch01_*",
         "    return weights.masked_fill(empty, 0.0)\n",
         "    return weights\n",
+        "test_ch01_*.py",
     ),
     "LayerNorm takes the unbiased variance": (
-        "ch04",
+        "ch04_*",
         "torch.var_mean(x, dim=-1, correction=0, keepdim=True)  # (..., 1) each",
         "torch.var_mean(x, dim=-1, correction=1, keepdim=True)",
+        "test_ch04_*.py",
     ),
     "label smoothing spreads over V - 2": (
-        "ch06",
+        "ch06_*",
         "spread = log_z - logits.mean(dim=-1)",
         "spread = log_z - logits.sum(dim=-1) / (logits.size(-1) - 2)",
+        "test_ch06_training.py",
     ),
     "accumulation averages batches, not tokens": (
-        "ch06",
+        "ch06_*",
         "(loss / per).backward()",
         "(loss / batch.ntokens / len(group)).backward()",
+        "test_ch06_training.py",
     ),
     "the schedule runs a step ahead": (
-        "ch06",
+        "ch06_*",
         "min(step**-0.5, step * warmup**-1.5)",
         "min((step + 1) ** -0.5, (step + 1) * warmup**-1.5)",
+        "test_ch06_training.py",
     ),
     "attention's gradient goes through dropped weights": (
-        "ch08",
+        "ch08_*",
         "            grad_weights *= kept\n",
         "            pass\n",
+        "test_ch08_going_fast.py::test_hand_written_backward_passes_are_the_derivatives",
     ),
     "the fast loss forgets that smoothing pulls at every bias": (
-        "ch08",
+        "ch08_*",
         "by_bias -= smoothing / vocab * len(x)",
         "pass",
+        "test_ch08_going_fast.py::test_hand_written_backward_passes_are_the_derivatives",
     ),
     "a packed row forgets its position": (
-        "ch08",
+        "ch08_*",
         "self.positions = self.slots % real.size(1)",
         "self.positions = torch.arange(len(self.slots)) % real.size(1)",
+        "test_ch08_going_fast.py",
     ),
     "beam search forgets whom a token continues": (
-        "ch09",
+        "ch09_*",
         "ids = torch.cat((ids[chosen], ids.new_tensor(token).unsqueeze(1)), dim=1)",
         "ids = torch.cat((ids, ids.new_tensor(token).unsqueeze(1)), dim=1)",
         "test_ch09_recipe.py",
     ),
     "sampling forgets its temperature": (
-        "ch10",
+        "ch10_*",
         "log_probs = ((log_probs - best) / temperature).log_softmax(dim=-1)",
         "log_probs = (log_probs - best).log_softmax(dim=-1)",
         "test_ch10_decoding_and_bleu.py",
     ),
     "the cache mixes up the families of a beam": (
-        "ch10",
+        "ch10_*",
         "self.ancestors = self.ancestors.gather(1, where)",
         "self.ancestors = self.ancestors[:, :1].expand(where.shape)",
         "test_ch10_cache.py",
     ),
     "an exact search stops like any other": (
-        "ch10",
+        "ch10_*",
         "enough = self.worst(source, alpha) >= hope",
         "enough = True",
         "test_ch10_cache.py",
     ),
     "the coarse product is believed without a proof": (
-        "ch10",
+        "ch10_*",
         "least = peaks.amax(dim=-1) - (2 * error).ceil().to(rough.dtype)  # (N,)",
         "least = peaks.amax(dim=-1)  # (N,)",
         "test_ch10_cache.py",
     ),
     "a silenced head stays silent": (
-        "ch11",
+        "ch11_*",
         "            columns.copy_(before)",
         "            pass",
+        "test_ch11_*.py",
     ),
     "a prefix sees one token of the answer": (
-        "ch12",
+        "ch12_*",
         "torch.arange(size, device=prefix.device) < prefix[:, None]",
         "torch.arange(size, device=prefix.device) <= prefix[:, None]",
         "test_ch12_variants.py",
     ),
     "no residual, but for the residual": (
-        "ch13",
+        "ch13_*",
         "            return self.dropout(sublayer(self.norm(x)))",
         "            return x + self.dropout(sublayer(self.norm(x)))",
         "test_ch13_ablations_and_scaling.py",
     ),
     "risks are taken over raw probabilities": (
-        "ch13",
+        "ch13_*",
         "(alpha * logs).softmax(dim=0) @ marks",
         "(alpha * logs).exp() @ marks",
         "test_ch13_recipes.py",
     ),
     "the online softmax forgets to shrink what it has": (
-        "ch14",
+        "ch14_*",
         "mixed = shrink * mixed + weights @ v[..., columns, :]",
         "mixed = mixed + weights @ v[..., columns, :]",
         "test_ch14_since_2017.py",
     ),
+    "a resume takes another clipping": (
+        "ch09_*",
+        '"save_every", "average", "beam", "alpha")',
+        '"save_every", "average", "beam", "alpha", "clip")',
+        "test_ch09_training_run.py::test_a_resume_refuses_every_other_recipe",
+    ),
+    "the pieces are learned from validation, too": (
+        "ch09_*",
+        'for pair in corpus["train"] for line in pair)',
+        'for pair in corpus["train"] + corpus["val"] for line in pair)',
+        "test_ch09_training_run.py::test_pieces_come_from_the_training_split_alone",
+    ),
+    "a benchmark counts the start sign": (
+        "bench/training",
+        "sum(len(e.tgt) - 1 for batch in batches for e in batch)",
+        "sum(len(e.tgt) for batch in batches for e in batch)",
+        "test_bench_training.py::test_a_pace_is_for_predicted_tokens_alone",
+    ),
+    "an average of checkpoints is their sum": (
+        "ch09_*",
+        "for tensors in loaded]).mean(dim=0)",
+        "for tensors in loaded]).sum(dim=0)",
+        "test_ch09_training_run.py::test_averaging_is_the_mean",
+    ),
+    "Muon forgets what momentum it has": (
+        "ch09_*",
+        "mean = torch.lerp(grad, torch.stack(buffers), keep)",
+        "mean = grad",
+        "test_ch09_recipe.py::test_our_muon_is_pytorchs",
+    ),
+    "R-Drop counts padding": (
+        "ch09_*",
+        "apart = apart.masked_fill(labels == criterion.padding_idx, 0.0).sum()",
+        "apart = apart.sum()",
+        "test_ch09_recipe.py::test_r_drop_is_the_papers_with_torchs_kl_div",
+    ),
+    "a spoiled file is believed": (
+        "engine/checkpoints",
+        "if digest(tensors, text) != expected:",
+        "if False:",
+        "test_ch09_recovery.py::test_any_flipped_bit_is_noticed",
+    ),
+    "after a step that isn't finite the next is taken": (
+        "engine/steps",
+        "self.bad.copy_(torch.maximum(self.bad, 1 - ",
+        "self.bad.copy_((1 - ",
+        "test_engine_steps.py",
+    ),
+    "every test of many is judged alone": (
+        "studies/verdict",
+        "if p[i] > level / (len(p) - rank):",
+        "if p[i] > level:",
+        "test_ch11_looking_inside.py::test_holms_steps",
+    ),
+    "a spread is taken over all values, not within rows": (
+        "studies/verdict",
+        "squares = sum((x - sum(row) / len(row)) ** 2 for row in rows for x in row)",
+        "squares = sum((x - sum(rows[0]) / len(rows[0])) ** 2 for row in rows for x in row)",
+        "test_ch13_ablations_and_scaling.py::test_the_spread_is_that_within_rows",
+    ),
+    "swaps keep one side": (
+        "ch10_*",
+        "bleu_of_sums(second.sum(0) - moved) - bleu_of_sums(first.sum(0) + moved)",
+        "bleu_of_sums(second.sum(0) - moved) - bleu_of_sums(first.sum(0))",
+        "test_ch10_judging.py::test_p_agrees_with_swapping_the_texts_themselves",
+    ),
+    "long outputs are punished as short ones": (
+        "ch10_*",
+        "return min(1.0, math.exp(1 - self.reference_length / self.output_length))",
+        "return math.exp(1 - self.reference_length / self.output_length)",
+        "test_ch10_judging.py",
+    ),
+    "a link is looked for in the wrong direction": (
+        "ch11_*",
+        "return {(i, j) for j, i in enumerate(weights.argmax(-1).tolist())}",
+        "return {(j, i) for j, i in enumerate(weights.argmax(-1).tolist())}",
+        "test_ch11_looking_inside.py::test_the_query_that_writes_knows_the_alignment",
+    ),
+    "hidden words are all masked": (
+        "ch12_*",
+        "chosen & (fate < 0.8)",
+        "chosen & (fate < 1.0)",
+        "test_ch12_variants.py",
+    ),
+    "groups are dealt out in turns": (
+        "ch14_*",
+        "k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))",
+        "k, v = (x.repeat(1, each, 1, 1) for x in (k, v))",
+        "test_ch14_since_2017.py",
+    ),
+    "an expert's visits lose their weights": (
+        "ch14_*",
+        "weighted = done * share.flatten()[order].unsqueeze(-1)",
+        "weighted = done * share.flatten().unsqueeze(-1)",
+        "test_ch14_since_2017.py",
+    ),
 }
-CHAPTERS_AT_FAULT = sorted({fault[0] for fault in FAULTS.values()})
 
 
 @pytest.fixture
@@ -132,16 +244,19 @@ def copy(tmp_path) -> Path:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for name in ("models", "results", "notebooks"):
+    for name in ("models", "results", "notebooks", "docs"):
         if (ROOT / name).is_dir():
             (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
-def run_tests(pattern: str, *options: str, cwd: Path):
-    """pytest on the files in tests/ that fit `pattern`, up to the first failure."""
-    tests = sorted(map(str, cwd.glob(f"tests/{pattern}")))
-    assert tests, f"no tests/{pattern}: say anew which file has to find the fault"
+def run_tests(finders: set[str], *options: str, cwd: Path):
+    """pytest on `finders`: files in tests/, patterns of them, or single tests; to a failure."""
+    tests = []
+    for file, colons, test in (finder.partition("::") for finder in sorted(finders)):
+        found = sorted(cwd.glob(f"tests/{file}"))
+        assert found, f"no tests/{file}: say anew which file has to find the fault"
+        tests += [f"{path}{colons}{test}" for path in found]
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", *tests, "-x", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(
@@ -151,18 +266,18 @@ def run_tests(pattern: str, *options: str, cwd: Path):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name, copy):
-    chapter, right, wrong, *finder = FAULTS[name]
-    (script,) = copy.glob(f"scripts/{chapter}_*.py")
+    module, right, wrong, finder = FAULTS[name]
+    (script,) = copy.glob(f"scripts/{module}.py")
     text = script.read_text("utf-8")
     assert text.count(right) == 1, f"{script.name} has changed: say anew where this fault goes"
     script.write_text(text.replace(right, wrong), "utf-8")
-    done = run_tests(finder[0] if finder else f"test_{chapter}_*.py", cwd=copy)
+    done = run_tests({finder}, cwd=copy)
     assert done.returncode == 1, done.stdout[-2000:]  # 1: tests ran, and one failed
     assert "1 failed" in done.stdout and "error" not in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS_AT_FAULT)
-def test_the_unspoiled_copy_is_sound(chapter, copy):
+def test_the_unspoiled_copy_is_sound(copy):
     """The copy's tests are found and belong to the copy: what fails above, fails by its fault."""
-    done = run_tests(f"test_{chapter}_*.py", "--collect-only", cwd=copy)
+    done = run_tests({finder for *_, finder in FAULTS.values()}, "--collect-only", cwd=copy)
     assert done.returncode == 0, done.stdout[-2000:]
+    assert len(FAULTS) >= 40

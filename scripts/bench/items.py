@@ -1,29 +1,15 @@
 """What is owed to a GPU, in order of worth: the tables of recipes, and what makes each record."""
 
 import json
-import statistics
-from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
 
-from scripts import runs_folder
-from scripts.bench.agenda import Item, Settings, once, repeat
 from scripts.book.files import write_whole
 from scripts.book.records import load_record, provenance, save_record
-from scripts.ch09_training_run import (
-    PRESETS,
-    Diverged,
-    TrainConfig,
-    TrainingData,
-    finish,
-    fit,
-    model_card,
-    prepare,
-    writable,
-)
-from scripts.engine.checkpoints import saved_states
+from scripts.ch09_training_run import PRESETS, Diverged, TrainConfig
+from scripts.studies.agenda import Item, Settings, once
+from scripts.studies.ladder import data_of, ladder_items, learned, same_run, spread, tested
 from scripts.studies.speedrun import SpeedOptions, clocked
 
 SEEDS = (1, 2, 3)
@@ -31,12 +17,6 @@ SMALLS = tuple(f"small-{seed}" for seed in SEEDS)
 KINDS = ("bleu", "bleu_greedy")  # of a test's scores
 CLOCKED = SpeedOptions()
 
-# Rungs of a ladder of recipes: minutes on a GPU, and what is changed of the small preset.
-RUNGS: dict[str, tuple[float, dict[str, Any]]] = {
-    "muon": (4.0, {"optimizer": "muon"}),
-    "r-drop": (7.0, {"r_drop": 5.0, "dropout": 0.3}),
-    "bpe-dropout": (12.0, {"bpe_dropout": 0.1, "epochs": 36}),
-}
 # Studies of short trainings: minutes in all, what all parts change of the small preset, and each.
 STUDIES: dict[str, tuple[float, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "rates": (
@@ -51,44 +31,14 @@ STUDIES: dict[str, tuple[float, dict[str, Any], dict[str, dict[str, Any]]]] = {
 }
 
 
-@cache
-def data_of(corpus: str, vocab: int, tiny: bool) -> TrainingData:
-    """A corpus, read and encoded once for all items; of the sample corpus a cut, if `tiny`."""
-    data = prepare(replace(PRESETS["small"], corpus=corpus, vocab=vocab))
-    if not tiny:
-        return data
-    few = {name: pairs[: 120 if name == "train" else 4] for name, pairs in data.corpus.items()}
-    return TrainingData(few, data.tokenizer, data.train[:120], data.val[:4])
-
-
-def learned(settings: Settings, config: TrainConfig) -> tuple[Path, list[dict[str, float]]]:
-    """Train as `config` says, or go on: the folder and the history."""
-    folder = writable(runs_folder() / config.name)
-    states = saved_states(folder)
-    if states:
-        print(f"{config.name} goes on from {states[-1].name}", flush=True)
-    data = data_of(config.corpus, config.vocab, settings.tiny)
-    return folder, fit(config, data, folder, resume=bool(states))
-
-
-def same_run(found: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """`found`, a record. Raises ValueError where it is of another run than `config`."""
-    if found["config"] != asdict(config):
-        raise ValueError(f"{runs_folder() / config.name} holds another run: move it away")
-    return found
-
-
 def trained(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
     """The record of a training with both tests' scores; trains, or goes on, where there is none."""
     config = settings.config(base, name)
     if (settings.folder(name) / "record.json").is_file():
         return same_run(load_record("record", settings.folder(name)), config)
-    folder, history = learned(settings, config)
     data = data_of(config.corpus, config.vocab, settings.tiny)
-    record = finish(config, data, folder, history)
-    record |= {"command": repeat(name, settings), "repeat": repeat(name, settings)}
-    write_whole(folder / "README.md", model_card(record).encode())  # the model's card names it
-    return record
+    _, history = learned(config, data)
+    return tested(name, settings, config, data, history)
 
 
 def part(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
@@ -99,7 +49,7 @@ def part(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
         return same_run(json.loads(path.read_text("utf-8")), config)
     score: dict[str, Any] = {"config": asdict(config)}
     try:
-        _, history = learned(settings, config)
+        _, history = learned(config, data_of(config.corpus, config.vocab, settings.tiny))
         score["val_bleu"] = max(row["val_bleu"] for row in history)
         score["history"] = [round(row["val_bleu"], 3) for row in history]
         score["seconds"] = round(sum(row["seconds"] for row in history), 2)
@@ -155,25 +105,12 @@ def agenda() -> list[Item]:
     for size, minutes in (("base", 2.0), ("small", 1.0)):  # a profiler may slow what follows it
         name, about = f"waterfall-{size}", f"going fast step by step, {size} model"
         items.append(Item(name, minutes, about, once(name, partial(waterfall_of, size))))
-    for rung, (minutes, changes) in RUNGS.items():
-        make = partial(trained, f"rung-{rung}", replace(small, **changes))
-        about = ", ".join(f"{key} {value}" for key, value in changes.items())
-        items.append(Item(f"rung-{rung}", minutes, about, make, resumes=True))
+    items += ladder_items(hours=False, but=SMALLS)  # of which the first rung is these seeds
     for name, (minutes, _, parts) in STUDIES.items():
         about = f"{len(parts)} short trainings of the small preset"
         items.append(Item(name, minutes, about, partial(study, name), resumes=True))
     make = partial(trained, "base", PRESETS["base"])
     return [*items, Item("base", 7.0, "the base preset", make, resumes=True)]
-
-
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Values with their mean and standard deviation, which one value alone hasn't."""
-    deviation = round(statistics.stdev(values), 3) if len(values) > 1 else None
-    return {
-        "mean": round(statistics.mean(values), 3),
-        "deviation": deviation,
-        "each": [*values],
-    }
 
 
 def sum_up(settings: Settings) -> dict[str, Any] | None:
@@ -184,7 +121,7 @@ def sum_up(settings: Settings) -> dict[str, Any] | None:
         return None
     validation = [max(run["chosen_by_val_bleu"].values()) for run in runs]
     seeds = [run["config"]["seed"] for run in runs]
-    command = repeat(",".join(SMALLS), settings)
+    command = settings.repeat(",".join(SMALLS))
     record = {
         **provenance(command),
         "device": " and ".join(sorted({run["device"] for run in runs})),

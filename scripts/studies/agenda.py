@@ -1,7 +1,8 @@
 """An agenda: items in order of worth, done within the minutes given, and gone on with next time.
 
 An item is done when its record is there. One that is stopped goes on in the next call where this
-one ended; one that fails is tried once more in the next call, after those never tried.
+one ended; one that fails is tried once more in the next call, after those never tried. One that
+needs what others leave waits for them. The GPU's agenda and the queue of studies both work so.
 """
 
 import _thread
@@ -30,10 +31,12 @@ class Settings:
     """Where items run, how large they are, and where they leave what.
 
     Only a GPU's records of full size go to results/. All others stay below the folder of runs.
+    Another agenda has another `prefix`, by which its folders and records are known.
     """
 
     device: torch.device
     tiny: bool = False
+    prefix = "gpu"
 
     @property
     def root(self) -> Path:
@@ -54,7 +57,24 @@ class Settings:
 
     def folder(self, name: str) -> Path:
         """What item `name` resumes from."""
-        return self.root / f"gpu-{name}"
+        return self.root / f"{self.prefix}-{name}"
+
+    def record(self, name: str) -> Path:
+        """Where item `name` leaves its record."""
+        return self.records / f"{self.prefix}-{name}.json"
+
+    def repeat(self, name: str) -> str:
+        """The command that does item `name` alone."""
+        where = " --device cpu" if self.device.type == "cpu" else ""
+        return f"python -m scripts.gpu --only {name}{where}{' --tiny' if self.tiny else ''}"
+
+    def missed(self) -> list[str]:
+        """What a record can't show on this device, whatever it is of."""
+        return ["anything of this on a GPU"] if self.device.type == "cpu" else []
+
+    def told(self, minutes: float) -> str:
+        """A time in the list."""
+        return f"{minutes:5.1f} min"
 
     def minutes(self, full: float) -> float:
         """How long that which takes `full` minutes on a GPU takes here."""
@@ -76,7 +96,8 @@ class Settings:
 class Item:
     """What is owed: its name, the minutes it should take, what it is, what makes its record.
 
-    One that `resumes` may be stopped at any moment, and loses at most a step.
+    One that `resumes` may be stopped at any moment, and loses at most a step. `needs` names items
+    before it whose folders it reads.
     """
 
     name: str
@@ -84,6 +105,7 @@ class Item:
     about: str
     make: Callable[[Settings], dict[str, Any]]
     resumes: bool = False
+    needs: tuple[str, ...] = ()
 
 
 def once(name: str, make: Callable[[Settings], dict[str, Any]]) -> Callable[[Settings], Any]:
@@ -160,12 +182,22 @@ def fits(item: Item, settings: Settings, clock: Clock) -> bool:
 
 def is_done(item: Item, settings: Settings) -> bool:
     """Whether the item's record is there."""
-    return (settings.records / f"gpu-{item.name}.json").is_file()
+    return settings.record(item.name).is_file()
+
+
+def at_hand(name: str, settings: Settings) -> bool:
+    """Whether what the item left is on this machine: a record may have come without its model."""
+    return (settings.folder(name) / "record.json").is_file()
+
+
+def lacks(item: Item, settings: Settings) -> list[str]:
+    """The items that must be done on this machine before this one can begin."""
+    return [name for name in item.needs if not at_hand(name, settings)]
 
 
 def failures(settings: Settings) -> dict[str, dict[str, Any]]:
     """What has failed so far, by the item's name: the reason, and how often."""
-    path = settings.root / "gpu-failed.json"
+    path = settings.root / f"{settings.prefix}-failed.json"
     return load_record(path.stem, path.parent) if path.is_file() else {}
 
 
@@ -176,7 +208,7 @@ def remember(name: str, why: str, settings: Settings) -> None:
     if why or failed.pop(name, None):
         if why:
             failed[name] = {"failed": why, "tries": tries, "commit": git_commit()}
-        save_record("gpu-failed", failed, settings.root)
+        save_record(f"{settings.prefix}-failed", failed, settings.root)
 
 
 def tried(name: str, failed: dict[str, dict[str, Any]]) -> int:
@@ -184,33 +216,51 @@ def tried(name: str, failed: dict[str, dict[str, Any]]) -> int:
     return failed[name]["tries"] if name in failed else 0
 
 
+def with_needs(
+    items: Sequence[Item], settings: Settings, chosen: Callable[[Item], bool]
+) -> list[Item]:
+    """The `chosen` items, and before them those that they need and that aren't at hand.
+
+    So what is done is done again where its folder went with a machine, and another needs it.
+    """
+    waiting: list[Item] = []
+    needed: set[str] = set()
+    for item in reversed(items):  # what is needed stands before what needs it
+        if chosen(item) or (item.name in needed and not at_hand(item.name, settings)):
+            waiting.insert(0, item)
+            needed |= {*item.needs}
+    return waiting
+
+
 def owed(items: Sequence[Item], settings: Settings) -> list[Item]:
     """What is to be done, in order: never tried before failed once; failed twice is left alone."""
     failed = failures(settings)
-    waiting = [item for item in items if not is_done(item, settings)]
-    waiting = [item for item in waiting if tried(item.name, failed) < TRIES]
+
+    def hopeful(item: Item) -> bool:
+        return tried(item.name, failed) < TRIES
+
+    waiting = with_needs(
+        items, settings, lambda item: hopeful(item) and not is_done(item, settings)
+    )
+    waiting = [item for item in waiting if hopeful(item)]
     return sorted(waiting, key=lambda item: tried(item.name, failed))  # stable: else as they stand
 
 
-def repeat(name: str, settings: Settings) -> str:
-    """The command that does item `name` alone."""
-    where = " --device cpu" if settings.device.type == "cpu" else ""
-    return f"python -m scripts.gpu --only {name}{where}{' --tiny' if settings.tiny else ''}"
-
-
-def missed(settings: Settings) -> list[str]:
-    """What a record can't show on this device, whatever it is of."""
-    return ["anything of this on a GPU"] if settings.device.type == "cpu" else []
+def asked_for(items: Sequence[Item], names: Sequence[str], settings: Settings) -> list[Item]:
+    """The items `names` that aren't done, and what they need; also what failed too often."""
+    return with_needs(
+        items, settings, lambda item: item.name in names and not is_done(item, settings)
+    )
 
 
 def keep(item: Item, settings: Settings, record: dict[str, Any]) -> None:
     """Write an item's record, in its folder and among the records, with its provenance."""
-    command = repeat(item.name, settings)
-    not_run = [*dict.fromkeys(missed(settings) + record.get("not_run", []))]
+    command = settings.repeat(item.name)
+    not_run = [*dict.fromkeys(settings.missed() + record.get("not_run", []))]
     record = {**provenance(command, settings.device), **record, "not_run": not_run}
     record |= {"command": command, "repeat": command}  # a training names the command it knows
     save_record("record", record, settings.folder(item.name))
-    save_record(f"gpu-{item.name}", record, settings.records)
+    save_record(settings.record(item.name).stem, record, settings.records)
 
 
 def attempt(item: Item, settings: Settings) -> str:
@@ -243,10 +293,10 @@ def answers(device: torch.device) -> bool:
 
 
 class Log:
-    """A line for each item that was begun, in gpu-log.txt and on the terminal."""
+    """A line for each item that was begun, in PREFIX-log.txt and on the terminal."""
 
     def __init__(self, settings: Settings):
-        self.path = settings.root / "gpu-log.txt"
+        self.path = settings.root / f"{settings.prefix}-log.txt"
 
     def text(self) -> str:
         """All lines so far."""
@@ -274,7 +324,7 @@ def work(
     """
     log = Log(settings)
     for item in items:
-        if not fits(item, settings, clock):
+        if lacks(item, settings) or not fits(item, settings, clock):
             continue
         start = clock.now()
         try:
@@ -299,11 +349,12 @@ def listing(items: Sequence[Item], settings: Settings) -> str:
     for item in items:
         minutes = settings.minutes(item.minutes)
         tries = tried(item.name, failed)
-        state = "begun" if settings.folder(item.name).is_dir() else "owed"
+        state = "waits" if lacks(item, settings) else "owed"
+        state = "begun" if settings.folder(item.name).is_dir() else state
         if tries:
             state = "failed" if tries < TRIES else "given up"
         if is_done(item, settings):
             state = "done"
         total += 0.0 if state in ("done", "given up") else minutes
-        lines.append(f"{item.name:<16} {minutes:5.1f} min  {state:<8}  {item.about}")
-    return "\n".join([*lines, f"{'owed':<16} {total:5.1f} min in all"])
+        lines.append(f"{item.name:<16} {settings.told(minutes)}  {state:<8}  {item.about}")
+    return "\n".join([*lines, f"{'owed':<16} {settings.told(total)} in all"])

@@ -1,0 +1,106 @@
+"""Chapter 2's exercises: our solutions under the exercises' names, and what judges yours."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from scripts.book.exercises import blame, same_numbers
+from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
+
+
+def slice_heads(x: Tensor, h: int) -> Tensor:
+    """(B, T, D) to (B, H, T, D/H), head by head. The stack copies; `split_heads` shares memory."""
+    d_k = x.size(-1) // h
+    return torch.stack([x[..., i * d_k : (i + 1) * d_k] for i in range(h)], dim=1)
+
+
+def check_slice_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
+    """Asks candidate(x, h) for numbered entries, which say where each one must be."""
+    for tokens, h, d_k in ((4, 2, 3), (4, 4, 4), (3, 1, 5)):
+        x = torch.arange(2 * tokens * h * d_k).view(2, tokens, h * d_k)  # (B, T, D)
+        right = split_heads(x, h)  # (B, H, T, d_k)
+        mistakes = {
+            "heads hold whole tokens: the entries were dealt out in memory order": x.view_as(right),
+            "a head takes every H-th feature; its slice should be consecutive": x.unflatten(
+                -1, (-1, h)
+            ).movedim(-1, 1),
+            "the tokens stand before the heads: each would attend alone": x.unflatten(-1, (h, -1)),
+        }
+        got = candidate(x, h)
+        if not same_numbers(got, right):
+            blame(got, mistakes, "not (B, H, T, d_k) with features h·d_k to (h + 1)·d_k in head h")
+
+
+def relative_bias(table: Tensor, T: int, S: int) -> Tensor:
+    """Additive mask (1, H, T, S) from a table (H, 2R + 1): a number a head and distance."""
+    reach = table.size(1) // 2
+    distance = torch.arange(S) - torch.arange(T).unsqueeze(1)  # (T, S)
+    return table[:, distance.clamp(-reach, reach) + reach].unsqueeze(0)  # (1, H, T, S)
+
+
+def check_relative_bias(candidate: Callable[[Tensor, int, int], Tensor]) -> None:
+    """Holds candidate(table, T, S) against a lookup, place by place; then asks for gradients."""
+    for h, reach, T, S in ((2, 2, 4, 4), (3, 2, 6, 9), (1, 3, 3, 2)):
+        table = torch.arange(h * (2 * reach + 1)).view(h, -1).double() / 10  # (H, 2R + 1)
+        table.requires_grad_()
+        bias = candidate(table, T, S)
+        assert bias.shape == (1, h, T, S), "the shape is (1, H, T, S): alike for all sentences"
+        apart = torch.arange(S) - torch.arange(T).unsqueeze(1)  # (T, S), j − i
+        inside = apart.clamp(-reach, reach)
+        columns = {
+            "left and right are swapped: a key's distance is its place minus the query's": -inside,
+            "left and right get the same number: the distance has a sign": inside.abs(),
+            "far keys take numbers from the table's other end: bound the distance": (apart + reach)
+            % (2 * reach + 1)
+            - reach,
+        }
+        mistakes = {said: table[:, reach + at].unsqueeze(0) for said, at in columns.items()}
+        if not same_numbers(bias, table[:, reach + inside].unsqueeze(0)):
+            blame(bias, mistakes, "a number of the table stands at the wrong distance")
+        assert bias.requires_grad, "the table gets no gradient, so nothing would be learned"
+
+
+@torch.no_grad()
+def without_head(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
+    """A new layer without head i: its rows of W^Q, W^K, W^V and its columns of W^O are gone."""
+    layer = copy.deepcopy(layer)
+    width = layer.project_query.out_features  # H·d_k
+    kept = torch.arange(width).view(layer.h, -1)[torch.arange(layer.h) != i].flatten()
+    for linear in (layer.project_query, layer.project_key, layer.project_value):
+        linear.weight = nn.Parameter(linear.weight[kept].clone())
+        linear.bias = nn.Parameter(linear.bias[kept].clone())
+        linear.out_features = len(kept)
+    out = layer.project_output
+    out.weight, out.in_features = nn.Parameter(out.weight[:, kept].clone()), len(kept)
+    layer.h -= 1
+    return layer
+
+
+def check_without_head(
+    candidate: Callable[[MultiHeadedAttention, int], MultiHeadedAttention],
+) -> None:
+    """Takes each head out of a layer of four; compares with the layer in which it is silent."""
+    torch.manual_seed(0)
+    layer = MultiHeadedAttention(h=4, d_model=12, dropout=0.0).double()
+    before = copy.deepcopy(layer.state_dict())
+    query, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
+    wanted = []
+    for i in range(4):
+        silent = copy.deepcopy(layer)  # as large as before, but W^O doesn't listen to head i
+        silent.project_output.weight.data[:, 3 * i : 3 * i + 3] = 0
+        wanted.append(silent(query, memory, memory))
+    for i in range(4):
+        smaller = candidate(layer, i)
+        kept = all(torch.equal(now, before[name]) for name, now in layer.state_dict().items())
+        assert kept and smaller is not layer, "the layer itself was changed: work on a copy"
+        assert smaller.h == 3, "it still splits into four heads: tell it that there are three"
+        gone = [sum(p.numel() for p in one.parameters()) for one in (layer, smaller)]
+        assert gone[0] - gone[1] == 3 * (12 + 1) * 3 + 12 * 3, (
+            "a head owns d_k rows of three matrices, their biases, and d_k columns of W^O"
+        )
+        got = smaller(query, memory, memory)
+        others = {f"another head is gone: not {i}, but {j}": wanted[j] for j in range(4) if j != i}
+        if not same_numbers(got, wanted[i]):
+            blame(got, others, "the other heads answer otherwise than before: what they own stays")

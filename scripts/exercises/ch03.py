@@ -1,0 +1,102 @@
+"""Chapter 3's exercises: our solutions, and checkers that say what is wrong."""
+
+import math
+from collections.abc import Callable
+from itertools import permutations
+
+import torch
+from torch import Tensor, nn
+
+from scripts.book.exercises import blame, same_numbers
+from scripts.ch01_attention import subsequent_mask
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
+
+
+def exact_table(length: int, d_model: int) -> Tensor:
+    """The sinusoids (length, D) in float64, whatever the default is."""
+    speeds = 10_000.0 ** -(torch.arange(0, d_model, 2).double() / d_model)
+    angle = torch.outer(torch.arange(length).double(), speeds)  # (length, D/2)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
+
+
+def squared_gap(distance: int, d_model: int) -> float:
+    """‖PE_p − PE_q‖² at p − q = distance: D/2 + D/2 − 2 Σ cos(distance · ω_i)."""
+    speeds = [10_000 ** (-2 * i / d_model) for i in range(d_model // 2)]
+    return sum(2 - 2 * math.cos(distance * speed) for speed in speeds)
+
+
+def check_squared_gap(candidate: Callable[[int, int], float]) -> None:
+    """Holds candidate(distance, d_model) against two rows of a table."""
+    for d_model, distance in ((16, 7), (2, 1), (64, 40), (16, -7)):
+        table = exact_table(60, d_model)
+        a, b = table[10], table[10 + distance]
+        gap, product = (a - b).square().sum(), a @ b
+        mistakes = {
+            "that is the dot product: a squared gap also has the rows' own lengths": product,
+            "a row's squared length is D/2, not D: sin² + cos² is 1 for each pair": 2
+            * (d_model - product),
+            "a row's squared length isn't 1: it is 1 for each of the D/2 pairs": 2 - 2 * product,
+            "the cross term counts twice: (a − b)² = a² − 2ab + b²": d_model - product,
+            "that is the length, not its square": gap.sqrt(),
+        }
+        got = torch.as_tensor(candidate(distance, d_model), dtype=torch.float64)
+        if not same_numbers(got, gap):
+            blame(got, mistakes, "not the table's numbers: which cosine is it for which pair?")
+
+
+def stretched(table: Tensor, max_len: int) -> Tensor:
+    """table (n, D) and further rows, each made from the one before by one map: (max_len, D)."""
+    step = torch.linalg.lstsq(table[:-1], table[1:], driver="gelsd").solution  # (D, D)
+    rows = list(table[:max_len])
+    while len(rows) < max_len:
+        rows.append(rows[-1] @ step)
+    return torch.stack(rows)
+
+
+def check_stretched(candidate: Callable[[Tensor, int], Tensor]) -> None:
+    """Lets the candidate continue sinusoids, whose further rows are known, and cut a table."""
+    for d_model in (4, 8):
+        table = exact_table(40, d_model)
+        given = table[:24].clone()
+        step = torch.linalg.lstsq(given[:-1], given[1:], driver="gelsd").solution  # (D, D)
+        back = [given[-1] @ torch.linalg.matrix_power(step.T, k) for k in range(1, 17)]
+        mistakes = {
+            "the last row is repeated: those positions can't be told apart": given[-1:].expand(
+                16, -1
+            ),
+            "the table begins again: position 24 looks like position 0": given[:16],
+            "the new rows are 0: no position at all": torch.zeros_like(table[24:]),
+            "the hands turn backwards: the map is for rows, used as row @ map": torch.stack(back),
+        }
+        got = candidate(given, 40)
+        assert got.shape == table.shape, "the table must have max_len rows, of the old width"
+        assert torch.equal(given, table[:24]), "the given table was changed: make a new one"
+        assert torch.equal(got[:24], given), "the learned rows must stay, to the last digit"
+        if not torch.allclose(got, table, atol=1e-6):
+            blame(got[24:], mistakes, "the new rows don't go on as the old ones do")
+        assert torch.equal(candidate(given, 10), given[:10]), "a shorter table is the old one, cut"
+
+
+@torch.no_grad()
+def confused(layers: list[MultiHeadedAttention]) -> int:
+    """How many of the 24 orders of four tokens have the last output of the first order."""
+    first = layers[0].project_query.weight
+    tokens = torch.randn(4, first.size(1), dtype=first.dtype)
+    x = tokens[torch.tensor(list(permutations(range(4))))]  # (24, T, D)
+    for layer in layers:
+        x = layer(x, x, x, subsequent_mask(4))  # (24, T, D)
+    return torch.isclose(x[:, -1], x[:1, -1]).all(dim=-1).sum().item()
+
+
+def check_confused(candidate: Callable[[list[MultiHeadedAttention]], int]) -> None:
+    """Compares the counts with those derived by hand, for one layer and for two."""
+    torch.manual_seed(0)
+    layers = [MultiHeadedAttention(2, 8, dropout=0.0).double() for _ in range(2)]
+    for weight in nn.ModuleList(layers).parameters():
+        nn.init.normal_(weight, std=0.7)  # sharp heads: plain averages would soon all be one
+    found = [candidate(layers[:n]) for n in (1, 2)]
+    assert found[0] != 24, "every order agrees: compare one output, the last, not a sum or a set"
+    assert found[0] != 1, "no two agree after one layer: compare the *last* output, up to rounding"
+    assert found[0] == 6, "after one layer the last token asks, and those before it are a set"
+    assert found[1] != 6, "a second layer changes nothing: so it is without the causal mask"
+    assert found[1] == 1, "a second layer reads outputs that know what came before them"

@@ -1,0 +1,133 @@
+"""Exercises of chapter 4: our solutions, and checkers that tell the common mistakes apart."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from scripts.book.exercises import blame, same_numbers
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
+from scripts.ch04_encoder_decoder import (
+    Encoder,
+    EncoderLayer,
+    PositionwiseFeedForward,
+    scramble,
+)
+
+
+def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
+    """Attention, feed-forward and two LayerNorms, N times."""
+    attention = 4 * (d_model * d_model + d_model)
+    feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
+    return N * (attention + feed_forward + 2 * 2 * d_model)
+
+
+def check_encoder_parameters(candidate: Callable[[int, int, int], int]) -> None:
+    """Holds candidate(N, d_model, d_ff) against encoders that are built and counted."""
+    for N, D, F in ((1, 4, 6), (3, 8, 20)):
+        with torch.device("meta"):
+            layer = EncoderLayer(D, MultiHeadedAttention(2, D), PositionwiseFeedForward(D, F), 0.1)
+            whole = sum(p.numel() for p in Encoder(layer, N).parameters())
+        sizes = {name: p.numel() for name, p in layer.named_parameters()}
+        forgotten = {
+            "norm": "LayerNorm learns too: a scale and a shift for each feature",
+            "sublayer.1.norm": "a layer has one LayerNorm for each of its two sublayers",
+            "output": "attention's fourth matrix is missing: where do the joined heads go?",
+            "contract": "half of the feed-forward is missing: it widens and narrows again",
+        }
+        counts = {"that is one layer; there are N": whole // N}
+        counts["each matrix has a bias, one number for each of its outputs"] = whole - N * (
+            5 * D + F
+        )
+        for part, said in forgotten.items():
+            counts[said] = N * sum(n for name, n in sizes.items() if part not in name)
+        got = candidate(N, D, F)
+        if got != whole:
+            mistakes = {said: torch.tensor(float(count)) for said, count in counts.items()}
+            blame(torch.tensor(float(got)), mistakes, "too few" if got < whole else "too many")
+
+
+def layer_from_parts(
+    x: Tensor, attend: Callable, think: Callable, norms: list[Callable], norm_first: bool
+) -> Tensor:
+    """An encoder layer (B, S, D) to (B, S, D): post-norm, or pre-norm with `norm_first`."""
+    for sublayer, norm in zip((attend, think), norms, strict=True):
+        x = x + sublayer(norm(x)) if norm_first else norm(x + sublayer(x))
+    return x
+
+
+def layer_mistakes(layer: EncoderLayer, x: Tensor) -> dict[str, Tensor]:
+    """What wrong wirings of `layer`'s parts make of x (B, S, D), each by what to say of it."""
+    attend, think = lambda x: layer.self_attn(x, x, x), layer.feed_forward
+    one, two = norms = [connection.norm for connection in layer.sublayer]
+    norm_first = layer.sublayer[0].norm_first
+    no_road = "x isn't added back: the gradient has no direct road"
+    side_by_side = "both sublayers read x: the second must read what the first made"
+    mistakes = {
+        "the second sublayer's LayerNorm is used first": norms[::-1],
+        "one LayerNorm serves both sublayers; each has its own": [one, one],
+    }
+    shared = {
+        said: layer_from_parts(x, attend, think, used, norm_first)
+        for said, used in mistakes.items()
+    }
+    if not norm_first:
+        return shared | {
+            "that is pre-norm: in post-norm the LayerNorm is taken of the sum": layer_from_parts(
+                x, attend, think, norms, True
+            ),
+            no_road: two(think(one(attend(x)))),
+            side_by_side: two(one(x + attend(x)) + think(x)),
+        }
+    first = one(x) + attend(one(x))
+    return shared | {
+        "that is post-norm: in pre-norm only what enters a sublayer is normed": layer_from_parts(
+            x, attend, think, norms, False
+        ),
+        no_road: think(two(attend(one(x)))),
+        side_by_side: x + attend(one(x)) + think(two(x)),
+        "the normed x is added back: then a LayerNorm stands on the road": two(first)
+        + think(two(first)),
+    }
+
+
+def check_layer_from_parts(candidate: Callable[..., Tensor]) -> None:
+    """Compares with `EncoderLayer`, post-norm and then pre-norm, made of the same parts."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)  # (B, S, D)
+    for norm_first in (False, True):
+        parts = (MultiHeadedAttention(2, 8, 0.0), PositionwiseFeedForward(8, 16, 0.0))
+        layer = EncoderLayer(8, *parts, 0.0, norm_first).double()
+        scramble(layer, size=0.3)
+        attend = lambda x, layer=layer: layer.self_attn(x, x, x)  # noqa: E731
+        norms = [connection.norm for connection in layer.sublayer]
+        got = candidate(x, attend, layer.feed_forward, norms, norm_first)
+        if not same_numbers(got, layer(x)):
+            blame(got, layer_mistakes(layer, x), "another layer than the formula's")
+
+
+def fresh_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
+    """N layers, each built anew."""
+    return nn.ModuleList(make() for _ in range(N))
+
+
+def check_fresh_stack(candidate: Callable[[Callable[[], nn.Module], int], nn.Module]) -> None:
+    """Looks at identity, memory, and first numbers of three layers made by the candidate."""
+    torch.manual_seed(0)
+    stack = candidate(lambda: PositionwiseFeedForward(4, 6), 3)
+    assert isinstance(stack, nn.Module), (
+        "a plain list hides its layers: parameters(), .to() and state_dict() don't look inside"
+    )
+    layers = list(stack)
+    assert len(layers) == 3, "there must be N layers"
+    assert len({id(layer) for layer in layers}) == 3, (
+        "one layer, N times: it has the parameters of one, and every step trains them for all"
+    )
+    weights = torch.stack([layer.expand.weight for layer in layers])
+    biases = torch.stack([layer.expand.bias for layer in layers])
+    assert not (weights[1:] == weights[0]).all(), (
+        "the layers start with the same numbers: a deep copy copies those too"
+    )
+    assert not (biases[1:] == biases[0]).all(), (
+        "the weights differ, the biases don't: all layers have the same random ones"
+    )

@@ -1,0 +1,108 @@
+"""Exercises of chapter 5: our solutions, and checkers that tell the common mistakes apart."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from scripts.book.exercises import blame, same_numbers
+from scripts.ch04_encoder_decoder import (
+    DecoderLayer,
+    EncoderDecoder,
+    EncoderLayer,
+    clones,
+    initialise,
+    make_model,
+    scramble,
+)
+from scripts.ch05_norms_and_first_steps import storage_addresses
+
+
+def two_sums_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm over x (..., D); the variance: the mean of squares less the square of the mean."""
+    mean = x.sum(dim=-1, keepdim=True) / x.size(-1)  # (..., 1)
+    variance = x.square().sum(dim=-1, keepdim=True) / x.size(-1) - mean.square()  # (..., 1)
+    return (x - mean) * torch.rsqrt(variance + eps) * weight + bias
+
+
+def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> None:
+    """Compares with PyTorch's layer_norm on ordinary and small vectors, and the gradients by x."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 6, 8, dtype=torch.float64, generator=generator) + 0.5  # (B, T, D)
+    x[:, 3:] *= 1e-3  # small vectors, for which ε counts
+    weight, bias = torch.linspace(0.5, 2, 8).double(), torch.linspace(-1, 1, 8).double()
+    eps, x = 1e-5, x.requires_grad_()
+    right = F.layer_norm(x, (8,), weight, bias, eps)
+    middle = x - x.mean(-1, keepdim=True)
+    spread, unbiased = (x.var(-1, keepdim=True, correction=c) for c in (0, 1))
+    mistakes = {
+        "the variance is divided by D − 1; LayerNorm's is the biased one": (unbiased + eps).sqrt(),
+        "ε stands outside the root": spread.sqrt() + eps,
+        "ε outside, and D − 1 inside: both of the chapter's slips": unbiased.sqrt() + eps,
+        "ε is missing: a constant vector would be divided by 0": spread.sqrt(),
+        "divided by the variance, not by its root": spread + eps,
+    }
+    mistakes = {said: middle / scale * weight + bias for said, scale in mistakes.items()}
+    mistakes["the mean is left in"] = (
+        x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight + bias
+    )
+    got = candidate(x, weight, bias, eps)
+    if not same_numbers(got, right):
+        blame(got, mistakes, "other numbers than layer_norm's")
+    assert got.requires_grad, "no gradient reaches x"
+    slopes = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (got, right)]
+    assert same_numbers(*slopes), "mean and variance depend on x too: the gradient lacks their part"
+
+
+def last_steps(layer: EncoderLayer | DecoderLayer) -> list[nn.Linear]:
+    """The matrices whose results a layer adds to its x: each W^O, and the feed-forward's W₂."""
+    names = ("contract", "project_output")
+    return [
+        getattr(part, name) for part in layer.modules() for name in names if hasattr(part, name)
+    ]
+
+
+def deepened(model: EncoderDecoder, N: int) -> EncoderDecoder:
+    """A copy of a pre-norm model with new layers on top that add nothing yet."""
+    model = copy.deepcopy(model)  # one copy of all: what is tied stays tied
+    for stack in (model.encoder, model.decoder):
+        for layer in clones(stack.layers[0], N - len(stack.layers)):
+            initialise(layer)
+            for step in last_steps(layer):
+                nn.init.zeros_(step.weight)
+                nn.init.zeros_(step.bias)
+            stack.layers.append(layer)
+    return model
+
+
+def check_deepened(candidate: Callable[[EncoderDecoder, int], EncoderDecoder]) -> None:
+    """Compares outputs, sizes, tied tables, and the gradients of the new layers."""
+    torch.manual_seed(0)
+    model = make_model(11, 11, 2, 8, 16, 2, 0.0, norm_first=True, tie="all").double()
+    scramble(model)
+    before = copy.deepcopy(model.state_dict())
+    src, tgt = torch.randint(1, 11, (2, 3, 5))  # (B, S) and (B, T)
+    right = model.generator(model(src, tgt))
+    deep = candidate(model, 4)
+    now = model.state_dict()
+    kept = now.keys() == before.keys() and all(torch.equal(now[name], before[name]) for name in now)
+    assert deep is not model and kept, "the model itself was changed: make a new model"
+    new = [*deep.encoder.layers[2:], *deep.decoder.layers[2:]]
+    assert len(new) == 4, "there must be N layers on each side: two old ones, two new ones"
+    got = deep.generator(deep(src, tgt))
+    assert same_numbers(got, right), (
+        "other outputs than before: a new layer adds something. Where does it come from?"
+    )
+    assert len(set(storage_addresses(deep))) == 1, "the tables were tied, and aren't any more"
+    grown = [*model.encoder.layers, *model.decoder.layers]
+    wanted = sum(p.numel() for layer in (model, *grown) for p in layer.parameters())
+    assert sum(p.numel() for p in deep.parameters()) == wanted, (
+        "the new layers have not as many parameters as old ones: do layers appear more than once?"
+    )
+    F.cross_entropy(got.flatten(0, 1), tgt.flatten()).backward()
+    dead = [step for layer in new for step in last_steps(layer) if not step.weight.grad.any()]
+    assert not dead, (
+        "the new layers can never learn: where both factors are 0, so are both gradients"
+    )

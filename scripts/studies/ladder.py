@@ -1,0 +1,424 @@
+"""The ladder: recipes for the best small translator, each to be trained to its end.
+
+A rung is a change of the small preset, and perhaps a lesson: dropout of other kinds, pairs that
+models wrote, teachers. Runs are named after rung and seed. The queue (`scripts.studies.queue`)
+climbs on a processor, `scripts.gpu` on a GPU. Validation BLEU decides everything; the test sets are
+read for a run that may ship, and for no other.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from scripts import runs_folder
+from scripts.book.files import write_whole
+from scripts.book.records import RESULTS, load_record, sha256
+from scripts.ch09_training_run import (
+    PRESETS,
+    TrainConfig,
+    Training,
+    TrainingData,
+    average_if_better,
+    corpus_bleu,
+    finish,
+    fit,
+    load_model,
+    model_card,
+    prepare,
+    writable,
+)
+from scripts.ch10_decoding_and_bleu import DecodeOptions, translate
+from scripts.ch13_ablations_and_scaling import turned_around
+from scripts.engine.checkpoints import saved_states
+from scripts.engine.diversify import diversified, pairs_sha256
+from scripts.engine.lessons import LessonConfig, LessonTraining, lesson_of, plain_config
+from scripts.studies.agenda import Item, Settings
+from scripts.studies.learning import kept_at
+
+MARGIN = 4.0  # BLEU that a rung may lie behind the best one when it is half way
+WRITING = DecodeOptions(beam=5)  # how models translate the training pairs
+AT_ONCE = 2000  # texts that are kept together: what is lost when the writing is cut off
+
+# One thread without 16-bit products, in float32: seconds of an epoch of the small preset, what Muon
+# adds, a validation, writing 29,000 texts. With such products an epoch takes a third to a half.
+EPOCH, MUON, VALIDATION, TEXTS = 314, 361, 41, 450
+R_DROP, TEACHER = 2.25, 0.45  # times the work; more work for each teacher
+GPU_MINUTES = 4.0  # of the small preset on a GPU
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A recipe: the step of the ladder that it belongs to, and what is changed of the preset."""
+
+    step: int
+    about: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (1,)
+    forward: tuple[str, ...] = ()
+    """Runs whose translations of the sources are learned from, too."""
+    reverse: tuple[str, ...] = ()
+    """Runs whose translations of the targets become sources."""
+    teachers: tuple[str, ...] = ()
+    """Runs that together teach word by word."""
+    turned: bool = False
+    """It learns to translate back. Its BLEU is of another language, and compares with nothing."""
+    candidate: bool = False
+    """It may ship, so its test scores are read."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The runs whose models it uses."""
+        return tuple(dict.fromkeys((*self.forward, *self.reverse, *self.teachers)))
+
+    @property
+    def epochs(self) -> int:
+        """Passes over its pairs."""
+        return self.changes.get("epochs", PRESETS["small"].epochs)
+
+    @property
+    def passes(self) -> int:
+        """Passes over so many pairs as the corpus has."""
+        return self.epochs * (1 + len(self.forward) + len(self.reverse))
+
+    @property
+    def work(self) -> float:
+        """The work of its losses, in epochs of the small preset."""
+        each = R_DROP if self.changes.get("r_drop") else 1.0
+        return self.passes * (each + TEACHER * len(self.teachers))
+
+    @property
+    def hours(self) -> float:
+        """What it should take of one thread."""
+        seconds = EPOCH * self.work + VALIDATION * (self.epochs + 4)
+        seconds += MUON * self.passes if self.changes.get("optimizer") == "muon" else 0
+        return (seconds + TEXTS * (len(self.forward) + len(self.reverse))) / 3600
+
+    @property
+    def minutes(self) -> float:
+        """What it should take on a GPU."""
+        return GPU_MINUTES * self.work / PRESETS["small"].epochs
+
+
+UPON = {"optimizer": "muon"}  # what steps 2 to 6 stand on: by hand, from the table, after step 1
+FORWARD, REVERSE = ("muon-1", "small-1"), ("reverse-1", "reverse-2")
+UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
+MORE = UPON | {"epochs": 24}  # noise wants a longer run
+TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
+
+# Where products have 16 bits a pass takes some two minutes, Muon half of that: a machine that goes
+# takes at most 100 minutes of a run along.
+RUNGS: dict[str, Rung] = {
+    "small": Rung(0, "today's recipe"),
+    "muon": Rung(1, "Muon", {"optimizer": "muon"}),
+    "muon-dropout": Rung(1, "Muon, dropout 0.3", {"optimizer": "muon", "dropout": 0.3}),
+    "muon-long": Rung(
+        1, "Muon, longer, dropout 0.3", {"optimizer": "muon", "dropout": 0.3, "epochs": 28}
+    ),
+    "r-drop": Rung(2, "R-Drop 1, dropout 0.3", TWICE | {"r_drop": 1.0}),
+    "r-drop-more": Rung(2, "R-Drop 5, dropout 0.3", TWICE | {"r_drop": 5.0}),
+    "layer-drop": Rung(3, "layers dropped", MORE | {"layer_drop": 0.1}),
+    "feature-drop": Rung(3, "queries, keys, values dropped", MORE | {"feature_drop": 0.1}),
+    "word-drop": Rung(3, "source words dropped", MORE | {"word_drop": 0.2}),
+    "unidrop": Rung(3, "UniDrop: all three", MORE | UNIDROP),
+    "bpe-dropout": Rung(3, "BPE-dropout 0.1", UPON | {"bpe_dropout": 0.1, "epochs": 28}),
+    "reverse": Rung(4, "English to German", UPON, seeds=(1, 2), turned=True),
+    "diverse": Rung(
+        4, "diversified, k = 1", UPON | {"epochs": 9}, forward=FORWARD[:1], reverse=REVERSE[:1]
+    ),
+    "diverse-more": Rung(
+        4, "diversified, k = 2", UPON | {"epochs": 5}, forward=FORWARD, reverse=REVERSE
+    ),
+    "taught": Rung(
+        5,
+        "taught word by word",
+        UPON | {"taught": 0.5, "epochs": 14},
+        teachers=("small-1", "muon-1", "muon-long-1"),
+    ),
+    # A first guess: what won goes here, by hand, from the table.
+    "final": Rung(
+        6,
+        "what won, together",
+        UPON | {"r_drop": 1.0, "epochs": 5},
+        seeds=(1, 2),
+        forward=FORWARD[:1],
+        reverse=REVERSE[:1],
+        candidate=True,
+    ),
+}
+RUNS = {f"{name}-{seed}": name for name, rung in RUNGS.items() for seed in rung.seeds}
+
+
+def ladder_items(hours: bool, but: Sequence[str] = ()) -> list[Item]:
+    """An item for each run, in order, without those in `but`: its time by thread, or on a GPU."""
+    items = []
+    for name, rung in ((name, RUNGS[of]) for name, of in RUNS.items() if name not in but):
+        minutes = 60 * rung.hours if hours else rung.minutes
+        make = partial(climbed, name)
+        items.append(Item(name, minutes, rung.about, make, resumes=True, needs=rung.needs))
+    return items
+
+
+# What is learned from.
+
+
+@cache
+def data_of(corpus: str, vocab: int, tiny: bool) -> TrainingData:
+    """A corpus, read and encoded once for all items; of the sample corpus a cut, if `tiny`."""
+    data = prepare(replace(PRESETS["small"], corpus=corpus, vocab=vocab))
+    if not tiny:
+        return data
+    few = {name: pairs[: 120 if name == "train" else 4] for name, pairs in data.corpus.items()}
+    return TrainingData(few, data.tokenizer, data.train[:120], data.val[:4])
+
+
+def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str]:
+    """What the model of run `name` makes of `sentences`; it is kept beside the model, in parts."""
+    folder = settings.folder(name)
+    key = {"weights_sha256": sha256(folder / "model.safetensors"), "search": asdict(WRITING)}
+
+    def write(part: Sequence[str]) -> dict[str, Any]:
+        return {"texts": translate(load_model(folder, settings.device), part, WRITING)}
+
+    texts: list[str] = []
+    for start in range(0, len(sentences), AT_ONCE):
+        part = sentences[start : start + AT_ONCE]
+        found = kept_at(folder / f"texts-{start:06d}.json", key, partial(write, part))
+        texts += found["texts"]
+    return texts
+
+
+def standing(names: Sequence[str], settings: Settings) -> list[str]:
+    """Those of the runs `names` that weren't ended at half time. Raises ValueError if none is."""
+    left = [n for n in names if "ended" not in load_record("record", settings.folder(n))]
+    if names and not left:
+        raise ValueError(f"{', '.join(names)}: all were ended at half time")
+    return left
+
+
+def pairs_of(rung: Rung, settings: Settings, vocab: int) -> TrainingData:
+    """What a rung learns from: the corpus, turned around, or with what models wrote."""
+    data = data_of(settings.corpus, vocab, settings.tiny)
+    if rung.turned:
+        return turned_around(data)
+    if not (rung.forward or rung.reverse):
+        return data
+    sources, targets = zip(*data.corpus["train"], strict=True)
+    forward = [written(name, sources, settings) for name in standing(rung.forward, settings)]
+    reverse = [written(name, targets, settings) for name in standing(rung.reverse, settings)]
+    return diversified(data, forward, reverse)
+
+
+def config_of(name: str, settings: Settings) -> LessonConfig:
+    """The settings of run `name`, but for what its pairs and teachers turn out to be."""
+    rung = RUNGS[RUNS[name]]
+    base = LessonConfig(**asdict(PRESETS["small"]) | rung.changes)
+    base.seed = int(name.rpartition("-")[2])
+    if base.layer_drop and settings.device.type == "cuda":
+        base.step = "static"  # a recording would always miss the same layers
+    return settings.config(base, name)
+
+
+# Half time.
+
+
+class HalfTime(Exception):
+    """A rung lies too far behind to go on."""
+
+    def __init__(self, why: str, history: list[dict[str, float]]):
+        self.history = history
+        super().__init__(why)
+
+
+def too_far_behind(
+    bleus: Sequence[float], epochs: int, best: Sequence[float], margin: float = MARGIN
+) -> str:
+    """Why a run of so many `epochs` is ended now; "" where it goes on.
+
+    It is asked at half of its epochs. Then the highest of its validation `bleus` may lie `margin`
+    under the highest that the `best` run had at the same share of its own way.
+    """
+    if len(bleus) != epochs // 2 or not bleus or not best:
+        return ""
+    same = max(1, round(len(best) * len(bleus) / epochs))
+    behind = max(best[:same]) - max(bleus)
+    if behind <= margin:
+        return ""
+    return f"after {len(bleus)} of {epochs} epochs {behind:.2f} BLEU behind the best rung's half"
+
+
+class RungTraining(LessonTraining):
+    """A run of the ladder in progress: it ends at half time where it is hopeless."""
+
+    def __init__(self, *given: Any, best: Sequence[float] = (), **named: Any):
+        super().__init__(*given, **named)
+        self.best = best
+        self.judge()  # a kill may have come between half time and its record
+
+    def end_epoch(self, row: dict[str, float]) -> None:
+        """As in `Training`. Raises HalfTime, after all is saved, where it is hopeless."""
+        super().end_epoch(row)
+        self.judge()
+
+    def judge(self) -> None:
+        """Raise HalfTime where it is half time, and `too_far_behind` says so."""
+        bleus = [row["val_bleu"] for row in self.history]
+        why = too_far_behind(bleus, self.config.epochs, self.best) if self.done == 0 else ""
+        if why:
+            raise HalfTime(why, self.history)
+
+
+def val_bleu(record: dict[str, Any]) -> float:
+    """Greedy validation BLEU of what a run left."""
+    return max(record["chosen_by_val_bleu"].values())
+
+
+def best_history(but: str, settings: Settings) -> list[float]:
+    """Validation BLEU after each epoch of the best run there is, run `but` left out."""
+    names = [n for n, of in RUNS.items() if n != but and not RUNGS[of].turned]
+    paths = [path for path in map(settings.record, names) if path.is_file()]
+    runs = [load_record(path.stem, path.parent) for path in paths]
+    runs = [run for run in runs if "ended" not in run]
+    return [row["val_bleu"] for row in max(runs, key=val_bleu)["history"]] if runs else []
+
+
+# A run.
+
+
+def learned(
+    config: TrainConfig, data: TrainingData, kind: Callable[..., Training] = Training
+) -> tuple[Path, list[dict[str, float]]]:
+    """Train as `config` says, or go on: the folder and the history."""
+    folder = writable(runs_folder() / config.name)
+    states = saved_states(folder)
+    if states:
+        print(f"{config.name} goes on from {states[-1].name}", flush=True)
+    return folder, fit(config, data, folder, resume=bool(states), kind=kind)
+
+
+def same_run(found: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """`found`, a record. Raises ValueError where it is of another run than `config`."""
+    theirs = found["config"] | found.get("lesson", {})
+    if theirs != asdict(plain_config(config)) | lesson_of(config):
+        raise ValueError(f"{runs_folder() / config.name} holds another run: move it away")
+    return found
+
+
+def tested(
+    name: str,
+    settings: Settings,
+    config: TrainConfig,
+    data: TrainingData,
+    history: list[dict[str, float]],
+) -> dict[str, Any]:
+    """The record of a run that may ship, with the tests' scores; its card names the command."""
+    folder = settings.folder(name)
+    record = finish(plain_config(config), data, folder, history)
+    record |= {"command": settings.repeat(name), "repeat": settings.repeat(name)}
+    write_whole(folder / "README.md", model_card(record).encode())
+    return record
+
+
+def validated(
+    config: LessonConfig, data: TrainingData, folder: Path, history: list[dict[str, float]]
+) -> dict[str, Any]:
+    """The record of any other run: nothing in it has seen a test set."""
+    chosen = average_if_better(plain_config(config), data, folder)
+    trained = load_model(folder, config.device)
+    return {
+        "config": asdict(plain_config(config)),
+        "parameters": sum(p.numel() for p in trained.model.parameters()),
+        "weights_sha256": sha256(folder / "model.safetensors"),
+        "seconds": round(sum(row["seconds"] for row in history)),
+        "chosen_by_val_bleu": chosen,
+        "history": [{k: round(v, 5) for k, v in row.items()} for row in history],
+    }
+
+
+def climbed(name: str, settings: Settings) -> dict[str, Any]:
+    """The record of run `name`; trains, or goes on, where there is none."""
+    rung, config = RUNGS[RUNS[name]], config_of(name, settings)
+    data = pairs_of(rung, settings, config.vocab)
+    if rung.forward or rung.reverse:
+        config = replace(config, pairs=pairs_sha256(data))
+    teachers = [settings.folder(one) for one in standing(rung.teachers, settings)]
+    config.teachers = ",".join(sha256(one / "model.safetensors") for one in teachers)
+    if (settings.folder(name) / "record.json").is_file():
+        return same_run(load_record("record", settings.folder(name)), config)
+    models = [load_model(one, settings.device).model for one in teachers]
+    best = [] if rung.turned else best_history(name, settings)
+    ended = {}
+    try:
+        folder, history = learned(config, data, partial(RungTraining, teachers=models, best=best))
+    except HalfTime as why:
+        folder, history, ended = settings.folder(name), why.history, {"ended": str(why)}
+    if rung.candidate and not ended:
+        record = tested(name, settings, config, data, history)
+    else:
+        record = validated(config, data, folder, history)
+    sources, references = zip(*data.corpus["val"], strict=True)
+    how = DecodeOptions(beam=config.beam, alpha=config.alpha)
+    texts = translate(load_model(folder, config.device), sources, how)
+    clock = "seconds" if settings.device.type == "cuda" else "cpu_seconds"
+    made = {
+        "rung": RUNS[name],
+        "lesson": lesson_of(config),
+        "learned_from": {
+            kind: standing(getattr(rung, kind), settings)
+            for kind in ("forward", "reverse", "teachers")
+        },
+        "train_pairs": len(data.train),
+        "hours": round(sum(row[clock] for row in history) / 3600, 3),
+        "val_bleu_beam": round(corpus_bleu(texts, references).score, 3),
+    }
+    return record | made | ended
+
+
+# What the runs came to.
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Values with their mean and standard deviation, which one value alone hasn't."""
+    deviation = round(statistics.stdev(values), 3) if len(values) > 1 else None
+    return {
+        "mean": round(statistics.mean(values), 3),
+        "deviation": deviation,
+        "each": [*values],
+    }
+
+
+def ladder_table(folder: Path = RESULTS, prefix: str = "ladder") -> list[dict[str, Any]]:
+    """A row for each rung of which there is a record: none, some or all of them.
+
+    `prefix` "ladder" stands for the queue's records, "gpu" for a GPU's. The gain is over the first
+    rung's mean; None where that is missing, or where the rung translates back.
+    """
+    rows: list[dict[str, Any]] = []
+    base = None
+    for name, rung in RUNGS.items():
+        paths = [folder / f"{prefix}-{run}.json" for run, of in RUNS.items() if of == name]
+        runs = [load_record(path.stem, folder) for path in paths if path.is_file()]
+        if not runs:
+            continue
+        bleu = spread([val_bleu(run) for run in runs])
+        base = bleu["mean"] if rung.step == 0 else base
+        compares = base is not None and not rung.turned
+        rows.append(
+            {
+                "step": rung.step,
+                "rung": name,
+                "about": rung.about,
+                "seeds": len(runs),
+                "epochs": max(len(run["history"]) for run in runs),
+                "hours": round(sum(run.get("hours", run["seconds"] / 3600) for run in runs), 2),
+                "val_bleu": bleu["mean"],
+                "deviation": bleu["deviation"],
+                "gain": round(bleu["mean"] - base, 2) if compares else None,
+                "ended": next((run["ended"] for run in runs if "ended" in run), None),
+                "device": runs[0]["device"],
+                "command": runs[0]["repeat"],
+            }
+        )
+    return rows

@@ -1,0 +1,167 @@
+"""The queue: what takes hours of one thread, beside other work: `python -m scripts.studies.queue`.
+
+It does the entries that have no record yet, in order, within the hours it is given; `--list true`
+says what they are. It takes one thread, at the lowest priority. Killed at any moment, the same
+command goes on to the same weights. With `--save true` each entry's record goes to results/ as soon
+as it is there.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.queue"))
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from scripts import runs_folder
+from scripts.book.command import read, serve
+from scripts.book.records import RESULTS
+from scripts.ch08_going_fast import keep_memory
+from scripts.ch09_training_run import writable
+from scripts.studies.agenda import (
+    Clock,
+    Item,
+    OutOfTime,
+    Settings,
+    asked_for,
+    is_done,
+    lacks,
+    listing,
+    owed,
+    work,
+)
+from scripts.studies.ladder import RUNS, config_of, data_of, ladder_items
+
+RESERVE = 6.0  # minutes at the end for the scores of a training that is just over
+
+
+@dataclass(frozen=True)
+class QueueSettings(Settings):
+    """Where the queue's entries run, and where they leave what."""
+
+    save: bool = False
+    prefix = "ladder"
+
+    @property
+    def root(self) -> Path:
+        """The folder that holds the entries' folders."""
+        return runs_folder() / "ladder-tiny" if self.tiny else runs_folder()
+
+    @property
+    def records(self) -> Path:
+        """The folder for records."""
+        return RESULTS if self.save and not self.tiny else self.root / "results"
+
+    def repeat(self, name: str) -> str:
+        """The command that does entry `name`, and what it needs."""
+        tiny = " --tiny true" * self.tiny
+        return f"python -m scripts.studies.queue --only {name}{tiny} --save true"
+
+    def missed(self) -> list[str]:
+        """What a record can't show: a processor is what these are for."""
+        return []
+
+    def told(self, minutes: float) -> str:
+        """A time in the list."""
+        return f"{minutes / 60:5.2f} h"
+
+
+@dataclass
+class QueueOptions:
+    """How long, and what."""
+
+    hours: float = 1.2
+    """When to end. What isn't done then goes on in the next call."""
+    only: str = ""
+    """Names of entries, with commas between them, done with what they need; else all."""
+    list: bool = False
+    """Only say what the entries are, how long each takes, and what is done."""
+    tiny: bool = False
+    """All of it at tiny size, on the sample corpus."""
+    save: bool = False
+    """Write each record to results/ladder-NAME.json, and not below the folder of runs."""
+
+    def __post_init__(self):
+        if not self.hours > 0:
+            raise ValueError("hours must be more than 0")
+        for name in self.names:
+            if name not in RUNS:
+                raise ValueError(f"unknown entry {name!r}: choose from {', '.join(RUNS)}")
+
+    @property
+    def names(self):
+        """The entries asked for; none means all."""
+        return [name for name in self.only.split(",") if name]
+
+
+def step_back() -> None:
+    """One thread, and the lowest priority: for this process, and where Linux groups by session."""
+    torch.set_num_threads(1)
+    os.nice(19)
+    group = Path(f"/proc/{os.getpid()}/autogroup")
+    with suppress(OSError):  # no such file, or not ours to write
+        if group.exists():
+            group.write_text("19")
+    keep_memory()
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Inside the block no other queue works in `root`. Raises ValueError where one does already."""
+    import fcntl  # not on Windows
+
+    with open(writable(root) / "ladder.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(f"another queue is at work in {root}") from error
+        yield
+
+
+def serve_hours(options: QueueOptions, items: Sequence[Item], settings: Settings) -> int:
+    """Do what is owed while the hours last. Returns the exit code."""
+    waiting = owed(items, settings)
+    if options.names:
+        waiting = asked_for(items, options.names, settings)
+    with Clock(60 * options.hours, settings.minutes(RESERVE)) as clock:
+        try:
+            code = work(waiting, settings, clock)
+        except OutOfTime as stop:  # between two entries
+            code = 0 if clock.rings else 128 + stop.number
+    rest = [item for item in waiting if not is_done(item, settings)]
+    for item in rest:
+        if needs := lacks(item, settings):
+            print(f"{item.name} waits for {', '.join(needs)}")
+    goes_on = f"the same command goes on with: {', '.join(item.name for item in rest)}"
+    print(goes_on if rest else "nothing asked for is owed any more")
+    return code
+
+
+def run_queue(options: QueueOptions) -> int:
+    """What the options ask for. Returns the exit code."""
+    items = ladder_items(hours=True)
+    settings = QueueSettings(torch.device("cpu"), options.tiny, options.save)
+    if options.list:
+        print(listing(items, settings))
+        return 0
+    step_back()
+    with alone(settings.root):
+        small = config_of("small-1", settings)
+        data_of(small.corpus, small.vocab, settings.tiny)  # without it every entry would fail
+        return serve_hours(options, items, settings)
+
+
+def parse(argv: Sequence[str]) -> QueueOptions:
+    """The command line to its options. Raises ValueError for what makes no sense."""
+    return read(__name__, QueueOptions, argv, "Do what takes hours of one thread.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit code."""
+    return serve(parse, run_queue, argv, "interrupted: the same command goes on where it was")

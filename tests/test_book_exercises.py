@@ -1,0 +1,111 @@
+"""`check` and `solution`: what a reader sees who solved an exercise, erred, or hasn't begun."""
+
+import math
+
+import pytest
+import torch
+
+from scripts.book.exercises import blame, check, home_of, rejection, same_numbers, solution
+from scripts.ch01_attention import subsequent_mask
+
+
+def window_mask(n, r, gap=1):
+    return subsequent_mask(n).triu(-(r - 1) * gap)
+
+
+def test_check_is_silent_on_a_solution(capsys):
+    check(home_of("window_mask").window_mask)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_check_says_why_an_answer_is_wrong(capsys):
+    with pytest.raises(AssertionError, match="between the gaps"):
+        check(window_mask)
+    assert capsys.readouterr() == ("", "")
+
+
+def dots(n, r): ...
+
+
+def documented_dots(n, r):
+    """What is wanted."""
+    ...
+
+
+def passes(n, r):
+    pass
+
+
+def only_documented(n, r):
+    """What is wanted."""
+
+
+def documented_pass(n, r):
+    """What is wanted."""
+    pass
+
+
+def not_implemented(*_):
+    raise NotImplementedError
+
+
+STUBS = [dots, documented_dots, passes, only_documented, documented_pass, not_implemented]
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=lambda f: f.__name__)
+def test_a_stub_is_not_tried_yet(stub, capsys):
+    check(stub, "window_mask")
+    assert capsys.readouterr().out == "window_mask: not tried yet\n"
+
+
+def returns_a_number(n, r, gap):
+    """What is wanted."""
+    return 7
+
+
+@pytest.mark.parametrize("attempt", [returns_a_number, lambda n, r, gap: n])
+def test_a_short_attempt_is_no_stub(attempt, capsys):
+    with pytest.raises(AttributeError):  # the checker asks for the mask's shape
+        check(attempt, "window_mask")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_wrapper_is_checked_under_a_name():
+    right = home_of("window_mask").window_mask
+    check(lambda *sizes: right(*sizes), name="window_mask")
+    with pytest.raises(AssertionError, match="turned over"):
+        check(lambda *sizes: ~right(*sizes), name="window_mask")
+
+
+@pytest.mark.parametrize("ask", [solution, home_of, lambda name: check(dots, name)])
+def test_unknown_names_are_refused_with_the_known_ones(ask):
+    with pytest.raises(ValueError, match="'no_such'; there are .*window_mask"):
+        ask("no_such")
+
+
+def test_solution_prints_our_source(capsys):
+    solution("window_mask")
+    printed = capsys.readouterr().out
+    assert printed.startswith("def window_mask(") and printed.count("def ") == 1
+    assert "return" in printed
+
+
+def test_rejection_is_the_answer_to_a_wrong_candidate():
+    def seven(candidate):
+        assert candidate() == 7, "it isn't seven"
+
+    assert rejection(seven, lambda: 8).startswith("it isn't seven")
+    with pytest.raises(ValueError, match="seven accepts"):
+        rejection(seven, lambda: 7)
+    with pytest.raises(ZeroDivisionError):
+        rejection(seven, lambda: 1 / 0)
+
+
+def test_same_numbers_and_blame():
+    ones = torch.ones(2, dtype=torch.float64)
+    assert same_numbers(ones + 1e-12, ones) and not same_numbers(ones + 1e-3, ones)
+    assert not same_numbers(ones[:1], ones) and not same_numbers([1.0, 1.0], ones)
+    assert not same_numbers(ones * math.nan, ones * math.nan)
+    for got, words in ((ones, "one"), (2 * ones, "two"), (3 * ones, "neither")):
+        with pytest.raises(AssertionError, match=words):
+            blame(got, {"one": ones, "two": 2 * ones}, "neither")

@@ -1,0 +1,58 @@
+"""The instruments against brute force: what depends on what, operations, and bytes kept."""
+
+import pytest
+import torch
+
+from scripts.book.instruments import count_flops, influence, saved_bytes
+
+GENERATOR = torch.Generator().manual_seed(0)
+WEIGHTS = torch.randn(3, 4, generator=GENERATOR, dtype=torch.float64)  # inputs (4, 2) to (3, 5)
+MIX = torch.randn(2, 5, generator=GENERATOR, dtype=torch.float64)
+WEIGHTS[1, 2] = 0.0  # output 1 doesn't see input 2
+
+
+def layer(x):
+    return (WEIGHTS @ x @ MIX).tanh()
+
+
+def by_hand(x):
+    """Every derivative by itself: its output's gradient, then the norm over both widths."""
+    table = torch.zeros(3, 4, dtype=torch.float64)
+    for t in range(3):
+        for d in range(5):
+            x = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(layer(x)[t, d], x)  # (4, 2)
+            table[t] += gradient.pow(2).sum(-1)
+    return table.sqrt()
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_influence_equals_a_loop_over_derivatives(batched):
+    x = torch.randn(4, 2, generator=GENERATOR, dtype=torch.float64)
+    got = influence(layer, x[None] if batched else x)
+    assert got.shape == (3, 4)
+    torch.testing.assert_close(got, by_hand(x))
+    assert got[1, 2] == 0 and (got > 0).sum() == 11
+
+
+def test_influence_leaves_no_trace_on_its_input():
+    x = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
+    assert not influence(layer, x).requires_grad and x.grad is None
+
+
+def test_count_flops_counts_two_for_each_product():
+    a, b = torch.ones(3, 5), torch.ones(5, 7)
+    assert count_flops(lambda a, b: (a @ b).relu(), a, b) == 2 * 3 * 5 * 7
+    assert count_flops(torch.mm, a.to("meta"), b.to("meta")) == 2 * 3 * 5 * 7
+    assert count_flops(torch.add, a, a) == 0  # products and convolutions only
+
+
+def test_saved_bytes_counts_each_storage_once():
+    a = torch.ones(3, 5, requires_grad=True)
+    b = torch.ones(5, 7, requires_grad=True)
+    assert saved_bytes(torch.mm, a, b) == 4 * (15 + 35)
+    assert saved_bytes(lambda a: a @ a.mT, a) == 4 * 15  # a and its transpose: one storage
+    assert saved_bytes(torch.exp, a) == 4 * 15  # the output is what the backward pass needs
+    assert saved_bytes(torch.add, a, a) == 0
+    with torch.no_grad():
+        assert saved_bytes(torch.mm, a, b) == 0

@@ -1,0 +1,137 @@
+"""Chapter 5's exercises: each checker accepts the solution and tells the common mistakes apart."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from scripts.book.exercises import rejection
+from scripts.ch04_encoder_decoder import clones
+from scripts.ch05_norms_and_first_steps import wrong_layer_norm
+from scripts.exercises.ch05 import (
+    check_deepened,
+    check_two_sums_norm,
+    deepened,
+    last_steps,
+    two_sums_norm,
+)
+
+SOLVED = [(check_two_sums_norm, two_sums_norm), (check_deepened, deepened)]
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("check, solved", SOLVED, ids=lambda f: f.__name__)
+def test_a_solution_passes(check, solved):
+    assert check(solved) is None
+
+
+def deepened_by(change):
+    """A way to deepen: copies of the top layer, with `change` applied to each."""
+
+    def deepen(model, N):
+        model = copy.deepcopy(model)
+        for stack in (model.encoder, model.decoder):
+            for layer in clones(stack.layers[-1], N - len(stack.layers)):
+                change(layer)
+                stack.layers.append(layer)
+        return model
+
+    return deepen
+
+
+def all_to_zero(module):
+    for p in module.parameters():
+        nn.init.zeros_(p)
+
+
+def quiet(layer):
+    for step in last_steps(layer):
+        all_to_zero(step)
+
+
+def test_another_way_to_write_a_solution_passes_too():
+    check_two_sums_norm(lambda x, w, b, eps: nn.functional.layer_norm(x, w.shape, w, b, eps))
+    check_deepened(deepened_by(quiet))
+
+
+def test_two_sums_go_wrong_far_from_zero():
+    x = 10_000 + torch.randn(100, 64, dtype=torch.float32)  # spread 1
+    ones = torch.ones(64)
+    right = nn.functional.layer_norm(x.double(), (64,))
+    assert (two_sums_norm(x, ones, 0 * ones, 1e-5) - right).nan_to_num(9).abs().max() > 0.5
+
+
+def normed(x, w, b, eps, correction=0, center=True):
+    mean, spread = x.mean(-1, keepdim=True), x.var(-1, keepdim=True, correction=correction)
+    if not center:
+        mean, spread = 0, x.square().mean(-1, keepdim=True)
+    return (x - mean) * (spread + eps).rsqrt() * w + b
+
+
+def detached(x, w, b, eps):
+    mean = x.mean(-1, keepdim=True).detach()
+    return (x - mean) * (x.var(-1, keepdim=True, correction=0).detach() + eps).rsqrt() * w + b
+
+
+NORM = {
+    "the biased one": lambda *given: normed(*given, correction=1),
+    "ε stands outside the root": lambda x, w, b, eps: (
+        (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, correction=0) + eps) * w + b
+    ),
+    "both of the chapter's slips": lambda x, w, b, eps: wrong_layer_norm(x, eps) * w + b,
+    "ε is missing": lambda x, w, b, eps: normed(x, w, b, 0.0),
+    "the mean is left in": lambda *given: normed(*given, center=False),
+    "not by its root": lambda x, w, b, eps: (
+        (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + eps) * w + b
+    ),
+    "other numbers": lambda x, w, b, eps: normed(x, w, 0 * b, eps),
+    "no gradient reaches": lambda *given: normed(*given).detach(),
+    "lacks their part": detached,
+}
+
+
+def untied(model, N):
+    deep = deepened(model, N)
+    deep.generator.proj.weight = nn.Parameter(deep.generator.proj.weight.clone())
+    return deep
+
+
+def in_place(model, N):
+    deep = deepened(model, N)
+    model.encoder, model.decoder = deep.encoder, deep.decoder
+    return model
+
+
+def same_layer_twice(model, N):
+    deep = deepened(model, N)
+    for stack in (deep.encoder, deep.decoder):
+        stack.layers[3] = stack.layers[2]
+    return deep
+
+
+DEEP = {
+    "make a new model": in_place,
+    "two old ones": lambda model, N: copy.deepcopy(model),
+    "adds something": deepened_by(lambda layer: None),
+    "were tied": untied,
+    "as many parameters": same_layer_twice,
+    "never learn": deepened_by(all_to_zero),
+}
+
+WRONG = [(check_two_sums_norm, NORM), (check_deepened, DEEP)]
+
+
+@pytest.mark.parametrize("check, wrong", WRONG, ids=lambda x: getattr(x, "__name__", ""))
+def test_each_mistake_gets_an_answer_of_its_own(check, wrong):
+    answers = {words: rejection(check, candidate) for words, candidate in wrong.items()}
+    for words, answer in answers.items():
+        assert words in answer, f"{words!r} is not in {answer!r}"
+    assert len(set(answers.values())) == len(wrong) >= 2

@@ -1,0 +1,198 @@
+"""Chapter 5: LayerNorm and its placement, the numbers to start with, tied tables, first steps."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from scripts.ch01_attention import padding_mask, subsequent_mask
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
+from scripts.ch04_encoder_decoder import (
+    EncoderDecoder,
+    EncoderLayer,
+    LayerNorm,
+    PositionwiseFeedForward,
+    SublayerConnection,
+    clones,
+    initialise,
+    make_model,
+    scramble,
+)
+from scripts.ch05_norms_and_first_steps import (
+    input_gradient,
+    is_post_norm,
+    layer_signals,
+    storage_addresses,
+    wrong_initialise,
+    wrong_layer_norm,
+)
+
+SMALL = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
+SRC = torch.tensor([[2, 11, 12, 13, 14, 15, 3], [2, 21, 22, 3, 0, 0, 0]])  # (B, S)
+TGT = torch.tensor([[2, 31, 32, 33, 34], [2, 41, 42, 0, 0]])  # (B, T)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    """Equal means equal to twelve digits; the seed is the same for every test."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(before)
+
+
+def masks() -> tuple[torch.Tensor, torch.Tensor]:
+    return padding_mask(SRC), padding_mask(TGT) & subsequent_mask(TGT.size(1))
+
+
+def training_step(model: EncoderDecoder) -> None:
+    logits = model.generator(model(SRC, TGT, *masks()))
+    F.cross_entropy(logits.flatten(0, 1), TGT.flatten()).backward()
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+
+
+@pytest.mark.parametrize("size", [2, 8, 33])
+def test_layer_norm_is_pytorchs_forward_and_gradient(size):
+    ours, theirs = LayerNorm(size), nn.LayerNorm(size)
+    scramble(ours)
+    theirs.load_state_dict(ours.state_dict())
+    data = torch.cat((torch.randn(4, size), 1e-4 * torch.randn(4, size), torch.ones(1, size)))
+    results = []
+    for norm in (ours, theirs):
+        x = data.clone().requires_grad_()
+        y = norm(x)
+        results.append((y, *torch.autograd.grad(y.sin().sum(), (x, norm.weight, norm.bias))))
+    for mine, reference in zip(*results, strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
+
+
+def test_erratum_02_layer_norm_has_biased_variance_and_eps_under_the_root():
+    x = torch.randn(50, 8)
+    reference = F.layer_norm(x, (8,))
+    torch.testing.assert_close(LayerNorm(8)(x), reference)
+    torch.testing.assert_close(
+        LayerNorm(8)(x).var(-1, correction=0), torch.ones(50), atol=1e-3, rtol=0
+    )
+    assert (wrong_layer_norm(x) - reference).abs().max() > 0.05
+    torch.testing.assert_close(
+        wrong_layer_norm(x).var(-1, correction=0), torch.full((50,), 7 / 8), atol=1e-3, rtol=0
+    )
+    faint = 1e-4 * x  # where ε counts
+    torch.testing.assert_close(LayerNorm(8)(faint), F.layer_norm(faint, (8,)))
+    assert wrong_layer_norm(faint).abs().max() > 5 * LayerNorm(8)(faint).abs().max()
+
+
+def test_erratum_01_norm_placement_is_what_it_says():
+    x, matrix = torch.randn(2, 5, 16), torch.randn(16, 16)
+
+    def sublayer(x):
+        return (x @ matrix).tanh()
+
+    post, pre = SublayerConnection(16, 0.0), SublayerConnection(16, 0.0, norm_first=True)
+    torch.testing.assert_close(post(x, sublayer), F.layer_norm(x + sublayer(x), (16,)))
+    torch.testing.assert_close(pre(x, sublayer), x + sublayer(F.layer_norm(x, (16,))))
+    assert is_post_norm(post, 16) and not is_post_norm(pre, 16)
+
+    class WrongPostNorm(SublayerConnection):
+        """LayerNorm(x + Sublayer(x)), it claims."""
+
+        def forward(self, x, sublayer):
+            return x + self.dropout(sublayer(self.norm(x)))
+
+    assert not is_post_norm(WrongPostNorm(16, 0.0), 16)
+    default = make_model(10, 10, **SMALL)
+    layers = (*default.encoder.layers, *default.decoder.layers)
+    assert all(is_post_norm(part, 16) for layer in layers for part in layer.sublayer)
+
+
+def test_erratum_04_biases_start_at_zero_and_layers_differ():
+    def expand_biases(stack):  # (N, F)
+        return torch.stack([layer.feed_forward.expand.bias for layer in stack])
+
+    model = make_model(50, 60, **SMALL | {"N": 6})
+    for stack in (model.encoder.layers, model.decoder.layers):
+        weights = [layer.feed_forward.expand.weight for layer in stack]
+        assert all(not torch.equal(weights[0], other) for other in weights[1:])
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            assert (module.bias == 0).all()
+
+    parts = (MultiHeadedAttention(4, 16), PositionwiseFeedForward(16, 32))
+    wrong = clones(EncoderLayer(16, *parts, dropout=0.1), 6)
+    wrong_initialise(wrong)
+    biases = expand_biases(wrong)
+    assert (biases != 0).any() and (biases == biases[0]).all()
+    initialise(wrong)
+    assert (expand_biases(wrong) == 0).all()
+
+
+def test_matrices_have_xaviers_spread_and_tables_one_over_root_d():
+    model = make_model(300, 300, N=1, d_model=128, d_ff=512, h=4)
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not model.generator.proj:
+            fan_out, fan_in = module.weight.shape
+            bound = math.sqrt(6 / (fan_in + fan_out))
+            assert module.weight.abs().max() <= bound
+            assert abs(module.weight.std() / (bound / math.sqrt(3)) - 1) < 0.02
+    tied = make_model(300, 300, N=1, d_model=128, d_ff=512, h=4, tie="all")
+    for table in (model.src_embed[0].lut, model.tgt_embed[0].lut, tied.generator.proj):
+        assert abs(table.weight.std() * math.sqrt(128) - 1) < 0.02
+
+
+def test_erratum_07_tied_tables_share_storage():
+    for tie, tables in (("none", 3), ("decoder", 2), ("all", 1)):
+        model = make_model(60, 60, **SMALL, tie=tie)
+        assert len(set(storage_addresses(model))) == tables
+        training_step(model)
+        assert len(set(storage_addresses(copy.deepcopy(model).float()))) == tables
+    assert torch.equal(model.generator.proj.weight, model.src_embed[0].lut.weight)
+
+    wrong = make_model(60, 60, **SMALL)  # the slip: the same numbers in three tables
+    wrong.load_state_dict(model.state_dict())
+    assert torch.equal(wrong.generator.proj.weight, wrong.tgt_embed[0].lut.weight)
+    assert len(set(storage_addresses(wrong))) == 3
+    training_step(wrong)
+    assert not torch.equal(wrong.generator.proj.weight, wrong.tgt_embed[0].lut.weight)
+
+
+def test_tied_gradient_is_the_sum_over_uses():
+    tied, untied = make_model(60, 60, **SMALL, tie="all"), make_model(60, 60, **SMALL)
+    untied.load_state_dict(tied.state_dict())
+    for model in (tied, untied):
+        model.generator(model(SRC, TGT, *masks())).sin().sum().backward()
+    uses = (untied.src_embed[0].lut, untied.tgt_embed[0].lut, untied.generator.proj)
+    torch.testing.assert_close(tied.src_embed[0].lut.weight.grad, sum(u.weight.grad for u in uses))
+
+
+def test_an_untrained_models_loss_is_near_log_v():
+    model = make_model(1000, 1000, N=2, d_model=64, d_ff=128, h=4, dropout=0.0, tie="all").eval()
+    src, tgt = torch.randint(4, 1000, (2, 32, 10))
+    with torch.no_grad():
+        logits = model.generator(model(src, tgt[:, :-1], None, subsequent_mask(9)))
+    loss = F.cross_entropy(logits.flatten(0, 1), tgt[:, 1:].flatten()).item()
+    assert abs(loss - math.log(1000) - 0.5) < 0.3
+
+
+def test_the_road_carries_the_gradient():
+    assert input_gradient(24, residual=False) < 1e-5 < 1 < input_gradient(24, residual=True)
+
+
+def test_signals_of_both_placements():
+    size = {"N": 6, "d_model": 32, "d_ff": 64, "h": 4, "dropout": 0.0}
+    batch = torch.randint(4, 60, (3, 8, 6))
+    for norm_first in (False, True):
+        model = make_model(60, 60, **size, norm_first=norm_first)
+        signals = layer_signals(model, *batch).set_index("layer")
+        assert signals.index.tolist() == [f"{side}{n}" for side in "ED" for n in range(1, 7)]
+        spread, gradient = signals["output spread"], signals["gradient"]
+        if norm_first:
+            assert spread["D6"] > 1.5 * spread["D1"] and gradient["D6"] < 1.2 * gradient["D1"]
+        else:
+            assert (abs(spread - 1) < 0.01).all()
+            assert gradient["D6"] > 3 * gradient["D1"]
+            assert signals.common["E6"] > 2 * signals.common["D6"]

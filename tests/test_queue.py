@@ -1,0 +1,418 @@
+"""The queue at tiny size: killed and gone on with, what waits for what, half time, the table."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+from scripts import ch09_training_run as ch09
+from scripts.book.records import load_record, save_record, sha256
+from scripts.engine.checkpoints import saved_states
+from scripts.engine.diversify import pairs_sha256
+from scripts.engine.steps import Step
+from scripts.studies import agenda, ladder, queue
+from scripts.studies.agenda import Clock, Item, asked_for, at_hand, is_done, lacks, owed, work
+from scripts.studies.ladder import RUNGS, RUNS, Rung, ladder_items, ladder_table, too_far_behind
+
+HERE = queue.QueueSettings(torch.device("cpu"), tiny=True)
+TINY = ("--tiny", "true")
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """One thread as in the queue, and this process keeps its priority."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(queue, "step_back", lambda: None)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Path:
+    """A folder of runs of its own."""
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def record_of(name: str) -> dict:
+    return load_record(f"ladder-{name}", HERE.records)
+
+
+# Killed.
+
+KILLED = """
+import os, signal, sys
+from scripts import ch09_training_run as ch09
+from scripts.studies import ladder
+from scripts.studies.queue import main
+
+entry, number = sys.argv.pop(1), int(sys.argv.pop(1))
+step = ch09.Training.step
+def fatal(training, *given):
+    step(training, *given)
+    if training.config.name.endswith(entry) and training.state.steps == number:
+        group = f"/proc/{os.getpid()}/autogroup"
+        print(os.nice(0), open(group).read() if os.path.exists(group) else "nice 19")
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+ch09.Training.step = fatal
+sys.exit(main())
+"""
+
+
+def test_killed_in_an_entry_the_same_command_goes_on_to_the_same_weights(
+    runs, tmp_path, monkeypatch
+):
+    """With layers, features and words dropped: the state of the random generator decides much."""
+    words = [*TINY, "--only", "unidrop-1"]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, "unidrop-1", "9", *words],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        start_new_session=True,  # whose group is told to step back, too
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    assert re.search(r"^19 .*nice 19", done.stdout, re.M), done.stdout[-500:]
+    assert saved_states(HERE.folder("unidrop-1"))[-1].name == "state-00000008.safetensors"
+    steps, step = [], ch09.Training.step
+
+    def counted(training, *given):
+        step(training, *given)
+        steps.append(training.state.steps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ch09.Training, "step", counted)
+        assert queue.main(words) == 0
+    assert steps[0] == 9
+    found = record_of("unidrop-1")
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "straight"))
+    assert queue.main([*TINY, "--only", "unidrop-1"]) == 0
+    assert record_of("unidrop-1")["weights_sha256"] == found["weights_sha256"]
+    assert [row["train_loss"] for row in record_of("unidrop-1")["history"]] == [
+        row["train_loss"] for row in found["history"]
+    ]
+
+
+# Whole entries.
+
+
+@pytest.fixture(scope="module")
+def climbed(tmp_path_factory) -> Path:
+    """Runs of entries that others need, and of such that need them."""
+    home = tmp_path_factory.mktemp("climbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERIES_RUNS", str(home))
+        patch.setattr(queue, "step_back", lambda: None)
+        patch.setattr(ladder, "AT_ONCE", 50)
+        patch.setitem(RUNGS, "taught", replace(RUNGS["taught"], teachers=("small-1", "muon-1")))
+        assert queue.main([*TINY, "--only", "diverse-1,taught-1"]) == 0
+    return home
+
+
+@pytest.fixture
+def done(climbed, monkeypatch) -> Path:
+    """`climbed`, as the place of the runs."""
+    monkeypatch.setenv("SERIES_RUNS", str(climbed))
+    monkeypatch.setattr(ladder, "AT_ONCE", 50)
+    return climbed
+
+
+def test_what_is_asked_for_comes_with_what_it_needs(done):
+    """Each with its record: how to repeat it, what it learned from, and no test's score."""
+    names = [path.stem for path in HERE.records.iterdir()]
+    assert sorted(names) == [
+        f"ladder-{name}" for name in ("diverse-1", "muon-1", "reverse-1", "small-1", "taught-1")
+    ]
+    for name in names:
+        record = load_record(name, HERE.records)
+        assert list(record)[:3] == ["command", "repeat", "commit"]
+        assert record["command"] == record["repeat"]
+        _, _, module, *words = record["repeat"].split()
+        assert module == "scripts.studies.queue"
+        options = queue.parse(words)
+        assert [f"ladder-{one}" for one in options.names] == [name] and options.tiny
+        assert "test" not in record and record["history"] and record["hours"] >= 0
+        assert 0 <= record["val_bleu_beam"] <= 100
+    home = HERE.folder("muon-1")
+    muon, taught = record_of("muon-1"), record_of("taught-1")
+    assert muon["weights_sha256"] == sha256(home / "model.safetensors") and not muon["lesson"]
+    both = [record_of(name)["weights_sha256"] for name in ("small-1", "muon-1")]
+    assert taught["lesson"] == {"taught": 0.5, "teachers": ",".join(both)}
+    assert taught["learned_from"]["teachers"] == ["small-1", "muon-1"]
+    assert record_of("diverse-1")["learned_from"]["reverse"] == ["reverse-1"]
+
+
+def test_a_diversified_run_learns_from_what_the_others_wrote(done):
+    """The texts are there, in three parts of 50, 50 and 20; the digest in the record is theirs."""
+    data = ladder.data_of("sample", 300, True)
+    texts = {}
+    for name in ("muon-1", "reverse-1"):
+        parts = sorted(HERE.folder(name).glob("texts-*.json"))
+        texts[name] = [json.loads(path.read_text("utf-8"))["texts"] for path in parts]
+        assert [len(part) for part in texts[name]] == [50, 50, 20]
+        texts[name] = sum(texts[name], [])
+    pairs = ladder.diversified(data, [texts["muon-1"]], [texts["reverse-1"]])
+    found = record_of("diverse-1")
+    assert found["lesson"] == {"pairs": pairs_sha256(pairs)}
+    assert found["train_pairs"] == len(pairs.train)
+
+
+def test_writing_goes_on_where_it_was_cut_off(done, monkeypatch, tmp_path):
+    """And is done anew where the model is another."""
+    copy = shutil.copytree(done, tmp_path / "copy")
+    monkeypatch.setenv("SERIES_RUNS", str(copy))
+    sentences = [source for source, _ in ladder.data_of("sample", 300, True).corpus["train"]]
+    before = ladder.written("muon-1", sentences, HERE)
+    (HERE.folder("muon-1") / "texts-000050.json").unlink()
+    asked = []
+    monkeypatch.setattr(
+        ladder, "translate", lambda _, texts, how: asked.append(len(texts)) or ["x"] * len(texts)
+    )
+    after = ladder.written("muon-1", sentences, HERE)
+    assert asked == [50] and after == [*before[:50], *["x"] * 50, *before[100:]]
+    model = HERE.folder("muon-1") / "model.safetensors"
+    shutil.copy(HERE.folder("small-1") / "model.safetensors", model)
+    ladder.written("muon-1", sentences, HERE)
+    assert asked == [50, 50, 50, 20]
+
+
+def test_what_is_done_is_not_done_again_unless_its_model_is_gone_and_needed(
+    done, monkeypatch, tmp_path
+):
+    copy = shutil.copytree(done, tmp_path / "copy")
+    monkeypatch.setenv("SERIES_RUNS", str(copy))
+    monkeypatch.setattr(Step, "run", None)  # whoever trains now fails
+    words = [*TINY, "--only", "muon-1,diverse-1"]
+    assert queue.main(words) == 0
+    shutil.rmtree(HERE.folder("muon-1"))
+    assert queue.main(words) == 0  # its record is enough
+    (HERE.records / "ladder-diverse-1.json").unlink()
+    shutil.rmtree(HERE.folder("diverse-1"))
+    items = ladder_items(hours=True)
+    assert [i.name for i in asked_for(items, ["diverse-1"], HERE)] == ["muon-1", "diverse-1"]
+    assert [i.name for i in owed(items, HERE)][:2] == ["muon-1", "muon-dropout-1"]
+
+
+def test_another_recipe_or_another_lesson_is_refused(done, monkeypatch, tmp_path):
+    """Where a run is done, and where it is half done."""
+    copy = shutil.copytree(done, tmp_path / "copy")
+    monkeypatch.setenv("SERIES_RUNS", str(copy))
+    for name, changes in (("muon", {"clip": 0.5}), ("taught", {"taught": 0.4})):
+        rung = RUNGS[name]
+        other = replace(rung, changes=rung.changes | changes, teachers=rung.teachers[:2])
+        monkeypatch.setitem(RUNGS, name, other)
+        with pytest.raises(ValueError, match="holds another run"):
+            ladder.climbed(f"{name}-1", HERE)
+    (HERE.folder("muon-1") / "record.json").unlink()
+    (HERE.records / "ladder-muon-1.json").unlink()
+    queue.main([*TINY, "--only", "muon-1"])
+    assert "another --clip" in agenda.failures(HERE)["muon-1"]["failed"]
+
+
+def test_only_a_candidate_is_tested(runs, monkeypatch):
+    monkeypatch.setitem(RUNGS, "small", Rung(0, "may ship", candidate=True))
+    asked, evaluate = [], ch09.evaluate
+    monkeypatch.setattr(
+        ch09, "evaluate", lambda model, pairs, *how: asked.append(how) or evaluate(model, pairs)
+    )
+    assert queue.main([*TINY, "--only", "small-1"]) == 0
+    assert set(record_of("small-1")["test"]) == {"test", "test_unseen"} and asked
+    card = (HERE.folder("small-1") / "README.md").read_text("utf-8")
+    assert record_of("small-1")["repeat"] in card
+    asked.clear()
+    assert queue.main([*TINY, "--only", "muon-1"]) == 0 and not asked
+
+
+# What waits.
+
+
+def test_what_lacks_something_is_not_begun(runs):
+    began = []
+
+    def make(settings):
+        began.append(settings.prefix)
+        return {}
+
+    given = [
+        Item(name, 0.01, f"pretends to be {name}", make, needs=needs)
+        for name, needs in (("a", ()), ("b", ()), ("c", ("a", "b")))
+    ]
+    assert lacks(given[2], HERE) == ["a", "b"] and "waits" in agenda.listing(given, HERE)
+    assert work(given[2:], HERE, Clock(10)) == 0 and not began
+    assert work(given[1:], HERE, Clock(10)) == 0 and len(began) == 1  # b, and c still waits for a
+    assert [item.name for item in owed(given, HERE)] == ["a", "c"]
+    shutil.rmtree(HERE.folder("b"))
+    assert [item.name for item in owed(given, HERE)] == ["a", "b", "c"]  # c needs it again
+    assert not at_hand("b", HERE) and is_done(given[1], HERE)
+
+
+def test_without_a_corpus_nothing_is_begun(runs, monkeypatch, capsys):
+    def gone(*_):
+        raise FileNotFoundError("no corpus: set MULTI30K_DIR")
+
+    monkeypatch.setattr(queue, "data_of", gone)
+    assert queue.main([*TINY]) == 2 and "MULTI30K_DIR" in capsys.readouterr().err
+    assert not agenda.failures(HERE)
+
+
+def test_two_queues_do_not_work_at_once(runs, capsys):
+    with queue.alone(HERE.root):
+        assert queue.main([*TINY, "--only", "small-1"]) == 2
+    assert "another queue is at work" in capsys.readouterr().err
+    assert not HERE.folder("small-1").exists()
+
+
+# Half time.
+
+
+@pytest.mark.parametrize(
+    ("bleus", "epochs", "best", "ended"),
+    [
+        ([10, 20, 30], 6, [1, 20, 34, 40, 41, 42], False),  # 4 behind is not more than 4
+        ([10, 20, 29.9], 6, [1, 20, 34, 40, 41, 42], True),
+        ([30, 20, 10], 6, [1, 20, 34, 40, 41, 42], False),  # its best counts, not its last
+        ([10, 20], 6, [1, 50, 60, 60, 60, 60], False),  # before half time
+        ([10, 20, 29, 30], 6, [90] * 6, False),  # after it
+        ([10, 20, 29], 6, [1, 33.5, 50], True),  # half of the best one's way are 2 of 3 epochs
+        ([10, 20, 29], 6, [1, 33.0, 50], False),
+        ([10, 20, 29], 6, [33.5, 90], True),
+        ([10, 20, 29], 7, [90] * 6, True),  # half of 7 is 3
+        ([1], 1, [90], False),  # one epoch has no half
+        ([1, 2, 3], 6, [], False),  # nobody to compare with
+    ],
+)
+def test_half_time(bleus, epochs, best, ended):
+    why = too_far_behind(bleus, epochs, best)
+    assert bool(why) is ended
+    if ended:
+        assert f"{len(bleus)} of {epochs} epochs" in why
+
+
+def test_a_hopeless_rung_is_ended_with_a_record(runs, monkeypatch, capsys):
+    """Killed before its record is there, it isn't trained any further."""
+    monkeypatch.setattr(ladder, "best_history", lambda but, settings: [50.0, 60.0])
+    monkeypatch.setitem(RUNGS, "small", Rung(0, "may ship", candidate=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(ladder, "validated", None)
+        with pytest.raises(TypeError):
+            ladder.climbed("small-1", HERE)
+    monkeypatch.setattr(Step, "run", None)
+    assert queue.main([*TINY, "--only", "small-1"]) == 0
+    found = record_of("small-1")
+    assert re.search(r"1 of 2 epochs \d+\.\d\d BLEU behind", found["ended"])
+    assert len(found["history"]) == 1 and "test" not in found
+    assert found["chosen_by_val_bleu"] == {"best epoch": found["history"][0]["val_bleu"]}
+    (row,) = ladder_table(HERE.records)
+    assert row["ended"] == found["ended"] and row["epochs"] == 1
+    assert queue.main([*TINY, "--only", "small-1"]) == 0
+    with pytest.raises(ValueError, match="all were ended"):
+        ladder.standing(("small-1",), HERE)
+
+
+def test_the_best_rung_is_of_the_same_language_and_not_oneself(runs):
+    def leave(name, bleus, **more):
+        history = [{"val_bleu": bleu} for bleu in bleus]
+        chosen = {"chosen_by_val_bleu": {"best epoch": max(bleus)}}
+        save_record(f"ladder-{name}", chosen | {"history": history} | more, HERE.records)
+
+    assert ladder.best_history("small-1", HERE) == []
+    leave("small-1", [1, 2])
+    leave("muon-1", [5, 6])
+    leave("reverse-1", [90, 91])
+    leave("r-drop-1", [7, 8], ended="early")
+    assert ladder.best_history("unidrop-1", HERE) == [5, 6]
+    assert ladder.best_history("muon-1", HERE) == [1, 2]
+
+
+# The table.
+
+
+def fake(name: str, bleu: float, folder: Path, **more) -> None:
+    record = {"repeat": f"command {name}", "device": "a toaster", "seconds": 3600.0, "hours": 1.25}
+    record["chosen_by_val_bleu"] = {"best epoch": bleu - 1, "mean of the last 5": bleu}
+    save_record(f"ladder-{name}", record | {"history": [{}] * 7} | more, folder)
+
+
+def test_the_table_of_none_one_and_all_records(tmp_path):
+    assert ladder_table(tmp_path) == ladder_table(tmp_path / "nowhere") == []
+    fake("muon-1", 42.0, tmp_path)
+    (row,) = ladder_table(tmp_path)
+    assert (row["rung"], row["val_bleu"], row["gain"], row["deviation"]) == ("muon", 42, None, None)
+    for name in RUNS:
+        fake(name, 41.0 if name == "small-1" else 42.0 + (name == "final-2"), tmp_path)
+    rows = {row["rung"]: row for row in ladder_table(tmp_path)}
+    assert list(rows) == list(RUNGS) and [row["step"] for row in rows.values()] == sorted(
+        rung.step for rung in RUNGS.values()
+    )
+    assert rows["small"]["gain"] == 0 and rows["muon"]["gain"] == 1
+    assert rows["reverse"]["gain"] is None and rows["reverse"]["seeds"] == 2
+    final = rows["final"]
+    assert (final["val_bleu"], final["gain"], final["hours"]) == (42.5, 1.5, 2.5)
+    assert final["deviation"] == pytest.approx(0.5**0.5, abs=1e-3) and final["epochs"] == 7
+    assert final["command"] == "command final-1" and final["ended"] is None
+    assert ladder_table(tmp_path, "gpu") == []
+
+
+def test_the_ladder_holds_together():
+    """What is needed comes first; no run is at stake for long; only the last step may ship."""
+    seen = set()
+    for item in ladder_items(hours=True):
+        assert {*item.needs} <= seen, item.name
+        assert item.resumes and item.make and 60 < item.minutes < 600
+        seen.add(item.name)
+    assert seen == set(RUNS)
+    for name, rung in RUNGS.items():
+        muon = rung.passes / 2 if rung.changes.get("optimizer") == "muon" else 0
+        seconds = (rung.work + muon) * ladder.EPOCH + ladder.VALIDATION * (rung.epochs + 4)
+        seconds += ladder.TEXTS * len(rung.needs)
+        assert seconds / 2.5 / 60 <= 100, name  # where products have 16 bits
+        assert rung.candidate is (rung.step == 6)
+        config = ladder.config_of(f"{name}-1", queue.QueueSettings(torch.device("cpu")))
+        assert config.epochs == rung.epochs and (config.layers, config.d_model) == (3, 256)
+        assert all(getattr(config, field) == value for field, value in rung.changes.items())
+
+
+# The command.
+
+
+def test_the_list_names_all_and_touches_nothing(runs, capsys):
+    assert queue.main(["--list", "true"]) == 0
+    *rows, total = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == list(RUNS)
+    assert all(re.search(r" \d+\.\d\d h  \w+ +\S", row) for row in rows) and " h in all" in total
+    assert not runs.exists()
+
+
+def test_records_are_results_only_when_asked(runs):
+    cpu = torch.device("cpu")
+    assert queue.QueueSettings(cpu, save=True).records == ROOT / "results"
+    for other in (queue.QueueSettings(cpu), queue.QueueSettings(cpu, tiny=True, save=True)):
+        assert runs in other.records.parents
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--hours", "0"], "more than 0"),
+        (["--only", "small-9"], "unknown entry 'small-9'"),
+        (["--list", "perhaps"], "list"),
+    ],
+)
+def test_a_mistake_gets_one_line(argv, says, runs, capsys):
+    assert queue.main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and says in error
+    assert not runs.exists()
