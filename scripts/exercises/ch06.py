@@ -1,0 +1,151 @@
+"""Chapter 6's exercises: for each our solution under its name, and `check_NAME`, which judges."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from scripts.book.exercises import blame, same_numbers
+from scripts.ch04_encoder_decoder import EncoderDecoder
+from scripts.ch06_training import (
+    BOS,
+    EOS,
+    PAD,
+    Batch,
+    LabelSmoothing,
+    batch_loss,
+    copy_batches,
+    cosine_rate,
+    gradient_of,
+    tiny_model,
+    train_step,
+)
+
+
+def linear_rate(step: int, peak: float, warmup: int, total: int) -> float:
+    """Up to `peak` at step `warmup`, then down to 0 just after step `total`, in straight lines."""
+    if step < 1:
+        raise ValueError(f"steps count from 1, not {step}")
+    left = max(0, total + 1 - step)  # steps still to be taken, this one included
+    return peak * min(step / warmup, left / (total + 1 - warmup))
+
+
+def check_linear_rate(candidate: Callable[[int, float, int, int], float]) -> None:
+    """Holds the rates of every step against the two straight lines; then the steps outside."""
+    for warmup, total in ((4, 10), (1, 5), (5, 5)):
+        steps = range(1, total + 2)
+        up = torch.tensor([n / warmup for n in steps]).double()
+        down = torch.tensor([(total + 1 - n) / (total + 1 - warmup) for n in steps]).double()
+        early = torch.tensor([(total - n) / max(1, total - warmup) for n in steps]).double()
+        right = torch.minimum(up, down)  # the lower line holds
+        cosine = torch.tensor([cosine_rate(n, 1.0, warmup, total) for n in steps]).double()
+        mistakes = {
+            "the first step has rate 0, and all are one late: steps count from 1": F.pad(
+                right[:-1], (1, 0)
+            ),
+            "the last step has rate 0 and is wasted: reach 0 one step later": torch.minimum(
+                up, early
+            ).clamp(min=0),
+            "that falls like a cosine": cosine,
+            "the warm-up is missing": down.clamp(max=1),
+        }
+        got = (
+            torch.tensor([float(candidate(n, 0.25, warmup, total)) for n in steps]).double() / 0.25
+        )
+        if not same_numbers(got, right):
+            blame(got, mistakes, "other rates than those of the two straight lines")
+        after = candidate(total + 3, 0.25, warmup, total)
+        assert after == 0, "after the last step the rate isn't 0: below it, the weights would climb"
+    try:
+        candidate(0, 0.25, 4, 10)
+    except ValueError:
+        return
+    raise AssertionError("step 0 is accepted: whoever forgets the + 1 won't notice")
+
+
+def streamed_gradient(
+    model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing
+) -> None:
+    """Adds up gradients of sums, and divides them once the tokens are known."""
+    model.zero_grad()
+    tokens = 0
+    for batch in batches:
+        loss, _ = batch_loss(model, batch, criterion)
+        loss.backward()
+        tokens += batch.ntokens
+    for p in model.parameters():
+        p.grad /= tokens
+
+
+def check_streamed_gradient(
+    candidate: Callable[[EncoderDecoder, Iterator[Batch], LabelSmoothing], None],
+) -> None:
+    """Compares with `train_step`'s gradient; counts backward passes; looks at the weights."""
+    sizes = ((8, 10), (4, 5), (1, 1))  # rows, and the length of the shortest
+    group = [next(copy_batches(1, n, seed=1, lengths=(short, 10))) for n, short in sizes]
+    model, criterion = tiny_model(d_model=16).double(), LabelSmoothing(0.1)
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    alone = []
+    for part in ([batch] for batch in group):
+        train_step(model, part, criterion, still)
+        alone.append(gradient_of(model))
+    train_step(model, group, criterion, still)
+    right, tokens = gradient_of(model), sum(batch.ntokens for batch in group)
+    mistakes = {
+        "a mean of means: a token of a small batch weighs more than one of a large": sum(alone) / 3,
+        "a sum of means: it grows with the number of batches": sum(alone),
+        "a sum over tokens: it must be divided by their number in the end": right * tokens,
+        "what stood in p.grad before is still in it": right + 1,
+        "only the last batch is left: each one's gradient is added to those before": alone[-1],
+    }
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    passes: list[Tensor] = []
+    hook = model.generator.proj.bias.register_hook(passes.append)
+    candidate(model, iter(group), criterion)
+    hook.remove()
+    assert torch.equal(parameters_to_vector(model.parameters()), before), "a step was taken"
+    assert all(p.grad is not None for p in model.parameters()), "p.grad is empty"
+    got = gradient_of(model)
+    if not same_numbers(got, right):
+        blame(got, mistakes, "another gradient than that of one large batch")
+    assert len(passes) == len(group), (
+        "one backward pass for all: until then the graphs of all batches were in memory"
+    )
+
+
+def reversed_target(src: Tensor) -> Tensor:
+    """(B, S) symbols, </s>, padding to (B, S+1) <s>, symbols backwards, </s>, padding."""
+    count = (src > EOS).sum(dim=1, keepdim=True)  # (B, 1), the symbols of each row
+    place = torch.arange(src.size(1)).expand_as(src)  # (B, S)
+    mirrored = src.gather(1, (count - 1 - place).clamp(min=0))  # (B, S), right where a symbol is
+    return F.pad(torch.where(place < count, mirrored, src), (1, 0), value=BOS)
+
+
+def check_reversed_target(candidate: Callable[[Tensor], Tensor]) -> None:
+    """Holds candidate(src) against lists that are turned round one by one."""
+    rows = [[5, 6, 7], [8, 9], [4, 5, 6, 13, 8], [12]]
+
+    def tensor(rows: list[list[int]]) -> Tensor:
+        return torch.tensor([row + [PAD] * (7 - len(row)) for row in rows])
+
+    src = tensor([[*row, EOS] for row in rows])[:, :6]  # (B, S)
+    right = tensor([[BOS, *row[::-1], EOS] for row in rows])  # (B, S+1)
+    mistakes = {
+        "nothing is reversed: that is the copy task": F.pad(src, (1, 0), value=BOS),
+        "padding was turned round too: it must stay behind the end": F.pad(
+            src.flip(1), (1, 0), value=BOS
+        ),
+        "the end symbol was turned round too: the model would learn to stop at once": tensor(
+            [[BOS, EOS, *row[::-1]] for row in rows]
+        ),
+        "the start symbol is missing: the decoder has nothing to read at first": right[:, 1:],
+        "the end symbol is missing: decoding would never stop": right.where(right != EOS, PAD),
+    }
+    got = candidate(src.clone())
+    if not same_numbers(got, right):
+        blame(got, mistakes, "another target than <s>, the symbols backwards, </s>, padding")
+    assert got.dtype == src.dtype, "ids must stay integers"
