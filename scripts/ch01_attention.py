@@ -255,7 +255,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 # %% [markdown]
-# Does it agree with NumPy, and with PyTorch's own, which is written for speed? Outputs and gradients:
+# Does it agree with NumPy, and with PyTorch's own? Outputs and gradients:
 
 # %%
 torch.manual_seed(1)
@@ -435,17 +435,17 @@ assert turned.triu(1).any()  # the pitfall below is noticed
 # **Pitfall.** *The mask turned over.* Rows and columns swapped, or True meaning "hide" to one function and "allow" to the next. Then the
 # answer is in the input, and only has to be copied. Notice it with `influence`: nothing right of the diagonal may have a gradient.
 #
-# **Why pad *queries* may be left unmasked.** A pad asks, too, and gets an answer. That is no leak: as a key, a pad is hidden in every layer,
-# and as a prediction the loss skips it (chapter 6). Nothing that it holds reaches a real word:
+# **Why pad *queries* may be left unmasked.** A pad asks, too, and gets an answer. But as a key it is hidden in every layer, and the loss
+# skips its prediction (chapter 6). Nothing that it holds reaches a real word:
 
 # %%
 real = pads[0, 0]  # (6,): four real tokens, two pads
 padded = influence(lambda x: attention(x, x, x, pads[0])[0], x) > 0  # (6, 6)
 assert not padded[real][:, ~real].any()  # no real word depends on a pad
-assert padded[~real][:, real].all()  # the pads look at real words, and nobody minds
+assert padded[~real][:, real].all()  # the pads do look at real words
 
 # %% [markdown]
-# To hide the pad rows as well would gain nothing, and leave rows in which *nothing* is allowed. What should such a row give?
+# To hide the pad rows as well would leave rows in which *nothing* is allowed.
 
 # %% [markdown]
 # ## 7. The row that may look at nothing
@@ -488,7 +488,7 @@ titled(
 # 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; added as a float mask it becomes −∞.
 #
 # A bare −∞ gives 0/0, and `nan_to_num` afterwards repairs the output, not always the gradient: 0 × NaN flows back. So `masked_softmax`, in
-# its last two lines, gives an empty row harmless scores *before* the softmax and sets its weights to 0 after it. No NaN is ever made.
+# its last two lines, gives an empty row harmless scores *before* the softmax and sets its weights to 0 after it.
 # `gradcheck` compares our gradients with finite differences:
 
 # %%
@@ -507,7 +507,7 @@ assert masked_softmax(left_scores.half(), left_mask).isfinite().all()  # in half
 # > **In short.** Nobody tells a head where to look. It is told what the right answer was, and the gradient teaches it where to look.
 #
 # A model *learns* its queries and keys: each word has a vector $x$ of $D$ numbers, and two matrices $W^Q, W^K$ $(D, d_k)$ turn it into a
-# query $x W^Q$ or a key $x W^K$. Such a pair of matrices is a **head**. (In chapter 2 it gets a third, for values.)
+# query $x W^Q$ or a key $x W^K$. Such a pair of matrices is a **head**.
 #
 # Our task is a dictionary. Five German words ask. Their translations stand there in another order, and for each German word the head must
 # return the right one. All word vectors are random and fixed: at first a word and its translation have *nothing* in common.
@@ -650,8 +650,8 @@ titled(
 #
 # > **In short.** Recurrence passes a word along, neighbour to neighbour. A convolution jumps a few places. Attention looks straight across.
 #
-# The paper's Table 1 compares layers of width $D$ (its $d$) by operations, by steps that must wait for each other, and by the longest path of
-# a signal between two positions. A convolution sees $k$ places, restricted attention $r$.
+# The paper's Table 1 compares layers of width $D$ (its $d$). A convolution sees $k$ places, restricted attention $r$. Sequential steps must
+# wait for each other; a path leads from one position to another.
 #
 # | layer | operations | sequential steps | longest path |
 # |---|---|---|---|
@@ -688,12 +688,11 @@ titled(
         words=("has reached the last word", "has not"),
     ),
     "Self-attention reaches every word in one hop",
-    "Which of 17 words the last one has heard of. A hop is a layer; for recurrence it is a step in time. It adds one "
-    "word per hop, a plain convolution two, restricted attention four.",
+    "Which of 17 words the last one has heard of. A hop is a layer; for recurrence it is a step in time.",
 )
 
 # %% [markdown]
-# Is attention cheaper, then? Table 1 leaves its projections out. With them it takes $4nD^2 + 2n^2D$ multiplications, a recurrent layer
+# Table 1 leaves attention's projections out. With them it takes $4nD^2 + 2n^2D$ multiplications, a recurrent layer
 # $2nD^2$: about half as many at $n = 32$, $D = 512$. Attention wins by the other two columns.
 
 # %% [markdown]

@@ -236,9 +236,9 @@ titled(
 class MultiHeadedAttention(nn.Module):
     """h attentions side by side, each on its own projection of the input (§3.2.2).
 
-    One class serves self-attention (query = key = value), cross-attention (key = value = memory)
-    and causal attention (with a causal mask). After a call `attn` holds the weights (B, H, T, S),
-    detached and as they were before dropout.
+    One class serves self-attention (query = key = value), cross-attention (key = value = memory,
+    the encoder's output) and causal attention (with a causal mask). After a call `attn` holds the
+    weights (B, H, T, S), detached and as they were before dropout.
 
     Raises ValueError where `d_model` is not a multiple of `h`.
     """
@@ -360,7 +360,7 @@ print(f"outputs, weights and {len(grads)} gradients agree")
 # |---|---|---|---|---|
 # | self-attention (encoder) | source (B, S, D) | source | padding (B, 1, S) | (B, H, S, S) |
 # | causal self-attention (decoder) | target (B, T, D) | target | causal (1, T, T), and padding | (B, H, T, T) |
-# | cross-attention (decoder) | target (B, T, D) | memory (B, S, D): the encoder's output | padding of the source (B, 1, S) | (B, H, T, S) |
+# | cross-attention (decoder) | target (B, T, D) | memory (B, S, D) | padding of the source (B, 1, S) | (B, H, T, S) |
 #
 # **Predict.** A source of five tokens, of which the last is padding, and a target of six. In cross-attention, which shape has the output? How many of each head's weights are exactly zero?
 
