@@ -56,7 +56,7 @@ from scripts.book.instruments import count_flops, influence, saved_bytes
 
 # %% [markdown]
 # Letters as in [chapter 0](ch00_start_here.ipynb): $B$ sentences, $T$ words that *look*, $S$ words that are looked *at*. New are $d_k$, the
-# width of a query or key, $d_v$, that of a value, and $n = T = S$, where a sentence looks at itself.
+# width of a query or key, $d_v$, that of a value, and $n = T = S$, where a sentence looks at itself (*self-attention*).
 
 # %% [markdown]
 # ## 1. Dot products measure similarity
@@ -68,7 +68,7 @@ from scripts.book.instruments import count_flops, influence, saved_bytes
 # where $\theta$ is the angle between them. With queries as rows of $Q$ and keys as rows of $K$, one matrix product holds all dot products:
 # $QK^\top$ $(T, S)$. Here are six words with three features that we made up: alive, toy, big.
 #
-# **Predict.** Which word is most similar to *dog*: dog itself, puppy, or horse?
+# **Predict.** Which word is most similar to *dog* (2, 0, 1): dog itself, *puppy* (2, 1, −1), or *horse* (2, 0, 2)?
 
 # %%
 words = ["dog", "puppy", "horse", "ball", "doll", "house"]
@@ -83,8 +83,8 @@ print("most similar to dog by angle:      ", words[cosine[0].argmax()])
 titled(
     heatmap(similarity, words, words, value_title="dot product", scheme="diverging", digits=0),
     "A dog is closest to a horse",
-    "Dot products of six hand-made vectors. Animals agree with animals, toys with toys. In the first row "
-    "the dog scores 5 with itself and 6 with the horse.",
+    "Dot products of six hand-made vectors. In the first row the dog scores 5 with itself and 6 with the horse. "
+    "The puppy, small and half a toy, agrees with the doll as much as with the dog.",
 )
 
 # %% [markdown]
@@ -228,8 +228,8 @@ def attention(
 
 
 # %% [markdown]
-# Without a mask, `masked_softmax` is `scores.softmax(dim=-1)`. Section 6 explains its masks, section 7 the last two lines. Dropout is for
-# chapter 2.
+# Without a mask, `masked_softmax` is `scores.softmax(dim=-1)`. Section 6 explains its masks, section 7 the last two lines. Dropout, which
+# sets random weights to 0 in training, is for chapter 2.
 
 
 # %%
@@ -255,7 +255,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 # %% [markdown]
-# Does it agree with NumPy, and with PyTorch's own, which is written for speed? Outputs and gradients:
+# Does it agree with NumPy, and with PyTorch's own? Outputs and gradients:
 
 # %%
 torch.manual_seed(1)
@@ -274,8 +274,8 @@ for b in range(2):
 print("output (B, T, d_v):", tuple(ours.shape), "weights (B, T, S):", tuple(weights.shape))
 
 # %% [markdown]
-# **Pitfall.** *Softmax over the wrong axis.* With `dim=-2` the queries compete for a key, not the keys for a query. The shapes fit, and a
-# model trains, badly. Each **row** of the weights must sum to 1.
+# **Pitfall.** *Softmax over the wrong axis.* With `dim=-2` the queries compete for a key, not the keys for a query. The shapes fit, and
+# nothing fails. Each **row** of the weights must sum to 1.
 
 # %%
 wrong = (inputs[0] @ inputs[1].mT / math.sqrt(4)).softmax(dim=-2)  # (B, T, S) too
@@ -289,7 +289,7 @@ print("rows of the wrong weights sum to", wrong[0].sum(-1).detach().numpy().roun
 #
 # If the entries of $q, k \in \mathbb{R}^{d_k}$ are independent with mean 0 and variance 1, so is each product $q_i k_i$. Variances of
 # independent terms add up: $q \cdot k$ has variance $d_k$ and spread (standard deviation) $\sqrt{d_k}$. At $d_k = 512$ a typical score is
-# ±22 (§3.2.1, footnote 4).
+# ±22.6 (§3.2.1, footnote 4).
 
 
 # %%
@@ -309,9 +309,8 @@ for d_k in (4, 64, 512):
 #
 # $$\frac{\partial w_i}{\partial s_j} = w_i\,(\mathbb{1}[i = j] - w_j)$$
 #
-# If one weight is near 1 and the others near 0, all of these are near 0. Hardly any gradient reaches the scores, and what makes queries
-# and keys learns almost nothing. (The way back through the *values* stays open.) The diagonal's sum, $\sum_i w_i (1 - w_i)$, measures what
-# gets through.
+# If one weight is near 1 and the others near 0, all of these are near 0. Then hardly any gradient reaches the scores, or the queries and
+# keys behind them. (The way back through the *values* stays open.) The diagonal's sum, $\sum_i w_i (1 - w_i)$, measures what gets through.
 
 
 # %%
@@ -321,19 +320,18 @@ def softmax_slope(weights: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# **Predict.** Four evenly spaced scores with spread 1 are multiplied by a growing factor. What are the weights at factor 22, as without a
-# division at $d_k = 512$?
+# Four evenly spaced scores with spread 1 are multiplied by a growing factor; 22.6 stands for $d_k = 512$ without a division.
 
 # %%
 unit = torch.tensor([3.0, 1.0, -1.0, -3.0], dtype=torch.float64) / math.sqrt(5)  # spread 1
 spread = torch.logspace(-1, 1.5, 51, dtype=torch.float64)  # 0.1 to 32
 stretched = (spread.unsqueeze(-1) * unit).softmax(-1)  # (51, 4)
-print("factor 1: ", unit.softmax(-1).numpy().round(4))
-print("factor 22:", (22 * unit).softmax(-1).numpy().round(4))
+print("factor 1:   ", unit.softmax(-1).numpy().round(4))
+print("factor 22.6:", (22.6 * unit).softmax(-1).numpy().round(4))
 titled(
     saturation_chart(spread, stretched, softmax_slope(stretched), wide=math.sqrt(512)),
-    "Softmax saturates: at spread 22 one key takes everything",
-    "Left: with spread 1 (first dashed line) all four keys get some weight; with spread 22 (second) "
+    "Softmax saturates: at spread 22.6 one key takes everything",
+    "Left: with spread 1 (first dashed line) all four keys get some weight; with spread 22.6 (second) "
     "one gets all. Right: there the slope is 0, and no gradient reaches the scores.",
     wrap=95,
 )
@@ -358,8 +356,9 @@ assert abs(measured.spread["q · k / √d_k"] - 1) < 0.05  # theory: 1
 measured.round(2)
 
 # %% [markdown]
-# **Pitfall.** *Dividing by $d_k$* (last row). All weights are nearly 1/16 = 0.06: the head starts as a plain average. Notice it by the
-# spread of a *fresh* model's scores, which should be near 1. A trained model chooses its own: it learns how long queries and keys are.
+# **Pitfall.** *Dividing by $d_k$* (last row). All weights are nearly 1/16 = 0.06: the head starts as a plain average. The slope is the
+# largest here, but it is the slope per *score*, and these scores react $\sqrt{d_k} = 22.6$ times less to queries and keys than those of the
+# row above. Notice it by the spread of a *fresh* model's scores, which should be near 1. Training then chooses its own.
 
 # %% [markdown]
 # ## 6. Masks: who may look at whom
@@ -368,7 +367,7 @@ measured.round(2)
 # > A "no" sets that score to −∞, and $e^{-\infty} = 0$: no weight.
 #
 # Masks here are boolean, **True where attention is allowed**, as in `F.scaled_dot_product_attention`. (`nn.MultiheadAttention`
-# means the opposite by True.) A float mask is added to the scores (chapter 2). There are two kinds of masks.
+# means the opposite by True.) A float mask is added to the scores (chapter 2).
 #
 # **The padding mask.** Short sentences of a batch are filled up with a pad token, id 0, that nobody may look at. Every query sees the same
 # keys, so one row is enough: $(B, 1, S)$.
@@ -416,8 +415,7 @@ shown = {"padding": pads.expand(1, 6, 6)[0], "causal": causal[0], "both, joined 
 titled(
     panels(shown, tokens, tokens, cell=28),
     "A padding mask hides columns, a causal mask hides the future",
-    "Joined, each position sees the real words up to itself. The rows of the pads stay open: nobody reads their answers.",
-    wrap=95,
+    "Joined, each position sees the real words up to itself.",
 )
 
 # %% [markdown]
@@ -434,21 +432,20 @@ turned = influence(lambda x: attention(x, x, x, causal[0].mT)[0], x)
 assert turned.triu(1).any()  # the pitfall below is noticed
 
 # %% [markdown]
-# **Pitfall.** *The mask turned over.* Rows and columns swapped, or True meaning "hide" to one function and "allow" to the next. Training
-# looks wonderful, since the answer is in the input; translations are rubbish. Notice it with `influence`: nothing right of the diagonal may
-# have a gradient.
+# **Pitfall.** *The mask turned over.* Rows and columns swapped, or True meaning "hide" to one function and "allow" to the next. Then the
+# answer is in the input, and only has to be copied. Notice it with `influence`: nothing right of the diagonal may have a gradient.
 #
-# **Why pad *queries* may be left unmasked.** A pad asks, too, and gets an answer. That is no leak: as a key, a pad is hidden in every layer,
-# and as a prediction the loss skips it (chapter 6). Nothing that it holds reaches a real word:
+# **Why pad *queries* may be left unmasked.** A pad asks, too, and gets an answer. But as a key it is hidden in every layer, and the loss
+# skips its prediction (chapter 6). Nothing that it holds reaches a real word:
 
 # %%
 real = pads[0, 0]  # (6,): four real tokens, two pads
 padded = influence(lambda x: attention(x, x, x, pads[0])[0], x) > 0  # (6, 6)
 assert not padded[real][:, ~real].any()  # no real word depends on a pad
-assert padded[~real][:, real].all()  # the pads look at real words, and nobody minds
+assert padded[~real][:, real].all()  # the pads do look at real words
 
 # %% [markdown]
-# To hide the pad rows as well would gain nothing, and leave rows in which *nothing* is allowed. What should such a row give?
+# To hide the pad rows as well would leave rows in which *nothing* is allowed.
 
 # %% [markdown]
 # ## 7. The row that may look at nothing
@@ -458,7 +455,7 @@ assert padded[~real][:, real].all()  # the pads look at real words, and nobody m
 # Such rows do occur: in a batch that is padded on the *left* under a causal mask, and where a source sentence is empty.
 #
 # **Predict.** `<pad> <pad> a ball` with a causal mask: rows 0 and 1 may look at nothing. Forbidden scores are usually set to −10⁹, or to
-# −∞, before the softmax. What will stand in row 0?
+# −∞, before the softmax. What does each of the two put into row 0?
 
 # %%
 torch.manual_seed(4)
@@ -491,7 +488,7 @@ titled(
 # 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; added as a float mask it becomes −∞.
 #
 # A bare −∞ gives 0/0, and `nan_to_num` afterwards repairs the output, not always the gradient: 0 × NaN flows back. So `masked_softmax`, in
-# its last two lines, gives an empty row harmless scores *before* the softmax and sets its weights to 0 after it. No NaN is ever made.
+# its last two lines, gives an empty row harmless scores *before* the softmax and sets its weights to 0 after it.
 # `gradcheck` compares our gradients with finite differences:
 
 # %%
@@ -510,13 +507,13 @@ assert masked_softmax(left_scores.half(), left_mask).isfinite().all()  # in half
 # > **In short.** Nobody tells a head where to look. It is told what the right answer was, and the gradient teaches it where to look.
 #
 # A model *learns* its queries and keys: each word has a vector $x$ of $D$ numbers, and two matrices $W^Q, W^K$ $(D, d_k)$ turn it into a
-# query $x W^Q$ or a key $x W^K$. Such a pair of matrices is a **head**. (In chapter 2 it gets a third, for values.)
+# query $x W^Q$ or a key $x W^K$. Such a pair of matrices is a **head**.
 #
 # Our task is a dictionary. Five German words ask. Their translations stand there in another order, and for each German word the head must
 # return the right one. All word vectors are random and fixed: at first a word and its translation have *nothing* in common.
 #
 # An English word's value is a row with a single 1, at the word's own place. So the output is a share for each English word. The loss is
-# $-\ln w_r$, where $w_r$ is the share of the right word $r$. With the derivative of section 5, $\partial\,\text{loss} / \partial s_j = w_j - \mathbb{1}[j = r]$:
+# $-\ln w_y$, where $w_y$ is the share of the right word $y$. With the derivative of section 5, $\partial\,\text{loss} / \partial s_j = w_j - \mathbb{1}[j = y]$:
 # a step pushes the right word's score up, and each other score down, the more weight it has.
 
 
@@ -539,10 +536,11 @@ def look_up(
 
 
 # %% [markdown]
-# Training is a plain loop: draw examples, compute the loss, take its gradient, move both matrices a small step against it. Three times we
-# look at one sentence, *heute sieht Anna große Hunde*.
+# Training is a plain loop: draw examples, compute the loss, take its gradient, move both matrices a small step against it. They start small
+# on purpose, with scores that spread far less than section 5's 1: from nearly even weights one sees the map sharpen. Three times we look at one
+# sentence, *heute sieht Anna große Hunde*.
 #
-# **Predict.** Before training the weights are nearly even over five places. What is the loss then?
+# **Predict.** What is the loss before training, with nearly even weights over five places?
 
 # %%
 pairs = "Anna Anna, Peter Peter, sieht sees, sucht seeks, große big, kleine small, Hunde dogs, "
@@ -578,12 +576,13 @@ print(f"loss before: {losses[0]:.2f}; −ln(1/5) = {math.log(5):.2f}")
 print(f"right answers before: {right[0]:.0%}, in the last 20 steps: {np.mean(right[-20:]):.0%}")
 
 # %% [markdown]
-# Every step draws new examples, so each is also a test: from chance, one in five, to all of them. And where does the head look?
+# Every step draws new combinations of the twelve words, so each is also a test (not of new words): from chance, one in five, to all of
+# them. And where does the head look?
 
 # %%
 place = [standing.index(english[i]) for i in asked_ids[0]]  # where each translation stands
-first, *_, last = (table[range(5), place] for table in maps.values())  # weights on it
-assert (first - 0.2).abs().max() < 0.1 and (last > 0.9).all()
+found = [table[range(5), place] for table in maps.values()]  # three times: the weights on it
+assert (found[0] - 0.2).abs().max() < 0.1 and (found[-1] > 0.9).all()
 titled(
     panels(maps, asking, standing, cell=37, domain=(0, 1), value_title="weight", per_line=3),
     "The head finds out where to look",
@@ -608,11 +607,11 @@ titled(
 # %% [markdown]
 # ## 9. What it costs
 #
-# > **In short.** Every word looks at every word. Twice the length, four times the work, and four times the memory.
+# > **In short.** Every word looks at every word. Twice the length: four times the work of the two products, and four times the weights.
 #
 # A product of an $(a, b)$ and a $(b, c)$ matrix takes $2abc$ operations. With $n$ words and width $D$ in all heads together, attention needs
 # $2n^2D$ for $QK^\top$ and as much for the mix: $4n^2D$. Around it stand four projections, such as $x W^Q$, of $D \times D$ each (chapter 2):
-# $8nD^2$. PyTorch can count them, on the `meta` device without computing anything.
+# $8nD^2$. PyTorch can count them on the `meta` device, where tensors have a shape and no numbers.
 #
 # **Predict.** A caption has about 16 tokens. At $D = 512$, how large is attention's share of the operations?
 
@@ -640,7 +639,7 @@ titled(
 )
 
 # %% [markdown]
-# Memory is the harder limit: for the backward pass attention keeps $n^2$ weights a head. (Must it? Exercise 4.)
+# Memory is the harder limit: for the backward pass attention keeps $n^2$ weights per head. (Must it? Exercise 4.)
 #
 # **Pitfall.** *"Attention is quadratic, so attention is what is slow."* For sentences its share of the operations is small, and a share
 # of operations is not a share of *time* (chapter 8 measures that). Nor does a mask save work here: all scores are computed, the forbidden
@@ -651,18 +650,18 @@ titled(
 #
 # > **In short.** Recurrence passes a word along, neighbour to neighbour. A convolution jumps a few places. Attention looks straight across.
 #
-# The paper's Table 1 compares layers of width $d$ by operations, by steps that must wait for each other, and by the longest path of a signal
-# between two positions; long paths are hard to learn. A convolution sees $k$ places, restricted attention $r$.
+# The paper's Table 1 compares layers of width $D$ (its $d$). A convolution sees $k$ places, restricted attention $r$. Sequential steps must
+# wait for each other; a path leads from one position to another.
 #
 # | layer | operations | sequential steps | longest path |
 # |---|---|---|---|
-# | self-attention | $O(n^2 d)$ | $O(1)$ | $O(1)$ |
-# | recurrent | $O(n d^2)$ | $O(n)$ | $O(n)$ |
-# | convolutional | $O(k n d^2)$ | $O(1)$ | $O(\log_k n)$ |
-# | self-attention, restricted | $O(r n d)$ | $O(1)$ | $O(n/r)$ |
+# | self-attention | $O(n^2 D)$ | $O(1)$ | $O(1)$ |
+# | recurrent | $O(n D^2)$ | $O(n)$ | $O(n)$ |
+# | convolutional | $O(k n D^2)$ | $O(1)$ | $O(\log_k n)$ |
+# | self-attention, restricted | $O(r n D)$ | $O(1)$ | $O(n/r)$ |
 #
-# The path $\log_k n$ belongs to *dilated* convolutions, whose gaps grow from layer to layer; plain ones need about $n/k$ layers. To count a
-# path, multiply masks: the product says what two layers, one after the other, let through.
+# The path $\log_k n$ belongs to *dilated* convolutions, which skip places, more in each layer; plain ones need about $n/k$ layers. To count
+# a path, multiply masks: the product says what two layers, one after the other, let through.
 
 # %%
 n = 17
@@ -689,14 +688,12 @@ titled(
         words=("has reached the last word", "has not"),
     ),
     "Self-attention reaches every word in one hop",
-    "Which of 17 words the last one has heard of. A hop is a layer; for recurrence it is a step in time. Recurrence adds one "
-    "word a hop, a plain convolution two, restricted attention four.",
+    "Which of 17 words the last one has heard of. A hop is a layer; for recurrence it is a step in time.",
 )
 
 # %% [markdown]
-# Is attention cheaper, then? Table 1 leaves its projections out. With them it takes $4nd^2 + 2n^2d$ multiplications, a recurrent layer
-# $2nd^2$: about half as many at $n = 32$, $d = 512$. Attention wins by the other two columns: all positions at once, and any two words one
-# step apart.
+# Table 1 leaves attention's projections out. With them it takes $4nD^2 + 2n^2D$ multiplications, a recurrent layer
+# $2nD^2$: about half as many at $n = 32$, $D = 512$. Attention wins by the other two columns.
 
 # %% [markdown]
 # ## Summary
@@ -705,7 +702,7 @@ titled(
 # - Fresh scores spread like $\sqrt{d_k}$. Divided by it, softmax keeps a gradient.
 # - Masks are True where attention is allowed. A row that may look at nothing gives zeros, and no gradient.
 # - Right answers alone teach a head where to look.
-# - Attention costs $4n^2D$ operations and keeps $n^2$ weights a head. Any two words are one step apart.
+# - Attention costs $4n^2D$ operations and keeps $n^2$ weights per head. Any two words are one step apart.
 #
 # ## What the paper did that we don't
 #

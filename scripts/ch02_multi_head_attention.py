@@ -41,7 +41,6 @@ if not (found := [at for home in homes for at in home.glob("scripts/book/at_home
 runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
 
 # %%
-import copy
 import math
 from collections.abc import Callable, Sequence
 
@@ -108,7 +107,7 @@ for name, scores in {"without matrices": plain, "with matrices": roles}.items():
 titled(
     layer_diagram(heads=4),
     "Whole tokens go in; only their projections are split",
-    "One layer of four heads, each with its own colour. The four grey matrices are learned.",
+    "One layer of four heads. Each head takes the parts of its own colour. The four grey matrices are learned.",
     wrap=66,
 )
 
@@ -119,14 +118,14 @@ titled(
 #
 # It is often said that the layer cuts the D features into H slices. What is cut is the *projected* vector. Head 0 owns the first $d_k$ columns of $W^Q$, and each column has D numbers, one for each feature of the token.
 #
-# **Predict.** A token has 32 features, a head has 8. How many of the 32 can change that head's output? Chapter 1's `influence` measures it; we transpose the tokens, so that it looks at features instead of positions.
+# Again the gradient can tell: a token has 32 features, a head 8, and we count the features by which any derivative of the head's output is not exactly 0.
 
 
 # %%
 def features_read(head: Callable[[Tensor], Tensor], x: Tensor) -> int:
     """How many features of x (1, T, D) can change the output (1, T, d_k) of `head`."""
-    by_feature = influence(lambda turned: head(turned.mT).mT, x.mT)  # (d_k, D)
-    return int((by_feature > 0).any(dim=0).sum())
+    slopes = torch.autograd.functional.jacobian(head, x)  # (1, T, d_k, 1, T, D)
+    return int((slopes != 0).flatten(end_dim=-2).any(dim=0).sum())
 
 
 # %%
@@ -159,7 +158,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# To see where each entry goes, we write its address on it. The entry `213` belongs to token 2, head 1, feature 3. Here are 4 tokens of 6 features, for 2 heads.
+# To see where each entry goes, we write its address on it. The entry `212` belongs to token 2, head 1, feature 2. Here are 4 tokens of 6 features, for 2 heads.
 
 # %%
 token, head, feature = torch.arange(4), torch.arange(2), torch.arange(3)
@@ -193,9 +192,7 @@ wrong_parts = split_by_bare_view(entries, h=2)  # (B, H, T, d_k)
 pd.DataFrame(wrong_parts[0, 1], index=[f"row {t}" for t in range(4)]).map("{:03d}".format)
 
 # %% [markdown]
-# How would you notice? Not by the shapes. Ask instead *which outputs depend on which inputs*. Under a causal mask, an output must depend on its own position and the earlier ones, and on nothing else.
-#
-# **Predict.** Both splits below run with a causal mask. Does the wrong one still hide the future?
+# How would you notice? Not by the shapes. Ask instead *which outputs depend on which inputs*. Under a causal mask, an output must depend on its own position and the earlier ones, and on nothing else. Chapter 1's `influence` gives the size of each derivative, exactly 0 where an output doesn't depend on an input.
 
 
 # %%
@@ -222,8 +219,8 @@ titled(
         cell=36,
     ),
     "A bare view lets the future in",
-    "Which output (row) depends on which input (column) under a causal mask? "
-    "Left: the causal triangle. Right: after the wrong split.",
+    "Left: the causal triangle. Right: row 0 of head 0 is half of token 0, row 0 of head 1 half of token 2. "
+    "Output 0 joins the two. Rows 1 are the other halves: so output 1 sees tokens 0 and 2, not itself.",
     wrap=70,
 )
 
@@ -231,15 +228,17 @@ titled(
 # ## The layer on one screen
 #
 # > **In short.** Project three times, split, attend in every head at once, join, project once more.
+#
+# The arguments `query`, `key`, `value` are the vectors *before* projection (as in PyTorch); `q`, `k`, `v` come after it. In shapes, "B|1" means B or 1. Dropout sets each weight to 0 with probability $p$ and divides the others by $1-p$, in training only.
 
 
 # %%
 class MultiHeadedAttention(nn.Module):
     """h attentions side by side, each on its own projection of the input (§3.2.2).
 
-    One class serves self-attention (query = key = value), cross-attention (key = value = memory)
-    and causal attention (with a causal mask). After a call `attn` holds the weights (B, H, T, S),
-    detached and as they were before dropout.
+    One class serves self-attention (query = key = value), cross-attention (key = value = memory,
+    the encoder's output) and causal attention (with a causal mask). After a call `attn` holds the
+    weights (B, H, T, S), detached and as they were before dropout.
 
     Raises ValueError where `d_model` is not a multiple of `h`.
     """
@@ -341,10 +340,11 @@ torch.testing.assert_close(mine, reference)
 torch.testing.assert_close(ours.attn, weights)
 
 probe = torch.randn_like(mine)  # other weights for each entry, so that no gradient hides
+# After two inputs: weight and bias, in turn, of our four projections. PyTorch has three in one.
 grads = torch.autograd.grad((mine * probe).sum(), (query, memory, *ours.parameters()))
 wanted = torch.autograd.grad((reference * probe).sum(), (query, memory, *theirs.parameters()))
 torch.testing.assert_close(grads[:2], wanted[:2])  # by the inputs
-torch.testing.assert_close(torch.cat(grads[2:8:2]), wanted[2])  # by W^Q, W^K, W^V
+torch.testing.assert_close(torch.cat(grads[2:8:2]), wanted[2])  # by W^Q, W^K, W^V: every second
 torch.testing.assert_close(torch.cat(grads[3:8:2]), wanted[3])  # by their biases
 torch.testing.assert_close(grads[8:], wanted[4:])  # by W^O and its bias
 print(f"outputs, weights and {len(grads)} gradients agree")
@@ -379,14 +379,14 @@ for use, arguments in uses.items():
     print(f"{use:7}output {output}, weights {tuple(layer.attn.shape)}, zeros in a head: {hidden}")
 
 # %% [markdown]
-# The output has the length of the *query*. A padded token is hidden as a key, everywhere; as a query it may look at what it likes, since nobody reads its output.
+# The output has the length of the *query*. The padded token is hidden as a key, in every row.
 #
 # Masks of numbers are *added* to the scores, as in chapter 1. Here a mask may also have a head axis, (B|1, H|1, T|1, S). For example, lower each score by the distance times a slope, with another slope for each head (Press et al. 2021): such heads prefer their neighbourhood before they have learned anything.
 
 
 # %%
 def distance_bias(length: int, slopes: Sequence[float]) -> Tensor:
-    """Additive mask (1, H, T, S) that lowers a score by slope times distance, one slope a head."""
+    """Additive mask (1, H, T, S) that lowers a score by slope times distance, one slope per head."""
     place = torch.arange(length)
     distance = (place[:, None] - place).abs()  # (T, S)
     return -torch.tensor(slopes).view(1, -1, 1, 1) * distance
@@ -449,8 +449,9 @@ print(f"one head {losses[1]:.2f} (expected 5/6 · 1/2 = {5 / 12:.2f}), two heads
 
 # %%
 maps = trained[2].attn  # (B, H, T, S)
-to_mark = maps[torch.arange(2_000), :, :, marked].amin((0, 2))  # (H,): the least in all examples
-to_before = maps[:, :, torch.arange(6), torch.arange(6) - 1].amin((0, 2))  # (H,)
+to_mark = maps[torch.arange(2_000), :, :, marked]  # (B, H, T): each query's weight on the mark
+to_before = maps[:, :, torch.arange(6), torch.arange(6) - 1]  # (B, H, T): on the token before
+to_mark, to_before = to_mark.amin((0, 2)), to_before.amin((0, 2))  # (H,): the least of all
 assert to_before.max() > 0.8 and to_mark.max() > 0.8 and to_before.argmax() != to_mark.argmax()
 
 example = int((marked == 3).nonzero()[0])  # one in which token 3 carries the mark
@@ -478,7 +479,7 @@ titled(
 #
 # > **In short.** The layer keeps its last weights for such pictures. What it keeps should be a copy for reading: detached from the graph, and as it was before dropout.
 #
-# **Pitfall.** In training, dropout sets each weight to 0 with probability $p$ and divides the others by $1-p$. A layer that keeps the weights *after* dropout, with their graph, goes wrong twice. Its rows don't sum to 1. And the graph holds in memory all that the backward pass would need, long after the output was thrown away. This subclass keeps what its dropout puts out.
+# **Pitfall.** A layer that keeps the weights *after* dropout, with their graph, goes wrong twice. Its rows don't sum to 1. And the graph holds in memory all that the backward pass would need, long after the output was thrown away. This subclass keeps what its dropout puts out.
 
 
 # %%
@@ -497,27 +498,20 @@ class KeepsDroppedWeights(MultiHeadedAttention):
 
 # %%
 torch.manual_seed(8)
-x, facts = torch.randn(4, 20, 64), {}
+x = torch.randn(4, 20, 64)
 for kind in (MultiHeadedAttention, KeepsDroppedWeights):
     layer = kind(h=8, d_model=64, dropout=0.1)
     layer(x, x, x)
     sums_to_one = bool((layer.attn.sum(-1) - 1).abs().max() < 1e-9)
-    try:
-        copied = copy.deepcopy(layer) is not None
-    except RuntimeError:  # a tensor in the middle of a graph can't be copied
-        copied = False
-    facts[kind.__name__] = (sums_to_one, layer.attn.requires_grad, copied)
-assert list(facts.values()) == [(True, False, True), (False, True, False)]
-pd.DataFrame(facts, index=["rows sum to 1", "holds a graph", "can be copied"]).map(
-    lambda fact: "yes" if fact else "no"
-)
+    print(f"{kind.__name__}: rows sum to 1: {sums_to_one}, a graph: {layer.attn.requires_grad}")
+    assert sums_to_one is not layer.attn.requires_grad
 
 # %% [markdown]
-# How to notice: add up a row in training mode; or call `copy.deepcopy` on a model that has run once (chapter 4 copies layers).
+# How to notice: add up a row in training mode; or call `copy.deepcopy` on a model that has run once: it fails.
 #
 # ## What several heads cost
 #
-# > **In short.** The same as one: the heads share the D projected features, they don't get D each.
+# > **In short.** As many multiplications as one: the heads share the D projected features, they don't get D each.
 #
 # The multiplications for one sentence, T queries and S keys:
 #
@@ -529,9 +523,7 @@ pd.DataFrame(facts, index=["rows sum to 1", "holds a graph", "can be copied"]).m
 # | weights times values | $T S D$ | $T S D$ |
 # | parameters | $4(D^2 + D)$ | $4(D^2 + D)$ |
 #
-# One thing grows: each head has a map of its own, so there are H·T·S weights.
-#
-# **Predict.** How many parameters has the layer of the paper's base model, D = 512? Does it matter that H = 8?
+# One thing grows: each head has a map of its own, so there are H·T·S weights. PyTorch's counter agrees, at the D = 512 of the paper's base model:
 
 # %%
 T, S, D = 48, 64, 512
@@ -545,7 +537,7 @@ for h in (1, 8, 32):
     print(f"{h:2} heads: {parameters:,} parameters, {products:,} multiplications")
 
 # %% [markdown]
-# So more heads are free, but not without limit: each gets narrower. In the paper's Table 3 (rows A) one head reaches 24.9 BLEU on the development set, 4 heads 25.5, 8 and 16 heads 25.8, and 32 heads, of width 16 each, 25.4.
+# So more heads are free in parameters and multiplications, but not without limit: each gets narrower. In the paper's Table 3 (rows A) one head reaches 24.9 BLEU on the development set, 4 heads 25.5, 8 and 16 heads 25.8, and 32 heads, of width 16 each, 25.4.
 #
 # ## Summary
 #
@@ -601,7 +593,7 @@ check(slice_heads)
 
 # %%
 def relative_bias(table: Tensor, T: int, S: int) -> Tensor:
-    """Additive mask (1, H, T, S) from a table (H, 2R + 1): a number a head and distance."""
+    """Additive mask (1, H, T, S) from a table (H, 2R + 1): one number per head and distance."""
     ...
 
 

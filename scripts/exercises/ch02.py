@@ -34,7 +34,7 @@ def check_slice_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
 
 
 def relative_bias(table: Tensor, T: int, S: int) -> Tensor:
-    """Additive mask (1, H, T, S) from a table (H, 2R + 1): a number a head and distance."""
+    """Additive mask (1, H, T, S) from a table (H, 2R + 1): one number per head and distance."""
     reach = table.size(1) // 2
     distance = torch.arange(S) - torch.arange(T).unsqueeze(1)  # (T, S)
     return table[:, distance.clamp(-reach, reach) + reach].unsqueeze(0)  # (1, H, T, S)

@@ -64,7 +64,7 @@ def saturation_chart(
     rule = alt.Chart(rounded(marks)).encode(x="spread:Q")
     dashes = rule.mark_rule(strokeDash=[5, 4], color=GREY)
     label = rule.mark_text(align="right", dx=-5, dy=4, color=GREY, baseline="top")
-    label = label.encode(text="label:N", y=alt.value(0))
+    label = label.encode(text="label:N")
     look = {"x_title": "spread of the scores (log scale)", "width": 270}
     long = frame.melt("spread", var_name="key", value_name="weight")
     left = lines(long, "spread", "weight", "key", **look)
@@ -78,4 +78,5 @@ def saturation_chart(
     for chart in (left, right):
         chart.encoding.x.scale = alt.Scale(type="log", domain=[0.1, 32], nice=False)
         chart.encoding.x.axis = alt.Axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
-    return alt.hconcat(left + dashes, right + dashes + label)
+    named = [label.encode(y=alt.value(at)) for at in (30, 0)]  # where no curve passes
+    return alt.hconcat(left + dashes + named[0], right + dashes + named[1])
