@@ -59,6 +59,12 @@ def test_every_code_cell_was_executed_in_order(stem):
 
 
 @pytest.mark.parametrize("stem", STEMS)
+def test_the_first_cell_shows_nothing(stem):
+    (first,) = (c for c in code_cells(stem) if "bootstrap" in c.metadata.get("tags", []))
+    assert not first.outputs
+
+
+@pytest.mark.parametrize("stem", STEMS)
 def test_no_output_is_an_error_or_a_remote_script(stem):
     for cell, output in outputs(stem):
         assert output.output_type != "error", cell.source

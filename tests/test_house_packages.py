@@ -160,12 +160,12 @@ def light() -> list[str]:
     """The modules that must do without what draws and without old tokenizers."""
     paths = [path.relative_to(ROOT).with_suffix("") for path in MODULES]
     names = [".".join(path.parts) for path in paths if path.name != "__init__"]
-    return [one for one in names if re.match(r"scripts\.(engine\.|train$|gpu$|bench\.gpu$)", one)]
+    return [one for one in names if re.match(r"scripts\.(corpora\.|engine\.|train$|gpu$|bench\.gpu$)", one)]
 
 
 def test_a_training_needs_neither_charts_nor_old_tokenizers():
     names = ["scripts.ch09_training_run", *light()]
-    assert {"scripts.engine.checkpoints", "scripts.bench.gpu"} <= {*names}
+    assert {"scripts.engine.checkpoints", "scripts.bench.gpu", "scripts.corpora.load"} <= {*names}
     done = python("-c", WITHOUT_DRAWING + A_STEP + A_CALL, *names, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     *imported, first, second, complaint = done.stdout.splitlines()

@@ -26,7 +26,7 @@ homes = [home for place in places for home in pathlib.Path(place).resolve().pare
 address = os.environ.get("SERIES_REPOSITORY", "@REPOSITORY@").removeprefix("git+")
 if not (found := [at for home in homes for at in home.glob("scripts/book/at_home.py")]):
     subprocess.run(["git", "clone", "-q", address, "from-attention-to-translation"], check=True)
-runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
+ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
 """
 
 
