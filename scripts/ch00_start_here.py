@@ -41,7 +41,7 @@ runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.
 # %% [markdown]
 # ## A sentence, translated
 #
-# This is where the series leads. A Transformer that was trained in [chapter 9](ch09_training_run.ipynb) reads a German sentence and writes an English one, on this machine, without a network.
+# A Transformer that was trained in [chapter 9](ch09_training_run.ipynb) reads a German sentence and writes an English one, on this machine, without a network.
 
 # %%
 from scripts import ROOT
@@ -56,7 +56,7 @@ plain_translate(translator, [mine])[0]
 #
 # Now give `mine` a sentence of your own and run the cell again. Keep to what a photograph may show: the model was trained on 29,000 captions.
 #
-# You need some Python, and to have met a matrix product and a gradient. This chapter uses things that later chapters build. Don't try to understand every line yet; look at the shapes.
+# You need some Python, and to have met a matrix product and a gradient. This chapter uses things that later chapters build. Don't try to understand every line; look at the shapes.
 #
 # Six letters name the sizes of every array, in all chapters. (With one sequence only, its length is T.) A comment such as `# (B, S, D)` at the right of a line says what that line makes.
 #
@@ -115,7 +115,7 @@ torch.set_default_dtype(torch.float64)  # so that every check can ask for many d
 #
 # > **In short.** The encoder turns German tokens into vectors that know their context. The decoder writes English, one token at a time, and looks at those vectors whenever it needs them.
 #
-# Here is the whole machine. The boxes name the chapters that build them.
+# The boxes name the chapters that build them.
 
 # %%
 titled(
@@ -179,7 +179,7 @@ torch.testing.assert_close(embedded, by_hand)
 # %% [markdown]
 # ### The encoder: vectors that know their context
 #
-# Going through the encoder, the array keeps its shape. What changes is what a row knows.
+# The encoder keeps the shape. What changes is what a row knows.
 #
 # **Predict.** We replace the full stop at the end by an exclamation mark. In the embedded sentence one row changes. How many rows change in the encoder's output, the memory?
 
@@ -208,7 +208,7 @@ print(written[0].tolist())
 print(english)
 
 # %% [markdown]
-# Once the ids are known, all T steps can be computed in one call. The causal mask keeps each step from seeing the later ones, so the probabilities are those of one step after the other. Training rests on this ([chapter 6](ch06_training.ipynb)).
+# Once the ids are known, one call computes all T steps. The causal mask keeps each step from seeing the later ones, so the probabilities are those of one step after the other. Training rests on this ([chapter 6](ch06_training.ipynb)).
 
 
 # %%
@@ -321,7 +321,7 @@ pd.DataFrame(
 #
 # The model that opened this chapter, `translator`, is the same machine, only larger.
 #
-# **Pitfall.** A fluent translation may be wrong. Given something that no caption ever said, the model writes English all the same. To notice, look at the probabilities: high ones prove nothing, low ones may be a warning.
+# **Pitfall.** The model never refuses. Given something that no caption ever said, it writes all the same. To notice, look at the probabilities: high ones prove nothing, low ones may be a warning.
 #
 # **Predict.** The second sentence below says that the federal government passed a law on pensions. What will the model make of it, and how sure will it be?
 
@@ -334,7 +334,7 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
     print(translator.tokenizer.decode(found[0].tolist()), f"(mean probability {sure:.2f})")
 
 # %% [markdown]
-# From a terminal, `make translate TEXT="…"` asks the same model, and searches a little longer for the best sentence ([chapter 10](ch10_decoding_and_bleu.ipynb)).
+# From a terminal, `make translate TEXT="…"` asks the same model ([chapter 10](ch10_decoding_and_bleu.ipynb)).
 #
 # ## How to read this series
 #
@@ -422,7 +422,6 @@ machine_report()
 # ## Summary
 #
 # - Attention keeps a vector for each word and connects any two in one step. The Transformer is an encoder and a decoder made of it, each N layers.
-# - Text goes characters → tokens → ids (B, S) → vectors (B, S, D) → memory (B, S, D) → probabilities (B, T, V) → ids → text.
 # - The decoder writes one token at a time and stops itself with `</s>`.
 #
 # ## What the paper did that we don't
@@ -432,7 +431,7 @@ machine_report()
 #
 # ## Exercises
 #
-# Each says what kind it is, how hard (●○○ to ●●●), how much it is worth, and how long it may take. A *code* exercise has a stub: write its body and run the cell. `check` says nothing if your function is right, and otherwise what is wrong and why. `solution("its_name")`, from `scripts.book.exercises`, shows ours.
+# A *code* exercise has a stub: write its body and run the cell. `check` says nothing if your function is right, and otherwise what is wrong and why. `solution("its_name")`, from `scripts.book.exercises`, shows ours.
 #
 # ### Exercise 1 · Pieces to text
 #

@@ -67,7 +67,7 @@ torch.set_default_dtype(torch.float64)
 #
 # > **In short.** A table has one row for each token of the vocabulary. To embed a token is to copy its row.
 #
-# A token is a number, its *id*: 5 might be *dog*. The number itself means nothing; 6 is no bigger a dog. So each id gets a vector of its own, which training is free to move.
+# A token is a number, its *id*: 5 might be *dog*. The number itself means nothing. So each id gets a vector of its own, which training is free to move.
 #
 # $$ \mathrm{embed}(w) = E_w\,\sqrt{D} \;=\; \mathrm{onehot}(w)\,E\,\sqrt{D} $$
 #
@@ -78,7 +78,7 @@ torch.set_default_dtype(torch.float64)
 # | $\mathrm{onehot}(w)$ | (V,) | zeros, and a 1 at place $w$ |
 # | result | (B, T, D) | one vector for each token |
 #
-# The second form says that an embedding is a linear layer without bias, applied to one-hot vectors. The factor $\sqrt{D}$ has a section of its own below.
+# The second form says that an embedding is a linear layer without bias, applied to one-hot vectors.
 
 
 # %%
@@ -156,7 +156,7 @@ except TypeError as error:
 # = P\;\mathrm{softmax}\!\left(XW^Q\,(XW^K)^{\top}\right) P^{\top}P\,XW^V
 # = P \cdot \mathrm{Attention}(X), $$
 #
-# since $P^{\top}P = I$. This is called *permutation-equivariant*. All else in an encoder (chapter 4) works on each position alone, so the whole encoder is equivariant too. In particular, *dog* gets the same vector in *dog bites man* as in *man bites dog*.
+# since $P^{\top}P = I$. This is called *permutation-equivariant*. All else in an encoder (chapter 4) works on each position alone, so the whole encoder is equivariant too: *dog* gets the same vector in *dog bites man* as in *man bites dog*.
 #
 # For five tokens there are only 120 orders, so we try them all.
 
@@ -341,7 +341,7 @@ class PositionalEncoding(nn.Module):
 
 
 # %% [markdown]
-# `start` is for decoding one token at a time (chapter 10). The table is a *buffer*. As a parameter it would be trained; as a plain attribute it would stay behind when the model moves to a GPU. And because it isn't stored with the weights, a model loads even where another `max_len` is set.
+# `start` is for decoding one token at a time (chapter 10). The table is a *buffer*. As a parameter it would be trained; as a plain attribute it would stay behind when the model moves to a GPU. It isn't stored with the weights, so a model loads with another `max_len` too.
 
 # %%
 torch.manual_seed(6)
@@ -445,13 +445,13 @@ torch.testing.assert_close(turn @ shift_matrix(4, 32), shift_matrix(7, 32))  # 3
 titled(
     clocks(sinusoids(10, 16), pairs=(0, 1, 2), step=3),
     "Three steps are the same turn from anywhere",
-    "Three pairs as hands, D = 16, at positions 0 (dark) to 9 (bright). From 0 to 3, from 3 to 6 and from "
-    "6 to 9 each hand turns by the same angle; fast hands far, slow hands little.",
+    "Three pairs as hands, D = 16, at positions 0 (dark) to 9 (bright). From 0 to 3, from 3 to 6 "
+    "and from 6 to 9 each hand turns by the same angle; fast hands far, slow hands little.",
     wrap=80,
 )
 
 # %% [markdown]
-# The check above used our formula for $R_k$. An independent one asks least squares for the best matrix from row pos to row pos + 3, for all 197 pairs of rows.
+# An independent check asks least squares for the best matrix from row pos to row pos + 3, for all 197 pairs of rows.
 #
 # **Predict.** Which share of the rows does it fail to explain, for sinusoids, and for a table of random numbers?
 
@@ -493,7 +493,7 @@ ahead = pe @ shift_matrix(3, 128).T @ pe.T  # (50, 50): each position asks three
 assert torch.equal(ahead[:47].argmax(dim=1), torch.arange(3, 50))
 
 # %% [markdown]
-# Not quite: it falls fast, then slowly and in small waves. And it is the same for p − q and q − p: as it stands, "two before" and "two after" look equal. It takes $W^Q$ and $W^K$ to tell them apart. With $W^Q = R_k^{\top}$ and $W^K = I$ the score is
+# Not quite: it falls fast, then slowly and in small waves. And it is the same for p − q and q − p. It takes $W^Q$ and $W^K$ to tell "before" from "after". With $W^Q = R_k^{\top}$ and $W^K = I$ the score is
 #
 # $$ (PE_p\,R_k^{\top}) \cdot PE_q = PE_{p+k} \cdot PE_q, $$
 #
@@ -564,15 +564,15 @@ print(f"right with learned positions: {who_bites(LearnedPositions(32, dropout=0.
 # %% [markdown]
 # ## Summary
 #
-# - An embedding is a table; looking up a row is a product with a one-hot vector, done cheaply. Ids must stay integers.
-# - Without positions, attention and the whole encoder are permutation-equivariant: they cannot know who bites. A causal mask alone already breaks that.
+# - An embedding is a table, and ids must stay integers.
+# - Without positions, attention and the whole encoder are permutation-equivariant: they cannot know who bites.
 # - A sinusoidal position is D/2 hands of clocks. A shift by k is one rotation for all positions, and dot products depend on the distance only.
-# - Times $\sqrt{D}$ lifts a small table (variance $1/D$, so that it can be shared with the last layer) above the positions, whose length is $\sqrt{D/2}$.
+# - Times $\sqrt{D}$ lifts a small table (variance $1/D$) above the positions, whose length is $\sqrt{D/2}$.
 # - A learned table did about as well in the paper, within the positions seen in training.
 #
 # ## What the paper did that we don't
 #
-# - The paper shares one table between both embeddings and the last layer. `Embeddings` is ready for it; chapter 4 offers it as a switch.
+# - The paper shares one table between both embeddings and the last layer. Chapter 4 offers it as a switch.
 # - The paper's formula interleaves sines and cosines, as we do. Its published code put all sines first and all cosines after. To a model whose matrices are learned, the order of the features makes no difference.
 #
 # ## Exercises
@@ -581,7 +581,7 @@ print(f"right with learned positions: {who_bites(LearnedPositions(32, dropout=0.
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# The dot product of two positions depends on their distance only. So does the squared length $\lVert PE_p - PE_q \rVert^2$. Write `squared_gap(distance, d_model)`, which computes it without making a table, for any whole distance. What does it tend to for far positions in a wide model? `solution("squared_gap")` shows ours.
+# The dot product of two positions depends on their distance only. So does the squared length $\lVert PE_p - PE_q \rVert^2$. Write `squared_gap(distance, d_model)`, which computes it without making a table, for any whole distance. `solution("squared_gap")` shows ours.
 
 
 # %%
@@ -597,7 +597,7 @@ check(squared_gap)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# A model was trained with `LearnedPositions` of `max_len` 64, and shall now read 100 tokens. Its table (64, D) must become one of 100 rows. Write `stretched(table, max_len)`. The first rows are the learned ones, unchanged. Each further row follows from the one before by one linear map, fitted to the learned rows as in `shift_error`. Where `max_len` is not larger, the table is cut. For sinusoids with many more rows than D it is exact but for rounding. For which tables is it worthless? `solution("stretched")` shows ours.
+# A model was trained with `LearnedPositions` of `max_len` 64, and shall now read 100 tokens. Its table (64, D) must become one of 100 rows. Write `stretched(table, max_len)`. The first rows are the learned ones, unchanged. Each further row follows from the one before by one linear map, fitted to the learned rows as in `shift_error`. Where `max_len` is not larger, the table is cut. For sinusoids with many more rows than D the continuation is exact but for rounding. For which tables is it worthless? `solution("stretched")` shows ours.
 
 
 # %%
