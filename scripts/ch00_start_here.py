@@ -132,7 +132,7 @@ titled(
 # Two things are worth a second look.
 #
 # - **The same kind of box appears three times.** Self-attention, causal self-attention and cross-attention are one class. What differs is who asks, who is asked, and the mask. (Cross-attention is green because it reads the memory.)
-# - **Each box takes vectors of width D and gives vectors of width D**, from the embedding to the generator. So layers can be stacked, and results added. (Inside, feed-forward works at a larger width, `d_ff`.)
+# - **Between embedding and generator, each box takes and gives vectors of width D.** So layers can be stacked, and results added. (Inside, feed-forward works at a larger width, `d_ff`.)
 
 # %% [markdown]
 # ## One sentence, from letters to English
@@ -227,7 +227,7 @@ def next_token_probabilities(trained: Trained, src: Tensor, written: Tensor) -> 
 # %%
 probabilities = next_token_probabilities(trained, src, written)  # (B, T, V)
 assert torch.equal(probabilities.argmax(dim=-1), written)  # the same choices, made all at once
-for t in range(written.size(1)):  # and the same numbers: the decoder is given t tokens, no more
+for t in range(written.size(1)):  # and the same numbers: the decoder gets only what precedes t
     alone = next_token_probabilities(trained, src, written[:, : t + 1])[:, t]  # (B, V)
     torch.testing.assert_close(alone, probabilities[:, t])
 
