@@ -41,24 +41,24 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 # %% [markdown]
 # ## A sentence, translated
 #
-# This is where the series leads. A Transformer that was trained in [chapter 9](ch09_training_run.ipynb) reads a German sentence and writes an English one, on this machine, without a network.
+# A Transformer that was trained in [chapter 9](ch09_training_run.ipynb) reads a German sentence and writes an English one, on this machine, without a network.
 
 # %%
 from scripts import ROOT
 from scripts.ch09_training_run import load_model, plain_translate
 
-captioner = load_model(ROOT / "models" / "multi30k-de-en")
+translator = load_model(ROOT / "models" / "multi30k-de-en")
 mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
-plain_translate(captioner, [mine])[0]
+plain_translate(translator, [mine])[0]
 
 # %% [markdown]
 # Word by word, the German says: *a woman with a red hat reads on-the beach a book.* See what became of the order.
 #
-# Now give `mine` a sentence of your own and run the cell again. Keep to what a photograph may show: the model was trained on 29,000 captions and knows nothing else.
+# Now give `mine` a sentence of your own and run the cell again. Keep to what a photograph may show: the model was trained on 29,000 captions.
 #
-# You need some Python, and to have met a matrix product and a gradient. This chapter shows the destination, so it uses things that later chapters build. Don't try to understand every line yet; look at the shapes.
+# You need some Python, and to have met a matrix product and a gradient. This chapter uses things that later chapters build. Don't try to understand every line; look at the shapes.
 #
-# Six letters name the sizes of every array, in all chapters. A comment such as `# (B, S, D)` at the right of a line says what that line makes.
+# Six letters name the sizes of every array, in all chapters. (With one sequence only, its length is T.) A comment such as `# (B, S, D)` at the right of a line says what that line makes.
 #
 # | letter | size of | in the small model below |
 # |---|---|---|
@@ -73,7 +73,6 @@ plain_translate(captioner, [mine])[0]
 import math
 import os
 import platform
-from itertools import pairwise
 
 import pandas as pd
 import torch
@@ -94,7 +93,7 @@ torch.set_default_dtype(torch.float64)  # so that every check can ask for many d
 # %% [markdown]
 # ## Why attention
 #
-# > **In short.** Imagine that you read a page, shut the book, and translate from memory. That is a recurrent translator of 2014: one vector of fixed size is all it keeps. Attention leaves the book open.
+# > **In short.** Read a page, shut the book, and translate from memory: that is a recurrent translator of 2014. One vector is all it keeps. Attention leaves the book open.
 #
 # Before 2017 the usual way to read a sentence was a recurrent network. It holds a state $h$, a vector of $D$ numbers, and takes in one word at a time:
 #
@@ -106,7 +105,7 @@ torch.set_default_dtype(torch.float64)  # so that every check can ask for many d
 # |---|---|---|
 # | 2014 | sequence to sequence (Sutskever et al.; Cho et al.) | one recurrent network reads, one writes, one vector between |
 # | 2014 | attention (Bahdanau et al.) | recurrence, and a look back at every state: the first trouble is gone |
-# | 2016–17 | ByteNet (Kalchbrenner et al.), ConvS2S (Gehring et al.) | convolutions for recurrence: parallel, but each layer sees neighbours only |
+# | 2016–17 | ByteNet (Kalchbrenner et al.), ConvS2S (Gehring et al.) | convolutions for recurrence: parallel, but distant words are several layers apart |
 # | 2017 | **Transformer** (Vaswani et al.) | attention alone; neither recurrence nor convolution |
 #
 # Attention was not new in 2017. New was a translator made of little else: any two words are one step apart, and all are handled at once. The price: every word looks at every word, so the work grows with $S^2$ ([chapter 1](ch01_attention.ipynb)).
@@ -116,32 +115,31 @@ torch.set_default_dtype(torch.float64)  # so that every check can ask for many d
 #
 # > **In short.** The encoder turns German tokens into vectors that know their context. The decoder writes English, one token at a time, and looks at those vectors whenever it needs them.
 #
-# Here is the whole machine. The boxes name the chapters that build them.
+# The boxes name the chapters that build them.
 
 # %%
 titled(
     architecture_chart(),
     "The Transformer",
     "Read each column from the bottom. A pale frame is a layer, and there are N of them, one upon the other. "
-    "Lines that pass by a box are residual roads. Dark chips are masks.",
+    "Lines that pass by a box are residual connections. Dark chips are masks.",
     wrap=100,
 )
 
 # %% [markdown]
-# The paper has N = 6 layers, the model below 2. A residual road carries what went into a box past it; there the box's result is added. A mask says what a row of attention may look at.
+# The paper has N = 6 layers, the model below 2. A residual connection carries what went into a box past it; there the box's result is added. A mask says what a row of attention may look at.
 #
-# Three things are worth a second look.
+# Two things are worth a second look.
 #
-# - **The same kind of box appears three times.** Self-attention, causal self-attention and cross-attention are one class. What differs is who asks, who is asked, and the mask.
-# - **Only attention moves anything between positions.** Embedding, feed-forward, LayerNorm and generator treat each token alone.
-# - **The width D never changes** from the embedding to the generator. That is why layers can be stacked, and results added.
+# - **The same kind of box appears three times.** Self-attention, causal self-attention and cross-attention are one class. What differs is who asks, who is asked, and the mask. (Cross-attention is green because it reads the memory.)
+# - **Between embedding and generator, each box takes and gives vectors of width D.** So layers can be stacked, and results added. (Inside, feed-forward works at a larger width, `d_ff`.)
 
 # %% [markdown]
 # ## One sentence, from letters to English
 #
 # > **In short.** Text becomes tokens, tokens become ids, ids become vectors. The vectors look at one another. The last vector becomes a probability for every token in the vocabulary, one is chosen, and so on until the model says stop.
 #
-# We follow a sentence through `models/sample-de-en`, a smaller model that comes with the series as well. It was trained in about two minutes on a CPU, on 6,000 pairs that a grammar generates ([chapter 7](ch07_multi30k.ipynb)); this sentence wasn't among them.
+# We follow a sentence through `models/sample-de-en`, a smaller model, trained in about two minutes on a CPU on 6,000 pairs that a grammar generates ([chapter 7](ch07_multi30k.ipynb)). This sentence wasn't among them.
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en")
@@ -166,7 +164,7 @@ print(src.size(1), "ids:   ", src[0].tolist())
 assert src[0, -1] == EOS
 
 # %% [markdown]
-# **Pitfall.** A word isn't a token. Whoever takes the third id for the third word is right until the first word that falls into pieces, and gets no error after it. To count words, count the marks ▁.
+# **Pitfall.** A word isn't a token. The third id is the third word only until some word falls into pieces, and no error follows. To count words, count the marks ▁.
 #
 # ### Ids to vectors
 #
@@ -181,7 +179,7 @@ torch.testing.assert_close(embedded, by_hand)
 # %% [markdown]
 # ### The encoder: vectors that know their context
 #
-# Going through the encoder, the array keeps its shape. What changes is what a row knows.
+# The encoder keeps the shape. What changes is what a row knows.
 #
 # **Predict.** We replace the full stop at the end by an exclamation mark. In the embedded sentence one row changes. How many rows change in the encoder's output, the memory?
 
@@ -197,7 +195,7 @@ for name, before, after in (
     print(f"rows changed in the {name}: {rows.sum()} of {S}")
 
 # %% [markdown]
-# All of them. Each row still stands for its token, but it has looked at all the others. This is the memory of which the picture spoke: no single vector, but S of them.
+# All of them. Each row still stands for its token, but it has looked at all the others. The memory is no single vector, but S of them.
 #
 # ### The decoder: one token at a time
 #
@@ -210,7 +208,7 @@ print(written[0].tolist())
 print(english)
 
 # %% [markdown]
-# Once the ids are known, all T steps can be computed in one call. The causal mask keeps each step from seeing the later ones, so the numbers are the same as before. Training rests on this ([chapter 6](ch06_training.ipynb)).
+# Once the ids are known, one call computes all T steps. The causal mask keeps each step from seeing the later ones, so the probabilities are those of one step after the other. Training rests on this ([chapter 6](ch06_training.ipynb)).
 
 
 # %%
@@ -229,18 +227,21 @@ def next_token_probabilities(trained: Trained, src: Tensor, written: Tensor) -> 
 # %%
 probabilities = next_token_probabilities(trained, src, written)  # (B, T, V)
 assert torch.equal(probabilities.argmax(dim=-1), written)  # the same choices, made all at once
+for t in range(written.size(1)):  # and the same numbers: the decoder gets only what precedes t
+    alone = next_token_probabilities(trained, src, written[:, : t + 1])[:, t]  # (B, V)
+    torch.testing.assert_close(alone, probabilities[:, t])
 
 # %%
 name = tokenizer.processor.id_to_piece
 rows = []
-for t, (best, second) in enumerate(probabilities[0].topk(2).indices.tolist()):
+for t, (best, second) in enumerate(probabilities[0, :8].topk(2).indices.tolist()):
     p, q = probabilities[0, t, [best, second]].tolist()
     before = "<s> " + tokenizer.decode(written[0, :t].tolist())
     rows.append((before, name(best), f"{p:.2f}", name(second), f"{q:.2f}"))
 pd.DataFrame(rows, columns=["written so far", "likeliest next", "p", "second", "p of the second"])
 
 # %% [markdown]
-# Even where the model is sure it gives about 0.9. It was trained so, by label smoothing ([chapter 6](ch06_training.ipynb)).
+# These are the first eight steps. Even where the model is sure it gives about 0.9: it was trained never to be quite sure (*label smoothing*, [chapter 6](ch06_training.ipynb)).
 #
 # ### Where did it look?
 #
@@ -254,13 +255,22 @@ def by_words(weights: Tensor, target: list[str], source: list[str]) -> tuple[Ten
     A row is that of the piece with which a word begins, for there the word is chosen; a column is
     the sum over the pieces of a word. So rows still sum to 1.
     """
-    starts = [[i for i, p in enumerate(s) if not p[0].isalnum()] for s in (target, source)]
-    words = [
-        ["".join(side[a:b]).lstrip("▁") for a, b in pairwise([*at, len(side)])]
-        for side, at in zip((target, source), starts, strict=True)
-    ]
-    parts = weights[starts[0]].tensor_split(starts[1][1:], dim=1)
-    return torch.stack([part.sum(dim=1) for part in parts], dim=1), *words
+
+    def grouped(pieces: list[str]) -> list[list[int]]:
+        words: list[list[int]] = []
+        for i, piece in enumerate(pieces):
+            if words and piece[0].isalnum():  # no ▁: it goes on with the word before
+                words[-1].append(i)
+            else:
+                words.append([i])
+        return words
+
+    rows, columns = grouped(target), grouped(source)
+    first = weights[[word[0] for word in rows]]  # (words, S)
+    looks = torch.stack([first[:, word].sum(dim=1) for word in columns], dim=1)
+    english = ["".join(target[i] for i in word).lstrip("▁") for word in rows]
+    german = ["".join(source[i] for i in word).lstrip("▁") for word in columns]
+    return looks, english, german
 
 
 # %% [markdown]
@@ -278,13 +288,16 @@ titled(
         domain=(0, 1),
     ),
     "An order that nobody taught",
-    "Each row sums to 1. Down to 'has' the weights follow the diagonal. Then they jump to the end, "
-    "to fetch the verb, and come back for the hammer.",
+    "Each row sums to 1. Down to 'has' most weight follows the diagonal. Then it jumps to the end, "
+    "to fetch the verb, and comes back for the hammer. Not all of it fetches a word: 'has' puts "
+    "0.25 on the full stop, and '.' puts 0.83 on </s>.",
     wrap=74,
 )
 
 # %% [markdown]
 # ### The whole way, with its shapes
+#
+# Here S and T happen to be equal. In (B, H, T, S) the rows are the English tokens, the columns the German.
 
 # %%
 steps = [
@@ -306,30 +319,30 @@ pd.DataFrame(
 # %% [markdown]
 # ### What a translator doesn't know
 #
-# The model that opened this chapter, `captioner`, is the same machine, only larger. Your sentence went through it by the same steps.
+# The model that opened this chapter, `translator`, is the same machine, only larger.
 #
-# **Pitfall.** A fluent translation may be wrong. Ask for something that no caption ever said, and the model doesn't say "I don't know": it writes English all the same. To notice, look at the probabilities: high ones prove nothing, but low ones are a warning.
+# **Pitfall.** The model never refuses. Given something that no caption ever said, it writes all the same. To notice, look at the probabilities: high ones prove nothing, low ones may be a warning.
 #
-# **Predict.** The second sentence below says that the federal government passed a law on pensions. What will a writer of captions make of it, and how sure will it be?
+# **Predict.** The second sentence below says that the federal government passed a law on pensions. What will the model make of it, and how sure will it be?
 
 # %%
-captioner.model.double()  # digits as in the rest of the chapter
+translator.model.double()  # digits as in the rest of the chapter
 for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rentenversicherung."):
-    ids = torch.tensor([source_ids(question, captioner.tokenizer)])  # (B, S)
-    found = greedy_decode(captioner.model, ids, padding_mask(ids), max_len=40)  # (B, T)
-    sure = next_token_probabilities(captioner, ids, found).amax(dim=-1).mean()  # over T
-    print(captioner.tokenizer.decode(found[0].tolist()), f"(mean probability {sure:.2f})")
+    ids = torch.tensor([source_ids(question, translator.tokenizer)])  # (B, S)
+    found = greedy_decode(translator.model, ids, padding_mask(ids), max_len=40)  # (B, T)
+    sure = next_token_probabilities(translator, ids, found).amax(dim=-1).mean()  # over T
+    print(translator.tokenizer.decode(found[0].tolist()), f"(mean probability {sure:.2f})")
 
 # %% [markdown]
-# From a terminal, `make translate TEXT="…"` asks the same model, and searches a little longer for the best sentence ([chapter 10](ch10_decoding_and_bleu.ipynb)).
+# From a terminal, `make translate TEXT="…"` asks the same model ([chapter 10](ch10_decoding_and_bleu.ipynb)).
 #
 # ## How to read this series
 #
-# Each chapter is a notebook, and a Python script of the same name in `scripts/`, which tests and later chapters import. So a line like `from scripts.ch02_multi_head_attention import MultiHeadedAttention` is also a cross-reference: it names the chapter that explains the thing.
+# Each chapter is a notebook, and a Python script of the same name in `scripts/`, which tests and later chapters import. So an `import` also names the chapter that explains the thing.
 #
 # An idea comes **In short**, in plain words; then as a formula with the shape of every symbol, a small piece of code, a check against something independent, and a picture. A **Pitfall** is a wrong version that runs without complaint, and how to notice.
 #
-# Where the text says **Predict**, stop and guess before you run the next cell: a wrong guess teaches more than a right answer. And change things: every cell without `def` is there to be changed.
+# Where the text says **Predict**, stop and guess before you run the next cell. And change things: every cell without `def` is there to be changed.
 #
 # ● marks the short way: who reads these chapters has built, trained and judged a translator.
 #
@@ -340,7 +353,7 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
 # | [2 · Multi-head attention](ch02_multi_head_attention.ipynb) ● | what several heads are for; parity with PyTorch |
 # | [3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb) ● | tokens as vectors; how a model knows order |
 # | [4 · Encoder and decoder](ch04_encoder_decoder.ipynb) ● | the whole model on one screen, equal to `nn.Transformer` |
-# | [5 · Norms and first steps](ch05_norms_and_first_steps.ipynb) | why it trains: residual roads, norms, initialisation |
+# | [5 · Norms and first steps](ch05_norms_and_first_steps.ipynb) | why it trains: residual connections, norms, initialisation |
 # | **II · Training, speed and translating** | |
 # | [6 · Training](ch06_training.ipynb) ● | the loop, the loss, the schedule; a first task learned |
 # | [7 · Multi30k](ch07_multi30k.ipynb) ● | captions, tokens, batches |
@@ -409,8 +422,7 @@ machine_report()
 # ## Summary
 #
 # - Attention keeps a vector for each word and connects any two in one step. The Transformer is an encoder and a decoder made of it, each N layers.
-# - Text goes characters → tokens → ids (B, S) → vectors (B, S, D) → memory (B, S, D) → probabilities (B, T, V) → ids → text.
-# - The decoder writes one token at a time and stops itself with `</s>`. It writes something for every input, known or not.
+# - The decoder writes one token at a time and stops itself with `</s>`.
 #
 # ## What the paper did that we don't
 #
@@ -419,7 +431,7 @@ machine_report()
 #
 # ## Exercises
 #
-# Each says what kind it is, how hard (●○○ to ●●●), how much it is worth, and how long it may take. A *code* exercise has a stub: write its body and run the cell. `check` says nothing if your function is right, and otherwise what is wrong and why. `solution("its_name")`, from `scripts.book.exercises`, shows ours.
+# A *code* exercise has a stub: write its body and run the cell. `check` says nothing if your function is right, and otherwise what is wrong and why. `solution("its_name")`, from `scripts.book.exercises`, shows ours.
 #
 # ### Exercise 1 · Pieces to text
 #
@@ -445,7 +457,7 @@ check(as_text)
 #
 # <details><summary>An answer</summary>
 #
-# The three attentions, and nowhere else. In training the decoder reads the right English, moved by one place. Without the mask the next token stands there to be copied: the loss falls to nearly nothing, and the model learns no German. When it writes alone, there is no later token to copy, and it writes nonsense.
+# The three attentions, and nowhere else: all other boxes treat each token alone. In training the decoder reads the right English, moved by one place. Without the mask the next token stands there to be copied: the loss falls to nearly nothing, and the model learns no German. When it writes alone, there is no later token to copy, and it writes nonsense.
 #
 # </details>
 #
@@ -453,6 +465,6 @@ check(as_text)
 #
 # *project · difficulty ●●○ · worth ●●● · 90 minutes*
 #
-# Find a sentence of simple words on which a model fails. Look at its table of choices: at which step does it go wrong, and was it sure? Collect ten such sentences, sort them by what they have in common, and keep them: chapters 10 and 11 have instruments for them.
+# Find a sentence of simple words on which a model fails. Look at its table of choices: at which step does it go wrong, and was it sure? Collect ten such sentences, and keep them for chapters 10 and 11.
 #
 # Next: [Chapter 1 · Attention](ch01_attention.ipynb)

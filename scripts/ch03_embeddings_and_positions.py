@@ -26,7 +26,7 @@
 #
 # *If you read only three cells:* "Attention cannot see order", its table of who sees order; "Sinusoidal positions", the function `sinusoids`; "A shift is a rotation", the picture of the clocks.
 #
-# Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. Here T is the length of whichever sequence is being embedded.
+# Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. With one sequence only, as here, its length is T.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -67,33 +67,33 @@ torch.set_default_dtype(torch.float64)
 #
 # > **In short.** A table has one row for each token of the vocabulary. To embed a token is to copy its row.
 #
-# A token is a number, its *id*: 5 might be *dog*. The number itself means nothing; 6 is no bigger a dog. So each id gets a vector of its own, which training is free to move.
+# A token is a number, its *id*: 5 might be *dog*. The number itself means nothing. So each id gets a vector of its own, which training is free to move.
 #
-# $$ \mathrm{embed}(i) = E_i\,\sqrt{D} \;=\; \mathrm{onehot}(i)\,E\,\sqrt{D} $$
+# $$ \mathrm{embed}(w) = E_w\,\sqrt{D} \;=\; \mathrm{onehot}(w)\,E\,\sqrt{D} $$
 #
 # | symbol | shape | meaning |
 # |---|---|---|
-# | ids | (B, T) | whole numbers from 0 to V−1 |
+# | ids $w$ | (B, T) | whole numbers from 0 to V−1 |
 # | $E$ | (V, D) | the table, learned |
-# | $\mathrm{onehot}(i)$ | (V,) | zeros, and a 1 at place $i$ |
+# | $\mathrm{onehot}(w)$ | (V,) | zeros, and a 1 at place $w$ |
 # | result | (B, T, D) | one vector for each token |
 #
-# The second form says that an embedding is a linear layer without bias, applied to one-hot vectors. The factor $\sqrt{D}$ has a section of its own below.
+# The second form says that an embedding is a linear layer without bias, applied to one-hot vectors.
 
 
 # %%
 class Embeddings(nn.Module):
-    """Token ids to vectors, scaled by √d_model (§3.4); the table `lut` starts with spread 1/√d_model.
+    """Token ids to vectors, times √d_model (§3.4). `lut` is the look-up table, of variance 1/d_model.
 
-    `width` is the table's own width; where it differs from `d_model`, a linear map (no bias) leads
-    from one to the other. Raises TypeError for ids that are not integers.
+    `width`, for later chapters, is the table's own width; where it differs from `d_model`, a linear
+    map (no bias) leads from one to the other. Raises TypeError for ids that are not integers.
     """
 
     def __init__(self, d_model: int, vocab: int, width: int | None = None):
         super().__init__()
         width = width or d_model
         self.d_model = d_model
-        self.lut = nn.Embedding(vocab, width)  # (V, width), drawn with spread 1
+        self.lut = nn.Embedding(vocab, width)  # (V, width), of variance 1
         self.lut.weight.data *= d_model**-0.5
         self.widen = nn.Identity() if width == d_model else nn.Linear(width, d_model, bias=False)
 
@@ -105,8 +105,6 @@ class Embeddings(nn.Module):
 
 
 # %% [markdown]
-# (You can ignore `width`. For a large vocabulary, a table of V × 128 and one matrix of 128 × D are much smaller than V × D: Lan et al. 2019.)
-#
 # **Predict.** The gradient of a sum of embedded vectors flows back into the table. For the ids 5, 2, 0, 2, which of its six rows get one?
 
 # %%
@@ -133,7 +131,7 @@ titled(
 # %% [markdown]
 # A row that is not looked up learns nothing in that step. So rare words learn rarely.
 #
-# **Pitfall.** Ids must be integers all the way. It is tempting to accept floats and to cast them back, as ids often pass through NumPy or a mixed-precision block. But in half precision, whole numbers above 2,048 are rounded, and the word becomes *another word*, without an error. So `Embeddings` refuses floats.
+# **Pitfall.** Ids must be integers all the way. It is tempting to accept floats and to cast them back, as ids often pass through NumPy or a mixed-precision block. `Embeddings` refuses floats.
 #
 # **Predict.** What does id 2049 become after a visit to float16? And 30,001?
 
@@ -146,19 +144,21 @@ except TypeError as error:
     print("TypeError:", error)
 
 # %% [markdown]
+# Float16 steps by 2 above 2,048, by 4 above 4,096, and so on: without the refusal, a word becomes *another word*.
+#
 # ## Attention cannot see order
 #
 # > **In short.** Attention treats its input as a set. Shuffle the words, and you get the same outputs, shuffled.
 #
-# Let $P$ be a (T, T) permutation matrix, so that $PX$ is X with its rows shuffled. Queries, keys and values are shuffled along, and the softmax of a row doesn't care about the order of its columns:
+# Let $P$ be a (T, T) permutation matrix, so that $PX$ is X with its rows shuffled. Queries, keys and values are shuffled along. Softmax takes each row by itself, in any order of its columns: $\mathrm{softmax}(PAP^{\top}) = P\,\mathrm{softmax}(A)\,P^{\top}$ for scores $A$. So
 #
 # $$ \mathrm{softmax}\!\left(PXW^Q\,(PXW^K)^{\top}\right) PXW^V
 # = P\;\mathrm{softmax}\!\left(XW^Q\,(XW^K)^{\top}\right) P^{\top}P\,XW^V
 # = P \cdot \mathrm{Attention}(X), $$
 #
-# since $P^{\top}P = I$. This is called *permutation-equivariant*. All else in an encoder (chapter 4) works on each position alone, so the whole encoder is equivariant too. In particular, *dog* gets the same vector in *dog bites man* as in *man bites dog*.
+# since $P^{\top}P = I$. This is called *permutation-equivariant*. All else in an encoder (chapter 4) works on each position alone, so the whole encoder is equivariant too: *dog* gets the same vector in *dog bites man* as in *man bites dog*.
 #
-# That is a claim about all orders. For five tokens there are only 120, so we try them all.
+# For five tokens there are only 120 orders, so we try them all.
 
 
 # %%
@@ -195,11 +195,11 @@ for name, gap in gaps.items():
 assert [gap < 1e-12 for gap in gaps.values()] == [True, True, False]
 
 # %% [markdown]
-# The last line surprises many. A causal mask *does* tell the positions apart: the first token sees one token, the second sees two, and so on. A decoder without positions has something to go by; an encoder has nothing at all. Exercise 3 takes this further.
+# A causal mask *does* tell the positions apart: the first token sees one token, the second sees two, and so on. Exercise 3 takes this further.
 #
 # ### Who bites?
 #
-# What does it cost? We train one attention layer on sentences such as *dog bites man*, with twenty names and one verb. The vector at the verb's place must name who bites. Pairs that are held back from training are the test: which of the two names does the layer prefer?
+# We train one attention layer on sentences such as *dog bites man*, with twenty names and one verb. The vector at the verb's place must name who bites. Pairs that are held back from training are the test: which of the two names does the layer prefer?
 
 
 # %%
@@ -243,7 +243,7 @@ assert no_positions == 0.5
 #
 # ## Sinusoidal positions
 #
-# > **In short.** A clock tells the time with a fast hand and a slow one. Here D/2 hands turn at D/2 speeds, and where they all stand together says which position it is.
+# > **In short.** A clock tells the time with a fast hand and a slow one. Here D/2 hands turn at D/2 speeds, and all their angles together say which position it is.
 #
 # $$ PE_{(pos,\,2i)} = \sin\!\big(pos\cdot\omega_i\big), \qquad
 # PE_{(pos,\,2i+1)} = \cos\!\big(pos\cdot\omega_i\big), \qquad \omega_i = 10000^{-2i/D} $$
@@ -251,7 +251,7 @@ assert no_positions == 0.5
 # | symbol | shape | meaning |
 # |---|---|---|
 # | $pos$ | 0 … length−1 | the position |
-# | $i$ | 0 … D/2−1 | which pair of features, that is, which hand |
+# | $i$ | 0 … D/2−1 | which pair of features, sine and cosine: which hand |
 # | $\omega_i$ | (D/2,) | its speed; the wavelength $2\pi/\omega_i$ goes from $2\pi$ to almost $10000\cdot2\pi$ |
 # | $PE$ | (length, D) | added to the embeddings |
 
@@ -275,12 +275,12 @@ def sinusoids(length: int, d_model: int) -> Tensor:
 # The check is a double loop over Python's own `math`. **Predict.** At D = 64, feature 0 repeats about every six positions. After how many does feature 8 repeat?
 
 # %%
-table = sinusoids(40, 64)
+pe = sinusoids(40, 64)
 for pos in range(40):
     for i in range(32):
         angle = pos / 10_000 ** (2 * i / 64)
-        assert math.isclose(table[pos, 2 * i], math.sin(angle), abs_tol=1e-12)
-        assert math.isclose(table[pos, 2 * i + 1], math.cos(angle), abs_tol=1e-12)
+        assert math.isclose(pe[pos, 2 * i], math.sin(angle), abs_tol=1e-12)
+        assert math.isclose(pe[pos, 2 * i + 1], math.cos(angle), abs_tol=1e-12)
 for feature in (0, 8, 16, 32):
     wavelength = 2 * math.pi * 10_000 ** (feature / 64)
     print(f"feature {feature:2} repeats after {wavelength:5.1f} positions")
@@ -297,31 +297,18 @@ titled(
         numbers=False,
     ),
     "Each row is a position's signature",
-    "The fast hands on the left change from row to row. Those on the right hardly move within a "
+    "The fast pairs on the left change from row to row. Those on the right hardly change within a "
     "sentence: there the sine stays near 0 and the cosine near 1.",
 )
 
 # %% [markdown]
-# **Pitfall.** Each sine needs its cosine, so D must be even. Well-known code fills the table by slices, sines into every second column from 0 and cosines into every second from 1. At an odd width there is one cosine too many, and the error speaks of sizes, not of the cause:
-
-# %%
-angle = torch.arange(20.0)[:, None] * 10_000.0 ** -(torch.arange(0, 7, 2) / 7)  # (20, 4)
-table = torch.empty(20, 7)
-table[:, 0::2] = angle.sin()
-for make in (lambda: table[:, 1::2].copy_(angle.cos()), lambda: sinusoids(20, 7)):
-    try:
-        make()
-    except (RuntimeError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}")
-
-# %% [markdown]
-# **Pitfall.** Compute the angles in high precision and round the *result*, as `sinusoids` does. A model trained in bfloat16 is tempted to count its positions in bfloat16, too. That type has no odd numbers above 256: position 257 becomes 256, and two words share one place.
+# **Pitfall.** Each sine needs its cosine, so D must be even. Well-known code fills the table by slices, sines into every second column from 0 and cosines into every second from 1. At an odd width there is one cosine too many, and the error speaks of sizes, not of the cause. `sinusoids` names the width.
 #
 # ## Adding them
 #
 # > **In short.** Positions are *added* to the embeddings, not appended, and the sum goes through dropout (§5.4).
 #
-# $$ x_{pos} = E_{i_{pos}}\sqrt{D} + PE_{pos}, \qquad x \text{ of shape (B, T, D)} $$
+# $$ x_{pos} = E_{w_{pos}}\sqrt{D} + PE_{pos}, \qquad x \text{ of shape (B, T, D)} $$
 #
 # Adding costs no width. Where D is large, words and positions still have room to lie in nearly perpendicular directions.
 
@@ -354,7 +341,7 @@ class PositionalEncoding(nn.Module):
 
 
 # %% [markdown]
-# `start` is for decoding one token at a time (chapter 10). The table is a *buffer*. As a parameter it would be trained; as a plain attribute it would stay behind when the model moves to a GPU. And because it isn't stored with the weights, a model loads even where another `max_len` is set.
+# `start` is for decoding one token at a time (chapter 10). The table is a *buffer*. As a parameter it would be trained; as a plain attribute it would stay behind when the model moves to a GPU. It isn't stored with the weights, so a model loads with another `max_len` too.
 
 # %%
 torch.manual_seed(6)
@@ -364,18 +351,18 @@ torch.testing.assert_close(add_positions(x), x + sinusoids(5, 16))
 one_by_one = [add_positions(x[:, t : t + 1], start=t) for t in range(5)]
 torch.testing.assert_close(torch.cat(one_by_one, dim=1), add_positions(x))
 assert not list(add_positions.parameters()) and not add_positions.state_dict()
-seen = equivariance_gap(lambda x: attend(*[add_positions(x)] * 3), x[0])
+seen = equivariance_gap(lambda x: attend(y := add_positions(x), y, y), x[0])
 assert seen > 0.01  # with positions, the attention layer from above sees order
 
 # %% [markdown]
-# **Pitfall.** What if the sequence is longer than the table? `pe[start:end]` past its end is no error in Python: one gets fewer rows. Usually the addition then fails. But if exactly *one* row is left, it broadcasts, and every token gets the same position in silence.
+# **Pitfall.** What if the sequence is longer than the table? `pe[start:end]` past its end is no error in Python: one gets fewer rows. Usually, but not always, the addition then fails.
 #
 # **Predict.** The table has 256 rows. Two tokens come at `start=255`. Which positions do they get without the guard?
 
 # %%
 two = torch.zeros(1, 2, 16)
-unguarded = two + add_positions.pe[255:257]  # no error
-print("the same position twice:", torch.equal(unguarded[0, 0], unguarded[0, 1]))
+unguarded = two + add_positions.pe[255:257]  # one row is left, and it broadcasts
+print("at position 255:", (unguarded[0] == add_positions.pe[255]).all(dim=-1).tolist())
 try:
     add_positions(two, start=255)
 except ValueError as error:
@@ -386,13 +373,13 @@ except ValueError as error:
 #
 # > **In short.** The table's entries are small. The positions that are added to them are not. The factor lifts the words to the positions' height.
 #
-# The paper says only that it multiplies by $\sqrt{D}$; it gives no reason. What follows is the usual explanation, and it can be measured. The paper shares the table E with the model's last linear layer (chapter 4). There, each score is a dot product of D terms, and for scores of about ±1 the entries of E need a variance of $1/D$. So `Embeddings` starts there, and a row of E has length
+# The paper gives no reason; what follows is the usual explanation. The paper shares the table E with the model's last linear layer (chapter 4). There, each score is a dot product of D terms. The other vector's entries have variance about 1 (after a LayerNorm), so for scores of about ±1 those of E need a variance of $1/D$. So `Embeddings` starts there, and a row of E has length
 #
 # $$ \|E_i\| \approx \sqrt{D \cdot \tfrac1D} = 1. $$
 #
-# A position is D/2 pairs of a sine and a cosine, and $\sin^2 + \cos^2 = 1$, so its length is exactly $\sqrt{D/2}$. At D = 512 that is 16. Added as it is, a word would nearly vanish beside its own position.
+# A position is D/2 pairs of a sine and a cosine, and $\sin^2 + \cos^2 = 1$, so its length is exactly $\sqrt{D/2}$. At D = 512 that is 16.
 #
-# What does that do to meaning? Take a word at places 3 and 9, and another word at place 3, and compare directions by their cosine.
+# Take a word at places 3 and 9, and another word at place 3, and compare directions by their cosine.
 #
 # **Predict.** Without the factor, which pair is more alike: the same word at two places, or two words at one place?
 
@@ -401,32 +388,32 @@ torch.manual_seed(2)
 embed, places = Embeddings(512, vocab=400), sinusoids(16, 512)  # places: (16, D)
 alike = []
 with torch.no_grad():
-    for kind, table in (("unscaled", embed.lut.weight), ("× √D", embed(torch.arange(400)))):
-        length = table.norm(dim=-1).mean()
+    for kind, words in (("unscaled", embed.lut.weight), ("× √D", embed(torch.arange(400)))):
+        length = words.norm(dim=-1).mean()
         print(f"{kind:8}  word's length {length:4.1f}, position's {places[3].norm():.1f}")
-        word, other = table[:200], table[200:]  # (200, D) each
+        word, other = words[:200], words[200:]  # (200, D) each
         same_word = F.cosine_similarity(word + places[3], word + places[9]).mean().item()
         same_place = F.cosine_similarity(word + places[3], other + places[3]).mean().item()
         alike += [(f"{kind}: same word, other place", same_word, kind)]
         alike += [(f"{kind}: other word, same place", same_place, kind)]
-alike = pd.DataFrame(alike, columns=["pair", "cosine", "table"])
+alike = pd.DataFrame(alike, columns=["pair", "cosine", "words"])
 assert alike["cosine"][1] > 0.99 > alike["cosine"][0]  # unscaled: two different words look the same
 assert alike["cosine"][2] > 0.8 > 0.4 > alike["cosine"][3]  # scaled: the word leads
 
 # %%
 titled(
-    bars(alike, "pair", "cosine", number_format=".2f", color="table"),
+    bars(alike, "pair", "cosine", number_format=".2f", color="words"),
     "The factor lets the word speak",
     "Mean cosine over 200 pairs of words, D = 512. Unscaled, two different words at one place "
     "are all but identical. Scaled, the word counts more than its place.",
 )
 
 # %% [markdown]
-# **Pitfall.** The scale and the start belong together. `nn.Embedding` by itself starts with variance 1: times $\sqrt{D}$, words of length 512 would drown positions of length 16.
+# **Pitfall.** The scale and the start belong together. `nn.Embedding` by itself starts with variance 1: times $\sqrt{D}$, words of length 512 would stand beside positions of length 16.
 #
 # ## A shift is a rotation
 #
-# > **In short.** Go k positions on, and each hand turns by a fixed angle, wherever it stood. So one matrix, the same for all positions, leads from PE(pos) to PE(pos + k).
+# > **In short.** Go k positions on, and each hand turns by a fixed angle. So one matrix, the same for all positions, leads from PE(pos) to PE(pos + k).
 #
 # The paper gives this as its reason for sines: a head can learn to look "three words back" with one linear map. With $\theta = k\,\omega_i$, the addition theorems say for each pair
 #
@@ -447,9 +434,9 @@ def shift_matrix(k: int, d_model: int) -> Tensor:
 
 
 # %%
-table = sinusoids(200, 32)  # (200, D)
+pe = sinusoids(200, 32)  # (200, D)
 for k in (1, 3, 50):
-    torch.testing.assert_close(table[:-k] @ shift_matrix(k, 32).T, table[k:])  # rows: R_k · PE[pos]
+    torch.testing.assert_close(pe[:-k] @ shift_matrix(k, 32).T, pe[k:])  # rows: R_k · PE[pos]
 turn = shift_matrix(3, 32)
 torch.testing.assert_close(turn @ turn.T, torch.eye(32))  # a rotation keeps lengths
 torch.testing.assert_close(turn @ shift_matrix(4, 32), shift_matrix(7, 32))  # 3 on and 4 on: 7 on
@@ -458,13 +445,13 @@ torch.testing.assert_close(turn @ shift_matrix(4, 32), shift_matrix(7, 32))  # 3
 titled(
     clocks(sinusoids(10, 16), pairs=(0, 1, 2), step=3),
     "Three steps are the same turn from anywhere",
-    "Three hands at D = 16, at positions 0 (dark) to 9 (bright). From 0 to 3, from 3 to 6 and from "
-    "6 to 9 each hand turns by the same angle; fast hands far, slow hands little.",
+    "Three pairs as hands, D = 16, at positions 0 (dark) to 9 (bright). From 0 to 3, from 3 to 6 "
+    "and from 6 to 9 each hand turns by the same angle; fast hands far, slow hands little.",
     wrap=80,
 )
 
 # %% [markdown]
-# The check above used our formula for $R_k$. An independent one asks least squares for the best matrix from row pos to row pos + 3, for 200 positions at once.
+# An independent check asks least squares for the best matrix from row pos to row pos + 3, for all 197 pairs of rows.
 #
 # **Predict.** Which share of the rows does it fail to explain, for sinusoids, and for a table of random numbers?
 
@@ -473,6 +460,7 @@ titled(
 def shift_error(table: Tensor, k: int) -> float:
     """Share of table[k:] (n, D) that the best linear map of table[:-k] fails to explain, 0 to 1."""
     before, after = table[:-k], table[k:]
+    # "gelsd" bears columns that nearly depend on one another, as those of slow pairs do
     best = torch.linalg.lstsq(before, after, driver="gelsd").solution  # (D, D)
     return ((before @ best - after).square().sum() / after.square().sum()).item()
 
@@ -483,33 +471,41 @@ print(f"sinusoids {shift_error(sinusoids(200, 16), k=3):.4f}")
 print(f"random    {shift_error(torch.randn(200, 16), k=3):.4f}")
 
 # %% [markdown]
+# The random table is not at 1, since fitting 16 numbers to 197 rows explains about 16/197 by chance.
+#
 # ### Only the distance counts
 #
-# Because a rotation keeps dot products, two positions can be moved together and nothing changes: from $\cos a\cos b + \sin a\sin b = \cos(a-b)$ follows
+# A rotation keeps dot products, so two positions can be moved together: from $\cos a\cos b + \sin a\sin b = \cos(a-b)$ follows
 #
 # $$ PE_p \cdot PE_q = \sum_{i=0}^{D/2-1} \cos\big((p-q)\,\omega_i\big). $$
 #
 # **Predict.** Divided by D/2, this is the cosine between two positions. Does it fall steadily with the distance?
 
 # %%
-table = sinusoids(50, 128)
-products = table @ table.T  # (50, 50)
+pe = sinusoids(50, 128)
+products = pe @ pe.T  # (50, 50)
 for distance in range(50):
     expected = torch.cos(distance * 10_000.0 ** -(torch.arange(0, 128, 2) / 128)).sum()
     torch.testing.assert_close(products.diagonal(distance), expected.expand(50 - distance))
 for distance in (0, 1, 2, 4, 8, 16, 31, 34, 37, 40, 43):
     print(f"{distance:2} apart: {products[0, distance] / 64:.3f}")
+ahead = pe @ shift_matrix(3, 128).T @ pe.T  # (50, 50): each position asks three places on
+assert torch.equal(ahead[:47].argmax(dim=1), torch.arange(3, 50))
 
 # %% [markdown]
-# Not quite: it falls fast, then slowly and in small waves. And it is the same for p − q and q − p: as it stands, "two before" and "two after" look equal. It takes $W^Q$ and $W^K$ to tell them apart, and the rotation shows that they can.
+# Not quite: it falls fast, then slowly and in small waves. And it is the same for p − q and q − p. It takes $W^Q$ and $W^K$ to tell "before" from "after". With $W^Q = R_k^{\top}$ and $W^K = I$ the score is
+#
+# $$ (PE_p\,R_k^{\top}) \cdot PE_q = PE_{p+k} \cdot PE_q, $$
+#
+# largest at $q = p + k$: the last line of the cell checks it for k = 3.
 #
 # Today's models keep the rotation and drop the sum: they turn queries and keys themselves, in every layer. These *rotary positions* are in [chapter 14](ch14_since_2017.ipynb), which uses `shift_matrix` again.
 #
 # ## Learned positions
 #
-# > **In short.** Let training find the table. It works as well, up to the longest position it has seen.
+# > **In short.** Let training find the table. In the paper it did about as well. It ends at the longest position.
 #
-# $$ x_{pos} = E_{i_{pos}}\sqrt{D} + L_{pos}, \qquad L \text{ of shape (max\_len, D), learned} $$
+# $$ x_{pos} = E_{w_{pos}}\sqrt{D} + L_{pos}, \qquad L \text{ of shape (max\_len, D), learned} $$
 
 
 # %%
@@ -533,21 +529,9 @@ class LearnedPositions(nn.Module):
 
 
 # %% [markdown]
-# **Predict.** A batch has sentences of ten tokens, and the table has 64 rows. Which rows learn something from it?
-
-# %%
-torch.manual_seed(8)
-learned = LearnedPositions(d_model=16, dropout=0.0, max_len=64)
-x = torch.randn(3, 10, 16)  # (B, T, D)
-torch.testing.assert_close(learned(x), x + learned.pe[:10])
-learned(x).square().sum().backward()
-rows = learned.pe.grad.abs().sum(dim=-1).nonzero().flatten()  # of 64
-print(f"rows with a gradient: {rows.min()} to {rows.max()}")
-
-# %% [markdown]
-# Row 50 learns only from sentences of at least 51 tokens. If training has few, the row stays noise; and beyond the table there is nothing at all. Sinusoids are defined everywhere, and the authors kept them in the hope that a model can use them beyond the lengths seen in training. (To have a vector for position 200 is not yet to have been trained on it.) In translation quality there was no difference to speak of: 25.7 BLEU against 25.8 (Table 3, row E).
+# The rows start small (0.02, beside words of 1) and grow as they are learned. Row 50 learns only from sentences of at least 51 tokens. If training has few, the row stays noise; and beyond the table there is nothing at all. Sinusoids are defined everywhere, and the authors hoped that a model can use them beyond the lengths seen in training. In translation quality there was no difference to speak of: 25.7 BLEU against 25.8 (Table 3, row E).
 #
-# Before training the two tables look very different. Compare every position with every other.
+# Compare every position with every other, before training.
 
 # %%
 torch.manual_seed(9)
@@ -562,8 +546,8 @@ titled(
         **look,
     ),
     "Sinusoids know who is near, a fresh table does not",
-    "Cosine of each pair of 50 positions, D = 128. Left: the same along every diagonal, high near "
-    "the middle one. Right: chance; who is near has yet to be learned.",
+    "Cosine of each pair of 50 positions, D = 128. Left: each diagonal has one value, high near "
+    "the middle. Right: chance; who is near has yet to be learned.",
     wrap=80,
 )
 
@@ -580,15 +564,15 @@ print(f"right with learned positions: {who_bites(LearnedPositions(32, dropout=0.
 # %% [markdown]
 # ## Summary
 #
-# - An embedding is a table; looking up a row is a product with a one-hot vector, done cheaply. Ids must stay integers.
-# - Without positions, attention and the whole encoder are permutation-equivariant: they cannot know who bites. A causal mask alone already breaks that.
-# - Sinusoids are hands of clocks. A shift by k is one rotation for all positions, and dot products depend on the distance only.
-# - Times $\sqrt{D}$ lifts a small table (variance $1/D$, so that it can be shared with the last layer) above the positions, whose length is $\sqrt{D/2}$.
-# - A learned table does as well, within the positions seen in training. Odd widths and over-long input get a clear error.
+# - An embedding is a table, and ids must stay integers.
+# - Without positions, attention and the whole encoder are permutation-equivariant: they cannot know who bites.
+# - A sinusoidal position is D/2 hands of clocks. A shift by k is one rotation for all positions, and dot products depend on the distance only.
+# - Times $\sqrt{D}$ lifts a small table (variance $1/D$) above the positions, whose length is $\sqrt{D/2}$.
+# - A learned table did about as well in the paper, within the positions seen in training.
 #
 # ## What the paper did that we don't
 #
-# - The paper shares one table between both embeddings and the last layer. `Embeddings` is ready for it; chapter 4 offers it as a switch.
+# - The paper shares one table between both embeddings and the last layer. Chapter 4 offers it as a switch.
 # - The paper's formula interleaves sines and cosines, as we do. Its published code put all sines first and all cosines after. To a model whose matrices are learned, the order of the features makes no difference.
 #
 # ## Exercises
@@ -597,7 +581,7 @@ print(f"right with learned positions: {who_bites(LearnedPositions(32, dropout=0.
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# The dot product of two positions depends on their distance only. So does the squared length $\lVert PE_p - PE_q \rVert^2$. Write `squared_gap(distance, d_model)`, which computes it without making a table, for any whole distance. What does it tend to for far positions in a wide model? `solution("squared_gap")` shows ours.
+# The dot product of two positions depends on their distance only. So does the squared length $\lVert PE_p - PE_q \rVert^2$. Write `squared_gap(distance, d_model)`, which computes it without making a table, for any whole distance. `solution("squared_gap")` shows ours.
 
 
 # %%
@@ -613,7 +597,7 @@ check(squared_gap)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# A model was trained with `LearnedPositions` of `max_len` 64, and shall now read 100 tokens. Its table (64, D) must become one of 100 rows. Write `stretched(table, max_len)`. The first rows are the learned ones, unchanged. Each further row follows from the one before by one linear map, fitted to the learned rows as in `shift_error`. Where `max_len` is not larger, the table is cut. For sinusoids the continuation is exact. For which tables is it worthless? `solution("stretched")` shows ours.
+# A model was trained with `LearnedPositions` of `max_len` 64, and shall now read 100 tokens. Its table (64, D) must become one of 100 rows. Write `stretched(table, max_len)`. The first rows are the learned ones, unchanged. Each further row follows from the one before by one linear map, fitted to the learned rows as in `shift_error`. Where `max_len` is not larger, the table is cut. For sinusoids with many more rows than D the continuation is exact but for rounding. For which tables is it worthless? `solution("stretched")` shows ours.
 
 
 # %%

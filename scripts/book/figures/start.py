@@ -43,7 +43,7 @@ class Sketch:
         self.labels.append({"x": x, "y": y, "text": text, "style": style})
 
     def sublayer(self, middle, start, low, kind, name, note):
-        """A box with its residual road and its add & norm; returns where the road goes on."""
+        """A box with its residual connection and its add & norm; returns where the road goes on."""
         self.box(kind, middle, low, name, note)
         self.box("norm", middle, low + 56, "add & norm · ch. 4, 5", height=28)
         self.arrow((middle, start), (middle, low - 2))
