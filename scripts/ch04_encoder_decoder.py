@@ -520,7 +520,7 @@ assert (from_position.diagonal() > 0).all() and from_position.count_nonzero() ==
 # > **In short.** What the model says at position t depends on the whole source and on the target up to t. And a sentence gets the same
 # > result alone as in a batch with longer ones.
 #
-# The masks do this in each layer (chapter 1). Here is one check on the whole model. If the future leaked, the training loss
+# The masks do this in each layer (chapter 1); we check the whole model. If the future leaked, the training loss
 # would fall fast, and translating would fail, since there the future doesn't exist yet. Source of 7 tokens, target of 5:
 
 # %%
@@ -651,7 +651,7 @@ for name, vocab, N, D, F, h, paper in (
 pd.DataFrame(counted).rename(columns={"all": "all, millions", "paper": "paper, millions"})
 
 # %% [markdown]
-# The feed-forward layers are the largest part in both. Base comes out 3% below the paper's figure and big 1% above; the paper doesn't say
+# The feed-forward layers are the largest part in all three. Base comes out 3% below the paper's figure and big 1% above; the paper doesn't say
 # how it counted, or how large its vocabulary was exactly.
 #
 # ## The same as `nn.Transformer`
@@ -810,7 +810,7 @@ for state in ("fresh", "scrambled"):
 # - §3.2.2 writes the attention projections as plain matrices, and its code (tensor2tensor) has no biases there. `nn.Transformer` has biases, and so do we, to
 #   be comparable.
 # - Its generator has no bias in the code. Ours has one, V numbers, starting at 0.
-# - We use dropout on attention weights and inside the feed-forward layer too, as later versions of its code and `nn.Transformer` do.
+# - We use dropout on attention weights and inside the feed-forward layer too, as its later code and `nn.Transformer` do.
 #
 # ## Exercises
 #

@@ -121,6 +121,7 @@ titled(
 
 # %% [markdown]
 # Without the road the gradient is lost. With it nothing is lost; it even grows, since each layer adds something.
+# In post-norm, though, LayerNorms stand on the road (see below).
 #
 # ## LayerNorm
 #
@@ -247,8 +248,8 @@ for name, start in starts.items():
     print(f"{name:18} {x.std().item():12.4f}")
 
 # %% [markdown]
-# PyTorch's default loses a factor of $\sqrt3$ each time, 729 in twelve. In a Transformer, LayerNorm and the road hide such extremes: a badly
-# initialised model still runs, and only learns worse. `initialise` gives all matrices Xavier's variance and sets all biases to 0.
+# PyTorch's default loses a factor of $\sqrt3$ each time, 729 in twelve. In a Transformer, LayerNorm and the road hide this: the model
+# runs, and only learns worse. `initialise` gives all matrices Xavier's variance and sets all biases to 0.
 #
 # **Pitfall.** Deep copies, and then a Xavier loop that touches "everything with more than one dimension". Biases have one dimension, so they
 # keep what the copying gave them: PyTorch's random default, *the same random numbers in every layer*.
@@ -438,7 +439,7 @@ assert common["E6"] > 0.8 and common["D6"] < 0.3
 #
 # > **In short.** Placement and warm-up decide how fast a deep model learns in its first steps.
 #
-# Warm-up is a learning rate that rises slowly from 0 (chapter 6). A small race: forty steps of Adam on "copy these six
+# Warm-up is a learning rate that rises slowly from 0 (chapter 6). A race: forty steps of Adam on "copy these six
 # symbols", 6 + 6 layers, learning rate 0.003. Post-norm runs twice: without warm-up, and with 25 steps of it.
 
 
@@ -463,7 +464,7 @@ def short_race(norm_first: bool, warmup: int, seed: int, steps: int = 40) -> flo
 
 
 # %% [markdown]
-# **Predict.** Knowing nothing costs ln 10 = 2.30. In which order will the three contenders end, and will the seeds agree?
+# **Predict.** Knowing nothing costs ln 10 = 2.30. In which order will the three contenders end, and will three seeds agree?
 
 # %%
 contenders = {  # norm_first, warm-up
@@ -480,7 +481,7 @@ assert max(ends[0]) < min(ends[1]) - 0.1 and max(ends[1]) < min(ends[2])  # no s
 # %% [markdown]
 # The seeds agree. At this size and this rate: pre-norm starts without warm-up, and warm-up helps post-norm. Xiong
 # et al. (2020) report the same for full trainings. It is not a law: try post-norm with a third of the rate. And it says nothing about the *end* of a training: with
-# warm-up post-norm trains well. Our default is the paper's post-norm.
+# warm-up post-norm trains well.
 #
 # ## Summary
 #
