@@ -22,7 +22,7 @@
 # | | |
 # |---|---|
 # | In the paper | §3.1 (stacks), §3.3 (feed-forward), §3.4 (embeddings and softmax), §5.4 (dropout), Table 3 |
-# | Time | 25 minutes to read, 60 with the code; some seconds to run on a CPU |
+# | Time | 30 minutes to read, 65 with the code; some seconds to run on a CPU |
 # | Before, after | [Chapter 3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb) · [Chapter 5 · Norms and first steps](ch05_norms_and_first_steps.ipynb) |
 #
 # *If you read only three cells:* the two layers under "The model on one screen", the table under "One pass, step by step",
@@ -76,8 +76,8 @@ torch.set_default_dtype(torch.float64)  # so that "equal" can be checked to many
 # > **In short.** The encoder reads the source sentence and leaves one vector for each source token: the *memory*.
 # > The decoder writes the target sentence. Each of its layers looks at what is already written, and at the memory.
 #
-# Both are stacks of N layers of the same form, each with weights of its own; the paper has N = 6. Diagrams of this model often
-# blur one thing: the decoder's *first* layer does not see the encoder's first layer. All decoder layers see the output of the encoder's **last** layer.
+# Both are stacks of N layers of the same form, each with weights of its own; the paper has N = 6. The decoder's *first* layer does not see the encoder's first layer:
+# all decoder layers see the output of the encoder's **last** layer.
 
 # %%
 titled(
@@ -94,7 +94,7 @@ titled(
 # > **In short.** An encoder layer looks around (self-attention), then works on what it found (feed-forward). A decoder layer has one
 # > step more in between: it looks at the source (cross-attention). Everything else holds these steps together.
 #
-# Here is the whole model, from the inside out. Read it once quickly; the rest of the chapter runs it and asks why.
+# Here is the whole model, from the inside out. Read it once quickly.
 #
 # **The parts.** Attention, embeddings and positions stand in chapters 1 to 3. Three parts are new. For $x \in \mathbb{R}^{D}$ at one position:
 #
@@ -105,7 +105,7 @@ titled(
 # | `PositionwiseFeedForward` | $\max(0,\; x W_1 + b_1)\, W_2 + b_2$, with $W_1$ (D, F) and $W_2$ (F, D) | widens, keeps what is positive, narrows again |
 #
 # The switch `norm_first` moves the LayerNorm to the front: $x + \mathrm{Dropout}(f(\mathrm{LayerNorm}(x)))$. The paper's text has the first form, most later
-# models have the second. Why a deep stack needs these parts at all, and which form is better, is the subject of chapter 5.
+# models have the second. Chapter 5 compares them.
 
 
 # %%
@@ -261,7 +261,7 @@ class Decoder(nn.Module):
 
 # %% [markdown]
 # **The whole.** The *generator* is one linear map from a vector to a score for each word: $\text{logits} = y W + b$ with $y$ (B, T, D), $W$ (D, V), $b$ (V).
-# It leaves the softmax out on purpose: the loss (`F.cross_entropy`) applies log-softmax itself, and to pick the best word none is needed.
+# It leaves the softmax out: the loss (`F.cross_entropy`) applies log-softmax itself, and the word with the highest score is also the most probable one.
 # It is called apart from the model, so that a search can ask for the last position only.
 
 
@@ -269,7 +269,8 @@ class Decoder(nn.Module):
 class Generator(nn.Module):
     """Vectors to scores over the vocabulary: the linear map before the softmax (§3.4).
 
-    It returns logits (..., V), not probabilities. `narrow` mirrors an embedding table of another width.
+    It returns logits (..., V), not probabilities. `width` is the embedding tables' (chapter 3), where
+    it isn't `d_model`; `narrow` then brings the vectors to it.
     """
 
     def __init__(self, d_model: int, vocab: int, width: int | None = None):
@@ -322,7 +323,7 @@ class EncoderDecoder(nn.Module):
 
 # %%
 def initialise(model: nn.Module) -> None:
-    """Xavier-uniform matrices, zero biases; embedding tables of spread 1/√D, so that × √D gives 1."""
+    """Xavier-uniform matrices, zero biases; embedding tables of standard deviation 1/√D."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -456,8 +457,7 @@ for name, read, given in traced_pass(model, src, tgt, src_mask, tgt_mask):
 #
 # > **In short.** The target asks, the source answers. Each target position gets one answer, whatever the length of the source.
 #
-# A query says what a target position is looking for. A key says what a source token can be found by, and its value what it has to say. There
-# are T queries, so attention gives T vectors, and these can be added to the T vectors of the decoder. With queries from the memory there would be S answers,
+# There are T queries, so attention gives T vectors, and these can be added to the T vectors of the decoder. With queries from the memory there would be S answers,
 # which can't be added; with keys and values from the target, nothing of the source would come in at all.
 #
 # The memory doesn't depend on the target. So a translator that writes word by word computes it **once** and reads it at each step
@@ -482,12 +482,10 @@ print("weights of cross-attention:", tuple(weights.shape))
 #
 # Attention's result is a weighted sum of values, and the values are a linear map of $x$. Only the *weights* depend on $x$ in another way. With the weights
 # held fixed, even six attention layers, with their residual connections, are one linear map with a bias. In a sentence of one token each weight is 1
-# whatever $x$ is, so there nothing needs to be held: for its vector, six layers could be replaced by one matrix.
+# whatever $x$ is: without LayerNorms, one matrix and a bias could replace all six layers.
 #
 # A linear map with a bias passes this test: $f(a + b) - f(a) - f(b) + f(0) = 0$ for all $a$ and $b$. We fix the weights by taking queries
-# and keys from other vectors, and leave the LayerNorms out.
-#
-# **Predict.** How far from 0 will it be for six attention layers, and how far with a feed-forward layer after each?
+# and keys from other vectors, and leave the LayerNorms out. How far from 0 is it?
 
 # %%
 torch.manual_seed(0)
@@ -522,10 +520,8 @@ assert (from_position.diagonal() > 0).all() and from_position.count_nonzero() ==
 # > **In short.** What the model says at position t depends on the whole source and on the target up to t. And a sentence gets the same
 # > result alone as in a batch with longer ones.
 #
-# The masks do this in each layer (chapter 1). Here is one check on the whole model. If the future leaked, the training loss
-# would fall fast, and translating would fail, since there the future doesn't exist yet.
-#
-# **Predict.** Source of 7 tokens, target of 5. Which cells of the two maps will be white?
+# The masks do this in each layer (chapter 1); we check the whole model. If the future leaked, the training loss
+# would fall fast, and translating would fail, since there the future doesn't exist yet. Source of 7 tokens, target of 5:
 
 # %%
 torch.manual_seed(1)
@@ -588,9 +584,8 @@ print("six clones:         ", count_parameters(clones(layer, 6)))
 print("six times one layer:", count_parameters(nn.ModuleList([layer] * 6)))
 
 # %% [markdown]
-# **Pitfall.** The paper uses dropout on each sublayer's output and on the sum of embedding and position (§5.4). A factory passes `dropout` on to most parts and
-# forgets the attention, which then keeps its own default, 0.1. Whoever asks for `dropout=0.0`, to overfit one batch or to compare two programs, gets a
-# model that is still random in train mode. Notice it by running twice.
+# **Pitfall.** `make_model` passes `dropout` on to every part. A factory that forgets the attention leaves it at its own default, 0.1:
+# with `dropout=0.0` the model is still random in train mode. Notice it by running twice.
 
 
 # %%
@@ -634,7 +629,7 @@ def parameters_by_hand(
 # %% [markdown]
 # The paper's models share one vocabulary of about 37,000 pieces of words between both languages (§5.1) and tie all tables. Its Table 3 gives 65 million
 # parameters for *base* and 213 million for *big*. The third row is the model that this series trains on Multi30k (chapter 9).
-# To count, we needn't have the memory: on PyTorch's `meta` device tensors have a shape and no content.
+# Counting needs no numbers: on PyTorch's `meta` device tensors have a shape and no content.
 #
 # **Predict.** Which part is the largest in *base*? And in the small one?
 
@@ -656,8 +651,8 @@ for name, vocab, N, D, F, h, paper in (
 pd.DataFrame(counted).rename(columns={"all": "all, millions", "paper": "paper, millions"})
 
 # %% [markdown]
-# In base the feed-forward layers are the largest part, then one table and all attention, nearly equal; in the small model the feed-forward layers too. Base comes
-# out 3% below the paper's figure and big 1% above. The paper doesn't say how it counted, or how large its vocabulary was exactly.
+# The feed-forward layers are the largest part in all three. Base comes out 3% below the paper's figure and big 1% above; the paper doesn't say
+# how it counted, or how large its vocabulary was exactly.
 #
 # ## The same as `nn.Transformer`
 #
@@ -766,7 +761,7 @@ def assert_parity(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> None:
     for ours, other in ((model.encoder, theirs.encoder), (model.decoder, theirs.decoder)):
         gradients = copy.deepcopy(ours)  # a stack whose "weights" are the gradients
         for holder, p in zip(gradients.parameters(), ours.parameters(), strict=True):
-            holder.data = p.grad
+            holder.data = p.grad  # so that torch_layer_state renames gradients, too
         for layer, reference_layer in zip(gradients.layers, other.layers, strict=True):
             wanted = {name: p.grad for name, p in reference_layer.named_parameters()}
             close(torch_layer_state(layer), wanted)
@@ -804,10 +799,10 @@ for state in ("fresh", "scrambled"):
 # ## Summary
 #
 # - The encoder turns the source into the memory; each decoder layer reads the target so far and the memory.
-# - Attention moves information between positions, linearly but for its weights; the feed-forward layer works on each position alone, and isn't linear.
+# - Attention moves information between positions; the feed-forward layer works on each position alone, and isn't linear.
 # - Keys and values of cross-attention come from the memory, so it is computed once for a sentence and gives one answer a target position.
-# - No output sees a later target token, or a pad.
-# - Base has 63.1 million parameters with 37,000 tied tokens (paper: 65), big 214.3 (paper: 213).
+# - No output sees a later target token. No output at a real token sees a pad.
+# - Base has 63.1 million parameters (paper: 65), big 214.3 (paper: 213).
 # - Outputs and gradients equal those of `nn.Transformer`.
 #
 # ## What the paper did that we don't
@@ -815,7 +810,7 @@ for state in ("fresh", "scrambled"):
 # - §3.2.2 writes the attention projections as plain matrices, and its code (tensor2tensor) has no biases there. `nn.Transformer` has biases, and so do we, to
 #   be comparable.
 # - Its generator has no bias in the code. Ours has one, V numbers, starting at 0.
-# - We use dropout on attention weights and inside the feed-forward layer too, as later versions of its code and `nn.Transformer` do.
+# - We use dropout on attention weights and inside the feed-forward layer too, as its later code and `nn.Transformer` do.
 #
 # ## Exercises
 #
@@ -884,7 +879,7 @@ check(fresh_stack)
 # <details><summary>An answer</summary>
 #
 # With `scramble` both. Without it, swapped matrices still show, since they differ from the start. A forgotten bias doesn't: biases start at 0, so
-# the outputs agree, and only the comparison of gradients fails. A check is as good as the numbers that it is fed.
+# the outputs agree. Only the gradients differ: the broken function converts them, too, and puts zeros in place of the bias's gradient.
 #
 # </details>
 #

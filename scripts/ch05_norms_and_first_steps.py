@@ -25,10 +25,9 @@
 # | Time | 20 minutes to read, 50 with the code; under a minute to run on a CPU |
 # | Before, after | [Chapter 4 · Encoder and decoder](ch04_encoder_decoder.ipynb) · [Chapter 6 · Training](ch06_training.ipynb) |
 #
-# *If you read only three cells:* the chart under "A road for the gradient", the table under "Tables have two uses", the chart under "Signals through twelve layers".
+# *If you read only three cells:* the chart under "A road for the gradient", the table under "A table's first numbers", the chart under "Signals through twelve layers".
 #
-# Chapter 4 showed *what* the Transformer computes. Some of its parts add nothing to what it could compute; they are there so that
-# it can learn: residual connections, LayerNorm, and the numbers that it starts with. Shapes as before: **B** batch, **T** tokens,
+# Chapter 4 showed *what* the Transformer computes. Some of its parts are there mainly so that it can learn: residual connections, LayerNorm, and the numbers that it starts with. Shapes as before: **B** batch, **T** tokens,
 # **D** = `d_model`, **V** vocabulary, **N** layers.
 
 # %% tags=["bootstrap"]
@@ -72,8 +71,8 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## A road for the gradient
 #
-# > **In short.** A layer doesn't replace its input, it adds a correction to it. So there is always a direct road
-# > from the loss back to every layer.
+# > **In short.** A layer doesn't replace its input, it adds a correction to it. So the gradient
+# > has a direct road from the loss back to every layer.
 #
 # A sublayer $f$ with a residual connection computes
 #
@@ -121,21 +120,16 @@ titled(
 )
 
 # %% [markdown]
-# Without the road the gradient is lost. With it nothing is lost; it even grows, since each layer adds something. The next part
-# holds that growth.
+# Without the road the gradient is lost. With it nothing is lost; it even grows, since each layer adds something.
+# In post-norm, though, LayerNorms stand on the road (see below).
 #
 # ## LayerNorm
 #
 # > **In short.** Every token's vector is brought to the same scale: mean 0, variance 1. Then the model may stretch and shift each feature
 # > as it likes.
 #
-# For one vector $x \in \mathbb{R}^D$ with entries $x_i$, and learned $\gamma, \beta \in \mathbb{R}^D$,
-#
-# $$ \mu = \frac1D \sum_i x_i, \qquad \sigma^2 = \frac1D \sum_i (x_i - \mu)^2, \qquad
-# \mathrm{LayerNorm}(x)_i = \gamma_i \, \frac{x_i - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta_i . $$
-#
-# Nothing here looks at another token or another sentence. So a token's result doesn't depend on its company in the batch, nor on padding, as it
-# would with batch normalisation. The small $\epsilon$ keeps the root away from 0 for a constant vector.
+# Chapter 4 gave the formula; its variance is the mean of the D squares, $\sigma^2 = \frac1D \sum_i (x_i - \mu)^2$.
+# Nothing in it looks at another token or sentence, as batch normalisation does. So a token's result doesn't depend on the batch or on padding. The small $\epsilon$ keeps the root away from 0 for a constant vector.
 #
 # Check: against `nn.LayerNorm`, result and gradients, on ordinary, tiny and constant vectors.
 
@@ -154,8 +148,8 @@ torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 # %% [markdown]
 # **Pitfall.** Two slips that look harmless: the *unbiased* standard deviation (divide by D − 1, which is what `x.std()`
 # does by default), and ε added to the standard deviation instead of to the variance under the root. The model still
-# trains. But weights can't be carried to or from any other implementation. Notice it by the variance of the result: it
-# should be 1, and is (D − 1)/D.
+# trains. But weights can't be carried to or from any other implementation. Notice the first slip by the variance of the result: it
+# should be 1, and is (D − 1)/D. The second shows only where a vector is nearly constant.
 
 
 # %%
@@ -165,7 +159,7 @@ def wrong_layer_norm(x: Tensor, eps: float = 1e-6, correction: int = 1) -> Tenso
 
 
 # %% [markdown]
-# **Predict.** The second slip matters where a vector is nearly constant. Noise of size 10⁻⁴ comes in. How large are the entries that come out, with
+# **Predict.** Noise of size 10⁻⁴ comes in. How large are the entries that come out, with
 # ε = 10⁻⁵ under the root, and with 10⁻⁶ outside?
 
 # %%
@@ -181,17 +175,13 @@ slip = wrong_layer_norm(noise, correction=0).abs().max()  # the second slip alon
 print(f"noise: ours {LayerNorm(64)(noise).abs().max().item():.2f}, ε outside {slip:.2f}")
 
 # %% [markdown]
+# The largest entry is 2.3 times the noise's size. Under the root we divide by $\sqrt{10^{-8} + 10^{-5}}$ = 0.0032: the noise stays small, 0.07. Outside
+# we divide by $10^{-4} + 10^{-6}$: the noise becomes a full signal, 2.32. The place does it, not the value: 10⁻⁵ outside would give 2.1.
+#
 # ## Before or after
 #
 # > **In short.** The paper normalises *after* adding. Most models since normalise *before* the sublayer. One switch
-# > chooses, and the difference is larger than it looks.
-#
-# With a sublayer $f$ and dropout on its result (§5.4):
-#
-# | | formula | `norm_first` |
-# |---|---|---|
-# | post-norm, the paper's (§3.1) | $\mathrm{LayerNorm}(x + \mathrm{Dropout}(f(x)))$ | `False` |
-# | pre-norm | $x + \mathrm{Dropout}(f(\mathrm{LayerNorm}(x)))$ | `True` |
+# > chooses (`norm_first`), and the difference is larger than it looks.
 
 # %%
 titled(
@@ -203,8 +193,8 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** A text that states post-norm over code that runs pre-norm. It happens because the paper's own code changed to
-# pre-norm later, and tutorials mixed both. Then a reader debugs a formula that never ran, and weights
+# **Pitfall.** A text that states post-norm over code that runs pre-norm, because the paper's own code changed to
+# pre-norm later. Then a reader debugs a formula that never ran, and weights
 # don't fit. One test tells which one a class is: give it a sublayer that returns zeros.
 # Pre-norm must return $x$ itself, post-norm must return LayerNorm($x$).
 
@@ -239,7 +229,7 @@ assert not is_post_norm(SublayerConnection(16, 0.1, norm_first=True), 16)
 #
 # $$ \operatorname{Var}(W) = \frac{2}{n_\text{in} + n_\text{out}}, \qquad W \sim U(-a, a),\; a = \sqrt{\frac{6}{n_\text{in} + n_\text{out}}} . $$
 #
-# **Predict.** Twelve matrices of 512 × 512 in a row, nothing else. Entries of spread 0.1 multiply the scale by $0.1\sqrt{512} ≈ 2.26$ each time. PyTorch's
+# **Predict.** Twelve matrices of 512 × 512 in a row, nothing else. Entries of spread (standard deviation) 0.1 multiply the scale by $0.1\sqrt{512} ≈ 2.26$ each time. PyTorch's
 # default for `nn.Linear` has variance $1/(3 n_\text{in})$. What is left of a spread of 1 after twelve?
 
 # %%
@@ -258,12 +248,11 @@ for name, start in starts.items():
     print(f"{name:18} {x.std().item():12.4f}")
 
 # %% [markdown]
-# PyTorch's default loses a factor of $\sqrt3$ each time, 729 in twelve. In a Transformer, LayerNorm and the road hide such extremes: a badly
-# initialised model still runs, and only learns worse. `initialise` gives all matrices Xavier's variance and sets all biases to 0.
+# PyTorch's default loses a factor of $\sqrt3$ each time, 729 in twelve. In a Transformer, LayerNorm and the road hide this: the model
+# runs, and only learns worse. `initialise` gives all matrices Xavier's variance and sets all biases to 0.
 #
 # **Pitfall.** Deep copies, and then a Xavier loop that touches "everything with more than one dimension". Biases have one dimension, so they
-# keep what the copying gave them: PyTorch's random default, *the same random numbers in every layer*. The weights differ,
-# the biases don't, and nobody looks.
+# keep what the copying gave them: PyTorch's random default, *the same random numbers in every layer*.
 
 
 # %%
@@ -284,6 +273,9 @@ for name, start in (("wrong", wrong_initialise), ("right", initialise)):
     print(f"{name}: biases alike in all six layers: {alike}, all zero: {zero}")
 
 # %% [markdown]
+# Being alike does little harm, zero or not: the matrices differ, so the layers learn different things. What is lost is the start that was
+# asked for, with biases of 0.
+#
 # ## One table, three uses
 #
 # > **In short.** The table that turns words into vectors and the matrix that turns vectors into word scores have the same
@@ -317,8 +309,8 @@ torch.testing.assert_close(gradients[0][0], sum(gradients[1]))
 print("tables in memory:", *(len(set(storage_addresses(one))) for one in (tied, untied)))
 
 # %% [markdown]
-# **Pitfall.** Claiming that weights are shared, while nothing is. `untied` above is such a model: its tables hold equal numbers. That lasts until the
-# first step. Comparing values is therefore no test of tying; comparing storage is.
+# **Pitfall.** Claiming that weights are shared, while they are only equal, as in `untied`. That lasts until the
+# first step. So compare storage, not values.
 
 # %%
 for name, one in (("tied", tied), ("copied", untied)):
@@ -328,18 +320,18 @@ for name, one in (("tied", tied), ("copied", untied)):
     print(f"{name}: equal before the step: {before}, after it: {torch.equal(*pair)}")
 
 # %% [markdown]
-# ## Tables have two uses
+# ## A table's first numbers
 #
-# > **In short.** A table's entries are read as vectors and used as a matrix. One spread suits both: $1/\sqrt D$.
+# > **In short.** A table is looked up, and is the generator's matrix. One spread suits both: $1/\sqrt D$.
 #
 # A lookup doesn't sum over inputs, it picks *one* row. So Xavier's formula, which counts V "outputs", has nothing to say about it. Coming in, the row is multiplied
 # by $\sqrt D$ (chapter 3). Going out, a score is a dot product of D terms with a vector of variance 1. With entries of variance $1/D$, embeddings and
-# logits both have a spread of about 1. (The paper gives no reason for its $\sqrt D$; this is one that fits.)
+# logits both have a spread of about 1.
 #
-# What does the spread of the logits do to the first loss? Knowing nothing costs $\ln V$. If logits are independent $N(0, s^2)$, it costs about $\ln V + s^2/2$, as
+# Knowing nothing costs $\ln V$. If logits are independent $N(0, s^2)$ with a small $s$, the first loss is about $\ln V + s^2/2$, as
 # $\ln \sum_j e^{z_j} ≈ \ln V + s^2/2$.
 #
-# **Predict.** V = 5000, so $\ln V$ = 8.52. What will the first loss be for a table drawn from N(0, 1), PyTorch's default for `nn.Embedding`?
+# **Predict.** V = 5000, so $\ln V$ = 8.52; D = 128. What will the first loss be for a table drawn from N(0, 1), PyTorch's default for `nn.Embedding`?
 
 # %%
 tables = {
@@ -361,14 +353,14 @@ assert abs(rows[0]["loss"] - math.log(5000) - 0.5) < 0.3
 pd.DataFrame(rows)
 
 # %% [markdown]
-# With N(0, 1) the model is sure of nonsense before it has seen anything. With Xavier's small entries the loss is near $\ln V$, but the embeddings are far quieter
-# than the positions that are added to them (spread 0.7). A first loss much above $\ln V + \frac12$ means that something is wrong already: it is the first
+# With N(0, 1), $s = \sqrt{128}$ is too large for the formula, which gives 72.5: here one score decides, that of the word just read. Its vector is still in the output, and
+# the table is tied; so the model is sure of it before any training. With Xavier's entries the loss is near $\ln V$, but the embeddings are far smaller
+# than the positions added to them: sines and cosines, 0.7 in root mean square. A first loss much above $\ln V + \frac12$ means that something is wrong already: it is the first
 # number to look at in any training.
 #
 # ## Signals through twelve layers
 #
-# > **In short.** Post-norm holds every output at one scale, and the gradient fades on its way down the decoder. Pre-norm lets the outputs
-# > grow, and every layer gets about the same gradient.
+# > **In short.** Where the LayerNorm stands decides how large each layer's output is, and how much gradient it gets.
 #
 # Both models, 6 + 6 layers, get the same batch before any training. We note for each layer how large its output is, and how large the gradient is
 # that arrives there.
@@ -427,15 +419,15 @@ titled(
 )
 
 # %% [markdown]
-# Post-norm, decoder: each LayerNorm divides the road by the spread of the sum, which is above 1 (three times a layer). What comes back
-# through the sublayers makes up for a part of it only: the last layer gets eight times the gradient of the first.
+# Post-norm, decoder: the sum $x + f(x)$ has a spread above 1. Each LayerNorm divides it, and its gradient, by that spread, three times a layer.
+# The sublayers send gradient back too, but less than is lost. The last layer gets eight times the gradient of the first.
 #
-# Pre-norm: nothing divides the road. So what arrives at the last layer arrives at the first as well, plus what the sublayers send back. That is
-# why its gradients are even. The final LayerNorm, which divides once by the spread of the grown sum, sets their *level*.
+# Pre-norm: nothing divides the road. So what arrives at the last layer arrives at the first as well, plus what the sublayers send back: all its gradients lie
+# within a factor of three.
 #
-# Post-norm's encoder doesn't fade, and here is why. At the start the weights of attention are nearly even, so the decoder sends almost the same gradient to
-# all source positions. Attention passes on what all positions have in common, and averages away what differs. In the decoder each
-# position comes with a gradient of its own. The share that is common to all positions:
+# Post-norm's encoder doesn't fade. At the start the weights of attention are nearly even: attention takes means. So the decoder sends almost the same gradient to
+# all source positions. On its way down it meets means again. A gradient that is the same at all positions passes them whole; gradients
+# that differ cancel. In the decoder each position has a gradient of its own. The share that is common to all positions:
 
 # %%
 common = signals[signals.placement == "post-norm"].set_index("layer").common
@@ -445,11 +437,10 @@ assert common["E6"] > 0.8 and common["D6"] < 0.3
 # %% [markdown]
 # ## First steps
 #
-# > **In short.** With large first steps, post-norm wants warm-up; pre-norm does without.
+# > **In short.** Placement and warm-up decide how fast a deep model learns in its first steps.
 #
-# Warm-up is a learning rate that rises slowly from 0 (chapter 6). A small race: forty steps of Adam on "copy these six
-# symbols", 6 + 6 layers, learning rate 0.003, three seeds for each contender. Post-norm runs twice: at the full rate from the first
-# step, and with 25 steps of warm-up.
+# Warm-up is a learning rate that rises slowly from 0 (chapter 6). A race: forty steps of Adam on "copy these six
+# symbols", 6 + 6 layers, learning rate 0.003. Post-norm runs twice: without warm-up, and with 25 steps of it.
 
 
 # %%
@@ -473,38 +464,36 @@ def short_race(norm_first: bool, warmup: int, seed: int, steps: int = 40) -> flo
 
 
 # %% [markdown]
-# **Predict.** Knowing nothing costs ln 10 = 2.30. In which order will the three contenders end, and will the seeds agree?
+# **Predict.** Knowing nothing costs ln 10 = 2.30. In which order will the three contenders end, and will three seeds agree?
 
 # %%
-contenders = {  # norm_first, warm-up, and between what all three seeds end
-    "pre-norm, no warm-up": (True, 1, (1.7, 1.95)),
-    "post-norm, warm-up": (False, 25, (2.0, 2.1)),
-    "post-norm, no warm-up": (False, 1, (2.1, 2.3)),
+contenders = {  # norm_first, warm-up
+    "pre-norm, no warm-up": (True, 1),
+    "post-norm, warm-up": (False, 25),
+    "post-norm, no warm-up": (False, 1),
 }
 ends = []
-for name, (norm_first, warmup, (low, high)) in contenders.items():
+for name, (norm_first, warmup) in contenders.items():
     ends.append([short_race(norm_first, warmup, seed) for seed in range(3)])
-    assert low < min(ends[-1]) and max(ends[-1]) < high
-    print(f"{name:22} between {low} and {high} with each of three seeds")
+    print(f"{name:22} {min(ends[-1]):.1f} to {max(ends[-1]):.1f} over three seeds")
 assert max(ends[0]) < min(ends[1]) - 0.1 and max(ends[1]) < min(ends[2])  # no seed disagrees
 
 # %% [markdown]
-# Each seed of one contender ends before each seed of the next. So, at this size and this rate: pre-norm starts without warm-up, and warm-up helps post-norm. That is what Xiong
-# et al. (2020) report for full trainings too. It is not a law: try post-norm with a third of the rate and no warm-up. And it says nothing about the *end* of a training. With
-# warm-up post-norm trains well; the paper's models are post-norm. Our default is the paper's, `norm_first=True` is one word away, and the training chapters say
-# which one they use.
+# The seeds agree. At this size and this rate: pre-norm starts without warm-up, and warm-up helps post-norm. Xiong
+# et al. (2020) report the same for full trainings. It is not a law: try post-norm with a third of the rate. And it says nothing about the *end* of a training: with
+# warm-up post-norm trains well.
 #
 # ## Summary
 #
 # - A residual connection gives the gradient a direct road; without it 24 layers left a millionth.
 # - LayerNorm brings each token's vector to mean 0 and variance 1, with the *biased* variance and ε under the root.
-# - Post-norm holds outputs at spread 1, and the decoder's gradient fades downwards. Pre-norm lets outputs grow, and its gradients are even.
+# - Post-norm holds outputs at spread 1, and the decoder's gradient fades downwards. Pre-norm lets outputs grow, and its gradients differ by less than a factor of three.
 # - Matrices start with Xavier's variance, biases at 0, tables with variance 1/D. The first loss is then about ln V + ½.
-# - Tied tables are the same memory: compare storage, not values.
+# - Tied tables are the same memory.
 #
 # ## What the paper did that we don't
 #
-# - Its published *code* moved to pre-norm soon after the paper, whose text and figure say post-norm. Our default follows the text.
+# - Its code moved to pre-norm later. Our default follows the text.
 # - The paper doesn't say how its matrices start. Its code scaled them by the mean of inputs and outputs, which is what
 #   Xavier does.
 #
@@ -514,7 +503,7 @@ assert max(ends[0]) < min(ends[1]) - 0.1 and max(ends[1]) < min(ends[2])  # no s
 #
 # *code · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
-# A fast LayerNorm reads each vector once and keeps two sums, $\sum x_i$ and $\sum x_i^2$. Write `two_sums_norm`, which computes mean and variance from
+# A fast LayerNorm keeps two sums of each vector, $\sum x_i$ and $\sum x_i^2$. Write `two_sums_norm`, which computes mean and variance from
 # these two alone. It must be `nn.LayerNorm`'s function, gradients included. And when does it go wrong, although the algebra is right?
 # `solution("two_sums_norm")` shows ours.
 
@@ -531,7 +520,7 @@ check(two_sums_norm)
 # <details><summary>When does it go wrong?</summary>
 #
 # Where the mean is large beside the spread. A float32 has seven digits. With a mean of 10,000 and a spread of 1 the squares are near $10^8$ and their
-# difference is 1: the digits that were wanted are gone. Kernels that read once use Welford's recurrence instead.
+# difference is 1: the digits that were wanted are gone. Kernels that read once update mean and variance with each entry instead (Welford's method).
 #
 # </details>
 #
@@ -539,9 +528,9 @@ check(two_sums_norm)
 #
 # *code · difficulty ●●● · worth ●●● · 30 minutes*
 #
-# A small pre-norm model is trained; now you want it deeper, without starting over. Write `deepened`: a new model with N
-# layers on each side that computes exactly what `model` computes, and whose new layers can learn. The new layers come on top of
-# the old ones. Which numbers of a pre-norm layer must be 0 for it to be the identity? Which must *not* be? And why is there no
+# Make a trained pre-norm model deeper, without starting over. Write `deepened`: a new model with N
+# layers on each side that computes exactly what `model` computes. The new layers come on top of
+# the old ones and can learn. Which numbers of a pre-norm layer must be 0 for it to be the identity? Which must *not* be? And why is there no
 # such trick for post-norm? `solution("deepened")` shows ours.
 
 
@@ -574,8 +563,7 @@ check(deepened)
 #
 # 1. The Jacobians are $I + \frac12 J$ and $\frac12 (I + J)$. The first product contains $I$ itself, so the gradient arrives. The second
 #    is $2^{-24}$ = 6·10⁻⁸ times that of a free road.
-# 2. If each layer took the same factor, five layers that take 8.3 would make it $8.3^{17/5}$, some 1,300, for seventeen. We measured about 320: exponential too, but with
-#    a smaller factor further down. Pre-norm at 18 layers: the first layer gets about twice the last one's.
+# 2. With the same factor in each layer it would be $8.3^{17/5}$, some 1,300. We measured about 320: the factor is smaller further down.
 #
 # </details>
 #

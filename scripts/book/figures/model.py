@@ -8,7 +8,7 @@ from scripts.book.charts import GREY, rounded
 alt, pd = optional("altair"), optional("pandas")
 
 FILLS = {"ids": "#EEEEEE", "encoder": "#CFE3F2", "decoder": "#F7D9C4", "memory": "#CDEBDD"}
-FILLS |= {"sublayer": "#CFE3F2", "norm": "#F3E3F0", "add": "#FFFFFF"}
+FILLS |= {"sublayer": "#CFE3F2", "norm": "#F3E3F0", "add": "#FFFFFF", "title": "transparent"}
 
 
 class Diagram:
@@ -37,7 +37,8 @@ class Diagram:
         fill = alt.Scale(domain=kinds, range=[FILLS[kind] for kind in kinds])
         color = alt.Color("kind:N", legend=None, scale=fill)
         boxes = alt.Chart(pd.DataFrame(self.boxes)).encode(text="text:N")
-        rects = boxes.mark_rect(stroke=GREY, strokeWidth=1, cornerRadius=4)
+        framed = boxes.transform_filter("datum.kind != 'title'")
+        rects = framed.mark_rect(stroke=GREY, strokeWidth=1, cornerRadius=4)
         texts = boxes.mark_text().encode(alt.X("middle:Q", axis=None), alt.Y("centre:Q", axis=None))
         wires = alt.Chart(pd.DataFrame([point for arrow in self.arrows for point in arrow]))
         tips = alt.Chart(pd.DataFrame([arrow[-1] for arrow in self.arrows]))
@@ -84,7 +85,7 @@ def wirings() -> alt.LayerChart:
         "pre-norm": ("norm", "sublayer", "add"),
     }
     for x, (title, order) in zip((95, 295), orders.items(), strict=True):
-        drawn.box(x, 0, title, "ids")
+        drawn.box(x, 0, "x (B, T, D)", "ids", 58)
         y = 40
         for sublayer in ("self-attention", "feed-forward"):
             branch = y - 9
@@ -96,7 +97,8 @@ def wirings() -> alt.LayerChart:
                     drawn.arrow((x, branch), (x + 76, branch), (x + 76, y + 11), (x + 15, y + 11))
                 y += 34
         drawn.arrow((x, y - 12), (x, y + 4))
-    return drawn.chart(390, y + 10)
+        drawn.box(x, y + 8, title, "title")
+    return drawn.chart(390, y + 34)
 
 
 def decades(
