@@ -361,7 +361,7 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
 # | [9 · The training run](ch09_training_run.ipynb) ● | a translator trained, saved and measured |
 # | [10 · Decoding and BLEU](ch10_decoding_and_bleu.ipynb) ● | beam search, sampling, BLEU; your sentences translated |
 # | **III · Understanding** | |
-# | [11 · Looking inside](ch11_looking_inside.ipynb) | attention maps; what heads do, and what they are worth |
+# | [11 · Looking inside the trained model](ch11_looking_inside.ipynb) | attention maps; what heads do, and what they are worth |
 # | [12 · Variants](ch12_variants.ipynb) | the same layers as a classifier, a writer and another translator |
 # | [13 · Ablations and scaling](ch13_ablations_and_scaling.ipynb) | which parts matter, how sure that is; size and data |
 # | **IV · Since 2017** | |
