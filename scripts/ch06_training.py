@@ -127,7 +127,7 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# The word to be said stands one row further down in the input, where it can't be seen yet. In this shorter row the last token, which the decoder doesn't read, is padding: so it still reads `</s>`, and the last label doesn't count.
+# In this shorter row the last token, which the decoder doesn't read, is padding: so it still reads `</s>`, and the last label doesn't count.
 #
 # ## Ten lines
 #
@@ -237,7 +237,7 @@ print([round(move, 4) for move in weights.tolist()])
 #
 # $$ \eta_n = D^{-0.5}\cdot\min\left(n^{-0.5},\; n\cdot w^{-1.5}\right) \qquad\text{(§5.3, equation 3)} $$
 #
-# The rate grows in a straight line up to $(D\,w)^{-0.5}$ at $n = w$, then falls as $1/\sqrt n$. The same curve is easier to tune when it is named by its peak. A rival is common today: after the warm-up, half a cosine down to zero. It has to know the last step in advance.
+# The rate grows in a straight line up to $(D\,w)^{-0.5}$ at $n = w$, then falls as $1/\sqrt n$. A rival is common today: after the warm-up, half a cosine down to zero. It has to know the last step in advance.
 
 
 # %%
@@ -284,7 +284,7 @@ titled(
 )
 
 # %% [markdown]
-# The ten lines again, with the mended loss and a warm-up. (The other three options are for later sections.) `LambdaLR` counts *finished* steps, from 0, and the paper counts from 1, so we add one.
+# The ten lines again, with the mended loss and a warm-up. `LambdaLR` counts *finished* steps, from 0, and the paper counts from 1, so we add one.
 
 
 # %%
@@ -353,7 +353,7 @@ titled(
 )
 
 # %% [markdown]
-# The paper doesn't mention clipping; our trainings use it. (Not `clip_grad_value_`: that cuts each entry on its own, so the vector turns.)
+# (Not `clip_grad_value_`: that cuts each entry on its own, so the vector turns.)
 #
 # ## Label smoothing
 #
@@ -449,7 +449,7 @@ titled(
 )
 
 # %% [markdown]
-# The lowest point is not 0 but the entropy of $q$. So two smoothed losses can't be compared unless $\varepsilon$ and V agree.
+# Two smoothed losses can't be compared unless $\varepsilon$ and V agree.
 #
 # **Pitfall: 0 · log 0.** `xlogy(a, b)` is $a \ln b$ with the limit 0 at $a = 0$. Multiplied by hand, $0 \cdot \ln 0 = 0\cdot(-\infty)$ is NaN, and charts skip NaN without a word: the picture is empty. Ask `isfinite` before you draw.
 
@@ -721,7 +721,7 @@ print(f"kept for 64 rows: {kept / 1e6:.0f} million bytes; with no_grad {nothing}
 #
 # > **In short.** Before you train on sentences, train on something whose right answer you know.
 #
-# Two recipes, with the same model, seed, data, Adam and $\varepsilon = 0.1$. *The paper's* follows equation 3 with a warm-up of 100 steps (with 4,000 our 200 steps would never get beyond a rate of 0.0001) and doesn't clip. *Ours* warms up for 40 steps to 0.01, follows the cosine, and clips at norm 1. **Predict.** At which perplexity is the *smoothed* loss lowest, with V = 14?
+# Two recipes, with the same model, seed, data, Adam and $\varepsilon = 0.1$. *The paper's* follows equation 3 with a warm-up of 100 steps (4,000 is too long for our 200 steps) and doesn't clip. *Ours* warms up for 40 steps to 0.01, follows the cosine, and clips at norm 1. **Predict.** At which perplexity is the *smoothed* loss lowest, with V = 14?
 
 # %%
 recipes = {

@@ -69,7 +69,7 @@ pd.set_option("display.max_colwidth", None)  # show whole sentences
 #
 # > **In short.** Read your data before you train on it. Captions are short, and people wrote them: with typos, free translations and a missing line here and there.
 #
-# **Multi30k** is the corpus of this series: captions of photographs, in English from Flickr, translated into German by professional translators. It is small enough for a laptop and real enough to be hard.
+# **Multi30k** is the corpus of this series: captions of photographs, in English from Flickr, translated into German by professional translators.
 #
 # This notebook runs without a network, so what it says of Multi30k comes from a record that `python -m scripts.studies.corpus --save true` makes from the real files. It quotes twenty training pairs: every 2,900th line, the shortest and the longest (in English letters), and eight that we picked because something is wrong with them.
 
@@ -81,7 +81,7 @@ assert len(captions) == 20
 pd.DataFrame(captions.values(), index=list(captions), columns=["German", "English"])
 
 # %% [markdown]
-# Look at the last eight. *Keiner Hund* should be *kleiner Hund* (small dog): a letter is missing, and now the word means *no*. *Kletter* and *Hintrgrund* lack a letter too. Somebody is *stadning*, somebody is *plying a guitar*. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`. A model has to live with such lines, and so has its score: the test sets were written in the same way.
+# Look at the last eight. *Keiner Hund* should be *kleiner Hund* (small dog): a letter is missing, and now the word means *no*. *Eine Videospiel* has the wrong gender. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`. A model has to live with such lines, and so has its score: the test sets were written in the same way.
 
 # %%
 for side, language in enumerate(("German", "English")):
@@ -109,7 +109,7 @@ titled(
 #
 # **Pitfall.** Data ages: The Annotated Transformer stops today where it loads its data, since the host is gone and torchtext's later, compiled releases can't be installed beside a current PyTorch. So: files with checksums, a corpus that needs no download (section 2), and `spacy.blank` instead of spaCy's models (section 3).
 #
-# **Pitfall.** Line *i* of one file must translate line *i* of the other. Python's `splitlines` also splits at rare characters such as U+2028, which end no line of a text file. One of them in one file, and every pair after it is wrong: the loss stays high, and nothing crashes. Our `read_lines` splits at `\n` only, and different line counts are an error.
+# **Pitfall.** Line *i* of one file must translate line *i* of the other. Python's `splitlines` also splits at rare characters such as U+2028, which end no line of a text file. One of them in one file, and every pair after it is wrong, though nothing crashes. Our `read_lines` splits at `\n` only.
 
 # %%
 text = "Ein Hund\u2028rennt.\nEine Katze schläft.\n"
@@ -200,7 +200,7 @@ print(f"{len(vocab)} entries; the first: {' '.join(vocab.itos[:12])}")
 print([vocab.stoi[word] for word in split("Ein Quantencomputer lacht.")])  # 1 is <unk>
 
 # %% [markdown]
-# **Pitfall.** Build the vocabulary from training, validation and test text together. It is one line, and The Annotated Transformer does it. Then no test word is unknown *by construction*. The model is no better for it, since those rows of its table are never trained. What is lost is the measurement: how often will a user's sentence hold a word that we have never seen? You notice it by the answer: with `min_freq=1` it is zero, always.
+# **Pitfall.** Build the vocabulary from training, validation and test text together. The Annotated Transformer does it. Then no test word is unknown, and you can't measure how often a user's sentence will hold a word that we have never seen. You notice it by the answer: with `min_freq=1` it is zero, always.
 
 # %%
 few = words_of["train"][:100]
@@ -288,7 +288,7 @@ for pieces in merge_steps([*"lowest", "</w>"], rank):
 assert pieces == ["low", "est</w>"]
 
 # %% [markdown]
-# *lowest* was not among the four words. Its two pieces are known all the same.
+# *lowest* is new. Its two pieces are known.
 #
 # ### SentencePiece
 #
@@ -368,9 +368,9 @@ assert pieces == bpe.pieces("Fahrradhund")  # our dozen lines agree with Sentenc
 pd.DataFrame({"word": facts["words"]} | {f"V = {v}": p for v, p in facts["pieces"].items()})
 
 # %% [markdown]
-# Frequent parts become pieces: *fahrer*, *Feuerwehr*, *bogen*. But BPE counts, and knows no meaning: *Forelle* (trout) falls into *f ore l le*, and none of these means anything. The model must learn what they mean together.
+# Frequent parts become pieces: *fahrer*, *Feuerwehr*, *bogen*. But BPE counts, and knows no meaning: *Forelle* (trout) falls into *f ore l le*.
 #
-# **Picture.** A larger vocabulary makes shorter sentences, and attention's cost grows with the square of the length (chapter 1). But each entry is a row of D numbers to be learned, and rare rows are learned badly. Each step in the chart doubles V.
+# **Picture.** A larger vocabulary makes shorter sentences, and attention's cost grows with the square of the length (chapter 1). But each entry is a row of D numbers to be learned, and rare rows are learned badly.
 
 
 # %%
@@ -396,7 +396,7 @@ titled(
 # %% [markdown]
 # Three things to know about SentencePiece:
 #
-# - **Ids.** Left alone, it gives `<unk>` 0, `<s>` 1 and `</s>` 2, and has no padding. A mask that hides 0 would then hide every unknown word, and a decoder that stops at 3 would stop at the first merged piece. Nothing would crash. So `train` says which ids we want.
+# - **Ids.** Left alone, it gives `<unk>` 0, `<s>` 1 and `</s>` 2, and has no padding. A mask that hides 0 would then hide every unknown word, and nothing would crash. So `train` says which ids we want.
 # - **Unknown letters.** Subwords still have an `<unk>`: for letters that the training text doesn't hold. SentencePiece decodes it as ⁇.
 # - **Normalisation.** First of all it replaces some characters by plainer ones (Unicode's NFKC), and runs of spaces by one. `decode(encode(text))` is the text again only up to that.
 
@@ -450,7 +450,7 @@ def make_batch(examples: Sequence[Example]) -> Batch:
 
 
 # %% [markdown]
-# The whole way, a line a step, for two of the captions above. Follow *Hund*, which is 226. *Predict:* the typo *keiner*, how many pieces is it?
+# The whole way, a line a step, for two of the captions above. *Predict:* the typo *keiner*, how many pieces is it?
 
 # %%
 two = [captions[22112], captions[1691]]
@@ -468,7 +468,7 @@ print("src_mask", batch.src_mask.int().tolist(), tuple(batch.src_mask.shape))
 print("tgt_mask", tuple(batch.tgt_mask.shape), "and", batch.ntokens, "labels that count")
 
 # %% [markdown]
-# *Keiner* is three pieces, where *kleiner* would be one. `src` (B, S) is what the encoder reads. `tgt` (B, T) is what the decoder reads and `tgt_y` (B, T) what it should say: the same row, one step later. `src_mask` (B, 1, S) hides the padding, and `tgt_mask` (B, T, T) the padding and the future. Chapter 6's `run_epoch` needs no more.
+# *Keiner* is three pieces, where *kleiner* would be one. The tensors and masks are those of chapter 6: its `run_epoch` needs no more.
 
 # %%
 assert [bpe.decode(row) for row in batch.src.tolist()] == [german for german, _ in two]
@@ -613,7 +613,7 @@ titled(
 # %% [markdown]
 # ## 7 · Now train your own
 #
-# You have the model (chapters 1 to 5), the training step (chapter 6) and now the batches. In a terminal, in the folder of the series, type
+# You have the model, the training step and now the batches. In a terminal, in the folder of the series, type
 #
 # ```
 # make run
@@ -624,8 +624,6 @@ titled(
 # ```
 # make translate MODEL=runs/sample TEXT="Ein trauriger Koch sucht den Hund."
 # ```
-#
-# So when [chapter 10](ch10_decoding_and_bleu.ipynb) asks how a model picks its words, you have one of your own to decode with.
 
 # %% [markdown]
 # ## Summary
