@@ -81,7 +81,7 @@ assert len(captions) == 20
 pd.DataFrame(captions.values(), index=list(captions), columns=["German", "English"])
 
 # %% [markdown]
-# Look at the last eight. *Keiner Hund* should be *kleiner Hund* (small dog): a letter is missing, and now the word means *no*. *Eine Videospiel* has the wrong gender. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`. A model has to live with such lines, and so has its score: the test sets were written in the same way.
+# Look at the last eight. *Keiner Hund* should be *kleiner Hund* (small dog): a letter is missing, and now the word means *no*. *Kletter* and *Hintrgrund* lack a letter too. Somebody is *stadning*, somebody is *plying a guitar*. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`. The test sets were written in the same way.
 
 # %%
 for side, language in enumerate(("German", "English")):
@@ -292,7 +292,7 @@ assert pieces == ["low", "est</w>"]
 #
 # ### SentencePiece
 #
-# For real work we use SentencePiece: the same idea in fast C++. It marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages: names, numbers and words like *Park* get the same piece on both sides, and source, target and generator can share one table (chapter 5).
+# For real work we use SentencePiece. It marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages: names, numbers and words like *Park* get the same piece on both sides, and source, target and generator can share one table (chapter 5).
 
 
 # %%
