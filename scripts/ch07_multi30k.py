@@ -69,7 +69,7 @@ pd.set_option("display.max_colwidth", None)  # show whole sentences
 #
 # > **In short.** Read your data before you train on it. Captions are short, and people wrote them: with typos, free translations and a missing line here and there.
 #
-# **Multi30k** is the corpus of this series: captions of photographs, in English from Flickr, translated into German by professional translators. It is small enough for a laptop and real enough to be hard.
+# **Multi30k** is the corpus of this series: captions of photographs, in English from Flickr, translated into German by professional translators.
 #
 # This notebook runs without a network, so what it says of Multi30k comes from a record that `python -m scripts.studies.corpus --save true` makes from the real files. It quotes twenty training pairs: every 2,900th line, the shortest and the longest (in English letters), and eight that we picked because something is wrong with them.
 
@@ -81,7 +81,7 @@ assert len(captions) == 20
 pd.DataFrame(captions.values(), index=list(captions), columns=["German", "English"])
 
 # %% [markdown]
-# Look at the last eight. *Keiner Hund* should be *kleiner Hund* (small dog): a letter is missing, and now the word means *no*. *Kletter* and *Hintrgrund* lack a letter too. Somebody is *stadning*, somebody is *plying a guitar*. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`. A model has to live with such lines, and so has its score: the test sets were written in the same way.
+# Look at the last eight. *Keiner Hund* should be *kleiner Hund* (small dog): a letter is missing, and now the word means *no*. *Kletter* and *Hintrgrund* lack a letter too. Somebody is *stadning*, somebody is *plying a guitar*. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`. The test sets were written in the same way.
 
 # %%
 for side, language in enumerate(("German", "English")):
@@ -105,11 +105,11 @@ titled(
 )
 
 # %% [markdown]
-# `load_corpus("multi30k")` gives a dictionary from a split to its (German, English) pairs: `train` is for learning, `val` for choosing, and the test sets are read when all choices are made. It fetches eight files from the corpus's repository, once, or reads them from the folder that the environment variable `MULTI30K_DIR` names. Either way their SHA-256 must be the one that [`scripts/corpora/multi30k.py`](../scripts/corpora/multi30k.py) knows.
+# `load_corpus("multi30k")` gives a dictionary from a split to its (German, English) pairs: `train` is for learning, `val` for choosing, and the test sets are read when all choices are made. It fetches eight files from the corpus's repository, once, or reads them from the folder that the environment variable `MULTI30K_DIR` names. Each file's checksum, a number made from all its bytes, must be the known one.
 #
-# **Pitfall.** Data ages. The Annotated Transformer stops today where it loads its data: the host is gone, its torchtext can't be installed beside a current PyTorch, and whole spaCy models are downloaded for their tokenisers alone. You notice years later, when a reader does. So: files with checksums, two ways to get them, a corpus that needs neither (section 2), and `spacy.blank` (section 3).
+# **Pitfall.** Data ages: The Annotated Transformer stops today where it loads its data, since the host is gone and torchtext's later, compiled releases can't be installed beside a current PyTorch. So: files with checksums, a corpus that needs no download (section 2), and `spacy.blank` instead of spaCy's models (section 3).
 #
-# **Pitfall.** Line *i* of one file must translate line *i* of the other. Python's `splitlines` also splits at rare characters such as U+2028, which end no line of a text file. One of them in one file, and every pair after it is wrong: the loss stays high, and nothing crashes. Our `read_lines` splits at `\n` only, and different line counts are an error.
+# **Pitfall.** Line *i* of one file must translate line *i* of the other. Python's `splitlines` also splits at rare characters such as U+2028, which end no line of a text file. One of them in one file, and every pair after it is wrong, though nothing crashes. Our `read_lines` splits at `\n` only.
 
 # %%
 text = "Ein Hund\u2028rennt.\nEine Katze schläft.\n"
@@ -130,7 +130,7 @@ for wanted in ("hebt eine", ", weil", ", die"):
     print(f"{german}\n    {english}")
 
 # %% [markdown]
-# Its fourth split asks what Multi30k can't: does a model learn words, or whole phrases by heart? About one combination of words in twelve is **held out**: an adjective before a noun, or a verb with its object. A checksum chooses. Sentences with such a combination go to `test_unseen` alone. *Sad* and *chef* is one of them. *Predict:* how often does `train` say *sad chef*?
+# Its fourth split asks what Multi30k can't: does a model learn words, or whole phrases by heart? About one combination of words in twelve is **held out**: an adjective before a noun, or a verb with its object. Sentences with such a combination go to `test_unseen` alone. *Sad* before *chef* is one of them.
 
 # %%
 for phrase in ("sad clown", "cheerful chef", "sad chef"):
@@ -141,7 +141,7 @@ after = [english for _, english in corpus["train"] if "chef is sad" in english]
 print(len(after), "sentence in train says it the other way round:", *after)
 
 # %% [markdown]
-# The last line is a flaw of ours. The rule looks at adjectives *before* their noun. After *weil* the grammar also says *der Koch traurig ist*, and 36 of the 6,000 training sentences hold a held-out combination in that form.
+# The last line is a flaw of ours. The rule looks at adjectives *before* their noun. After *weil* the grammar also says *der Koch traurig ist*, and 36 of the 6,000 training sentences hold a held-out combination in that form (counted in `tests/test_corpora_sample.py`).
 
 # %% [markdown]
 # ## 3 · Words, and the words that are missing
@@ -200,7 +200,7 @@ print(f"{len(vocab)} entries; the first: {' '.join(vocab.itos[:12])}")
 print([vocab.stoi[word] for word in split("Ein Quantencomputer lacht.")])  # 1 is <unk>
 
 # %% [markdown]
-# **Pitfall.** Build the vocabulary from training, validation and test text together. It is one line, and The Annotated Transformer does it. Then no test word is unknown *by construction*. The model is no better for it, since those rows of its table are never trained. What is lost is the measurement: how often will a user's sentence hold a word that we have never seen? You notice it by the answer: with `min_freq=1` it is zero, always.
+# **Pitfall.** Build the vocabulary from training, validation and test text together. The Annotated Transformer does it. Then no test word is unknown, and you can't measure how often a user's sentence will hold a word that we have never seen. You notice it by the answer: with `min_freq=1` it is zero, always.
 
 # %%
 few = words_of["train"][:100]
@@ -255,12 +255,12 @@ def learn_merges(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
 
 
 # %% [markdown]
-# **Check.** Four words, with how often each occurs. *Predict* the first merge: count the pairs of neighbours before you look. (The words are those of the paper's program; its Figure 1 has others, so its list of merges is another too.)
+# **Check.** Four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. Where pairs tie, the one met first wins. *Predict* the first merge: count the pairs of neighbours before you look.
 
 # %%
 merges = learn_merges({"low": 5, "lower": 2, "newest": 6, "widest": 3}, merges=10)
 print(", ".join(a + "+" + b for a, b in merges))
-assert merges[0] == ("e", "s")  # 6 + 3 times; so is s+t, which was met later
+assert merges[0] == ("e", "s")  # 6 + 3 times; so are s+t and t+</w>, met later
 assert ["".join(pair) for pair in merges[:5]] == ["es", "est", "est</w>", "lo", "low"]
 
 # %% [markdown]
@@ -288,11 +288,11 @@ for pieces in merge_steps([*"lowest", "</w>"], rank):
 assert pieces == ["low", "est</w>"]
 
 # %% [markdown]
-# *lowest* was not among the four words. Its two pieces are known all the same.
+# *lowest* is new. Its two pieces are known.
 #
 # ### SentencePiece
 #
-# For real work we use SentencePiece: the same idea in fast C++. It marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages: names, numbers and words like *Park* get the same piece on both sides, and source, target and generator can share one table (chapter 5).
+# For real work we use SentencePiece. It marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages: names, numbers and words like *Park* get the same piece on both sides, and source, target and generator can share one table (chapter 5).
 
 
 # %%
@@ -362,15 +362,15 @@ for pieces in merge_steps("▁Fahrradhund", rank):
 assert pieces == bpe.pieces("Fahrradhund")  # our dozen lines agree with SentencePiece
 
 # %% [markdown]
-# What does a word become as the vocabulary grows? *Predict:* which of four is a single piece first?
+# What does a word become as the vocabulary grows?
 
 # %%
 pd.DataFrame({"word": facts["words"]} | {f"V = {v}": p for v, p in facts["pieces"].items()})
 
 # %% [markdown]
-# Frequent parts become pieces: *fahrer*, *Feuerwehr*, *bogen*. But BPE counts, and knows no meaning: *Forelle* (trout) falls into *f ore l le*, and none of these means anything. The model must learn what they mean together.
+# Frequent parts become pieces: *fahrer*, *Feuerwehr*, *bogen*. But BPE counts, and knows no meaning: *Forelle* (trout) falls into *f ore l le*.
 #
-# **Picture.** A larger vocabulary makes shorter sentences, and attention's cost grows with the square of the length (chapter 1). But each entry is a row of D numbers to be learned, and rare rows are learned badly. Each step in the chart doubles V.
+# **Picture.** A larger vocabulary makes shorter sentences, and attention's cost grows with the square of the length (chapter 1). But each entry is a row of D numbers to be learned, and rare rows are learned badly.
 
 
 # %%
@@ -387,9 +387,6 @@ rows = [("sample, German", v, tokens_per_sentence(german_tests, BPETokenizer.tra
 rows += [(f"Multi30k, {name}", int(v), tokens)
          for name, found in facts["tokens"].items() for v, tokens in found.items()]  # fmt: skip
 frame = pd.DataFrame(rows, columns=["text", "V", "tokens"])
-for _, group in frame.groupby("text"):
-    steps = -group["tokens"].diff().dropna()
-    assert (steps > 0).all() and steps.is_monotonic_decreasing  # each doubling saves less
 titled(
     size_curves(frame),
     "Each doubling of the vocabulary shortens sentences by less than the one before",
@@ -399,8 +396,8 @@ titled(
 # %% [markdown]
 # Three things to know about SentencePiece:
 #
-# - **Ids.** Left alone, it gives `<unk>` 0, `<s>` 1 and `</s>` 2, and has no padding. A mask that hides 0 would then hide every unknown word, and a decoder that stops at 3 would stop at the first merged piece. Nothing would crash. So `train` says which ids we want.
-# - **Unknown letters.** Subwords still have an `<unk>`: for letters that the training text doesn't hold.
+# - **Ids.** Left alone, it gives `<unk>` 0, `<s>` 1 and `</s>` 2, and has no padding. A mask that hides 0 would then hide every unknown word, and nothing would crash. So `train` says which ids we want.
+# - **Unknown letters.** Subwords still have an `<unk>`: for letters that the training text doesn't hold. SentencePiece decodes it as ⁇.
 # - **Normalisation.** First of all it replaces some characters by plainer ones (Unicode's NFKC), and runs of spaces by one. `decode(encode(text))` is the text again only up to that.
 
 # %%
@@ -433,7 +430,7 @@ def source_ids(text: str, tokenizer: BPETokenizer, max_len: int = MAX_LEN) -> li
 def encode_pairs(
     pairs: list[tuple[str, str]], tokenizer: BPETokenizer, max_len: int = MAX_LEN
 ) -> list[Example]:
-    """Every pair as an `Example` of at most `max_len` tokens a side."""
+    """Every pair as an `Example`: at most `max_len` source ids, and as many labels after bos."""
     examples = []
     for source, target in pairs:
         ids = tokenizer.encode(target)[: max_len - 1]
@@ -453,7 +450,7 @@ def make_batch(examples: Sequence[Example]) -> Batch:
 
 
 # %% [markdown]
-# The whole way, a line a step, for two of the captions above. Follow *Hund*, which is 226. *Predict:* the typo *keiner*, how many pieces is it?
+# The whole way, a line a step, for two of the captions above. *Predict:* the typo *keiner*, how many pieces is it?
 
 # %%
 two = [captions[22112], captions[1691]]
@@ -471,7 +468,7 @@ print("src_mask", batch.src_mask.int().tolist(), tuple(batch.src_mask.shape))
 print("tgt_mask", tuple(batch.tgt_mask.shape), "and", batch.ntokens, "labels that count")
 
 # %% [markdown]
-# *Keiner* is three pieces, where *kleiner* would be one. `src` (B, S) is what the encoder reads. `tgt` (B, T) is what the decoder reads and `tgt_y` (B, T) what it should say: the same row, one step later. `src_mask` (B, 1, S) hides the padding, and `tgt_mask` (B, T, T) the padding and the future. Chapter 6's `run_epoch` needs no more.
+# *Keiner* is three pieces, where *kleiner* would be one. The tensors and masks are those of chapter 6: its `run_epoch` needs no more.
 
 # %%
 assert [bpe.decode(row) for row in batch.src.tolist()] == [german for german, _ in two]
@@ -572,17 +569,15 @@ masks = {
     name: pad_rows([train[i].tgt for i in chosen]) != PAD
     for name, chosen in (("random order", range(16)), ("a bucket", typical[:16]))
 }
-filled = {name: mask.double().mean().item() for name, mask in masks.items()}
-assert filled["random order"] < 0.9 < filled["a bucket"]
 titled(
     two_batches(masks),
     "One long sentence widens the whole batch",
-    "Each row is a sentence. In random order most rows end early, and the rest is padding. In a "
-    "bucket all rows end together.",
+    "Each row is a sentence. In random order most rows end early, and the rest is padding. In "
+    "this bucket all rows end together; in others a few cells are padding.",
 )
 
 # %% [markdown]
-# **Pitfall.** The Annotated Transformer's text says "absolutely minimal padding"; its code pads every pair to 72 tokens or 128. "The mask hides it" is no excuse: the mask hides padding from the *result*, and the machine multiplies it all the same. You notice it if you measure. *Predict* the three shares.
+# **Pitfall.** The Annotated Transformer's text says "absolutely minimal padding"; its code pads every pair to 72 tokens or 128. The mask hides padding from the *result*, and the machine multiplies it all the same. Measure it:
 
 # %%
 FIXED_WIDTH = 72
@@ -608,31 +603,27 @@ def padding_table(lengths: Sequence[tuple[int, int]], max_tokens: int) -> dict[s
 padding = {"sample": padding_table(lengths, 2048), "Multi30k": facts["padding"]}
 for name, table in padding.items():
     print(name, {way: f"{share:.0%}" for way, share in table.items()})
-    fixed, shuffled, bucketed = table.values()
-    assert fixed > 0.6 and fixed > shuffled > 2 * bucketed and bucketed < 0.1
 titled(
     padding_bars(padding),
     "On real captions, buckets cut padding from 58% to 6%",
-    "A fixed width wastes most of the work, and on Multi30k random order more than half of it. "
-    "Equal lengths together waste a few percent.",
+    "A fixed width wastes most of the work. Random order's share grows with the batch: here batches "
+    "hold as many sentences as a bucket does on average.",
 )
 
 # %% [markdown]
 # ## 7 · Now train your own
 #
-# You have the model (chapters 1 to 5), the training step (chapter 6) and now the batches. In a terminal, in the folder of the series, type
+# You have the model, the training step and now the batches. In a terminal, in the folder of the series, type
 #
 # ```
 # make run
 # ```
 #
-# It trains a Transformer of 0.8 million parameters on the sample corpus, on a CPU, in about two minutes: ten epochs in buckets of 1,024 tokens, with 1,000 pieces. Then it prints the BLEU of `test` and `test_unseen` and some translations, and leaves the weights with their tokenizer in `runs/sample`. Translate with it:
+# It trains a Transformer of 0.8 million parameters on the sample corpus, on a CPU, in about two minutes: ten epochs in buckets of 1,024 tokens, with 1,000 pieces. Then it prints the BLEU (a score of translations, chapter 10) of `test` and `test_unseen` and some translations, and leaves the weights with their tokenizer in `runs/sample`. Translate with it:
 #
 # ```
 # make translate MODEL=runs/sample TEXT="Ein trauriger Koch sucht den Hund."
 # ```
-#
-# So when [chapter 10](ch10_decoding_and_bleu.ipynb) asks how a model picks its words, you have one of your own to decode with.
 
 # %% [markdown]
 # ## Summary
@@ -671,7 +662,7 @@ check(word_numbers)
 #
 # *code · difficulty ●●○ · worth ●●● · 15 minutes*
 #
-# In attention a padded cell costs more than a real one elsewhere: a row of width $w$ has $w^2$ scores. Find the share of one side's self-attention scores that have a padded query or a padded key. `lengths` holds the sentences' lengths, `batches` lists of indices. `solution("wasted_scores")` shows ours.
+# In attention a row of width $w$ has $w^2$ scores. Find the share of one side's self-attention scores that have a padded query or a padded key. `lengths` holds the sentences' lengths, `batches` lists of indices. `solution("wasted_scores")` shows ours.
 
 
 # %%
@@ -709,7 +700,7 @@ check(budget_batches)
 #
 # <details><summary>An answer</summary>
 #
-# *Sieht … an* is *is looking at*, *sieht … zu* is *is watching*, and *sieht, dass …* is *sees*. Between the verb and its particle stands the object with all that describes it, so the particle is three to seven words away; *dass* is the very next word.
+# *Sieht … an* is *is looking at*, *sieht … zu* is *is watching*, and *sieht, dass …* is *sees*. Between the two parts of the verb stands the object with all that describes it, so the second part is three to seven words away; *dass* is the very next word.
 #
 # </details>
 #
