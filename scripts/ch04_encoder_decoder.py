@@ -636,14 +636,14 @@ def parameters_by_hand(
 # %%
 PAPER_VOCAB = 37_000
 counted = []
-for name, vocab, N, D, F, h, paper in (
+for name, vocab, N, D, d_ff, h, paper in (
     ("base", PAPER_VOCAB, 6, 512, 2048, 8, "65"),
     ("big", PAPER_VOCAB, 6, 1024, 4096, 16, "213"),
     ("small", 8192, 3, 256, 1024, 4, ""),
 ):
-    by_hand = parameters_by_hand(vocab, N, D, F)
+    by_hand = parameters_by_hand(vocab, N, D, d_ff)
     with torch.device("meta"):
-        by_code = count_parameters(make_model(vocab, vocab, N, D, F, h, tie="all"))
+        by_code = count_parameters(make_model(vocab, vocab, N, D, d_ff, h, tie="all"))
     assert by_code == sum(by_hand.values())
     millions = {part: round(n / 1e6, 2) for part, n in by_hand.items()}
     total = round(by_code / 1e6, 1)

@@ -15,7 +15,7 @@ from conftest import CHAPTERS, ROOT
 
 SCRIPT = ROOT / "docs/browser/site.mjs"
 CHAPTER_PAGES = [f"notebooks/{path.stem}.html" for path in CHAPTERS]
-SMALL, TALL = CHAPTER_PAGES[8], CHAPTER_PAGES[10]  # few charts; the map with its pickers
+SMALL, TALL = CHAPTER_PAGES[9], CHAPTER_PAGES[11]  # few charts; the map with its pickers
 READY = 10  # seconds, on a machine with other things to do; 3 on an idle one
 
 

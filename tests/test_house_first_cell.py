@@ -13,7 +13,7 @@ from conftest import CHAPTERS, ROOT
 
 from scripts.book.first_cell import MARK, first_cell, repository, stamp
 
-SHOW = "import scripts.ch01_attention as ours\n\nprint(ours.__file__, ours.HELLO)\n"
+SHOW = "import scripts.ch01_attention as chapter\n\nprint(chapter.__file__, chapter.HELLO)\n"
 CHAPTER = f'# %% [markdown]\n# # Chapter 1\n\n{MARK}pass\n\n# %%\nHELLO = "hello"\n{SHOW}'
 
 

@@ -311,7 +311,7 @@ async function plain() {
         const shown = one.closest("details, .onlyprint") || one.getBoundingClientRect().height;
         if (one.textContent.trim() && !shown) faults.push(`can't be seen: ${one.textContent.slice(0, 60)}`);
       }
-      if (pictures.length < 4 || texts.length < 50) faults.push("hardly anything is there");
+      if (pictures.length < 2 || texts.length < 50) faults.push("hardly anything is there");
       return faults;
     });
     faults.push(...found.map((fault) => `${name}: ${fault}`));

@@ -36,10 +36,11 @@ class Diagram:
         kinds = list(dict.fromkeys(box["kind"] for box in self.boxes))
         fill = alt.Scale(domain=kinds, range=[FILLS[kind] for kind in kinds])
         color = alt.Color("kind:N", legend=None, scale=fill)
-        boxes = alt.Chart(pd.DataFrame(self.boxes)).encode(text="text:N")
+        boxes = alt.Chart(pd.DataFrame(self.boxes))
         framed = boxes.transform_filter("datum.kind != 'title'")
         rects = framed.mark_rect(stroke=GREY, strokeWidth=1, cornerRadius=4)
-        texts = boxes.mark_text().encode(alt.X("middle:Q", axis=None), alt.Y("centre:Q", axis=None))
+        middle = {"x": alt.X("middle:Q", axis=None), "y": alt.Y("centre:Q", axis=None)}
+        texts = boxes.mark_text().encode(**middle, text="text:N")
         wires = alt.Chart(pd.DataFrame([point for arrow in self.arrows for point in arrow]))
         tips = alt.Chart(pd.DataFrame([arrow[-1] for arrow in self.arrows]))
         heads = tips.mark_point(shape="triangle-up", filled=True, size=50, color=GREY, opacity=1)
