@@ -130,18 +130,13 @@ for wanted in ("hebt eine", ", weil", ", die"):
     print(f"{german}\n    {english}")
 
 # %% [markdown]
-# Its fourth split asks what Multi30k can't: does a model learn words, or whole phrases by heart? About one combination of words in twelve is **held out**: an adjective before a noun, or a verb with its object. Sentences with such a combination go to `test_unseen` alone. *Sad* before *chef* is one of them.
+# Its fourth split asks what Multi30k can't: does a model learn words, or whole phrases by heart? About one combination of words in twelve is **held out**: an adjective with its noun, or a verb with its object. Sentences with such a combination go to `test_unseen` alone. *Sad* with *chef* is one of them, in whichever order the two stand.
 
 # %%
-for phrase in ("sad clown", "cheerful chef", "sad chef"):
+for phrase in ("sad clown", "cheerful chef", "sad chef", "chef is sad"):
     found = {s: sum(phrase in e for _, e in corpus[s]) for s in ("train", "test_unseen")}
     print(f"{phrase:14} {found['train']:3} times in train, {found['test_unseen']} in test_unseen")
 assert found["train"] == 0 < found["test_unseen"]
-after = [english for _, english in corpus["train"] if "chef is sad" in english]
-print(len(after), "sentence in train says it the other way round:", *after)
-
-# %% [markdown]
-# The last line is a flaw of ours. The rule looks at adjectives *before* their noun. After *weil* the grammar also says *der Koch traurig ist*, and 36 of the 6,000 training sentences hold a held-out combination in that form (counted in `tests/test_corpora_sample.py`).
 
 # %% [markdown]
 # ## 3 · Words, and the words that are missing

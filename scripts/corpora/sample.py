@@ -625,17 +625,13 @@ def meanwhile(deal: Dealer) -> Phrase:
 
 
 def mood(deal: Dealer) -> Phrase:
-    """`das Kind müde ist`: an adjective after its noun.
-
-    Its pair isn't noted, so that a held-out one can stand in `train`: shipped models and records
-    rest on these sentences.
-    """
+    """`das Kind müde ist`: an adjective after its noun. The pair of the two is noted here, too."""
     group = deal.deal("because group", ("person", "person", "animal"))
     who = deal.phrase(group, "nominative", 0.0)
     how = deal.deal(group + " mood", [a for a in ADJECTIVES[group] if a.base in MOODS])
     german = f"{who.german} {how.base} {'sind' if who.plural else 'ist'}"
     english = f"{who.english} {'are' if who.plural else 'is'} {how.english}"
-    return Phrase(german, english, pairs=())
+    return Phrase(german, english, pairs=((how.base, who.noun.singular),))
 
 
 def because(deal: Dealer) -> Phrase:
