@@ -55,7 +55,7 @@ given:
 	  version("from-attention-to-translation")' 2>/dev/null || \
 	  { echo "$(VENV) lacks packages: run $(PY) -m pip install -r requirements.txt"; exit 1; }
 
-run: setup  ## train a small translator on the sample corpus (CPU, about 2 minutes) and show it at work
+run: setup  ## train a small translator on the sample corpus (CPU, 2 to 4 minutes) and show it at work
 	$(call SAY,training on the sample corpus; BLEU and translations follow)
 	$(PY) -m scripts.train --preset sample --device cpu
 

@@ -139,7 +139,7 @@ titled(
 #
 # > **In short.** Text becomes tokens, tokens become ids, ids become vectors. The vectors look at one another. The last vector becomes a probability for every token in the vocabulary, one is chosen, and so on until the model says stop.
 #
-# We follow a sentence through `models/sample-de-en`, a smaller model, trained in about two minutes on a CPU on 6,000 pairs that a grammar generates ([chapter 7](ch07_multi30k.ipynb)). This sentence wasn't among them.
+# We follow a sentence through `models/sample-de-en`, a smaller model, trained in three minutes on a CPU on 6,000 pairs that a grammar generates ([chapter 7](ch07_multi30k.ipynb)). This sentence wasn't among them.
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en")

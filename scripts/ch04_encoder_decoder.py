@@ -45,7 +45,6 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 
 # %%
 import copy
-import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -58,7 +57,7 @@ from torch import Tensor, nn
 from scripts.book.charts import panels, titled
 from scripts.book.exercises import check
 from scripts.book.figures.model import stacks
-from scripts.book.instruments import influence
+from scripts.book.instruments import influence, scramble, traced
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch03_embeddings_and_positions import (
@@ -413,36 +412,16 @@ src_mask = padding_mask(src)  # (B, 1, S)
 tgt_mask = padding_mask(tgt) & subsequent_mask(tgt.size(1))  # (B, T, T)
 
 # %% [markdown]
-# Hooks note, while the model runs, what each step reads and what it gives. So the table below can't differ from the code.
-# A step that is part of another, as `self_attn` is of `sublayer.0`, ends first and stands first.
-
-
-# %%
-def traced_pass(model: EncoderDecoder, *inputs: Tensor) -> list[tuple[str, str, str]]:
-    """One pass as rows: a step, the shapes that it reads (masks left out), the shape that it gives."""
-    step = re.compile(r"\w+_embed\.\d|.+_attn|.+\.feed_forward|.+\.sublayer\.\d|generator")
-    rows, hooks = [], []
-
-    def note(name: str, module: nn.Module, read: tuple, given: Tensor) -> None:
-        shapes = [x.shape for x in read if isinstance(x, Tensor) and x.dtype != torch.bool]
-        rows.append(
-            (name, " ".join(str(tuple(shape)) for shape in shapes), str(tuple(given.shape)))
-        )
-
-    for name, module in model.named_modules():
-        if step.fullmatch(name):
-            hooks.append(module.register_forward_hook(partial(note, name)))
-    model.generator(model(*inputs))
-    for hook in hooks:
-        hook.remove()
-    return rows
-
-
-# %% [markdown]
+# `traced` notes, while the model runs, what each step reads and what it gives (masks left out). So the table can't differ from
+# the code. A step that is part of another, as `self_attn` is of `sublayer.0`, ends first and stands first.
+#
 # **Predict.** Three inputs go into cross-attention: query, key and value. What are their shapes? In which steps does the number 60 appear?
 
 # %%
-for name, read, given in traced_pass(model, src, tgt, src_mask, tgt_mask):
+steps = r"\w+_embed\.\d|.+_attn|.+\.feed_forward|.+\.sublayer\.\d|generator"
+with traced(model, steps) as rows:
+    model.generator(model(src, tgt, src_mask, tgt_mask))
+for name, read, given in rows:
     print(f"{name:32}{read:33}{given}")
 
 # %% [markdown]
@@ -730,47 +709,35 @@ def torch_vectors(
 
 
 # %% [markdown]
-# The check wants weights that show every mistake. In a fresh model all biases are 0 and all LayerNorms are alike, and a bias that was never copied
-# would pass. So `scramble` moves every number first.
+# Gradients are compared by a step: both models subtract their gradients from their weights. If all weights are still equal then, each
+# gradient was. The embeddings stand outside and serve both, so theirs are compared one after the other.
 
 
 # %%
-def scramble(model: nn.Module, seed: int = 0, size: float = 0.1) -> None:
-    """Move every parameter a little, so that no bias is 0 and no LayerNorm is trivial."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += size * torch.randn(p.shape, generator=generator, dtype=p.dtype)
-
-
 def assert_parity(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> None:
     """Raise AssertionError where an output or a gradient isn't `nn.Transformer`'s; 0 pads src and tgt."""
-    theirs, masks = to_torch_transformer(model), padding_mask(tgt) & subsequent_mask(tgt.size(1))
-    mine = model(src, tgt, padding_mask(src), masks)  # (B, T, D)
+    model = copy.deepcopy(model)
+    theirs = to_torch_transformer(model)
+    tgt_mask = padding_mask(tgt) & subsequent_mask(tgt.size(1))
+    mine = model(src, tgt, padding_mask(src), tgt_mask)  # (B, T, D)
     reference = torch_vectors(theirs, model, src, tgt)
     close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-9)
     close(mine, reference)
 
-    tables = [model.src_embed[0].lut, model.tgt_embed[0].lut]  # both sides read them
-    model.zero_grad()
-    reference[tgt != 0].sin().sum().backward()  # padded target positions carry no loss
-    by_reference = [table.weight.grad.clone() for table in tables]
-    model.zero_grad()
-    mine[tgt != 0].sin().sum().backward()
-    close([table.weight.grad for table in tables], by_reference)
-    for ours, other in ((model.encoder, theirs.encoder), (model.decoder, theirs.decoder)):
-        gradients = copy.deepcopy(ours)  # a stack whose "weights" are the gradients
-        for holder, p in zip(gradients.parameters(), ours.parameters(), strict=True):
-            holder.data = p.grad  # so that torch_layer_state renames gradients, too
-        for layer, reference_layer in zip(gradients.layers, other.layers, strict=True):
-            wanted = {name: p.grad for name, p in reference_layer.named_parameters()}
-            close(torch_layer_state(layer), wanted)
-        if other.norm is not None:
-            close(list(gradients.norm.parameters()), [p.grad for p in other.norm.parameters()])
+    tables = [model.src_embed[0].lut.weight, model.tgt_embed[0].lut.weight]
+    losses = [vectors[tgt != 0].sin().sum() for vectors in (mine, reference)]  # pads carry no loss
+    close(*(torch.autograd.grad(loss, tables, retain_graph=True) for loss in losses))
+    sum(losses).backward()
+    with torch.no_grad():
+        for p in (*model.encoder.parameters(), *model.decoder.parameters(), *theirs.parameters()):
+            p -= p.grad
+    close(to_torch_transformer(model).state_dict(), theirs.state_dict())
 
 
 # %% [markdown]
 # Check: both placements of the norm; source and target of different lengths, both padded; outputs, and the gradients of *all* parameters.
+# In a fresh model all biases are 0 and all LayerNorms are alike, and a bias that was never copied would pass. So `scramble` adds a
+# little noise to every parameter first.
 
 # %%
 for norm_first in (False, True):

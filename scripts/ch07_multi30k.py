@@ -119,7 +119,7 @@ assert len(text.splitlines()) == 3  # the wrong version: from here on all pairs 
 # %% [markdown]
 # ## 2 · A corpus that needs no download
 #
-# > **In short.** `load_corpus("sample")` makes 6,000 captions from a small lexicon and a few rules of German. Its German is right, its world is small, and a small model learns it in two minutes.
+# > **In short.** `load_corpus("sample")` makes 6,000 captions from a small lexicon and a few rules of German. Its German is right, its world is small, and a small model learns it in minutes.
 #
 # Tests and notebooks must run offline. So a grammar, [`scripts/corpora/sample.py`](../scripts/corpora/sample.py), makes a second corpus, the same on every machine. It has what is hard in German: endings that agree with case, gender and number; a verb that stands last after *weil* (because); and verbs that split. *Hebt … auf* means *picks up* and *hebt … hoch* means *lifts*: the last word decides what the first one means.
 
@@ -614,7 +614,7 @@ titled(
 # make run
 # ```
 #
-# It trains a Transformer of 0.8 million parameters on the sample corpus, on a CPU, in about two minutes: ten epochs in buckets of 1,024 tokens, with 1,000 pieces. Then it prints the BLEU (a score of translations, chapter 10) of `test` and `test_unseen` and some translations, and leaves the weights with their tokenizer in `runs/sample`. Translate with it:
+# It trains a Transformer of 0.8 million parameters on the sample corpus, on a CPU, in two to four minutes: ten epochs in buckets of 1,024 tokens, with 1,000 pieces. Then it prints the BLEU (a score of translations, chapter 10) of `test` and `test_unseen` and some translations, and leaves the weights with their tokenizer in `runs/sample`. Translate with it:
 #
 # ```
 # make translate MODEL=runs/sample TEXT="Ein trauriger Koch sucht den Hund."

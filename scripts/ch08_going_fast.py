@@ -66,7 +66,7 @@ from torch.autograd.function import once_differentiable
 
 from scripts.book.charts import GREY, PALETTE, bars, rounded, titled
 from scripts.book.exercises import rejection
-from scripts.book.instruments import count_flops, saved_bytes
+from scripts.book.instruments import count_flops, saved_bytes, scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
@@ -81,7 +81,6 @@ from scripts.ch04_encoder_decoder import (
     PositionwiseFeedForward,
     SublayerConnection,
     make_model,
-    scramble,
 )
 from scripts.ch06_training import (
     BOS,

@@ -78,6 +78,7 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.charts import GREY, PALETTE, bars, lines, rounded, titled
 from scripts.book.exercises import rejection
+from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
@@ -90,7 +91,6 @@ from scripts.ch04_encoder_decoder import (
     EncoderLayer,
     LayerNorm,
     make_model,
-    scramble,
 )
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
 from scripts.ch07_multi30k import encode_pairs, make_batch, pad_rows, source_ids, word_tokenizer

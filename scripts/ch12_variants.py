@@ -56,7 +56,7 @@ from tqdm import tqdm
 
 from scripts.book.charts import GREY, lines, panels, rounded, titled
 from scripts.book.exercises import rejection
-from scripts.book.instruments import count_flops, influence
+from scripts.book.instruments import count_flops, influence, scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
@@ -74,7 +74,6 @@ from scripts.ch04_encoder_decoder import (
     PositionwiseFeedForward,
     initialise,
     make_model,
-    scramble,
     torch_layer_state,
 )
 from scripts.ch06_training import BOS, EOS, PAD, UNK, LabelSmoothing, train_step

@@ -59,11 +59,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from scripts import ROOT
 from scripts.book.charts import GREY, INK, PALETTE, lines, rounded, titled
 from scripts.book.exercises import rejection
+from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN, LearnedPositions
-from scripts.ch04_encoder_decoder import EncoderDecoder, SublayerConnection, clones, scramble
+from scripts.ch04_encoder_decoder import EncoderDecoder, SublayerConnection, clones
 from scripts.ch06_training import (
     BOS,
     EOS,

@@ -58,7 +58,7 @@ from torch.utils._pytree import tree_leaves
 
 from scripts.book.charts import PALETTE, bars, heatmap, lines, rounded, titled
 from scripts.book.exercises import rejection
-from scripts.book.instruments import influence, saved_bytes
+from scripts.book.instruments import influence, saved_bytes, scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention, masked_softmax, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import (
@@ -79,7 +79,6 @@ from scripts.ch04_encoder_decoder import (
     PositionwiseFeedForward,
     initialise,
     make_model,
-    scramble,
     tie_weights,
 )
 from scripts.ch06_training import PAD, Batch, LabelSmoothing, greedy_decode, run_epoch

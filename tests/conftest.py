@@ -7,12 +7,28 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads starve a shared machine
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "scripts").glob("ch[0-9][0-9]_*.py"))
 MODULES = sorted((ROOT / "scripts").rglob("*.py"))  # the chapters and all beside them
+
+
+@pytest.fixture(autouse=True)
+def default_dtype():
+    """No test leaves another default dtype behind."""
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def float64(default_dtype):
+    """Equal means equal to twelve digits; and the seed is the same for every test."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
-from scripts.book.instruments import count_flops, influence, saved_bytes
+from scripts.book.instruments import count_flops, influence, saved_bytes, scramble, traced
 
 GENERATOR = torch.Generator().manual_seed(0)
 WEIGHTS = torch.randn(3, 4, generator=GENERATOR, dtype=torch.float64)  # inputs (4, 2) to (3, 5)
@@ -56,3 +57,40 @@ def test_saved_bytes_counts_each_storage_once():
     assert saved_bytes(torch.add, a, a) == 0
     with torch.no_grad():
         assert saved_bytes(torch.mm, a, b) == 0
+
+
+class Halves(nn.Module):
+    """Two layers, the second inside a step of its own; a mask goes along."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 5))
+
+    def forward(self, x, mask):
+        return self.second(self.first(x).where(mask, 0.0))
+
+
+def test_traced_notes_each_step_where_it_ends():
+    model, x, mask = Halves(), torch.ones(2, 3), torch.ones(2, 1, dtype=torch.bool)
+    with traced(model, r"first|second(\.0)?") as rows:
+        model(x, mask)
+    assert rows == [
+        ("first", "(2, 3)", "(2, 4)"),
+        ("second.0", "(2, 4)", "(2, 5)"),
+        ("second", "(2, 4)", "(2, 5)"),
+    ]
+    with traced(model, "") as rows:  # the whole model: its mask isn't listed
+        model(x, mask)
+    assert rows == [("", "(2, 3)", "(2, 5)")]
+    with pytest.raises(ValueError), traced(model, ".*") as rows:
+        raise ValueError
+    model(x, mask)
+    assert rows == []  # the hooks are gone, after an error too
+
+
+def test_scramble_moves_every_number_and_repeats():
+    one, other = (nn.LayerNorm(50) for _ in range(2))
+    scramble(one, seed=3, size=0.5), scramble(other, seed=3, size=0.5)
+    for p, q, before in zip(one.parameters(), other.parameters(), (1.0, 0.0), strict=True):
+        assert torch.equal(p, q) and (p != before).all()
+        assert 0.3 < (p - before).std() < 0.7

@@ -29,12 +29,7 @@ MINE = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
 TEXT = "Ein freundlicher Musiker hat einen Hammer mitgenommen."
 
 
-@pytest.fixture(autouse=True)
-def _double():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_the_first_cell_translates_a_sentence_offline(monkeypatch):

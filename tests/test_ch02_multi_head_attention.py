@@ -30,13 +30,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 0, 0], [5, 6, 7, 8, 9, 1]])
 PADDING, CAUSAL = padding_mask(IDS), subsequent_mask(6)
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def pair(h=4, d_model=16):

@@ -19,14 +19,7 @@ from scripts.ch03_embeddings_and_positions import (
 )
 from scripts.ch04_encoder_decoder import make_model
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize("width", [None, 16, 5])

@@ -5,20 +5,14 @@ from itertools import permutations
 
 import pytest
 import torch
+from exercising import assert_told_apart
 
-from scripts.book.exercises import rejection
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch03_embeddings_and_positions import sinusoids
 from scripts.exercises import ch03
 from scripts.exercises.ch03 import confused, squared_gap, stretched
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_another_way_to_write_a_solution_passes_too():
@@ -91,7 +85,4 @@ CONFUSED = {
 )
 def test_each_mistake_gets_an_answer_of_its_own(name, wrong):
     check = getattr(ch03, f"check_{name}")
-    answers = {words: rejection(check, candidate) for words, candidate in wrong.items()}
-    for words, answer in answers.items():
-        assert words in answer, f"{words!r} is not in {answer!r}"
-    assert len(set(answers.values())) == len(wrong)
+    assert_told_apart(check, wrong)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from tiny import SMALL, SRC, TGT, masks
 from torch import nn
 from torch.nn import functional as F
 
+from scripts.book.instruments import scramble
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import (
@@ -19,29 +21,11 @@ from scripts.ch04_encoder_decoder import (
     count_parameters,
     make_model,
     parameters_by_hand,
-    scramble,
     to_torch_transformer,
     torch_vectors,
-    traced_pass,
 )
 
-SMALL = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
-SRC = torch.tensor([[2, 11, 12, 13, 14, 15, 3], [2, 21, 22, 3, 0, 0, 0]])  # (B, S)
-TGT = torch.tensor([[2, 31, 32, 33, 34], [2, 41, 42, 0, 0]])  # (B, T)
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    """Equal means equal to twelve digits; the seed is the same for every test."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
-
-
-def masks() -> tuple[torch.Tensor, torch.Tensor]:
-    return padding_mask(SRC), padding_mask(TGT) & subsequent_mask(TGT.size(1))
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 # The parts
@@ -155,15 +139,6 @@ def test_the_papers_sizes_are_met_within_three_percent(size, millions):
 
 
 # The whole
-
-
-def test_the_trace_shows_each_step_in_its_order():
-    rows = traced_pass(make_model(50, 60, **SMALL | {"N": 1}), SRC, TGT, *masks())
-    names = [name.removeprefix("decoder.layers.0.") for name, _, _ in rows]
-    inside = ["self_attn", "sublayer.0", "src_attn", "sublayer.1", "feed_forward", "sublayer.2"]
-    assert names[-7:] == [*inside, "generator"]
-    assert rows[-5][1:] == ("(2, 5, 16) (2, 7, 16) (2, 7, 16)", "(2, 5, 16)")
-    assert rows[-1][1:] == ("(2, 5, 16)", "(2, 5, 60)")
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

@@ -5,10 +5,12 @@ import math
 
 import pytest
 import torch
+from tiny import SMALL, SRC, TGT, masks
 from torch import nn
 from torch.nn import functional as F
 
-from scripts.ch01_attention import padding_mask, subsequent_mask
+from scripts.book.instruments import scramble
+from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import (
     EncoderDecoder,
@@ -19,7 +21,6 @@ from scripts.ch04_encoder_decoder import (
     clones,
     initialise,
     make_model,
-    scramble,
 )
 from scripts.ch05_norms_and_first_steps import (
     input_gradient,
@@ -30,23 +31,7 @@ from scripts.ch05_norms_and_first_steps import (
     wrong_layer_norm,
 )
 
-SMALL = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
-SRC = torch.tensor([[2, 11, 12, 13, 14, 15, 3], [2, 21, 22, 3, 0, 0, 0]])  # (B, S)
-TGT = torch.tensor([[2, 31, 32, 33, 34], [2, 41, 42, 0, 0]])  # (B, T)
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    """Equal means equal to twelve digits; the seed is the same for every test."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
-
-
-def masks() -> tuple[torch.Tensor, torch.Tensor]:
-    return padding_mask(SRC), padding_mask(TGT) & subsequent_mask(TGT.size(1))
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def training_step(model: EncoderDecoder) -> None:

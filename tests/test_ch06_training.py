@@ -39,14 +39,7 @@ from scripts.ch06_training import (
     train_step,
 )
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    """Every test in float64, and nothing of it left behind."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from scripts import ch08_going_fast as ch08
-from scripts.book.instruments import count_flops
+from scripts.book.instruments import count_flops, scramble
 from scripts.ch01_attention import attention
-from scripts.ch04_encoder_decoder import make_model, scramble
+from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing, batch_loss, run_epoch
 from scripts.ch07_multi30k import Example, make_batch
 from scripts.ch08_going_fast import (
@@ -57,13 +57,6 @@ VARIANTS = {
     "learned positions": {"positions": "learned", "tie": "all"},
     "narrow tables": {"width": 8, "tie": "all"},
 }
-
-
-@pytest.fixture(autouse=True)
-def keep_default_dtype():
-    before = torch.get_default_dtype()
-    yield
-    torch.set_default_dtype(before)
 
 
 def small_model(dtype, **options):

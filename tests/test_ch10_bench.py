@@ -10,9 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from scripts import ROOT
 from scripts import ch10_decoding_and_bleu as ch10
 from scripts.bench import decoding
+from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
-from scripts.ch04_encoder_decoder import make_model, scramble
+from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch09_training_run import PRESETS, beam_search

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from scripts.book.instruments import scramble
 from scripts.book.records import load_record, sha256
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
-from scripts.ch04_encoder_decoder import make_model, scramble
+from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import greedy_decode
 from scripts.ch09_training_run import load_model
 from scripts.ch10_decoding_and_bleu import cached_greedy, default_model

@@ -10,8 +10,8 @@ import torch
 
 from scripts import ROOT
 from scripts import ch12_variants as ch12
+from scripts.book.instruments import scramble
 from scripts.book.records import RESULTS, load_record
-from scripts.ch04_encoder_decoder import scramble
 from scripts.ch06_training import BOS, EOS, PAD, UNK, LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch, pad_rows
 from scripts.ch12_variants import (
@@ -53,12 +53,7 @@ EXAMPLES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.fixture

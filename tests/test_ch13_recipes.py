@@ -12,8 +12,8 @@ import torch
 
 from scripts import ROOT
 from scripts import ch13_ablations_and_scaling as ch13
+from scripts.book.instruments import scramble
 from scripts.book.records import load_record, sha256
-from scripts.ch04_encoder_decoder import scramble
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import encode_pairs, pad_rows
 from scripts.ch09_training_run import TrainingData, build_model, load_model

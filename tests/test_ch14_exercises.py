@@ -18,13 +18,7 @@ from scripts.ch14_since_2017 import (
     wrong_online_softmax,
 )
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def online(start=-math.inf, shift=True, shrink=True, skip=True):

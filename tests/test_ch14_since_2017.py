@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import scripts.ch14_since_2017 as ch14
-from scripts.book.instruments import saved_bytes
+from scripts.book.instruments import saved_bytes, scramble
 from scripts.book.records import load_record, save_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
-from scripts.ch04_encoder_decoder import LayerNorm, PositionwiseFeedForward, scramble
+from scripts.ch04_encoder_decoder import LayerNorm, PositionwiseFeedForward
 from scripts.ch06_training import Batch, LabelSmoothing, batch_loss, greedy_decode
 from scripts.ch09_training_run import PRESETS, TrainingData, build_model, prepare
 from scripts.ch14_since_2017 import (
@@ -74,13 +74,7 @@ SRC = torch.tensor([[5, 6, 7, 8, 9, 3], [5, 6, 7, 3, 0, 0]])
 TGT = torch.tensor([[2, 11, 12, 13, 14], [2, 21, 22, 3, 0]])
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def shaken(layer):

@@ -9,7 +9,8 @@ import torch
 
 from scripts import ch08_going_fast as ch08
 from scripts import ch09_training_run as ch09
-from scripts.ch04_encoder_decoder import make_model, scramble
+from scripts.book.instruments import scramble
+from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS, PAD, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import encode_pairs
 from scripts.ch08_going_fast import Rectangles, fast_loss

@@ -1,9 +1,12 @@
-"""Instruments that several chapters use: what depends on what, and what a computation costs."""
+"""Instruments that several chapters use: what depends on what, what is where, what it costs."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -43,3 +46,36 @@ def saved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         function(*inputs)
     return sum(size for size, _ in kept.values())
+
+
+@contextmanager
+def traced(model: nn.Module, steps: str) -> Iterator[list[tuple[str, str, str]]]:
+    """Rows of what runs inside the `with`: a step's name, the shapes it reads, the shape it gives.
+
+    `steps` is a regular expression: the modules of `model` whose whole name it matches. Masks
+    (boolean tensors) are left out. A step inside another ends first, and stands first.
+    """
+    rows: list[tuple[str, str, str]] = []
+
+    def note(name: str, module: nn.Module, read: tuple, given: Tensor) -> None:
+        shapes = [x.shape for x in read if isinstance(x, Tensor) and x.dtype != torch.bool]
+        rows.append((name, " ".join(str(tuple(s)) for s in shapes), str(tuple(given.shape))))
+
+    named = [(name, part) for name, part in model.named_modules() if re.fullmatch(steps, name)]
+    hooks = [part.register_forward_hook(partial(note, name)) for name, part in named]
+    try:
+        yield rows
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def scramble(model: nn.Module, seed: int = 0, size: float = 0.1) -> None:
+    """Add normal noise, `size` times standard, to every parameter.
+
+    So no bias is 0 and no LayerNorm is trivial: a comparison of two models then sees each of them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += size * torch.randn(p.shape, generator=generator, dtype=p.dtype)

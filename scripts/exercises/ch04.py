@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from scripts.book.exercises import blame, same_numbers
+from scripts.book.instruments import scramble
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import (
     Encoder,
     EncoderLayer,
     PositionwiseFeedForward,
-    scramble,
 )
 
 

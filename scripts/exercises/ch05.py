@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scripts.book.exercises import blame, same_numbers
+from scripts.book.instruments import scramble
 from scripts.ch04_encoder_decoder import (
     DecoderLayer,
     EncoderDecoder,
@@ -15,7 +16,6 @@ from scripts.ch04_encoder_decoder import (
     clones,
     initialise,
     make_model,
-    scramble,
 )
 from scripts.ch05_norms_and_first_steps import storage_addresses
 
