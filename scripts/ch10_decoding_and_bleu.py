@@ -2226,7 +2226,7 @@ def paired_difference(
 
 
 # %% [markdown]
-# **Predict.** Greedy decoding against our beam, on 40 sentences that the model nearly always gets right. In how many sentences do they differ? What will p be: below the customary 0.05, or above?
+# **Predict.** Greedy decoding against our beam, on 40 sentences, most of which the model gets right. In how many sentences do they differ? What will p be: below the customary 0.05, or above?
 
 # %%
 greedy_outputs = translate(trained, sources, DecodeOptions(beam=1))
@@ -2238,7 +2238,7 @@ print(f"95% of the draws lie between {compared.low:+.2f} and {compared.high:+.2f
 assert compared.p > 0.05 and compared.low <= 0 <= compared.high
 
 # %% [markdown]
-# Two sentences leave the coins little to say. There are four outcomes: with none or both of them swapped the distance is the measured one, so p can't be below a half. Here one swap alone sets the systems at least as far apart, so p is 1.
+# Three sentences leave the coins little to say. There are eight outcomes: with none or all of them swapped the distance is the measured one, so p can't be below a quarter. Here two are better by greedy decoding and one by the beam, and they nearly cancel each other. Any other outcome sets the systems further apart, so p is 1.
 #
 # Check: swap the texts themselves, and let sacreBLEU score them. The two systems in the other order give the same p. And a system against itself has p = 1.
 
@@ -2326,7 +2326,7 @@ for h in beam_search(trained.model, summer_ids, None, max_len=60, beam=4)[0]:
     print(f"log p = {h.log_prob:5.1f}, {h.length:2} tokens: {trained.tokenizer.decode(h.ids)}")
 
 # %% [markdown]
-# The first is right and far ahead. Among the others stands a stump: its few tokens cost little, although stopping so early is absurd. A wide beam finds such stumps, and the smaller α is, the better are their chances.
+# The first is right and far ahead. Among the others stands one without a verb: each token costs something, so what leaves one out saves something. A wide beam finds such stumps, and the smaller α is, the better are their chances.
 #
 # **Predict.** What will BLEU do when the beam grows from 1 to 8?
 

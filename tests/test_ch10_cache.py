@@ -290,16 +290,15 @@ def rows_of(name: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["sample-de-en", "multi30k-de-en"])
-def test_three_ways_to_be_greedy_on_a_whole_test_set(name):
-    """In double precision: the formula, the cache and a beam of one give identical ids."""
+def test_three_ways_to_be_greedy_on_a_test_set(name):
+    """In double precision: the formula (on a quarter), the cache, a beam of one: the same ids."""
     model, rows = ch10.load_model(ROOT / "models" / name, "cpu").model.double(), rows_of(name)
-    some = rows[:: 1 if name == "multi30k-de-en" else 4]
-    plain, cached = (
-        [ch10.until_end(row.tolist()) for row in ch10.search_rows(model, some, search, width)]
-        for search, width in ((greedy_decode, 8), (ch10.cached_greedy, 1))
-    )
-    assert plain == cached
-    beams = ch10.search_rows(model, some, ch10.partial(ch10.cached_beam_search, beam=1))
+    cached = [
+        ch10.until_end(row.tolist()) for row in ch10.search_rows(model, rows, ch10.cached_greedy, 1)
+    ]
+    plain = ch10.search_rows(model, rows[::4], greedy_decode, 8)
+    assert [ch10.until_end(row.tolist()) for row in plain] == cached[::4]
+    beams = ch10.search_rows(model, rows, ch10.partial(ch10.cached_beam_search, beam=1))
     assert [list(found[0].ids) for found in beams] == [
         row[:-1] if row[-1] == EOS else row for row in cached
     ]
