@@ -2,59 +2,37 @@
 
 Definitions are imports, functions, classes and UPPER_CASE constants of three characters or more.
 All other top-level statements are the show: they run in the notebook and in
-`python scripts/chNN_topic.py`. Where nothing is drawn, altair and pandas may be missing.
+`python scripts/chNN_topic.py`. altair and pandas are imported when something is drawn.
 """
+
+import __future__
 
 import ast
 import importlib
 import os
 import re
 import sys
+import types
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent  # of the series: here, and nowhere else
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_FOR_DRAWING = ("altair", "pandas")
+_FOR_DRAWING = ("altair", "pandas")  # slow to import, and not installed where one only trains
+_UNREAD = __future__.annotations.compiler_flag  # annotations that name them aren't evaluated
 
 
-class Missing:
-    """Stands for a package that isn't installed: annotations may name it, whoever calls it fails.
+class Late(types.ModuleType):
+    """Stands for a package until something of it is used: only then is it imported.
 
-    It is false, and never put into `sys.modules`, where other packages would believe it.
+    It never stands in `sys.modules`, where other packages would believe it.
     """
 
-    def __init__(self, name):
-        self._name = name
-
     def __getattr__(self, part):
-        if part.startswith("_"):
+        if part.startswith("__"):
             raise AttributeError(part)
-        return Missing(f"{self._name}.{part}")
-
-    def __call__(self, *_, **__):
-        package = self._name.split(".")[0]
-        raise ModuleNotFoundError(f"{self._name} needs {package}: install it", name=package)
-
-    def __or__(self, _):
-        return self
-
-    __ror__ = __getitem__ = __or__
-    __iter__ = __call__
-
-    def __bool__(self):
-        return False
-
-
-def optional(name):
-    """The package of that name, or what stands for it where it isn't installed."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        return Missing(name)
+        return getattr(importlib.import_module(self.__name__), part)
 
 
 def runs_folder():
@@ -77,12 +55,11 @@ def is_definition(node):
     )
 
 
-def _leniently(node):
-    """`import altair as alt` as an import that does without; any other statement as it is."""
+def _late(node):
+    """`import altair as alt` as an import at first use; any other statement as it is."""
     match node:
         case ast.Import(names=[ast.alias(name=name, asname=str(short))]) if name in _FOR_DRAWING:
-            line = f"{short} = __import__({__name__!r}).optional({name!r})"
-            (new,) = ast.parse(line).body
+            (new,) = ast.parse(f"{short} = __import__({__name__!r}).Late({name!r})").body
             return ast.increment_lineno(new, node.lineno - 1)
     return node
 
@@ -93,8 +70,8 @@ class _ChapterLoader(SourceFileLoader):
     def source_to_code(self, data, path, **_):
         tree = ast.parse(data, path)
         docstring = tree.body[:1] if ast.get_docstring(tree) is not None else []
-        tree.body = docstring + [_leniently(node) for node in tree.body if is_definition(node)]
-        return compile(tree, path, "exec", dont_inherit=True)
+        tree.body = docstring + [_late(node) for node in tree.body if is_definition(node)]
+        return compile(tree, path, "exec", _UNREAD, dont_inherit=True)
 
     def path_stats(self, path):
         raise OSError("no bytecode cache: what else compiles this file must never find ours")

@@ -123,6 +123,7 @@ def test_in_colab_its_own_renderer_stays_on():
     code = (
         "import sys, types; sys.modules['google.colab'] = types.ModuleType('colab');"
         "import altair; before = altair.renderers.active; import scripts.book.charts;"
+        "scripts.book.charts.switch_on();"
         "assert altair.renderers.active == before != 'series';"
         "assert altair.theme.active == 'series'"
     )

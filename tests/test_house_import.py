@@ -128,7 +128,7 @@ assert torch.equal(generator, torch.random.get_rng_state()) and dtype == torch.g
 def test_importing_every_chapter_is_silent_and_leaves_only_definitions():
     """ERRATA 24: there, an example runs on import in every worker."""
     names = [path.stem for path in CHAPTERS]
-    code = IMPORT_QUIETLY % (["module", "TypeVar", "_GenericAlias", "UnionType"],)  # imports, types
+    code = IMPORT_QUIETLY % (["module", "Late", "TypeVar", "_GenericAlias", "UnionType"],)
     done = python("-c", code, *names, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]

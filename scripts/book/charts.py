@@ -1,12 +1,15 @@
 """The series' one look for charts: a theme, a renderer, and the charts that several chapters draw.
 
-Importing this module switches both on. A chart then shows as Vega-Lite JSON (drawn by JupyterLab,
-compared by nbval) and as a PNG (shown on GitHub) in one output. Nothing is drawn before a notebook
-shows a chart, so a headless script never draws. Every chart passes through `titled`:
+Every chart passes through `titled`, which switches both on. A chart then shows as Vega-Lite JSON
+(drawn by JupyterLab, compared by nbval) and as a PNG (shown on GitHub) in one output. Nothing is
+drawn before a notebook shows a chart, so a headless script never draws.
 
     titled(heatmap(weights, words, words), "Who looks at whom", "Each row sums to 1.")
 """
 
+from __future__ import annotations
+
+import functools
 import json
 import math
 import sys
@@ -17,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from scripts import optional
+from scripts import Late
 
-alt, pd = optional("altair"), optional("pandas")  # a training imports chapters, but draws nothing
+alt, pd = Late("altair"), Late("pandas")  # a training imports chapters, but draws nothing
 
 # Okabe and Ito's colours without the yellow: told apart by colour-blind eyes, and legible on white.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444"]
@@ -95,7 +98,9 @@ def _squeezed(png: bytes) -> bytes:
     return b"".join(parts)
 
 
-if alt:
+@functools.cache
+def switch_on() -> None:
+    """The theme, and the renderer: from here on a chart that is shown is the series' kind."""
     alt.theme.register("series", enable=True)(series_theme)
     alt.renderers.register("series", json_and_png)
     if "google.colab" not in sys.modules:  # Colab draws Altair's own output, and not this one
@@ -109,6 +114,7 @@ def titled(chart: alt.TopLevelMixin, title: str, caption: str, wrap: int = 88) -
 
     >>> titled(lines(frame, "step", "loss"), "The loss falls", "Fast first, then slowly.")
     """
+    switch_on()
     heading = alt.Title(
         title,
         subtitle=textwrap.wrap(caption, wrap),

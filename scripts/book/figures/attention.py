@@ -1,15 +1,17 @@
 """Chapter 1's drawings: attention by hand, and what a softmax does to wide scores."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
-from scripts import optional
+from scripts import Late
 from scripts.book.charts import GREY, PALETTE, heatmap, lines, rounded
 
-alt, pd = optional("altair"), optional("pandas")
+alt, pd = Late("altair"), Late("pandas")
 
 
 def hand_chart(

@@ -1,12 +1,14 @@
 """Chapter 7's drawings: lengths of captions, and what padding fills."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
-from scripts import optional
+from scripts import Late
 from scripts.book.charts import bars, heatmap, lines
 
-alt, pd = optional("altair"), optional("pandas")
+alt, pd = Late("altair"), Late("pandas")
 
 
 def length_curves(shares: Mapping[str, Mapping[str, float]]) -> alt.Chart:

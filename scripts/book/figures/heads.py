@@ -1,9 +1,11 @@
 """A drawing of multi-head attention: the layer's steps, with the shape at each arrow."""
 
-from scripts import optional
+from __future__ import annotations
+
+from scripts import Late
 from scripts.book.charts import GREY, INK, PALE, PALETTE
 
-alt, pd = optional("altair"), optional("pandas")
+alt, pd = Late("altair"), Late("pandas")
 
 LOOKS = {  # of the words in the drawing
     "label": {"fontSize": 13, "color": INK},
@@ -13,7 +15,7 @@ LOOKS = {  # of the words in the drawing
 }
 
 
-def layer_diagram(heads: int = 4) -> "alt.LayerChart":
+def layer_diagram(heads: int = 4) -> alt.LayerChart:
     """Multi-head attention, step by step from top to bottom; each head has its colour."""
     boxes, words, arrows, rails = [], [], [], []
 

@@ -1,11 +1,13 @@
 """Drawings of chapters 4 and 5: the stacks, the wirings of a layer, and measured signals."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
-from scripts import optional
+from scripts import Late
 from scripts.book.charts import GREY, rounded
 
-alt, pd = optional("altair"), optional("pandas")
+alt, pd = Late("altair"), Late("pandas")
 
 FILLS = {"ids": "#EEEEEE", "encoder": "#CFE3F2", "decoder": "#F7D9C4", "memory": "#CDEBDD"}
 FILLS |= {"sublayer": "#CFE3F2", "norm": "#F3E3F0", "add": "#FFFFFF", "title": "transparent"}

@@ -1,13 +1,15 @@
 """Chapter 3's figures: looking up rows of a table, and the hands of the positions' clocks."""
 
+from __future__ import annotations
+
 import math
 
 from torch import Tensor
 
-from scripts import optional
+from scripts import Late
 from scripts.book.charts import GREY, heatmap
 
-alt, pd = optional("altair"), optional("pandas")
+alt, pd = Late("altair"), Late("pandas")
 
 
 def lookup(one_hot: Tensor, table: Tensor, vectors: Tensor, names: list[str]) -> alt.HConcatChart:

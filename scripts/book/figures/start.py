@@ -1,11 +1,13 @@
 """Chapter 0's figure: the whole Transformer, drawn from a list of boxes, arrows and labels."""
 
+from __future__ import annotations
+
 import math
 
-from scripts import optional
+from scripts import Late
 from scripts.book.charts import GREY, INK
 
-alt, pd = optional("altair"), optional("pandas")
+alt, pd = Late("altair"), Late("pandas")
 
 WIDTH, HEIGHT = 760, 764
 FILLS = {

@@ -1,11 +1,13 @@
 """Chapter 6's drawings: curves over the steps of a training."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
-from scripts import optional
+from scripts import Late
 from scripts.book.charts import GREY, lines
 
-alt, pd = optional("altair"), optional("pandas")
+alt, pd = Late("altair"), Late("pandas")
 
 
 def learning_curves(
