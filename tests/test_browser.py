@@ -36,14 +36,21 @@ def home(site):
 
 
 def test_every_page_is_drawn_typeset_legible_and_asks_no_stranger(site, home):
-    """Console, requests, charts, equations, axe-core by day and by night, the width of a phone."""
+    """Console, requests, charts, equations; axe-core by day and by night, the width of a phone.
+
+    Pages of modules are made by one template: the last two are for the three longest of them alone.
+    """
     found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     names = [name for name in found if not name.startswith(("_static/", "living/"))]
     names.sort(key=lambda name: -(site / name).stat().st_size)  # the long ones first
     pictures = os.environ.get("BOOK_PICTURES")
     if pictures:
         Path(pictures).mkdir(parents=True, exist_ok=True)
-    answer = read("pages", home, pages=names, pictures=pictures and str(Path(pictures).resolve()))
+    pictures = pictures and str(Path(pictures).resolve())
+    alike = [name for name in names if name.startswith("scripts/")][3:]
+    others = [name for name in names if name not in alike]
+    answer = read("pages", home, pages=others, pictures=pictures)
+    answer |= read("pages", home, pages=alike, pictures=pictures, brief=True)
     assert set(answer) == set(names) and not faults(answer)
     for name, page in answer.items():
         text = (site / name).read_text("utf-8")

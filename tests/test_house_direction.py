@@ -167,6 +167,7 @@ def test_nothing_is_imported_in_circles(trees):
         ({"book.charts": {"ch01_a"}}, ["book.charts: ch01_a"]),
         ({"book.charts": {"engine.x"}}, ["book.charts: engine.x"]),
         ({"corpora.sample": {"book.files"}}, []),
+        ({"corpora.load": {"ch07_g"}}, ["corpora.load: ch07_g"]),
     ],
 )
 def test_a_wrong_direction_is_found(edges, wrong):
