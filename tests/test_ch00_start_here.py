@@ -75,6 +75,11 @@ def test_the_sentence_that_is_followed_is_new_to_the_model_and_translated_rightl
     torch.testing.assert_close(looks.sum(dim=1), torch.ones_like(looks[:, 0]))
     most = {word: german[i] for word, i in zip(english, looks.argmax(dim=1).tolist(), strict=True)}
     assert most["taken"] == most["along"] == "mitgenommen" and most["hammer"] == "Hammer"
+    stop, end = german.index("."), german.index("</s>")  # the picture's caption says how much
+    weights = looks[english.index("taken"), stop], looks[english.index("."), end]
+    said = [f"{float(weight):.2f}" for weight in weights]
+    script = (ROOT / "scripts" / "ch00_start_here.py").read_text("utf-8")
+    assert f"\"{said[0]} on the full stop, and '.' puts {said[1]} on </s>.\"" in script
 
 
 def test_what_the_model_cannot_know_it_writes_with_less_confidence():

@@ -201,11 +201,18 @@ def named_test(row):
     return "<br>".join(f"[`{name}`]({file})" for file, name in erratum_tests().get(row, []))
 
 
-def chart_digest():
-    """The SHA-256 of what the picture shows: the chart's JSON."""
+def picture_chart():
+    """The chart that the picture shows, in the series' look."""
+    from scripts.book.charts import switch_on
     from scripts.ch00_start_here import architecture_chart
 
-    spec = json.dumps(architecture_chart().to_dict(), sort_keys=True)
+    switch_on()
+    return architecture_chart()
+
+
+def chart_digest():
+    """The SHA-256 of what the picture shows: the chart's JSON."""
+    spec = json.dumps(picture_chart().to_dict(), sort_keys=True)
     return hashlib.sha256(spec.encode()).hexdigest()
 
 
@@ -245,9 +252,7 @@ def write_picture():
     """docs/architecture.png from chapter 0's chart, stamped with the chart's digest."""
     import base64
 
-    from scripts.ch00_start_here import architecture_chart
-
-    data, _ = architecture_chart()._repr_mimebundle_()
+    data, _ = picture_chart()._repr_mimebundle_()
     png = base64.b64decode(data["image/png"])
     PICTURE.write_bytes(stamped(png, "chart", chart_digest()))
 
