@@ -44,7 +44,6 @@ import math
 import os
 import platform
 import random
-import statistics
 import subprocess
 import sys
 import time
@@ -65,7 +64,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from scripts.book.charts import GREY, PALETTE, bars, rounded, titled
-from scripts.book.exercises import rejection
+from scripts.book.exercises import check
 from scripts.book.instruments import count_flops, saved_bytes, scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
@@ -2011,407 +2010,75 @@ assert not switches_for(torch.device("cuda")).packed
 
 # %% [markdown]
 # ## Exercises
+
+# %% [markdown]
+# ### Exercise 1 · Tokens a second
 #
-# Six, from a warm-up to a project. [Chapter 1](ch01_attention.ipynb) says how the checkers work: they are silent when your function is right, and otherwise say what is wrong.
-
-# %% [markdown]
-# ### Exercise 1 *warm-up* · Tokens a second
+# *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Every benchmark of this chapter reports real target tokens a second: what the model is asked to predict, `</s>` included, padding not. Write `tokens_a_second(batches, seconds)` for a list of `Batch` and the seconds that each took.
+# Every benchmark of this chapter reports real target tokens a second: what the model is asked to predict, `</s>` included, padding not. Write `token_rate(batches, seconds)` for a list of `Batch` and the seconds that each took. `solution("token_rate")` shows ours.
 
 
 # %%
-def check_token_rate(candidate: Callable[[list[Batch], list[float]], float]) -> None:
-    """`candidate(batches, seconds)`: real target tokens a second over all batches together."""
-    sizes = [[(3, 4), (9, 8), (5, 2)], [(4, 5), (4, 5)], [(2, 12), (7, 3), (6, 6), (1, 9)]]
-    batches = [
-        make_batch([Example([4] * s + [EOS], [BOS] + [4] * t + [EOS]) for s, t in pairs])
-        for pairs in sizes
-    ]
-    seconds = [2.0, 0.5, 1.5]
-    real = [sum(t + 1 for _, t in pairs) for pairs in sizes]
+def token_rate(batches: list[Batch], seconds: list[float]) -> float:
+    """Real target tokens a second over all batches together."""
+    ...
 
-    def counted(*tokens: Tensor) -> float:
-        return sum(int((ids != PAD).sum()) for ids in tokens) / sum(seconds)
 
-    mistakes = {
-        sum(b.tgt_y.numel() for b in batches) / sum(seconds): (
-            "Padding is counted. The more of it a path computes, the better it would look."
-        ),
-        counted(*(b.tgt for b in batches)): (
-            "The decoder's input is counted. What it is asked to say is shifted: it has </s>, and no <s>."
-        ),
-        counted(*(b.src for b in batches)): (
-            "The source is counted. A source's tokens are read all at once; the target's are predicted."
-        ),
-        counted(*(b.src for b in batches), *(b.tgt_y for b in batches)): (
-            "Both sides are counted. That doubles the figure, and can't be compared with others."
-        ),
-        statistics.mean(n / s for n, s in zip(real, seconds, strict=True)): (
-            "That is the mean of the batches' rates. A quick small batch then counts as much as a slow large one: "
-            "divide all tokens by all seconds."
-        ),
-    }
-    found = float(candidate(batches, list(seconds)))
-    for value, message in mistakes.items():
-        assert abs(found - value) > 1e-9, message
-    assert abs(found - sum(real) / sum(seconds)) < 1e-9, "The rate is another: tokens by seconds."
-
+check(token_rate)
 
 # %% [markdown]
-# *A solution follows; try first.*
-
-
-# %% tags=["solution", "hide-input"]
-# A solution
-def solution_token_rate(batches: list[Batch], seconds: list[float]) -> float:
-    """All that the model is asked to predict, by all the time."""
-    return sum(int((batch.tgt_y != PAD).sum()) for batch in batches) / sum(seconds)
-
-
-check_token_rate(solution_token_rate)
-
-# %% [markdown]
-# Two rates that flatter: one pays for padding, one for small batches.
-
-
-# %%
-def padded_rate(batches: list[Batch], seconds: list[float]) -> float:
-    """The wrong version: whatever is in the rectangle."""
-    return sum(batch.tgt_y.numel() for batch in batches) / sum(seconds)
-
-
-def mean_of_rates(batches: list[Batch], seconds: list[float]) -> float:
-    """The wrong version: each batch's rate, and then their mean."""
-    rates = [solution_token_rate([b], [s]) for b, s in zip(batches, seconds, strict=True)]
-    return statistics.mean(rates)
-
-
-for wrong in (padded_rate, mean_of_rates):
-    print(f"{wrong.__name__}: {rejection(check_token_rate, wrong)}")
-
-# %% [markdown]
-# ### Exercise 2 *code* · A stopwatch for a GPU
+# ### Exercise 2 · A stopwatch for a GPU
 #
-# A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call of anything is slow (kernels are loaded, memory is fetched), and now and then something disturbs. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. The checker has a pretend device with a clock of its own, so its times are exact.
-
-
-# %%
-class PretendDevice:
-    """A device with a clock of its own: `work` gives an order and returns, the device is done later.
-
-    `durations` are the seconds of the first order, the second, and so on; the last goes on for ever.
-    `queued` seconds of somebody else's work come first. Giving an order takes `launch` seconds.
-    """
-
-    launch = 2**-10
-
-    def __init__(self, *durations: float, queued: float = 0.0):
-        self.durations, self.now, self.done, self.calls = durations, 0.0, queued, 0
-
-    def work(self) -> None:
-        """Give an order."""
-        self.now += self.launch
-        seconds = self.durations[min(self.calls, len(self.durations) - 1)]
-        self.done = max(self.now, self.done) + seconds
-        self.calls += 1
-
-    def wait(self) -> None:
-        """Until all orders are done."""
-        self.now = max(self.now, self.done)
-
-    def clock(self) -> float:
-        """Seconds since the device was switched on."""
-        return self.now
-
-
-def check_stopwatch(candidate: Callable[..., float]) -> None:
-    """`candidate(work, wait, clock, rounds)`: the median seconds of one call, warmed up and waited for."""
-
-    def time_on(device: PretendDevice, rounds: int) -> float:
-        found = candidate(device.work, device.wait, device.clock, rounds)
-        assert device.calls > rounds, (
-            "Work was called as often as it was timed: no call was left to warm up."
-        )
-        return found
-
-    found = time_on(PretendDevice(0.25), 1)
-    assert found > 2 * PretendDevice.launch, (
-        "You timed how long it takes to give the order. Wait for the device before you read the clock again."
-    )
-    found = time_on(PretendDevice(0.25, queued=64.0), 1)
-    assert found < 60, (
-        "What was queued before is in your time. Wait for the device before you start the clock as well."
-    )
-    assert found < 0.3, (
-        "The warm-up's own work is in your time: it was ordered, and not waited for."
-    )
-    assert time_on(PretendDevice(5.0, 0.25), 1) < 0.3, (
-        "The first call is in your time. Loading and fetching happen once and say nothing of the next thousand."
-    )
-    disturbed = (0.25, 0.5, 9.0, 0.5, 0.25) * 20  # each five in a row have the same median
-    found = time_on(PretendDevice(5.0, *disturbed), 5)
-    assert found < 10, "That is the time of all rounds together."
-    assert found < 1, "That is a mean: one disturbed round of five moved it far. The median stays."
-    assert found > 0.3, "That is the shortest round. It tells the machine's best, not its usual."
-    assert abs(found - 0.5) <= 2 * PretendDevice.launch, "The median of the rounds is another."
-
-
-# %% [markdown]
-# *A solution follows; try first.*
-
-
-# %% tags=["solution", "hide-input"]
-# A solution
-def solution_stopwatch(
-    work: Callable[[], Any], wait: Callable[[], Any], clock: Callable[[], float], rounds: int
-) -> float:
-    """Warm up, then wait, time, wait: the median."""
-    work()
-    times = []
-    for _ in range(rounds):
-        wait()
-        start = clock()
-        work()
-        wait()
-        times.append(clock() - start)
-    return statistics.median(times)
-
-
-check_stopwatch(solution_stopwatch)
-
-# %% [markdown]
-# Two stopwatches that one meets often. The first doesn't wait, and finds any GPU incredibly fast; the second has no warm-up.
-
-
-# %%
-def impatient_stopwatch(
-    work: Callable[[], Any], wait: Callable[[], Any], clock: Callable[[], float], rounds: int
-) -> float:
-    """The wrong version: reads the clock while the device is still at work."""
-    return solution_stopwatch(work, lambda: None, clock, rounds)
-
-
-def cold_stopwatch(
-    work: Callable[[], Any], wait: Callable[[], Any], clock: Callable[[], float], rounds: int
-) -> float:
-    """The wrong version: times the first call, too."""
-    times = []
-    for _ in range(rounds):
-        wait()
-        start = clock()
-        work()
-        wait()
-        times.append(clock() - start)
-    return statistics.median(times)
-
-
-for wrong in (impatient_stopwatch, cold_stopwatch):
-    print(f"{wrong.__name__}: {rejection(check_stopwatch, wrong)}")
-
-# %% [markdown]
-# ### Exercise 3 *code* · Attention without spreading
+# *code · difficulty ●●○ · worth ●●● · 15 minutes*
 #
-# Our path spreads rows into a rectangle for attention. Kernels for long sentences don't: they keep all sentences of a batch in one list of rows, one behind the other, and each row may look at its own sentence alone. Write `packed(q, k, v, lengths, causal)` for one head: `q`, `k`, `v` (N, d) with N the sum of `lengths`, to (N, d); with `causal` a row sees itself and what comes before it in its sentence. (Plain operations will do: what counts is who sees whom.)
+# A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call of anything is slow (kernels are loaded, memory is fetched), and now and then something disturbs. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. The checker has a pretend device with a clock of its own, so its times are exact. `solution("stopwatch")` shows ours.
 
 
 # %%
-def check_packed_attention(candidate: Callable[..., Tensor]) -> None:
-    """`candidate(q, k, v, lengths, causal)`: rows (N, d) of sentences of these lengths, to (N, d)."""
-    lengths, generator = [4, 1, 6, 2], torch.Generator().manual_seed(7)
-    q, k, v = torch.randn(3, sum(lengths), 5, dtype=torch.float64, generator=generator)
-    assert candidate(q, k, v, lengths, False).shape == v.shape, "The output isn't (N, d)."
-    for causal in (False, True):
-        how = f"With causal={causal} "
-        found = candidate(q, k, v, lengths, causal)
-        assert not found.isnan().any(), how + "some row is NaN: may it look at nothing at all?"
-        for row, where in ((0, "before"), (sum(lengths) - 1, "after")):
-            moved = [x.clone() for x in (k, v)]
-            for x in moved:
-                x[row] += 1
-            changed = (candidate(q, *moved, lengths, causal) - found).abs().amax(1) > 1e-9  # (N,)
-            assert not changed[4:11].any(), how + (
-                f"a sentence changes with the words of the one {where} it: it looks at its neighbour. Rows lie side by "
-                "side in memory, and that is all they share."
-            )
-        moved = v.clone()
-        moved[3] += 1  # the first sentence's last row
-        early = (candidate(q, k, moved, lengths, causal) - found)[0].abs().max() > 1e-9
-        assert early or causal, how + "a row doesn't see what follows it in its own sentence."
-        assert not early or not causal, how + "a row sees what follows it in its own sentence."
-        parts = (x.split(lengths) for x in (q, k, v))
-        apart = [
-            F.scaled_dot_product_attention(*(x[None] for x in one), is_causal=causal)[0]
-            for one in zip(*parts, strict=True)
-        ]
-        assert torch.allclose(found, torch.cat(apart), rtol=1e-9, atol=1e-9), how + (
-            "the right rows are seen, and the mix is another: sentence by sentence, softmax(QKᵀ/√d)·V."
-        )
+def stopwatch(work: Callable, wait: Callable, clock: Callable, rounds: int) -> float:
+    """The median seconds of one `work()`, warmed up and waited for."""
+    ...
 
+
+check(stopwatch)
 
 # %% [markdown]
-# *A solution follows; try first.*
-
-
-# %% tags=["solution", "hide-input"]
-# A solution
-def solution_packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool
-) -> Tensor:
-    """Attention under a mask of blocks: a row and a column that belong to the same sentence."""
-    numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))  # (N,)
-    mask = numbers[:, None] == numbers[None, :]  # (N, N)
-    if causal:
-        mask = mask & subsequent_mask(len(numbers))[0]
-    return attention(q, k, v, mask)[0]
-
-
-check_packed_attention(solution_packed_attention)
-
-# %% [markdown]
-# Packing with nothing but the causal mask is the common mistake. It is how many language models are trained, where the neighbour before is at worst a distraction; in translation it is another sentence's words.
-
-
-# %%
-def open_packing(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool) -> Tensor:
-    """The wrong version: the pack is one long sentence."""
-    return attention(q, k, v, subsequent_mask(len(q))[0] if causal else None)[0]
-
-
-def packing_that_sees_ahead(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool
-) -> Tensor:
-    """The wrong version: blocks, and no triangle in them."""
-    return solution_packed_attention(q, k, v, lengths, causal=False)
-
-
-for wrong in (open_packing, packing_that_sees_ahead):
-    print(f"{wrong.__name__}: {rejection(check_packed_attention, wrong)}")
-
-# %% [markdown]
-# ### Exercise 4 *code* · Another loss in chunks
+# ### Exercise 3 · Attention without spreading
 #
-# Large models add a small loss that keeps the logits from drifting, the *z-loss* (Chowdhery et al. 2022): $\sum_n (\log Z_n)^2$ with $Z_n = \sum_v e^{z_{nv}}$. It needs all logits, and `LinearCrossEntropy` has just thrown them away. Write `z_loss(x, weight, bias, chunk)` for x (N, D), weight (V, D), bias (V,), which never holds more than `chunk` rows of logits, backward pass included. First derive $\partial\ell/\partial z$; it has two factors.
+# *code · difficulty ●●○ · worth ●●○ · 15 minutes*
+#
+# Our path spreads rows into a rectangle for attention. Kernels for long sentences don't: they keep all sentences of a batch in one list of rows, one behind the other, and each row may look at its own sentence alone. Write `packed_attention(q, k, v, lengths, causal)` for one head: `q`, `k`, `v` (N, d) with N the sum of `lengths`, to (N, d); with `causal` a row sees itself and what comes before it in its sentence. (Plain operations will do: what counts is who sees whom.) `solution("packed_attention")` shows ours.
 
 
 # %%
-def check_chunked_z_loss(candidate: Callable[..., Tensor]) -> None:
-    """`candidate(x, weight, bias, chunk)`: Σ (log Z)² and its gradients, the logits never kept."""
-    generator = torch.Generator().manual_seed(8)
-    shapes = ((7, 4), (11, 4), (11,))
-    given = [torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes]
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool) -> Tensor:
+    """Rows (N, d) of sentences of these lengths, one behind the other, to (N, d)."""
+    ...
 
-    def both(function: Callable[..., Tensor], inputs: list[Tensor], per: float) -> list[Tensor]:
-        leaves = [x.clone().requires_grad_() for x in inputs]
-        loss = function(*leaves)
-        (loss / per).backward()
-        return [loss.detach(), *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)]
 
-    def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.linear(x, weight, bias).logsumexp(1).square().sum()
-
-    wanted = both(plain, given, 1.0)
-    for chunk in (7, 1, 100, 3):
-        found = both(lambda *inputs: candidate(*inputs, chunk), given, 1.0)  # noqa: B023
-        assert torch.allclose(found[0], wanted[0]), (
-            f"The loss of 7 rows in chunks of {chunk} is another. Is the last, shorter chunk in it?"
-        )
-        for name, a, b in zip(("x", "weight", "bias"), found[1:], wanted[1:], strict=True):
-            assert torch.allclose(a, b), (
-                f"The gradient by {name} is wrong (chunks of {chunk}). By the logits it is 2·log Z times something, "
-                "and each chunk adds to what weight and bias get."
-            )
-    huge = [1000 * given[0], *given[1:]]
-    found = both(lambda *inputs: candidate(*inputs, 3), huge, 1.0)
-    assert all(x.isfinite().all() for x in found), (
-        "Logits of a thousand overflow. Subtract the largest before exp, or let PyTorch's logsumexp do it."
-    )
-    found = both(lambda *inputs: candidate(*inputs, 3), given, 3.0)
-    assert torch.allclose(found[1], wanted[1] / 3), (
-        "(loss / 3).backward() gives another gradient than a third. What comes into backward from above is ignored: "
-        "with a weight on this loss, or a mean over tokens, the step would be too large."
-    )
-    x, weight, bias = (
-        torch.ones(s, dtype=torch.float64, requires_grad=True) for s in ((64, 4), (512, 4), (512,))
-    )
-    kept = saved_bytes(lambda: candidate(x, weight, bias, 8))
-    assert kept < 64 * 512 * 8 / 2, (
-        "For the way back more than half of all logits are kept. A few rows at a time, and all of them remembered: "
-        "autograd needs them unless you hand it the gradients."
-    )
-
+check(packed_attention)
 
 # %% [markdown]
-# *A solution follows; try first.*
-
-
-# %% tags=["solution", "hide-input"]
-# A solution
-class ChunkedZLoss(Function):
-    """Σ (log Z)² of the logits x·Wᵀ + b, a few rows at a time; ∂ℓ/∂z = 2·log Z·softmax(z)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-        """x (N, D), weight (V, D), bias (V,), to a scalar; the gradients are made on the way."""
-        total = x.new_zeros(())
-        grads = [torch.zeros_like(t) for t in (x, weight, bias)]
-        for start in range(0, len(x), chunk):
-            rows = x[start : start + chunk]  # (n, D)
-            logits = F.linear(rows, weight, bias)  # (n, V)
-            log_z = logits.logsumexp(1, keepdim=True)  # (n, 1)
-            total += log_z.square().sum()
-            by_logits = (logits - log_z).exp() * (2 * log_z)  # (n, V)
-            grads[0][start : start + chunk] = by_logits @ weight
-            grads[1] += by_logits.T @ rows
-            grads[2] += by_logits.sum(0)
-        ctx.save_for_backward(*grads)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients from the way forward, times the loss's own."""
-        return *(made * grad for made in ctx.saved_tensors), None
-
-
-def solution_chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-    """The function of `ChunkedZLoss`."""
-    return ChunkedZLoss.apply(x, weight, bias, chunk)
-
-
-check_chunked_z_loss(solution_chunked_z_loss)
-
-# %% [markdown]
-# A backward pass that was written by hand and tried with `loss.backward()` alone; and plain PyTorch in a loop, whose logits are a few rows each, and all kept.
+# ### Exercise 4 · Another loss in chunks
+#
+# *code · difficulty ●●● · worth ●●○ · 40 minutes*
+#
+# Large models add a small loss that keeps the logits from drifting, the *z-loss* (Chowdhery et al. 2022): $\sum_n (\log Z_n)^2$ with $Z_n = \sum_v e^{z_{nv}}$. It needs all logits, and `LinearCrossEntropy` has just thrown them away. Write `chunked_z_loss(x, weight, bias, chunk)` for x (N, D), weight (V, D), bias (V,), which never holds more than `chunk` rows of logits, backward pass included. First derive $\partial\ell/\partial z$; it has two factors. `solution("chunked_z_loss")` shows ours.
 
 
 # %%
-class DeafZLoss(ChunkedZLoss):
-    """The wrong version: returns what it has made, whatever comes from above."""
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """As if nobody ever scaled the loss."""
-        return *ctx.saved_tensors, None
+def chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
+    """Σ (log Z)² for x (N, D), weight (V, D), bias (V,), with `chunk` rows of logits at a time."""
+    ...
 
 
-def deaf_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-    """The function of `DeafZLoss`."""
-    return DeafZLoss.apply(x, weight, bias, chunk)
-
-
-def looped_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-    """The wrong version: chunks on the way there, and autograd remembers all of them."""
-    parts = (F.linear(rows, weight, bias) for rows in x.split(chunk))
-    return sum(logits.logsumexp(1).square().sum() for logits in parts)
-
-
-for wrong in (deaf_z_loss, looped_z_loss):
-    print(f"{wrong.__name__}: {rejection(check_chunked_z_loss, wrong)}")
+check(chunked_z_loss)
 
 # %% [markdown]
-# ### Exercise 5 *think* · What would a check notice?
+# ### Exercise 5 · What would a check notice?
+#
+# *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
 # Break the chapter in your head first, then in the code.
 #
@@ -2426,7 +2093,9 @@ for wrong in (deaf_z_loss, looped_z_loss):
 # </details>
 
 # %% [markdown]
-# ### Exercise 6 *project* · Your own machine
+# ### Exercise 6 · Your own machine
+#
+# *project · difficulty ●●○ · worth ●●○ · 60 minutes*
 #
 # The records of this chapter are another machine's. Choose one, predict, then measure with exercise 2's stopwatch.
 #

@@ -38,8 +38,15 @@ def check(function: Callable[..., Any], name: str = "") -> None:
 
 
 def solution(name: str) -> None:
-    """Print our solution of the exercise. Raises ValueError where there is no such exercise."""
-    print(inspect.getsource(getattr(home_of(name), name)).rstrip())
+    """Print our solution of the exercise, behind what else it takes from its module.
+
+    Raises ValueError where there is no such exercise.
+    """
+    home = home_of(name)
+    ours = getattr(home, name)
+    named = [getattr(home, part, None) for part in ours.__code__.co_names]
+    taken = [part for part in named if getattr(part, "__module__", "") == home.__name__]
+    print("\n\n\n".join(inspect.getsource(part).rstrip() for part in (*taken, ours)))
 
 
 def home_of(name: str) -> ModuleType:
