@@ -39,17 +39,14 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 # %%
 import bisect
 import copy
-import csv
 import io
 import json
 import math
 import os
 import random
 import shlex
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -69,7 +66,7 @@ from tqdm import tqdm
 from scripts import ROOT, runs_folder
 from scripts.book.charts import PALETTE, lines, rounded, titled
 from scripts.book.exercises import check
-from scripts.book.files import write_whole
+from scripts.book.files import writable, write_whole
 from scripts.book.records import load_record, provenance, save_record, sha256
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
@@ -110,6 +107,7 @@ from scripts.ch08_going_fast import (
     target_rows,
 )
 from scripts.corpora.load import load_corpus
+from scripts.engine.cards import model_card, publish
 from scripts.engine.checkpoints import (
     keep_newest,
     load_tensors,
@@ -123,7 +121,10 @@ from scripts.engine.checkpoints import (
     set_rng_states,
     weights,
 )
+from scripts.engine.ranks import ALONE, Poll, Ranks, join_ranks
+from scripts.engine.signals import Stopped, StopSignal
 from scripts.engine.steps import KINDS, Step, ask_for_determinism, set_rate
+from scripts.engine.watching import epoch_bar, gpu_row, in_figures, in_words, tracker_of, write_log
 from scripts.studies.verdict import Verdict, pooled_spread, verdicts
 
 # %% [markdown]
@@ -344,92 +345,7 @@ except ValueError as error:
 #
 # > **In short.** Each process has the whole model and computes its share of the step. The gradients are averaged, so all take the same step and stay the same.
 #
-# A process knows its number and how many there are. Alone it is number 0 of 1, and then each of these operations does nothing; so the rest of the chapter is written once, for one process and for many.
-
-
-# %%
-@dataclass(frozen=True)
-class Ranks:
-    """The processes that train together: which one this is, and how many they are."""
-
-    rank: int = 0
-    world: int = 1
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
-        return self.rank == 0
-
-    def share(self, items: Sequence[Any]) -> list[Any]:
-        """This process's part of `items`: every `world`-th of them."""
-        return list(items[self.rank :: self.world])
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every process's `value`, in order; each process gets them all."""
-        values = [value] * self.world
-        if self.world > 1:
-            dist.all_gather_object(values, value)
-        return values
-
-    def totals(self, *values: float) -> list[float]:
-        """The sums of each value over all processes."""
-        return [math.fsum(column) for column in zip(*self.gather(values), strict=True)]
-
-    def woven(self, shares: list[Any]) -> list[Any]:
-        """What `share` dealt out to the processes, gathered in the first order."""
-        dealt = self.gather(shares)
-        return [dealt[i % self.world][i // self.world] for i in range(sum(map(len, dealt)))]
-
-
-ALONE = Ranks()
-
-
-class Poll:
-    """Has any process been asked to stop? Each gives its signal's number, or 0; all hear the highest.
-
-    The question travels while the next step is computed, so nobody waits for an answer: it comes
-    one step late. Alone, a process hears itself at once.
-    """
-
-    def __init__(self, ranks: Ranks):
-        self.ranks = ranks
-        # Over the CPU, whatever the gradients take: to read an answer mustn't wait for a GPU.
-        self.group = dist.new_group(backend="gloo") if ranks.world > 1 else None
-        self.asked: tuple[Any, Tensor] | None = None
-
-    def __call__(self, number: int) -> int:
-        """Ask, and hear the answer to the question before; 0 if there was none."""
-        if self.ranks.world == 1:
-            return number
-        answer = self.answer()
-        mine = torch.tensor(number)
-        how = {"op": dist.ReduceOp.MAX, "group": self.group, "async_op": True}
-        self.asked = dist.all_reduce(mine, **how), mine
-        return answer
-
-    def answer(self) -> int:
-        """What the last question came to, which then counts as answered."""
-        if self.asked is None:
-            return 0
-        (work, number), self.asked = self.asked, None
-        work.wait()
-        return int(number)
-
-
-# %%
-@contextmanager
-def join_ranks(device: torch.device) -> Iterator[Ranks]:
-    """Join the processes that torchrun started, over NCCL on GPUs and gloo on CPUs; or be alone."""
-    if "WORLD_SIZE" not in os.environ:
-        yield Ranks()
-        return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield Ranks(dist.get_rank(), dist.get_world_size())
-    finally:
-        dist.destroy_process_group()
+# A process knows its number and how many there are: `Ranks`, in [`scripts/engine/ranks.py`](../scripts/engine/ranks.py). It takes its share of the batches (`share`), and hears what the others have (`gather`, `totals`). Alone it is number 0 of 1, and then each operation does nothing; so the rest of the chapter is written once, for one process and for many.
 
 
 # %%
@@ -1344,42 +1260,7 @@ def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
 # - **A file is spoiled** later, by a disk or a copy that broke off. Each state carries a checksum. Where the newest doesn't fit its own, the one before is used, and you are told.
 # - **The disk is full.** The half-written file is removed, the run ends with one line that says so, and all that was saved before is untouched.
 #
-# And often a run is *asked* to stop: you press Ctrl-C, or a cluster sends SIGTERM and grants some seconds. The handler only makes a note. The step in progress ends, its state is saved, and then the run leaves. (Of several processes one may be asked. It tells the others with the next step, so that nobody has to wait, and all leave after the same one.)
-
-
-# %%
-class Stopped(Exception):
-    """Somebody asked the training to stop, and it has saved its state."""
-
-    def __init__(self, number: int, steps: int):
-        self.number = number
-        super().__init__(
-            f"stopped by {signal.Signals(number).name} after step {steps}, and saved: "
-            "the same command with --resume goes on"
-        )
-
-
-class StopSignal:
-    """Remembers Ctrl-C and SIGTERM until the step is over; a second one acts at once."""
-
-    def __init__(self):
-        self.number = 0
-        self.before: dict[int, Any] = {}
-
-    def note(self, number: int, frame: Any) -> None:
-        """The handler."""
-        self.number = number
-        signal.signal(number, self.before[number])
-
-    def __enter__(self) -> "StopSignal":
-        if threading.current_thread() is threading.main_thread():  # others get no signals
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self.note)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+# And often a run is *asked* to stop: you press Ctrl-C, or a cluster sends SIGTERM and grants some seconds. The handler ([`scripts/engine/signals.py`](../scripts/engine/signals.py)) only makes a note. The step in progress ends, its state is saved, and then the run leaves. (Of several processes one may be asked. It tells the others with the next step, so that nobody has to wait, and all leave after the same one.)
 
 
 # %% [markdown]
@@ -1407,71 +1288,7 @@ class Diverged(Exception):
 # %% [markdown]
 # ### Watching
 #
-# The bar shows loss, learning rate and tokens a second. Each epoch adds a row to `log.csv`, which pandas reads; on a GPU the row has its load, memory and temperature from GPUtil. A GPU whose load is far below 1 is waiting for the CPU. `--tracker wandb` sends the same rows to Weights & Biases, if you have that package and want it; by default nothing leaves the machine.
-
-
-# %%
-def epoch_bar(training: "Training", steps: int) -> tqdm:
-    """The progress bar of an epoch; only the first process shows one."""
-    title = f"epoch {training.epoch}/{training.config.epochs}"
-    how = {"unit": "step", "leave": False, "disable": not training.ranks.first}
-    return tqdm(total=steps, initial=training.done, desc=title, **how)
-
-
-def in_figures(training: "Training") -> dict[str, str]:
-    """What the bar shows: loss, learning rate, and real target tokens a second of all processes."""
-    if not training.report.tokens:  # nobody has looked yet
-        return {}
-    rate = training.report.tokens * training.ranks.world / max(training.seconds, 1e-9)
-    lr = training.lr_at(training.state.steps)
-    return {
-        "loss": f"{training.report.loss_per_token:.3f}",
-        "lr": f"{lr:.2g}",
-        "tok/s": f"{rate:,.0f}",
-    }
-
-
-# %%
-def write_log(folder: Path, history: list[dict[str, float]]) -> None:
-    """The history so far as log.csv, for a spreadsheet or pandas."""
-    text = io.StringIO(newline="")
-    columns = dict.fromkeys(name for row in history for name in row)  # a GPU may come or go
-    writer = csv.DictWriter(text, fieldnames=columns)
-    writer.writeheader()
-    writer.writerows(history)
-    write_whole(folder / "log.csv", text.getvalue().encode())
-
-
-# %%
-def gpu_row(device: torch.device) -> dict[str, float]:
-    """GPUtil's view of the GPU in use: load from 0 to 1, memory in MiB, temperature in °C. CPU: nothing."""
-    if device.type != "cuda":
-        return {}
-    try:
-        import GPUtil
-
-        gpu = GPUtil.getGPUs()[device.index or 0]
-    except Exception:  # whatever nvidia-smi lacks: no training ends for want of a thermometer
-        return {}
-    return {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
-
-
-# %%
-@contextmanager
-def tracker_of(config: TrainConfig, folder: Path) -> Iterator[Callable[[dict[str, float]], None]]:
-    """Where each epoch's row is sent besides log.csv: nowhere, or to Weights & Biases."""
-    if config.tracker == "none":
-        yield lambda row: None
-        return
-    try:
-        import wandb
-    except ImportError as error:
-        raise ValueError("--tracker wandb needs that package: pip install wandb") from error
-    project = "from-attention-to-translation"
-    with wandb.init(
-        project=project, name=config.name, config=asdict(config), dir=folder
-    ) as tracked:
-        yield lambda row: tracked.log(row, step=int(row["epoch"]))
+# The bar shows loss, learning rate and tokens a second. Each epoch adds a row to `log.csv`, which pandas reads; on a GPU the row has its load, memory and temperature from GPUtil. A GPU whose load is far below 1 is waiting for the CPU. `--tracker wandb` sends the same rows to Weights & Biases, if you have that package and want it; by default nothing leaves the machine. All of it is in [`scripts/engine/watching.py`](../scripts/engine/watching.py).
 
 
 # %% [markdown]
@@ -1728,20 +1545,6 @@ def fit(
 
 
 # %%
-def in_words(row: dict[str, float], epochs: int) -> str:
-    """An epoch's row as a line for the terminal."""
-    text = (
-        f"epoch {row['epoch']}/{epochs}  loss {row['train_loss']:.3f}  val ppl {row['val_ppl']:.2f}  "
-        f"val BLEU {row['val_bleu']:.1f}  {row['seconds']:.0f} s"
-    )
-    if "gpu_load" in row:
-        text += (
-            f"  GPU {row['gpu_load']:.0%}, {row['gpu_mib']:,.0f} MiB, {row['gpu_celsius']:.0f} °C"
-        )
-    return text
-
-
-# %%
 def start_anew(folder: Path) -> None:
     """Clear away a finished run's states. Raises ValueError where a run waits to be resumed."""
     try:
@@ -1849,7 +1652,7 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
 #
 # > **In short.** A number that nobody can trace is a rumour. Each run leaves a record: command, commit, date, machine, versions, settings, history, scores, and translations to look at.
 #
-# The test sets are read once, at the end, by the model as loaded from its file.
+# The test sets are read once, at the end, by the model as loaded from its file. From the record [`scripts/engine/cards.py`](../scripts/engine/cards.py) writes the model's card: data, recipe, scores, and what the model can't do.
 
 
 # %%
@@ -1924,92 +1727,6 @@ def make_record(
     }
 
 
-# %%
-CORPUS_TERMS = {
-    "sample": "generated by chapter 7 of the series, and under its licence (MIT), as this model is.",
-    "multi30k": """29,000 pairs of captions: English ones from Flickr30k (Young et al. 2014),
-German translations made for research (Elliott et al. 2016). Not in the repository; chapter 7 says
-where it comes from and checks its SHA-256. Use it, and this model, for research and teaching, under
-the terms of Flickr30k and its makers.""",
-}
-
-
-def recipe_in_words(config: TrainConfig) -> str:
-    """What a run did, in a sentence or two for its model card."""
-    used = {
-        f"dropout {config.dropout:g}": config.dropout,
-        f"label smoothing {config.smoothing:g}": config.smoothing,
-        f"BPE-dropout {config.bpe_dropout:g}": config.bpe_dropout,
-        f"R-Drop {config.r_drop:g}": config.r_drop,
-    }
-    regular = [name for name, value in used.items() if value]
-    return (
-        f"{config.layers}+{config.layers} layers, d_model {config.d_model}, d_ff {config.d_ff}, "
-        f"{config.heads} heads, {'pre' if config.norm_first else 'post'}-norm, {config.vocab:,} joint "
-        f"BPE pieces, tied tables: {config.tie}. {config.epochs} epochs of batches of "
-        f"{config.max_tokens * config.accumulate:,} tokens; {config.optimizer.capitalize()}, peak rate "
-        f"{config.lr:g} after {config.warmup} steps, then {config.schedule.replace('_', ' ')}; "
-        f"{', '.join(regular) or 'no dropout'}; seed {config.seed}."
-    )
-
-
-def model_card(record: dict[str, Any]) -> str:
-    """README.md of a saved model: what it is, what made it, how good it is, and what it can't do."""
-    config, tests = TrainConfig(**record["config"]), record["test"]
-    scores = "\n".join(
-        f"| {split} | {test['bleu']:.1f} | {test['bleu_greedy']:.1f} | "
-        f"{test['bleu_lowercased']:.1f} | {test['search']} |"
-        for split, test in tests.items()
-    )
-    signature = next(iter(tests.values()))
-    chosen = "; ".join(f"{k}: {v:.1f}" for k, v in record["chosen_by_val_bleu"].items())
-    return f"""# German to English, trained on {config.corpus}
-
-A Transformer of {record["parameters"]:,} parameters, from chapter 9 of *From Attention to
-Translation*. Weights in float16 (safetensors), tied tables once; `config.json` and `tokenizer.model`
-beside them are all that it takes to load it.
-
-## Scores
-
-| test set | BLEU | greedy | lower-cased | search |
-|---|---|---|---|---|
-{scores}
-
-sacreBLEU `{signature["signature"]}`, lower-cased `{signature["signature_lowercased"]}`,
-of the weights as they are stored, one seed. The test sets were read once. What was saved was chosen
-by greedy BLEU on the validation split ({chosen}).
-
-## Data
-
-{CORPUS_TERMS[config.corpus]}
-
-## Recipe
-
-{recipe_in_words(config)}
-
-Reproduce it with one command, from the repository's root ({record["device"]},
-{record["seconds"] / 60:.0f} minutes of training, commit `{record["commit"][:12]}`, {record["date"][:10]}):
-
-```
-{record["repeat"]}
-```
-
-## Limits
-
-It translates short image captions; it knows nothing else. It repeats the biases of its captions,
-about people's sex and origin among others, and it never says that it doesn't know a word.
-"""
-
-
-# %%
-def publish(folder: Path, name: str, record: dict[str, Any]) -> None:
-    """Copy a run's model to models/NAME and its record to results/NAME.json."""
-    shipped = writable(ROOT / "models" / name)
-    for part in ("model.safetensors", "tokenizer.model", "config.json", "README.md"):
-        write_whole(shipped / part, (folder / part).read_bytes())
-    save_record(name, record)
-
-
 # %% [markdown]
 # ## The command
 #
@@ -2050,21 +1767,6 @@ def publish(folder: Path, name: str, record: dict[str, Any]) -> None:
 # The first process of the first machine writes; `runs/NAME` is there. (To resume, all machines must see that folder: put it on a shared disk.) Without GPUs the same works over gloo: `torchrun --nproc-per-node=2 -m scripts.train --preset sample --device cpu`.
 #
 # **Pitfall.** *More processes are another recipe.* Four processes with `--max_tokens 2048` step on 8,192 tokens at a time, and take a quarter of the steps. That can be better or worse, but it isn't the same run. Divide `--max_tokens` by the number of processes to get the old batch back.
-
-
-# %%
-def writable(folder: Path) -> Path:
-    """`folder`, made where it is missing. Raises ValueError where it can't be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"can't write to {folder} ({error.strerror}): choose another --name"
-        ) from error
-    return folder
 
 
 # %%
@@ -2127,9 +1829,6 @@ def finish(
 # - **Selecting by BLEU**, **averaging**, **a beam**: these need no training of their own, so each run measures them.
 #
 # `python -m scripts.studies.ingredients --save true`, or `make ablate`, trains the `narrow` preset with one ingredient changed at a time, with the same number of epochs. It looks at the validation split alone; the test sets are for the model that is reported. It can be interrupted, and goes on where it stopped.
-
-
-# %%
 
 
 # %% [markdown]

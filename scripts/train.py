@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scripts.book.command import read, serve
-from scripts.ch09_training_run import PRESETS, Diverged, Stopped, TrainConfig, run
+from scripts.ch09_training_run import PRESETS, Diverged, TrainConfig, run
+from scripts.engine.signals import Stopped
 
 
 def report(record: dict[str, Any]) -> str:

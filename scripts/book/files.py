@@ -22,3 +22,17 @@ def write_whole(path: Path, content: bytes) -> None:
             f"could not write {path} ({error.strerror}); what was saved before is untouched: "
             "make room, then go on with --resume"
         ) from error
+
+
+def writable(folder: Path) -> Path:
+    """`folder`, made where it is missing. Raises ValueError where it can't be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"can't write to {folder} ({error.strerror}): choose another --name"
+        ) from error
+    return folder

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from scripts import runs_folder
 from scripts.book.command import as_typed, read, serve
-from scripts.book.files import write_whole
+from scripts.book.files import writable, write_whole
 from scripts.book.records import provenance, save_record
 from scripts.ch08_going_fast import keep_memory
 from scripts.ch09_training_run import (
@@ -33,7 +33,6 @@ from scripts.ch09_training_run import (
     load_model,
     pick_device,
     prepare,
-    writable,
 )
 from scripts.ch10_decoding_and_bleu import paired_difference
 from scripts.engine.checkpoints import saved_states

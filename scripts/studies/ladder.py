@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts import runs_folder
-from scripts.book.files import write_whole
+from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, load_record, sha256
 from scripts.ch09_training_run import (
     PRESETS,
@@ -26,12 +26,11 @@ from scripts.ch09_training_run import (
     finish,
     fit,
     load_model,
-    model_card,
     prepare,
-    writable,
 )
 from scripts.ch10_decoding_and_bleu import DecodeOptions, translate
 from scripts.ch13_ablations_and_scaling import turned_around
+from scripts.engine.cards import model_card
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.diversify import diversified, pairs_sha256
 from scripts.engine.lessons import LessonConfig, LessonTraining, lesson_of, plain_config

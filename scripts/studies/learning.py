@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from scripts import ROOT, runs_folder
 from scripts.book.command import as_typed, read, serve
-from scripts.book.files import write_whole
+from scripts.book.files import writable, write_whole
 from scripts.book.records import provenance, save_record, sha256
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch07_multi30k import encode_pairs
@@ -39,7 +39,6 @@ from scripts.ch09_training_run import (
     load_model,
     pick_device,
     prepare,
-    writable,
 )
 from scripts.ch10_decoding_and_bleu import (
     DecodeOptions,

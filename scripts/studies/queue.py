@@ -21,9 +21,9 @@ import torch
 
 from scripts import runs_folder
 from scripts.book.command import read, serve
+from scripts.book.files import writable
 from scripts.book.records import RESULTS
 from scripts.ch08_going_fast import keep_memory
-from scripts.ch09_training_run import writable
 from scripts.studies.agenda import (
     Clock,
     Item,

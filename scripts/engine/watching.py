@@ -1,0 +1,90 @@
+"""What a training shows while it runs: a bar, a line and a row for each epoch, the GPU's state.
+
+The rows go to log.csv, and to a tracker if asked. Nothing here changes the training.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from scripts.book.files import write_whole
+
+
+def epoch_bar(training: Any, steps: int) -> tqdm:
+    """The progress bar of an epoch; only the first process shows one."""
+    title = f"epoch {training.epoch}/{training.config.epochs}"
+    how = {"unit": "step", "leave": False, "disable": not training.ranks.first}
+    return tqdm(total=steps, initial=training.done, desc=title, **how)
+
+
+def in_figures(training: Any) -> dict[str, str]:
+    """What the bar shows: loss, learning rate, and real target tokens a second of all processes."""
+    if not training.report.tokens:  # nobody has looked yet
+        return {}
+    rate = training.report.tokens * training.ranks.world / max(training.seconds, 1e-9)
+    lr = training.lr_at(training.state.steps)
+    return {
+        "loss": f"{training.report.loss_per_token:.3f}",
+        "lr": f"{lr:.2g}",
+        "tok/s": f"{rate:,.0f}",
+    }
+
+
+def in_words(row: dict[str, float], epochs: int) -> str:
+    """An epoch's row as a line for the terminal."""
+    text = (
+        f"epoch {row['epoch']}/{epochs}  loss {row['train_loss']:.3f}  "
+        f"val ppl {row['val_ppl']:.2f}  val BLEU {row['val_bleu']:.1f}  {row['seconds']:.0f} s"
+    )
+    if "gpu_load" in row:
+        text += (
+            f"  GPU {row['gpu_load']:.0%}, {row['gpu_mib']:,.0f} MiB, {row['gpu_celsius']:.0f} °C"
+        )
+    return text
+
+
+def write_log(folder: Path, history: list[dict[str, float]]) -> None:
+    """The history so far as log.csv, for a spreadsheet or pandas."""
+    text = io.StringIO(newline="")
+    columns = dict.fromkeys(name for row in history for name in row)  # a GPU may come or go
+    writer = csv.DictWriter(text, fieldnames=columns)
+    writer.writeheader()
+    writer.writerows(history)
+    write_whole(folder / "log.csv", text.getvalue().encode())
+
+
+def gpu_row(device: torch.device) -> dict[str, float]:
+    """GPUtil's view of the GPU: load from 0 to 1, memory in MiB, °C; nothing of a CPU."""
+    if device.type != "cuda":
+        return {}
+    try:
+        import GPUtil
+
+        gpu = GPUtil.getGPUs()[device.index or 0]
+    except Exception:  # whatever nvidia-smi lacks: no training ends for want of a thermometer
+        return {}
+    return {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
+
+
+@contextmanager
+def tracker_of(config: Any, folder: Path) -> Iterator[Callable[[dict[str, float]], None]]:
+    """Where each epoch's row is sent besides log.csv: nowhere, or to Weights & Biases."""
+    if config.tracker == "none":
+        yield lambda row: None
+        return
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError("--tracker wandb needs that package: pip install wandb") from error
+    project = "from-attention-to-translation"
+    with wandb.init(
+        project=project, name=config.name, config=asdict(config), dir=folder
+    ) as tracked:
+        yield lambda row: tracked.log(row, step=int(row["epoch"]))
