@@ -31,8 +31,8 @@ from scripts.ch08_going_fast import (
     static_batches,
     static_lengths,
 )
-from scripts.ch09_training_run import ActAsOne, Muon
 from scripts.engine import steps
+from scripts.engine.optimizers import ActAsOne, Muon
 from scripts.engine.steps import GraphedStep, StaticStep, Step, set_rate
 
 CRITERION = LabelSmoothing(0.1)

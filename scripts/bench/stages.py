@@ -24,7 +24,8 @@ from scripts.ch08_going_fast import (
     static_lengths,
     step_flops,
 )
-from scripts.ch09_training_run import TrainConfig, in_bf16, make_optimizer
+from scripts.ch09_training_run import TrainConfig, in_bf16
+from scripts.engine.optimizers import make_optimizer
 from scripts.engine.steps import KINDS, set_rate
 
 SIZES = {"small": (SMALL, 2048), "base": (BASE, 4096)}  # each with the tokens a side of a batch
