@@ -371,7 +371,10 @@ def test_the_ablation_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
     assert all(
         0 <= row["runs"][0]["p"] <= 1 for name, row in record["rows"].items() if row["changes"]
     )
-    assert not ch09.ingredient_table(record).empty and not ch09.free_table(record).empty
+    assert (
+        not ch09.ingredient_table(record, ch09.ingredient_verdicts(record)).empty
+        and not ch09.free_table(record).empty
+    )
     monkeypatch.setattr(ingredients, "fit", None)  # whoever trains now fails
     assert ingredients.ablate(options)["rows"] == record["rows"]
     fewer = ingredients.ablate(replace(options, seeds=1))  # more runs are there than are asked for
@@ -406,7 +409,7 @@ def test_only_what_exceeds_the_spread_between_seeds_counts():
     assert ch09.beyond_noise(record) == {"up": "better", "down, one run": "worse"}
     found = ch09.ingredient_verdicts(record)
     assert found["alone"].p < 0.05 and not found["alone"].told  # it would pass by itself
-    table = ch09.ingredient_table(record)
+    table = ch09.ingredient_table(record, ch09.ingredient_verdicts(record))
     assert table.loc["up", "against the recipe"] == "+3.8" and table.loc["near", "runs"] == 2
     assert table.loc["the recipe", "p"] == ""
 

@@ -1,0 +1,130 @@
+"""Charts and tables of recorded trainings: histories, ingredients, scores, translations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from scripts import Late
+from scripts.book.charts import PALETTE, lines, rounded, titled
+from scripts.book.records import load_record
+
+alt, pd = Late("altair"), Late("pandas")
+
+
+def history_chart(name: str, title: str, caption: str) -> alt.HConcatChart:
+    """Validation BLEU and perplexity by epoch, from the record `results/NAME.json`."""
+    frame = pd.DataFrame(load_record(name)["history"])
+    both = frame.melt("epoch", ["train_ppl", "val_ppl"], "split", "perplexity")
+    both["split"] = both["split"].map({"train_ppl": "training", "val_ppl": "validation"})
+    size = {"points": True, "width": 250, "height": 220}
+    ppl = lines(both, "epoch", "perplexity", "split", log_y=True, **size)
+    bleu = lines(frame, "epoch", "val_bleu", y_title="validation BLEU", zero=True, **size)
+    return titled(bleu | ppl, title, caption)
+
+
+def ingredient_frame(record: dict[str, Any]) -> pd.DataFrame:
+    """A row for each run of the ablation: what was changed, its seed, its validation BLEU."""
+    return pd.DataFrame(
+        [
+            {
+                "changed": name,
+                "seed": run["seed"],
+                "BLEU": run["best"],
+            }
+            for name, row in record["rows"].items()
+            for run in row["runs"]
+        ]
+    )
+
+
+def ingredient_table(record: dict[str, Any], found: Mapping[str, Any]) -> pd.DataFrame:
+    """Each row's validation BLEU, how far its mean is from the recipe's, and p by the seeds.
+
+    `found` has a verdict, with `difference` and `p`, for each row that was changed.
+    """
+    table = []
+    for name, row in record["rows"].items():
+        bleu = [run["best"] for run in row["runs"]]
+        verdict = found.get(name)
+        table.append(
+            {
+                "changed": name,
+                "runs": len(bleu),
+                "BLEU": f"{sum(bleu) / len(bleu):.1f}",
+                "lowest to highest": f"{min(bleu):.1f} to {max(bleu):.1f}" if len(bleu) > 1 else "",
+                "against the recipe": f"{verdict.difference:+.1f}" if verdict else "",
+                "p": f"{verdict.p:.4f}" if verdict else "",
+            }
+        )
+    return pd.DataFrame(table).set_index("changed")
+
+
+def free_table(record: dict[str, Any]) -> pd.DataFrame:
+    """What choosing, averaging and searching change in the recipe's own runs: validation BLEU."""
+    kinds = {
+        "best": "greedy, the epoch with the best BLEU",
+        "at lowest loss": "greedy, the epoch with the lowest loss",
+        "mean of epochs": f"greedy, the mean of the last {record['config']['average']} epochs",
+        "beam": f"beam {record['config']['beam']}, alpha {record['config']['alpha']:g}",
+    }
+    runs = record["rows"]["the recipe"]["runs"]
+    columns = {f"seed {run['seed']}": [f"{run[kind]:.1f}" for kind in kinds] for run in runs}
+    return pd.DataFrame(columns, index=pd.Index(kinds.values(), name="how"))
+
+
+def ingredient_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Validation BLEU of every run, a line for each ingredient; the band is the recipe's spread."""
+    frame = ingredient_frame(record)
+    order = list(record["rows"])
+    recipe = frame.loc[frame["changed"] == "the recipe", "BLEU"]
+    frame["kind"] = frame["changed"].where(frame["changed"] == "the recipe", "one thing changed")
+    ends = [math.floor(frame["BLEU"].min() - 0.5), math.ceil(frame["BLEU"].max() + 0.5)]
+    scale = alt.Scale(domain=ends, nice=False, zero=False)
+    title = "validation BLEU (greedy, cased)"
+    band = alt.Chart(rounded(pd.DataFrame({"low": [recipe.min()], "high": [recipe.max()]})))
+    band = band.mark_rect(color=PALETTE[0], opacity=0.25)
+    band = band.encode(x=alt.X("low:Q", scale=scale, title=title), x2="high:Q")
+    axis = alt.Axis(grid=True, domain=False, ticks=False)
+    color = alt.Color("kind:N", legend=None).scale(
+        domain=["the recipe", "one thing changed"], range=PALETTE[:2]
+    )
+    dots = alt.Chart(rounded(frame)).mark_circle(size=90, opacity=0.8)
+    dots = dots.encode(
+        x=alt.X("BLEU:Q", scale=scale, title=title),
+        y=alt.Y("changed:N", sort=order, title=None, axis=axis),
+        color=color,
+        tooltip=["changed", "seed", "BLEU"],
+    )
+    return titled(
+        alt.layer(band, dots).properties(width=440, height=26 * len(order)),
+        "What one ingredient changes, and what chance does",
+        "Each point is a run; the band spans the recipe's own seeds. A point near it says nothing. "
+        f"Narrow model, {record['config']['epochs']} epochs: long training can turn the order "
+        "around.",
+    )
+
+
+def score_table(*names: str) -> pd.DataFrame:
+    """Test scores of recorded runs: cased sacreBLEU, lower-cased beside it."""
+    rows = [
+        {
+            "model": name,
+            "test set": split,
+            "BLEU": test["bleu"],
+            "greedy": test["bleu_greedy"],
+            "lower-cased": test["bleu_lowercased"],
+            "search": test["search"],
+        }
+        for name in names
+        for split, test in load_record(name)["test"].items()
+    ]
+    return pd.DataFrame(rows).set_index("model")
+
+
+def sample_table(name: str, count: int = 4) -> pd.DataFrame:
+    """The first translations on record, each under its source and beside its reference."""
+    samples = load_record(name)["samples"][:count]
+    rows = [(i + 1, what, sample[what]) for i, sample in enumerate(samples) for what in sample]
+    return pd.DataFrame(rows, columns=["caption", "what", "text"]).set_index(["caption", "what"])
