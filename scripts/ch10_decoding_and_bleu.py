@@ -67,7 +67,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import numpy as np
 import pandas as pd
 import torch
@@ -75,8 +74,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts import ROOT
-from scripts.book.charts import GREY, PALETTE, bars, lines, rounded, titled
 from scripts.book.exercises import check
+from scripts.book.figures.decoding import (
+    alpha_chart,
+    alpha_frame,
+    beam_tree,
+    beam_tree_chart,
+    decoding_account_chart,
+    decoding_speed_chart,
+    speed_frame,
+    temperature_chart,
+)
+from scripts.book.figures.judging import (
+    beam_chart,
+    beam_sweep_chart,
+    brevity_chart,
+    chance_chart,
+    length_chart,
+    penalty_sweep_chart,
+    rare_word_chart,
+    sentence_table,
+)
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
@@ -327,75 +345,6 @@ assert [" ".join(words) for words, _ in best_two] == ["a dog sleeps </s>", "a do
 
 
 # %%
-def beam_tree(weighed: pd.DataFrame) -> pd.DataFrame:
-    """Where to draw each candidate of `beam_by_hand`: its step x and row y, and those of its parent."""
-    weighed = weighed.set_index("words")
-    children: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for words in weighed.index:
-        children.setdefault(words[:-1], []).append(words)
-    row, leaves = {}, itertools.count()
-
-    def settle(words: tuple[str, ...]) -> float:
-        below = [settle(child) for child in children.get(words, [])]
-        row[words] = sum(below) / len(below) if below else float(next(leaves))
-        return row[words]
-
-    settle(())
-    return pd.DataFrame(
-        {
-            "word": [words[-1] for words in weighed.index],
-            "p": [f"{p:.3f}" for p in weighed["p"]],
-            "fate": list(weighed["fate"]),
-            "x": [len(words) for words in weighed.index],
-            "y": [row[words] for words in weighed.index],
-            "from x": [len(words) - 1 for words in weighed.index],
-            "from y": [row[words[:-1]] for words in weighed.index],
-        }
-    )
-
-
-# %%
-def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
-    """The candidates of a beam search as a tree that grows to the right."""
-    steps = int(tree["x"].max())
-    x = alt.X(
-        "x:Q", axis=alt.Axis(title="step", values=list(range(1, steps + 1)), format="d", grid=False)
-    )
-    x = x.scale(domain=[0, steps + 0.4], nice=False)
-    y = alt.Y("y:Q", axis=None).scale(
-        domain=[-0.7, tree["y"].max() + 0.7], reverse=True, nice=False
-    )
-    fates = alt.Scale(domain=["kept", "ends", "dropped"], range=[PALETTE[0], PALETTE[2], "#AAAAAA"])
-    color = alt.Color(
-        "fate:N", scale=fates, legend=alt.Legend(title="the candidate is", orient="top")
-    )
-    base = alt.Chart(tree).encode(y=y)
-    edges = base.mark_rule(strokeWidth=1.5).encode(
-        x=alt.X("from x:Q").scale(domain=[0, steps + 0.4], nice=False),
-        x2="x:Q",
-        y=alt.Y("from y:Q", axis=None),
-        y2="y:Q",
-        color=color,
-    )
-    nodes = base.mark_circle(size=70, opacity=1).encode(x=x, color=color)
-    looks = {
-        "word": {"dy": -13, "fontSize": 13, "fontWeight": "bold"},
-        "p": {"dy": 14, "fontSize": 11, "color": GREY},
-    }
-    texts = {name: base.encode(x=x, text=f"{name}:N") for name in looks}
-    white = {"stroke": "white", "strokeWidth": 4, "color": "white"}  # keeps the lines off the text
-    halos = [text.mark_text(**looks[name] | white) for name, text in texts.items()]
-    labels = [text.mark_text(**looks[name]) for name, text in texts.items()]
-    drawn = alt.layer(edges, *halos, nodes, *labels)
-    return titled(
-        drawn.properties(width=620, height=38 * int(tree["y"].max() + 2)),
-        "A beam of two, step by step",
-        "Below each word: the probability of the whole text up to it. Of each column's candidates the two best go on "
-        "or end; all others are dropped. The winner begins with the second-best word.",
-    )
-
-
-# %%
 beam_tree_chart(beam_tree(weighed))
 
 # %% [markdown]
@@ -508,32 +457,6 @@ print(f"{len(everything)} possible texts, and the same ranking from both.")
 # With α = 0 the plain log-probability counts, with α = 1 the mean per token. The paper uses α = 0.6.
 #
 # **Predict.** "a dog sleeps" has p = 0.16 with 4 tokens (`</s>` counts), "a dog is sleeping" has p = 0.137 with 5. From which α on does the longer one win?
-
-
-# %%
-def alpha_frame(probability: Mapping[str, float]) -> pd.DataFrame:
-    """Scores of three sentences for many α, each minus the score of "a dog sleeps"."""
-    log_prob = {text: math.log(p) for text, p in probability.items()}
-    alphas = [i / 20 for i in range(31)]
-    rows = []
-    for text in ("a dog is sleeping </s>", "a dog sleeps </s>", "the dog sleeps </s>"):
-        for alpha in alphas:
-            score = log_prob[text] / len(text.split()) ** alpha
-            base = log_prob["a dog sleeps </s>"] / 4**alpha
-            rows.append({"sentence": text.removesuffix(" </s>"), "α": alpha, "lead": score - base})
-    return pd.DataFrame(rows)
-
-
-# %%
-def alpha_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
-    """Who leads at which length penalty."""
-    drawn = lines(frame, "α", "lead", "sentence", y_title="score, compared with “a dog sleeps”")
-    return titled(
-        drawn,
-        "The length penalty decides between short and long",
-        "Where a line is above zero, its sentence beats “a dog sleeps”. The longer sentence overtakes at α = 0.37; "
-        "the one that is only less likely, and no longer, never does.",
-    )
 
 
 # %%
@@ -1352,39 +1275,6 @@ for p, kept in ((0.4, 1), (0.44, 1), (0.46, 2), (0.84, 2), (0.86, 3), (1.0, 3)):
 
 
 # %%
-def temperature_chart(
-    by_temperature: Mapping[float, Tensor], words: Sequence[str]
-) -> alt.TopLevelMixin:
-    """The first word's probabilities at several temperatures, side by side."""
-    frame = pd.DataFrame(
-        [
-            {"word": word, "temperature": f"τ = {t:g}", "p": value}
-            for t, p in by_temperature.items()
-            for word, value in zip(words, p.tolist(), strict=True)
-            if value > 0
-        ]
-    )
-    order = list(dict.fromkeys(frame["word"]))
-    titles = list(dict.fromkeys(frame["temperature"]))
-    base = alt.Chart(rounded(frame)).encode(
-        x=alt.X("word:N", sort=order, title=None, axis=alt.Axis(labelAngle=0, ticks=False)),
-        y=alt.Y("p:Q", title="probability").scale(domain=[0, 0.75]),
-    )
-    columns = base.mark_bar(color=PALETTE[0]).properties(width=120, height=180)
-    numbers = base.mark_text(dy=-8).encode(text=alt.Text("p:Q", format=".2f"))
-    drawn = alt.layer(columns, numbers).facet(
-        column=alt.Column(
-            "temperature:N", sort=titles, title=None, header=alt.Header(labelFontSize=13)
-        )
-    )
-    return titled(
-        drawn,
-        "Temperature: from sure to undecided",
-        "The same three probabilities. A low temperature τ widens their distance, a high one levels them.",
-    )
-
-
-# %%
 temperature_chart(by_temperature, book.words)
 
 # %% [markdown]
@@ -1847,28 +1737,7 @@ print(theirs.signature.split("|version")[0])
 
 
 # %%
-def brevity_chart() -> alt.TopLevelMixin:
-    """The brevity penalty over the ratio of lengths."""
-    ratios = [i / 50 for i in range(10, 76)]
-    penalties = [BleuParts([1], [1], i, 50).brevity_penalty for i in range(10, 76)]
-    drawn = lines(
-        pd.DataFrame({"c / r": ratios, "BP": penalties}),
-        "c / r",
-        "BP",
-        x_title="length of the output / length of the reference",
-        y_title="brevity penalty",
-        zero=True,
-    )
-    return titled(
-        drawn,
-        "Too short costs, too long doesn't",
-        "At 80% of the reference's length, a fifth of the score is gone. Longer outputs aren't "
-        "punished here: their surplus words already lower the precisions.",
-    )
-
-
-# %%
-brevity_chart()
+brevity_chart({i / 50: BleuParts([1], [1], i, 50).brevity_penalty for i in range(10, 76)})
 
 # %% [markdown]
 # **Pitfall.** Matches must be *clipped*. Without the "at most as often", an output that repeats one sure word is perfect.
@@ -2345,17 +2214,6 @@ def beam_scores(
 
 
 # %%
-def beam_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
-    """BLEU for each width of the beam, as bars from zero, so that small differences look small."""
-    return titled(
-        bars(frame, "beam", "BLEU", number_format=".1f"),
-        "A sure model gains little from a wider beam",
-        "BLEU of the shipped sample model on 40 test sentences, α = 0.6. There is no trend: "
-        "with so few sentences, one bad one moves BLEU by a point.",
-    )
-
-
-# %%
 by_beam = beam_scores(trained, test_pairs)
 assert by_beam["BLEU"].max() - by_beam["BLEU"].min() < 5
 beam_chart(by_beam)
@@ -2568,21 +2426,6 @@ def beam_against_greedy(
 
 
 # %%
-def beam_sweep_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU and time for each width of the beam, from a record of `studies.judging`."""
-    frame = pd.DataFrame(record["beams"])
-    size = {"points": True, "width": 260, "height": 220, "x_title": "width K of the beam"}
-    bleu = lines(frame, "beam", "bleu", y_title="BLEU (cased, 13a)", **size)
-    cost = lines(frame, "beam", "time_to_greedy", y_title="time, greedy = 1", zero=True, **size)
-    return titled(
-        bleu | cost,
-        "What a wider beam buys, and what it costs",
-        f"{record['model']}, {record['sentences']:,} sentences of {record['split']}, α = 0.6. Left: what each "
-        "further prefix adds or takes; the axis doesn't begin at 0. Right: each of them costs time.",
-    )
-
-
-# %%
 analysis = load_record("decoding-multi30k")
 print(f"{analysis['model']}, {analysis['sentences']:,} sentences of {analysis['split']}")
 beam_sweep_chart(analysis)
@@ -2602,35 +2445,6 @@ beam_table
 
 
 # %%
-def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Beam against greedy: histograms of the draws of the sentences, and of the coins' swaps."""
-    compared = record["beam_against_greedy"]
-    names = {"histogram_of_swaps": "equals: swapped by coins", "histogram": "sentences drawn anew"}
-    frame = pd.concat([pd.DataFrame(compared[key]).assign(what=names[key]) for key in names])
-    frame["share"] = frame["draws"] / frame.groupby("what")["draws"].transform("sum")
-    frame["to"] = frame["from"] + 0.1
-    ends = [round(frame["from"].min() - 0.2, 1), round(frame["to"].max() + 0.2, 1)]
-    scale = alt.Scale(domain=ends, nice=False)
-    title = "BLEU of the beam minus BLEU of greedy decoding"
-    shades = alt.Scale(domain=list(names.values()), range=[GREY, PALETTE[0]])
-    columns = alt.Chart(rounded(frame)).mark_bar(binSpacing=1, opacity=0.7)
-    columns = columns.encode(
-        x=alt.X("from:Q", bin="binned", scale=scale, title=title),
-        x2="to:Q",
-        y=alt.Y("share:Q", stack=None, title="share", axis=alt.Axis(format=".0%")),
-        color=alt.Color("what:N", scale=shades, legend=alt.Legend(title=None, orient="top")),
-    )
-    rule = alt.Chart(rounded(pd.DataFrame({"at": [compared["difference"]]})))
-    rule = rule.mark_rule(strokeWidth=2.5, color=PALETTE[1]).encode(x=alt.X("at:Q", scale=scale))
-    return titled(
-        alt.layer(columns, rule).properties(width=520, height=220),
-        "What the difference might be, and what it would be between equals",
-        "Grey: a coin for each sentence swaps the two outputs. Coloured: the sentences are drawn anew. The line is "
-        "the measured difference; where no grey column reaches it, chance hardly explains it.",
-    )
-
-
-# %%
 against = analysis["beam_against_greedy"]
 print(f"the beam of 5: {against['difference']:+.2f} BLEU, p = {against['p']:.4f}")
 print(f"95% of the draws lie between {against['low']:+.2f} and {against['high']:+.2f}")
@@ -2644,22 +2458,6 @@ chance_chart(analysis)
 # ### Which length penalty?
 #
 # **Predict.** α = 0 favours short outputs, α = 1.4 long ones. Where is BLEU best, and how long are the outputs there, compared with the references?
-
-
-# %%
-def penalty_sweep_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU and length of the outputs for each length penalty, from a record of `studies.judging`."""
-    frame = pd.DataFrame(record["penalties"])
-    size = {"points": True, "width": 260, "height": 220, "x_title": "length penalty α"}
-    bleu = lines(frame, "alpha", "bleu", y_title="BLEU (cased, 13a)", **size)
-    length = lines(frame, "alpha", "length_ratio", y_title="length: output / reference", **size)
-    one = alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color=GREY, strokeDash=[5, 4])
-    return titled(
-        bleu | alt.layer(length, one.encode(y="y:Q")),
-        "The length penalty moves the length, and BLEU with it",
-        f"Beam of 5, {record['sentences']:,} sentences. Right: outputs grow with α; the dashed line is the "
-        "references' length. Left: mind the axis, which does not begin at 0.",
-    )
 
 
 # %%
@@ -2688,35 +2486,6 @@ penalty_sweep_chart(analysis)
 
 
 # %%
-def length_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU by the source's length with the spread of resampled test sets, from a record of `studies.judging`."""
-    frame = pd.DataFrame(record["lengths"])
-    frame["bucket"] = [
-        f"{words} words (n = {n})"
-        for words, n in zip(frame["words"], frame["sentences"], strict=True)
-    ]
-    ends = [math.floor(frame["low"].min() / 5) * 5, math.ceil(frame["high"].max() / 5) * 5]
-    scale = alt.Scale(domain=ends, nice=False, zero=False)
-    y = alt.Y(
-        "bucket:N", sort=None, title=None, axis=alt.Axis(grid=True, ticks=False, domain=False)
-    )
-    base = alt.Chart(rounded(frame)).encode(y=y)
-    x = alt.X("low:Q", scale=scale, title="BLEU, and where 95% of resampled test sets lie")
-    spread = base.mark_rule(color=PALETTE[0], strokeWidth=3, opacity=0.45).encode(x=x, x2="high:Q")
-    middle = base.mark_circle(color=PALETTE[0], size=110, opacity=1)
-    middle = middle.encode(x=alt.X("bleu:Q", scale=scale))
-    number = base.mark_text(dy=-13).encode(
-        x=alt.X("bleu:Q", scale=scale), text=alt.Text("bleu:Q", format=".1f")
-    )
-    return titled(
-        alt.layer(spread, middle, number).properties(width=440, height=42 * len(frame)),
-        "BLEU by the length of the source",
-        "Each point is the BLEU of the sentences of one length, each bar what other sentences of that "
-        "length might have given. Where bars overlap widely, the order of the points may be chance.",
-    )
-
-
-# %%
 assert sum(row["sentences"] for row in analysis["lengths"]) == analysis["sentences"]
 *shorter, longest = analysis["lengths"]
 assert longest["high"] < min(row["low"] for row in shorter)  # beyond the spreads
@@ -2731,26 +2500,6 @@ length_chart(analysis)
 # A word-level model has a plain answer to a word it never met: `<unk>`. Ours spells every word in pieces, so no word is unknown to it. But can it *translate* a word that it never saw?
 #
 # **Predict.** Of the reference's words that occur 100 times or more in training, the output contains what share? And of those that never occur?
-
-
-# %%
-def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Recall of the reference's words by their frequency in training, from a record of `studies.judging`."""
-    rows = [row for row in record["frequencies"] if row["words"]]
-    frame = pd.DataFrame(rows)
-    frame["seen in training"] = [f"{row['frequency']} times (n = {row['words']:,})" for row in rows]
-    return titled(
-        bars(
-            frame,
-            "seen in training",
-            "recall",
-            value_title="share of these words that the output contains",
-            number_format=".0%",
-        ),
-        "The rarer a word, the less often it is found",
-        "The words of the references by how often they occur in the training split. A word that was "
-        "hardly ever seen can be spelled, piece by piece, but it is seldom found.",
-    )
 
 
 # %%
@@ -2776,13 +2525,6 @@ rarest.dropna()
 # ### The worst and the best
 #
 # Numbers done, read. These are the ends of the list when the sentences are sorted by chrF2, which is gentler to single sentences than BLEU.
-
-
-# %%
-def sentence_table(record: dict[str, Any], end: str) -> pd.DataFrame:
-    """The quoted sentences of one end, "worst" or "best", from a record of `studies.judging`."""
-    quoted = [row for row in record[end] if "source" in row]
-    return pd.DataFrame(quoted)[["line", "chrf2", "source", "reference", "output"]]
 
 
 # %%
@@ -3354,81 +3096,6 @@ EXACT = "ours, exact stop"  # differs for a beam alone
 
 # %% [markdown]
 # Where does our own time go? The profiler is asked on one thread, and its hundreds of rows are booked under a few headings.
-
-
-# %%
-def speed_frame(record: dict[str, Any]) -> pd.DataFrame:
-    """A row for each program and beam: sentences a second with their range, BLEU, times the best of PyTorch."""
-    frame = pd.DataFrame(record["reports"])
-    peers = frame[frame["program"].isin(["nn.Transformer", "MarianMTModel"])]
-    best = peers.groupby("beam")["sentences_per_second"].max()
-    frame["times the best peer in PyTorch"] = (
-        frame["sentences_per_second"] / frame["beam"].map(best)
-    ).round(2)
-    return frame
-
-
-def decoding_speed_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Sentences a second of each program, greedy and with a beam of 4; lines from slowest to fastest round."""
-    frame = rounded(pd.DataFrame(record["reports"]))
-    frame["search"] = frame["beam"].map({1: "greedy", 4: "beam 4"})
-    order = list(dict.fromkeys(frame.sort_values("sentences_per_second")["program"]))
-    y = alt.Y("program:N", sort=order, title=None)
-    both = alt.YOffset("search:N", sort=["greedy", "beam 4"])
-    base = alt.Chart(frame).encode(y=y, yOffset=both)
-    top = 1.15 * frame["highest"].max()
-    x = alt.X("sentences_per_second:Q", title="sentences a second").scale(domain=[0, top])
-    color = alt.Color("search:N", sort=["greedy", "beam 4"], title=None)
-    bars_ = base.mark_bar().encode(x=x, color=color)
-    ranges = base.mark_rule(color="black").encode(x="lowest:Q", x2="highest:Q")
-    numbers = base.mark_text(align="left", dx=4, fontSize=11).encode(
-        x="highest:Q", text=alt.Text("sentences_per_second:Q", format=".0f")
-    )
-    return titled(
-        alt.layer(bars_, ranges, numbers).properties(width=420, height=alt.Step(20)),
-        "The same model, six programs",
-        f"Medians over the rounds on {record['sentences']:,} sentences; black lines run from the slowest round to the "
-        "fastest. The largest step is from recomputing the prefix to keeping it.",
-    )
-
-
-def decoding_account_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Milliseconds a sentence by kind of operation, greedy and beam 4; a tick for the matrix rate's floor."""
-    rows_, floors = [], []
-    for beam, name in (("1", "greedy"), ("4", "beam 4")):
-        seconds = dict(record["accounts"][beam])
-        rate = seconds.pop("matrix_rate")
-        floor = 1000 * record["flops"][beam] / rate / record["sentences"]
-        floors.append({"search": name, "milliseconds": floor})
-        rows_ += [
-            {
-                "search": name,
-                "kind": kind,
-                "number": number,
-                "milliseconds": 1000 * s / record["sentences"],
-            }
-            for number, (kind, s) in enumerate(seconds.items())
-        ]
-    kinds = list(dict.fromkeys(row["kind"] for row in rows_))
-    y = alt.Y("search:N", sort=["greedy", "beam 4"], title=None)
-    x = alt.X("milliseconds:Q", title="milliseconds a sentence, one thread")
-    bars_ = (
-        alt.Chart(rounded(pd.DataFrame(rows_)))
-        .mark_bar()
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("kind:N", sort=kinds, title=None).scale(range=PALETTE),
-            order="number:Q",
-        )
-    )
-    ticks = alt.Chart(rounded(pd.DataFrame(floors))).mark_tick(color="black", thickness=3, size=34)
-    return titled(
-        alt.layer(bars_, ticks.encode(x=x, y=y)).properties(width=440, height=alt.Step(44)),
-        "Where a sentence's time goes",
-        "Black: what all products would take at the machine's matrix rate, with every logit in full precision. Greedy "
-        "decoding needs few of those: its products and its 8-bit product together stay below that line.",
-    )
 
 
 # %% [markdown]

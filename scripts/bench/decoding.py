@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from scripts.bench.peers import Marian
 from scripts.book.command import as_typed, read, serve
+from scripts.book.figures.decoding import speed_frame
 from scripts.book.records import provenance, save_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
@@ -40,7 +41,6 @@ from scripts.ch10_decoding_and_bleu import (
     export_ctranslate2,
     need_packages,
     search_rows,
-    speed_frame,
 )
 from scripts.corpora.load import load_corpus
 from scripts.translate import ModelOptions, open_model
