@@ -2399,8 +2399,6 @@ pd.DataFrame(by_hand)[["frequency", "words", "found"]][:3]
 
 
 # %%
-
-
 def beam_against_greedy(
     greedy: Sequence[str], beam: Sequence[str], references: Sequence[str]
 ) -> dict[str, Any]:
@@ -3088,22 +3086,13 @@ else:
 # Six programs translate a test set, end to end from token ids to token ids: the textbook's path, with `nn.Transformer` or our own modules, both recomputing the prefix; ours; Hugging Face's `MarianMTModel.generate`, which has a cache; and CTranslate2, a decoder written in C++ for this purpose, in float32 and with weights rounded to 8 bits. All get batches of similar length. All but Marian run our weights, so their BLEU shows that they did the same work. Marian knows no pre-norm; it gets the same sizes with random weights, and is made to write as many tokens as our longest output of the batch.
 
 
-# %%
-
-
-EXACT = "ours, exact stop"  # differs for a beam alone
-
-
-# %% [markdown]
-# Where does our own time go? The profiler is asked on one thread, and its hundreds of rows are booked under a few headings.
-
-
 # %% [markdown]
 # The race was run by a command (`make bench-decode`), on two threads, and is on record.
 #
 # **Predict.** The textbook's path recomputes the prefix. How many times faster is a decoder with a cache? And what does a program in C++ still have over one in PyTorch?
 
 # %%
+EXACT = "ours, exact stop"  # differs for a beam alone
 timed = load_record("decoding-speed")
 print(timed["repeat"])
 decoding_speed_chart(timed)
@@ -3169,7 +3158,7 @@ assert 0.02 < changed / count < 0.06 and 1.1 < slower < 1.4 and 0 < better < 0.5
 # %% [markdown]
 # No tie in two thousand searches: float32 is precise enough here. And the usual rule is not quite what it seems. With a penalty of 0.6 a text that ends late can still win; to wait for it takes a sixth more time, changes four texts in a hundred, and gains a little BLEU, since the late texts are longer. It is a better search, at a price, and `--exact` switches it on.
 #
-# Where does the time go? Ours, on one thread:
+# Where does our own time go? The profiler is asked on one thread, and its hundreds of rows are booked under a few headings:
 
 # %%
 decoding_account_chart(timed)

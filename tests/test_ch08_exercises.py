@@ -185,18 +185,9 @@ def impatient_stopwatch(
     return stopwatch(work, lambda: None, clock, rounds)
 
 
-def cold_stopwatch(
-    work: Callable[[], Any], wait: Callable[[], Any], clock: Callable[[], float], rounds: int
-) -> float:
-    """times the first call, too."""
-    times = []
-    for _ in range(rounds):
-        wait()
-        start = clock()
-        work()
-        wait()
-        times.append(clock() - start)
-    return statistics.median(times)
+def cold_stopwatch(work, wait, clock, rounds):
+    """Times the first call, too."""
+    return statistics.median(rounds_of(work, wait, clock, rounds))
 
 
 def open_packing(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool) -> Tensor:
