@@ -217,14 +217,14 @@ def check_many_references(candidate: Callable[[list[str], list[list[str]]], floa
         "most often."
     )
     assert found > right - 1e-6, "Some n-grams that only one of the references has found no match."
-    check_closest_length(lambda *given: both(*given)[0])
+    assert_closest_length(lambda *given: both(*given)[0])
     found, right = both(outputs, [[*a, b] for a, b in zip(one, outputs[::-1], strict=True)])
     assert abs(found - right) < 1e-6, (
         "For three outputs of two references each, it's another score."
     )
 
 
-def check_closest_length(bleu: Callable[[list[str], list[list[str]]], float]) -> None:
+def assert_closest_length(bleu: Callable[[list[str], list[list[str]]], float]) -> None:
     """The second half of the check: all n-grams match, so that only the length decides."""
     of = {n: " ".join("abcdefgh"[:n]) for n in range(4, 9)}  # texts of so many words
     assert abs(bleu([of[5]], [[of[4], of[8]]]) - 100) < 1e-6, (
