@@ -288,7 +288,7 @@ for feature in (0, 8, 16, 32):
 # %%
 titled(
     heatmap(
-        sinusoids(60, 64),
+        sinusoids(32, 64),
         row_title="position",
         column_title="feature",
         value_title="value",
@@ -535,18 +535,18 @@ class LearnedPositions(nn.Module):
 
 # %%
 torch.manual_seed(9)
-fresh = F.normalize(LearnedPositions(128).pe[:50].detach(), dim=-1)  # (50, D)
+fresh = F.normalize(LearnedPositions(128).pe[:32].detach(), dim=-1)  # (32, D)
 look = {"scheme": "diverging", "domain": (-1, 1), "numbers": False, "value_title": "cosine"}
 titled(
     panels(
-        {"sinusoids": products / 64, "learned, before training": fresh @ fresh.T},
+        {"sinusoids": products[:32, :32] / 64, "learned, before training": fresh @ fresh.T},
         row_title="position",
         column_title="position",
-        cell=5,
+        cell=8,
         **look,
     ),
     "Sinusoids know who is near, a fresh table does not",
-    "Cosine of each pair of 50 positions, D = 128. Left: each diagonal has one value, high near "
+    "Cosine of each pair of 32 positions, D = 128. Left: each diagonal has one value, high near "
     "the middle. Right: chance; who is near has yet to be learned.",
     wrap=80,
 )
