@@ -448,7 +448,7 @@ def short_race(norm_first: bool, warmup: int, seed: int, steps: int = 40) -> flo
     """Mean loss of the last ten of `steps` Adam steps, on copying six of ten symbols."""
     torch.manual_seed(seed)
     model = make_model(12, 12, 6, 32, 64, 4, dropout=0.0, norm_first=norm_first)
-    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
     losses = []
     for step in range(1, steps + 1):
         optimizer.param_groups[0]["lr"] = 0.003 * min(1, step / warmup)

@@ -135,7 +135,7 @@ print(f"{len(data.train):,} pairs, {len(data.tokenizer):,} pieces, {total_steps:
 torch.manual_seed(config.seed)
 model = build_model(config, len(data.tokenizer)).to(device)
 criterion = LabelSmoothing(config.smoothing)
-optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True)
 scheduler = LambdaLR(
     optimizer, lambda done: cosine_rate(done + 1, config.lr, config.warmup, total_steps)
 )

@@ -60,6 +60,11 @@ def once(tmp_path_factory):
     return folder_of
 
 
+def pytest_collection_modifyitems(items):
+    """What takes minutes comes first: then no worker is left with it alone at the end."""
+    items.sort(key=lambda item: item.path.name not in ("test_browser.py", "test_colab.py"))
+
+
 def pytest_sessionfinish(session):
     """What `once` made weighs more than a gigabyte: it goes when all workers have left."""
     if "PYTEST_XDIST_WORKER" not in os.environ:

@@ -156,7 +156,7 @@ def test_bf16_rounds_and_changes_nothing_else(data, changes):
     assert torch.cosine_similarity(flat, other, dim=0) > 0.999
 
 
-@pytest.mark.parametrize("changes", [{}, {"path": "textbook"}, {"precision": "bf16"}])
+@pytest.mark.parametrize("changes", [{}, {"path": "textbook", "precision": "bf16"}])
 def test_compiling_changes_nothing(data, monkeypatch, changes):
     """The same loss and gradients as captured; the code generator, which needs g++, is left out."""
     plain = replace(SAMPLE, layers=1, **changes)  # each layer takes its time to capture

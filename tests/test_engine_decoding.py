@@ -316,8 +316,9 @@ def rows_of(name: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["sample-de-en", "multi30k-de-en"])
 def test_three_ways_to_be_greedy_on_a_test_set(name):
-    """In double precision: the formula (on a quarter), the cache, a beam of one: the same ids."""
-    model, rows = load_model(ROOT / "models" / name, "cpu").model.double(), rows_of(name)
+    """On every other sentence, in double precision: a cache, a beam of one, and every eighth by
+    the formula write the same ids."""
+    model, rows = load_model(ROOT / "models" / name, "cpu").model.double(), rows_of(name)[::2]
     cached = [until_end(row.tolist()) for row in search_rows(model, rows, cached_greedy, 1)]
     plain = search_rows(model, rows[::4], greedy_decode, 8)
     assert [until_end(row.tolist()) for row in plain] == cached[::4]

@@ -116,7 +116,7 @@ FAULTS = {
         "engine/searching",
         "enough = self.worst(source, alpha) >= hope",
         "enough = True",
-        "test_engine_decoding.py",
+        "test_engine_decoding.py::test_an_exact_search_waits_for_a_better_text",
     ),
     "the coarse product is believed without a proof": (
         "ch13_*",
@@ -140,7 +140,7 @@ FAULTS = {
         "ch16_intervening",
         "for layer in model.encoder.layers[done:]:",
         "for layer in model.encoder.layers[done + 1 :]:",
-        "test_ch16_intervening.py",
+        "test_ch16_intervening.py::test_a_run_patched_whole_is_the_other_run",
     ),
     "a prefix sees one token of the answer": (
         "ch18_one_stack",
@@ -152,7 +152,7 @@ FAULTS = {
         "ch19_*",
         "            return self.dropout(sublayer(self.norm(x)))",
         "            return x + self.dropout(sublayer(self.norm(x)))",
-        "test_ch19_ablations.py",
+        "test_ch19_ablations.py::test_the_fast_path_would_train_another_model_than_the_one_without_residuals",
     ),
     "a fit looks at the size that is held out": (
         "ch20_*",
@@ -164,25 +164,25 @@ FAULTS = {
         "ch21_*",
         "(alpha * logs).softmax(dim=0) @ marks",
         "(alpha * logs).exp() @ marks",
-        "test_ch21_learning_from_models.py",
+        "test_ch21_learning_from_models.py::test_each_source_has_its_own_denominator",
     ),
     "what a model wrote back is learned, not read": (
         "ch21_*",
         "(made.get(i, pair[0]), pair[1])",
         "(pair[0], made.get(i, pair[1]))",
-        "test_ch21_learning_from_models.py",
+        "test_ch21_learning_from_models.py::test_back_translation_keeps_every_target_and_the_pairs_that_are_known",
     ),
     "the online softmax forgets to shrink what it has": (
         "ch23_*",
         "mixed = shrink * mixed + weights @ v[..., columns, :]",
         "mixed = mixed + weights @ v[..., columns, :]",
-        "test_ch23_long_memory.py",
+        "test_ch23_long_memory.py::test_tiles_equal_the_textbook",
     ),
     "the delta rule adds": (
         "ch23_*",
         "missing = value - key @ state",
         "missing = value",
-        "test_ch23_long_memory.py",
+        "test_ch23_long_memory.py::test_the_delta_rule_and_its_gradients_by_a_triangular_system",
     ),
     "a resume takes another clipping": (
         "engine/training",
@@ -230,7 +230,7 @@ FAULTS = {
         "engine/steps",
         "self.bad.copy_(torch.maximum(self.bad, 1 - ",
         "self.bad.copy_((1 - ",
-        "test_engine_steps.py",
+        "test_engine_steps.py::test_every_kind_takes_the_textbooks_steps",
     ),
     "every test of many is judged alone": (
         "studies/verdict",
@@ -254,7 +254,7 @@ FAULTS = {
         "ch10_*",
         "return min(1.0, math.exp(1 - self.reference_length / self.output_length))",
         "return math.exp(1 - self.reference_length / self.output_length)",
-        "test_ch10_judging.py",
+        "test_ch10_judging.py::test_bleu_by_hand_equals_sacrebleu",
     ),
     "a link is looked for in the wrong direction": (
         "ch15_*",
