@@ -284,7 +284,7 @@ titled(
 )
 
 # %% [markdown]
-# The ten lines again, with the mended loss and a warm-up. `LambdaLR` counts *finished* steps, from 0, and the paper counts from 1, so we add one. With `fused=True` Adam updates all weights in one call: the same numbers, sooner.
+# The ten lines again, with the mended loss and a warm-up. `LambdaLR` counts *finished* steps, from 0, and the paper counts from 1, so we add one.
 
 
 # %%
@@ -293,9 +293,7 @@ def learn_to_copy(
 ) -> tuple[EncoderDecoder, list[float]]:
     """A tiny model after 100 steps, and the loss of each; at step `broken` 1,000 times too large."""
     model, losses = tiny_model(), []
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9, fused=True
-    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
     scheduler = LambdaLR(optimizer, lambda done: min(1.0, (done + 1) / warmup))  # times lr
     for step, batch in enumerate(copy_batches(100, size=32, seed=0), start=1):
         logits = model.generator(model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask))
@@ -682,7 +680,7 @@ def run_epoch(
 
 
 # %% [markdown]
-# So far each step had fresh rows. Now we train on the same 64 rows again and again, as with real data. **Predict.** Does the perplexity on unseen rows fall as well?
+# So far each step had fresh rows. Now we train on the same 64 rows again and again, as with real data. (`fused=True`: Adam updates all weights in one call, which is faster.) **Predict.** Does the perplexity on unseen rows fall as well?
 
 # %%
 few, unseen = list(copy_batches(1, 64, seed=0)), list(copy_batches(1, 64, seed=1, held_out=True))
