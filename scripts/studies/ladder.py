@@ -16,6 +16,7 @@ from typing import Any
 from scripts import runs_folder
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, load_record, sha256
+from scripts.ch07_multi30k import encode_pairs
 from scripts.ch21_learning_from_models import turned_around
 from scripts.engine.cards import model_card
 from scripts.engine.checkpoints import saved_states
@@ -159,12 +160,16 @@ def ladder_items(hours: bool, but: Sequence[str] = ()) -> list[Item]:
 
 @cache
 def data_of(corpus: str, vocab: int, tiny: bool) -> TrainingData:
-    """A corpus, read and encoded once for all items; of the sample corpus a cut, if `tiny`."""
+    """A corpus, read and encoded once for all items; its shortest pairs alone, if `tiny`."""
     data = prepare(replace(PRESETS["small"], corpus=corpus, vocab=vocab))
     if not tiny:
         return data
-    few = {name: pairs[: 120 if name == "train" else 4] for name, pairs in data.corpus.items()}
-    return TrainingData(few, data.tokenizer, data.train[:120], data.val[:4])
+    few = {
+        name: sorted(pairs, key=lambda pair: len(pair[0]))[: 120 if name == "train" else 4]
+        for name, pairs in data.corpus.items()
+    }
+    train, val = (encode_pairs(few[split], data.tokenizer) for split in ("train", "val"))
+    return TrainingData(few, data.tokenizer, train, val)
 
 
 def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str]:
