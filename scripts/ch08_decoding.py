@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §6.1 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762): a beam of 4, α = 0.6 |
-# | Time | 14 minutes to read, 40 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 45 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 7 · Multi30k](ch07_multi30k.ipynb) · [Chapter 9 · The training run](ch09_training_run.ipynb) |
 #
 # *If you read only three cells:* the tree of *Beam search*, the table of *A real sentence*, `decoder_step`.
@@ -134,7 +134,7 @@ for text, p in list(probability.items())[:4]:
 # %% [markdown]
 # After "the", the likeliest first word, the model hesitates between three nouns; after "a" it doesn't, and "a dog sleeps" is almost twice as likely. That is a *search error*: the model knew better.
 #
-# **Pitfall: one sentence, a fixed number of steps.** Many first versions ask the model for each sentence alone, and long after its end; and they return what it says after `</s>`, where it was never trained. With 16 sentences:
+# **Pitfall: one sentence, a fixed number of steps.** Many first versions ask the model for each sentence alone, and long after its end, where it was never trained. With 16 sentences:
 
 
 # %%
@@ -161,7 +161,7 @@ for name, way in (("ours", ours), ("wrong", wrong)):
 #
 # > **In short.** Keep not one unfinished sentence but the K best.
 #
-# At each step every one of the K prefixes is continued by every one of the V words. Those of the K likeliest candidates that end with `</s>` are finished. Of all that don't end, the K likeliest go on. The search stops when K sentences have finished. K = 1 is greedy decoding; K = ∞ would be brute force. In plain Python:
+# At each step every one of the K prefixes is continued by every one of the V words. Those of the K likeliest candidates that end with `</s>` are finished. Of all that don't end, the K likeliest go on. The search stops when K sentences have finished. (That may be too early, as a prefix that goes on could still win: chapter 13.) K = 1 is greedy decoding; K = ∞ would be brute force. In plain Python:
 
 
 # %%
@@ -470,7 +470,7 @@ for seed in range(3):
 #
 # Koehn and Knowles (2017) let the beam grow: quality rose up to a width between 4 and about 30, and then fell. Stahlberg and Byrne (2019) searched *exactly*: for more than half of their sentences the likeliest output of all was the empty one.
 #
-# And ours? On record is the larger model that ships, on 300 validation captions of Multi30k. **Predict.** From K = 1 to K = 100 without a length penalty: what happens to the log-probability of the outputs, and what to BLEU (a score of translations, 0 to 100, chapter 10)?
+# And ours? On record is the larger model that ships, on 300 validation captions of Multi30k. **Predict.** From K = 1 to K = 100 without a length penalty: what happens to the log-probability of the outputs (the mean over captions), and what to BLEU (a score of translations, 0 to 100, chapter 10)? `length_ratio` is their length over that of the references.
 
 # %%
 record = load_record("searches-multi30k")
@@ -484,7 +484,7 @@ table.rename_axis("K")
 # %% [markdown]
 # Wider beams find likelier outputs, and shorter ones. BLEU falls by half a point from K = 5 to 100, which on 300 captions may be chance. With α = 0.6 no harm is seen even at K = 100.
 #
-# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has log 0.1/8,192 = −11.3, however long the source is. Our outputs have about −5; texts three times as long would fall below the empty one. For 3% of the captions it is already likelier than all that a beam of 100 found. A caption where the curse strikes:
+# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has log 0.1/8,192 = −11.3, however long the source is. Our outputs have about −5; texts three times as long would fall below the empty one. For 3% of the captions it is already likelier than all that a beam of 100 found. (No such beam sees it: among the first tokens `</s>` isn't one of the 100 likeliest. We scored it by itself.) A caption where the curse strikes:
 #
 # - source: *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee.*
 # - reference: *A little girl donates to the Salvation Army near a storefront with white, plastic containers.*
@@ -556,7 +556,7 @@ def decoder_step(
 
 
 # %% [markdown]
-# A decoding in progress has four methods. `step` continues every prefix by a token; `logits` turns what it returns into scores of the next. `keep` drops finished sentences. `follow` rearranges the prefixes, for in a beam one of them may get two continuations and another none.
+# A decoding in progress has four methods. `step` continues every prefix by a token; `logits` turns what it returns into scores of the next. `keep` drops finished sentences. `follow` rearranges the prefixes, for in a beam one of them may get two continuations and another none. (Both are for chapter 13.)
 
 
 # %%
@@ -619,7 +619,7 @@ for way in ("followed", "stale"):
             cache.follow(origin)
         prefixes = torch.cat((prefixes[origin[0]], torch.randint(4, 1000, (3, 1))), dim=1)
     gap = (found - wanted).abs().max().item()
-    print(f"{way}: largest difference {gap:.1f}")
+    print(f"{way}: largest difference", "below 1e-9" if gap < 1e-9 else f"{gap:.1f}")
     assert (gap > 1e-9) == (way == "stale")
 
 # %% [markdown]
@@ -658,7 +658,7 @@ def until_end(ids: Sequence[int]) -> list[int]:
 
 
 # %% [markdown]
-# **Predict.** Greedy decoding writes 18 tokens about the sweater. How many times the work is it without the cache (`greedy_decode`)?
+# **Predict.** Greedy decoding writes 18 tokens about the sweater. How many times the work, counted in multiplications and additions, is it without the cache (`greedy_decode`)?
 
 # %%
 greedily = lambda decoding, x: (decoding.logits(x).argmax(dim=-1), None)  # noqa: E731
@@ -673,7 +673,7 @@ print(f"in the decoder alone {(whole - same) / (cached - same):.1f} times")
 # %% [markdown]
 # The decoder saves more than the (18 + 1)/2 = 9.5 of its positions: the source's keys and values, too, are computed once. The encoder and the generator have as much to do as before.
 #
-# **Predict.** And the memory? Our model has 2 layers and D = 128, and in float32 a number has four bytes. How many bytes are kept for one position?
+# **Predict.** And the memory? Our model has 2 layers and D = 128, and in float32 a number has four bytes. How many bytes are kept for one position? (This notebook's float64 takes twice as many.)
 
 # %%
 hund = torch.tensor([source_ids("Ein Hund schläft im Garten.", trained.tokenizer)])  # (1, S)
@@ -825,6 +825,8 @@ for text in ("a dog sleeps", mbr_choice(drawn, sentence_chrf)):
     print(f"drawn {drawn.count(text)} times, mean chrF {agreement:.1f}: {text}")
 
 # %% [markdown]
+# Its parts stand in many of the other texts: "the", "dog", "is sleeping". So it agrees with more of them than the likeliest text does.
+#
 # On real captions, with samples at τ = 0.6:
 
 # %%

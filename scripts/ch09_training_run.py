@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §5 (training), §6.1 (averaged checkpoints) |
-# | Time | 15 minutes to read, 45 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 50 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 8 · Decoding](ch08_decoding.ipynb) · [Chapter 10 · Judging](ch10_judging.ipynb) |
 #
 # *If you read only three cells:* the loop of *The plain run*, the table of *Stopped and resumed*, the captions of *Multi30k, as recorded*.
@@ -107,7 +107,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# `prepare` reads the corpus, learns BPE on the training split alone, and encodes. `epoch_plan` is a list of optimizer steps, each a list of batches, each a list of indices.
+# `prepare` reads the corpus, learns BPE on the training split alone, and encodes. `epoch_plan` is a list of optimizer steps, each a list of batches (alone, of one), each a list of indices.
 
 
 # %%
@@ -162,7 +162,7 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 pd.DataFrame({"source": sources, "reference": references, "translation": translations})[:6]
 
 # %% [markdown]
-# Of these six one is right; others are broken, or read well and say something else. For a toy that is enough. A run that takes hours, and whose result somebody will quote, needs more. So let this loop fail, one way after the other, and mend it.
+# Of these six one is right; others are broken, or read well and say something else. For a toy that is enough. (BLEU on short captions of a grammar doesn't compare with BLEU on real ones.) A run that takes hours, and whose result somebody will quote, needs more. So let this loop fail, one way after the other, and mend it.
 #
 # ## Which epoch to keep
 #
@@ -181,7 +181,7 @@ print(f"{by_epoch.val_bleu[10] - by_epoch.val_bleu[11]:.1f} BLEU")
 by_epoch.loc[[10, 11, 12]].round(2)
 
 # %% [markdown]
-# The loss asks about the next word after a perfect prefix; BLEU asks about a whole sentence made of the model's own words. We want translations, so we choose by BLEU.
+# The loss asks about the next word after a perfect prefix; BLEU asks about a whole sentence made of the model's own words. We want translations, so we choose by BLEU. (What happened in epoch 11 isn't on record.)
 
 
 # %%
@@ -218,7 +218,7 @@ print(f"kept: epoch {best}")
 pd.DataFrame(rows).T.rename_axis("epoch").round(2)
 
 # %% [markdown]
-# Expect little of it. At the end of a cosine the weights hardly move, and the epoch with the lowest loss is about as good:
+# At the end of a run it gains little, for at the end of a cosine the weights hardly move, and the epoch with the lowest loss is about as good:
 
 # %%
 recipe = load_record("recipe-multi30k")
@@ -278,7 +278,7 @@ print("two by two, equal ones:", wrong_average(values[1:2] * 3).item())
 print("two by two, 1, 2 and 6:", wrong_average(values).item(), " the mean:", unequal.item())
 
 # %% [markdown]
-# We compare the mean with the best epoch: the last 5 of the shipped model's 18 epochs, the last 3 of 5 in the last section's short runs. **Predict.** Our rate falls to zero along a cosine. How much jitter is left for the mean to remove?
+# We compare the mean with the best epoch, which was chosen by the same score and so has a start: the last 5 of the shipped model's 18 epochs, the last 3 of 5 in the last section's short runs. **Predict.** Our rate falls to zero along a cosine. How much jitter is left for the mean to remove?
 
 # %%
 chosen = record["chosen_by_val_bleu"]
@@ -291,7 +291,7 @@ print(f"{shipped:+.1f} BLEU for the shipped model, {sum(short) / len(short):+.1f
 print("a short run, by epoch:", recipe["rows"]["the recipe"]["runs"][0]["history"])
 
 # %% [markdown]
-# Nothing, here. Of a short run the mean takes in epoch 3, from the cosine's steep part, when BLEU was still lower by points. The paper's rate falls slowly, as $1/\sqrt n$: there a mean is expected to help.
+# There is nothing left to gain here. Of a short run the mean takes in epoch 3, from the cosine's steep part, when BLEU was still lower by points. The paper's rate falls slowly, as $1/\sqrt n$: there a mean is expected to help.
 #
 # ## Stopped and resumed
 #
@@ -302,7 +302,7 @@ print("a short run, by epoch:", recipe["rows"]["the recipe"]["runs"][0]["history
 # %%
 tiny = replace(config, layers=1, d_model=32, d_ff=64, heads=2, dropout=0.0, epochs=2, device="cpu")
 tiny = replace(tiny, max_tokens=256, warmup=10, lr=5e-3, average=0)
-tiny = replace(tiny, step="eager")  # batches of any shape, as in our loop
+tiny = replace(tiny, step="eager")  # batches of any shape, as in our loop; chapter 12 has others
 few = TrainingData({}, data.tokenizer, data.train[:300], [])
 
 
@@ -507,7 +507,7 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
 #
 # PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each divides its sum by $\frac1R \sum_r n_r$, and the $R$ cancels. Each knows $\sum_r n_r$ from the `epoch_plan`, whose steps have a batch for each process.
 #
-# **Pitfall: the mean of means.** Chapter 6 met it in accumulation; here it happens if each process divides by its own $n_r$. **Predict.** Of two processes one has 3 captions, the other 12. How far is the mean of their means from the right gradient?
+# **Pitfall: the mean of means.** Chapter 6 met it in accumulation; here it happens if each process divides by its own $n_r$. **Predict.** Of two processes one has 3 captions, the other 12. Is the mean of their means off by a few percent, or by more than a quarter?
 
 # %%
 torch.manual_seed(0)
@@ -546,7 +546,7 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 #
 # `--help` lists the options, which are the fields of `TrainConfig`. A preset is where they begin.
 #
-# A run writes into `runs/NAME`: the best model (in 16 bits), the last two states, `log.csv`, a model card, and `record.json`: command, commit, machine, versions, settings, epochs, and the test scores of the model *as loaded from its file*.
+# A run writes into `runs/NAME`: the best model (its numbers rounded to 16 bits), the last two states, `log.csv`, a model card, and `record.json`: command, commit, machine, versions, settings, epochs, and the test scores of the model *as loaded from its file*.
 #
 # The command takes faster ways to the same step than our loop (chapter 12). `torchrun` starts a process for each GPU:
 #
@@ -561,7 +561,7 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 #
 # > **In short.** Look at curves, then scores, then sentences.
 #
-# That command trained the model that ships with the series, on 29,000 pairs of captions and one CPU thread. Its record is [`multi30k-de-en.json`](../results/multi30k-de-en.json). **Predict.** A model that always knew the next piece would have perplexity 1. Where does the validation's end, and why not there?
+# That command trained the model that ships with the series, on 29,000 pairs of captions and one CPU thread. Its record is [`multi30k-de-en.json`](../results/multi30k-de-en.json). **Predict.** A model that always knew the next piece would have perplexity 1. At which perplexity does validation end, and why not at 1?
 
 # %%
 print(record["repeat"])
@@ -600,10 +600,10 @@ sample_table("multi30k-de-en")
 #
 # - *Xavier's tables*: embeddings drawn by Xavier's rule, not with spread $1/\sqrt D$.
 # - *BPE-dropout* (Provilkov et al. 2020) skips merges at random: a word falls into other pieces each epoch ([`data.py`](../scripts/engine/data.py)).
-# - *R-Drop* (Wu, Li et al. 2021) sends each batch through the model twice, and asks the two passes, with different dropout, to agree ([`losses.py`](../scripts/engine/losses.py)).
-# - *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal before it is taken ([`optimizers.py`](../scripts/engine/optimizers.py)).
+# - *R-Drop 1* (Wu, Li et al. 2021; 1 is its weight) sends each batch through the model twice, and asks the two passes, with different dropout, to agree ([`losses.py`](../scripts/engine/losses.py)).
+# - *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal before it is taken, so that it is about as long in every direction ([`optimizers.py`](../scripts/engine/optimizers.py)).
 #
-# Rows that were run more than once give one spread between seeds, used for all rows. With it Student's t test computes p: how often seeds alone would part a row from the recipe that far. Eight rows are eight chances of a false alarm, so the smallest p must be below 0.05/8, the next below 0.05/7, and so on up to the first that isn't (Holm 1979; [`verdict.py`](../scripts/studies/verdict.py)).
+# Rows that were run more than once give one spread between seeds, used for all rows. With it Student's t test computes p: how often seeds alone would part a row from the recipe that far (more on p in chapter 10). Eight rows are eight chances of a false alarm, so the smallest p must be below 0.05/8, the next below 0.05/7, and so on up to the first that isn't (Holm 1979; [`verdict.py`](../scripts/studies/verdict.py)).
 
 
 # %%

@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §6.1 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), and the BLEU columns of Table 2 |
-# | Time | 15 minutes to read, 40 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 45 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 9 · The training run](ch09_training_run.ipynb) · [Chapter 11 · Where the time goes](ch11_where_the_time_goes.ipynb) |
 #
 # *If you read only three cells:* the table of *BLEU, by hand*, the chart of *A thousand captions*, the table of *Read the worst*.
@@ -95,7 +95,7 @@ pd.DataFrame({"source": sources, "reference": references} | two)
 #
 # ## BLEU, by hand
 #
-# > **In short.** How many of the output's words, pairs, triples and quadruples of words also stand in a human's translation? And is the output long enough? A short one has an easy time.
+# > **In short.** How many of the output's words, pairs, triples and quadruples of words also stand in a human's translation? And is the output long enough? A very short output gets high precision easily.
 #
 # BLEU (Papineni et al. 2002) compares outputs with references. Its parts are summed over the *whole corpus*:
 #
@@ -190,7 +190,7 @@ table = {
 pd.DataFrame(table, index=pd.Index(range(1, 5), name="n"))
 
 # %% [markdown]
-# Six words have no match. BLEU can't tell that "Boon" is nonsense and "repair" is right. Each costs the same.
+# Six words have no match ("terrier" only by its capital). BLEU can't tell that "Boon" is nonsense and "repair" is right: to $p_1$ each costs the same.
 #
 # Check: sacreBLEU (Post 2018), the field's common program, finds the same, part by part. Its *signature* names what changes the number: one reference a sentence (`nrefs:1`), capitals count (`case:mixed`), the tokeniser, the smoothing, and the version.
 
@@ -328,7 +328,7 @@ assert ten["teacher-forced"] < corpus_bleu(greedy_outputs, references).score - 3
 pd.DataFrame(rows).T.round(1)
 
 # %% [markdown]
-# One wrong word leads to the next, but only where the model reads its own words. In this one example the figure flatters the shaken model by 9 points, and ours by 2. But on the ten captions ours gets *less* than its greedy BLEU, and on the 1,000 nearly the same: 40.3 and 40.2. So the figure is wrong in an unknown direction. If you doubt one, ask for the command that wrote the texts.
+# One wrong word leads to the next, but only where the model reads its own words. On these five captions the figure flatters the shaken model by 9 points, and ours by 2. But on the ten captions ours gets *less* than its greedy BLEU, and on the 1,000 nearly the same: 40.3 and 40.2. So the figure is wrong in an unknown direction. If you doubt one, ask for the command that wrote the texts.
 #
 # ## chrF: letters instead of words
 #
@@ -393,7 +393,7 @@ print(f"1,000 captions: greedy {by_beam[1]['chrf2']:.1f}, the beam {by_beam[5]['
 #
 # ## Is the difference real?
 #
-# > **In short.** Other test sentences would have given other numbers. How far apart might the systems be then? *Draw sentences anew*, from ours. And could two equals seem so far apart? *Toss a coin for each sentence*; heads swap the outputs.
+# > **In short.** Other test sentences would have given other numbers. Two questions, two tools. How far apart might the systems be on other sentences? *Draw sentences anew*, from ours. Could two equals seem so far apart? *Swap the outputs* of each sentence by a coin.
 #
 # Two systems translate the same N sentences, and $d = \text{BLEU}_2 - \text{BLEU}_1$.
 #
@@ -506,7 +506,7 @@ narrower = (compared.high - compared.low) / (against["high"] - against["low"])
 print(f"{against['differing']} of {analysis['sentences']:,} translations differ")
 print(f"the beam: {against['difference']:+.2f} BLEU, p = {against['p']:.4f}")
 print(f"95% of the draws lie between {against['low']:+.2f} and {against['high']:+.2f}")
-print(f"{narrower:.0f} times narrower; the root of 100 is 10")
+print(f"{narrower:.0f} times narrower; the root of 100 is 10 (ten captions tell it only roughly)")
 assert against["p"] == round(1 / 10_001, 4)  # the smallest that 10,000 trials can give
 assert min(step["from"] for step in against["histogram"]) > 0
 assert max(step["from"] + 0.1 for step in against["histogram_of_swaps"]) < against["difference"]
@@ -522,7 +522,7 @@ chance_chart(analysis)
 #
 # **Pitfall.** *A p that finds equals different.* sacreBLEU's own paired bootstrap gives a p, too. Equals scatter around 0, so the draws' differences must be moved there: subtract their mean, *then* drop the signs. It drops the signs first, and p comes out too small. And it counts only what is *further* apart than the measured difference: for a system and itself nothing is, and p is 1/1001.
 #
-# **Predict.** Two systems each lose a fifth of the words of 20 sentences, by chance: *equals*. We make two hundred such pairs, each anew. How many does each test call different, at 5%? Ten would be right.
+# **Predict.** Both outputs are 20 references, each with a fifth of its words struck out by chance: *equals*. We make two hundred such pairs, each anew. How many does each test call different, at 5%? Ten would be right.
 
 
 # %%
@@ -565,7 +565,7 @@ assert alarms["swaps"] <= 16 < 20 <= alarms["sacreBLEU's bootstrap"]
 #
 # ### Choosing on the test set
 #
-# The beam's length penalty is the paper's, α = 0.6. The record has eight values.
+# The beam's α is the paper's number, 0.6, but in our own penalty $T^\alpha$. The record has eight values.
 
 # %%
 by_alpha = pd.DataFrame(analysis["penalties"]).set_index("alpha")["bleu"]
@@ -625,7 +625,7 @@ print(
 )
 row = analysis["worst"][1]
 wanted, given = (Counter(tokens_13a(row[side].lower())) for side in ("reference", "output"))
-print(f"{row['output']} It misses {(wanted - given).total()} tokens of {wanted.total()}.")
+print(f"“{row['output']}” misses {(wanted - given).total()} tokens of {wanted.total()}.")
 assert "Dali Lama" in analysis["worst"][3]["reference"]  # misspelled, by the human
 sentence_table(analysis, "worst")
 

@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §4 (Table 1), §5.1, §5.2, §6.1 (Table 2) of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
-# | Time | 15 minutes to read, 35 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 10 · Judging](ch10_judging.ipynb) · [Chapter 12 · Going fast](ch12_going_fast.ipynb) |
 #
 # *If you read only three cells:* the picture of two lines and the dots of the record under *The roofline*, the bars of *Where the time goes*.
@@ -240,7 +240,7 @@ assert abs(rule / exact - 1) < 0.01
 print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 
 # %% [markdown]
-# Half a percent. (The tied table counts as the matrix of the logits. An untied embedding table would only be looked up.)
+# Half a percent. Attention's own products are 1%, but P counts biases and LayerNorm's weights, too, which belong to no matrix product, and that makes up for half of it. (The tied table counts as the matrix of the logits. An untied embedding table would only be looked up.)
 #
 # **Predict.** Which takes the most FLOPs: the feed-forward layers, attention's projections (Q, K, V and the output), the logits, or attention's own products?
 
@@ -297,7 +297,7 @@ for name, (flops, size) in work.items():
 #
 # > **In short.** A machine is two numbers: how many FLOPs it does in a second, and how many bytes it moves. Measure both.
 #
-# On a CPU two libraries multiply for PyTorch: MKL (or another BLAS), which `F.linear` usually calls in float32, and oneDNN. Which is faster depends on the processor. `affine` lets us ask for either; chapters 12 and 13 multiply with it. (Its body may be skipped.)
+# On a CPU two libraries multiply for PyTorch: MKL (or another library), which `F.linear` usually calls in float32, and oneDNN. Which is faster depends on the processor. `affine` lets us ask for either; chapters 12 and 13 multiply with it. (Its body may be skipped.)
 
 
 # %%
@@ -319,7 +319,7 @@ def affine(
 
 
 # %% [markdown]
-# A first call loads code and fetches memory, so it isn't timed. Later runs may be disturbed, which only makes them longer. For what a machine *can* do, take the shortest of several. (For what it usually does, the median.)
+# A first call loads code and fetches memory, so it isn't timed. Later runs may be disturbed, which only makes them longer. For what a machine *can* do, take the shortest of several.
 
 
 # %%
@@ -401,7 +401,7 @@ print(f"{r / 1e9:.0f} billion FLOP/s, {w / 1e9:.0f} billion bytes/s: {r / w:.0f}
 roofline_chart(record)
 
 # %% [markdown]
-# The same as shares: the least time divided by the time taken.
+# The same as shares: the roof's time divided by the time taken. More than 100% lies above the roof.
 
 # %%
 for o in record["operations"]:
@@ -414,7 +414,8 @@ for o in record["operations"]:
 # - *The residual sum, scores, LayerNorm* lie above the sloping roof, which is for numbers that come from memory. Theirs were most likely still in the *cache*, a small and much faster memory inside the processor.
 # - *Adam* lies above it, too, with tensors too large for most caches. We don't know why.
 # - *Dropout* reaches 5%. It has to draw a random number for each element, which neither FLOPs nor bytes count.
-# - *Cross-entropy* reaches 8%. PyTorch's writes a second tensor as large as the logits, which our bytes leave out.
+# - *Cross-entropy* reaches 8%. PyTorch's writes a second tensor as large as the logits, which our bytes leave out: that explains a factor of two of twelve.
+# - *Softmax* reaches half. Exponentials most likely cost more than our convention counts.
 
 # %% [markdown]
 # ## The floor of a step
@@ -445,9 +446,9 @@ floor_of_even = least_seconds(SMALL, even, r, w)
 print(f"{step_flops(SMALL, even) / r:.3f} seconds of FLOPs, {floor_of_even:.3f} with the traffic")
 
 # %% [markdown]
-# (Whoever keeps numbers in the cache, or multiplies in 16 bits, has another floor.)
+# It is a floor for numbers that come from memory, at the rate we measured. The scores and Adam, measured alone, were faster than that; but they are small parts of it. Whoever multiplies in 16 bits has quite another one.
 #
-# The record has three batches of real captions, with fewer real tokens than `even`, and so a lower floor. **Predict.** How many times the floor does the code of chapters 1 to 6 take? (With freed memory kept: see chapter 12.)
+# The record has three batches of real captions, with fewer real tokens than `even`, and so a lower floor. **Predict.** How many times the floor does the code of chapters 1 to 6 take? (The C library keeps freed memory here: chapter 12 says how.)
 
 # %%
 floor = record["floor_seconds"]
@@ -495,7 +496,7 @@ print(f"100,000 steps: {100_000 * 8 * step_flops(paper, eighth):.1e} FLOPs count
 #
 # > **In short.** A profiler notes when each operation begins and ends. Sum by kind, and compare each kind with its floor.
 #
-# PyTorch has one. It shows operations within operations: `aten::linear` calls `aten::addmm`. *Total* time is that of an operation with all that it calls, *self* time is without. So add up self times: with totals, a product inside `linear` counts twice. The six with the most self time, in one step here:
+# PyTorch has one. It shows operations within operations: `aten::linear` calls `aten::addmm`. *Total* time is that of an operation with all that it calls, *self* time is without. So add up self times: with totals, a product inside `linear` counts twice. The six with the most self time, in one step here. (`addmm` are the 49 products with a bias of the forward pass: 6 for each encoder layer, 10 for each decoder layer, 1 for the logits. `mm` are the 98 of the backward pass.)
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -510,7 +511,7 @@ pd.DataFrame(
 ).round(1)
 
 # %% [markdown]
-# The record did this with whole batches and booked the hundreds of rows under a few headings. **Predict.** By FLOPs, products are everything. Which share of the time do they take?
+# The record did this with whole batches and booked the hundreds of rows under a few headings. **Predict.** By FLOPs, products are everything. Which share of the time do they take? ("Sums, relu, dropout's products" are elementwise, with no matrix product among them. Much of the loss and of LayerNorm is booked there, too.)
 
 # %%
 booked = dict(record["accounts"]["textbook"])
@@ -525,7 +526,7 @@ print(f"products: {booked['products'] / step_total:.0%} of the step's {step_tota
 step_account_chart(booked, least)
 
 # %% [markdown]
-# The clock alone said 0.61 seconds: the profiler adds a little time to each call. What it books above the floor, in order:
+# The clock alone said 0.61 seconds: the profiler adds time to each call, so kinds with many small calls look larger than they are. What it books above the floor, in order:
 
 # %%
 over = {kind: seconds - least.get(kind, 0.0) for kind, seconds in booked.items()}
@@ -535,17 +536,17 @@ for kind, seconds in sorted(over.items(), key=lambda item: -item[1])[:5]:
 assert over["sums, relu, dropout's products"] + over["random bits of dropout"] > gap / 2
 
 # %% [markdown]
-# More than half of the gap is elementwise work and dropout's random bits: passes over memory, and numbers to be drawn. (Much of the loss and of LayerNorm is booked under "sums", too.) This list is chapter 12's plan.
+# More than half of the gap is elementwise work and dropout's random bits: passes over memory, and numbers to be drawn. This list is chapter 12's plan.
 #
 # ## How cost grows
 #
 # > **In short.** Turn one knob, leave the others, and draw both axes as logarithms. A straight line is a power law, and its slope the exponent.
 #
-# The paper's Table 1 gives self-attention $O(L^2 D)$ operations in each layer, for a sentence of length L. It leaves out the projections. With them and $d_\text{ff} = 4D$, one token on each side takes
+# The paper's Table 1 gives self-attention $O(L^2 D)$ operations in each layer, for a sentence of length L. It leaves out the projections. With them and $d_\text{ff} = 4D$, one token on each side takes, in the forward pass (a step takes three times as many):
 #
 # $$ N\,\underbrace{(24D^2 + 4LD)}_{\text{encoder layer}} + N\,\underbrace{(32D^2 + 8LD)}_{\text{decoder layer}} + \underbrace{2VD}_{\text{logits}} \quad\text{FLOPs.} $$
 #
-# The terms with L, attention's own products, are half of it at $L = \tfrac{14}{3} D + V/(6N)$. **Predict.** Which length is that for our model, and for the base sizes?
+# From a length on, the terms with L, attention's own products, are more than half of it: $L = \tfrac{14}{3} D + V/(6N)$. **Predict.** Which length is that for our model, and for the base sizes?
 
 
 # %%
@@ -561,8 +562,6 @@ for name, shape in {"our model": SMALL, "base sizes": BASE}.items():
     print(f"{name}: half of the FLOPs at {half:,.0f} tokens")
 
 # %% [markdown]
-# Captions are far shorter.
-#
 # Now the clock. One axis is varied, and the others stay in the middle: 32 tokens a sentence, 2,048 tokens a side, D = 256, 3 + 3 layers.
 
 
@@ -626,7 +625,7 @@ exponents.round(2)
 # - *Tokens.* Nearly in proportion; a small part (Adam, Python) is fixed.
 # - *Depth.* Below 1, as the logits are there at any depth.
 # - *Width.* The FLOPs' exponent lies between 1, for the logits, and 2, for the layers. Time grows more slowly, since elementwise work grows only as $D$. So **a wider model uses a machine better**.
-# - *Length.* Time and memory grow more than the FLOPs do: softmax, which isn't counted, passes over memory.
+# - *Length.* Time and memory grow more than the FLOPs do: softmax, which isn't counted, passes over memory, and autograd keeps H weights for each pair of tokens.
 #
 # **Pitfall: one exponent for a line that bends.** It is a mean over the range. Time over width bends most:
 
@@ -638,13 +637,15 @@ for axis in AXES:
     print(f"time over {axis}: {exponents.loc[axis, 'time']:.2f} over the range, {slopes}")
 
 # %% [markdown]
+# The slope between two points is uncertain: at length 16 the clock even shows more than at 32. And no count explains the 1.23 for depth.
+#
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
-# - A machine has two rates, and an operation's intensity decides which is its limit. Large products are limited by the multipliers, most of the rest by memory.
+# - A machine has two rates, and an operation's intensity decides which is its limit. Large products are limited by the multipliers. The rest could at best run at the speed of memory; dropout and the loss stay far below even that.
 # - The floor is every product at the roof plus Adam's traffic. Our step takes about three times that.
 # - Above the floor are, most of all, elementwise passes and random bits.
-# - For short sentences, width costs the most and length hardly anything.
+# - At a fixed number of tokens, length hardly matters up to 256. Of the four axes, width has the largest exponent.
 #
 # ## What the paper did that we don't
 #

@@ -16,12 +16,12 @@
 # %% [markdown]
 # # Chapter 12 · Going fast
 #
-# After this chapter you can make a training step faster, prove that it still computes the same, and say what each trick is worth and how sure you are.
+# After this chapter you can make a training step faster, show that it still computes the same, and say what each trick is worth and how sure you are.
 #
 # | | |
 # |---|---|
 # | In the paper | §5.1, §5.2, Table 2 |
-# | Time | 15 minutes to read, 40 with the code; a quarter of a minute to run on a CPU |
+# | Time | 20 minutes to read, 45 with the code; a quarter of a minute to run on a CPU |
 # | Before, after | [Chapter 11 · Where the time goes](ch11_where_the_time_goes.ipynb) · [Chapter 13 · Decoding fast](ch13_decoding_fast.ipynb) |
 #
 # *If you read only three cells:* the shares under *Pitfall: 63 random bits*, the class `LinearCrossEntropy`, the chart of *What each part is worth*.
@@ -71,9 +71,9 @@ torch.set_default_dtype(torch.float64)  # so that "the same numbers" means to te
 # %% [markdown]
 # ## The rules of the game
 #
-# > **In short.** A faster step must be the same step: the same weights, outputs and gradients. And "faster" is a ratio of two programs that ran side by side.
+# > **In short.** A faster step must be the same step: the same weights, outputs and gradients. And "faster" is a ratio of two programs that took turns.
 #
-# Each trick of this chapter is a switch of [`scripts/engine/fast.py`](../scripts/engine/fast.py), which walks through chapter 4's modules with the pieces made here. Tests hold it equal to the textbook for each switch, outputs and gradients. (The last one rounds, and is held against a bound.)
+# Each trick of this chapter is a switch of [`scripts/engine/fast.py`](../scripts/engine/fast.py), which walks through chapter 4's modules with the pieces made here. Tests hold it equal to the textbook for each switch, outputs and gradients. (The last one rounds, and is held against a bound. Dropout draws other masks; only its rate stays, to 1/65,536. So outputs are compared without dropout.) A *kernel* is one compiled loop that does a whole operation.
 #
 # | trick | switch |
 # |---|---|
@@ -86,7 +86,7 @@ torch.set_default_dtype(torch.float64)  # so that "the same numbers" means to te
 # | logits and loss, a few rows at a time | `loss` |
 # | factors of all products in bfloat16 (bf16) | `half` |
 #
-# What each is worth stands in `results/speed-steps.json`, for one machine and chapter 9's model, on three batches of at most 2,048 tokens a side. **Predict.** Our program took part in all duels. How far apart are its slowest and its fastest round?
+# What each but the first is worth stands in `results/speed-steps.json`, for one machine and chapter 9's model, on three batches of at most 2,048 tokens a side. **Predict.** Our program took part in all duels. How far apart are its slowest and its fastest round?
 
 # %%
 record = load_record("speed-steps")
@@ -188,6 +188,8 @@ duels.index = pd.MultiIndex.from_tuples(duels.index, names=["part", "precision"]
 duels.loc["rows"]
 
 # %% [markdown]
+# The first column is the median of the five rounds. Equal programs came out at 0.98 and 0.94: the place in the turn may matter a little. So a "likely" below 1 is weaker than one above.
+#
 # ## One kernel for LayerNorm
 #
 # > **In short.** Five operations that each pass over the tensor cost about five times the traffic of one.
@@ -209,6 +211,8 @@ duels.loc["LayerNorm in one kernel"]
 # > **In short.** Several libraries multiply matrices: ask which is faster *here*. And three maps of the same rows are one map with three times the columns.
 #
 # On x86 `F.linear` takes MKL for float32; chapter 11's `affine` reaches oneDNN. We ask it for $Y = XW^\top$ and for the gradient by $X$. (The dtypes matter later, when `x` is in bf16.)
+#
+# A `Function` is an operation whose backward pass we write ourselves. `forward` keeps in `ctx` what will be needed. `backward` gets the gradient of the result, and gives one for each argument of `forward`: `None` for those that have none, such as flags.
 
 
 # %%
@@ -234,7 +238,7 @@ def linear_gradients(
     grad: Tensor, x: Tensor, weight: Tensor, kind: torch.dtype, onednn: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """From the gradient (N, F) of x·Wᵀ + b: by x (N, D), and in `kind` by weight and bias."""
-    by_x = affine(grad, weight.T, None, onednn)
+    by_x = affine(grad, weight.T, None, onednn)  # grad·W: affine multiplies by the transpose
     # The same product either way; it is quicker with the wider factor in front.
     narrow = grad.size(1) < x.size(1)
     by_weight = (x.T @ grad).T if narrow else grad.T @ x
@@ -242,7 +246,7 @@ def linear_gradients(
 
 
 # %% [markdown]
-# `gradcheck` compares a backward pass with numerical derivatives, entry by entry.
+# `gradcheck` compares a backward pass with numerical derivatives, entry by entry, in float64. (There `affine` takes `F.linear`: this checks our formulas. A test compares oneDNN's results, in float32.)
 
 # %%
 leaves = [torch.randn(*shape, requires_grad=True) for shape in ((7, 12), (20, 12), (20,))]
@@ -255,7 +259,7 @@ assert gradcheck(lambda *given: LinearProduct.apply(*given, True), leaves)
 duels.loc[["oneDNN's products", "joint projections"]]
 
 # %% [markdown]
-# In float32 all five rounds were *faster* without oneDNN. The switch is on by default all the same, which this record doesn't support. Another processor may say otherwise: measure. What joint projections are worth is too little to be seen.
+# In float32 all five rounds were *faster* without oneDNN. The switch is on by default all the same, for which this record gives no reason. What joint projections are worth is too little to be seen.
 #
 # ## What dropout costs
 #
@@ -367,7 +371,7 @@ duels.loc["dropout from 16 bits"]
 # %% [markdown]
 # ## Attention by hand
 #
-# > **In short.** Six small products, two forward and four back. Write the backward pass yourself, and nothing needless is stored: Q, K, V, the weights and the mask.
+# > **In short.** Six small products, two forward and four back. Write the backward pass yourself, and five things are stored: Q, K, V, the weights and the mask.
 #
 # Shapes: $Q$, the result $O$ and its gradient $G = \partial\ell/\partial O$ (B·H, T, d_k); $K$, $V$ (B·H, S, d_k); $Z$, $A$, $M$ (B·H, T, S).
 #
@@ -388,7 +392,7 @@ duels.loc["dropout from 16 bits"]
 # %%
 def scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     """scale · a @ b, with the scale inside the product: (n, i, j), (n, j, k) to (n, i, k)."""
-    return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=scale)
+    return torch.baddbmm(a.new_empty(1, 1, 1), a, b, beta=0, alpha=scale)  # 0: unread
 
 
 # %%
@@ -457,7 +461,7 @@ duels.loc["attention by hand"]
 # 2. subtract $1-\varepsilon$, times `total`, at each label;
 # 3. take two products, and divide their narrow results by `total`.
 #
-# The gradients are ready before the backward pass begins. In validation nobody needs them, and a `Function` can't tell: it isn't told of `torch.no_grad()`. So the caller says whether they are `wanted`. (For GPUs see Cut Cross-Entropy, Wijmans et al. 2024.)
+# The gradients are ready before the backward pass begins. In validation nobody needs them, and a `Function` can't tell: it isn't told of `torch.no_grad()`. So the caller says whether they are `wanted`. It gives real rows only, no padding. (For GPUs see Cut Cross-Entropy, Wijmans et al. 2024.)
 
 
 # %%
@@ -503,11 +507,11 @@ class LinearCrossEntropy(Function):
             logits = affine(rows, factors, offset, onednn)  # (n, V)
             right = logits.gather(1, label).to(kind)  # (n, 1)
             highest, total = exponentials_(logits, kind)  # (n, 1) each; the logits are P·total now
-            log_z = highest + total.log()
+            log_z = highest + total.log()  # log Σ exp z of each row
             nll += (log_z - right).sum()
             spread += (log_z.squeeze(1) - rows.to(kind) @ mean_weight - mean_bias).sum()
             if wanted:
-                # At the labels here, not after the products, whose results are rounded.
+                # Before the products: later it would be a small difference of two rounded numbers.
                 logits.scatter_(1, label, ((right - highest).exp() - certain * total).to(x.dtype))
                 by_rows.copy_(affine(logits, factors.T, None, onednn) / total)
                 by_weight += logits.T @ (rows / total).to(x.dtype)
@@ -553,7 +557,7 @@ for precision, reports in both.items():
 duels.loc["loss in chunks"]
 
 # %% [markdown]
-# Both keep 10 MiB for weights and rows, the textbook the logits as well. In the whole step more is saved: on its way back the textbook's loss holds five tensors as large as the logits at once, 320 MiB (a test counts them). The rest isn't traced.
+# Both keep 10 MiB: the textbook the rows and the weights, ours their gradients, which are as large. The textbook keeps the logits as well. In the whole step more is saved: on its way back the textbook's loss holds five tensors as large as the logits at once, 320 MiB (a test counts them). The rest isn't traced.
 #
 # ## bfloat16
 #
@@ -572,7 +576,7 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 # %% [markdown]
-# **Predict.** Products are 60% of our step in float32, and on the machine of the record `speed-peers` a large product in bf16 runs at six times the rate. How many times as long does a step take in float32?
+# **Predict.** By the profiler, products are 60% of our step in float32. On the machine of the record `speed-peers` a large product in bf16 runs at six times the rate. How many times as long as in bf16 does a step take there in float32?
 
 # %%
 account = pd.DataFrame(record["accounts"])  # seconds of a step by kind, as in chapter 11
@@ -580,7 +584,7 @@ products = account.iloc[:2].sum() / account.sum()  # matrix products and attenti
 peers = load_record("speed-peers")
 gain, wide = peers["matrix_rate_bf16"] / peers["matrix_rate"], peers["reports"]["ours, float32"]
 most = 1 / (1 - products["float32"] + products["float32"] / gain)
-print(f"{products['float32']:.0%} at {gain:.1f} times the rate: at most {most:.2f} times")
+print(f"{products['float32']:.0%} at {gain:.1f} times the rate: about {most:.2f} times")
 print(f"measured: {wide['times']:.2f} ({min(wide['rounds']):.2f} to {max(wide['rounds']):.2f})")
 
 # %% [markdown]
@@ -625,7 +629,7 @@ duels.loc[["freed memory kept", "the fused Adam"]]
 switches_chart(duels.reset_index())
 
 # %% [markdown]
-# Dropout's random numbers are worth most in both precisions. Of 16 lines, five are clear, five are likely, and six tell nothing. "Can't tell" is not "worth nothing": to see two percent takes more rounds. (`python -m scripts.bench.training steps --rounds 9` repeats the duels on your machine.)
+# Dropout's random numbers are worth most in both precisions. Of 16 lines, five are clear, five are likely (in one of them, oneDNN in float32, the part costs time), and six tell nothing. "Can't tell" is not "worth nothing": to see two percent takes more rounds. (`python -m scripts.bench.training steps --rounds 9` repeats the duels on your machine.)
 #
 # **Predict.** How many times as long as ours does the textbook's code take for a real token: padded, in buckets, and under `torch.compile`?
 
@@ -640,7 +644,7 @@ pd.DataFrame(table, index=["times as long as ours", "lowest", "highest"]).T.roun
 #
 # ## Where the time goes now
 #
-# > **In short.** In float32 most of our step is products. In bf16 copies and Python come to the front.
+# > **In short.** In float32 most of our step is products. In bf16 Python, elementwise work and copies come to the front.
 #
 # Chapter 11's account of a step, in milliseconds, freed memory kept. **Predict** which rows shrink.
 
@@ -652,11 +656,11 @@ print(*(f"{name}: {share:.0%} is products" for name, share in products.items()),
 # %% [markdown]
 # In float32 our products take as long as the textbook's. What shrinks is around them: random bits (ours come from NumPy, under "Python"), LayerNorm, sums.
 #
-# In bf16 the matrix products fall to a quarter, not to a sixth. Copies and Python now take more.
+# In bf16 the matrix products fall to a quarter, not to a sixth. Copies grow, as numbers change their format; with Python they now take more than all products.
 #
 # ## Against others
 #
-# > **In short.** Same sizes, same batches, same machine, in turns; each program at its best setting.
+# > **In short.** The same batches on the same machine, in turns; of each program the best of the settings that were tried.
 #
 # The others run in float32 and under `autocast`, as they come and with freed memory kept. All get the same three batches, a size that was tuned for nobody. Not equal: ours has the fused Adam, worth a few percent in bf16, and the others PyTorch's default. And x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
 
@@ -688,7 +692,7 @@ print(f"all in float32 with memory kept: the best of the others takes {kept:.2f}
 #
 # ## Summary
 #
-# - A trick counts if outputs and gradients stay the same, and its ratio is clear of what two equal programs show.
+# - A trick counts if outputs and gradients stay the same, and its ratio is clear of what two equal programs show. By this rule four count: dropout, LayerNorm, the loss, attention. The others stay on, unproved.
 # - Batching by length is worth more than all tricks together; of these, dropout's random numbers come first.
 # - A backward pass by hand keeps only what it needs, and `gradcheck` tests it.
 # - bf16 shrinks the products alone.

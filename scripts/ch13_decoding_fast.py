@@ -21,12 +21,12 @@
 # | | |
 # |---|---|
 # | In the paper | §6.1 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
-# | Time | 12 minutes to read, 35 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 45 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 12 · Going fast](ch12_going_fast.ipynb) · [Chapter 14 · Leaving home](ch14_leaving_home.ipynb) |
 #
 # *If you read only three cells:* `write_and_leave`, the matrix of *A family tree instead of copies*, the chart of *Against others*.
 #
-# Shapes: **B** batch, **T** target length, **D** `d_model`, **V** vocabulary; **K** prefixes of a beam, **k** of them at this step (1, then K), **L** cached tokens of a sentence, **N** rows of a step (B, or B·k). In `best_logits`, k is `topk`'s: how many are wanted.
+# Shapes: **B** batch, **T** target length, **D** `d_model`, **V** vocabulary; **K** the beam's width, **k** how many prefixes a sentence has at this step (1 at the first, then K), **L** cached tokens of a sentence, **N** rows of a step (B, or B·k). In `best_logits`, k is `topk`'s: how many are wanted.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -91,7 +91,7 @@ torch.set_default_dtype(torch.float64)
 # | `greedy_decode`, `beam_search` | `cached_greedy`, `cached_beam_search` | [`scripts/engine/searching.py`](../scripts/engine/searching.py) |
 # | `decode_rows` | `search_rows` | [`scripts/engine/translating.py`](../scripts/engine/translating.py) |
 #
-# In double precision twins must write the same tokens (`tests/test_engine_decoding.py`). The cells *count* what each idea saves; seconds come from a record, at the end.
+# In double precision twins must write the same tokens (`tests/test_engine_decoding.py`). Most cells *count* what an idea saves; seconds come from a record, at the end.
 #
 # ## Finished sentences leave
 #
@@ -108,6 +108,7 @@ def close_gaps(going: Tensor) -> Tensor:
     """Which of a batch's rows go on, where going (B,) says so: the last ones take the places of the ended."""
     left = int(going.sum())
     rows = torch.arange(left, device=going.device)
+    # Gaps among the first `left` places, and rows behind them that go on: there are as many.
     rows[~going[:left]] = left + going[left:].nonzero().squeeze(1)
     return rows
 
@@ -117,7 +118,7 @@ going = torch.tensor([True, False, True, True, False, False, True])
 print("going on:", going.nonzero().squeeze(1).tolist(), " new batch:", close_gaps(going).tolist())
 
 # %% [markdown]
-# Only row 6 moves, into the gap at place 1. Now the loop. New since chapter 8's `write_one_by_one` are the last `if`, and `live`: which source each row belongs to.
+# Only row 6 moves, into the gap at place 1. (`CachedDecoding` copies that row alone; chapter 8's `CopiedCache`, to stay short, all of them.) Now the loop. New since chapter 8's `write_one_by_one` are the last `if`, and `live`: which source each row belongs to.
 
 # %%
 ALMOST = 0.9  # a batch is packed anew when no more than this share of it is unfinished
@@ -165,16 +166,6 @@ trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
 sources = [source_ids(german, trained.tokenizer) for german in sentences]
 
 
-class LeavingCache(CopiedCache):
-    """Chapter 8's cache, of which sources can leave."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with the sources numbered rows (n,) alone."""
-        each = self.past.size(2) // self.sources  # prefixes of a source
-        self.copy_rows((rows.unsqueeze(1) * each + torch.arange(each)).flatten())
-        self.sources = len(rows)
-
-
 def watched(
     way: Callable, trained: Trained, sources: Sequence[Sequence[int]]
 ) -> tuple[list[list[int]], list[Tensor]]:
@@ -186,7 +177,7 @@ def watched(
         return decoding.logits(x).argmax(dim=-1), None
 
     with torch.no_grad():
-        decoding = LeavingCache(trained.model.double().eval(), src, padding_mask(src))
+        decoding = CopiedCache(trained.model.double().eval(), src, padding_mask(src))
         ids, _ = way(decoding, src, 2 * src.size(1) + 10, choose)
     return [until_end(row) for row in ids.tolist()], seen
 
@@ -226,7 +217,7 @@ for order, rows in orders.items():
 pd.DataFrame(table)
 
 # %% [markdown]
-# Hardly a row, but every eighth step, and half of the padding. `search_rows` sorts whole files.
+# It saves hardly a row, but one step in eight, and half of the padding. `search_rows` sorts whole files.
 #
 # ## What can be done once
 #
@@ -273,7 +264,10 @@ class FamilyTree:
 # %%
 tree, cached = FamilyTree(sources=1), []
 steps = [
-    (["<s>"], [0, 0, 0]),  # new tokens, and which prefix each survivor of the step continues
+    (
+        ["<s>"],
+        [0, 0, 0],
+    ),  # tokens read; then, for each survivor, which of these prefixes it continues
     (["the", "a", "one"], [1, 0, 0]),
     (["dog", "dog", "hound"], [0, 0, 2]),
     (["sleeps", "is", "sleeps"], None),
@@ -313,7 +307,7 @@ for j, own in enumerate(family):  # own (L,): which tokens are prefix j's
 # | moved at each step | all of it | `ancestors` |
 # | queries times keys | K·T | K·L ≈ K²·T |
 #
-# The tree multiplies K times as much, mostly for tokens that are then hidden. But a processor multiplies many numbers in the time of a trip to memory. Only for a very wide beam should copying win.
+# The tree multiplies K times as much, mostly for tokens that are then hidden. But a processor multiplies many numbers in the time of a trip to memory. We expect copying to win for a very wide beam only (not measured here).
 #
 # ## The largest of many logits
 #
@@ -365,7 +359,7 @@ print(f"of 8,192 logits, topk(8) sees {maxima + near}: {maxima} maxima and {near
 #
 # > **In short.** Greedy decoding wants one token of 8,192, and no probability. Let a coarse, cheap product propose a few, compute those exactly, and prove that no other can be larger.
 #
-# The logits are a step's largest product: $x$ (N, D) with the table $W$ (V, D). Rounded to whole numbers of 8 bits, the table takes a quarter of the memory, and a processor multiplies four such numbers in the room of one. How large can the mistakes be? With $\hat x$ and $\hat w$ for the rounded row and column:
+# The logits are a step's largest product: $x$ (N, D) with the table $W$ (V, D). Rounded to whole numbers of 8 bits, the table takes a quarter of float32's memory, and a processor multiplies four such numbers in the room of one. How large can the mistakes be? With $\hat x$ and $\hat w$ for the rounded row and column:
 #
 # $$x\cdot w - \hat x\cdot\hat w = x\cdot(w-\hat w) + (x-\hat x)\cdot\hat w$$
 #
@@ -449,7 +443,7 @@ class Screen:
         unit = grid * self.unit
         rough = torch._int_mm(whole.to(torch.int8), self.table)  # (N, V)
         rough += (self.bias / unit).round_().to(torch.int32)  # wrong by half a unit
-        return rough, unit, 1.001 * error + unit  # float32 rounds norms by far less than 0.001
+        return rough, unit, 1.001 * error + unit  # a little to spare, for rounded norms and bias
 
     def candidates(self, rough: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
         """What may be the largest of coarse outputs (N, V) that are wrong by up to error (N,): rows, places (P,)."""
@@ -481,11 +475,11 @@ if exact_in_8_bits():
     assert (full.amax(dim=1, keepdim=True) - found < 1e-4).all()
 
 # %% [markdown]
-# The two agree but for ties within float32's rounding. Only greedy search can use this: a beam needs every logit, for the log-sum-exp.
+# Where the machine has such products, `Screen` and the whole product choose the same token, or one whose logit is less than 0.0001 smaller. Only greedy search can use this: a beam needs every logit, for the log-sum-exp.
 #
 # ## When may a beam stop?
 #
-# > **In short.** The usual rule stops after K endings, and can miss a better text that is still unfinished. A bound on what such texts can reach makes the stop safe.
+# > **In short.** Chapter 8's rule stops after K endings, and can miss a better text that is still unfinished. A bound on what such texts can reach makes the stop safe.
 #
 # A phrase book in which the usual rule fails, with a beam of 2. (α = 0: probabilities decide.) **Predict.** Which text is the best of all? Does the beam drop it?
 
@@ -532,9 +526,9 @@ for words, p in every_sentence(NEXT_WORD):  # the last word is </s>
         so_far += math.log(NEXT_WORD[before][word])
         for alpha in (0.0, 0.3, 0.6, 1.0):
             score, tried = math.log(p) / len(words) ** alpha, tried + 1
-            for rule, length in zip(broken, (10, t), strict=True):
+            for rule, length in zip(broken, (10, t), strict=True):  # 10: the limit
                 broken[rule] += score > hope(so_far, length, alpha) + 1e-12
-print(f"sentences above their prefix's hope, of {tried}: {broken}")
+print(f"of {tried} (sentence, prefix, α) the text beats the hope in: {broken}")
 assert broken["by the length limit"] == 0 < broken["by the length so far"]
 
 # %% [markdown]
@@ -555,7 +549,7 @@ assert 0.02 < changed / timed["sentences"] < 0.06 and 1.1 < slower < 1.3 and 0 <
 #
 # ## Against others
 #
-# > **In short.** On the same two cores ours is a little behind CTranslate2 in 32 bits, and about half as fast as its 8-bit version. It is 12 times as fast as the textbook: a cache, this chapter's ideas and larger batches together.
+# > **In short.** On the same two cores ours and CTranslate2 in 32 bits are about equally fast, and its 8-bit version is about twice as fast. Ours is 12 times as fast as the textbook: a cache, this chapter's ideas and larger batches together.
 #
 # The race ([`scripts/bench/decoding.py`](../scripts/bench/decoding.py)): 1,000 sentences of Multi30k, on two threads of one machine, in turns, five rounds.
 #
@@ -592,8 +586,8 @@ for beam in (1, 4):
     assert (same == timed["sentences"]).all() and 0.93 < s["ours"] / s["CTranslate2 float32"] < 1
 
 # %% [markdown]
-# - **CTranslate2 in float32** is a few hundredths faster than ours.
-# - **In 8 bits** it gains nearly a factor of two. One text in twenty changes, BLEU by a tenth of a point at most. Our greedy search uses 8 bits only to know where to look.
+# - **CTranslate2 in float32**: its median is a few hundredths ahead of ours, less than the rounds differ among themselves.
+# - **In 8 bits** it gains nearly a factor of two; one text in twenty changes, BLEU by a tenth at most.
 # - **A cache** is the largest step, about 3.7 times, as far as two programs can be compared. The three times from Marian to ours are this chapter's ideas, larger batches and a leaner program together.
 # - All that run our weights in float32 wrote the same 1,000 texts.
 #
@@ -619,7 +613,7 @@ for beam, name in (("1", "greedy"), ("4", "beam 4")):
     assert beam == "4" or spent["products"] + spent["8-bit product"] < least_time
 
 # %% [markdown]
-# In greedy search the products (blue and orange) stay *below* the mark: the screen spares it most logits. In the beam they lie above it: a step has few rows for all the weights it reads.
+# In greedy search the products (blue and orange) stay *below* the mark: the screen spares it most logits. In the beam, which needs every logit, they lie above it.
 #
 # ## Summary
 #
@@ -631,7 +625,7 @@ for beam, name in (("1", "greedy"), ("4", "beam 4")):
 #
 # ## What the paper did that we don't
 #
-# It allows an output as long as the input plus 50 (§6.1). Ours allows twice the longest input of the batch plus 10.
+# It allows an output as long as the input plus 50, and ends earlier where possible (§6.1). Ours allows twice the longest input of the batch plus 10.
 #
 # ## Exercises
 #

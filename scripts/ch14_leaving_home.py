@@ -21,14 +21,14 @@
 # | | |
 # |---|---|
 # | In the paper | nothing: it ends with the trained model |
-# | Time | 12 minutes to read, 35 with the code; about 20 seconds to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; about 20 seconds to run on a CPU |
 # | Before, after | [Chapter 13 · Decoding fast](ch13_decoding_fast.ipynb) · [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) |
 #
 # *If you read only three cells:* the picture of *Two graphs*, `host_greedy`, the sentences of *What a recording freezes*.
 #
-# You need chapters 4 to 8. Chapters 11 to 13 can be skipped. Install the other programs with `pip install -e '.[export]'`; cells that need one ask `have_packages`.
+# You need chapters 4 to 8. Chapters 11 to 13 can be skipped (`cached_beam_search` finds what chapter 8's `beam_search` finds, faster). Install the other programs with `pip install -e '.[export]'`; cells that need one ask `have_packages`.
 #
-# Shapes: **B** batch, **S** source length, **T** tokens so far, **D** `d_model`, **H** heads, **V** vocabulary. New here: **N** decoder layers, and **R** rows of a step: R = B, or up to B · beam.
+# Shapes: **B** batch, **S** source length, **T** tokens so far, **D** `d_model`, **H** heads, **d_k** = D / H, **V** vocabulary. New here: **N** decoder layers, and **R** rows of a step: R = B, or up to B · beam.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -83,7 +83,7 @@ from scripts.engine.searching import cached_beam_search
 # %% [markdown]
 # ## What has to leave
 #
-# > **In short.** A translator is four things: numbers, a list of operations, a search, and a tokenizer. For each of them somebody has to say who brings it.
+# > **In short.** A translator is four things: numbers, a list of operations, a search, and a tokenizer. For each it must be settled who brings it.
 #
 # PyTorch is made for training. A phone or a web page wants none of it. Below, the *exporter* writes files, from Python; the *host* is the program that runs them.
 #
@@ -167,7 +167,7 @@ class OnnxDecoderStep(nn.Module):
 
 
 # %% [markdown]
-# Check, still in PyTorch: step by step, the two modules must give the logits that the whole model gives in one pass. **Predict.** The first sentence has how many numbers in `past` when its third token is read? (H = 4, d_k = 32.)
+# Check, still in PyTorch: step by step, the two modules must give the logits that the whole model gives in one pass. **Predict.** How many numbers does `past` hold for the first sentence when the third token is read (`<s>` is the first)? (N = 2, H = 4, d_k = 32.)
 
 # %%
 first, mask = src[:1], padding_mask(src[:1])  # (1, S), (1, 1, S)
@@ -209,7 +209,7 @@ STEP_SIZES = {  # which dimensions of a step's inputs and outputs vary, and thei
 def record_graph(
     module: nn.Module, inputs: dict[str, Tensor], outputs: list[str], sizes: dict[str, dict]
 ) -> Any:
-    """`module` as an ONNX graph (a ModelProto), recorded on example `inputs`.
+    """`module` as an ONNX graph (the package onnx calls it a ModelProto), recorded on example `inputs`.
 
     `sizes` names for each input and output the dimensions that may vary.
     Raises ValueError where the package onnx is missing.
@@ -254,7 +254,7 @@ def step_graph(model: EncoderDecoder, kind: type[OnnxDecoderStep] = OnnxDecoderS
 
 
 # %% [markdown]
-# A graph names its operations, so they can be counted. Matrix products, for instance: in a decoder layer self-attention has 4 projections and 2 products more (scores, and the mix of values). Cross-attention finds its keys and values ready. The feed-forward layer has 2. **Predict.** How many matrix products does the graph of a step hold?
+# A graph names its operations, so they can be counted. Matrix products, for instance: in a decoder layer self-attention has 4 projections and 2 products more (scores, and the mix of values). Cross-attention finds its keys and values ready. The feed-forward layer has 2. **Predict.** How many matrix products does the graph of a step hold? (The encoder's has 8 a layer, and 2 for the keys and values of each decoder layer.)
 
 
 # %%
@@ -355,15 +355,15 @@ if have_packages("onnx", "onnxruntime"):
     print("the same tokens in all forty")
 
 # %% [markdown]
-# None. Rounding tips a choice only where two tokens are almost equally good, and there nobody would be wrong. The tests ask for equal tokens on 200 sentences.
+# None. Rounding tips a choice only where two tokens are almost equally good, and there either would do. The tests ask for equal tokens on 200 sentences.
 #
 # ## What a recording freezes
 #
 # > **In short.** A Python number in the module's code becomes a constant in the graph. The export succeeds, the shapes fit, and the sentences are wrong. A warning tells of it, among others that are harmless.
 #
-# **Pitfall.** Our step's `position` is a tensor. If it passes through `int()` on its way, as in `pe[int(position)]`, the recording notes the example's value, 2, and every token stands for ever at position 2.
+# **Pitfall.** Our step's `position` is a tensor. If it passes through `int()` on its way, as in `pe[int(position)]`, the recording notes the example's value (`step_graph` records with T = 2), and every token stands for ever at position 2.
 #
-# PyTorch warns of each tensor that becomes a Python number, also of √d_k (a `float`) and of a check of lengths (a `bool`), which may well be frozen. One gets used to such warnings, and silences all. `record_graph` silences all but those of an integer.
+# PyTorch warns of each tensor that becomes a Python number, also of √d_k (a `float`) and of a check of lengths (a `bool`), which are rightly frozen. One gets used to such warnings, and silences all. `record_graph` silences all but those of an integer.
 
 
 # %%
@@ -392,9 +392,9 @@ if have_packages("onnx", "onnxruntime"):
     assert 0 < same < len(rows) / 2
 
 # %% [markdown]
-# Fluent English, and some of it right: one would look for the fault in the training. (The newer exporter, tried with PyTorch 2.13, kept `int(position)` as an operation, and was right.)
+# No: English phrases, and some sentences wholly right. One would look for the fault in the training. (The newer exporter, tried with PyTorch 2.13, kept `int(position)` as an operation, and was right.)
 #
-# Without the warning, a check at *other* sizes than the recorded ones notices it. `graph_gap` compares one step on random inputs. Here R and S aren't the example's 3 and 5, and T runs from 0 to 7. **Predict.** Where does the frozen graph pass?
+# Without the warning, a check at *other* sizes than the recorded ones notices it. `graph_gap` compares one step on random inputs. Here R and S aren't the example's 3 and 5, and T is 0, 1, 2 and 7. **Predict.** Where does the frozen graph pass?
 
 
 # %%
@@ -523,9 +523,10 @@ if have_packages("ctranslate2"):
     best = [list(hypotheses[0].ids) for hypotheses in beams]
     assert search() == wanted and search(beam=4) == best
     print("greedy, and a beam with our settings: the same tokens in all sentences")
+    # By CTranslate2's own names, which override ours:
     for name, value in {"beam_size": 2, "length_penalty": 1, "min_decoding_length": 1}.items():
         changed = sum(a != b for a, b in zip(search(beam=4, **{name: value}), best, strict=True))
-        print(f"{name}={value}: {changed} other texts")
+        print(f"{name}={value}: texts that change: {changed}")
 
 # %% [markdown]
 # Before you compare two programs, make their settings equal.
@@ -547,13 +548,13 @@ for report in race["reports"]:
         assert 45 <= changed <= 55
 
 # %% [markdown]
-# About one in twenty. So in 8 bits one can't promise the same tokens. ([Chapter 13](ch13_decoding_fast.ipynb) has their BLEU, and the time that this saves.)
+# About one in twenty. So in 8 bits one can't promise the same tokens.
 #
 # ## In the browser
 #
 # > **In short.** ONNX Runtime exists for browsers, too. Two such graphs, a loop in JavaScript, and a model becomes a web page: no sentence leaves the reader's machine.
 #
-# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the Multi30k model. Its encoder's graph is the one above. Its step's graph has one output more: where cross-attention looked. Weights travel in 16 bits, as the model is stored, so nothing is lost.
+# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the Multi30k model. Its encoder's graph is the one above. Its step's graph has one output more: where cross-attention looked. Weights travel in 16 bits, as they are stored.
 #
 # Its loop is `host_greedy` in another language:
 #
@@ -565,7 +566,7 @@ for report in race["reports"]:
 # | keep the longer past | `logits, past = …` | `this.past = found.present` |
 # | a beam's survivors | `past[:, :, origin]` (exercise 1) | `pickRows(this.Tensor, this.past, origin)` |
 #
-# The last line is all that a beam needs *of the graphs*: after each step the rows of `past` follow the prefixes that survived. Scores, the choice among all continuations, and ended texts are the host's business.
+# A beam repeats `cross` and `src_mask` once. After that the last line is all that it needs *of the graphs*: after each step the rows of `past` follow the prefixes that survived. All else is the host's business.
 #
 # **Pitfall.** The tokenizer is a part of the model, and the vocabulary isn't the tokenizer. With the list of pieces alone, "take the longest piece that fits" looks right. But the model was trained on another cut: pairs merged in chapter 7's order.
 
@@ -597,7 +598,7 @@ for name, ids, text in (("right", rows[i], texts[i]), ("slip", slipped[i], other
     print(f"{name}: {' '.join(map(tokenizer.processor.id_to_piece, ids[:8]))} … → {text}")
 
 # %% [markdown]
-# Both exports are a command, too: `python -m scripts.export FOLDER`. And where a program can call Python, `python -m scripts.translate` is enough: it reads standard input, and one line comes out for each that goes in, empty ones too.
+# Both exports are a command, too: `python -m scripts.export FOLDER`. And where a program can start another, `python -m scripts.translate` is enough: for each line in it writes one line.
 #
 # ## Summary
 #
@@ -605,7 +606,7 @@ for name, ids, text in (("right", rows[i], texts[i]), ("slip", slipped[i], other
 # - ONNX: one graph for the source, one for a step. `present` of one step is `past` of the next, and the loop belongs to the host.
 # - A recording freezes what isn't a tensor. Heed the warning, and check at sizes that were not recorded.
 # - CTranslate2: weights by name. Its defaults are other than ours, and a comparison needs equal settings.
-# - In float32 all programs wrote the same tokens on every sentence that we tried. In 8 bits one text in twenty changed.
+# - In float32 ONNX Runtime, CTranslate2 and the page (`tests/test_living.py`) wrote the same tokens on every sentence that we tried.
 # - The tokenizer leaves with the model.
 #
 # ## Exercises

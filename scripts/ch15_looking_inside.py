@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §4 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (its last paragraph), and the figures of its appendix |
-# | Time | 13 minutes to read, 35 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 14 · Leaving home](ch14_leaving_home.ipynb) · [Chapter 16 · Intervening](ch16_intervening.ipynb) |
 #
 # *If you read only three cells:* the explorer, the panels of *Numbers, not only pictures*, the chart at the end of *Cross-attention as word alignment*.

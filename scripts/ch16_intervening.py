@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | Figures 3 to 5 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), which show heads and test none |
-# | Time | 13 minutes to read, 35 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) · [Chapter 17 · A small GPT](ch17_small_gpt.ipynb) |
 #
 # *If you read only three cells:* the chart of *Likelihood, a finer scale*, the chart of *Patching*, the table of *The weight is not the contribution*.

@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | nothing: [Attention Is All You Need](https://arxiv.org/abs/1706.03762) has a decoder only behind an encoder. The decoder alone is Radford et al. (2018), GPT |
-# | Time | 13 minutes to read, 35 with the code; under a minute to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; under a minute to run on a CPU |
 # | Before, after | [Chapter 16 · Intervening](ch16_intervening.ipynb) · [Chapter 18 · One stack](ch18_one_stack.ipynb) |
 #
 # *If you read only three cells:* the class `OneStack`, the samples under *Writing*, the first chart of *On Multi30k*.

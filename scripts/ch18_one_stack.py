@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §3.1 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) has two stacks; here is what one can do. The encoder alone is Devlin et al. (2019), BERT |
-# | Time | 13 minutes to read, 35 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 17 · A small GPT](ch17_small_gpt.ipynb) · [Chapter 19 · Ablations](ch19_ablations.ipynb) |
 #
 # *If you read only three cells:* the three maps of *One layer, three masks*, the function `asked_pairs`, the table of *Side by side*.

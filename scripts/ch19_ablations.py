@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §6.2 and Table 3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
-# | Time | 13 minutes to read, 35 with the code; a quarter of a minute to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; a quarter of a minute to run on a CPU |
 # | Before, after | [Chapter 18 · One stack](ch18_one_stack.ipynb) · [Chapter 20 · Scaling](ch20_scaling.ipynb) |
 #
 # *If you read only three cells:* `drop_scale`, `STUDY_ROWS`, the chart of *What the recorded runs show*.

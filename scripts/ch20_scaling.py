@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | Table 3, rows (C), of [Attention Is All You Need](https://arxiv.org/abs/1706.03762); laws came three years later |
-# | Time | 11 minutes to read, 30 with the code; a quarter of a minute to run on a CPU |
+# | Time | 20 minutes to read, 40 with the code; a quarter of a minute to run on a CPU |
 # | Before, after | [Chapter 19 · Ablations](ch19_ablations.ipynb) · [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb) |
 #
 # *If you read only three cells:* `fit_power_law`, the chart of *Size*, the chart of *Data*.

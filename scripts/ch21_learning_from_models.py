@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | nothing: [Attention Is All You Need](https://arxiv.org/abs/1706.03762) learns from people's pairs alone |
-# | Time | 14 minutes to read, 40 with the code; half a minute to run on a CPU |
+# | Time | 20 minutes to read, 45 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 20 · Scaling](ch20_scaling.ipynb) · [Chapter 22 · Today's block](ch22_todays_block.ipynb) |
 #
 # *If you read only three cells:* the chart of *What the teacher doubts*, the table of *Who is pushed up, who down*, the chart of *All rows at once*.

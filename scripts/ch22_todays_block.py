@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), revisited; newer papers in place |
-# | Time | 13 minutes to read, 35 with the code; 15 seconds to run on a CPU |
+# | Time | 20 minutes to read, 45 with the code; 15 seconds to run on a CPU |
 # | Before, after | [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb) · [Chapter 23 · Long memory](ch23_long_memory.ipynb) |
 #
 # *If you read only three cells:* `rotated`, `TodaysAttention`, the encoder layer in PyTorch's own functions.

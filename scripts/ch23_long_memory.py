@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §3.2 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), and Table 1's "restricted" row; the later papers are named where they are used |
-# | Time | 15 minutes to read, 45 with the code; a quarter of a minute to run on a CPU |
+# | Time | 20 minutes to read, 50 with the code; a quarter of a minute to run on a CPU |
 # | Before, after | [Chapter 22 · Today's block](ch22_todays_block.ipynb) · [Chapter 24 · Experts](ch24_experts.ipynb) |
 #
 # *If you read only three cells:* the chart of *What a token costs*, `delta_attention`, the forward pass of `TiledAttention`.

@@ -21,7 +21,7 @@
 # | | |
 # |---|---|
 # | In the paper | §3.3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), the feed-forward layer; the later papers are named where they are used |
-# | Time | 10 minutes to read, 25 with the code; a quarter of a minute to run on a CPU |
+# | Time | 15 minutes to read, 30 with the code; a quarter of a minute to run on a CPU |
 # | Before | [Chapter 23 · Long memory](ch23_long_memory.ipynb); this is the last chapter |
 #
 # *If you read only three cells:* `dispatch`, the chart of *Keeping the experts busy*, the table of *What else there is*.

@@ -184,7 +184,7 @@ def growth_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
         panels.append(alt.layer(*layers).properties(width=230, height=170))
     return titled(
         alt.concat(*panels, columns=2),
-        "Up to 256 tokens the length costs little; width costs the most",
+        "At a fixed number of tokens length costs little; width grows fastest",
         "The textbook's step, as multiples of its cost at each axis's smallest value. Both axes "
         "of each panel are logarithmic: a straight line is a power. Dashed: slope 1.",
     )

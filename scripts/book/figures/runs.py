@@ -109,8 +109,9 @@ def ingredient_chart(
     return titled(
         alt.layer(band, dots).properties(width=440, height=26 * len(order)),
         title,
-        "Each point is a run; the band spans the recipe's own seeds. Told apart means: by all "
-        f"{len(order) - 1} tests together. Narrow model, {record['config']['epochs']} epochs.",
+        "Each point is a run; the band spans the recipe's own seeds. Told apart: its p passes a "
+        f"stricter bar, for {len(order) - 1} tests. Narrow model, "
+        f"{record['config']['epochs']} epochs.",
         wrap=78,
     )
 
