@@ -123,7 +123,7 @@ def decoding_speed_chart(record: dict[str, Any], rounds: int = 5) -> alt.TopLeve
     )
     return titled(
         alt.layer(bars_, ranges, numbers).properties(width=420, height=alt.Step(20)),
-        "About as fast as CTranslate2 in 32 bits, about half as fast as in 8",
+        "Ours: about as fast as CTranslate2 in 32 bits, half as fast as in 8",
         f"Medians of {rounds} rounds on {record['sentences']:,} sentences; black lines run from "
         "the slowest round to the fastest. The exact stop concerns a beam only. Batch sizes "
         "differ: see the table.",
