@@ -337,7 +337,7 @@ import resource, threading, torch
 from scripts.ch12_going_fast import keep_memory
 
 kept, faults = keep_memory(), []
-for _ in range(2):
+for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     thread = threading.Thread(target=torch.ones, args=(20_000_000,))  # 80 MB, 19,500 pages
     thread.start()
@@ -348,11 +348,14 @@ print(int(kept), *faults)
 
 
 def test_memory_is_kept_from_one_thread_to_the_next():
-    """The second thread gets the first one's pages: where it has a heap of its own, all are new."""
+    """A later thread gets the first one's pages: where each has a heap of its own, all are new.
+
+    Not each of them: a little that was put behind the freed block may leave too small a room.
+    """
     command = [sys.executable, "-c", THREADS_THAT_COME_AND_GO]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    kept, first, second = map(int, answer.split())
-    assert not kept or second < first / 5
+    kept, first, *later = map(int, answer.split())
+    assert not kept or min(later) < first / 5
 
 
 # Static shapes
