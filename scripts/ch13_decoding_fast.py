@@ -263,11 +263,8 @@ class FamilyTree:
 
 # %%
 tree, cached = FamilyTree(sources=1), []
-steps = [
-    (
-        ["<s>"],
-        [0, 0, 0],
-    ),  # tokens read; then, for each survivor, which of these prefixes it continues
+steps = [  # tokens read; then, for each survivor, which of these prefixes it continues
+    (["<s>"], [0, 0, 0]),
     (["the", "a", "one"], [1, 0, 0]),
     (["dog", "dog", "hound"], [0, 0, 2]),
     (["sleeps", "is", "sleeps"], None),
