@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from tqdm import tqdm
 
@@ -118,6 +118,8 @@ class TranslateOptions(ModelOptions):
     """A file to translate, a sentence a line; by default standard input."""
     nbest: int | None = None
     """Print the N best of each line's beam, as Moses does: NUMBER FROM 0 ||| TEXT ||| SCORE."""
+    precision: Literal["auto", "float32", "bf16", "int8"] = "auto"
+    """Of products; auto: the fastest here that keeps BLEU, but float32 with --sample."""
     scores: bool = False
     """Print TEXT, a tab, SCORE: log-probability / length^alpha."""
 

@@ -6,48 +6,104 @@ cache, and a family tree says whose is what. `engine.searching` searches with it
 """
 
 import functools
-import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.ch01_attention import subsequent_mask
-from scripts.ch02_multi_head_attention import merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
-from scripts.ch06_training import PAD
 from scripts.ch11_where_the_time_goes import affine, suits_onednn
-from scripts.ch12_going_fast import Layout, scaled_product
+from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, Screen, exact_in_8_bits
 from scripts.engine.fast import FAST_PATH, switches_for
+from scripts.engine.kernels import attend, round_rows, scale_sums
+
+FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
 
 
 class Packed:
     """Linear maps of the same rows as one product, with the weights laid out for it beforehand."""
 
     def __init__(self, *linears: nn.Linear):
-        self.weight = torch.cat([linear.weight.detach() for linear in linears])  # (F, D)
+        weight = torch.cat([linear.weight.detach() for linear in linears])  # (F, D)
         self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
-        self.onednn = suits_onednn(self.weight)
-        if self.onednn:
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        self.table = weight.T.contiguous()  # (D, F)
+        self.onednn = suits_onednn(weight)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.onednn else weight
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x·Wᵀ + b: x (N, D) to (N, F)."""
-        return affine(x, self.weight, self.bias, self.onednn)
+    def __call__(
+        self,
+        x: Tensor,
+        norm: nn.LayerNorm | None = None,
+        more: Tensor | None = None,
+        relu: bool = False,
+    ) -> Tensor:
+        """norm(x)·Wᵀ + b, plus `more` or cut at 0: x (N, D) to (N, F)."""
+        x = x if norm is None else FAST_PATH.norm(norm, x)
+        if self.onednn and len(x) > FEW:
+            if more is not None:
+                given = (x, more, self.weight, self.bias, "add")
+                return torch.ops.mkldnn._linear_pointwise.binary(*given)
+            return affine(x, self.weight, self.bias, onednn=True, relu=relu)
+        if more is not None:
+            return torch.addmm(more, x, self.table).add_(self.bias)
+        y = torch.addmm(self.bias, x, self.table)
+        return y.relu_() if relu else y
 
-    def relu(self, x: Tensor) -> Tensor:
-        """max(0, x·Wᵀ + b), in one pass where oneDNN does it: x (N, D) to (N, F)."""
-        if self.onednn:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "relu", [], "")
-        return self(x).relu_()
 
-    def plus(self, x: Tensor, y: Tensor) -> Tensor:
-        """x·Wᵀ + b + y, in one pass where oneDNN does it: x (N, D) and y (N, F) to (N, F)."""
-        if self.onednn:
-            return torch.ops.mkldnn._linear_pointwise.binary(x, y, self.weight, self.bias, "add")
-        return self(x).add_(y)
+class Packed16(Packed):
+    """The same with factors of 16 bits; sums, and what is added to them, in 32."""
+
+    def __init__(self, *linears: nn.Linear):
+        super().__init__(*linears)
+        self.weight = self.table.T.bfloat16()
+
+    def __call__(
+        self,
+        x: Tensor,
+        norm: nn.LayerNorm | None = None,
+        more: Tensor | None = None,
+        relu: bool = False,
+    ) -> Tensor:
+        """As in `Packed`."""
+        x = x if norm is None else FAST_PATH.norm(norm, x)
+        y = F.linear(x.bfloat16(), self.weight).float().add_(self.bias)
+        y = y if more is None else y.add_(more)
+        return y.relu_() if relu else y
+
+
+class Packed8:
+    """The same with factors of 8 bits: a unit for each row of x, and for each output.
+
+    Its sums of whole numbers are exact; what is lost is rounding, 127 steps to the largest.
+    """
+
+    onednn = False
+
+    def __init__(self, *linears: nn.Linear):
+        weight = torch.cat([linear.weight.detach() for linear in linears])  # (F, D)
+        self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
+        whole, self.units = round_rows(weight)
+        self.table = whole.T  # (D, F)
+
+    def __call__(
+        self,
+        x: Tensor,
+        norm: nn.LayerNorm | None = None,
+        more: Tensor | None = None,
+        relu: bool = False,
+    ) -> Tensor:
+        """As in `Packed`."""
+        whole, unit = round_rows(x, norm)
+        sums = torch._int_mm(whole, self.table)  # (N, F)
+        return scale_sums(sums, unit, self.units, self.bias, more, relu)
+
+
+PACKED = {"float32": Packed, "bf16": Packed16, "int8": Packed8}
 
 
 class PrefixDecoding:
@@ -87,23 +143,6 @@ class PrefixDecoding:
             self.src_mask = self.src_mask[rows]
 
 
-WIDE = 16  # columns that attention has at least: float32 numbers in the widest registers
-
-
-def attend_by_heads(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-    """softmax(QKᵀ/√d_k + hidden)·V: q (B, H, T, d_k), k and v (B, H, S, d_k), to rows (B·T, D).
-
-    `hidden` broadcasts to (B, H, T, S): −∞ where a query must not look, else 0 (§3.2.1, eq. 1).
-    """
-    shape = q.shape
-    q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B·H, T or S, d_k)
-    weights = scaled_product(q, k.mT, q.size(-1) ** -0.5)  # (B·H, T, S)
-    if hidden is not None:
-        weights.view(*shape[:3], -1).add_(hidden)
-    heads = torch.bmm(torch.softmax(weights, dim=-1, out=weights), v)  # (B·H, T, d_k)
-    return merge_heads(heads.view(shape)).flatten(0, 1)
-
-
 def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Tensor:
     """Rows (N, parts·H·d_k) to (parts, B, H, S, d_k). Padding is hidden, and gets the first row."""
     B, S = layout.shape
@@ -111,109 +150,110 @@ def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Ten
     number = number.new_zeros(B * S).index_copy_(0, layout.slots, number)  # of each cell's row
     blocks = torch.arange(parts * heads, device=rows.device).view(parts, 1, heads, 1)
     places = number.view(B, 1, S) * (parts * heads) + blocks  # (parts, B, H, S): of pieces of d_k
-    return F.embedding(places, rows.view(len(rows) * parts * heads, -1))
+    return F.embedding(places, rows.reshape(len(rows) * parts * heads, -1))
 
 
 class PreparedLayer:
     """A layer of the encoder or decoder, made ready for many small steps; rows are (N, D)."""
 
-    def __init__(self, layer: EncoderLayer | DecoderLayer):
+    def __init__(self, layer: EncoderLayer | DecoderLayer, pack: Callable[..., Any]):
         attn = layer.self_attn
         self.connections, self.heads = layer.sublayer, attn.h
-        self.look_back = Packed(attn.project_query, attn.project_key, attn.project_value)
-        self.look_back_out = Packed(attn.project_output)
+        self.look_back = pack(attn.project_query, attn.project_key, attn.project_value)
+        self.look_back_out = pack(attn.project_output)
         if hasattr(layer, "src_attn"):  # a decoder's
-            self.look_across = Packed(layer.src_attn.project_query)
-            self.look_across_out = Packed(layer.src_attn.project_output)
-        self.expand = Packed(layer.feed_forward.expand)
-        self.contract = Packed(layer.feed_forward.contract)
+            self.look_across = pack(layer.src_attn.project_query)
+            self.look_across_out = pack(layer.src_attn.project_output)
+        self.expand = pack(layer.feed_forward.expand)
+        self.contract = pack(layer.feed_forward.contract)
 
-    def into(self, sublayer: int, x: Tensor) -> Tensor:
-        """What a sublayer gets to see: x normalised, or x itself where the norm comes after."""
+    def norm_before(self, sublayer: int) -> nn.LayerNorm | None:
+        """What a sublayer's input passes first; None where the norm comes after."""
         connection = self.connections[sublayer]
-        return FAST_PATH.norm(connection.norm, x) if connection.norm_first else x
+        return connection.norm if connection.norm_first else None
 
     def out_of(self, sublayer: int, x: Tensor) -> Tensor:
         """What leaves the residual sum x."""
         connection = self.connections[sublayer]
         return x if connection.norm_first else FAST_PATH.norm(connection.norm, x)
 
-    def queries_keys_values(self, parts: Tensor) -> Tensor:
-        """What `look_back` gives, as (B, T, 3·D), to (3, B, H, T, d_k)."""
-        return parts.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-
-    def encode(self, x: Tensor, layout: Layout, padding: Tensor | None) -> Tensor:
-        """An encoder layer: the source's rows (N, D) to (N, D)."""
-        parts = spread_by_heads(self.look_back(self.into(0, x)), layout, 3, self.heads)
-        heads = attend_by_heads(*parts, padding)  # (B·S, D)
+    def encode(self, x: Tensor, layout: Layout, real: Tensor | None) -> Tensor:
+        """An encoder layer: the source's rows (N, D) to (N, D); `real` (B, 1, S) hides padding."""
+        q, kv = self.look_back(x, self.norm_before(0)).tensor_split(
+            [x.size(1)], dim=1
+        )  # (N, D), 2·D
+        q = layout.spread(q).flatten(0, 1)  # (B·S, D)
+        heads = attend(q, spread_by_heads(kv, layout, 2, self.heads), real)  # (B·S, D)
         heads = layout.gather(heads.unflatten(0, layout.shape))  # (N, D)
-        return self.feed_forward(1, self.out_of(0, self.look_back_out.plus(heads, x)))
+        x = self.out_of(0, self.look_back_out(heads, more=x))
+        return self.feed_forward(1, x)
 
     def decode(
         self,
         x: Tensor,
         slots: Tensor,
         past: Tensor,
-        hidden: Tensor | None,
+        family: Tensor | None,
         source: Tensor,
-        padding: Tensor | None,
+        real: Tensor | None,
     ) -> Tensor:
         """A decoder layer for k new tokens of each sentence: x (B·k, D) to (B·k, D).
 
-        Their keys and values go into `slots` (2, B, H, k, d_k), a part of `past`
-        (2, B, H, L, d_k), of which `hidden` hides what isn't theirs; `padding` hides parts of
-        `source` (2, B, H, S, d_k).
+        Their keys and values go into `slots` (2, B, H, k, d_k), the last of `past`
+        (2, B, H, L, d_k), of which `family` (B, k, L) says what is theirs; `real` (B, 1, S) says
+        the same of `source` (2, B, H, S, d_k).
         """
-        B = source.size(1)
-        parts = self.look_back(self.into(0, x)).unflatten(0, (B, -1))  # (B, k, 3·D)
-        parts = self.queries_keys_values(parts)  # (3, B, H, k, d_k)
-        slots.copy_(parts[1:])
-        heads = attend_by_heads(parts[0], *past, hidden)  # (B·k, D)
-        x = self.out_of(0, self.look_back_out.plus(heads, x))
-        q = self.look_across(self.into(1, x)).unflatten(0, (B, -1))  # (B, k, D)
-        heads = attend_by_heads(split_heads(q, self.heads), *source, padding)
-        return self.feed_forward(2, self.out_of(1, self.look_across_out.plus(heads, x)))
+        q, kv = self.look_back(x, self.norm_before(0)).tensor_split(
+            [x.size(1)], dim=1
+        )  # (B·k, D), 2·D
+        kv = kv.unflatten(0, (source.size(1), -1)).unflatten(-1, (2, self.heads, -1))
+        slots.copy_(kv.permute(2, 0, 3, 1, 4))
+        x = self.out_of(0, self.look_back_out(attend(q, past, family), more=x))
+        heads = attend(self.look_across(x, self.norm_before(1)), source, real)  # (B·k, D)
+        return self.feed_forward(2, self.out_of(1, self.look_across_out(heads, more=x)))
 
     def feed_forward(self, sublayer: int, x: Tensor) -> Tensor:
         """The last sublayer: x (N, D) to (N, D)."""
-        widened = self.expand.relu(self.into(sublayer, x))  # (N, d_ff)
-        return self.out_of(sublayer, self.contract.plus(widened, x))
+        widened = self.expand(x, self.norm_before(sublayer), relu=True)  # (N, d_ff)
+        return self.out_of(sublayer, self.contract(widened, more=x))
 
 
 class PreparedModel(nn.Module):
     """A model made ready for searching: the same weights, laid out once; later changes are unseen.
 
-    It has the model's own `encode`, `decode` and `generator` as well, for who goes by the formula.
+    Its products take factors of 32, 16 or 8 bits, by `precision`. It has the model's own `encode`,
+    `decode` and `generator` as well, for who goes by the formula.
     """
 
-    def __init__(self, model: EncoderDecoder):
+    def __init__(self, model: EncoderDecoder, precision: str = "float32"):
         super().__init__()
-        self.model, self.generator = model, model.generator
+        self.model, self.generator, self.precision = model, model.generator, precision
         self.encode, self.decode = model.encode, model.decode
-        self.readers = [PreparedLayer(layer) for layer in model.encoder.layers]
-        self.writers = [PreparedLayer(layer) for layer in model.decoder.layers]
+        pack = PACKED[precision]
+        self.readers = [PreparedLayer(layer, pack) for layer in model.encoder.layers]
+        self.writers = [PreparedLayer(layer, pack) for layer in model.decoder.layers]
         attentions = [layer.src_attn for layer in model.decoder.layers]
-        self.source_map = Packed(*(m for a in attentions for m in (a.project_key, a.project_value)))
-        self.vocabulary = Packed(model.generator.proj)
+        self.source_map = pack(*(m for a in attentions for m in (a.project_key, a.project_value)))
+        self.vocabulary = pack(model.generator.proj)
 
     @functools.cached_property
     def screen(self) -> "Screen | None":
         """What finds the likeliest token quickly, where the table is large and products exact."""
         V = len(self.generator.proj.weight)
         suits = V >= 4096 and V % BLOCK == 0 and self.vocabulary.onednn and exact_in_8_bits()
-        return Screen(self.generator.proj) if suits else None
+        return Screen(self.generator.proj) if suits and self.precision == "float32" else None
 
     def read(self, src: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Keys and values of src (B, S), (layers, 2, B, H, S, d_k); the bias that hides padding."""
+        """Keys and values (layers, 2, B, H, S, d_k) of src (B, S), and which are real (B, 1, S)."""
         layout = Layout(real, switches_for(src.device).packed)
         x = FAST_PATH.embed(self.model.src_embed, src, layout)  # (N, D)
-        padding = layout.bias(x.dtype)  # (B, 1, 1, S), or None
+        real = None if layout.real is None else layout.real.unsqueeze(1)
         for layer in self.readers:
-            x = layer.encode(x, layout, padding)
+            x = layer.encode(x, layout, real)
         memory = FAST_PATH.norm(self.model.encoder.norm, x)
         L, H = len(self.writers), self.writers[0].heads
         parts = spread_by_heads(self.source_map(memory), layout, 2 * L, H)
-        return parts.unflatten(0, (L, 2)), padding
+        return parts.unflatten(0, (L, 2)), real
 
     def logits(self, x: Tensor) -> Tensor:
         """The decoder's last rows (N, D) to logits (N, V)."""
@@ -226,9 +266,7 @@ class CachedDecoding:
     def __init__(self, model: EncoderDecoder | PreparedModel, src: Tensor, src_mask: Tensor | None):
         self.model = model if hasattr(model, "read") else PreparedModel(model)
         real = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask.squeeze(1)
-        lacking = max(0, WIDE - src.size(1))
-        src, real = F.pad(src, (0, lacking), value=PAD), F.pad(real, (0, lacking))
-        self.source, self.padding = self.model.read(src, real)  # (layers, 2, B, H, S, d_k)
+        self.source, self.real = self.model.read(src, real)  # (layers, 2, B, H, S, d_k), (B, 1, S)
         layers, _, B, H, _, d_k = self.source.shape
         self.past = self.source.new_zeros(layers, 2, B, H, 0, d_k)  # with room to grow
         self.ancestors = real.new_empty(B, 1, 0)  # (B, k, L)
@@ -240,12 +278,12 @@ class CachedDecoding:
         check_length(self.length + 1, position.pe.size(0))
         x = embedding(tokens).flatten(0, 1) + position.pe[self.length]  # (B·k, D)
         k, used = tokens.size(1), self.ancestors.size(-1) + tokens.size(1)
-        hidden = self.family(k)
+        family = self.family(k)
         self.make_room(used, k)
-        slots = self.past[..., used - k : used, :]  # (layers, 2, B, H, k, d_k)
-        past = self.past[..., : max(WIDE, used), :]
+        past = self.past[..., :used, :]  # (layers, 2, B, H, L, d_k)
+        slots = self.past[..., used - k : used, :]
         for layer, *own in zip(self.model.writers, slots, past, self.source, strict=True):
-            x = layer.decode(x, *own[:2], hidden, own[2], self.padding)
+            x = layer.decode(x, *own[:2], family, own[2], self.real)
         self.length += 1
         return FAST_PATH.norm(self.model.model.decoder.norm, x)
 
@@ -254,22 +292,17 @@ class CachedDecoding:
         return self.model.logits(x)
 
     def family(self, k: int) -> Tensor | None:
-        """Enter k new tokens a sentence into the tree; a bias (B, 1, k, L) on all but ancestors."""
-        B, used = len(self.ancestors), self.ancestors.size(-1) + k
+        """Enter k new tokens a sentence into the tree: whose past is what, (B, k, L)."""
+        B = len(self.ancestors)
         itself = torch.eye(k, dtype=torch.bool, device=self.ancestors.device)
-        self.ancestors = torch.cat((self.ancestors, itself.expand(B, k, k)), dim=-1)  # (B, k, L)
-        if k == 1 and used >= WIDE:  # an only child descends from all
-            return None
-        # Columns without a token are nobody's.
-        related = F.pad(self.ancestors, (0, max(0, WIDE - used)))
-        hidden = self.source.new_zeros(related.shape).masked_fill_(~related, -math.inf)
-        return hidden.unsqueeze(1)
+        self.ancestors = torch.cat((self.ancestors, itself.expand(B, k, k)), dim=-1)
+        return None if k == 1 else self.ancestors  # an only child descends from all
 
     def make_room(self, used: int, k: int) -> None:
         """Room for as many steps of k tokens as the source has; after that it doubles."""
         room = self.past.size(-2)
         if used > room:
-            size = max(WIDE, used, 2 * room or k * (self.source.size(-2) + 4))
+            size = max(used, 2 * room or k * (self.source.size(-2) + 4))
             more = self.past.new_zeros(*self.past.shape[:-2], size, self.past.size(-1))
             more[..., :room, :] = self.past
             self.past = more
@@ -287,8 +320,8 @@ class CachedDecoding:
             x.index_copy_(2, places, x.index_select(2, rows[places]))
         self.source, self.past = self.source[:, :, :N], self.past[:, :, :N]
         self.ancestors = self.ancestors[rows]
-        if self.padding is not None:
-            self.padding = self.padding[rows]
+        if self.real is not None:
+            self.real = self.real[rows]
 
 
 def decoding_of(

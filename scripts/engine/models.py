@@ -5,8 +5,9 @@ thing: `engine.checkpoints`.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ class Trained:
     model: EncoderDecoder
     tokenizer: BPETokenizer
     config: TrainConfig
+    ready: dict[str, Any] = field(default_factory=dict, repr=False)  # see `translating.prepared`
 
     @property
     def device(self) -> torch.device:

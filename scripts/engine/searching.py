@@ -11,8 +11,9 @@ from torch import Tensor
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import BOS, EOS
 from scripts.ch08_decoding import Hypothesis, drawer, dropout_off, hypothesis
-from scripts.ch13_decoding_fast import ALMOST, best_logits, close_gaps, log_sum_exp, write_and_leave
+from scripts.ch13_decoding_fast import ALMOST, close_gaps, write_and_leave
 from scripts.engine.decoding import CachedDecoding, PrefixDecoding, PreparedModel, decoding_of
+from scripts.engine.kernels import best_of_rows
 
 ROWS_NEAR = 128  # prefixes whose logits are computed and used together
 
@@ -23,9 +24,8 @@ def best_next(
     """The k likeliest tokens after x (N, D): their log-probabilities and ids, (N, k) each."""
     found = []
     for rows in x.split(ROWS_NEAR):
-        logits = decoding.logits(rows)  # (n, V)
-        top, ids = best_logits(logits, k)
-        found.append((top - log_sum_exp(logits, top[:, :1]), ids))
+        top, ids, total = best_of_rows(decoding.logits(rows), k)
+        found.append((top - total, ids))
     tops, ids = zip(*found, strict=True)
     return torch.cat(tops), torch.cat(ids)
 
@@ -35,7 +35,7 @@ def likeliest(decoding: PrefixDecoding | CachedDecoding, x: Tensor) -> tuple[Ten
     model = decoding.model
     if getattr(model, "screen", None) is not None:
         return model.screen.largest(model.generator.narrow(x), model.vocabulary), None
-    return best_logits(decoding.logits(x), 1)[1].squeeze(1), None
+    return best_of_rows(decoding.logits(x), 1, total=False)[1].squeeze(1), None
 
 
 def cached_greedy(

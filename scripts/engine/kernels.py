@@ -1,0 +1,159 @@
+"""The functions of `kernels.c`, on tensors: compiled once for this machine, if it has a compiler.
+
+They do a step's small things in one pass each, where PyTorch takes several. Without a compiler, on
+a GPU and in double precision each goes PyTorch's way. They know neither layers nor models.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scripts.ch02_multi_head_attention import merge_heads
+from scripts.ch13_decoding_fast import best_logits, log_sum_exp
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp-simd",
+)
+LANES = 16  # a head's width must be a multiple of it
+MOST_KEYS, MOST_COLUMNS = 4096, 16384  # among which a query looks; of a row that is rounded
+# What each function takes, in 64 bits but for one float: p a pointer or a whole number.
+ARGUMENTS = {
+    "attend": "p" * 14,
+    "round_rows": "pppppfpp",
+    "scale_sums": "p" * 9,
+    "best_of_rows": "p" * 7,
+}
+TYPES = {"p": ctypes.c_void_p, "f": ctypes.c_float}
+
+
+def built(folder: Path) -> Path:
+    """The compiled library in `folder`, made where it isn't there yet for this very processor.
+
+    Raises OSError or CalledProcessError where there is no compiler, or it won't.
+    """
+    about = Path("/proc/cpuinfo")
+    processor = {line for line in about.read_text().splitlines() if line.startswith("flags")}
+    known = (SOURCE.read_text(), FLAGS, platform.machine(), sorted(processor))
+    path = folder / f"kernels-{hashlib.sha256(repr(known).encode()).hexdigest()[:16]}.so"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            fresh = Path(own) / "kernels.so"
+            command = [os.environ.get("CC", "cc"), *FLAGS, "-shared", "-fPIC", str(SOURCE)]
+            subprocess.run([*command, "-o", str(fresh), "-lm"], check=True, capture_output=True)
+            fresh.replace(path)  # whole or not at all, should another process look
+    return path
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None on a machine that can't make them."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        found = ctypes.CDLL(str(built(Path(home) / "from-attention-to-translation")))
+    except (OSError, RuntimeError, subprocess.CalledProcessError):
+        return None
+    for name, given in ARGUMENTS.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = [TYPES[one] for one in given], None
+    return found
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the compiled functions can work on numbers like these."""
+    return x.dtype == torch.float32 and x.device.type == "cpu" and library() is not None
+
+
+def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:
+    """softmax(QKᵀ/√d_k)·V of few queries (§3.2.1, eq. 1): rows q (B·k, H·d_k) to (B·k, H·d_k).
+
+    Keys and values are past (2, B, H, L, d_k), contiguous in the last two dimensions. `allowed`
+    (B, k or 1, L) says at which keys a query may look: one at least.
+    """
+    _, B, H, L, d = past.shape
+    if not takes(q) or d % LANES or d > 16 * LANES or L >= MOST_KEYS:
+        heads = q.unflatten(0, (B, -1)).unflatten(-1, (H, d)).transpose(1, 2)  # (B, H, k, d_k)
+        mask = None if allowed is None else allowed.unsqueeze(1)  # (B, 1, k or 1, L)
+        return merge_heads(F.scaled_dot_product_attention(heads, *past, mask)).flatten(0, 1)
+    out = q.new_empty(q.shape)
+    may, one = None, False
+    if allowed is not None:
+        allowed = allowed.contiguous()
+        may, one = allowed.data_ptr(), allowed.size(1) == 1
+    values, source, head, _, _ = past.stride()
+    kv = (past.data_ptr(), past.data_ptr() + values * past.element_size(), source, head)
+    sizes = (B, len(q) // B, H, L, d // LANES)
+    library().attend(q.data_ptr(), q.stride(0), *kv, may, one, *sizes, out.data_ptr())
+    return out
+
+
+def round_rows(x: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Tensor]:
+    """x (N, D), normalised if asked, to bytes (N, D) and each row's unit (N,): x ≈ unit·bytes.
+
+    The largest byte of a row is ±127.
+    """
+    if not takes(x) or x.size(1) > MOST_COLUMNS:
+        x = x if norm is None else norm(x)
+        most = x.abs().amax(dim=1)  # (N,)
+        per = torch.where(most > 0, 127 / most, 0.0)
+        return (x * per.unsqueeze(1)).round_().to(torch.int8), most / 127
+    x = x.contiguous()
+    whole, unit = torch.empty_like(x, dtype=torch.int8), x.new_empty(len(x))
+    by = (norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps) if norm else (None, None, 0.0)
+    library().round_rows(x.data_ptr(), *x.shape, *by, whole.data_ptr(), unit.data_ptr())
+    return whole, unit
+
+
+def scale_sums(
+    sums: Tensor,
+    unit: Tensor,
+    units: Tensor,
+    bias: Tensor,
+    more: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """unit·units·sums + bias, plus `more` or cut at 0: unit (N,), units and bias (F,), else (N, F).
+
+    `sums` are those of products of bytes (int32).
+    """
+    if not takes(unit):
+        y = torch.addcmul(bias, sums * unit.unsqueeze(1), units)
+        y = y if more is None else y.add_(more)
+        return y.relu_() if relu else y
+    out = unit.new_empty(sums.shape)
+    rows = (sums.data_ptr(), *sums.shape, unit.data_ptr(), units.data_ptr(), bias.data_ptr())
+    library().scale_sums(*rows, more.data_ptr() if more is not None else None, relu, out.data_ptr())
+    return out
+
+
+def best_of_rows(
+    logits: Tensor, k: int, total: bool = True
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The k largest of each row of logits (N, V), their places, (N, k), and its log-sum-exp (N, 1).
+
+    Without `total` nobody asks for the last. Where V < k there are V of them.
+    """
+    if not takes(logits):
+        top, place = best_logits(logits, k)
+        return top, place, log_sum_exp(logits, top[:, :1]) if total else None
+    (N, V), k = logits.shape, min(k, logits.size(1))
+    logits, top = logits.contiguous(), logits.new_empty(N, k)
+    place, sums = torch.empty(N, k, dtype=torch.long), logits.new_empty(N, 1) if total else None
+    to = (top.data_ptr(), place.data_ptr(), None if sums is None else sums.data_ptr())
+    library().best_of_rows(logits.data_ptr(), N, V, k, *to)
+    return top, place, sums
