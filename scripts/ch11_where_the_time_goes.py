@@ -534,8 +534,6 @@ assert over["sums, relu, dropout's products"] + over["random bits of dropout"] >
 # %%
 for name, shape in {"our model": SMALL, "base sizes": BASE}.items():
     half = 14 * shape.d_model / 3 + shape.vocab / (6 * shape.N)
-    below, above = (flop_shares(shape, [(n, n)]) for n in (int(half), int(half) + 1))
-    assert below["scores and weights · V"] < 0.5 < above["scores and weights · V"]
     print(f"{name}: half of the FLOPs at {half:,.0f} tokens")
 
 # %% [markdown]
@@ -586,15 +584,11 @@ curves = [
 growth_chart(pd.DataFrame(curves, columns=["axis", "value", "cost", "times"]))
 
 # %%
-exponents = pd.DataFrame(
-    {
-        axis: {
-            cost: fitted_exponent(along["value"], along[column]) for cost, column in costs.items()
-        }
-        for axis, along in points.groupby("axis", sort=False)
-    }
-).T
-exponents.round(2)
+exponents = {
+    axis: {cost: fitted_exponent(along["value"], along[column]) for cost, column in costs.items()}
+    for axis, along in points.groupby("axis", sort=False)
+}
+pd.DataFrame(exponents).T.round(2)
 
 # %% [markdown]
 # - *Tokens.* Nearly in proportion; a small part (Adam, Python) is fixed.

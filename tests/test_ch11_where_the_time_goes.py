@@ -57,9 +57,14 @@ def test_least_time_is_that_of_its_slower_roof():
 
 
 def test_the_shares_of_long_texts_go_to_attention():
-    lengths = [[(2**n, 2**n)] for n in range(4, 14)]
-    shares = [flop_shares(SMALL, pairs)["scores and weights · V"] for pairs in lengths]
+    def share(shape, length):
+        return flop_shares(shape, [(length, length)])["scores and weights · V"]
+
+    shares = [share(SMALL, 2**n) for n in range(4, 14)]
     assert shares == sorted(shares) and shares[0] < 0.01 and shares[-1] > 0.8
+    for shape in (SMALL, BASE):  # the chapter's formula
+        half = int(14 * shape.d_model / 3 + shape.vocab / (6 * shape.N))
+        assert share(shape, half) < 0.5 < share(shape, half + 1)
 
 
 def test_the_records_floor_and_account_fit_the_chapters_words():
