@@ -345,7 +345,6 @@ for text in (near, far):
 for outputs in (greedy_outputs, beam_outputs):
     theirs = corpus_chrf(outputs, references)
     assert math.isclose(chrf_by_hand(outputs, references), theirs.score, rel_tol=1e-9)
-print(theirs.signature.split("|version")[0])
 print(f"1,000 captions: greedy {by_beam[1]['chrf2']:.1f}, the beam {by_beam[5]['chrf2']:.1f}")
 
 # %% [markdown]
@@ -585,9 +584,6 @@ rare_word_chart(analysis)
 # ### Read the worst
 
 # %%
-print(
-    f"{analysis['exact']} of {analysis['sentences']:,} outputs are the reference, letter by letter"
-)
 assert "Dali Lama" in analysis["worst"][3]["reference"]  # misspelled, by the human
 sentence_table(analysis, "worst")
 

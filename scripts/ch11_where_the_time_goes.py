@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 40 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 10 · Judging](ch10_judging.ipynb) · [Chapter 12 · Going fast](ch12_going_fast.ipynb) |
 #
-# *If you read only three cells:* the picture of two lines and the dots of the record under *The roofline*, the bars of *Where the time goes*.
+# *If you read only three cells:* the bars of *A rule of thumb*, the dots of *The roofline*, the bars of *Where the time goes*.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary; **F** = `d_ff`, **N** layers, **L** a sentence's length on both sides.
 

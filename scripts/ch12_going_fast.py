@@ -305,17 +305,22 @@ def keep_scale(p: float) -> float:
 
 
 # %% [markdown]
-# Check: at $p = 0.1$ about a tenth is dropped, as far as chance can tell.
+# **Pitfall: 63 random bits.** `tensor.random_()` without bounds fills an int64 with numbers from 0 to $2^{63}-1$: the sign bit is never set. Cut into four, one of the four is then never negative. **Predict.** Which share of each of the four is dropped at $p = 0.1$, with all 64 bits and with 63?
 
 # %%
 torch.manual_seed(3)
 count, p = 400_000, 0.1
-dropped = 1 - keep_mask((count,), p, torch.empty(0)).mean().item()
-deviation = math.sqrt(p * (1 - p) / count)  # of that share
-assert abs(dropped - p) < 5 * deviation
-print(f"{dropped:.3f} dropped, five standard deviations are {5 * deviation:.4f}")
+ours = 1 - keep_mask((count,), p, torch.empty(0))
+bits = torch.empty(count // 4, dtype=torch.int64).random_().view(torch.int16)  # the wrong version
+wrong = (bits < round(p * DRAWS) - DRAWS // 2).double()
+for name, taken in (("64 bits", ours), ("63 bits", wrong)):
+    print(name, *(f"{share:.2f}" for share in taken.view(-1, 4).mean(0)))
+deviation = math.sqrt(p * (1 - p) / count)  # of the share that is dropped
+assert abs(ours.mean() - p) < 5 * deviation < abs(wrong.mean() - p)
 
 # %% [markdown]
+# A quarter of all entries is never dropped, and no error is raised.
+#
 # The end of a sublayer, $x + \mathrm{dropout}(y)$, is one kernel, `addcmul`. In the feed-forward layer both relu and dropout put zeros. So the result tells where the gradient stops, and no mask is kept. The factor $1/(1-p)$ goes on the second weight matrix.
 
 
