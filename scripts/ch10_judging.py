@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 45 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 9 · The training run](ch09_training_run.ipynb) · [Chapter 11 · Where the time goes](ch11_where_the_time_goes.ipynb) |
 #
-# *If you read only three cells:* the table of *BLEU, by hand*, the chart of *A thousand captions*, the table of *Read the worst*.
+# *If you read only three cells:* the counts of *BLEU, by hand*, the chart of *A thousand captions*, the table of *Read the worst*.
 #
 # Shapes: **N** sentences, **R** trials or draws; in the model **B** batch, **T** target length, **D** `d_model`.
 
@@ -574,6 +574,8 @@ new, *_, known = analysis["frequencies"]
 print(f"found: {new['found']} of {new['words']} never seen, {known['recall']:.0%} of the commonest")
 missed = [row["words"] - row["found"] for row in analysis["frequencies"]]
 print(f"{missed[-1] / sum(missed):.0%} of the missed were seen 100 times or more")
+recalls = [row["recall"] for row in analysis["frequencies"]]
+assert recalls == sorted(recalls)
 rare_word_chart(analysis)
 
 # %% [markdown]

@@ -9,6 +9,7 @@ from conftest import ROOT
 from exercising import assert_told_apart
 
 from scripts.ch06_training import BOS
+from scripts.corpora.load import load_corpus
 from scripts.engine.models import load_model
 from scripts.exercises import ch14 as ours
 
@@ -22,6 +23,22 @@ def test_the_chapter_quotes_the_pages_script():
     assert [len(row) for row in quotes] == [1] * 5
     for (quote,) in quotes:
         assert quote in script, quote
+
+
+def test_the_longest_piece_that_fits_is_another_cut():
+    """The chapter's pitfall of a host that has the list of pieces, and not the merges."""
+    tokenizer = load_model(ROOT / "models" / "sample-de-en").tokenizer
+    known = {tokenizer.processor.id_to_piece(i) for i in range(len(tokenizer))}
+    sources = [source for source, _ in load_corpus("sample")["test"][:40]]
+    differ = 0
+    for source in sources:
+        rest, cut = "▁" + source.replace(" ", "▁"), []
+        while rest:
+            size = next(n for n in range(len(rest), 0, -1) if rest[:n] in known)
+            cut.append(rest[:size])
+            rest = rest[size:]
+        differ += cut != tokenizer.pieces(source)
+    assert 0 < differ < len(sources)
 
 
 def a_beam(equal=False, follows=True, normal=True, adds=True, cached=True, best_first=True):
