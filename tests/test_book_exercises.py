@@ -1,6 +1,7 @@
 """`check` and `solution`: what a reader sees who solved an exercise, erred, or hasn't begun."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -88,9 +89,21 @@ def test_solution_prints_our_source(capsys):
     printed = capsys.readouterr().out
     assert printed.startswith("def window_mask(") and printed.count("def ") == 1
     assert "return" in printed
-    solution("chunked_z_loss")  # a function of one line, and the class that it takes
+
+
+def helper(n):
+    return n
+
+
+def takes_a_helper(n):
+    return helper(n)
+
+
+def test_solution_prints_what_ours_takes_from_its_module(monkeypatch, capsys):
+    monkeypatch.setattr("scripts.book.exercises.home_of", lambda name: sys.modules[__name__])
+    solution("takes_a_helper")
     printed = capsys.readouterr().out
-    assert printed.startswith("class ChunkedZLoss") and "\n\n\ndef chunked_z_loss(" in printed
+    assert printed.startswith("def helper(") and "\n\n\ndef takes_a_helper(" in printed
 
 
 def test_rejection_is_the_answer_to_a_wrong_candidate():

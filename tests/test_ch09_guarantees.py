@@ -1,17 +1,14 @@
 """Chapter 9's toy and its charts: what they hold, whatever is recorded."""
 
-import math
-
 import pytest
 
 from scripts.book.charts import PALETTE
-from scripts.book.figures.runs import history_chart, ingredient_chart, ingredient_table
+from scripts.book.figures.runs import history_chart, ingredient_chart
 from scripts.book.records import load_record
 from scripts.ch06_training import BOS
-from scripts.ch09_training_run import ingredient_verdicts, short_captions
+from scripts.ch09_training_run import short_captions
 from scripts.engine.data import TrainingData, epoch_plan
 from scripts.engine.settings import PRESETS
-from scripts.studies.verdict import Verdict
 
 
 class Example:
@@ -53,15 +50,6 @@ def test_a_history_ends_where_its_data_do(name):
     highest = max(row["train_ppl"] for row in load_record(name)["history"])
     assert low == 1 and highest < high < 2 * highest
     assert chart["resolve"]["scale"]["color"] == "independent"
-
-
-def test_a_tiny_p_is_not_called_zero():
-    record = load_record("recipe-multi30k")
-    found = ingredient_verdicts(record)
-    found["Muon"] = Verdict(1.0, 9.0, 1e-9, True)
-    table = ingredient_table(record, found)
-    assert table["p"]["Muon"] == "< 0.0001"
-    assert math.isclose(float(table["p"]["post-norm"]), found["post-norm"].p, abs_tol=1e-4)
 
 
 def test_the_ingredients_chart_says_its_finding_and_marks_what_is_told():

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from scripts import ROOT, train
-from scripts.book.figures.runs import ingredient_table
 from scripts.book.records import load_record, sha256
 from scripts.ch06_training import UNK
 from scripts.ch07_multi30k import source_ids
@@ -19,7 +18,6 @@ from scripts.ch08_decoding import decode_rows, plain_translate, searcher
 from scripts.ch09_training_run import (
     average_checkpoints,
     ingredient_verdicts,
-    wrong_average,
 )
 from scripts.corpora.load import load_corpus
 from scripts.engine import data as engine_data
@@ -388,7 +386,7 @@ def test_the_ablation_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
     assert all(
         0 <= row["runs"][0]["p"] <= 1 for name, row in record["rows"].items() if row["changes"]
     )
-    assert not ingredient_table(record, ingredient_verdicts(record)).empty
+    assert ingredient_verdicts(record).keys() == {"post-norm", "Muon"}
     monkeypatch.setattr(ingredients, "fit", None)  # whoever trains now fails
     assert ingredients.ablate(options)["rows"] == record["rows"]
     fewer = ingredients.ablate(replace(options, seeds=1))  # more runs are there than are asked for
@@ -424,9 +422,6 @@ def test_only_what_exceeds_the_spread_between_seeds_counts():
     told = {name: verdict.difference > 0 for name, verdict in found.items() if verdict.told}
     assert told == {"up": True, "down, one run": False}
     assert found["alone"].p < 0.05 and not found["alone"].told  # it would pass by itself
-    table = ingredient_table(record, ingredient_verdicts(record))
-    assert table.loc["up", "against the recipe"] == "+3.8" and table.loc["near", "runs"] == 2
-    assert table.loc["the recipe", "p"] == ""
 
 
 def test_the_speed_run_stops_by_validation_and_reads_the_test_once(data, monkeypatch):
@@ -529,7 +524,5 @@ def test_erratum_23_the_average_of_equals_is_the_same(untrained, tmp_path):
         paths.append(tmp_path / f"{number}.safetensors")
         save_tensors(paths[-1], {"w": torch.full((2,), value)}, {})
     torch.testing.assert_close(average_checkpoints(paths)["w"], torch.full((2,), 3.0))
-    tensors = [torch.full((2,), value) for value in (1.0, 2.0, 6.0)]
-    assert not torch.allclose(wrong_average(tensors), torch.full((2,), 3.0))
     with pytest.raises(TypeError):
-        torch.sum(*tensors)  # several tensors are no argument of sum
+        torch.sum(torch.ones(2), torch.ones(2))  # several tensors are no argument of sum

@@ -1,5 +1,6 @@
 """Chapter 10's measures: BLEU, chrF, the test, what flatters, the analysis."""
 
+import copy
 import json
 import math
 import os
@@ -32,7 +33,6 @@ from scripts.ch10_judging import (
     randomisation_p,
     sacrebleu_p,
     sentence_parts,
-    shaken,
     swapped_differences,
     tokens_13a,
 )
@@ -217,6 +217,16 @@ def test_sums_over_sentences_give_the_corpus_bleu(pairs):
 
 
 # What flatters
+
+
+def shaken(trained: Trained, spread: float) -> Trained:
+    """A worse model: a copy whose matrices have noise of `spread` times their own spread."""
+    model, generator = copy.deepcopy(trained.model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() > 1:
+                p += spread * p.std() * torch.randn(p.shape, generator=generator)
+    return Trained(model, trained.tokenizer, trained.config)
 
 
 def test_forced_texts_are_the_first_choices_after_the_references_words(trained, pairs):

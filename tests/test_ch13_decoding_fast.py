@@ -80,32 +80,31 @@ def test_what_was_never_packed_was_not_paid_for_and_nobody_leaves_late():
     assert "after its last token" in rejection(check_decoding_cost, packing_when(no_more, late=1))
 
 
-def walker(early=False, chained=True, flipped=False):
+def walker(chained=True):
     def walk(tokens, origins):
         _, B, K = tokens.shape
         at, read = torch.arange(K).expand(B, K), []
         for new, origin in zip(tokens.flip(0), origins.flip(0), strict=True):
             parent = origin.gather(1, at) if chained else origin
-            read.append(new.gather(1, parent if early else at))
+            read.append(new.gather(1, at))
             at = parent
-        return torch.stack(read if flipped else read[::-1], dim=-1)
+        return torch.stack(read[::-1], dim=-1)
 
     return walk
 
 
 TRACES = {
     "tokens of one place": lambda tokens, origins: tokens.permute(1, 2, 0),
-    "from their end": walker(flipped=True),
-    "read first": walker(early=True),
+    "from their end": lambda tokens, origins: trace_back(tokens, origins).flip(-1),
     "as it stands": walker(chained=False),
-    "they are (B, K, T)": lambda tokens, origins: trace_back(tokens, origins).permute(2, 0, 1),
+    "not (B, K, T)": lambda tokens, origins: trace_back(tokens, origins).permute(2, 0, 1),
 }
 
 BOUNDS = {
     "best-looking token is ruled out": lambda rough, error: rough - error > rough.amax(1, True),
-    "too large as well": lambda rough, error: rough + error >= rough.amax(1, True),
-    "A tie counts": lambda rough, error: rough + error > (rough - error).amax(1, True),
-    "highest lower end": lambda rough, error: (
+    "both may be 4.2": lambda rough, error: rough + error >= rough.amax(1, True),
+    "a tie counts": lambda rough, error: rough + error > (rough - error).amax(1, True),
+    "ask all lower ends": lambda rough, error: (
         rough + error >= (rough - error).gather(1, rough.argmax(1, True))
     ),
     "different rows": lambda rough, error: rough + error >= (rough - error).amax(),
@@ -118,6 +117,16 @@ WRONG = [(check_decoding_cost, COSTS), (check_trace_back, TRACES), (check_may_be
 @pytest.mark.parametrize("check, wrong", WRONG, ids=lambda x: getattr(x, "__name__", ""))
 def test_each_mistake_gets_an_answer_of_its_own(check, wrong):
     assert_told_apart(check, wrong)
+
+
+def test_a_trace_is_what_a_beam_has_that_copies_its_ids():
+    T, B, K = 6, 3, 4
+    tokens, origins = torch.randint(9, (T, B, K)), torch.randint(K, (T, B, K))
+    texts = tokens.new_empty(B, K, 0)
+    for new, origin in zip(tokens, origins, strict=True):
+        old = texts.gather(1, origin.unsqueeze(-1).expand(-1, -1, texts.size(-1)))
+        texts = torch.cat((old, new.unsqueeze(-1)), dim=-1)  # (B, K, t)
+    assert torch.equal(trace_back(tokens, origins), texts)
 
 
 def test_rows_that_go_on_stay_where_they_can():

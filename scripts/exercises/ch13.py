@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from scripts.book.exercises import blame
+from scripts.book.exercises import blame, same_numbers
 
 
 def check_decoding_cost(candidate: Callable[[Sequence[int], float, float], float]) -> None:
@@ -39,32 +39,22 @@ def decoding_cost(lengths: Sequence[int], almost: float, packing: float) -> floa
 
 
 def check_trace_back(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Holds candidate(tokens, origins), (T, B, K) each, against a beam that copies its ids."""
+    """Holds candidate(tokens, origins), (T, B, K) each, against what goes wrong."""
     T, B, K = 6, 3, 4
     tokens = torch.arange(T * B * K).view(T, B, K)  # each token occurs once: none is mistaken
     origins = torch.randint(K, (T, B, K), generator=torch.Generator().manual_seed(5))
     origins[0] = 0
-    texts = tokens.new_empty(B, K, 0)
-    for new, origin in zip(tokens, origins, strict=True):
-        old = texts.gather(1, origin.unsqueeze(-1).expand(-1, -1, texts.size(-1)))
-        texts = torch.cat((old, new.unsqueeze(-1)), dim=-1)  # (B, K, t)
-    found = candidate(tokens, origins)
-    if isinstance(found, Tensor) and torch.equal(found, texts):
-        return
-    early = trace_back(tokens.gather(2, origins), origins)  # reads where it goes next
     parents = torch.cat((origins[1:], torch.arange(K).expand(1, B, K)))  # where each t is read
-    blame(
-        found,
-        {
+    found, texts = candidate(tokens, origins), trace_back(tokens, origins)
+    if not same_numbers(found, texts):
+        mistakes = {
             "These are the tokens of one place, step after step. A prefix changes its place: "
             "follow the origins.": tokens.permute(1, 2, 0),
             "The texts are read from their end. Turn them round.": texts.flip(-1),
-            "You go to the parent before you have read the token: read first, then go.": early,
             "You go to origins[t] as it stands. Which parent is meant depends on the place where "
             "you are now: look it up there.": tokens.gather(2, parents).permute(1, 2, 0),
-        },
-        f"Other texts than a beam finds that copies its ids; they are (B, K, T) = {(B, K, T)}.",
-    )
+        }
+        blame(found, mistakes, f"Other texts, or not (B, K, T) = {(B, K, T)}.")
 
 
 def trace_back(tokens: Tensor, origins: Tensor) -> Tensor:
@@ -80,32 +70,24 @@ def trace_back(tokens: Tensor, origins: Tensor) -> Tensor:
 
 def check_may_be_largest(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Holds candidate(rough, error), (N, V) each, against intervals that are easily read."""
-    cases = {
-        "The best-looking token is ruled out, though nobody is surely larger.": (
-            ([[5.0, 1.0]], [[1.0, 1.0]]),
-            [[True, False]],
+    for rough, error, wanted, message in (
+        ([[5.0, 1.0]], [[1.0, 1.0]], [[1, 0]], "The best-looking token is ruled out."),
+        ([[5.0, 4.0]], [[1.0, 0.5]], [[1, 1]], "From 3.5 to 4.5, beside 4 to 6: both may be 4.2."),
+        ([[5.0, 3.0]], [[1.0, 1.0]], [[1, 1]], "From 4 to 6 and from 2 to 4: a tie counts."),
+        (
+            [[5.0, 4.5, 1.0]],
+            [[3.0, 0.25, 1.5]],
+            [[1, 1, 0]],
+            "A token up to 2.5 is kept beside one that is at least 4.25: ask all lower ends.",
         ),
-        "A token from 3.5 to 4.5 is ruled out beside one from 4 to 6. Not only this one may be too "
-        "small: the other may be too large as well.": (
-            ([[5.0, 4.0]], [[1.0, 0.5]]),
-            [[True, True]],
+        (
+            [[9.0, 1.0], [2.0, 1.0]],
+            [[0.5] * 2] * 2,
+            [[1, 0], [1, 1]],
+            "Each row has its own largest; yours compares tokens of different rows.",
         ),
-        "From 4 to 6 and from 2 to 4: both may be 4. A tie counts as well.": (
-            ([[5.0, 3.0]], [[1.0, 1.0]]),
-            [[True, True]],
-        ),
-        "A token up to 2.5 is kept beside one that is at least 4.25. The best-looking token isn't "
-        "the one with the highest lower end: ask all of them.": (
-            ([[5.0, 4.5, 1.0]], [[3.0, 0.25, 1.5]]),
-            [[True, True, False]],
-        ),
-        "Each row has its own largest; yours compares tokens of different rows.": (
-            ([[9.0, 1.0], [2.0, 1.0]], [[0.5, 0.5], [0.5, 0.5]]),
-            [[True, False], [True, True]],
-        ),
-    }
-    for message, (given, wanted) in cases.items():
-        found = candidate(*map(torch.tensor, given))
+    ):
+        found = candidate(torch.tensor(rough), torch.tensor(error))
         assert isinstance(found, Tensor) and found.dtype == torch.bool, "That is no bool tensor."
         assert found.tolist() == wanted, message
 

@@ -52,48 +52,6 @@ def _labels(frame: pd.DataFrame, **look: Any) -> alt.Chart:
     return text.encode(**_axes(), text="label:N")
 
 
-def two_limits_chart(
-    rate: float, bandwidth: float, operations: dict[str, tuple[float, float]]
-) -> alt.TopLevelMixin:
-    """A roofline explained: two lines, and operations of so many (FLOPs, bytes) on them."""
-    rows = []
-    for name, (flops, size) in operations.items():
-        intensity = flops / size
-        speed = min(rate, intensity * bandwidth) / 1e9
-        work = f"{flops / 1e6:,.0f}" if flops > 1e8 else f"{flops / 1e6:.1f}"
-        milliseconds = flops / speed / 1e6
-        label = f"{name}\n{work}M FLOPs\n{size / 1e6:.1f}M bytes: {milliseconds:.2f} ms"
-        rows.append({"intensity": intensity, "speed": speed, "label": label})
-    frame = pd.DataFrame(rows)
-    bend = rate / bandwidth
-    drops = pd.concat([frame, frame.assign(speed=0.2)])
-    drop = alt.Chart(rounded(drops)).mark_line(strokeDash=[4, 4], strokeWidth=1, color=PALETTE[0])
-    dots = alt.Chart(rounded(frame)).mark_point(filled=True, size=80, opacity=1, color=PALETTE[0])
-    slope = pd.DataFrame([{"intensity": 0.03, "speed": 40.0}]).assign(
-        label=f"memory is the limit:\n{bandwidth / 1e9:.0f} billion bytes/s\n× FLOPs per byte"
-    )
-    flat = pd.DataFrame([{"intensity": bend * 0.95, "speed": 1.55 * rate / 1e9}]).assign(
-        label=f"the multipliers are the limit: {rate / 1e9:.0f} billion FLOP/s"
-    )
-    few, many = frame["intensity"] < 1, frame["intensity"] >= bend
-    layers = [
-        _roof(rate, bandwidth),
-        drop.encode(**_axes(), detail="label:N"),
-        dots.encode(**_axes()),
-        _labels(slope, color=GREY, align="left"),
-        _labels(flat, color=GREY, align="center"),
-        _labels(frame[few], align="left", dx=10, dy=4),
-        _labels(frame[~few & ~many], align="right", dx=-10, dy=-34),
-        _labels(frame[many], align="right", dx=-10, dy=28),
-    ]
-    return titled(
-        alt.layer(*layers).properties(width=520, height=300),
-        "Two straight lines limit every operation",
-        "Go up from an operation's intensity until you meet a line: it can be that fast. On "
-        "both axes each grid line is ten times the one before.",
-    )
-
-
 def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     """Speed over arithmetic intensity of the recorded operations, under the machine's two roofs."""
     frame = pd.DataFrame(record["operations"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from scripts import Late
@@ -51,27 +51,6 @@ def ingredient_frame(record: dict[str, Any]) -> pd.DataFrame:
             for run in row["runs"]
         ]
     )
-
-
-def ingredient_table(record: dict[str, Any], found: Mapping[str, Any]) -> pd.DataFrame:
-    """Each row's validation BLEU, how far its mean is from the recipe's, and p by the seeds.
-
-    `found` has a verdict, with `difference` and `p`, for each row that was changed.
-    """
-    table = []
-    for name, row in record["rows"].items():
-        bleu = [run["best"] for run in row["runs"]]
-        verdict = found.get(name)
-        table.append(
-            {
-                "changed": name,
-                "runs": len(bleu),
-                "BLEU": f"{sum(bleu) / len(bleu):.1f}",
-                "against the recipe": f"{verdict.difference:+.1f}" if verdict else "",
-                "p": ("< 0.0001" if verdict.p < 1e-4 else f"{verdict.p:.4f}") if verdict else "",
-            }
-        )
-    return pd.DataFrame(table).set_index("changed")
 
 
 def ingredient_chart(
