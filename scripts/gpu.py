@@ -2,7 +2,7 @@
 
 It does what has no record yet, in order of worth, within the minutes it is given. Each item writes
 its record as soon as it has it; the same command goes on where this one ended. `--list` says what
-is owed. `--device cpu --tiny` tries all of it in a minute, without a GPU.
+is owed. `--device cpu --tiny` tries all of it in two minutes, without a GPU.
 
 For a machine without a network, `--pack build/gpu` writes what that one lacks. There, in the
 repository's folder, `build/gpu/start --minutes 9 --out FOLDER` does the work; `--collect FOLDER` at

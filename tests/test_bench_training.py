@@ -145,6 +145,22 @@ def test_every_peer_races_in_both_precisions_with_and_without_kept_memory():
         assert len(settings) == 4, model
 
 
+def test_a_point_of_growth_is_a_step_of_that_size(monkeypatch):
+    recorded = next(p for p in record("growth")["points"] if p["axis"] == "tokens")
+    monkeypatch.setattr(training, "best_seconds", lambda lap, repeats: lap())
+    found = training.growth_point("tokens", recorded["value"], None)
+    assert found.keys() == recorded.keys() and found["seconds"] > 0
+    assert all(found[key] == recorded[key] for key in ("axis", "value", "path", "flops"))
+    assert found["bytes"] == pytest.approx(recorded["bytes"], rel=0.02)
+
+
+def test_an_account_is_of_a_step():
+    batches = batches_to_time("buckets", BenchOptions(corpus="sample", max_tokens=200, count=2))
+    found = training.step_account(replace(OURS, shape=SHAPE), batches)
+    assert [*found][:-1] == [*training.KINDS] and len(found) == 9
+    assert found["matrix products"] > 0 and found["Adam and clipping"] > 0
+
+
 @pytest.mark.parametrize(
     "argv", [[], ["peer"], ["peers", "--rounds", "x"], ["steps", "--fast", "1"]]
 )

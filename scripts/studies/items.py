@@ -1,4 +1,8 @@
-"""What is owed to a GPU, in order of worth: the tables of recipes, and what makes each record."""
+"""What is owed to a GPU, in order of worth: the tables of recipes, and what makes each record.
+
+When each is done, and what happens if it fails, is the business of `scripts.studies.agenda`; the
+command is `scripts.gpu`.
+"""
 
 import json
 import os
@@ -120,10 +124,11 @@ def race(settings: Settings) -> dict[str, Any]:
 def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
     small = PRESETS["small"]
-    items = []
+    items: list[Item] = []
     for seed, name in zip(SEEDS, SMALLS, strict=True):
         make = partial(trained, name, replace(small, seed=seed))
         items.append(Item(name, 4.0, f"the small preset, seed {seed}", make, resumes=True))
+    # One training comes before all doubts.
     items.insert(1, Item("truth", TRUTH, "all ways to a step agree", once("truth", steps_agree)))
     items.append(
         Item("speedrun", 4.0, f"seconds to BLEU {CLOCKED.target:g}", once("speedrun", race))
