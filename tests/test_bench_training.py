@@ -1,7 +1,6 @@
 """Races of training steps: each is fed alike, paired round by round, and put on record."""
 
 import json
-import random
 from dataclasses import asdict, replace
 
 import pytest
@@ -20,6 +19,7 @@ from scripts.bench.training import (
     Worker,
     batch_as,
     batches_to_time,
+    lengths_of,
     peer_contenders,
     race,
     step_contenders,
@@ -30,17 +30,7 @@ from scripts.ch07_multi30k import FIXED_WIDTH, Example
 from scripts.ch11_where_the_time_goes import BASE, SMALL, TINY, example_batch, series_model
 from scripts.engine.fast import fast_loss
 
-SHAPE = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "vocab": 50}
-
-
-def examples(count, longest, seed=0, vocab=50):
-    rng = random.Random(seed)
-
-    def ids(n):
-        return [rng.randrange(EOS + 1, vocab) for _ in range(n)]
-
-    sizes = [(rng.randint(1, longest), rng.randint(1, longest)) for _ in range(count)]
-    return [Example([*ids(s), EOS], [BOS, *ids(t), EOS]) for s, t in sizes]
+SHAPE = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "vocab": 1000}
 
 
 def test_pytorchs_transformer_with_our_weights_has_our_loss():
@@ -56,22 +46,20 @@ def test_pytorchs_transformer_with_our_weights_has_our_loss():
 
 
 def test_batches_of_each_kind_hold_their_budget():
-    pairs = examples(300, 20)
     for kind in ("fixed", "buckets"):
-        batches = batches_to_time(kind, pairs, 400, 5)
+        batches = batches_to_time(kind, BenchOptions(corpus="sample", max_tokens=400, count=5))
         assert len(batches) == 5
         for batch in batches:
             made = batch_as(kind, batch)
             width = max(made.src.size(1), made.tgt.size(1))
-            assert made.src.numel() <= 400 and made.tgt.numel() <= 400 or len(batch) == 1
-            assert width == FIXED_WIDTH if kind == "fixed" else width <= 22
+            assert made.src.numel() <= 400 and made.tgt.numel() <= 400
+            assert width == FIXED_WIDTH if kind == "fixed" else width <= 40
             assert made.ntokens == sum(len(e.tgt) - 1 for e in batch)
 
 
 def test_a_pace_is_for_predicted_tokens_alone():
     """The start sign is given, and not predicted."""
-    pair = Example([5, EOS], [BOS, 7, EOS])
-    assert Worker(OURS, [[pair, pair]]).targets == 4  # no process until it is asked
+    assert lengths_of([Example([5, EOS], [BOS, 7, EOS])]) == [(2, 2)]
 
 
 def test_a_race_is_of_pairs_and_two_processes_are_alive(monkeypatch):
@@ -94,12 +82,17 @@ def test_a_race_is_of_pairs_and_two_processes_are_alive(monkeypatch):
 
     monkeypatch.setattr(Worker, "__init__", started)
     monkeypatch.setattr(Worker, "finish", finished)
-    options = BenchOptions(rounds=3, count=2, max_tokens=200)
-    reports = race("ours", contenders, examples(60, 9), options)
+    options = BenchOptions(corpus="sample", rounds=3, count=2, max_tokens=200)
+    record = race("ours", contenders, options)
+    reports = record["reports"]
+    assert (record["corpus"], record["count"], record["shape"]["N"]) == ("sample", 2, 1)
+    assert record["contenders"] == {name: asdict(one) for name, one in contenders.items()}
     assert reports.keys() == contenders.keys() and max(most) == 2 and not alive
     for name, report in reports.items():
         assert 0 < report["lowest"] <= report["tokens_per_second"] <= report["highest"]
-        assert report["peak_bytes"] > 0 and report["flops_per_second"] > 0
+        assert report["peak_bytes"] > 0
+        rate = record["matrix_rate_bf16" if "bf16" in name else "matrix_rate"]
+        assert report["mfu"] == pytest.approx(report["flops_per_second"] / rate, abs=1e-4)
         if name != "ours":
             assert len(report["rounds"]) == 3
             assert report["times"] == sorted(report["rounds"])[1]
@@ -110,26 +103,24 @@ def test_a_ratio_is_that_of_times_for_the_same_tokens(monkeypatch):
     """With processes that say beforehand how long they take."""
 
     class Told:
-        def __init__(self, contender, batches):
-            self.pace, self.paces = contender.threads, []
+        def __init__(self, contender, options):
+            self.pace = contender.threads
 
         def round(self):
-            self.paces.append(float(self.pace))
-            return self.paces[-1]
+            return float(self.pace)
 
         def finish(self):
-            return {"seconds_per_step": 1.0, "told": self.paces}
+            return {"flops_per_second": 1.0}
 
     monkeypatch.setattr(training, "Worker", Told)
     contenders = {"one": replace(OURS, threads=2), "other": replace(OURS, threads=5)}
-    reports = race("one", contenders, examples(60, 9), BenchOptions(rounds=2, count=1))
+    reports = race("one", contenders, BenchOptions(corpus="sample", rounds=2))["reports"]
     assert reports["other"]["times"] == 2.5 and reports["other"]["rounds"] == [2.5, 2.5]
 
 
 def test_a_dead_contender_is_an_error_and_not_a_hang():
-    worker = Worker(Contender(shape={"h": 7}), [examples(2, 3)])  # 256 is no multiple
     with pytest.raises(RuntimeError):
-        worker.round()
+        Worker(Contender(shape={"h": 7}), BenchOptions(corpus="sample"))  # 256 is no multiple
 
 
 @pytest.mark.parametrize("ours", [OURS, OURS_HALF], ids=["float32", "bf16"])
@@ -154,6 +145,22 @@ def test_every_peer_races_in_both_precisions_with_and_without_kept_memory():
         assert len(settings) == 4, model
 
 
+def test_a_point_of_growth_is_a_step_of_that_size(monkeypatch):
+    recorded = next(p for p in record("growth")["points"] if p["axis"] == "tokens")
+    monkeypatch.setattr(training, "best_seconds", lambda lap, repeats: lap())
+    found = training.growth_point("tokens", recorded["value"], None)
+    assert found.keys() == recorded.keys() and found["seconds"] > 0
+    assert all(found[key] == recorded[key] for key in ("axis", "value", "path", "flops"))
+    assert found["bytes"] == pytest.approx(recorded["bytes"], rel=0.02)
+
+
+def test_an_account_is_of_a_step():
+    batches = batches_to_time("buckets", BenchOptions(corpus="sample", max_tokens=200, count=2))
+    found = training.step_account(replace(OURS, shape=SHAPE), batches)
+    assert [*found][:-1] == [*training.KINDS] and len(found) == 9
+    assert found["matrix products"] > 0 and found["Adam and clipping"] > 0
+
+
 @pytest.mark.parametrize(
     "argv", [[], ["peer"], ["peers", "--rounds", "x"], ["steps", "--fast", "1"]]
 )
@@ -170,12 +177,19 @@ def record(name):
     return json.loads((ROOT / "results" / f"speed-{name}.json").read_text("utf-8"))
 
 
+def are_of(recorded, contenders):
+    """Whether a record has these contenders; an older one also says what nobody changed."""
+    gone = {"set_to_none": True, "compiled": False}
+    wanted = {name: asdict(one) | gone for name, one in contenders.items()}
+    return wanted.items() <= recorded.items()
+
+
 def test_records_are_of_the_contenders_that_the_module_names():
     peers, steps = record("peers"), record("steps")
-    assert peers["contenders"] == {n: asdict(c) for n, c in peer_contenders().items()}
-    for ours, found in ((OURS, steps), (OURS_HALF, steps["half"])):
-        wanted = {n: asdict(c) for n, c in step_contenders(ours).items()}
-        assert wanted.items() <= found["contenders"].items()
+    assert are_of(peers["contenders"], peer_contenders())
+    assert peers["contenders"].keys() == peer_contenders().keys()
+    assert are_of(steps["contenders"], step_contenders(OURS))
+    assert are_of(steps["half"]["contenders"], step_contenders(OURS_HALF))
     assert record("base")["shape"] == asdict(BASE) and peers["shape"] == asdict(SMALL)
 
 

@@ -10,10 +10,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from scripts.bench.accounts import kind_of
-from scripts.bench.training import KINDS, batches_to_time, bench_examples
+from scripts.bench.training import KINDS, BenchOptions, batches_to_time
 from scripts.book.records import load_record
 from scripts.ch06_training import PAD, LabelSmoothing
 from scripts.ch07_multi30k import make_batch
+from scripts.ch11_where_the_time_goes import SMALL
 from scripts.ch12_going_fast import LinearCrossEntropy, how_sure
 from scripts.engine.fast import FAST, Switches, rows_pay
 
@@ -54,8 +55,9 @@ def test_the_control_differs_from_ours_in_rows_alone():
 @pytest.mark.skipif(not os.environ.get("MULTI30K_DIR"), reason="needs Multi30k at hand")
 def test_in_the_recorded_batches_rows_do_not_pay():
     """So both programs of the control ran the same code."""
-    examples = bench_examples("multi30k", STEPS["shape"]["vocab"])[1]
-    for batch in batches_to_time("buckets", examples, STEPS["max_tokens"], STEPS["count"]):
+    options = BenchOptions("steps", "multi30k", STEPS["rounds"], STEPS["count"])
+    assert (options.max_tokens, SMALL.vocab) == (STEPS["max_tokens"], STEPS["shape"]["vocab"])
+    for batch in batches_to_time("buckets", options):
         made = make_batch(batch)
         assert not rows_pay(made.src != PAD) and not rows_pay(made.tgt_y != PAD)
     assert Switches() == FAST and FAST.packed

@@ -9,13 +9,14 @@ import gc
 import itertools
 import math
 import random
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
+from test_steps_agree import Recorded
 from torch.testing import assert_close
 
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing, batch_loss, train_step
@@ -38,21 +39,6 @@ CRITERION = LabelSmoothing(0.1)
 
 def static_loss(*given):
     return fast_loss(*given, STATIC)
-
-
-class Recorded(GraphedStep):
-    """Recording as on a GPU, on a CPU."""
-
-    aside = staticmethod(nullcontext)
-
-    def capture(self, run):
-        found = torch.zeros(3, dtype=torch.float64)
-        return SimpleNamespace(replay=lambda: found.copy_(run())), found
-
-    def random_state(self, state=None):
-        if state is not None:
-            torch.set_rng_state(state)
-        return torch.get_rng_state()
 
 
 KINDS = {"eager": Step, "static": StaticStep, "graphed": Recorded}

@@ -198,8 +198,8 @@ FAULTS = {
     ),
     "a benchmark counts the start sign": (
         "bench/training",
-        "sum(len(e.tgt) - 1 for batch in batches for e in batch)",
-        "sum(len(e.tgt) for batch in batches for e in batch)",
+        "(len(e.src), len(e.tgt) - 1) for e in examples",
+        "(len(e.src), len(e.tgt)) for e in examples",
         "test_bench_training.py::test_a_pace_is_for_predicted_tokens_alone",
     ),
     "an average of checkpoints is their sum": (

@@ -1,7 +1,10 @@
-"""What travels to a bare machine with a GPU (`pack`), and what comes back (`bundle`, `collect`)."""
+"""What travels to a bare machine with a GPU (`pack`), and what comes back (`bundle`, `collect`).
+
+The machine has Python, PyTorch, NumPy and the repository, and no network. This is no installation:
+what is packed serves `scripts.gpu` alone, and lies outside of the repository there.
+"""
 
 import hashlib
-import re
 import shutil
 import subprocess
 import sys
@@ -10,11 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from scripts.book.files import write_whole
 from scripts.book.records import git_commit, load_record, save_record
 from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_file
+from scripts.studies.agenda import Settings
+from scripts.studies.items import sum_up
 
-# What the agenda imports beside PyTorch and NumPy; a test blocks everything else.
+# What the agenda, and pytest for it, import beside PyTorch and NumPy; a test blocks all else.
 WHEELS = (
     "sentencepiece",
     "safetensors",
@@ -28,12 +35,16 @@ WHEELS = (
     "docstring-parser",
     "PyYAML",
     "tqdm",
+    "pytest",
+    "pluggy",
+    "iniconfig",
+    "packaging",
+    "Pygments",
 )
 PYTHON = "3.12"  # of the bare machine
 LINUXES = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
-HEAVIEST = 25 * 2**20  # bytes that may travel there
 MODEL = ("model.safetensors", "tokenizer.model", "config.json")
-LARGEST, MOST = 16 * 2**20, 8  # bytes of a file that may come back, and how many files
+LARGEST = 16 * 2**20  # bytes of a file that may come back
 
 START = """#!/bin/sh
 # Run this in the repository's folder: it does what is owed on a GPU. Its options are those of
@@ -74,7 +85,7 @@ def download(folder: Path) -> None:
 def pack(folder: Path) -> int:
     """Write what a bare machine lacks into `folder`: wheels, corpus, and the script `start`.
 
-    Returns the bytes in all. Raises ValueError where they are too many.
+    Returns the bytes in all.
     """
     for part in ("wheels", "corpus"):
         shutil.rmtree(folder / part, ignore_errors=True)  # two versions of one wheel stop pip
@@ -86,57 +97,34 @@ def pack(folder: Path) -> int:
     filled = {"wheels": hashlib.sha256(wheels.encode()).hexdigest()[:12], "commit": git_commit()}
     write_whole(folder / "start", START.format(**filled).encode())
     (folder / "start").chmod(0o755)
-    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    if total > HEAVIEST:
-        raise ValueError(f"{folder} has {total:,} bytes: {HEAVIEST:,} may travel")
-    return total
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def bundle(out: Path, told: dict[str, Any], log: str, models: Sequence[Path] = ()) -> list[str]:
-    """Write what comes back into `out`: records.json, log.txt, and the files in `models`.
-
-    Returns the names of those that are too large, which are left out. Raises ValueError where
-    `out` would hold too many files.
-    """
+def bundle(out: Path, told: dict[str, Any], log: str, model: Sequence[Path]) -> None:
+    """Write what comes back into `out`: records.json, log.txt, and the files of a model."""
     out.mkdir(parents=True, exist_ok=True)
-    sizes = {path.name: path.stat().st_size for path in models}
-    left = [name for name, size in sizes.items() if size > LARGEST]
-    for path in models:
-        if path.name not in left:
-            write_whole(out / path.name, path.read_bytes())
     save_record("records", told, out)
     write_whole(out / "log.txt", log.encode())
-    files = [path for path in out.iterdir() if path.is_file()]
-    if len(files) > MOST or any(path.stat().st_size > LARGEST for path in files):
-        raise ValueError(f"{out} holds more than can come back: empty it first")
-    return left
+    for path in model:
+        write_whole(out / path.name, path.read_bytes())
 
 
-def bundled(folder: Path) -> dict[str, Any]:
-    """What `bundle` told. Raises FileNotFoundError or ValueError for what isn't a bundle's."""
-    if not (folder / "records.json").is_file():
-        raise FileNotFoundError(f"{folder} holds no records.json: name what --out named")
+def collect(folder: Path, names: Sequence[str]) -> str:
+    """Put in place what `bundle` wrote: the records of items `names`, of the seeds, and a model.
+
+    Returns the log. Raises FileNotFoundError or ValueError for what isn't a bundle's.
+    """
     told = load_record("records", folder)
-    names = told.get("records", [""]) if isinstance(told, dict) else [""]
-    if any(not re.fullmatch(r"gpu-[a-z0-9][a-z0-9.-]*", name) for name in names):
+    if not {"tiny", "device", "model", "records"} <= set(told):
         raise ValueError(f"{folder / 'records.json'} is none of the agenda's")
-    return told
-
-
-def collect(folder: Path, records: Path, runs: Path) -> list[str]:
-    """Put the records of a bundle into `records` and its model into `runs`; a line for each."""
-    told = bundled(folder)
-    said = []
-    records.mkdir(parents=True, exist_ok=True)
-    for name, record in told["records"].items():
-        old = load_record(name, records) if (records / f"{name}.json").is_file() else None
-        save_record(name, record, records)
-        said.append(f"{name}: {'new' if old is None else 'as before' if old == record else 'anew'}")
-    said += [f"{name}: failed: {one['failed']}" for name, one in told["failed"].items()]
-    if told["model"] and (folder / "model.safetensors").is_file():
-        home = runs / Path(told["model"]).name
+    settings = Settings(torch.device(told["device"]), told["tiny"])
+    for name in names:
+        if f"gpu-{name}" in told["records"]:
+            save_record(f"gpu-{name}", told["records"][f"gpu-{name}"], settings.records)
+    sum_up(settings)
+    if told["model"] in names:
+        home = settings.folder(told["model"])
         home.mkdir(parents=True, exist_ok=True)
         for name in MODEL:
             write_whole(home / name, (folder / name).read_bytes())
-        said.append(f"{home}: the model")
-    return said
+    return (folder / "log.txt").read_text("utf-8").rstrip()

@@ -1,9 +1,9 @@
 """The waterfall of a training step on a GPU: `python -m scripts.bench.gpu --size small`.
 
-Stage by stage from the textbook's step to the recorded one. A stage has all that the one before it
-has, and one thing more (`scripts.bench.stages`). All of them stay in memory and train on the same
-batches, in turns; what counts is the ratio of their times, round by round. The profiler comes last:
-with some versions of PyTorch all is slower once it was there. So each size gets its own process.
+Stage by stage from the textbook's step to the recorded one, each of them some settings of
+`scripts.train`, on the same batches, in turns; what counts is the ratio of times, round by round.
+It is no training, of which `scripts.gpu` makes the records, and no profile: why a stage is fast it
+doesn't say.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -11,182 +11,41 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.bench.gpu"))
 
-import math
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch.autograd import DeviceType
+from torch import nn
 
-from scripts.bench.stages import ON_A_GPU, STAGES, Racer, Stage, Task, as_before, is_gpu, make_task
+from scripts.bench.training import bench_examples, lengths_of
 from scripts.book.command import Command, as_typed
 from scripts.book.records import device_name, provenance, save_record
-from scripts.ch11_where_the_time_goes import best_seconds
-from scripts.engine.settings import pick_device
+from scripts.ch06_training import LabelSmoothing
+from scripts.ch11_where_the_time_goes import BASE, SMALL, best_seconds, series_model, step_flops
+from scripts.engine.losses import loss_function_of
+from scripts.engine.optimizers import make_optimizer
+from scripts.engine.settings import TrainConfig, pick_device
+from scripts.engine.static import static_batches, static_lengths
+from scripts.engine.steps import KINDS, set_rate
 
-OF_A_GPU = ("busy", "kernels", "peak_bytes")  # figures that a CPU can't show
+SIZES = {"small": (SMALL, 2048), "base": (BASE, 4096)}  # each with the tokens a side of a batch
+RATE = 1e-4
 
-
-def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all it was told; a CPU always has."""
-    if is_gpu(device):
-        torch.cuda.synchronize(device)
-
-
-def product_rate(device: torch.device) -> float:
-    """Operations a second of a large square product in bfloat16 on `device`."""
-    n = 8192 if is_gpu(device) else 256
-    a, b = torch.randn(2, n, n, device=device).bfloat16()
-
-    def multiply() -> None:
-        for _ in range(8):  # so that waiting doesn't count
-            a @ b
-        synchronize(device)
-
-    return 8 * 2 * n**3 / best_seconds(multiply)
-
-
-def line_up(stage: Stage, task: Task) -> tuple[Racer, dict[str, int]]:
-    """A racer after its first lap: shapes are recorded. On a GPU also the most bytes it held."""
-    gpu = is_gpu(task.device)
-    if gpu:
-        torch.cuda.reset_peak_memory_stats(task.device)
-    before = torch.cuda.memory_allocated(task.device) if gpu else 0  # by the others
-    racer = Racer(stage, task)
-    racer.lap()
-    most = torch.cuda.max_memory_allocated(task.device) if gpu else 0
-    return racer, {"peak_bytes": most - before} if gpu else {}
-
-
-def take_turns(
-    laps: dict[str, Callable[[], Any]], rounds: int, wait: Callable[[], None]
-) -> dict[str, list[float]]:
-    """Seconds of the laps: in each round everyone has a turn. `wait` waits for the device."""
-    seconds: dict[str, list[float]] = {name: [] for name in laps}
-    for _ in range(rounds):
-        for name, lap in laps.items():
-            wait()
-            start = time.perf_counter()
-            lap()
-            wait()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def compared(seconds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """Each one's time over the last one's in the same round: median, lowest, highest, and all."""
-    reference = list(seconds.values())[-1]
-    reports = {}
-    for name, own in seconds.items():
-        ratios = [round(a / b, 4) for a, b in zip(own, reference, strict=True)]
-        reports[name] = {
-            "times": round(statistics.median(ratios), 4),
-            "lowest": min(ratios),
-            "highest": max(ratios),
-            "rounds": ratios,
-        }
-    return reports
-
-
-def united(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length that (start, end) intervals cover together; where they overlap, it counts once."""
-    covered, until = 0.0, -math.inf
-    for start, end in sorted(intervals):
-        covered += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return covered
-
-
-def kernel_intervals(events: Iterable[Any]) -> list[tuple[float, float]]:
-    """(start, end) in µs of what ran on a GPU, of a profiler's raw events.
-
-    An event of the CPU has its kernels' time as well, and an annotation spans gaps: neither counts.
-    """
-    return [
-        (event.time_range.start, event.time_range.end)
-        for event in events
-        if event.device_type == DeviceType.CUDA
-        and not getattr(event, "is_user_annotation", False)
-        and not event.name.startswith(("Optimizer.", "ProfilerStep"))  # older PyTorch's annotations
-    ]
-
-
-def profiled(lap: Callable[[], Any], wait: Callable[[], None]) -> list[tuple[float, float]]:
-    """(start, end) in µs of the kernels of a lap on a GPU; none where the profiler sees none."""
-    from torch.profiler import ProfilerActivity, profile, supported_activities
-
-    if ProfilerActivity.CUDA not in supported_activities():
-        return []
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        lap()
-        wait()
-    return kernel_intervals(profiler.events())
-
-
-def waterfall(
-    size: Literal["small", "base"],
-    device: torch.device,
-    corpus: str = "auto",
-    rounds: int = 5,
-    count: int = 24,
-    tiny: bool = False,
-) -> dict[str, Any]:
-    """The record of the waterfall, without its provenance; `tiny` is for trying it out on a CPU.
-
-    A stage's `times` is its time over the last stage's, the median of the rounds. `mfu` is the
-    share of the rate of bfloat16 products that its useful operations reach, `busy` the share of its
-    time in which a GPU runs kernels or copies, `kernels` their number in a step, `loss` nats a
-    token in the lap after all rounds. `not_run` names what wasn't seen: it takes a GPU.
-
-    Raises ValueError for no rounds or batches.
-    """
-    if min(rounds, count) < 1:
-        raise ValueError("rounds and count must be at least 1")
-    gpu, wait = is_gpu(device), partial(synchronize, device)
-    stages = {name: stage for name, stage in STAGES.items() if gpu or name not in ON_A_GPU}
-    with as_before(device):
-        name_of_corpus, task = make_task(size, device, corpus, count, tiny)
-        rates = [product_rate(device)]
-        ready = {name: line_up(stage, task) for name, stage in stages.items()}
-        laps = {name: racer.lap for name, (racer, _) in ready.items()}
-        take_turns(laps, 1, wait)  # a recording empties PyTorch's store of memory: fill it again
-        seconds = take_turns(laps, rounds, wait)
-        rates.append(product_rate(device))
-        reports = compared(seconds)
-        steps, labels, rate = len(task.batches), sum(task.labels), max(rates)
-        for name, (_, memory) in ready.items():
-            lap = statistics.median(seconds[name])
-            reports[name] |= memory | {
-                "seconds_per_step": round(lap / steps, 7),
-                "tokens_per_second": round(labels / lap, 1),
-                "mfu": round(task.flops / lap / rate, 4),
-                "loss": round(sum(laps[name]()) / labels, 4),
-            }
-            # A profiler slows launches and not kernels: so its kernels, and the time without it.
-            if gpu and (kernels := profiled(laps[name], wait)):
-                busy = min(1.0, united(kernels) / 1e6 / lap)
-                reports[name] |= {"busy": round(busy, 4), "kernels": round(len(kernels) / steps)}
-    seen = {*stages, *(figure for report in reports.values() for figure in report)}
-    return {
-        "size": size,
-        "corpus": name_of_corpus,
-        "shape": asdict(task.shape),
-        "gpu": device_name(device),
-        "matrix_rate": round(rate),
-        "max_tokens": task.max_tokens,
-        "widths": task.widths,
-        "count": steps,
-        "rounds": rounds,
-        "labels": round(labels / steps, 1),
-        "useful": round(task.flops / steps),
-        "reference": list(reports)[-1],
-        "stages": reports,
-        "not_run": [n for n in (*STAGES, *OF_A_GPU) if n not in seen],
-    }
+# Without the fused Adam a step asks whether it was finite before the next one begins.
+TEXTBOOK = TrainConfig(path="textbook", precision="float32", fused=False, step="eager")
+HALF = replace(TEXTBOOK, precision="bf16")
+OURS = replace(HALF, path="fast", fused=True)
+STAGES = {
+    "textbook, float32": TEXTBOOK,
+    "bf16": HALF,
+    "our switches, fused Adam, nothing waits": OURS,
+    "few shapes, corpus on the device": replace(OURS, step="static"),
+    "recorded": replace(OURS, step="graphed"),
+}
+OF_A_GPU = ("recorded", "peak_bytes")  # what a CPU can't show
 
 
 @dataclass
@@ -208,50 +67,167 @@ class WaterfallOptions:
     save: bool = False
     """Write the record into results/."""
 
+    def __post_init__(self):
+        if min(self.rounds, self.count) < 1:
+            raise ValueError("rounds and count must be at least 1")
+
+
+class Task:
+    """What all stages do alike on one device: `plan`, steps of one batch, as indices of `examples`.
+
+    `labels` are each step's real target tokens, `flops` the operations that all steps need.
+    """
+
+    def __init__(self, options: WaterfallOptions, device: torch.device):
+        self.device, count = device, options.count
+        self.shape, self.max_tokens = SIZES[options.size]
+        if options.tiny:
+            self.shape = replace(self.shape, N=1, d_model=16, d_ff=32, h=2, vocab=300)
+            self.max_tokens, count = 128, 2
+        self.corpus, self.examples = bench_examples(options.corpus, self.shape.vocab)
+        self.widths = static_lengths(self.examples)
+        batches = static_batches(self.examples, self.widths, self.max_tokens, random.Random(0))
+        self.plan = [[batch] for batch in batches[:count]]
+        lengths = [lengths_of(self.examples[i] for i in batch) for (batch,) in self.plan]
+        self.labels = [sum(target for _, target in batch) for batch in lengths]
+        self.flops = sum(step_flops(self.shape, batch) for batch in lengths)
+
+
+def adam_of(stage: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The stage's Adam. Unfused it is the one that PyTorch itself chooses on a GPU."""
+    if stage.fused:
+        return make_optimizer(stage, model)
+    groups = [{"params": list(model.parameters()), "initial_lr": 1.0}]
+    return torch.optim.Adam(groups, betas=(0.9, 0.98), eps=1e-9, foreach=True, fused=False)
+
+
+class Racer:
+    """A stage at work, with its own model and optimizer, after its first lap.
+
+    `seconds` are those of its laps, `loss` the last one's in nats a token, `peak_bytes` the most
+    memory of a GPU that it took in the first.
+    """
+
+    def __init__(self, stage: TrainConfig, task: Task):
+        if task.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()  # by the others
+        torch.manual_seed(0)  # all racers start from the same weights
+        self.task, self.model = task, series_model(task.shape).to(task.device).train()
+        self.optimizer = adam_of(stage, self.model)
+        loss_of = loss_function_of(stage, task.device, training=True)
+        given = (self.model, LabelSmoothing(0.1), self.optimizer, loss_of, stage.clip)
+        few = {"widths": task.widths, "max_tokens": task.max_tokens}
+        self.take = KINDS[stage.step](*given, **({} if stage.step == "eager" else few))
+        self.take.load(task.examples, task.plan, task.labels)
+        self.seconds: list[float] = []
+        self.lap()
+        self.peak_bytes = torch.cuda.max_memory_allocated() - before
+
+    def lap(self) -> None:
+        """A step on each batch, until the device is done with them.
+
+        Raises FloatingPointError where one isn't finite: from there on no weight moved.
+        """
+        start = time.perf_counter()
+        for number in range(len(self.task.plan)):
+            set_rate(self.optimizer, RATE)
+            self.take(number)
+        found = self.take.look()
+        self.seconds.append(time.perf_counter() - start)
+        if not all(figures.finite for figures in found):
+            raise FloatingPointError(f"a step found {found}")
+        self.loss = sum(figures.loss for figures in found) / sum(self.task.labels)
+
+
+def product_rate(device: torch.device) -> float:
+    """Operations a second of a large square product in bfloat16 on `device`."""
+    n = 16384 if device.type == "cuda" else 256  # so large that asking for a number takes no time
+    a, b = torch.randn(2, n, n, device=device).bfloat16()
+    return 2 * n**3 / best_seconds(lambda: (a @ b)[0, 0].item())
+
+
+def report(racer: Racer, reference: Racer, rounds: int, rate: float) -> dict[str, Any]:
+    """A stage on record: its last `rounds` laps against those of the reference, round by round.
+
+    `times` is the median of the ratios. `mfu` is the share of `rate`, that of bfloat16 products,
+    which its useful operations reach.
+    """
+    own, others = racer.seconds[-rounds:], reference.seconds[-rounds:]
+    ratios = [round(a / b, 4) for a, b in zip(own, others, strict=True)]
+    task, lap = racer.task, statistics.median(own)
+    found = {
+        "times": round(statistics.median(ratios), 4),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+        "rounds": ratios,
+        "seconds_per_step": round(lap / len(task.plan), 7),
+        "tokens_per_second": round(sum(task.labels) / lap, 1),
+        "mfu": round(task.flops / lap / rate, 4),
+        "loss": round(racer.loss, 4),
+    }
+    return found | ({"peak_bytes": racer.peak_bytes} if task.device.type == "cuda" else {})
+
+
+def waterfall(options: WaterfallOptions) -> dict[str, Any]:
+    """The record of the waterfall, without its provenance; `not_run` names what takes a GPU.
+
+    Raises ValueError where the device is missing.
+    """
+    device = pick_device(options.device)
+    if device.index is not None:
+        torch.cuda.set_device(device)  # a recording is made on the current one
+    lacks = () if device.type == "cuda" else OF_A_GPU
+    task = Task(options, device)
+    racers = {name: Racer(stage, task) for name, stage in STAGES.items() if name not in lacks}
+    for _ in range(1 + options.rounds):  # recordings emptied PyTorch's store: one lap to refill it
+        for racer in racers.values():
+            racer.lap()
+    rate, reference = product_rate(device), list(racers)[-1]
+    given = (racers[reference], options.rounds, rate)
+    return {
+        "size": options.size,
+        "corpus": task.corpus,
+        "shape": asdict(task.shape),
+        "gpu": device_name(device),
+        "matrix_rate": round(rate),
+        "max_tokens": task.max_tokens,
+        "widths": task.widths,
+        "count": len(task.plan),
+        "rounds": options.rounds,
+        "labels": round(statistics.mean(task.labels), 1),
+        "useful": round(task.flops / len(task.plan)),
+        "reference": reference,
+        "stages": {name: report(racer, *given) for name, racer in racers.items()},
+        "not_run": [*lacks],
+    }
+
 
 def table(record: dict[str, Any]) -> str:
     """A record's stages for the terminal."""
-    columns = {
-        "ms/step": lambda r: f"{1e3 * r['seconds_per_step']:.2f}",
-        "tokens/s": lambda r: f"{r['tokens_per_second']:,.0f}",
-        "times": lambda r: f"{r['times']:.2f} ({r['lowest']:.2f}-{r['highest']:.2f})",
-        "MFU": lambda r: f"{r['mfu']:.1%}",
-        "busy": lambda r: f"{r['busy']:.0%}" if "busy" in r else "-",
-        "kernels": lambda r: str(r.get("kernels", "-")),
-        "peak MiB": lambda r: f"{r['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in r else "-",
-        "loss": lambda r: f"{r['loss']:.3f}",
-    }
-    rows = [["stage", *columns]]
-    rows += [
-        [name, *(show(r) for show in columns.values())] for name, r in record["stages"].items()
+    lines = [
+        f"{name:40}{1e3 * one['seconds_per_step']:9.2f} ms/step{one['mfu']:7.1%} MFU"
+        f"{one['times']:8.2f} times as long ({one['lowest']:.2f} to {one['highest']:.2f})"
+        for name, one in record["stages"].items()
     ]
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(wide[0]), *map(str.rjust, row[1:], wide[1:])]) for row in rows]
     lines.append(f"{record['gpu']}: {record['matrix_rate'] / 1e9:,.0f} GFLOP/s in bf16 products")
-    lines += [f"not run: {', '.join(record['not_run'])}"] * bool(record["not_run"])
-    return "\n".join(lines)
+    return "\n".join(lines + [f"not run: {name}" for name in record["not_run"]])
 
 
 def run_bench(options: WaterfallOptions) -> None:
     """Run the waterfall, print its table, and save the record if the options say so.
 
-    Raises ValueError where there is no GPU and none was done without, or a record is none.
+    Raises ValueError for a record of a CPU, or of a tiny model.
     """
-    device = pick_device(options.device)
-    if options.save and (options.tiny or not is_gpu(device)):
+    if options.save and (options.tiny or options.device == "cpu"):
         raise ValueError("a record is of a GPU and not --tiny: leave out --save")
-    given = (options.size, device, options.corpus, options.rounds, options.count, options.tiny)
-    record = waterfall(*given)
+    record = waterfall(options)
     if options.save:
-        about = provenance(as_typed(__name__, options, always=("size",)), device)
+        about = provenance(as_typed(__name__, options, always=("size",)), options.device)
         save_record(f"speed-gpu-{options.size}", about | record)
     print(table(record))
 
 
 main = Command(
-    __name__,
-    WaterfallOptions,
-    run_bench,
-    "Time training steps on a GPU, stage by stage.",
-    memory="use --size small, or --device cpu",
+    __name__, WaterfallOptions, run_bench, "Time steps on a GPU.", memory="use --size small"
 )

@@ -1,4 +1,8 @@
-"""Other people's Transformers of the series' sizes: what a training step races against."""
+"""Other people's Transformers of the series' sizes: what a training step races against.
+
+Each takes a chapter's batch and gives its logits; weights start as the package starts them. None of
+them is a reference for our results: tests hold these against `nn.Transformer` with our weights.
+"""
 
 import warnings
 
@@ -21,9 +25,7 @@ class TorchTransformer(nn.Module):
         )
         nn.init.normal_(self.embed[0].lut.weight, std=shape.d_model**-0.5)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # that pre-norm has no nested tensors; training never has
+            warnings.simplefilter("ignore")  # pre-norm has no nested tensors; nor has training
             self.body = nn.Transformer(
                 shape.d_model,
                 shape.h,

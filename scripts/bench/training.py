@@ -3,10 +3,10 @@
 `peers` times ours against `nn.Transformer`, `MarianMTModel` and x-transformers, each in float32 and
 under autocast, as it comes and with freed memory kept (ten minutes; it needs the packages of
 `pip install -e '.[bench]'`). `steps` times ours without each of its switches, `base` the paper's
-base model, `growth` steps of many sizes.
+base model, `growth` steps of many sizes. All of it is for a CPU: `scripts.bench.gpu` is for a GPU.
 
-Two processes are alive at a time, the reference and one contender. They step in turns over the
-same batches; what counts is their ratio, round by round, so that a slow moment hits both.
+Two processes are alive at a time, the reference and one contender. They take turns with passes over
+the same batches; what counts is their ratio, round by round, so that a slow moment hits both.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -19,18 +19,16 @@ import os
 import random
 import resource
 import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from scripts.bench.accounts import account
@@ -39,7 +37,7 @@ from scripts.bench.peers import PACKAGES, PEERS, peer_loss
 from scripts.book.command import Command, as_typed
 from scripts.book.instruments import saved_bytes
 from scripts.book.records import provenance, save_record
-from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
+from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss, train_step
 from scripts.ch07_multi30k import (
     FIXED_WIDTH,
     BPETokenizer,
@@ -62,11 +60,10 @@ from scripts.ch11_where_the_time_goes import (
     series_model,
     step_flops,
 )
-from scripts.ch12_going_fast import keep_memory, multiplies_bf16
+from scripts.ch12_going_fast import keep_memory
 from scripts.corpora.load import load_corpus
-from scripts.engine.fast import FAST, Switches, fast_loss
-
-HALF = replace(FAST, half=True)
+from scripts.engine.fast import FAST, HALF, Switches, fast_loss
+from scripts.engine.losses import in_bf16
 
 
 @dataclass(frozen=True)
@@ -79,14 +76,62 @@ class Contender:
     autocast: bool = False  # the forward pass under PyTorch's autocast in bfloat16
     keep_memory: bool = False
     fused_adam: bool = False
-    set_to_none: bool = True
     threads: int = 2
-    compiled: bool = False
     shape: dict[str, Any] | None = None  # what differs from SMALL
+
+    @property
+    def sizes(self) -> Shape:
+        """The model's shape, whole."""
+        return replace(SMALL, **(self.shape or {}))
+
+    @property
+    def half(self) -> bool:
+        """Whether its products are in 16 bits."""
+        return self.autocast or (self.how or {}).get("half", False)
 
 
 OURS = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True)
 OURS_HALF = replace(OURS, how=asdict(HALF))
+
+
+@dataclass
+class BenchOptions:
+    """The command line: which benchmark, and on what."""
+
+    benchmark: Literal["peers", "steps", "base", "growth"] = "peers"
+    """Which one."""
+    corpus: Literal["auto", "sample", "multi30k"] = "auto"
+    """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
+    rounds: int = 7
+    """Passes over the batches, in turns; the median of their ratios counts."""
+    count: int = 4
+    """Batches of a pass."""
+    max_tokens: int = 2048
+    """Tokens in a batch on either side, padding counted."""
+    save: bool = False
+    """Write the record into results/."""
+
+
+@cache
+def bench_examples(corpus: str, vocab: int) -> tuple[str, list[Example]]:
+    """The name of the corpus that is read, and its training pairs in `vocab` BPE pieces."""
+    if corpus == "auto":
+        corpus = "multi30k" if "MULTI30K_DIR" in os.environ else "sample"
+    pairs = load_corpus(corpus)["train"]
+    lines = (line for pair in pairs for line in pair)
+    # The sample corpus is too small for 8,192 pieces. The model keeps that size all the same.
+    pieces = vocab if corpus == "multi30k" else min(vocab, 1000)
+    return corpus, encode_pairs(pairs, BPETokenizer.train(lines, pieces))
+
+
+def batches_to_time(kind: str, options: BenchOptions) -> list[list[Example]]:
+    """The batches of a pass, in buckets or fixed: so many tokens a side, padding counted."""
+    rng, (_, examples) = random.Random(0), bench_examples(options.corpus, SMALL.vocab)
+    if kind == "buckets":
+        plan = token_batches(examples, options.max_tokens, rng)
+        return [[examples[i] for i in batch] for batch in plan[: options.count]]
+    fitting = [e for e in examples if max(len(e.src), len(e.tgt) - 1) <= FIXED_WIDTH]
+    return [rng.sample(fitting, options.max_tokens // FIXED_WIDTH) for _ in range(options.count)]
 
 
 def batch_as(kind: str, examples: Sequence[Example]) -> Batch:
@@ -99,16 +144,9 @@ def batch_as(kind: str, examples: Sequence[Example]) -> Batch:
     return Batch(*(pad_rows([*side, more])[:-1] for side, more in zip(sides, filler, strict=True)))
 
 
-def batches_to_time(
-    kind: str, examples: Sequence[Example], max_tokens: int, count: int, seed: int = 0
-) -> list[list[Example]]:
-    """`count` batches of at most `max_tokens` a side, padding counted: in buckets, or fixed."""
-    rng = random.Random(seed)
-    if kind == "buckets":
-        plan = token_batches(examples, max_tokens, rng)
-        return [[examples[i] for i in batch] for batch in plan[:count]]
-    fitting = [e for e in examples if max(len(e.src), len(e.tgt) - 1) <= FIXED_WIDTH]
-    return [rng.sample(fitting, max_tokens // FIXED_WIDTH) for _ in range(count)]
+def lengths_of(examples: Iterable[Example]) -> list[tuple[int, int]]:
+    """The tokens of each pair: of its source, and those predicted of its target."""
+    return [(len(e.src), len(e.tgt) - 1) for e in examples]
 
 
 def loss_function(contender: Contender) -> Callable[..., Any]:
@@ -116,32 +154,7 @@ def loss_function(contender: Contender) -> Callable[..., Any]:
     loss_of = peer_loss if contender.model in PEERS else batch_loss
     if contender.how is not None:
         loss_of = partial(fast_loss, how=Switches(**contender.how))
-    return torch.compile(loss_of, dynamic=True) if contender.compiled else loss_of
-
-
-def contender_step(contender: Contender) -> tuple[nn.Module, Callable[[Batch], float]]:
-    """The contender's model, and a function that makes one full optimizer step on a batch."""
-    torch.manual_seed(0)
-    torch.set_num_threads(contender.threads)
-    if contender.keep_memory:
-        keep_memory()
-    shape = replace(SMALL, **(contender.shape or {}))
-    model = PEERS[contender.model](shape) if contender.model in PEERS else series_model(shape)
-    loss_of, criterion = loss_function(contender), LabelSmoothing(0.1)
-    adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
-    optimizer = torch.optim.Adam(model.parameters(), fused=contender.fused_adam or None, **adam)
-    model.train()
-
-    def step(batch: Batch) -> float:
-        optimizer.zero_grad(set_to_none=contender.set_to_none)
-        with torch.autocast("cpu", torch.bfloat16, enabled=contender.autocast):
-            loss, _ = loss_of(model, batch, criterion)
-        (loss / batch.ntokens).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.item() / batch.ntokens
-
-    return model, step
+    return partial(in_bf16, loss_of, "cpu") if contender.autocast else loss_of
 
 
 class Runner:
@@ -152,12 +165,21 @@ class Runner:
             importlib.import_module(package)  # now, so that its own memory isn't counted
         self.batches = [batch_as(contender.batches, batch) for batch in batches]
         self.before = peak_bytes()
-        self.model, self.step = contender_step(contender)
+        torch.manual_seed(0)
+        torch.set_num_threads(contender.threads)
+        if contender.keep_memory:
+            keep_memory()
+        self.model = PEERS.get(contender.model, series_model)(contender.sizes).train()
+        adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
+        fused = contender.fused_adam or None  # PyTorch chooses
+        self.optimizer = torch.optim.Adam(self.model.parameters(), fused=fused, **adam)
+        self.loss_of, self.criterion = loss_function(contender), LabelSmoothing(0.1)
 
-    def seconds(self, number: int) -> float:
-        """What one optimizer step on batch `number` takes."""
+    def lap(self) -> float:
+        """Seconds of an optimizer step on each batch."""
         start = time.perf_counter()
-        self.step(self.batches[number])
+        for batch in self.batches:
+            train_step(self.model, [batch], self.criterion, self.optimizer, 1.0, self.loss_of)
         return time.perf_counter() - start
 
     def report(self) -> dict[str, int]:
@@ -174,19 +196,19 @@ def begin(*given: Any) -> None:
     RUNNER.append(Runner(*given))
 
 
-def ask(question: str, *given: Any) -> Any:
+def ask(question: str) -> Any:
     """What a contender's process answers: the result of that method of its runner."""
-    return getattr(RUNNER[0], question)(*given)
+    return getattr(RUNNER[0], question)()
 
 
 def peak_bytes() -> int:
     """The most memory that this process ever held."""
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent held when it forked
-        line = next(row for row in status.read_text().splitlines() if row.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if not status.exists():  # a Mac, which counts bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # On Linux that would count what the parent held when it forked.
+    line = next(row for row in status.read_text().splitlines() if row.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 class Worker:
@@ -195,127 +217,58 @@ class Worker:
     Its methods raise BrokenProcessPool, a RuntimeError, where the process died.
     """
 
-    def __init__(self, contender: Contender, batches: list[list[Example]]):
-        self.count = len(batches)
-        self.targets = sum(len(e.tgt) - 1 for batch in batches for e in batch)
+    def __init__(self, contender: Contender, options: BenchOptions):
+        batches = batches_to_time(contender.batches, options)
+        lengths = [lengths_of(batch) for batch in batches]
+        self.targets = sum(target for batch in lengths for _, target in batch)
+        self.flops = [step_flops(contender.sizes, batch) for batch in lengths]
         self.paces: list[float] = []  # seconds for a real target token, round by round
-        how = {"mp_context": get_context("spawn"), "initializer": begin}
-        self.pool = ProcessPoolExecutor(1, **how, initargs=(contender, batches))
-
-    def ask(self, question: str, *given: Any) -> Any:
-        """The process's answer."""
-        return self.pool.submit(ask, question, *given).result()
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"), begin, (contender, batches))
+        self.round()  # libraries choose their kernels, memory is fetched
+        self.paces.clear()
 
     def round(self) -> float:
         """One pass over the batches: seconds for a real target token."""
-        seconds = sum(self.ask("seconds", number) for number in range(self.count))
-        self.paces.append(seconds / self.targets)
+        self.paces.append(self.pool.submit(ask, "lap").result() / self.targets)
         return self.paces[-1]
 
     def finish(self) -> dict[str, Any]:
         """End the process: medians over the rounds, with their spread, memory and parameters."""
-        report = self.ask("report")
+        report = self.pool.submit(ask, "report").result()
         self.pool.shutdown()
         middle = statistics.median(self.paces)
         return {
             "tokens_per_second": round(1 / middle, 1),
             "lowest": round(1 / max(self.paces), 1),
             "highest": round(1 / min(self.paces), 1),
-            "seconds_per_step": round(middle * self.targets / self.count, 4),
+            "seconds_per_step": round(middle * self.targets / len(self.flops), 4),
+            "flops_per_second": round(sum(self.flops) / (middle * self.targets)),
             **report,
         }
 
 
-@dataclass
-class BenchOptions:
-    """What a benchmark runs on."""
+def race(reference: str, contenders: dict[str, Contender], options: BenchOptions) -> dict[str, Any]:
+    """The record of duels: of the `reference`, one of the contenders, with each of the others.
 
-    corpus: Literal["auto", "sample", "multi30k"] = "auto"
-    """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
-    rounds: int = 7
-    """Passes over the batches, in turns; the median of their ratios counts."""
-    count: int = 4
-    """Batches of a pass."""
-    max_tokens: int = 2048
-    """Tokens in a batch on either side, padding counted."""
-    save: bool = False
-    """Write the record into results/."""
-
-
-def race(
-    reference: str,
-    contenders: dict[str, Contender],
-    examples: Sequence[Example],
-    options: BenchOptions,
-) -> dict[str, dict[str, Any]]:
-    """Duels of the `reference`, one of the contenders, with each of the others: their reports.
-
-    `times` is a contender's time for a target token over the reference's, the median of the rounds;
-    `rounds` are all of them.
+    In a contender's report `times` is its time for a target token over the reference's, the median
+    of the `rounds`, and `mfu` the share that it reached of the machine's rate of products.
     """
-    feeds = {
-        kind: batches_to_time(kind, examples, options.max_tokens, options.count)
-        for kind in dict.fromkeys(contender.batches for contender in contenders.values())
-    }
-    reports: dict[str, dict[str, Any]] = {}
-
-    def start(name: str) -> Worker:
-        worker = Worker(contenders[name], feeds[contenders[name].batches])
-        worker.round()  # libraries choose their kernels, memory is fetched
-        worker.paces.clear()
-        return worker
-
-    first = start(reference)
+    rates = {"matrix_rate": matrix_rate(), "matrix_rate_bf16": matrix_rate(torch.bfloat16)}
+    first, reports = Worker(contenders[reference], options), {}
     for name in tqdm([name for name in contenders if name != reference], desc="duels"):
-        other = start(name)
-        rounds = [other.round() / first.round() for _ in range(options.rounds)]
-        reports[name] = {
-            "times": round(statistics.median(rounds), 4),
-            "rounds": [round(ratio, 4) for ratio in rounds],
-            **other.finish(),
-        }
+        other = Worker(contenders[name], options)
+        ratios = [round(other.round() / first.round(), 4) for _ in range(options.rounds)]
+        times = round(statistics.median(ratios), 4)
+        reports[name] = {"times": times, "rounds": ratios, **other.finish()}
     reports[reference] = {"times": 1.0, "rounds": [], **first.finish()}
     for name, report in reports.items():
-        lengths = [
-            [(len(e.src), len(e.tgt) - 1) for e in batch]
-            for batch in feeds[contenders[name].batches]
-        ]
-        shape = replace(SMALL, **(contenders[name].shape or {}))
-        flops = sum(step_flops(shape, batch) for batch in lengths) / len(lengths)
-        report["flops_per_second"] = round(flops / report["seconds_per_step"])
-    return reports
-
-
-def bench_examples(corpus: str, vocab: int) -> tuple[str, list[Example]]:
-    """The name of the corpus that is read, and its training pairs in `vocab` BPE pieces."""
-    if corpus == "auto":
-        corpus = "multi30k" if "MULTI30K_DIR" in os.environ else "sample"
-    pairs = load_corpus(corpus)["train"]
-    lines = (line for pair in pairs for line in pair)
-    # The sample corpus is too small for 8,192 pieces. The model keeps that size all the same.
-    pieces = vocab if corpus == "multi30k" else min(vocab, 1000)
-    return corpus, encode_pairs(pairs, BPETokenizer.train(lines, pieces))
-
-
-def race_record(
-    reference: str, contenders: dict[str, Contender], options: BenchOptions, shape: Shape = SMALL
-) -> dict[str, Any]:
-    """A race on record: the reports, and which share of the machine's matrix rate each reached."""
-    corpus, examples = bench_examples(options.corpus, shape.vocab)
-    rates = {"float32": [matrix_rate()], "bf16": [matrix_rate(torch.bfloat16)]}
-    reports = race(reference, contenders, examples, options)
-    rates["float32"].append(matrix_rate())
-    rates["bf16"].append(matrix_rate(torch.bfloat16))
-    best = {kind: max(measured) for kind, measured in rates.items()}
-    for name, report in reports.items():
-        half = contenders[name].autocast or (contenders[name].how or {}).get("half", False)
-        report["mfu"] = round(report["flops_per_second"] / best["bf16" if half else "float32"], 4)
+        rate = rates["matrix_rate_bf16" if contenders[name].half else "matrix_rate"]
+        report["mfu"] = round(report["flops_per_second"] / rate, 4)
     return {
-        "corpus": corpus,
-        "shape": asdict(shape),
+        "corpus": bench_examples(options.corpus, SMALL.vocab)[0],
+        "shape": asdict(contenders[reference].sizes),
         **{name: getattr(options, name) for name in ("max_tokens", "count", "rounds")},
-        "matrix_rate": round(best["float32"]),
-        "matrix_rate_bf16": round(best["bf16"]),
+        **{name: round(rate) for name, rate in rates.items()},
         "reference": reference,
         "contenders": {name: asdict(contender) for name, contender in contenders.items()},
         "reports": reports,
@@ -335,10 +288,8 @@ def peer_contenders() -> dict[str, Contender]:
 
 
 def bench_peers(options: BenchOptions) -> dict[str, Any]:
-    """Ours against three other programs. Raises ValueError where there are no bf16 products."""
-    if not multiplies_bf16(torch.device("cpu")):
-        raise ValueError("this processor has no bfloat16 products: the race would say nothing")
-    return race_record("ours, bf16", peer_contenders(), options)
+    """Ours against three other programs."""
+    return race("ours, bf16", peer_contenders(), options)
 
 
 WITHOUT = {
@@ -371,16 +322,12 @@ def bench_steps(options: BenchOptions) -> dict[str, Any]:
         "textbook, memory kept": Contender(keep_memory=True),
         "one thread": replace(OURS, threads=1),
         "no dropout at all": replace(OURS, shape={"dropout": 0.0}),
-        "textbook, torch.compile": Contender(keep_memory=True, compiled=True),
     }
     operations, bandwidth = measured_operations(), memory_bandwidth()
-    record = race_record("ours", step_contenders(OURS) | plain, options)
-    half = race_record("ours", step_contenders(OURS_HALF), options)
-    examples = bench_examples(options.corpus, SMALL.vocab)[1]
-    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
-    lengths = [[(len(e.src), len(e.tgt) - 1) for e in batch] for batch in batches]
-    rate = record["matrix_rate"]
-    floors = [least_seconds(SMALL, batch, rate, bandwidth) for batch in lengths]
+    record = race("ours", step_contenders(OURS) | plain, options)
+    half = race("ours", step_contenders(OURS_HALF), options)
+    batches, limits = batches_to_time("buckets", options), (record["matrix_rate"], bandwidth)
+    floors = [least_seconds(SMALL, lengths_of(batch), *limits) for batch in batches]
     accounts = {"textbook": Contender(keep_memory=True), "float32": OURS, "bf16": OURS_HALF}
     return record | {
         "half": {name: half[name] for name in ("contenders", "reports", "matrix_rate_bf16")},
@@ -396,62 +343,45 @@ def bench_base(options: BenchOptions) -> dict[str, Any]:
     shape = {name: value for name, value in asdict(BASE).items() if value != asdict(SMALL)[name]}
     ours, half = replace(OURS, shape=shape), replace(OURS_HALF, shape=shape)
     contenders = {"ours": ours, "ours, bf16": half, "textbook": Contender(shape=shape)}
-    record = race_record("ours", contenders, options, BASE)
-    examples = bench_examples(options.corpus, BASE.vocab)[1]
-    batches = batches_to_time("buckets", examples, options.max_tokens, options.count)
-    return record | {"account": step_account(ours, batches)}
+    record = race("ours", contenders, options)
+    return record | {"account": step_account(ours, batches_to_time("buckets", options))}
 
 
-KINDS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::addmm_", "mkldnn::_linear_pointwise"),
-    "attention's products": ("aten::bmm", "aten::baddbmm"),
-    "softmax, attention's and the loss's": (
-        "aten::*softmax*",
-        "aten::amax",
-        "aten::*logsumexp*",
-        "aten::exp",
-    ),
-    "PyTorch's random bits": ("aten::random_", "aten::bernoulli_"),
-    "copies": (
-        *("aten::copy_", "aten::cat", "aten::fill_", "aten::zero"),
-        *("aten::*index*", "aten::*scatter*", "aten::*gather*"),
-    ),
-    "LayerNorm": ("aten::*layer_norm*", "aten::*var_mean*"),
-    "Adam and clipping": tuple(
-        f"aten::*{part}*" for part in ("adam", "addcdiv", "lerp", "norm", "foreach")
-    ),
-    "sums, relu, dropout's products": ("aten::*", "mkldnn::*"),
+OPERATIONS = {  # by kind: patterns of PyTorch's names for them
+    "matrix products": "aten::mm aten::addmm aten::addmm_ mkldnn::_linear_pointwise",
+    "attention's products": "aten::bmm aten::baddbmm",
+    "softmax, attention's and the loss's": "aten::*softmax* aten::amax aten::*logsumexp* aten::exp",
+    "PyTorch's random bits": "aten::random_ aten::bernoulli_",
+    "copies": "aten::copy_ aten::cat aten::fill_ aten::zero "
+    "aten::*index* aten::*scatter* aten::*gather*",
+    "LayerNorm": "aten::*layer_norm* aten::*var_mean*",
+    "Adam and clipping": "aten::*adam* aten::*addcdiv* aten::*lerp* aten::*norm* aten::*foreach*",
+    "sums, relu, dropout's products": "aten::* mkldnn::*",
 }
+KINDS = {kind: patterns.split() for kind, patterns in OPERATIONS.items()}
 
 
 def step_account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:
     """Seconds of a step by kind of operation, from PyTorch's profiler, and the rest."""
     runner = Runner(contender, batches)
-
-    def steps() -> None:
-        for number in range(len(batches)):
-            runner.seconds(number)
-
-    steps()
-    found = account(steps, KINDS, "Python, autograd, our random bits")
+    runner.lap()
+    found = account(runner.lap, KINDS, "Python, autograd, our random bits")
     return {kind: round(seconds / len(batches), 5) for kind, seconds in found.items()}
 
 
 def growth_point(axis: str, value: int, how: dict[str, Any] | None) -> dict[str, Any]:
     """Seconds, kept memory and operations of a step at one place of one axis."""
     shape, sentences, length = growth_setting(axis, value)
-    contender = Contender(how=how, fused_adam=True, shape=asdict(shape))
-    model, step = contender_step(contender)
-    ids = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1))
-    batch = Batch(ids[0, :, 1:], ids[1])
-    loss_of = loss_function(contender)
+    sides = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1)).tolist()
+    pairs = [Example(source[1:], target) for source, target in zip(*sides, strict=True)]
+    runner = Runner(Contender(how=how, fused_adam=True, shape=asdict(shape)), [pairs])
     return {
         "axis": axis,
         "value": value,
         "path": "ours" if how else "textbook",
-        "seconds": best_seconds(lambda: step(batch), repeats=4),
-        "bytes": saved_bytes(lambda: loss_of(model, batch, LabelSmoothing(0.1))),
-        "flops": step_flops(shape, [(length, length)] * sentences),
+        "seconds": best_seconds(runner.lap, repeats=4),
+        "bytes": saved_bytes(runner.loss_of, runner.model, runner.batches[0], runner.criterion),
+        "flops": step_flops(shape, lengths_of(pairs)),
     }
 
 
@@ -466,50 +396,21 @@ def bench_growth(options: BenchOptions) -> dict[str, Any]:
     return {"shape": asdict(SMALL), "points": points}
 
 
-BENCHMARKS = {
-    "peers": bench_peers,
-    "steps": bench_steps,
-    "base": bench_base,
-    "growth": bench_growth,
-}
+BENCHES = {"peers": bench_peers, "steps": bench_steps, "base": bench_base, "growth": bench_growth}
 
 
-@dataclass
-class RaceOptions(BenchOptions):
-    """The command line: which benchmark, and on what."""
-
-    benchmark: Literal["peers", "steps", "base", "growth"] = "peers"
-    """Which one."""
-
-
-def summary(record: dict[str, Any]) -> str:
-    """A record's table for the terminal."""
-    import pandas as pd  # here: what a GPU's benchmark takes from this module needs no tables
-
-    if "points" in record:
-        return pd.DataFrame(record["points"]).to_string(index=False)
-    table = pd.DataFrame(record["reports"]).T.drop(columns=["rounds", "flops_per_second"])
-    table["peak MiB"] = table.pop("peak_bytes") / 2**20
-    rates = (record[name] / 1e9 for name in ("matrix_rate", "matrix_rate_bf16"))
-    return (
-        f"{table.astype(float).round(3).to_string()}\n"
-        "matrix rate {:.0f} and, in 16 bits, {:.0f} GFLOP/s".format(*rates)
-    )
-
-
-def run_bench(options: RaceOptions) -> None:
+def run_bench(options: BenchOptions) -> None:
     """Run the benchmark, print its table, and save the record if the options say so."""
-    record = BENCHMARKS[options.benchmark](options)
+    import pandas as pd  # here: a GPU's machine lacks it, whose benchmark takes batches from here
+
+    record = BENCHES[options.benchmark](options)
     if options.save:
         command = as_typed(__name__, options, places=("benchmark",))
         save_record(f"speed-{options.benchmark}", provenance(command) | record)
-    print(summary(record))
+    rows = record.get("points") or [{"name": n} | one for n, one in record["reports"].items()]
+    print(pd.DataFrame(rows).drop(columns="rounds", errors="ignore").to_string(index=False))
 
 
 main = Command(
-    __name__,
-    RaceOptions,
-    run_bench,
-    "Time a training step: against peers, switch by switch, and as it grows.",
-    places={"benchmark": ", ".join(BENCHMARKS)},
+    __name__, BenchOptions, run_bench, "Race training steps.", {"benchmark": ", ".join(BENCHES)}
 )

@@ -8,6 +8,7 @@ needs what others leave waits for them. The GPU's agenda and the queue of studie
 import _thread
 import gc
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -312,17 +313,13 @@ class Log:
         print(line, flush=True)
 
 
-class GpuLost(Exception):
-    """The GPU no longer answers this process; a fresh one may go on."""
-
-
 def work(
     items: Sequence[Item], settings: Settings, clock: Clock, after: Callable[[], Any] = lambda: None
 ) -> int:
     """Do `items` in their order as far as the clock lets; `after` is called after each.
 
-    Returns the exit code: 0, or 128 + the signal where one stopped it that isn't the clock's.
-    Raises GpuLost where a failure took the GPU along.
+    Returns the exit code: 0, or 128 + the signal where one stopped it that isn't the clock's, or 2
+    where a failure took the GPU along.
     """
     log = Log(settings)
     for item in items:
@@ -341,8 +338,38 @@ def work(
         log.add(item.name, f"failed: {why}" if why else "done", clock.now() - start)
         after()
         if not answers(settings.device):
-            raise GpuLost(f"after {item.name} the GPU no longer answers")
+            print(f"after {item.name} the GPU no longer answers this process", file=sys.stderr)
+            return 2
     return 0
+
+
+def serve(
+    items: Sequence[Item],
+    names: Sequence[str],
+    settings: Settings,
+    minutes: float,
+    reserve: float,
+    after: Callable[[], Any] = lambda: None,
+) -> int:
+    """Do what is owed of `items` while the minutes last, or `names` alone; say what is left.
+
+    What is asked for by name is done even if it failed too often. `reserve` are the minutes at the
+    end for the scores of a training that is just over. Returns the exit code, as `work`.
+    """
+    waiting = asked_for(items, names, settings) if names else owed(items, settings)
+    after()  # what was made before comes along; and a folder that won't do is found now
+    with Clock(minutes, settings.minutes(reserve)) as clock:
+        try:
+            code = work(waiting, settings, clock, after)
+        except OutOfTime as stop:  # between two items
+            code = 0 if clock.rings else 128 + stop.number
+    rest = [item for item in waiting if not is_done(item, settings)]
+    for item in rest:
+        if needs := lacks(item, settings):
+            print(f"{item.name} waits for {', '.join(needs)}")
+    goes_on = f"the same command goes on with: {', '.join(item.name for item in rest)}"
+    print(goes_on if rest else "nothing asked for is owed any more")
+    return code
 
 
 def listing(items: Sequence[Item], settings: Settings) -> str:

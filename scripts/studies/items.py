@@ -1,10 +1,20 @@
-"""What is owed to a GPU, in order of worth: the tables of recipes, and what makes each record."""
+"""What is owed to a GPU, in order of worth: the tables of recipes, and what makes each record.
+
+When each is done, and what happens if it fails, is the business of `scripts.studies.agenda`; the
+command is `scripts.gpu`.
+"""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal
 
+from scripts import ROOT
+from scripts.bench.gpu import WaterfallOptions, waterfall
 from scripts.book.files import write_whole
 from scripts.book.records import load_record, provenance, save_record
 from scripts.engine.settings import PRESETS, TrainConfig
@@ -17,6 +27,7 @@ SEEDS = (1, 2, 3)
 SMALLS = tuple(f"small-{seed}" for seed in SEEDS)
 KINDS = ("bleu", "bleu_greedy")  # of a test's scores
 CLOCKED = SpeedOptions()
+TRUTH = 2.0  # minutes for the tests that all kinds of a step agree
 
 # Studies of short trainings: minutes in all, what all parts change of the small preset, and each.
 STUDIES: dict[str, tuple[float, dict[str, Any], dict[str, dict[str, Any]]]] = {
@@ -72,18 +83,35 @@ def study(name: str, settings: Settings) -> dict[str, Any]:
     return {"common": common, "parts": scores}
 
 
-def minute_of_truth(settings: Settings) -> dict[str, Any]:
-    """Do all ways to compute a step agree?"""
-    from scripts.bench.truth import truth
+def steps_agree(settings: Settings) -> dict[str, Any]:
+    """Whether all kinds of a step agree: what pytest says of the file that tests it.
 
-    return truth(settings.device, settings.tiny)
+    In a process of its own, which may lose the GPU. Raises RuntimeError where no test ran.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "--noconftest"]
+    command += ["-p", "no:cacheprovider", "tests/test_steps_agree.py"]
+    surroundings = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    if settings.device.type == "cpu":
+        surroundings["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run(
+        command, cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=60 * TRUTH
+    )
+    lines = done.stdout.splitlines() or [""]
+    counts = {kind: int(n) for n, kind in re.findall(r"(\d+) (passed|failed|skipped)", lines[-1])}
+    if not {"passed", "failed"} & counts.keys():
+        raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout} {done.stderr}")
+    return {
+        "agrees": done.returncode == 0,
+        **counts,
+        "failures": [line for line in lines if line.startswith("FAILED ")],
+        "not_run": ["graphed steps", "whether a step waits"] * (settings.device.type == "cpu"),
+    }
 
 
 def waterfall_of(size: Literal["small", "base"], settings: Settings) -> dict[str, Any]:
     """The steps of going fast, one on top of the other."""
-    from scripts.bench.gpu import waterfall
-
-    return waterfall(size, settings.device, settings.corpus, tiny=settings.tiny)
+    where = {"corpus": settings.corpus, "device": str(settings.device)}
+    return waterfall(WaterfallOptions(size, tiny=settings.tiny, **where))
 
 
 def race(settings: Settings) -> dict[str, Any]:
@@ -96,14 +124,16 @@ def race(settings: Settings) -> dict[str, Any]:
 def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
     small = PRESETS["small"]
-    items = [Item("truth", 1.0, "all ways to a step agree", once("truth", minute_of_truth))]
+    items: list[Item] = []
     for seed, name in zip(SEEDS, SMALLS, strict=True):
         make = partial(trained, name, replace(small, seed=seed))
         items.append(Item(name, 4.0, f"the small preset, seed {seed}", make, resumes=True))
+    # One training comes before all doubts.
+    items.insert(1, Item("truth", TRUTH, "all ways to a step agree", once("truth", steps_agree)))
     items.append(
         Item("speedrun", 4.0, f"seconds to BLEU {CLOCKED.target:g}", once("speedrun", race))
     )
-    for size, minutes in (("base", 2.0), ("small", 1.0)):  # a profiler may slow what follows it
+    for size, minutes in (("base", 2.0), ("small", 1.0)):
         name, about = f"waterfall-{size}", f"going fast step by step, {size} model"
         items.append(Item(name, minutes, about, once(name, partial(waterfall_of, size))))
     items += ladder_items(hours=False, but=SMALLS)  # of which the first rung is these seeds

@@ -12,7 +12,7 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
     raise SystemExit(launch("scripts.studies.queue"))
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,18 +24,7 @@ from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable
 from scripts.book.records import RESULTS
 from scripts.ch12_going_fast import keep_memory
-from scripts.studies.agenda import (
-    Clock,
-    Item,
-    OutOfTime,
-    Settings,
-    asked_for,
-    is_done,
-    lacks,
-    listing,
-    owed,
-    work,
-)
+from scripts.studies.agenda import Settings, listing, serve
 from scripts.studies.ladder import RUNS, config_of, data_of, ladder_items
 
 RESERVE = 6.0  # minutes at the end for the scores of a training that is just over
@@ -124,25 +113,6 @@ def alone(root: Path) -> Iterator[None]:
         yield
 
 
-def serve_hours(options: QueueOptions, items: Sequence[Item], settings: Settings) -> int:
-    """Do what is owed while the hours last. Returns the exit code."""
-    waiting = owed(items, settings)
-    if options.names:
-        waiting = asked_for(items, options.names, settings)
-    with Clock(60 * options.hours, settings.minutes(RESERVE)) as clock:
-        try:
-            code = work(waiting, settings, clock)
-        except OutOfTime as stop:  # between two entries
-            code = 0 if clock.rings else 128 + stop.number
-    rest = [item for item in waiting if not is_done(item, settings)]
-    for item in rest:
-        if needs := lacks(item, settings):
-            print(f"{item.name} waits for {', '.join(needs)}")
-    goes_on = f"the same command goes on with: {', '.join(item.name for item in rest)}"
-    print(goes_on if rest else "nothing asked for is owed any more")
-    return code
-
-
 def run_queue(options: QueueOptions) -> int:
     """What the options ask for. Returns the exit code."""
     items = ladder_items(hours=True)
@@ -154,7 +124,7 @@ def run_queue(options: QueueOptions) -> int:
     with alone(settings.root):
         small = config_of("small-1", settings)
         data_of(small.corpus, small.vocab, settings.tiny)  # without it every entry would fail
-        return serve_hours(options, items, settings)
+        return serve(items, options.names, settings, 60 * options.hours, RESERVE)
 
 
 main = Command(

@@ -1,0 +1,261 @@
+"""All kinds of a step take the same steps, resume to the bit, and wait for nobody.
+
+Pairs are as long as a batch is wide, and batches are full. So each kind computes on the very same
+numbers, draws the very same dropout, and may differ by its kernels alone. Where there is a GPU, all
+of it runs there, at full size: `python -m scripts.gpu` has pytest run this file in a process of its
+own, on a machine that has PyTorch, NumPy and what travels. On a CPU `Recorded` stands for a GPU's
+recording.
+"""
+
+import os
+import random
+import tempfile
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from scripts.ch06_training import BOS, EOS, LabelSmoothing
+from scripts.ch07_multi30k import Example
+from scripts.engine import steps
+from scripts.engine.checkpoints import (
+    load_tensors,
+    restore_training,
+    rng_states,
+    save_training,
+    set_rng_states,
+)
+from scripts.engine.losses import OLD_KERNELS, loss_function_of
+from scripts.engine.optimizers import make_optimizer
+from scripts.engine.settings import TrainConfig, build_model
+from scripts.engine.steps import GraphedStep, StaticStep, Step, ask_for_determinism, set_rate
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first product
+
+
+class Recorded(GraphedStep):
+    """Recording as on a GPU, on a CPU: a replay runs the recorded function anew, on its memory."""
+
+    aside = staticmethod(nullcontext)
+
+    def capture(self, run):
+        found = torch.zeros(3, dtype=torch.float64)
+        return SimpleNamespace(replay=lambda: found.copy_(run())), found
+
+    def random_state(self, state=None):
+        if state is not None:
+            torch.set_rng_state(state)
+        return torch.get_rng_state()
+
+
+ON_A_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_A_GPU else "cpu")
+KINDS = steps.KINDS if ON_A_GPU else steps.KINDS | {"graphed": Recorded}
+WIDTHS, ROWS = (12, 16), 256  # of a batch, and its tokens a side
+VOCAB, COUNT = 1000, 8 if ON_A_GPU else 4
+SIZES = {} if ON_A_GPU else {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2}
+# The static kind's switches for all; a bound that the gradient meets, or it would show nothing.
+BASE = TrainConfig(**SIZES, vocab=VOCAB, max_tokens=ROWS, clip=0.1, step="static")
+# How far a kind may be from the eager one: its losses, its gradient, where its weights have gone.
+TOLERANCE = {"float32": 1e-4, "bf16": 2e-2}
+
+
+@dataclass
+class Outcome:
+    """What some steps came to: losses in nats, the first gradient and the weights as vectors."""
+
+    losses: list[float]
+    gradient: Tensor
+    start: Tensor
+    end: Tensor
+
+
+def full_batches():
+    """Pairs, and a plan of `COUNT` steps of one batch, in turns of each width, without a filler."""
+    rng, pairs, plan = random.Random(0), [], []
+    for number in range(COUNT):
+        width = WIDTHS[number % len(WIDTHS)]
+        rows = ROWS // width
+        plan.append([list(range(len(pairs), len(pairs) + rows))])
+        for _ in range(rows):
+            words = [[rng.randrange(EOS + 1, VOCAB) for _ in range(width - 1)] for _ in range(2)]
+            pairs.append(Example([*words[0], EOS], [BOS, *words[1], EOS]))
+    return pairs, plan
+
+
+class Trial:
+    """A model in training on the device, by one kind of step."""
+
+    def __init__(self, kind, config):
+        torch.manual_seed(config.seed)
+        self.pairs, plan = full_batches()
+        self.model = build_model(config, VOCAB).to(DEVICE).train()
+        self.optimizer = make_optimizer(config, self.model)
+        loss_of = loss_function_of(config, DEVICE, training=True)
+        given = (self.model, LabelSmoothing(0.1), self.optimizer, loss_of, config.clip)
+        shapes = {} if kind is Step else {"widths": WIDTHS, "max_tokens": ROWS}
+        self.take = kind(*given, **shapes)
+        labels = [sum(len(self.pairs[i].tgt) - 1 for i in batch) for (batch,) in plan]
+        self.take.load(self.pairs, plan, labels)
+        self.gradient = torch.empty(0)
+
+    def run(self, numbers):
+        """Take the steps of these numbers. It waits for nothing."""
+        for number in numbers:
+            set_rate(self.optimizer, 1e-3)
+            self.take(number)
+            if number == 0:
+                gradients = [p.grad.flatten() for p in self.model.parameters()]
+                self.gradient = torch.cat(gradients).clone()
+
+    def weights(self):
+        """All weights as one vector, but for the keys' biases.
+
+        A softmax doesn't see them. Their gradient is rounding, of which Adam makes whole steps.
+        """
+        named = self.model.named_parameters()
+        kept = [p.detach().flatten() for name, p in named if not name.endswith("project_key.bias")]
+        return torch.cat(kept).cpu().clone()
+
+
+@cache
+def outcome(kind, dropout, precision, optimizer):
+    """What the steps of that kind come to, from the same weights and the same random state."""
+    case = replace(BASE, dropout=dropout, precision=precision, optimizer=optimizer)
+    trial = Trial(kind, case)
+    start = trial.weights()
+    torch.manual_seed(7)
+    trial.run(range(COUNT))
+    losses = [figures.loss for figures in trial.take.look()]
+    return Outcome(losses, trial.gradient.cpu(), start, trial.weights())
+
+
+def apart(found, wanted):
+    """How far `found` is from `wanted`, as a share: the worst loss, the gradient, or the way gone.
+
+    The largest of the three.
+    """
+    worst = max(abs(a / b - 1) for a, b in zip(found.losses, wanted.losses, strict=True))
+    gradient = (found.gradient - wanted.gradient).norm() / wanted.gradient.norm()
+    way = (wanted.end - wanted.start).norm()
+    return max(worst, gradient.item(), ((found.end - wanted.end).norm() / way).item())
+
+
+@pytest.mark.parametrize("kind", ["static", "graphed"])
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_all_kinds_take_the_same_steps(kind, dropout, precision, optimizer):
+    """On a CPU to the bit."""
+    case = dropout, precision, optimizer
+    found, wanted = outcome(KINDS[kind], *case), outcome(Step, *case)
+    assert apart(found, wanted) <= TOLERANCE[precision]
+    if not ON_A_GPU:
+        assert found.losses == wanted.losses and found.end.equal(wanted.end)
+
+
+@contextmanager
+def determinism():
+    """PyTorch's deterministic kernels inside the block; then as it was."""
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        ask_for_determinism()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def resumed(kind):
+    """The weights at the end of a training, and of one that was stopped half-way and resumed."""
+    config = replace(BASE, precision="bf16")
+    straight = Trial(kind, config)
+    torch.manual_seed(7)
+    straight.run(range(COUNT // 2))
+    with tempfile.TemporaryDirectory() as folder:
+        given = (straight.model, straight.optimizer, [rng_states(DEVICE)], {})
+        path = save_training(Path(folder), COUNT // 2, *given)
+        straight.run(range(COUNT // 2, COUNT))
+        again = Trial(kind, replace(config, seed=config.seed + 1))
+        rngs = restore_training(load_tensors(path)[0], path, again.model, again.optimizer)
+    set_rng_states(rngs[0], DEVICE)
+    again.run(range(COUNT // 2, COUNT))
+    return straight.weights(), again.weights()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_training_ends_with_the_same_bits(kind):
+    if ON_A_GPU and kind == "graphed" and OLD_KERNELS:
+        pytest.skip("before 2.10 PyTorch can't record deterministic kernels")
+    with determinism():
+        straight, again = resumed(KINDS[kind])
+    assert again.equal(straight)
+
+
+@pytest.mark.skipif(not ON_A_GPU, reason="nobody waits for a CPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_step_waits_for_the_gpu(kind):
+    """Once it is warm. PyTorch raises where one does."""
+    trial = Trial(KINDS[kind], BASE)
+    trial.run(range(len(WIDTHS)))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trial.run(range(len(WIDTHS), COUNT))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+# What errs is found.
+
+
+class Forgetful(StaticStep):
+    """Drops the last pair of each batch."""
+
+    def cut(self, rows, shapes):
+        rows = rows.clone()
+        rows[-1] = self.corpus.filler
+        return super().cut(rows, shapes)
+
+
+class Drawing(StaticStep):
+    """Draws a random number of its own before each step, as warm-ups would."""
+
+    def __call__(self, number):
+        torch.rand(1, device=DEVICE)
+        super().__call__(number)
+
+
+class Unclipped(StaticStep):
+    """Forgets to bound the gradient."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.clip = 1e9
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("kind", [Forgetful, Drawing, Unclipped])
+def test_a_kind_that_errs_is_found(kind, dropout):
+    case = dropout, "float32", "adam"
+    found = apart(outcome(kind, *case), outcome(Step, *case))
+    assert (found > TOLERANCE["float32"]) is (kind is not Drawing or dropout > 0)
+
+
+def test_a_resume_without_the_random_state_is_found(monkeypatch):
+    monkeypatch.setitem(globals(), "set_rng_states", lambda states, device: None)
+    with determinism():
+        straight, again = resumed(Step)
+    assert not again.equal(straight)
+
+
+def test_pairs_fill_their_batches():
+    """Or the kinds would compute on other numbers, and draw other masks."""
+    take = Trial(StaticStep, BASE).take
+    for step, shapes in zip(take.plan, take.shapes, strict=True):
+        assert [(len(batch), len(take.examples[batch[0]].src)) for batch in step] == [
+            (rows, width) for width, rows in shapes
+        ]
