@@ -231,7 +231,8 @@ def hypothesis(ids: Sequence[int], log_prob: float) -> Hypothesis:
 def dropout_off(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block; afterwards every part is as it was, even after an error."""
     was_training = [part for part in model.modules() if part.training]
-    model.eval()
+    for part in was_training:
+        part.training = False
     try:
         yield
     finally:

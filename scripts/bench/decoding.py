@@ -1,7 +1,8 @@
-"""Translating a test set against five other programs: `python -m scripts.bench.decoding`.
+"""Translating a test set against CTranslate2: `python -m scripts.bench.decoding`.
 
-With `--duel true` only ours and CTranslate2 race, in more rounds. It needs the packages of
-`pip install -e '.[bench]'`.
+Whole files, and one sentence at a time, by the same weights in 32 and in 8 bits. All programs take
+turns, round after round, so that a slow minute hits all; what counts is their ratio in a round. It
+needs the packages of `pip install -e '.[bench]'`, and a quarter of an hour.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -12,166 +13,211 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch.profiler import record_function
 from tqdm import tqdm
 
 from scripts.bench.accounts import account
-from scripts.bench.peers import Marian
 from scripts.book.command import Command, as_typed
 from scripts.book.figures.racing import speed_frame
 from scripts.book.records import provenance, save_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch04_encoder_decoder import EncoderDecoder, to_torch_transformer
 from scripts.ch06_training import EOS, PAD
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import searcher
-from scripts.ch11_where_the_time_goes import Shape, matrix_rate
+from scripts.ch11_where_the_time_goes import matrix_rate
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.corpora.load import load_corpus
-from scripts.engine.decoding import PreparedModel
+from scripts.engine import kernels
 from scripts.engine.export import need_packages
 from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, held_out_splits
-from scripts.engine.searching import cached_greedy
 from scripts.engine.settings import TrainConfig
-from scripts.engine.translating import DecodeOptions, search_rows
+from scripts.engine.translating import DecodeOptions, decode_ids
 from scripts.translate import ModelOptions, open_model
 
 EXACT = "ours, exact stop"  # differs for a beam alone
+BEAMS, BATCHES = (1, 4), (16, 32, 64, 128, 256)
+Way = Callable[[Sequence[Sequence[int]], int], list]  # (encoded sources, beam) to ids
 
 
-class TorchDecoder(nn.Module):
-    """`nn.Transformer` with `model`'s weights and the three parts that our searches ask for."""
-
-    def __init__(self, model: EncoderDecoder):
-        super().__init__()
-        self.body = to_torch_transformer(model)
-        self.src_embed, self.tgt_embed = model.src_embed, model.tgt_embed
-        self.generator = model.generator
-
-    def encode(self, src: Tensor, src_mask: Tensor) -> Tensor:
-        """src (B, S), src_mask (B, 1, S), to the memory (B, S, D)."""
-        return self.body.encoder(self.src_embed(src), src_key_padding_mask=~src_mask.squeeze(1))
-
-    def decode(self, memory: Tensor, src_mask: Tensor, tgt: Tensor, tgt_mask: Tensor) -> Tensor:
-        """memory (B, S, D) and tgt (B, T) to (B, T, D)."""
-        return self.body.decoder(
-            self.tgt_embed(tgt),
-            memory,
-            tgt_mask=~tgt_mask[0],
-            memory_key_padding_mask=~src_mask.squeeze(1),
-        )
-
-
-def in_batches(
-    model: nn.Module, rows: Sequence[Sequence[int]], search: Callable[..., Any], size: int
-) -> list[Sequence[int]]:
-    """What `search` writes for each of `rows`, `size` at a time in the order given."""
+def textbook(trained: Trained, rows: Sequence[Sequence[int]], beam: int) -> list[Sequence[int]]:
+    """Chapter 8's searches, which recompute the prefix: 64 sentences a batch, with a beam 32."""
     found: list[Sequence[int]] = []
+    size = 64 if beam == 1 else 32
     for start in range(0, len(rows), size):
         src = pad_rows(rows[start : start + size])  # (B, S)
-        found += search(model, src, padding_mask(src), min(MAX_LEN, 2 * src.size(1) + 10))
+        limit = min(MAX_LEN, 2 * src.size(1) + 10)
+        found += searcher(beam)(trained.model, src, padding_mask(src), limit)
     return found
 
 
-def textbook_way(model: nn.Module, rows: Sequence[Sequence[int]]) -> Callable[[int], list]:
-    """Chapter 8's searches, which recompute the prefix."""
-    return lambda beam: in_batches(model, rows, searcher(beam), 64 if beam == 1 else 32)
+def ours(
+    trained: Trained, precision: str, rows: Sequence[Sequence[int]], beam: int, exact: bool = False
+) -> list[Sequence[int]]:
+    """The engine's searches; the model is made ready in the first call."""
+    return decode_ids(trained, rows, DecodeOptions(beam=beam, exact=exact, precision=precision))
 
 
-def our_way(
-    trained: Trained, rows: Sequence[Sequence[int]], exact: bool = False
-) -> Callable[[int], list]:
-    """The engine's searches, the model made ready beforehand, as the other programs load theirs."""
-    ready = PreparedModel(trained.model)
-
-    def run(beam: int) -> list[Sequence[int]]:
-        if beam == 1:
-            return [row.tolist() for row in search_rows(ready, rows, cached_greedy)]
-        search = DecodeOptions(beam=beam, exact=exact).search(trained.device)
-        return [found[0].ids for found in search_rows(ready, rows, search, beam)]
-
-    return run
-
-
-def marian_way(
-    trained: Trained, rows: Sequence[Sequence[int]], lengths: Mapping[int, Sequence[int]]
-) -> Callable[[int], None]:
-    """`MarianMTModel.generate`, random weights: a batch writes as many tokens as our longest there.
-
-    `lengths[beam]` holds the tokens that our search wrote for each row.
-    """
-    config = trained.config
-    shape = Shape(
-        N=config.layers,
-        d_model=config.d_model,
-        d_ff=config.d_ff,
-        h=config.heads,
-        vocab=len(trained.tokenizer),
-        dropout=0.0,
-    )
-    model = Marian(shape).eval().body
-
-    def run(beam: int) -> None:
-        size = 64 if beam == 1 else 32
-        for start in range(0, len(rows), size):
-            src = pad_rows(rows[start : start + size])  # (B, S)
-            steps = max(lengths[beam][start : start + size])
-            how = {"min_new_tokens": steps, "max_new_tokens": steps, "use_cache": True}
-            if beam > 1:
-                how |= {"num_beams": beam, "length_penalty": 0.6}
-            model.generate(src, attention_mask=(src != PAD).long(), do_sample=False, **how)
-
-    return run
-
-
-def ctranslate2_way(
-    trained: Trained, rows: Sequence[Sequence[int]], folder: Path, compute_type: str, threads: int
-) -> Callable[[int], list]:
+class CTranslate2:
     """CTranslate2 on the same weights: each of `threads` workers computes batches alone."""
-    import ctranslate2
 
-    how = {"inter_threads": threads, "intra_threads": 1, "compute_type": compute_type}
-    translator = ctranslate2.Translator(str(folder), **how)
-    processor = trained.tokenizer.processor
-    pieces = [[processor.id_to_piece(i) for i in row[:-1]] for row in rows]  # it adds </s>
+    def __init__(self, trained: Trained, folder: Path, compute_type: str, threads: int):
+        from ctranslate2 import Translator
 
-    def run(beam: int) -> list[Sequence[int]]:
-        found = translator.translate_batch(
+        how = {"inter_threads": threads, "intra_threads": 1, "compute_type": compute_type}
+        self.translator = Translator(str(folder), **how)
+        self.processor = trained.tokenizer.processor
+        self.batch = dict.fromkeys(BEAMS, BATCHES[0])  # sentences, for each beam
+
+    def __call__(self, rows: Sequence[Sequence[int]], beam: int) -> list[Sequence[int]]:
+        """Its translations, from ids to ids."""
+        pieces = [[self.processor.id_to_piece(i) for i in row[:-1]] for row in rows]  # it adds </s>
+        found = self.translator.translate_batch(
             pieces,
             beam_size=beam,
             length_penalty=0.6,
             max_decoding_length=MAX_LEN,
             min_decoding_length=0,
-            max_batch_size=128 if beam == 1 else 64,
+            max_batch_size=self.batch[beam],
         )
-        return [[processor.piece_to_id(p) for p in result.hypotheses[0]] for result in found]
+        return [[self.processor.piece_to_id(p) for p in one.hypotheses[0]] for one in found]
 
-    return run
+    def tuned(self, rows: Sequence[Sequence[int]]) -> "CTranslate2":
+        """Itself, with the batches that are fastest for `rows`."""
+        for beam in BEAMS:
+            seconds = {}
+            for self.batch[beam] in BATCHES:
+                seconds[self.batch[beam]] = min(taken(partial(self, rows, beam)) for _ in range(2))
+            self.batch[beam] = min(seconds, key=seconds.get)
+        return self
 
 
-@dataclass
-class SpeedTestOptions:
-    """What races, and how often."""
+def taken(work: Callable[[], Any]) -> float:
+    """Seconds of `work()`."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    rounds: int = 5
-    """Passes of each program over the test set, in turns; the median counts."""
-    sentences: int = 1000
-    """How many sentences of the test set."""
-    duel: bool = False
-    """Only ours and CTranslate2 in float32: where two are close, more rounds tell more."""
-    save: bool = False
-    """Keep the result as results/decoding-speed.json, or decoding-duel.json."""
+
+def race(
+    ways: Mapping[str, Way],
+    rows: Sequence[Sequence[int]],
+    references: Sequence[str],
+    trained: Trained,
+    rounds: int,
+) -> list[dict[str, Any]]:
+    """Each way with each beam, in turns: seconds of each round, BLEU, and texts as in ours."""
+    seconds: dict[tuple[str, int], list[float]] = {}
+    written: dict[tuple[str, int], list] = {}
+    threads = torch.get_num_threads()
+    jobs = [(name, beam) for beam in BEAMS for name in ways if (name, beam) != (EXACT, 1)]
+    for name, beam in tqdm(jobs * (rounds + 1), desc=f"{len(rows)} sentences"):  # one to warm up
+        torch.set_num_threads(threads)  # CTranslate2 sets it to its own, for the whole process
+        start = time.perf_counter()
+        written[name, beam] = ways[name](rows, beam)
+        seconds.setdefault((name, beam), []).append(time.perf_counter() - start)
+    reports = []
+    for (name, beam), times in seconds.items():
+        ids = written[name, beam]
+        texts = [trained.tokenizer.decode(list(row)) for row in ids]
+        same = equal_texts(ids, written["ours, float32", beam])
+        reports.append(
+            {
+                "program": name,
+                "beam": beam,
+                "sentences": len(rows),
+                "sentences_per_second": round(len(rows) / statistics.median(times[1:]), 2),
+                "seconds": [round(t, 4) for t in times[1:]],
+                "bleu": round(corpus_bleu(texts, references).score, 2),
+                "same_as_ours": same,
+            }
+        )
+    return reports
+
+
+def equal_texts(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:
+    """How many of the rows hold the same tokens, however their end is told."""
+    bare = [[[t for t in row if t not in (EOS, PAD)] for row in rows] for rows in (one, other)]
+    return sum(a == b for a, b in zip(*bare, strict=True))
+
+
+def one_at_a_time(ways: Mapping[str, Way], rows: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Milliseconds for a sentence alone, on one thread: the first, the median, one of a hundred."""
+    reports = []
+    for beam in BEAMS:
+        times = {name: [] for name in ways}
+        for row in tqdm(rows, desc="one at a time"):
+            for name, way in ways.items():
+                torch.set_num_threads(1)
+                times[name].append(1000 * taken(partial(way, [row], beam)))
+        for name, own in times.items():
+            cuts = statistics.quantiles(own[1:], n=100)
+            figures = {"first": own[0], "p50": cuts[49], "p99": cuts[98]}
+            rounded = {key: round(value, 2) for key, value in figures.items()}
+            reports.append({"program": name, "beam": beam, **rounded})
+    return reports
+
+
+KINDS = {
+    "products": ("*_linear_pointwise*", "*addmm*", "aten::mm*", "aten::linear*"),
+    "8-bit products": ("*_int_mm*",),
+    "rounding and scaling": ("kernels::round_rows", "kernels::scale_sums"),
+    "attention": ("kernels::attend", "*bmm*", "*softmax*", "*scaled_dot_product*"),
+    "best tokens": (
+        *("kernels::best_of_rows", "*topk*", "*amax*", "aten::max*", "*nonzero*", "*vecdot*"),
+        "*scatter_reduce*",
+    ),
+    "copies": (
+        *("*copy_*", "*index*", "*cat*", "*gather*", "*clone*", "*embedding*", "*fill_*"),
+        "*scatter_add*",
+    ),
+    "LayerNorm": ("*layer_norm*",),
+}
+
+
+class Watched:
+    """The compiled functions, seen by PyTorch's profiler under `kernels::NAME`."""
+
+    def __init__(self, library: Any):
+        self.library = library
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def function(*given: Any) -> None:
+            with record_function(f"kernels::{name}"):
+                getattr(self.library, name)(*given)
+
+        return function
+
+
+@contextmanager
+def watched_kernels() -> Iterator[None]:
+    """Inside the block the profiler sees the compiled functions, if there are any."""
+    found = kernels.library()
+    with patch.object(kernels, "library", lambda: found and Watched(found)):
+        yield
+
+
+def decoding_account(run: Callable[[], object]) -> dict[str, float]:
+    """Seconds of `run()` on one thread by kind of operation, and what the matrix rate there is."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run()
+        with watched_kernels():
+            found = account(run, KINDS, "Python and the rest")
+        return {"matrix_rate": matrix_rate(), **{k: round(v, 4) for k, v in found.items()}}
+    finally:
+        torch.set_num_threads(threads)
 
 
 def decoding_flops(config: TrainConfig, vocab: int, source: int, written: int) -> int:
@@ -187,126 +233,78 @@ def written_tokens(ids: Sequence[int]) -> int:
     return sum(token not in (EOS, PAD) for token in ids) + 1
 
 
+@dataclass
+class SpeedTestOptions:
+    """What races, and how often."""
+
+    model: str | None = None
+    """A model's folder; by default the best one that ships."""
+    rounds: int = 5
+    """Passes of each program, in turns; the median counts."""
+    sentences: int = 1000
+    """Of the test set. In a second race with 300 of them the textbook runs as well."""
+    save: bool = False
+    """Keep the result as results/decoding-speed.json."""
+
+
 def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
-    """Sentences a second of each program, greedy and with a beam of 4, in turns: the record."""
-    need_packages("ctranslate2", "transformers", extra="bench")
+    """The record: whole files, one sentence at a time, and where the time of ours goes."""
+    need_packages("ctranslate2", extra="bench")
     trained = open_model(ModelOptions(model=options.model, device="cpu"))
     corpus = load_corpus(trained.config.corpus)
     split = held_out_splits(corpus)[0]
     pairs = [(source_ids(g, trained.tokenizer), e) for g, e in corpus[split][: options.sentences]]
+    few = sorted(pairs[:300], key=lambda pair: -len(pair[0]))
     rows, references = zip(*sorted(pairs, key=lambda pair: -len(pair[0])), strict=True)
+    own = {f"ours, {kind}": partial(ours, trained, kind) for kind in precisions(trained)}
     threads = torch.get_num_threads()
-    ours = our_way(trained, rows)
-    lengths = {beam: [written_tokens(ids) for ids in ours(beam)] for beam in (1, 4)}
     with tempfile.TemporaryDirectory() as folder:
         export_ctranslate2(trained, Path(folder))
-        ways = {
-            "textbook": textbook_way(trained.model, rows),
-            "nn.Transformer": textbook_way(TorchDecoder(trained.model).eval(), rows),
-            "MarianMTModel": marian_way(trained, rows, lengths),
-            "CTranslate2 float32": ctranslate2_way(trained, rows, Path(folder), "float32", threads),
-            "CTranslate2 int8": ctranslate2_way(trained, rows, Path(folder), "int8", threads),
-            "ours": ours,
-            EXACT: our_way(trained, rows, exact=True),
+        rivals = {
+            f"CTranslate2, {kind}": CTranslate2(trained, Path(folder), kind, threads).tuned(rows)
+            for kind in ("float32", "int8")
         }
-        if options.duel:
-            ways = {name: ways[name] for name in DUEL}
-        reports = speed_reports(ways, trained, references, options.rounds, threads)
-    source = sum(map(len, rows))
+        single = {
+            f"CTranslate2, {kind}": CTranslate2(trained, Path(folder), kind, 1)
+            for kind in ("float32", "int8")
+        }
+        exact = {EXACT: partial(ours, trained, "float32", exact=True)}
+        plain = {"textbook": partial(textbook, trained)}
+        reports = race(own | rivals | exact, rows, references, trained, options.rounds)
+        reports += race(own | rivals | plain, *zip(*few, strict=True), trained, options.rounds)
+        latency = one_at_a_time(own | single, [row for row, _ in pairs[::5]])
+    torch.set_num_threads(threads)
+    written = {beam: own["ours, float32"](rows, beam) for beam in BEAMS}
+    totals = {beam: beam * sum(map(written_tokens, ids)) for beam, ids in written.items()}
+    sizes = (trained.config, len(trained.tokenizer), sum(map(len, rows)))
     return {
-        "accounts": {str(beam): decoding_account(partial(ours, beam)) for beam in (1, 4)},
         "corpus": trained.config.corpus,
         "split": split,
         "sentences": len(rows),
-        "matrix_rate": matrix_rate(),
-        "flops": {
-            str(beam): decoding_flops(
-                trained.config, len(trained.tokenizer), source, beam * sum(lengths[beam])
-            )
-            for beam in (1, 4)
-        },
+        "batches": {name: rival.batch for name, rival in rivals.items()},
         "reports": reports,
+        "one_at_a_time": latency,
+        "accounts": {
+            name: {str(beam): decoding_account(partial(way, rows, beam)) for beam in BEAMS}
+            for name, way in own.items()
+        },
+        "matrix_rate": matrix_rate(),
+        "flops": {str(beam): decoding_flops(*sizes, total) for beam, total in totals.items()},
     }
 
 
-DUEL = ("CTranslate2 float32", "ours")
-
-
-def speed_reports(
-    ways: Mapping[str, Callable[[int], list | None]],
-    trained: Trained,
-    references: Sequence[str],
-    rounds: int,
-    threads: int,
-) -> list[dict[str, Any]]:
-    """Each way with each beam, in turns, so that a slow minute of the machine strikes all alike."""
-    seconds: dict[tuple[str, int], list[float]] = {}
-    written: dict[tuple[str, int], list | None] = {}
-    jobs = [(name, beam) for beam in (1, 4) for name in ways if (name, beam) != (EXACT, 1)]
-    for name, beam in tqdm(jobs * (rounds + 1), desc="round after round"):  # one to warm up
-        torch.set_num_threads(threads)  # CTranslate2 sets it to its own, for the whole process
-        start = time.perf_counter()
-        written[name, beam] = ways[name](beam)
-        seconds.setdefault((name, beam), []).append(time.perf_counter() - start)
-    reports = []
-    for (name, beam), times in seconds.items():
-        rates = sorted(len(references) / t for t in times[1:])
-        ids, ours = written[name, beam], written.get(("ours", beam))
-        texts = ids and [trained.tokenizer.decode(list(row)) for row in ids]
-        reports.append(
-            {
-                "program": name,
-                "beam": beam,
-                "sentences_per_second": round(statistics.median(rates), 2),
-                "lowest": round(rates[0], 2),
-                "highest": round(rates[-1], 2),
-                "bleu": round(corpus_bleu(texts, references).score, 2) if texts else None,
-                "same_as_ours": equal_texts(ids, ours) if ids and ours else None,
-            }
-        )
-    return reports
-
-
-def equal_texts(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:
-    """How many of the rows hold the same tokens, however their end is told."""
-    bare = [[[t for t in row if t not in (EOS, PAD)] for row in rows] for rows in (one, other)]
-    return sum(a == b for a, b in zip(*bare, strict=True))
-
-
-DECODING_KINDS = {
-    "products": ("*_linear_pointwise*", "*addmm*", "aten::mm*", "aten::linear*"),
-    "8-bit product": ("*_int_mm*",),
-    "attention": ("*bmm*", "*softmax*"),
-    "best tokens": (
-        *("*topk*", "*amax*", "aten::max*", "*gather*", "*exp2*", "*aten::sub*", "*aten::mul_*"),
-        *("*sum*", "*nonzero*", "*vecdot*", "*scatter_reduce*"),
-    ),
-    "copies": (
-        *("*copy_*", "*index*", "*cat*", "*contiguous*", "*clone*", "*embedding*", "*fill_*"),
-        "*scatter_add*",
-    ),
-    "LayerNorm": ("*layer_norm*",),
-}
-
-
-def decoding_account(run: Callable[[], object]) -> dict[str, float]:
-    """Seconds of `run()` on one thread by kind of operation, and what the matrix rate there is."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        run()
-        found = account(run, DECODING_KINDS, "Python and the rest")
-        return {"matrix_rate": matrix_rate(), **{k: round(v, 4) for k, v in found.items()}}
-    finally:
-        torch.set_num_threads(threads)
+def precisions(trained: Trained) -> list[str]:
+    """float32, and what else this machine has fast products for."""
+    fastest = DecodeOptions(precision="auto").precision_on(trained.device)
+    return list(dict.fromkeys(["float32", fastest]))
 
 
 def run_bench(options: SpeedTestOptions) -> None:
     """Race the programs, print the table, and save the record if the options say so."""
     record = provenance(as_typed(__name__, options)) | bench_decoding(options)
     if options.save:
-        save_record("decoding-duel" if options.duel else "decoding-speed", record)
+        save_record("decoding-speed", record)
     print(speed_frame(record).to_string(index=False))
 
 
-main = Command(__name__, SpeedTestOptions, run_bench, "Race other programs (half an hour).")
+main = Command(__name__, SpeedTestOptions, run_bench, "Race CTranslate2 (a quarter of an hour).")

@@ -158,7 +158,10 @@ class PreparedLayer:
 
     def __init__(self, layer: EncoderLayer | DecoderLayer, pack: Callable[..., Any]):
         attn = layer.self_attn
-        self.connections, self.heads = layer.sublayer, attn.h
+        self.heads = attn.h
+        norms = [(part.norm, part.norm_first) for part in layer.sublayer]
+        self.before = [norm if first else None for norm, first in norms]  # what a sublayer sees
+        self.after = [None if first else norm for norm, first in norms]  # what leaves its sum
         self.look_back = pack(attn.project_query, attn.project_key, attn.project_value)
         self.look_back_out = pack(attn.project_output)
         if hasattr(layer, "src_attn"):  # a decoder's
@@ -167,21 +170,14 @@ class PreparedLayer:
         self.expand = pack(layer.feed_forward.expand)
         self.contract = pack(layer.feed_forward.contract)
 
-    def norm_before(self, sublayer: int) -> nn.LayerNorm | None:
-        """What a sublayer's input passes first; None where the norm comes after."""
-        connection = self.connections[sublayer]
-        return connection.norm if connection.norm_first else None
-
     def out_of(self, sublayer: int, x: Tensor) -> Tensor:
         """What leaves the residual sum x."""
-        connection = self.connections[sublayer]
-        return x if connection.norm_first else FAST_PATH.norm(connection.norm, x)
+        norm = self.after[sublayer]
+        return x if norm is None else FAST_PATH.norm(norm, x)
 
     def encode(self, x: Tensor, layout: Layout, real: Tensor | None) -> Tensor:
         """An encoder layer: the source's rows (N, D) to (N, D); `real` (B, 1, S) hides padding."""
-        q, kv = self.look_back(x, self.norm_before(0)).tensor_split(
-            [x.size(1)], dim=1
-        )  # (N, D), 2·D
+        q, kv = self.look_back(x, self.before[0]).tensor_split([x.size(1)], dim=1)  # (N, D), 2·D
         q = layout.spread(q).flatten(0, 1)  # (B·S, D)
         heads = attend(q, spread_by_heads(kv, layout, 2, self.heads), real)  # (B·S, D)
         heads = layout.gather(heads.unflatten(0, layout.shape))  # (N, D)
@@ -203,18 +199,16 @@ class PreparedLayer:
         (2, B, H, L, d_k), of which `family` (B, k, L) says what is theirs; `real` (B, 1, S) says
         the same of `source` (2, B, H, S, d_k).
         """
-        q, kv = self.look_back(x, self.norm_before(0)).tensor_split(
-            [x.size(1)], dim=1
-        )  # (B·k, D), 2·D
+        q, kv = self.look_back(x, self.before[0]).tensor_split([x.size(1)], dim=1)  # (B·k, D), 2·D
         kv = kv.unflatten(0, (source.size(1), -1)).unflatten(-1, (2, self.heads, -1))
         slots.copy_(kv.permute(2, 0, 3, 1, 4))
         x = self.out_of(0, self.look_back_out(attend(q, past, family), more=x))
-        heads = attend(self.look_across(x, self.norm_before(1)), source, real)  # (B·k, D)
+        heads = attend(self.look_across(x, self.before[1]), source, real)  # (B·k, D)
         return self.feed_forward(2, self.out_of(1, self.look_across_out(heads, more=x)))
 
     def feed_forward(self, sublayer: int, x: Tensor) -> Tensor:
         """The last sublayer: x (N, D) to (N, D)."""
-        widened = self.expand(x, self.norm_before(sublayer), relu=True)  # (N, d_ff)
+        widened = self.expand(x, self.before[sublayer], relu=True)  # (N, d_ff)
         return self.out_of(sublayer, self.contract(widened, more=x))
 
 

@@ -76,7 +76,7 @@ def library() -> ctypes.CDLL | None:
 
 def takes(x: Tensor) -> bool:
     """Whether the compiled functions can work on numbers like these."""
-    return x.dtype == torch.float32 and x.device.type == "cpu" and library() is not None
+    return x.is_cpu and x.dtype == torch.float32 and library() is not None
 
 
 def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:

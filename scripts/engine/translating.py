@@ -111,13 +111,13 @@ class DecodeOptions:
         return "greedy" if self.beam == 1 else f"beam {self.beam}, alpha {self.alpha:g}"
 
 
-CELLS_READ = 2**13  # source positions of a batch, padding included: enough to keep a core busy
+CELLS_READ = 2**14  # source positions of a batch, padding included: enough to keep a core busy
 
 
-PREFIXES = 1024  # that are continued together
+PREFIXES = 2048  # that are continued together
 
 
-CELLS_SEEN = 2**15  # prefixes times source positions: what attention's memory grows with
+CELLS_SEEN = 2**16  # prefixes times source positions: what attention's memory grows with
 
 
 STEP_COST = 16  # what a step costs besides its prefixes, in prefixes: weights are read
@@ -230,16 +230,22 @@ def decode_hypotheses(
     return [(hypotheses or [])[:nbest] for hypotheses in found]
 
 
+def decode_ids(
+    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions
+) -> list[Sequence[int]]:
+    """The best text's ids for each encoded source, in order; none for what has no token."""
+    if options.beam > 1 or options.sample:
+        return [best[0].ids if best else [] for best in decode_hypotheses(trained, rows, options)]
+    ready = prepared(trained, options.precision_on(trained.device))
+    found = search_rows(ready, rows, cached_greedy)  # nobody asks for its probabilities
+    return [[] if ids is None else ids.tolist() for ids in found]
+
+
 def decode_texts(
     trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions
 ) -> list[str]:
     """The best text for each encoded source, in order; what has no token becomes the empty text."""
-    if options.beam > 1 or options.sample:
-        found = decode_hypotheses(trained, rows, options)
-        return [trained.tokenizer.decode(best[0].ids) if best else "" for best in found]
-    ready = prepared(trained, options.precision_on(trained.device))
-    ids = search_rows(ready, rows, cached_greedy)  # nobody asks for its probabilities
-    return ["" if row is None else trained.tokenizer.decode(row.tolist()) for row in ids]
+    return [trained.tokenizer.decode(list(ids)) for ids in decode_ids(trained, rows, options)]
 
 
 def translate(
