@@ -10,6 +10,7 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.bench.decoding"))
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -168,6 +169,19 @@ def one_at_a_time(ways: Mapping[str, Way], rows: Sequence[Sequence[int]]) -> lis
     return reports
 
 
+def scores(trained: Trained, ways: Mapping[str, Way], corpus: Mapping[str, list]) -> list[dict]:
+    """BLEU of each way and beam on the validation split and each test set."""
+    reports = []
+    for split in ("val", *held_out_splits(corpus)):
+        rows = [source_ids(german, trained.tokenizer) for german, _ in corpus[split]]
+        references = [english for _, english in corpus[split]]
+        for (name, way), beam in itertools.product(ways.items(), BEAMS):
+            texts = [trained.tokenizer.decode(list(ids)) for ids in way(rows, beam)]
+            bleu = round(corpus_bleu(texts, references).score, 2)
+            reports.append({"split": split, "program": name, "beam": beam, "bleu": bleu})
+    return reports
+
+
 KINDS = {
     "products": ("*_linear_pointwise*", "*addmm*", "aten::mm*", "aten::linear*"),
     "8-bit products": ("*_int_mm*",),
@@ -254,14 +268,16 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
     corpus = load_corpus(trained.config.corpus)
     split = held_out_splits(corpus)[0]
     pairs = [(source_ids(g, trained.tokenizer), e) for g, e in corpus[split][: options.sentences]]
-    few = sorted(pairs[:300], key=lambda pair: -len(pair[0]))
+    few = sorted(pairs[: min(300, len(pairs) // 2)], key=lambda pair: -len(pair[0]))
     rows, references = zip(*sorted(pairs, key=lambda pair: -len(pair[0])), strict=True)
     own = {f"ours, {kind}": partial(ours, trained, kind) for kind in precisions(trained)}
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         export_ctranslate2(trained, Path(folder))
         rivals = {
-            f"CTranslate2, {kind}": CTranslate2(trained, Path(folder), kind, threads).tuned(rows)
+            f"CTranslate2, {kind}": CTranslate2(trained, Path(folder), kind, threads).tuned(
+                [row for row, _ in few]
+            )
             for kind in ("float32", "int8")
         }
         single = {
@@ -284,6 +300,7 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
         "batches": {name: rival.batch for name, rival in rivals.items()},
         "reports": reports,
         "one_at_a_time": latency,
+        "scores": scores(trained, own, corpus),
         "accounts": {
             name: {str(beam): decoding_account(partial(way, rows, beam)) for beam in BEAMS}
             for name, way in own.items()

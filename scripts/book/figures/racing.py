@@ -102,17 +102,12 @@ def speed_frame(record: dict[str, Any], sentences: int | None = None) -> pd.Data
     """
     sentences = sentences or record["sentences"]
     frame = pd.DataFrame([r for r in record["reports"] if r["sentences"] == sentences])
-    kinds = (
-        frame["program"].str.partition(", ")[2].replace({"exact stop": "float32", "": "float32"})
-    )
-    rivals = frame.set_index(["program", "beam"])["seconds"]
-    ratios = [
-        [
-            theirs / own
-            for theirs, own in zip(rivals[f"CTranslate2, {kind}", beam], mine, strict=True)
-        ]
-        for kind, beam, mine in zip(kinds, frame["beam"], frame["seconds"], strict=True)
-    ]
+    seconds = frame.set_index(["program", "beam"])["seconds"]
+    ratios = []
+    for program, beam, own in zip(frame["program"], frame["beam"], frame["seconds"], strict=True):
+        rival = "CTranslate2, int8" if program.endswith("int8") else "CTranslate2, float32"
+        rounds = zip(seconds[rival, beam], own, strict=True)
+        ratios.append([theirs / ours for theirs, ours in rounds])
     spread = pd.DataFrame(ratios, index=frame.index)
     frame["ratio"], frame["lowest"], frame["highest"] = (
         spread.median(axis=1).round(2),

@@ -1,0 +1,199 @@
+"""The compiled functions do what PyTorch's own do, and nobody needs them; decoding in few bits."""
+
+import subprocess
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from scripts import ROOT
+from scripts.ch07_multi30k import pad_rows, source_ids
+from scripts.ch13_decoding_fast import exact_in_8_bits
+from scripts.corpora.load import load_corpus
+from scripts.engine import kernels, translating
+from scripts.engine.decoding import PACKED, CachedDecoding, PreparedModel
+from scripts.engine.models import load_model
+from scripts.engine.translating import DecodeOptions, decode_ids, prepared, translate
+
+
+@pytest.fixture(params=["compiled", "PyTorch's"])
+def way(request, monkeypatch):
+    """Once as this machine has it, once as a machine without a compiler does."""
+    if request.param == "PyTorch's":
+        monkeypatch.setattr(kernels, "library", lambda: None)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return load_model(ROOT / "models" / "sample-de-en", "cpu")
+
+
+@pytest.fixture(scope="module")
+def rows(trained):
+    return [
+        source_ids(german, trained.tokenizer) for german, _ in load_corpus("sample")["test"][:60]
+    ]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 1, 8, 20, 32), (3, 4, 8, 33, 32), (2, 3, 4, 7, 16), (2, 2, 1, 9, 256), (2, 2, 2, 5, 6)],
+)
+@pytest.mark.parametrize("mask", ["each", "shared", "none"])
+def test_attention_over_a_cache_is_attention(way, shape, mask):
+    """Queries are a part of wider rows, keys and values a part of a tensor with room to grow."""
+    B, k, H, L, d = shape
+    torch.manual_seed(sum(shape))
+    q = torch.randn(B * k, 3 * H * d)[:, : H * d]
+    past = torch.randn(2, B, H, L + 5, d)[..., :L, :]
+    allowed = torch.rand(B, 1 if mask == "shared" else k, L) < 0.5
+    allowed[..., 0] = True
+    allowed = None if mask == "none" else allowed
+    heads = q.reshape(B, k, H, d).transpose(1, 2)
+    wide = None if allowed is None else allowed.unsqueeze(1)
+    expected = F.scaled_dot_product_attention(heads.double(), *past.double(), wide)
+    found = kernels.attend(q, past, allowed)
+    torch.testing.assert_close(
+        found.double(), expected.transpose(1, 2).flatten(2).flatten(0, 1), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_hidden_keys_may_hold_anything(way):
+    q, past = torch.randn(4, 64), torch.randn(2, 2, 2, 6, 32)
+    allowed = torch.ones(2, 2, 6, dtype=torch.bool)
+    allowed[..., 3:] = False
+    clean = kernels.attend(q, past, allowed)
+    past[..., 3:, :] = 1e4
+    torch.testing.assert_close(kernels.attend(q, past, allowed), clean)
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+def test_a_rounded_row_is_near_the_row(way, normalised):
+    torch.manual_seed(0)
+    x, norm = 3 * torch.randn(7, 40) + 1, nn.LayerNorm(40)
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    with torch.no_grad():
+        whole, unit = kernels.round_rows(x, norm if normalised else None)
+        wanted = norm(x) if normalised else x
+    assert whole.dtype == torch.int8 and (whole.abs().amax(1) == 127).all()
+    gap = (wanted - unit.unsqueeze(1) * whole).abs()
+    assert (gap <= 0.5001 * unit.unsqueeze(1) + 1e-6).all()
+
+
+def test_a_row_of_zeros_is_zeros(way):
+    whole, unit = kernels.round_rows(torch.zeros(2, 40))
+    assert not whole.any() and not unit.any()
+
+
+def test_sums_are_scaled_and_joined(way):
+    torch.manual_seed(0)
+    sums = torch.randint(-9999, 9999, (5, 33), dtype=torch.int32)
+    unit, units, bias, more = torch.rand(5), torch.rand(33), torch.randn(33), torch.randn(5, 33)
+    plain = sums * unit.unsqueeze(1) * units + bias
+    for given, expected in (((), plain), ((more,), plain + more), ((None, True), plain.relu())):
+        torch.testing.assert_close(kernels.scale_sums(sums, unit, units, bias, *given), expected)
+
+
+@pytest.mark.parametrize("k", [1, 8, 200])
+@pytest.mark.parametrize("width", [5, 64, 1000, 8192])
+def test_the_best_of_a_row_are_topks(way, k, width):
+    torch.manual_seed(k + width)
+    logits = 5 * torch.randn(6, width)
+    top, place, total = kernels.best_of_rows(logits, k)
+    expected = logits.topk(min(k, width))
+    assert top.equal(expected.values) and place.equal(expected.indices)
+    torch.testing.assert_close(total, logits.logsumexp(1, keepdim=True))
+    assert kernels.best_of_rows(logits, k, total=False)[2] is None
+
+
+def test_large_logits_do_not_overflow(way):
+    logits = torch.tensor([[1000.0, 999.0], [-1000.0, -1001.0]])
+    total = kernels.best_of_rows(logits, 1)[2]
+    torch.testing.assert_close(total, logits.logsumexp(1, keepdim=True))
+
+
+def test_it_is_compiled_once_and_nothing_depends_on_it(tmp_path, monkeypatch):
+    if kernels.library() is not None:
+        path = kernels.built(tmp_path)
+        monkeypatch.setenv("CC", "false")
+        assert kernels.built(tmp_path) == path  # not asked again
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(subprocess.CalledProcessError):
+        kernels.built(tmp_path / "elsewhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
+    assert kernels.library.__wrapped__() is None
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert kernels.library.__wrapped__() is None
+
+
+# Decoding in few bits
+
+
+@pytest.mark.parametrize("precision", PACKED)
+def test_products_of_fewer_bits_are_near(way, precision):
+    torch.manual_seed(0)
+    first, second, norm = nn.Linear(64, 96), nn.Linear(64, 32), nn.LayerNorm(64)
+    packed = PACKED[precision](first, second)
+    bound = {"float32": 1e-6, "bf16": 1e-2, "int8": 2e-2}[precision]
+    for rows in (1, 80):  # few go another way than many
+        x, more = torch.randn(rows, 64), torch.randn(rows, 128)
+        with torch.no_grad():
+            y = torch.cat((first(norm(x)), second(norm(x))), dim=1)
+            for given, expected in (
+                ({}, y),
+                ({"more": more}, y + more),
+                ({"relu": True}, y.relu()),
+            ):
+                found = packed(x, norm, **given)
+                assert (found - expected).norm() <= bound * expected.norm()
+
+
+def test_in_8_bits_neighbours_change_nothing(way, trained, rows):
+    """Each row has a unit of its own, and whole sums don't depend on their order."""
+    ready = PreparedModel(trained.model, "int8")
+    src = pad_rows(rows[:8])
+    with torch.inference_mode():
+        together = CachedDecoding(ready, src, None).step(src.new_full((8, 1), 2))
+        alone = CachedDecoding(ready, src[3:4], None).step(src.new_full((1, 1), 2))
+    assert together[3:4].equal(alone)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_fewer_bits_write_nearly_the_same_texts(way, trained, rows, beam):
+    found = {
+        precision: decode_ids(trained, rows, DecodeOptions(beam=beam, precision=precision))
+        for precision in ("float32", "bf16", *(["int8"] if exact_in_8_bits() else []))
+    }
+    for precision, texts in found.items():
+        same = sum(list(a) == list(b) for a, b in zip(texts, found["float32"], strict=True))
+        assert same >= 54, precision
+
+
+def test_auto_takes_what_the_machine_has(monkeypatch):
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    auto = DecodeOptions(precision="auto")
+    for eight, sixteen, expected in ((1, 1, "int8"), (0, 1, "bf16"), (0, 0, "float32")):
+        monkeypatch.setattr(translating, "exact_in_8_bits", lambda has=eight: bool(has))
+        monkeypatch.setattr(translating, "multiplies_bf16", lambda device, has=sixteen: bool(has))
+        assert auto.precision_on(cpu) == expected
+        assert auto.precision_on(gpu) == "float32"
+        assert DecodeOptions(precision="auto", sample=True).precision_on(cpu) == "float32"
+    with pytest.raises(ValueError, match="--precision float32"):
+        DecodeOptions(precision="int8").precision_on(cpu)
+    assert DecodeOptions().precision_on(cpu) == "float32"  # a library's default is exact
+
+
+def test_a_model_is_made_ready_once_until_its_weights_change(trained):
+    ready = prepared(trained)
+    assert prepared(trained) is ready and prepared(trained, "bf16") is not ready
+    before = translate(trained, ["Ein Hund schläft."])
+    weight = trained.model.generator.proj.weight
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        weight.mul_(-1)
+    assert translate(trained, ["Ein Hund schläft."]) != before
+    with torch.no_grad():
+        weight.copy_(kept)
+    assert translate(trained, ["Ein Hund schläft."]) == before
