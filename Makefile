@@ -124,7 +124,7 @@ bench: setup  ## time a training step against nn.Transformer, MarianMTModel and 
 	@$(PY) -c 'import transformers, x_transformers' 2>/dev/null || $(INSTALL_PEERS)
 	$(PY) -m scripts.bench.training peers $(ARGS)
 
-bench-decode: setup  ## time translating a test set against five other programs (half an hour)
+bench-decode: setup  ## time translating a test set against CTranslate2 (a quarter of an hour)
 	@$(PY) -c 'import transformers, ctranslate2' 2>/dev/null || $(INSTALL_PEERS)
 	$(PY) -m scripts.bench.decoding $(ARGS)
 

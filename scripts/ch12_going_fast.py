@@ -631,16 +631,16 @@ switches_chart(duels.reset_index())
 # %% [markdown]
 # Dropout's random numbers are worth most in both precisions. Of 16 lines, five are clear, five are likely (in one of them, oneDNN in float32, the part costs time), and six tell nothing. "Can't tell" is not "worth nothing": to see two percent takes more rounds. (`python -m scripts.bench.training steps --rounds 9` repeats the duels on your machine.)
 #
-# **Predict.** How many times as long as ours does the textbook's code take for a real token: padded, in buckets, and under `torch.compile`?
+# **Predict.** How many times as long as ours does the textbook's code take for a real token: padded, in buckets, and with freed memory kept?
 
 # %%
-names = ["textbook, padded to 72", "textbook", "textbook, memory kept", "textbook, torch.compile"]
+names = ["textbook, padded to 72", "textbook", "textbook, memory kept"]
 rounds = {name: record["reports"][name]["rounds"] for name in names}
 table = {name: [record["reports"][name]["times"], min(r), max(r)] for name, r in rounds.items()}
 pd.DataFrame(table, index=["times as long as ours", "lowest", "highest"]).T.round(2)
 
 # %% [markdown]
-# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets: more than all tricks of this chapter together. Whether `torch.compile` (with memory kept, its compiling not timed) is worth anything, we can't tell.
+# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets: more than all tricks of this chapter together.
 #
 # ## Where the time goes now
 #

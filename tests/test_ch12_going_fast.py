@@ -136,7 +136,6 @@ def test_the_records_fit_the_chapters_words():
     assert 0.2 < half[products] / after[products] < 0.3
     assert half["copies"] + half["Python, autograd, our random bits"] > half[products]
     times = {name: report["times"] for name, report in STEPS["reports"].items()}
-    assert abs(times["textbook, torch.compile"] / times["textbook, memory kept"] - 1) < 0.01
     padding = times["textbook, padded to 72"] / times["textbook"]
     peers = load_record("speed-peers")["reports"]
     assert 4.5 < padding < 5.5 and padding > peers["textbook, float32"]["times"]

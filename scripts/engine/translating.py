@@ -213,10 +213,10 @@ def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
     """
     if not hasattr(trained.model, "tgt_embed"):
         return trained.model
-    now = precision, [(p.data_ptr(), p._version) for p in trained.model.parameters()]
-    if trained.ready.get("for") != now:
-        trained.ready |= {"for": now, "model": PreparedModel(trained.model, precision)}
-    return trained.ready["model"]
+    now = [(p.data_ptr(), p._version) for p in trained.model.parameters()]
+    if trained.ready.get(precision, (None,))[0] != now:
+        trained.ready[precision] = now, PreparedModel(trained.model, precision)
+    return trained.ready[precision][1]
 
 
 def decode_hypotheses(
