@@ -106,7 +106,7 @@ def speed_frame(record: dict[str, Any], sentences: int | None = None) -> pd.Data
     ratios = []
     for program, beam, own in zip(frame["program"], frame["beam"], frame["seconds"], strict=True):
         rival = "CTranslate2, int8" if program.endswith("int8") else "CTranslate2, float32"
-        rounds = zip(seconds[rival, beam], own, strict=False)  # the textbook has one
+        rounds = zip(seconds[rival, beam], own, strict=True)
         ratios.append([theirs / ours for theirs, ours in rounds])
     spread = pd.DataFrame(ratios, index=frame.index)
     frame["ratio"], frame["lowest"], frame["highest"] = (
