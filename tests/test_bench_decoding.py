@@ -3,26 +3,20 @@
 import importlib.util
 import itertools
 import json
-from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from scripts import ROOT
 from scripts.bench import decoding
 from scripts.book.figures.racing import decoding_speed_chart, speed_frame
 from scripts.book.records import load_record
-from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.corpora.load import load_corpus
 from scripts.engine import kernels
-from scripts.engine.decoding import PrefixDecoding
 from scripts.engine.models import load_model
-from scripts.engine.settings import PRESETS
 
 SOURCES = pad_rows([[4, 5, 6, 7, EOS], [7, EOS], [6, 6, 5, EOS]])
 
@@ -62,30 +56,6 @@ def test_a_rival_gets_the_batches_that_are_fastest_for_it(trained, rows, tmp_pat
         decoding, "taken", lambda work: abs(rival.batch[work.args[1]] - wanted[work.args[1]])
     )
     assert rival.tuned(rows).batch == wanted
-
-
-def test_the_operations_are_those_that_pytorch_counts():
-    """Products of the encoder and of the decoder's rows; attention's own are left out of both."""
-    config = replace(PRESETS["sample"], layers=2, d_model=16, d_ff=32, heads=2)
-    model = make_model(90, 90, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).eval()
-    src = torch.full((3, 5), 4)
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        prefix = PrefixDecoding(model, src, None)
-        prefix.logits(prefix.step(torch.full((3, 1), 4)))
-    attention = sum(
-        flops
-        for kernel, flops in counter.get_flop_counts()["Global"].items()
-        if "bmm" in str(kernel)
-    )
-    counted = counter.get_total_flops() - attention
-    assert decoding.decoding_flops(config, 90, source=15, written=3) == counted
-
-
-def test_written_tokens_count_the_end_however_it_is_told():
-    """Greedy rows show eos and padding, hypotheses neither: the search wrote as much."""
-    assert decoding.written_tokens([4, 5, EOS, 0, 0]) == decoding.written_tokens((4, 5)) == 3
-    assert decoding.written_tokens([]) == 1
 
 
 def test_turns_are_taken_and_the_median_counts(trained, monkeypatch):
@@ -148,4 +118,4 @@ def test_the_race_on_record_is_won_as_told():
         assert frame.loc[("ours, int8", beam), "ratio"] >= 1.0
     scores = {(r["split"], r["program"], r["beam"]): r["bleu"] for r in record["scores"]}
     for (split, program, beam), bleu in scores.items():
-        assert abs(bleu - scores[split, "ours, float32", beam]) < 0.35, (split, program, beam)
+        assert abs(bleu - scores[split, "ours, float32", beam]) < 0.2, (split, program, beam)

@@ -35,14 +35,12 @@ from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import EOS, PAD
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import searcher
-from scripts.ch11_where_the_time_goes import matrix_rate
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.corpora.load import load_corpus
 from scripts.engine import kernels
 from scripts.engine.export import need_packages
 from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, held_out_splits
-from scripts.engine.settings import TrainConfig
 from scripts.engine.translating import DecodeOptions, decode_ids
 from scripts.translate import ModelOptions, open_model
 
@@ -222,29 +220,16 @@ def watched_kernels() -> Iterator[None]:
 
 
 def decoding_account(run: Callable[[], object]) -> dict[str, float]:
-    """Seconds of `run()` on one thread by kind of operation, and what the matrix rate there is."""
+    """Seconds of `run()` on one thread by kind of operation."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        run()
         with watched_kernels():
+            account(run, KINDS, "")  # the profiler's own first time takes seconds
             found = account(run, KINDS, "Python and the rest")
-        return {"matrix_rate": matrix_rate(), **{k: round(v, 4) for k, v in found.items()}}
+        return {kind: round(seconds, 4) for kind, seconds in found.items()}
     finally:
         torch.set_num_threads(threads)
-
-
-def decoding_flops(config: TrainConfig, vocab: int, source: int, written: int) -> int:
-    """Operations of the products, 2 a multiplication: `source` tokens read, `written` computed."""
-    D, width = config.d_model, config.d_ff
-    encoder = 4 * D * D + 2 * D * width + 2 * D * D  # and the keys and values for cross-attention
-    decoder = 6 * D * D + 2 * D * width
-    return 2 * (config.layers * (source * encoder + written * decoder) + written * D * vocab)
-
-
-def written_tokens(ids: Sequence[int]) -> int:
-    """How many tokens a search wrote for a text, its eos among them, whether or not it shows."""
-    return sum(token not in (EOS, PAD) for token in ids) + 1
 
 
 @dataclass
@@ -293,9 +278,6 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
         reports += race(own | plain, *zip(*few[::3], strict=True), trained, 1, threads)
         latency = one_at_a_time(own | single, [row for row, _ in pairs[::5]])
     torch.set_num_threads(threads)
-    written = {beam: own["ours, float32"](rows, beam) for beam in BEAMS}
-    totals = {beam: beam * sum(map(written_tokens, ids)) for beam, ids in written.items()}
-    sizes = (trained.config, len(trained.tokenizer), sum(map(len, rows)))
     return {
         "corpus": trained.config.corpus,
         "split": split,
@@ -308,8 +290,6 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
             name: {str(beam): decoding_account(partial(way, rows, beam)) for beam in BEAMS}
             for name, way in own.items()
         },
-        "matrix_rate": matrix_rate(),
-        "flops": {str(beam): decoding_flops(*sizes, total) for beam, total in totals.items()},
     }
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import INK, PALETTE, heatmap, lines, rounded, titled
+from scripts.book.charts import PALETTE, heatmap, lines, rounded, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -135,54 +134,35 @@ def decoding_speed_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     )
     return titled(
         alt.layer(bars_, numbers).properties(width=420, height=alt.Step(20)),
-        "Eight bits are worth more than any other idea here",
+        "On whole files ours keeps up with CTranslate2, in 32 bits and in 8",
         f"Medians of five rounds on {record['sentences']:,} sentences, two threads. The exact stop "
         "concerns a beam only. How sure the order is, the table's spread says.",
     )
 
 
-def decoding_account_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Milliseconds a sentence by kind of operation; a tick for the matrix rate's floor."""
-    rows_, floors, searches = [], [], []
-    searched = itertools.product((("1", "greedy"), ("4", "beam 4")), record["accounts"])
-    for (beam, search), program in searched:
-        name = f"{search}, {program.partition(', ')[2]}"
-        searches.append(name)
-        seconds = dict(record["accounts"][program][beam])
-        rate = seconds.pop("matrix_rate")
-        floor = 1000 * record["flops"][beam] / rate / record["sentences"]
-        floors.append({"search": name, "milliseconds": floor})
-        rows_ += [
-            {
-                "search": name,
-                "kind": kind,
-                "number": number,
-                "milliseconds": 1000 * s / record["sentences"],
-            }
-            for number, (kind, s) in enumerate(seconds.items())
-        ]
-    kinds = list(dict.fromkeys(row["kind"] for row in rows_))
-    y = alt.Y("search:N", sort=searches, title=None)
-    x = alt.X("milliseconds:Q", title="milliseconds a sentence, one thread")
+def decoding_account_chart(record: dict[str, Any], program: str) -> alt.TopLevelMixin:
+    """Milliseconds a sentence of `program` by kind of operation, greedy and with a beam."""
+    table = [
+        (name, kind, number, 1000 * seconds / record["sentences"])
+        for beam, name in (("1", "greedy"), ("4", "beam 4"))
+        for number, (kind, seconds) in enumerate(record["accounts"][program][beam].items())
+        if kind != "matrix_rate" and seconds
+    ]
+    frame = pd.DataFrame(table, columns=["search", "kind", "number", "milliseconds"])
+    kinds = list(dict.fromkeys(frame["kind"]))
     bars_ = (
-        alt.Chart(rounded(pd.DataFrame(rows_)))
+        alt.Chart(rounded(frame))
         .mark_bar(size=34)
         .encode(
-            x=x,
-            y=y,
+            x=alt.X("milliseconds:Q", title="milliseconds a sentence, one thread"),
+            y=alt.Y("search:N", sort=["greedy", "beam 4"], title=None),
             color=alt.Color("kind:N", sort=kinds, title=None).scale(range=PALETTE),
             order="number:Q",
         )
     )
-    marks = alt.Chart(rounded(pd.DataFrame(floors))).encode(x=x, y=y)
-    rims = marks.mark_tick(color=INK, thickness=7, size=40, opacity=1)
-    ticks = marks.mark_tick(color="white", thickness=3, size=36, opacity=1)
-    words = marks.mark_text(align="left", dx=-4, dy=-28, color=INK, fontSize=11)
-    words = words.encode(text=alt.value("all products at the matrix rate"))
     return titled(
-        alt.layer(bars_, rims, ticks, words).properties(width=440, height=alt.Step(72)),
-        "More than half of the time is products",
-        "White mark: what all products would take at the machine's matrix rate, with every logit "
-        "in full precision. Compare it with blue + orange: greedy search stays below it, since "
-        "it computes few logits in full.",
+        bars_.properties(width=440, height=alt.Step(60)),
+        "In 8 bits no kind of work is half of the time",
+        "Our search in 8 bits, 1,000 sentences. Rounding and scaling are what 8 bits cost beside "
+        "their products.",
     )
