@@ -99,7 +99,7 @@ def test_the_account_sees_the_compiled_functions(trained, rows):
 
 def test_the_chart_comes_from_a_record():
     drawn = json.loads(decoding_speed_chart(load_record("decoding-speed")).to_json())
-    assert sum(len(rows) for rows in drawn["datasets"].values()) == 11  # the exact stop once
+    assert sum(len(rows) for rows in drawn["datasets"].values()) == 9  # the exact stop once
 
 
 def test_a_missing_program_gets_one_line(capsys, monkeypatch):
