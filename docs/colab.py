@@ -24,7 +24,8 @@ import jupytext
 ROOT = Path(__file__).resolve().parent.parent
 
 HOME = "from_attention_to_translation"  # the notebook's name, and the folder that it unpacks beside
-FILES = ("pyproject.toml", "scripts/**/*.py", "scripts/**/*.c", "results/*.json", "models/*-de-en/*")
+CODE = ("pyproject.toml", "scripts/**/*.py", "scripts/**/*.c")
+FILES = (*CODE, "results/*.json", "models/*-de-en/*")
 PART, WIDTH = 1_000_000, 10_000  # characters of packed files in a cell, and in a line
 SQUEEZE = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 0, "lp": 0, "pb": 0}]
 
