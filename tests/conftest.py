@@ -17,18 +17,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads starve a
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "scripts").glob("ch[0-9][0-9]_*.py"))
 MODULES = sorted((ROOT / "scripts").rglob("*.py"))  # the chapters and all beside them
+THREADS = torch.get_num_threads()
 
 
 @pytest.fixture(autouse=True)
-def default_dtype():
-    """No test leaves another default dtype behind."""
+def torch_as_it_came():
+    """Each test begins with the threads and the default dtype that PyTorch came with."""
+    torch.set_num_threads(THREADS)  # CTranslate2, for one, sets it for the whole process
     before = torch.get_default_dtype()
     yield
     torch.set_default_dtype(before)
 
 
 @pytest.fixture
-def float64(default_dtype):
+def float64(torch_as_it_came):
     """Equal means equal to twelve digits; and the seed is the same for every test."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
