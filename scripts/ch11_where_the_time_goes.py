@@ -302,8 +302,11 @@ for name, (flops, size) in work.items():
 # %%
 def suits_onednn(x: Tensor) -> bool:
     """Whether oneDNN multiplies x here: 32 or 16 bits on a CPU, and not on every processor."""
-    known = x.dtype in (torch.float32, torch.bfloat16) and x.device.type == "cpu"
-    return known and torch.backends.mkldnn.is_available()
+    if x.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if x.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()  # false without AVX-512
+    return x.dtype == torch.float32
 
 
 def affine(
