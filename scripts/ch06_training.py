@@ -309,15 +309,15 @@ def learn_to_copy(
 
 
 # %%
-curves = {
-    "0.01 from the start": learn_to_copy(warmup=1)[1],
-    "40 steps of warm-up": learn_to_copy()[1],
+curves = {  # later, the wild one magnifies the last bits in which processors differ
+    "0.01 from the start": learn_to_copy(warmup=1)[1][:80],
+    "40 steps of warm-up": learn_to_copy()[1][:80],
 }
 assert curves["0.01 from the start"][-1] > 1.5 and curves["40 steps of warm-up"][-1] < 0.5
 titled(
     learning_curves(curves, {"ln 10, guessing": math.log(10)}, every=5),
     "Without a warm-up it doesn't learn to copy",
-    "Both at a rate of 0.01 in the end. Without warm-up the model is little better than guessing after 100 steps. "
+    "Both at a rate of 0.01 in the end. Without warm-up the model is little better than guessing after 80 steps. "
     "(Means of five steps.)",
 )
 

@@ -30,12 +30,10 @@ TINY = ("--tiny", "true")
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """One thread as in the queue, and this process keeps its priority."""
-    threads = torch.get_num_threads()
+    """This process keeps its priority, and how it keeps memory."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(queue, "step_back", lambda: None)
-    yield
-    torch.set_num_threads(threads)
+    for name in ("step_back", "one_thread"):
+        monkeypatch.setattr(queue, name, lambda: None)
 
 
 @pytest.fixture
@@ -116,7 +114,8 @@ def climbed(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("climbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SERIES_RUNS", str(home))
-        patch.setattr(queue, "step_back", lambda: None)
+        for name in ("step_back", "one_thread"):
+            patch.setattr(queue, name, lambda: None)
         patch.setattr(ladder, "AT_ONCE", 50)
         patch.setitem(RUNGS, "taught", replace(RUNGS["taught"], teachers=("small-1", "muon-1")))
         assert queue.main([*TINY, "--only", "diverse-1,taught-1"]) == 0

@@ -11,9 +11,8 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.studies.queue"))
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable
 from scripts.book.records import RESULTS
-from scripts.ch12_going_fast import keep_memory
 from scripts.studies.agenda import Settings, listing, serve
 from scripts.studies.ladder import RUNS, config_of, data_of, ladder_items
+from scripts.studies.runner import one_thread, step_back
 
 RESERVE = 6.0  # minutes at the end for the scores of a training that is just over
 
@@ -89,17 +88,6 @@ class QueueOptions:
         return [name for name in self.only.split(",") if name]
 
 
-def step_back() -> None:
-    """One thread, and the lowest priority: for this process, and where Linux groups by session."""
-    torch.set_num_threads(1)
-    os.nice(19)
-    group = Path(f"/proc/{os.getpid()}/autogroup")
-    with suppress(OSError):  # no such file, or not ours to write
-        if group.exists():
-            group.write_text("19")
-    keep_memory()
-
-
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
     """Inside the block no other queue works in `root`. Raises ValueError where one does already."""
@@ -121,6 +109,7 @@ def run_queue(options: QueueOptions) -> int:
         print(listing(items, settings))
         return 0
     step_back()
+    one_thread()
     with alone(settings.root):
         small = config_of("small-1", settings)
         data_of(small.corpus, small.vocab, settings.tiny)  # without it every entry would fail

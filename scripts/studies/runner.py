@@ -1,0 +1,117 @@
+"""Many short trainings that answer one question: what is missing is run, what is done is on record.
+
+A plan says which runs are wanted, given those that are done: so rates are swept, and the best one
+serves the runs that count. The record is written anew after each run, and is all that the next
+call needs, on whatever machine.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from scripts.book.records import git_commit, load_record, provenance, save_record
+from scripts.ch12_going_fast import keep_memory
+
+Run = dict[str, Any]  # what sets it apart (its row, its rate, its seed), and then what was found
+Plan = Callable[[Sequence[Run]], Sequence[Run]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question: its record's name, what all runs share, which are wanted, what does one.
+
+    `work` gets the setting and what is wanted. It runs in another process: a module's function.
+    """
+
+    name: str
+    setting: Mapping[str, Any]
+    plan: Plan
+    work: Callable[[Mapping[str, Any], Run], Run]
+
+    def missing(self, runs: Sequence[Run]) -> list[Run]:
+        """Those wanted by now that aren't among `runs`."""
+        return [wanted for wanted in self.plan(runs) if not these(runs, **wanted)]
+
+
+def these(runs: Sequence[Run], **wanted: Any) -> list[Run]:
+    """The runs that have all these values."""
+    return [run for run in runs if wanted.items() <= run.items()]
+
+
+def best_rate(runs: Sequence[Run]) -> float:
+    """The rate of the run with the lowest loss; one that diverged has none.
+
+    Raises ValueError where all have diverged.
+    """
+    return min((run for run in runs if run["loss"] is not None), key=lambda run: run["loss"])["lr"]
+
+
+def sweep(runs: Sequence[Run], start: float) -> list[float]:
+    """The rates to try: `start` and its neighbours by a factor of two, then on beyond the best.
+
+    `runs` are those done so far. It is over when it names no rate that they lack: then the best
+    rate has worse ones on both sides.
+    """
+    rates, tried = {start / 2, start, 2 * start}, {run["lr"] for run in runs}
+    if rates <= tried:
+        best = best_rate(runs)
+        rates |= {best / 2, 2 * best}
+    return sorted(rates)
+
+
+def begun(study: Study, command: str, folder: Path) -> dict[str, Any]:
+    """The study's record as it stands; a new one where there is none with the same setting."""
+    with suppress(FileNotFoundError):
+        record = load_record(study.name, folder)
+        if record["setting"] == study.setting:
+            return record
+    return {**provenance(command), "setting": study.setting, "runs": []}
+
+
+def step_back() -> None:
+    """The lowest priority: for this process, those it starts, and where Linux groups by session."""
+    os.nice(19)
+    group = Path(f"/proc/{os.getpid()}/autogroup")
+    with suppress(OSError):  # no such file, or not ours to write
+        if group.exists():
+            group.write_text("19")
+
+
+def one_thread() -> None:
+    """What a process of many does: no threads of its own, and freed memory stays its own."""
+    torch.set_num_threads(1)
+    keep_memory()
+
+
+def complete(
+    study: Study, command: str, folder: Path, hours: float, workers: int = 1
+) -> dict[str, Any]:
+    """Do what is missing, `workers` runs at once, and begin none after `hours`; the record."""
+    record, end = begun(study, command, folder), time.monotonic() + 3600 * hours
+    code = {"commit": git_commit()}  # the one that workers import, whatever comes meanwhile
+    running: dict[Future, Run] = {}
+    with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
+        while True:
+            missing = study.missing(record["runs"])
+            waiting = [wanted for wanted in missing if wanted not in running.values()]
+            if time.monotonic() < end:
+                for wanted in waiting[: workers - len(running)]:
+                    running[pool.submit(study.work, study.setting, wanted)] = wanted
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done = running.pop(future) | future.result() | code
+                record["runs"].append(done)
+                save_record(study.name, record, folder)
+                tqdm.write(str(done))
+    print(f"{len(record['runs'])} runs are on record, {len(missing)} more are wanted by now")
+    return record

@@ -1,0 +1,132 @@
+"""The runner of studies: sweeps that end between worse rates, runs that are done once."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+
+from scripts.ch19_ablations import THE_BASE
+from scripts.studies import table3
+from scripts.studies.runner import Study, best_rate, complete, sweep, these
+from scripts.studies.table3 import DROPOUTS, ROWS, SEEDS, SWEEP, SWEPT, one_run, wanted_runs
+
+
+def valley(best, diverged=math.inf):
+    """A loss by rate, lowest at `best`; none from `diverged` on."""
+
+    def loss(rate):
+        return None if rate >= diverged else 1 + math.log2(rate / best) ** 2
+
+    return loss
+
+
+def swept(loss, start=1.0):
+    """The rates of a whole sweep, in the order in which they were tried, and the best."""
+    runs = []
+    while missing := [rate for rate in sweep(runs, start) if not these(runs, lr=rate)]:
+        assert len(runs) < 20
+        runs.append({"lr": missing[0], "loss": loss(missing[0])})
+    return [run["lr"] for run in runs], best_rate(runs)
+
+
+@pytest.mark.parametrize("best", [0.25, 0.5, 1.0, 2.0, 8.0])
+def test_a_sweep_goes_on_until_the_best_rate_has_worse_ones_on_both_sides(best):
+    rates, found = swept(valley(best))
+    assert found == best and {best / 2, 2 * best} <= {*rates}
+    assert len(rates) == len({*rates}) <= 3 + abs(math.log2(best))
+
+
+def test_a_sweep_stops_where_runs_diverge():
+    assert swept(valley(4.0, diverged=2.0)) == ([0.5, 1.0, 2.0], 1.0)
+    with pytest.raises(ValueError):
+        swept(valley(4.0, diverged=0.0))
+
+
+def square(setting, wanted):
+    """Work for another process; it leaves a trace, so that one can count."""
+    with open(setting["trace"], "a") as trace:
+        trace.write(f"{wanted['x']}\n")
+    return {"loss": wanted["x"] ** 2 + setting["more"]}
+
+
+def first_two_then_best(runs):
+    """Two runs; when they are done, a third that rests on them."""
+    wanted = [{"x": 3}, {"x": -2}]
+    if all(these(runs, **one) for one in wanted):
+        wanted.append({"x": min(runs, key=lambda run: run["loss"])["x"] + 10})
+    return wanted
+
+
+def a_study(tmp_path, more=0):
+    """Three runs of which the last waits for the others."""
+    setting = {"trace": str(tmp_path / "trace"), "more": more}
+    return Study("squares", setting, first_two_then_best, square)
+
+
+def test_runs_are_done_once_and_the_record_is_all_that_the_next_call_needs(tmp_path):
+    study = a_study(tmp_path)
+    assert complete(study, "a command", tmp_path, hours=0)["runs"] == []  # begins none
+    first = complete(study, "a command", tmp_path, hours=1, workers=2)
+    assert sorted(run["loss"] for run in first["runs"]) == [4, 9, 64]
+    assert first["runs"][-1]["x"] == 8 and first["command"] == "a command"
+    assert json.loads((tmp_path / "squares.json").read_text()) == first
+    kept = {**first, "runs": first["runs"][:1]}
+    (tmp_path / "squares.json").write_text(json.dumps(kept))  # as if it had been killed
+    again = complete(study, "another", tmp_path, hours=1)
+    assert again["runs"][0] == first["runs"][0] and again["command"] == "a command"
+    assert sorted(run["loss"] for run in again["runs"]) == [4, 9, 64]
+    assert len((tmp_path / "trace").read_text().split()) == 3 + 2
+
+
+def test_another_setting_is_another_study(tmp_path):
+    complete(a_study(tmp_path), "a command", tmp_path, hours=1)
+    other = complete(a_study(tmp_path, more=1), "a command", tmp_path, hours=1)
+    assert sorted(run["loss"] for run in other["runs"]) == [5, 10, 65]
+
+
+def loss_of(run):
+    """A made-up loss: least without dropout, each swept row with another best rate."""
+    best = table3.BASE.lr * 2.0 ** ((SWEPT.index(run["row"]) % 4 - 2) if run["row"] in SWEPT else 1)
+    return valley(best)(run["lr"]) + run["dropout"]
+
+
+def test_table_3_asks_three_fresh_seeds_of_each_row_at_its_own_rate():
+    runs = []
+    while missing := [one for one in wanted_runs(runs) if not these(runs, **one)]:
+        if len(runs) < 3 * len(DROPOUTS):
+            assert {one["row"] for one in missing} == {THE_BASE}  # all else rests on it
+        runs.append(missing[0] | {"loss": loss_of(missing[0])})
+    for row in ROWS:
+        counted = [run for run in these(runs, row=row, dropout=0.0) if run["seed"] != SWEEP]
+        assert [run["seed"] for run in counted] == [*SEEDS]
+        (rate,) = {run["lr"] for run in counted}
+        best = row if row in SWEPT else THE_BASE
+        assert rate == best_rate(these(runs, row=best, dropout=0.0, seed=SWEEP))
+    for dropout in DROPOUTS:
+        assert len(these(runs, row=THE_BASE, dropout=dropout)) >= 3 + len(SEEDS)
+    assert not [run for run in runs if run["row"] != THE_BASE and run["dropout"]]
+
+
+@pytest.fixture
+def tiny():
+    """A setting in which a row is trained in a second."""
+    config = replace(table3.BASE, corpus="sample", vocab=300, d_model=16, d_ff=16, layers=1)
+    return asdict(replace(config, epochs=2, heads=2, warmup=4, max_tokens=4096))
+
+
+@pytest.mark.parametrize("row", [THE_BASE, "no residual"])
+def test_a_run_is_that_of_its_row_and_only_what_counts_is_translated(tiny, row):
+    wanted = {"row": row, "dropout": 0.0, "lr": 0.004, "seed": SWEEP}
+    found = one_run(tiny, wanted)
+    assert found["loss"] == min(found["losses"]) and len(found["losses"]) == 2
+    assert "bleu" not in found and found["losses"][0] > found["losses"][1]
+    again, counted = one_run(tiny, wanted), one_run(tiny, wanted | {"seed": 1})
+    assert again["losses"] == found["losses"] != counted["losses"]
+    assert 0 <= counted["bleu"] < 100
+    assert one_run(tiny, wanted | {"dropout": 0.5})["losses"] != found["losses"]
+
+
+def test_a_run_that_diverges_has_no_loss(tiny):
+    found = one_run(tiny, {"row": THE_BASE, "dropout": 0.0, "lr": 1e30, "seed": 1})
+    assert found["loss"] is None and found["diverged"] and "bleu" not in found
