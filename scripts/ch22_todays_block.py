@@ -58,20 +58,20 @@ from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
-from scripts.ch03_embeddings_and_positions import PositionalEncoding, equivariance_gap, shift_matrix
+from scripts.ch03_embeddings_and_positions import equivariance_gap, shift_matrix
 from scripts.ch04_encoder_decoder import (
     EncoderDecoder,
     LayerNorm,
     PositionwiseFeedForward,
     initialise,
     make_model,
-    tie_weights,
 )
 from scripts.ch06_training import LabelSmoothing, batch_loss, greedy_decode
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off
 from scripts.ch09_training_run import ingredient_verdicts
 from scripts.ch13_decoding_fast import write_and_leave
+from scripts.ch19_ablations import drop_positions
 from scripts.corpora.load import load_corpus
 from scripts.engine.models import load_model
 from scripts.engine.searching import likeliest
@@ -447,24 +447,30 @@ print("repeat_interleave:", k.repeat_interleave(2, dim=1).flatten().tolist())
 
 
 # %%
-class TodaysAttention(GroupedAttention):
-    """Self-attention with grouped queries, QK-norm and rotary positions."""
+class NormedAttention(GroupedAttention):
+    """Attention with grouped queries and QK-norm (Henry et al. 2020)."""
 
     def __init__(self, h: int, d_model: int, dropout: float = 0.1, groups: int = 1):
         super().__init__(h, d_model, dropout, groups)
         self.query_norm, self.key_norm = RMSNorm(d_model // h), RMSNorm(d_model // h)
 
     def remember(self, key: Tensor, value: Tensor, start: int = 0) -> tuple[Tensor, ...]:
-        """Normed and turned keys, and values as they are: (B, G, S, d_k) each."""
+        """Normed keys, and values as they are: (B, G, S, d_k) each."""
         k, v = super().remember(key, value, start)
-        return rotated(self.key_norm(k), start), v
+        return self.key_norm(k), v
 
     def query_heads(self, query: Tensor, start: int = 0) -> Tensor:
-        """query (B, T, D) to normed and turned heads (B, H, T, d_k)."""
-        return rotated(self.query_norm(super().query_heads(query, start)), start)
+        """query (B, T, D) to normed heads (B, H, T, d_k)."""
+        return self.query_norm(super().query_heads(query, start))
+
+
+class TodaysAttention(RotaryAttention, NormedAttention):
+    """Self-attention with grouped queries, QK-norm and rotary positions."""
 
 
 # %% [markdown]
+# (Python asks `RotaryAttention` first, and its `super()` is here `NormedAttention`. So what is normed gets turned.)
+#
 # **Predict.** We multiply the weights that make queries and keys by 1 to 16. What becomes of the largest attention weight, with and without QK-norm? (At ×1 the norm is the *sharper* one: a fresh layer's queries and keys are shorter than $\sqrt{d_k} = 4$, and it lengthens them.)
 
 # %%
@@ -577,44 +583,62 @@ print(f"Muon: {gain:+.1f} BLEU, p = {p:.3f} alone; told apart, among eight: {is_
 #
 # > **In short.** Take chapter 4's Transformer and exchange its parts. What holds them together stays.
 #
-# `exchange` walks through a model and replaces what is of a kind. Self-attention gets everything above. Cross-attention keeps a key and a value for each head, since they are made once for each sentence. Nothing is added to the embeddings.
+# `exchange` walks through a model and replaces what is of a kind. Self-attention gets everything above. Cross-attention keeps a key and a value for each head, since they are made once for each sentence. Nothing is added to the embeddings. Each step can be taken alone, as the study below does.
 
 
 # %%
 def exchange(model: nn.Module, kind: type, make: Callable[[str, nn.Module], nn.Module]) -> None:
-    """Replace every part of exactly this kind by `make(its name, the part)`."""
+    """Replace every part of exactly this kind by a fresh one, `make(its name, the part)`."""
     for name, part in list(model.named_modules()):
         if type(part).__name__ == kind.__name__:  # the engine's models have classes of their own
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, make(name, part))
+            new = make(name, part)
+            initialise(new)
+            setattr(model.get_submodule(parent), last, new)
 
 
-def todays_model(
-    vocab: int, N: int, d_model: int, d_ff: int, h: int, groups: int, dropout: float = 0.1
-) -> EncoderDecoder:
-    """Chapter 4's Transformer over `vocab` joint pieces with the parts of this chapter, fresh."""
-    model = make_model(vocab, vocab, N, d_model, d_ff, h, dropout, norm_first=True)
+def attend_by(model: nn.Module, kind: Callable[..., nn.Module], **more: int) -> None:
+    """Let self-attention be `kind(H, D, dropout, …)`; cross-attention is 2017's, opened."""
 
-    def attention_for(name: str, _: nn.Module) -> nn.Module:
-        if name.endswith("self_attn"):
-            return TodaysAttention(h, d_model, dropout, groups)
-        return OpenAttention(h, d_model, dropout)
+    def make(name: str, old: nn.Module) -> nn.Module:
+        sizes = (old.h, old.project_query.in_features, old.dropout.p)
+        return kind(*sizes, **more) if name.endswith("self_attn") else OpenAttention(*sizes)
 
-    exchange(model, MultiHeadedAttention, attention_for)
-    width = gated_width(d_ff)
-    exchange(model, PositionwiseFeedForward, lambda *_: SwiGLU(d_model, width, dropout))
-    exchange(model, LayerNorm, lambda _, norm: RMSNorm(len(norm.weight)))
-    exchange(model, PositionalEncoding, lambda *_: nn.Dropout(dropout))
-    initialise(model)
+    exchange(model, MultiHeadedAttention, make)
+
+
+def feed_by(model: nn.Module, make: Callable[[int, int, float], nn.Module]) -> None:
+    """Let each feed-forward layer be `make(D, F, dropout)`, of the old one's sizes."""
+
+    def renewed(_: str, old: nn.Module) -> nn.Module:
+        return make(old.expand.in_features, old.expand.out_features, old.dropout.p)
+
+    exchange(model, PositionwiseFeedForward, renewed)
+
+
+def norm_by_length(model: nn.Module) -> None:
+    """Let each norm be an RMSNorm."""
+    exchange(model, LayerNorm, lambda _, old: RMSNorm(len(old.weight)))
+
+
+def gated(d_model: int, d_ff: int, dropout: float) -> nn.Module:
+    """SwiGLU with as many weights as 2017's layer of width `d_ff`."""
+    return SwiGLU(d_model, gated_width(d_ff), dropout)
+
+
+def renew(model: EncoderDecoder, groups: int = 2) -> None:
+    """Give a fresh Transformer of 2017 the parts of today, in place; what is tied stays tied."""
+    attend_by(model, TodaysAttention, groups=groups)
+    feed_by(model, gated)
+    norm_by_length(model)
+    drop_positions(model)  # they are inside attention
     zero_outputs(model)
-    tie_weights(model, "all")
-    return model
 
 
 # %%
 with torch.device("meta"):
-    old = make_model(2048, 2048, 2, 128, 256, 4, norm_first=True, tie="all")
-    new = todays_model(2048, 2, 128, 256, 4, groups=2)
+    old, new = (make_model(2048, 2048, 2, 128, 256, 4, norm_first=True, tie="all") for _ in "ab")
+    renew(new)
 for name, model in {"2017": old, "today": new}.items():
     print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters")
 less_by_groups = 4 * 2 * (128 + 1) * 64  # layers, k and v, inputs and a bias, saved
@@ -625,7 +649,8 @@ print(f"{less_by_groups:,} of the difference are grouped keys' and values'")
 
 # %%
 torch.manual_seed(0)
-translator = todays_model(60, N=2, d_model=32, d_ff=48, h=4, groups=2, dropout=0.0).eval()
+translator = make_model(60, 60, 2, 32, 48, 4, dropout=0.0, norm_first=True, tie="all").eval()
+renew(translator)
 scramble(translator, size=0.1)  # or its outputs would be 0
 layer, x = translator.encoder.layers[0], torch.randn(2, 7, 32)
 look, feed, (first, second) = layer.self_attn, layer.feed_forward, layer.sublayer
@@ -665,8 +690,7 @@ class PartsDecoding:
         """Continue each text by its token, tokens (B, 1): the decoder's last positions (B, D)."""
         embedding, position = self.model.tgt_embed
         x = embedding(tokens)  # (B, 1, D)
-        sinusoidal = hasattr(position, "pe")
-        x = position(x, start=self.length) if sinusoidal else position(x)
+        x = position(x, start=self.length)
         for number, layer in enumerate(self.model.decoder.layers):
             x = self.through(number, layer, x)
         self.length += 1
@@ -847,6 +871,6 @@ check(alibi_bias)
 #
 # *project · difficulty ●●● · worth ●●● · 60 minutes*
 #
-# And a night of training. Train 2017's model and `todays_model` on Multi30k (its grouped keys and values make it smaller: say so, or widen F), each at three peak rates (0.0015, 0.003, 0.006). Choose each one's rate by *validation* BLEU, then run both with three new seeds. `trained_parts` in [`modern.py`](../scripts/studies/modern.py) shows the loop. Judge by `verdicts`. Then leave one part out at a time: which makes the difference?
+# And a night of training. Train 2017's model, and one after `renew`, on Multi30k (its grouped keys and values make it smaller: say so, or widen F), each at three peak rates (0.0015, 0.003, 0.006). Choose each one's rate by *validation* BLEU, then run both with three new seeds. `trained_parts` in [`modern.py`](../scripts/studies/modern.py) shows the loop. Judge by `verdicts`. Then leave one part out at a time: which makes the difference?
 #
 # Next: [Chapter 23 · Long memory](ch23_long_memory.ipynb)

@@ -22,16 +22,16 @@ from scripts.corpora.load import load_corpus
 from scripts.engine.data import prepare
 from scripts.engine.models import load_model
 from scripts.studies import ablations as study
+from scripts.studies import rows
 from scripts.studies.ablations import (
     ONE_OF_EACH,
-    PATIENCE,
     StudyOptions,
     StudyRun,
     main,
     run_study,
     study_runs,
-    train_row,
 )
+from scripts.studies.rows import PATIENCE, train_row
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_run_that_diverges_is_on_record_without_a_loss(tiny_study, monkeypatch
     def burst(row, config, data):
         if row.operate is not None:
             raise FloatingPointError("loss nan, gradient's norm inf")
-        return patient(), [2.0 + 0.1 * config.seed]
+        return patient(), [2.0 + 0.1 * config.seed], [2.5]
 
     monkeypatch.setattr(study, "train_row", burst)
     monkeypatch.setattr(
@@ -150,10 +150,11 @@ def test_training_stops_when_patience_is_at_its_end_and_keeps_the_best(tiny_data
         seen.append([p.detach().clone() for p in model.parameters()])
         return wanted[len(seen) - 1]
 
-    monkeypatch.setattr(study, "validation_loss", scripted)
+    monkeypatch.setattr(rows, "validation_loss", scripted)
     config = replace(STUDY, d_model=16, d_ff=16, heads=2, epochs=7, warmup=2)
-    model, losses = train_row(StudyRow("base"), config, part_of(tiny_data, 10))
+    model, losses, trained = train_row(StudyRow("base"), config, part_of(tiny_data, 10))
     assert losses == wanted[: 3 + PATIENCE]  # the 1.0 is never seen
+    assert len(trained) == len(losses) and trained[-1] < trained[0]
     assert all(map(torch.equal, model.parameters(), seen[2]))
     assert not all(map(torch.equal, model.parameters(), seen[-1]))
 

@@ -16,7 +16,8 @@ from scripts.ch06_training import Batch, LabelSmoothing, batch_loss, greedy_deco
 from scripts.ch22_todays_block import OpenAttention, PartsDecoding, parts_greedy
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.settings import PRESETS, TrainConfig, build_model
-from scripts.studies import modern
+from scripts.studies import block, modern
+from scripts.studies.block import parts_loss
 from scripts.studies.modern import (
     ENDS,
     MODERN,
@@ -31,7 +32,6 @@ from scripts.studies.modern import (
     main,
     model_of,
     parts_costs,
-    parts_loss,
     parts_run,
     planned,
     study_config,
@@ -167,11 +167,12 @@ def tiny(**changes):
     return replace(study_config("sample", 1, 2, 16), **sizes | changes)
 
 
-def test_the_loss_adds_the_penalty_in_training_alone():
+def test_the_loss_adds_the_penalty_in_training_alone(monkeypatch):
     model, batch = model_of(MODERN, CONFIG, 50), Batch(SRC, TGT)
     criterion = LabelSmoothing(0.1)
     close(parts_loss(model.eval(), batch, criterion), batch_loss(model, batch, criterion))
-    loss, nll = parts_loss(model.train(), batch, criterion, weight=0.5)
+    monkeypatch.setattr(block, "BALANCE", 0.5)
+    loss, nll = parts_loss(model.train(), batch, criterion)
     plain, same = batch_loss(model, batch, criterion)
     mixtures = [part for part in model.modules() if isinstance(part, MixtureOfExperts)]
     assert len(mixtures) == 4

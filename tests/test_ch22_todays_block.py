@@ -12,7 +12,6 @@ from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
-from scripts.ch03_embeddings_and_positions import PositionalEncoding
 from scripts.ch04_encoder_decoder import LayerNorm, PositionwiseFeedForward, make_model
 from scripts.ch06_training import Batch, LabelSmoothing, batch_loss, greedy_decode
 from scripts.ch22_todays_block import (
@@ -28,9 +27,9 @@ from scripts.ch22_todays_block import (
     gated_width,
     orthogonalised,
     parts_greedy,
+    renew,
     rotated,
     rotated_in_halves,
-    todays_model,
     token_by_token,
     zero_outputs,
 )
@@ -331,14 +330,16 @@ def test_exchange_takes_exactly_one_kind():
 
 def small(dropout=0.0, groups=2):
     sizes = {"N": 2, "d_model": 32, "d_ff": 48, "h": 4}
-    return todays_model(60, **sizes, groups=groups, dropout=dropout)
+    model = make_model(60, 60, **sizes, dropout=dropout, norm_first=True, tie="all")
+    renew(model, groups)
+    return model
 
 
 def test_todays_model_has_no_part_of_2017():
     model = small()
     kinds = {type(part) for part in model.modules()}
     assert not kinds & {LayerNorm, PositionwiseFeedForward, MultiHeadedAttention}
-    assert PositionalEncoding not in kinds
+    assert not model.src_embed[1].pe.any() and not model.tgt_embed[1].pe.any()
     layer = model.decoder.layers[0]
     assert type(layer.self_attn) is TodaysAttention and type(layer.src_attn) is OpenAttention
     assert type(model.encoder.layers[1].self_attn) is TodaysAttention

@@ -307,8 +307,8 @@ FAULTS = {
     ),
     "queries are normed after they are turned": (
         "ch22_*",
-        "rotated(self.query_norm(super().query_heads(query, start)), start)",
-        "self.query_norm(rotated(super().query_heads(query, start), start))",
+        "class TodaysAttention(RotaryAttention, NormedAttention)",
+        "class TodaysAttention(NormedAttention, RotaryAttention)",
         "test_ch22_todays_block.py::test_a_norm_before_the_turn_keeps_the_distance_with_learned_scales",
     ),
     "an expert's visits lose their weights": (

@@ -7,9 +7,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from scripts.ch19_ablations import THE_BASE
-from scripts.studies import table3
-from scripts.studies.runner import Study, best_rate, complete, sweep, these
-from scripts.studies.table3 import DROPOUTS, ROWS, SEEDS, SWEEP, SWEPT, one_run, wanted_runs
+from scripts.studies import block, runner, table3
+from scripts.studies.rows import SEEDS, SWEEP
+from scripts.studies.runner import Hours, Study, best_rate, complete, go_on, sweep, these
+from scripts.studies.table3 import DROPOUTS, ROWS, SWEPT, work
 
 
 def valley(best, diverged=math.inf):
@@ -85,27 +86,122 @@ def test_another_setting_is_another_study(tmp_path):
     assert sorted(run["loss"] for run in other["runs"]) == [5, 10, 65]
 
 
-def loss_of(run):
+def simulated(plan, loss_of, limit=400):
+    """All runs of a plan, in their order, with made-up losses."""
+    runs = []
+    while missing := [one for one in plan(runs) if not these(runs, **one)]:
+        assert len(runs) < limit
+        runs.append(missing[0] | {"loss": loss_of(missing[0])})
+    return runs
+
+
+def counted(runs, **place):
+    """The one rate at which the fresh seeds of a row were run."""
+    seeds = [run for run in these(runs, **place) if run["seed"] != SWEEP]
+    assert [run["seed"] for run in seeds] == [*SEEDS]
+    (rate,) = {run["lr"] for run in seeds}
+    return rate
+
+
+def row_loss(run):
     """A made-up loss: least without dropout, each swept row with another best rate."""
     best = table3.BASE.lr * 2.0 ** ((SWEPT.index(run["row"]) % 4 - 2) if run["row"] in SWEPT else 1)
     return valley(best)(run["lr"]) + run["dropout"]
 
 
 def test_table_3_asks_three_fresh_seeds_of_each_row_at_its_own_rate():
-    runs = []
-    while missing := [one for one in wanted_runs(runs) if not these(runs, **one)]:
-        if len(runs) < 3 * len(DROPOUTS):
-            assert {one["row"] for one in missing} == {THE_BASE}  # all else rests on it
-        runs.append(missing[0] | {"loss": loss_of(missing[0])})
+    runs = simulated(table3.wanted_runs, row_loss)
+    assert {run["row"] for run in runs[: 3 * len(DROPOUTS)]} == {THE_BASE}  # all else rests on it
     for row in ROWS:
-        counted = [run for run in these(runs, row=row, dropout=0.0) if run["seed"] != SWEEP]
-        assert [run["seed"] for run in counted] == [*SEEDS]
-        (rate,) = {run["lr"] for run in counted}
+        rate = counted(runs, row=row, dropout=0.0)
         best = row if row in SWEPT else THE_BASE
         assert rate == best_rate(these(runs, row=best, dropout=0.0, seed=SWEEP))
     for dropout in DROPOUTS:
-        assert len(these(runs, row=THE_BASE, dropout=dropout)) >= 3 + len(SEEDS)
+        assert counted(runs, row=THE_BASE, dropout=dropout) == 2 * table3.BASE.lr
     assert not [run for run in runs if run["row"] != THE_BASE and run["dropout"]]
+
+
+def part_loss(run):
+    """A made-up loss: each part another best rate; dropout helps 2017's block when it's long."""
+    best = block.BASE.lr * 2.0 ** (len(run["row"]) % 4 - 1)
+    helped = run["epochs"] == block.LONG and run["row"] == block.OLD
+    return valley(best)(run["lr"]) + (-1 if helped else 1) * run["dropout"]
+
+
+def test_the_study_of_the_block_asks_the_same_of_both_blocks_and_of_each_part():
+    runs = simulated(block.wanted_runs, part_loss)
+    for row in block.ROWS:
+        rate = counted(runs, row=row, epochs=block.SHORT)
+        assert rate == block.BASE.lr * 2.0 ** (len(row) % 4 - 1)
+    for row, dropout in {block.OLD: 0.1, block.NEW: 0.0}.items():
+        assert len(these(runs, row=row, epochs=block.SHORT, seed=SWEEP)) >= 4  # rates
+        rate = counted(runs, row=row, epochs=block.LONG)
+        assert rate == block.BASE.lr * 2.0 ** (len(row) % 4 - 1)
+        seeds = these(runs, row=row, epochs=block.LONG, dropout=dropout)
+        assert {*SEEDS} < {run["seed"] for run in seeds}
+    assert {run["epochs"] for run in runs} == {block.SHORT, block.LONG}
+
+
+@pytest.mark.parametrize("name", block.ROWS)
+def test_a_part_is_in_the_place_it_is_named_after(name):
+    row = block.ROWS[name]
+    config = row.config(replace(block.BASE, d_model=32, d_ff=48), lr=0.01)
+    assert config.muon_lr == 0.01 and config.path == "textbook"
+    assert (config.optimizer == "muon") == ("Muon" in name)
+    model = row.build(config, 50)
+    kinds = {type(part).__name__ for part in model.modules()}
+    assert ("MultiHeadedAttention" in kinds) == (len(KINDS[name] & ATTENTIONS) == 0)
+    old = {"MultiHeadedAttention", "OpenAttention", "PositionwiseFeedForward", "LayerNorm"}
+    new = {kind for kind in kinds - old if kind.endswith(("Attention", "ReLU", "GLU", "Norm"))}
+    assert new | {"MixtureOfExperts"} & kinds == KINDS[name]
+    across = type(model.decoder.layers[0].src_attn).__name__
+    assert (across in KINDS[name]) == name.endswith("across too")
+    positions = model.src_embed[1].pe.any() and model.tgt_embed[1].pe.any()
+    assert positions == (
+        not KINDS[name] & {"RotaryAttention", "TodaysAttention", "LatentAttention"}
+    )
+    zeroed = not model.decoder.layers[0].self_attn.project_output.weight.any()
+    assert zeroed == (name in ("zeroed outputs", *TODAY))
+    assert model.generator.proj.weight is model.src_embed[0].lut.weight
+
+
+TODAY = ("today", "today, Muon")
+KINDS = dict.fromkeys(TODAY, {"TodaysAttention", "SwiGLU", "RMSNorm"}) | {
+    "2017": set(),
+    "RMSNorm": {"RMSNorm"},
+    "SwiGLU": {"SwiGLU"},
+    "ReLU²": {"SquaredReLU"},
+    "rotary": {"RotaryAttention"},
+    "QK-norm": {"NormedAttention", "RMSNorm"},
+    "zeroed outputs": set(),
+    "Muon": set(),
+    "grouped-query": {"GroupedAttention"},
+    "multi-query": {"GroupedAttention"},
+    "multi-query, across too": {"GroupedAttention"},
+    "latent": {"LatentAttention", "RMSNorm"},
+    "latent, across too": {"LatentAttention", "RMSNorm"},
+    "window of 4": {"WindowedAttention"},
+    "linear attention": {"LinearAttention"},
+    "experts": {"MixtureOfExperts", "SwiGLU"},
+}
+ATTENTIONS = {kind for kinds in KINDS.values() for kind in kinds if kind.endswith("Attention")}
+
+
+def test_the_command_keeps_the_record_where_it_is_asked_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "step_back", lambda: None)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    options = Hours(hours=1, workers=1, corpus="sample")
+    given = ("scripts.studies.table3", "squares", table3.BASE, lambda runs: [{"x": 5}], epochs)
+    record = go_on(options, *given)
+    assert record["runs"][0]["loss"] == table3.BASE.epochs
+    assert record["setting"]["corpus"] == "sample"
+    assert (tmp_path / "results" / "squares-sample.json").is_file()
+    assert record["command"] == "python -m scripts.studies.table3 --corpus sample --save true"
+
+
+def epochs(setting, wanted):
+    """Work that says what it was given."""
+    return {"loss": setting["epochs"]}
 
 
 @pytest.fixture
@@ -118,15 +214,15 @@ def tiny():
 @pytest.mark.parametrize("row", [THE_BASE, "no residual"])
 def test_a_run_is_that_of_its_row_and_only_what_counts_is_translated(tiny, row):
     wanted = {"row": row, "dropout": 0.0, "lr": 0.004, "seed": SWEEP}
-    found = one_run(tiny, wanted)
+    found = work(tiny, wanted)
     assert found["loss"] == min(found["losses"]) and len(found["losses"]) == 2
     assert "bleu" not in found and found["losses"][0] > found["losses"][1]
-    again, counted = one_run(tiny, wanted), one_run(tiny, wanted | {"seed": 1})
+    again, counted = work(tiny, wanted), work(tiny, wanted | {"seed": 1})
     assert again["losses"] == found["losses"] != counted["losses"]
     assert 0 <= counted["bleu"] < 100
-    assert one_run(tiny, wanted | {"dropout": 0.5})["losses"] != found["losses"]
+    assert work(tiny, wanted | {"dropout": 0.5})["losses"] != found["losses"]
 
 
 def test_a_run_that_diverges_has_no_loss(tiny):
-    found = one_run(tiny, {"row": THE_BASE, "dropout": 0.0, "lr": 1e30, "seed": 1})
+    found = work(tiny, {"row": THE_BASE, "dropout": 0.0, "lr": 1e30, "seed": 1})
     assert found["loss"] is None and found["diverged"] and "bleu" not in found

@@ -10,7 +10,6 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.studies.ablations"))
 
-import copy
 import json
 import math
 import re
@@ -19,73 +18,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
 from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable, write_whole
 from scripts.book.records import provenance, save_record
-from scripts.ch04_encoder_decoder import EncoderDecoder
-from scripts.ch06_training import LabelSmoothing, run_epoch, train_step
-from scripts.ch07_multi30k import token_batches
-from scripts.ch08_decoding import plain_translate
 from scripts.ch10_judging import paired_difference
 from scripts.ch12_going_fast import keep_memory
 from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE, StudyRow, layer_parameters
 from scripts.ch20_scaling import FRACTIONS, MOST_EPOCHS, PART_WIDTH, WIDTHS, part_of, sized
-from scripts.engine.data import TrainingData, batches_of, epoch_plan, prepare
+from scripts.engine.data import TrainingData, prepare
 from scripts.engine.models import Trained
-from scripts.engine.optimizers import make_optimizer
 from scripts.engine.scores import corpus_bleu
-from scripts.engine.settings import TrainConfig, learning_rate, pick_device
+from scripts.engine.settings import TrainConfig, pick_device
 from scripts.engine.training import identity
-from scripts.engine.translating import fast_translate
-
-PATIENCE = 3  # epochs without a better validation loss after which a run ends
-
-
-@torch.no_grad()
-def validation_loss(
-    model: EncoderDecoder, row: StudyRow, config: TrainConfig, data: TrainingData
-) -> float:
-    """Nats per token on the validation split, not smoothed."""
-    batches = batches_of(data.val, token_batches(data.val, 2048), pick_device(config.device))
-    report = run_epoch(batches, model, LabelSmoothing(0.0), loss_of=row.loss_of(config))
-    return report.nll / report.tokens
-
-
-def train_row(
-    row: StudyRow, config: TrainConfig, data: TrainingData
-) -> tuple[EncoderDecoder, list[float]]:
-    """Train one model; it with the weights of its best epoch, and the validation loss after each.
-
-    Raises FloatingPointError where a loss or a gradient overflowed.
-    """
-    torch.manual_seed(config.seed)
-    device = pick_device(config.device)
-    model = row.build(config, len(data.tokenizer)).to(device)
-    optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
-    plans = [epoch_plan(config, data, epoch) for epoch in range(1, config.epochs + 1)]
-    rate_at = learning_rate(config, sum(map(len, plans)))
-    scheduler = LambdaLR(optimizer, lambda done: rate_at(done + 1))
-    loss_of, losses = row.loss_of(config), []
-    best: dict[str, Tensor] = {}
-    for plan in plans:
-        model.train()
-        for step in plan:
-            batches = list(batches_of(data.train, step, device))
-            train_step(model, batches, criterion, optimizer, config.clip, loss_of)
-            scheduler.step()
-        losses.append(validation_loss(model, row, config, data))
-        if losses[-1] == min(losses):
-            best = copy.deepcopy(model.state_dict())
-        if len(losses) - losses.index(min(losses)) > PATIENCE:
-            break
-    model.load_state_dict(best)
-    return model, losses
+from scripts.studies.rows import train_row, translations
 
 
 @dataclass(frozen=True)
@@ -194,9 +142,7 @@ def study_runs(options: StudyOptions) -> list[StudyRun]:
 def translated(run: StudyRun, trained: Trained, data: TrainingData) -> dict[str, Any]:
     """Translations of the validation split by a beam of 4, and their BLEU."""
     sources, references = zip(*data.corpus["val"], strict=True)
-    # The engine's cache walks the standard model; what it can't see decodes by the formula.
-    decode = fast_translate if run.row.way == "fast" else plain_translate
-    texts = decode(trained, sources, beam=4)
+    texts = translations(run.row, trained, sources)
     return {"bleu": round(corpus_bleu(texts, references).score, 3), "translations": texts}
 
 
@@ -218,7 +164,7 @@ def study_run(run: StudyRun, data: TrainingData) -> dict[str, Any]:
     start, part = time.perf_counter(), part_of(data, run.share)
     score = {"key": run.key, "seed": run.config.seed, "loss": None}
     try:
-        model, losses = train_row(run.row, run.config, part)
+        model, losses, _ = train_row(run.row, run.config, part)
     except FloatingPointError as error:
         score["diverged"] = str(error)
     else:

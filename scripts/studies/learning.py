@@ -58,7 +58,7 @@ from scripts.engine.scores import corpus_bleu, corpus_chrf
 from scripts.engine.settings import TrainConfig, build_model, pick_device
 from scripts.engine.training import identity
 from scripts.engine.translating import DecodeOptions, translate
-from scripts.studies.ablations import train_row, validation_loss
+from scripts.studies.rows import train_row, validation_loss
 
 
 def kept_at(path: Path, key: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class RecipeStudy:
             found = {"steps": options.risk_steps}
         else:
             data, start = self.data_of(name, seed), time.perf_counter()
-            model, losses = train_row(self.row, config, data)
+            model, losses, _ = train_row(self.row, config, data)
             steps = sum(len(epoch_plan(config, data, e)) for e in range(1, len(losses) + 1))
             found = {"steps": steps, "losses": [round(loss, 5) for loss in losses]}
         return model, found | {"seconds": round(time.perf_counter() - start)}

@@ -26,7 +26,6 @@ from scripts.book.instruments import saved_bytes
 from scripts.book.records import RESULTS, load_record, provenance, save_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, distance_bias
-from scripts.ch03_embeddings_and_positions import PositionalEncoding
 from scripts.ch04_encoder_decoder import (
     EncoderDecoder,
     LayerNorm,
@@ -35,10 +34,11 @@ from scripts.ch04_encoder_decoder import (
     make_model,
     tie_weights,
 )
-from scripts.ch06_training import BOS, PAD, Batch, LabelSmoothing, run_epoch
+from scripts.ch06_training import BOS, LabelSmoothing, run_epoch
 from scripts.ch07_multi30k import make_batch, source_ids, token_batches
 from scripts.ch08_decoding import decode_rows, dropout_off
 from scripts.ch12_going_fast import keep_memory
+from scripts.ch19_ablations import drop_positions
 from scripts.ch22_todays_block import (
     GroupedAttention,
     OpenAttention,
@@ -57,6 +57,7 @@ from scripts.engine.models import Trained
 from scripts.engine.optimizers import make_optimizer
 from scripts.engine.scores import corpus_bleu
 from scripts.engine.settings import PRESETS, TrainConfig, learning_rate
+from scripts.studies.block import parts_loss
 
 
 def alibi_slopes(h: int) -> list[float]:
@@ -145,7 +146,7 @@ def model_of(parts: Parts, config: TrainConfig, vocab: int) -> EncoderDecoder:
     if parts.norm == "rms":
         exchange(model, LayerNorm, lambda _, norm: RMSNorm(len(norm.weight), norm.eps))
     if parts.positions != "sinusoidal":  # they are inside attention: nothing is added
-        exchange(model, PositionalEncoding, lambda *_: nn.Dropout(config.dropout))
+        drop_positions(model)
     initialise(model)
     tie_weights(model, config.tie)
     return model
@@ -166,20 +167,6 @@ VARIANTS: dict[str, Parts] = {
     "experts": Parts(feed_forward="experts"),
 }
 ENDS = ("2017", "modern")  # the rows that are compared on the test set
-
-
-def parts_loss(
-    model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing, weight: float = 0.01
-) -> tuple[Tensor, Tensor]:
-    """Chapter 6's `batch_loss`; in training also each mixture's balance penalty for each token."""
-    x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)  # (B, T, D)
-    real = batch.tgt_y != PAD  # (B, T)
-    loss, nll = criterion(model.generator(x[real]), batch.tgt_y[real])
-    if model.training:
-        for part in model.modules():
-            if hasattr(part, "penalty"):
-                loss = loss + weight * batch.ntokens * part.penalty
-    return loss, nll
 
 
 def study_config(corpus: str, seed: int, epochs: int, d_model: int) -> TrainConfig:

@@ -10,19 +10,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
 
-from scripts.book.records import git_commit, load_record, provenance, save_record
+from scripts import runs_folder
+from scripts.book.command import as_typed
+from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
+from scripts.engine.settings import TrainConfig
 
 Run = dict[str, Any]  # what sets it apart (its row, its rate, its seed), and then what was found
 Plan = Callable[[Sequence[Run]], Sequence[Run]]
+Work = Callable[[Mapping[str, Any], Run], Run]
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Study:
     name: str
     setting: Mapping[str, Any]
     plan: Plan
-    work: Callable[[Mapping[str, Any], Run], Run]
+    work: Work
 
     def missing(self, runs: Sequence[Run]) -> list[Run]:
         """Those wanted by now that aren't among `runs`."""
@@ -90,6 +94,35 @@ def one_thread() -> None:
     """What a process of many does: no threads of its own, and freed memory stays its own."""
     torch.set_num_threads(1)
     keep_memory()
+
+
+@dataclass
+class Hours:
+    """How long, how many at once, and where to."""
+
+    hours: float = 1.2
+    """No run begins after so many hours. The same command goes on with what is missing."""
+    workers: int = 2
+    """Runs at once, each on one thread of the lowest priority."""
+    corpus: Literal["sample", "multi30k"] = "multi30k"
+    """What to learn from."""
+    save: bool = False
+    """Keep the record in results/, and not below the folder of runs."""
+
+
+def go_on(
+    options: Hours, module: str, name: str, base: TrainConfig, plan: Plan, work: Work
+) -> dict[str, Any]:
+    """Do what is missing of a study in `base`'s setting, as far as the hours go; its record.
+
+    `module` is the command's.
+    """
+    setting = asdict(replace(base, corpus=options.corpus))
+    study = Study(f"{name}-{options.corpus}", setting, plan, work)
+    folder = RESULTS if options.save else runs_folder() / "results"
+    step_back()
+    command = as_typed(module, Hours(corpus=options.corpus))  # the hours come in pieces
+    return complete(study, command, folder, options.hours, options.workers)
 
 
 def complete(

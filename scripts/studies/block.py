@@ -1,0 +1,178 @@
+"""2017's block, today's, and each part alone (chapters 22 to 24): `scripts.studies.block`.
+
+Every row has the rate that a sweep found best for it; what counts are three fresh seeds. The two
+blocks are also trained three times as long, with dropout chosen for each. Runs that are on record
+aren't done again, so the hours may come in pieces.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.block"))
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from scripts.book.command import GOES_ON, Command
+from scripts.ch04_encoder_decoder import EncoderDecoder
+from scripts.ch06_training import PAD, Batch, LabelSmoothing
+from scripts.ch19_ablations import StudyRow, drop_positions
+from scripts.ch22_todays_block import (
+    GroupedAttention,
+    NormedAttention,
+    OpenAttention,
+    RotaryAttention,
+    SquaredReLU,
+    attend_by,
+    exchange,
+    feed_by,
+    gated,
+    norm_by_length,
+    renew,
+    zero_outputs,
+)
+from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedAttention
+from scripts.ch24_experts import MixtureOfExperts
+from scripts.engine.settings import TrainConfig
+from scripts.studies.rows import SWEEP, Wanted, one_run
+from scripts.studies.runner import Hours, Run, go_on, these
+from scripts.studies.table3 import BASE as TABLE3
+
+BASE = replace(TABLE3, dropout=0.0, path="textbook", name="block")
+SHORT, LONG = BASE.epochs, 3 * BASE.epochs
+LONG_DROPOUTS = (0.0, 0.1)
+BALANCE = 0.01  # what an unequal use of experts costs a token, beside its loss
+
+
+def parts_loss(
+    model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing
+) -> tuple[Tensor, Tensor]:
+    """Chapter 6's `batch_loss`; in training also each mixture's balance penalty for each token."""
+    x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)  # (B, T, D)
+    real = batch.tgt_y != PAD  # (B, T)
+    loss, nll = criterion(model.generator(x[real]), batch.tgt_y[real])
+    if model.training:
+        for part in model.modules():
+            if hasattr(part, "penalty"):
+                loss = loss + BALANCE * batch.ntokens * part.penalty
+    return loss, nll
+
+
+class BlockRow(StudyRow):
+    """A row whose parts no fast path knows: what is done to 2017's model, and other settings."""
+
+    def __init__(self, *steps: Callable[[EncoderDecoder], None], **changes: Any):
+        super().__init__("parts", changes, partial(all_done, steps), "textbook")
+
+    def config(self, base: TrainConfig, **more: Any) -> TrainConfig:
+        """As in `StudyRow`; where Muon steps, its rate is Adam's."""
+        config = super().config(base, **more)
+        return replace(config, muon_lr=config.lr)
+
+    def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
+        """The textbook's loss, and what unequal experts cost."""
+        return parts_loss
+
+
+def all_done(steps: Sequence[Callable[[EncoderDecoder], None]], model: EncoderDecoder) -> None:
+    """Change the model by all steps, in their order."""
+    for step in steps:
+        step(model)
+
+
+def normed(h: int, d_model: int, dropout: float) -> NormedAttention:
+    """QK-norm alone: as many keys as queries."""
+    return NormedAttention(h, d_model, dropout, groups=h)
+
+
+def latent(h: int, d_model: int, dropout: float, rotary: bool = True) -> LatentAttention:
+    """Latents of 3/2 d_k, and rotary keys of 1/2 d_k: a cache as small as multi-query's."""
+    half = d_model // h // 2
+    return LatentAttention(h, d_model, dropout, 3 * half, half if rotary else 0)
+
+
+def experts(d_model: int, d_ff: int, dropout: float) -> MixtureOfExperts:
+    """Eight experts and a shared one, of which two and that one serve a token: as much work."""
+    count, top, shared = 8, 2, 1
+    visited = top + shared  # gated, three matrices each; the router has its share
+    width = round(2 * d_ff / (3 * visited) - count / (3 * visited))
+    return MixtureOfExperts(d_model, width, dropout, count, top, shared)
+
+
+def attention(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder], None]:
+    """The step that exchanges self-attention."""
+    return partial(attend_by, kind=kind, **more)
+
+
+def across(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder], None]:
+    """The step that exchanges cross-attention, once self-attention is another."""
+
+    def make(_: str, old: Any) -> Any:
+        return kind(old.h, old.project_query.in_features, old.dropout.p, **more)
+
+    return partial(exchange, kind=OpenAttention, make=make)
+
+
+multi_query = partial(GroupedAttention, groups=1)
+OLD, NEW = "2017", "today"
+ROWS = {
+    OLD: BlockRow(),
+    NEW: BlockRow(renew),
+    "RMSNorm": BlockRow(norm_by_length),
+    "SwiGLU": BlockRow(partial(feed_by, make=gated)),
+    "ReLU²": BlockRow(partial(feed_by, make=SquaredReLU)),
+    "rotary": BlockRow(attention(RotaryAttention), drop_positions),
+    "QK-norm": BlockRow(attention(normed)),
+    "zeroed outputs": BlockRow(zero_outputs),
+    "Muon": BlockRow(optimizer="muon"),
+    "today, Muon": BlockRow(renew, optimizer="muon"),
+    "grouped-query": BlockRow(attention(GroupedAttention, groups=2)),
+    "multi-query": BlockRow(attention(multi_query)),
+    "multi-query, across too": BlockRow(
+        attention(GroupedAttention, groups=1), across(GroupedAttention, groups=1)
+    ),
+    "latent": BlockRow(attention(latent), drop_positions),
+    "latent, across too": BlockRow(attention(latent), across(latent, rotary=False), drop_positions),
+    "window of 4": BlockRow(attention(WindowedAttention, window=4)),
+    "linear attention": BlockRow(attention(LinearAttention)),
+    "experts": BlockRow(partial(feed_by, make=experts)),
+}
+
+
+def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+    """All that is wanted by now: both blocks, then each part alone, then both blocks for longer."""
+    plan, rates = Wanted(runs), {}
+    for row in (OLD, NEW):
+        place = {"row": row, "epochs": SHORT, "dropout": BASE.dropout}
+        lower, upper = (plan.sweep(start, **place) for start in (BASE.lr, 2 * BASE.lr))
+        rates[row] = None if lower is None else upper  # at least four rates
+        plan.seeds(rates[row], **place)
+    if None in rates.values():
+        return plan.wanted
+    for row in ROWS:
+        if row not in rates:
+            place = {"row": row, "epochs": SHORT, "dropout": BASE.dropout}
+            plan.seeds(plan.sweep(rates[OLD], **place), **place)
+    for row, rate in rates.items():
+        places = [{"row": row, "epochs": LONG, "dropout": dropout} for dropout in LONG_DROPOUTS]
+        swept = [plan.sweep(rate, **place) for place in places]
+        if None not in swept:
+            done = these(runs, row=row, epochs=LONG, seed=SWEEP)
+            best = min(done, key=lambda run: run["loss"] or float("inf"))
+            plan.seeds(best["lr"], row=row, epochs=LONG, dropout=best["dropout"])
+    return plan.wanted
+
+
+def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+    """One run of the study."""
+    return one_run(ROWS[wanted["row"]], setting, wanted)
+
+
+study = partial(go_on, module=__name__, name="block", base=BASE, plan=wanted_runs, work=work)
+main = Command(
+    __name__, Hours, study, "Train 2017's block, today's, and each part alone.", interrupted=GOES_ON
+)
