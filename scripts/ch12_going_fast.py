@@ -457,27 +457,25 @@ duels.loc["attention by hand"]
 #
 # with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). The labels are one entry a row, and $\varepsilon/V$ is the same everywhere: from each row of $\partial\ell/\partial X$ it subtracts $\varepsilon\,\bar w$, where $\bar w$ (D,) is the mean row of $W$. (The smoothed loss also needs each row's mean logit, $x\cdot\bar w + \bar b$.) So a loop makes `chunk` rows of logits at a time, and does this to them:
 #
-# 1. overwrite them with $e^{z - \max z}$, which is $P$ times the row's `total`;
-# 2. subtract $1-\varepsilon$, times `total`, at each label;
-# 3. take two products, and divide their narrow results by `total`.
+# 1. overwrite them with $P$;
+# 2. subtract $1-\varepsilon$ at each label;
+# 3. take two products.
 #
 # The gradients are ready before the backward pass begins. In validation nobody needs them, and a `Function` can't tell: it isn't told of `torch.no_grad()`. So the caller says whether they are `wanted`. It gives real rows only, no padding. (For GPUs see Cut Cross-Entropy, Wijmans et al. 2024.)
 
 
 # %%
-def exponentials_(logits: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Overwrite logits z (n, V) with exp(z − max z); the maxima and the rows' sums, (n, 1) each.
+def probabilities_(logits: Tensor, wide: torch.dtype) -> Tensor:
+    """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1).
 
     Computed in the dtype `wide`, 64 rows at a time: what lies between stays in the nearest cache.
     """
-    highest, total = torch.empty(2, len(logits), 1, dtype=wide, device=logits.device)
-    for part, high, summed in zip(*(t.split(64) for t in (logits, highest, total)), strict=True):
-        z = part.to(wide)
-        torch.amax(z, 1, keepdim=True, out=high)
-        torch.sum(z.sub_(high).exp_(), 1, keepdim=True, out=summed)
-        if z is not part:
-            part.copy_(z)
-    return highest, total
+    log_z = torch.empty(len(logits), 1, dtype=wide, device=logits.device)
+    for z, out in zip(logits.split(64), log_z.split(64), strict=True):
+        P = torch.softmax(z, 1, dtype=wide)
+        torch.sub(z.amax(1, keepdim=True), P.amax(1, keepdim=True).log_(), out=out)
+        z.copy_(P)
+    return log_z
 
 
 # %%
@@ -501,21 +499,22 @@ class LinearCrossEntropy(Function):
         factors, offset = weight.to(x.dtype), bias.to(x.dtype)
         mean_weight, mean_bias = weight.mean(0), bias.mean()  # the mean logit is x·w̄ + b̄
         nll, spread = weight.new_zeros(()), weight.new_zeros(())
+        every = torch.arange(chunk, device=x.device)
         by_x, by_weight, by_bias = (torch.zeros_like(t, dtype=kind) for t in (x, weight, bias))
         chunks = (t.split(chunk) for t in (x, labels[:, None], by_x))
         for rows, label, by_rows in zip(*chunks, strict=True):
             logits = affine(rows, factors, offset, onednn)  # (n, V)
             right = logits.gather(1, label).to(kind)  # (n, 1)
-            highest, total = exponentials_(logits, kind)  # (n, 1) each; the logits are P·total now
-            log_z = highest + total.log()  # log Σ exp z of each row
+            log_z = probabilities_(logits, kind)  # (n, 1); the logits are P now
             nll += (log_z - right).sum()
             spread += (log_z.squeeze(1) - rows.to(kind) @ mean_weight - mean_bias).sum()
             if wanted:
                 # Before the products: later it would be a small difference of two rounded numbers.
-                logits.scatter_(1, label, ((right - highest).exp() - certain * total).to(x.dtype))
-                by_rows.copy_(affine(logits, factors.T, None, onednn) / total)
-                by_weight += logits.T @ (rows / total).to(x.dtype)
-                by_bias += (logits.T @ (1 / total).to(x.dtype)).squeeze(1)
+                at_label = ((right - log_z).exp() - certain).to(x.dtype)
+                logits[every[: len(rows)], label.squeeze(1)] = at_label.squeeze(1)
+                by_rows.copy_(affine(logits, factors.T, None, onednn))
+                by_weight += logits.T @ rows
+                by_bias += logits.sum(0)
         if wanted:  # and −ε/V in each entry of ∂ℓ/∂z
             by_x -= smoothing * mean_weight
             by_weight -= smoothing / len(weight) * x.sum(0, dtype=kind)
