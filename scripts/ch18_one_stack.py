@@ -311,9 +311,10 @@ right, bag = scores["test"], "bag of words"
 against = {(kind, labels): (bag, labels) for kind, labels in right if kind != bag}
 compared = verdicts(right, against)
 rows = []
-for row, (lead, _, p, told) in compared.items():
-    share = lead / (100 - sum(right[against[row]]) / 2)
-    rows.append((*row, f"{lead:+.1f}", f"{share:+.0%}", f"{p:.4f}", "yes" if told else "no"))
+for row, found in compared.items():
+    share = found.difference / (100 - sum(right[against[row]]) / 2)
+    told = "yes" if found.told else "no"
+    rows.append((*row, f"{found.difference:+.1f}", f"{share:+.0%}", f"{found.p:.4f}", told))
 columns = ("kind", "labels", "points beyond the bag", "of the bag's errors", "p", "told")
 assert [row for row, verdict in compared.items() if verdict.told] == [("pretrained", 100)]
 print(f"{total} test captions; always singular: {1 - classify['plural']['test']:.0%} right")
@@ -331,9 +332,11 @@ for labels in (100, 1000, 15245):
 few, names = ("pretrained", 100), (f"all {total}", f"{hard} hard", f"{total - hard} other")
 for name, by_row in zip(names, scores.values(), strict=True):
     only = {row: values for row, values in by_row.items() if row[1] == 100}
-    lead, _, p, _ = verdicts(only, {few: (bag, 100)})[few]
-    print(f"{name} captions: {lead:.1f} points, p = {p:.3f} by the spread at 100 labels")
-    assert p > 0.05 / 6
+    lead = verdicts(only, {few: (bag, 100)})[few]
+    print(
+        f"{name} captions: {lead.difference:.1f} points, p = {lead.p:.3f} by the spread at 100 labels"
+    )
+    assert lead.p > 0.05 / 6
 
 # %% [markdown]
 # The spread isn't the same everywhere. By that of the 100-label rows alone, no p here would pass six comparisons: more draws of 100 labels are needed. And the lead is larger on the other captions. Where the nearest noun may mislead, it isn't told from chance.

@@ -52,6 +52,7 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
+from scipy.stats import t as student
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -68,7 +69,7 @@ from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss
 from scripts.engine.fast import fast_loss, switches_for
 from scripts.engine.losses import loss_function_of
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, pick_device
-from scripts.studies.verdict import pooled_spread, student_tails, verdicts
+from scripts.studies.verdict import pooled_spread, verdicts
 
 # %%
 torch.set_default_dtype(torch.float64)  # "equal" can be checked to many digits
@@ -409,7 +410,7 @@ assert not trained_as_built(replace(STUDY_ROWS["no residual"], way="fast"))  # t
 #
 # $$ s^2 = \frac{\sum_r \sum_i (L_{ri} - \bar L_r)^2}{\sum_r (n_r - 1)}, \qquad t_r = \frac{\bar L_r - \bar L_{\text{base}}}{s\sqrt{1/n_r + 1/n_{\text{base}}}} $$
 #
-# with $n_r$ runs of row $r$ and $L_{ri}$ the loss of its $i$-th: on the validation pairs, plain $-\ln p$ per piece, without smoothing or dropout. If the row were no different from the base, $t_r$ would follow Student's distribution. Its tails, $p$, say how often chance alone goes so far. This is the one rule of the series, for chapter 9's recipes, too. It stands in [`verdict.py`](../scripts/studies/verdict.py): `pooled_spread` is $s$, `student_tails` gives $p$, `verdicts` does all rows.
+# with $n_r$ runs of row $r$ and $L_{ri}$ the loss of its $i$-th: on the validation pairs, plain $-\ln p$ per piece, without smoothing or dropout. If the row were no different from the base, $t_r$ would follow Student's distribution. Its tails, $p$, say how often chance alone goes so far. This is the one rule of the series, for chapter 9's recipes, too. It stands in [`verdict.py`](../scripts/studies/verdict.py): `pooled_spread` is $s$, `verdicts` does all rows, with an interval for each difference. Student's distribution comes from SciPy.
 #
 # **Pitfall.** *The best of many.* A table of twenty-five rows, each tested at the customary 5%. **Predict.** If *no* row makes a difference, in how many of 200 such studies will at least one look like a discovery?
 
@@ -595,8 +596,8 @@ assert 4 < gain < 5 and -0.26 < told["no dropout"] < -0.24 and told["dropout 0.2
 # %%
 error = spread * math.sqrt(1 / 2 + 1 / 3)
 needed = [
-    next(t / 100 for t in range(1000) if student_tails(t / 100, freedom) < 0.05 / rows)
-    for rows in (len(judgement), 1)
+    student.isf(0.05 / rows / 2, freedom)
+    for rows in (len(judgement), 1)  # half for each tail
 ]
 first, single = (t * error for t in needed)
 print(f"to pass first of {len(judgement)}: {first:.3f} nats; alone: {single:.3f}")

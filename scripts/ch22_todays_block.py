@@ -575,8 +575,9 @@ spectrum_chart({"gradient": S / S[0], "after five rounds": after})
 # Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam. [`optimizers.py`](../scripts/engine/optimizers.py) has the whole, with momentum. [Chapter 9](ch09_training_run.ipynb) tried it, one of eight changes to its recipe, in two runs at one rate:
 
 # %%
-gain, _, p, is_told = ingredient_verdicts(load_record("recipe-multi30k"))["Muon"]
-print(f"Muon: {gain:+.1f} BLEU, p = {p:.3f} alone; told apart, among eight: {is_told}")
+muon = ingredient_verdicts(load_record("recipe-multi30k"))["Muon"]
+print(f"Muon: {muon.difference:+.1f} BLEU (95% interval: {muon.low:+.1f} to {muon.high:+.1f}),")
+print(f"p = {muon.p:.3f} alone; told apart, among eight: {muon.told}")
 
 # %% [markdown]
 # ## The block of today

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import t as student
 from tiny import SRC, TGT
 
 from scripts.book.instruments import scramble
@@ -42,7 +43,7 @@ from scripts.engine.models import default_model, load_model
 from scripts.engine.searching import cached_greedy
 from scripts.studies.blends import other_weights
 from scripts.studies.heads import without_heads
-from scripts.studies.verdict import pass_together, student_tails
+from scripts.studies.verdict import pass_together
 from scripts.studies.worth import head_means, main, paired, worth_by_likelihood
 
 PAIRS = aligned_pairs()
@@ -214,7 +215,7 @@ def test_a_paired_change_is_students():
     change, p = paired(changed, whole, tokens=10)
     assert math.isclose(change, 0.12, rel_tol=1e-5)
     t = 0.3 / (np.std([0.5, 0.1, 0.4, 0.2], ddof=1) / 2)
-    assert math.isclose(p, student_tails(t, 3), rel_tol=1e-4)
+    assert math.isclose(p, 2 * student.sf(t, 3), rel_tol=1e-4)
     assert paired(whole, whole, 10) == (0.0, 1.0)
 
 

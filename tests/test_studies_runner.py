@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from scripts.ch19_ablations import THE_BASE
-from scripts.studies import block, runner, table3
-from scripts.studies.rows import SEEDS, SWEEP
+from scripts.ch20_scaling import part_of
+from scripts.studies import block, grid, runner, table3
+from scripts.studies.rows import SEEDS, SWEEP, data_of
 from scripts.studies.runner import Hours, Study, best_rate, complete, go_on, sweep, these
 from scripts.studies.table3 import DROPOUTS, ROWS, SWEPT, work
 
@@ -142,6 +143,27 @@ def test_the_study_of_the_block_asks_the_same_of_both_blocks_and_of_each_part():
     assert {run["epochs"] for run in runs} == {block.SHORT, block.LONG}
 
 
+def cell_loss(run):
+    """A made-up loss: small models, and little data, want higher rates."""
+    best = grid.BASE.lr * (2 if run["d_model"] < 40 else 1) * (2 if run["share"] > 4 else 1)
+    return 2 + abs(math.log(run["lr"] / best))
+
+
+def test_the_grids_rates_are_swept_at_its_corners_and_lie_between_them_inside():
+    runs = simulated(grid.wanted_runs, cell_loss)
+    swept = {(run["d_model"], run["share"]) for run in these(runs, seed=SWEEP)}
+    assert swept == {(16, 1), (16, 16), (96, 1), (96, 16)}
+    rates = {
+        (width, share): counted(runs, d_model=width, share=share)
+        for width in grid.WIDTHS
+        for share in grid.EPOCHS
+    }
+    lr = grid.BASE.lr
+    assert [rates[end] for end in grid.ENDS] == pytest.approx([2 * lr, 4 * lr, lr, 2 * lr])
+    assert rates[16, 4] == pytest.approx(2 * lr * 2**0.5, rel=5e-3)  # half way along one side
+    assert rates[96, 16] > rates[96, 2] > rates[96, 1] < rates[24, 1] < rates[16, 1]
+
+
 @pytest.mark.parametrize("name", block.ROWS)
 def test_a_part_is_in_the_place_it_is_named_after(name):
     row = block.ROWS[name]
@@ -226,3 +248,14 @@ def test_a_run_is_that_of_its_row_and_only_what_counts_is_translated(tiny, row):
 def test_a_run_that_diverges_has_no_loss(tiny):
     found = work(tiny, {"row": THE_BASE, "dropout": 0.0, "lr": 1e30, "seed": 1})
     assert found["loss"] is None and found["diverged"] and "bleu" not in found
+
+
+def test_a_cell_of_the_grid_learns_from_its_share_of_the_pairs(tiny):
+    tiny |= {"d_model": 64}
+    wanted = {"d_model": 16, "share": 8, "lr": 0.004, "seed": 1}
+    found = grid.work(tiny, wanted)
+    assert "bleu" not in found and len(found["losses"]) <= grid.EPOCHS[8]
+    whole = data_of("sample", tiny["vocab"])
+    assert data_of("sample", tiny["vocab"], 8).train == part_of(whole, 8).train
+    assert found["tokens"] == sum(len(e.tgt) - 1 for e in part_of(whole, 8).train)
+    assert found["loss"] > grid.work(tiny, wanted | {"share": 4})["loss"]

@@ -19,6 +19,7 @@ from scripts.ch06_training import LabelSmoothing, run_epoch
 from scripts.ch07_multi30k import token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
+from scripts.ch20_scaling import part_of
 from scripts.engine.data import TrainingData, batches_of, epoch_plan, prepare
 from scripts.engine.models import Trained
 from scripts.engine.optimizers import make_optimizer
@@ -80,21 +81,23 @@ def translations(row: StudyRow, trained: Trained, sources: Sequence[str]) -> lis
 
 
 @functools.cache
-def data_of(corpus: str, vocab: int) -> TrainingData:
-    """What all runs of a study read; a worker prepares it once."""
+def data_of(corpus: str, vocab: int, share: int = 1) -> TrainingData:
+    """What runs of a study read, of the training pairs 1/`share`; a worker prepares it once."""
+    if share > 1:
+        return part_of(data_of(corpus, vocab), share)
     return prepare(TrainConfig(corpus=corpus, vocab=vocab))
 
 
 def one_run(row: StudyRow, setting: Mapping[str, Any], wanted: Run) -> Run:
     """Train a row in a study's setting, with what is wanted; its losses in nats, and its BLEU.
 
-    `loss` is the best of validation, and None where the run diverged. A sweep's runs are not
-    translated.
+    `loss` is the best of validation, and None where the run diverged. Runs of a sweep or of a share
+    of the pairs are not translated.
     """
     start = time.perf_counter()
-    changes = {key: value for key, value in wanted.items() if key != "row"}
+    changes = {key: value for key, value in wanted.items() if key in setting}
     config = row.config(TrainConfig(**setting), **changes)
-    data = data_of(config.corpus, config.vocab)
+    data = data_of(config.corpus, config.vocab, wanted.get("share", 1))
     found: Run = {"loss": None}
     try:
         model, losses, trained = train_row(row, config, data)
@@ -104,7 +107,7 @@ def one_run(row: StudyRow, setting: Mapping[str, Any], wanted: Run) -> Run:
         found["loss"] = round(min(losses), 5)
         found |= {"losses": [round(loss, 5) for loss in losses]}
         found |= {"trained": [round(loss, 5) for loss in trained]}
-        if wanted["seed"] != SWEEP:
+        if wanted["seed"] != SWEEP and "share" not in wanted:
             sources, references = zip(*data.corpus["val"], strict=True)
             texts = translations(row, Trained(model, data.tokenizer, config), sources)
             found["bleu"] = round(corpus_bleu(texts, references).score, 2)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
+from scipy.stats import t as student
 
 
 def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -17,21 +17,6 @@ def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
         raise ValueError("no row was run twice: nothing is known of the spread between seeds")
     squares = sum((x - sum(row) / len(row)) ** 2 for row in rows for x in row)
     return math.sqrt(squares / freedom), freedom
-
-
-def student_tails(t: float, freedom: int) -> float:
-    """How often chance gives a |t| this large or larger: Student's two tails, by Simpson's rule."""
-    # With x = √ν·tan(a) the density becomes cos(a)^(ν−1), up to a constant, on −π/2 < a < π/2.
-    end = math.atan(abs(t) / math.sqrt(freedom))
-
-    def area(top: float, pieces: int = 2000) -> float:
-        nodes = torch.linspace(0, top, pieces + 1, dtype=torch.float64)
-        heights = nodes.cos().clamp_min(0) ** (freedom - 1)
-        weights = torch.tensor([1.0, *([4.0, 2.0] * (pieces // 2))], dtype=torch.float64)
-        weights[-1] = 1.0
-        return (heights * weights).sum().item() * top / pieces / 3
-
-    return max(0.0, 1 - area(end) / area(math.pi / 2))
 
 
 def pass_together(p: Sequence[float], level: float = 0.05) -> list[bool]:
@@ -52,8 +37,10 @@ class Verdict(NamedTuple):
     """What the seeds say of a row against the one that it has to beat."""
 
     difference: float  # the row's mean minus the other's
+    low: float  # the true difference's interval, for this row alone: 95% at a level of 0.05
+    high: float
     t: float  # in units of its standard error
-    p: float  # Student's, for this row alone
+    p: float  # Student's two tails, for this row alone
     told: bool  # whether it passes, with all rows tested together
 
 
@@ -66,13 +53,15 @@ def verdicts(
     no row was run twice.
     """
     spread, freedom = pooled_spread(list(rows.values()))
-    found = []
+    reach, found = student.isf(level / 2, freedom), []
     for name, other in against.items():
         ours, theirs = rows[name], rows[other]
         difference = sum(ours) / len(ours) - sum(theirs) / len(theirs)
-        t = difference / (spread * math.sqrt(1 / len(ours) + 1 / len(theirs)))
-        found.append((difference, t, student_tails(t, freedom)))
-    passed = pass_together([p for _, _, p in found], level)
+        error = spread * math.sqrt(1 / len(ours) + 1 / len(theirs))
+        interval = (difference - reach * error, difference + reach * error)
+        t = difference / error
+        found.append((difference, *interval, t, 2 * student.sf(abs(t), freedom).item()))
+    passed = pass_together([one[-1] for one in found], level)
     return {
         name: Verdict(*one, told) for name, one, told in zip(against, found, passed, strict=True)
     }

@@ -9,13 +9,13 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.studies.worth"))
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from scipy.stats import ttest_1samp
 from torch import Tensor
 from tqdm import tqdm
 
@@ -28,7 +28,6 @@ from scripts.ch16_intervening import every_head, heads_silenced, reference_losse
 from scripts.corpora.load import load_corpus
 from scripts.engine.models import Trained, default_model, load_model
 from scripts.engine.settings import pick_device
-from scripts.studies.verdict import student_tails
 
 
 @dataclass
@@ -59,9 +58,8 @@ def head_means(model: Any, batches: Sequence[Batch]) -> dict[str, Tensor]:
 def paired(changed: Tensor, whole: Tensor, tokens: int) -> tuple[float, float]:
     """The mean change in nats a token, and Student's p over the sentences' changes (n,)."""
     change = (changed - whole).double()
-    error = change.std() / math.sqrt(len(change))
-    t = (change.mean() / error).item() if error else 0.0
-    return change.sum().item() / tokens, student_tails(t, len(change) - 1)
+    p = ttest_1samp(change, 0).pvalue if change.any() else 1.0
+    return change.sum().item() / tokens, float(p)
 
 
 def worth_by_likelihood(trained: Trained, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:

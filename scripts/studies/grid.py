@@ -1,0 +1,60 @@
+"""Loss by parameters and data (chapter 20): `python -m scripts.studies.grid`.
+
+Models of six widths learn from five shares of the training pairs, until validation no longer gains.
+The rate is swept at the grid's four corners, and interpolated between them. Runs that are on record
+aren't done again, so the hours may come in pieces.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.grid"))
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+from scripts.book.command import GOES_ON, Command
+from scripts.ch19_ablations import StudyRow
+from scripts.studies.rows import Wanted, data_of, one_run
+from scripts.studies.runner import Hours, Run, go_on
+from scripts.studies.table3 import BASE as TABLE3
+
+BASE = replace(TABLE3, dropout=0.0, name="grid")
+WIDTHS = (16, 24, 32, 48, 64, 96)
+EPOCHS = {1: 8, 2: 12, 4: 16, 8: 24, 16: 32}  # at most, by the share of the pairs: 1/1, 1/2, …
+ENDS = [(width, share) for width in (min(WIDTHS), max(WIDTHS)) for share in (1, max(EPOCHS))]
+
+
+def rate_at(width: int, share: int, corners: Mapping[tuple[int, int], float]) -> float:
+    """The peak rate, from those of the corners: linear in all three logarithms, to three digits."""
+    along = math.log(width / min(WIDTHS)) / math.log(max(WIDTHS) / min(WIDTHS))
+    across = math.log(share) / math.log(max(EPOCHS))
+    weights = [a * b for a in (1 - along, along) for b in (1 - across, across)]  # as in ENDS
+    rate = math.exp(sum(w * math.log(corners[end]) for w, end in zip(weights, ENDS, strict=True)))
+    return float(f"{rate:.3g}")
+
+
+def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+    """All that is wanted by now: the corners' sweeps, then the whole grid."""
+    plan = Wanted(runs)
+    corners = {end: plan.sweep(BASE.lr, d_model=end[0], share=end[1]) for end in ENDS}
+    if None not in corners.values():
+        for width, share in product(WIDTHS, EPOCHS):
+            plan.seeds(rate_at(width, share, corners), d_model=width, share=share)
+    return plan.wanted
+
+
+def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+    """One run of the grid, and how many target tokens its pairs have."""
+    share, size = wanted["share"], {"d_ff": 4 * wanted["d_model"]}
+    found = one_run(StudyRow("grid", size | {"epochs": EPOCHS[share]}), setting, wanted)
+    train = data_of(setting["corpus"], setting["vocab"], share).train
+    return found | {"tokens": sum(len(example.tgt) - 1 for example in train)}
+
+
+study = partial(go_on, module=__name__, name="grid", base=BASE, plan=wanted_runs, work=work)
+main = Command(__name__, Hours, study, "Train a grid of sizes and of data.", interrupted=GOES_ON)
