@@ -426,10 +426,11 @@ def stack_greedy(
     src_mask: Tensor | None,
     max_len: int,
     sees: Literal["causal", "prefix"] = "causal",
+    reading: type[AfterSource] = AfterSource,
 ) -> Tensor:
     """The likeliest token, again and again, behind src (B, S): ids (B, ≤ max_len), as `greedy_decode`."""
     with dropout_off(model), torch.no_grad():
-        decoding = AfterSource(model, src, sees)
+        decoding = reading(model, src, sees)
         return write_and_leave(decoding, src, max_len, lambda d, x: (d.logits(x).argmax(-1), None))[
             0
         ]

@@ -7,7 +7,7 @@ the chapters; which of them are trained, at which rate and with which seeds, by 
 import copy
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,7 +88,12 @@ def data_of(corpus: str, vocab: int, share: int = 1) -> TrainingData:
     return prepare(TrainConfig(corpus=corpus, vocab=vocab))
 
 
-def one_run(row: StudyRow, setting: Mapping[str, Any], wanted: Run) -> Run:
+def one_run(
+    row: StudyRow,
+    setting: Mapping[str, Any],
+    wanted: Run,
+    translate: Callable[[StudyRow, Trained, Sequence[str]], list[str]] = translations,
+) -> Run:
     """Train a row in a study's setting, with what is wanted; its losses in nats, and its BLEU.
 
     `loss` is the best of validation, and None where the run diverged. Runs of a sweep or of a share
@@ -109,7 +114,7 @@ def one_run(row: StudyRow, setting: Mapping[str, Any], wanted: Run) -> Run:
         found |= {"trained": [round(loss, 5) for loss in trained]}
         if wanted["seed"] != SWEEP and "share" not in wanted:
             sources, references = zip(*data.corpus["val"], strict=True)
-            texts = translations(row, Trained(model, data.tokenizer, config), sources)
+            texts = translate(row, Trained(model, data.tokenizer, config), sources)
             found["bleu"] = round(corpus_bleu(texts, references).score, 2)
     return found | {"seconds": round(time.perf_counter() - start)}
 

@@ -105,9 +105,16 @@ def once(
     return kept["score"]
 
 
-def stack_rows(model: OneStack, ids: Tensor, mask: Tensor, path: FastPath) -> tuple[Tensor, Layout]:
-    """`model(ids, mask)` by the fast path: a row for each real token, (N, D), and their layout."""
+def stack_rows(
+    model: OneStack, ids: Tensor, mask: Tensor, path: FastPath, places: Tensor | None = None
+) -> tuple[Tensor, Layout]:
+    """`model(ids, mask)` by the fast path: a row for each real token, (N, D), and their layout.
+
+    `places` (B, T) are the tokens' positions, if they aren't 0, 1, 2, … in each row.
+    """
     layout = Layout(ids != PAD, path.how.packed)
+    if places is not None:
+        layout.positions = layout.rows(places)
     x = path.embed(model.embed, ids, layout)  # (N, D)
     bias = torch.zeros(mask.shape, dtype=x.dtype, device=x.device)
     bias = bias.masked_fill_(~mask, -math.inf).unsqueeze(1)  # (B|1, 1, T|1, T)
@@ -119,11 +126,11 @@ def stack_rows(model: OneStack, ids: Tensor, mask: Tensor, path: FastPath) -> tu
 
 
 def fast_stack_loss(
-    model: OneStack, batch: Asked, criterion: LabelSmoothing
+    model: OneStack, batch: Asked, criterion: LabelSmoothing, places: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`stack_loss` by the fast path: the same two sums, the same gradients."""
     path = FastPath(switches_for(batch.ids.device))
-    x, layout = stack_rows(model, batch.ids, batch.mask, path)
+    x, layout = stack_rows(model, batch.ids, batch.mask, path, places)
     labels = layout.rows(batch.labels)
     asked = labels != PAD
     return path.rows_loss(model.generator, x[asked], labels[asked], criterion)

@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scipy.stats import t as student
-
 
 def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
     """The standard deviation within rows, and its degrees of freedom.
@@ -52,6 +50,8 @@ def verdicts(
     One spread serves all rows, so a row of one run can be judged as well. Raises ValueError where
     no row was run twice.
     """
+    from scipy.stats import t as student  # only here: the bare machine with a GPU lacks it
+
     spread, freedom = pooled_spread(list(rows.values()))
     reach, found = student.isf(level / 2, freedom), []
     for name, other in against.items():

@@ -1,0 +1,124 @@
+"""Two stacks that translate, and one (chapter 18): `python -m scripts.studies.stacks`.
+
+Each has a rate of its own; all learn from the same batches, and write greedily. Where d_ff = 2·D an
+encoder layer has 8·D² weights and a decoder layer 12·D²: 2 + 2 layers weigh as much as 5 of one
+stack. Runs that are on record aren't done again, so the hours may come in pieces.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.stacks"))
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from scripts.book.command import GOES_ON, Command
+from scripts.ch06_training import BOS, PAD, Batch, LabelSmoothing
+from scripts.ch07_multi30k import Example, source_ids
+from scripts.ch08_decoding import decode_rows
+from scripts.ch17_small_gpt import OneStack, make_stack
+from scripts.ch18_one_stack import AfterSource, asked_pairs, stack_greedy
+from scripts.ch19_ablations import StudyRow
+from scripts.engine.models import Trained
+from scripts.engine.searching import cached_greedy
+from scripts.engine.settings import TrainConfig
+from scripts.studies.rows import Wanted, one_run
+from scripts.studies.runner import Hours, Run, go_on
+from scripts.studies.table3 import BASE as TABLE3
+from scripts.studies.variants import fast_stack_loss
+
+BASE = replace(TABLE3, d_ff=2 * TABLE3.d_model, dropout=0.0, name="stacks")
+LAYERS = 5  # of one stack
+
+
+def pairs_of(batch: Batch) -> list[Example]:
+    """The pairs of a padded batch, as lists of ids."""
+    targets = torch.cat((batch.tgt[:, :1], batch.tgt_y), dim=1)  # (B, T+1)
+    sides = ([row[row != PAD].tolist() for row in side] for side in (batch.src, targets))
+    return [Example(src, tgt) for src, tgt in zip(*sides, strict=True)]
+
+
+def restarted(ids: Tensor) -> Tensor:
+    """The place of each of ids (B, T) in its own sentence: the target's begin at 0 again."""
+    places = torch.arange(ids.size(1), device=ids.device).expand_as(ids)  # (B, T)
+    start = (ids == BOS).int().argmax(1, keepdim=True)  # (B, 1): bos begins a target, and only it
+    return torch.where(places < start, places, places - start)
+
+
+class Restarted(AfterSource):
+    """Targets whose positions begin at 0, and not behind their sources."""
+
+    def __init__(self, model: OneStack, src: Tensor, sees: Literal["causal", "prefix"]):
+        super().__init__(model, src, sees)
+        self.lengths = torch.zeros_like(self.lengths)
+
+
+@dataclass(frozen=True)
+class StackRow(StudyRow):
+    """One stack: what its source sees, and whether the target's positions begin anew."""
+
+    sees: Literal["causal", "prefix"] = "causal"
+    anew: bool = False
+
+    def build(self, config: TrainConfig, vocab: int) -> OneStack:
+        """The row's model over `vocab` pieces, tables tied, from the global seed."""
+        sizes = (LAYERS, config.d_model, config.d_ff, config.heads, config.dropout)
+        return make_stack(vocab, *sizes, norm_first=config.norm_first)
+
+    def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
+        """Chapter 18's question about chapter 6's batch, by the fast path."""
+
+        def loss(model: OneStack, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
+            asked = asked_pairs(pairs_of(batch), self.sees).to(batch.src.device)
+            places = restarted(asked.ids) if self.anew else None
+            return fast_stack_loss(model, asked, criterion, places)
+
+        return loss
+
+    @property
+    def search(self) -> Callable[..., Tensor]:
+        """Its greedy decoding: (model, src, src_mask, max_len) to ids."""
+        return partial(
+            stack_greedy, sees=self.sees, reading=Restarted if self.anew else AfterSource
+        )
+
+
+TWO = "encoder-decoder"
+ROWS = {
+    TWO: StudyRow("stacks"),
+    "causal": StackRow("stacks"),
+    "prefix": StackRow("stacks", sees="prefix"),
+    "causal, positions anew": StackRow("stacks", anew=True),
+    "prefix, positions anew": StackRow("stacks", sees="prefix", anew=True),
+}
+
+
+def greedy(row: StudyRow, trained: Trained, sources: Sequence[str]) -> list[str]:
+    """Greedy translations by what suits the row."""
+    rows = [source_ids(source, trained.tokenizer) for source in sources]
+    return decode_rows(trained, rows, getattr(row, "search", cached_greedy))
+
+
+def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+    """All that is wanted by now: each row's sweep, then its seeds."""
+    plan = Wanted(runs)
+    for row in ROWS:
+        plan.seeds(plan.sweep(BASE.lr, row=row), row=row)
+    return plan.wanted
+
+
+def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+    """One run of the study."""
+    return one_run(ROWS[wanted["row"]], setting, wanted, greedy)
+
+
+study = partial(go_on, module=__name__, name="stacks", base=BASE, plan=wanted_runs, work=work)
+main = Command(
+    __name__, Hours, study, "Train translators of two stacks and of one.", interrupted=GOES_ON
+)

@@ -1,0 +1,91 @@
+"""The study of two stacks and of one: the same batches, as many weights, new positions."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from scripts.book.instruments import scramble
+from scripts.ch06_training import BOS, EOS, LabelSmoothing
+from scripts.ch07_multi30k import Example, make_batch
+from scripts.ch17_small_gpt import stack_loss
+from scripts.ch18_one_stack import AfterSource, asked_pairs
+from scripts.studies import stacks
+from scripts.studies.rows import SEEDS, SWEEP
+from scripts.studies.runner import these
+
+PAIRS = [
+    Example([5, 6, 7, EOS], [BOS, 8, 9, EOS]),
+    Example([9, EOS], [BOS, 5, 6, 7, 8, EOS]),
+    Example([8, 7, 6, 5, 9, 9, EOS], [BOS, 6, EOS]),
+]
+
+
+def fresh(name, **more):
+    """A row's small model, shaken, in double precision."""
+    torch.manual_seed(0)
+    row, config = stacks.ROWS[name], replace(stacks.BASE, d_model=16, d_ff=32, heads=2, **more)
+    model = row.build(config, 12).double().eval()
+    scramble(model)
+    return row, config, model
+
+
+def test_a_batch_gives_its_pairs_back():
+    assert stacks.pairs_of(make_batch(PAIRS)) == PAIRS
+
+
+def test_two_stacks_and_one_weigh_the_same_but_for_norms():
+    sizes = {}
+    for name in stacks.ROWS:
+        model = stacks.ROWS[name].build(stacks.BASE, stacks.BASE.vocab)
+        sizes[name] = sum(p.numel() for p in model.parameters())
+    one = {size for name, size in sizes.items() if name != stacks.TWO}
+    assert one == {sizes[stacks.TWO] - 3 * stacks.BASE.d_model}
+
+
+def test_places_begin_anew_with_each_target():
+    ids = torch.tensor([[5, 6, EOS, BOS, 8, 9], [9, EOS, BOS, 5, 6, 7]])
+    assert stacks.restarted(ids).tolist() == [[0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("sees", ["causal", "prefix"])
+def test_the_loss_is_chapter_18s_and_without_new_positions_the_textbooks(sees):
+    row, config, model = fresh(sees)
+    found = row.loss_of(config)(model, make_batch(PAIRS), LabelSmoothing(0.1))
+    torch.testing.assert_close(
+        found, stack_loss(model, asked_pairs(PAIRS, sees), LabelSmoothing(0.1))
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in stacks.ROWS if name != stacks.TWO])
+def test_training_and_decoding_see_the_same_positions(name):
+    """The loss of a text is that of its steps, taken with the cache that the search uses."""
+    row, config, model = fresh(name)
+    for pair in PAIRS:
+        _, nll = row.loss_of(config)(model, make_batch([pair]), LabelSmoothing(0.0))
+        reading = row.search.keywords["reading"](model, torch.tensor([pair.src]), row.sees)
+        steps = 0.0
+        for token, following in zip(pair.tgt, pair.tgt[1:], strict=False):
+            logits = reading.logits(reading.step(torch.tensor([[token]])))
+            steps -= logits.log_softmax(-1)[0, following]
+        torch.testing.assert_close(nll, steps)
+    assert (row.search.keywords["reading"] is AfterSource) == ("anew" not in name)
+
+
+def test_each_row_has_its_sweep_and_its_seeds():
+    runs = []
+    while missing := [one for one in stacks.wanted_runs(runs) if not these(runs, **one)]:
+        runs += [one | {"loss": abs(one["lr"] - stacks.BASE.lr)} for one in missing]
+    for name in stacks.ROWS:
+        rates = {run["lr"] for run in these(runs, row=name, seed=SWEEP)}
+        assert rates == {stacks.BASE.lr / 2, stacks.BASE.lr, 2 * stacks.BASE.lr}
+        counted = [run for run in these(runs, row=name) if run["seed"] != SWEEP]
+        assert {(run["lr"], run["seed"]) for run in counted} == {(stacks.BASE.lr, s) for s in SEEDS}
+
+
+@pytest.mark.parametrize("name", [stacks.TWO, "prefix, positions anew"])
+def test_a_run_learns_and_translates(name):
+    config = replace(stacks.BASE, corpus="sample", vocab=300, d_model=16, d_ff=32, layers=1)
+    setting = asdict(replace(config, epochs=2, heads=2, warmup=4, max_tokens=4096))
+    found = stacks.work(setting, {"row": name, "lr": 0.004, "seed": 1})
+    assert found["losses"][0] > found["losses"][1] and 0 <= found["bleu"] < 100
