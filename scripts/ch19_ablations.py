@@ -52,7 +52,6 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
-from scipy.stats import t as student
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -69,7 +68,7 @@ from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss
 from scripts.engine.fast import fast_loss, switches_for
 from scripts.engine.losses import loss_function_of
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, pick_device
-from scripts.studies.verdict import pooled_spread, verdicts
+from scripts.studies.verdict import pooled_spread, t_exceeded, verdicts
 
 # %%
 torch.set_default_dtype(torch.float64)  # "equal" can be checked to many digits
@@ -595,10 +594,7 @@ assert 4 < gain < 5 and -0.26 < told["no dropout"] < -0.24 and told["dropout 0.2
 
 # %%
 error = spread * math.sqrt(1 / 2 + 1 / 3)
-needed = [
-    student.isf(0.05 / rows / 2, freedom)
-    for rows in (len(judgement), 1)  # half for each tail
-]
+needed = [t_exceeded(0.05 / rows, freedom) for rows in (len(judgement), 1)]
 first, single = (t * error for t in needed)
 print(f"to pass first of {len(judgement)}: {first:.3f} nats; alone: {single:.3f}")
 print(f"the base's seeds: {max(by_row[THE_BASE]) - min(by_row[THE_BASE]):.3f} nats apart")

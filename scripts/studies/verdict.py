@@ -2,7 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
+
+with suppress(ModuleNotFoundError):  # a bare machine with a GPU trains; it doesn't judge
+    from scipy.special import stdtr, stdtrit  # Student's distribution, and its inverse
 
 
 def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -15,6 +19,11 @@ def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
         raise ValueError("no row was run twice: nothing is known of the spread between seeds")
     squares = sum((x - sum(row) / len(row)) ** 2 for row in rows for x in row)
     return math.sqrt(squares / freedom), freedom
+
+
+def t_exceeded(p: float, freedom: int) -> float:
+    """The |t| that chance alone exceeds with probability p: Student's two tails."""
+    return -stdtrit(freedom, p / 2).item()
 
 
 def pass_together(p: Sequence[float], level: float = 0.05) -> list[bool]:
@@ -50,17 +59,15 @@ def verdicts(
     One spread serves all rows, so a row of one run can be judged as well. Raises ValueError where
     no row was run twice.
     """
-    from scipy.stats import t as student  # only here: the bare machine with a GPU lacks it
-
     spread, freedom = pooled_spread(list(rows.values()))
-    reach, found = student.isf(level / 2, freedom), []
+    reach, found = t_exceeded(level, freedom), []
     for name, other in against.items():
         ours, theirs = rows[name], rows[other]
         difference = sum(ours) / len(ours) - sum(theirs) / len(theirs)
         error = spread * math.sqrt(1 / len(ours) + 1 / len(theirs))
         interval = (difference - reach * error, difference + reach * error)
         t = difference / error
-        found.append((difference, *interval, t, 2 * student.sf(abs(t), freedom).item()))
+        found.append((difference, *interval, t, 2 * stdtr(freedom, -abs(t)).item()))
     passed = pass_together([one[-1] for one in found], level)
     return {
         name: Verdict(*one, told) for name, one, told in zip(against, found, passed, strict=True)
