@@ -181,19 +181,14 @@ def scores(trained: Trained, ways: Mapping[str, Way], corpus: Mapping[str, list]
 
 
 KINDS = {
-    "products": ("*_linear_pointwise*", "*addmm*", "aten::mm*", "aten::linear*"),
-    "8-bit products": ("*_int_mm*",),
-    "rounding and scaling": ("kernels::round_rows", "kernels::scale_sums"),
-    "attention": ("kernels::attend", "*bmm*", "*softmax*", "*scaled_dot_product*"),
-    "best tokens": (
-        *("kernels::best_of_rows", "*topk*", "*amax*", "aten::max*", "*nonzero*", "*vecdot*"),
-        "*scatter_reduce*",
-    ),
-    "copies": (
-        *("*copy_*", "*index*", "*cat*", "*gather*", "*clone*", "*embedding*", "*fill_*"),
-        "*scatter_add*",
-    ),
-    "LayerNorm": ("*layer_norm*",),
+    "products": "*_linear_pointwise* *addmm* aten::mm* aten::linear*",
+    "8-bit products": "*_int_mm*",
+    "rounding and scaling": "kernels::round_rows kernels::scale_sums",
+    "attention": "kernels::attend *bmm* *softmax* *scaled_dot_product*",
+    "best tokens": "kernels::best_of_rows *topk* *amax* aten::max* *nonzero* *vecdot* "
+    "*scatter_reduce*",
+    "copies": "*copy_* *index* *cat* *gather* *clone* *embedding* *fill_* *scatter_add*",
+    "LayerNorm": "*layer_norm*",
 }
 
 

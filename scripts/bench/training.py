@@ -347,7 +347,7 @@ def bench_base(options: BenchOptions) -> dict[str, Any]:
     return record | {"account": step_account(ours, batches_to_time("buckets", options))}
 
 
-OPERATIONS = {  # by kind: patterns of PyTorch's names for them
+KINDS = {  # of operations: patterns of PyTorch's names for them
     "matrix products": "aten::mm aten::addmm aten::addmm_ mkldnn::_linear_pointwise",
     "attention's products": "aten::bmm aten::baddbmm",
     "softmax, attention's and the loss's": "aten::*softmax* aten::amax aten::*logsumexp* aten::exp",
@@ -358,7 +358,6 @@ OPERATIONS = {  # by kind: patterns of PyTorch's names for them
     "Adam and clipping": "aten::*adam* aten::*addcdiv* aten::*lerp* aten::*norm* aten::*foreach*",
     "sums, relu, dropout's products": "aten::* mkldnn::*",
 }
-KINDS = {kind: patterns.split() for kind, patterns in OPERATIONS.items()}
 
 
 def step_account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:
