@@ -14,8 +14,7 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,7 +69,7 @@ def ours(
 class CTranslate2:
     """CTranslate2 on the same weights: each of `threads` workers computes batches alone."""
 
-    def __init__(self, trained: Trained, folder: Path, compute_type: str, threads: int):
+    def __init__(self, trained: Trained, folder: str | Path, compute_type: str, threads: int):
         from ctranslate2 import Translator
 
         how = {"inter_threads": threads, "intra_threads": 1, "compute_type": compute_type}
@@ -91,14 +90,13 @@ class CTranslate2:
         )
         return [[self.processor.piece_to_id(p) for p in one.hypotheses[0]] for one in found]
 
-    def tuned(self, rows: Sequence[Sequence[int]]) -> "CTranslate2":
-        """Itself, with the batches that are fastest for `rows`."""
+    def tune(self, rows: Sequence[Sequence[int]]) -> None:
+        """From now on, take the batches that are fastest for `rows`."""
         for beam in BEAMS:
             seconds = {}
             for self.batch[beam] in BATCHES:
                 seconds[self.batch[beam]] = min(taken(partial(self, rows, beam)) for _ in range(2))
             self.batch[beam] = min(seconds, key=seconds.get)
-        return self
 
 
 def taken(work: Callable[[], Any]) -> float:
@@ -129,7 +127,6 @@ def race(
     for (name, beam), times in seconds.items():
         ids = written[name, beam]
         texts = [trained.tokenizer.decode(list(row)) for row in ids]
-        same = equal_texts(ids, written["ours, float32", beam])
         reports.append(
             {
                 "program": name,
@@ -138,7 +135,7 @@ def race(
                 "sentences_per_second": round(len(rows) / statistics.median(times[1:]), 2),
                 "seconds": [round(t, 4) for t in times[1:]],
                 "bleu": round(corpus_bleu(texts, references).score, 2),
-                "same_as_ours": same,
+                "same_as_ours": equal_texts(ids, written["ours, float32", beam]),
             }
         )
     return reports
@@ -199,32 +196,17 @@ class Watched:
         self.library = library
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        def function(*given: Any) -> None:
-            with record_function(f"kernels::{name}"):
-                getattr(self.library, name)(*given)
-
-        return function
-
-
-@contextmanager
-def watched_kernels() -> Iterator[None]:
-    """Inside the block the profiler sees the compiled functions, if there are any."""
-    found = kernels.library()
-    with patch.object(kernels, "library", lambda: found and Watched(found)):
-        yield
+        return record_function(f"kernels::{name}")(getattr(self.library, name))
 
 
 def decoding_account(run: Callable[[], object]) -> dict[str, float]:
-    """Seconds of `run()` on one thread by kind of operation."""
-    threads = torch.get_num_threads()
+    """Seconds of `run()` by kind of operation, on one thread (and PyTorch stays at one)."""
     torch.set_num_threads(1)
-    try:
-        with watched_kernels():
-            account(run, KINDS, "")  # the profiler's own first time takes seconds
-            found = account(run, KINDS, "Python and the rest")
-        return {kind: round(seconds, 4) for kind, seconds in found.items()}
-    finally:
-        torch.set_num_threads(threads)
+    library = kernels.library()  # None where there is no compiler
+    with patch.object(kernels, "library", lambda: library and Watched(library)):
+        account(run, KINDS, "")  # the profiler's own first time takes seconds
+        found = account(run, KINDS, "Python and the rest")
+    return {kind: round(seconds, 4) for kind, seconds in found.items()}
 
 
 @dataclass
@@ -252,21 +234,17 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
     rows, references = zip(*sorted(pairs, key=lambda pair: -len(pair[0])), strict=True)
     own = {f"ours, {kind}": partial(ours, trained, kind) for kind in precisions(trained)}
     threads = torch.get_num_threads()
+    exact = {EXACT: partial(ours, trained, "float32", exact=True)}
+    plain = {"textbook": partial(textbook, trained)}
+    given = (trained, options.rounds, threads)
     with tempfile.TemporaryDirectory() as folder:
         export_ctranslate2(trained, Path(folder))
-        rivals = {
-            f"CTranslate2, {kind}": CTranslate2(trained, Path(folder), kind, threads).tuned(
-                [row for row, _ in few]
-            )
-            for kind in ("float32", "int8")
-        }
-        single = {
-            f"CTranslate2, {kind}": CTranslate2(trained, Path(folder), kind, 1)
-            for kind in ("float32", "int8")
-        }
-        exact = {EXACT: partial(ours, trained, "float32", exact=True)}
-        plain = {"textbook": partial(textbook, trained)}
-        given = (trained, options.rounds, threads)
+        rivals, single = (
+            {f"CTranslate2, {k}": CTranslate2(trained, folder, k, n) for k in ("float32", "int8")}
+            for n in (threads, 1)
+        )
+        for rival in rivals.values():
+            rival.tune([row for row, _ in few])
         reports = race(own | rivals | exact, rows, references, *given)
         reports += race(own | rivals, *zip(*few, strict=True), *given)
         # The textbook takes minutes: one round, on fewer sentences.
