@@ -56,7 +56,7 @@ def bring(items: Sequence[Item], settings: Settings, out: str) -> None:
         return
     best = best_model(here, settings)
     told = {"tiny": settings.tiny, "device": settings.device.type, "model": best}
-    model = [settings.folder(best) / name for name in MODEL] if best else []
+    model = [settings.folder(best) / name for name in MODEL if best]
     bundle(Path(out), told | {"records": records}, Log(settings).text(), model)
 
 
@@ -77,9 +77,7 @@ class GpuOptions:
     collect: str = ""
     """Only put in place what --out wrote into this folder."""
     tiny: bool = False
-    """Not shown: `flags` says it."""
     list: bool = False
-    """Not shown: `flags` says it."""
 
     def __post_init__(self):
         if not self.minutes > 0:
