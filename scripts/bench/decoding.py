@@ -232,7 +232,8 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
     pairs = [(source_ids(g, trained.tokenizer), e) for g, e in corpus[split][: options.sentences]]
     few = sorted(pairs[: min(300, len(pairs) // 2)], key=lambda pair: -len(pair[0]))
     rows, references = zip(*sorted(pairs, key=lambda pair: -len(pair[0])), strict=True)
-    own = {f"ours, {kind}": partial(ours, trained, kind) for kind in precisions(trained)}
+    kinds = dict.fromkeys(("float32", DecodeOptions(precision="auto").precision_on(trained.device)))
+    own = {f"ours, {kind}": partial(ours, trained, kind) for kind in kinds}
     threads = torch.get_num_threads()
     exact = {EXACT: partial(ours, trained, "float32", exact=True)}
     plain = {"textbook": partial(textbook, trained)}
@@ -264,12 +265,6 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
             for name, way in own.items()
         },
     }
-
-
-def precisions(trained: Trained) -> list[str]:
-    """float32, and what else this machine has fast products for."""
-    fastest = DecodeOptions(precision="auto").precision_on(trained.device)
-    return list(dict.fromkeys(["float32", fastest]))
 
 
 def run_bench(options: SpeedTestOptions) -> None:

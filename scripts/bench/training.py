@@ -133,10 +133,9 @@ def batch_as(kind: str, examples: Sequence[Example]) -> Batch:
     """The examples as one batch: padded to the longest of them, or to `FIXED_WIDTH` if "fixed"."""
     if kind != "fixed":
         return make_batch(examples)
-    sides = ([e.src for e in examples], [e.tgt for e in examples])
-    # The target is one longer: its input and its labels are both FIXED_WIDTH wide.
-    filler = ([PAD] * FIXED_WIDTH, [PAD] * (FIXED_WIDTH + 1))
-    return Batch(*(pad_rows([*side, more])[:-1] for side, more in zip(sides, filler, strict=True)))
+    # The last row only makes it wide. Its target is longer by one, for the input and the labels.
+    rows = [*examples, Example([PAD] * FIXED_WIDTH, [PAD] * (FIXED_WIDTH + 1))]
+    return Batch(pad_rows([e.src for e in rows])[:-1], pad_rows([e.tgt for e in rows])[:-1])
 
 
 def lengths_of(examples: Iterable[Example]) -> list[tuple[int, int]]:
