@@ -102,9 +102,8 @@ def collect(folder: Path, names: Sequence[str]) -> str:
     if not {"tiny", "device", "model", "records"} <= set(told):
         raise ValueError(f"{folder / 'records.json'} is none of the agenda's")
     settings = Settings(torch.device(told["device"]), told["tiny"])
-    for name in names:
-        if f"gpu-{name}" in told["records"]:
-            save_record(f"gpu-{name}", told["records"][f"gpu-{name}"], settings.records)
+    for name in {f"gpu-{name}" for name in names} & told["records"].keys():
+        save_record(name, told["records"][name], settings.records)
     sum_up(settings)
     if told["model"] in names:
         home = settings.folder(told["model"])
