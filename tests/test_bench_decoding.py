@@ -74,7 +74,7 @@ def test_turns_are_taken_and_the_median_counts(trained, monkeypatch):
         return run
 
     ways = {name: way(name) for name in costs}
-    reports = decoding.race(ways, [[4, EOS]] * 6, ["a"] * 6, trained, rounds=3, threads=1)
+    reports = decoding.race(ways, [([4, EOS], "a")] * 6, trained, rounds=3, threads=1)
     assert clock[:4] == [(name, beam) for beam in (1, 4) for name in costs] and len(clock) == 16
     frame = speed_frame({"reports": reports, "sentences": 6}).set_index(["program", "beam"])
     assert frame.loc[("ours, float32", 1), "sentences_per_second"] == 3.0

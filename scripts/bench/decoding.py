@@ -81,14 +81,9 @@ class CTranslate2:
     def __call__(self, rows: Sequence[Sequence[int]], beam: int) -> list[Sequence[int]]:
         """Its translations, from ids to ids."""
         pieces = [[self.processor.id_to_piece(i) for i in row[:-1]] for row in rows]  # it adds </s>
-        found = self.translator.translate_batch(
-            pieces,
-            beam_size=beam,
-            length_penalty=0.6,
-            max_decoding_length=MAX_LEN,
-            min_decoding_length=0,
-            max_batch_size=self.batch[beam],
-        )
+        how = {"beam_size": beam, "length_penalty": 0.6, "max_batch_size": self.batch[beam]}
+        lengths = {"min_decoding_length": 0, "max_decoding_length": MAX_LEN}
+        found = self.translator.translate_batch(pieces, **how, **lengths)
         return [[self.processor.piece_to_id(p) for p in one.hypotheses[0]] for one in found]
 
     def tune(self, rows: Sequence[Sequence[int]]) -> None:
@@ -108,14 +103,10 @@ def taken(work: Callable[[], Any]) -> float:
 
 
 def race(
-    ways: Mapping[str, Way],
-    rows: Sequence[Sequence[int]],
-    references: Sequence[str],
-    trained: Trained,
-    rounds: int,
-    threads: int,
+    ways: Mapping[str, Way], pairs: Sequence[tuple], trained: Trained, rounds: int, threads: int
 ) -> list[dict[str, Any]]:
-    """Each way with each beam, in turns: seconds of each round, BLEU, and texts as in ours."""
+    """Ways and beams in turns, on (ids, reference): each round's seconds, BLEU, texts as in ours."""
+    rows, references = zip(*pairs, strict=True)
     seconds: dict[tuple[str, int], list[float]] = {}
     written: dict[tuple[str, int], list] = {}
     jobs = [(name, beam) for beam in BEAMS for name in ways if (name, beam) != (EXACT, 1)]
@@ -224,7 +215,7 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
     split = held_out_splits(corpus)[0]
     pairs = [(source_ids(g, trained.tokenizer), e) for g, e in corpus[split][: options.sentences]]
     few = sorted(pairs[: min(300, len(pairs) // 2)], key=lambda pair: -len(pair[0]))
-    rows, references = zip(*sorted(pairs, key=lambda pair: -len(pair[0])), strict=True)
+    whole = sorted(pairs, key=lambda pair: -len(pair[0]))
     kinds = dict.fromkeys(("float32", DecodeOptions(precision="auto").precision_on(trained.device)))
     own = {f"ours, {kind}": partial(ours, trained, kind) for kind in kinds}
     threads = torch.get_num_threads()
@@ -239,12 +230,13 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
         )
         for rival in rivals.values():
             rival.tune([row for row, _ in few])
-        reports = race(own | rivals | exact, rows, references, *given)
-        reports += race(own | rivals, *zip(*few, strict=True), *given)
+        reports = race(own | rivals | exact, whole, *given)
+        reports += race(own | rivals, few, *given)
         # The textbook takes minutes: one round, on fewer sentences.
-        reports += race(own | plain, *zip(*few[::3], strict=True), trained, 1, threads)
+        reports += race(own | plain, few[::3], trained, 1, threads)
         latency = one_at_a_time(own | single, [row for row, _ in pairs[::5]])
     torch.set_num_threads(threads)
+    rows = [row for row, _ in whole]
     return {
         "corpus": trained.config.corpus,
         "split": split,
