@@ -45,9 +45,8 @@ class Settings:
     @property
     def root(self) -> Path:
         """The folder that holds the items' folders."""
-        if self.tiny:
-            return runs_folder() / "gpu-tiny"
-        return runs_folder() / "gpu-cpu" if self.device.type == "cpu" else runs_folder()
+        on_a_cpu = "gpu-cpu" if self.device.type == "cpu" else ""
+        return runs_folder() / ("gpu-tiny" if self.tiny else on_a_cpu)
 
     @property
     def records(self) -> Path:
