@@ -1,8 +1,7 @@
 """All that is owed on a GPU, as one command: `python -m scripts.gpu --minutes 9`.
 
-It does what has no record yet, in order of worth, within the minutes it is given. Each item writes
-its record as soon as it has it; the same command goes on where this one ended. `--list` says what
-is owed. `--device cpu --tiny` tries all of it in two minutes, without a GPU.
+It does what has no record yet, in order of worth, within the minutes it is given; the same command
+goes on from there. `--list` says what is owed. `--device cpu --tiny` tries it without a GPU.
 
 For a machine without a network, `--pack build/gpu` writes what that one lacks. There, in the
 repository's folder, `build/gpu/start --minutes 9 --out FOLDER` does the work; `--collect FOLDER` at
