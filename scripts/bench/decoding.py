@@ -105,7 +105,7 @@ def taken(work: Callable[[], Any]) -> float:
 def race(
     ways: Mapping[str, Way], pairs: Sequence[tuple], trained: Trained, rounds: int, threads: int
 ) -> list[dict[str, Any]]:
-    """Ways and beams in turns, on (ids, reference): each round's seconds, BLEU, texts as in ours."""
+    """Ways and beams in turns on (ids, reference): seconds of a round, BLEU, texts as in ours."""
     rows, references = zip(*pairs, strict=True)
     seconds: dict[tuple[str, int], list[float]] = {}
     written: dict[tuple[str, int], list] = {}
