@@ -1,8 +1,7 @@
 """All that is owed on a GPU, as one command: `python -m scripts.gpu --minutes 9`.
 
-It does what has no record yet, in order of worth, within the minutes it is given. Each item writes
-its record as soon as it has it; the same command goes on where this one ended. `--list` says what
-is owed. `--device cpu --tiny` tries all of it in two minutes, without a GPU.
+It does what has no record yet, in order of worth, within the minutes it is given; the same command
+goes on from there. `--list` says what is owed. `--device cpu --tiny` tries it without a GPU.
 
 For a machine without a network, `--pack build/gpu` writes what that one lacks. There, in the
 repository's folder, `build/gpu/start --minutes 9 --out FOLDER` does the work; `--collect FOLDER` at
@@ -56,7 +55,7 @@ def bring(items: Sequence[Item], settings: Settings, out: str) -> None:
         return
     best = best_model(here, settings)
     told = {"tiny": settings.tiny, "device": settings.device.type, "model": best}
-    model = [settings.folder(best) / name for name in MODEL] if best else []
+    model = [settings.folder(best) / name for name in MODEL if best]
     bundle(Path(out), told | {"records": records}, Log(settings).text(), model)
 
 
@@ -77,9 +76,7 @@ class GpuOptions:
     collect: str = ""
     """Only put in place what --out wrote into this folder."""
     tiny: bool = False
-    """Not shown: `flags` says it."""
     list: bool = False
-    """Not shown: `flags` says it."""
 
     def __post_init__(self):
         if not self.minutes > 0:

@@ -1,5 +1,6 @@
 """Chapter 13's race: the programs do the same work, and the figures are what they say."""
 
+import ctypes
 import importlib.util
 import itertools
 import json
@@ -55,7 +56,8 @@ def test_a_rival_gets_the_batches_that_are_fastest_for_it(trained, rows, tmp_pat
     monkeypatch.setattr(
         decoding, "taken", lambda work: abs(rival.batch[work.args[1]] - wanted[work.args[1]])
     )
-    assert rival.tuned(rows).batch == wanted
+    rival.tune(rows)
+    assert rival.batch == wanted
 
 
 def test_turns_are_taken_and_the_median_counts(trained, monkeypatch):
@@ -72,7 +74,7 @@ def test_turns_are_taken_and_the_median_counts(trained, monkeypatch):
         return run
 
     ways = {name: way(name) for name in costs}
-    reports = decoding.race(ways, [[4, EOS]] * 6, ["a"] * 6, trained, rounds=3, threads=1)
+    reports = decoding.race(ways, [([4, EOS], "a")] * 6, trained, rounds=3, threads=1)
     assert clock[:4] == [(name, beam) for beam in (1, 4) for name in costs] and len(clock) == 16
     frame = speed_frame({"reports": reports, "sentences": 6}).set_index(["program", "beam"])
     assert frame.loc[("ours, float32", 1), "sentences_per_second"] == 3.0
@@ -94,7 +96,7 @@ def test_the_account_sees_the_compiled_functions(trained, rows):
     assert min(spent[kind] for kind in ("8-bit products", "best tokens", "copies")) > 0
     if kernels.library() is not None:
         assert spent["attention"] > 0 and spent["rounding and scaling"] > 0
-        assert not hasattr(kernels.library(), "library")  # unwrapped again
+        assert isinstance(kernels.library(), ctypes.CDLL)  # unwrapped again
 
 
 def test_the_chart_comes_from_a_record():

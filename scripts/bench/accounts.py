@@ -1,24 +1,22 @@
 """Where the time of some work goes: PyTorch's profiler, its operations booked by kind.
 
-Kinds are chosen by the caller, as patterns of operations' names. What the profiler doesn't see is
-Python, or code of ours that is no operation.
+The caller chooses the kinds. What the profiler doesn't see is Python, or code of ours that is no
+operation.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
-Kinds = Mapping[str, Sequence[str]]  # patterns of operations' names; the first that fits counts
+Kinds = Mapping[str, str]  # each with patterns of operations' names; the first that fits counts
 
 
 def kind_of(operation: str, kinds: Kinds) -> str | None:
     """The kind under which an operation is booked; None where no pattern fits."""
-    fits = (
-        kind
-        for kind, patterns in kinds.items()
-        if any(fnmatchcase(operation, pattern) for pattern in patterns)
-    )
-    return next(fits, None)
+    for kind, patterns in kinds.items():
+        if any(fnmatchcase(operation, pattern) for pattern in patterns.split()):
+            return kind
+    return None
 
 
 def account(work: Callable[[], object], kinds: Kinds, rest: str) -> dict[str, float]:

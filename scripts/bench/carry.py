@@ -23,25 +23,10 @@ from scripts.studies.items import sum_up
 
 # What the agenda, and pytest for it, import beside PyTorch and NumPy; a test blocks all else.
 WHEELS = (
-    "sentencepiece",
-    "safetensors",
-    "sacrebleu",
-    "regex",
-    "portalocker",
-    "tabulate",
-    "colorama",
-    "lxml",
-    "jsonargparse",
-    "docstring-parser",
-    "PyYAML",
-    "tqdm",
-    "pytest",
-    "pluggy",
-    "iniconfig",
-    "packaging",
-    "Pygments",
+    *("sentencepiece", "safetensors", "sacrebleu", "regex", "portalocker", "tabulate", "colorama"),
+    *("lxml", "jsonargparse", "docstring-parser", "PyYAML", "tqdm"),
+    *("pytest", "pluggy", "iniconfig", "packaging", "Pygments"),
 )
-PYTHON = "3.12"  # of the bare machine
 LINUXES = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
 MODEL = ("model.safetensors", "tokenizer.model", "config.json")
 LARGEST = 16 * 2**20  # bytes of a file that may come back
@@ -70,11 +55,10 @@ exec python3 -m scripts.gpu "$@"
 
 def download(folder: Path) -> None:
     """Fetch the wheels, in the versions installed here. Raises ValueError where pip can't."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary=:all:", "--python-version", PYTHON]
-    command += ["--implementation", "cp"]
-    for linux in LINUXES:
-        command += ["--platform", f"{linux}_x86_64"]
+    how = "--quiet --disable-pip-version-check --no-deps --only-binary=:all:"
+    machine = "--python-version 3.12 --implementation cp"  # the bare one's
+    machine += "".join(f" --platform {linux}_x86_64" for linux in LINUXES)
+    command = [sys.executable, "-m", "pip", "download", *how.split(), *machine.split()]
     command += ["--dest", str(folder), *(f"{name}=={version(name)}" for name in WHEELS)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -118,9 +102,8 @@ def collect(folder: Path, names: Sequence[str]) -> str:
     if not {"tiny", "device", "model", "records"} <= set(told):
         raise ValueError(f"{folder / 'records.json'} is none of the agenda's")
     settings = Settings(torch.device(told["device"]), told["tiny"])
-    for name in names:
-        if f"gpu-{name}" in told["records"]:
-            save_record(f"gpu-{name}", told["records"][f"gpu-{name}"], settings.records)
+    for name in {f"gpu-{name}" for name in names} & told["records"].keys():
+        save_record(name, told["records"][name], settings.records)
     sum_up(settings)
     if told["model"] in names:
         home = settings.folder(told["model"])

@@ -14,11 +14,11 @@ import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -70,7 +70,7 @@ def ours(
 class CTranslate2:
     """CTranslate2 on the same weights: each of `threads` workers computes batches alone."""
 
-    def __init__(self, trained: Trained, folder: Path, compute_type: str, threads: int):
+    def __init__(self, trained: Trained, folder: str | Path, compute_type: str, threads: int):
         from ctranslate2 import Translator
 
         how = {"inter_threads": threads, "intra_threads": 1, "compute_type": compute_type}
@@ -81,24 +81,18 @@ class CTranslate2:
     def __call__(self, rows: Sequence[Sequence[int]], beam: int) -> list[Sequence[int]]:
         """Its translations, from ids to ids."""
         pieces = [[self.processor.id_to_piece(i) for i in row[:-1]] for row in rows]  # it adds </s>
-        found = self.translator.translate_batch(
-            pieces,
-            beam_size=beam,
-            length_penalty=0.6,
-            max_decoding_length=MAX_LEN,
-            min_decoding_length=0,
-            max_batch_size=self.batch[beam],
-        )
+        how = {"beam_size": beam, "length_penalty": 0.6, "max_batch_size": self.batch[beam]}
+        lengths = {"min_decoding_length": 0, "max_decoding_length": MAX_LEN}
+        found = self.translator.translate_batch(pieces, **how, **lengths)
         return [[self.processor.piece_to_id(p) for p in one.hypotheses[0]] for one in found]
 
-    def tuned(self, rows: Sequence[Sequence[int]]) -> "CTranslate2":
-        """Itself, with the batches that are fastest for `rows`."""
+    def tune(self, rows: Sequence[Sequence[int]]) -> None:
+        """From now on, take the batches that are fastest for `rows`."""
         for beam in BEAMS:
             seconds = {}
             for self.batch[beam] in BATCHES:
                 seconds[self.batch[beam]] = min(taken(partial(self, rows, beam)) for _ in range(2))
             self.batch[beam] = min(seconds, key=seconds.get)
-        return self
 
 
 def taken(work: Callable[[], Any]) -> float:
@@ -109,14 +103,10 @@ def taken(work: Callable[[], Any]) -> float:
 
 
 def race(
-    ways: Mapping[str, Way],
-    rows: Sequence[Sequence[int]],
-    references: Sequence[str],
-    trained: Trained,
-    rounds: int,
-    threads: int,
+    ways: Mapping[str, Way], pairs: Sequence[tuple], trained: Trained, rounds: int, threads: int
 ) -> list[dict[str, Any]]:
-    """Each way with each beam, in turns: seconds of each round, BLEU, and texts as in ours."""
+    """Ways and beams in turns on (ids, reference): seconds of a round, BLEU, texts as in ours."""
+    rows, references = zip(*pairs, strict=True)
     seconds: dict[tuple[str, int], list[float]] = {}
     written: dict[tuple[str, int], list] = {}
     jobs = [(name, beam) for beam in BEAMS for name in ways if (name, beam) != (EXACT, 1)]
@@ -129,7 +119,6 @@ def race(
     for (name, beam), times in seconds.items():
         ids = written[name, beam]
         texts = [trained.tokenizer.decode(list(row)) for row in ids]
-        same = equal_texts(ids, written["ours, float32", beam])
         reports.append(
             {
                 "program": name,
@@ -138,7 +127,7 @@ def race(
                 "sentences_per_second": round(len(rows) / statistics.median(times[1:]), 2),
                 "seconds": [round(t, 4) for t in times[1:]],
                 "bleu": round(corpus_bleu(texts, references).score, 2),
-                "same_as_ours": same,
+                "same_as_ours": equal_texts(ids, written["ours, float32", beam]),
             }
         )
     return reports
@@ -181,55 +170,27 @@ def scores(trained: Trained, ways: Mapping[str, Way], corpus: Mapping[str, list]
 
 
 KINDS = {
-    "products": ("*_linear_pointwise*", "*addmm*", "aten::mm*", "aten::linear*"),
-    "8-bit products": ("*_int_mm*",),
-    "rounding and scaling": ("kernels::round_rows", "kernels::scale_sums"),
-    "attention": ("kernels::attend", "*bmm*", "*softmax*", "*scaled_dot_product*"),
-    "best tokens": (
-        *("kernels::best_of_rows", "*topk*", "*amax*", "aten::max*", "*nonzero*", "*vecdot*"),
-        "*scatter_reduce*",
-    ),
-    "copies": (
-        *("*copy_*", "*index*", "*cat*", "*gather*", "*clone*", "*embedding*", "*fill_*"),
-        "*scatter_add*",
-    ),
-    "LayerNorm": ("*layer_norm*",),
+    "products": "*_linear_pointwise* *addmm* aten::mm* aten::linear*",
+    "8-bit products": "*_int_mm*",
+    "rounding and scaling": "kernels::round_rows kernels::scale_sums",
+    "attention": "kernels::attend *bmm* *softmax* *scaled_dot_product*",
+    "best tokens": "kernels::best_of_rows *topk* *amax* aten::max* *nonzero* *vecdot* "
+    "*scatter_reduce*",
+    "copies": "*copy_* *index* *cat* *gather* *clone* *embedding* *fill_* *scatter_add*",
+    "LayerNorm": "*layer_norm*",
 }
 
 
-class Watched:
-    """The compiled functions, seen by PyTorch's profiler under `kernels::NAME`."""
-
-    def __init__(self, library: Any):
-        self.library = library
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        def function(*given: Any) -> None:
-            with record_function(f"kernels::{name}"):
-                getattr(self.library, name)(*given)
-
-        return function
-
-
-@contextmanager
-def watched_kernels() -> Iterator[None]:
-    """Inside the block the profiler sees the compiled functions, if there are any."""
-    found = kernels.library()
-    with patch.object(kernels, "library", lambda: found and Watched(found)):
-        yield
-
-
 def decoding_account(run: Callable[[], object]) -> dict[str, float]:
-    """Seconds of `run()` on one thread by kind of operation."""
-    threads = torch.get_num_threads()
+    """Seconds of `run()` by kind of operation, on one thread (and PyTorch stays at one)."""
     torch.set_num_threads(1)
-    try:
-        with watched_kernels():
-            account(run, KINDS, "")  # the profiler's own first time takes seconds
-            found = account(run, KINDS, "Python and the rest")
-        return {kind: round(seconds, 4) for kind, seconds in found.items()}
-    finally:
-        torch.set_num_threads(threads)
+    library = kernels.library()  # None where there is no compiler
+    names = kernels.ARGUMENTS if library else ()  # which the profiler is to see, too
+    seen = {name: record_function(f"kernels::{name}")(getattr(library, name)) for name in names}
+    with patch.object(kernels, "library", lambda: library and SimpleNamespace(**seen)):
+        account(run, KINDS, "")  # the profiler's own first time takes seconds
+        found = account(run, KINDS, "Python and the rest")
+    return {kind: round(seconds, 4) for kind, seconds in found.items()}
 
 
 @dataclass
@@ -254,30 +215,28 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
     split = held_out_splits(corpus)[0]
     pairs = [(source_ids(g, trained.tokenizer), e) for g, e in corpus[split][: options.sentences]]
     few = sorted(pairs[: min(300, len(pairs) // 2)], key=lambda pair: -len(pair[0]))
-    rows, references = zip(*sorted(pairs, key=lambda pair: -len(pair[0])), strict=True)
-    own = {f"ours, {kind}": partial(ours, trained, kind) for kind in precisions(trained)}
+    whole = sorted(pairs, key=lambda pair: -len(pair[0]))
+    kinds = dict.fromkeys(("float32", DecodeOptions(precision="auto").precision_on(trained.device)))
+    own = {f"ours, {kind}": partial(ours, trained, kind) for kind in kinds}
     threads = torch.get_num_threads()
+    exact = {EXACT: partial(ours, trained, "float32", exact=True)}
+    plain = {"textbook": partial(textbook, trained)}
+    given = (trained, options.rounds, threads)
     with tempfile.TemporaryDirectory() as folder:
         export_ctranslate2(trained, Path(folder))
-        rivals = {
-            f"CTranslate2, {kind}": CTranslate2(trained, Path(folder), kind, threads).tuned(
-                [row for row, _ in few]
-            )
-            for kind in ("float32", "int8")
-        }
-        single = {
-            f"CTranslate2, {kind}": CTranslate2(trained, Path(folder), kind, 1)
-            for kind in ("float32", "int8")
-        }
-        exact = {EXACT: partial(ours, trained, "float32", exact=True)}
-        plain = {"textbook": partial(textbook, trained)}
-        given = (trained, options.rounds, threads)
-        reports = race(own | rivals | exact, rows, references, *given)
-        reports += race(own | rivals, *zip(*few, strict=True), *given)
+        rivals, single = (
+            {f"CTranslate2, {k}": CTranslate2(trained, folder, k, n) for k in ("float32", "int8")}
+            for n in (threads, 1)
+        )
+        for rival in rivals.values():
+            rival.tune([row for row, _ in few])
+        reports = race(own | rivals | exact, whole, *given)
+        reports += race(own | rivals, few, *given)
         # The textbook takes minutes: one round, on fewer sentences.
-        reports += race(own | plain, *zip(*few[::3], strict=True), trained, 1, threads)
+        reports += race(own | plain, few[::3], trained, 1, threads)
         latency = one_at_a_time(own | single, [row for row, _ in pairs[::5]])
     torch.set_num_threads(threads)
+    rows = [row for row, _ in whole]
     return {
         "corpus": trained.config.corpus,
         "split": split,
@@ -291,12 +250,6 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
             for name, way in own.items()
         },
     }
-
-
-def precisions(trained: Trained) -> list[str]:
-    """float32, and what else this machine has fast products for."""
-    fastest = DecodeOptions(precision="auto").precision_on(trained.device)
-    return list(dict.fromkeys(["float32", fastest]))
 
 
 def run_bench(options: SpeedTestOptions) -> None:

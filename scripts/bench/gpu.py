@@ -2,8 +2,7 @@
 
 Stage by stage from the textbook's step to the recorded one, each of them some settings of
 `scripts.train`, on the same batches, in turns; what counts is the ratio of times, round by round.
-It is no training, of which `scripts.gpu` makes the records, and no profile: why a stage is fast it
-doesn't say.
+It is no training, of which `scripts.gpu` makes the records, and no profile, which would say why.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -36,11 +35,10 @@ RATE = 1e-4
 
 # Without the fused Adam a step asks whether it was finite before the next one begins.
 TEXTBOOK = TrainConfig(path="textbook", precision="float32", fused=False, step="eager")
-HALF = replace(TEXTBOOK, precision="bf16")
-OURS = replace(HALF, path="fast", fused=True)
+OURS = replace(TEXTBOOK, precision="bf16", path="fast", fused=True)
 STAGES = {
     "textbook, float32": TEXTBOOK,
-    "bf16": HALF,
+    "bf16": replace(TEXTBOOK, precision="bf16"),
     "our switches, fused Adam, nothing waits": OURS,
     "few shapes, corpus on the device": replace(OURS, step="static"),
     "recorded": replace(OURS, step="graphed"),

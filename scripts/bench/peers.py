@@ -5,6 +5,7 @@ them is a reference for our results: tests hold these against `nn.Transformer` w
 """
 
 import warnings
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +14,11 @@ from scripts.ch01_attention import subsequent_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN, Embeddings, PositionalEncoding
 from scripts.ch06_training import BOS, EOS, PAD, Batch, LabelSmoothing
 from scripts.ch11_where_the_time_goes import Shape
+
+
+def both(sides: tuple[str, str], settings: dict[str, Any]) -> dict[str, Any]:
+    """The same settings for two sides, whose names stand before those of the settings."""
+    return {f"{side}_{name}": value for side in sides for name, value in settings.items()}
 
 
 class TorchTransformer(nn.Module):
@@ -26,16 +32,8 @@ class TorchTransformer(nn.Module):
         nn.init.normal_(self.embed[0].lut.weight, std=shape.d_model**-0.5)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pre-norm has no nested tensors; nor has training
-            self.body = nn.Transformer(
-                shape.d_model,
-                shape.h,
-                shape.N,
-                shape.N,
-                shape.d_ff,
-                shape.dropout,
-                batch_first=True,
-                norm_first=shape.norm_first,
-            )
+            sizes = (shape.d_model, shape.h, shape.N, shape.N, shape.d_ff, shape.dropout)
+            self.body = nn.Transformer(*sizes, batch_first=True, norm_first=shape.norm_first)
         self.generator = nn.Linear(shape.d_model, shape.vocab)
         self.generator.weight = self.embed[0].lut.weight
 
@@ -60,11 +58,7 @@ class Marian(nn.Module):
         super().__init__()
         from transformers import MarianConfig, MarianMTModel
 
-        sides = {}
-        for side in ("encoder", "decoder"):
-            sides[f"{side}_layers"] = shape.N
-            sides[f"{side}_ffn_dim"] = shape.d_ff
-            sides[f"{side}_attention_heads"] = shape.h
+        one = {"layers": shape.N, "ffn_dim": shape.d_ff, "attention_heads": shape.h}
         drops = ("dropout", "attention_dropout", "activation_dropout")
         config = MarianConfig(
             vocab_size=shape.vocab,
@@ -76,8 +70,7 @@ class Marian(nn.Module):
             eos_token_id=EOS,
             forced_eos_token_id=EOS,
             decoder_start_token_id=BOS,
-            use_cache=False,
-            **sides,
+            **both(("encoder", "decoder"), one),
             **dict.fromkeys(drops, shape.dropout),
         )
         self.body = MarianMTModel(config)
@@ -99,20 +92,10 @@ class XTransformers(nn.Module):
         super().__init__()
         from x_transformers import XTransformer
 
-        sides = {}
-        for side in ("enc", "dec"):
-            sides |= {
-                f"{side}_num_tokens": shape.vocab,
-                f"{side}_max_seq_len": MAX_LEN,
-                f"{side}_depth": shape.N,
-                f"{side}_heads": shape.h,
-                f"{side}_attn_dim_head": shape.d_model // shape.h,
-                f"{side}_ff_mult": shape.d_ff / shape.d_model,
-                f"{side}_attn_dropout": shape.dropout,
-                f"{side}_ff_dropout": shape.dropout,
-                f"{side}_emb_dropout": shape.dropout,
-                f"{side}_attn_flash": True,
-            }
+        one = {"num_tokens": shape.vocab, "max_seq_len": MAX_LEN, "depth": shape.N}
+        one |= {"attn_dim_head": shape.d_model // shape.h, "ff_mult": shape.d_ff / shape.d_model}
+        one |= dict.fromkeys(("attn_dropout", "ff_dropout", "emb_dropout"), shape.dropout)
+        sides = both(("enc", "dec"), one | {"heads": shape.h, "attn_flash": True})
         self.body = XTransformer(dim=shape.d_model, tie_token_emb=True, **sides)
         self.body.decoder.net.to_logits.weight = self.body.encoder.token_emb.emb.weight
 

@@ -1,9 +1,8 @@
 """Races of training steps: `python -m scripts.bench.training peers|steps|base|growth`.
 
-`peers` times ours against `nn.Transformer`, `MarianMTModel` and x-transformers, each in float32 and
-under autocast, as it comes and with freed memory kept (ten minutes; it needs the packages of
-`pip install -e '.[bench]'`). `steps` times ours without each of its switches, `base` the paper's
-base model, `growth` steps of many sizes. All of it is for a CPU: `scripts.bench.gpu` is for a GPU.
+`peers` times ours against `nn.Transformer`, `MarianMTModel` and x-transformers (ten minutes; it
+needs the packages of `pip install -e '.[bench]'`). `steps` times ours without each of its switches,
+`base` the paper's base model, `growth` steps of many sizes. `scripts.bench.gpu` is for a GPU.
 
 Two processes are alive at a time, the reference and one contender. They take turns with passes over
 the same batches; what counts is their ratio, round by round, so that a slow moment hits both.
@@ -20,10 +19,11 @@ import random
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -84,11 +84,6 @@ class Contender:
         """The model's shape, whole."""
         return replace(SMALL, **(self.shape or {}))
 
-    @property
-    def half(self) -> bool:
-        """Whether its products are in 16 bits."""
-        return self.autocast or (self.how or {}).get("half", False)
-
 
 OURS = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True)
 OURS_HALF = replace(OURS, how=asdict(HALF))
@@ -138,23 +133,14 @@ def batch_as(kind: str, examples: Sequence[Example]) -> Batch:
     """The examples as one batch: padded to the longest of them, or to `FIXED_WIDTH` if "fixed"."""
     if kind != "fixed":
         return make_batch(examples)
-    sides = ([e.src for e in examples], [e.tgt for e in examples])
-    # The target is one longer: its input and its labels are both FIXED_WIDTH wide.
-    filler = ([PAD] * FIXED_WIDTH, [PAD] * (FIXED_WIDTH + 1))
-    return Batch(*(pad_rows([*side, more])[:-1] for side, more in zip(sides, filler, strict=True)))
+    # The last row only makes it wide. Its target is longer by one, for the input and the labels.
+    rows = [*examples, Example([PAD] * FIXED_WIDTH, [PAD] * (FIXED_WIDTH + 1))]
+    return Batch(pad_rows([e.src for e in rows])[:-1], pad_rows([e.tgt for e in rows])[:-1])
 
 
 def lengths_of(examples: Iterable[Example]) -> list[tuple[int, int]]:
     """The tokens of each pair: of its source, and those predicted of its target."""
     return [(len(e.src), len(e.tgt) - 1) for e in examples]
-
-
-def loss_function(contender: Contender) -> Callable[..., Any]:
-    """What the contender minimises: (model, batch, criterion) to two sums."""
-    loss_of = peer_loss if contender.model in PEERS else batch_loss
-    if contender.how is not None:
-        loss_of = partial(fast_loss, how=Switches(**contender.how))
-    return partial(in_bf16, loss_of, "cpu") if contender.autocast else loss_of
 
 
 class Runner:
@@ -173,7 +159,11 @@ class Runner:
         adam = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9}
         fused = contender.fused_adam or None  # PyTorch chooses
         self.optimizer = torch.optim.Adam(self.model.parameters(), fused=fused, **adam)
-        self.loss_of, self.criterion = loss_function(contender), LabelSmoothing(0.1)
+        self.criterion = LabelSmoothing(0.1)
+        loss_of = peer_loss if contender.model in PEERS else batch_loss
+        if contender.how is not None:
+            loss_of = partial(fast_loss, how=Switches(**contender.how))
+        self.loss_of = partial(in_bf16, loss_of, "cpu") if contender.autocast else loss_of
 
     def lap(self) -> float:
         """Seconds of an optimizer step on each batch."""
@@ -262,7 +252,8 @@ def race(reference: str, contenders: dict[str, Contender], options: BenchOptions
         reports[name] = {"times": times, "rounds": ratios, **other.finish()}
     reports[reference] = {"times": 1.0, "rounds": [], **first.finish()}
     for name, report in reports.items():
-        rate = rates["matrix_rate_bf16" if contenders[name].half else "matrix_rate"]
+        half = contenders[name].autocast or (contenders[name].how or {}).get("half")
+        rate = rates["matrix_rate_bf16" if half else "matrix_rate"]
         report["mfu"] = round(report["flops_per_second"] / rate, 4)
     return {
         "corpus": bench_examples(options.corpus, SMALL.vocab)[0],
@@ -278,12 +269,10 @@ def race(reference: str, contenders: dict[str, Contender], options: BenchOptions
 def peer_contenders() -> dict[str, Contender]:
     """Ours, the textbook's path and the peers: both precisions, as they come, with memory kept."""
     contenders = {"ours, bf16": OURS_HALF, "ours, float32": OURS}
-    for model in ("textbook", *PEERS):
-        plain = Contender("series" if model == "textbook" else model)
-        for precision in ("float32", "bf16"):
-            each = replace(plain, autocast=precision == "bf16")
-            contenders[f"{model}, {precision}"] = each
-            contenders[f"{model}, {precision}, memory kept"] = replace(each, keep_memory=True)
+    for name, half, kept in product(("textbook", *PEERS), (False, True), (False, True)):
+        model = "series" if name == "textbook" else name
+        words = f"{name}, {'bf16' if half else 'float32'}{', memory kept' * kept}"
+        contenders[words] = Contender(model, autocast=half, keep_memory=kept)
     return contenders
 
 
@@ -305,13 +294,9 @@ WITHOUT = {
 
 def step_contenders(ours: Contender) -> dict[str, Contender]:
     """The path `ours`, and the same without each of its switches and settings."""
-    contenders = {"ours": ours}
-    for name, change in WITHOUT.items():
-        contenders[f"without {name}"] = replace(ours, how=ours.how | change)
-    return contenders | {
-        "without freed memory kept": replace(ours, keep_memory=False),
-        "without the fused Adam": replace(ours, fused_adam=False),
-    }
+    less = {name: {"how": ours.how | change} for name, change in WITHOUT.items()}
+    less |= {"freed memory kept": {"keep_memory": False}, "the fused Adam": {"fused_adam": False}}
+    return {"ours": ours} | {f"without {name}": replace(ours, **one) for name, one in less.items()}
 
 
 def bench_steps(options: BenchOptions) -> dict[str, Any]:
@@ -347,7 +332,7 @@ def bench_base(options: BenchOptions) -> dict[str, Any]:
     return record | {"account": step_account(ours, batches_to_time("buckets", options))}
 
 
-OPERATIONS = {  # by kind: patterns of PyTorch's names for them
+KINDS = {  # of operations: patterns of PyTorch's names for them
     "matrix products": "aten::mm aten::addmm aten::addmm_ mkldnn::_linear_pointwise",
     "attention's products": "aten::bmm aten::baddbmm",
     "softmax, attention's and the loss's": "aten::*softmax* aten::amax aten::*logsumexp* aten::exp",
@@ -358,7 +343,6 @@ OPERATIONS = {  # by kind: patterns of PyTorch's names for them
     "Adam and clipping": "aten::*adam* aten::*addcdiv* aten::*lerp* aten::*norm* aten::*foreach*",
     "sums, relu, dropout's products": "aten::* mkldnn::*",
 }
-KINDS = {kind: patterns.split() for kind, patterns in OPERATIONS.items()}
 
 
 def step_account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:

@@ -49,11 +49,7 @@ def check_many_references(candidate: Callable[[list[str], list[list[str]]], floa
     of = {n: " ".join("abcdefgh"[:n]) for n in range(4, 9)}  # texts of n words that all match
     for texts, references, why in (
         (outputs[:1], one[:1], "One output and one reference"),
-        (
-            outputs,
-            one,
-            "Three outputs: counts are added over the corpus, then divided",
-        ),
+        (outputs, one, "Three outputs: counts are added over the corpus, then divided"),
         (stutter, again, "An n-gram matches at most as often as a reference has it"),
         (stutter, three, "What counts is the reference that has an n-gram most often, not the sum"),
         ([of[5]], [[of[4], of[8]]], "5 words, references of 4 and 8: 4 is the closest"),

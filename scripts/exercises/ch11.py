@@ -39,8 +39,7 @@ def token_rate(batches: list[Batch], seconds: list[float]) -> float:
 class PretendDevice:
     """A device with a clock of its own: `work` gives an order, and the device is done later.
 
-    `durations` are the seconds of the first order, the second, and so on; the last stays.
-    Giving an order takes `launch` seconds.
+    `durations` are the seconds of each order; the last stays. To give one takes `launch` seconds.
     """
 
     launch = 2**-10

@@ -70,22 +70,14 @@ def trace_back(tokens: Tensor, origins: Tensor) -> Tensor:
 
 def check_may_be_largest(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Holds candidate(rough, error), (N, V) each, against intervals that are easily read."""
+    wide = [[5.0, 4.5, 1.0]], [[3.0, 0.25, 1.5]], [[1, 1, 0]]
+    two = [[9.0, 1.0], [2.0, 1.0]], [[0.5] * 2] * 2, [[1, 0], [1, 1]]
     for rough, error, wanted, message in (
         ([[5.0, 1.0]], [[1.0, 1.0]], [[1, 0]], "The best-looking token is ruled out."),
         ([[5.0, 4.0]], [[1.0, 0.5]], [[1, 1]], "From 3.5 to 4.5, beside 4 to 6: both may be 4.2."),
         ([[5.0, 3.0]], [[1.0, 1.0]], [[1, 1]], "From 4 to 6 and from 2 to 4: a tie counts."),
-        (
-            [[5.0, 4.5, 1.0]],
-            [[3.0, 0.25, 1.5]],
-            [[1, 1, 0]],
-            "A token up to 2.5 is kept beside one that is at least 4.25: ask all lower ends.",
-        ),
-        (
-            [[9.0, 1.0], [2.0, 1.0]],
-            [[0.5] * 2] * 2,
-            [[1, 0], [1, 1]],
-            "Each row has its own largest; yours compares tokens of different rows.",
-        ),
+        (*wide, "A token up to 2.5 is kept beside one that is at least 4.25: ask all lower ends."),
+        (*two, "Each row has its own largest; yours compares tokens of different rows."),
     ):
         found = candidate(torch.tensor(rough), torch.tensor(error))
         assert isinstance(found, Tensor) and found.dtype == torch.bool, "That is no bool tensor."

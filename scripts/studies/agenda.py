@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -44,9 +45,8 @@ class Settings:
     @property
     def root(self) -> Path:
         """The folder that holds the items' folders."""
-        if self.tiny:
-            return runs_folder() / "gpu-tiny"
-        return runs_folder() / "gpu-cpu" if self.device.type == "cpu" else runs_folder()
+        on_a_cpu = "gpu-cpu" if self.device.type == "cpu" else ""
+        return runs_folder() / ("gpu-tiny" if self.tiny else on_a_cpu)
 
     @property
     def records(self) -> Path:
@@ -207,29 +207,28 @@ def failures(settings: Settings) -> dict[str, dict[str, Any]]:
 def remember(name: str, why: str, settings: Settings) -> None:
     """Note that an item failed, or, where `why` is empty, that it no longer does."""
     failed = failures(settings)
-    tries = tried(name, failed) + 1
+    tries = tried(settings)[name] + 1
     if why or failed.pop(name, None):
         if why:
             failed[name] = {"failed": why, "tries": tries, "commit": git_commit()}
         save_record(f"{settings.prefix}-failed", failed, settings.root)
 
 
-def tried(name: str, failed: dict[str, dict[str, Any]]) -> int:
-    """How often item `name` has failed."""
-    return failed[name]["tries"] if name in failed else 0
+def tried(settings: Settings) -> Counter[str]:
+    """How often each item has failed."""
+    return Counter({name: one["tries"] for name, one in failures(settings).items()})
 
 
-def with_needs(
-    items: Sequence[Item], settings: Settings, chosen: Callable[[Item], bool]
-) -> list[Item]:
-    """The `chosen` items, and before them those that they need and that aren't at hand.
+def asked_for(items: Sequence[Item], names: Sequence[str], settings: Settings) -> list[Item]:
+    """The items `names` that aren't done, and before them what they need and isn't at hand.
 
     So what is done is done again where its folder went with a machine, and another needs it.
     """
     waiting: list[Item] = []
     needed: set[str] = set()
     for item in reversed(items):  # what is needed stands before what needs it
-        if chosen(item) or (item.name in needed and not at_hand(item.name, settings)):
+        lost = item.name in needed and not at_hand(item.name, settings)
+        if lost or (item.name in names and not is_done(item, settings)):
             waiting.insert(0, item)
             needed |= {*item.needs}
     return waiting
@@ -237,46 +236,29 @@ def with_needs(
 
 def owed(items: Sequence[Item], settings: Settings) -> list[Item]:
     """What is to be done, in order: never tried before failed once; failed twice is left alone."""
-    failed = failures(settings)
-
-    def hopeful(item: Item) -> bool:
-        return tried(item.name, failed) < TRIES
-
-    waiting = with_needs(
-        items, settings, lambda item: hopeful(item) and not is_done(item, settings)
-    )
-    waiting = [item for item in waiting if hopeful(item)]
-    return sorted(waiting, key=lambda item: tried(item.name, failed))  # stable: else as they stand
-
-
-def asked_for(items: Sequence[Item], names: Sequence[str], settings: Settings) -> list[Item]:
-    """The items `names` that aren't done, and what they need; also what failed too often."""
-    return with_needs(
-        items, settings, lambda item: item.name in names and not is_done(item, settings)
-    )
-
-
-def keep(item: Item, settings: Settings, record: dict[str, Any]) -> None:
-    """Write an item's record, in its folder and among the records, with its provenance."""
-    command = settings.repeat(item.name)
-    not_run = [*dict.fromkeys(settings.missed() + record.get("not_run", []))]
-    record = {**provenance(command, settings.device), **record, "not_run": not_run}
-    record |= {"command": command, "repeat": command}  # a training names the command it knows
-    save_record("record", record, settings.folder(item.name))
-    save_record(settings.record(item.name).stem, record, settings.records)
+    tries = tried(settings)
+    hopeful = [item.name for item in items if tries[item.name] < TRIES]
+    waiting = [one for one in asked_for(items, hopeful, settings) if one.name in hopeful]
+    return sorted(waiting, key=lambda item: tries[item.name])  # stable: else as they stand
 
 
 def attempt(item: Item, settings: Settings) -> str:
-    """Do `item` and write its record. Returns what went wrong, in one line; "" if nothing did.
+    """Do `item` and write its record, in its folder and among the records, with its provenance.
 
-    Raises OSError where the disk is full, Stopped or OutOfTime where it was stopped.
+    Returns what went wrong, in one line; "" if nothing did. Raises OSError where the disk is full,
+    Stopped or OutOfTime where it was stopped.
     """
+    command = settings.repeat(item.name)
     try:
-        keep(item, settings, item.make(settings))
-    except (Stopped, BrokenPipeError):
-        raise
+        record = item.make(settings)
+        not_run = [*dict.fromkeys(settings.missed() + record.get("not_run", []))]
+        record = {**provenance(command, settings.device), **record, "not_run": not_run}
+        record |= {"command": command, "repeat": command}  # a training names the command it knows
+        save_record("record", record, settings.folder(item.name))
+        save_record(settings.record(item.name).stem, record, settings.records)
     except Exception as error:
-        if type(error) is OSError:  # no special case, such as a missing file: a full disk
+        # A bare OSError, and no special case such as a missing file, is a full disk.
+        if isinstance(error, (Stopped, BrokenPipeError)) or type(error) is OSError:
             raise
         return " ".join(f"{type(error).__name__}: {error}".split())[:500]
     return ""
@@ -374,14 +356,13 @@ def serve(
 
 def listing(items: Sequence[Item], settings: Settings) -> str:
     """What is owed, what isn't, and how long each should take: a line an item."""
-    failed, lines, total = failures(settings), [], 0.0
+    tries, lines, total = tried(settings), [], 0.0
     for item in items:
         minutes = settings.minutes(item.minutes)
-        tries = tried(item.name, failed)
         state = "waits" if lacks(item, settings) else "owed"
         state = "begun" if settings.folder(item.name).is_dir() else state
-        if tries:
-            state = "failed" if tries < TRIES else "given up"
+        if tries[item.name]:
+            state = "failed" if tries[item.name] < TRIES else "given up"
         if is_done(item, settings):
             state = "done"
         total += 0.0 if state in ("done", "given up") else minutes
