@@ -119,9 +119,9 @@ def save_training(
     return path
 
 
-def saved_states(folder: Path) -> list[Path]:
-    """The states in `folder`, the one with the fewest steps first."""
-    return sorted(folder.glob("state-*.safetensors"))
+def saved_states(folder: Path, kind: str = "state") -> list[Path]:
+    """The states in `folder`, the oldest first; or, of the kind "epoch", weights to be averaged."""
+    return sorted(folder.glob(f"{kind}-*.safetensors"))
 
 
 def keep_newest(paths: list[Path], count: int) -> None:
