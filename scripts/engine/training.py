@@ -132,7 +132,7 @@ class Training:
         return self.done % self.config.save_every == 0 and not short
 
     def load(self) -> list[list[list[int]]]:
-        """Make the current epoch's plan, and hand this process's share of it to the stepper."""
+        """Make the current epoch's plan, and hand this process's share of it to `take`."""
         self.steps = self.plan(self.epoch)
         self.examples = epoch_examples(self.config, self.data, self.epoch)
         # DistributedDataParallel takes the mean over processes; times `world` it is the sum.
