@@ -90,8 +90,9 @@ def training_of(
     model = build_model(config, len(data.tokenizer)).to(device)
     optimizer = make_optimizer(config, model)
     criterion, loss_of = LabelSmoothing(config.smoothing), loss_for(config, device, training=True)
-    few = {"widths": static_lengths(data.train), "max_tokens": config.max_tokens}
-    shapes = {} if config.step == "eager" else few
+    shapes = {}
+    if config.step != "eager":
+        shapes = {"widths": static_lengths(data.train), "max_tokens": config.max_tokens}
     take = KINDS[config.step](model, criterion, optimizer, loss_of, config.clip, **shapes)
     if ranks.world > 1:
         torch.manual_seed(config.seed + ranks.rank)  # the weights are alike, the dropout not
