@@ -96,18 +96,15 @@ class TrainConfig:
     """Also save the model as models/PUBLISH and the record as results/PUBLISH.json."""
 
 
+NARROW = {"layers": 2, "d_model": 128, "d_ff": 256, "heads": 4}
 PRESETS: dict[str, TrainConfig] = {
     "sample": TrainConfig(
+        **NARROW,
         corpus="sample",
-        layers=2,
-        d_model=128,
-        d_ff=256,
-        heads=4,
         vocab=1000,
         dropout=0.0,
         epochs=10,
         max_tokens=1024,
-        lr=2e-3,
         warmup=200,
         average=0,
         beam=1,
@@ -115,10 +112,7 @@ PRESETS: dict[str, TrainConfig] = {
         name="sample",
     ),
     "narrow": TrainConfig(
-        layers=2,
-        d_model=128,
-        d_ff=256,
-        heads=4,
+        **NARROW,
         vocab=4096,
         dropout=0.1,
         epochs=5,
@@ -151,17 +145,8 @@ def plain_config(config: TrainConfig) -> TrainConfig:
 
 def build_model(config: TrainConfig, vocab: int) -> EncoderDecoder:
     """The model of `config` over `vocab` joint pieces, initialised from the global seed."""
-    model = make_model(
-        vocab,
-        vocab,
-        N=config.layers,
-        d_model=config.d_model,
-        d_ff=config.d_ff,
-        h=config.heads,
-        dropout=config.dropout,
-        norm_first=config.norm_first,
-        tie=config.tie,
-    )
+    sizes = (config.layers, config.d_model, config.d_ff, config.heads, config.dropout)
+    model = make_model(vocab, vocab, *sizes, norm_first=config.norm_first, tie=config.tie)
     if config.embedding_init == "xavier":
         for embed in (model.src_embed, model.tgt_embed):
             nn.init.xavier_uniform_(embed[0].lut.weight)
