@@ -63,7 +63,6 @@ from scripts.ch11_where_the_time_goes import (
 from scripts.ch12_going_fast import keep_memory
 from scripts.corpora.load import load_corpus
 from scripts.engine.fast import FAST, HALF, Switches, fast_loss
-from scripts.engine.losses import in_bf16
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def loss_function(contender: Contender) -> Callable[..., Any]:
     loss_of = peer_loss if contender.model in PEERS else batch_loss
     if contender.how is not None:
         loss_of = partial(fast_loss, how=Switches(**contender.how))
-    return partial(in_bf16, loss_of, "cpu") if contender.autocast else loss_of
+    return torch.autocast("cpu", torch.bfloat16)(loss_of) if contender.autocast else loss_of
 
 
 class Runner:
