@@ -1,7 +1,7 @@
-"""A corpus, encoded, and each epoch's batches.
+"""A corpus, encoded, and each epoch's batches, with BPE-dropout if asked.
 
 An epoch's plan follows from the settings and its number alone, so that a resumed run meets the
-batches of one that was never interrupted. BPE-dropout is here, too.
+batches of one that was never interrupted.
 """
 
 import bisect
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch06_training import BOS, EOS, UNK, Batch
+from scripts.ch06_training import BOS, EOS, UNK, Batch, grouped
 from scripts.ch07_multi30k import BPETokenizer, Example, encode_pairs, make_batch, token_batches
 from scripts.corpora.load import load_corpus
 from scripts.engine.settings import TrainConfig
@@ -44,13 +44,11 @@ def epoch_plan(
 ) -> list[list[list[int]]]:
     """The optimizer steps of one epoch, each a list of `accumulate` × `world` batches of indices.
 
-    It depends on the settings and the epoch alone: a resumed run meets the same. The batches of a
-    step are of similar size, so that `world` processes that share them wait little for each other.
+    The batches of a step are of similar size: processes that share them wait little for each other.
     """
     rng = random.Random(f"{config.seed}:{epoch}")
     if config.step in ("static", "graphed"):
-        widths = static_lengths(data.train)
-        batches = static_batches(data.train, widths, config.max_tokens, rng)
+        batches = static_batches(data.train, static_lengths(data.train), config.max_tokens, rng)
     else:
         batches = token_batches(data.train, config.max_tokens, rng)
     together = config.accumulate * world
@@ -66,7 +64,7 @@ def epoch_plan(
         half = len(largest) // 2
         for part in (largest[:half], largest[half:]):
             bisect.insort(batches, part, key=work)
-    steps = [batches[at : at + together] for at in range(0, len(batches), together)]
+    steps = list(grouped(batches, together))
     rng.shuffle(steps)
     return steps
 
@@ -75,8 +73,7 @@ def batches_of(
     examples: Sequence[Example], plan: list[list[int]], device: torch.device
 ) -> Iterator[Batch]:
     """The planned batches, padded and moved to `device` one by one."""
-    for indices in plan:
-        yield make_batch([examples[i] for i in indices]).to(device)
+    return (make_batch([examples[i] for i in indices]).to(device) for indices in plan)
 
 
 class MergeDropout:
@@ -115,8 +112,8 @@ def epoch_examples(config: TrainConfig, data: TrainingData, epoch: int) -> list[
     rng = random.Random(f"pieces:{config.seed}:{epoch}")
     dropout, cut = MergeDropout(data.tokenizer), data.tokenizer.pieces
     examples = []
-    for source, target in data.corpus["train"]:
-        src, tgt = (dropout.encode(cut(text), config.bpe_dropout, rng) for text in (source, target))
+    for pair in data.corpus["train"]:
+        src, tgt = (dropout.encode(cut(text), config.bpe_dropout, rng) for text in pair)
         # A caption that falls into too many pieces keeps its end.
         examples.append(Example([*src[: MAX_LEN - 1], EOS], [BOS, *tgt[: MAX_LEN - 1], EOS]))
     return examples

@@ -32,9 +32,8 @@ def precision_on(config: TrainConfig, device: torch.device) -> str:
 def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> TrainConfig:
     """`config` with its precision and kind of step decided: what a run is, what its record says.
 
-    A recording holds one process's whole step, so several processes don't take it. Batches of few
-    shapes know of no BPE-dropout, which makes other lengths each epoch. Raises ValueError for
-    those.
+    Raises ValueError for a recording by several processes, as it holds a whole step, and for
+    batches of few shapes with BPE-dropout, which makes other lengths each epoch.
     """
     step = config.step
     alone = world == 1 and not config.compile
@@ -82,10 +81,7 @@ def compiled(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
 
 
 def loss_function_of(config: TrainConfig, device: torch.device, training: bool = False) -> LossOf:
-    """How the run computes a batch's loss: its path, its precision, compiled or not, R-Drop or not.
-
-    Without dropout R-Drop has nothing to compare, so validation leaves it out.
-    """
+    """How the run computes a batch's loss. Validation, without dropout, leaves R-Drop out."""
     half, twice = precision_on(config, device) == "bf16", config.r_drop and training
     switches = switches_for(device, half)
     if config.compile or config.step in ("static", "graphed"):  # no rows by the data's number
