@@ -42,10 +42,7 @@ def prepare(config: TrainConfig) -> TrainingData:
 def epoch_plan(
     config: TrainConfig, data: TrainingData, epoch: int, world: int = 1
 ) -> list[list[list[int]]]:
-    """The optimizer steps of one epoch, each a list of `accumulate` × `world` batches of indices.
-
-    The batches of a step are of similar size: processes that share them wait little for each other.
-    """
+    """An epoch's optimizer steps, each of `accumulate` × `world` batches, similar in their work."""
     rng = random.Random(f"{config.seed}:{epoch}")
     if config.step in ("static", "graphed"):
         batches = static_batches(data.train, static_lengths(data.train), config.max_tokens, rng)
@@ -80,11 +77,10 @@ class MergeDropout:
     """BPE that skips merges at random (Provilkov et al. 2020, algorithm 1)."""
 
     def __init__(self, tokenizer: BPETokenizer):
-        processor = tokenizer.processor
-        pieces = [processor.id_to_piece(i) for i in range(len(tokenizer))]
-        self.ids = {piece: i for i, piece in enumerate(pieces)}
+        get = tokenizer.processor
+        self.ids = {get.id_to_piece(i): i for i in range(len(tokenizer))}
         # SentencePiece scores a merged piece by the order in which it was learned, 0, −1, −2, …
-        self.scores = {piece: processor.get_score(i) for i, piece in enumerate(pieces)}
+        self.scores = {piece: get.get_score(i) for piece, i in self.ids.items()}
 
     def word(self, word: str, p: float, rng: random.Random) -> list[str]:
         """One word, its "▁" included, as pieces."""

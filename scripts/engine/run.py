@@ -76,10 +76,7 @@ def training_of(
     kind: Callable[..., Training] = Training,
     loss_for: Callable[..., LossOf] = loss_function_of,
 ) -> Training:
-    """A training as `config` asks for it, at its beginning or resumed.
-
-    `loss_for` makes the loss of settings and device; `kind` may be another `Training`.
-    """
+    """A training as `config` asks for it; `loss_for` makes the loss of settings and device."""
     torch.manual_seed(config.seed)
     device = pick_device(config.device)
     if device.index is not None and device.type == "cuda":

@@ -22,10 +22,7 @@ from scripts.ch07_multi30k import Example, pad_rows
 
 @dataclass
 class Rectangles:
-    """Source ids (B, S) and the full target (B, T+1), and what a loss reads of them; no counts.
-
-    A `Batch` counts its labels, and to count is to wait for the device.
-    """
+    """A `Batch` that counts no labels: a GPU would have to wait. Ids (B, S), and full (B, T+1)."""
 
     src: Tensor
     full: Tensor

@@ -158,13 +158,8 @@ class StaticStep(Step):
         self.pending.append(self.run(group, self.per[number]))
 
 
-class Recording(NamedTuple):
-    """A step of one shape on a GPU, and the memory through which it is fed and answers."""
-
-    graph: Any
-    rows: Tensor
-    per: Tensor
-    found: Tensor
+# A step of one shape as a graph, and the memory by which it is fed (rows, per) and answers (found).
+Recording = tuple[Any, Tensor, Tensor, Tensor]
 
 
 @contextmanager
@@ -178,10 +173,7 @@ def other_stream() -> Iterator[None]:
 
 
 class GraphedStep(StaticStep):
-    """Static steps, recorded once for each shape and replayed. Recording leaves no trace.
-
-    The optimizer must be capturable, with a tensor as its rate.
-    """
+    """Static steps, recorded once for each shape and replayed, by a capturable optimizer."""
 
     aside: Callable[[], AbstractContextManager] = staticmethod(other_stream)
 
@@ -204,14 +196,14 @@ class GraphedStep(StaticStep):
 
     def __call__(self, number: int) -> None:
         """As in `Step`."""
-        step = self.recording(number)
-        step.rows.copy_(self.rows[number])
-        step.per.copy_(self.per[number])
-        step.graph.replay()
-        self.pending.append(step.found.clone())  # the next replay writes over `found`
+        graph, rows, per, found = self.recording(number)
+        rows.copy_(self.rows[number])
+        per.copy_(self.per[number])
+        graph.replay()
+        self.pending.append(found.clone())  # the next replay writes over `found`
 
     def record(self, rows: Tensor, per: Tensor, shapes: Sequence[tuple[int, int]]) -> Recording:
-        """Record the step for batches of these shapes."""
+        """Record the step for batches of these shapes. Weights and random state stay as before."""
         rows, per, generator = rows.clone(), per.clone(), self.random_state()
         before = self.bad.clone()
         self.bad.fill_(1)  # while libraries choose their kernels, the optimizer shall not step
@@ -221,7 +213,7 @@ class GraphedStep(StaticStep):
         self.bad.copy_(before)
         graph, found = self.capture(lambda: self.run(self.cut(rows, shapes), per))
         self.random_state(generator)
-        return Recording(graph, rows, per, found)
+        return graph, rows, per, found
 
     def random_state(self, state: Tensor | None = None) -> Tensor:
         """The state of the device's random generator, which `state` sets."""

@@ -1,8 +1,7 @@
 """A run in progress: its model, and all that its next step depends on.
 
-`Training` is given its parts: it trains an epoch, saves its state, resumes from it to the bit, and
-ends where a number overflows or somebody asks. Which loss is computed, and how fast, is not its
-business.
+It saves its state, resumes from it to the bit, and ends where a number overflows or somebody asks.
+Which loss is computed, and how fast, is not its business.
 """
 
 import time
@@ -226,10 +225,7 @@ class Training:
         stop: StopSignal,
         track: Callable[[dict[str, float]], None],
     ) -> list[dict[str, float]]:
-        """Train to the last epoch: after each, validate, show and log; the history, a row an epoch.
-
-        Raises Stopped where somebody asked it to stop, Diverged where a number overflowed.
-        """
+        """Train to the end; after each epoch validate, show and log. Raises Stopped, Diverged."""
         while self.epoch <= self.config.epochs:
             report = self.train_epoch(stop)
             row = {
@@ -257,13 +253,13 @@ def start_anew(folder: Path) -> None:
     """Clear away a finished run's states. Raises ValueError where a run waits to be resumed."""
     try:
         _, _, meta, _ = newest_state(folder)
+        waits = meta["epoch"] <= meta["run"]["epochs"]
     except (FileNotFoundError, ValueError):
-        pass  # nothing that could be resumed
-    else:
-        if meta["epoch"] <= meta["run"]["epochs"]:
-            raise ValueError(
-                f"{folder} holds a run that stopped after step {meta['state']['steps']}: "
-                "go on with --resume, or choose another --name"
-            )
+        waits = False  # nothing that could be resumed
+    if waits:
+        raise ValueError(
+            f"{folder} holds a run that stopped after step {meta['state']['steps']}: "
+            "go on with --resume, or choose another --name"
+        )
     for path in (*saved_states(folder), *saved_states(folder, "epoch")):
         path.unlink()
