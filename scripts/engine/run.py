@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 from scripts import ROOT, runs_folder
 from scripts.book.files import writable, write_whole
@@ -37,7 +37,7 @@ from scripts.engine.static import static_lengths
 from scripts.engine.steps import KINDS, Step, ask_for_determinism
 from scripts.engine.training import Training, start_anew
 from scripts.engine.translating import fast_translate
-from scripts.engine.watching import tracker_of
+from scripts.engine.watching import gpu_row, in_words, tracker_of
 
 
 class StepLoss(nn.Module):
@@ -114,9 +114,28 @@ def fit(
         start_anew(folder)
     training = training_of(config, data, folder, resume, ranks, **others)
     watched = config if ranks.first else replace(config, tracker="none")
-    check = partial(validated_by, data=data, ranks=ranks)
     with StopSignal() as stop, tracker_of(watched, folder) as track:
-        return training.go(check, stop, track)
+        while training.epoch <= config.epochs:
+            report = training.train_epoch(stop)
+            row = {
+                "epoch": training.epoch,
+                "lr": training.lr_at(training.state.steps),
+                "train_loss": report.loss_per_token,
+                "train_ppl": report.perplexity,
+                "grad_norm": sum(report.grad_norms) / len(report.grad_norms),
+                "tokens": report.tokens,
+                "seconds": training.seconds,
+                "cpu_seconds": training.cpu_seconds,
+                **gpu_row(training.device),
+                **validated_by(training.trained, data, ranks),
+            }
+            if ranks.first:
+                tqdm.write(in_words(row, config.epochs))
+                track(row)
+            training.end_epoch(row)
+            training.heed(stop)
+        training.poll.answer()  # before the processes part
+    return training.history
 
 
 def average_if_better(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, float]:
@@ -140,16 +159,11 @@ def evaluate(
     """Translate `pairs`: BLEU, cased and lower-cased, signatures, and the translations."""
     sources, references = zip(*pairs, strict=True)
     hypotheses = fast_translate(trained, sources, beam, alpha)
-    cased = corpus_bleu(hypotheses, references)
-    lower = corpus_bleu(hypotheses, references, lowercase=True)
-    return {
-        "search": f"beam {beam}, alpha {alpha:g}" if beam > 1 else "greedy",
-        "bleu": round(cased.score, 2),
-        "signature": cased.signature,
-        "bleu_lowercased": round(lower.score, 2),
-        "signature_lowercased": lower.signature,
-        "translations": hypotheses,
-    }
+    found = {"search": f"beam {beam}, alpha {alpha:g}" if beam > 1 else "greedy"}
+    for kind, lowercase in (("", False), ("_lowercased", True)):
+        bleu = corpus_bleu(hypotheses, references, lowercase=lowercase)
+        found |= {f"bleu{kind}": round(bleu.score, 2), f"signature{kind}": bleu.signature}
+    return found | {"translations": hypotheses}
 
 
 def finish(

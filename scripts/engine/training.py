@@ -5,7 +5,6 @@ Which loss is computed, and how fast, is not its business.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from scripts.engine.ranks import ALONE, Poll, Ranks
 from scripts.engine.settings import TrainConfig, learning_rate, plain_config
 from scripts.engine.signals import Stopped, StopSignal
 from scripts.engine.steps import Figures, Step, set_rate
-from scripts.engine.watching import epoch_bar, gpu_row, in_figures, in_words, write_log
+from scripts.engine.watching import epoch_bar, in_figures, write_log
 
 KEPT = ("epoch", "done", "seconds", "cpu_seconds", "history")  # in a state, as they are
 
@@ -218,35 +217,6 @@ class Training:
             setattr(self, name, meta[name])
         self.state = TrainState(**meta["state"])
         self.report = EpochReport(**meta["reports"][self.ranks.rank])
-
-    def go(
-        self,
-        validate: Callable[[Trained], dict[str, float]],
-        stop: StopSignal,
-        track: Callable[[dict[str, float]], None],
-    ) -> list[dict[str, float]]:
-        """Train to the end; after each epoch validate, show and log. Raises Stopped, Diverged."""
-        while self.epoch <= self.config.epochs:
-            report = self.train_epoch(stop)
-            row = {
-                "epoch": self.epoch,
-                "lr": self.lr_at(self.state.steps),
-                "train_loss": report.loss_per_token,
-                "train_ppl": report.perplexity,
-                "grad_norm": sum(report.grad_norms) / len(report.grad_norms),
-                "tokens": report.tokens,
-                "seconds": self.seconds,
-                "cpu_seconds": self.cpu_seconds,
-                **gpu_row(self.device),
-                **validate(self.trained),
-            }
-            if self.ranks.first:
-                tqdm.write(in_words(row, self.config.epochs))
-                track(row)
-            self.end_epoch(row)
-            self.heed(stop)
-        self.poll.answer()  # before the processes part
-        return self.history
 
 
 def start_anew(folder: Path) -> None:
