@@ -8,12 +8,13 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -40,18 +41,6 @@ from scripts.engine.translating import fast_translate
 from scripts.engine.watching import gpu_row, in_words, tracker_of
 
 
-class StepLoss(nn.Module):
-    """A batch's loss as a module around the model, so that DistributedDataParallel can hold it."""
-
-    def __init__(self, model: nn.Module, loss_of: LossOf):
-        super().__init__()
-        self.model, self.loss_of = model, loss_of
-
-    def forward(self, *given: Any) -> tuple[Tensor, Tensor]:
-        """The two sums of (batch, criterion)."""
-        return self.loss_of(self.model, *given)
-
-
 def validated_by(trained: Trained, data: TrainingData, ranks: Ranks = ALONE) -> dict[str, float]:
     """Chapter 9's `validate`, by the run's own loss and the fast search."""
     loss_of = loss_function_of(trained.config, trained.device)
@@ -60,9 +49,10 @@ def validated_by(trained: Trained, data: TrainingData, ranks: Ranks = ALONE) -> 
 
 def join_gradients(take: Step) -> None:
     """Have all processes meet in each step, and leave it with the mean of their gradients."""
-    # The positions' table is a buffer, the same for all: nothing to send about.
     on = [take.device.index] if take.device.type == "cuda" else None
-    module = StepLoss(take.model, take.loss_of)
+    module = nn.Module()  # it has the model's parameters, and computes the loss
+    module.model, module.forward = take.model, partial(take.loss_of, take.model)
+    # The positions' table is a buffer, the same for all: nothing to send about.
     shared = DistributedDataParallel(module, device_ids=on, broadcast_buffers=False)
     take.loss_of, take.without_sync = lambda model, *given: shared(*given), shared.no_sync
 

@@ -192,12 +192,11 @@ class Training:
         self.look()
         reports = self.ranks.gather(asdict(self.report))
         rngs = self.ranks.gather(rng_states(self.device))
-        if not self.ranks.first:
-            return
-        meta = {name: getattr(self, name) for name in KEPT}
-        meta |= {"reports": reports, "state": asdict(self.state)}
-        meta["run"] = identity(self.config, self.ranks)
-        save_training(self.folder, self.state.steps, self.model, self.optimizer, rngs, meta)
+        if self.ranks.first:
+            meta = {name: getattr(self, name) for name in KEPT}
+            meta |= {"reports": reports, "state": asdict(self.state)}
+            meta["run"] = identity(self.config, self.ranks)
+            save_training(self.folder, self.state.steps, self.model, self.optimizer, rngs, meta)
         self.saved = time.monotonic()
 
     def restore(self) -> None:
