@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scripts.ch01_attention import padding_mask, subsequent_mask
-from scripts.ch06_training import EOS, PAD, grouped
+from scripts.ch06_training import EOS, PAD
 from scripts.ch07_multi30k import Example, pad_rows
 
 
@@ -105,6 +105,9 @@ def static_batches(
     rng.shuffle(order)
     for i in order:
         groups[narrowest(widths, longer_side(examples[i]))].append(i)
-    batches = [part for w, group in groups.items() for part in grouped(group, max_tokens // w)]
+    batches = []
+    for width, group in groups.items():
+        size = max_tokens // width
+        batches += [group[at : at + size] for at in range(0, len(group), size)]
     rng.shuffle(batches)
     return batches
