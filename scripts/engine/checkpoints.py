@@ -74,17 +74,13 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], origin: Path) -> 
             f"{origin} is of another configuration ({wrong[0]} differs): "
             "use the config that it was trained with"
         )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(tensors[name])
+    model.load_state_dict(tensors, strict=False)  # a tied one has other names, too
 
 
 def rng_states(device: torch.device) -> dict[str, Tensor]:
     """The states of the random generators that a training on `device` draws from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
+    of_gpu = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state()} | of_gpu
 
 
 def set_rng_states(states: dict[str, Tensor], device: torch.device) -> None:
