@@ -31,7 +31,7 @@ from scripts.engine.ranks import ALONE, Poll, Ranks
 from scripts.engine.settings import TrainConfig, learning_rate, plain_config
 from scripts.engine.signals import Stopped, StopSignal
 from scripts.engine.steps import Figures, Step, set_rate
-from scripts.engine.watching import epoch_bar, in_figures, write_log
+from scripts.engine.watching import in_figures, write_log
 
 KEPT = ("epoch", "done", "seconds", "cpu_seconds", "history")  # in a state, as they are
 
@@ -107,7 +107,9 @@ class Training:
         """The rest of the current epoch, under a progress bar; `stop` is heeded after each step."""
         plan = self.load()
         self.model.train()
-        with epoch_bar(self, len(plan)) as bar:
+        title = f"epoch {self.epoch}/{self.config.epochs}"
+        how = {"unit": "step", "leave": False, "disable": not self.ranks.first}
+        with tqdm(total=len(plan), initial=self.done, desc=title, **how) as bar:
             while self.done < len(plan):
                 start, cpu = time.perf_counter(), time.process_time()
                 self.step()

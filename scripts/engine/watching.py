@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from scripts.book.files import write_whole
-
-
-def epoch_bar(training: Any, steps: int) -> tqdm:
-    """The progress bar of an epoch; only the first process shows one."""
-    title = f"epoch {training.epoch}/{training.config.epochs}"
-    how = {"unit": "step", "leave": False, "disable": not training.ranks.first}
-    return tqdm(total=steps, initial=training.done, desc=title, **how)
 
 
 def in_figures(training: Any) -> dict[str, str]:
