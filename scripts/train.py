@@ -1,13 +1,11 @@
 r"""Train a translator, as chapter 9 does: `python -m scripts.train --preset sample`.
 
-Under torchrun it uses several GPUs, or several machines. On two with four GPUs each, of which the
-first has the address 10.0.0.1, with NUMBER 0 on it and 1 on the other:
+What a run writes is in `runs/NAME`, or below the folder that SERIES_RUNS names. Under torchrun it
+uses several GPUs, or several machines, which must all see that folder to resume. On two with four
+GPUs each, of which the first has the address 10.0.0.1, with NUMBER 0 on it and 1 on the other:
 
     torchrun --nnodes=2 --node-rank=NUMBER --master-addr=10.0.0.1 --master-port=29500 \
         --nproc-per-node=4 -m scripts.train --preset small
-
-The first process writes; to resume, all machines must see its folder. What a run writes is in
-`runs/NAME`, or below the folder that SERIES_RUNS names.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -17,28 +15,21 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from scripts.book.command import Command, read
 from scripts.engine.run import run
-from scripts.engine.settings import PRESETS, TrainConfig
+from scripts.engine.settings import PRESETS, TrainConfig, plain_config
 from scripts.engine.signals import Stopped
-from scripts.engine.training import Diverged
 
 
 def report(record: dict[str, Any]) -> str:
     """What a training came to: BLEU on each test split and a few translations, for the terminal."""
-    lines = [
-        f"{split}: BLEU {test['bleu']:.1f}  ({test['signature']})"
-        for split, test in record["test"].items()
-    ]
+    tests = record["test"].items()
+    lines = [f"{split}: BLEU {test['bleu']:.1f}  ({test['signature']})" for split, test in tests]
     for sample in record["samples"][:5]:
-        lines += ["", f"  source       {sample['source']}"]
-        lines += [
-            f"  reference    {sample['reference']}",
-            f"  translation  {sample['translation']}",
-        ]
+        lines += ["", *(f"  {name:<11}  {text}" for name, text in sample.items())]
     return "\n".join(lines)
 
 
@@ -50,10 +41,6 @@ class TrainOptions(TrainConfig):
     """sample, narrow, small or base: what the other options default to."""
     resume: bool = False
     """Go on where runs/NAME stopped."""
-
-    def config(self) -> TrainConfig:
-        """The options of the training alone."""
-        return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
 
 
 def preset_named(name: str) -> TrainConfig:
@@ -73,14 +60,9 @@ class TrainCommand(Command):
 
 
 def train(options: TrainOptions) -> int:
-    """Train as asked and print BLEU and translations; the exit code: 128 + signal when stopped.
-
-    Raises ValueError where the training diverged.
-    """
+    """Train as asked and print BLEU and translations; the exit code: 128 + signal when stopped."""
     try:
-        record = run(options.config(), options.resume)
-    except Diverged as error:
-        raise ValueError(str(error)) from error
+        record = run(plain_config(options), options.resume)
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.number

@@ -37,7 +37,7 @@ from scripts.engine.losses import loss_function_of, resolved
 from scripts.engine.models import Trained, load_model, save_model
 from scripts.engine.run import evaluate, fit, training_of
 from scripts.engine.scores import corpus_bleu, held_out_splits
-from scripts.engine.settings import PRESETS, TrainConfig, build_model
+from scripts.engine.settings import PRESETS, TrainConfig, build_model, plain_config
 from scripts.engine.training import Diverged, identity
 from scripts.engine.translating import DecodeOptions, translate
 from scripts.studies import ingredients, speedrun
@@ -91,11 +91,11 @@ def test_every_field_is_an_option():
         if name != "publish":
             option = [f"--{name}", str(value).lower()]
             chosen = train.main.parse(["--preset", "base", *option])
-            assert getattr(chosen.config(), name) == value and not chosen.resume
+            assert getattr(plain_config(chosen), name) == value and not chosen.resume
     assert train.main.parse(["--publish", "x", "--resume"]).publish == "x"
     assert train.main.parse(["--resume"]).resume
     chosen = train.main.parse(["--preset", "sample", "--epochs", "3"])
-    assert chosen.config() == replace(PRESETS["sample"], epochs=3) and not chosen.resume
+    assert plain_config(chosen) == replace(PRESETS["sample"], epochs=3) and not chosen.resume
 
 
 def test_resuming_equals_never_stopping(data, tmp_path):

@@ -63,7 +63,6 @@ from scripts.ch11_where_the_time_goes import (
 from scripts.ch12_going_fast import keep_memory
 from scripts.corpora.load import load_corpus
 from scripts.engine.fast import FAST, HALF, Switches, fast_loss
-from scripts.engine.losses import in_bf16
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,8 @@ class Runner:
         loss_of = peer_loss if contender.model in PEERS else batch_loss
         if contender.how is not None:
             loss_of = partial(fast_loss, how=Switches(**contender.how))
-        self.loss_of = partial(in_bf16, loss_of, "cpu") if contender.autocast else loss_of
+        half = torch.autocast("cpu", torch.bfloat16)
+        self.loss_of = half(loss_of) if contender.autocast else loss_of
 
     def lap(self) -> float:
         """Seconds of an optimizer step on each batch."""

@@ -1,8 +1,7 @@
 """Torn-proof saving and loading of tensors and of a training's state: safetensors, never pickle.
 
-A file is written by `write_whole`, so that it is there whole or not at all. It carries a checksum,
-so that what the disk spoiled later is noticed. What is not a tensor travels as JSON in the file's
-own metadata.
+A file is there whole or not at all, and a checksum shows what the disk spoiled later. What is not a
+tensor travels as JSON in the file's own metadata.
 """
 
 import hashlib
@@ -68,29 +67,24 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], origin: Path) -> 
     Raises ValueError where names or shapes differ: the file is of another configuration.
     """
     own = weights(model)
-    wrong = sorted(own.keys() ^ tensors.keys()) or [
-        name for name in own if own[name].shape != tensors[name].shape
-    ]
+    wrong = sorted(own.keys() ^ tensors.keys())
+    wrong = wrong or [name for name, p in own.items() if p.shape != tensors[name].shape]
     if wrong:
         raise ValueError(
             f"{origin} is of another configuration ({wrong[0]} differs): "
             "use the config that it was trained with"
         )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(tensors[name])
+    model.load_state_dict(tensors, strict=False)  # a tied one has other names, too
 
 
 def rng_states(device: torch.device) -> dict[str, Tensor]:
     """The states of the random generators that a training on `device` draws from."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
+    of_gpu = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state()} | of_gpu
 
 
 def set_rng_states(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what `rng_states` gave; a state of a device that isn't in use is left out."""
+    """Put back what `rng_states` gave, but for a device that isn't in use."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
@@ -104,10 +98,7 @@ def save_training(
     rngs: list[dict[str, Tensor]],
     meta: dict[str, Any],
 ) -> Path:
-    """Save all that the next step depends on: weights, optimizer, random states of each process.
-
-    The state before it stays as well, should this one be spoiled; older ones go.
-    """
+    """Save weights, optimizer and each process's random states. The state before stays as well."""
     tensors = {f"model.{name}": t for name, t in weights(model).items()}
     for index, slots in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{slot}": t for slot, t in slots.items()}
@@ -119,9 +110,9 @@ def save_training(
     return path
 
 
-def saved_states(folder: Path) -> list[Path]:
-    """The states in `folder`, the one with the fewest steps first."""
-    return sorted(folder.glob("state-*.safetensors"))
+def saved_states(folder: Path, kind: str = "state") -> list[Path]:
+    """The states in `folder`, the oldest first; or, of the kind "epoch", weights to be averaged."""
+    return sorted(folder.glob(f"{kind}-*.safetensors"))
 
 
 def keep_newest(paths: list[Path], count: int) -> None:
@@ -153,19 +144,15 @@ def restore_training(
 
     Raises ValueError, with nothing changed, where they are of another configuration.
     """
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "rng": {}}
+    parts: dict[str, dict[Any, Any]] = {"model": {}, "optimizer": {}, "rng": {}}
     for name, tensor in tensors.items():
         part, rest = name.split(".", 1)
-        parts[part][rest] = tensor
+        if part == "model":
+            parts[part][rest] = tensor
+        else:
+            number, slot = rest.split(".")
+            parts[part].setdefault(int(number), {})[slot] = tensor
     load_weights(model, parts["model"], origin)
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in parts["optimizer"].items():
-        index, slot = name.split(".")
-        state.setdefault(int(index), {})[slot] = tensor
     groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-    rngs: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in parts["rng"].items():
-        rank, kind = name.split(".")
-        rngs.setdefault(int(rank), {})[kind] = tensor
-    return [rngs[rank] for rank in sorted(rngs)]
+    optimizer.load_state_dict({"state": parts["optimizer"], "param_groups": groups})
+    return [parts["rng"][rank] for rank in sorted(parts["rng"])]

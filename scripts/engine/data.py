@@ -1,7 +1,7 @@
-"""A corpus, encoded, and each epoch's batches.
+"""A corpus, encoded, and each epoch's batches, with BPE-dropout if asked.
 
 An epoch's plan follows from the settings and its number alone, so that a resumed run meets the
-batches of one that was never interrupted. BPE-dropout is here, too.
+batches of one that was never interrupted.
 """
 
 import bisect
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch06_training import BOS, EOS, UNK, Batch
+from scripts.ch06_training import BOS, EOS, UNK, Batch, grouped
 from scripts.ch07_multi30k import BPETokenizer, Example, encode_pairs, make_batch, token_batches
 from scripts.corpora.load import load_corpus
 from scripts.engine.settings import TrainConfig
@@ -42,15 +42,10 @@ def prepare(config: TrainConfig) -> TrainingData:
 def epoch_plan(
     config: TrainConfig, data: TrainingData, epoch: int, world: int = 1
 ) -> list[list[list[int]]]:
-    """The optimizer steps of one epoch, each a list of `accumulate` × `world` batches of indices.
-
-    It depends on the settings and the epoch alone: a resumed run meets the same. The batches of a
-    step are of similar size, so that `world` processes that share them wait little for each other.
-    """
+    """An epoch's optimizer steps, each of `accumulate` × `world` batches, similar in their work."""
     rng = random.Random(f"{config.seed}:{epoch}")
     if config.step in ("static", "graphed"):
-        widths = static_lengths(data.train)
-        batches = static_batches(data.train, widths, config.max_tokens, rng)
+        batches = static_batches(data.train, static_lengths(data.train), config.max_tokens, rng)
     else:
         batches = token_batches(data.train, config.max_tokens, rng)
     together = config.accumulate * world
@@ -66,7 +61,7 @@ def epoch_plan(
         half = len(largest) // 2
         for part in (largest[:half], largest[half:]):
             bisect.insort(batches, part, key=work)
-    steps = [batches[at : at + together] for at in range(0, len(batches), together)]
+    steps = list(grouped(batches, together))
     rng.shuffle(steps)
     return steps
 
@@ -75,19 +70,17 @@ def batches_of(
     examples: Sequence[Example], plan: list[list[int]], device: torch.device
 ) -> Iterator[Batch]:
     """The planned batches, padded and moved to `device` one by one."""
-    for indices in plan:
-        yield make_batch([examples[i] for i in indices]).to(device)
+    return (make_batch([examples[i] for i in indices]).to(device) for indices in plan)
 
 
 class MergeDropout:
     """BPE that skips merges at random (Provilkov et al. 2020, algorithm 1)."""
 
     def __init__(self, tokenizer: BPETokenizer):
-        processor = tokenizer.processor
-        pieces = [processor.id_to_piece(i) for i in range(len(tokenizer))]
-        self.ids = {piece: i for i, piece in enumerate(pieces)}
+        get = tokenizer.processor
+        self.ids = {get.id_to_piece(i): i for i in range(len(tokenizer))}
         # SentencePiece scores a merged piece by the order in which it was learned, 0, −1, −2, …
-        self.scores = {piece: processor.get_score(i) for i, piece in enumerate(pieces)}
+        self.scores = {piece: get.get_score(i) for piece, i in self.ids.items()}
 
     def word(self, word: str, p: float, rng: random.Random) -> list[str]:
         """One word, its "▁" included, as pieces."""
@@ -115,8 +108,8 @@ def epoch_examples(config: TrainConfig, data: TrainingData, epoch: int) -> list[
     rng = random.Random(f"pieces:{config.seed}:{epoch}")
     dropout, cut = MergeDropout(data.tokenizer), data.tokenizer.pieces
     examples = []
-    for source, target in data.corpus["train"]:
-        src, tgt = (dropout.encode(cut(text), config.bpe_dropout, rng) for text in (source, target))
+    for pair in data.corpus["train"]:
+        src, tgt = (dropout.encode(cut(text), config.bpe_dropout, rng) for text in pair)
         # A caption that falls into too many pieces keeps its end.
         examples.append(Example([*src[: MAX_LEN - 1], EOS], [BOS, *tgt[: MAX_LEN - 1], EOS]))
     return examples

@@ -32,9 +32,8 @@ def precision_on(config: TrainConfig, device: torch.device) -> str:
 def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> TrainConfig:
     """`config` with its precision and kind of step decided: what a run is, what its record says.
 
-    A recording holds one process's whole step, so several processes don't take it. Batches of few
-    shapes know of no BPE-dropout, which makes other lengths each epoch. Raises ValueError for
-    those.
+    Raises ValueError for a recording by several processes, as it holds a whole step, and for
+    batches of few shapes with BPE-dropout, which makes other lengths each epoch.
     """
     step = config.step
     alone = world == 1 and not config.compile
@@ -49,12 +48,6 @@ def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> Train
     if step != "eager" and config.bpe_dropout:
         raise ValueError(f"--step {step} can't be had with --bpe_dropout: use --step eager")
     return replace(config, precision=precision_on(config, device), step=step)
-
-
-def in_bf16(loss_of: LossOf, kind: str, *given: Any) -> Any:
-    """`loss_of(*given)` with products in bfloat16 on a device of this kind; sums in float32."""
-    with torch.autocast(kind, torch.bfloat16):
-        return loss_of(*given)
 
 
 def r_drop_loss(
@@ -88,22 +81,17 @@ def compiled(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
 
 
 def loss_function_of(config: TrainConfig, device: torch.device, training: bool = False) -> LossOf:
-    """How the run computes a batch's loss: its path, its precision, compiled or not, R-Drop or not.
-
-    Without dropout R-Drop has nothing to compare, so validation leaves it out.
-    """
-    half = precision_on(config, device) == "bf16"
+    """How the run computes a batch's loss. Validation, without dropout, leaves R-Drop out."""
+    half, twice = precision_on(config, device) == "bf16", config.r_drop and training
     switches = switches_for(device, half)
     if config.compile or config.step in ("static", "graphed"):  # no rows by the data's number
         switches = STATIC
+    function, fixed = fast_loss, {"how": switches}
     if config.path == "textbook":
-        switches = PLAIN
-    function, fixed = (
-        (batch_loss, {}) if config.path == "textbook" else (fast_loss, {"how": switches})
-    )
-    if config.r_drop and training:
+        switches, function, fixed = PLAIN, batch_loss, {}
+    if twice:
         rows_of = FastPath(switches).target_rows
         function, fixed = r_drop_loss, {"weight": config.r_drop, "rows_of": rows_of}
     loss_of = compiled(function, **fixed) if config.compile else partial(function, **fixed)
-    by_hand = switches.half and not (config.r_drop and training)  # R-Drop asks the plain generator
-    return partial(in_bf16, loss_of, device.type) if half and not by_hand else loss_of
+    by_hand = switches.half and not twice  # R-Drop asks the plain generator
+    return torch.autocast(device.type, torch.bfloat16)(loss_of) if half and not by_hand else loss_of

@@ -1,7 +1,6 @@
 """Several processes that train together, under torchrun: who is who, and what they tell each other.
 
-Alone, a process is number 0 of 1, and each operation does nothing. How gradients travel is
-DistributedDataParallel's business, and not this module's.
+Alone, a process is number 0 of 1, and each operation does nothing. Gradients travel elsewhere.
 """
 
 import math
@@ -55,8 +54,7 @@ ALONE = Ranks()
 class Poll:
     """Has any process been asked to stop? Each gives a signal's number, or 0; all hear the highest.
 
-    The question travels while the next step is computed, so nobody waits for an answer: it comes
-    one step late. Alone, a process hears itself at once.
+    The answer comes one step late, so that nobody waits for it. Alone, a process hears itself.
     """
 
     def __init__(self, ranks: Ranks):
@@ -71,8 +69,7 @@ class Poll:
             return number
         answer = self.answer()
         mine = torch.tensor(number)
-        how = {"op": dist.ReduceOp.MAX, "group": self.group, "async_op": True}
-        self.asked = dist.all_reduce(mine, **how), mine
+        self.asked = dist.all_reduce(mine, dist.ReduceOp.MAX, self.group, async_op=True), mine
         return answer
 
     def answer(self) -> int:
@@ -88,7 +85,7 @@ class Poll:
 def join_ranks(device: torch.device) -> Iterator[Ranks]:
     """Join the processes that torchrun started, over NCCL on GPUs and gloo on CPUs; or be alone."""
     if "WORLD_SIZE" not in os.environ:
-        yield Ranks()
+        yield ALONE
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)

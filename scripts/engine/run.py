@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
 from scripts import ROOT, runs_folder
 from scripts.book.files import writable, write_whole
 from scripts.book.records import provenance, save_record, sha256
-from scripts.ch04_encoder_decoder import EncoderDecoder
-from scripts.ch06_training import Batch, LabelSmoothing
+from scripts.ch06_training import LabelSmoothing
 from scripts.ch09_training_run import average_checkpoints, validate
 from scripts.ch12_going_fast import keep_memory
 from scripts.engine.cards import model_card, publish
-from scripts.engine.checkpoints import load_weights, newest_state
+from scripts.engine.checkpoints import load_weights, newest_state, saved_states
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.losses import LossOf, loss_function_of, resolved
 from scripts.engine.models import Trained, load_model, save_model
@@ -38,21 +38,7 @@ from scripts.engine.static import static_lengths
 from scripts.engine.steps import KINDS, Step, ask_for_determinism
 from scripts.engine.training import Training, start_anew
 from scripts.engine.translating import fast_translate
-from scripts.engine.watching import tracker_of
-
-
-class StepLoss(nn.Module):
-    """A batch's loss as a module around the model, so that DistributedDataParallel can hold it."""
-
-    def __init__(
-        self, model: EncoderDecoder, loss_of: Callable[..., Any], criterion: LabelSmoothing
-    ):
-        super().__init__()
-        self.model, self.loss_of, self.criterion = model, loss_of, criterion
-
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The batch's two sums."""
-        return self.loss_of(self.model, batch, self.criterion)
+from scripts.engine.watching import gpu_row, in_words, tracker_of
 
 
 def validated_by(trained: Trained, data: TrainingData, ranks: Ranks = ALONE) -> dict[str, float]:
@@ -61,32 +47,14 @@ def validated_by(trained: Trained, data: TrainingData, ranks: Ranks = ALONE) -> 
     return validate(trained, data, ranks, loss_of, fast_translate)
 
 
-def stepper(
-    config: TrainConfig,
-    data: TrainingData,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss_of: LossOf,
-    ranks: Ranks,
-) -> Step:
-    """What takes the steps: of the configured kind, over all processes."""
-    device, criterion = next(model.parameters()).device, LabelSmoothing(config.smoothing)
-    shared = None
-    if ranks.world > 1:
-        on = [device.index] if device.type == "cuda" else None
-        module = StepLoss(model, loss_of, criterion)
-        # The positions' table is a buffer, the same for all: nothing to send about.
-        shared = DistributedDataParallel(module, device_ids=on, broadcast_buffers=False)
-        loss_of = lambda model, batch, criterion: shared(batch)  # noqa: E731
-    given = (model, criterion, optimizer, loss_of, config.clip)
-    if config.step == "eager":
-        take = Step(*given)
-    else:
-        widths, rows = static_lengths(data.train), config.max_tokens
-        take = KINDS[config.step](*given, widths=widths, max_tokens=rows)
-    if shared is not None:
-        take.without_sync = shared.no_sync
-    return take
+def join_gradients(take: Step) -> None:
+    """Have all processes meet in each step, and leave it with the mean of their gradients."""
+    on = [take.device.index] if take.device.type == "cuda" else None
+    module = nn.Module()  # it has the model's parameters, and computes the loss
+    module.model, module.forward = take.model, partial(take.loss_of, take.model)
+    # The positions' table is a buffer, the same for all: nothing to send about.
+    shared = DistributedDataParallel(module, device_ids=on, broadcast_buffers=False)
+    take.loss_of, take.without_sync = lambda model, *given: shared(*given), shared.no_sync
 
 
 def training_of(
@@ -98,10 +66,7 @@ def training_of(
     kind: Callable[..., Training] = Training,
     loss_for: Callable[..., LossOf] = loss_function_of,
 ) -> Training:
-    """A training as `config` asks for it, at its beginning or resumed.
-
-    `loss_for` makes the loss of settings and device; `kind` may be another `Training`.
-    """
+    """A training as `config` asks for it; `loss_for` makes the loss of settings and device."""
     torch.manual_seed(config.seed)
     device = pick_device(config.device)
     if device.index is not None and device.type == "cuda":
@@ -111,9 +76,14 @@ def training_of(
         ask_for_determinism()
     model = build_model(config, len(data.tokenizer)).to(device)
     optimizer = make_optimizer(config, model)
+    criterion, loss_of = LabelSmoothing(config.smoothing), loss_for(config, device, training=True)
+    shapes = {}
+    if config.step != "eager":
+        shapes = {"widths": static_lengths(data.train), "max_tokens": config.max_tokens}
+    take = KINDS[config.step](model, criterion, optimizer, loss_of, config.clip, **shapes)
     if ranks.world > 1:
         torch.manual_seed(config.seed + ranks.rank)  # the weights are alike, the dropout not
-    take = stepper(config, data, model, optimizer, loss_for(config, device, training=True), ranks)
+        join_gradients(take)
     return kind(config, data, folder, model, optimizer, take, ranks, resume)
 
 
@@ -127,18 +97,35 @@ def fit(
 ) -> list[dict[str, float]]:
     """Train as `config` says; return the history, a row an epoch. `others` go to `training_of`.
 
-    `folder` gets the best model (by validation BLEU), the last two states, and the last epochs'
-    weights for averaging. With `resume` the run goes on after the last step saved, as if nothing
-    had happened. Raises Stopped where somebody asked it to stop, Diverged where a number
-    overflowed.
+    `folder` gets the best model (by validation BLEU), two states, and weights to be averaged. With
+    `resume` the run goes on as if nothing had happened. Raises Stopped, Diverged.
     """
     if ranks.first and not resume:
         start_anew(folder)
     training = training_of(config, data, folder, resume, ranks, **others)
     watched = config if ranks.first else replace(config, tracker="none")
-    check = partial(validated_by, data=data, ranks=ranks)
     with StopSignal() as stop, tracker_of(watched, folder) as track:
-        return training.go(check, stop, track)
+        while training.epoch <= config.epochs:
+            report = training.train_epoch(stop)
+            row = {
+                "epoch": training.epoch,
+                "lr": training.lr_at(training.state.steps),
+                "train_loss": report.loss_per_token,
+                "train_ppl": report.perplexity,
+                "grad_norm": sum(report.grad_norms) / len(report.grad_norms),
+                "tokens": report.tokens,
+                "seconds": training.seconds,
+                "cpu_seconds": training.cpu_seconds,
+                **gpu_row(training.device),
+                **validated_by(training.trained, data, ranks),
+            }
+            if ranks.first:
+                tqdm.write(in_words(row, config.epochs))
+                track(row)
+            training.end_epoch(row)
+            training.heed(stop)
+        training.poll.answer()  # before the processes part
+    return training.history
 
 
 def average_if_better(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, float]:
@@ -146,7 +133,7 @@ def average_if_better(config: TrainConfig, data: TrainingData, folder: Path) -> 
     trained = load_model(folder, pick_device(config.device))
     _, _, meta, _ = newest_state(folder)
     scores = {"best epoch": max(row["val_bleu"] for row in meta["history"])}
-    paths = sorted(folder.glob("epoch-*.safetensors"))[-config.average :]
+    paths = saved_states(folder, "epoch")[-config.average :]
     if config.average > 1 and len(paths) > 1:
         load_weights(trained.model, average_checkpoints(paths), paths[-1])
         name = f"mean of the last {len(paths)}"
@@ -162,51 +149,33 @@ def evaluate(
     """Translate `pairs`: BLEU, cased and lower-cased, signatures, and the translations."""
     sources, references = zip(*pairs, strict=True)
     hypotheses = fast_translate(trained, sources, beam, alpha)
-    cased = corpus_bleu(hypotheses, references)
-    lower = corpus_bleu(hypotheses, references, lowercase=True)
-    return {
-        "search": f"beam {beam}, alpha {alpha:g}" if beam > 1 else "greedy",
-        "bleu": round(cased.score, 2),
-        "signature": cased.signature,
-        "bleu_lowercased": round(lower.score, 2),
-        "signature_lowercased": lower.signature,
-        "translations": hypotheses,
-    }
+    found = {"search": f"beam {beam}, alpha {alpha:g}" if beam > 1 else "greedy"}
+    for kind, lowercase in (("", False), ("_lowercased", True)):
+        bleu = corpus_bleu(hypotheses, references, lowercase=lowercase)
+        found |= {f"bleu{kind}": round(bleu.score, 2), f"signature{kind}": bleu.signature}
+    return found | {"translations": hypotheses}
 
 
-def evaluate_both(
-    trained: Trained, pairs: list[tuple[str, str]], beam: int, alpha: float
+def finish(
+    config: TrainConfig, data: TrainingData, folder: Path, history: list[dict[str, float]]
 ) -> dict[str, Any]:
-    """`evaluate` by the search asked for, with greedy BLEU beside it."""
-    scores = evaluate(trained, pairs, beam, alpha)
-    greedy = evaluate(trained, pairs) if beam > 1 else scores
-    return scores | {"bleu_greedy": greedy["bleu"]}
-
-
-def make_record(
-    config: TrainConfig,
-    data: TrainingData,
-    folder: Path,
-    history: list[dict[str, float]],
-    chosen: dict[str, float],
-) -> dict[str, Any]:
-    """Test the saved model, as anyone who loads it would, and put the run on record."""
+    """Choose the weights, test them as stored, write record and card, publish; the record."""
+    chosen = average_if_better(config, data, folder)
     device = pick_device(config.device)
-    trained = load_model(folder, device)
-    search = (config.beam, config.alpha)
-    splits = held_out_splits(data.corpus)
-    tests = {name: evaluate_both(trained, data.corpus[name], *search) for name in splits}
-    translations = [test.pop("translations") for test in tests.values()][0]
+    trained, tests = load_model(folder, device), {}
+    for split in held_out_splits(data.corpus):
+        test = tests[split] = evaluate(trained, data.corpus[split], config.beam, config.alpha)
+        greedy = evaluate(trained, data.corpus[split]) if config.beam > 1 else test
+        test["bleu_greedy"] = greedy["bleu"]
+    texts = [test.pop("translations") for test in tests.values()][0]
     samples = [
-        {"source": source, "reference": reference, "translation": translation}
-        for (source, reference), translation in zip(
-            data.corpus[splits[0]][:10], translations[:10], strict=True
-        )
+        {"source": source, "reference": reference, "translation": text}
+        for (source, reference), text in zip(data.corpus[next(iter(tests))], texts, strict=True)
     ]
     # A resumed run is the run that was never interrupted, so its command is that one's.
     options = [option for option in sys.argv[1:] if option != "--resume"]
     command = shlex.join(["python", "-m", "scripts.train", *options])
-    return {
+    record = {
         **provenance(command, device),
         "config": asdict(config),
         "parameters": sum(p.numel() for p in trained.model.parameters()),
@@ -216,16 +185,8 @@ def make_record(
         "chosen_by_val_bleu": chosen,
         "history": [{k: round(v, 5) for k, v in row.items()} for row in history],
         "test": tests,
-        "samples": samples,
+        "samples": samples[:10],
     }
-
-
-def finish(
-    config: TrainConfig, data: TrainingData, folder: Path, history: list[dict[str, float]]
-) -> dict[str, Any]:
-    """After the last epoch: choose the weights, score them, write record and card, publish."""
-    chosen = average_if_better(config, data, folder)
-    record = make_record(config, data, folder, history, chosen)
     save_record("record", record, folder)
     write_whole(folder / "README.md", model_card(record).encode())
     if config.publish:
@@ -250,12 +211,10 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
         if ranks.first:
             writable(folder)
             if config.publish:
-                writable(
-                    ROOT / "models" / config.publish
-                )  # better told now than after the training
+                writable(ROOT / "models" / config.publish)  # now, rather than after hours
             if ranks.world > 1:
                 dist.barrier()
-            pairs, pieces = len(data.train), len(data.tokenizer)
-            print(f"{config.corpus}: {pairs:,} training pairs, {pieces:,} BPE pieces, on {device}")
+            size = f"{len(data.train):,} training pairs, {len(data.tokenizer):,} BPE pieces"
+            print(f"{config.corpus}: {size}, on {device}")
         history = fit(config, data, folder, resume, ranks)
     return finish(config, data, folder, history) if ranks.first else None

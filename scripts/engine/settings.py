@@ -96,51 +96,21 @@ class TrainConfig:
     """Also save the model as models/PUBLISH and the record as results/PUBLISH.json."""
 
 
+NARROW = {"layers": 2, "d_model": 128, "d_ff": 256, "heads": 4}
+# On every machine in the same precision: whether it has 16-bit products mustn't matter.
+SAMPLE = NARROW | {"corpus": "sample", "vocab": 1000, "dropout": 0.0, "precision": "float32"}
+BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "norm_first": False, "dropout": 0.1}
+BASE |= {"schedule": "inverse_sqrt", "warmup": 800}  # of 2,500 steps; the paper's 4,000 of 100,000
+
 PRESETS: dict[str, TrainConfig] = {
     "sample": TrainConfig(
-        corpus="sample",
-        layers=2,
-        d_model=128,
-        d_ff=256,
-        heads=4,
-        vocab=1000,
-        dropout=0.0,
-        epochs=10,
-        max_tokens=1024,
-        lr=2e-3,
-        warmup=200,
-        average=0,
-        beam=1,
-        precision="float32",  # on every machine: whether it has 16-bit products mustn't matter
-        name="sample",
+        **SAMPLE, epochs=10, max_tokens=1024, warmup=200, average=0, beam=1, name="sample"
     ),
     "narrow": TrainConfig(
-        layers=2,
-        d_model=128,
-        d_ff=256,
-        heads=4,
-        vocab=4096,
-        dropout=0.1,
-        epochs=5,
-        lr=3e-3,
-        warmup=300,
-        average=3,
-        name="narrow",
+        **NARROW, vocab=4096, dropout=0.1, epochs=5, lr=3e-3, warmup=300, average=3, name="narrow"
     ),
     "small": TrainConfig(),
-    "base": TrainConfig(
-        layers=6,
-        d_model=512,
-        d_ff=2048,
-        norm_first=False,
-        dropout=0.1,
-        schedule="inverse_sqrt",
-        lr=7e-4,
-        warmup=800,  # of some 2,500 steps; the paper's 4,000 are of 100,000
-        max_tokens=4096,
-        epochs=20,
-        name="base",
-    ),
+    "base": TrainConfig(**BASE, lr=7e-4, max_tokens=4096, epochs=20, name="base"),
 }
 
 
@@ -151,17 +121,8 @@ def plain_config(config: TrainConfig) -> TrainConfig:
 
 def build_model(config: TrainConfig, vocab: int) -> EncoderDecoder:
     """The model of `config` over `vocab` joint pieces, initialised from the global seed."""
-    model = make_model(
-        vocab,
-        vocab,
-        N=config.layers,
-        d_model=config.d_model,
-        d_ff=config.d_ff,
-        h=config.heads,
-        dropout=config.dropout,
-        norm_first=config.norm_first,
-        tie=config.tie,
-    )
+    sizes = (config.layers, config.d_model, config.d_ff, config.heads, config.dropout)
+    model = make_model(vocab, vocab, *sizes, norm_first=config.norm_first, tie=config.tie)
     if config.embedding_init == "xavier":
         for embed in (model.src_embed, model.tgt_embed):
             nn.init.xavier_uniform_(embed[0].lut.weight)

@@ -1,7 +1,6 @@
 """Batches of few shapes, cut out of a corpus that lives on the device.
 
-They suit a GPU, which waits for nothing here: no count, no copy. `engine.steps` takes steps on
-them. Which widths waste least is found exactly.
+A GPU waits for nothing here: no count, no copy. `engine.steps` takes steps on them.
 """
 
 import bisect
@@ -23,10 +22,7 @@ from scripts.ch07_multi30k import Example, pad_rows
 
 @dataclass
 class Rectangles:
-    """Source ids (B, S) and the full target (B, T+1), and what a loss reads of them; no counts.
-
-    A `Batch` counts its labels, and to count is to wait for the device.
-    """
+    """A `Batch` that counts no labels: a GPU would have to wait. Ids (B, S), and full (B, T+1)."""
 
     src: Tensor
     full: Tensor
@@ -63,9 +59,8 @@ def static_lengths(examples: Sequence[Example], shapes: int = 8) -> list[int]:
     Exact, by dynamic programming over the widths that occur. After k rounds `best[i]` has, for the
     pairs of the i narrowest of them, the fewest cells in at most k widths, and those widths.
     """
-    widths = sorted({longer_side(e) for e in examples})
-    counts = Counter(longer_side(e) for e in examples)
-    below = [0, *accumulate(counts[w] for w in widths)]  # pairs among the i narrowest widths
+    widths, counts = zip(*sorted(Counter(map(longer_side, examples)).items()), strict=True)
+    below = [0, *accumulate(counts)]  # pairs among the i narrowest widths
     best = {0: (0, ())}  # how many widths are served: (cells, the widths chosen)
     for _ in range(min(shapes, len(widths))):
         with_one_more = dict(best)
@@ -80,17 +75,16 @@ def static_lengths(examples: Sequence[Example], shapes: int = 8) -> list[int]:
 
 
 class ResidentCorpus:
-    """A corpus that lives on the device: a batch is cut out of it, and nothing crosses the bus.
+    """A corpus on the device, of which batches are cut; `width` is that of the widest.
 
-    `width` is that of the widest batch, which holds every pair. The last row is the filler: a
-    source of one eos, so that attention has a key, and no target.
+    The last row is the filler: a source of one eos, so that attention has a key, and no target.
     """
 
     def __init__(self, examples: Sequence[Example], device: torch.device | str, width: int):
         rows, self.filler = [*examples, Example([EOS], [PAD, PAD])], len(examples)
-        sides = (pad_rows([e.src for e in rows]), pad_rows([e.tgt for e in rows]))
-        wide = [F.pad(x, (0, width - x.size(1) + i), value=PAD) for i, x in enumerate(sides)]
-        self.src, self.full = (x.to(device) for x in wide)  # (n + 1, S), (n + 1, T + 1)
+        src, full = pad_rows([e.src for e in rows]), pad_rows([e.tgt for e in rows])
+        self.src = F.pad(src, (0, width - src.size(1)), value=PAD).to(device)  # (n + 1, S)
+        self.full = F.pad(full, (0, width + 1 - full.size(1)), value=PAD).to(device)  # (…, T + 1)
 
     def batch(self, rows: Tensor, width: int) -> Rectangles:
         """The pairs of these rows (B,), `width` tokens a side."""

@@ -1,12 +1,9 @@
 """One optimizer step, in three kinds; none of them waits for the device, but to record.
 
-`eager` takes batches of any shape from the CPU, kernel by kernel. `static` has the corpus on the
-device and cuts batches of a few shapes out of it. `graphed` is `static`, recorded once for each
-shape as a CUDA graph and replayed: hundreds of kernels, one launch. The same batches give the same
-weights.
-
-What a step finds stays on the device until somebody asks (`look`). A step that isn't finite changes
-nothing, and neither does any after it; so it is soon enough to ask now and then.
+`eager` takes batches of any shape from the CPU; `static` cuts batches of a few shapes out of a
+corpus on the device; `graphed` is `static`, recorded once for each shape as a CUDA graph. What a
+step finds stays on the device until somebody asks (`look`): one that isn't finite changes nothing,
+and neither does any after it.
 """
 
 import gc
@@ -42,9 +39,8 @@ class Figures(NamedTuple):
 class Step:
     """Optimizer steps on batches of any shape: the eager kind.
 
-    `loss_of` takes (model, batch, criterion) and gives the batch's two sums. `clip` bounds the
-    gradient's norm. On a GPU the optimizer must skip a step where its `found_inf` is 1: PyTorch's
-    fused Adam and our Muon do.
+    `loss_of` is of (model, batch, criterion), to two sums. `clip` bounds the gradient's norm. On a
+    GPU the optimizer must heed `found_inf`, as PyTorch's fused Adam and our Muon do.
     """
 
     def __init__(
@@ -63,16 +59,13 @@ class Step:
         self.pending: list[Tensor] = []  # what the steps since the last look found, on the device
         self.bad = torch.zeros((), device=self.device)  # 1 from the first step on that isn't finite
         # On a CPU we ask `bad`, and skip. On a GPU asking would mean to wait: there the optimizer
-        # (or each of those that act as one) reads it under the name PyTorch has for it, if fused.
+        # (or each of those that act as one) reads it under PyTorch's name for it, if fused.
         unfused = any(group.get("fused") is False for group in optimizer.param_groups)
         self.asks = self.device.type == "cpu" or unfused
         if not self.asks:
             for part in getattr(optimizer, "parts", (optimizer,)):
                 part.found_inf = self.bad
-
-        if (
-            self.device.type == "cuda"
-        ):  # cuDNN's attention plans each shape anew, for longer than a step
+        if self.device.type == "cuda":  # cuDNN's attention takes longer to plan than to compute
             torch.backends.cuda.enable_cudnn_sdp(False)
 
     def load(self, examples: Sequence[Example], plan: Plan, divisors: Sequence[float]) -> None:
@@ -142,12 +135,11 @@ class StaticStep(Step):
         super().load(examples, plan, divisors)
         self.shapes = [tuple(map(self.shape, step)) for step in plan]
         flat: list[int] = []
-        self.starts = [0]
         for step, shapes in zip(plan, self.shapes, strict=True):
             for indices, (_, rows) in zip(step, shapes, strict=True):
                 flat += [*indices, *[self.corpus.filler] * (rows - len(indices))]
-            self.starts.append(len(flat))
-        self.chosen = self.sent(torch.tensor(flat))
+        sizes = [sum(rows for _, rows in shapes) for shapes in self.shapes]
+        self.rows = self.sent(torch.tensor(flat)).split(sizes)  # of each step, batch after batch
         self.per = self.sent(torch.tensor(divisors, dtype=torch.float32))
 
     def shape(self, indices: Sequence[int]) -> tuple[int, int]:
@@ -160,23 +152,14 @@ class StaticStep(Step):
         parts = rows.split([size for _, size in shapes])
         return [self.corpus.batch(part, w) for part, (w, _) in zip(parts, shapes, strict=True)]
 
-    def rows(self, number: int) -> Tensor:
-        """The indices of the pairs of that step, batch after batch, fillers included."""
-        return self.chosen[self.starts[number] : self.starts[number + 1]]
-
     def __call__(self, number: int) -> None:
         """As in `Step`."""
-        group = self.cut(self.rows(number), self.shapes[number])
+        group = self.cut(self.rows[number], self.shapes[number])
         self.pending.append(self.run(group, self.per[number]))
 
 
-class Recording(NamedTuple):
-    """A step of one shape on a GPU, and the memory through which it is fed and answers."""
-
-    graph: Any
-    rows: Tensor
-    per: Tensor
-    found: Tensor
+# A step of one shape as a graph, and the memory by which it is fed (rows, per) and answers (found).
+Recording = tuple[Any, Tensor, Tensor, Tensor]
 
 
 @contextmanager
@@ -190,11 +173,7 @@ def other_stream() -> Iterator[None]:
 
 
 class GraphedStep(StaticStep):
-    """Static steps, recorded once for each shape and replayed.
-
-    The optimizer must be capturable, with a tensor as its rate. Recording leaves no trace: weights,
-    the optimizer's state and the random generator are as before.
-    """
+    """Static steps, recorded once for each shape and replayed, by a capturable optimizer."""
 
     aside: Callable[[], AbstractContextManager] = staticmethod(other_stream)
 
@@ -207,7 +186,7 @@ class GraphedStep(StaticStep):
         """The recording for the shapes of that step: made, where there is none yet."""
         shapes = self.shapes[number]
         if shapes not in self.recorded:
-            self.recorded[shapes] = self.record(self.rows(number), self.per[number], shapes)
+            self.recorded[shapes] = self.record(self.rows[number], self.per[number], shapes)
         return self.recorded[shapes]
 
     def prepare(self) -> None:
@@ -217,14 +196,14 @@ class GraphedStep(StaticStep):
 
     def __call__(self, number: int) -> None:
         """As in `Step`."""
-        step = self.recording(number)
-        step.rows.copy_(self.rows(number))
-        step.per.copy_(self.per[number])
-        step.graph.replay()
-        self.pending.append(step.found.clone())  # the next replay writes over `found`
+        graph, rows, per, found = self.recording(number)
+        rows.copy_(self.rows[number])
+        per.copy_(self.per[number])
+        graph.replay()
+        self.pending.append(found.clone())  # the next replay writes over `found`
 
     def record(self, rows: Tensor, per: Tensor, shapes: Sequence[tuple[int, int]]) -> Recording:
-        """Record the step for batches of these shapes."""
+        """Record the step for batches of these shapes. Weights and random state stay as before."""
         rows, per, generator = rows.clone(), per.clone(), self.random_state()
         before = self.bad.clone()
         self.bad.fill_(1)  # while libraries choose their kernels, the optimizer shall not step
@@ -234,7 +213,7 @@ class GraphedStep(StaticStep):
         self.bad.copy_(before)
         graph, found = self.capture(lambda: self.run(self.cut(rows, shapes), per))
         self.random_state(generator)
-        return Recording(graph, rows, per, found)
+        return graph, rows, per, found
 
     def random_state(self, state: Tensor | None = None) -> Tensor:
         """The state of the device's random generator, which `state` sets."""
@@ -244,11 +223,8 @@ class GraphedStep(StaticStep):
 
     def capture(self, run: Callable[[], Tensor]) -> tuple[Any, Tensor]:
         """A graph of what `run` launches, and the tensor that it returned."""
-        graph, stream, collects = (
-            torch.cuda.CUDAGraph(),
-            torch.cuda.current_stream(),
-            gc.isenabled(),
-        )
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        collects = gc.isenabled()
         gc.disable()  # to free an old graph now would spoil this one
         try:
             with torch.cuda.graph(graph, pool=self.pool):
@@ -265,11 +241,8 @@ KINDS = {"eager": Step, "static": StaticStep, "graphed": GraphedStep}
 
 
 def ask_for_determinism() -> None:
-    """Have PyTorch take only kernels that always give the same bits; it raises where it has none.
-
-    Before the first product on a GPU: cuBLAS reads its setting once.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    """Have PyTorch take only kernels that always give the same bits, and raise if it has none."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product, once
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # we don't need that precaution
 

@@ -1,12 +1,10 @@
 """A run in progress: its model, and all that its next step depends on.
 
-`Training` takes its parts (model, optimizer, what takes the steps) instead of building them, and
-keeps them: it trains an epoch, saves its state, resumes from it to the bit, and ends where a number
-overflows or somebody asks. Which loss is computed, and how fast, is not its business.
+It saves its state, resumes from it to the bit, and ends where a number overflows or somebody asks.
+Which loss is computed, and how fast, is not its business.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,17 +30,16 @@ from scripts.engine.models import Trained, save_model
 from scripts.engine.ranks import ALONE, Poll, Ranks
 from scripts.engine.settings import TrainConfig, learning_rate, plain_config
 from scripts.engine.signals import Stopped, StopSignal
-from scripts.engine.steps import Step, set_rate
-from scripts.engine.watching import epoch_bar, gpu_row, in_figures, in_words, write_log
+from scripts.engine.steps import Figures, Step, set_rate
+from scripts.engine.watching import in_figures, write_log
 
-EPOCH_WEIGHTS = "epoch-{:03d}.safetensors"  # an epoch's last weights, for averaging
+KEPT = ("epoch", "done", "seconds", "cpu_seconds", "history")  # in a state, as they are
 
 
 def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
     """What makes a run what it is: all settings but where it runs, what it writes and reports."""
-    kept = asdict(config)
-    for name in ("device", "name", "publish", "tracker", "save_every", "average", "beam", "alpha"):
-        del kept[name]
+    free = ("device", "name", "publish", "tracker", "save_every", "average", "beam", "alpha")
+    kept = {name: value for name, value in asdict(config).items() if name not in free}
     return kept | {"processes": ranks.world}
 
 
@@ -52,27 +49,24 @@ def over_ranks(report: EpochReport, ranks: Ranks) -> EpochReport:
     return EpochReport(loss, nll, int(tokens), report.grad_norms)
 
 
-class Diverged(Exception):
+class Diverged(ValueError):
     """A loss or a gradient was not finite. Nothing was changed by it."""
 
-    def __init__(self, training: "Training", at: int, what: str):
+    def __init__(self, training: "Training", at: int, found: Figures):
         saved = saved_states(training.folder)
         good = f"the last good state is {saved[-1]}" if saved else "no state had been saved"
         pairs = [i for batch in training.steps[at] for i in batch]
         number = training.state.steps - training.done + at + 1
         super().__init__(
             f"step {number} (epoch {training.epoch}, step {at + 1} of it, learning rate "
-            f"{training.lr_at(number):.3g}): {what}, on training pairs {pairs[:5]} and "
-            f"{max(0, len(pairs) - 5)} more; {good}. Try a lower --lr or --clip"
+            f"{training.lr_at(number):.3g}): loss {found.loss}, gradient's norm {found.norm}, on "
+            f"training pairs {pairs[:5]} and {max(0, len(pairs) - 5)} more; {good}. "
+            "Try a lower --lr or --clip"
         )
 
 
 class Training:
-    """A run in progress: the model, and all that its next step depends on.
-
-    `take` takes the steps (see `engine.steps`). On a GPU it is asked what they found once in
-    `every` steps: to ask means to wait.
-    """
+    """A run in progress. `take` takes its steps, and is asked what they found once in `every`."""
 
     def __init__(
         self,
@@ -92,7 +86,7 @@ class Training:
         self.epoch, self.done = 1, 0  # the epoch in progress, and its steps that are done
         self.report = EpochReport()  # of the epoch in progress, and its time by two clocks
         self.seconds = self.cpu_seconds = 0.0
-        self.every = 1 if self.device.type == "cpu" else 50
+        self.every = 1 if self.device.type == "cpu" else 50  # on a GPU to ask means to wait
         self.saved = time.monotonic()  # when the last state was written
         self.poll = Poll(ranks)
         if resume:
@@ -109,11 +103,13 @@ class Training:
         """The steps of an epoch for all processes."""
         return epoch_plan(self.config, self.data, epoch, self.ranks.world)
 
-    def train_epoch(self, stop: "StopSignal | None" = None) -> EpochReport:
+    def train_epoch(self, stop: StopSignal | None = None) -> EpochReport:
         """The rest of the current epoch, under a progress bar; `stop` is heeded after each step."""
         plan = self.load()
         self.model.train()
-        with epoch_bar(self, len(plan)) as bar:
+        title = f"epoch {self.epoch}/{self.config.epochs}"
+        how = {"unit": "step", "leave": False, "disable": not self.ranks.first}
+        with tqdm(total=len(plan), initial=self.done, desc=title, **how) as bar:
             while self.done < len(plan):
                 start, cpu = time.perf_counter(), time.process_time()
                 self.step()
@@ -132,11 +128,12 @@ class Training:
 
     def due(self) -> bool:
         """Whether to save now. On a GPU steps are short and states large: not before 30 seconds."""
-        short = self.device.type != "cpu" and time.monotonic() - self.saved < 30
+        clocked = self.device.type != "cpu" and self.ranks.world == 1  # several clocks may disagree
+        short = clocked and time.monotonic() - self.saved < 30
         return self.done % self.config.save_every == 0 and not short
 
     def load(self) -> list[list[list[int]]]:
-        """Make the current epoch's plan, and hand this process's share of it to the stepper."""
+        """Make the current epoch's plan, and hand this process's share of it to `take`."""
         self.steps = self.plan(self.epoch)
         self.examples = epoch_examples(self.config, self.data, self.epoch)
         # DistributedDataParallel takes the mean over processes; times `world` it is the sum.
@@ -163,8 +160,7 @@ class Training:
         found = self.take.look()
         for at, figures in enumerate(found, self.done - len(found)):
             if not figures.finite:
-                what = f"loss {figures.loss}, gradient's norm {figures.norm}"
-                raise Diverged(self, at, what)
+                raise Diverged(self, at, figures)
             self.report.loss += figures.loss
             self.report.nll += figures.nll
             self.report.tokens += self.labels(self.ranks.share(self.steps[at]))
@@ -178,20 +174,16 @@ class Training:
             if best:
                 save_model(self.folder, self.trained)
             if self.config.average:
-                path = self.folder / EPOCH_WEIGHTS.format(self.epoch)
+                path = self.folder / f"epoch-{self.epoch:03d}.safetensors"
                 save_tensors(path, weights(self.model), {})
-                keep_newest(self.epoch_weights(), self.config.average)
+                keep_newest(saved_states(self.folder, "epoch"), self.config.average)
             write_log(self.folder, self.history)
         self.epoch, self.done = self.epoch + 1, 0
         self.report = EpochReport()
         self.seconds = self.cpu_seconds = 0.0
         self.save()
 
-    def epoch_weights(self) -> list[Path]:
-        """The weights kept for averaging, oldest epoch first."""
-        return sorted(self.folder.glob("epoch-*.safetensors"))
-
-    def heed(self, stop: "StopSignal") -> None:
+    def heed(self, stop: StopSignal) -> None:
         """Save and leave where somebody asked to stop: all processes after the same step."""
         if asked := self.poll(stop.number):
             self.save()
@@ -202,19 +194,11 @@ class Training:
         self.look()
         reports = self.ranks.gather(asdict(self.report))
         rngs = self.ranks.gather(rng_states(self.device))
-        if not self.ranks.first:
-            return
-        meta = {
-            "epoch": self.epoch,
-            "done": self.done,
-            "reports": reports,
-            "seconds": self.seconds,
-            "cpu_seconds": self.cpu_seconds,
-            "state": asdict(self.state),
-            "history": self.history,
-            "run": identity(self.config, self.ranks),
-        }
-        save_training(self.folder, self.state.steps, self.model, self.optimizer, rngs, meta)
+        if self.ranks.first:
+            meta = {name: getattr(self, name) for name in KEPT}
+            meta |= {"reports": reports, "state": asdict(self.state)}
+            meta["run"] = identity(self.config, self.ranks)
+            save_training(self.folder, self.state.steps, self.model, self.optimizer, rngs, meta)
         self.saved = time.monotonic()
 
     def restore(self) -> None:
@@ -222,66 +206,32 @@ class Training:
         path, tensors, meta, complaints = newest_state(self.folder)
         for complaint in complaints:
             tqdm.write(f"{complaint}: going on from {path.name} instead")
-        wanted = identity(self.config, self.ranks)
-        sizes = {"layers", "d_model", "d_ff", "heads", "vocab", "tie"}
-        changed = [name for name in wanted if wanted[name] != meta["run"].get(name)]
-        if changed and not sizes & set(changed):
-            what = "number of processes" if changed[0] == "processes" else f"--{changed[0]}"
-            raise ValueError(
-                f"{path} was trained with another {what} ({meta['run'].get(changed[0])}): "
-                "resume with the same options, or start anew under another --name"
-            )
+        for name, value in identity(self.config, self.ranks).items():
+            if (then := meta["run"].get(name)) != value:
+                what = "number of processes" if name == "processes" else f"--{name}"
+                raise ValueError(
+                    f"{path} is of another configuration, with another {what} ({then}): "
+                    "resume with the same options, or start anew under another --name"
+                )
         rngs = restore_training(tensors, path, self.model, self.optimizer)
         set_rng_states(rngs[self.ranks.rank], self.device)
-        self.epoch, self.done, self.history = meta["epoch"], meta["done"], meta["history"]
+        for name in KEPT:
+            setattr(self, name, meta[name])
         self.state = TrainState(**meta["state"])
-        self.seconds, self.cpu_seconds = meta["seconds"], meta["cpu_seconds"]
         self.report = EpochReport(**meta["reports"][self.ranks.rank])
-
-    def go(
-        self,
-        validate: Callable[[Trained], dict[str, float]],
-        stop: StopSignal,
-        track: Callable[[dict[str, float]], None],
-    ) -> list[dict[str, float]]:
-        """Train to the last epoch: after each, validate, show and log; the history, a row an epoch.
-
-        Raises Stopped where somebody asked it to stop, Diverged where a number overflowed.
-        """
-        while self.epoch <= self.config.epochs:
-            report = self.train_epoch(stop)
-            row = {
-                "epoch": self.epoch,
-                "lr": self.lr_at(self.state.steps),
-                "train_loss": report.loss_per_token,
-                "train_ppl": report.perplexity,
-                "grad_norm": sum(report.grad_norms) / len(report.grad_norms),
-                "tokens": report.tokens,
-                "seconds": self.seconds,
-                "cpu_seconds": self.cpu_seconds,
-                **gpu_row(self.device),
-                **validate(self.trained),
-            }
-            if self.ranks.first:
-                tqdm.write(in_words(row, self.config.epochs))
-                track(row)
-            self.end_epoch(row)
-            self.heed(stop)
-        self.poll.answer()  # before the processes part
-        return self.history
 
 
 def start_anew(folder: Path) -> None:
     """Clear away a finished run's states. Raises ValueError where a run waits to be resumed."""
     try:
         _, _, meta, _ = newest_state(folder)
+        waits = meta["epoch"] <= meta["run"]["epochs"]
     except (FileNotFoundError, ValueError):
-        pass  # nothing that could be resumed
-    else:
-        if meta["epoch"] <= meta["run"]["epochs"]:
-            raise ValueError(
-                f"{folder} holds a run that stopped after step {meta['state']['steps']}: "
-                "go on with --resume, or choose another --name"
-            )
-    for path in (*saved_states(folder), *folder.glob("epoch-*.safetensors")):
+        waits = False  # nothing that could be resumed
+    if waits:
+        raise ValueError(
+            f"{folder} holds a run that stopped after step {meta['state']['steps']}: "
+            "go on with --resume, or choose another --name"
+        )
+    for path in (*saved_states(folder), *saved_states(folder, "epoch")):
         path.unlink()

@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from scripts.book.files import write_whole
-
-
-def epoch_bar(training: Any, steps: int) -> tqdm:
-    """The progress bar of an epoch; only the first process shows one."""
-    title = f"epoch {training.epoch}/{training.config.epochs}"
-    how = {"unit": "step", "leave": False, "disable": not training.ranks.first}
-    return tqdm(total=steps, initial=training.done, desc=title, **how)
 
 
 def in_figures(training: Any) -> dict[str, str]:
@@ -29,12 +21,8 @@ def in_figures(training: Any) -> dict[str, str]:
     if not training.report.tokens:  # nobody has looked yet
         return {}
     rate = training.report.tokens * training.ranks.world / max(training.seconds, 1e-9)
-    lr = training.lr_at(training.state.steps)
-    return {
-        "loss": f"{training.report.loss_per_token:.3f}",
-        "lr": f"{lr:.2g}",
-        "tok/s": f"{rate:,.0f}",
-    }
+    loss, lr = training.report.loss_per_token, training.lr_at(training.state.steps)
+    return {"loss": f"{loss:.3f}", "lr": f"{lr:.2g}", "tok/s": f"{rate:,.0f}"}
 
 
 def in_words(row: dict[str, float], epochs: int) -> str:
@@ -44,9 +32,7 @@ def in_words(row: dict[str, float], epochs: int) -> str:
         f"val ppl {row['val_ppl']:.2f}  val BLEU {row['val_bleu']:.1f}  {row['seconds']:.0f} s"
     )
     if "gpu_load" in row:
-        text += (
-            f"  GPU {row['gpu_load']:.0%}, {row['gpu_mib']:,.0f} MiB, {row['gpu_celsius']:.0f} °C"
-        )
+        text += "  GPU {gpu_load:.0%}, {gpu_mib:,.0f} MiB, {gpu_celsius:.0f} °C".format(**row)
     return text
 
 
@@ -83,8 +69,6 @@ def tracker_of(config: Any, folder: Path) -> Iterator[Callable[[dict[str, float]
         import wandb
     except ImportError as error:
         raise ValueError("--tracker wandb needs that package: pip install wandb") from error
-    project = "from-attention-to-translation"
-    with wandb.init(
-        project=project, name=config.name, config=asdict(config), dir=folder
-    ) as tracked:
+    about = {"project": "from-attention-to-translation", "name": config.name, "dir": folder}
+    with wandb.init(config=asdict(config), **about) as tracked:
         yield lambda row: tracked.log(row, step=int(row["epoch"]))

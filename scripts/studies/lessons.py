@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scripts.engine.fast import STATIC, FastPath, switches_for
-from scripts.engine.losses import in_bf16, loss_function_of, precision_on
+from scripts.engine.losses import loss_function_of, precision_on
 from scripts.engine.settings import TrainConfig, plain_config
 from scripts.studies.distill import distill_loss
 from scripts.studies.unidrop import with_unidrop
@@ -61,5 +61,5 @@ def lesson_loss(
         rows_of = FastPath(how).target_rows
         given = {"teachers": teachers, "weight": config.taught, "r_drop": config.r_drop}
         loss_of = partial(distill_loss, **given, rows_of=rows_of)
-        loss_of = partial(in_bf16, loss_of, device.type) if half else loss_of
+        loss_of = torch.autocast(device.type, torch.bfloat16)(loss_of) if half else loss_of
     return with_unidrop(loss_of, config.feature_drop, config.layer_drop, config.word_drop)
