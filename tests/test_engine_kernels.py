@@ -92,7 +92,11 @@ def test_sums_are_scaled_and_joined(way):
     sums = torch.randint(-9999, 9999, (5, 33), dtype=torch.int32)
     unit, units, bias, more = torch.rand(5), torch.rand(33), torch.randn(33), torch.randn(5, 33)
     plain = sums * unit.unsqueeze(1) * units + bias
-    for given, expected in (((), plain), ((more,), plain + more), ((None, True), plain.relu())):
+    for *given, expected in (
+        (None, False, plain),
+        (more, False, plain + more),
+        (None, True, plain.relu()),
+    ):
         torch.testing.assert_close(kernels.scale_sums(sums, unit, units, bias, *given), expected)
 
 

@@ -122,12 +122,8 @@ void scale_sums(const int32_t *sums, int64_t N, int64_t F, const float *unit, co
                 const float *bias, const float *more, int64_t relu, float *out) {
     for (int64_t i = 0; i < N; i++, sums += F, out += F) {
         SIMD for (int64_t j = 0; j < F; j++) out[j] = sums[j] * (unit[i] * units[j]) + bias[j];
-        if (more) {
-            SIMD for (int64_t j = 0; j < F; j++) out[j] += more[i * F + j];
-        }
-        if (relu) {
-            SIMD for (int64_t j = 0; j < F; j++) out[j] = out[j] > 0 ? out[j] : 0;
-        }
+        if (more) { SIMD for (int64_t j = 0; j < F; j++) out[j] += more[i * F + j]; }
+        if (relu) { SIMD for (int64_t j = 0; j < F; j++) out[j] = out[j] > 0 ? out[j] : 0; }
     }
 }
 

@@ -21,24 +21,13 @@ from scripts.ch02_multi_head_attention import merge_heads
 from scripts.ch13_decoding_fast import best_logits, log_sum_exp
 
 SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = (
-    "-O3",
-    "-march=native",
-    "-mprefer-vector-width=512",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fopenmp-simd",
-)
+FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
+FLAGS += ["-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
 LANES = 16  # a head's width must be a multiple of it
 MOST_KEYS, MOST_COLUMNS = 4096, 16384  # among which a query looks; of a row that is rounded
-# What each function takes, in 64 bits but for one float: p a pointer or a whole number.
-ARGUMENTS = {
-    "attend": "p" * 14,
-    "round_rows": "pppppfpp",
-    "scale_sums": "p" * 9,
-    "best_of_rows": "p" * 7,
-}
-TYPES = {"p": ctypes.c_void_p, "f": ctypes.c_float}
+P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
+ARGUMENTS = {"attend": [P] * 14, "scale_sums": [P] * 9, "best_of_rows": [P] * 7}
+ARGUMENTS["round_rows"] = [P] * 5 + [ctypes.c_float, P, P]
 
 
 def built(folder: Path) -> Path:
@@ -46,16 +35,16 @@ def built(folder: Path) -> Path:
 
     Raises OSError or CalledProcessError where there is no compiler, or it won't.
     """
-    about = Path("/proc/cpuinfo")
-    processor = {line for line in about.read_text().splitlines() if line.startswith("flags")}
-    known = (SOURCE.read_text(), FLAGS, platform.machine(), sorted(processor))
+    about = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = sorted({line for line in about if line.startswith("flags")})
+    known = (SOURCE.read_text(), FLAGS, platform.machine(), processor)
     path = folder / f"kernels-{hashlib.sha256(repr(known).encode()).hexdigest()[:16]}.so"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
             fresh = Path(own) / "kernels.so"
-            command = [os.environ.get("CC", "cc"), *FLAGS, "-shared", "-fPIC", str(SOURCE)]
-            subprocess.run([*command, "-o", str(fresh), "-lm"], check=True, capture_output=True)
+            command = [os.environ.get("CC", "cc"), *FLAGS, SOURCE, "-o", fresh, "-lm"]
+            subprocess.run(command, check=True, capture_output=True)
             fresh.replace(path)  # whole or not at all, should another process look
     return path
 
@@ -70,7 +59,7 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, given in ARGUMENTS.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = [TYPES[one] for one in given], None
+        function.argtypes, function.restype = given, None
     return found
 
 
@@ -91,14 +80,12 @@ def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:
         mask = None if allowed is None else allowed.unsqueeze(1)  # (B, 1, k or 1, L)
         return merge_heads(F.scaled_dot_product_attention(heads, *past, mask)).flatten(0, 1)
     out = q.new_empty(q.shape)
-    may, one = None, False
-    if allowed is not None:
-        allowed = allowed.contiguous()
-        may, one = allowed.data_ptr(), allowed.size(1) == 1
+    allowed = None if allowed is None else allowed.contiguous()
+    may = (None, False) if allowed is None else (allowed.data_ptr(), allowed.size(1) == 1)
     values, source, head, _, _ = past.stride()
     kv = (past.data_ptr(), past.data_ptr() + values * past.element_size(), source, head)
     sizes = (B, len(q) // B, H, L, d // LANES)
-    library().attend(q.data_ptr(), q.stride(0), *kv, may, one, *sizes, out.data_ptr())
+    library().attend(q.data_ptr(), q.stride(0), *kv, *may, *sizes, out.data_ptr())
     return out
 
 
@@ -120,12 +107,7 @@ def round_rows(x: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Ten
 
 
 def scale_sums(
-    sums: Tensor,
-    unit: Tensor,
-    units: Tensor,
-    bias: Tensor,
-    more: Tensor | None = None,
-    relu: bool = False,
+    sums: Tensor, unit: Tensor, units: Tensor, bias: Tensor, more: Tensor | None, relu: bool
 ) -> Tensor:
     """unit·units·sums + bias, plus `more` or cut at 0: unit (N,), units and bias (F,), else (N, F).
 
