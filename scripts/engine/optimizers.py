@@ -99,8 +99,7 @@ def make_optimizer(config: Any, model: nn.Module) -> torch.optim.Optimizer:
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     tables.add(id(model.generator.proj.weight))
     inner = [p for p in everything if p.ndim == 2 and id(p) not in tables]
-    chosen = {id(p) for p in inner}
-    rest = [p for p in everything if id(p) not in chosen]
+    rest = [p for p in everything if p.ndim != 2 or id(p) in tables]
     ratio = config.muon_lr / config.lr
     return ActAsOne(
         Muon([{"params": inner, "initial_lr": ratio}], lr=rates[0]),
