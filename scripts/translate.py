@@ -127,10 +127,7 @@ class TranslateOptions(ModelOptions):
 def best_texts(
     trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
 ) -> list[list[tuple[str, float]]]:
-    """Up to `nbest` texts for each row with their scores, best first; for want of any, ("", 0.0).
-
-    No text holds a line end of any kind.
-    """
+    """Up to `nbest` texts and scores of each row, no line end in them; for want of any ("", 0.0)."""
     decode, alpha = trained.tokenizer.decode, options.alpha
     return [
         [(" ".join(decode(h.ids).splitlines()), h.score(alpha)) for h in found] or [("", 0.0)]

@@ -88,10 +88,7 @@ PACKED = {"float32": Packed, "bf16": Packed16, "int8": Packed8}
 
 
 class PrefixDecoding:
-    """A decoding by the formula, for models that the cache can't walk: k prefixes of each source.
-
-    Every step runs them whole through the decoder. At first k is 1.
-    """
+    """A decoding by the formula, for models that the cache can't walk: it runs whole prefixes."""
 
     def __init__(self, model: nn.Module, src: Tensor, src_mask: Tensor | None):
         self.model, self.src_mask, self.logits = model, src_mask, model.generator
@@ -178,8 +175,7 @@ class PreparedLayer:
 class PreparedModel(nn.Module):
     """A model made ready for searching: the same weights, laid out once; later changes are unseen.
 
-    Its products take factors of 32, 16 or 8 bits, by `precision`. It has the model's own `encode`,
-    `decode` and `generator` as well, for who goes by the formula.
+    Products take factors of 32, 16 or 8 bits; `encode` and `decode` are the model's, by formula.
     """
 
     def __init__(self, model: EncoderDecoder, precision: str = "float32"):

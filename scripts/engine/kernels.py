@@ -90,10 +90,7 @@ def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def round_rows(x: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Tensor]:
-    """x (N, D), normalised if asked, to bytes (N, D) and each row's unit (N,): x ≈ unit·bytes.
-
-    The largest byte of a row is ±127.
-    """
+    """x (N, D), or norm(x), to bytes (N, D), at most ±127, and units (N,): x ≈ unit·bytes."""
     if not takes(x) or x.size(1) > MOST_COLUMNS:
         x = x if norm is None else norm(x)
         most = x.abs().amax(dim=1)  # (N,)
@@ -109,10 +106,7 @@ def round_rows(x: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Ten
 def scale_sums(
     sums: Tensor, unit: Tensor, units: Tensor, bias: Tensor, more: Tensor | None, relu: bool
 ) -> Tensor:
-    """unit·units·sums + bias, plus `more` or cut at 0: unit (N,), units and bias (F,), else (N, F).
-
-    `sums` are those of products of bytes (int32).
-    """
+    """unit·units·sums + bias, plus `more` or cut at 0: unit (N,), units (F,), sums (N, F) int32."""
     if not takes(unit):
         y = torch.addcmul(bias, sums * unit.unsqueeze(1), units)
         y = y if more is None else y.add_(more)
@@ -126,10 +120,7 @@ def scale_sums(
 def best_of_rows(
     logits: Tensor, k: int, total: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The k largest of each row of logits (N, V), their places, (N, k), and its log-sum-exp (N, 1).
-
-    Without `total` nobody asks for the last. Where V < k there are V of them.
-    """
+    """The k or V largest of each row of logits (N, V), their places and, if asked, log Σ exp (N, 1)."""
     if not takes(logits):
         top, place = best_logits(logits, k)
         return top, place, log_sum_exp(logits, top[:, :1]) if total else None

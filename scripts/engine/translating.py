@@ -33,10 +33,7 @@ MAX_BEAM = 100  # wider costs memory and, as chapter 8 shows, buys nothing
 
 @dataclass
 class DecodeOptions:
-    """How to search for a translation; each field is an option of the command line.
-
-    Raises ValueError for a setting that makes no sense.
-    """
+    """How to search: options of the command. Raises ValueError for what makes no sense."""
 
     beam: int = 4
     """Hypotheses kept at each step; 1 is greedy decoding."""
@@ -135,8 +132,8 @@ def cut_by_cost(lengths: Sequence[int], width: int, most: float) -> list[int]:
 def length_batches(rows: Sequence[Sequence[int]], width: int, cores: int = 1) -> list[list[int]]:
     """Indices of `rows` in batches of similar length, the longest first; `width` prefixes a row.
 
-    There are as few batches as memory's bounds allow, but as many for each core, and the dearest is
-    as cheap as it can be. So the cores finish together.
+    They are as few as memory allows, but as many for each core, and the dearest is as cheap as it
+    can be: the cores finish together.
     """
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     lengths = [len(rows[i]) for i in order]
@@ -192,10 +189,7 @@ def search_rows(
 
 
 def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
-    """The model made ready for searching, once for all calls; anew where its weights changed.
-
-    A model of another kind than chapter 4's stays as it is.
-    """
+    """The Transformer made ready once, and anew where weights changed; another model as it is."""
     if not hasattr(trained.model, "tgt_embed"):
         return trained.model
     now = [(p.data_ptr(), p._version) for p in trained.model.parameters()]
