@@ -59,8 +59,7 @@ def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list
 
 def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> list[str]:
     """Cased BLEU, lower-cased BLEU and chrF2, from 0 to 100, each in a line with its signature."""
-    cased = corpus_bleu(outputs, references)
-    lower = corpus_bleu(outputs, references, lowercase=True)
+    cased, lower = (corpus_bleu(outputs, references, lowercase=low) for low in (False, True))
     letters = corpus_chrf(outputs, references)
     return [
         f"BLEU {cased.score:.2f}  {how}  ({cased.signature})",

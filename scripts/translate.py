@@ -127,7 +127,7 @@ class TranslateOptions(ModelOptions):
 def best_texts(
     trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
 ) -> list[list[tuple[str, float]]]:
-    """Up to `nbest` texts and scores of each row, no line end in them; for want of any ("", 0.0)."""
+    """Up to `nbest` texts and scores of each row, without line ends; for want of any ("", 0.0)."""
     decode, alpha = trained.tokenizer.decode, options.alpha
     return [
         [(" ".join(decode(h.ids).splitlines()), h.score(alpha)) for h in found] or [("", 0.0)]
@@ -141,9 +141,8 @@ def best_texts_by_line(
     """`best_texts` of the lines from number `first`; a draw depends on line and number alone."""
     if not options.sample:
         return best_texts(trained, rows, options, options.nbest or 1)
-    seeds = ((options.seed + number) % 2**63 for number in range(first, first + len(rows)))
-    alone = ((row, replace(options, seed=seed)) for row, seed in zip(rows, seeds, strict=True))
-    return [best_texts(trained, [row], how)[0] for row, how in alone]
+    hows = (replace(options, seed=(options.seed + n) % 2**63) for n in itertools.count(first))
+    return [best_texts(trained, [row], how)[0] for row, how in zip(rows, hows, strict=False)]
 
 
 def in_print(found: Sequence[tuple[str, float]], number: int, options: TranslateOptions) -> str:

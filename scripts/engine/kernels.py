@@ -120,7 +120,7 @@ def scale_sums(
 def best_of_rows(
     logits: Tensor, k: int, total: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The k or V largest of each row of logits (N, V), their places and, if asked, log Σ exp (N, 1)."""
+    """The k or V largest of each row of logits (N, V), their places, and, if asked, log Σ exp."""
     if not takes(logits):
         top, place = best_logits(logits, k)
         return top, place, log_sum_exp(logits, top[:, :1]) if total else None

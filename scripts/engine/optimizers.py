@@ -41,14 +41,13 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     alike.setdefault(p.shape, []).append(p)
+                    if not self.state[p]:
+                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             for (rows, columns), params in alike.items():
                 grad = torch.stack([p.grad for p in params])  # (n, a, b)
                 keep = group["momentum"]
                 if bad is not None:  # where it is 1: gradient 0, keep 1, rate 0, and nothing moves
                     grad, keep = grad.where(bad == 0, 0), 1 - (1 - keep) * (1 - bad)
-                for p in params:
-                    if "momentum_buffer" not in self.state[p]:
-                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
                 buffers = [self.state[p]["momentum_buffer"] for p in params]
                 mean = torch.lerp(grad, torch.stack(buffers), keep)
                 torch._foreach_copy_(buffers, list(mean.unbind()))
