@@ -28,6 +28,7 @@ from scripts.engine.decoding import PreparedModel
 from scripts.engine.models import Trained
 from scripts.engine.searching import cached_beam_search, cached_greedy, cached_sample
 
+Rows = Sequence[Sequence[int]]  # encoded sentences, each with its eos
 MAX_BEAM = 100  # wider costs memory and, as chapter 8 shows, buys nothing
 
 
@@ -83,8 +84,7 @@ class DecodeOptions:
     def search(self, device: torch.device) -> Callable[..., list[list[Hypothesis]]]:
         """The search that these options describe: each source's hypotheses, best first."""
         if not self.sample:
-            how = {"beam": self.beam, "alpha": self.alpha, "exact": self.exact}
-            return partial(cached_beam_search, **how)
+            return partial(cached_beam_search, beam=self.beam, alpha=self.alpha, exact=self.exact)
         generator = torch.Generator(device).manual_seed(self.seed)
         given = (self.temperature, self.top_k, self.top_p, generator)
 
@@ -129,7 +129,7 @@ def cut_by_cost(lengths: Sequence[int], width: int, most: float) -> list[int]:
     return [*ends, len(lengths)]
 
 
-def length_batches(rows: Sequence[Sequence[int]], width: int, cores: int = 1) -> list[list[int]]:
+def length_batches(rows: Rows, width: int, cores: int = 1) -> list[list[int]]:
     """Indices of `rows` in batches of similar length, the longest first; `width` prefixes a row.
 
     They are as few as memory allows, but as many for each core, and the dearest is as cheap as it
@@ -159,7 +159,7 @@ def on_threads(work: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
 
 def search_rows(
     model: EncoderDecoder,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     search: Callable[[EncoderDecoder, Tensor, Tensor, int], Sequence[Any]],
     width: int = 1,
     in_order: bool = False,
@@ -199,7 +199,7 @@ def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
 
 
 def decode_hypotheses(
-    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
+    trained: Trained, rows: Rows, options: DecodeOptions, nbest: int = 1
 ) -> list[list[Hypothesis]]:
     """Up to `nbest` hypotheses for each encoded source, best first; none without any token."""
     width = 1 if options.sample else options.beam
@@ -209,9 +209,7 @@ def decode_hypotheses(
     return [(hypotheses or [])[:nbest] for hypotheses in found]
 
 
-def decode_ids(
-    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions
-) -> list[Sequence[int]]:
+def decode_ids(trained: Trained, rows: Rows, options: DecodeOptions) -> list[Sequence[int]]:
     """The best text's ids for each encoded source, in order; none for what has no token."""
     if options.beam > 1 or options.sample:
         return [best[0].ids if best else [] for best in decode_hypotheses(trained, rows, options)]
@@ -220,9 +218,7 @@ def decode_ids(
     return [[] if ids is None else ids.tolist() for ids in found]
 
 
-def decode_texts(
-    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions
-) -> list[str]:
+def decode_texts(trained: Trained, rows: Rows, options: DecodeOptions) -> list[str]:
     """The best text for each encoded source, in order; what has no token becomes the empty text."""
     return [trained.tokenizer.decode(ids) for ids in decode_ids(trained, rows, options)]
 
@@ -232,8 +228,7 @@ def translate(
 ) -> list[str]:
     """Translations of `sentences`, in their order; a text without any token stays empty.
 
-    Raises ValueError for a text of more than `MAX_LEN` tokens, eos included: the model has no
-    positions for it.
+    Raises ValueError for a text of more than `MAX_LEN` tokens, eos included.
     """
     rows = [[*trained.tokenizer.encode(sentence), EOS] for sentence in sentences]
     for number, row in enumerate(rows, start=1):
