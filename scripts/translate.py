@@ -70,15 +70,13 @@ def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
     whole = line.size == len(line.start)
     text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a cut letter is left out
     tokens = len(trained.tokenizer.encode(text.strip())) + 1  # and eos
-    changes = []
-    if not line.start.startswith(text.encode()):
-        changes.append("is not UTF-8 (bad bytes are read as U+FFFD)")
-    if not whole:
-        changes.append(f"has {line.size:,} bytes (only the first {LINE_BYTES:,} are read)")
-    if tokens > MAX_LEN:
-        changes.append(f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)")
-    if changes:
-        tqdm.write(f"note: line {number} {' and '.join(changes)}", file=sys.stderr)
+    changes = {
+        "is not UTF-8 (bad bytes are read as U+FFFD)": not line.start.startswith(text.encode()),
+        f"has {line.size:,} bytes (only the first {LINE_BYTES:,} are read)": not whole,
+        f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)": tokens > MAX_LEN,
+    }
+    if said := " and ".join(change for change, happened in changes.items() if happened):
+        tqdm.write(f"note: line {number} {said}", file=sys.stderr)
     return source_ids(text.strip(), trained.tokenizer)
 
 

@@ -89,10 +89,9 @@ def make_optimizer(config: Any, model: nn.Module) -> torch.optim.Optimizer:
     """
     everything = list(model.parameters())
     device = everything[0].device
-    rates: list[Any] = [1.0, 1.0]
-    adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": config.fused}
-    if device.type == "cuda":  # rate and count of steps on the device, as a recording needs them
-        rates, adam["capturable"] = list(torch.ones(2, device=device)), True
+    cuda = device.type == "cuda"  # rate and count of steps are there, as a recording needs them
+    rates = list(torch.ones(2, device=device)) if cuda else [1.0, 1.0]
+    adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": config.fused, "capturable": cuda}
     if config.optimizer == "adam":
         return torch.optim.Adam([{"params": everything, "initial_lr": 1.0}], lr=rates[0], **adam)
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
