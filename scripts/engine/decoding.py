@@ -125,21 +125,18 @@ def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Ten
 
 
 class PreparedLayer:
-    """A layer of the encoder or decoder, made ready for many small steps; rows are (N, D)."""
+    """A layer ready for small steps, with the norms before and after sublayers; rows are (N, D)."""
 
     def __init__(self, layer: EncoderLayer | DecoderLayer, pack: type[Packed]):
-        attn = layer.self_attn
-        self.heads = attn.h
-        norms = [(part.norm, part.norm_first) for part in layer.sublayer]
-        self.before = [norm if first else None for norm, first in norms]  # what a sublayer sees
-        self.after = [nn.Identity() if first else norm for norm, first in norms]  # what leaves it
+        attn, ff = layer.self_attn, layer.feed_forward
+        self.before = [part.norm if part.norm_first else None for part in layer.sublayer]
+        self.after = [nn.Identity() if part.norm_first else part.norm for part in layer.sublayer]
         self.look_back = pack(attn.project_query, attn.project_key, attn.project_value)
         self.look_back_out = pack(attn.project_output)
         if hasattr(layer, "src_attn"):  # a decoder's
             self.look_across = pack(layer.src_attn.project_query)
             self.look_across_out = pack(layer.src_attn.project_output)
-        self.expand = pack(layer.feed_forward.expand)
-        self.contract = pack(layer.feed_forward.contract)
+        self.heads, self.expand, self.contract = attn.h, pack(ff.expand), pack(ff.contract)
 
     def encode(self, x: Tensor, layout: Layout, real: Tensor | None) -> Tensor:
         """An encoder layer: the source's rows (N, D) to (N, D); `real` (B, 1, S) hides padding."""
@@ -220,9 +217,8 @@ class CachedDecoding:
         self.model = model if hasattr(model, "read") else PreparedModel(model)
         real = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask.squeeze(1)
         self.source, self.real = self.model.read(src, real)  # (layers, 2, B, H, S, d_k), (B, 1, S)
-        layers, _, B, H, _, d_k = self.source.shape
-        self.past = self.source.new_zeros(layers, 2, B, H, 0, d_k)  # with room to grow
-        self.ancestors = real.new_empty(B, 1, 0)  # (B, k, L)
+        self.past = self.source[..., :0, :]  # nothing yet; it will have room to grow
+        self.ancestors = real.new_empty(len(src), 1, 0)  # (B, k, L)
         self.length, self.logits = 0, self.model.logits  # steps so far; rows to what may come next
 
     def step(self, tokens: Tensor) -> Tensor:

@@ -25,8 +25,7 @@ def near_orthogonal(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, made near orthogonal, is the step (Jordan et al. 2024): for matrices inside layers.
 
-    Nothing in it waits for the device. Where `found_inf` is set and 1, as PyTorch's GradScaler sets
-    it, a step changes nothing.
+    Where `found_inf` is set and 1, as PyTorch's GradScaler sets it, a step changes nothing.
     """
 
     def __init__(self, params: Iterable[Any], lr: float | Tensor, momentum: float = 0.95):
