@@ -71,9 +71,9 @@ class Packed8(Packed):
     """The same with factors of 8 bits: 127 steps for each row of x, and for each output."""
 
     def __init__(self, *linears: nn.Linear):
-        super().__init__(*linears)
-        whole, self.units = round_rows(self.table.T.contiguous())
-        self.table, self.weight = whole.T, None  # (D, F)
+        whole, self.units = round_rows(torch.cat([linear.weight.detach() for linear in linears]))
+        self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
+        self.table = whole.T  # (D, F)
 
     def __call__(
         self, x: Tensor, norm: Norm = None, more: Tensor | None = None, relu: bool = False
@@ -190,8 +190,8 @@ class PreparedModel(nn.Module):
     def screen(self) -> "Screen | None":
         """What finds the likeliest token quickly, where the table is large and products exact."""
         V = len(self.generator.proj.weight)
-        suits = V >= 4096 and V % BLOCK == 0 and self.vocabulary.onednn and exact_in_8_bits()
-        return Screen(self.generator.proj) if suits and self.precision == "float32" else None
+        suits = self.precision == "float32" and self.vocabulary.onednn and exact_in_8_bits()
+        return Screen(self.generator.proj) if suits and V >= 4096 and V % BLOCK == 0 else None
 
     def read(self, src: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
         """Keys and values (layers, 2, B, H, S, d_k) of src (B, S), and which are real (B, 1, S)."""
