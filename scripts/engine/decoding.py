@@ -18,7 +18,7 @@ from scripts.ch11_where_the_time_goes import affine, suits_onednn
 from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, Screen, exact_in_8_bits
 from scripts.engine.fast import FAST_PATH, switches_for
-from scripts.engine.kernels import attend, round_rows, scale_sums
+from scripts.engine.kernels import Layer, Map, attend, round_rows, scale_sums, takes
 
 FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
 Norm = nn.LayerNorm | None
@@ -33,11 +33,18 @@ class Packed:
         self.table = weight.T.contiguous()  # (D, F)
         self.onednn = suits_onednn(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.onednn else weight
+        self.few = Map.of(self.table, self.bias) if takes(weight) else None  # for a few rows
 
     def __call__(
         self, x: Tensor, norm: Norm = None, more: Tensor | None = None, relu: bool = False
     ) -> Tensor:
         """norm(x)·Wᵀ + b, plus `more` or cut at 0: x (N, D) to (N, F)."""
+        if self.few is not None and self.few.takes(x):
+            return self.few(x, norm, more, relu)
+        return self.many(x, norm, more, relu)
+
+    def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
+        """The same for any number of rows."""
         x = x if norm is None else FAST_PATH.norm(norm, x)
         if self.onednn and len(x) > FEW:
             if more is not None:
@@ -55,11 +62,9 @@ class Packed16(Packed):
 
     def __init__(self, *linears: nn.Linear):
         super().__init__(*linears)
-        self.weight = self.table.T.bfloat16()
+        self.weight, self.few = self.table.T.bfloat16(), None
 
-    def __call__(
-        self, x: Tensor, norm: Norm = None, more: Tensor | None = None, relu: bool = False
-    ) -> Tensor:
+    def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
         """As in `Packed`."""
         x = x if norm is None else FAST_PATH.norm(norm, x)
         y = F.linear(x.bfloat16(), self.weight).float().add_(self.bias)
@@ -74,10 +79,9 @@ class Packed8(Packed):
         whole, self.units = round_rows(torch.cat([linear.weight.detach() for linear in linears]))
         self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
         self.table = whole.T  # (D, F)
+        self.few = Map.of(self.table, self.bias, self.units) if takes(self.bias) else None
 
-    def __call__(
-        self, x: Tensor, norm: Norm = None, more: Tensor | None = None, relu: bool = False
-    ) -> Tensor:
+    def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
         """As in `Packed`; the sums of whole numbers are exact."""
         whole, unit = round_rows(x, norm)
         sums = torch._int_mm(whole, self.table)  # (N, F)
@@ -133,10 +137,11 @@ class PreparedLayer:
         self.after = [nn.Identity() if part.norm_first else part.norm for part in layer.sublayer]
         self.look_back = pack(attn.project_query, attn.project_key, attn.project_value)
         self.look_back_out = pack(attn.project_output)
+        self.heads, self.expand, self.contract = attn.h, pack(ff.expand), pack(ff.contract)
         if hasattr(layer, "src_attn"):  # a decoder's
             self.look_across = pack(layer.src_attn.project_query)
             self.look_across_out = pack(layer.src_attn.project_output)
-        self.heads, self.expand, self.contract = attn.h, pack(ff.expand), pack(ff.contract)
+            self.few = Layer.of(self)
 
     def encode(self, x: Tensor, layout: Layout, real: Tensor | None) -> Tensor:
         """An encoder layer: the source's rows (N, D) to (N, D); `real` (B, 1, S) hides padding."""
@@ -155,6 +160,8 @@ class PreparedLayer:
         `family` (B, k, L) says what is theirs; `real` (B, 1, S) says it of `source`
         (2, B, H, S, d_k).
         """
+        if self.few is not None and self.few.takes(x, past):
+            return self.few.decode(x, past, family, source, real)
         q, kv = self.look_back(x, self.before[0]).tensor_split([x.size(1)], dim=1)  # (B·k, D), 2·D
         kv = kv.unflatten(0, (source.size(1), -1)).unflatten(-1, (2, self.heads, -1))
         past[..., -kv.size(1) :, :] = kv.permute(2, 0, 3, 1, 4)

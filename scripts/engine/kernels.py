@@ -12,6 +12,7 @@ import platform
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +26,10 @@ FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
 LANES = 16  # a head's width must be a multiple of it
 MOST_KEYS, MOST_COLUMNS = 4096, 16384  # among which a query looks; of a row that is rounded
+MOST_ROWS, MOST_NUMBERS = 8, 65536  # that are few: rows, and numbers in them
 P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
 ARGUMENTS = {"attend": [P] * 14, "scale_sums": [P] * 9, "best_of_rows": [P] * 7}
+ARGUMENTS |= {"apply": [P] * 7, "decode_layer": [P] * 18}
 ARGUMENTS["round_rows"] = [P] * 5 + [ctypes.c_float, P, P]
 
 
@@ -130,3 +133,89 @@ def best_of_rows(
     to = (top.data_ptr(), place.data_ptr(), None if sums is None else sums.data_ptr())
     library().best_of_rows(logits.data_ptr(), N, V, k, *to)
     return top, place, sums
+
+
+class Norm(ctypes.Structure):
+    """A LayerNorm, or none, as `kernels.c` has it."""
+
+    _fields_ = [("weight", P), ("bias", P), ("eps", ctypes.c_float)]
+
+
+def norm_of(norm: nn.Module | None) -> Norm:
+    """The same norm; whoever asks keeps its weights."""
+    if norm is None or isinstance(norm, nn.Identity):
+        return Norm()
+    return Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+
+
+class Map(ctypes.Structure):
+    """A linear map for few rows, as `kernels.c` has it."""
+
+    _fields_ = [*((name, P) for name in ("weight", "bias", "units", "sums"))]
+    _fields_ += [(name, ctypes.c_int64) for name in ("D", "F")]
+
+    @classmethod
+    def of(cls, table: Tensor, bias: Tensor, units: Tensor | None = None) -> "Map":
+        """Of a table (D, F) and a bias (F,); with `units` (F,), of a table whose columns lie
+        together and are bytes."""
+        sums = None if units is None else table.sum(0, dtype=torch.int32)
+        held = [table, bias, units, sums]
+        made = cls(*(None if x is None else x.data_ptr() for x in held), *table.shape)
+        made.held, made.widest = held, max(table.shape)
+        return made
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether x (N, D) are few rows that can be multiplied here."""
+        few = len(x) <= MOST_ROWS and len(x) * self.widest <= MOST_NUMBERS
+        return few and self.D % 4 == 0 and takes(x)
+
+    def __call__(
+        self, x: Tensor, norm: nn.Module | None, more: Tensor | None, relu: bool
+    ) -> Tensor:
+        """norm(x)·W + b, plus `more` or cut at 0: few rows x (N, D) to (N, F)."""
+        x, out = x.contiguous(), x.new_empty(len(x), self.F)
+        more = None if more is None else more.data_ptr()
+        by = ctypes.byref(norm_of(norm))
+        library().apply(ctypes.byref(self), by, x.data_ptr(), len(x), more, relu, out.data_ptr())
+        return out
+
+
+MAPS = ("look_back", "look_back_out", "look_across", "look_across_out", "expand", "contract")
+
+
+class Layer(ctypes.Structure):
+    """A decoder's layer for few rows, as `kernels.c` has it."""
+
+    _fields_ = [("before", Norm * 3), ("after", Norm * 3), *((name, Map) for name in MAPS)]
+
+    @classmethod
+    def of(cls, layer: Any) -> "Layer | None":
+        """Of the norms and maps of an `engine.decoding.PreparedLayer`; None where a map can't."""
+        maps = [getattr(layer, name).few for name in MAPS]
+        if None in maps:
+            return None
+        norms = ((Norm * 3)(*map(norm_of, side)) for side in (layer.before, layer.after))
+        made = cls(*norms, *maps)
+        made.held, made.widest = (layer.before, layer.after, maps), max(m.widest for m in maps)
+        return made
+
+    def takes(self, x: Tensor, past: Tensor) -> bool:
+        """Whether x (N, D) are few rows, with heads that `attend` takes."""
+        L, d = past.shape[-2:]
+        few = len(x) <= MOST_ROWS and len(x) * self.widest <= MOST_NUMBERS
+        return few and d % LANES == 0 and d <= 16 * LANES and L < MOST_KEYS and takes(x)
+
+    def decode(
+        self, x: Tensor, past: Tensor, family: Tensor | None, source: Tensor, real: Tensor | None
+    ) -> Tensor:
+        """What `PreparedLayer.decode` gives; x is overwritten."""
+        kept = []
+        for tensor, mask in ((past, family), (source, real)):
+            values, sentence, head, _, _ = tensor.stride()
+            start, mask = tensor.data_ptr(), None if mask is None else mask.contiguous()
+            kept += [start, start + values * tensor.element_size(), sentence, head]
+            kept += [None if mask is None else mask.data_ptr(), tensor.size(-2)]
+        _, B, H, _, d = past.shape
+        sizes = (B, len(x) // B, H, d // LANES)
+        library().decode_layer(ctypes.byref(self), x.data_ptr(), *sizes, *kept)
+        return x

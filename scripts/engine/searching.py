@@ -14,7 +14,7 @@ from scripts.ch06_training import BOS, EOS
 from scripts.ch08_decoding import Hypothesis, drawer, dropout_off, hypothesis
 from scripts.ch13_decoding_fast import ALMOST, close_gaps, write_and_leave
 from scripts.engine.decoding import Decoding, decoding_of
-from scripts.engine.kernels import best_of_rows
+from scripts.engine.kernels import MOST_ROWS, best_of_rows
 
 ROWS_NEAR = 128  # prefixes whose logits are computed and used together
 
@@ -29,7 +29,7 @@ def best_next(decoding: Decoding, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def likeliest(decoding: Decoding, x: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: last positions x (N, D) to tokens (N,)."""
     model = decoding.model
-    if getattr(model, "screen", None) is not None:
+    if len(x) > MOST_ROWS and getattr(model, "screen", None) is not None:
         return model.screen.largest(model.generator.narrow(x), model.vocabulary), None
     return best_of_rows(decoding.logits(x), 1, total=False)[1].squeeze(1), None
 
@@ -92,6 +92,8 @@ class Search:
 
     def set_aside(self, best: Tensor, origin: Tensor, tokens: Tensor, ended: Tensor) -> None:
         """Enter the candidates that ended (B, C) into their sentences' lists."""
+        if not ended.any():
+            return  # as in most steps
         rows, columns = (ended & best.isfinite()).nonzero(as_tuple=True)
         texts = self.ids[rows, origin[rows, columns]]  # (N, T)
         texts = torch.cat((texts, tokens[rows, columns].unsqueeze(1)), dim=1)
