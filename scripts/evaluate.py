@@ -19,8 +19,8 @@ from scripts.book.command import Command
 from scripts.corpora.load import load_corpus
 from scripts.corpora.multi30k import parallel, read_lines
 from scripts.engine.models import Trained
-from scripts.engine.scores import corpus_bleu, held_out_splits
-from scripts.translate import FLAGS, ModelOptions, best_texts, open_model, row_groups, text_stream
+from scripts.engine.scores import corpus_bleu, corpus_chrf, held_out_splits
+from scripts.translate import DRAWS, ModelOptions, best_texts, open_model, row_groups, text_stream
 
 
 @dataclass
@@ -37,16 +37,6 @@ class EvaluateOptions(ModelOptions):
     """With --source: the English of each line."""
 
 
-def text_lines(path: str) -> list[str]:
-    """The lines of a file that someone named. Raises FileNotFoundError or ValueError."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}: check --source and --reference")
-    lines = read_lines(Path(path))
-    if lines == [""]:
-        raise ValueError(f"{path} is empty: nothing to translate")
-    return lines
-
-
 def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list[tuple[str, str]]]:
     """What `evaluate` was asked to translate, by name. Raises ValueError or FileNotFoundError."""
     if options.source or options.reference:
@@ -54,8 +44,10 @@ def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list
             raise ValueError("--source and --reference go together: name both files")
         if options.corpus or options.split:
             raise ValueError("either a --corpus or files, not both")
-        name = Path(options.source).name
-        files = (text_lines(path) for path in (options.source, options.reference))
+        name, paths = Path(options.source).name, (options.source, options.reference)
+        files = [read_lines(Path(path)) for path in paths]
+        if [""] in files:
+            raise ValueError(f"{paths[files.index([''])]} is empty: nothing to translate")
         return {name: parallel(*files, name)}
     corpus_name = options.corpus or trained.config.corpus
     corpus = load_corpus(corpus_name)
@@ -67,16 +59,12 @@ def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list
 
 def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> list[str]:
     """Cased BLEU, lower-cased BLEU and chrF2, from 0 to 100, each in a line with its signature."""
-    from sacrebleu.metrics import CHRF
-
-    cased = corpus_bleu(outputs, references)
-    lower = corpus_bleu(outputs, references, lowercase=True)
-    metric = CHRF()
-    letters = metric.corpus_score(list(outputs), [list(references)])
+    cased, lower = (corpus_bleu(outputs, references, lowercase=low) for low in (False, True))
+    letters = corpus_chrf(outputs, references)
     return [
         f"BLEU {cased.score:.2f}  {how}  ({cased.signature})",
         f"lower-cased BLEU {lower.score:.2f}  ({lower.signature})",
-        f"{letters.name} {letters.score:.2f}  ({metric.get_signature()})",
+        f"{letters.name} {letters.score:.2f}  ({letters.signature})",
     ]
 
 
@@ -95,9 +83,5 @@ def run_evaluate(options: EvaluateOptions) -> None:
 
 
 main = Command(
-    __name__,
-    EvaluateOptions,
-    run_evaluate,
-    "Measure a model by sacreBLEU.",
-    flags={"sample": FLAGS["sample"]},
+    __name__, EvaluateOptions, run_evaluate, "Measure a model by sacreBLEU.", flags=DRAWS
 )

@@ -2,12 +2,6 @@
 
 It keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon
 as there is one; and one clear line, never a traceback, where something is wrong.
-
-Lines come as they come. `read1` waits until there is something, and hands over what there is, up to
-a limit. So a file comes in large groups, a slow pipe in small ones, and a person gets an answer to
-each line. Memory is bounded by two limits, one on a group and one on a line. Only a newline ends a
-line: Python's `splitlines` knows ten more ends, with which a text could become two, and every line
-after it would stand beside a wrong partner.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -36,8 +30,6 @@ from scripts.engine.settings import pick_device
 from scripts.engine.translating import DecodeOptions, decode_hypotheses
 
 GROUP_LINES = 512  # are decoded together at most
-
-
 LINE_BYTES = 2**16  # of a line are read: 256 for each token that the model takes
 
 
@@ -52,21 +44,20 @@ class InputLine:
 def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
     """The lines of `stream` in groups: those at hand, at most `GROUP_LINES`, and first fewer.
 
-    A last line without a newline counts; the nothing after a last newline doesn't.
+    `read1` waits until there is something: so a person gets an answer to each line. Only a newline
+    ends one: with the ten more that `splitlines` knows, lines would lose their partners. A last
+    line without a newline counts; the nothing after a last newline doesn't.
     """
-    start, size, most = b"", 0, 16
+    last, most = InputLine(b"", 0), 16
     while chunk := stream.read1(LINE_BYTES):
-        *ends, rest = chunk.split(b"\n")
-        lines = []
-        for end in ends:
-            lines.append(InputLine((start + end)[:LINE_BYTES], size + len(end)))
-            start, size = b"", 0
-        start, size = (start + rest)[:LINE_BYTES], size + len(rest)
+        end, *others = chunk.split(b"\n")
+        joined = InputLine((last.start + end)[:LINE_BYTES], last.size + len(end))
+        *lines, last = joined, *(InputLine(other, len(other)) for other in others)
         while lines:
             yield lines[:most]
             lines, most = lines[most:], min(2 * most, GROUP_LINES)
-    if size:
-        yield [InputLine(start, size)]
+    if last.size:
+        yield [last]
 
 
 def text_stream(texts: Iterable[str]) -> BinaryIO:
@@ -79,15 +70,13 @@ def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
     whole = line.size == len(line.start)
     text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a cut letter is left out
     tokens = len(trained.tokenizer.encode(text.strip())) + 1  # and eos
-    changes = []
-    if not line.start.startswith(text.encode()):
-        changes.append("is not UTF-8 (bad bytes are read as U+FFFD)")
-    if not whole:
-        changes.append(f"has {line.size:,} bytes (only the first {LINE_BYTES:,} are read)")
-    if tokens > MAX_LEN:
-        changes.append(f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)")
-    if changes:
-        tqdm.write(f"note: line {number} {' and '.join(changes)}", file=sys.stderr)
+    changes = {
+        "is not UTF-8 (bad bytes are read as U+FFFD)": not line.start.startswith(text.encode()),
+        f"has {line.size:,} bytes (only the first {LINE_BYTES:,} are read)": not whole,
+        f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)": tokens > MAX_LEN,
+    }
+    if said := " and ".join(change for change, happened in changes.items() if happened):
+        tqdm.write(f"note: line {number} {said}", file=sys.stderr)
     return source_ids(text.strip(), trained.tokenizer)
 
 
@@ -136,16 +125,10 @@ class TranslateOptions(ModelOptions):
 def best_texts(
     trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
 ) -> list[list[tuple[str, float]]]:
-    """Up to `nbest` texts for each row with their scores, best first; for want of any, ("", 0.0).
-
-    No text holds a line end of any kind.
-    """
+    """Up to `nbest` texts and scores of each row, without line ends; for want of any ("", 0.0)."""
+    decode, alpha = trained.tokenizer.decode, options.alpha
     return [
-        [
-            (" ".join(trained.tokenizer.decode(h.ids).splitlines()), h.score(options.alpha))
-            for h in found
-        ]
-        or [("", 0.0)]
+        [(" ".join(decode(h.ids).splitlines()), h.score(alpha)) for h in found] or [("", 0.0)]
         for found in decode_hypotheses(trained, rows, options, nbest)
     ]
 
@@ -156,9 +139,8 @@ def best_texts_by_line(
     """`best_texts` of the lines from number `first`; a draw depends on line and number alone."""
     if not options.sample:
         return best_texts(trained, rows, options, options.nbest or 1)
-    seeds = ((options.seed + number) % 2**63 for number in itertools.count(first))
-    alone = (([row], replace(options, seed=seed)) for row, seed in zip(rows, seeds, strict=False))
-    return [found for row, how in alone for found in best_texts(trained, row, how)]
+    hows = (replace(options, seed=(options.seed + n) % 2**63) for n in itertools.count(first))
+    return [best_texts(trained, [row], how)[0] for row, how in zip(rows, hows, strict=False)]
 
 
 def in_print(found: Sequence[tuple[str, float]], number: int, options: TranslateOptions) -> str:
@@ -212,17 +194,12 @@ def run_translate(options: TranslateOptions) -> None:
             bar.update(len(rows))
 
 
-FLAGS = {  # options that take no value
-    "sample": "Draw each token.",
-    "scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha.",
-}
-
-
+DRAWS = {"sample": "Draw each token."}  # an option that takes no value
 main = Command(
     __name__,
     TranslateOptions,
     run_translate,
     "Translate from German.",
     places={"text": "Texts, each a line of output; without any, --input or stdin."},
-    flags=FLAGS,
+    flags=DRAWS | {"scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha."},
 )

@@ -8,6 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from scripts import ROOT
+from scripts.book.instruments import scramble
+from scripts.ch01_attention import padding_mask
+from scripts.ch04_encoder_decoder import LayerNorm, make_model
+from scripts.ch06_training import BOS, EOS, PAD
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch13_decoding_fast import exact_in_8_bits
 from scripts.corpora.load import load_corpus
@@ -92,7 +96,11 @@ def test_sums_are_scaled_and_joined(way):
     sums = torch.randint(-9999, 9999, (5, 33), dtype=torch.int32)
     unit, units, bias, more = torch.rand(5), torch.rand(33), torch.randn(33), torch.randn(5, 33)
     plain = sums * unit.unsqueeze(1) * units + bias
-    for given, expected in (((), plain), ((more,), plain + more), ((None, True), plain.relu())):
+    for *given, expected in (
+        (None, False, plain),
+        (more, False, plain + more),
+        (None, True, plain.relu()),
+    ):
         torch.testing.assert_close(kernels.scale_sums(sums, unit, units, bias, *given), expected)
 
 
@@ -131,6 +139,53 @@ def test_it_is_compiled_once_and_nothing_depends_on_it(tmp_path, monkeypatch):
 # Decoding in few bits
 
 
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("rows", [1, 3, 8, 9])
+@pytest.mark.parametrize("sizes", [(64, 160), (36, 44), (1024, 8192)])
+def test_few_rows_are_multiplied_like_many(precision, rows, sizes):
+    torch.manual_seed(rows)
+    pack, norm = PACKED[precision](nn.Linear(*sizes)), LayerNorm(sizes[0])
+    scramble(norm)
+    x, more = torch.randn(rows, 2 * sizes[0])[:, : sizes[0]], torch.randn(rows, sizes[1])
+    assert pack.few.takes(x) == (rows <= 8)
+    bits = {"rtol": 0, "atol": 0} if precision == "int8" else {"rtol": 1e-4, "atol": 1e-4}
+    for given in ((None, None, False), (norm, None, True), (norm, more, False)):
+        torch.testing.assert_close(pack(x, *given), pack.many(x, *given), **bits)
+
+
+@pytest.mark.parametrize(
+    ("precision", "norm_first"), [("float32", True), ("float32", False), ("int8", True)]
+)
+def test_a_decoder_layer_in_one_call_is_the_layer(precision, norm_first):
+    """Two sentences of two lengths, and a beam whose prefixes change their places."""
+    torch.manual_seed(0)
+    model = make_model(40, 40, 2, 64, 96, 2, norm_first=norm_first).eval()
+    scramble(model, size=0.1)
+    few, many = (PreparedModel(model, precision) for _ in range(2))
+    for layer in (*many.readers, *many.writers):
+        for part in vars(layer).values():
+            if isinstance(part, PACKED["float32"]):
+                part.few = None
+        layer.few = None
+    many.vocabulary.few = many.source_map.few = None
+    src = torch.tensor([[5, 6, 7, 8, EOS], [9, EOS, PAD, PAD, PAD]])
+    one, other = (CachedDecoding(ready, src, padding_mask(src)) for ready in (few, many))
+    tokens, L = torch.full((2, 1), BOS), 1
+    bits = {"rtol": 0, "atol": 1e-4}
+    with torch.inference_mode():
+        for _ in range(7):
+            found, expected = one.step(tokens), other.step(tokens)
+            torch.testing.assert_close(found, expected, **bits)
+            torch.testing.assert_close(one.logits(found), other.logits(expected), **bits)
+            kept, wanted = (decoding.past[..., :L, :] for decoding in (one, other))
+            torch.testing.assert_close(kept, wanted, **bits)
+            origin, tokens = torch.randint(tokens.size(1), (2, 3)), torch.randint(4, 40, (2, 3))
+            for decoding in (one, other):
+                decoding.follow(origin)
+            L += 3
+    assert many.writers[0].few is None and few.writers[0].few.takes(found, one.past[0])
+
+
 @pytest.mark.parametrize("precision", PACKED)
 def test_products_of_fewer_bits_are_near(way, precision):
     torch.manual_seed(0)
@@ -153,9 +208,9 @@ def test_products_of_fewer_bits_are_near(way, precision):
 def test_in_8_bits_neighbours_change_nothing(way, trained, rows):
     """Each row has a unit of its own, and whole sums don't depend on their order."""
     ready = PreparedModel(trained.model, "int8")
-    src = pad_rows(rows[:8])
+    src = pad_rows(rows[:12])  # these rows aren't few, one alone is
     with torch.inference_mode():
-        together = CachedDecoding(ready, src, None).step(src.new_full((8, 1), 2))
+        together = CachedDecoding(ready, src, None).step(src.new_full((12, 1), 2))
         alone = CachedDecoding(ready, src[3:4], None).step(src.new_full((1, 1), 2))
     assert together[3:4].equal(alone)
 

@@ -23,33 +23,26 @@ the terms of Flickr30k and its makers.""",
 
 def recipe_in_words(config: Any) -> str:
     """What a run did, in a sentence or two for its model card."""
-    used = {
-        f"dropout {config.dropout:g}": config.dropout,
-        f"label smoothing {config.smoothing:g}": config.smoothing,
-        f"BPE-dropout {config.bpe_dropout:g}": config.bpe_dropout,
-        f"R-Drop {config.r_drop:g}": config.r_drop,
-    }
-    regular = [name for name, value in used.items() if value]
+    names = ("dropout", "label smoothing", "BPE-dropout", "R-Drop")
+    values = (config.dropout, config.smoothing, config.bpe_dropout, config.r_drop)
+    used = [f"{name} {value:g}" for name, value in zip(names, values, strict=True) if value]
     return (
         f"{config.layers}+{config.layers} layers, d_model {config.d_model}, d_ff {config.d_ff}, "
         f"{config.heads} heads, {'pre' if config.norm_first else 'post'}-norm, "
-        f"{config.vocab:,} joint BPE pieces, tied tables: {config.tie}. "
-        f"{config.epochs} epochs of batches of "
-        f"{config.max_tokens * config.accumulate:,} tokens; "
-        f"{config.optimizer.capitalize()}, peak rate {config.lr:g} "
-        f"after {config.warmup} steps, then {config.schedule.replace('_', ' ')}; "
-        f"{', '.join(regular) or 'no dropout'}; seed {config.seed}."
+        f"{config.vocab:,} joint BPE pieces, tied tables: {config.tie}. {config.epochs} epochs of "
+        f"batches of {config.max_tokens * config.accumulate:,} tokens; "
+        f"{config.optimizer.capitalize()}, peak rate {config.lr:g} after {config.warmup} steps, "
+        f"then {config.schedule.replace('_', ' ')}; {', '.join(used) or 'no dropout'}; "
+        f"seed {config.seed}."
     )
 
 
 def model_card(record: dict[str, Any]) -> str:
     """README.md of a saved model: what it is, what made it, how good it is, what it can't do."""
     config, tests = SimpleNamespace(**record["config"]), record["test"]
-    scores = "\n".join(
-        f"| {split} | {test['bleu']:.1f} | {test['bleu_greedy']:.1f} | "
-        f"{test['bleu_lowercased']:.1f} | {test['search']} |"
-        for split, test in tests.items()
-    )
+    keys = ("bleu", "bleu_greedy", "bleu_lowercased")
+    rows = [[name, *(f"{t[key]:.1f}" for key in keys), t["search"]] for name, t in tests.items()]
+    scores = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     signature = next(iter(tests.values()))
     chosen = "; ".join(f"{k}: {v:.1f}" for k, v in record["chosen_by_val_bleu"].items())
     minutes, commit, date = record["seconds"] / 60, record["commit"][:12], record["date"][:10]

@@ -6,8 +6,6 @@ cache, and a family tree says whose is what. `engine.searching` searches with it
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +18,10 @@ from scripts.ch11_where_the_time_goes import affine, suits_onednn
 from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, Screen, exact_in_8_bits
 from scripts.engine.fast import FAST_PATH, switches_for
-from scripts.engine.kernels import attend, round_rows, scale_sums
+from scripts.engine.kernels import Layer, Map, attend, round_rows, scale_sums, takes
 
 FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
+Norm = nn.LayerNorm | None
 
 
 class Packed:
@@ -34,15 +33,18 @@ class Packed:
         self.table = weight.T.contiguous()  # (D, F)
         self.onednn = suits_onednn(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.onednn else weight
+        self.few = Map.of(self.table, self.bias) if takes(weight) else None  # for a few rows
 
     def __call__(
-        self,
-        x: Tensor,
-        norm: nn.LayerNorm | None = None,
-        more: Tensor | None = None,
-        relu: bool = False,
+        self, x: Tensor, norm: Norm = None, more: Tensor | None = None, relu: bool = False
     ) -> Tensor:
         """norm(x)·Wᵀ + b, plus `more` or cut at 0: x (N, D) to (N, F)."""
+        if self.few is not None and self.few.takes(x):
+            return self.few(x, norm, more, relu)
+        return self.many(x, norm, more, relu)
+
+    def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
+        """The same for any number of rows."""
         x = x if norm is None else FAST_PATH.norm(norm, x)
         if self.onednn and len(x) > FEW:
             if more is not None:
@@ -60,15 +62,9 @@ class Packed16(Packed):
 
     def __init__(self, *linears: nn.Linear):
         super().__init__(*linears)
-        self.weight = self.table.T.bfloat16()
+        self.weight, self.few = self.table.T.bfloat16(), None
 
-    def __call__(
-        self,
-        x: Tensor,
-        norm: nn.LayerNorm | None = None,
-        more: Tensor | None = None,
-        relu: bool = False,
-    ) -> Tensor:
+    def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
         """As in `Packed`."""
         x = x if norm is None else FAST_PATH.norm(norm, x)
         y = F.linear(x.bfloat16(), self.weight).float().add_(self.bias)
@@ -76,28 +72,17 @@ class Packed16(Packed):
         return y.relu_() if relu else y
 
 
-class Packed8:
-    """The same with factors of 8 bits: a unit for each row of x, and for each output.
-
-    Its sums of whole numbers are exact; what is lost is rounding, 127 steps to the largest.
-    """
-
-    onednn = False
+class Packed8(Packed):
+    """The same with factors of 8 bits: 127 steps for each row of x, and for each output."""
 
     def __init__(self, *linears: nn.Linear):
-        weight = torch.cat([linear.weight.detach() for linear in linears])  # (F, D)
+        whole, self.units = round_rows(torch.cat([linear.weight.detach() for linear in linears]))
         self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
-        whole, self.units = round_rows(weight)
         self.table = whole.T  # (D, F)
+        self.few = Map.of(self.table, self.bias, self.units) if takes(self.bias) else None
 
-    def __call__(
-        self,
-        x: Tensor,
-        norm: nn.LayerNorm | None = None,
-        more: Tensor | None = None,
-        relu: bool = False,
-    ) -> Tensor:
-        """As in `Packed`."""
+    def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
+        """As in `Packed`; the sums of whole numbers are exact."""
         whole, unit = round_rows(x, norm)
         sums = torch._int_mm(whole, self.table)  # (N, F)
         return scale_sums(sums, unit, self.units, self.bias, more, relu)
@@ -107,14 +92,10 @@ PACKED = {"float32": Packed, "bf16": Packed16, "int8": Packed8}
 
 
 class PrefixDecoding:
-    """A decoding by the formula: every step runs the whole prefixes through the decoder.
-
-    For models that the cache below can't walk. It holds k prefixes for each of B sources; k is 1 at
-    first.
-    """
+    """A decoding by the formula, for models that the cache can't walk: it runs whole prefixes."""
 
     def __init__(self, model: nn.Module, src: Tensor, src_mask: Tensor | None):
-        self.model, self.src_mask = model, src_mask
+        self.model, self.src_mask, self.logits = model, src_mask, model.generator
         self.memory = model.encode(src, src_mask)  # (B, S, D)
         self.ids = src.new_empty(len(src), 1, 0)  # (B, k, T)
 
@@ -123,14 +104,9 @@ class PrefixDecoding:
         self.ids = torch.cat((self.ids, tokens.unsqueeze(-1)), dim=-1)  # (B, k, T)
         k, mask = tokens.size(1), self.src_mask
         memory = self.memory.repeat_interleave(k, dim=0)  # (B·k, S, D)
-        if mask is not None:
-            mask = mask.repeat_interleave(k, dim=0)  # (B·k, 1, S)
+        mask = None if mask is None else mask.repeat_interleave(k, dim=0)  # (B·k, 1, S)
         causal = subsequent_mask(self.ids.size(-1), self.ids.device)  # (1, T, T)
         return self.model.decode(memory, mask, self.ids.flatten(0, 1), causal)[:, -1]
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Last positions x (N, D) to what may come next, (N, V)."""
-        return self.model.generator(x)
 
     def follow(self, origin: Tensor) -> None:
         """Let the prefixes be those numbered origin (B, k), of each source's own."""
@@ -139,8 +115,7 @@ class PrefixDecoding:
     def keep(self, rows: Tensor) -> None:
         """Go on with the sources numbered rows (N,) alone."""
         self.memory, self.ids = self.memory[rows], self.ids[rows]
-        if self.src_mask is not None:
-            self.src_mask = self.src_mask[rows]
+        self.src_mask = None if self.src_mask is None else self.src_mask[rows]
 
 
 def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Tensor:
@@ -154,26 +129,19 @@ def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Ten
 
 
 class PreparedLayer:
-    """A layer of the encoder or decoder, made ready for many small steps; rows are (N, D)."""
+    """A layer ready for small steps, with the norms before and after sublayers; rows are (N, D)."""
 
-    def __init__(self, layer: EncoderLayer | DecoderLayer, pack: Callable[..., Any]):
-        attn = layer.self_attn
-        self.heads = attn.h
-        norms = [(part.norm, part.norm_first) for part in layer.sublayer]
-        self.before = [norm if first else None for norm, first in norms]  # what a sublayer sees
-        self.after = [None if first else norm for norm, first in norms]  # what leaves its sum
+    def __init__(self, layer: EncoderLayer | DecoderLayer, pack: type[Packed]):
+        attn, ff = layer.self_attn, layer.feed_forward
+        self.before = [part.norm if part.norm_first else None for part in layer.sublayer]
+        self.after = [nn.Identity() if part.norm_first else part.norm for part in layer.sublayer]
         self.look_back = pack(attn.project_query, attn.project_key, attn.project_value)
         self.look_back_out = pack(attn.project_output)
+        self.heads, self.expand, self.contract = attn.h, pack(ff.expand), pack(ff.contract)
         if hasattr(layer, "src_attn"):  # a decoder's
             self.look_across = pack(layer.src_attn.project_query)
             self.look_across_out = pack(layer.src_attn.project_output)
-        self.expand = pack(layer.feed_forward.expand)
-        self.contract = pack(layer.feed_forward.contract)
-
-    def out_of(self, sublayer: int, x: Tensor) -> Tensor:
-        """What leaves the residual sum x."""
-        norm = self.after[sublayer]
-        return x if norm is None else FAST_PATH.norm(norm, x)
+            self.few = Layer.of(self)
 
     def encode(self, x: Tensor, layout: Layout, real: Tensor | None) -> Tensor:
         """An encoder layer: the source's rows (N, D) to (N, D); `real` (B, 1, S) hides padding."""
@@ -181,42 +149,37 @@ class PreparedLayer:
         q = layout.spread(q).flatten(0, 1)  # (B·S, D)
         heads = attend(q, spread_by_heads(kv, layout, 2, self.heads), real)  # (B·S, D)
         heads = layout.gather(heads.unflatten(0, layout.shape))  # (N, D)
-        x = self.out_of(0, self.look_back_out(heads, more=x))
-        return self.feed_forward(1, x)
+        return self.feed_forward(FAST_PATH.norm(self.after[0], self.look_back_out(heads, more=x)))
 
     def decode(
-        self,
-        x: Tensor,
-        slots: Tensor,
-        past: Tensor,
-        family: Tensor | None,
-        source: Tensor,
-        real: Tensor | None,
+        self, x: Tensor, past: Tensor, family: Tensor | None, source: Tensor, real: Tensor | None
     ) -> Tensor:
         """A decoder layer for k new tokens of each sentence: x (B·k, D) to (B·k, D).
 
-        Their keys and values go into `slots` (2, B, H, k, d_k), the last of `past`
-        (2, B, H, L, d_k), of which `family` (B, k, L) says what is theirs; `real` (B, 1, S) says
-        the same of `source` (2, B, H, S, d_k).
+        Their keys and values go into the last k places of `past` (2, B, H, L, d_k), of which
+        `family` (B, k, L) says what is theirs; `real` (B, 1, S) says it of `source`
+        (2, B, H, S, d_k).
         """
+        if self.few is not None and self.few.takes(x, past):
+            return self.few.decode(x, past, family, source, real)
         q, kv = self.look_back(x, self.before[0]).tensor_split([x.size(1)], dim=1)  # (B·k, D), 2·D
         kv = kv.unflatten(0, (source.size(1), -1)).unflatten(-1, (2, self.heads, -1))
-        slots.copy_(kv.permute(2, 0, 3, 1, 4))
-        x = self.out_of(0, self.look_back_out(attend(q, past, family), more=x))
+        past[..., -kv.size(1) :, :] = kv.permute(2, 0, 3, 1, 4)
+        heads = attend(q, past, family)  # (B·k, D)
+        x = FAST_PATH.norm(self.after[0], self.look_back_out(heads, more=x))
         heads = attend(self.look_across(x, self.before[1]), source, real)  # (B·k, D)
-        return self.feed_forward(2, self.out_of(1, self.look_across_out(heads, more=x)))
+        return self.feed_forward(FAST_PATH.norm(self.after[1], self.look_across_out(heads, more=x)))
 
-    def feed_forward(self, sublayer: int, x: Tensor) -> Tensor:
+    def feed_forward(self, x: Tensor) -> Tensor:
         """The last sublayer: x (N, D) to (N, D)."""
-        widened = self.expand(x, self.before[sublayer], relu=True)  # (N, d_ff)
-        return self.out_of(sublayer, self.contract(widened, more=x))
+        widened = self.expand(x, self.before[-1], relu=True)  # (N, d_ff)
+        return FAST_PATH.norm(self.after[-1], self.contract(widened, more=x))
 
 
 class PreparedModel(nn.Module):
     """A model made ready for searching: the same weights, laid out once; later changes are unseen.
 
-    Its products take factors of 32, 16 or 8 bits, by `precision`. It has the model's own `encode`,
-    `decode` and `generator` as well, for who goes by the formula.
+    Products take factors of 32, 16 or 8 bits; `encode` and `decode` are the model's, by formula.
     """
 
     def __init__(self, model: EncoderDecoder, precision: str = "float32"):
@@ -234,8 +197,8 @@ class PreparedModel(nn.Module):
     def screen(self) -> "Screen | None":
         """What finds the likeliest token quickly, where the table is large and products exact."""
         V = len(self.generator.proj.weight)
-        suits = V >= 4096 and V % BLOCK == 0 and self.vocabulary.onednn and exact_in_8_bits()
-        return Screen(self.generator.proj) if suits and self.precision == "float32" else None
+        suits = self.precision == "float32" and self.vocabulary.onednn and exact_in_8_bits()
+        return Screen(self.generator.proj) if suits and V >= 4096 and V % BLOCK == 0 else None
 
     def read(self, src: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
         """Keys and values (layers, 2, B, H, S, d_k) of src (B, S), and which are real (B, 1, S)."""
@@ -261,45 +224,28 @@ class CachedDecoding:
         self.model = model if hasattr(model, "read") else PreparedModel(model)
         real = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask.squeeze(1)
         self.source, self.real = self.model.read(src, real)  # (layers, 2, B, H, S, d_k), (B, 1, S)
-        layers, _, B, H, _, d_k = self.source.shape
-        self.past = self.source.new_zeros(layers, 2, B, H, 0, d_k)  # with room to grow
-        self.ancestors = real.new_empty(B, 1, 0)  # (B, k, L)
-        self.length = 0  # steps so far
+        self.past = self.source[..., :0, :]  # nothing yet; it will have room to grow
+        self.ancestors = real.new_empty(len(src), 1, 0)  # (B, k, L)
+        self.length, self.logits = 0, self.model.logits  # steps so far; rows to what may come next
 
     def step(self, tokens: Tensor) -> Tensor:
         """Continue each prefix by one of tokens (B, k): the decoder's last positions (B·k, D)."""
         embedding, position = self.model.model.tgt_embed
         check_length(self.length + 1, position.pe.size(0))
         x = embedding(tokens).flatten(0, 1) + position.pe[self.length]  # (B·k, D)
-        k, used = tokens.size(1), self.ancestors.size(-1) + tokens.size(1)
-        family = self.family(k)
-        self.make_room(used, k)
+        B, k = tokens.shape
+        itself = torch.eye(k, dtype=torch.bool, device=tokens.device).expand(B, k, k)
+        self.ancestors = torch.cat((self.ancestors, itself), dim=-1)
+        family = None if k == 1 else self.ancestors  # an only child descends from all
+        used, room = self.ancestors.size(-1), self.past.size(-2)
+        if used > room:  # for as many steps as the source has; after that it doubles
+            size = max(used, 2 * room or k * (self.source.size(-2) + 4))
+            self.past = F.pad(self.past, (0, 0, 0, size - room))
         past = self.past[..., :used, :]  # (layers, 2, B, H, L, d_k)
-        slots = self.past[..., used - k : used, :]
-        for layer, *own in zip(self.model.writers, slots, past, self.source, strict=True):
-            x = layer.decode(x, *own[:2], family, own[2], self.real)
+        for layer, own, source in zip(self.model.writers, past, self.source, strict=True):
+            x = layer.decode(x, own, family, source, self.real)
         self.length += 1
         return FAST_PATH.norm(self.model.model.decoder.norm, x)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Last positions x (N, D) to what may come next, (N, V)."""
-        return self.model.logits(x)
-
-    def family(self, k: int) -> Tensor | None:
-        """Enter k new tokens a sentence into the tree: whose past is what, (B, k, L)."""
-        B = len(self.ancestors)
-        itself = torch.eye(k, dtype=torch.bool, device=self.ancestors.device)
-        self.ancestors = torch.cat((self.ancestors, itself.expand(B, k, k)), dim=-1)
-        return None if k == 1 else self.ancestors  # an only child descends from all
-
-    def make_room(self, used: int, k: int) -> None:
-        """Room for as many steps of k tokens as the source has; after that it doubles."""
-        room = self.past.size(-2)
-        if used > room:
-            size = max(used, 2 * room or k * (self.source.size(-2) + 4))
-            more = self.past.new_zeros(*self.past.shape[:-2], size, self.past.size(-1))
-            more[..., :room, :] = self.past
-            self.past = more
 
     def follow(self, origin: Tensor) -> None:
         """Let the prefixes be those numbered origin (B, k), of each source's own."""
@@ -314,14 +260,13 @@ class CachedDecoding:
             x.index_copy_(2, places, x.index_select(2, rows[places]))
         self.source, self.past = self.source[:, :, :N], self.past[:, :, :N]
         self.ancestors = self.ancestors[rows]
-        if self.real is not None:
-            self.real = self.real[rows]
+        self.real = None if self.real is None else self.real[rows]
 
 
-def decoding_of(
-    model: nn.Module, src: Tensor, src_mask: Tensor | None
-) -> PrefixDecoding | CachedDecoding:
+Decoding = PrefixDecoding | CachedDecoding
+
+
+def decoding_of(model: nn.Module, src: Tensor, src_mask: Tensor | None) -> Decoding:
     """A decoding of src (B, S): with a cache where the model is a Transformer, else without."""
     transformer = hasattr(model, "tgt_embed") or hasattr(model, "read")
-    kind = CachedDecoding if transformer else PrefixDecoding
-    return kind(model, src, src_mask)
+    return (CachedDecoding if transformer else PrefixDecoding)(model, src, src_mask)

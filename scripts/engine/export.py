@@ -4,7 +4,7 @@ The graphs themselves, and what the other programs' names mean, are chapter 14.
 """
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,11 @@ def have_packages(*names: str) -> bool:
 
 def step_example(model: EncoderDecoder, R: int, S: int, T: int) -> dict[str, Tensor]:
     """Random inputs of a decoder step, by name: R rows, S source tokens, T earlier tokens."""
-    layers, vocab = model.decoder.layers, model.generator.proj.out_features
-    heads = layers[0].self_attn.h
-    d_k, each = layers[0].size // heads, (len(layers), 2, R, heads)
-    dtype = model.generator.proj.weight.dtype
+    sizes, dtype = graph_config(model), model.generator.proj.weight.dtype
+    each, d_k = (sizes["layers"], 2, R, sizes["heads"]), sizes["d_k"]
     draw = torch.Generator().manual_seed(0)  # its own: exporting must not disturb anyone's
     return {
-        "tokens": torch.randint(vocab, (R, 1), generator=draw),
+        "tokens": torch.randint(sizes["vocab"], (R, 1), generator=draw),
         "position": torch.tensor([T]),
         "past": torch.randn(*each, T, d_k, generator=draw, dtype=dtype),
         "cross": torch.randn(*each, S, d_k, generator=draw, dtype=dtype),
@@ -105,7 +103,7 @@ def graph_function(graph: Path | bytes) -> Callable[..., list[np.ndarray]]:
 
 def ctranslate2_search(
     folder: Path,
-    pieces: Sequence[Sequence[str]],
+    pieces: list[list[str]],
     max_len: int,
     beam: int = 1,
     alpha: float = 0.6,
@@ -120,6 +118,5 @@ def ctranslate2_search(
 
     translator = ctranslate2.Translator(str(folder), compute_type="float32")
     ours = {"beam_size": beam, "length_penalty": alpha, "min_decoding_length": 0}
-    rows = [list(row) for row in pieces]
-    found = translator.translate_batch(rows, max_decoding_length=max_len, **(ours | how))
+    found = translator.translate_batch(pieces, max_decoding_length=max_len, **(ours | how))
     return [result.hypotheses[0] for result in found]

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #define SIMD _Pragma("omp simd")
 #define MOST_KEYS 4096
@@ -87,24 +88,26 @@ void attend(const float *q, int64_t row, const float *k, const float *v, int64_t
         }
 }
 
+/* LayerNorm of a row. */
+static void normalise(const float *x, int64_t D, const float *weight, const float *bias, float eps,
+                      float *out) {
+    float sum = 0, squares = 0;
+    _Pragma("omp simd reduction(+ : sum)") for (int64_t j = 0; j < D; j++) sum += x[j];
+    float mean = sum / D;
+    _Pragma("omp simd reduction(+ : squares)") for (int64_t j = 0; j < D; j++)
+        squares += (x[j] - mean) * (x[j] - mean);
+    float per = 1.0f / sqrtf(squares / D + eps);
+    SIMD for (int64_t j = 0; j < D; j++) out[j] = (x[j] - mean) * per * weight[j] + bias[j];
+}
+
 /* Each row of x (N, D) as bytes q and their unit: x = unit·q, the largest is ±127. Where weight and
-   bias (D) aren't null, x is normalised first, as LayerNorm does it. */
+   bias (D) aren't null, x is normalised first. */
 void round_rows(const float *x, int64_t N, int64_t D, const float *weight, const float *bias,
                 float eps, int8_t *q, float *unit) {
     float normal[MOST_COLUMNS];
     for (int64_t i = 0; i < N; i++, x += D, q += D) {
-        const float *row = x;
-        if (weight) {
-            float sum = 0, squares = 0;
-            _Pragma("omp simd reduction(+ : sum)") for (int64_t j = 0; j < D; j++) sum += x[j];
-            float mean = sum / D;
-            _Pragma("omp simd reduction(+ : squares)") for (int64_t j = 0; j < D; j++)
-                squares += (x[j] - mean) * (x[j] - mean);
-            float per = 1.0f / sqrtf(squares / D + eps);
-            SIMD for (int64_t j = 0; j < D; j++)
-                normal[j] = (x[j] - mean) * per * weight[j] + bias[j];
-            row = normal;
-        }
+        const float *row = weight ? normal : x;
+        if (weight) normalise(x, D, weight, bias, eps, normal);
         float most = 0;
         _Pragma("omp simd reduction(max : most)") for (int64_t j = 0; j < D; j++) {
             float size = fabsf(row[j]);
@@ -122,12 +125,8 @@ void scale_sums(const int32_t *sums, int64_t N, int64_t F, const float *unit, co
                 const float *bias, const float *more, int64_t relu, float *out) {
     for (int64_t i = 0; i < N; i++, sums += F, out += F) {
         SIMD for (int64_t j = 0; j < F; j++) out[j] = sums[j] * (unit[i] * units[j]) + bias[j];
-        if (more) {
-            SIMD for (int64_t j = 0; j < F; j++) out[j] += more[i * F + j];
-        }
-        if (relu) {
-            SIMD for (int64_t j = 0; j < F; j++) out[j] = out[j] > 0 ? out[j] : 0;
-        }
+        if (more) { SIMD for (int64_t j = 0; j < F; j++) out[j] += more[i * F + j]; }
+        if (relu) { SIMD for (int64_t j = 0; j < F; j++) out[j] = out[j] > 0 ? out[j] : 0; }
     }
 }
 
@@ -161,4 +160,112 @@ void best_of_rows(const float *z, int64_t N, int64_t V, int64_t k, float *top, i
             total[i] = most + logf(sum);
         }
     }
+}
+
+/* A decoder's layer in one call. For a few rows calls cost more than what is computed. */
+
+#define MOST_ROWS 8
+#define MOST_NUMBERS 65536 /* of MOST_ROWS or fewer rows */
+
+typedef struct {
+    const float *weight, *bias; /* null: there is no norm */
+    float eps;
+} Norm;
+
+typedef struct {
+    const void *weight; /* (D, F); or bytes (F, D), where `units` isn't null */
+    const float *bias, *units;
+    const int32_t *sums; /* of each output's bytes */
+    int64_t D, F;
+} Map;
+
+typedef struct {
+    Norm before[3], after[3];
+    Map look_back, look_back_out, look_across, look_across_out, expand, contract;
+} Layer;
+
+/* x·W, added to out: each weight is read once. */
+static void multiply(const Map *m, const float *x, int64_t N, float *out) {
+    const float *w = m->weight;
+    int64_t D = m->D, F = m->F;
+    for (int64_t d = 0; d < D; d += 4, w += 4 * F)
+        for (int64_t i = 0; i < N; i++) {
+            const float *a = x + i * D + d;
+            float *y = out + i * F;
+            SIMD for (int64_t f = 0; f < F; f++)
+                y[f] += a[0] * w[f] + a[1] * w[F + f] + a[2] * w[2 * F + f] + a[3] * w[3 * F + f];
+        }
+}
+
+/* The sums (N, F) of bytes' products. Processors multiply unsigned bytes q + 128 by signed ones. */
+static void multiply_bytes(const Map *m, const int8_t *q, int64_t N, int32_t *sums) {
+    uint8_t u[MOST_NUMBERS];
+    const int8_t *w = m->weight;
+    int64_t D = m->D, F = m->F;
+    SIMD for (int64_t j = 0; j < N * D; j++) u[j] = (uint8_t)(q[j] + 128);
+    for (int64_t f = 0; f < F; f++, w += D)
+        for (int64_t i = 0; i < N; i++) {
+            int32_t sum = 0;
+            for (int64_t j = 0; j < D; j++) sum += u[i * D + j] * w[j];
+            sums[i * F + f] = sum - 128 * m->sums[f];
+        }
+}
+
+/* norm(x)·W + b, and `more` on top, or what is negative to 0: x (N, D), the others (N, F). */
+void apply(const Map *m, const Norm *norm, const float *x, int64_t N, const float *more,
+           int64_t relu, float *out) {
+    const float *weight = norm ? norm->weight : 0;
+    int64_t D = m->D, F = m->F;
+    if (m->units) {
+        int8_t q[MOST_NUMBERS];
+        int32_t sums[MOST_NUMBERS];
+        float unit[MOST_ROWS];
+        round_rows(x, N, D, weight, weight ? norm->bias : 0, weight ? norm->eps : 0, q, unit);
+        multiply_bytes(m, q, N, sums);
+        scale_sums(sums, N, F, unit, m->units, m->bias, more, relu, out);
+        return;
+    }
+    float normal[MOST_NUMBERS];
+    for (int64_t i = 0; i < N; i++) {
+        if (weight) normalise(x + i * D, D, weight, norm->bias, norm->eps, normal + i * D);
+        SIMD for (int64_t f = 0; f < F; f++)
+            out[i * F + f] = m->bias[f] + (more ? more[i * F + f] : 0);
+    }
+    multiply(m, weight ? normal : x, N, out);
+    if (relu) { SIMD for (int64_t j = 0; j < N * F; j++) out[j] = out[j] > 0 ? out[j] : 0; }
+}
+
+/* The end of a sublayer: x (N, D) becomes norm(x + y·W + b). */
+static void join(const Map *m, const Norm *norm, const float *y, int64_t N, float *x) {
+    float sum[MOST_NUMBERS];
+    int64_t D = m->F;
+    apply(m, 0, y, N, x, 0, sum);
+    for (int64_t i = 0; i < N; i++)
+        if (norm->weight)
+            normalise(sum + i * D, D, norm->weight, norm->bias, norm->eps, x + i * D);
+        else memcpy(x + i * D, sum + i * D, D * sizeof(float));
+}
+
+/* A decoder layer for K new tokens of each of B sentences, x (B·K, H·16·w) in place. Their keys and
+   values become the last of the L that are kept; S stand for the source. Else as in `attend`. */
+void decode_layer(const Layer *l, float *x, int64_t B, int64_t K, int64_t H, int64_t w,
+                  float *k, float *v, int64_t sentence, int64_t head, const uint8_t *family,
+                  int64_t L, const float *source_k, const float *source_v, int64_t source_sentence,
+                  int64_t source_head, const uint8_t *real, int64_t S) {
+    float wide[MOST_NUMBERS], heads[MOST_NUMBERS];
+    int64_t N = B * K, d = 16 * w, D = H * d;
+    apply(&l->look_back, &l->before[0], x, N, 0, 0, wide); /* queries, keys and values: (N, 3·D) */
+    for (int64_t i = 0; i < N; i++)
+        for (int64_t h = 0; h < H; h++) {
+            int64_t to = i / K * sentence + h * head + (L - K + i % K) * d;
+            memcpy(k + to, wide + (3 * i + 1) * D + h * d, d * sizeof(float));
+            memcpy(v + to, wide + (3 * i + 2) * D + h * d, d * sizeof(float));
+        }
+    attend(wide, 3 * D, k, v, sentence, head, family, 0, B, K, H, L, w, heads);
+    join(&l->look_back_out, &l->after[0], heads, N, x);
+    apply(&l->look_across, &l->before[1], x, N, 0, 0, wide);
+    attend(wide, D, source_k, source_v, source_sentence, source_head, real, 1, B, K, H, S, w, heads);
+    join(&l->look_across_out, &l->after[1], heads, N, x);
+    apply(&l->expand, &l->before[2], x, N, 0, 1, wide);
+    join(&l->contract, &l->after[2], wide, N, x);
 }

@@ -12,6 +12,7 @@ import platform
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +22,15 @@ from scripts.ch02_multi_head_attention import merge_heads
 from scripts.ch13_decoding_fast import best_logits, log_sum_exp
 
 SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = (
-    "-O3",
-    "-march=native",
-    "-mprefer-vector-width=512",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fopenmp-simd",
-)
+FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
+FLAGS += ["-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
 LANES = 16  # a head's width must be a multiple of it
 MOST_KEYS, MOST_COLUMNS = 4096, 16384  # among which a query looks; of a row that is rounded
-# What each function takes, in 64 bits but for one float: p a pointer or a whole number.
-ARGUMENTS = {
-    "attend": "p" * 14,
-    "round_rows": "pppppfpp",
-    "scale_sums": "p" * 9,
-    "best_of_rows": "p" * 7,
-}
-TYPES = {"p": ctypes.c_void_p, "f": ctypes.c_float}
+MOST_ROWS, MOST_NUMBERS = 8, 65536  # that are few: rows, and numbers in them
+P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
+ARGUMENTS = {"attend": [P] * 14, "scale_sums": [P] * 9, "best_of_rows": [P] * 7}
+ARGUMENTS |= {"apply": [P] * 7, "decode_layer": [P] * 18}
+ARGUMENTS["round_rows"] = [P] * 5 + [ctypes.c_float, P, P]
 
 
 def built(folder: Path) -> Path:
@@ -46,16 +38,16 @@ def built(folder: Path) -> Path:
 
     Raises OSError or CalledProcessError where there is no compiler, or it won't.
     """
-    about = Path("/proc/cpuinfo")
-    processor = {line for line in about.read_text().splitlines() if line.startswith("flags")}
-    known = (SOURCE.read_text(), FLAGS, platform.machine(), sorted(processor))
+    about = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = sorted({line for line in about if line.startswith("flags")})
+    known = (SOURCE.read_text(), FLAGS, platform.machine(), processor)
     path = folder / f"kernels-{hashlib.sha256(repr(known).encode()).hexdigest()[:16]}.so"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
             fresh = Path(own) / "kernels.so"
-            command = [os.environ.get("CC", "cc"), *FLAGS, "-shared", "-fPIC", str(SOURCE)]
-            subprocess.run([*command, "-o", str(fresh), "-lm"], check=True, capture_output=True)
+            command = [os.environ.get("CC", "cc"), *FLAGS, SOURCE, "-o", fresh, "-lm"]
+            subprocess.run(command, check=True, capture_output=True)
             fresh.replace(path)  # whole or not at all, should another process look
     return path
 
@@ -70,7 +62,7 @@ def library() -> ctypes.CDLL | None:
         return None
     for name, given in ARGUMENTS.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = [TYPES[one] for one in given], None
+        function.argtypes, function.restype = given, None
     return found
 
 
@@ -91,22 +83,17 @@ def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:
         mask = None if allowed is None else allowed.unsqueeze(1)  # (B, 1, k or 1, L)
         return merge_heads(F.scaled_dot_product_attention(heads, *past, mask)).flatten(0, 1)
     out = q.new_empty(q.shape)
-    may, one = None, False
-    if allowed is not None:
-        allowed = allowed.contiguous()
-        may, one = allowed.data_ptr(), allowed.size(1) == 1
+    allowed = None if allowed is None else allowed.contiguous()
+    may = (None, False) if allowed is None else (allowed.data_ptr(), allowed.size(1) == 1)
     values, source, head, _, _ = past.stride()
     kv = (past.data_ptr(), past.data_ptr() + values * past.element_size(), source, head)
     sizes = (B, len(q) // B, H, L, d // LANES)
-    library().attend(q.data_ptr(), q.stride(0), *kv, may, one, *sizes, out.data_ptr())
+    library().attend(q.data_ptr(), q.stride(0), *kv, *may, *sizes, out.data_ptr())
     return out
 
 
 def round_rows(x: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Tensor]:
-    """x (N, D), normalised if asked, to bytes (N, D) and each row's unit (N,): x ≈ unit·bytes.
-
-    The largest byte of a row is ±127.
-    """
+    """x (N, D), or norm(x), to bytes (N, D), at most ±127, and units (N,): x ≈ unit·bytes."""
     if not takes(x) or x.size(1) > MOST_COLUMNS:
         x = x if norm is None else norm(x)
         most = x.abs().amax(dim=1)  # (N,)
@@ -120,17 +107,9 @@ def round_rows(x: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Ten
 
 
 def scale_sums(
-    sums: Tensor,
-    unit: Tensor,
-    units: Tensor,
-    bias: Tensor,
-    more: Tensor | None = None,
-    relu: bool = False,
+    sums: Tensor, unit: Tensor, units: Tensor, bias: Tensor, more: Tensor | None, relu: bool
 ) -> Tensor:
-    """unit·units·sums + bias, plus `more` or cut at 0: unit (N,), units and bias (F,), else (N, F).
-
-    `sums` are those of products of bytes (int32).
-    """
+    """unit·units·sums + bias, plus `more` or cut at 0: unit (N,), units (F,), sums (N, F) int32."""
     if not takes(unit):
         y = torch.addcmul(bias, sums * unit.unsqueeze(1), units)
         y = y if more is None else y.add_(more)
@@ -144,10 +123,7 @@ def scale_sums(
 def best_of_rows(
     logits: Tensor, k: int, total: bool = True
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The k largest of each row of logits (N, V), their places, (N, k), and its log-sum-exp (N, 1).
-
-    Without `total` nobody asks for the last. Where V < k there are V of them.
-    """
+    """The k or V largest of each row of logits (N, V), their places, and, if asked, log Σ exp."""
     if not takes(logits):
         top, place = best_logits(logits, k)
         return top, place, log_sum_exp(logits, top[:, :1]) if total else None
@@ -157,3 +133,89 @@ def best_of_rows(
     to = (top.data_ptr(), place.data_ptr(), None if sums is None else sums.data_ptr())
     library().best_of_rows(logits.data_ptr(), N, V, k, *to)
     return top, place, sums
+
+
+class Norm(ctypes.Structure):
+    """A LayerNorm, or none, as `kernels.c` has it."""
+
+    _fields_ = [("weight", P), ("bias", P), ("eps", ctypes.c_float)]
+
+
+def norm_of(norm: nn.Module | None) -> Norm:
+    """The same norm; whoever asks keeps its weights."""
+    if norm is None or isinstance(norm, nn.Identity):
+        return Norm()
+    return Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+
+
+class Map(ctypes.Structure):
+    """A linear map for few rows, as `kernels.c` has it."""
+
+    _fields_ = [*((name, P) for name in ("weight", "bias", "units", "sums"))]
+    _fields_ += [(name, ctypes.c_int64) for name in ("D", "F")]
+
+    @classmethod
+    def of(cls, table: Tensor, bias: Tensor, units: Tensor | None = None) -> "Map":
+        """Of a table (D, F) and a bias (F,); with `units` (F,), of a table whose columns lie
+        together and are bytes."""
+        sums = None if units is None else table.sum(0, dtype=torch.int32)
+        held = [table, bias, units, sums]
+        made = cls(*(None if x is None else x.data_ptr() for x in held), *table.shape)
+        made.held, made.widest = held, max(table.shape)
+        return made
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether x (N, D) are few rows that can be multiplied here."""
+        few = len(x) <= MOST_ROWS and len(x) * self.widest <= MOST_NUMBERS
+        return few and self.D % 4 == 0 and takes(x)
+
+    def __call__(
+        self, x: Tensor, norm: nn.Module | None, more: Tensor | None, relu: bool
+    ) -> Tensor:
+        """norm(x)·W + b, plus `more` or cut at 0: few rows x (N, D) to (N, F)."""
+        x, out = x.contiguous(), x.new_empty(len(x), self.F)
+        more = None if more is None else more.data_ptr()
+        by = ctypes.byref(norm_of(norm))
+        library().apply(ctypes.byref(self), by, x.data_ptr(), len(x), more, relu, out.data_ptr())
+        return out
+
+
+MAPS = ("look_back", "look_back_out", "look_across", "look_across_out", "expand", "contract")
+
+
+class Layer(ctypes.Structure):
+    """A decoder's layer for few rows, as `kernels.c` has it."""
+
+    _fields_ = [("before", Norm * 3), ("after", Norm * 3), *((name, Map) for name in MAPS)]
+
+    @classmethod
+    def of(cls, layer: Any) -> "Layer | None":
+        """Of the norms and maps of an `engine.decoding.PreparedLayer`; None where a map can't."""
+        maps = [getattr(layer, name).few for name in MAPS]
+        if None in maps:
+            return None
+        norms = ((Norm * 3)(*map(norm_of, side)) for side in (layer.before, layer.after))
+        made = cls(*norms, *maps)
+        made.held, made.widest = (layer.before, layer.after, maps), max(m.widest for m in maps)
+        return made
+
+    def takes(self, x: Tensor, past: Tensor) -> bool:
+        """Whether x (N, D) are few rows, with heads that `attend` takes."""
+        L, d = past.shape[-2:]
+        few = len(x) <= MOST_ROWS and len(x) * self.widest <= MOST_NUMBERS
+        return few and d % LANES == 0 and d <= 16 * LANES and L < MOST_KEYS and takes(x)
+
+    def decode(
+        self, x: Tensor, past: Tensor, family: Tensor | None, source: Tensor, real: Tensor | None
+    ) -> Tensor:
+        """What `PreparedLayer.decode` gives; x is overwritten."""
+        kept = []
+        for tensor, mask in ((past, family), (source, real)):
+            values, sentence, head, _, _ = tensor.stride()
+            start, mask = tensor.data_ptr(), None if mask is None else mask.contiguous()
+            kept += [start, start + values * tensor.element_size(), sentence, head]
+            kept += [None if mask is None else mask.data_ptr(), tensor.size(-2)]
+        _, B, H, _, d = past.shape
+        sizes = (B, len(x) // B, H, d // LANES)
+        library().decode_layer(ctypes.byref(self), x.data_ptr(), *sizes, *kept)
+        return x

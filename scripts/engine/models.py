@@ -57,12 +57,9 @@ def load_model(folder: Path, device: torch.device | str = "cpu") -> Trained:
         raise FileNotFoundError(f"{folder} holds no {missing[0]}: train a model, or name another")
     try:
         config = TrainConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{folder / 'config.json'} is not a TrainConfig: {error}") from error
-    try:
         tokenizer = BPETokenizer.load(folder / "tokenizer.model")
         model = build_model(config, len(tokenizer))
-    except (RuntimeError, TypeError, ZeroDivisionError) as error:
+    except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{folder} can't be loaded ({reason}): train it again") from error
     path = folder / "model.safetensors"

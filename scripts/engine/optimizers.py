@@ -25,8 +25,7 @@ def near_orthogonal(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum, made near orthogonal, is the step (Jordan et al. 2024): for matrices inside layers.
 
-    Nothing in it waits for the device. Where `found_inf` is set and 1, as PyTorch's GradScaler sets
-    it, a step changes nothing.
+    Where `found_inf` is set and 1, as PyTorch's GradScaler sets it, a step changes nothing.
     """
 
     def __init__(self, params: Iterable[Any], lr: float | Tensor, momentum: float = 0.95):
@@ -41,14 +40,13 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 if p.grad is not None:
                     alike.setdefault(p.shape, []).append(p)
+                    if not self.state[p]:
+                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             for (rows, columns), params in alike.items():
                 grad = torch.stack([p.grad for p in params])  # (n, a, b)
                 keep = group["momentum"]
                 if bad is not None:  # where it is 1: gradient 0, keep 1, rate 0, and nothing moves
                     grad, keep = grad.where(bad == 0, 0), 1 - (1 - keep) * (1 - bad)
-                for p in params:
-                    if "momentum_buffer" not in self.state[p]:
-                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
                 buffers = [self.state[p]["momentum_buffer"] for p in params]
                 mean = torch.lerp(grad, torch.stack(buffers), keep)
                 torch._foreach_copy_(buffers, list(mean.unbind()))
@@ -90,17 +88,15 @@ def make_optimizer(config: Any, model: nn.Module) -> torch.optim.Optimizer:
     """
     everything = list(model.parameters())
     device = everything[0].device
-    rates: list[Any] = [1.0, 1.0]
-    adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": config.fused}
-    if device.type == "cuda":  # rate and count of steps on the device, as a recording needs them
-        rates, adam["capturable"] = list(torch.ones(2, device=device)), True
+    cuda = device.type == "cuda"  # rate and count of steps are there, as a recording needs them
+    rates = list(torch.ones(2, device=device)) if cuda else [1.0, 1.0]
+    adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": config.fused, "capturable": cuda}
     if config.optimizer == "adam":
         return torch.optim.Adam([{"params": everything, "initial_lr": 1.0}], lr=rates[0], **adam)
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     tables.add(id(model.generator.proj.weight))
     inner = [p for p in everything if p.ndim == 2 and id(p) not in tables]
-    chosen = {id(p) for p in inner}
-    rest = [p for p in everything if id(p) not in chosen]
+    rest = [p for p in everything if p.ndim != 2 or id(p) in tables]
     ratio = config.muon_lr / config.lr
     return ActAsOne(
         Muon([{"params": inner, "initial_lr": ratio}], lr=rates[0]),

@@ -8,17 +8,18 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], **options:
     """sacreBLEU, cased and 13a unless `options` say otherwise: `.score` and its `.signature`."""
     from sacrebleu.metrics import BLEU
 
-    metric = BLEU(**options)
-    result = metric.corpus_score(list(hypotheses), [list(references)])
-    result.signature = str(metric.get_signature())
-    return result
+    return signed(BLEU(**options), hypotheses, references)
 
 
 def corpus_chrf(outputs: Sequence[str], references: Sequence[str]) -> Any:
     """sacreBLEU's chrF2 with its defaults: `.score` and its `.signature`."""
     from sacrebleu.metrics import CHRF
 
-    metric = CHRF()
+    return signed(CHRF(), outputs, references)
+
+
+def signed(metric: Any, outputs: Sequence[str], references: Sequence[str]) -> Any:
+    """The corpus's score by one of sacreBLEU's metrics, with the metric's signature."""
     result = metric.corpus_score(list(outputs), [list(references)])
     result.signature = str(metric.get_signature())
     return result

@@ -4,73 +4,61 @@ They find what chapter 8's plain searches find; chapter 13 tells what makes them
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import BOS, EOS
 from scripts.ch08_decoding import Hypothesis, drawer, dropout_off, hypothesis
 from scripts.ch13_decoding_fast import ALMOST, close_gaps, write_and_leave
-from scripts.engine.decoding import CachedDecoding, PrefixDecoding, PreparedModel, decoding_of
-from scripts.engine.kernels import best_of_rows
+from scripts.engine.decoding import Decoding, decoding_of
+from scripts.engine.kernels import MOST_ROWS, best_of_rows
 
 ROWS_NEAR = 128  # prefixes whose logits are computed and used together
 
 
-def best_next(
-    decoding: PrefixDecoding | CachedDecoding, x: Tensor, k: int
-) -> tuple[Tensor, Tensor]:
+def best_next(decoding: Decoding, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens after x (N, D): their log-probabilities and ids, (N, k) each."""
-    found = []
-    for rows in x.split(ROWS_NEAR):
-        top, ids, total = best_of_rows(decoding.logits(rows), k)
-        found.append((top - total, ids))
-    tops, ids = zip(*found, strict=True)
-    return torch.cat(tops), torch.cat(ids)
+    found = [best_of_rows(decoding.logits(rows), k) for rows in x.split(ROWS_NEAR)]
+    tops, ids, totals = map(torch.cat, zip(*found, strict=True))
+    return tops - totals, ids
 
 
-def likeliest(decoding: PrefixDecoding | CachedDecoding, x: Tensor) -> tuple[Tensor, None]:
+def likeliest(decoding: Decoding, x: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: last positions x (N, D) to tokens (N,)."""
     model = decoding.model
-    if getattr(model, "screen", None) is not None:
+    if len(x) > MOST_ROWS and getattr(model, "screen", None) is not None:
         return model.screen.largest(model.generator.narrow(x), model.vocabulary), None
     return best_of_rows(decoding.logits(x), 1, total=False)[1].squeeze(1), None
 
 
-def cached_greedy(
-    model: EncoderDecoder, src: Tensor, src_mask: Tensor | None, max_len: int
-) -> Tensor:
-    """What `greedy_decode` gives, computing each token once: src (B, S) to ids (B, ≤ max_len)."""
+def cached_texts(
+    model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int, choose: Callable[..., Any]
+) -> tuple[Tensor, Tensor]:
+    """Chapter 13's `write_and_leave` with a decoding of src (B, S)."""
     with dropout_off(model), torch.inference_mode():
-        ids, _ = write_and_leave(decoding_of(model, src, src_mask), src, max_len, likeliest)
-    return ids.clone()  # an ordinary tensor again
+        found = write_and_leave(decoding_of(model, src, src_mask), src, max_len, choose)
+    return found[0].clone(), found[1].clone()  # ordinary tensors again
+
+
+def cached_greedy(model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int) -> Tensor:
+    """What `greedy_decode` gives, computing each token once: src (B, S) to ids (B, ≤ max_len)."""
+    return cached_texts(model, src, src_mask, max_len, likeliest)[0]
 
 
 def cached_sample(
-    model: EncoderDecoder | PreparedModel,
-    src: Tensor,
-    src_mask: Tensor | None,
-    max_len: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    generator: torch.Generator | None = None,
+    model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int, *how: Any, **named: Any
 ) -> tuple[Tensor, Tensor]:
-    """Texts drawn by chapter 8's `drawer`; their log-probabilities are the model's own."""
-    draw = drawer(temperature, top_k, top_p, generator)
-    with dropout_off(model), torch.inference_mode():
-        decoding = decoding_of(model, src, src_mask)
-        ids, log_probs = write_and_leave(decoding, src, max_len, draw)
-    return ids.clone(), log_probs.clone()
+    """Texts by chapter 8's `drawer`, which takes `how`, and their log-probabilities as they are."""
+    return cached_texts(model, src, src_mask, max_len, drawer(*how, **named))
 
 
 class Search:
     """A beam search over a batch: what is unfinished in tensors, what is finished in lists."""
 
-    def __init__(
-        self, decoding: PrefixDecoding | CachedDecoding, src: Tensor, max_len: int, beam: int
-    ):
+    def __init__(self, decoding: Decoding, src: Tensor, max_len: int, beam: int):
         self.decoding, self.max_len, self.beam = decoding, max_len, beam
         self.live = list(range(len(src)))  # which sources are in the batch
         self.finished: list[list[Hypothesis]] = [[] for _ in self.live]
@@ -98,21 +86,19 @@ class Search:
         gone = (tokens == EOS).gather(1, order)
         self.scores = best.gather(1, order).masked_fill(gone, -math.inf)
         self.tokens, origin = tokens.gather(1, order), origin.gather(1, order)  # (B, K) each
-        self.ids = torch.cat((self.prefixes(origin), self.tokens.unsqueeze(-1)), dim=-1)
+        prefixes = self.ids.gather(1, origin.unsqueeze(-1).expand(-1, -1, self.ids.size(-1)))
+        self.ids = torch.cat((prefixes, self.tokens.unsqueeze(-1)), dim=-1)  # (B, K, T)
         self.decoding.follow(origin)
-
-    def prefixes(self, origin: Tensor) -> Tensor:
-        """The ids (B, n, T) of the prefixes numbered origin (B, n)."""
-        return self.ids.gather(1, origin.unsqueeze(-1).expand(-1, -1, self.ids.size(-1)))
 
     def set_aside(self, best: Tensor, origin: Tensor, tokens: Tensor, ended: Tensor) -> None:
         """Enter the candidates that ended (B, C) into their sentences' lists."""
+        if not ended.any():
+            return  # as in most steps
         rows, columns = (ended & best.isfinite()).nonzero(as_tuple=True)
         texts = self.ids[rows, origin[rows, columns]]  # (N, T)
-        texts = torch.cat((texts, tokens[rows, columns].unsqueeze(1)), dim=1).tolist()
-        for row, text, log_prob in zip(
-            rows.tolist(), texts, best[rows, columns].tolist(), strict=True
-        ):
+        texts = torch.cat((texts, tokens[rows, columns].unsqueeze(1)), dim=1)
+        found = zip(rows.tolist(), texts.tolist(), best[rows, columns].tolist(), strict=True)
+        for row, text, log_prob in found:
             if not self.over[self.live[row]]:
                 self.finished[self.live[row]].append(hypothesis(text, log_prob))
 
@@ -122,13 +108,9 @@ class Search:
         for source, hope in zip(self.live, hopes, strict=True):
             enough = len(self.finished[source]) >= self.beam
             if enough and exact:
-                enough = self.worst(source, alpha) >= hope
+                enough = sorted(h.score(alpha) for h in self.finished[source])[-self.beam] >= hope
             self.over[source] |= enough or hope == -math.inf  # nothing is left to continue
         return [not self.over[source] for source in self.live]
-
-    def worst(self, source: int, alpha: float) -> float:
-        """The score of the K-th best hypothesis that this source has."""
-        return sorted((h.score(alpha) for h in self.finished[source]), reverse=True)[self.beam - 1]
 
     def keep(self, going: list[bool]) -> None:
         """Go on with these rows of the batch alone."""
@@ -140,7 +122,7 @@ class Search:
 
 @torch.inference_mode()
 def cached_beam_search(
-    model: EncoderDecoder,
+    model: nn.Module,
     src: Tensor,
     src_mask: Tensor | None,
     max_len: int,

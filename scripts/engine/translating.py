@@ -6,6 +6,7 @@ is the same in a few lines.
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,15 +28,13 @@ from scripts.engine.decoding import PreparedModel
 from scripts.engine.models import Trained
 from scripts.engine.searching import cached_beam_search, cached_greedy, cached_sample
 
-MAX_BEAM = 100  # wider costs memory and, as this chapter shows, buys nothing
+Rows = Sequence[Sequence[int]]  # encoded sentences, each with its eos
+MAX_BEAM = 100  # wider costs memory and, as chapter 8 shows, buys nothing
 
 
 @dataclass
 class DecodeOptions:
-    """How to search for a translation; each field is an option of the command line.
-
-    Raises ValueError for a setting that makes no sense.
-    """
+    """How to search: options of the command. Raises ValueError for what makes no sense."""
 
     beam: int = 4
     """Hypotheses kept at each step; 1 is greedy decoding."""
@@ -57,32 +56,19 @@ class DecodeOptions:
     """Of products; auto: the fastest here that keeps BLEU, but float32 with --sample."""
 
     def __post_init__(self):
-        if not 1 <= self.beam <= MAX_BEAM:
-            raise ValueError(f"beam must be from 1 to {MAX_BEAM}, not {self.beam}")
-        if not 0 <= self.alpha <= 10:
-            raise ValueError(f"alpha must be from 0 to 10, not {self.alpha}")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, not {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
+        bounds = {
+            "beam": (1 <= self.beam <= MAX_BEAM, f"from 1 to {MAX_BEAM}"),
+            "alpha": (0 <= self.alpha <= 10, "from 0 to 10"),
+            "temperature": (self.temperature > 0, "positive"),
+            "top_k": (self.top_k is None or self.top_k >= 1, "at least 1"),
+            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
+            "seed": (0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
+        }
+        for name, (fits, bound) in bounds.items():
+            if not fits:
+                raise ValueError(f"{name} must be {bound}, not {getattr(self, name)}")
         if not self.sample and (self.temperature, self.top_k, self.top_p) != (1, None, None):
             raise ValueError("temperature, top_k and top_p are for sampling: add --sample")
-
-    def sampler(self, device: torch.device) -> Callable[..., list[list[Hypothesis]]]:
-        """The draw that these options describe: one hypothesis for each source of a batch."""
-        how = (self.temperature, self.top_k, self.top_p)
-        generator = torch.Generator(device).manual_seed(self.seed)
-
-        def draw(model, src, src_mask, max_len):
-            ids, log_probs = cached_sample(model, src, src_mask, max_len, *how, generator)
-            rows = zip(map(until_end, ids.tolist()), log_probs.tolist(), strict=True)
-            return [[hypothesis(text, log_prob)] for text, log_prob in rows]
-
-        return draw
 
     def precision_on(self, device: torch.device) -> str:
         """The precision on `device`, decided. Raises ValueError where there is no such thing."""
@@ -97,10 +83,17 @@ class DecodeOptions:
 
     def search(self, device: torch.device) -> Callable[..., list[list[Hypothesis]]]:
         """The search that these options describe: each source's hypotheses, best first."""
-        if self.sample:
-            return self.sampler(device)
-        how = {"beam": self.beam, "alpha": self.alpha, "exact": self.exact}
-        return partial(cached_beam_search, **how)
+        if not self.sample:
+            return partial(cached_beam_search, beam=self.beam, alpha=self.alpha, exact=self.exact)
+        generator = torch.Generator(device).manual_seed(self.seed)
+        given = (self.temperature, self.top_k, self.top_p, generator)
+
+        def draw(model, src, src_mask, max_len):
+            ids, log_probs = cached_sample(model, src, src_mask, max_len, *given)
+            rows = zip(map(until_end, ids.tolist()), log_probs.tolist(), strict=True)
+            return [[hypothesis(text, log_prob)] for text, log_prob in rows]
+
+        return draw
 
     def in_words(self) -> str:
         """The search in words, for a line of output."""
@@ -112,14 +105,8 @@ class DecodeOptions:
 
 
 CELLS_READ = 2**14  # source positions of a batch, padding included: enough to keep a core busy
-
-
 PREFIXES = 2048  # that are continued together
-
-
 CELLS_SEEN = 2**16  # prefixes times source positions: what attention's memory grows with
-
-
 STEP_COST = 16  # what a step costs besides its prefixes, in prefixes: weights are read
 
 
@@ -142,21 +129,18 @@ def cut_by_cost(lengths: Sequence[int], width: int, most: float) -> list[int]:
     return [*ends, len(lengths)]
 
 
-def length_batches(rows: Sequence[Sequence[int]], width: int, cores: int = 1) -> list[list[int]]:
+def length_batches(rows: Rows, width: int, cores: int = 1) -> list[list[int]]:
     """Indices of `rows` in batches of similar length, the longest first; `width` prefixes a row.
 
-    There are as few batches as memory's bounds allow, but as many for each core, and the dearest is
-    as cheap as it can be: found by bisection. So the cores finish together.
+    They are as few as memory allows, but as many for each core, and the dearest is as cheap as it
+    can be: the cores finish together.
     """
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     lengths = [len(rows[i]) for i in order]
     batches = cores * math.ceil(len(cut_by_cost(lengths, width, math.inf)) / cores)
-    low, high = 0, sum(lengths) * width + STEP_COST * max(lengths, default=0)
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = len(cut_by_cost(lengths, width, middle)) <= batches
-        low, high = (low, middle) if enough else (middle, high)
-    ends = cut_by_cost(lengths, width, high)
+    dearest = sum(lengths) * width + STEP_COST * max(lengths, default=0)
+    few_enough = lambda most: len(cut_by_cost(lengths, width, most)) <= batches  # noqa: E731
+    ends = cut_by_cost(lengths, width, bisect_left(range(dearest), True, key=few_enough))
     return [order[a:b] for a, b in itertools.pairwise([0, *ends]) if a < b]
 
 
@@ -175,17 +159,16 @@ def on_threads(work: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
 
 def search_rows(
     model: EncoderDecoder,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     search: Callable[[EncoderDecoder, Tensor, Tensor, int], Sequence[Any]],
     width: int = 1,
     in_order: bool = False,
 ) -> list[Any]:
     """What `search` finds for each encoded source, in their order; None for one without any token.
 
-    `search` takes (model, src (B, S), src_mask (B, 1, S), max_len) and gives a result for each
-    source, of which it continues `width` prefixes at once. An output is at most
-    twice its source plus 10 tokens. With `in_order` batches come one after the other, the same ones
-    on every machine, as draws from one generator must.
+    `search` takes (model, src (B, S), src_mask (B, 1, S), max_len), continues `width` prefixes of
+    each source at once and gives a result for each. With `in_order` batches come one after the
+    other, the same on every machine, as draws from one generator must.
     """
     device = next(model.parameters()).device
     some = [i for i, row in enumerate(rows) if len(row) > 1]
@@ -200,17 +183,13 @@ def search_rows(
     found: list[Any] = [None] * len(rows)
     with dropout_off(model):  # once for all threads: none may switch it back on for the others
         answers = on_threads(find, batches) if cores > 1 else map(find, batches)
-    for batch, results in zip(batches, answers, strict=True):
-        for i, result in zip(batch, results, strict=True):
-            found[some[i]] = result
+    for i, result in zip(itertools.chain(*batches), itertools.chain(*answers), strict=True):
+        found[some[i]] = result
     return found
 
 
 def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
-    """The model made ready for searching, once for all calls; anew where its weights changed.
-
-    A model of another kind than chapter 4's stays as it is.
-    """
+    """The Transformer made ready once, and anew where weights changed; another model as it is."""
     if not hasattr(trained.model, "tgt_embed"):
         return trained.model
     now = [(p.data_ptr(), p._version) for p in trained.model.parameters()]
@@ -220,7 +199,7 @@ def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
 
 
 def decode_hypotheses(
-    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
+    trained: Trained, rows: Rows, options: DecodeOptions, nbest: int = 1
 ) -> list[list[Hypothesis]]:
     """Up to `nbest` hypotheses for each encoded source, best first; none without any token."""
     width = 1 if options.sample else options.beam
@@ -230,9 +209,7 @@ def decode_hypotheses(
     return [(hypotheses or [])[:nbest] for hypotheses in found]
 
 
-def decode_ids(
-    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions
-) -> list[Sequence[int]]:
+def decode_ids(trained: Trained, rows: Rows, options: DecodeOptions) -> list[Sequence[int]]:
     """The best text's ids for each encoded source, in order; none for what has no token."""
     if options.beam > 1 or options.sample:
         return [best[0].ids if best else [] for best in decode_hypotheses(trained, rows, options)]
@@ -241,11 +218,9 @@ def decode_ids(
     return [[] if ids is None else ids.tolist() for ids in found]
 
 
-def decode_texts(
-    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions
-) -> list[str]:
+def decode_texts(trained: Trained, rows: Rows, options: DecodeOptions) -> list[str]:
     """The best text for each encoded source, in order; what has no token becomes the empty text."""
-    return [trained.tokenizer.decode(list(ids)) for ids in decode_ids(trained, rows, options)]
+    return [trained.tokenizer.decode(ids) for ids in decode_ids(trained, rows, options)]
 
 
 def translate(
@@ -253,15 +228,13 @@ def translate(
 ) -> list[str]:
     """Translations of `sentences`, in their order; a text without any token stays empty.
 
-    Raises ValueError for a text of more than `MAX_LEN` tokens, eos included: the model has no
-    positions for it.
+    Raises ValueError for a text of more than `MAX_LEN` tokens, eos included.
     """
     rows = [[*trained.tokenizer.encode(sentence), EOS] for sentence in sentences]
     for number, row in enumerate(rows, start=1):
         if len(row) > MAX_LEN:
-            raise ValueError(
-                f"sentence {number} has {len(row)} tokens, and the model takes {MAX_LEN}: split it"
-            )
+            words = f"sentence {number} has {len(row)} tokens, and the model takes {MAX_LEN}"
+            raise ValueError(f"{words}: split it")
     return decode_texts(trained, rows, options or DecodeOptions())
 
 
