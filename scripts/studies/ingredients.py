@@ -113,7 +113,7 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
     for run_of in itertools.chain(*scores.values()):
         del run_of["translations"]
     changed = max(len(runs) for name, runs in scores.items() if INGREDIENTS[name])
-    there = replace(options, seeds=changed, base_seeds=len(scores["the recipe"]))  # as many as are
+    there = replace(options, seeds=changed, base_seeds=len(scores["the recipe"]))
     command = as_typed(__name__, there, always=("seeds", "base_seeds"))
     rows = {name: {"changes": INGREDIENTS[name], "runs": runs} for name, runs in scores.items()}
     record = provenance(command, pick_device(options.device))
