@@ -40,17 +40,16 @@ def check_best_size(candidate: Callable[[float, float, float, float, float], flo
     """Holds candidate(C, A, alpha, B, beta) against a search over sizes."""
     close = partial(math.isclose, rel_tol=1e-3)
     grid = torch.logspace(1, 14, 200_001, dtype=torch.float64)
-    for C, *law in (
+    for C, A, alpha, B, beta in (
         (1e15, 50.0, 0.3, 80.0, 0.3),
         (1e18, 406.4, 0.34, 410.7, 0.28),
         (1e16, 20.0, 0.5, 200.0, 0.25),
     ):
-        A, alpha, B, beta = law
         right, careless = (
             grid[(A * grid**-alpha + B * (C / (per * grid)) ** -beta).argmin()].item()
             for per in (6.0, 1.0)
         )
-        given, tokens = candidate(C, *law), C / (6 * right)
+        given, tokens = candidate(C, A, alpha, B, beta), C / (6 * right)
         assert not close(given, careless), (
             "That is the answer for C = N·D. A token costs about 6 operations a parameter."
         )

@@ -50,32 +50,15 @@ def router(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
 def check_dropped_share(candidate: Callable[[Tensor, int, float], float]) -> None:
     """Holds candidate(chosen, experts, factor) against cases that are counted by eye."""
     even, crowd = torch.arange(12).view(6, 2) % 4, torch.tensor([[0, 1]] * 6)
-    for chosen, experts, factor, right, message in (
-        (
-            even,
-            4,
-            1.0,
-            0,
-            "Six tokens, two visits each, four experts: there is room for three visits at each, "
-            "and all fit. Room is for visits, N·k of them, not for tokens.",
-        ),
-        (
-            crowd,
-            4,
-            1.0,
-            6,
-            "All six tokens visit experts 0 and 1, and there is room for three at each: six of "
-            "the visits are dropped. A full expert's visits don't go to an empty one.",
-        ),
-        (crowd, 4, 1.2, 4, "1.2 · 12 / 4 is 3.6, rounded up: there is room for four at each."),
-        (
-            crowd,
-            2,
-            1.0,
-            0,
-            "With two experts in all there is room for six at each: all fit.",
-        ),
-    ):
+    cases = {
+        "Six tokens, two visits each, four experts: there is room for three visits at each, and "
+        "all fit. Room is for visits, N·k of them, not for tokens.": (even, 4, 1.0, 0),
+        "All six tokens visit experts 0 and 1, and there is room for three at each: six of the "
+        "visits are dropped. A full expert's visits don't go to an empty one.": (crowd, 4, 1.0, 6),
+        "1.2 · 12 / 4 is 3.6, rounded up: there is room for four at each.": (crowd, 4, 1.2, 4),
+        "With two experts in all there is room for six at each: all fit.": (crowd, 2, 1.0, 0),
+    }
+    for message, (chosen, experts, factor, right) in cases.items():
         found = candidate(chosen, experts, factor)
         assert right == 0 or found != right, (
             "That is the number of visits that are dropped. Wanted is their share of all visits."
