@@ -4,27 +4,25 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.book.exercises import blame, same_numbers
-from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
+from scripts.ch16_intervening import heads_silenced
 
 Silencer = Callable[[MultiHeadedAttention, int], AbstractContextManager]
 
 
 def check_values_silenced(candidate: Silencer) -> None:
-    """Holds `with candidate(layer, head):` against a layer whose head was left out by hand."""
+    """Holds `with candidate(layer, head):` against a head silenced in the chapter's way."""
     torch.manual_seed(0)
     layer = MultiHeadedAttention(h=4, d_model=16, dropout=0.0).double()
     nn.init.normal_(layer.project_value.bias)
     x = torch.randn(1, 5, 16, dtype=torch.float64)
     kept = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
-    projections = (layer.project_query, layer.project_key, layer.project_value)
-    spoken = F.scaled_dot_product_attention(*(split_heads(one(x), 4) for one in projections))
-    spoken[:, 2] = 0  # (1, H, T, d_k)
-    out = (kept["project_output.weight"], kept["project_output.bias"])
-    wanted, whole = F.linear(merge_heads(spoken), *out), layer(x, x, x)
+    whole = layer(x, x, x)
+    with heads_silenced([(layer, 2)]):
+        wanted = layer(x, x, x)
 
     def as_before() -> bool:
         return all(torch.equal(tensor, kept[name]) for name, tensor in layer.state_dict().items())

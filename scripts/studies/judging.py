@@ -19,7 +19,7 @@ import numpy as np
 
 from scripts.book.command import Command
 from scripts.ch07_multi30k import word_tokenizer
-from scripts.ch08_decoding import Hypothesis
+from scripts.ch08_decoding import Hypothesis, sentence_chrf
 from scripts.ch10_judging import (
     bleu_of_draws,
     forced_texts,
@@ -60,11 +60,7 @@ def penalty_sweep(
 
 
 def bucket_labels(edges: Sequence[int]) -> list[str]:
-    """The buckets' names: from each edge to just below the next, the last one open.
-
-    >>> bucket_labels((0, 1, 3))
-    ['0', '1–2', '3+']
-    """
+    """The buckets' names: of (0, 1, 3) they are "0", "1–2" and "3+"."""
     inner = itertools.pairwise(edges)
     return [str(a) if b == a + 1 else f"{a}–{b - 1}" for a, b in inner] + [f"{edges[-1]}+"]
 
@@ -181,13 +177,7 @@ def worst_and_best(
     outputs: Texts, references: Texts, count: int = 10
 ) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """Numbers and chrF2 of the worst and the best sentences; among equals the longest is best."""
-    from sacrebleu.metrics import CHRF
-
-    metric = CHRF()
-    scores = [
-        round(metric.sentence_score(output, [reference]).score, 1)
-        for output, reference in zip(outputs, references, strict=True)
-    ]
+    scores = [round(sentence_chrf(*both), 1) for both in zip(outputs, references, strict=True)]
     order = sorted(range(len(scores)), key=lambda i: (scores[i], len(references[i]), i))
     ranked = [(i, scores[i]) for i in order]
     return ranked[:count], ranked[::-1][:count]
