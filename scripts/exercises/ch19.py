@@ -67,9 +67,8 @@ def check_shared_layers(candidate: Callable[[EncoderDecoder], Any]) -> None:
     candidate(model)
     layers, first = model.encoder.layers, before.encoder.layers[0]
     assert len(layers) == 3, f"The encoder should still be 3 layers deep, not {len(layers)}."
-    assert all(map(torch.equal, layers[0].parameters(), first.parameters())), (
-        "The first layer should stay as it was."
-    )
+    kept = all(map(torch.equal, layers[0].parameters(), first.parameters()))
+    assert kept, "The first layer should stay as it was."
     every = [p for layer in layers for p in layer.parameters()]
     pairs = list(zip(list(layers[0].parameters()) * 3, every, strict=True))
     tied = all(a is b for a, b in pairs)

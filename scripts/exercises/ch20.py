@@ -12,16 +12,15 @@ Fit = Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]
 
 def check_size_for_loss(candidate: Callable[[float, float, float, float], float]) -> None:
     """Holds candidate(floor, scale, alpha, loss) against the law itself."""
+    close = partial(math.isclose, rel_tol=1e-6)
     for E, A, alpha, N in ((2.0, 50.0, 0.3, 1e6), (0.0, 9.0, 0.1, 3e5), (1.69, 406.4, 0.34, 7e10)):
         loss = E + A / N**alpha
         given, asked = candidate(E, A, alpha, loss), f"E = {E}, A = {A}, α = {alpha}: "
-        assert E == 0 or not math.isclose(given, (A / loss) ** (1 / alpha), rel_tol=1e-6), (
+        assert E == 0 or not close(given, (A / loss) ** (1 / alpha)), (
             f"{asked}only what lies *above* the floor melts. Subtract E first."
         )
-        assert not math.isclose(given, ((loss - E) / A) ** (1 / alpha), rel_tol=1e-6), (
-            f"{asked}that is 1/N: the power has a negative exponent."
-        )
-        assert math.isclose(given, N, rel_tol=1e-6), f"{asked}loss {loss:.3f} is at N = {N:g}."
+        assert not close(given, 1 / N), f"{asked}that is 1/N: the power has a negative exponent."
+        assert close(given, N), f"{asked}loss {loss:.3f} is at N = {N:g}."
     for loss in (2.0, 1.5):
         try:
             given = candidate(2.0, 50.0, 0.3, loss)

@@ -45,9 +45,8 @@ def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tenso
     loss = candidate(given, risks, [3, 2])
     assert loss.dim() == 0, f"One number is wanted, the mean over all: not {tuple(loss.shape)}."
     push, through = torch.autograd.grad(loss, (given, risks), allow_unused=True)
-    assert through is None or not through.any(), (
-        "A gradient flows into the marks. They are numbers: detach them."
-    )
+    flows = through is not None and through.any()
+    assert not flows, "A gradient flows into the marks. They are numbers: detach them."
     assert push is not None, "No gradient reaches the log-probabilities."
     marks = risks.detach()
     easy, hard = marks.split([3, 2])

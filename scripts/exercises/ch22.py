@@ -41,9 +41,8 @@ def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
     assert moved[0].shape == (24, 24), "A weight of shape (24, 24) stays one."
     same = (moved[0][:, None] == weights[0]).all(-1).tolist()  # which row stands where
     places = [row.index(True) if any(row) else -1 for row in same]
-    assert sorted(places) == list(range(24)), (
-        "Each row of the weight must occur once, as it is: only their order changes."
-    )
+    once = sorted(places) == list(range(24))
+    assert once, "Each row of the weight must occur once, as it is: only their order changes."
     assert places != list(range(24)), (
         "Nothing was moved. The program would turn features 0 and 4 of a head together, which "
         "belong to different pairs: nonsense, without an error."

@@ -17,9 +17,8 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
     assert chosen.shape == share.shape == (7, 2), "Two experts for each of seven tokens: (7, 2)."
     ranked = logits.argsort(descending=True)
     assert not torch.equal(chosen, ranked.flip(-1)[:, :2]), "These are the least likely experts."
-    assert torch.equal(chosen, ranked[:, :2]), (
-        "Wanted are the experts with the largest logits, the likeliest first."
-    )
+    likeliest = torch.equal(chosen, ranked[:, :2])
+    assert likeliest, "Wanted are the experts with the largest logits, the likeliest first."
     sums = share.sum(-1)
     assert (sums < 1.0001).all(), "The weights of a token sum to 1, not to more."
     assert (sums > 0.9999).all(), (
@@ -36,9 +35,8 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
         "With top = 1 every weight is 1, whatever the logits are: no gradient, and the router "
         "never learns. Leave the probability as it is then."
     )
-    assert same_numbers(alone, logits.softmax(-1).amax(-1, keepdim=True)), (
-        "With top = 1 the weight is the chosen expert's probability among all experts."
-    )
+    right = same_numbers(alone, logits.softmax(-1).amax(-1, keepdim=True))
+    assert right, "With top = 1 the weight is the chosen expert's probability among all experts."
 
 
 def router(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
