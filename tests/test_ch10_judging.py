@@ -41,7 +41,7 @@ from scripts.corpora.sample import sample_corpus
 from scripts.engine.models import Trained, load_model
 from scripts.engine.scores import corpus_bleu, corpus_chrf
 from scripts.engine.translating import DecodeOptions, decode_hypotheses, translate
-from scripts.studies import judging
+from scripts.studies import judging, subject
 from scripts.studies.judging import (
     ALPHAS,
     BEAMS,
@@ -393,7 +393,7 @@ def test_an_analysis_of_a_few_sentences(fresh, trained, pairs):
 def test_the_command_writes_a_record(fresh, monkeypatch, tmp_path):
     saved = {}
     monkeypatch.setattr(judging, "analyse_model", lambda *_: fresh)
-    monkeypatch.setattr(judging, "save_record", lambda name, record: saved.update({name: record}))
+    monkeypatch.setattr(subject, "save_record", lambda name, record: saved.update({name: record}))
     folder = ROOT / "models" / "sample-de-en"
     argv = ["--corpus", "sample", "--model", str(folder), "--sentences", "6"]
     assert main(argv) == 0 and not saved

@@ -38,7 +38,7 @@ from scripts.ch15_looking_inside import (
 )
 from scripts.corpora.captions import CAPTIONS, aligned_pairs
 from scripts.engine.models import default_model, load_model
-from scripts.studies.heads import WordTranslation, main, split_words
+from scripts.studies.heads import main, model_1_links, split_words, word_translation
 
 PAIRS = aligned_pairs()
 
@@ -369,12 +369,14 @@ def test_ibm_model_1_is_that_of_plain_loops(rounds):
     pairs = [pair.texts for pair in PAIRS[:6]]
     pairs = [(split_words(german), split_words(english)) for german, english in pairs]
     reference = brute_force_model_1(pairs, rounds)
-    table = WordTranslation(pairs, rounds)
-    for german, english in pairs:
-        weights = table.weights(german, english)
-        wanted = [[reference[s, t] for s in german] for t in english]
-        torch.testing.assert_close(weights, torch.tensor(wanted).double())
-    assert table.weights(["nirgends"], ["nowhere"]).item() == 0
+    met = {(s, t) for german, english in pairs for s in ("", *german) for t in english}
+    wanted = {pair: reference[pair] for pair in met}
+    assert word_translation(pairs, rounds) == pytest.approx(wanted, rel=1e-7, abs=1e-7)
+
+
+def test_a_word_that_model_1_never_met_explains_nothing():
+    ours = aligned_pairs("T-Shirt Hund | dog | 1-0")  # learned as three words
+    assert model_1_links([("Hund", "dog")], ours) == ["1-0"]
 
 
 # The record and its command

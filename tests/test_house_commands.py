@@ -22,7 +22,7 @@ COMMANDS = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for folder, shape in SHAPES
     for path in sorted((ROOT / folder).glob(shape))
-    if "\ndef main(" in path.read_text("utf-8") and path not in CHAPTERS
+    if "\nmain = Command(" in path.read_text("utf-8") and path not in CHAPTERS
 ]
 
 

@@ -24,13 +24,11 @@ def example_look(S: int, T: int) -> Look:
 def check_axis_names(candidate: AxisNames) -> None:
     """Holds candidate(look, kind) against the texts: equal lengths hide mistakes, others don't."""
     for look in (example_look(4, 6), example_look(5, 5)):
-        source, read, written = (
-            [piece.removeprefix("▁") for piece in pieces]
-            for pieces in (look.source, look.read, look.written)
-        )
-        arrows = [" → ".join(both) for both in zip(read, written, strict=True)]
+        source, _ = axis_names(look, "encoder")
+        arrows, read = axis_names(look, "decoder")
+        written = [arrow.split(" → ")[1] for arrow in arrows]
         for kind in look.maps:
-            rows, columns = (list(names) for names in candidate(look, kind))
+            rows, columns = map(list, candidate(look, kind))
             asks = [source] if kind == "encoder" else [read, written, arrows]
             keys = read if kind == "decoder" else source
             assert kind == "encoder" or not set(rows) & set(source[:-1]), (
@@ -64,17 +62,14 @@ def check_rollout(candidate: Callable[[Tensor], Tensor]) -> None:
     """Holds candidate(maps) against the product written out, on three random layers."""
     draws = torch.Generator().manual_seed(0)
     maps = torch.randn(3, 2, 5, 5, generator=draws, dtype=torch.float64).mul(2).softmax(-1)
-    first, second, third = (maps.mean(1) + torch.eye(5, dtype=torch.float64)) / 2
     means = maps.mean(1)
+    first, second, third = (means + torch.eye(5, dtype=torch.float64)) / 2
+    right, bare = third @ second @ first, means[2] @ means[1] @ means[0]
     mistakes = {
         "The layers stand in the wrong order: what layer 2 looks at is what layer 1 made, so the "
         "later layer stands on the left.": first @ second @ third,
-        "Without the identity the residual road is missing: half of a position is itself.": (
-            means[2] @ means[1] @ means[0]
-        ),
-        "The identity was added, but not half and half: the rows sum to more than 1.": (
-            8 * third @ second @ first
-        ),
+        "Without the identity the residual road is missing: half of a position is itself.": bare,
+        "The identity was added, but not half and half: the rows sum to more than 1.": 8 * right,
         "That is a mean over the layers. What one passes on, the next mixes again: multiply.": (
             (first + second + third) / 3
         ),
@@ -83,7 +78,7 @@ def check_rollout(candidate: Callable[[Tensor], Tensor]) -> None:
         ),
     }
     got = candidate(maps)
-    if not same_numbers(got, third @ second @ first):
+    if not same_numbers(got, right):
         blame(got, mistakes, "For three layers of two heads it's another matrix.")
 
 

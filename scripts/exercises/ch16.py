@@ -1,30 +1,28 @@
 """Exercises of chapter 16: our solutions, and checkers that tell the common mistakes apart."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scripts.book.exercises import blame, same_numbers
-from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
+from scripts.ch16_intervening import heads_silenced
 
 Silencer = Callable[[MultiHeadedAttention, int], AbstractContextManager]
 
 
 def check_values_silenced(candidate: Silencer) -> None:
-    """Holds `with candidate(layer, head):` against a layer whose head was left out by hand."""
+    """Holds `with candidate(layer, head):` against a head silenced in the chapter's way."""
     torch.manual_seed(0)
     layer = MultiHeadedAttention(h=4, d_model=16, dropout=0.0).double()
     nn.init.normal_(layer.project_value.bias)
     x = torch.randn(1, 5, 16, dtype=torch.float64)
     kept = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
-    projections = (layer.project_query, layer.project_key, layer.project_value)
-    spoken = F.scaled_dot_product_attention(*(split_heads(one(x), 4) for one in projections))
-    spoken[:, 2] = 0  # (1, H, T, d_k)
-    out = (kept["project_output.weight"], kept["project_output.bias"])
-    wanted, whole = F.linear(merge_heads(spoken), *out), layer(x, x, x)
+    whole = layer(x, x, x)
+    with heads_silenced([(layer, 2)]):
+        wanted = layer(x, x, x)
 
     def as_before() -> bool:
         return all(torch.equal(tensor, kept[name]) for name, tensor in layer.state_dict().items())
@@ -40,20 +38,15 @@ def check_values_silenced(candidate: Silencer) -> None:
         "The head isn't silent, or something else is. Its values are rows i·d_k to (i + 1)·d_k of "
         "the value matrix, *and* that part of the bias."
     )
-    try:
-        with candidate(layer, 1):
-            raise KeyError("an error inside the block")
-    except KeyError:
-        pass
+    with suppress(KeyError), candidate(layer, 1):
+        raise KeyError("an error inside the block")
     assert as_before(), "An error inside the block left the head silent: undo it in `finally`."
 
 
 @contextmanager
 def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
     """A head whose values are all 0 blends zeros."""
-    d_k = layer.project_value.out_features // layer.h
-    part = slice(head * d_k, (head + 1) * d_k)
-    rows = [tensor.detach()[part] for tensor in layer.project_value.parameters()]
+    rows = [p.detach().unflatten(0, (layer.h, -1))[head] for p in layer.project_value.parameters()]
     before = [tensor.clone() for tensor in rows]
     try:
         for tensor in rows:
@@ -68,22 +61,20 @@ def check_contribution_shares(candidate: Callable[[Tensor, Tensor], Tensor]) -> 
     """Holds candidate(weights, heard) against lengths written out."""
     weights = torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.3, 0.4]], dtype=torch.float64)
     heard = torch.tensor([[0.0, 1.0], [3.0, 4.0], [-6.0, 8.0]], dtype=torch.float64)
-    lengths = torch.tensor([1.0, 5.0, 10.0], dtype=torch.float64)
-    parts = weights * lengths
-    right = parts / parts.sum(-1, keepdim=True)
+    parts = weights * torch.tensor([1.0, 5.0, 10.0], dtype=torch.float64)
     blend = (weights @ heard).norm(dim=-1, keepdim=True)
+    columns, sums = parts.sum(0, keepdim=True).clamp_min(1e-9), weights * heard.sum(-1)
     mistakes = {
         "Those are the weights. A key whose value is short tells little.": weights,
         "These lengths don't sum to 1 in each row: divide by the row's sum.": parts,
         "That divides by the length of the *blend*, in which values may cancel.": parts / blend,
-        "That is shared out over the queries: the sum runs over a row's keys.": parts
-        / parts.sum(0, keepdim=True).clamp_min(1e-9),
+        "That is shared out over the queries: the sum runs over a row's keys.": parts / columns,
         "A length is the root of the sum of squares, not a sum of numbers, which cancel.": (
-            weights * heard.sum(-1) / (weights * heard.sum(-1)).sum(-1, keepdim=True)
+            sums / sums.sum(-1, keepdim=True)
         ),
     }
     got = candidate(weights, heard)
-    if not same_numbers(got, right):
+    if not same_numbers(got, parts / parts.sum(-1, keepdim=True)):
         blame(got, mistakes, f"For weights {weights.tolist()} and lengths 1, 5, 10 it's another.")
 
 

@@ -28,9 +28,8 @@ def check_hide_words(
     assert torch.equal(hidden[~asked], ids[~asked]), "A piece was hidden that isn't asked."
     words = starts.long().cumsum(0) - 1  # (T,): each piece's word
     count = torch.bincount(words, weights=asked.double())
-    assert ((count == 0) | (count == torch.bincount(words))).all(), (
-        "A word is hidden in part: its other pieces give it away. Draw once a word."
-    )
+    whole = (count == 0) | (count == torch.bincount(words))
+    assert whole.all(), "A word is hidden in part: its other pieces give it away. Draw once a word."
     share = float((count > 0).double().mean())
     assert abs(share - 0.15) < 0.02, f"{share:.0%} of the words are hidden, not 15%."
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,24 +12,22 @@ Fit = Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]
 
 def check_size_for_loss(candidate: Callable[[float, float, float, float], float]) -> None:
     """Holds candidate(floor, scale, alpha, loss) against the law itself."""
+    close = partial(math.isclose, rel_tol=1e-6)
     for E, A, alpha, N in ((2.0, 50.0, 0.3, 1e6), (0.0, 9.0, 0.1, 3e5), (1.69, 406.4, 0.34, 7e10)):
         loss = E + A / N**alpha
         given, asked = candidate(E, A, alpha, loss), f"E = {E}, A = {A}, α = {alpha}: "
-        assert E == 0 or not math.isclose(given, (A / loss) ** (1 / alpha), rel_tol=1e-6), (
+        assert E == 0 or not close(given, (A / loss) ** (1 / alpha)), (
             f"{asked}only what lies *above* the floor melts. Subtract E first."
         )
-        assert not math.isclose(given, ((loss - E) / A) ** (1 / alpha), rel_tol=1e-6), (
-            f"{asked}that is 1/N: the power has a negative exponent."
-        )
-        assert math.isclose(given, N, rel_tol=1e-6), f"{asked}loss {loss:.3f} is at N = {N:g}."
+        assert not close(given, 1 / N), f"{asked}that is 1/N: the power has a negative exponent."
+        assert close(given, N), f"{asked}loss {loss:.3f} is at N = {N:g}."
     for loss in (2.0, 1.5):
         try:
             given = candidate(2.0, 50.0, 0.3, loss)
         except ArithmeticError as error:
             raise AssertionError(f"A loss of {loss} at a floor of 2 ends with {error!r}.") from None
-        assert given == math.inf, (
-            f"No size reaches {loss} when the floor is 2: {math.inf}, not {given}."
-        )
+        unreached = f"No size reaches {loss} when the floor is 2: {math.inf}, not {given}."
+        assert given == math.inf, unreached
 
 
 def size_for_loss(floor: float, scale: float, alpha: float, loss: float) -> float:
@@ -38,25 +37,24 @@ def size_for_loss(floor: float, scale: float, alpha: float, loss: float) -> floa
 
 def check_best_size(candidate: Callable[[float, float, float, float, float], float]) -> None:
     """Holds candidate(C, A, alpha, B, beta) against a search over sizes."""
+    close = partial(math.isclose, rel_tol=1e-3)
+    grid = torch.logspace(1, 14, 200_001, dtype=torch.float64)
     for C, A, alpha, B, beta in (
         (1e15, 50.0, 0.3, 80.0, 0.3),
         (1e18, 406.4, 0.34, 410.7, 0.28),
         (1e16, 20.0, 0.5, 200.0, 0.25),
     ):
-        grid = torch.logspace(1, 14, 200_001, dtype=torch.float64)
         right, careless = (
             grid[(A * grid**-alpha + B * (C / (per * grid)) ** -beta).argmin()].item()
             for per in (6.0, 1.0)
         )
-        given = candidate(C, A, alpha, B, beta)
-        assert not math.isclose(given, careless, rel_tol=1e-3), (
+        given, tokens = candidate(C, A, alpha, B, beta), C / (6 * right)
+        assert not close(given, careless), (
             "That is the answer for C = N·D. A token costs about 6 operations a parameter."
         )
-        tokens = C / (6 * right)
-        assert math.isclose(tokens, right, rel_tol=1e-3) or not math.isclose(
-            given, tokens, rel_tol=1e-3
-        ), "That is the best number of tokens D, not the size N."
-        assert math.isclose(given, right, rel_tol=1e-3), (
+        mistaken = close(given, tokens) and not close(tokens, right)
+        assert not mistaken, "That is the best number of tokens D, not the size N."
+        assert close(given, right), (
             f"At C = {C:g} the lowest loss is at N = {right:.4g}, not {given:.4g}. Is the exponent "
             "of C β/(α+β)? The faster the loss falls with data, the larger the model may be."
         )
@@ -95,9 +93,8 @@ def check_leave_one_out(candidate: Callable[[Tensor, Tensor, Fit], float]) -> No
 
 def leave_one_out(x: Tensor, losses: Tensor, fit: Fit) -> float:
     """Each place hidden in turn, and predicted from the others."""
-    residuals = []
+    predicted = []
     for i in range(len(x)):
         kept = torch.arange(len(x)) != i
-        predicted = fit(x[kept], losses[kept])(x[i : i + 1])
-        residuals.append((losses[i : i + 1] / predicted).log())
-    return torch.cat(residuals).square().mean().sqrt().item()
+        predicted.append(fit(x[kept], losses[kept])(x[i : i + 1]))
+    return (losses / torch.cat(predicted)).log().square().mean().sqrt().item()

@@ -11,15 +11,11 @@ def common_letters(a: str, b: str) -> float:
     return len(set(a) & set(b)) / len(set(a) | set(b))
 
 
-def check_closest_to_people(
-    candidates_to_texts: Callable[
-        [Sequence[Sequence[str]], Sequence[str], Callable[[str, str], float]], list[str]
-    ],
-) -> None:
-    """Holds the choice against pairs where each rule would choose another text."""
+def check_closest_to_people(candidate: Callable[..., list[str]]) -> None:
+    """Holds candidate(candidates, references, similarity) against pairs that tell rules apart."""
     candidates = [["xyz", "abq", "abc"], ["abc", "mno"], ["pq", "qp", "qpx"]]
     references = ["abc", "mn", "qp"]
-    found = list(candidates_to_texts(candidates, references, common_letters))
+    found = list(candidate(candidates, references, common_letters))
     assert len(found) == 3, f"3 pairs in, {len(found)} texts out."
     mistakes = {
         ("xyz", "abc", "pq"): "These are the teacher's likeliest. Compare with the person's text.",
@@ -37,10 +33,8 @@ def closest_to_people(
     similarity: Callable[[str, str], float],
 ) -> list[str]:
     """`max` keeps the first of equals, which is the likeliest."""
-    return [
-        max(texts, key=lambda text: similarity(text, reference))
-        for texts, reference in zip(candidates, references, strict=True)
-    ]
+    both = zip(candidates, references, strict=True)
+    return [max(texts, key=lambda text: similarity(text, reference)) for texts, reference in both]
 
 
 def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tensor]) -> None:
@@ -51,35 +45,30 @@ def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tenso
     loss = candidate(given, risks, [3, 2])
     assert loss.dim() == 0, f"One number is wanted, the mean over all: not {tuple(loss.shape)}."
     push, through = torch.autograd.grad(loss, (given, risks), allow_unused=True)
-    assert through is None or not through.any(), (
-        "A gradient flows into the marks. They are numbers: detach them."
-    )
+    flows = through is not None and through.any()
+    assert not flows, "A gradient flows into the marks. They are numbers: detach them."
     assert push is not None, "No gradient reaches the log-probabilities."
-    groups = risks.detach().split([3, 2])
+    marks = risks.detach()
+    easy, hard = marks.split([3, 2])
 
-    def by(rule: Callable[[Tensor], Tensor]) -> Tensor:
-        return torch.cat([rule(group) for group in groups]) / 5
+    def against_others(group: Tensor) -> Tensor:
+        return group - (group.sum() - group) / (len(group) - 1)
 
-    def others(group: Tensor) -> Tensor:
-        return (group.sum() - group) / (len(group) - 1)
-
-    right = by(lambda group: group - others(group))
-    everyone = risks.detach()
+    one, two = against_others(easy), against_others(hard)
+    right = torch.cat((one, two)) / 5
     mistakes = {
         "Its sign is turned: what is worse than the others would become likelier.": -right,
-        "The candidate's own mark is in its baseline: the mean is of the *others*.": by(
-            lambda group: group - group.mean()
+        "The candidate's own mark is in its baseline: the mean is of the *others*.": (
+            torch.cat((easy - easy.mean(), hard - hard.mean())) / 5
         ),
         "The baseline is over all sources: easy ones would always win. Take the source's own.": (
-            everyone - (everyone.sum() - everyone) / 4
-        )
-        / 5,
-        "There is no baseline: everything that isn't perfect is pushed down.": everyone / 5,
+            against_others(marks) / 5
+        ),
+        "There is no baseline: everything that isn't perfect is pushed down.": marks / 5,
         "That is the sum; asked is the mean over all candidates.": 5 * right,
-        "Each source's mean was taken first. Here all candidates count the same.": torch.cat(
-            [(group - others(group)) / len(group) for group in groups]
-        )
-        / 2,
+        "Each source's mean was taken first. Here all candidates count the same.": (
+            torch.cat((one / 3, two / 2)) / 2
+        ),
         "The gradient is one of P, not of log P.": right * log_probs.exp(),
     }
     for why, wrong in mistakes.items():
@@ -89,7 +78,6 @@ def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tenso
 
 def policy_loss(log_probs: Tensor, risks: Tensor, counts: Sequence[int]) -> Tensor:
     """The others' mean is the sum without one's own mark, over one fewer."""
-    baselines = [
-        (marks.sum() - marks) / (len(marks) - 1) for marks in risks.detach().split(list(counts))
-    ]
-    return (log_probs * (risks.detach() - torch.cat(baselines))).mean()
+    marks = risks.detach()
+    baselines = [(own.sum() - own) / (len(own) - 1) for own in marks.split(list(counts))]
+    return (log_probs * (marks - torch.cat(baselines))).mean()

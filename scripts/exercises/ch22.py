@@ -14,9 +14,8 @@ def check_shared_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
     """Holds candidate(k, h) against the owner of each head."""
     k = torch.arange(60.0).view(2, 2, 5, 3)  # (B, G, S, d_k), and no number twice
     found = candidate(k, 6)
-    assert isinstance(found, Tensor) and found.shape == (2, 6, 5, 3), (
-        "Six heads of two groups have the shape (2, 6, 5, 3)."
-    )
+    right = isinstance(found, Tensor) and found.shape == (2, 6, 5, 3)
+    assert right, "Six heads of two groups have the shape (2, 6, 5, 3)."
     if not same_numbers(found, k[:, [0, 0, 0, 1, 1, 1]]):
         mistakes = {
             "Heads take turns, 0, 1, 0, 1, …: that is `repeat`. Neighbours share: 0, 0, 0, 1, 1, "
@@ -40,11 +39,10 @@ def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
     x, h, d_k = torch.randn(1, 5, 24, generator=generator, dtype=torch.float64), 3, 8
     moved = [candidate(weight, h) for weight in weights]
     assert moved[0].shape == (24, 24), "A weight of shape (24, 24) stays one."
-    rows = [[i for i in range(24) if torch.equal(row, weights[0, i])] for row in moved[0]]
-    places = [found[0] if found else -1 for found in rows]
-    assert sorted(places) == list(range(24)), (
-        "Each row of the weight must occur once, as it is: only their order changes."
-    )
+    same = (moved[0][:, None] == weights[0]).all(-1).tolist()  # which row stands where
+    places = [row.index(True) if any(row) else -1 for row in same]
+    once = sorted(places) == list(range(24))
+    assert once, "Each row of the weight must occur once, as it is: only their order changes."
     assert places != list(range(24)), (
         "Nothing was moved. The program would turn features 0 and 4 of a head together, which "
         "belong to different pairs: nonsense, without an error."

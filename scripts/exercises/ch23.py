@@ -18,32 +18,25 @@ def check_online_softmax(candidate: Callable[[Iterator[Tile]], Tensor]) -> None:
     generator = torch.Generator().manual_seed(0)
     scores, v = (torch.randn(size, generator=generator).double() for size in ((12,), (12, 4)))
     falling = 2 * scores.sort(descending=True).values
-    hidden = falling.clone()
+    low, hidden = falling - 1000, falling.clone()
     hidden[:4] = -math.inf
-    for scores, size, message in (
-        (falling, 12, "Wrong even where one tile holds everything: softmax(scores) @ v."),
-        (
-            falling,
-            4,
-            "Right for one tile, wrong for three. Tiles count by their sums: neither the mean of "
-            "their softmaxes nor the last one is the softmax of all.",
-        ),
-        (
-            falling.flip(0),
-            4,
-            "Right while the largest score comes first, wrong when the maximum rises: shrink what "
-            "was added before, sum and mixture, by e^(old maximum − new maximum).",
-        ),
-        (falling + 1000, 4, "Scores near 1,000 overflow: subtract the running maximum."),
-        (
-            falling - 1000,
-            4,
-            "Scores near −1,000 all become 0: the running maximum must start at −∞, not at 0.",
-        ),
-        (hidden, 4, "A first tile of −∞ alone gives NaN: −∞ − (−∞) is no number. Skip it."),
-    ):
+
+    def agrees(scores: Tensor, size: int = 4) -> bool:
         found = candidate((scores[part], v[part]) for part in tiles(12, size))
-        assert same_numbers(found, scores.softmax(0) @ v), message
+        return same_numbers(found, scores.softmax(0) @ v)
+
+    assert agrees(falling, 12), "Wrong even where one tile holds everything: softmax(scores) @ v."
+    cases = {
+        "Right for one tile, wrong for three. Tiles count by their sums: neither the mean of their "
+        "softmaxes nor the last one is the softmax of all.": falling,
+        "Right while the largest score comes first, wrong when the maximum rises: shrink what was "
+        "added before, sum and mixture, by e^(old maximum − new maximum).": falling.flip(0),
+        "Scores near 1,000 overflow: subtract the running maximum.": falling + 1000,
+        "Scores near −1,000 all become 0: the running maximum must start at −∞, not at 0.": low,
+        "A first tile of −∞ alone gives NaN: −∞ − (−∞) is no number. Skip it.": hidden,
+    }
+    for message, scores in cases.items():
+        assert agrees(scores), message
 
 
 def online_softmax(parts: Iterator[Tile]) -> Tensor:
@@ -65,14 +58,13 @@ def check_gated_delta(candidate: Callable[..., Tensor]) -> None:
     q, k, v = torch.randn(3, 6, 4, generator=generator).double()
     k, (alpha, beta) = F.normalize(k, dim=-1), torch.rand(2, 6, generator=generator).double()
     ones = torch.ones_like(alpha)
+    early, after = fading(q, k, v, ones, beta, early=True), fading(q, k, v, alpha, beta, after=True)
     found = candidate(q, k, v, ones, beta)
     assert isinstance(found, Tensor) and found.shape == v.shape, "The answer is one (T, d) tensor."
     mistakes = {
         "With alpha = 1 it should be the delta rule. Yours adds, and never looks up what is "
         "stored under the key.": fading(q, k, v, ones, beta, correct=0.0),
-        "Each token reads before it has written: write first, then read.": (
-            fading(q, k, v, ones, beta, early=True)
-        ),
+        "Each token reads before it has written: write first, then read.": early,
     }
     if not same_numbers(found, delta_attention(q, k, v, beta)):
         blame(found, mistakes, "With alpha = 1 it isn't the delta rule: S + β k (v − Sᵀk)ᵀ.")
@@ -80,9 +72,7 @@ def check_gated_delta(candidate: Callable[..., Tensor]) -> None:
         "Nothing fades: alpha isn't used.": delta_attention(q, k, v, beta),
         "The correction looks at the state before it faded. Fade first, then ask what is stored "
         "under the key.": fading(q, k, v, alpha, beta, stale=True),
-        "What was just written fades, too. Fade first, then write.": (
-            fading(q, k, v, alpha, beta, after=True)
-        ),
+        "What was just written fades, too. Fade first, then write.": after,
     }
     found = candidate(q, k, v, alpha, beta)
     if not same_numbers(found, gated_delta(q, k, v, alpha, beta)):

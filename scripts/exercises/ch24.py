@@ -17,9 +17,8 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
     assert chosen.shape == share.shape == (7, 2), "Two experts for each of seven tokens: (7, 2)."
     ranked = logits.argsort(descending=True)
     assert not torch.equal(chosen, ranked.flip(-1)[:, :2]), "These are the least likely experts."
-    assert torch.equal(chosen, ranked[:, :2]), (
-        "Wanted are the experts with the largest logits, the likeliest first."
-    )
+    likeliest = torch.equal(chosen, ranked[:, :2])
+    assert likeliest, "Wanted are the experts with the largest logits, the likeliest first."
     sums = share.sum(-1)
     assert (sums < 1.0001).all(), "The weights of a token sum to 1, not to more."
     assert (sums > 0.9999).all(), (
@@ -36,9 +35,8 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
         "With top = 1 every weight is 1, whatever the logits are: no gradient, and the router "
         "never learns. Leave the probability as it is then."
     )
-    assert same_numbers(alone, logits.softmax(-1).amax(-1, keepdim=True)), (
-        "With top = 1 the weight is the chosen expert's probability among all experts."
-    )
+    right = same_numbers(alone, logits.softmax(-1).amax(-1, keepdim=True))
+    assert right, "With top = 1 the weight is the chosen expert's probability among all experts."
 
 
 def router(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -50,32 +48,15 @@ def router(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
 def check_dropped_share(candidate: Callable[[Tensor, int, float], float]) -> None:
     """Holds candidate(chosen, experts, factor) against cases that are counted by eye."""
     even, crowd = torch.arange(12).view(6, 2) % 4, torch.tensor([[0, 1]] * 6)
-    for chosen, experts, factor, right, message in (
-        (
-            even,
-            4,
-            1.0,
-            0,
-            "Six tokens, two visits each, four experts: there is room for three visits at each, "
-            "and all fit. Room is for visits, N·k of them, not for tokens.",
-        ),
-        (
-            crowd,
-            4,
-            1.0,
-            6,
-            "All six tokens visit experts 0 and 1, and there is room for three at each: six of "
-            "the visits are dropped. A full expert's visits don't go to an empty one.",
-        ),
-        (crowd, 4, 1.2, 4, "1.2 · 12 / 4 is 3.6, rounded up: there is room for four at each."),
-        (
-            crowd,
-            2,
-            1.0,
-            0,
-            "With two experts in all there is room for six at each: all fit.",
-        ),
-    ):
+    cases = {
+        "Six tokens, two visits each, four experts: there is room for three visits at each, and "
+        "all fit. Room is for visits, N·k of them, not for tokens.": (even, 4, 1.0, 0),
+        "All six tokens visit experts 0 and 1, and there is room for three at each: six of the "
+        "visits are dropped. A full expert's visits don't go to an empty one.": (crowd, 4, 1.0, 6),
+        "1.2 · 12 / 4 is 3.6, rounded up: there is room for four at each.": (crowd, 4, 1.2, 4),
+        "With two experts in all there is room for six at each: all fit.": (crowd, 2, 1.0, 0),
+    }
+    for message, (chosen, experts, factor, right) in cases.items():
         found = candidate(chosen, experts, factor)
         assert right == 0 or found != right, (
             "That is the number of visits that are dropped. Wanted is their share of all visits."

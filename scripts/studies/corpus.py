@@ -26,16 +26,16 @@ from scripts.corpora.multi30k import multi30k
 
 CORPUS_RECORD = "multi30k-corpus"
 RECORDED_SIZES = (1024, 2048, 4096, 8192)
-RECORDED_WORDS = ("Hund", "Feuerwehrmann", "Skateboardfahrer", "Regenbogenforelle")
+RECORDED_WORDS = ["Hund", "Feuerwehrmann", "Skateboardfahrer", "Regenbogenforelle"]
 EVERY = 2900  # a caption from each tenth of the training split
 PICKED = (1691, 5070, 5120, 12678, 15574, 16498, 16663, 25222)  # something is wrong with them
 
 
-def quoted_captions(train: list[tuple[str, str]]) -> list[tuple[int, str, str]]:
+def quoted_captions(train: list[tuple[str, str]]) -> list[list[int | str]]:
     """Twenty pairs, each after its line from 0: every 2,900th, shortest, longest, and `PICKED`."""
     by_length = sorted(range(len(train)), key=lambda i: (len(train[i][1]), i))
     chosen = (*range(0, len(train), EVERY), by_length[0], by_length[-1], *PICKED)
-    return [(i, *train[i]) for i in chosen]
+    return [[i, *train[i]] for i in chosen]
 
 
 def unknown_words(pairs: dict[str, list[tuple[str, str]]]) -> list[dict[str, Any]]:
@@ -71,22 +71,21 @@ def length_shares(texts: Sequence[str]) -> dict[str, float]:
 def multi30k_facts() -> dict[str, Any]:
     """What chapter 7 says of Multi30k, computed from its files: about half a minute."""
     pairs = multi30k()
-    languages = {"German": 0, "English": 1}
-    texts = {name: [pair[side] for pair in pairs["train"]] for name, side in languages.items()}
-    tests = {
-        name: [pair[side] for pair in pairs["test_2016_flickr"]] for name, side in languages.items()
-    }
+    texts, tests = (
+        dict(zip(("German", "English"), zip(*pairs[split], strict=True), strict=True))
+        for split in ("train", "test_2016_flickr")
+    )
     both = [text for pair in pairs["train"] for text in pair]
     bpe = {str(size): BPETokenizer.train(both, size) for size in RECORDED_SIZES}
     largest = bpe[str(RECORDED_SIZES[-1])]
     lengths = [(len(e.src), len(e.tgt)) for e in encode_pairs(pairs["train"], largest)]
     return {
         "pairs": {split: len(found) for split, found in pairs.items()},
-        "captions": [list(row) for row in quoted_captions(pairs["train"])],
+        "captions": quoted_captions(pairs["train"]),
         "counts": {name: word_counts(found) for name, found in texts.items()},
         "lengths": {name: length_shares(found) for name, found in texts.items()},
         "unknown": unknown_words(pairs),
-        "words": list(RECORDED_WORDS),
+        "words": RECORDED_WORDS,
         "pieces": {v: [" ".join(t.pieces(w)) for w in RECORDED_WORDS] for v, t in bpe.items()},
         "tokens": {
             name: {v: round(tokens_per_sentence(found, t), 3) for v, t in bpe.items()}

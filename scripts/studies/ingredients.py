@@ -65,7 +65,7 @@ class AblationOptions:
 
 
 def ablation_run(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, Any]:
-    """One run of the ablation, scored on the validation split; done before, it is only read."""
+    """One run, scored on the validation split; done before, it is only read."""
     path = folder / "score.json"
     if path.is_file():
         return json.loads(path.read_text("utf-8"))
@@ -110,20 +110,14 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
         for run_of, base_run in zip(runs, scores["the recipe"], strict=False):
             given = (base_run["translations"], run_of["translations"], references)
             run_of["p"] = None if run_of is base_run else round(paired_difference(*given).p, 4)
-    for run_of in (one for runs in scores.values() for one in runs):
+    for run_of in itertools.chain(*scores.values()):
         del run_of["translations"]
-    runs_of = {name: len(runs) for name, runs in scores.items()}  # as many as there are
-    changed = max(count for name, count in runs_of.items() if INGREDIENTS[name])
-    there = replace(options, seeds=changed, base_seeds=runs_of["the recipe"])
+    changed = max(len(runs) for name, runs in scores.items() if INGREDIENTS[name])
+    there = replace(options, seeds=changed, base_seeds=len(scores["the recipe"]))
     command = as_typed(__name__, there, always=("seeds", "base_seeds"))
-    record = {
-        **provenance(command, pick_device(options.device)),
-        "corpus": options.corpus,
-        "config": asdict(base),
-        "rows": {
-            name: {"changes": INGREDIENTS[name], "runs": runs} for name, runs in scores.items()
-        },
-    }
+    rows = {name: {"changes": INGREDIENTS[name], "runs": runs} for name, runs in scores.items()}
+    record = provenance(command, pick_device(options.device))
+    record |= {"corpus": options.corpus, "config": asdict(base), "rows": rows}
     if options.save:
         save_record(f"recipe-{options.corpus}", record)
     return record

@@ -13,15 +13,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from scripts.book.command import Command, as_typed
-from scripts.book.records import provenance, save_record, sha256
-from scripts.ch07_multi30k import source_ids, word_tokenizer
-from scripts.ch08_decoding import Hypothesis
+from scripts.book.command import Command
+from scripts.ch07_multi30k import word_tokenizer
+from scripts.ch08_decoding import Hypothesis, sentence_chrf
 from scripts.ch10_judging import (
     bleu_of_draws,
     forced_texts,
@@ -29,29 +27,28 @@ from scripts.ch10_judging import (
     sentence_parts,
     tokens_13a,
 )
-from scripts.corpora.load import load_corpus
-from scripts.engine.models import Trained, default_model
+from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, corpus_chrf, held_out_splits
 from scripts.engine.translating import DecodeOptions, decode_hypotheses
-from scripts.translate import open_model
+from scripts.studies import searches
+from scripts.studies.subject import Corpus, Pairs, Rows, StudyOptions, Texts, encoded, recorded
+
+ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
+BEAMS = (1, 2, 3, 4, 5, 8, 12)
+LENGTH_EDGES = (1, 8, 11, 14, 18)  # words of the source: where each bucket begins
+FREQUENCY_EDGES = (0, 1, 3, 10, 100)  # occurrences in training: where each bucket begins
+QUOTED = 5  # sentences in full at either end; the corpus is not ours to publish
 
 
 def ranked_texts(
     trained: Trained, found: Sequence[Sequence[Hypothesis]], alpha: float
 ) -> list[str]:
     """Each source's best hypothesis at length penalty `alpha`, as text; none is the empty text."""
-    best = (max(some, key=lambda h: h.score(alpha), default=None) for some in found)
-    return [trained.tokenizer.decode(h.ids) if h else "" for h in best]
-
-
-ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
+    return [trained.tokenizer.decode(h.ids) for h in searches.first_by(found, alpha)]
 
 
 def penalty_sweep(
-    trained: Trained,
-    rows: Sequence[Sequence[int]],
-    alphas: Sequence[float] = ALPHAS,
-    beam: int = 5,
+    trained: Trained, rows: Rows, alphas: Sequence[float] = ALPHAS, beam: int = 5
 ) -> dict[float, list[str]]:
     """The outputs of a beam search at each length penalty, from two searches, at the two ends."""
     ends = [
@@ -62,18 +59,8 @@ def penalty_sweep(
     return {alpha: ranked_texts(trained, both, alpha) for alpha in alphas}
 
 
-LENGTH_EDGES = (1, 8, 11, 14, 18)  # words of the source: where each bucket begins
-
-
-FREQUENCY_EDGES = (0, 1, 3, 10, 100)  # occurrences in training: where each bucket begins
-
-
 def bucket_labels(edges: Sequence[int]) -> list[str]:
-    """The buckets' names: from each edge to just below the next, the last one open.
-
-    >>> bucket_labels((0, 1, 3))
-    ['0', '1–2', '3+']
-    """
+    """The buckets' names: of (0, 1, 3) they are "0", "1–2" and "3+"."""
     inner = itertools.pairwise(edges)
     return [str(a) if b == a + 1 else f"{a}–{b - 1}" for a, b in inner] + [f"{edges[-1]}+"]
 
@@ -86,27 +73,23 @@ def bucket_of(value: int, edges: Sequence[int]) -> str:
 
 
 def bleu_by_length(
-    sources: Sequence[str],
-    outputs: Sequence[str],
-    references: Sequence[str],
-    samples: int = 1000,
+    sources: Texts, outputs: Texts, references: Texts, samples: int = 1000
 ) -> list[dict[str, Any]]:
     """BLEU of the sentences of each source length, and where 95% of resampled test sets lie.
 
     A length is a number of words between spaces. Buckets without a sentence are left out.
     """
     counts = sentence_parts(outputs, references)  # (N, 10)
-    names = [bucket_of(max(1, len(source.split())), LENGTH_EDGES) for source in sources]
+    names = np.array([bucket_of(max(1, len(text.split())), LENGTH_EDGES) for text in sources])
     rng, table = np.random.default_rng(0), []
     for name in bucket_labels(LENGTH_EDGES):
-        (inside,) = np.nonzero(np.array(names) == name)
+        inside = np.flatnonzero(names == name)
         if not len(inside):
             continue
         draws = rng.choice(inside, size=(samples, len(inside)), replace=True)
         low, high = np.percentile(bleu_of_draws(counts, draws), [2.5, 97.5])
-        bleu = bleu_of_draws(counts, inside[None])[0]
-        row = {"bleu": bleu, "low": low, "high": high}
-        row = {key: round(float(value), 2) for key, value in row.items()}
+        found = {"bleu": bleu_of_draws(counts, inside[None])[0], "low": low, "high": high}
+        row = {key: round(float(value), 2) for key, value in found.items()}
         table.append({"words": name, "sentences": len(inside)} | row)
     return table
 
@@ -117,7 +100,7 @@ def plain_words(text: str) -> list[str]:
 
 
 def recall_by_frequency(
-    outputs: Sequence[str], references: Sequence[str], training: Iterable[str]
+    outputs: Texts, references: Texts, training: Iterable[str]
 ) -> list[dict[str, Any]]:
     """For each bucket of training frequency: the reference's words, and how many the output has.
 
@@ -146,9 +129,7 @@ def recall_by_frequency(
     return table
 
 
-def beam_against_greedy(
-    greedy: Sequence[str], beam: Sequence[str], references: Sequence[str]
-) -> dict[str, Any]:
+def beam_against_greedy(greedy: Texts, beam: Texts, references: Texts) -> dict[str, Any]:
     """The comparison for the record: its figures, and histograms of the draws and of the swaps."""
     compared = paired_difference(greedy, beam, references)
 
@@ -164,72 +145,51 @@ def beam_against_greedy(
     }
 
 
-def scores_of(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """BLEU, lower-cased BLEU, chrF2, and tokens of output for each token of reference."""
-    bleu = corpus_bleu(outputs, references)
-    return {
-        "bleu": round(bleu.score, 2),
-        "bleu_lowercased": round(corpus_bleu(outputs, references, lowercase=True).score, 2),
-        "chrf2": round(corpus_chrf(outputs, references).score, 2),
-        "length_ratio": round(bleu.sys_len / bleu.ref_len, 4),
-    }
-
-
-BEAMS = (1, 2, 3, 4, 5, 8, 12)
+def scores_of(outputs: Texts, references: Texts) -> dict[str, float]:
+    """BLEU, chrF2 and length as for `searches`, and lower-cased BLEU."""
+    scores = searches.scores_of(outputs, references)
+    lowercased = round(corpus_bleu(outputs, references, lowercase=True).score, 2)
+    return {"bleu": scores["bleu"], "bleu_lowercased": lowercased} | scores
 
 
 def beam_sweep(
-    trained: Trained,
-    pairs: Sequence[tuple[str, str]],
-    beams: Sequence[int] = BEAMS,
-    alpha: float = 0.6,
+    trained: Trained, rows: Rows, references: Texts
 ) -> tuple[list[dict[str, float]], dict[int, list[str]]]:
-    """Scores and seconds for each width of the beam, and each width's outputs.
+    """Scores and time, in greedy decodings, for each width of the beam, and each width's outputs.
 
-    Seconds are the processor's own on a CPU, where others may be at work too, else the clock's.
+    A second is the processor's own on a CPU, where others may be at work too, else the clock's.
     """
     clock = time.process_time if trained.device.type == "cpu" else time.perf_counter
-    rows = [source_ids(source, trained.tokenizer) for source, _ in pairs]
-    references = [reference for _, reference in pairs]
     decode_hypotheses(trained, rows[:32], DecodeOptions(beam=1))  # whatever the first call sets up
-    table, outputs = [], {}
-    for beam in beams:
+    table, outputs, seconds = [], {}, {}
+    for beam in BEAMS:
         start = clock()
-        found = decode_hypotheses(trained, rows, DecodeOptions(beam=beam, alpha=alpha))
-        seconds = clock() - start
-        outputs[beam] = ranked_texts(trained, found, alpha)
-        table.append({"beam": beam} | scores_of(outputs[beam], references) | {"seconds": seconds})
-        print(f"beam {beam}: BLEU {table[-1]['bleu']}, {seconds:.1f} s", file=sys.stderr)
+        found = decode_hypotheses(trained, rows, DecodeOptions(beam=beam, alpha=0.6))
+        seconds[beam] = clock() - start
+        outputs[beam] = ranked_texts(trained, found, 0.6)
+        row = {"beam": beam} | scores_of(outputs[beam], references)
+        table.append(row | {"time_to_greedy": round(seconds[beam] / seconds[1], 2)})
+        print(f"beam {beam}: BLEU {row['bleu']}, {seconds[beam]:.1f} s", file=sys.stderr)
     return table, outputs
 
 
 def worst_and_best(
-    outputs: Sequence[str], references: Sequence[str], count: int = 10
+    outputs: Texts, references: Texts, count: int = 10
 ) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """Numbers and chrF2 of the worst and the best sentences; among equals the longest is best."""
-    from sacrebleu.metrics import CHRF
-
-    metric = CHRF()
-    scores = [
-        round(metric.sentence_score(output, [reference]).score, 1)
-        for output, reference in zip(outputs, references, strict=True)
-    ]
+    scores = [round(sentence_chrf(*both), 1) for both in zip(outputs, references, strict=True)]
     order = sorted(range(len(scores)), key=lambda i: (scores[i], len(references[i]), i))
     ranked = [(i, scores[i]) for i in order]
     return ranked[:count], ranked[::-1][:count]
 
 
-def many_figures(
-    trained: Trained, pairs: Sequence[tuple[str, str]], outputs: Sequence[str]
-) -> dict[str, float]:
+def many_figures(trained: Trained, pairs: Pairs, outputs: Texts) -> dict[str, float]:
     """What else is called BLEU: the same outputs, and teacher forcing's, scored in other ways."""
     references = [reference for _, reference in pairs]
-    spacy_texts = [
-        [" ".join(word_tokenizer("en")(text)) for text in side] for side in (outputs, references)
-    ]
-    pieces = [
-        [" ".join(trained.tokenizer.pieces(t)) for t in side] for side in (outputs, references)
-    ]
+    spacy_texts, pieces = (
+        [[" ".join(split(text)) for text in side] for side in (outputs, references)]
+        for split in (word_tokenizer("en"), trained.tokenizer.pieces)
+    )
     as_is = {"tokenize": "none", "force": True}
     sentences = [corpus_bleu([o], [r]).score for o, r in zip(outputs, references, strict=True)]
     figures = {
@@ -246,65 +206,36 @@ def many_figures(
 
 
 @dataclass
-class AnalyseOptions:
-    """What is translated, and by which model."""
+class AnalyseOptions(StudyOptions):
+    """What is translated, and by which model; the training split says which words are rare."""
 
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, …"""
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to translate, and whose training split says which words are rare."""
     split: str | None = None
-    """One split of it; by default the first test split."""
-    sentences: int | None = None
-    """Only the split's first so many."""
-    save: bool = False
-    """Keep the result as results/decoding-CORPUS.json, which the chapter shows."""
+    """One split of the corpus; by default the first test split."""
 
 
-QUOTED = 5  # sentences in full at either end; the corpus is not ours to publish
-
-
-def listed(
-    found: Sequence[tuple[int, float]],
-    pairs: Sequence[tuple[str, str]],
-    outputs: Sequence[str],
-) -> list[dict[str, Any]]:
+def listed(found: Sequence[tuple[int, float]], pairs: Pairs, outputs: Texts) -> list[dict]:
     """Line numbers (from 1) and scores for the record; the first `QUOTED` with their texts."""
     rows: list[dict[str, Any]] = [{"line": i + 1, "chrf2": score} for i, score in found]
-    for row, (i, _) in list(zip(rows, found, strict=True))[:QUOTED]:
+    for row, (i, _) in zip(rows[:QUOTED], found, strict=False):
         row |= {"source": pairs[i][0], "reference": pairs[i][1], "output": outputs[i]}
     return rows
 
 
-def analyse_model(
-    trained: Trained, corpus: dict[str, list[tuple[str, str]]], options: AnalyseOptions
-) -> dict[str, Any]:
+def analyse_model(trained: Trained, corpus: Corpus, options: AnalyseOptions) -> dict[str, Any]:
     """All that the record says about a model's translations of a split, but where they came from.
 
-    Raises ValueError for an unknown split, or no sentences.
+    Raises ValueError for an unknown split.
     """
     split = options.split or held_out_splits(corpus)[0]
     if split not in corpus:
         raise ValueError(f"no split {split!r}: choose from {', '.join(corpus)}")
-    if options.sentences is not None and options.sentences < 1:
-        raise ValueError(f"sentences must be at least 1, not {options.sentences}")
     pairs = corpus[split][: options.sentences]
-    sources, references = (list(side) for side in zip(*pairs, strict=True))
-    beams, outputs = beam_sweep(trained, pairs)
-    greedy_seconds = beams[0]["seconds"]
-    for row in beams:
-        row["time_to_greedy"] = round(row.pop("seconds") / greedy_seconds, 2)
+    rows, references = encoded(trained, pairs)
+    beams, outputs = beam_sweep(trained, rows, references)
     chosen = outputs[5]
-    rows = [source_ids(source, trained.tokenizer) for source in sources]
-    penalties = [
-        {"alpha": alpha} | scores_of(texts, references)
-        for alpha, texts in penalty_sweep(trained, rows).items()
-    ]
     worst, best = worst_and_best(chosen, references)
+    training = (english for _, english in corpus["train"])
     return {
-        "corpus": options.corpus,
         "split": split,
         "sentences": len(pairs),
         "search": "beam 5, alpha 0.6",
@@ -314,43 +245,30 @@ def analyse_model(
             "chrf2": corpus_chrf(chosen, references).signature,
         },
         "beams": beams,
-        "penalties": penalties,
+        "penalties": [
+            {"alpha": alpha} | scores_of(texts, references)
+            for alpha, texts in penalty_sweep(trained, rows).items()
+        ],
         "beam_against_greedy": beam_against_greedy(outputs[1], chosen, references),
         "figures": many_figures(trained, pairs, chosen),
-        "lengths": bleu_by_length(sources, chosen, references),
-        "frequencies": recall_by_frequency(
-            chosen, references, (english for _, english in corpus["train"])
-        ),
+        "lengths": bleu_by_length([source for source, _ in pairs], chosen, references),
+        "frequencies": recall_by_frequency(chosen, references, training),
         "exact": sum(o == r for o, r in zip(chosen, references, strict=True)),
         "worst": listed(worst, pairs, chosen),
         "best": listed(best, pairs, chosen),
     }
 
 
-def run_analyse(options: AnalyseOptions) -> dict[str, Any]:
-    """The analysis as a record, which is saved if the options say so."""
-    folder = Path(options.model) if options.model else default_model()
-    trained = open_model(options)
-    corpus = load_corpus(options.corpus)
-    record = {
-        **provenance(as_typed(__name__, options), trained.device),
-        "model": folder.resolve().name,
-        "weights_sha256": sha256(folder / "model.safetensors"),
-        **analyse_model(trained, corpus, options),
-    }
-    if options.save:
-        save_record(f"decoding-{options.corpus}", record)
+def run_analyse(options: AnalyseOptions) -> None:
+    """Make the record, save it if the options say so, and print what it says of a beam of 5."""
+    record = recorded(__name__, "decoding", options, analyse_model)
     five = next(row for row in record["beams"] if row["beam"] == 5)
     against = record["beam_against_greedy"]
     print(f"{record['split']}, {record['sentences']:,} sentences, {record['search']}:")
     print(f"BLEU {five['bleu']:.2f} ({record['signatures']['bleu']}), chrF2 {five['chrf2']:.2f}")
     print(f"against greedy decoding {against['difference']:+.2f} BLEU, p = {against['p']:.4f}")
-    return record
 
 
 main = Command(
-    __name__,
-    AnalyseOptions,
-    run_analyse,
-    "Translate a test set in many ways and say where the model errs (minutes).",
+    __name__, AnalyseOptions, run_analyse, "Translate in many ways: where the model errs (minutes)."
 )

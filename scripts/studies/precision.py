@@ -9,7 +9,6 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.studies.precision"))
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ import torch
 
 from scripts import runs_folder
 from scripts.book.command import Command, as_typed
-from scripts.book.records import provenance, save_record
+from scripts.book.records import load_record, provenance, save_record
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.losses import resolved
 from scripts.engine.run import run
@@ -41,41 +40,38 @@ class PairOptions:
 
 def one_run(options: PairOptions, precision: str) -> dict[str, Any]:
     """The record of the training in `precision`; trains, or goes on, where there is none yet."""
-    preset = PRESETS[options.preset]
     name = f"{options.corpus}-{precision}"
-    config = replace(preset, corpus=options.corpus, precision=precision, device="cpu", name=name)
-    config = resolved(config, torch.device("cpu"))
+    changes = {"corpus": options.corpus, "precision": precision, "device": "cpu", "name": name}
+    config = resolved(replace(PRESETS[options.preset], **changes), torch.device("cpu"))
     folder = runs_folder() / name
-    path = folder / "record.json"
-    if path.is_file():
-        record = json.loads(path.read_text("utf-8"))
-        if record["config"] != vars(config):
-            raise ValueError(f"{folder} holds another run: move it away")
-        return record
-    return run(config, resume=bool(saved_states(folder)))
+    if not (folder / "record.json").is_file():
+        return run(config, resume=bool(saved_states(folder)))
+    record = load_record("record", folder)
+    if record["config"] != vars(config):
+        raise ValueError(f"{folder} holds another run: move it away")
+    return record
 
 
 def run_pair(options: PairOptions) -> dict[str, Any]:
     """Both trainings as one record, which is saved if the options say so."""
     runs = {precision: one_run(options, precision) for precision in ("float32", "bf16")}
-    clocks = {
-        clock: {name: sum(row[clock] for row in one["history"]) for name, one in runs.items()}
-        for clock in ("seconds", "cpu_seconds")
-    }
+
+    def total(clock: str, precision: str) -> float:
+        return sum(row[clock] for row in runs[precision]["history"])
+
+    clocks = ("seconds", "cpu_seconds")
     record = {
         **provenance(as_typed(__name__, options)),
         "corpus": options.corpus,
         "preset": options.preset,
-        "times_as_fast": {
-            clock: round(sums["float32"] / sums["bf16"], 3) for clock, sums in clocks.items()
-        },
+        "times_as_fast": {c: round(total(c, "float32") / total(c, "bf16"), 3) for c in clocks},
         "runs": {name: {key: one[key] for key in KEPT} for name, one in runs.items()},
     }
     if options.save:
         save_record(f"precision-{options.corpus}", record)
     for name, one in runs.items():
         best = one["chosen_by_val_bleu"]["best epoch"]
-        cpu = clocks["cpu_seconds"][name]
+        cpu = total("cpu_seconds", name)
         print(f"{name}: {cpu:,.0f} processor seconds, validation BLEU {best:.2f}")
     return record
 

@@ -14,40 +14,32 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from scripts.book.command import Command, as_typed
-from scripts.book.records import provenance, save_record, sha256
+from scripts.book.command import Command
 from scripts.ch01_attention import padding_mask
 from scripts.ch06_training import BOS, EOS
-from scripts.ch07_multi30k import pad_rows, source_ids
+from scripts.ch07_multi30k import pad_rows
 from scripts.ch08_decoding import Hypothesis, dropout_off, mbr_choice, next_log_probs, sentence_chrf
-from scripts.corpora.load import load_corpus
-from scripts.engine.models import Trained, default_model
+from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, corpus_chrf
 from scripts.engine.translating import DecodeOptions, decode_hypotheses, decode_texts, on_threads
-from scripts.translate import open_model
+from scripts.studies.subject import Corpus, Rows, StudyOptions, Texts, encoded, recorded
 
 BEAMS = (1, 2, 5, 10, 20, 50, 100)
-
 ALPHAS = (0.0, 0.6)
-
 SAMPLINGS = (
     {"temperature": 0.3},
     {"temperature": 0.6},
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 1.0},
 )
-
 DRAWS = 4  # seeds for each way of sampling
-
 CANDIDATES = (4, 16, 32)  # samples to choose from
-
 MBR_TEMPERATURE = 0.6
 
 
-def scores_of(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+def scores_of(outputs: Texts, references: Texts) -> dict[str, float]:
     """BLEU, chrF2, and tokens of output for each token of reference."""
     bleu = corpus_bleu(outputs, references)
     return {
@@ -57,7 +49,7 @@ def scores_of(outputs: Sequence[str], references: Sequence[str]) -> dict[str, fl
     }
 
 
-def empty_log_probs(trained: Trained, rows: Sequence[Sequence[int]], size: int = 64) -> list[float]:
+def empty_log_probs(trained: Trained, rows: Rows, size: int = 64) -> list[float]:
     """log p of saying nothing, eos at once, for each encoded source."""
     found: list[float] = []
     with dropout_off(trained.model):
@@ -71,12 +63,13 @@ def empty_log_probs(trained: Trained, rows: Sequence[Sequence[int]], size: int =
 
 
 def first_by(found: Sequence[Sequence[Hypothesis]], alpha: float) -> list[Hypothesis]:
-    """Each source's best hypothesis at length penalty `alpha`."""
-    return [max(some, key=lambda h: h.score(alpha)) for some in found]
+    """Each source's best hypothesis at length penalty `alpha`; an empty one where there is none."""
+    nothing = Hypothesis((), 0.0, 1)
+    return [max(some, key=lambda h: h.score(alpha), default=nothing) for some in found]
 
 
 def widths(
-    trained: Trained, rows: Sequence[Sequence[int]], references: Sequence[str]
+    trained: Trained, rows: Rows, references: Texts
 ) -> tuple[list[dict[str, Any]], dict[tuple[int, float], list[str]]]:
     """A row of the record for each beam and α, and the outputs. One search serves every α.
 
@@ -92,22 +85,16 @@ def widths(
             texts = [trained.tokenizer.decode(h.ids) for h in best]
             likelier = [empty > h.log_prob + 1e-4 for empty, h in zip(nothing, best, strict=True)]
             outputs[beam, alpha] = texts
-            table.append(
-                {"beam": beam, "alpha": alpha}
-                | scores_of(texts, references)
-                | {
-                    "log_prob": round(sum(h.log_prob for h in best) / len(best), 3),
-                    "empty": round(sum(not h.ids for h in best) / len(best), 4),
-                    "empty_likelier": round(sum(likelier) / len(best), 4),
-                }
-            )
-            print(f"beam {beam}, alpha {alpha}: BLEU {table[-1]['bleu']}", file=sys.stderr)
+            row = {"beam": beam, "alpha": alpha} | scores_of(texts, references)
+            row["log_prob"] = round(sum(h.log_prob for h in best) / len(best), 3)
+            row["empty"] = round(sum(not h.ids for h in best) / len(best), 4)
+            row["empty_likelier"] = round(sum(likelier) / len(best), 4)
+            table.append(row)
+            print(f"beam {beam}, alpha {alpha}: BLEU {row['bleu']}", file=sys.stderr)
     return table, outputs
 
 
-def drawn_texts(
-    trained: Trained, rows: Sequence[Sequence[int]], seeds: Sequence[int], **how: float
-) -> list[list[str]]:
+def drawn_texts(trained: Trained, rows: Rows, seeds: range, **how: float) -> list[list[str]]:
     """For each seed a text drawn for each source. A seed stays on one thread."""
 
     def draw(seed: int) -> list[str]:
@@ -117,16 +104,12 @@ def drawn_texts(
         return on_threads(draw, seeds)  # each has its own generator: the same on any machine
 
 
-def samplings(
-    trained: Trained, rows: Sequence[Sequence[int]], references: Sequence[str]
-) -> list[dict[str, Any]]:
+def samplings(trained: Trained, rows: Rows, references: Texts) -> list[dict[str, Any]]:
     """BLEU and chrF2 of what is drawn, for each way of drawing: means over `DRAWS` seeds."""
     table = []
     for how in SAMPLINGS:
-        scores = [
-            scores_of(texts, references)
-            for texts in drawn_texts(trained, rows, range(DRAWS), **how)
-        ]
+        draws = drawn_texts(trained, rows, range(DRAWS), **how)
+        scores = [scores_of(texts, references) for texts in draws]
         bleus = [score["bleu"] for score in scores]
         means = {key: round(sum(s[key] for s in scores) / DRAWS, 2) for key in ("bleu", "chrf2")}
         table.append(dict(how) | means | {"lowest": min(bleus), "highest": max(bleus)})
@@ -134,9 +117,7 @@ def samplings(
     return table
 
 
-def least_risk(
-    trained: Trained, rows: Sequence[Sequence[int]], references: Sequence[str]
-) -> list[dict[str, Any]]:
+def least_risk(trained: Trained, rows: Rows, references: Texts) -> list[dict[str, Any]]:
     """Minimum-Bayes-risk decoding among the first 4, 16 and 32 of the same samples."""
     seeds = range(1000, 1000 + max(CANDIDATES))
     by_seed = drawn_texts(trained, rows, seeds, temperature=MBR_TEMPERATURE)
@@ -146,26 +127,18 @@ def least_risk(
     for count in CANDIDATES:
         chosen = [mbr_choice(texts[:count], utility) for texts in by_source]
         different = sum(len(set(texts[:count])) for texts in by_source) / len(by_source)
-        row = {"samples": count, "different": round(different, 1)}
-        table.append(row | scores_of(chosen, references))
-        print(f"MBR, {count} samples: BLEU {table[-1]['bleu']}", file=sys.stderr)
+        row = {"samples": count, "different": round(different, 1)} | scores_of(chosen, references)
+        table.append(row)
+        print(f"MBR, {count} samples: BLEU {row['bleu']}", file=sys.stderr)
     return table
 
 
 @dataclass
-class SearchesOptions:
-    """What is translated, and by which model."""
+class SearchesOptions(StudyOptions):
+    """Whose validation split is translated, and by which model."""
 
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, …"""
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """Whose validation split is translated."""
     sentences: int = 300
     """The split's first so many."""
-    save: bool = False
-    """Keep the result as results/searches-CORPUS.json, which the chapter shows."""
 
 
 def example(outputs: dict[tuple[int, float], list[str]]) -> dict[str, Any]:
@@ -184,23 +157,13 @@ def example(outputs: dict[tuple[int, float], list[str]]) -> dict[str, Any]:
     }
 
 
-def run_searches(options: SearchesOptions) -> dict[str, Any]:
-    """The study as a record, which is saved if the options say so."""
-    if options.sentences < 1:
-        raise ValueError(f"sentences must be at least 1, not {options.sentences}")
-    folder = Path(options.model) if options.model else default_model()
-    trained = open_model(options)
-    pairs = load_corpus(options.corpus)["val"][: options.sentences]
-    rows = [source_ids(source, trained.tokenizer) for source, _ in pairs]
-    references = [reference for _, reference in pairs]
-    origin = provenance(as_typed(__name__, options), trained.device)  # of the code that runs
+def compare_searches(trained: Trained, corpus: Corpus, options: SearchesOptions) -> dict[str, Any]:
+    """All that the record says of the searches."""
+    pairs = corpus["val"][: options.sentences]
+    rows, references = encoded(trained, pairs)
     beams, outputs = widths(trained, rows, references)
     some = outputs[5, 0.6]
-    record = {
-        **origin,
-        "model": folder.resolve().name,
-        "weights_sha256": sha256(folder / "model.safetensors"),
-        "corpus": options.corpus,
+    return {
         "split": "val",
         "sentences": len(pairs),
         "signatures": {
@@ -213,16 +176,14 @@ def run_searches(options: SearchesOptions) -> dict[str, Any]:
         "mbr": least_risk(trained, rows, references),
         "example": example(outputs),
     }
-    if options.save:
-        save_record(f"searches-{options.corpus}", record)
-    for row in beams:
+
+
+def run_searches(options: SearchesOptions) -> None:
+    """Make the record, save it if the options say so, and print a row for each beam."""
+    for row in recorded(__name__, "searches", options, compare_searches)["beams"]:
         print(*(f"{key} {value}" for key, value in row.items()), sep=", ")
-    return record
 
 
 main = Command(
-    __name__,
-    SearchesOptions,
-    run_searches,
-    "Translate validation sentences by many searches and draws (minutes).",
+    __name__, SearchesOptions, run_searches, "Translate by many searches and draws (minutes)."
 )

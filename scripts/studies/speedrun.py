@@ -55,7 +55,6 @@ def clocked(
     """
     config = replace(config, average=0, save_every=10**9)
     split = held_out_splits(data.corpus)[0]
-    rows: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         throwaway = training_of(config, data, Path(folder))
@@ -73,9 +72,9 @@ def clocked(
             seconds += training.seconds
             bleu = evaluate(training.trained, data.corpus["val"])["bleu"]
             enough = bleu >= target + margin
-            rows.append({"epoch": training.epoch, "seconds": round(seconds, 2), "val_bleu": bleu})
             tqdm.write(f"epoch {training.epoch}: {seconds:.1f} s, validation BLEU {bleu:.1f}")
-            training.end_epoch({"epoch": training.epoch, "val_bleu": bleu})
+            row = {"epoch": training.epoch, "seconds": round(seconds, 2), "val_bleu": bleu}
+            training.end_epoch(row)
         test = evaluate(training.trained, data.corpus[split])
     del test["translations"]
     return {
@@ -85,9 +84,9 @@ def clocked(
         "margin": margin,
         "stopped_by_validation": enough,
         "reached": test["bleu"] >= target,
-        "seconds": rows[-1]["seconds"],
+        "seconds": row["seconds"],
         "warm_up_seconds": round(warm_up, 2),
-        "history": rows,
+        "history": training.history,
         "test": test,
     }
 
@@ -98,7 +97,7 @@ def speed_run(options: SpeedOptions) -> dict[str, Any]:
     config = replace(PRESETS[options.preset], **changes)
     report = clocked(config, prepare(config), options.target, options.margin)
     command = as_typed(__name__, options, always=("corpus", "preset", "target"))
-    record = {**provenance(command, pick_device(options.device)), **report}
+    record = provenance(command, pick_device(options.device)) | report
     if options.save:
         save_record(f"speedrun-{options.preset}", record)
     print(f"{report['seconds']:.1f} s of training, test BLEU {report['test']['bleu']:.1f}")

@@ -10,41 +10,23 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
     raise SystemExit(launch("scripts.studies.worth"))
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 import torch
 from scipy.stats import ttest_1samp
 from torch import Tensor
 from tqdm import tqdm
 
-from scripts.book.command import Command, as_typed
-from scripts.book.records import provenance, save_record, sha256
+from scripts.book.command import Command
 from scripts.ch06_training import Batch
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch15_looking_inside import attention_layers
 from scripts.ch16_intervening import every_head, heads_silenced, reference_losses, said_by_heads
-from scripts.corpora.load import load_corpus
-from scripts.engine.models import Trained, default_model, load_model
-from scripts.engine.settings import pick_device
-
-
-@dataclass
-class WorthOptions:
-    """What is measured."""
-
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, …"""
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """Whose validation pairs."""
-    sentences: int | None = None
-    """Only so many of them."""
-    save: bool = False
-    """Keep the result as results/worth-CORPUS.json, which the chapter shows."""
-
+from scripts.engine.models import Trained
+from scripts.studies.subject import Corpus, Pairs, StudyOptions, recorded
+from scripts.studies.verdict import student_tails
 
 BATCH = 100  # sentences of similar length
 
@@ -62,8 +44,8 @@ def paired(changed: Tensor, whole: Tensor, tokens: int) -> tuple[float, float]:
     return change.sum().item() / tokens, float(p)
 
 
-def worth_by_likelihood(trained: Trained, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """All that the record says, but where it came from."""
+def worth_by_likelihood(trained: Trained, pairs: Pairs) -> dict[str, Any]:
+    """All that the record says of the pairs, the heads and the layers."""
     model = trained.model
     examples = sorted(encode_pairs(pairs, trained.tokenizer), key=lambda one: len(one.tgt))
     starts = range(0, len(examples), BATCH)
@@ -73,56 +55,48 @@ def worth_by_likelihood(trained: Trained, pairs: Sequence[tuple[str, str]]) -> d
     with torch.no_grad():
         memories = [model.encode(batch.src, batch.src_mask) for batch in batches]
 
-    def losses(named: Sequence[tuple[str, int, int]], by_mean: bool = False) -> Tensor:
+    def losses(named: Sequence[tuple[str, int, int]], instead: Sequence[Tensor] = ()) -> Tensor:
         """Each sentence's loss (n,) without the named heads."""
-        known = (
-            memories if all(kind != "encoder" for kind, _, _ in named) else [None] * len(batches)
-        )
-        instead = [means[kind][n, h] for kind, n, h in named] if by_mean else ()
+        changed = any(kind == "encoder" for kind, _, _ in named)
+        known = [None] * len(batches) if changed else memories
         with heads_silenced([(layers[kind][n], h) for kind, n, h in named], instead):
             both = zip(batches, known, strict=True)
             return torch.cat([reference_losses(model, batch, memory) for batch, memory in both])
 
     whole = losses([])
-    rows = []
-    for kind, n, h in tqdm(every_head(model), desc="heads"):
-        row = {"kind": kind, "layer": n + 1, "head": h + 1}
-        for name, by_mean in (("silent", False), ("mean", True)):
-            change, p = paired(losses([(kind, n, h)], by_mean), whole, tokens)
+
+    def changes(named: Sequence[tuple[str, int, int]]) -> dict[str, float]:
+        """Nats a token, and p, with the named heads silent, and with their means instead."""
+        row = {}
+        instead = [means[kind][n, h] for kind, n, h in named]
+        for name, vectors in (("silent", ()), ("mean", instead)):
+            change, p = paired(losses(named, vectors), whole, tokens)
             row |= {name: round(change, 5), f"{name} p": float(f"{p:.3g}")}
-        rows.append(row)
+        return row
+
+    heads = [
+        {"kind": kind, "layer": n + 1, "head": h + 1} | changes([(kind, n, h)])
+        for kind, n, h in tqdm(every_head(model), desc="heads")
+    ]
     together = []
-    for kind, found in layers.items():
-        for n, layer in enumerate(found):
-            heads = [(kind, n, h) for h in range(layer.h)]
-            row = {"kind": kind, "layer": n + 1}
-            for name, by_mean in (("silent", False), ("mean", True)):
-                row[name] = round(paired(losses(heads, by_mean), whole, tokens)[0], 5)
-            together.append(row)
+    for (kind, n), named in groupby(every_head(model), itemgetter(0, 1)):
+        row = changes(list(named))
+        together.append({"kind": kind, "layer": n + 1} | {k: row[k] for k in ("silent", "mean")})
     loss = round(whole.sum().item() / tokens, 5)
-    return {"pairs": len(pairs), "tokens": tokens, "loss": loss, "heads": rows, "layers": together}
+    return {"pairs": len(pairs), "tokens": tokens, "loss": loss, "heads": heads, "layers": together}
 
 
-def run_worth(options: WorthOptions) -> dict[str, Any]:
-    """The study as a record, which is saved if the options say so."""
-    folder = Path(options.model) if options.model else default_model()
-    trained = load_model(folder, pick_device(options.device))
-    pairs = load_corpus(options.corpus)["val"][: options.sentences]
-    record = {
-        **provenance(as_typed(__name__, options), trained.device),
-        "model": folder.resolve().name,
-        "weights_sha256": sha256(folder / "model.safetensors"),
-        "corpus": options.corpus,
-        "split": "val",
-        **worth_by_likelihood(trained, pairs),
-    }
-    if options.save:
-        save_record(f"worth-{options.corpus}", record)
+def validation_worth(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
+    """All that the record says but where it came from: of the validation split."""
+    pairs = corpus["val"][: options.sentences]
+    return {"split": "val", **worth_by_likelihood(trained, pairs)}
+
+
+def run_worth(options: StudyOptions) -> None:
+    """Make the record, save it if the options say so, and print the five dearest heads."""
+    record = recorded(__name__, "worth", options, validation_worth)
     for row in sorted(record["heads"], key=lambda row: -row["silent"])[:5]:
         print(f"{row['kind']} {row['layer']}.{row['head']}: {row['silent']:+.3f} nats a token")
-    return record
 
 
-main = Command(
-    __name__, WorthOptions, run_worth, "What each head is worth, by likelihood (minutes)."
-)
+main = Command(__name__, StudyOptions, run_worth, "What a head is worth by likelihood (minutes).")

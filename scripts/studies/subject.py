@@ -1,0 +1,65 @@
+"""What studies of one trained model share: their options, their texts, and how a record begins."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from scripts.book.command import as_typed
+from scripts.book.records import provenance, save_record, sha256
+from scripts.ch07_multi30k import source_ids
+from scripts.corpora.load import load_corpus
+from scripts.engine.models import Trained, default_model
+from scripts.translate import open_model
+
+Pairs = Sequence[tuple[str, str]]
+Rows = Sequence[Sequence[int]]  # encoded sources
+Texts = Sequence[str]
+Corpus = dict[str, list[tuple[str, str]]]
+
+
+@dataclass
+class StudyOptions:
+    """What is translated, and by which model."""
+
+    model: str | None = None
+    """A model's folder; by default the best one that ships."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, …"""
+    corpus: Literal["sample", "multi30k"] = "multi30k"
+    """What to translate."""
+    sentences: int | None = None
+    """Only the first so many of a split."""
+    save: bool = False
+    """Keep the result in results/, where the chapter finds it."""
+
+    def __post_init__(self):
+        if self.sentences is not None and self.sentences < 1:
+            raise ValueError(f"sentences must be at least 1, not {self.sentences}")
+
+
+def encoded(trained: Trained, pairs: Pairs) -> tuple[Rows, Texts]:
+    """The sources as ids, eos included, and the references."""
+    rows = [source_ids(source, trained.tokenizer) for source, _ in pairs]
+    return rows, [reference for _, reference in pairs]
+
+
+def recorded(
+    prog: str,
+    name: str,
+    options: StudyOptions,
+    study: Callable[[Trained, Corpus, Any], dict[str, Any]],
+) -> dict[str, Any]:
+    """The record of study(trained, corpus, options), saved as NAME-CORPUS if the options say so."""
+    folder = Path(options.model) if options.model else default_model()
+    trained = open_model(options)
+    record = {
+        **provenance(as_typed(prog, options), trained.device),  # first: of the code that runs
+        "model": folder.resolve().name,
+        "weights_sha256": sha256(folder / "model.safetensors"),
+        "corpus": options.corpus,
+        **study(trained, load_corpus(options.corpus), options),
+    }
+    if options.save:
+        save_record(f"{name}-{options.corpus}", record)
+    return record
