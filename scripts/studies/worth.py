@@ -26,7 +26,6 @@ from scripts.ch15_looking_inside import attention_layers
 from scripts.ch16_intervening import every_head, heads_silenced, reference_losses, said_by_heads
 from scripts.engine.models import Trained
 from scripts.studies.subject import Corpus, Pairs, StudyOptions, recorded
-from scripts.studies.verdict import student_tails
 
 BATCH = 100  # sentences of similar length
 
