@@ -67,10 +67,14 @@ from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.fast import FastPath, fast_loss, switches_for
+from scripts.engine.losses import LossOf
 from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, held_out_splits
 from scripts.engine.searching import cached_greedy
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, learning_rate, pick_device
+from scripts.studies.runner import Run
+
+Rows = dict[str, list[list[int]]]  # a split's texts in characters
 
 TEMPERATURES = (0.5, 0.8, 1.0, 1.5)
 ORDERS = range(1, 11)  # of the n-gram models
@@ -109,9 +113,7 @@ class VariantOptions:
         return replace(config, device=self.device, epochs=self.epochs or config.epochs)
 
 
-def once(
-    folder: Path, settings: dict[str, Any], work: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
+def once(folder: Path, settings: Run, work: Callable[[], Run]) -> Run:
     """What `work` gives, kept as folder/score.json and, for the same settings, read from there."""
     path = folder / "score.json"
     kept = json.loads(path.read_text("utf-8")) if path.is_file() else {}
@@ -124,16 +126,15 @@ def once(
 
 def runs_of(
     options: VariantOptions,
-    kinds: dict[str, tuple[TrainConfig, Callable[..., dict[str, Any]]]],
-    each: Sequence[dict[str, Any]] = ({},),
-) -> dict[str, list[dict[str, Any]]]:
+    kinds: dict[str, tuple[TrainConfig, Callable[..., Run]]],
+    each: Sequence[Run] = ({},),
+) -> dict[str, list[Run]]:
     """The runs of each kind: with every seed, and with all that `each` gives its work besides."""
-    runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
     wanted = itertools.product(range(1, options.seeds + 1), each, kinds.items())
     for seed, more, (kind, (config, work)) in wanted:
         config = replace(config, seed=seed)
-        words = (*re.split(r"\W+", kind), config.epochs, *more.values(), seed)
-        slug = "-".join(map(str, words))
+        slug = "-".join(map(str, (re.sub(r"\W+", "-", kind), config.epochs, *more.values(), seed)))
         score = once(options.folder / slug, asdict(config) | more, partial(work, config, **more))
         runs[kind].append(more | {"seed": seed} | score)
         tqdm.write(f"{slug}: {score['val']} on validation")
@@ -164,11 +165,9 @@ def fast_stack_loss(
         look = partial(path.self_attention, layer.self_attn, layout, bias)
         x = path.residual(layer.sublayer[0], x, look)
         x = path.residual(layer.sublayer[1], x, partial(path.feed_forward, layer.feed_forward))
-    labels = layout.rows(batch.labels)
+    x, labels = path.norm(model.stack.norm, x), layout.rows(batch.labels)
     asked = labels != PAD
-    return path.rows_loss(
-        model.generator, path.norm(model.stack.norm, x)[asked], labels[asked], criterion
-    )
+    return path.rows_loss(model.generator, x[asked], labels[asked], criterion)
 
 
 def trained_model(
@@ -176,9 +175,9 @@ def trained_model(
     model_of: Callable[[], nn.Module],
     examples: Sequence[Example],
     batch_of: Callable[[list[int]], Any],
-    loss_of: Callable[..., tuple[Tensor, Tensor]],
+    loss_of: LossOf,
     validate: Callable[[nn.Module], dict[str, float]],
-) -> tuple[nn.Module, dict[str, Any]]:
+) -> tuple[nn.Module, Run]:
     """`model_of()`, trained on batches of `examples`; with it, its size and its history."""
     torch.manual_seed(config.seed)
     model = model_of().to(pick_device(config.device))
@@ -191,9 +190,7 @@ def trained_model(
     return model, {"parameters": sum(p.numel() for p in model.parameters()), "history": history}
 
 
-def val_nats(
-    model: nn.Module, batches: Sequence[Any], loss_of: Callable[..., tuple[Tensor, Tensor]]
-) -> dict[str, float]:
+def val_nats(model: nn.Module, batches: Sequence[Any], loss_of: LossOf) -> dict[str, float]:
     """Mean negative log-likelihood of what is asked in `batches`."""
     device = next(model.parameters()).device
     sums = [loss_of(model, batch.to(device), LabelSmoothing(0.0))[1] for batch in batches]
@@ -215,7 +212,7 @@ GPT_CONFIGS = {
 }  # fmt: skip
 
 
-def ngram_bits(rows: dict[str, list[list[int]]], vocab: int) -> list[dict[str, float]]:
+def ngram_bits(rows: Rows, vocab: int) -> list[dict[str, float]]:
     """Bits per character of each order's model, counted on rows["train"], on all other rows."""
     counts, found = gram_counts(rows["train"], max(ORDERS)), []
     for order in ORDERS:
@@ -228,9 +225,7 @@ def ngram_bits(rows: dict[str, list[list[int]]], vocab: int) -> list[dict[str, f
     return found
 
 
-def gpt_run(
-    config: TrainConfig, characters: Characters, rows: dict[str, list[list[int]]], test: str
-) -> dict[str, Any]:
+def gpt_run(config: TrainConfig, characters: Characters, rows: Rows, test: str) -> Run:
     """Train, score and sample one mini-GPT."""
 
     def bits(model: OneStack, name: str) -> float:
@@ -269,16 +264,13 @@ def study_gpt(options: VariantOptions) -> dict[str, Any]:
     """Mini-GPTs and n-gram models on the English captions; what the record says of them."""
     corpus = load_corpus(options.corpus)
     characters = Characters([english for _, english in corpus["train"]])
-    test = held_out_splits(corpus)[0]
+    size, test = len(characters), held_out_splits(corpus)[0]
     rows = {
         name: [characters.encode(english[:250]) for _, english in corpus[name]]
         for name in ("train", "val", test)
     }
-    size = len(characters)
-    ngrams = once(
-        options.folder / "ngrams", {"characters": size}, lambda: {"rows": ngram_bits(rows, size)}
-    )
-    config = options.of(GPT_CONFIGS[options.corpus])
+    home, config = options.folder / "ngrams", options.of(GPT_CONFIGS[options.corpus])
+    ngrams = once(home, {"characters": size}, lambda: {"rows": ngram_bits(rows, size)})
     work = partial(gpt_run, characters=characters, rows=rows, test=test)
     return {
         "test": test,
@@ -307,9 +299,9 @@ ENCODER_CONFIGS = {
 
 
 def pretrain(
-    config: TrainConfig, texts: dict[str, Sequence[str]], tokenizer: BPETokenizer
-) -> tuple[OneStack, dict[str, Any]]:
-    """Train a masked language model on texts["train"], watched on texts["val"]."""
+    config: TrainConfig, texts: dict[str, list[str]], tokenizer: BPETokenizer, path: Path
+) -> Run:
+    """Train a masked language model on texts["train"], watched on texts["val"]; kept at `path`."""
     train, val = (
         [[BOS, *tokenizer.encode(text)[:250], EOS] for text in texts[name]]
         for name in ("train", "val")
@@ -318,7 +310,7 @@ def pretrain(
     fixed = torch.Generator().manual_seed(0)  # the same questions after every epoch
     vocab, parts = len(tokenizer), token_batches([Example([], row) for row in val], 1024)
     asked = [asked_hidden([val[i] for i in part], vocab, fixed) for part in parts]
-    return trained_model(
+    model, found = trained_model(
         config,
         partial(one_stack, config, vocab + 1),  # the pieces and the gap
         [Example([], row) for row in train],
@@ -326,6 +318,8 @@ def pretrain(
         fast_stack_loss,
         lambda model: val_nats(model, asked, fast_stack_loss),
     )
+    save_tensors(writable(path.parent) / path.name, weights(model), {})
+    return found
 
 
 def misled(item: GapItem) -> bool:
@@ -391,7 +385,7 @@ def judged(
     return {name: round(share_right(logits_of(part), part), 4) for name, part in parts.items()}
 
 
-def bag_run(config: TrainConfig, labels: int, gaps: dict[str, list[GapItem]]) -> dict[str, Any]:
+def bag_run(config: TrainConfig, labels: int, gaps: dict[str, list[GapItem]]) -> Run:
     """Bags of words on `labels` captions; of them the one whose penalty does best on validation."""
     items = random.Random(config.seed).sample(gaps["train"], labels)
     bags = {penalty: fit_bag_of_words(items, penalty) for penalty in PENALTIES}
@@ -405,7 +399,7 @@ def classify_run(
     gaps: dict[str, list[GapItem]],
     tokenizer: BPETokenizer,
     pretrained: Path | None = None,
-) -> dict[str, Any]:
+) -> Run:
     """An encoder on the same captions, from the weights at `pretrained` or from scratch."""
     items = random.Random(config.seed).sample(gaps["train"], labels)
     torch.manual_seed(config.seed)
@@ -425,12 +419,7 @@ def study_classify(options: VariantOptions) -> dict[str, Any]:
     tokenizer = BPETokenizer.train(texts["train"], config.vocab)
     gaps = german_gaps(corpus)
     path = options.folder / f"masked-{config.epochs}.safetensors"
-
-    def pretraining() -> dict[str, Any]:
-        model, found = pretrain(config, texts, tokenizer)
-        save_tensors(writable(path.parent) / path.name, weights(model), {})
-        return found
-
+    pretraining = partial(pretrain, config, texts, tokenizer, path)
     masked = once(path.with_suffix(""), asdict(config), pretraining)
     encoder = partial(classify_run, gaps=gaps, tokenizer=tokenizer)
     kinds = {
@@ -477,7 +466,7 @@ def translator_config(corpus: str, kind: str) -> TrainConfig:
     return replace(config, layers=5, max_tokens=2 * config.max_tokens)
 
 
-def translator_run(config: TrainConfig, kind: str, data: TrainingData) -> dict[str, Any]:
+def translator_run(config: TrainConfig, kind: str, data: TrainingData) -> Run:
     """Train and score one translator: greedy BLEU on validation and on the first test split."""
     start, sees = time.perf_counter(), TRANSLATORS[kind]
     build, ask, loss_of, search = build_model, make_batch, fast_loss, cached_greedy
