@@ -27,12 +27,12 @@ from scripts.studies.learning import (
     RECIPE_ROWS,
     REVERSE,
     SAMPLED_BACK,
-    MinimumRisk,
     RecipeOptions,
     RecipeStudy,
     cross_entropy,
     fine_tuned,
     main,
+    minimum_risk,
     run_recipes,
     words_each,
 )
@@ -89,13 +89,13 @@ def test_minimum_risk_lowers_the_risk_of_its_own_draws(few):
     options = RecipeOptions(
         candidates=6, sharpness=0.3, risk_steps=12, risk_sentences=4, risk_lr=2e-3
     )
-    loss = MinimumRisk(few.tokenizer, options, 1)
+    loss = minimum_risk(few.tokenizer, options, 1)
     model = fine_tuned(novice, few.train[:4], loss, options, 1)
 
     def judged(model):
         with torch.no_grad():
             return sum(
-                MinimumRisk(few.tokenizer, options, seed)(model, few.train[:4]).item()
+                minimum_risk(few.tokenizer, options, seed)(model, few.train[:4]).item()
                 for seed in range(5)
             )
 

@@ -176,6 +176,7 @@ def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str
     """What the model of run `name` makes of `sentences`; it is kept beside the model, in parts."""
     folder = settings.folder(name)
     key = {"weights_sha256": sha256(folder / "model.safetensors"), "search": asdict(WRITING)}
+    given = {"key": key}
 
     def write(part: Sequence[str]) -> dict[str, Any]:
         return {"texts": translate(load_model(folder, settings.device), part, WRITING)}
@@ -183,7 +184,7 @@ def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str
     texts: list[str] = []
     for start in range(0, len(sentences), AT_ONCE):
         part = sentences[start : start + AT_ONCE]
-        found = kept_at(folder / f"texts-{start:06d}.json", key, partial(write, part))
+        found = kept_at(folder / f"texts-{start:06d}.json", given, partial(write, part))
         texts += found["texts"]
     return texts
 

@@ -10,7 +10,6 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
     raise SystemExit(launch("scripts.studies.variants"))
 
 import itertools
-import json
 import math
 import random
 import re
@@ -28,7 +27,7 @@ from tqdm import tqdm
 
 from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
-from scripts.book.files import writable, write_whole
+from scripts.book.files import writable
 from scripts.book.records import provenance, save_record
 from scripts.ch06_training import BOS, EOS, PAD, UNK, LabelSmoothing
 from scripts.ch07_multi30k import (
@@ -72,6 +71,7 @@ from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, held_out_splits
 from scripts.engine.searching import cached_greedy
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, learning_rate, pick_device
+from scripts.studies.learning import kept_at
 from scripts.studies.runner import Run
 
 Rows = dict[str, list[list[int]]]  # a split's texts in characters
@@ -115,13 +115,8 @@ class VariantOptions:
 
 def once(folder: Path, settings: Run, work: Callable[[], Run]) -> Run:
     """What `work` gives, kept as folder/score.json and, for the same settings, read from there."""
-    path = folder / "score.json"
-    kept = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    if kept.get("settings") != settings:
-        kept = {"settings": settings, "score": work()}
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(kept, ensure_ascii=False).encode())
-    return kept["score"]
+    found = kept_at(folder / "score.json", {"settings": settings}, lambda: {"score": work()})
+    return found["score"]
 
 
 def runs_of(
