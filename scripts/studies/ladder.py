@@ -16,6 +16,7 @@ from typing import Any
 from scripts import runs_folder
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, load_record, sha256
+from scripts.ch06_training import EpochReport
 from scripts.ch07_multi30k import encode_pairs
 from scripts.ch21_learning_from_models import turned_around
 from scripts.engine.cards import model_card
@@ -25,6 +26,7 @@ from scripts.engine.models import load_model
 from scripts.engine.run import average_if_better, finish, fit
 from scripts.engine.scores import corpus_bleu
 from scripts.engine.settings import PRESETS, TrainConfig, plain_config
+from scripts.engine.signals import StopSignal
 from scripts.engine.training import Training
 from scripts.engine.translating import DecodeOptions, translate
 from scripts.studies.agenda import Item, Settings
@@ -232,19 +234,14 @@ class RungTraining(Training):
     def __init__(self, *given: Any, best: Sequence[float] = (), **named: Any):
         super().__init__(*given, **named)
         self.best = best
-        self.judge()  # a kill may have come between half time and its record
 
-    def end_epoch(self, row: dict[str, float]) -> None:
-        """As in `Training`. Raises HalfTime, after all is saved, where it is hopeless."""
-        super().end_epoch(row)
-        self.judge()
-
-    def judge(self) -> None:
-        """Raise HalfTime where it is half time, and `too_far_behind` says so."""
+    def train_epoch(self, stop: StopSignal | None = None) -> EpochReport:
+        """As in `Training`. Raises HalfTime, and trains no further, where it is hopeless."""
         bleus = [row["val_bleu"] for row in self.history]
-        why = too_far_behind(bleus, self.config.epochs, self.best) if self.done == 0 else ""
-        if why:
+        why = too_far_behind(bleus, self.config.epochs, self.best)
+        if why and self.done == 0:
             raise HalfTime(why, self.history)
+        return super().train_epoch(stop)
 
 
 def val_bleu(record: dict[str, Any]) -> float:
