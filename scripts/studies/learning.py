@@ -35,7 +35,6 @@ from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch07_multi30k import Example, encode_pairs, make_batch, pad_rows
-from scripts.ch10_judging import paired_difference
 from scripts.ch12_going_fast import keep_memory
 from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.ch20_scaling import part_indices, part_of
@@ -330,20 +329,6 @@ class RecipeStudy:
             score["loss_teacher"] = validation_loss(trained.model, self.row, trained.config, other)
         return {k: round(v, 5) for k, v in score.items()} | {"translations": texts}
 
-    def chance(self, name: str, seed: int) -> float | None:
-        """The p of a row's BLEU against the row that it has to beat: chapter 10's swaps."""
-        against = RECIPE_ROWS[name][1]
-        if against is None:
-            return None
-        both = [self.score(row, seed)["translations"] for row in (against, name)]
-        given = {"key": [self.key(row, seed) for row in (against, name)]}
-        references = [english for _, english in self.data.corpus["val"]]
-
-        def make() -> Run:
-            return {"p": round(paired_difference(*both, references).p, 4)}
-
-        return kept_at(self.path(f"{name} chance", seed), given, make)["p"]
-
     def record(self) -> dict[str, Any]:
         """All that is done, with its provenance."""
         command = as_typed(__name__, self.options, always=("corpus",))
@@ -379,7 +364,7 @@ def run_recipes(options: RecipeOptions) -> dict[str, Any]:
         keep_memory()
     study, record = RecipeStudy(options), {}
     for seed, name in itertools.product(range(1, options.seeds + 1), RECIPE_ROWS):
-        score = study.score(name, seed) | {"p": study.chance(name, seed)}
+        score = study.score(name, seed)
         study.done[name, seed] = short(score) | {"words": words_each(score["translations"])}
         record = study.record()
         if options.save:
