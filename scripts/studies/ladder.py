@@ -95,7 +95,8 @@ class Rung:
         return (seconds + TEXTS * (len(self.forward) + len(self.reverse))) / 60
 
 
-UPON = {"optimizer": "muon"}  # what steps 2 to 6 stand on: by hand, from the table, after step 1
+BY_MUON = {"optimizer": "muon"}
+UPON = BY_MUON  # what steps 2 to 6 stand on: by hand, from the table, after step 1
 ONCE = {"forward": ("muon-1",), "reverse": ("reverse-1",)}
 BOTH = {"forward": ("muon-1", "small-1"), "reverse": ("reverse-1", "reverse-2")}
 TEACHERS = ("small-1", "muon-1", "muon-long-1")
@@ -107,11 +108,9 @@ TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
 # takes at most 100 minutes of a run along.
 RUNGS: dict[str, Rung] = {
     "small": Rung(0, "today's recipe"),
-    "muon": Rung(1, "Muon", {"optimizer": "muon"}),
-    "muon-dropout": Rung(1, "Muon, dropout 0.3", {"optimizer": "muon", "dropout": 0.3}),
-    "muon-long": Rung(
-        1, "Muon, longer, dropout 0.3", {"optimizer": "muon", "dropout": 0.3, "epochs": 28}
-    ),
+    "muon": Rung(1, "Muon", BY_MUON),
+    "muon-dropout": Rung(1, "Muon, dropout 0.3", BY_MUON | {"dropout": 0.3}),
+    "muon-long": Rung(1, "Muon, longer, dropout 0.3", BY_MUON | {"dropout": 0.3, "epochs": 28}),
     "r-drop": Rung(2, "R-Drop 1, dropout 0.3", TWICE | {"r_drop": 1.0}),
     "r-drop-more": Rung(2, "R-Drop 5, dropout 0.3", TWICE | {"r_drop": 5.0}),
     "layer-drop": Rung(3, "layers dropped", MORE | {"layer_drop": 0.1}),
@@ -122,9 +121,7 @@ RUNGS: dict[str, Rung] = {
     "reverse": Rung(4, "English to German", UPON, seeds=(1, 2), turned=True),
     "diverse": Rung(4, "diversified, k = 1", UPON | {"epochs": 9}, **ONCE),
     "diverse-more": Rung(4, "diversified, k = 2", UPON | {"epochs": 5}, **BOTH),
-    "taught": Rung(
-        5, "taught word by word", UPON | {"taught": 0.5, "epochs": 14}, teachers=TEACHERS
-    ),
+    "taught": Rung(5, "taught by words", UPON | {"taught": 0.5, "epochs": 14}, teachers=TEACHERS),
     # A first guess: what won goes here, by hand, from the table.
     "final": Rung(
         6, "what won, together", UPON | {"r_drop": 1.0, "epochs": 5}, (1, 2), **ONCE, candidate=True

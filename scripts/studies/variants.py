@@ -201,8 +201,7 @@ GPT_CONFIGS = {
     ),
     "multi30k": TrainConfig(
         corpus="multi30k", layers=4, d_model=128, d_ff=512, heads=4, dropout=0.0, smoothing=0.0,
-        epochs=8, max_tokens=2048, optimizer="muon",
-        lr=3e-3, muon_lr=3e-3, warmup=200,
+        epochs=8, max_tokens=2048, optimizer="muon", lr=3e-3, muon_lr=3e-3, warmup=200,
     ),
 }  # fmt: skip
 
@@ -287,8 +286,7 @@ ENCODER_CONFIGS = {
     ),
     "multi30k": TrainConfig(
         corpus="multi30k", layers=2, d_model=128, d_ff=256, heads=4, dropout=0.1, smoothing=0.0,
-        vocab=4096, epochs=12, max_tokens=1024, optimizer="muon", lr=2e-3,
-        muon_lr=2e-3, warmup=100,
+        vocab=4096, epochs=12, max_tokens=1024, optimizer="muon", lr=2e-3, muon_lr=2e-3, warmup=100,
     ),
 }  # fmt: skip
 
