@@ -4,7 +4,6 @@ When each is done, and what happens if it fails, is the business of `scripts.stu
 command is `scripts.gpu`.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -15,12 +14,11 @@ from typing import Any, Literal
 
 from scripts import ROOT
 from scripts.bench.gpu import WaterfallOptions, waterfall
-from scripts.book.files import write_whole
 from scripts.book.records import load_record, provenance, save_record
 from scripts.engine.settings import PRESETS, TrainConfig
 from scripts.engine.training import Diverged
 from scripts.studies.agenda import Item, Settings, once
-from scripts.studies.ladder import data_of, ladder_items, learned, same_run, spread, tested
+from scripts.studies.ladder import data_of, ladder_items, learned, on_record, spread, tested
 from scripts.studies.speedrun import SpeedOptions, clocked
 
 SEEDS = (1, 2, 3)
@@ -29,58 +27,49 @@ KINDS = ("bleu", "bleu_greedy")  # of a test's scores
 CLOCKED = SpeedOptions()
 TRUTH = 2.0  # minutes for the tests that all kinds of a step agree
 
-# Studies of short trainings: minutes in all, what all parts change of the small preset, and each.
-STUDIES: dict[str, tuple[float, dict[str, Any], dict[str, dict[str, Any]]]] = {
-    "rates": (
-        12.0,
-        {"epochs": 5, "average": 0},
-        {f"adam-{rate:g}": {"lr": rate} for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)}
-        | {
-            f"muon-{rate:g}": {"optimizer": "muon", "muon_lr": rate}
-            for rate in (0.005, 0.01, 0.02, 0.04, 0.08)
-        },
-    ),
+# Short trainings: what they all change of the small preset, and what each.
+BRIEF = {"epochs": 5, "average": 0}
+RATES = {f"adam-{rate:g}": {"lr": rate} for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)} | {
+    f"muon-{rate:g}": {"optimizer": "muon", "muon_lr": rate}
+    for rate in (0.005, 0.01, 0.02, 0.04, 0.08)
 }
 
 
 def trained(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
     """The record of a training with both tests' scores; trains, or goes on, where there is none."""
     config = settings.config(base, name)
-    if (settings.folder(name) / "record.json").is_file():
-        return same_run(load_record("record", settings.folder(name)), config)
+    if found := on_record(settings.folder(name) / "record.json", config):
+        return found
     data = data_of(config.corpus, config.vocab, settings.tiny)
-    _, history = learned(config, data)
-    return tested(name, settings, config, data, history)
+    return tested(name, settings, config, data, learned(config, data))
 
 
 def part(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
     """Validation BLEU of a short training; done before, it is only read. To diverge is a result."""
-    config = settings.config(base, name)
-    path = settings.folder(name) / "score.json"
-    if path.is_file():
-        return same_run(json.loads(path.read_text("utf-8")), config)
+    config, folder = settings.config(base, name), settings.folder(name)
+    if found := on_record(folder / "score.json", config):
+        return found
     score: dict[str, Any] = {"config": asdict(config)}
     try:
-        _, history = learned(config, data_of(config.corpus, config.vocab, settings.tiny))
+        history = learned(config, data_of(config.corpus, config.vocab, settings.tiny))
         score["val_bleu"] = max(row["val_bleu"] for row in history)
         score["history"] = [round(row["val_bleu"], 3) for row in history]
         score["seconds"] = round(sum(row["seconds"] for row in history), 2)
     except Diverged as error:
         score["diverged"] = str(error)
-    write_whole(path, json.dumps(score).encode())
-    for weights in path.parent.glob("*.safetensors"):  # a study leaves many
+    save_record("score", score, folder)
+    for weights in folder.glob("*.safetensors"):  # a study leaves many
         weights.unlink()
     return score
 
 
-def study(name: str, settings: Settings) -> dict[str, Any]:
-    """The record of a study: every part's changes and score."""
-    _, common, parts = STUDIES[name]
+def rates(settings: Settings) -> dict[str, Any]:
+    """The record of `RATES`: every training's changes and score."""
     scores = {}
-    for each, changes in parts.items():
-        base = replace(PRESETS["small"], **common, **changes)
-        scores[each] = {"changes": changes, **part(f"{name}/{each}", base, settings)}
-    return {"common": common, "parts": scores}
+    for name, changes in RATES.items():
+        base = replace(PRESETS["small"], **BRIEF, **changes)
+        scores[name] = {"changes": changes, **part(f"rates/{name}", base, settings)}
+    return {"common": BRIEF, "parts": scores}
 
 
 def steps_agree(settings: Settings) -> dict[str, Any]:
@@ -123,31 +112,28 @@ def race(settings: Settings) -> dict[str, Any]:
 
 def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
-    small = PRESETS["small"]
     items: list[Item] = []
     for seed, name in zip(SEEDS, SMALLS, strict=True):
-        make = partial(trained, name, replace(small, seed=seed))
+        make = partial(trained, name, replace(PRESETS["small"], seed=seed))
         items.append(Item(name, 4.0, f"the small preset, seed {seed}", make, resumes=True))
     # One training comes before all doubts.
     items.insert(1, Item("truth", TRUTH, "all ways to a step agree", once("truth", steps_agree)))
-    items.append(
-        Item("speedrun", 4.0, f"seconds to BLEU {CLOCKED.target:g}", once("speedrun", race))
-    )
+    about = f"seconds to BLEU {CLOCKED.target:g}"
+    items.append(Item("speedrun", 4.0, about, once("speedrun", race)))
     for size, minutes in (("base", 2.0), ("small", 1.0)):
         name, about = f"waterfall-{size}", f"going fast step by step, {size} model"
         items.append(Item(name, minutes, about, once(name, partial(waterfall_of, size))))
     items += ladder_items(hours=False, but=SMALLS)  # of which the first rung is these seeds
-    for name, (minutes, _, parts) in STUDIES.items():
-        about = f"{len(parts)} short trainings of the small preset"
-        items.append(Item(name, minutes, about, partial(study, name), resumes=True))
+    about = f"{len(RATES)} short trainings of the small preset"
+    items.append(Item("rates", 12.0, about, rates, resumes=True))
     make = partial(trained, "base", PRESETS["base"])
     return [*items, Item("base", 7.0, "the base preset", make, resumes=True)]
 
 
 def sum_up(settings: Settings) -> dict[str, Any] | None:
     """Make and save the record gpu-small of the seeds that are done; None where none is."""
-    paths = {name: settings.records / f"gpu-{name}.json" for name in SMALLS}
-    runs = [load_record(path.stem, path.parent) for path in paths.values() if path.is_file()]
+    paths = [settings.records / f"gpu-{name}.json" for name in SMALLS]
+    runs = [load_record(path.stem, path.parent) for path in paths if path.is_file()]
     if not runs:
         return None
     validation = [max(run["chosen_by_val_bleu"].values()) for run in runs]

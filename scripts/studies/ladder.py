@@ -16,6 +16,7 @@ from typing import Any
 from scripts import runs_folder
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, load_record, sha256
+from scripts.ch06_training import EpochReport
 from scripts.ch07_multi30k import encode_pairs
 from scripts.ch21_learning_from_models import turned_around
 from scripts.engine.cards import model_card
@@ -25,12 +26,14 @@ from scripts.engine.models import load_model
 from scripts.engine.run import average_if_better, finish, fit
 from scripts.engine.scores import corpus_bleu
 from scripts.engine.settings import PRESETS, TrainConfig, plain_config
+from scripts.engine.signals import StopSignal
 from scripts.engine.training import Training
 from scripts.engine.translating import DecodeOptions, translate
 from scripts.studies.agenda import Item, Settings
 from scripts.studies.diversify import diversified, pairs_sha256
 from scripts.studies.learning import kept_at
 from scripts.studies.lessons import LessonConfig, lesson_loss, lesson_of
+from scripts.studies.runner import Run
 
 MARGIN = 4.0  # BLEU that a rung may lie behind the best one when it is half way
 WRITING = DecodeOptions(beam=5)  # how models translate the training pairs
@@ -83,21 +86,20 @@ class Rung:
         each = R_DROP if self.changes.get("r_drop") else 1.0
         return self.passes * (each + TEACHER * len(self.teachers))
 
-    @property
-    def hours(self) -> float:
-        """What it should take of one thread."""
+    def minutes(self, gpu: bool) -> float:
+        """What it should take on a GPU, or of one thread."""
+        if gpu:
+            return GPU_MINUTES * self.work / PRESETS["small"].epochs
         seconds = EPOCH * self.work + VALIDATION * (self.epochs + 4)
         seconds += MUON * self.passes if self.changes.get("optimizer") == "muon" else 0
-        return (seconds + TEXTS * (len(self.forward) + len(self.reverse))) / 3600
-
-    @property
-    def minutes(self) -> float:
-        """What it should take on a GPU."""
-        return GPU_MINUTES * self.work / PRESETS["small"].epochs
+        return (seconds + TEXTS * (len(self.forward) + len(self.reverse))) / 60
 
 
-UPON = {"optimizer": "muon"}  # what steps 2 to 6 stand on: by hand, from the table, after step 1
-FORWARD, REVERSE = ("muon-1", "small-1"), ("reverse-1", "reverse-2")
+BY_MUON = {"optimizer": "muon"}
+UPON = BY_MUON  # what steps 2 to 6 stand on: by hand, from the table, after step 1
+ONCE = {"forward": ("muon-1",), "reverse": ("reverse-1",)}
+BOTH = {"forward": ("muon-1", "small-1"), "reverse": ("reverse-1", "reverse-2")}
+TEACHERS = ("small-1", "muon-1", "muon-long-1")
 UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
 MORE = UPON | {"epochs": 24}  # noise wants a longer run
 TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
@@ -106,11 +108,9 @@ TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
 # takes at most 100 minutes of a run along.
 RUNGS: dict[str, Rung] = {
     "small": Rung(0, "today's recipe"),
-    "muon": Rung(1, "Muon", {"optimizer": "muon"}),
-    "muon-dropout": Rung(1, "Muon, dropout 0.3", {"optimizer": "muon", "dropout": 0.3}),
-    "muon-long": Rung(
-        1, "Muon, longer, dropout 0.3", {"optimizer": "muon", "dropout": 0.3, "epochs": 28}
-    ),
+    "muon": Rung(1, "Muon", BY_MUON),
+    "muon-dropout": Rung(1, "Muon, dropout 0.3", BY_MUON | {"dropout": 0.3}),
+    "muon-long": Rung(1, "Muon, longer, dropout 0.3", BY_MUON | {"dropout": 0.3, "epochs": 28}),
     "r-drop": Rung(2, "R-Drop 1, dropout 0.3", TWICE | {"r_drop": 1.0}),
     "r-drop-more": Rung(2, "R-Drop 5, dropout 0.3", TWICE | {"r_drop": 5.0}),
     "layer-drop": Rung(3, "layers dropped", MORE | {"layer_drop": 0.1}),
@@ -119,27 +119,12 @@ RUNGS: dict[str, Rung] = {
     "unidrop": Rung(3, "UniDrop: all three", MORE | UNIDROP),
     "bpe-dropout": Rung(3, "BPE-dropout 0.1", UPON | {"bpe_dropout": 0.1, "epochs": 28}),
     "reverse": Rung(4, "English to German", UPON, seeds=(1, 2), turned=True),
-    "diverse": Rung(
-        4, "diversified, k = 1", UPON | {"epochs": 9}, forward=FORWARD[:1], reverse=REVERSE[:1]
-    ),
-    "diverse-more": Rung(
-        4, "diversified, k = 2", UPON | {"epochs": 5}, forward=FORWARD, reverse=REVERSE
-    ),
-    "taught": Rung(
-        5,
-        "taught word by word",
-        UPON | {"taught": 0.5, "epochs": 14},
-        teachers=("small-1", "muon-1", "muon-long-1"),
-    ),
+    "diverse": Rung(4, "diversified, k = 1", UPON | {"epochs": 9}, **ONCE),
+    "diverse-more": Rung(4, "diversified, k = 2", UPON | {"epochs": 5}, **BOTH),
+    "taught": Rung(5, "taught by words", UPON | {"taught": 0.5, "epochs": 14}, teachers=TEACHERS),
     # A first guess: what won goes here, by hand, from the table.
     "final": Rung(
-        6,
-        "what won, together",
-        UPON | {"r_drop": 1.0, "epochs": 5},
-        seeds=(1, 2),
-        forward=FORWARD[:1],
-        reverse=REVERSE[:1],
-        candidate=True,
+        6, "what won, together", UPON | {"r_drop": 1.0, "epochs": 5}, (1, 2), **ONCE, candidate=True
     ),
 }
 RUNS = {f"{name}-{seed}": name for name, rung in RUNGS.items() for seed in rung.seeds}
@@ -147,12 +132,11 @@ RUNS = {f"{name}-{seed}": name for name, rung in RUNGS.items() for seed in rung.
 
 def ladder_items(hours: bool, but: Sequence[str] = ()) -> list[Item]:
     """An item for each run, in order, without those in `but`: its time by thread, or on a GPU."""
-    items = []
-    for name, rung in ((name, RUNGS[of]) for name, of in RUNS.items() if name not in but):
-        minutes = 60 * rung.hours if hours else rung.minutes
-        make = partial(climbed, name)
-        items.append(Item(name, minutes, rung.about, make, resumes=True, needs=rung.needs))
-    return items
+    rungs = {name: RUNGS[of] for name, of in RUNS.items() if name not in but}
+    return [
+        Item(name, rung.minutes(not hours), rung.about, partial(climbed, name), True, rung.needs)
+        for name, rung in rungs.items()
+    ]
 
 
 # What is learned from.
@@ -177,14 +161,14 @@ def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str
     folder = settings.folder(name)
     key = {"weights_sha256": sha256(folder / "model.safetensors"), "search": asdict(WRITING)}
 
-    def write(part: Sequence[str]) -> dict[str, Any]:
+    def write(start: int) -> Run:
+        part = sentences[start : start + AT_ONCE]
         return {"texts": translate(load_model(folder, settings.device), part, WRITING)}
 
     texts: list[str] = []
     for start in range(0, len(sentences), AT_ONCE):
-        part = sentences[start : start + AT_ONCE]
-        found = kept_at(folder / f"texts-{start:06d}.json", key, partial(write, part))
-        texts += found["texts"]
+        path = folder / f"texts-{start:06d}.json"
+        texts += kept_at(path, {"key": key}, partial(write, start))["texts"]
     return texts
 
 
@@ -223,26 +207,20 @@ def config_of(name: str, settings: Settings) -> LessonConfig:
 
 
 class HalfTime(Exception):
-    """A rung lies too far behind to go on."""
-
-    def __init__(self, why: str, history: list[dict[str, float]]):
-        self.history = history
-        super().__init__(why)
+    """A rung lies too far behind to go on. Its arguments: why, and the history so far."""
 
 
-def too_far_behind(
-    bleus: Sequence[float], epochs: int, best: Sequence[float], margin: float = MARGIN
-) -> str:
+def too_far_behind(bleus: Sequence[float], epochs: int, best: Sequence[float]) -> str:
     """Why a run of so many `epochs` is ended now; "" where it goes on.
 
-    It is asked at half of its epochs. Then the highest of its validation `bleus` may lie `margin`
+    It is asked at half of its epochs. Then the highest of its validation `bleus` may lie `MARGIN`
     under the highest that the `best` run had at the same share of its own way.
     """
     if len(bleus) != epochs // 2 or not bleus or not best:
         return ""
     same = max(1, round(len(best) * len(bleus) / epochs))
     behind = max(best[:same]) - max(bleus)
-    if behind <= margin:
+    if behind <= MARGIN:
         return ""
     return f"after {len(bleus)} of {epochs} epochs {behind:.2f} BLEU behind the best rung's half"
 
@@ -253,19 +231,14 @@ class RungTraining(Training):
     def __init__(self, *given: Any, best: Sequence[float] = (), **named: Any):
         super().__init__(*given, **named)
         self.best = best
-        self.judge()  # a kill may have come between half time and its record
 
-    def end_epoch(self, row: dict[str, float]) -> None:
-        """As in `Training`. Raises HalfTime, after all is saved, where it is hopeless."""
-        super().end_epoch(row)
-        self.judge()
-
-    def judge(self) -> None:
-        """Raise HalfTime where it is half time, and `too_far_behind` says so."""
+    def train_epoch(self, stop: StopSignal | None = None) -> EpochReport:
+        """As in `Training`. Raises HalfTime, and trains no further, where it is hopeless."""
         bleus = [row["val_bleu"] for row in self.history]
-        why = too_far_behind(bleus, self.config.epochs, self.best) if self.done == 0 else ""
-        if why:
+        why = too_far_behind(bleus, self.config.epochs, self.best)
+        if why and self.done == 0:
             raise HalfTime(why, self.history)
+        return super().train_epoch(stop)
 
 
 def val_bleu(record: dict[str, Any]) -> float:
@@ -276,8 +249,7 @@ def val_bleu(record: dict[str, Any]) -> float:
 def best_history(but: str, settings: Settings) -> list[float]:
     """Validation BLEU after each epoch of the best run there is, run `but` left out."""
     names = [n for n, of in RUNS.items() if n != but and not RUNGS[of].turned]
-    paths = [path for path in map(settings.record, names) if path.is_file()]
-    runs = [load_record(path.stem, path.parent) for path in paths]
+    runs = [load_record(p.stem, p.parent) for p in map(settings.record, names) if p.is_file()]
     runs = [run for run in runs if "ended" not in run]
     return [row["val_bleu"] for row in max(runs, key=val_bleu)["history"]] if runs else []
 
@@ -285,32 +257,29 @@ def best_history(but: str, settings: Settings) -> list[float]:
 # A run.
 
 
-def learned(
-    config: TrainConfig, data: TrainingData, **others: Any
-) -> tuple[Path, list[dict[str, float]]]:
-    """Train as `config` says, or go on: the folder and the history. `others` are those of `fit`."""
+def learned(config: TrainConfig, data: TrainingData, **others: Any) -> list[Run]:
+    """Train as `config` says, or go on: the history. `others` are those of `fit`."""
     folder = writable(runs_folder() / config.name)
     states = saved_states(folder)
     if states:
         print(f"{config.name} goes on from {states[-1].name}", flush=True)
-    return folder, fit(config, data, folder, resume=bool(states), **others)
+    return fit(config, data, folder, resume=bool(states), **others)
 
 
-def same_run(found: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """`found`, a record. Raises ValueError where it is of another run than `config`."""
+def on_record(path: Path, config: TrainConfig) -> Run | None:
+    """The record at `path`, if any. Raises ValueError where it is of another run than `config`."""
+    if not path.is_file():
+        return None
+    found = load_record(path.stem, path.parent)
     theirs = found["config"] | found.get("lesson", {})
     if theirs != asdict(plain_config(config)) | lesson_of(config):
-        raise ValueError(f"{runs_folder() / config.name} holds another run: move it away")
+        raise ValueError(f"{path.parent} holds another run: move it away")
     return found
 
 
 def tested(
-    name: str,
-    settings: Settings,
-    config: TrainConfig,
-    data: TrainingData,
-    history: list[dict[str, float]],
-) -> dict[str, Any]:
+    name: str, settings: Settings, config: TrainConfig, data: TrainingData, history: list[Run]
+) -> Run:
     """The record of a run that may ship, with the tests' scores; its card names the command."""
     folder = settings.folder(name)
     record = finish(plain_config(config), data, folder, history)
@@ -319,15 +288,11 @@ def tested(
     return record
 
 
-def validated(
-    config: LessonConfig, data: TrainingData, folder: Path, history: list[dict[str, float]]
-) -> dict[str, Any]:
+def validated(config: LessonConfig, data: TrainingData, folder: Path, history: list[Run]) -> Run:
     """The record of any other run: nothing in it has seen a test set."""
     chosen = average_if_better(plain_config(config), data, folder)
-    trained = load_model(folder, config.device)
     return {
         "config": asdict(plain_config(config)),
-        "parameters": sum(p.numel() for p in trained.model.parameters()),
         "weights_sha256": sha256(folder / "model.safetensors"),
         "seconds": round(sum(row["seconds"] for row in history)),
         "chosen_by_val_bleu": chosen,
@@ -335,32 +300,30 @@ def validated(
     }
 
 
-def climbed(name: str, settings: Settings) -> dict[str, Any]:
+def climbed(name: str, settings: Settings) -> Run:
     """The record of run `name`; trains, or goes on, where there is none."""
-    rung, config = RUNGS[RUNS[name]], config_of(name, settings)
+    rung, config, folder = RUNGS[RUNS[name]], config_of(name, settings), settings.folder(name)
     data = pairs_of(rung, settings, config.vocab)
     if rung.forward or rung.reverse:
-        config = replace(config, pairs=pairs_sha256(data))
+        config.pairs = pairs_sha256(data)
     teachers = [settings.folder(one) for one in standing(rung.teachers, settings)]
     config.teachers = ",".join(sha256(one / "model.safetensors") for one in teachers)
-    if (settings.folder(name) / "record.json").is_file():
-        return same_run(load_record("record", settings.folder(name)), config)
+    if found := on_record(folder / "record.json", config):
+        return found
     models = [load_model(one, settings.device).model for one in teachers]
-    best = [] if rung.turned else best_history(name, settings)
+    kind = partial(RungTraining, best=[] if rung.turned else best_history(name, settings))
     ended = {}
     try:
-        how = {"kind": partial(RungTraining, best=best)}
-        how["loss_for"] = partial(lesson_loss, teachers=models)
-        folder, history = learned(config, data, **how)
-    except HalfTime as why:
-        folder, history, ended = settings.folder(name), why.history, {"ended": str(why)}
+        history = learned(config, data, kind=kind, loss_for=partial(lesson_loss, teachers=models))
+    except HalfTime as end:
+        ended["ended"], history = end.args
     if rung.candidate and not ended:
         record = tested(name, settings, config, data, history)
     else:
         record = validated(config, data, folder, history)
+    trained = load_model(folder, config.device)
     sources, references = zip(*data.corpus["val"], strict=True)
-    how = DecodeOptions(beam=config.beam, alpha=config.alpha)
-    texts = translate(load_model(folder, config.device), sources, how)
+    texts = translate(trained, sources, DecodeOptions(beam=config.beam, alpha=config.alpha))
     clock = "seconds" if settings.device.type == "cuda" else "cpu_seconds"
     made = {
         "rung": RUNS[name],
@@ -369,6 +332,7 @@ def climbed(name: str, settings: Settings) -> dict[str, Any]:
             kind: standing(getattr(rung, kind), settings)
             for kind in ("forward", "reverse", "teachers")
         },
+        "parameters": sum(p.numel() for p in trained.model.parameters()),
         "train_pairs": len(data.train),
         "hours": round(sum(row[clock] for row in history) / 3600, 3),
         "val_bleu_beam": round(corpus_bleu(texts, references).score, 3),
@@ -382,11 +346,7 @@ def climbed(name: str, settings: Settings) -> dict[str, Any]:
 def spread(values: Sequence[float]) -> dict[str, Any]:
     """Values with their mean and standard deviation, which one value alone hasn't."""
     deviation = round(statistics.stdev(values), 3) if len(values) > 1 else None
-    return {
-        "mean": round(statistics.mean(values), 3),
-        "deviation": deviation,
-        "each": [*values],
-    }
+    return {"mean": round(statistics.mean(values), 3), "deviation": deviation, "each": [*values]}
 
 
 def ladder_table(folder: Path = RESULTS, prefix: str = "ladder") -> list[dict[str, Any]]:
@@ -395,8 +355,7 @@ def ladder_table(folder: Path = RESULTS, prefix: str = "ladder") -> list[dict[st
     `prefix` "ladder" stands for the queue's records, "gpu" for a GPU's. The gain is over the first
     rung's mean; None where that is missing, or where the rung translates back.
     """
-    rows: list[dict[str, Any]] = []
-    base = None
+    rows, base = [], None
     for name, rung in RUNGS.items():
         paths = [folder / f"{prefix}-{run}.json" for run, of in RUNS.items() if of == name]
         runs = [load_record(path.stem, folder) for path in paths if path.is_file()]

@@ -11,13 +11,13 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
     raise SystemExit(launch("scripts.studies.learning"))
 
 import copy
+import itertools
 import json
 import random
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +35,6 @@ from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch07_multi30k import Example, encode_pairs, make_batch, pad_rows
-from scripts.ch10_judging import paired_difference
 from scripts.ch12_going_fast import keep_memory
 from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.ch20_scaling import part_indices, part_of
@@ -59,13 +58,16 @@ from scripts.engine.settings import TrainConfig, build_model, pick_device
 from scripts.engine.training import identity
 from scripts.engine.translating import DecodeOptions, translate
 from scripts.studies.rows import train_row, validation_loss
+from scripts.studies.runner import Run
+
+TuningLoss = Callable[[EncoderDecoder, Sequence[Example]], Tensor]  # of a model and some pairs
 
 
-def kept_at(path: Path, key: dict[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make()` gave when it was last asked with this key, from `path`; else it's asked now."""
+def kept_at(path: Path, given: Run, make: Callable[[], Run]) -> Run:
+    """`given` and what `make()` gave with it, from `path`; where it isn't there, it's made now."""
     found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    if found.get("key") != key:
-        found = {"key": key} | make()
+    if not given.items() <= found.items():
+        found = given | make()
         text = json.dumps(found, ensure_ascii=False)
         write_whole(writable(path.parent) / path.name, text.encode())
     return found
@@ -119,42 +121,40 @@ RECIPE_ROWS: dict[str, tuple[str, str | None]] = {
 }
 
 
+# What of the options decides a run of these rows, besides what decides all.
+TUNING = ("risk_steps", "risk_sentences", "risk_lr")
+DRAWING = ("candidates", "with_reference", "sharpness")
+DECIDES = {MORE_STEPS: TUNING, MINIMUM_RISK: TUNING + DRAWING}
+
+
 def words_each(texts: Sequence[str]) -> float:
     """The mean number of words of a text."""
     return round(word_facts(texts)["words"] / len(texts), 3)
 
 
-class MinimumRisk:
+def minimum_risk(tokenizer: Any, options: RecipeOptions, seed: int) -> TuningLoss:
     """A loss for `fine_tuned`: the mean risk of freshly drawn candidates (Shen et al. 2016)."""
+    device = pick_device(options.device)
+    generator = torch.Generator(device).manual_seed(seed)
 
-    def __init__(self, tokenizer: Any, options: RecipeOptions, seed: int):
-        self.tokenizer, self.options, self.seed = tokenizer, options, seed
-        self.generator: torch.Generator | None = None  # made where the model is
-
-    def __call__(self, model: EncoderDecoder, examples: Sequence[Example]) -> Tensor:
-        """The loss of these pairs, with its gradient."""
-        device = next(model.parameters()).device
-        if self.generator is None:
-            self.generator = torch.Generator(device).manual_seed(self.seed)
+    def loss(model: EncoderDecoder, examples: Sequence[Example]) -> Tensor:
         src = pad_rows([e.src for e in examples]).to(device)  # (B, S)
         limit = min(MAX_LEN, src.size(1) + 10)
-        references = [e.tgt[1:] for e in examples] if self.options.with_reference else None
-        drawn = (self.options.candidates, limit, self.generator, references)
+        references = [e.tgt[1:] for e in examples] if options.with_reference else None
+        drawn = (options.candidates, limit, generator, references)
         candidates = distinct_candidates(model, src, *drawn)
-        risks = [
-            risk
-            for texts, example in zip(candidates, examples, strict=True)
-            for risk in chrf_risks(
-                [self.tokenizer.decode(ids) for ids in texts], self.tokenizer.decode(example.tgt)
-            )
-        ]
+        risks: list[float] = []
+        for texts, example in zip(candidates, examples, strict=True):
+            reference = tokenizer.decode(example.tgt)
+            risks += chrf_risks([tokenizer.decode(ids) for ids in texts], reference)
         log_probs = sequence_log_probs(model, src, padding_mask(src), candidates)  # (N,)
-        marks = log_probs.new_tensor(risks)  # (N,)
-        counts = [len(texts) for texts in candidates]
-        return risk_of_candidates(log_probs, marks, counts, self.options.sharpness).mean()
+        marks, counts = log_probs.new_tensor(risks), [len(texts) for texts in candidates]
+        return risk_of_candidates(log_probs, marks, counts, options.sharpness).mean()
+
+    return loss
 
 
-def cross_entropy(config: TrainConfig) -> Callable[[EncoderDecoder, Sequence[Example]], Tensor]:
+def cross_entropy(config: TrainConfig) -> TuningLoss:
     """A loss for `fine_tuned`: the base's own, per token."""
     device = pick_device(config.device)
     loss_of, criterion = loss_function_of(config, device), LabelSmoothing(config.smoothing)
@@ -169,7 +169,7 @@ def cross_entropy(config: TrainConfig) -> Callable[[EncoderDecoder, Sequence[Exa
 def fine_tuned(
     trained: Trained,
     train: Sequence[Example],
-    loss_of: Callable[[EncoderDecoder, Sequence[Example]], Tensor],
+    loss_of: TuningLoss,
     options: RecipeOptions,
     seed: int,
 ) -> EncoderDecoder:
@@ -190,6 +190,11 @@ def fine_tuned(
     return model
 
 
+def short(run: Run) -> Run:
+    """A run without what is long."""
+    return {k: v for k, v in run.items() if k not in ("key", "translations", "texts")}
+
+
 class RecipeStudy:
     """The runs of the study: each is made when it is first asked for, and then remembered."""
 
@@ -198,16 +203,16 @@ class RecipeStudy:
         vocab = STUDY.vocab if options.corpus == "multi30k" else 1000  # the sample has few words
         self.base = replace(STUDY, corpus=options.corpus, vocab=vocab, device=options.device)
         self.data = prepare(self.base)
-        self.folder = runs_folder() / f"recipes-{options.corpus}"  # and below it, what depends on
-        self.slug = f"{options.epochs}-{options.share}"  # passes and share
-        self.teacher_folder = ROOT / "models" / f"{options.corpus}-de-en"
+        self.facts = [word_facts(side) for side in zip(*self.data.corpus["train"], strict=True)]
+        self.folder = runs_folder() / f"recipes-{options.corpus}"
+        self.teacher = ROOT / "models" / f"{options.corpus}-de-en"
         self.teacher_key = {
-            "model": self.teacher_folder.name,
-            "weights_sha256": sha256(self.teacher_folder / "model.safetensors"),
+            "model": self.teacher.name,
+            "weights_sha256": sha256(self.teacher / "model.safetensors"),
             "beam": options.teacher_beam,
         }
         self.known = {*part_indices(len(self.data.train), options.share)}  # with both sides
-        self.done: dict[tuple[str, int], dict[str, Any]] = {}
+        self.done: dict[tuple[str, int], Run] = {}
 
     def config(self, name: str, seed: int) -> TrainConfig:
         """The settings of a row: a part of the pairs is passed over as many times more."""
@@ -217,32 +222,22 @@ class RecipeStudy:
     def key(self, name: str, seed: int) -> dict[str, Any]:
         """All that decides a run of a row."""
         key = identity(self.config(name, seed)) | {"recipe": name, "share": self.options.share}
-        if name == TAUGHT:
-            key |= {"teacher": self.teacher_key}
-        if name in (MORE_STEPS, MINIMUM_RISK):
-            names = ("risk_steps", "risk_sentences", "risk_lr")
-            if name == MINIMUM_RISK:
-                names += ("candidates", "with_reference", "sharpness")
-            key |= {field: getattr(self.options, field) for field in names}
-        return key
+        key |= {"teacher": self.teacher_key} if name == TAUGHT else {}
+        return key | {field: getattr(self.options, field) for field in DECIDES.get(name, ())}
 
-    def path(self, name: str, seed: int) -> Path:
-        """Where a row's run is kept, without its ending."""
-        return self.folder / self.slug / (re.sub(r"[^a-z0-9]+", "-", name) + f"-{seed}")
+    def path(self, name: str, seed: int, ending: str = ".json") -> Path:
+        """Where something of a row's run is kept: by what all depends on, passes and share."""
+        slug = re.sub(r"[^a-z0-9]+", "-", name)
+        folder = self.folder / f"{self.options.epochs}-{self.options.share}"
+        return folder / f"{slug}-{seed}{ending}"
 
-    # What people wrote, and what models wrote
+    # What models wrote
 
-    @cached_property
-    def facts(self) -> dict[str, dict[str, float]]:
-        """The words of both sides of the training pairs."""
-        sources, targets = zip(*self.data.corpus["train"], strict=True)
-        return {"sources": word_facts(sources), "targets": word_facts(targets)}
-
-    def taught_texts(self) -> dict[str, Any]:
+    def taught_texts(self) -> Run:
         """The teacher's translations of the training and validation sources, and their BLEU."""
 
-        def make() -> dict[str, Any]:
-            teacher = load_model(self.teacher_folder, pick_device(self.options.device))
+        def make() -> Run:
+            teacher = load_model(self.teacher, pick_device(self.options.device))
             how, found = DecodeOptions(beam=self.options.teacher_beam), {}
             for split in ("train", "val"):
                 sources, references = zip(*self.data.corpus[split], strict=True)
@@ -250,12 +245,12 @@ class RecipeStudy:
                 found[f"{split}_bleu"] = round(corpus_bleu(found[split], references).score, 3)
             return found | {"facts": word_facts(found["train"])}
 
-        return kept_at(self.folder / "teacher.json", self.teacher_key, make)
+        return kept_at(self.folder / "teacher.json", {"key": self.teacher_key}, make)
 
-    def back_texts(self, name: str, seed: int) -> dict[str, Any]:
+    def back_texts(self, name: str, seed: int) -> Run:
         """The reverse model's sources for the targets without one, and what they are like."""
 
-        def make() -> dict[str, Any]:
+        def make() -> Run:
             how = DecodeOptions(beam=1, sample=name == SAMPLED_BACK, seed=seed)
             pairs = enumerate(self.data.corpus["train"])
             people, targets = zip(*(pair for i, pair in pairs if i not in self.known), strict=True)
@@ -263,9 +258,7 @@ class RecipeStudy:
             bleu = round(corpus_bleu(written, people).score, 3)
             return {"texts": written, "bleu": bleu, "facts": word_facts(written)}
 
-        return kept_at(
-            self.path(f"{name} sources", seed).with_suffix(".json"), self.key(name, seed), make
-        )
+        return kept_at(self.path(f"{name} sources", seed), {"key": self.key(name, seed)}, make)
 
     def data_of(self, name: str, seed: int) -> TrainingData:
         """What a row learns from."""
@@ -285,19 +278,19 @@ class RecipeStudy:
     def trained(self, name: str, seed: int) -> Trained:
         """A row's model; trained first where that hasn't been done."""
         self.score(name, seed)
-        config, path = self.config(name, seed), self.path(name, seed).with_suffix(".safetensors")
+        config, path = self.config(name, seed), self.path(name, seed, ".safetensors")
         model = build_model(config, len(self.data.tokenizer))
         load_weights(model, load_tensors(path)[0], path)
         model = model.to(pick_device(config.device)).eval()
         return Trained(model, self.data.tokenizer, config)
 
-    def make_model_of(self, name: str, seed: int) -> tuple[EncoderDecoder, dict[str, Any]]:
+    def make_model_of(self, name: str, seed: int) -> tuple[EncoderDecoder, Run]:
         """Train a row's model; it, and what is known of its training."""
         config, options = self.config(name, seed), self.options
-        if name in (MORE_STEPS, MINIMUM_RISK):
+        if name in DECIDES:
             loss_of = cross_entropy(config)
             if name == MINIMUM_RISK:
-                loss_of = MinimumRisk(self.data.tokenizer, options, seed)
+                loss_of = minimum_risk(self.data.tokenizer, options, seed)
             before, start = self.trained(ALL_PAIRS, seed), time.perf_counter()
             model = fine_tuned(before, self.data.train, loss_of, options, seed)
             found = {"steps": options.risk_steps}
@@ -308,21 +301,21 @@ class RecipeStudy:
             found = {"steps": steps, "losses": [round(loss, 5) for loss in losses]}
         return model, found | {"seconds": round(time.perf_counter() - start)}
 
-    def score(self, name: str, seed: int) -> dict[str, Any]:
+    def score(self, name: str, seed: int) -> Run:
         """A row's scores on the validation split; where that isn't done, the model is trained."""
 
-        def make() -> dict[str, Any]:
+        def make() -> Run:
             model, found = self.make_model_of(name, seed)
             found |= self.judge(name, Trained(model, self.data.tokenizer, self.config(name, seed)))
-            path = self.path(name, seed).with_suffix(".safetensors")
+            path = self.path(name, seed, ".safetensors")
             save_tensors(writable(path.parent) / path.name, weights(model), {})
             tqdm.write(f"{name}, seed {seed}: BLEU {found['bleu']:.2f}, {found['seconds']} s")
             return found
 
-        path = self.path(name, seed).with_suffix(".json")
-        return {"seed": seed} | kept_at(path, self.key(name, seed), make)
+        given = {"key": self.key(name, seed)}
+        return {"seed": seed} | kept_at(self.path(name, seed), given, make)
 
-    def judge(self, name: str, trained: Trained) -> dict[str, Any]:
+    def judge(self, name: str, trained: Trained) -> Run:
         """Greedy translations of the validation split, scores, and the loss on both references."""
         data = turned_around(self.data) if name == REVERSE else self.data
         sources, references = zip(*data.corpus["val"], strict=True)
@@ -336,40 +329,21 @@ class RecipeStudy:
             score["loss_teacher"] = validation_loss(trained.model, self.row, trained.config, other)
         return {k: round(v, 5) for k, v in score.items()} | {"translations": texts}
 
-    def chance(self, name: str, seed: int) -> float | None:
-        """The p of a row's BLEU against the row that it has to beat: chapter 10's swaps."""
-        against = RECIPE_ROWS[name][1]
-        if against is None:
-            return None
-        both = [self.score(row, seed)["translations"] for row in (against, name)]
-        given = {"key": [self.key(row, seed) for row in (against, name)]}
-        references = [english for _, english in self.data.corpus["val"]]
-        path = self.path(f"{name} chance", seed).with_suffix(".json")
-        return kept_at(
-            path, given, lambda: {"p": round(paired_difference(*both, references).p, 4)}
-        )["p"]
-
     def record(self) -> dict[str, Any]:
         """All that is done, with its provenance."""
         command = as_typed(__name__, self.options, always=("corpus",))
-        taught = self.taught_texts()
-        seeds = sorted({seed for _, seed in self.done})
-        hidden = ("key", "translations", "texts")
+        taught, (sources, people) = self.taught_texts(), self.facts
         rows = {
             name: {"recipe": recipe, "against": against}
-            | {"runs": [self.done[name, seed] for seed in seeds if (name, seed) in self.done]}
+            | {"runs": [run for (row, _), run in self.done.items() if row == name]}
             for name, (recipe, against) in RECIPE_ROWS.items()
         }
-        reverse: dict[str, Any] = {"runs": []}
-        for name in (GREEDY_BACK, SAMPLED_BACK):
-            made = [seed for seed in seeds if (name, seed) in self.done]
-            of_each = [self.back_texts(name, seed) | {"seed": seed} for seed in made]
-            reverse[name] = [{k: v for k, v in one.items() if k not in hidden} for one in of_each]
+        reverse: dict[str, list[Run]] = {"runs": [], GREEDY_BACK: [], SAMPLED_BACK: []}
+        for name, seed in self.done:
             if name == GREEDY_BACK:
-                runs = [self.score(REVERSE, seed) for seed in made]
-                reverse["runs"] = [
-                    {k: v for k, v in run.items() if k not in hidden} for run in runs
-                ]
+                reverse["runs"].append(short(self.score(REVERSE, seed)))
+            if name in reverse:
+                reverse[name].append(short(self.back_texts(name, seed)) | {"seed": seed})
         return provenance(command, pick_device(self.options.device)) | {
             "corpus": self.options.corpus,
             "train_pairs": len(self.data.train),
@@ -377,8 +351,8 @@ class RecipeStudy:
             "options": asdict(self.options),
             "config": asdict(self.config(ALL_PAIRS, 1)),
             "teacher": self.teacher_key | {k: taught[k] for k in ("train_bleu", "val_bleu")},
-            "sources": self.facts["sources"],
-            "targets": {"people": self.facts["targets"], "teacher": taught["facts"]},
+            "sources": sources,
+            "targets": {"people": people, "teacher": taught["facts"]},
             "reverse": reverse,
             "rows": rows,
         }
@@ -389,15 +363,12 @@ def run_recipes(options: RecipeOptions) -> dict[str, Any]:
     if pick_device(options.device).type == "cpu":
         keep_memory()
     study, record = RecipeStudy(options), {}
-    for seed in range(1, options.seeds + 1):
-        for name in RECIPE_ROWS:
-            score = study.score(name, seed) | {"p": study.chance(name, seed)}
-            short = {k: v for k, v in score.items() if k not in ("key", "translations")}
-            short["words"] = words_each(score["translations"])
-            study.done[name, seed] = short
-            record = study.record()
-            if options.save:
-                save_record(f"recipes-{options.corpus}", record)
+    for seed, name in itertools.product(range(1, options.seeds + 1), RECIPE_ROWS):
+        score = study.score(name, seed)
+        study.done[name, seed] = short(score) | {"words": words_each(score["translations"])}
+        record = study.record()
+        if options.save:
+            save_record(f"recipes-{options.corpus}", record)
     return record
 
 

@@ -22,7 +22,7 @@ from scripts.book.command import GOES_ON, Command
 from scripts.ch06_training import BOS, PAD, Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example, source_ids
 from scripts.ch08_decoding import decode_rows
-from scripts.ch17_small_gpt import OneStack, make_stack
+from scripts.ch17_small_gpt import OneStack
 from scripts.ch18_one_stack import AfterSource, asked_pairs, stack_greedy
 from scripts.ch19_ablations import StudyRow
 from scripts.engine.models import Trained
@@ -31,7 +31,7 @@ from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import Wanted, one_run
 from scripts.studies.runner import Hours, Run, go_on
 from scripts.studies.table3 import BASE as TABLE3
-from scripts.studies.variants import fast_stack_loss
+from scripts.studies.variants import fast_stack_loss, one_stack
 
 BASE = replace(TABLE3, d_ff=2 * TABLE3.d_model, dropout=0.0, name="stacks")
 LAYERS = 5  # of one stack
@@ -68,8 +68,7 @@ class StackRow(StudyRow):
 
     def build(self, config: TrainConfig, vocab: int) -> OneStack:
         """The row's model over `vocab` pieces, tables tied, from the global seed."""
-        sizes = (LAYERS, config.d_model, config.d_ff, config.heads, config.dropout)
-        return make_stack(vocab, *sizes, norm_first=config.norm_first)
+        return one_stack(replace(config, layers=LAYERS), vocab)
 
     def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
         """Chapter 18's question about chapter 6's batch, by the fast path."""

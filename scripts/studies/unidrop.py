@@ -7,6 +7,7 @@ is the one without them. All draw from PyTorch's generator, whose state a traini
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any
 
 import torch
@@ -48,8 +49,7 @@ def fewer_layers(model: nn.Module, p: float) -> Iterator[None]:
             stays = torch.zeros(len(layers), dtype=torch.bool)
             while not stays.any():
                 stays = torch.rand(len(layers)) >= p
-            chosen = [layer for layer, one in zip(layers, stays.tolist(), strict=True) if one]
-            stack.layers = nn.ModuleList(chosen)
+            stack.layers = nn.ModuleList(compress(layers, stays))
         yield
     finally:
         for stack, layers in zip(stacks, whole, strict=True):
