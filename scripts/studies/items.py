@@ -4,6 +4,7 @@ When each is done, and what happens if it fails, is the business of `scripts.stu
 command is `scripts.gpu`.
 """
 
+import math
 import os
 import re
 import subprocess
@@ -17,8 +18,10 @@ from scripts.bench.gpu import WaterfallOptions, waterfall
 from scripts.book.records import load_record, provenance, save_record
 from scripts.engine.settings import PRESETS, TrainConfig
 from scripts.engine.training import Diverged
+from scripts.studies import block, grid, stacks, table3
 from scripts.studies.agenda import Item, Settings, once
 from scripts.studies.ladder import data_of, ladder_items, learned, on_record, spread, tested
+from scripts.studies.runner import Study, complete
 from scripts.studies.speedrun import SpeedOptions, clocked
 
 SEEDS = (1, 2, 3)
@@ -33,6 +36,8 @@ RATES = {f"adam-{rate:g}": {"lr": rate} for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-
     f"muon-{rate:g}": {"optimizer": "muon", "muon_lr": rate}
     for rate in (0.005, 0.01, 0.02, 0.04, 0.08)
 }
+
+STUDIES = {"table3": table3, "block": block, "grid": grid, "stacks": stacks}
 
 
 def trained(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
@@ -70,6 +75,15 @@ def rates(settings: Settings) -> dict[str, Any]:
         base = replace(PRESETS["small"], **BRIEF, **changes)
         scores[name] = {"changes": changes, **part(f"rates/{name}", base, settings)}
     return {"common": BRIEF, "parts": scores}
+
+
+def many_runs(name: str, settings: Settings) -> dict[str, Any]:
+    """The record of one of `STUDIES`: of all its runs, several at once; of one at tiny size."""
+    of = STUDIES[name]
+    plan = (lambda runs: of.wanted_runs([])[-1:]) if settings.tiny else of.wanted_runs
+    study = Study("runs", asdict(settings.config(of.BASE, name)), plan, of.work)
+    workers = 1 if settings.tiny else min(12, os.cpu_count() or 1)
+    return complete(study, settings.repeat(name), settings.folder(name), math.inf, workers)
 
 
 def steps_agree(settings: Settings) -> dict[str, Any]:
@@ -126,6 +140,9 @@ def agenda() -> list[Item]:
     items += ladder_items(hours=False, but=SMALLS)  # of which the first rung is these seeds
     about = f"{len(RATES)} short trainings of the small preset"
     items.append(Item("rates", 12.0, about, rates, resumes=True))
+    for name, of in STUDIES.items():
+        about = of.__doc__.partition(":")[0].lower()
+        items.append(Item(name, 8.0, about, partial(many_runs, name), resumes=True))
     make = partial(trained, "base", PRESETS["base"])
     return [*items, Item("base", 7.0, "the base preset", make, resumes=True)]
 
