@@ -639,7 +639,7 @@ def test_the_order_is_that_of_worth():
         *("small-1", "truth", "small-2", "small-3"),
         *("speedrun", "waterfall-base", "waterfall-small"),
     ]
-    assert NAMES[7:] == [*LADDER, "rates", "base"]
+    assert NAMES[7:] == [*LADDER, "rates", "table3", "block", "grid", "stacks", "base"]
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,11 @@ class TrainConfig:
 NARROW = {"layers": 2, "d_model": 128, "d_ff": 256, "heads": 4}
 # On every machine in the same precision: whether it has 16-bit products mustn't matter.
 SAMPLE = NARROW | {"corpus": "sample", "vocab": 1000, "dropout": 0.0, "precision": "float32"}
-BASE = {"layers": 6, "d_model": 512, "d_ff": 2048, "norm_first": False, "dropout": 0.1}
-BASE |= {"schedule": "inverse_sqrt", "warmup": 800}  # of 2,500 steps; the paper's 4,000 of 100,000
+PAPERS = {"layers": 6, "d_model": 512, "d_ff": 2048, "norm_first": False, "dropout": 0.1}
+PAPERS |= {
+    "schedule": "inverse_sqrt",
+    "warmup": 800,
+}  # of 2,500 steps; the paper's 4,000 of 100,000
 
 PRESETS: dict[str, TrainConfig] = {
     "sample": TrainConfig(
@@ -110,7 +113,7 @@ PRESETS: dict[str, TrainConfig] = {
         **NARROW, vocab=4096, dropout=0.1, epochs=5, lr=3e-3, warmup=300, average=3, name="narrow"
     ),
     "small": TrainConfig(),
-    "base": TrainConfig(**BASE, lr=7e-4, max_tokens=4096, epochs=20, name="base"),
+    "base": TrainConfig(**PAPERS, lr=7e-4, max_tokens=4096, epochs=20, name="base"),
 }
 
 
