@@ -6,6 +6,7 @@ cache, and a family tree says whose is what. `engine.searching` searches with it
 """
 
 import functools
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -186,12 +187,17 @@ class PreparedModel(nn.Module):
         super().__init__()
         self.model, self.generator, self.precision = model, model.generator, precision
         self.encode, self.decode = model.encode, model.decode
+        self.parts = list(model.modules())  # looking for them takes as long as a step of decoding
         pack = PACKED[precision]
         self.readers = [PreparedLayer(layer, pack) for layer in model.encoder.layers]
         self.writers = [PreparedLayer(layer, pack) for layer in model.decoder.layers]
         attentions = [layer.src_attn for layer in model.decoder.layers]
         self.source_map = pack(*(m for a in attentions for m in (a.project_key, a.project_value)))
         self.vocabulary = pack(model.generator.proj)
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The model's modules and this one, listed beforehand."""
+        return iter([self, *self.parts])
 
     @functools.cached_property
     def screen(self) -> "Screen | None":
