@@ -171,7 +171,7 @@ def scores(trained: Trained, ways: Mapping[str, Way], corpus: Mapping[str, list]
 
 KINDS = {
     "products": "*_linear_pointwise* *addmm* aten::mm* aten::linear*",
-    "layers of few rows": "kernels::decode_layer kernels::apply",
+    "layers of few rows": "kernels::decode_layers kernels::apply",
     "8-bit products": "*_int_mm*",
     "rounding and scaling": "kernels::round_rows kernels::scale_sums",
     "attention": "kernels::attend *bmm* *softmax* *scaled_dot_product*",

@@ -19,7 +19,7 @@ from scripts.ch11_where_the_time_goes import affine, suits_onednn
 from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, Screen, exact_in_8_bits
 from scripts.engine.fast import FAST_PATH, switches_for
-from scripts.engine.kernels import Layer, Map, attend, round_rows, scale_sums, takes
+from scripts.engine.kernels import Layers, Map, attend, round_rows, scale_sums
 
 FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
 Norm = nn.LayerNorm | None
@@ -34,7 +34,7 @@ class Packed:
         self.table = weight.T.contiguous()  # (D, F)
         self.onednn = suits_onednn(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.onednn else weight
-        self.few = Map.of(self.table, self.bias) if takes(weight) else None  # for a few rows
+        self.few = Map.of(self.table, self.bias)  # for a few rows
 
     def __call__(
         self, x: Tensor, norm: Norm = None, more: Tensor | None = None, relu: bool = False
@@ -47,7 +47,7 @@ class Packed:
     def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
         """The same for any number of rows."""
         x = x if norm is None else FAST_PATH.norm(norm, x)
-        if self.onednn and len(x) > FEW:
+        if self.onednn and x.size(0) > FEW:
             if more is not None:
                 given = (x, more, self.weight, self.bias, "add")
                 return torch.ops.mkldnn._linear_pointwise.binary(*given)
@@ -80,7 +80,7 @@ class Packed8(Packed):
         whole, self.units = round_rows(torch.cat([linear.weight.detach() for linear in linears]))
         self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
         self.table = whole.T  # (D, F)
-        self.few = Map.of(self.table, self.bias, self.units) if takes(self.bias) else None
+        self.few = Map.of(self.table, self.bias, self.units)
 
     def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
         """As in `Packed`; the sums of whole numbers are exact."""
@@ -142,7 +142,6 @@ class PreparedLayer:
         if hasattr(layer, "src_attn"):  # a decoder's
             self.look_across = pack(layer.src_attn.project_query)
             self.look_across_out = pack(layer.src_attn.project_output)
-            self.few = Layer.of(self)
 
     def encode(self, x: Tensor, layout: Layout, real: Tensor | None) -> Tensor:
         """An encoder layer: the source's rows (N, D) to (N, D); `real` (B, 1, S) hides padding."""
@@ -161,8 +160,6 @@ class PreparedLayer:
         `family` (B, k, L) says what is theirs; `real` (B, 1, S) says it of `source`
         (2, B, H, S, d_k).
         """
-        if self.few is not None and self.few.takes(x, past):
-            return self.few.decode(x, past, family, source, real)
         q, kv = self.look_back(x, self.before[0]).tensor_split([x.size(1)], dim=1)  # (B·k, D), 2·D
         kv = kv.unflatten(0, (source.size(1), -1)).unflatten(-1, (2, self.heads, -1))
         past[..., -kv.size(1) :, :] = kv.permute(2, 0, 3, 1, 4)
@@ -192,6 +189,7 @@ class PreparedModel(nn.Module):
         self.readers = [PreparedLayer(layer, pack) for layer in model.encoder.layers]
         self.writers = [PreparedLayer(layer, pack) for layer in model.decoder.layers]
         attentions = [layer.src_attn for layer in model.decoder.layers]
+        self.few = Layers(self.writers, model.decoder.norm)  # what writes a few rows
         self.source_map = pack(*(m for a in attentions for m in (a.project_key, a.project_value)))
         self.vocabulary = pack(model.generator.proj)
 
@@ -218,9 +216,28 @@ class PreparedModel(nn.Module):
         parts = spread_by_heads(self.source_map(memory), layout, 2 * L, H)
         return parts.unflatten(0, (L, 2)), real
 
+    def write(
+        self, x: Tensor, past: Tensor, family: Tensor | None, source: Tensor, real: Tensor | None
+    ) -> Tensor:
+        """The decoder for k new tokens of each sentence: embedded (B·k, D) to last rows (B·k, D).
+
+        As in `PreparedLayer.decode`; `past` and `source` are (layers, 2, B, H, L or S, d_k).
+        """
+        if self.few.takes(x, past):
+            return self.few.decode(x, past, family, source, real)
+        for layer, own, read in zip(self.writers, past, source, strict=True):
+            x = layer.decode(x, own, family, read, real)
+        return FAST_PATH.norm(self.model.decoder.norm, x)
+
     def logits(self, x: Tensor) -> Tensor:
         """The decoder's last rows (N, D) to logits (N, V)."""
         return self.vocabulary(self.generator.narrow(x))
+
+
+@functools.cache
+def identity(k: int, device: torch.device) -> Tensor:
+    """Which of k prefixes are the same (k, k)."""
+    return torch.eye(k, dtype=torch.bool, device=device)
 
 
 class CachedDecoding:
@@ -240,7 +257,7 @@ class CachedDecoding:
         check_length(self.length + 1, position.pe.size(0))
         x = embedding(tokens).flatten(0, 1) + position.pe[self.length]  # (B·k, D)
         B, k = tokens.shape
-        itself = torch.eye(k, dtype=torch.bool, device=tokens.device).expand(B, k, k)
+        itself = identity(k, tokens.device).expand(B, k, k)
         self.ancestors = torch.cat((self.ancestors, itself), dim=-1)
         family = None if k == 1 else self.ancestors  # an only child descends from all
         used, room = self.ancestors.size(-1), self.past.size(-2)
@@ -248,10 +265,8 @@ class CachedDecoding:
             size = max(used, 2 * room or k * (self.source.size(-2) + 4))
             self.past = F.pad(self.past, (0, 0, 0, size - room))
         past = self.past[..., :used, :]  # (layers, 2, B, H, L, d_k)
-        for layer, own, source in zip(self.model.writers, past, self.source, strict=True):
-            x = layer.decode(x, own, family, source, self.real)
         self.length += 1
-        return FAST_PATH.norm(self.model.model.decoder.norm, x)
+        return self.model.write(x, past, family, self.source, self.real)
 
     def follow(self, origin: Tensor) -> None:
         """Let the prefixes be those numbered origin (B, k), of each source's own."""

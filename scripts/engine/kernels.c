@@ -6,6 +6,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512VNNI__
+#include <immintrin.h>
+#endif
 
 #define SIMD _Pragma("omp simd")
 #define MOST_KEYS 4096
@@ -15,6 +18,7 @@
 typedef float sixteen __attribute__((vector_size(64), aligned(4)));
 typedef float eight __attribute__((vector_size(32)));
 typedef float four __attribute__((vector_size(16)));
+typedef int32_t ints __attribute__((vector_size(64)));
 
 static inline float sum_of(sixteen x) {
     eight y = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
@@ -162,9 +166,9 @@ void best_of_rows(const float *z, int64_t N, int64_t V, int64_t k, float *top, i
     }
 }
 
-/* A decoder's layer in one call. For a few rows calls cost more than what is computed. */
+/* A decoder in one call. For a few rows calls cost more than what is computed. */
 
-#define MOST_ROWS 8
+#define MOST_ROWS 32
 #define MOST_NUMBERS 65536 /* of MOST_ROWS or fewer rows */
 
 typedef struct {
@@ -173,7 +177,7 @@ typedef struct {
 } Norm;
 
 typedef struct {
-    const void *weight; /* (D, F); or bytes (F, D), where `units` isn't null */
+    const void *weight; /* (D, F); or, where `units` isn't null, bytes (F/16, D/4, 16, 4) */
     const float *bias, *units;
     const int32_t *sums; /* of each output's bytes */
     int64_t D, F;
@@ -197,17 +201,49 @@ static void multiply(const Map *m, const float *x, int64_t N, float *out) {
         }
 }
 
-/* The sums (N, F) of bytes' products. Processors multiply unsigned bytes q + 128 by signed ones. */
+/* Whether this processor multiplies bytes four at a time; else PyTorch's products are faster. */
+#ifdef __AVX512VNNI__
+const int64_t multiplies_bytes = 1;
+#else
+const int64_t multiplies_bytes = 0;
+#endif
+
+/* Sixteen sums, and on each the products of four bytes u by four of w. */
+static inline ints add_fours(ints sum, const uint8_t *u, const int8_t *w) {
+#ifdef __AVX512VNNI__
+    int32_t four;
+    memcpy(&four, u, 4);
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), _mm512_loadu_si512(w));
+#else
+    for (int64_t f = 0; f < 16; f++)
+        for (int64_t c = 0; c < 4; c++) sum[f] += u[c] * w[4 * f + c];
+    return sum;
+#endif
+}
+
+/* The sums (N, F) of bytes' products, four rows at a time. Processors multiply unsigned bytes q + 128
+   by signed ones. */
 static void multiply_bytes(const Map *m, const int8_t *q, int64_t N, int32_t *sums) {
-    uint8_t u[MOST_NUMBERS];
-    const int8_t *w = m->weight;
+    uint8_t u[MOST_NUMBERS + 3 * MOST_COLUMNS];
     int64_t D = m->D, F = m->F;
     SIMD for (int64_t j = 0; j < N * D; j++) u[j] = (uint8_t)(q[j] + 128);
-    for (int64_t f = 0; f < F; f++, w += D)
-        for (int64_t i = 0; i < N; i++) {
-            int32_t sum = 0;
-            for (int64_t j = 0; j < D; j++) sum += u[i * D + j] * w[j];
-            sums[i * F + f] = sum - 128 * m->sums[f];
+    memset(u + N * D, 0, 3 * D);
+    for (int64_t f = 0; f < F; f += 16)
+        for (int64_t i = 0; i < N; i += 4) {
+            const int8_t *w = (const int8_t *)m->weight + f * D;
+            ints sum[4], odd[4] = {0}, less;
+            memcpy(&less, m->sums + f, sizeof less);
+            for (int64_t r = 0; r < 4; r++) sum[r] = -128 * less;
+            for (int64_t d = 0; d < D; d += 8, w += 128)
+                for (int64_t r = 0; r < 4; r++) {
+                    const uint8_t *a = u + (i + r) * D + d;
+                    sum[r] = add_fours(sum[r], a, w);
+                    odd[r] = add_fours(odd[r], a + 4, w + 64);
+                }
+            for (int64_t r = 0; r < 4 && i + r < N; r++) {
+                sum[r] += odd[r];
+                memcpy(sums + (i + r) * F + f, sum + r, sizeof less);
+            }
         }
 }
 
@@ -246,26 +282,50 @@ static void join(const Map *m, const Norm *norm, const float *y, int64_t N, floa
         else memcpy(x + i * D, sum + i * D, D * sizeof(float));
 }
 
+/* Keys, values (layers, B, H, L, 16·w) by strides, and at which of them one may look. */
+typedef struct {
+    float *keys, *values;
+    int64_t layer, sentence, head, L;
+    const uint8_t *may; /* (B, K or 1, L), or null */
+} Past;
+
 /* A decoder layer for K new tokens of each of B sentences, x (B·K, H·16·w) in place. Their keys and
-   values become the last of the L that are kept; S stand for the source. Else as in `attend`. */
-void decode_layer(const Layer *l, float *x, int64_t B, int64_t K, int64_t H, int64_t w,
-                  float *k, float *v, int64_t sentence, int64_t head, const uint8_t *family,
-                  int64_t L, const float *source_k, const float *source_v, int64_t source_sentence,
-                  int64_t source_head, const uint8_t *real, int64_t S) {
+   values become the last of `own`. */
+static void decode_layer(const Layer *l, float *x, int64_t B, int64_t K, int64_t H, int64_t w,
+                         const Past *own, const Past *source) {
     float wide[MOST_NUMBERS], heads[MOST_NUMBERS];
     int64_t N = B * K, d = 16 * w, D = H * d;
     apply(&l->look_back, &l->before[0], x, N, 0, 0, wide); /* queries, keys and values: (N, 3·D) */
     for (int64_t i = 0; i < N; i++)
         for (int64_t h = 0; h < H; h++) {
-            int64_t to = i / K * sentence + h * head + (L - K + i % K) * d;
-            memcpy(k + to, wide + (3 * i + 1) * D + h * d, d * sizeof(float));
-            memcpy(v + to, wide + (3 * i + 2) * D + h * d, d * sizeof(float));
+            int64_t to = i / K * own->sentence + h * own->head + (own->L - K + i % K) * d;
+            memcpy(own->keys + to, wide + (3 * i + 1) * D + h * d, d * sizeof(float));
+            memcpy(own->values + to, wide + (3 * i + 2) * D + h * d, d * sizeof(float));
         }
-    attend(wide, 3 * D, k, v, sentence, head, family, 0, B, K, H, L, w, heads);
+    attend(wide, 3 * D, own->keys, own->values, own->sentence, own->head, own->may, 0, B, K, H,
+           own->L, w, heads);
     join(&l->look_back_out, &l->after[0], heads, N, x);
     apply(&l->look_across, &l->before[1], x, N, 0, 0, wide);
-    attend(wide, D, source_k, source_v, source_sentence, source_head, real, 1, B, K, H, S, w, heads);
+    attend(wide, D, source->keys, source->values, source->sentence, source->head, source->may, 1, B,
+           K, H, source->L, w, heads);
     join(&l->look_across_out, &l->after[1], heads, N, x);
     apply(&l->expand, &l->before[2], x, N, 0, 1, wide);
     join(&l->contract, &l->after[2], wide, N, x);
+}
+
+/* `count` layers one after the other, and the norm after them. */
+void decode_layers(const Layer *layers, int64_t count, const Norm *last, float *x, int64_t B,
+                   int64_t K, int64_t H, int64_t w, Past *own, Past *source) {
+    int64_t D = H * 16 * w;
+    for (int64_t i = 0; i < count; i++) {
+        decode_layer(layers + i, x, B, K, H, w, own, source);
+        for (int64_t j = 0; j < 2; j++) {
+            Past *past = j ? source : own;
+            past->keys += past->layer;
+            past->values += past->layer;
+        }
+    }
+    if (last->weight)
+        for (int64_t i = 0; i < B * K; i++, x += D)
+            normalise(x, D, last->weight, last->bias, last->eps, x);
 }

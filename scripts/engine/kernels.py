@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
 LANES = 16  # a head's width must be a multiple of it
 MOST_KEYS, MOST_COLUMNS = 4096, 16384  # among which a query looks; of a row that is rounded
-MOST_ROWS, MOST_NUMBERS = 8, 65536  # that are few: rows, and numbers in them
+MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that are few: other products are faster for more
+MOST_NUMBERS = 65536  # in few rows
 P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
 ARGUMENTS = {"attend": [P] * 14, "scale_sums": [P] * 9, "best_of_rows": [P] * 7}
-ARGUMENTS |= {"apply": [P] * 7, "decode_layer": [P] * 18}
+ARGUMENTS |= {"apply": [P] * 7, "decode_layers": [P] * 10}
 ARGUMENTS["round_rows"] = [P] * 5 + [ctypes.c_float, P, P]
 
 
@@ -69,6 +71,11 @@ def library() -> ctypes.CDLL | None:
 def takes(x: Tensor) -> bool:
     """Whether the compiled functions can work on numbers like these."""
     return x.is_cpu and x.dtype == torch.float32 and library() is not None
+
+
+def multiplies_bytes() -> bool:
+    """Whether the compiled functions have products of bytes."""
+    return library() is not None and bool(P.in_dll(library(), "multiplies_bytes").value)
 
 
 def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:
@@ -155,28 +162,35 @@ class Map(ctypes.Structure):
     _fields_ += [(name, ctypes.c_int64) for name in ("D", "F")]
 
     @classmethod
-    def of(cls, table: Tensor, bias: Tensor, units: Tensor | None = None) -> "Map":
-        """Of a table (D, F) and a bias (F,); with `units` (F,), of a table whose columns lie
-        together and are bytes."""
-        sums = None if units is None else table.sum(0, dtype=torch.int32)
+    def of(cls, table: Tensor, bias: Tensor, units: Tensor | None = None) -> "Map | None":
+        """Of a table (D, F) and a bias (F,); with `units` (F,), of a table of bytes. None where it
+        can't be multiplied here."""
+        D, F = table.shape
+        fits = D % 4 == 0 if units is None else D % 8 == F % 16 == 0 and multiplies_bytes()
+        if not (fits and takes(bias)):
+            return None
+        sums = None
+        if units is not None:
+            sums = table.sum(0, dtype=torch.int32)
+            table = table.T.reshape(F // 16, 16, D // 4, 4).transpose(1, 2).contiguous()
         held = [table, bias, units, sums]
-        made = cls(*(None if x is None else x.data_ptr() for x in held), *table.shape)
-        made.held, made.widest = held, max(table.shape)
+        made = cls(*(None if x is None else x.data_ptr() for x in held), D, F)
+        most = MOST_ROWS if units is None else MOST_ROWS_OF_BYTES
+        made.held, made.most = held, min(most, MOST_NUMBERS // max(D, F))
         return made
 
     def takes(self, x: Tensor) -> bool:
-        """Whether x (N, D) are few rows that can be multiplied here."""
-        few = len(x) <= MOST_ROWS and len(x) * self.widest <= MOST_NUMBERS
-        return few and self.D % 4 == 0 and takes(x)
+        """Whether x (N, D) are few rows."""
+        return x.size(0) <= self.most and takes(x)
 
     def __call__(
         self, x: Tensor, norm: nn.Module | None, more: Tensor | None, relu: bool
     ) -> Tensor:
         """norm(x)·W + b, plus `more` or cut at 0: few rows x (N, D) to (N, F)."""
-        x, out = x.contiguous(), x.new_empty(len(x), self.F)
+        x, out = x.contiguous(), x.new_empty(x.size(0), self.F)
         more = None if more is None else more.data_ptr()
         by = ctypes.byref(norm_of(norm))
-        library().apply(ctypes.byref(self), by, x.data_ptr(), len(x), more, relu, out.data_ptr())
+        library().apply(ctypes.byref(self), by, x.data_ptr(), x.size(0), more, relu, out.data_ptr())
         return out
 
 
@@ -184,38 +198,57 @@ MAPS = ("look_back", "look_back_out", "look_across", "look_across_out", "expand"
 
 
 class Layer(ctypes.Structure):
-    """A decoder's layer for few rows, as `kernels.c` has it."""
+    """A decoder's layer, as `kernels.c` has it."""
 
     _fields_ = [("before", Norm * 3), ("after", Norm * 3), *((name, Map) for name in MAPS)]
 
+
+class Past(ctypes.Structure):
+    """Keys and values of all layers, as `kernels.c` has them."""
+
+    _fields_ = [(name, P) for name in ("keys", "values", "layer", "sentence", "head", "L", "may")]
+
     @classmethod
-    def of(cls, layer: Any) -> "Layer | None":
-        """Of the norms and maps of an `engine.decoding.PreparedLayer`; None where a map can't."""
-        maps = [getattr(layer, name).few for name in MAPS]
-        if None in maps:
-            return None
-        norms = ((Norm * 3)(*map(norm_of, side)) for side in (layer.before, layer.after))
-        made = cls(*norms, *maps)
-        made.held, made.widest = (layer.before, layer.after, maps), max(m.widest for m in maps)
+    def of(cls, past: Tensor, may: Tensor | None) -> "Past":
+        """Of past (layers, 2, B, H, L, d_k) and a mask (B, k or 1, L)."""
+        layer, values, sentence, head, _, _ = past.stride()
+        start, may = past.data_ptr(), None if may is None else may.contiguous()
+        held = None if may is None else may.data_ptr()
+        made = cls(start, start + 4 * values, layer, sentence, head, past.size(-2), held)
+        made.held = may
         return made
+
+
+class Layers:
+    """A decoder's layers and the norm after them, for few rows."""
+
+    def __init__(self, layers: Sequence[Any], last: nn.Module):
+        """Of the norms and maps of `engine.decoding.PreparedLayer`s; none is taken where a map
+        isn't there."""
+        self.last, self.held, self.most = norm_of(last), (layers, last), 0
+        maps = [[getattr(layer, name).few for name in MAPS] for layer in layers]
+        if all(all(row) for row in maps):
+            norms = [
+                [(Norm * 3)(*map(norm_of, side)) for side in (layer.before, layer.after)]
+                for layer in layers
+            ]
+            rows = [Layer(*sides, *row) for sides, row in zip(norms, maps, strict=True)]
+            self.layers = (Layer * len(rows))(*rows)
+            self.most = min(m.most for row in maps for m in row)
 
     def takes(self, x: Tensor, past: Tensor) -> bool:
         """Whether x (N, D) are few rows, with heads that `attend` takes."""
         L, d = past.shape[-2:]
-        few = len(x) <= MOST_ROWS and len(x) * self.widest <= MOST_NUMBERS
-        return few and d % LANES == 0 and d <= 16 * LANES and L < MOST_KEYS and takes(x)
+        small = x.size(0) <= self.most and L < MOST_KEYS and d <= 16 * LANES
+        return small and d % LANES == 0 and takes(x)
 
     def decode(
         self, x: Tensor, past: Tensor, family: Tensor | None, source: Tensor, real: Tensor | None
     ) -> Tensor:
-        """What `PreparedLayer.decode` gives; x is overwritten."""
-        kept = []
-        for tensor, mask in ((past, family), (source, real)):
-            values, sentence, head, _, _ = tensor.stride()
-            start, mask = tensor.data_ptr(), None if mask is None else mask.contiguous()
-            kept += [start, start + values * tensor.element_size(), sentence, head]
-            kept += [None if mask is None else mask.data_ptr(), tensor.size(-2)]
-        _, B, H, _, d = past.shape
-        sizes = (B, len(x) // B, H, d // LANES)
-        library().decode_layer(ctypes.byref(self), x.data_ptr(), *sizes, *kept)
+        """What `PreparedModel.write` gives; x is overwritten."""
+        _, _, B, H, _, d = past.shape
+        own, read = Past.of(past, family), Past.of(source, real)
+        sizes = (B, x.size(0) // B, H, d // LANES)
+        given = (self.layers, len(self.layers), ctypes.byref(self.last), x.data_ptr(), *sizes)
+        library().decode_layers(*given, ctypes.byref(own), ctypes.byref(read))
         return x

@@ -68,33 +68,37 @@ class Search:
         self.scores = torch.zeros(len(src), 1, device=src.device)  # (B, k)
         self.ranks = torch.arange(2 * beam, device=src.device)  # of a sentence's candidates
 
-    def advance(self, final: bool) -> None:
-        """One step: every prefix by every token, the best K of what doesn't end go on."""
+    def advance(self, final: bool) -> bool:
+        """One step: every prefix by every token, the best K of what doesn't end go on.
+
+        Gives whether any has ended.
+        """
         B, k = self.tokens.shape
         x = self.decoding.step(self.tokens)  # (B·k, D)
         log_probs, tokens = best_next(self.decoding, x, 2 * self.beam)  # (B·k, C) each
-        log_probs = log_probs.view(B, k, -1)  # (B, k, C)
-        total = (self.scores.unsqueeze(-1) + log_probs).flatten(1)  # (B, k·C)
-        width = min(2 * self.beam, total.size(1))
-        best, place = total.topk(width, dim=-1)  # (B, width) each
-        origin = place // log_probs.size(-1)  # which prefix
-        tokens = tokens.view(B, -1).gather(1, place)  # which token
-        ends = (tokens == EOS) | final
-        self.set_aside(best, origin, tokens, ends & (self.ranks[:width] < self.beam))
-        # Those that go on, best first, then the ended ones, which fill the room as impossible.
-        order = (self.ranks[:width] + width * (tokens == EOS)).argsort(dim=-1)[:, : self.beam]
-        gone = (tokens == EOS).gather(1, order)
-        self.scores = best.gather(1, order).masked_fill(gone, -math.inf)
-        self.tokens, origin = tokens.gather(1, order), origin.gather(1, order)  # (B, K) each
+        C = log_probs.size(-1)
+        total = (log_probs.view(B, k, C) + self.scores.unsqueeze(-1)).view(B, k * C)
+        best, place = total.topk(min(2 * self.beam, k * C), dim=-1)  # (B, width) each
+        tokens, origin = tokens.view(B, k * C).gather(1, place), place // C  # of which prefix
+        ends = tokens == EOS
+        ended = final or bool(ends.any())
+        if ended:
+            self.set_aside(best, origin, tokens, ends | final)
+            # Those that go on, best first, then the ended ones: they fill the room as impossible.
+            best = best.masked_fill(ends, -math.inf)
+            order = (self.ranks[: ends.size(1)] + ends.size(1) * ends).argsort(dim=-1)
+            best, tokens, origin = (x.gather(1, order) for x in (best, tokens, origin))
+        self.scores, self.tokens = best[:, : self.beam], tokens[:, : self.beam]  # (B, K)
+        origin = origin[:, : self.beam]
         prefixes = self.ids.gather(1, origin.unsqueeze(-1).expand(-1, -1, self.ids.size(-1)))
         self.ids = torch.cat((prefixes, self.tokens.unsqueeze(-1)), dim=-1)  # (B, K, T)
         self.decoding.follow(origin)
+        return ended
 
-    def set_aside(self, best: Tensor, origin: Tensor, tokens: Tensor, ended: Tensor) -> None:
-        """Enter the candidates that ended (B, C) into their sentences' lists."""
-        if not ended.any():
-            return  # as in most steps
-        rows, columns = (ended & best.isfinite()).nonzero(as_tuple=True)
+    def set_aside(self, best: Tensor, origin: Tensor, tokens: Tensor, ends: Tensor) -> None:
+        """Enter the candidates (B, width) that end, and are among the best K, into the lists."""
+        ended = ends & (self.ranks[: ends.size(1)] < self.beam) & best.isfinite()
+        rows, columns = ended.nonzero(as_tuple=True)
         texts = self.ids[rows, origin[rows, columns]]  # (N, T)
         texts = torch.cat((texts, tokens[rows, columns].unsqueeze(1)), dim=1)
         found = zip(rows.tolist(), texts.tolist(), best[rows, columns].tolist(), strict=True)
@@ -140,7 +144,8 @@ def cached_beam_search(
     with dropout_off(model):
         search = Search(decoding_of(model, src, src_mask), src, max_len, beam)
         for step in range(1, max_len + 1):
-            search.advance(final=step == max_len)
+            if not (search.advance(final=step == max_len) or exact):
+                continue  # nothing ended
             going = search.undecided(alpha, exact)
             if not any(going):
                 break
