@@ -155,13 +155,17 @@ def decoding_table():
             for row in against
         ]
         lines.append(f"| {name} | {rates} | {scores} | {' | '.join(ratios)} |")
-    alone = {(r["program"], r["beam"]): r["p50"] for r in race["one_at_a_time"]}
-    waits = ", ".join(f"{name} {alone[name, 1]:.0f}" for name in sorted(order))
-    lines += ["", f"Sentences of {race['split']} ({race['sentences']:,}) a second from token ids "]
-    lines[-1] += f"to token ids: {race['device']}; medians of rounds in turns, the same weights. "
-    lines[-1] += "CTranslate2 gets the batches that are fastest for it; on another machine the "
-    lines[-1] += "order may differ. One sentence at a time, greedy, on one thread, the median in "
-    lines[-1] += f"milliseconds: {waits}. The command:"
+    alone = {(r["program"], r["beam"]): (r["p50"], r["p99"]) for r in race["one_at_a_time"]}
+    lines += ["", "| one sentence at a time, ms | greedy | beam 4 |", "|---|---|---|"]
+    for name in sorted(order, key=lambda name: (name.split(", ")[1], name)):
+        both = " | ".join("{:.0f}, {:.0f}".format(*alone[name, beam]) for beam in (1, 4))
+        lines.append(f"| {name} | {both} |")
+    lines += ["", f"Above: sentences of {race['split']} ({race['sentences']:,}) a second, from "]
+    lines[-1] += f"token ids to token ids; {race['device']}; medians of rounds in turns, the same "
+    lines[-1] += "weights. CTranslate2 gets the batches that are fastest for it. Below: "
+    lines[-1] += "milliseconds for a sentence on one thread, the median of 200 and the slowest of "
+    lines[-1] += "a hundred. A processor with 8-bit products (AVX512-VNNI); on another machine the "
+    lines[-1] += "order may differ. The command:"
     return "\n".join([*lines, "", "```", race["repeat"], "```"])
 
 
