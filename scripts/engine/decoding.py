@@ -235,8 +235,8 @@ class PreparedModel(nn.Module):
 
 
 @functools.cache
-def identity(k: int, device: torch.device) -> Tensor:
-    """Which of k prefixes are the same (k, k)."""
+def only_itself(k: int, device: torch.device) -> Tensor:
+    """Of k new tokens, each sees itself alone (k, k)."""
     return torch.eye(k, dtype=torch.bool, device=device)
 
 
@@ -257,7 +257,7 @@ class CachedDecoding:
         check_length(self.length + 1, position.pe.size(0))
         x = embedding(tokens).flatten(0, 1) + position.pe[self.length]  # (B·k, D)
         B, k = tokens.shape
-        itself = identity(k, tokens.device).expand(B, k, k)
+        itself = only_itself(k, tokens.device).expand(B, k, k)
         self.ancestors = torch.cat((self.ancestors, itself), dim=-1)
         family = None if k == 1 else self.ancestors  # an only child descends from all
         used, room = self.ancestors.size(-1), self.past.size(-2)
