@@ -58,12 +58,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.exercises import check
-from scripts.book.figures.runs import (
-    history_chart,
-    ingredient_chart,
-    sample_table,
-    score_table,
-)
+from scripts.book.figures.runs import history_chart, ingredient_chart, sample_table, score_table
 from scripts.book.records import load_record
 from scripts.ch06_training import LabelSmoothing, batch_loss, cosine_rate, run_epoch, train_step
 from scripts.ch07_multi30k import token_batches
@@ -84,7 +79,7 @@ from scripts.studies.verdict import Verdict, verdicts
 #
 # > **In short.** All parts are there: corpus and batches (chapter 7), model (4), training step (6), search (8). One loop joins them.
 #
-# The next line decides how large the run is. With a GPU, as in Colab, it is the real thing: all of Multi30k and the preset `small`, 18 epochs. Without one it is a toy: short captions of the sample corpus and a model of one layer, ready in seconds. Stored and described here is the toy, in float64, so that the printed digits don't depend on the CPU.
+# With a GPU, as in Colab, the run is the real thing: all of Multi30k and the preset `small`, 18 epochs. Without one it is a toy: short captions of the sample corpus and a model of one layer, ready in seconds. Stored and described here is the toy, in float64, so that the printed digits don't depend on the CPU.
 
 # %%
 gpu = torch.cuda.is_available()
@@ -97,7 +92,7 @@ torch.set_default_dtype(dtype)
 
 
 # %% [markdown]
-# **Pitfall: no way without a GPU.** A script that begins with `torch.cuda.set_device(0)` dies on a laptop before its first batch. Choose the device once, as a value. `pick_device` says what is missing.
+# **Pitfall: no way without a GPU.** A script that begins with `torch.cuda.set_device(0)` dies on a laptop at once. Choose the device once, as a value. `pick_device` says what is missing.
 
 # %%
 try:
@@ -147,7 +142,7 @@ for epoch, plan in plans.items():
     print(f"epoch {epoch}: training loss {report.loss_per_token:.2f}")
 
 # %% [markdown]
-# BLEU scores translations from 0 to 100: it counts the runs of one to four words that they share with the references, and takes off for texts that are too short ([chapter 10](ch10_judging.ipynb)). **Predict.** How many of the validation captions does it get exactly right?
+# BLEU scores translations from 0 to 100, by the runs of one to four words that they share with the references, less something for texts that are too short ([chapter 10](ch10_judging.ipynb)). **Predict.** How many of the validation captions are exactly right?
 
 # %%
 trained = Trained(model, data.tokenizer, config)
@@ -161,23 +156,19 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 pd.DataFrame({"source": sources, "reference": references, "translation": translations})[:6]
 
 # %% [markdown]
-# Of these six one is right; others are broken, or read well and say something else. For a toy that is enough. (BLEU on short captions of a grammar doesn't compare with BLEU on real ones.) A run that takes hours, and whose result somebody will quote, needs more. So let this loop fail, one way after the other, and mend it.
+# Of these six one is right; others are broken, or read well and say something else. For a toy that is enough. (BLEU on captions made by a grammar doesn't compare with BLEU on real ones.) A run of hours, whose result somebody will quote, needs more. So let this loop fail, one way after the other, and mend it.
 #
 # ## Which epoch to keep
 #
 # > **In short.** A loss doesn't say how well the model translates. So let it translate new sentences after each epoch, and keep the weights that did best.
 #
-# Our loop kept its last weights. Here are three epochs of the real run whose model ships with this series. After epoch 11 both losses were better than ever. **Predict.** If the run had broken off there, how much BLEU would its last weights have lost against those of epoch 10?
+# Our loop kept its last weights. Here are three epochs of the real run whose model ships. After epoch 11 both losses were better than ever. **Predict.** How much BLEU would its weights lose against those of epoch 10?
 
 # %%
 record = load_record("multi30k-de-en")
 history = pd.DataFrame(record["history"]).set_index("epoch")
-by_epoch = history[["train_loss", "val_loss", "val_bleu"]]
-assert by_epoch.train_loss.is_monotonic_decreasing
-assert by_epoch.val_loss[11] < by_epoch.val_loss[:10].min()  # the loss says: never better,
-assert by_epoch.val_bleu[11] < by_epoch.val_bleu[10] - 2  # and BLEU says: much worse
-print(f"{by_epoch.val_bleu[10] - by_epoch.val_bleu[11]:.1f} BLEU")
-by_epoch.loc[[10, 11, 12]].round(2)
+print(f"{history.val_bleu[10] - history.val_bleu[11]:.1f} BLEU")
+history.loc[[10, 11, 12], ["train_loss", "val_loss", "val_bleu"]].round(2)
 
 # %% [markdown]
 # The loss asks about the next word after a perfect prefix; BLEU asks about a whole sentence made of the model's own words. We want translations, so we choose by BLEU. (What happened in epoch 11 isn't on record.)
@@ -203,7 +194,7 @@ def validate(
 
 
 # %% [markdown]
-# (`ranks` are for several processes; alone, they do nothing.) The last two epochs of our own run. The loss is the smoothed one, so its exp isn't the perplexity.
+# (`ranks` are for several processes.) The last two epochs of our own run. The loss is the smoothed one, so its exp isn't the perplexity.
 
 # %%
 rows = {}
@@ -212,12 +203,11 @@ for epoch, weights_then in list(after.items())[-2:]:
     rows[epoch] = validate(trained, data)
 best = max(rows, key=lambda epoch: rows[epoch]["val_bleu"])
 model.load_state_dict(after[best])
-assert abs(rows[config.epochs]["val_bleu"] - score.score) < 1  # as we measured it by hand
 print(f"kept: epoch {best}")
 pd.DataFrame(rows).T.rename_axis("epoch").round(2)
 
 # %% [markdown]
-# **Pitfall: a maximum flatters.** The best of many scores was partly lucky. So the chosen epoch's validation score is too good; report a test set's, scored once, at the end. **Predict.** Suppose eighteen models of 40 BLEU each, measured with a chance error of 0.5. What does the best seem to have, on average?
+# **Pitfall: a maximum flatters.** The best of many scores was partly lucky. So report a test set's score, taken once, at the end. **Predict.** Eighteen models of 40 BLEU each are measured with a chance error of 0.5. What does the best seem to have, on average?
 
 # %%
 torch.manual_seed(0)
@@ -245,7 +235,7 @@ def average_checkpoints(paths: Sequence[Path]) -> dict[str, torch.Tensor]:
 # %% [markdown]
 # **Pitfall: the average that was never run.** `torch.sum(*tensors)` is a `TypeError`: it takes one tensor. Run such a line once, on three equal files: their mean is what each of them holds.
 #
-# We compare the mean with the best epoch, which was chosen by the same score and so has a start: the last 5 of the shipped model's 18 epochs, the last 3 of 5 in the short runs of *What each ingredient is worth*. **Predict.** Our rate falls to zero along a cosine. How much jitter is left for the mean to remove?
+# We compare the mean with the best epoch (chosen by the same score, which gives it a start): the last 5 of the shipped model's 18 epochs, the last 3 of 5 in the short runs of *What each ingredient is worth*. **Predict.** Our rate falls to zero along a cosine. How much jitter is left for the mean to remove?
 
 # %%
 recipe = load_record("recipe-multi30k")
@@ -259,13 +249,13 @@ print(f"{shipped:+.1f} BLEU for the shipped model, {sum(short) / len(short):+.1f
 print("a short run, by epoch:", recipe["rows"]["the recipe"]["runs"][0]["history"])
 
 # %% [markdown]
-# There is nothing left to gain here. Of a short run the mean takes in epoch 3, from the cosine's steep part, when BLEU was still lower by points. The paper's rate falls slowly, as $1/\sqrt n$: there a mean is expected to help.
+# Nothing is left to gain. Of a short run the mean takes in epoch 3, from the cosine's steep part, when BLEU was lower by points. The paper's rate falls slowly, as $1/\sqrt n$: there a mean is expected to help.
 #
 # ## Stopped and resumed
 #
 # > **In short.** A resumed run should be the run that was never interrupted, to the last bit.
 #
-# Power cuts, time limits and Colab interrupt long runs. Many scripts save `model.state_dict()` alone, and go on from there. Here is a small run, whose state has four parts: weights, optimizer, count of steps, and the generator that deals the batches. Each can be forgotten.
+# Power cuts, time limits and Colab interrupt long runs. Many scripts save `model.state_dict()` alone. Here is a small run, whose state has four parts: weights, optimizer, count of steps, and the generator that deals the batches. Each can be forgotten.
 
 # %%
 tiny = replace(config, layers=1, d_model=32, d_ff=64, heads=2, dropout=0.0, epochs=2, device="cpu")
@@ -299,18 +289,8 @@ class CarelessRun:
         return parameters_to_vector(self.model.parameters()).detach()
 
 
-def forget(run: CarelessRun, part: str) -> None:
-    """Put one part back to where a new run begins."""
-    if part == "optimizer":
-        run.optimizer.state.clear()
-    elif part == "steps":
-        run.steps = 0
-    elif part == "order":
-        run.order.seed(tiny.seed)
-
-
 # %% [markdown]
-# One run goes through both epochs. The others resume from a copy of it after the first, and forget something. We measure how far from it they end, in percent of the way that its weights went. **Predict.** Which part is missed the most?
+# One run goes through both epochs. The others resume from a copy of it after the first, and forget something: a part is as when a run begins. How far from it do they end, in percent of the way that its weights went? **Predict.** Which part is missed the most?
 
 # %%
 straight = CarelessRun()
@@ -320,14 +300,17 @@ saved = copy.deepcopy(straight)  # stands for a file with all four parts
 straight.epoch()
 
 astray = {}
-for forgotten in ((), ("order",), ("steps",), ("optimizer",), ("order", "steps", "optimizer")):
+for forgotten in ("nothing", "order", "steps", "optimizer", "order, steps, optimizer"):
     resumed = copy.deepcopy(saved)
-    for part in forgotten:
-        forget(resumed, part)
+    if "order" in forgotten:
+        resumed.order.seed(tiny.seed)
+    if "steps" in forgotten:
+        resumed.steps = 0
+    if "optimizer" in forgotten:
+        resumed.optimizer.state.clear()
     resumed.epoch()
     distance = (resumed.vector() - straight.vector()).norm() / (straight.vector() - start).norm()
-    astray[", ".join(forgotten) or "nothing"] = f"{distance.item():.0%}"
-    assert (distance == 0) == (not forgotten)
+    astray[forgotten] = f"{distance.item():.0%}"
 pd.Series(astray, name="ends astray by").rename_axis("forgotten").to_frame()
 
 # %% [markdown]
@@ -341,9 +324,9 @@ pd.Series(astray, name="ends astray by").rename_axis("forgotten").to_frame()
 # - the random generators' states, from which dropout draws;
 # - the settings that change a step: to resume with others is refused.
 #
-# Why no generator of the order? `epoch_plan` seeds a fresh one from the run's seed and the epoch's number alone. So epoch 7 has the same plan for a resumed run, and for each of several processes.
+# Why no generator of the order? `epoch_plan` seeds a fresh one from the run's seed and the epoch's number. So epoch 7 has the same plan for a resumed run, and for each of several processes.
 #
-# [`Training`](../scripts/engine/training.py), the class behind the command, does all this for its parts: model, optimizer, and a `Step` that does what chapter 6's `train_step` does. It saves after each epoch and every `save_every` steps, and keeps the model with the best validation BLEU.
+# [`Training`](../scripts/engine/training.py), the class behind the command, does all this for model, optimizer, and a `Step`, which is chapter 6's `train_step`. It saves after each epoch and every `save_every` steps, and keeps the model with the best validation BLEU.
 
 
 # %%
@@ -365,7 +348,7 @@ def train_all(training: Training) -> None:
 
 
 # %% [markdown]
-# **Pitfall: a check that can't see.** Without dropout a training draws no random numbers after its first weights, and a forgotten generator goes unnoticed. So this check has dropout. One run goes straight through; the other dies in its first epoch, between two saved states, and is resumed. **Predict.** How far apart do they end?
+# **Pitfall: a check that can't see.** Without dropout a training draws no random numbers after its first weights, and a forgotten generator goes unnoticed. So this check has dropout. One run goes straight through; the other dies in its first epoch, between two states, and is resumed. **Predict.** How far apart do they end?
 
 # %%
 drops = replace(tiny, dropout=0.1, save_every=3)
@@ -412,18 +395,17 @@ with tempfile.TemporaryDirectory() as folder:
 print(f"loaded; the largest weight was {largest[0]:.1f}, and is above 1e30: {largest[1] > 1e30}")
 
 # %% [markdown]
-# It doesn't, and the table is worthless. So `save_tensors` ([`checkpoints.py`](../scripts/engine/checkpoints.py)) adds a SHA-256 over names, shapes, bytes and settings. It writes under a second name, then renames, so that no crash leaves half a file. And the last two states are kept. The same accident again:
+# It doesn't, and the table is worthless. So `save_tensors` ([`checkpoints.py`](../scripts/engine/checkpoints.py)) adds a SHA-256 over names, shapes, bytes and settings. It writes under a second name, then renames: no crash leaves half a file. And the last two states are kept. The same accident again:
 
 # %%
 with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
     training = new_training(replace(drops, save_every=4), few, Path(folder))
     training.train_epoch()
-    *_, older, newest = saved_states(Path(folder))
+    newest = saved_states(Path(folder))[-1]
     spoiled = bytearray(newest.read_bytes())
     spoiled[-1] ^= 64
     newest.write_bytes(spoiled)
-    found, _, meta, complaints = newest_state(Path(folder))
-    assert found == older and meta["done"] < training.done
+    found, _, _, complaints = newest_state(Path(folder))
     print(complaints[0].replace(folder, "FOLDER"))
     print("going on from", found.name)
 
@@ -441,8 +423,6 @@ adam = torch.optim.Adam(victim.parameters(), lr=1e-3)
 (math.nan * batch_loss(victim, batch, criterion)[0]).backward()
 adam.step()
 weights_then = parameters_to_vector(victim.parameters())
-alive = [name for name, p in victim.named_parameters() if p.isfinite().any()]
-assert all("feed_forward.expand" in name for name in alive)
 print(f"{weights_then.isfinite().sum()} of {len(weights_then):,} weights")
 
 # %% [markdown]
@@ -498,7 +478,6 @@ by_tokens = sum(share_gradient(share, sum(tokens) / 2) for share in shares) / 2 
 by_means = sum(share_gradient(share, n) for share, n in zip(shares, tokens, strict=True)) / 2
 torch.testing.assert_close(by_tokens, at_once, rtol=1e-10, atol=1e-12)
 off_by = ((by_means - at_once).norm() / at_once.norm()).item()
-assert off_by > 0.05
 print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's length off")
 
 # %% [markdown]
@@ -529,12 +508,10 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 #
 # > **In short.** Look at curves, then scores, then sentences.
 #
-# That command trained the model that ships with the series, on 29,000 pairs of captions and one CPU thread. Its record is [`multi30k-de-en.json`](../results/multi30k-de-en.json). **Predict.** A model that always knew the next piece would have perplexity 1. At which perplexity does validation end, and why not at 1?
+# That command trained the model that ships, on 29,000 pairs of captions and one CPU thread ([record](../results/multi30k-de-en.json)). **Predict.** A model that always knew the next piece would have perplexity 1. At which perplexity does validation end, and why not at 1?
 
 # %%
 print(record["repeat"])
-names = {"name": "multi30k", "publish": "multi30k-de-en"}
-assert TrainConfig(**record["config"]) == replace(PRESETS["small"], **names)  # else the preset's
 print(f"{record['seconds'] / 60:.0f} minutes of training on {record['device']}")
 print(f"validation perplexity at the end: {history.val_ppl.iloc[-1]:.1f}")
 history_chart(
@@ -545,7 +522,7 @@ history_chart(
 )
 
 # %% [markdown]
-# Each caption can be translated in several ways, and the model can't know which was chosen. Another cause is too little data: it does better on the captions that it trained on.
+# Each caption can be translated in several ways, and the model can't know which was chosen. And data is short: it does better on the captions that it trained on.
 
 # %%
 score_table("multi30k-de-en")
@@ -554,7 +531,6 @@ score_table("multi30k-de-en")
 # Four captions of test_2016_flickr. Read them before you trust a number:
 
 # %%
-assert all(word in str(record["samples"][:4]) for word in ("throwing", "Boon", "spraying"))
 sample_table("multi30k-de-en")
 
 # %% [markdown]
@@ -588,15 +564,12 @@ def ingredient_verdicts(record: dict[str, Any]) -> dict[str, Verdict]:
 # %%
 by_seeds = ingredient_verdicts(recipe)
 told = {name for name, verdict in by_seeds.items() if verdict.told}
-assert told == {"dropout 0.3", "peak rate / 4", "BPE-dropout 0.1"}
-assert all(by_seeds[name].difference < 0 for name in told)
-assert TrainConfig(**recipe["config"]) == replace(PRESETS["narrow"], device="cpu")
 for name in ("Muon", "Xavier's tables"):
     print(f"{name}: p = {by_seeds[name].p:.3f}")
 ingredient_chart(recipe, "Three changes do harm; no gain can be told from chance", told)
 
 # %% [markdown]
-# *Short* training may be why: two regularise before there is much to hold back, one learns too slowly. (BPE-dropout's rests on one run.) Muon and Xavier's tables would each pass alone; among eight they don't.
+# *Short* training may be why: two regularise before there is much to hold back, one learns too slowly. (BPE-dropout had one run.) Muon and Xavier's tables would each pass alone; among eight they don't.
 #
 # ## Summary
 #

@@ -44,7 +44,6 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 import ctypes
 import math
 import platform
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -58,7 +57,7 @@ from torch.autograd import Function, gradcheck
 from torch.autograd.function import once_differentiable
 
 from scripts.book.exercises import check
-from scripts.book.figures.speed import switches_chart
+from scripts.book.figures.speed import duel_frame, race_frame, switches_chart
 from scripts.book.instruments import saved_bytes
 from scripts.book.records import load_record
 from scripts.ch04_encoder_decoder import LayerNorm
@@ -73,7 +72,7 @@ torch.set_default_dtype(torch.float64)  # so that "the same numbers" means to te
 #
 # > **In short.** A faster step must be the same step: the same weights, outputs and gradients. And "faster" is a ratio of two programs that took turns.
 #
-# Each trick of this chapter is a switch of [`scripts/engine/fast.py`](../scripts/engine/fast.py), which walks through chapter 4's modules with the pieces made here. Tests hold it equal to the textbook for each switch, outputs and gradients. (The last one rounds, and is held against a bound. Dropout draws other masks; only its rate stays, to 1/65,536. So outputs are compared without dropout.) A *kernel* is one compiled loop that does a whole operation.
+# Each trick is a switch of [`scripts/engine/fast.py`](../scripts/engine/fast.py), which walks through chapter 4's modules with the pieces made here. Tests hold outputs and gradients equal to the textbook's for each switch. (The last one rounds, and is held against a bound. Dropout draws other masks, at the same rate to 1/65,536; so outputs are compared without it.) A *kernel* is one compiled loop that does a whole operation.
 #
 # | trick | switch |
 # |---|---|
@@ -94,13 +93,13 @@ found = record["reports"]["ours"]
 print(f"{found['lowest']:,.0f} to {found['highest']:,.0f} target tokens a second")
 
 # %% [markdown]
-# So two programs step in turns, and in each of five rounds we take the ratio of their times: a slow moment hits both. Ours races itself *without* one part.
+# So two programs step in turns, and in each of five rounds the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part.
 #
 # ## Rows instead of rectangles
 #
 # > **In short.** Only attention needs to know which tokens form a sentence. Give all else a plain list of them, and padding is gone.
 #
-# Chapter 7's buckets leave some padding. It is gone when a batch is a list of rows (N, D), one for each of N real tokens. Attention spreads them into a rectangle, and gathers them after it. These copies cost time; so `rows_pay` takes rows only where more than an eighth of the cells is padding.
+# Chapter 7's buckets leave some padding. It is gone when a batch is a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them after it. These copies cost time; so `rows_pay` takes rows only where more than an eighth of the cells is padding.
 
 
 # %%
@@ -122,8 +121,7 @@ class Layout:
         """What is added to the scores so that padding keys get no weight: (B, 1, 1, T)."""
         if self.real is None:
             return None
-        zeros = torch.zeros(self.shape, dtype=dtype, device=self.real.device)
-        return zeros.masked_fill_(~self.real, -math.inf)[:, None, None, :]
+        return torch.where(self.real, 0.0, -math.inf).to(dtype)[:, None, None, :]
 
     def rows(self, rectangle: Tensor) -> Tensor:
         """(B, T) to (N,): the cells that have rows."""
@@ -174,27 +172,17 @@ def how_sure(rounds: Sequence[float], control: Sequence[float]) -> str:
 
 
 # %%
-table = {}
-for precision, reports in both.items():
-    control = reports["without rows"]["rounds"]
-    for name in [name for name in reports if name.startswith("without ")]:
-        rounds = reports[name]["rounds"]
-        sure = "control" if rounds is control else how_sure(rounds, control)
-        ratios = np.round([reports[name]["times"], min(rounds), max(rounds)], 3)
-        table[name.removeprefix("without "), precision] = [*ratios, sure]
-names = ["times as long without it", "lowest", "highest", "how sure"]
-duels = pd.DataFrame.from_dict(table, orient="index", columns=names)
-duels.index = pd.MultiIndex.from_tuples(duels.index, names=["part", "precision"])
+duels = duel_frame(both, how_sure)
 duels.loc["rows"]
 
 # %% [markdown]
-# The first column is the median of the five rounds. Equal programs came out at 0.98 and 0.94: the place in the turn may matter a little. So a "likely" below 1 is weaker than one above.
+# The first column is the median. Equal programs came out at 0.98 and 0.94: the place in the turn may matter a little. So a "likely" below 1 is weaker than one above.
 #
 # ## One kernel for LayerNorm
 #
 # > **In short.** Five operations that each pass over the tensor cost about five times the traffic of one.
 #
-# Chapter 4's LayerNorm takes mean and variance (one operation), a difference, two products and a sum, and each waits for memory. `F.layer_norm` does all of it while a row is in the cache.
+# Chapter 4's LayerNorm takes mean and variance, a difference, two products and a sum, and each waits for memory. `F.layer_norm` does all while a row is in the cache.
 
 # %%
 torch.manual_seed(0)
@@ -212,7 +200,7 @@ duels.loc["LayerNorm in one kernel"]
 #
 # On x86 `F.linear` takes MKL for float32; chapter 11's `affine` reaches oneDNN. We ask it for $Y = XW^\top$ and for the gradient by $X$. (The dtypes matter later, when `x` is in bf16.)
 #
-# A `Function` is an operation whose backward pass we write ourselves. `forward` keeps in `ctx` what will be needed. `backward` gets the gradient of the result, and gives one for each argument of `forward`: `None` for those that have none, such as flags.
+# A `Function` is an operation whose backward pass we write ourselves. `forward` keeps in `ctx` what will be needed. `backward` gets the gradient of the result, and gives one for each argument: `None` for flags. (`relu` is for later.)
 
 
 # %%
@@ -220,29 +208,26 @@ class LinearProduct(Function):
     """`F.linear` in the dtype of x, by oneDNN if asked; weights and their gradients keep theirs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, onednn: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, onednn: bool, relu: bool = False
+    ) -> Tensor:
         """x (N, D), weight (F, D), bias (F,), to (N, F) in the dtype of x."""
         ctx.kind, ctx.onednn = weight.dtype, onednn
         weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
-        return affine(x, weight, bias.to(x.dtype), onednn)
+        return affine(x, weight, bias.to(x.dtype), onednn, relu)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by x, weight and bias."""
-        return *linear_gradients(grad, *ctx.saved_tensors, ctx.kind, ctx.onednn), None
-
-
-def linear_gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, kind: torch.dtype, onednn: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """From the gradient (N, F) of x·Wᵀ + b: by x (N, D), and in `kind` by weight and bias."""
-    by_x = affine(grad, weight.T, None, onednn)  # grad·W: affine multiplies by the transpose
-    # The same product either way; it is quicker with the wider factor in front.
-    narrow = grad.size(1) < x.size(1)
-    by_weight = (x.T @ grad).T if narrow else grad.T @ x
-    return by_x, by_weight.to(kind), grad.sum(0).to(kind)
+        x, weight, *_ = ctx.saved_tensors
+        by_x = affine(
+            grad, weight.T, None, ctx.onednn
+        )  # grad·W: affine multiplies by the transpose
+        # The same product either way; it is quicker with the wider factor in front.
+        by_weight = (x.T @ grad).T if grad.size(1) < x.size(1) else grad.T @ x
+        return by_x, by_weight.to(ctx.kind), grad.sum(0).to(ctx.kind), None
 
 
 # %% [markdown]
@@ -259,7 +244,7 @@ assert gradcheck(lambda *given: LinearProduct.apply(*given, True), leaves)
 duels.loc[["oneDNN's products", "joint projections"]]
 
 # %% [markdown]
-# In float32 all five rounds were *faster* without oneDNN. The switch is on by default all the same, for which this record gives no reason. What joint projections are worth is too little to be seen.
+# In float32 all five rounds were *faster* without oneDNN. The switch is on all the same, for which this record gives no reason. What joint projections are worth is too little to be seen.
 #
 # ## What dropout costs
 #
@@ -273,7 +258,7 @@ for name in ("feed-forward, out", "dropout", "dropout, 16 bits"):
     print(f"{name}: {1000 * seconds[name]:.1f} ms")
 
 # %% [markdown]
-# `F.dropout` draws a random number for each entry. A mask needs only a yes or a no. So we cut 64 random bits into four numbers of 16 (the third line): an entry is dropped if its number, of 0 to 65,535, is below $p\cdot 65{,}536$, rounded. (The code reads the bits as signed numbers, so number and limit are 32,768 less.)
+# `F.dropout` draws a random number for each entry, where a mask needs a yes or a no. We cut 64 random bits into four numbers of 16 (the third line): an entry is dropped if its number, of 0 to 65,535, is below $p\cdot 65{,}536$, rounded. (The code reads the bits as signed, so number and limit are 32,768 less.)
 
 
 # %%
@@ -321,7 +306,7 @@ assert abs(ours.mean() - p) < 5 * deviation < abs(wrong.mean() - p)
 # %% [markdown]
 # A quarter of all entries is never dropped, and no error is raised.
 #
-# The end of a sublayer, $x + \mathrm{dropout}(y)$, is one kernel, `addcmul`. In the feed-forward layer both relu and dropout put zeros. So the result tells where the gradient stops, and no mask is kept. The factor $1/(1-p)$ goes on the second weight matrix.
+# The end of a sublayer, $x + \mathrm{dropout}(y)$, is one kernel, `addcmul`. In the feed-forward layer relu and dropout both put zeros. So the result tells where the gradient stops, and no mask is kept. The factor $1/(1-p)$ goes on the second weight matrix.
 
 
 # %%
@@ -333,21 +318,18 @@ class LinearReluDropout(Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, p: float, onednn: bool
     ) -> Tensor:
         """x (N, D), weight (F, D), bias (F,), to (N, F) in the dtype of x."""
-        ctx.kind, ctx.onednn = weight.dtype, onednn
-        weight = weight.to(x.dtype)
-        y = affine(x, weight, bias.to(x.dtype), onednn, relu=True)
+        y = LinearProduct.forward(ctx, x, weight, bias, onednn, relu=True)
         if p:
             y.mul_(keep_mask(y.shape, p, y))
-        ctx.save_for_backward(x, weight, y)
+        ctx.save_for_backward(*ctx.to_save, y)  # what the product keeps, and y
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by x, weight and bias, from where the result isn't 0."""
-        x, weight, y = ctx.saved_tensors
-        grad = torch.ops.aten.threshold_backward(grad, y, 0.0)
-        return *linear_gradients(grad, x, weight, ctx.kind, ctx.onednn), None, None
+        grad = torch.ops.aten.threshold_backward(grad, ctx.saved_tensors[-1], 0.0)
+        return *LinearProduct.backward(ctx, grad), None
 
 
 # %% [markdown]
@@ -445,7 +427,7 @@ for p in (0.0, 0.3):
 duels.loc["attention by hand"]
 
 # %% [markdown]
-# "Without it" is PyTorch's `F.scaled_dot_product_attention`. On a CPU its fast kernel can't drop weights, and plain operations take its place.
+# "Without it" is PyTorch's `F.scaled_dot_product_attention`, whose fast kernel for CPUs can't drop weights: plain operations take its place.
 #
 # ## A loss that never holds all logits
 #
@@ -461,7 +443,7 @@ duels.loc["attention by hand"]
 # 2. subtract $1-\varepsilon$ at each label;
 # 3. take two products.
 #
-# The gradients are ready before the backward pass begins. In validation nobody needs them, and a `Function` can't tell: it isn't told of `torch.no_grad()`. So the caller says whether they are `wanted`. It gives real rows only, no padding.
+# The gradients are ready before the backward pass begins. In validation nobody needs them. A `Function` isn't told of `torch.no_grad()`, so the caller says whether they are `wanted`. It gives real rows only, no padding.
 
 
 # %%
@@ -556,25 +538,14 @@ for precision, reports in both.items():
 duels.loc["loss in chunks"]
 
 # %% [markdown]
-# Both keep 10 MiB: the textbook the rows and the weights, ours their gradients, which are as large. The textbook keeps the logits as well. In the whole step more is saved: on its way back the textbook's loss holds five tensors as large as the logits at once, 320 MiB (a test counts them).
+# Both keep 10 MiB: the textbook rows and weights, ours their gradients. The textbook keeps the logits as well. The whole step saves more: on its way back the textbook's loss holds five tensors as large as the logits, 320 MiB (a test counts them).
 #
 # ## bfloat16
 #
 # > **In short.** On some processors products of 16-bit numbers cost a fraction of those of 32. Round there, and keep all else in 32 bits.
 #
-# bfloat16, or bf16, is the first half of a float32: the same range, and 8 binary digits in place of 24. Rounding moves a number by at most 1/256 of itself. A product rounds three times (both factors and the result) and sums in 32 bits. All else (weights, residual sums, LayerNorm, softmax, the loss, the optimizer) has 32 bits. (Micikevicius et al. 2018; PyTorch's `autocast` does much the same.)
-
-
-# %%
-def multiplies_bf16(device: torch.device) -> bool:
-    """Whether `device` has instructions for bfloat16 products: most GPUs of today, few CPUs."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    ask = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # PyTorch 2.6 and newer
-    return bool(ask and ask())
-
-
-# %% [markdown]
+# bfloat16, or bf16, is the first half of a float32: the same range, and 8 binary digits in place of 24. Rounding moves a number by at most 1/256 of itself. A product rounds three times (both factors and the result) and sums in 32 bits. All else (weights, residual sums, LayerNorm, softmax, the loss, the optimizer) has 32 bits. (Micikevicius et al. 2018; PyTorch's `autocast` does much the same.) Most GPUs of today have instructions for such products, few CPUs have.
+#
 # **Predict.** By the profiler, products are 60% of our step in float32. On the machine of the record `speed-peers` a large product in bf16 runs at six times the rate. How many times as long as in bf16 does a step take there in float32?
 
 # %%
@@ -593,39 +564,35 @@ print(f"measured: {wide['times']:.2f} ({min(wide['rounds']):.2f} to {max(wide['r
 pair = load_record("precision-multi30k")["runs"]
 epoch = {name: min(row["seconds"] for row in run["history"]) for name, run in pair.items()}
 print(f"an epoch: {epoch['float32'] / epoch['bf16']:.2f} times as long in float32")
-bleu = {name: {"val": run["chosen_by_val_bleu"]["best epoch"]} for name, run in pair.items()}
+bleu = {}
 for name, run in pair.items():
+    bleu[name] = {"val": run["chosen_by_val_bleu"]["best epoch"]}
     bleu[name] |= {split: test["bleu"] for split, test in run["test"].items()}
     bleu[name]["val. nats"] = run["history"][-1]["val_loss"]
-assert abs(bleu["bf16"]["val. nats"] - bleu["float32"]["val. nats"]) < 0.005
-assert round(bleu["float32"]["val"] - bleu["bf16"]["val"], 1) == 0.9
 pd.DataFrame(bleu).T.round(2)
 
 # %% [markdown]
 # The losses end alike. BLEU is 0.9 lower on validation, and hardly on the tests: one seed can't say whether that is chance.
-
-# %% [markdown]
+#
 # ## Around the step
 #
 # > **In short.** Three settings are outside the model: memory, the optimizer's kernel, and threads.
 #
-# **Freed memory.** The C library returns a large freed tensor to the operating system. The next one comes fresh, in pages of 4 KiB, each zeroed first. Four settings of glibc keep what is freed, in one heap for all threads.
+# **Freed memory.** The C library returns a large freed tensor to the operating system. The next comes fresh, in pages of 4 KiB, each zeroed first. Four settings of glibc keep what is freed, in one heap for all threads.
 
 
 # %%
 def keep_memory() -> bool:
     """Have the C library keep freed memory for the next tensor. False where it isn't glibc."""
-    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+    if platform.libc_ver()[0] != "glibc":
         return False
-    mmap_max, trim_threshold, top_pad, arena_max = -4, -1, -2, -8  # the names of mallopt(3)
-    libc = ctypes.CDLL(None)
-    settings = (
-        (mmap_max, 0),
-        (trim_threshold, 2**31 - 1),
-        (top_pad, 64 * 2**20),
-        (arena_max, 1),  # one heap for all threads: a thread's own is given back when it shrinks
-    )
-    return all([libc.mallopt(name, value) == 1 for name, value in settings])
+    settings = {  # by the numbers of mallopt(3)
+        -4: 0,  # M_MMAP_MAX
+        -1: 2**31 - 1,  # M_TRIM_THRESHOLD
+        -2: 64 * 2**20,  # M_TOP_PAD
+        -8: 1,  # M_ARENA_MAX: a thread's own heap is given back when it shrinks
+    }
+    return all([ctypes.CDLL(None).mallopt(*setting) == 1 for setting in settings.items()])
 
 
 # %% [markdown]
@@ -646,15 +613,13 @@ duels.loc[["freed memory kept", "the fused Adam"]]
 switches_chart(duels.reset_index())
 
 # %% [markdown]
-# Dropout's random numbers are worth most in both precisions. Of 16 lines, five are clear, five are likely (in one of them, oneDNN in float32, the part costs time), and six tell nothing. "Can't tell" is not "worth nothing": to see two percent takes more rounds.
+# Dropout's random numbers are worth most in both precisions. Of 16 lines, five are clear, five are likely (in one, oneDNN in float32, the part costs time), and six tell nothing. "Can't tell" is not "worth nothing": to see two percent takes more rounds.
 #
-# **Predict.** How many times as long as ours does the textbook's code take for a real token: padded, in buckets, and with freed memory kept?
+# **Predict.** How many times as long as ours does the textbook's code take for a real token: padded, in buckets, with freed memory kept?
 
 # %%
 names = ["textbook, padded to 72", "textbook", "textbook, memory kept"]
-rounds = {name: record["reports"][name]["rounds"] for name in names}
-table = {name: [record["reports"][name]["times"], min(r), max(r)] for name, r in rounds.items()}
-pd.DataFrame(table, index=["times as long as ours", "lowest", "highest"]).T.round(2)
+race_frame(record["reports"]).loc[names].round(2)
 
 # %% [markdown]
 # Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets: more than all tricks of this chapter together.
@@ -679,17 +644,11 @@ print(*(f"{name}: {share:.0%} is products" for name, share in products.items()),
 #
 # > **In short.** The same batches on the same machine, in turns; of each program the best of the settings that were tried.
 #
-# The others run in float32 and under `autocast`, as they come and with freed memory kept. All get the same three batches, a size that was tuned for nobody. Not equal: ours has the fused Adam, worth a few percent in bf16, and the others PyTorch's default. And x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
+# The others run in float32 and under `autocast`, as they come and with freed memory kept. All get the same three batches, a size tuned for nobody. Not equal: ours has the fused Adam, worth a few percent in bf16. And x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
 
 # %%
-reports, best = peers["reports"], {}
-for name, report in sorted(reports.items(), key=lambda item: -item[1]["times"]):
-    program, setting = name.split(", ", 1)  # the last that comes is a program's fastest
-    rounds = report["rounds"] or [1.0]  # ours is the measure: it has none
-    row = [setting, report["times"], min(rounds), max(rounds)]
-    best[program] = [*row, round(report["peak_bytes"] / 2**20)]
-names = ["best setting", "times as long as ours", "lowest", "highest", "peak MiB"]
-pd.DataFrame.from_dict(best, orient="index", columns=names).round(2).iloc[::-1]
+raced = race_frame(peers["reports"]).sort_values("times as long as ours")
+raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # each one's best
 
 # %% [markdown]
 # That is for this model and machine; `make bench` repeats it on yours.
@@ -698,13 +657,13 @@ pd.DataFrame.from_dict(best, orient="index", columns=names).round(2).iloc[::-1]
 #
 # > **In short.** A GPU is done with one small task before Python asks for the next. So ask less often.
 #
-# A *kernel* is one program that the GPU runs. The CPU *launches* it by an order, which can take longer than the kernel. Each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So there we take PyTorch's own attention, bf16 by autocast, and **few static shapes**: each pair goes into the narrowest of eight widths, [chosen](../scripts/engine/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/engine/steps.py) is recorded once, and launched as one: a **CUDA graph**.
+# The CPU *launches* each kernel by an order, which can take longer than the kernel. Each decision by the data ("how many rows are real?") makes the CPU wait for the GPU. So there we take PyTorch's own attention, bf16 by autocast, and **few static shapes**: each pair goes into the narrowest of eight widths, [chosen](../scripts/engine/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/engine/steps.py) is recorded once, and launched as one: a **CUDA graph**.
 #
 # **No GPU has run this yet**: what is said here of a GPU's speed is expected, not measured. `python -m scripts.gpu` will tell.
 #
 # ## Summary
 #
-# - A trick counts if outputs and gradients stay the same, and its ratio is clear of what two equal programs show. By this rule four count: dropout, LayerNorm, the loss, attention. The others stay on, unproved.
+# - A trick counts if outputs and gradients stay the same, and its ratio is clear of two equal programs'. By this rule four count: dropout, LayerNorm, the loss, attention. The others stay on, unproved.
 # - Batching by length is worth more than all tricks together; of these, dropout's random numbers come first.
 # - A backward pass by hand keeps only what it needs, and `gradcheck` tests it.
 # - bf16 shrinks the products alone.

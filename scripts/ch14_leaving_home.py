@@ -43,6 +43,7 @@ if not (found := [at for home in homes for at in home.glob("scripts/book/at_home
 ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
 
 # %%
+import copy
 import io
 import json
 import tempfile
@@ -56,13 +57,12 @@ import torch
 from torch import Tensor, nn
 
 from scripts import ROOT
-from scripts.book.charts import titled
 from scripts.book.exercises import check
 from scripts.book.figures.leaving import two_graphs
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm
-from scripts.ch06_training import BOS, EOS, UNK, greedy_decode
+from scripts.ch06_training import greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import decoder_step, dropout_off, keys_values_of, until_end
 from scripts.corpora.load import load_corpus
@@ -81,9 +81,9 @@ from scripts.engine.searching import cached_beam_search
 # %% [markdown]
 # ## What has to leave
 #
-# > **In short.** A translator is four things: numbers, a list of operations, a search, and a tokenizer. For each it must be settled who brings it.
+# > **In short.** A translator is four things: numbers, a list of operations, a search, and a tokenizer. Who brings which must be settled.
 #
-# PyTorch is made for training. A phone or a web page wants none of it. Below, the *exporter* writes files, from Python; the *host* is the program that runs them.
+# PyTorch is made for training. A phone or a web page wants none of it. The *exporter* writes files, from Python; the *host* is the program that runs them.
 #
 # | who brings … | ONNX | CTranslate2 | the series' web page |
 # |---|---|---|---|
@@ -93,7 +93,7 @@ from scripts.engine.searching import cached_beam_search
 # | the tokenizer | the host | the host | the page, in JavaScript |
 #
 # - **ONNX** (Open Neural Network Exchange) is a file format for lists of operations: multiply these, add those. A *runtime* carries them out, and knows nothing of translation.
-# - **CTranslate2** is a program that knows what a Transformer is. It runs the kinds that it knows, fast, and nothing else.
+# - **CTranslate2** knows what a Transformer is. It runs the kinds that it knows, fast, and nothing else.
 #
 # We take the small model that comes with the series (N = 2, D = 128) and forty sentences of the sample corpus. What must come out: the tokens of chapter 6's `greedy_decode`.
 
@@ -113,20 +113,14 @@ print(sources[0], "→", texts[0])
 #
 # > **In short.** A plain list of operations has no loop that lasts until `</s>`. So we export one *step*, and the host repeats it. What doesn't change between steps is computed once, by a second graph.
 #
-# What doesn't change is what chapter 8 kept (`CopiedCache`): the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. So the encoder's graph gives the first, called `cross`. A step takes the second as an input, `past`, and returns them with its own added, `present`:
+# That is what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives the first, called `cross`. A step takes the second, `past`, and returns them with its own added, `present`:
 #
 # $$ \text{encoder}: (\text{src}, \text{mask}) \mapsto \text{cross} \qquad \text{step}: (\text{token}, \text{position}, \text{past}, \text{cross}, \text{mask}) \mapsto (\text{logits}, \text{present}) $$
 #
 # cross is (N, 2, R, H, S, d_k) and past (N, 2, R, H, T, d_k): for each of N layers keys first, values second. T counts the tokens read before this step. For a beam the host repeats rows of cross and src_mask, until they are R.
 
 # %%
-titled(
-    two_graphs(),
-    "Two graphs, and a loop that belongs to neither",
-    "Read upwards. Left: once for a batch. Right: once for every token. Two things go round: the "
-    "token, which the host chooses, and past, which is the last step's present. Blue and orange: "
-    "graphs. Pink: the host. Green: keys and values. R = B, or more with a beam.",
-)
+two_graphs()
 
 # %% [markdown]
 # Two modules, without weights of their own: they call chapter 8's functions on our model.
@@ -167,11 +161,11 @@ class OnnxDecoderStep(nn.Module):
 # %% [markdown]
 # ## Recording
 #
-# > **In short.** PyTorch writes a graph by *recording*: it runs the module once on an example and notes each operation. Sizes that may vary have to be named; everything else is frozen.
+# > **In short.** PyTorch writes a graph by *recording*: it runs the module once on an example and notes each operation. Sizes that may vary are named; everything else is frozen.
 #
-# A dimension with a name (`"R"`, `"S"`, `"T"`) may have any size. The others keep the size of the example: N, H, d_k and V belong to the model, so that is right. `"T+1"` too is only a name: nothing adds 1.
+# A dimension with a name (`"R"`, `"S"`, `"T"`) may have any size. The others keep the example's: N, H, d_k and V belong to the model, so that is right. `"T+1"` too is only a name: nothing adds 1.
 #
-# Recording is PyTorch's older way (`dynamo=False`). Since PyTorch 2.9 the default is another, built on `torch.export`, which needs one package more.
+# Recording is PyTorch's older way (`dynamo=False`). Since 2.9 the default is another, built on `torch.export`, which needs one package more.
 
 
 # %%
@@ -214,7 +208,7 @@ def record_graph(
 
 
 # %% [markdown]
-# The examples: ones for the encoder. For a step, `step_example` draws random inputs of these sizes.
+# The examples: ones for the encoder; for a step, random inputs of these sizes from `step_example`.
 
 
 # %%
@@ -237,7 +231,7 @@ def step_graph(model: EncoderDecoder, kind: type[OnnxDecoderStep] = OnnxDecoderS
 #
 # > **In short.** Two graphs, one file of weights, a tokenizer and a page of NumPy: that is a translator.
 #
-# Both graphs use the embedding table, the largest tensor of all. ONNX lets a graph point into another file, so `save_graphs` puts the large tensors of both graphs into one, `weights.bin`; a tensor that occurs twice is stored once. `graph_config` lists what else a host must know: sizes, and the special ids.
+# Both graphs use the embedding table, the largest tensor of all. ONNX lets a graph point into another file, so `save_graphs` puts the large tensors of both into `weights.bin`, each once. `graph_config` lists what else a host must know: sizes, and the special ids.
 
 
 # %%
@@ -263,16 +257,15 @@ if have_packages("onnx"):
     print(f"weights.bin: {(home / 'weights.bin').stat().st_size / 1e6:.1f} MB")
 
 # %% [markdown]
-# Now the host. `encoder` and `step` are the two graphs, as functions that take arrays by name and give a list of arrays. `graph_function` makes such a function of a file, with ONNX Runtime; it drops arrays that the graph has no input for. All the rest is NumPy.
+# Now the host. A `Graph` is a function that takes arrays by name and gives a list of arrays. `graph_function` makes it of a file, with ONNX Runtime; it drops arrays that the graph has no input for. All the rest is NumPy.
 
 
 # %%
+Graph = Callable[..., list[np.ndarray]]
+
+
 def host_greedy(
-    encoder: Callable[..., list[np.ndarray]],
-    step: Callable[..., list[np.ndarray]],
-    config: dict[str, int],
-    rows: Sequence[Sequence[int]],
-    max_len: int,
+    encoder: Graph, step: Graph, config: dict[str, int], rows: Sequence[Sequence[int]], max_len: int
 ) -> list[list[int]]:
     """Greedy decoding of encoded sources by two graphs: each row's ids, without eos."""
     pad, eos, longest = config["pad"], config["eos"], max(map(len, rows))
@@ -299,7 +292,7 @@ def onnx_greedy(folder: Path, rows: Sequence[Sequence[int]], max_len: int) -> li
 
 
 # %% [markdown]
-# **Predict.** The runtime adds in another order than PyTorch, so the last digits of the logits differ. In how many of the forty sentences will rounding tip a choice?
+# **Predict.** The runtime adds in another order than PyTorch: the logits' last digits differ. In how many of the forty sentences will rounding tip a choice?
 
 # %%
 if have_packages("onnx", "onnxruntime"):
@@ -315,7 +308,7 @@ if have_packages("onnx", "onnxruntime"):
 #
 # **Pitfall.** Our step's `position` is a tensor. If it passes through `int()` on its way, as in `pe[int(position)]`, the recording notes the example's value (`step_graph` records with T = 2), and every token stands for ever at position 2.
 #
-# PyTorch warns of each tensor that becomes a Python number, also of √d_k (a `float`) and of a check of lengths (a `bool`), which are rightly frozen. One gets used to such warnings, and silences all. `record_graph` silences all but those of an integer.
+# PyTorch warns of each tensor that becomes a Python number, also of √d_k (a `float`) and a check of lengths (a `bool`), which are rightly frozen. One gets used to it, and silences all. `record_graph` silences all but those of an integer.
 
 
 # %%
@@ -341,12 +334,11 @@ if have_packages("onnx", "onnxruntime"):
     print(f"{same} of {len(rows)} sentences are what they should be")
     for i in (0, 1, 4):
         print(f"right:  {texts[i]}\nfrozen: {tokenizer.decode(spoiled[i])}")
-    assert 0 < same < len(rows) / 2
 
 # %% [markdown]
 # No: English phrases, and some sentences wholly right. One would look for the fault in the training. (The newer exporter, tried with PyTorch 2.13, kept `int(position)` as an operation, and was right.)
 #
-# Without the warning, a check at *other* sizes than the recorded ones notices it. `graph_gap` compares one step on random inputs. Here R and S aren't the example's 3 and 5, and T is 0, 1, 2 and 7. **Predict.** Where does the frozen graph pass?
+# Without the warning, a check at *other* sizes than the recorded ones notices it. `graph_gap` compares one step on random inputs. Here R and S aren't the example's 3 and 5. **Predict.** At which of four T does the frozen graph pass?
 
 
 # %%
@@ -366,7 +358,6 @@ if have_packages("onnx", "onnxruntime"):
         gaps = [graph_gap(model, graph, R=4, S=9, T=T) for graph in (step_graph(model), frozen)]
         judged = ["right" if gap < 1e-4 else "wrong" for gap in gaps]
         print(f"{T} earlier tokens: ours {judged[0]}, frozen {judged[1]}")
-        assert judged == ["right", "right" if T == 2 else "wrong"]
 
 # %% [markdown]
 # At the recorded position it passes: a test on the export's own example finds nothing.
@@ -385,41 +376,36 @@ if have_packages("onnx", "onnxruntime"):
 # %%
 def fill_linear(spec: Any, *layers: nn.Linear) -> None:
     """Give CTranslate2's linear layer the weights of ours; several are stacked, outputs first."""
-    spec.weight = torch.cat([layer.weight.detach().float().cpu() for layer in layers])
-    spec.bias = torch.cat([layer.bias.detach().float().cpu() for layer in layers])
+    spec.weight = torch.cat([layer.weight for layer in layers])
+    spec.bias = torch.cat([layer.bias for layer in layers])
 
 
 def fill_norm(spec: Any, norm: LayerNorm) -> None:
     """Give CTranslate2's LayerNorm the weights of ours."""
-    spec.gamma, spec.beta = (part.detach().float().cpu() for part in (norm.weight, norm.bias))
+    spec.gamma, spec.beta = norm.weight, norm.bias
 
 
 # %%
 def fill_layer(spec: Any, layer: nn.Module) -> None:
     """Give a layer of CTranslate2's encoder or decoder the weights of ours."""
-    own = layer.self_attn
-    fill_linear(
-        spec.self_attention.linear[0], own.project_query, own.project_key, own.project_value
-    )
-    fill_linear(spec.self_attention.linear[1], own.project_output)
+    linears, own = spec.self_attention.linear, layer.self_attn
+    fill_linear(linears[0], own.project_query, own.project_key, own.project_value)
+    fill_linear(linears[1], own.project_output)
     fill_norm(spec.self_attention.layer_norm, layer.sublayer[0].norm)
     if hasattr(layer, "src_attn"):  # a decoder's
-        cross = layer.src_attn
-        fill_linear(spec.attention.linear[0], cross.project_query)
-        fill_linear(spec.attention.linear[1], cross.project_key, cross.project_value)
-        fill_linear(spec.attention.linear[2], cross.project_output)
+        linears, cross = spec.attention.linear, layer.src_attn
+        fill_linear(linears[0], cross.project_query)
+        fill_linear(linears[1], cross.project_key, cross.project_value)
+        fill_linear(linears[2], cross.project_output)
         fill_norm(spec.attention.layer_norm, layer.sublayer[1].norm)
     fill_linear(spec.ffn.linear_0, layer.feed_forward.expand)
     fill_linear(spec.ffn.linear_1, layer.feed_forward.contract)
     fill_norm(spec.ffn.layer_norm, layer.sublayer[-1].norm)
 
 
-def fill_stack(spec: Any, embed: nn.Sequential, stack: nn.Module) -> None:
-    """Give CTranslate2's encoder or decoder our table, our positions and our layers."""
-    decoding = hasattr(stack.layers[0], "src_attn")
-    table = spec.embeddings if decoding else spec.embeddings[0]
-    table.weight = embed[0].lut.weight.detach().float().cpu()
-    spec.position_encodings.encodings = embed[1].pe.detach().float().cpu()
+def fill_stack(spec: Any, table: Any, embed: nn.Sequential, stack: nn.Module) -> None:
+    """Give CTranslate2's encoder or decoder, and its table, our table, positions and layers."""
+    table.weight, spec.position_encodings.encodings = embed[0].lut.weight, embed[1].pe
     for part, layer in zip(spec.layer, stack.layers, strict=True):
         fill_layer(part, layer)
     if not isinstance(stack.norm, nn.Identity):  # pre-norm
@@ -438,18 +424,17 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
     need_packages("ctranslate2")
     from ctranslate2.specs import TransformerSpec
 
-    model, config, processor = trained.model, trained.config, trained.tokenizer.processor
+    config, processor = trained.config, trained.tokenizer.processor
+    model = copy.deepcopy(trained.model).float().cpu().requires_grad_(False)
     spec = TransformerSpec.from_config(config.layers, config.heads, pre_norm=config.norm_first)
-    fill_stack(spec.encoder, model.src_embed, model.encoder)
-    fill_stack(spec.decoder, model.tgt_embed, model.decoder)
+    fill_stack(spec.encoder, spec.encoder.embeddings[0], model.src_embed, model.encoder)
+    fill_stack(spec.decoder, spec.decoder.embeddings, model.tgt_embed, model.decoder)
     fill_linear(spec.decoder.projection, model.generator.proj)
 
     pieces = [processor.id_to_piece(i) for i in range(len(trained.tokenizer))]
     spec.register_source_vocabulary(pieces)
     spec.register_target_vocabulary(pieces)
-    unk, bos, eos = (pieces[i] for i in (UNK, BOS, EOS))
-    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = unk, bos, eos
-    spec.config.decoder_start_token, spec.config.add_source_eos = bos, True
+    spec.config.add_source_eos = True  # its names of <unk>, <s> and </s> are SentencePiece's, too
     spec.config.layer_norm_epsilon = model.encoder.layers[0].sublayer[0].norm.eps
 
     spec.validate()
@@ -460,7 +445,7 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
 
 
 # %% [markdown]
-# Greedy decoding first. (CTranslate2 reads and writes pieces, not ids.) Then its beam search, whose defaults aren't ours: a beam of 2, α = 1, and at least one token before `</s>`. `ctranslate2_search` sets ours: no shortest length, α = 0.6, and the beam that we ask for, here 4. **Predict.** How many of forty texts does each default change?
+# Greedy decoding first. (CTranslate2 reads and writes pieces, not ids.) Then its beam search, whose defaults aren't ours: a beam of 2, α = 1, and at least one token before `</s>`. `ctranslate2_search` sets ours: no shortest length, α = 0.6, and our beam, here 4. **Predict.** How many of forty texts does each default change?
 
 # %%
 if have_packages("ctranslate2"):
@@ -497,7 +482,6 @@ for report in race["reports"]:
     if report["program"] == "CTranslate2, int8" and report["sentences"] == race["sentences"]:
         changed = race["sentences"] - report["same_as_ours"]
         print(f"beam of {report['beam']}: {changed} of {race['sentences']:,} texts change")
-        assert 45 <= changed <= 55
 
 # %% [markdown]
 # About one in twenty. So in 8 bits one can't promise the same tokens.
@@ -518,11 +502,11 @@ for report in race["reports"]:
 # | keep the longer past | `logits, past = …` | `this.past = found.present` |
 # | a beam's survivors | `past[:, :, origin]` (exercise 1) | `pickRows(this.Tensor, this.past, origin)` |
 #
-# A beam repeats `cross` and `src_mask` once. After that the last line is all that it needs *of the graphs*: after each step the rows of `past` follow the prefixes that survived. All else is the host's business.
+# A beam repeats `cross` and `src_mask` once. After that the last line is all that it needs *of the graphs*: the rows of `past` follow the prefixes that survived.
 #
-# **Pitfall.** The tokenizer is a part of the model, and a list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words otherwise than the merges of chapter 7 do, on which the model was trained. So a page needs the merges, too.
+# **Pitfall.** The tokenizer is a part of the model, and a list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words otherwise than chapter 7's merges, on which the model was trained. So a page needs the merges, too.
 #
-# Both exports are a command, too: `python -m scripts.export FOLDER`. And where a program can start another, `python -m scripts.translate` is enough: for each line in it writes one line.
+# Both exports are a command: `python -m scripts.export FOLDER`. And where a program can start another, `python -m scripts.translate` is enough: for each line in it writes one line.
 #
 # ## Summary
 #
@@ -547,9 +531,7 @@ for report in race["reports"]:
 
 
 # %%
-def host_beam(
-    step: Callable[..., list[np.ndarray]], past: np.ndarray, beam: int, length: int
-) -> list[list[int]]:
+def host_beam(step: Graph, past: np.ndarray, beam: int, length: int) -> list[list[int]]:
     """The `beam` best texts of `length` tokens for one source, best first; past (N, 2, 1, H, 0, d_k)."""
     ...
 

@@ -20,7 +20,8 @@ from scripts.corpora.load import load_corpus
 from scripts.corpora.multi30k import parallel, read_lines
 from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, corpus_chrf, held_out_splits
-from scripts.translate import DRAWS, ModelOptions, best_texts, open_model, row_groups, text_stream
+from scripts.engine.translating import decode_texts
+from scripts.translate import DRAWS, ModelOptions, open_model, row_groups, text_stream
 
 
 @dataclass
@@ -75,7 +76,7 @@ def run_evaluate(options: EvaluateOptions) -> None:
         print(f"translating {len(pairs):,} lines of {name}", file=sys.stderr)
         sources, references = zip(*pairs, strict=True)
         rows = [row for group in row_groups(trained, text_stream(sources)) for row in group]
-        outputs = [texts[0][0] for texts in best_texts(trained, rows, options)]
+        outputs = decode_texts(trained, rows, options)
         for line in score_lines(outputs, references, options.in_words()):
             print(f"{name}: {line}")
         for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:

@@ -107,8 +107,8 @@ class TranslateOptions(ModelOptions):
     """A file to translate, a sentence a line; by default standard input."""
     nbest: int | None = None
     """Print the N best of each line's beam, as Moses does: NUMBER FROM 0 ||| TEXT ||| SCORE."""
-    precision: Literal["auto", "float32", "bf16", "int8"] = "auto"
-    """Of products; auto: the fastest here that keeps BLEU, but float32 with --sample."""
+    precision: Literal["auto", "float32", "int8"] = "auto"
+    """Of products; auto: int8 where its products are exact, but float32 with --sample."""
     scores: bool = False
     """Print TEXT, a tab, SCORE: log-probability / length^alpha."""
 
@@ -123,24 +123,23 @@ class TranslateOptions(ModelOptions):
 
 
 def best_texts(
-    trained: Trained, rows: Sequence[Sequence[int]], options: DecodeOptions, nbest: int = 1
+    trained: Trained, rows: Sequence[Sequence[int]], options: TranslateOptions, first: int = 0
 ) -> list[list[tuple[str, float]]]:
-    """Up to `nbest` texts and scores of each row, without line ends; for want of any ("", 0.0)."""
+    """Up to `nbest` texts and scores of the lines from number `first`; for want of any ("", 0.0).
+
+    No text holds a line end. A draw depends on line and number alone.
+    """
+    if options.sample:
+        seeds = [(options.seed + first + i) % 2**63 for i in range(len(rows))]
+        each = zip(rows, seeds, strict=True)
+        found = [decode_hypotheses(trained, [r], replace(options, seed=n))[0] for r, n in each]
+    else:
+        found = decode_hypotheses(trained, rows, options, options.nbest or 1)
     decode, alpha = trained.tokenizer.decode, options.alpha
     return [
-        [(" ".join(decode(h.ids).splitlines()), h.score(alpha)) for h in found] or [("", 0.0)]
-        for found in decode_hypotheses(trained, rows, options, nbest)
+        [(" ".join(decode(h.ids).splitlines()), h.score(alpha)) for h in some] or [("", 0.0)]
+        for some in found
     ]
-
-
-def best_texts_by_line(
-    trained: Trained, rows: Sequence[Sequence[int]], options: TranslateOptions, first: int
-) -> list[list[tuple[str, float]]]:
-    """`best_texts` of the lines from number `first`; a draw depends on line and number alone."""
-    if not options.sample:
-        return best_texts(trained, rows, options, options.nbest or 1)
-    hows = (replace(options, seed=(options.seed + n) % 2**63) for n in itertools.count(first))
-    return [best_texts(trained, [row], how)[0] for row, how in zip(rows, hows, strict=False)]
 
 
 def in_print(found: Sequence[tuple[str, float]], number: int, options: TranslateOptions) -> str:
@@ -186,7 +185,7 @@ def run_translate(options: TranslateOptions) -> None:
     with open_input(options) as stream, progress(options) as bar:
         trained = open_model(options)
         for rows in row_groups(trained, stream):
-            found = best_texts_by_line(trained, rows, options, first=done)
+            found = best_texts(trained, rows, options, first=done)
             printed = [in_print(texts, done + i, options) for i, texts in enumerate(found)]
             # One write, newline and all: Ctrl-C must not come between a line and its end.
             print("\n".join(printed) + "\n", end="", flush=True)

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from conftest import ROOT
+from tiny import example_batch
 from torch.testing import assert_close
 
 from scripts.bench import training
@@ -27,7 +28,7 @@ from scripts.bench.training import (
 from scripts.ch04_encoder_decoder import to_torch_transformer
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import FIXED_WIDTH, Example
-from scripts.ch11_where_the_time_goes import BASE, SMALL, TINY, example_batch, series_model
+from scripts.ch11_where_the_time_goes import BASE, SMALL, TINY, series_model
 from scripts.engine.fast import fast_loss
 
 SHAPE = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "vocab": 1000}

@@ -240,6 +240,7 @@ def test_erratum_15_decoders_switch_dropout_off(trained, lines):
             torch.manual_seed(seed)
             assert translate(trained, texts) == calm
             assert translate(trained, texts, DecodeOptions(beam=1)) == greedy
+            assert plain_translate(trained, texts) == greedy
         assert trained.model.training and all(part.training for part in trained.model.modules())
         wrong = []
         for seed in range(3):
@@ -428,6 +429,20 @@ def test_the_record_holds_what_the_chapter_reads(record):
     assert [row["samples"] for row in record["mbr"]] == list(searches.CANDIDATES)
     texts = [value for value in record["example"].values() if isinstance(value, str)]
     assert len(texts) <= 3
+
+
+def test_the_record_says_what_the_chapter_says(record):
+    """The figures in its prose."""
+    plain, normed = ({r["beam"]: r for r in record["beams"] if r["alpha"] == a} for a in (0, 0.6))
+    assert 0.5 < plain[5]["bleu"] - plain[100]["bleu"] < 0.6
+    assert max(normed.values(), key=lambda row: row["bleu"])["beam"] == 100
+    assert round(plain[5]["log_prob"]) == round(plain[100]["log_prob"]) == -5
+    assert round(math.log(0.1 / 8192), 1) == -11.3 and plain[100]["empty_likelier"] == 0.03
+    losses = [plain[1]["bleu"] - row["bleu"] for row in record["sampling"]]  # against greedy
+    assert min(losses) > 0 and round(losses[-1]) == 14 and 8 < losses[-2] < 8.1
+    votes = record["mbr"][-1]
+    assert 0.3 < votes["bleu"] - normed[5]["bleu"] < 0.4 and votes["samples"] == 32
+    assert round(votes["chrf2"] - normed[5]["chrf2"], 1) == 1.3
 
 
 @pytest.mark.skipif(not os.environ.get("MULTI30K_DIR"), reason="needs Multi30k at hand")

@@ -92,7 +92,7 @@ def test_the_likeliest_text_is_told_from_what_is_nearly_it():
             "cut at the limit": depth_first(cut=False),
             "its log p isn't": off_by_the_last_token,
             "</s> at once": never_silent,
-            "10 suffice": depth_first(ordered=False),
+            "13 suffice": depth_first(ordered=False),
         },
     )
 
@@ -122,7 +122,7 @@ def well_known_table() -> dict[str, dict[str, float]]:
 def table_too_hard() -> dict[str, dict[str, float]]:
     """the answer begins as the fourth best."""
     table = misleading_table()
-    start = {"the": 0.28, "a": 0.27, "some": 0.24, "one": 0.21}
+    start = {"the": 0.27, "a": 0.25, "some": 0.245, "one": 0.235}
     return table | {START: start, "some": {"dog": 0.5, "hound": 0.5}}
 
 

@@ -8,6 +8,7 @@ import torch
 from exercising import assert_told_apart
 from torch import Tensor
 
+from scripts.book.exercises import rejection
 from scripts.exercises import ch09 as ours
 from scripts.exercises.ch09 import mean_over_ranks
 
@@ -100,12 +101,12 @@ def weighed_means(means: list[Tensor], tokens: list[int]) -> Tensor:
 
 WRONG = {
     "mean_over_ranks": {
-        mean_of_rank_means: "mean of the means",
+        mean_of_rank_means: "find [414.",
         weighed_means: "0 times NaN",
-        sum_of_means: "step would grow",
-        sum_over_tokens: "sum over tokens",
+        sum_of_means: "find [1243.",
+        sum_over_tokens: "find [4960.",
         in_place: "belong to the processes",
-        forgetting_one: "the mean over all is another",
+        forgetting_one: "find [270.",
     },
     "resumable_stream": {
         stream_of(with_replacement): "each number once",
@@ -113,8 +114,7 @@ WRONG = {
         stream_of(lambda count, *_: random.Random().sample(range(count), count)): "what else",
         stream_of(lambda count, seed, number: shuffled(count, number)): "Another seed gives",
         lambda count, seed, drawn: ours.resumable_stream(count, seed, 0): "after 5 draws, it",
-        by_one_generator(skips=False): "after a whole pass",
-        another_order_once_resumed: "the next pass is another",
+        by_one_generator(skips=False): "in a later pass",
         stream_of(seeds_everything): "Python's global generator",
         stream_of(by_torchs_generator): "deals dropout, too",
     },
@@ -125,6 +125,10 @@ WRONG = {
 def test_each_mistake_has_a_message_of_its_own(name):
     wrong = {words: candidate for candidate, words in WRONG[name].items()}
     assert_told_apart(getattr(ours, f"check_{name}"), wrong)
+
+
+def test_what_goes_on_wrong_after_the_pass_is_found_as_well():
+    assert "in a later pass" in rejection(ours.check_resumable_stream, another_order_once_resumed)
 
 
 def test_other_right_answers_pass():

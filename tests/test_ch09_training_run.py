@@ -505,6 +505,26 @@ def test_the_records_hold_the_bars():
     assert "tok:13a" in multi30k["signature"] and "case:mixed" in multi30k["signature"]
 
 
+def test_the_records_say_what_the_chapter_says():
+    """The figures and the sentences in its prose."""
+    record, recipe = load_record("multi30k-de-en"), load_record("recipe-multi30k")
+    train, val, bleu = (
+        {row["epoch"]: row[name] for row in record["history"]}
+        for name in ("train_loss", "val_loss", "val_bleu")
+    )
+    assert list(train.values()) == sorted(train.values(), reverse=True)
+    assert val[11] < min(val[epoch] for epoch in range(1, 11)) and bleu[11] < bleu[10] - 2
+    names = {"name": "multi30k", "publish": "multi30k-de-en"}
+    assert TrainConfig(**record["config"]) == replace(PRESETS["small"], **names)
+    said = str(record["samples"][:4])
+    assert all(word in said for word in ("throwing", "Boon", "spraying", "starring"))
+    found = ingredient_verdicts(recipe)
+    told = {name for name, verdict in found.items() if verdict.told}
+    assert told == {"dropout 0.3", "peak rate / 4", "BPE-dropout 0.1"}
+    assert all(found[name].difference < 0 for name in told)
+    assert TrainConfig(**recipe["config"]) == replace(PRESETS["narrow"], device="cpu")
+
+
 def test_nothing_is_unpickled():
     """Neither a chapter nor its helpers call what can run code on loading."""
     for path in Path(ROOT, "scripts").rglob("*.py"):

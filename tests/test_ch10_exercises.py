@@ -83,12 +83,11 @@ def mean_of_sentence_bleus(outputs: list[str], references: list[list[str]]) -> f
 
 WRONG = {
     "many_references": {
-        mean_of_sentence_bleus: "added over the corpus",
+        mean_of_sentence_bleus: "Counts are added over the corpus",
         ADDED: "not the sum",
         UNCLIPPED: "at most as often",
-        from_nothing_to_one: "One output and one reference",
-        SHORTEST: "references of 4 and 7",
-        LONGEST: "references of 4 and 8",
+        from_nothing_to_one: "0 to 100",
+        SHORTEST: "7 are closest to 6",
         LISTED: "references of 6 and 4",
     },
 }
@@ -102,4 +101,5 @@ def test_each_mistake_has_a_message_of_its_own(name):
 
 def test_one_message_for_more_mistakes():
     assert "most often" in rejection(ours.check_many_references, FIRST_ONLY)
-    assert "One output and one" in rejection(ours.check_many_references, lower_cased)
+    assert "Counts are added" in rejection(ours.check_many_references, lower_cased)
+    assert "7 are closest to 6" in rejection(ours.check_many_references, LONGEST)

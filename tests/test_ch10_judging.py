@@ -438,6 +438,26 @@ def test_the_record_is_of_the_model_that_ships(record):
         assert record["beams"][0]["bleu"] == pytest.approx(recorded["bleu_greedy"], abs=0.3)
 
 
+def test_the_record_says_what_the_chapter_says(record):
+    """The figures and the misspelling in its prose."""
+    beams, figures = {row["beam"]: row for row in record["beams"]}, record["figures"]
+    headline = figures["BLEU: cased, 13a, whole corpus"]
+    assert headline == beams[5]["bleu"] and figures["letters"] > headline + 23
+    assert figures["lower-cased"] > headline > figures["sub-word pieces"]
+    assert (figures["teacher-forced"], beams[1]["bleu"]) == (40.28, 40.20)
+    against = record["beam_against_greedy"]
+    assert against["p"] == round(1 / 10_001, 4)  # the smallest that 10,000 trials can give
+    assert min(step["from"] for step in against["histogram"]) > 0
+    swaps = [step["from"] + 0.1 for step in against["histogram_of_swaps"]]
+    assert max(swaps) < against["difference"]
+    *shorter, longest = record["lengths"]
+    assert longest["high"] < min(row["low"] for row in shorter)  # beyond the spreads
+    assert max(row["low"] for row in shorter) < min(row["high"] for row in shorter)  # these overlap
+    recalls = [row["recall"] for row in record["frequencies"]]
+    assert recalls == sorted(recalls)
+    assert "Dali Lama" in record["worst"][3]["reference"]  # misspelled, by the human
+
+
 def test_the_record_is_made_anew(record):
     """Where the corpus is at hand: the counts, and the quoted sentences' translations."""
     if not os.environ.get("MULTI30K_DIR"):

@@ -73,13 +73,13 @@ def weighs(first, second):
 
 def test_mistakes_in_the_sign_test_are_told_apart():
     wrong = {
-        "one direction only": one_sided,
-        "*just* as uneven": strictly_further,
-        "just this split": just_this_split,
+        "directions: 0.1094, not 0.0547": one_sided,
+        "directions: 0.1094, not 0.0215": strictly_further,
+        "directions: 0.1094, not 0.0879": just_this_split,
         "Ties are left out": ties_count_as_coins,
         "no outcome counts twice": above_one,
         "nothing is left": undecided,
         "only its sign": weighs,
-        "have another p: 0.1094": lambda first, second: 0.5,
+        "at least as uneven, in both directions: 0.1094, not 0.5": lambda first, second: 0.5,
     }
     assert_told_apart(ours.check_sign_test, wrong)

@@ -142,3 +142,11 @@ def test_the_records_fit_the_chapters_words():
     assert peers["ours, bf16"]["peak_bytes"] < min(
         peers[name]["peak_bytes"] for name in peers if not name.startswith("ours")
     )
+
+
+def test_the_two_precisions_learn_what_the_chapter_says():
+    runs = load_record("precision-multi30k")["runs"]
+    losses = [run["history"][-1]["val_loss"] for run in runs.values()]
+    assert abs(losses[0] - losses[1]) < 0.005
+    bleu = {name: run["chosen_by_val_bleu"]["best epoch"] for name, run in runs.items()}
+    assert round(bleu["float32"] - bleu["bf16"], 1) == 0.9

@@ -26,7 +26,7 @@ from scripts.ch14_leaving_home import (
 )
 from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import weights
-from scripts.engine.export import ctranslate2_search, onnx_session
+from scripts.engine.export import ctranslate2_search, graph_function
 from scripts.engine.models import Trained, load_model
 from scripts.engine.settings import TrainConfig, build_model
 from scripts.export import main
@@ -194,14 +194,14 @@ def test_other_architectures_leave_by_ctranslate2(untrained, tmp_path):
 
 def test_graphs_take_any_size(untrained):
     model = untrained.model
-    step, encoder = step_graph(model), onnx_session(encoder_graph(model).SerializeToString())
+    step, encoder = step_graph(model), graph_function(encoder_graph(model).SerializeToString())
     for R, S, T in ((1, 1, 0), (1, 3, 1), (7, 1, 4), (2, 40, 200), (3, 5, 255)):
         assert graph_gap(model, step, R, S, T) < 1e-4
         src = torch.randint(4, 1000, (R, S), generator=torch.Generator().manual_seed(S))
         mask = torch.arange(S).expand(R, 1, S) < torch.arange(1, R + 1).view(R, 1, 1)  # (R, 1, S)
         with torch.no_grad(), dropout_off(model):
             wanted = OnnxEncoder(model)(src, mask)
-        (found,) = encoder.run(None, {"src": src.numpy(), "src_mask": mask.numpy()})
+        (found,) = encoder(src=src.numpy(), src_mask=mask.numpy())
         torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -264,7 +264,7 @@ def test_a_missing_package_gets_one_line(package, tmp_path, monkeypatch, capsys)
     assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ValueError, match="onnxruntime is not installed"):
-        onnx_session(b"")
+        graph_function(b"")
 
 
 def test_bad_exports_get_one_line(tmp_path, capsys):

@@ -8,7 +8,11 @@ import torch
 from conftest import ROOT
 from exercising import assert_told_apart
 
-from scripts.ch06_training import BOS
+from scripts.book.instruments import scramble
+from scripts.ch04_encoder_decoder import make_model
+from scripts.ch06_training import BOS, EOS
+from scripts.ch08_decoding import beam_search
+from scripts.ch14_leaving_home import OnnxDecoderStep, OnnxEncoder
 from scripts.corpora.load import load_corpus
 from scripts.engine.models import load_model
 from scripts.exercises import ch14 as ours
@@ -68,13 +72,35 @@ def test_beams_of_the_host_are_told_apart():
     wrong = {
         "make copies": a_beam(equal=True),
         "past follows its text": a_beam(follows=False),
-        "hand back the last step's present": a_beam(cached=False),
+        "hand back the last present": a_beam(cached=False),
         "the best text comes first": a_beam(best_first=False),
     }
     assert_told_apart(ours.check_host_beam, wrong)
     for slip in ("adds", "normal"):
         with pytest.raises(AssertionError, match="sum of its log-probabilities"):
             ours.check_host_beam(a_beam(**{slip: False}))
+
+
+@pytest.mark.parametrize("beam", [1, 2, 4])
+def test_the_hosts_beam_around_a_graphs_step_is_chapter_8s(beam):
+    """That one reads every prefix anew."""
+    torch.manual_seed(1)
+    model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).double().eval()
+    scramble(model, size=0.7)  # far from fresh, so that what was said before matters
+    src, length = torch.tensor([[4, 5, 6, 7, 3]]), 8
+    with torch.no_grad():
+        model.generator.proj.bias[EOS] = -1e9  # no text ends
+        cross = OnnxEncoder(model)(src, torch.ones(1, 1, 5, dtype=torch.bool))
+
+    def step(**given):
+        tokens, position, past = (torch.tensor(given[n]) for n in ("tokens", "position", "past"))
+        source = cross.expand(-1, -1, len(tokens), -1, -1, -1)
+        with torch.no_grad():
+            found = OnnxDecoderStep(model)(tokens, position, past, source, None)
+        return [x.numpy() for x in found]
+
+    right = [list(h.ids) for h in beam_search(model, src, None, length, beam, alpha=0.0)[0]]
+    assert ours.host_beam(step, cross[..., :0, :].numpy(), beam, length) == right
 
 
 def rounding(divisor=127.0, to=torch.round, kind=torch.int8, shape=(-1, 1)):

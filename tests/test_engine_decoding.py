@@ -31,10 +31,17 @@ from scripts.ch08_decoding import (
     sharpened,
     until_end,
 )
-from scripts.ch13_decoding_fast import Screen, best_logits, exact_in_8_bits
+from scripts.ch13_decoding_fast import best_logits
 from scripts.corpora.load import load_corpus
 from scripts.engine import translating as engine_translating
-from scripts.engine.decoding import CachedDecoding, PrefixDecoding, PreparedModel, decoding_of
+from scripts.engine.decoding import (
+    CachedDecoding,
+    PrefixDecoding,
+    PreparedModel,
+    Screen,
+    decoding_of,
+    exact_in_8_bits,
+)
 from scripts.engine.models import load_model
 from scripts.engine.searching import Search, cached_beam_search, cached_greedy, cached_sample
 from scripts.engine.translating import (
@@ -320,8 +327,9 @@ def test_three_ways_to_be_greedy_on_a_test_set(name):
     the formula write the same ids."""
     model, rows = load_model(ROOT / "models" / name, "cpu").model.double(), rows_of(name)[::2]
     cached = [until_end(row.tolist()) for row in search_rows(model, rows, cached_greedy, 1)]
-    plain = search_rows(model, rows[::4], greedy_decode, 8)
-    assert [until_end(row.tolist()) for row in plain] == cached[::4]
+    src = pad_rows(rows[::4])
+    plain = greedy_decode(model, src, padding_mask(src), 2 * src.size(1) + 10)
+    assert list(map(until_end, plain.tolist())) == cached[::4]
     beams = search_rows(model, rows, partial(cached_beam_search, beam=1))
     assert [list(found[0].ids) for found in beams] == [
         row[:-1] if row[-1] == EOS else row for row in cached

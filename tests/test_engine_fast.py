@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT
+from tiny import example_batch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -24,12 +25,7 @@ from scripts.ch01_attention import attention
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.ch06_training import BOS, EOS, PAD, Batch, LabelSmoothing, batch_loss, run_epoch
 from scripts.ch07_multi30k import Example, make_batch
-from scripts.ch11_where_the_time_goes import (
-    TINY,
-    example_batch,
-    series_model,
-    step_flops,
-)
+from scripts.ch11_where_the_time_goes import TINY, series_model, step_flops
 from scripts.ch12_going_fast import (
     AttentionCore,
     Layout,

@@ -13,10 +13,9 @@ from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import LayerNorm, make_model
 from scripts.ch06_training import BOS, EOS, PAD
 from scripts.ch07_multi30k import pad_rows, source_ids
-from scripts.ch13_decoding_fast import exact_in_8_bits
 from scripts.corpora.load import load_corpus
 from scripts.engine import kernels, translating
-from scripts.engine.decoding import PACKED, CachedDecoding, PreparedModel
+from scripts.engine.decoding import PACKED, CachedDecoding, PreparedModel, exact_in_8_bits
 from scripts.engine.kernels import Layers
 from scripts.engine.models import load_model
 from scripts.engine.translating import DecodeOptions, decode_ids, prepared, translate
@@ -151,8 +150,8 @@ def test_few_rows_are_multiplied_like_many(precision, rows, sizes):
     most, fits = 8, True
     if precision == "int8":
         most, fits = 32, sizes != (36, 44) and kernels.multiplies_bytes()
-    few = pack.few is not None and pack.few.takes(x)
-    assert few == (fits and rows <= most and rows * max(sizes) <= kernels.MOST_NUMBERS)
+    fits = fits and rows <= most and rows * max(sizes) <= kernels.MOST_NUMBERS
+    assert pack.few.takes(x) == fits
     bits = {"rtol": 0, "atol": 0} if precision == "int8" else {"rtol": 1e-4, "atol": 1e-4}
     for given in ((None, None, False), (norm, None, True), (norm, more, False)):
         torch.testing.assert_close(pack(x, *given), pack.many(x, *given), **bits)
@@ -170,9 +169,9 @@ def test_a_decoder_layer_in_one_call_is_the_layer(precision, norm_first):
     for layer in (*many.readers, *many.writers):
         for part in vars(layer).values():
             if isinstance(part, PACKED["float32"]):
-                part.few = None
+                part.few.most = 0
     many.few = Layers(many.writers, model.decoder.norm)
-    many.vocabulary.few = many.source_map.few = None
+    many.vocabulary.few.most = many.source_map.few.most = 0
     src = torch.tensor([[5, 6, 7, 8, EOS], [9, EOS, PAD, PAD, PAD]])
     one, other = (CachedDecoding(ready, src, padding_mask(src)) for ready in (few, many))
     tokens, L = torch.full((2, 1), BOS), 1
@@ -197,7 +196,7 @@ def test_products_of_fewer_bits_are_near(way, precision):
     torch.manual_seed(0)
     first, second, norm = nn.Linear(64, 96), nn.Linear(64, 32), nn.LayerNorm(64)
     packed = PACKED[precision](first, second)
-    bound = {"float32": 1e-6, "bf16": 1e-2, "int8": 2e-2}[precision]
+    bound = {"float32": 1e-6, "int8": 2e-2}[precision]
     for rows in (1, 80):  # few go another way than many
         x, more = torch.randn(rows, 64), torch.randn(rows, 128)
         with torch.no_grad():
@@ -225,7 +224,7 @@ def test_in_8_bits_neighbours_change_nothing(way, trained, rows):
 def test_fewer_bits_write_nearly_the_same_texts(way, trained, rows, beam):
     found = {
         precision: decode_ids(trained, rows, DecodeOptions(beam=beam, precision=precision))
-        for precision in ("float32", "bf16", *(["int8"] if exact_in_8_bits() else []))
+        for precision in ("float32", *(["int8"] if exact_in_8_bits() else []))
     }
     for precision, texts in found.items():
         same = sum(list(a) == list(b) for a, b in zip(texts, found["float32"], strict=True))
@@ -235,9 +234,8 @@ def test_fewer_bits_write_nearly_the_same_texts(way, trained, rows, beam):
 def test_auto_takes_what_the_machine_has(monkeypatch):
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     auto = DecodeOptions(precision="auto")
-    for eight, sixteen, expected in ((1, 1, "int8"), (0, 1, "bf16"), (0, 0, "float32")):
-        monkeypatch.setattr(translating, "exact_in_8_bits", lambda has=eight: bool(has))
-        monkeypatch.setattr(translating, "multiplies_bf16", lambda device, has=sixteen: bool(has))
+    for eight, expected in ((True, "int8"), (False, "float32")):
+        monkeypatch.setattr(translating, "exact_in_8_bits", lambda has=eight: has)
         assert auto.precision_on(cpu) == expected
         assert auto.precision_on(gpu) == "float32"
         assert DecodeOptions(precision="auto", sample=True).precision_on(cpu) == "float32"
@@ -248,7 +246,7 @@ def test_auto_takes_what_the_machine_has(monkeypatch):
 
 def test_a_model_is_made_ready_once_until_its_weights_change(trained):
     ready = prepared(trained)
-    assert prepared(trained) is ready and prepared(trained, "bf16") is not ready
+    assert prepared(trained) is ready and prepared(trained, "int8") is not ready
     before = translate(trained, ["Ein Hund schläft."])
     weight = trained.model.decoder.layers[-1].feed_forward.contract.weight  # read only when packed
     kept = weight.detach().clone()

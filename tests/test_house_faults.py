@@ -131,7 +131,7 @@ FAULTS = {
         "test_engine_decoding.py::test_an_exact_search_waits_for_a_better_text",
     ),
     "the coarse product is believed without a proof": (
-        "ch13_*",
+        "engine/decoding",
         "least = peaks.amax(dim=-1) - (2 * error).ceil().to(rough.dtype)  # (N,)",
         "least = peaks.amax(dim=-1)  # (N,)",
         "test_engine_decoding.py::test_the_screen_finds_what_the_whole_product_finds",

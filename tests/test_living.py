@@ -26,7 +26,7 @@ from scripts.ch08_decoding import beam_search
 from scripts.ch14_leaving_home import OnnxDecoderStep
 from scripts.ch15_looking_inside import look_at, piece_label
 from scripts.corpora.load import load_corpus
-from scripts.engine.export import onnx_session, step_example
+from scripts.engine.export import graph_function, step_example
 from scripts.engine.models import load_model
 
 LIVING = ROOT / "docs" / "living"
@@ -198,12 +198,12 @@ def test_beams_of_a_beam_share_no_cache(answers):
 
 
 def test_the_watched_step_is_chapter_14s_step(trained):
-    session = onnx_session(build.watched_graph(trained.model).SerializeToString())
+    step = graph_function(build.watched_graph(trained.model).SerializeToString())
     for R, S, T in ((1, 1, 0), (4, 9, 7)):
         inputs = step_example(trained.model, R, S, T)
         with torch.no_grad():
             wanted = OnnxDecoderStep(trained.model)(**inputs)
-        *found, looked = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        *found, looked = step(**{name: value.numpy() for name, value in inputs.items()})
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(torch.from_numpy(one), other, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(torch.from_numpy(looked).sum(-1), torch.ones(3, R, 8))

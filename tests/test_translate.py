@@ -23,7 +23,6 @@ from scripts.ch07_multi30k import source_ids
 from scripts.ch08_decoding import Hypothesis, beam_search
 from scripts.corpora.sample import sample_corpus
 from scripts.engine.models import Trained, load_model
-from scripts.engine.translating import DecodeOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ("--model", str(ROOT / "models/sample-de-en"), "--device", "cpu")
@@ -180,7 +179,7 @@ def test_an_output_holds_no_line_end(trained, monkeypatch, echo):
             return "a\nb\r\nc\u2028d\x85"
 
     loose = replace(trained, tokenizer=Loose())
-    assert command.best_texts(loose, [[5, EOS]], DecodeOptions())[0][0][0] == "a b c d"
+    assert command.best_texts(loose, [[5, EOS]], command.TranslateOptions())[0][0][0] == "a b c d"
 
 
 # Much

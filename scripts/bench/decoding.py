@@ -15,10 +15,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -186,11 +186,9 @@ def decoding_account(run: Callable[[], object]) -> dict[str, float]:
     """Seconds of `run()` by kind of operation, on one thread (and PyTorch stays at one)."""
     torch.set_num_threads(1)
     library = kernels.library()  # None where there is no compiler
-    names = kernels.ARGUMENTS if library else ()  # which the profiler is to see, too
-    with ExitStack() as until_here:
-        for name in names:
-            seen = record_function(f"kernels::{name}")(getattr(library, name))
-            until_here.enter_context(patch.object(library, name, seen))
+    names = kernels.COUNTS if library else ()  # which the profiler is to see, too
+    seen = {name: record_function(f"kernels::{name}")(getattr(library, name)) for name in names}
+    with patch.object(kernels, "library", lambda: library and SimpleNamespace(**seen)):
         account(run, KINDS, "")  # the profiler's own first time takes seconds
         found = account(run, KINDS, "Python and the rest")
     return {kind: round(seconds, 4) for kind, seconds in found.items()}

@@ -36,7 +36,7 @@ def measured_operations() -> list[dict]:
 
     def product(*sizes: Any) -> dict:
         p = Product(*sizes)
-        return {"operation": p.name, "flops": p.flops, "bytes": p.bytes}
+        return {"operation": p.kind, "flops": p.flops, "bytes": p.bytes}
 
     def moving(name: str, over: Tensor, flops: int, arrays: float) -> dict:
         size = over.numel()

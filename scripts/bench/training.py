@@ -48,12 +48,10 @@ from scripts.ch07_multi30k import (
     token_batches,
 )
 from scripts.ch11_where_the_time_goes import (
-    AXES,
     BASE,
     SMALL,
     Shape,
     best_seconds,
-    growth_setting,
     least_seconds,
     matrix_rate,
     memory_bandwidth,
@@ -351,6 +349,22 @@ def step_account(contender: Contender, batches: list[list[Example]]) -> dict[str
     runner.lap()
     found = account(runner.lap, KINDS, "Python, autograd, our random bits")
     return {kind: round(seconds / len(batches), 5) for kind, seconds in found.items()}
+
+
+AXES = {
+    "length": [8, 16, 32, 64, 128, 256],
+    "tokens": [256, 512, 1024, 2048, 4096, 8192],
+    "width": [64, 128, 256, 512, 768],
+    "depth": [1, 2, 3, 6, 9, 12],
+}
+
+
+def growth_setting(axis: str, value: int) -> tuple[Shape, int, int]:
+    """Shape, sentences and length of a step: one axis is set, the others stay in the middle."""
+    length = value if axis == "length" else 32
+    tokens = value if axis == "tokens" else 2048
+    sizes = {"width": {"d_model": value, "d_ff": 4 * value}, "depth": {"N": value}}.get(axis, {})
+    return replace(SMALL, **sizes), tokens // length, length
 
 
 def growth_point(axis: str, value: int, how: dict[str, Any] | None) -> dict[str, Any]:

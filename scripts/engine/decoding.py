@@ -6,7 +6,9 @@ cache, and a family tree says whose is what. `engine.searching` searches with it
 """
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
 from scripts.ch11_where_the_time_goes import affine, suits_onednn
 from scripts.ch12_going_fast import Layout
-from scripts.ch13_decoding_fast import BLOCK, Screen, exact_in_8_bits
+from scripts.ch13_decoding_fast import BLOCK, best_logits, in_8_bits
 from scripts.engine.fast import FAST_PATH, switches_for
 from scripts.engine.kernels import Layers, Map, attend, round_rows, scale_sums
 
@@ -34,13 +36,13 @@ class Packed:
         self.table = weight.T.contiguous()  # (D, F)
         self.onednn = suits_onednn(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.onednn else weight
-        self.few = Map.of(self.table, self.bias)  # for a few rows
+        self.few = Map(self.table, self.bias)  # for a few rows
 
     def __call__(
         self, x: Tensor, norm: Norm = None, more: Tensor | None = None, relu: bool = False
     ) -> Tensor:
         """norm(x)·Wᵀ + b, plus `more` or cut at 0: x (N, D) to (N, F)."""
-        if self.few is not None and self.few.takes(x):
+        if self.few.takes(x):
             return self.few(x, norm, more, relu)
         return self.many(x, norm, more, relu)
 
@@ -58,21 +60,6 @@ class Packed:
         return y.relu_() if relu else y
 
 
-class Packed16(Packed):
-    """The same with factors of 16 bits; sums, and what is added to them, in 32."""
-
-    def __init__(self, *linears: nn.Linear):
-        super().__init__(*linears)
-        self.weight, self.few = self.table.T.bfloat16(), None
-
-    def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
-        """As in `Packed`."""
-        x = x if norm is None else FAST_PATH.norm(norm, x)
-        y = F.linear(x.bfloat16(), self.weight).float().add_(self.bias)
-        y = y if more is None else y.add_(more)
-        return y.relu_() if relu else y
-
-
 class Packed8(Packed):
     """The same with factors of 8 bits: 127 steps for each row of x, and for each output."""
 
@@ -80,7 +67,7 @@ class Packed8(Packed):
         whole, self.units = round_rows(torch.cat([linear.weight.detach() for linear in linears]))
         self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
         self.table = whole.T  # (D, F)
-        self.few = Map.of(self.table, self.bias, self.units)
+        self.few = Map(self.table, self.bias, self.units)
 
     def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
         """As in `Packed`; the sums of whole numbers are exact."""
@@ -89,7 +76,7 @@ class Packed8(Packed):
         return scale_sums(sums, unit, self.units, self.bias, more, relu)
 
 
-PACKED = {"float32": Packed, "bf16": Packed16, "int8": Packed8}
+PACKED = {"float32": Packed, "int8": Packed8}
 
 
 class PrefixDecoding:
@@ -174,17 +161,65 @@ class PreparedLayer:
         return FAST_PATH.norm(self.after[-1], self.contract(widened, more=x))
 
 
-class PreparedModel(nn.Module):
-    """A model made ready for searching: the same weights, laid out once; later changes are unseen.
+@functools.cache
+def exact_in_8_bits() -> bool:
+    """Whether this machine's products of 8-bit integers are exact, in the worst case too."""
+    ones = torch.ones(64, 64, dtype=torch.int8)
+    try:
+        sums = [torch._int_mm(a * ones, b * ones) for a in (127, -127) for b in (127, -127)]
+    except (AttributeError, RuntimeError):
+        return False
+    return all((x.abs() == 127 * 127 * 64).all() for x in sums)
 
-    Products take factors of 32, 16 or 8 bits; `encode` and `decode` are the model's, by formula.
-    """
+
+class Screen:
+    """Finds the largest of a linear map's outputs: 8 bits propose, a bound decides (chapter 13)."""
+
+    def __init__(self, linear: nn.Linear):
+        self.weight, self.bias = linear.weight.detach(), linear.bias.detach()  # (V, D), (V,)
+        whole, self.unit = in_8_bits(self.weight)
+        self.table = whole.to(torch.int8).T  # (D, V)
+        self.lost = (self.weight - self.unit * whole).norm(dim=1).max().item()  # ‖w − ŵ‖ at most
+        self.size = (self.unit * whole).norm(dim=1).max().item()  # ‖ŵ‖ at most
+
+    def roughly(self, x: Tensor) -> tuple[Tensor, float, Tensor]:
+        """x (N, D) to coarse outputs: integers (N, V), their unit, how wrong they may be (N,)."""
+        whole, grid = in_8_bits(x)
+        error = x.norm(dim=1) * self.lost + (x - grid * whole).norm(dim=1) * self.size
+        unit = grid * self.unit
+        rough = torch._int_mm(whole.to(torch.int8), self.table)  # (N, V)
+        rough += (self.bias / unit).round_().to(torch.int32)  # wrong by half a unit
+        return rough, unit, 1.001 * error + unit  # a little to spare, for rounded norms and bias
+
+    def candidates(self, rough: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+        """What may be largest of outputs (N, V), wrong by up to error (N,): rows, places (P,)."""
+        blocks = rough.unflatten(1, (-1, BLOCK))  # (N, V / 64, 64)
+        peaks = blocks.amax(dim=-1)  # (N, V / 64)
+        least = peaks.amax(dim=-1) - (2 * error).ceil().to(rough.dtype)  # (N,)
+        rows, block = (peaks >= least.unsqueeze(1)).nonzero(as_tuple=True)
+        near = blocks[rows, block] >= least[rows].unsqueeze(1)  # (number of blocks, 64)
+        which, column = near.nonzero(as_tuple=True)
+        return rows[which], block[which] * BLOCK + column
+
+    def largest(self, x: Tensor, outputs: Callable[[Tensor], Tensor]) -> Tensor:
+        """Where the largest output of each row of x (N, D) stands, (N,); `outputs` gives all."""
+        rough, unit, error = self.roughly(x)
+        rows, places = self.candidates(rough, error / unit)  # (P,) each
+        if len(rows) > BLOCK * len(x):  # hardly anything is excluded
+            return best_logits(outputs(x), 1)[1].squeeze(1)
+        exact = torch.linalg.vecdot(F.embedding(places, self.weight), x[rows]) + self.bias[places]
+        best = exact.new_full((len(x),), -math.inf).scatter_reduce_(0, rows, exact, "amax")
+        wins = exact == best[rows]
+        return places.new_zeros(len(x)).index_copy_(0, rows[wins], places[wins])
+
+
+class PreparedModel:
+    """A model made ready for searching: its weights, laid out once; later changes are unseen."""
 
     def __init__(self, model: EncoderDecoder, precision: str = "float32"):
-        super().__init__()
         self.model, self.generator, self.precision = model, model.generator, precision
-        self.encode, self.decode = model.encode, model.decode
         self.parts = list(model.modules())  # looking for them takes as long as a step of decoding
+        self.modules, self.parameters = lambda: self.parts, model.parameters
         pack = PACKED[precision]
         self.readers = [PreparedLayer(layer, pack) for layer in model.encoder.layers]
         self.writers = [PreparedLayer(layer, pack) for layer in model.decoder.layers]
@@ -193,12 +228,8 @@ class PreparedModel(nn.Module):
         self.source_map = pack(*(m for a in attentions for m in (a.project_key, a.project_value)))
         self.vocabulary = pack(model.generator.proj)
 
-    def modules(self) -> Iterator[nn.Module]:
-        """The model's modules and this one, listed beforehand."""
-        return iter([self, *self.parts])
-
     @functools.cached_property
-    def screen(self) -> "Screen | None":
+    def screen(self) -> Screen | None:
         """What finds the likeliest token quickly, where the table is large and products exact."""
         V = len(self.generator.proj.weight)
         suits = self.precision == "float32" and self.vocabulary.onednn and exact_in_8_bits()
@@ -234,6 +265,11 @@ class PreparedModel(nn.Module):
         return self.vocabulary(self.generator.narrow(x))
 
 
+def made_ready(model: nn.Module | PreparedModel, precision: str = "float32") -> Any:
+    """A Transformer as a `PreparedModel`; what is one, or can't be, as it is."""
+    return PreparedModel(model, precision) if hasattr(model, "tgt_embed") else model
+
+
 @functools.cache
 def only_itself(k: int, device: torch.device) -> Tensor:
     """Of k new tokens, each sees itself alone (k, k)."""
@@ -244,7 +280,7 @@ class CachedDecoding:
     """A decoding that computes each token once: the same methods as `PrefixDecoding`."""
 
     def __init__(self, model: EncoderDecoder | PreparedModel, src: Tensor, src_mask: Tensor | None):
-        self.model = model if hasattr(model, "read") else PreparedModel(model)
+        self.model = made_ready(model)
         real = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask.squeeze(1)
         self.source, self.real = self.model.read(src, real)  # (layers, 2, B, H, S, d_k), (B, 1, S)
         self.past = self.source[..., :0, :]  # nothing yet; it will have room to grow
@@ -289,5 +325,6 @@ Decoding = PrefixDecoding | CachedDecoding
 
 def decoding_of(model: nn.Module, src: Tensor, src_mask: Tensor | None) -> Decoding:
     """A decoding of src (B, S): with a cache where the model is a Transformer, else without."""
-    transformer = hasattr(model, "tgt_embed") or hasattr(model, "read")
-    return (CachedDecoding if transformer else PrefixDecoding)(model, src, src_mask)
+    ready = made_ready(model)
+    cached = isinstance(ready, PreparedModel)
+    return (CachedDecoding if cached else PrefixDecoding)(ready, src, src_mask)

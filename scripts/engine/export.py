@@ -80,25 +80,19 @@ def save_graphs(folder: Path, graphs: Mapping[str, Any]) -> None:
             (folder / name).write_bytes(graph.SerializeToString())
 
 
-def onnx_session(graph: Path | bytes) -> Any:
-    """ONNX Runtime with a graph, a file or its bytes, on one thread: steps are small."""
+def graph_function(graph: Path | bytes) -> Callable[..., list[np.ndarray]]:
+    """A graph, a file or its bytes, as a function of arrays by name, by ONNX Runtime on one thread.
+
+    Arrays that it has no input for are left out.
+    """
     need_packages("onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-
-
-def graph_function(graph: Path | bytes) -> Callable[..., list[np.ndarray]]:
-    """A graph as a function of arrays by name; those that it has no input for are left out."""
-    session = onnx_session(graph)
+    options.intra_op_num_threads = 1  # steps are small
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     names = {part.name for part in session.get_inputs()}
-
-    def run(**arrays: np.ndarray) -> list[np.ndarray]:
-        return session.run(None, {name: arrays[name] for name in arrays if name in names})
-
-    return run
+    return lambda **arrays: session.run(None, {n: arrays[n] for n in arrays if n in names})
 
 
 def ctranslate2_search(

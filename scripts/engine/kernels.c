@@ -1,24 +1,19 @@
-/* What a step of decoding does besides its products, each in one pass over its numbers.
+/* What a step of decoding does besides its products, each in one pass over its numbers; and a decoder
+   for few rows in one call.
 
-   Plain C: scripts/engine/kernels.py compiles it, calls it, and says what each function takes. All
-   tensors are contiguous; of those in a larger one, `stride` numbers lie between neighbours. */
+   Plain C: scripts/engine/kernels.py compiles it and calls it. Tensors are contiguous, unless strides
+   are given. */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512VNNI__
-#include <immintrin.h>
-#endif
 
 #define SIMD _Pragma("omp simd")
-#define MOST_KEYS 4096
 #define MOST_WIDE 16 /* times 16 numbers in a head */
-#define MOST_COLUMNS 16384
 
 typedef float sixteen __attribute__((vector_size(64), aligned(4)));
 typedef float eight __attribute__((vector_size(32)));
 typedef float four __attribute__((vector_size(16)));
-typedef int32_t ints __attribute__((vector_size(64)));
 
 static inline float sum_of(sixteen x) {
     eight y = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
@@ -47,7 +42,7 @@ static inline float exponential(float x) {
 static inline __attribute__((always_inline)) void look(
     const float *q, const float *k, const float *v, const int32_t *at, int64_t n, int64_t w,
     float scale, float *out) {
-    float score[MOST_KEYS], most = -INFINITY, sum = 0;
+    float score[n], most = -INFINITY, sum = 0;
     sixteen mean[MOST_WIDE];
     for (int64_t l = 0; l < n; l++) {
         const float *key = k + at[l] * 16 * w;
@@ -68,50 +63,59 @@ static inline __attribute__((always_inline)) void look(
     for (int64_t i = 0; i < w; i++) *(sixteen *)(out + 16 * i) = mean[i] / sum;
 }
 
-/* q, rows (B·K) of H heads; k and v (B, H, L, 16·w) by strides; allowed (B, K, L), K may be 1 for
-   all, or null; out (B·K, H·16·w). */
-void attend(const float *q, int64_t row, const float *k, const float *v, int64_t source,
-            int64_t head, const uint8_t *allowed, int64_t one_for_all, int64_t B, int64_t K,
-            int64_t H, int64_t L, int64_t w, float *out) {
-    int32_t at[MOST_KEYS];
+/* Keys and values (layers, B, H, L, 16·w) by strides; at which of them one may look. */
+typedef struct {
+    float *keys, *values;
+    int64_t layer, sentence, head, L, masks;
+    const uint8_t *may; /* (B, masks, L), masks being K or 1; or null */
+} Past;
+
+/* q, rows (B·K) of H heads; keys and values of a layer; out (B·K, H·16·w). */
+void attend(const float *q, int64_t row, const Past *past, int64_t layer, int64_t B, int64_t K,
+            int64_t H, int64_t w, float *out) {
+    int64_t L = past->L;
+    int32_t at[L];
     float scale = 1.0f / sqrtf(16.0f * w);
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t j = 0; j < K; j++, q += row, out += H * 16 * w) {
-            const uint8_t *may = allowed ? allowed + (one_for_all ? b : b * K + j) * L : 0;
-            int64_t n = 0;
-            for (int64_t l = 0; l < L; l++) {
-                at[n] = l;
-                n += may ? may[l] : 1;
-            }
-            for (int64_t h = 0; h < H; h++) {
-                const float *keys = k + b * source + h * head, *values = v + b * source + h * head;
-                int64_t from = h * 16 * w;
-                if (w == 2) look(q + from, keys, values, at, n, 2, scale, out + from);
-                else look(q + from, keys, values, at, n, w, scale, out + from);
-            }
+    for (int64_t i = 0; i < B * K; i++, q += row) {
+        int64_t b = i / K, n = 0;
+        const uint8_t *may = past->may ? past->may + (b * past->masks + i % past->masks) * L : 0;
+        for (int64_t l = 0; l < L; l++) {
+            at[n] = l;
+            n += may ? may[l] : 1;
         }
+        for (int64_t h = 0; h < H; h++, out += 16 * w) {
+            int64_t from = layer * past->layer + b * past->sentence + h * past->head;
+            const float *keys = past->keys + from, *values = past->values + from;
+            if (w == 2) look(q + h * 32, keys, values, at, n, 2, scale, out);
+            else look(q + h * 16 * w, keys, values, at, n, w, scale, out);
+        }
+    }
 }
 
+typedef struct {
+    const float *weight, *bias; /* null: there is no norm */
+    float eps;
+} Norm;
+
 /* LayerNorm of a row. */
-static void normalise(const float *x, int64_t D, const float *weight, const float *bias, float eps,
-                      float *out) {
+static void normalise(const float *x, int64_t D, const Norm *norm, float *out) {
+    const float *weight = norm->weight, *bias = norm->bias;
     float sum = 0, squares = 0;
     _Pragma("omp simd reduction(+ : sum)") for (int64_t j = 0; j < D; j++) sum += x[j];
     float mean = sum / D;
     _Pragma("omp simd reduction(+ : squares)") for (int64_t j = 0; j < D; j++)
         squares += (x[j] - mean) * (x[j] - mean);
-    float per = 1.0f / sqrtf(squares / D + eps);
+    float per = 1.0f / sqrtf(squares / D + norm->eps);
     SIMD for (int64_t j = 0; j < D; j++) out[j] = (x[j] - mean) * per * weight[j] + bias[j];
 }
 
-/* Each row of x (N, D) as bytes q and their unit: x = unit·q, the largest is ±127. Where weight and
-   bias (D) aren't null, x is normalised first. */
-void round_rows(const float *x, int64_t N, int64_t D, const float *weight, const float *bias,
-                float eps, int8_t *q, float *unit) {
-    float normal[MOST_COLUMNS];
+/* Each row of x (N, D) as bytes q and their unit: x = unit·q, the largest is ±127. If there is a
+   norm, x is normalised first. */
+void round_rows(const float *x, int64_t N, int64_t D, const Norm *norm, int8_t *q, float *unit) {
+    float normal[D];
     for (int64_t i = 0; i < N; i++, x += D, q += D) {
-        const float *row = weight ? normal : x;
-        if (weight) normalise(x, D, weight, bias, eps, normal);
+        const float *row = norm->weight ? normal : x;
+        if (norm->weight) normalise(x, D, norm, normal);
         float most = 0;
         _Pragma("omp simd reduction(max : most)") for (int64_t j = 0; j < D; j++) {
             float size = fabsf(row[j]);
@@ -168,14 +172,6 @@ void best_of_rows(const float *z, int64_t N, int64_t V, int64_t k, float *top, i
 
 /* A decoder in one call. For a few rows calls cost more than what is computed. */
 
-#define MOST_ROWS 32
-#define MOST_NUMBERS 65536 /* of MOST_ROWS or fewer rows */
-
-typedef struct {
-    const float *weight, *bias; /* null: there is no norm */
-    float eps;
-} Norm;
-
 typedef struct {
     const void *weight; /* (D, F); or, where `units` isn't null, bytes (F/16, D/4, 16, 4) */
     const float *bias, *units;
@@ -188,144 +184,110 @@ typedef struct {
     Map look_back, look_back_out, look_across, look_across_out, expand, contract;
 } Layer;
 
-/* x·W, added to out: each weight is read once. */
-static void multiply(const Map *m, const float *x, int64_t N, float *out) {
-    const float *w = m->weight;
-    int64_t D = m->D, F = m->F;
-    for (int64_t d = 0; d < D; d += 4, w += 4 * F)
-        for (int64_t i = 0; i < N; i++) {
-            const float *a = x + i * D + d;
-            float *y = out + i * F;
-            SIMD for (int64_t f = 0; f < F; f++)
-                y[f] += a[0] * w[f] + a[1] * w[F + f] + a[2] * w[2 * F + f] + a[3] * w[3 * F + f];
-        }
-}
+#ifdef __AVX512VNNI__ /* this processor multiplies bytes four at a time */
+#include <immintrin.h>
 
-/* Whether this processor multiplies bytes four at a time; else PyTorch's products are faster. */
-#ifdef __AVX512VNNI__
 const int64_t multiplies_bytes = 1;
-#else
-const int64_t multiplies_bytes = 0;
-#endif
+typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
 
 /* Sixteen sums, and on each the products of four bytes u by four of w. */
 static inline ints add_fours(ints sum, const uint8_t *u, const int8_t *w) {
-#ifdef __AVX512VNNI__
     int32_t four;
     memcpy(&four, u, 4);
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), _mm512_loadu_si512(w));
-#else
-    for (int64_t f = 0; f < 16; f++)
-        for (int64_t c = 0; c < 4; c++) sum[f] += u[c] * w[4 * f + c];
-    return sum;
-#endif
 }
 
 /* The sums (N, F) of bytes' products, four rows at a time. Processors multiply unsigned bytes q + 128
    by signed ones. */
 static void multiply_bytes(const Map *m, const int8_t *q, int64_t N, int32_t *sums) {
-    uint8_t u[MOST_NUMBERS + 3 * MOST_COLUMNS];
     int64_t D = m->D, F = m->F;
+    uint8_t u[(N + 3) * D];
     SIMD for (int64_t j = 0; j < N * D; j++) u[j] = (uint8_t)(q[j] + 128);
     memset(u + N * D, 0, 3 * D);
     for (int64_t f = 0; f < F; f += 16)
         for (int64_t i = 0; i < N; i += 4) {
             const int8_t *w = (const int8_t *)m->weight + f * D;
-            ints sum[4], odd[4] = {0}, less;
-            memcpy(&less, m->sums + f, sizeof less);
-            for (int64_t r = 0; r < 4; r++) sum[r] = -128 * less;
+            ints sum[4], odd[4] = {0};
+            for (int64_t r = 0; r < 4; r++) sum[r] = -128 * *(const ints *)(m->sums + f);
             for (int64_t d = 0; d < D; d += 8, w += 128)
                 for (int64_t r = 0; r < 4; r++) {
                     const uint8_t *a = u + (i + r) * D + d;
                     sum[r] = add_fours(sum[r], a, w);
                     odd[r] = add_fours(odd[r], a + 4, w + 64);
                 }
-            for (int64_t r = 0; r < 4 && i + r < N; r++) {
-                sum[r] += odd[r];
-                memcpy(sums + (i + r) * F + f, sum + r, sizeof less);
-            }
+            for (int64_t r = 0; r < 4 && i + r < N; r++)
+                *(ints *)(sums + (i + r) * F + f) = sum[r] + odd[r];
         }
 }
+#else /* PyTorch's products are faster */
+const int64_t multiplies_bytes = 0;
+static void multiply_bytes(const Map *m, const int8_t *q, int64_t N, int32_t *sums) {}
+#endif
 
 /* norm(x)·W + b, and `more` on top, or what is negative to 0: x (N, D), the others (N, F). */
 void apply(const Map *m, const Norm *norm, const float *x, int64_t N, const float *more,
            int64_t relu, float *out) {
-    const float *weight = norm ? norm->weight : 0;
     int64_t D = m->D, F = m->F;
     if (m->units) {
-        int8_t q[MOST_NUMBERS];
-        int32_t sums[MOST_NUMBERS];
-        float unit[MOST_ROWS];
-        round_rows(x, N, D, weight, weight ? norm->bias : 0, weight ? norm->eps : 0, q, unit);
+        int8_t q[N * D];
+        int32_t sums[N * F];
+        float unit[N];
+        round_rows(x, N, D, norm, q, unit);
         multiply_bytes(m, q, N, sums);
         scale_sums(sums, N, F, unit, m->units, m->bias, more, relu, out);
         return;
     }
-    float normal[MOST_NUMBERS];
+    float normal[N * D];
+    const float *w = m->weight;
     for (int64_t i = 0; i < N; i++) {
-        if (weight) normalise(x + i * D, D, weight, norm->bias, norm->eps, normal + i * D);
+        if (norm->weight) normalise(x + i * D, D, norm, normal + i * D);
         SIMD for (int64_t f = 0; f < F; f++)
             out[i * F + f] = m->bias[f] + (more ? more[i * F + f] : 0);
     }
-    multiply(m, weight ? normal : x, N, out);
+    if (norm->weight) x = normal;
+    for (int64_t d = 0; d < D; d += 4, w += 4 * F) /* each weight is read once */
+        for (int64_t i = 0; i < N; i++) {
+            const float *a = x + i * D + d;
+            float *y = out + i * F;
+            SIMD for (int64_t f = 0; f < F; f++)
+                y[f] += a[0] * w[f] + a[1] * w[F + f] + a[2] * w[2 * F + f] + a[3] * w[3 * F + f];
+        }
     if (relu) { SIMD for (int64_t j = 0; j < N * F; j++) out[j] = out[j] > 0 ? out[j] : 0; }
 }
 
 /* The end of a sublayer: x (N, D) becomes norm(x + y·W + b). */
 static void join(const Map *m, const Norm *norm, const float *y, int64_t N, float *x) {
-    float sum[MOST_NUMBERS];
     int64_t D = m->F;
-    apply(m, 0, y, N, x, 0, sum);
+    float sum[N * D];
+    apply(m, &(Norm){0}, y, N, x, 0, sum);
     for (int64_t i = 0; i < N; i++)
-        if (norm->weight)
-            normalise(sum + i * D, D, norm->weight, norm->bias, norm->eps, x + i * D);
+        if (norm->weight) normalise(sum + i * D, D, norm, x + i * D);
         else memcpy(x + i * D, sum + i * D, D * sizeof(float));
 }
 
-/* Keys, values (layers, B, H, L, 16·w) by strides, and at which of them one may look. */
-typedef struct {
-    float *keys, *values;
-    int64_t layer, sentence, head, L;
-    const uint8_t *may; /* (B, K or 1, L), or null */
-} Past;
-
-/* A decoder layer for K new tokens of each of B sentences, x (B·K, H·16·w) in place. Their keys and
-   values become the last of `own`. */
-static void decode_layer(const Layer *l, float *x, int64_t B, int64_t K, int64_t H, int64_t w,
-                         const Past *own, const Past *source) {
-    float wide[MOST_NUMBERS], heads[MOST_NUMBERS];
+/* `count` layers and the norm after them, in place: x (B·K, H·16·w) are K new tokens of each of B
+   sentences, whose keys and values become the last of `own`. */
+void decode_layers(const Layer *l, int64_t count, const Norm *last, float *x, int64_t B, int64_t K,
+                   int64_t H, int64_t w, const Past *own, const Past *source) {
     int64_t N = B * K, d = 16 * w, D = H * d;
-    apply(&l->look_back, &l->before[0], x, N, 0, 0, wide); /* queries, keys and values: (N, 3·D) */
-    for (int64_t i = 0; i < N; i++)
-        for (int64_t h = 0; h < H; h++) {
-            int64_t to = i / K * own->sentence + h * own->head + (own->L - K + i % K) * d;
-            memcpy(own->keys + to, wide + (3 * i + 1) * D + h * d, d * sizeof(float));
-            memcpy(own->values + to, wide + (3 * i + 2) * D + h * d, d * sizeof(float));
-        }
-    attend(wide, 3 * D, own->keys, own->values, own->sentence, own->head, own->may, 0, B, K, H,
-           own->L, w, heads);
-    join(&l->look_back_out, &l->after[0], heads, N, x);
-    apply(&l->look_across, &l->before[1], x, N, 0, 0, wide);
-    attend(wide, D, source->keys, source->values, source->sentence, source->head, source->may, 1, B,
-           K, H, source->L, w, heads);
-    join(&l->look_across_out, &l->after[1], heads, N, x);
-    apply(&l->expand, &l->before[2], x, N, 0, 1, wide);
-    join(&l->contract, &l->after[2], wide, N, x);
-}
-
-/* `count` layers one after the other, and the norm after them. */
-void decode_layers(const Layer *layers, int64_t count, const Norm *last, float *x, int64_t B,
-                   int64_t K, int64_t H, int64_t w, Past *own, Past *source) {
-    int64_t D = H * 16 * w;
-    for (int64_t i = 0; i < count; i++) {
-        decode_layer(layers + i, x, B, K, H, w, own, source);
-        for (int64_t j = 0; j < 2; j++) {
-            Past *past = j ? source : own;
-            past->keys += past->layer;
-            past->values += past->layer;
-        }
+    for (int64_t n = 0; n < count; n++, l++) {
+        float wide[N * (3 * D > l->expand.F ? 3 * D : l->expand.F)], heads[N * D];
+        apply(&l->look_back, &l->before[0], x, N, 0, 0, wide); /* queries, keys, values: (N, 3·D) */
+        for (int64_t i = 0; i < N; i++)
+            for (int64_t h = 0; h < H; h++) {
+                int64_t to = n * own->layer + i / K * own->sentence + h * own->head;
+                to += (own->L - K + i % K) * d;
+                memcpy(own->keys + to, wide + (3 * i + 1) * D + h * d, d * sizeof(float));
+                memcpy(own->values + to, wide + (3 * i + 2) * D + h * d, d * sizeof(float));
+            }
+        attend(wide, 3 * D, own, n, B, K, H, w, heads);
+        join(&l->look_back_out, &l->after[0], heads, N, x);
+        apply(&l->look_across, &l->before[1], x, N, 0, 0, wide);
+        attend(wide, D, source, n, B, K, H, w, heads);
+        join(&l->look_across_out, &l->after[1], heads, N, x);
+        apply(&l->expand, &l->before[2], x, N, 0, 1, wide);
+        join(&l->contract, &l->after[2], wide, N, x);
     }
     if (last->weight)
-        for (int64_t i = 0; i < B * K; i++, x += D)
-            normalise(x, D, last->weight, last->bias, last->eps, x);
+        for (int64_t i = 0; i < N; i++) normalise(x + i * D, D, last, x + i * D);
 }

@@ -1,7 +1,7 @@
 """The functions of `kernels.c`, on tensors: compiled once for this machine, if it has a compiler.
 
 They do a step's small things in one pass each, where PyTorch takes several. Without a compiler, on
-a GPU and in double precision each goes PyTorch's way. They know neither layers nor models.
+a GPU and in double precision each goes PyTorch's way.
 """
 
 import ctypes
@@ -26,13 +26,11 @@ SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
 LANES = 16  # a head's width must be a multiple of it
-MOST_KEYS, MOST_COLUMNS = 4096, 16384  # among which a query looks; of a row that is rounded
 MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that are few: other products are faster for more
 MOST_NUMBERS = 65536  # in few rows
 P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
-ARGUMENTS = {"attend": [P] * 14, "scale_sums": [P] * 9, "best_of_rows": [P] * 7}
-ARGUMENTS |= {"apply": [P] * 7, "decode_layers": [P] * 10}
-ARGUMENTS["round_rows"] = [P] * 5 + [ctypes.c_float, P, P]
+COUNTS = {"attend": 9, "round_rows": 6, "scale_sums": 9, "best_of_rows": 7}  # of arguments
+COUNTS |= {"apply": 7, "decode_layers": 10}
 
 
 def built(folder: Path) -> Path:
@@ -60,11 +58,10 @@ def library() -> ctypes.CDLL | None:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     try:
         found = ctypes.CDLL(str(built(Path(home) / "from-attention-to-translation")))
-    except (OSError, RuntimeError, subprocess.CalledProcessError):
+    except (OSError, subprocess.CalledProcessError):
         return None
-    for name, given in ARGUMENTS.items():
-        function = getattr(found, name)
-        function.argtypes, function.restype = given, None
+    for name, count in COUNTS.items():
+        getattr(found, name).argtypes = [P] * count
     return found
 
 
@@ -78,38 +75,70 @@ def multiplies_bytes() -> bool:
     return library() is not None and bool(P.in_dll(library(), "multiplies_bytes").value)
 
 
+class Norm(ctypes.Structure):
+    """A LayerNorm, or none, as `kernels.c` has it."""
+
+    _fields_ = [("weight", P), ("bias", P), ("eps", ctypes.c_float)]
+
+
+def norm_of(norm: nn.Module | None) -> Norm:
+    """The same norm; whoever asks keeps its weights."""
+    if norm is None or isinstance(norm, nn.Identity):
+        return Norm()
+    return Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+
+
+class Past(ctypes.Structure):
+    """Keys and values, and at which of them one may look, as `kernels.c` has them."""
+
+    _fields_ = [(name, P) for name in ("keys", "values", "layer", "sentence", "head")]
+    _fields_ += [(name, P) for name in ("L", "masks", "may")]
+
+
+def past_of(past: Tensor, allowed: Tensor | None) -> Past:
+    """Of past (layers, 2, B, H, L, d_k), or that of one layer, and a mask (B, k or 1, L)."""
+    *_, values, sentence, head, _, _ = past.stride()
+    keys, given = past.data_ptr(), (past.stride(0), sentence, head, past.size(-2))
+    if allowed is not None:
+        allowed = allowed.contiguous()
+        given += (allowed.size(1), allowed.data_ptr())
+    made = Past(keys, keys + values * past.element_size(), *given)
+    made.held = allowed
+    return made
+
+
+def takes_heads(q: Tensor, past: Tensor) -> bool:
+    """Whether the compiled attention can work on queries and keys like these."""
+    return past.size(-1) % LANES == 0 and past.size(-1) <= 16 * LANES and takes(q)
+
+
 def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:
     """softmax(QKᵀ/√d_k)·V of few queries (§3.2.1, eq. 1): rows q (B·k, H·d_k) to (B·k, H·d_k).
 
     Keys and values are past (2, B, H, L, d_k), contiguous in the last two dimensions. `allowed`
     (B, k or 1, L) says at which keys a query may look: one at least.
     """
-    _, B, H, L, d = past.shape
-    if not takes(q) or d % LANES or d > 16 * LANES or L >= MOST_KEYS:
+    _, B, H, _, d = past.shape
+    if not takes_heads(q, past):
         heads = q.unflatten(0, (B, -1)).unflatten(-1, (H, d)).transpose(1, 2)  # (B, H, k, d_k)
         mask = None if allowed is None else allowed.unsqueeze(1)  # (B, 1, k or 1, L)
         return merge_heads(F.scaled_dot_product_attention(heads, *past, mask)).flatten(0, 1)
-    out = q.new_empty(q.shape)
-    allowed = None if allowed is None else allowed.contiguous()
-    may = (None, False) if allowed is None else (allowed.data_ptr(), allowed.size(1) == 1)
-    values, source, head, _, _ = past.stride()
-    kv = (past.data_ptr(), past.data_ptr() + values * past.element_size(), source, head)
-    sizes = (B, len(q) // B, H, L, d // LANES)
-    library().attend(q.data_ptr(), q.stride(0), *kv, *may, *sizes, out.data_ptr())
+    out, of = q.new_empty(q.shape), past_of(past, allowed)
+    sizes = (B, len(q) // B, H, d // LANES)
+    library().attend(q.data_ptr(), q.stride(0), ctypes.byref(of), 0, *sizes, out.data_ptr())
     return out
 
 
-def round_rows(x: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Tensor]:
+def round_rows(x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
     """x (N, D), or norm(x), to bytes (N, D), at most ±127, and units (N,): x ≈ unit·bytes."""
-    if not takes(x) or x.size(1) > MOST_COLUMNS:
+    if not takes(x):
         x = x if norm is None else norm(x)
         most = x.abs().amax(dim=1)  # (N,)
         per = torch.where(most > 0, 127 / most, 0.0)
         return (x * per.unsqueeze(1)).round_().to(torch.int8), most / 127
-    x = x.contiguous()
+    x, by = x.contiguous(), ctypes.byref(norm_of(norm))
     whole, unit = torch.empty_like(x, dtype=torch.int8), x.new_empty(len(x))
-    by = (norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps) if norm else (None, None, 0.0)
-    library().round_rows(x.data_ptr(), *x.shape, *by, whole.data_ptr(), unit.data_ptr())
+    library().round_rows(x.data_ptr(), *x.shape, by, whole.data_ptr(), unit.data_ptr())
     return whole, unit
 
 
@@ -142,42 +171,26 @@ def best_of_rows(
     return top, place, sums
 
 
-class Norm(ctypes.Structure):
-    """A LayerNorm, or none, as `kernels.c` has it."""
-
-    _fields_ = [("weight", P), ("bias", P), ("eps", ctypes.c_float)]
-
-
-def norm_of(norm: nn.Module | None) -> Norm:
-    """The same norm; whoever asks keeps its weights."""
-    if norm is None or isinstance(norm, nn.Identity):
-        return Norm()
-    return Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
-
-
 class Map(ctypes.Structure):
     """A linear map for few rows, as `kernels.c` has it."""
 
-    _fields_ = [*((name, P) for name in ("weight", "bias", "units", "sums"))]
+    _fields_ = [(name, P) for name in ("weight", "bias", "units", "sums")]
     _fields_ += [(name, ctypes.c_int64) for name in ("D", "F")]
 
-    @classmethod
-    def of(cls, table: Tensor, bias: Tensor, units: Tensor | None = None) -> "Map | None":
-        """Of a table (D, F) and a bias (F,); with `units` (F,), of a table of bytes. None where it
-        can't be multiplied here."""
-        D, F = table.shape
+    def __init__(self, table: Tensor, bias: Tensor, units: Tensor | None = None):
+        """Of a table (D, F) and a bias (F,); with `units` (F,), of a table of bytes.
+
+        `most` says how many rows are few: none where it can't be multiplied here.
+        """
+        (D, F), sums = table.shape, None
         fits = D % 4 == 0 if units is None else D % 8 == F % 16 == 0 and multiplies_bytes()
-        if not (fits and takes(bias)):
-            return None
-        sums = None
-        if units is not None:
+        most = MOST_ROWS if units is None else MOST_ROWS_OF_BYTES
+        self.most = min(most, MOST_NUMBERS // max(D, F)) if fits and takes(bias) else 0
+        if self.most and units is not None:
             sums = table.sum(0, dtype=torch.int32)
             table = table.T.reshape(F // 16, 16, D // 4, 4).transpose(1, 2).contiguous()
-        held = [table, bias, units, sums]
-        made = cls(*(None if x is None else x.data_ptr() for x in held), D, F)
-        most = MOST_ROWS if units is None else MOST_ROWS_OF_BYTES
-        made.held, made.most = held, min(most, MOST_NUMBERS // max(D, F))
-        return made
+        self.held = (table, bias, units, sums)
+        super().__init__(*(None if x is None else x.data_ptr() for x in self.held), D, F)
 
     def takes(self, x: Tensor) -> bool:
         """Whether x (N, D) are few rows."""
@@ -198,57 +211,34 @@ MAPS = ("look_back", "look_back_out", "look_across", "look_across_out", "expand"
 
 
 class Layer(ctypes.Structure):
-    """A decoder's layer, as `kernels.c` has it."""
+    """Norms and maps of an `engine.decoding.PreparedLayer`, as `kernels.c` has them."""
 
     _fields_ = [("before", Norm * 3), ("after", Norm * 3), *((name, Map) for name in MAPS)]
 
-
-class Past(ctypes.Structure):
-    """Keys and values of all layers, as `kernels.c` has them."""
-
-    _fields_ = [(name, P) for name in ("keys", "values", "layer", "sentence", "head", "L", "may")]
-
-    @classmethod
-    def of(cls, past: Tensor, may: Tensor | None) -> "Past":
-        """Of past (layers, 2, B, H, L, d_k) and a mask (B, k or 1, L)."""
-        layer, values, sentence, head, _, _ = past.stride()
-        start, may = past.data_ptr(), None if may is None else may.contiguous()
-        held = None if may is None else may.data_ptr()
-        made = cls(start, start + 4 * values, layer, sentence, head, past.size(-2), held)
-        made.held = may
-        return made
+    def __init__(self, layer: Any):
+        norms = [(Norm * 3)(*map(norm_of, side)) for side in (layer.before, layer.after)]
+        super().__init__(*norms, *(getattr(layer, name).few for name in MAPS))
 
 
 class Layers:
     """A decoder's layers and the norm after them, for few rows."""
 
     def __init__(self, layers: Sequence[Any], last: nn.Module):
-        """Of the norms and maps of `engine.decoding.PreparedLayer`s; none is taken where a map
-        isn't there."""
-        self.last, self.held, self.most = norm_of(last), (layers, last), 0
-        maps = [[getattr(layer, name).few for name in MAPS] for layer in layers]
-        if all(all(row) for row in maps):
-            norms = [
-                [(Norm * 3)(*map(norm_of, side)) for side in (layer.before, layer.after)]
-                for layer in layers
-            ]
-            rows = [Layer(*sides, *row) for sides, row in zip(norms, maps, strict=True)]
-            self.layers = (Layer * len(rows))(*rows)
-            self.most = min(m.most for row in maps for m in row)
+        self.most = min(getattr(layer, name).few.most for layer in layers for name in MAPS)
+        self.layers, self.last = (Layer * len(layers))(*map(Layer, layers)), norm_of(last)
+        self.held = layers, last
 
     def takes(self, x: Tensor, past: Tensor) -> bool:
         """Whether x (N, D) are few rows, with heads that `attend` takes."""
-        L, d = past.shape[-2:]
-        small = x.size(0) <= self.most and L < MOST_KEYS and d <= 16 * LANES
-        return small and d % LANES == 0 and takes(x)
+        return x.size(0) <= self.most and takes_heads(x, past)
 
     def decode(
         self, x: Tensor, past: Tensor, family: Tensor | None, source: Tensor, real: Tensor | None
     ) -> Tensor:
         """What `PreparedModel.write` gives; x is overwritten."""
         _, _, B, H, _, d = past.shape
-        own, read = Past.of(past, family), Past.of(source, real)
+        pasts = ctypes.byref(past_of(past, family)), ctypes.byref(past_of(source, real))
         sizes = (B, x.size(0) // B, H, d // LANES)
         given = (self.layers, len(self.layers), ctypes.byref(self.last), x.data_ptr(), *sizes)
-        library().decode_layers(*given, ctypes.byref(own), ctypes.byref(read))
+        library().decode_layers(*given, *pasts)
         return x

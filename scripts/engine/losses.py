@@ -14,8 +14,15 @@ from torch import Tensor
 
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import Batch, LabelSmoothing, batch_loss
-from scripts.ch12_going_fast import multiplies_bf16
-from scripts.engine.fast import FAST_PATH, PLAIN, STATIC, FastPath, fast_loss, switches_for
+from scripts.engine.fast import (
+    FAST_PATH,
+    PLAIN,
+    STATIC,
+    FastPath,
+    fast_loss,
+    multiplies_bf16,
+    switches_for,
+)
 from scripts.engine.settings import TrainConfig
 
 LossOf = Callable[..., tuple[Tensor, Tensor]]  # of (model, batch, criterion), to two sums

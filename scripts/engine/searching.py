@@ -66,7 +66,6 @@ class Search:
         self.tokens = src.new_full((len(src), 1), BOS)  # (B, k)
         self.ids = src.new_empty(len(src), 1, 0)  # (B, k, T)
         self.scores = torch.zeros(len(src), 1, device=src.device)  # (B, k)
-        self.ranks = torch.arange(2 * beam, device=src.device)  # of a sentence's candidates
 
     def advance(self, final: bool) -> bool:
         """One step: every prefix by every token, the best K of what doesn't end go on.
@@ -86,7 +85,7 @@ class Search:
             self.set_aside(best, origin, tokens, ends | final)
             # Those that go on, best first, then the ended ones: they fill the room as impossible.
             best = best.masked_fill(ends, -math.inf)
-            order = (self.ranks[: ends.size(1)] + ends.size(1) * ends).argsort(dim=-1)
+            order = ends.int().argsort(dim=-1, stable=True)
             best, tokens, origin = (x.gather(1, order) for x in (best, tokens, origin))
         self.scores, self.tokens = best[:, : self.beam], tokens[:, : self.beam]  # (B, K)
         origin = origin[:, : self.beam]
@@ -97,7 +96,7 @@ class Search:
 
     def set_aside(self, best: Tensor, origin: Tensor, tokens: Tensor, ends: Tensor) -> None:
         """Enter the candidates (B, width) that end, and are among the best K, into the lists."""
-        ended = ends & (self.ranks[: ends.size(1)] < self.beam) & best.isfinite()
+        ended = (ends & best.isfinite())[:, : self.beam]
         rows, columns = ended.nonzero(as_tuple=True)
         texts = self.ids[rows, origin[rows, columns]]  # (N, T)
         texts = torch.cat((texts, tokens[rows, columns].unsqueeze(1)), dim=1)

@@ -22,9 +22,7 @@ from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import Hypothesis, dropout_off, hypothesis, until_end
-from scripts.ch12_going_fast import multiplies_bf16
-from scripts.ch13_decoding_fast import exact_in_8_bits
-from scripts.engine.decoding import PreparedModel
+from scripts.engine.decoding import exact_in_8_bits, made_ready
 from scripts.engine.models import Trained
 from scripts.engine.searching import cached_beam_search, cached_greedy, cached_sample
 
@@ -52,8 +50,8 @@ class DecodeOptions:
     """Stop a beam only when nothing in it can overtake what has ended."""
     seed: int = 0
     """With --sample: decides the draws."""
-    precision: Literal["auto", "float32", "bf16", "int8"] = "float32"
-    """Of products; auto: the fastest here that keeps BLEU, but float32 with --sample."""
+    precision: Literal["auto", "float32", "int8"] = "float32"
+    """Of products; auto: int8 where its products are exact, but float32 with --sample."""
 
     def __post_init__(self):
         bounds = {
@@ -74,9 +72,7 @@ class DecodeOptions:
         """The precision on `device`, decided. Raises ValueError where there is no such thing."""
         eight = device.type == "cpu" and exact_in_8_bits()
         if self.precision == "auto":
-            if self.sample or device.type != "cpu":
-                return "float32"
-            return "int8" if eight else "bf16" if multiplies_bf16(device) else "float32"
+            return "int8" if eight and not self.sample else "float32"
         if self.precision == "int8" and not eight:
             raise ValueError(f"{device} has no exact products of 8 bits: use --precision float32")
         return self.precision
@@ -174,7 +170,7 @@ def search_rows(
     some = [i for i, row in enumerate(rows) if len(row) > 1]
     cores = 1 if in_order or device.type != "cpu" else torch.get_num_threads()
     batches = length_batches([rows[i] for i in some], width, cores)
-    ready = PreparedModel(model) if hasattr(model, "tgt_embed") else model
+    ready = made_ready(model)
 
     def find(batch: list[int]) -> Sequence[Any]:
         src = pad_rows([rows[some[i]] for i in batch]).to(device)  # (B, S)
@@ -189,12 +185,10 @@ def search_rows(
 
 
 def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
-    """The Transformer made ready once, and anew where weights changed; another model as it is."""
-    if not hasattr(trained.model, "tgt_embed"):
-        return trained.model
+    """The model made ready once, and anew where weights changed."""
     now = [(p.data_ptr(), p._version) for p in trained.model.parameters()]
     if trained.ready.get(precision, (None,))[0] != now:
-        trained.ready[precision] = now, PreparedModel(trained.model, precision)
+        trained.ready[precision] = now, made_ready(trained.model, precision)
     return trained.ready[precision][1]
 
 

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable
+from itertools import chain, repeat
 from typing import Any
 
 from scripts.ch06_training import BOS, EOS, PAD, Batch
@@ -10,25 +11,15 @@ from scripts.ch07_multi30k import Example, make_batch
 
 def check_token_rate(candidate: Callable[[list[Batch], list[float]], float]) -> None:
     """`candidate(batches, seconds)`: real target tokens a second over all batches together."""
-    sizes = [[(3, 4), (9, 8), (5, 2)], [(4, 5), (4, 5)], [(2, 12), (7, 3), (6, 6), (1, 9)]]
     batches = [
-        make_batch([Example([4] * s + [EOS], [BOS] + [4] * t + [EOS]) for s, t in pairs])
-        for pairs in sizes
+        make_batch([Example([4, EOS], [BOS, *[4] * words, EOS]) for words in lengths])
+        for lengths in ((4, 8, 2), (5, 5), (12, 3, 6, 9))
     ]
-    seconds = [2.0, 0.5, 1.5]
-    time = sum(seconds)
-    real = [sum(t + 1 for _, t in pairs) for pairs in sizes]
-    padded = sum(b.tgt_y.numel() for b in batches)
-    inputs = sum(int((b.tgt != PAD).sum()) for b in batches)
-    rates = statistics.mean(n / s for n, s in zip(real, seconds, strict=True))
-    found = float(candidate(batches, list(seconds)))
-    for mistake, message in (
-        (padded / time, "Padding is counted. The more of it there is, the better it would look."),
-        (inputs / time, "The decoder's input is counted. What is asked has </s>, and no <s>."),
-        (rates, "That is the mean of the batches' rates. Divide all tokens by all seconds."),
-    ):
-        assert abs(found - mistake) > 1e-9, message
-    assert abs(found - sum(real) / time) < 1e-9, "The rate is another: tokens by seconds."
+    found = 4 * float(candidate(batches, [2.0, 0.5, 1.5]))
+    assert abs(found - 63) < 1e-6, (
+        "In all 4 seconds 63 tokens are asked: each </s>, and no <s> and no padding. Your rate "
+        f"makes {found:.1f} of them. Divide all tokens by all seconds."
+    )
 
 
 def token_rate(batches: list[Batch], seconds: list[float]) -> float:
@@ -37,44 +28,39 @@ def token_rate(batches: list[Batch], seconds: list[float]) -> float:
 
 
 class PretendDevice:
-    """A device with a clock of its own: `work` gives an order, and the device is done later.
+    """A device with a clock of its own, in seconds: `work` gives an order, `wait` waits for all.
 
-    `durations` are the seconds of each order; the last stays. To give one takes `launch` seconds.
+    Orders take `durations`, the last of which stays; to give one takes `launch`.
     """
 
     launch = 2**-10
 
     def __init__(self, *durations: float):
-        self.durations, self.now, self.done = list(durations), 0.0, 0.0
+        self.durations = chain(durations, repeat(durations[-1]))
+        self.now = self.done = 0.0
 
     def work(self) -> None:
-        """Give an order."""
         self.now += self.launch
-        seconds = self.durations.pop(0) if self.durations[1:] else self.durations[0]
-        self.done = max(self.now, self.done) + seconds
+        self.done = max(self.now, self.done) + next(self.durations)
 
     def wait(self) -> None:
-        """Until all orders are done."""
         self.now = max(self.now, self.done)
 
     def clock(self) -> float:
-        """Seconds since the device was switched on."""
         return self.now
 
 
 def check_stopwatch(candidate: Callable[..., float]) -> None:
     """Holds candidate(work, wait, clock, rounds) against a device whose times are known."""
-    disturbed = (0.25, 0.5, 9.0, 0.5, 0.25) * 20  # each five in a row have the same median
-    for durations, rounds, lowest, highest, why in (
-        ((0.25,), 1, 0.2, 9, "You timed the order alone. Wait before you read the clock again."),
-        ((5.0, 0.25), 1, 0.2, 0.3, "The first call is in your time. Wait until it is done."),
-        ((5.0, *disturbed), 5, 0, 1, "One disturbed round moved your time far. The median stays."),
-        ((5.0, *disturbed), 5, 0.3, 1, "That is the shortest round, not the machine's usual."),
-        ((5.0, *disturbed), 5, 0.49, 0.51, "The median of the rounds is another."),
+    disturbed = (5.0, *(0.25, 0.5, 9.0, 0.5, 0.25) * 20)  # each five in a row have one median
+    for durations, rounds, wanted, why in (
+        ((0.25,), 1, 0.25, "You timed the order alone. Wait before you read the clock again"),
+        ((5.0, 0.25), 1, 0.25, "The first call is in your time. Wait until it is done"),
+        (disturbed, 5, 0.5, "The median of 0.25, 0.5, 9, 0.5 and 0.25 seconds is another"),
     ):
         device = PretendDevice(*durations)
         found = candidate(device.work, device.wait, device.clock, rounds)
-        assert lowest < found < highest, why
+        assert abs(found - wanted) < 0.03, f"{why}: {wanted}, and you find {found:.2f}."
 
 
 def stopwatch(

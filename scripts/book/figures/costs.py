@@ -114,9 +114,11 @@ GROWTH_AXES = {
 }
 
 
-def growth_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
-    """Costs along the four axes, as multiples of the smallest: columns axis, value, cost, times."""
-    used = rounded(frame)
+def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
+    """Costs along the four axes, as multiples of the smallest: columns axis, value and `costs`."""
+    used = frame.melt(["axis", "value"], costs, "cost", "times")
+    used["times"] /= used.groupby(["axis", "cost"])["times"].transform("first")
+    used = rounded(used)
     color = alt.Color("cost:N", sort=list(used["cost"].unique()), title=None)
     panels = []
     for axis, along in used.groupby("axis", sort=False):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from scripts import Late
+from scripts.book.charts import titled
 from scripts.book.figures.model import Diagram
 
 alt = Late("altair")
 
 
-def two_graphs() -> alt.LayerChart:
+def two_graphs() -> alt.TopLevelMixin:
     """The encoder's graph, run once, and the step's graph, which the host runs again and again."""
     drawn, left = Diagram(), 92
     drawn.box(36, 24, "src (B, S)", "ids", 32)
@@ -37,4 +38,10 @@ def two_graphs() -> alt.LayerChart:
     drawn.box(429, 224, "once for every token", "title", 199)
     drawn.arrow((638, 147), (650, 147), (650, 35), (630, 35))  # present becomes past
     drawn.arrow((338, 203), (664, 203), (664, 6), (282, 6), (282, 22))  # the token, read back
-    return drawn.chart(672, 250)
+    return titled(
+        drawn.chart(672, 250),
+        "Two graphs, and a loop that belongs to neither",
+        "Read upwards. Left: once for a batch. Right: once for every token. Two things go round: "
+        "the token, which the host chooses, and past, which is the last step's present. Blue and "
+        "orange: graphs. Pink: the host. Green: keys and values. R = B, or more with a beam.",
+    )

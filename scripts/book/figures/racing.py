@@ -50,11 +50,9 @@ def family_chart(
     )
 
 
-def bound_chart(
-    rough: Tensor, exact: Tensor, error: float, floor: float, count: int = 14
-) -> alt.TopLevelMixin:
+def bound_chart(rough: Tensor, exact: Tensor, error: float, count: int = 14) -> alt.TopLevelMixin:
     """The tokens that look best, with their intervals: coarse values (V,) and exact ones (V,)."""
-    shown = rough.topk(count).indices
+    shown, floor = rough.topk(count).indices, rough.max().item() - error
     frame = pd.DataFrame(
         {
             "rank": range(1, count + 1),
@@ -92,15 +90,13 @@ def bound_chart(
     )
 
 
-def speed_frame(record: dict[str, Any], sentences: int | None = None) -> pd.DataFrame:
+def speed_frame(record: dict[str, Any]) -> pd.DataFrame:
     """A row for each program and beam: sentences a second, BLEU, and its pace beside CTranslate2's.
 
     `ratio` is the median over the rounds of its speed over CTranslate2's of the same precision in
-    the same round; `lowest` and `highest` are the rounds' own. The race is that of `sentences`
-    sentences, by default the longer one.
+    the same round; `lowest` and `highest` are the rounds' own.
     """
-    sentences = sentences or record["sentences"]
-    frame = pd.DataFrame([r for r in record["reports"] if r["sentences"] == sentences])
+    frame = pd.DataFrame([r for r in record["reports"] if r["sentences"] == record["sentences"]])
     seconds = frame.set_index(["program", "beam"])["seconds"]
     ratios = []
     for program, beam, own in zip(frame["program"], frame["beam"], frame["seconds"], strict=True):
@@ -114,6 +110,16 @@ def speed_frame(record: dict[str, Any], sentences: int | None = None) -> pd.Data
         spread.max(axis=1).round(2),
     )
     return frame.drop(columns=["seconds", "sentences"])
+
+
+def race_table(record: dict[str, Any]) -> pd.DataFrame:
+    """The race of the usual searches: pace beside CTranslate2's, BLEU, and how many texts agree."""
+    race = speed_frame(record).query("program != 'ours, exact stop'")
+    spread = zip(race["ratio"], race["lowest"], race["highest"], strict=True)
+    told = [f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in spread]
+    race = race.assign(**{"ratio (range)": told, "same texts": race["same_as_ours"]})
+    shown = ["ratio (range)", "bleu", "same texts"]
+    return race.pivot(index="program", columns="beam", values=shown)
 
 
 def decoding_speed_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
@@ -146,7 +152,7 @@ def decoding_account_chart(record: dict[str, Any], program: str) -> alt.TopLevel
         (name, kind, number, 1000 * seconds / record["sentences"])
         for beam, name in (("1", "greedy"), ("4", "beam 4"))
         for number, (kind, seconds) in enumerate(record["accounts"][program][beam].items())
-        if kind != "matrix_rate" and seconds
+        if seconds
     ]
     frame = pd.DataFrame(table, columns=["search", "kind", "number", "milliseconds"])
     kinds = list(dict.fromkeys(frame["kind"]))

@@ -1,11 +1,38 @@
-"""The drawing of chapter 12: what each part of the fast path is worth."""
+"""Tables of races, and the drawing of chapter 12: what each part of the fast path is worth."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from scripts import Late
 from scripts.book.charts import GREY, INK, PALE, PALETTE, titled
 
 alt, pd = Late("altair"), Late("pandas")
+
+
+def race_frame(reports: Mapping[str, Any]) -> pd.DataFrame:
+    """Each program's time over that of ours: the median of its rounds, and their range."""
+    rows = {}
+    for name, report in reports.items():
+        rounds = report["rounds"] or [1.0]  # ours is the measure: it has none
+        mib = round(report["peak_bytes"] / 2**20)
+        rows[name] = [report["times"], min(rounds), max(rounds), mib]
+    names = ["times as long as ours", "lowest", "highest", "peak MiB"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=names)
+
+
+def duel_frame(both: Mapping[str, Mapping[str, Any]], how_sure: Callable) -> pd.DataFrame:
+    """What each part of either precision is worth, and `how_sure(rounds, control)` that is."""
+    frames = {}
+    for precision, reports in both.items():
+        frame = race_frame(reports).filter(like="without ", axis=0).round(3)
+        control = reports["without rows"]["rounds"]
+        frame["how sure"] = [how_sure(reports[name]["rounds"], control) for name in frame.index]
+        frame.loc["without rows", "how sure"] = "control"
+        frames[precision] = frame.rename(lambda name: name.removeprefix("without "))
+    duels = pd.concat(frames, names=["precision", "part"]).swaplevel().drop(columns="peak MiB")
+    return duels.rename(columns={"times as long as ours": "times as long without it"})
 
 
 def switches_chart(duels: pd.DataFrame) -> alt.TopLevelMixin:
