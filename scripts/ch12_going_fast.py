@@ -475,6 +475,7 @@ class LinearCrossEntropy(Function):
         chunk: int,
         onednn: bool,
         wanted: bool,
+        overwrite: Callable[..., Tensor] = probabilities_,
     ) -> tuple[Tensor, Tensor]:
         """x (N, D), weight (V, D), bias (V,), labels (N,); to the two sums of `LabelSmoothing`."""
         kind, certain = weight.dtype, 1 - smoothing
@@ -487,7 +488,7 @@ class LinearCrossEntropy(Function):
         for rows, label, by_rows in zip(*chunks, strict=True):
             logits = affine(rows, factors, offset, onednn)  # (n, V)
             right = logits.gather(1, label).to(kind)  # (n, 1)
-            log_z = probabilities_(logits, kind)  # (n, 1); the logits are P now
+            log_z = overwrite(logits, kind)  # (n, 1); the logits are P now
             nll += (log_z - right).sum()
             spread += (log_z.squeeze(1) - rows.to(kind) @ mean_weight - mean_bias).sum()
             if wanted:
@@ -509,7 +510,7 @@ class LinearCrossEntropy(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients from the way forward, times the loss's own."""
-        return *(stored * grad for stored in ctx.saved_tensors), *[None] * 5
+        return *(stored * grad for stored in ctx.saved_tensors), *[None] * 6
 
 
 # %%

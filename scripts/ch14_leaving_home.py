@@ -257,15 +257,16 @@ if have_packages("onnx"):
     print(f"weights.bin: {(home / 'weights.bin').stat().st_size / 1e6:.1f} MB")
 
 # %% [markdown]
-# Now the host. A `Graph` is a function that takes arrays by name and gives a list of arrays. `graph_function` makes it of a file, with ONNX Runtime; it drops arrays that the graph has no input for. All the rest is NumPy.
+# Now the host. It gets each graph as a function that takes arrays by name and gives a list of arrays. `graph_function` makes that of a file, with ONNX Runtime; it drops arrays that the graph has no input for. All the rest is NumPy.
 
 
 # %%
-Graph = Callable[..., list[np.ndarray]]
-
-
 def host_greedy(
-    encoder: Graph, step: Graph, config: dict[str, int], rows: Sequence[Sequence[int]], max_len: int
+    encoder: Callable[..., list[np.ndarray]],
+    step: Callable[..., list[np.ndarray]],
+    config: dict[str, int],
+    rows: Sequence[Sequence[int]],
+    max_len: int,
 ) -> list[list[int]]:
     """Greedy decoding of encoded sources by two graphs: each row's ids, without eos."""
     pad, eos, longest = config["pad"], config["eos"], max(map(len, rows))
@@ -531,7 +532,9 @@ for report in race["reports"]:
 
 
 # %%
-def host_beam(step: Graph, past: np.ndarray, beam: int, length: int) -> list[list[int]]:
+def host_beam(
+    step: Callable[..., list[np.ndarray]], past: np.ndarray, beam: int, length: int
+) -> list[list[int]]:
     """The `beam` best texts of `length` tokens for one source, best first; past (N, 2, 1, H, 0, d_k)."""
     ...
 

@@ -41,8 +41,8 @@ from scripts.engine.static import longer_side, static_lengths
 
 CRITERION = LabelSmoothing(0.1)
 VARIANTS = {
-    "pre-norm, tied": {"norm_first": True, "tie": "all"},
-    "post-norm, untied": {"norm_first": False, "tie": "none"},
+    "pre-norm, tied": {"norm_first": True, "tie": "all", "d_model": 32},
+    "post-norm, untied": {"norm_first": False, "tie": "none", "d_model": 32},
     "learned positions": {"positions": "learned", "tie": "all"},
     "narrow tables": {"width": 8, "tie": "all"},
 }
@@ -435,7 +435,7 @@ def test_a_step_in_16_bits_is_no_further_off_than_autocast():
             return batch_loss(*given)
 
     for seed in range(6):
-        model = small_model(torch.float32)
+        model = small_model(torch.float32, d_model=32)
         scramble(model, seed)
         exact = loss_and_gradients(batch_loss, model, batch)
         for name, loss_of in (("ours", partial(fast_loss, how=HALF)), ("autocast", autocast)):

@@ -11,6 +11,7 @@ from scripts.book.instruments import scramble
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS, PAD, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import encode_pairs
+from scripts.ch12_going_fast import Layout
 from scripts.ch19_ablations import attentions
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.fast import FastPath, fast_loss
@@ -120,21 +121,22 @@ def test_attention_drops_queries_keys_and_values_in_training_alone(monkeypatch):
     """Over one key the attention is that key's value: what is dropped of it is seen."""
     model = a_model().train()
     layer = model.encoder.layers[0].self_attn
-    q, k, v = torch.ones(3, 40, 1, 16).unbind()
+    rows, layout = torch.ones(40, 48), Layout(torch.ones(40, 1).bool(), packed=True)
     path, rates = FastPath(), []
     dropped = path.dropped
     monkeypatch.setattr(path, "dropped", lambda x, p: rates.append(p) or dropped(x, p))
-    assert path.attend(layer, q, k, v, None).eq(1).all() and rates == [0, 0, 0]
+    attend = partial(path.attend, layer, rows, None, (layout, layout))
+    assert attend().eq(1).all() and rates == [0]
     with fewer_features(model, 0.25):
         assert all(part.feature_dropout == 0.25 for part in attentions(model))
-        found = path.attend(layer, q, k, v, None)
-        assert rates[3:] == [0.25] * 3
+        found = attend()
+        assert rates[1:] == [0.25]
         assert found.unique().tolist() == pytest.approx([0, 4 / 3])
         assert 0.2 < found.eq(0).double().mean() < 0.3
         model.eval()
-        assert path.attend(layer, q, k, v, None).eq(1).all()
+        assert attend().eq(1).all()
         model.train()
-    assert path.attend(layer, q, k, v, None).eq(1).all()  # and nothing of it stays
+    assert attend().eq(1).all()  # and nothing of it stays
 
 
 def test_layer_drop_is_the_mean_over_all_that_may_be_left(batch):

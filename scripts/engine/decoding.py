@@ -8,6 +8,7 @@ cache, and a family tree says whose is what. `engine.searching` searches with it
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLa
 from scripts.ch11_where_the_time_goes import affine, suits_onednn
 from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, best_logits, in_8_bits
-from scripts.engine.fast import FAST_PATH, switches_for
+from scripts.engine.fast import FAST, FastPath, switches_for
 from scripts.engine.kernels import Layers, Map, attend, round_rows, scale_sums
 
+PATH = FastPath(replace(FAST, compiled=False))  # which is for many rows, and gradients
 FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
 Norm = nn.LayerNorm | None
 
@@ -48,7 +50,7 @@ class Packed:
 
     def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
         """The same for any number of rows."""
-        x = x if norm is None else FAST_PATH.norm(norm, x)
+        x = x if norm is None else PATH.norm(norm, x)
         if self.onednn and x.size(0) > FEW:
             if more is not None:
                 given = (x, more, self.weight, self.bias, "add")
@@ -136,7 +138,7 @@ class PreparedLayer:
         q = layout.spread(q).flatten(0, 1)  # (B·S, D)
         heads = attend(q, spread_by_heads(kv, layout, 2, self.heads), real)  # (B·S, D)
         heads = layout.gather(heads.unflatten(0, layout.shape))  # (N, D)
-        return self.feed_forward(FAST_PATH.norm(self.after[0], self.look_back_out(heads, more=x)))
+        return self.feed_forward(PATH.norm(self.after[0], self.look_back_out(heads, more=x)))
 
     def decode(
         self, x: Tensor, past: Tensor, family: Tensor | None, source: Tensor, real: Tensor | None
@@ -151,14 +153,14 @@ class PreparedLayer:
         kv = kv.unflatten(0, (source.size(1), -1)).unflatten(-1, (2, self.heads, -1))
         past[..., -kv.size(1) :, :] = kv.permute(2, 0, 3, 1, 4)
         heads = attend(q, past, family)  # (B·k, D)
-        x = FAST_PATH.norm(self.after[0], self.look_back_out(heads, more=x))
+        x = PATH.norm(self.after[0], self.look_back_out(heads, more=x))
         heads = attend(self.look_across(x, self.before[1]), source, real)  # (B·k, D)
-        return self.feed_forward(FAST_PATH.norm(self.after[1], self.look_across_out(heads, more=x)))
+        return self.feed_forward(PATH.norm(self.after[1], self.look_across_out(heads, more=x)))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The last sublayer: x (N, D) to (N, D)."""
         widened = self.expand(x, self.before[-1], relu=True)  # (N, d_ff)
-        return FAST_PATH.norm(self.after[-1], self.contract(widened, more=x))
+        return PATH.norm(self.after[-1], self.contract(widened, more=x))
 
 
 @functools.cache
@@ -238,11 +240,11 @@ class PreparedModel:
     def read(self, src: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
         """Keys and values (layers, 2, B, H, S, d_k) of src (B, S), and which are real (B, 1, S)."""
         layout = Layout(real, switches_for(src.device).packed)
-        x = FAST_PATH.embed(self.model.src_embed, src, layout)  # (N, D)
+        x = PATH.embed(self.model.src_embed, src, layout)  # (N, D)
         real = None if layout.real is None else layout.real.unsqueeze(1)
         for layer in self.readers:
             x = layer.encode(x, layout, real)
-        memory = FAST_PATH.norm(self.model.encoder.norm, x)
+        memory = PATH.norm(self.model.encoder.norm, x)
         L, H = len(self.writers), self.writers[0].heads
         parts = spread_by_heads(self.source_map(memory), layout, 2 * L, H)
         return parts.unflatten(0, (L, 2)), real
@@ -258,7 +260,7 @@ class PreparedModel:
             return self.few.decode(x, past, family, source, real)
         for layer, own, read in zip(self.writers, past, source, strict=True):
             x = layer.decode(x, own, family, read, real)
-        return FAST_PATH.norm(self.model.decoder.norm, x)
+        return PATH.norm(self.model.decoder.norm, x)
 
     def logits(self, x: Tensor) -> Tensor:
         """The decoder's last rows (N, D) to logits (N, V)."""

@@ -34,8 +34,10 @@ from scripts.ch12_going_fast import (
     keep_mask,
     keep_scale,
 )
+from scripts.engine import passes
+from scripts.engine.passes import Attend, Drop, Norm, attends, starts_of, suits
 
-ROWS_AT_ONCE = 512  # 512 × 8,192 logits are 16 MiB: they stay in the last cache
+BYTES_AT_ONCE = 16 * 2**20  # of logits: they stay in the last cache
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,12 @@ class Switches:
     loss: Literal["textbook", "ours"] = "ours"
     random_bits: bool = True  # dropout masks from 16 random bits an entry
     onednn: bool = True  # oneDNN's products; which library is faster depends on the machine
+    compiled: bool = True  # norm, attention, dropout and the loss's softmax in C, if it can be had
     half: bool = False  # products of 16-bit factors; all else stays in 32 bits
 
 
 FAST = Switches()
-PLAIN = Switches(False, False, False, "textbook", "textbook", False, False)
+PLAIN = Switches(False, False, False, "textbook", "textbook", False, False, False)
 HALF = replace(FAST, half=True)
 # Rows and our loss choose cells by the data, which a GPU would wait for; our attention, dropout's
 # 16 bits and oneDNN were written for a CPU.
@@ -100,6 +103,9 @@ class FastPath:
     def norm(self, norm: nn.Module, x: Tensor) -> Tensor:
         """x (N, D) to (N, D), in 16 bits where products are: a product comes next."""
         if self.how.fused_norm and not isinstance(norm, nn.Identity):
+            if self.how.compiled and suits(x, torch.float32):
+                kind = torch.bfloat16 if self.how.half else x.dtype
+                return Norm.apply(x, norm.weight, norm.bias, norm.eps, kind)
             x = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
         else:
             x = norm(x)
@@ -115,22 +121,26 @@ class FastPath:
         """What `layer` computes."""
         return self.product(x, layer.weight, layer.bias)
 
-    def project(self, x: Tensor, linears: Sequence[nn.Linear], layout: Layout) -> Sequence[Tensor]:
-        """Each linear map of x (N, D), spread to (B, T, D); all as one product, if asked."""
+    def project(self, x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
+        """Each linear map of x (N, D), side by side (N, ...); all as one product, if asked."""
         if not self.how.joint_projections:
-            return [layout.spread(self.linear(layer, x)) for layer in linears]
+            return torch.cat([self.linear(layer, x) for layer in linears], dim=1)
         weight = torch.cat([linear.weight for linear in linears])  # (sum of outputs, D)
         bias = torch.cat([linear.bias for linear in linears])
-        return layout.spread(self.product(x, weight, bias)).chunk(len(linears), dim=-1)
+        return self.product(x, weight, bias)
 
     def dropped(self, x: Tensor, p: float) -> Tensor:
         """Dropout of x at rate p."""
         if p and self.how.random_bits:
+            if self.how.compiled and suits(x):
+                return Drop.apply(x, None, p)
             return x * keep_mask(x.shape, p, x) * keep_scale(p)
         return F.dropout(x, p, training=p > 0)
 
     def dropped_sum(self, x: Tensor, y: Tensor, p: float) -> Tensor:
         """x + dropout(y): the end of every sublayer, in one kernel."""
+        if self.how.compiled and self.how.random_bits and suits(x, torch.float32) and suits(y):
+            return Drop.apply(y, x, p)
         if p and self.how.random_bits:
             kept = keep_mask(y.shape, p, y)
             if y.dtype == x.dtype:
@@ -144,6 +154,8 @@ class FastPath:
         if not self.how.random_bits:
             hidden = self.linear(expand, x).relu()  # (N, d_ff)
             return self.linear(contract, F.dropout(hidden, p, training=p > 0))
+        if self.how.compiled and suits(x):
+            return self.linear(contract, Drop.apply(self.linear(expand, x), None, p, True))
         hidden = LinearReluDropout.apply(x, expand.weight, expand.bias, p, self.how.onednn)
         # The factor is put on the weights: they are fewer than the activations.
         return self.product(hidden, contract.weight * keep_scale(p), contract.bias)
@@ -160,55 +172,66 @@ class FastPath:
     def attend(
         self,
         layer: MultiHeadedAttention,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
+        rows: Tensor,
+        others: Tensor | None,
+        places: tuple[Layout, Layout],
+        bias: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """The heads' work without projections: q (B, T, D), k and v (B, S, D), to (B, T, D).
+        """The heads' work without projections, from rows to (N, D).
 
-        `causal` says that `bias` hides the future and nothing else. PyTorch's fastest kernel knows
-        that mask by name; one that is given as numbers rules the kernel out.
+        The rows are queries, keys and values (N, 3·D); or queries (N, D), and `others` keys and
+        values (M, 2·D). `places` are the layouts of queries and of keys. Hidden are padding, or, if
+        `causal`, the future (padding comes later); or what a `bias` says, which is added to scores.
         """
-        features = getattr(layer, "feature_dropout", 0.0) if layer.training else 0.0  # UniDrop's
-        q, k, v = (self.dropped(x, features) for x in (q, k, v))
-        q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
         p = dropout_rate(layer)
-        if self.how.attention == "ours":
-            return merge_heads(AttentionCore.apply(q, k, v, bias, p))
-        if self.how.attention == "sdpa":
-            mask = None if causal or bias is None else bias.to(q.dtype)
-            heads = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=causal)
-            return merge_heads(heads)
-        return merge_heads(attention(q, k, v, bias, layer.dropout)[0])
+        features = getattr(layer, "feature_dropout", 0.0) if layer.training else 0.0  # UniDrop's
+        rows, others = (x if x is None else self.dropped(x, features) for x in (rows, others))
+        ours, width = self.how.attention == "ours", layer.project_output.in_features // layer.h
+        if ours and self.how.compiled and bias is None and attends(rows, width, places):
+            starts = tuple(starts_of(place) for place in places)
+            return Attend.apply(rows, others, starts, layer.h, causal, p)
+        q, *kv = places[0].spread(rows).chunk(3 if others is None else 1, dim=-1)  # (B, T, D)
+        k, v = kv or places[1].spread(others).chunk(2, dim=-1)  # (B, S, D)
+        q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
+        known = causal and self.how.attention == "sdpa"  # by name; as numbers it'd be slow
+        if bias is None and not known:
+            wide, length = torch.promote_types(q.dtype, torch.float32), q.size(-2)
+            future = q.new_full((length, length), -math.inf, dtype=wide).triu(1) if causal else None
+            bias = future if causal else places[1].bias(wide)
+        if ours:
+            heads = AttentionCore.apply(q, k, v, bias, p)
+        elif self.how.attention == "sdpa":
+            mask = None if bias is None else bias.to(q.dtype)
+            heads = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=known)
+        else:
+            heads = attention(q, k, v, bias, layer.dropout)[0]
+        return places[0].gather(merge_heads(heads))
 
     def self_attention(
         self,
         layer: MultiHeadedAttention,
         layout: Layout,
-        bias: Tensor | None,
         x: Tensor,
+        bias: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
         """From x to x: (N, D) to (N, D)."""
         linears = (layer.project_query, layer.project_key, layer.project_value)
-        q, k, v = self.project(x, linears, layout)  # (B, T, D) each
-        heads = self.attend(layer, q, k, v, bias, causal)
-        return self.linear(layer.project_output, layout.gather(heads))
+        rows = self.project(x, linears)  # (N, 3·D)
+        heads = self.attend(layer, rows, None, (layout, layout), bias, causal)
+        return self.linear(layer.project_output, heads)
 
     def cross_attention(
         self,
         layer: MultiHeadedAttention,
-        layout: Layout,
-        keys_and_values: tuple[Tensor, Tensor],
-        bias: Tensor | None,
+        places: tuple[Layout, Layout],
+        keys_and_values: Tensor,
         x: Tensor,
     ) -> Tensor:
-        """From x (N, D) to the memory, whose keys and values (B, S, D) are given."""
-        q = layout.spread(self.linear(layer.project_query, x))  # (B, T, D)
-        heads = self.attend(layer, q, *keys_and_values, bias)  # (B, T, D)
-        return self.linear(layer.project_output, layout.gather(heads))
+        """From x (N, D) to the memory, whose keys and values (M, 2·D) are given."""
+        heads = self.attend(layer, self.linear(layer.project_query, x), keys_and_values, places)
+        return self.linear(layer.project_output, heads)
 
     def embed(self, modules: nn.Sequential, ids: Tensor, layout: Layout) -> Tensor:
         """Embedding and positions, row by row: ids (B, T) to (N, D)."""
@@ -221,10 +244,10 @@ class FastPath:
     def encode(self, model: EncoderDecoder, src: Tensor, layout: Layout) -> Tensor:
         """`model.encode`: src (B, S) to the memory (N, D)."""
         x = self.embed(model.src_embed, src, layout)
-        bias = layout.bias(x.dtype)
         for layer in model.encoder.layers:
-            look = partial(self.self_attention, layer.self_attn, layout, bias)
-            x = self.residual(layer.sublayer[0], x, look)
+            x = self.residual(
+                layer.sublayer[0], x, partial(self.self_attention, layer.self_attn, layout)
+            )
             x = self.residual(layer.sublayer[1], x, partial(self.feed_forward, layer.feed_forward))
         return self.norm(model.encoder.norm, x)
 
@@ -240,15 +263,11 @@ class FastPath:
         # All layers read the same memory: their keys and values are one product.
         readers = [layer.src_attn for layer in model.decoder.layers]
         linears = [linear for a in readers for linear in (a.project_key, a.project_value)]
-        parts = self.project(memory, linears, src_layout)
-        x, length = self.embed(model.tgt_embed, tgt, layout), tgt.size(1)
-        padding = src_layout.bias(x.dtype)
-        future = None  # (T, T), added to scores: padding comes later. PyTorch's makes its own
-        if self.how.attention != "sdpa":
-            future = x.new_full((length, length), -math.inf).triu(1)
-        for layer, *pair in zip(model.decoder.layers, parts[::2], parts[1::2], strict=True):
-            look = partial(self.self_attention, layer.self_attn, layout, future, causal=True)
-            cross = partial(self.cross_attention, layer.src_attn, layout, pair, padding)
+        parts = self.project(memory, linears).chunk(len(readers), dim=-1)  # (N_src, 2·D) each
+        x, places = self.embed(model.tgt_embed, tgt, layout), (layout, src_layout)
+        for layer, part in zip(model.decoder.layers, parts, strict=True):
+            look = partial(self.self_attention, layer.self_attn, layout, causal=True)
+            cross = partial(self.cross_attention, layer.src_attn, places, part)
             x = self.residual(layer.sublayer[0], x, look)
             x = self.residual(layer.sublayer[1], x, cross)
             x = self.residual(layer.sublayer[2], x, partial(self.feed_forward, layer.feed_forward))
@@ -259,8 +278,11 @@ class FastPath:
     ) -> tuple[Tensor, Tensor]:
         """What the generator gets to see: the decoder's rows (N, D), and their labels (N,)."""
         is_source, is_target = (ids != criterion.padding_idx for ids in (batch.src, batch.tgt_y))
-        src_layout = Layout(is_source, self.how.packed and rows_pay(is_source))
-        layout = Layout(is_target, self.how.packed and rows_pay(is_target))
+        free = self.how.compiled and suits(model.generator.proj.weight)  # no copies for rows
+        src_layout, layout = (
+            Layout(real, self.how.packed and (free or rows_pay(real)))
+            for real in (is_source, is_target)
+        )
         memory = self.encode(model, batch.src, src_layout)
         x = self.decode(model, memory, src_layout, batch.tgt, layout)  # (N, D)
         labels = layout.rows(batch.tgt_y)
@@ -276,8 +298,10 @@ class FastPath:
         x, proj = generator.narrow(x), generator.proj
         if self.how.loss == "textbook":
             return criterion(self.linear(proj, x), labels)
-        wanted, size = torch.is_grad_enabled(), ROWS_AT_ONCE
-        given = (criterion.smoothing, size, self.how.onednn, wanted)
+        size = max(1, BYTES_AT_ONCE // (len(proj.weight) * x.element_size()))  # rows
+        given = (criterion.smoothing, size, self.how.onednn, torch.is_grad_enabled())
+        if self.how.compiled and suits(x):
+            given += (passes.probabilities_,)
         return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, *given)
 
     def loss(

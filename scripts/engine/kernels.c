@@ -1,17 +1,12 @@
 /* What a step of decoding does besides its products, each in one pass over its numbers; and a decoder
    for few rows in one call.
 
-   Plain C: scripts/engine/kernels.py compiles it and calls it. Tensors are contiguous, unless strides
-   are given. */
+   scripts/engine/kernels.py calls it. Tensors are contiguous, unless strides are given. */
 
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "simd.h"
 
-#define SIMD _Pragma("omp simd")
 #define MOST_WIDE 16 /* times 16 numbers in a head */
 
-typedef float sixteen __attribute__((vector_size(64), aligned(4)));
 typedef float eight __attribute__((vector_size(32)));
 typedef float four __attribute__((vector_size(16)));
 
@@ -21,21 +16,6 @@ static inline float sum_of(sixteen x) {
     four z = __builtin_shufflevector(y, y, 0, 1, 2, 3) + __builtin_shufflevector(y, y, 4, 5, 6, 7);
     z += __builtin_shufflevector(z, z, 2, 3, 0, 1);
     return z[0] + z[1];
-}
-
-/* e^x for x <= 0: 2^n e^r with |r| <= (ln 2)/2, and Cephes' polynomial for e^r. */
-static inline float exponential(float x) {
-    x = x > -87.0f ? x : -87.0f;
-    float n = floorf(x * 1.44269504f + 0.5f);
-    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    union { int32_t bits; float power; } two = {((int32_t)n + 127) << 23};
-    return (p * r * r + r + 1.0f) * two.power;
 }
 
 /* One query of 16·w numbers over its n keys, which stand at the places `at`. */

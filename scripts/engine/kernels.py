@@ -6,13 +6,7 @@ a GPU and in double precision each goes PyTorch's way.
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,46 +15,21 @@ from torch import Tensor, nn
 
 from scripts.ch02_multi_head_attention import merge_heads
 from scripts.ch13_decoding_fast import best_logits, log_sum_exp
+from scripts.engine import compiled
+from scripts.engine.compiled import P
 
-SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
-FLAGS += ["-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC"]
 LANES = 16  # a head's width must be a multiple of it
 MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that are few: other products are faster for more
 MOST_NUMBERS = 65536  # in few rows
-P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
 COUNTS = {"attend": 9, "round_rows": 6, "scale_sums": 9, "best_of_rows": 7}  # of arguments
 COUNTS |= {"apply": 7, "decode_layers": 10}
-
-
-def built(folder: Path) -> Path:
-    """The compiled library in `folder`, made where it isn't there yet for this very processor.
-
-    Raises OSError or CalledProcessError where there is no compiler, or it won't.
-    """
-    about = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = sorted({line for line in about if line.startswith("flags")})
-    known = (SOURCE.read_text(), FLAGS, platform.machine(), processor)
-    path = folder / f"kernels-{hashlib.sha256(repr(known).encode()).hexdigest()[:16]}.so"
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            fresh = Path(own) / "kernels.so"
-            command = [os.environ.get("CC", "cc"), *FLAGS, SOURCE, "-o", fresh, "-lm"]
-            subprocess.run(command, check=True, capture_output=True)
-            fresh.replace(path)  # whole or not at all, should another process look
-    return path
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled functions; None on a machine that can't make them."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    try:
-        found = ctypes.CDLL(str(built(Path(home) / "from-attention-to-translation")))
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    for name, count in COUNTS.items():
+    found = compiled.library("kernels")
+    for name, count in COUNTS.items() if found else ():
         getattr(found, name).argtypes = [P] * count
     return found
 

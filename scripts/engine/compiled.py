@@ -1,0 +1,50 @@
+"""C beside Python: a file of this folder, compiled once for this very processor and loaded.
+
+Whoever calls a function of it must also know PyTorch's way to do the same, for machines without a
+compiler. What the files hold is told by `kernels.py` (decoding) and `passes.py` (training).
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
+FLAGS += ["-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC", f"-I{HERE}"]
+P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
+
+
+def built(name: str, folder: Path, flag: str) -> Path:
+    """The compiled NAME.c in `folder`, made where it isn't there yet for this processor.
+
+    Raises OSError or CalledProcessError where there is no compiler, or it won't.
+    """
+    about = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = sorted({line for line in about if line.startswith("flags")})
+    source, flags = HERE / f"{name}.c", [flag, *FLAGS]
+    texts = [path.read_text() for path in (source, HERE / "simd.h")]
+    known = hashlib.sha256(repr((texts, flags, platform.machine(), processor)).encode())
+    path = folder / f"{name}-{known.hexdigest()[:16]}.so"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            fresh = Path(own) / "fresh.so"
+            command = [os.environ.get("CC", "cc"), *flags, source, "-o", fresh, "-lm"]
+            subprocess.run(command, check=True, capture_output=True)
+            fresh.replace(path)  # whole or not at all, should another process look
+    return path
+
+
+@functools.cache
+def library(name: str, flag: str = "-fopenmp-simd") -> ctypes.CDLL | None:
+    """The compiled functions of NAME.c; None on a machine that can't make them."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        return ctypes.CDLL(str(built(name, Path(home) / "from-attention-to-translation", flag)))
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,185 @@
+"""The functions of `passes.c` as operations with gradients, in float32 and bfloat16 on a CPU.
+
+They do what is small in a training step: dropout, LayerNorm, attention, the loss's softmax, each in
+one pass over its numbers, on all threads. `suits` says where they can; `engine.fast` takes chapter
+12's way elsewhere.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from scripts.ch12_going_fast import DRAWS, Layout, keep_scale
+from scripts.engine.compiled import P, library
+
+HALF = torch.bfloat16
+LANES = 16  # a head's width must be a multiple of it
+
+
+def suits(x: Tensor, *kinds: torch.dtype) -> bool:
+    """Whether the compiled functions can work on x: float32 or bfloat16, or just these kinds."""
+    fits = x.device.type == "cpu" and x.dtype in (kinds or (torch.float32, HALF))
+    return fits and library("passes", "-fopenmp") is not None
+
+
+def call(name: str, *given: Any) -> None:
+    """The compiled function of that name: tensors by their place, and numbers, on all threads."""
+    places = [P(x.data_ptr()) if isinstance(x, Tensor) else x for x in given]
+    whole = [P(int(x)) if isinstance(x, int) else x for x in places]
+    getattr(library("passes", "-fopenmp"), name)(*whole, P(torch.get_num_threads()))
+
+
+class Dropout(ctypes.Structure):
+    """What decides a mask: which numbers are drawn, and how many of 65,536 say no."""
+
+    _fields_ = [("seed", ctypes.c_uint64), ("limit", ctypes.c_int64), ("scale", ctypes.c_float)]
+
+
+def dropout_at(p: float) -> Dropout:
+    """A new mask at rate p, as PyTorch's generator decides."""
+    seed = int(torch.randint(2**63 - 1, ())) if p else 0
+    return Dropout(seed, round(p * DRAWS), keep_scale(p))
+
+
+class Drop(Function):
+    """dropout(x), or dropout(relu(x)), and `more` on top if there is more: x (N, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, more: Tensor | None, p: float, relu: bool = False) -> Tensor:
+        """To (N, D) in the dtype of `more`, or of x."""
+        ctx.how, ctx.kind, ctx.relu = dropout_at(p), x.dtype, relu
+        kind = x.dtype if more is None else more.dtype
+        out = pass_on(x, more, x if relu else None, ctx.how, kind)
+        ctx.save_for_backward(*[out] * relu)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The same mask; after relu, what came out tells of both."""
+        if ctx.relu:
+            kept = Dropout(0, 0, ctx.how.scale)
+            return pass_on(grad, None, *ctx.saved_tensors, kept, ctx.kind), None, None, None
+        by_more = grad if ctx.needs_input_grad[1] else None
+        return pass_on(grad, None, None, ctx.how, ctx.kind), by_more, None, None
+
+
+def pass_on(
+    x: Tensor, more: Tensor | None, gate: Tensor | None, how: Dropout, kind: torch.dtype
+) -> Tensor:
+    """What `drop` makes of x, as numbers of `kind`."""
+    x, more = x.contiguous(), None if more is None else more.contiguous()
+    sizes, out = (x.numel() // x.size(-1), x.size(-1)), torch.empty_like(x, dtype=kind)
+    by = ctypes.byref(how)
+    call("drop", x, x.dtype == HALF, *sizes, more, gate, by, out, kind == HALF)
+    return out
+
+
+class Norm(Function):
+    """LayerNorm of x (N, D), float32, to numbers of `kind`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, kind: torch.dtype
+    ) -> Tensor:
+        """x (N, D), weight and bias (D,), to (N, D)."""
+        x, out = x.contiguous(), torch.empty_like(x, dtype=kind)
+        mean, per = x.new_empty(2, len(x))
+        eps = ctypes.byref(ctypes.c_float(eps))
+        call("norm", x, *x.shape, weight, bias, eps, mean, per, out, kind == HALF)
+        ctx.save_for_backward(x, weight, mean, per)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients by x, weight and bias."""
+        x, weight, mean, per = ctx.saved_tensors
+        grad, by_x, by_both = grad.contiguous(), torch.empty_like(x), x.new_empty(2, x.size(1))
+        given = (grad.dtype == HALF, x, *x.shape, weight, mean, per, by_x, by_both)
+        call("norm_back", grad, *given)
+        return by_x, *by_both, None, None
+
+
+def attends(rows: Tensor, width: int, places: Sequence[Layout]) -> bool:
+    """Whether `Attend` can work on rows of heads so wide: and all of them are real tokens.
+
+    `places` are the layouts of queries and of keys.
+    """
+    real = all(place.real is None or not place.full for place in places)
+    return real and width % LANES == 0 and suits(rows)
+
+
+def starts_of(layout: Layout) -> Tensor:
+    """Where each sentence's rows begin, and where the last one's end: (B + 1,)."""
+    B, T = layout.shape
+    return torch.searchsorted(layout.slots, torch.arange(B + 1) * T)
+
+
+class Sentences(ctypes.Structure):
+    """Whose rows are whose, as `passes.c` has it."""
+
+    _fields_ = [("q_start", P), ("k_start", P)]
+    _fields_ += [(name, ctypes.c_int64) for name in ("B", "H", "d", "half", "causal")]
+
+
+class Heads(ctypes.Structure):
+    """Queries, keys and values, or their gradients, as `passes.c` has them."""
+
+    _fields_ = [("q", P), ("k", P), ("v", P), ("q_row", ctypes.c_int64), ("k_row", ctypes.c_int64)]
+
+
+def heads_of(rows: Tensor, others: Tensor | None) -> Heads:
+    """Of rows (N, 3·D) of queries, keys and values; or (N, D) of queries, others (M, 2·D)."""
+    D, size = rows.size(1) // (3 if others is None else 1), rows.element_size()
+    keys, at = (rows, D) if others is None else (others, 0)
+    first = keys.data_ptr() + at * size
+    return Heads(rows.data_ptr(), first, first + D * size, rows.stride(0), keys.stride(0))
+
+
+class Attend(Function):
+    """softmax(QKᵀ/√d_k)·V (§3.2.1) from rows to rows, with dropout on the weights; keeps none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        others: Tensor | None,
+        starts: tuple[Tensor, Tensor],
+        h: int,
+        causal: bool,
+        p: float,
+    ) -> Tensor:
+        """Rows as in `heads_of`, to (N, D). `starts`: where each sentence's begin, (B + 1,) twice.
+
+        The first are the queries', the second those of keys and values.
+        """
+        D = rows.size(1) // (3 if others is None else 1)
+        sizes = (len(starts[0]) - 1, h, D // h, rows.dtype == HALF, causal)
+        ctx.sentences = Sentences(*(start.data_ptr() for start in starts), *sizes)
+        ctx.starts, ctx.how = starts, dropout_at(p)  # whoever has their places must keep them
+        ctx.save_for_backward(rows, others)
+        given, out = (heads_of(rows, others), ctx.sentences, ctx.how), rows.new_empty(len(rows), D)
+        call("attend_rows", *map(ctypes.byref, given), out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients by rows and others; the weights are computed again."""
+        by = [None if x is None else x.new_empty(x.shape) for x in ctx.saved_tensors]
+        given, grad = (heads_of(*ctx.saved_tensors), ctx.sentences, ctx.how), grad.contiguous()
+        call("attend_rows_back", *map(ctypes.byref, given), grad, ctypes.byref(heads_of(*by)))
+        return *by, None, None, None, None
+
+
+def probabilities_(logits: Tensor, wide: torch.dtype) -> Tensor:
+    """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1)."""
+    log_z = torch.empty(len(logits), 1, dtype=wide)
+    call("probabilities", logits, logits.dtype == HALF, *logits.shape, log_z)
+    return log_z

@@ -1,0 +1,287 @@
+"""The compiled passes of a training step: the numbers and gradients of PyTorch's operations."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from scripts.ch12_going_fast import DRAWS, Layout, keep_scale
+from scripts.engine import passes
+from scripts.engine.compiled import P, library
+from scripts.engine.passes import Attend, Drop, Norm, starts_of
+
+pytestmark = pytest.mark.skipif(
+    library("passes", "-fopenmp") is None, reason="needs a C compiler with OpenMP"
+)
+KINDS = {"float32": torch.float32, "bf16": torch.bfloat16}
+NEAR = {"float32": {"rtol": 1e-5, "atol": 1e-5}, "bf16": {"rtol": 2**-7, "atol": 2**-7}}
+
+
+def gradients(function, inputs: list[Tensor], probe: Tensor) -> list[Tensor]:
+    """What `function` gives, and the gradients of its product with `probe`."""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad((out * probe.to(out.dtype)).sum(), leaves)]
+
+
+# Random bits
+
+
+def drawn(seed: int, row: int, n: int) -> Tensor:
+    """The n words of 16 bits that a row gets."""
+    out = torch.empty(n, dtype=torch.int16)
+    library("passes", "-fopenmp").draw(P(seed), P(row), P(n), P(out.data_ptr()))
+    return out
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox4x32-10 as its paper states it (Salmon et al. 2011, section 3.4), word by word."""
+    for _ in range(10):
+        x, y = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [(y >> 32) ^ counter[1] ^ key[0], y, (x >> 32) ^ counter[3] ^ key[1], x]
+        counter = [word % 2**32 for word in counter]
+        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
+    return counter
+
+
+def test_the_reference_gives_its_authors_answers():
+    ones = 2**32 - 1
+    assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert philox([ones] * 4, [ones] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+
+
+@pytest.mark.parametrize("seed, row", [(0, 0), (2**62 + 12345, 3), (7, 2**33 + 5)])
+def test_random_bits_are_philoxs(seed, row):
+    words = drawn(seed, row, 512).view(torch.int32).tolist()
+    for block in (0, 1, 37, 63):
+        expected = philox([block, row % 2**32, row >> 32, 0], [seed % 2**32, seed >> 32])
+        assert [word % 2**32 for word in words[4 * block : 4 * block + 4]] == expected
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.5])
+def test_masks_have_the_rate_and_are_the_same_on_the_way_back(kind, p):
+    torch.manual_seed(0)
+    ones = torch.ones(301, 1003, dtype=KINDS[kind])
+    out, by_x = gradients(lambda x: Drop.apply(x, None, p), [ones], ones)
+    assert out.equal(by_x)
+    assert set(out.float().unique().tolist()) == {0.0, torch.tensor(keep_scale(p)).to(out).item()}
+    dropped = (out == 0).double()
+    assert abs(dropped.mean() - p) < 5 * math.sqrt(p * (1 - p) / out.numel())
+    flat = dropped.flatten() - p
+    for lag in (1, 2, 4, 8, 256, 1003, 2006):
+        together = (flat[:-lag] * flat[lag:]).mean().item() / (p * (1 - p))
+        assert abs(together) < 5 / math.sqrt(out.numel())
+    assert not Drop.apply(ones, None, p).equal(out)  # each call has its own
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_sums_with_dropout_and_relu_are_pytorchs_with_that_mask(kind, p):
+    torch.manual_seed(1)
+    x, more, probe = torch.randn(17, 40), torch.randn(17, 40), torch.randn(17, 40)
+    x = x.to(KINDS[kind])
+    for relu in (False, True):
+        torch.manual_seed(2)
+        mask = Drop.apply(torch.ones_like(x), None, p).float()
+        torch.manual_seed(2)
+        if relu:
+            found = gradients(lambda x: Drop.apply(x, None, p, True), [x], probe)
+            expected = gradients(lambda x: x.relu() * mask.to(x), [x], probe)  # noqa: B023
+        else:
+            found = gradients(lambda x, more: Drop.apply(x, more, p), [x, more], probe)
+            expected = gradients(lambda x, more: more + x.float() * mask, [x, more], probe)  # noqa: B023
+            assert found[0].dtype == torch.float32 and found[1].dtype == x.dtype
+        assert_close(found, expected, **NEAR[kind])
+
+
+def test_what_is_not_finite_stays_so_in_16_bits():
+    odd = torch.tensor([[math.inf, -math.inf, math.nan, 3.4e38, 1e-40, -0.0]] * 2)
+    half = Drop.apply(odd.bfloat16(), torch.zeros_like(odd), 0.0)
+    assert_close(half, odd.bfloat16().float(), equal_nan=True)
+    back = gradients(lambda x: Drop.apply(x, None, 0.0), [odd.bfloat16()], odd)[1]
+    assert_close(back, odd.bfloat16(), equal_nan=True)
+
+
+def test_16_bits_are_the_nearest():
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(64, 32), torch.ones(32), torch.zeros(32)
+    exact, half = (Norm.apply(x, weight, bias, 1e-5, kind) for kind in KINDS.values())
+    assert half.equal(exact.bfloat16())
+
+
+# LayerNorm
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_layernorm_is_pytorchs(kind, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    torch.manual_seed(3)
+    x, probe = 3 * torch.randn(7, 33) + 2, torch.randn(7, 33).to(KINDS[kind])
+    inputs = [x, torch.randn(33), torch.randn(33)]
+    ours = lambda *given: Norm.apply(*given, 1e-5, KINDS[kind])  # noqa: E731
+    theirs = lambda *given: F.layer_norm(given[0], (33,), *given[1:])  # noqa: E731
+    found, expected = (gradients(how, inputs, probe.float()) for how in (ours, theirs))
+    assert found[0].dtype == KINDS[kind] and found[1].dtype == torch.float32
+    assert_close(found, expected, check_dtype=False, **NEAR[kind])
+
+
+# Attention
+
+
+def textbooks(rows, others, lengths, h, causal, masks=None):
+    """Sentence by sentence, head by head, in float64; `masks` (h, T, S) are what dropout does."""
+    queries, keys = lengths
+    D = rows.size(1) // (3 if others is None else 1)
+    q, k, v = rows.split(D, 1) if others is None else (rows, *others.split(D, 1))
+    sides = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
+    found = []
+    for b, parts in enumerate(sides):
+        q, k, v = (x.unflatten(1, (h, -1)).transpose(0, 1) for x in parts)  # (h, T or S, d)
+        scores = q @ k.mT / math.sqrt(q.size(-1))
+        if causal:
+            scores += torch.full(scores.shape[-2:], -math.inf).triu(1)
+        weights = scores.softmax(-1) * (1 if masks is None else masks[b])
+        found.append((weights @ v).transpose(0, 1).flatten(1))
+    return torch.cat(found)
+
+
+def starts(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *itertools.accumulate(lengths)])
+
+
+SIDES = {
+    "looks back": ([5, 1, 16, 17, 40], None, True),
+    "looks around": ([5, 1, 16, 17, 40], None, False),
+    "looks across": ([5, 1, 16, 33, 2], [7, 30, 1, 16, 18], False),
+}
+
+
+def task(side: str, d: int = 16, h: int = 2):
+    """Rows, others, their lengths, and whether the future is hidden."""
+    queries, keys, causal = SIDES[side]
+    torch.manual_seed(4)
+    rows = torch.randn(sum(queries), h * d * (3 if keys is None else 1))
+    others = None if keys is None else torch.randn(sum(keys), 2 * h * d)
+    return rows, others, (queries, keys or queries), causal
+
+
+def compare(side, kind, h, d, p=0.0, masks=None):
+    rows, others, lengths, causal = task(side, d, h)
+    inputs = [x.to(KINDS[kind]) for x in (rows, others) if x is not None]
+    probe = torch.randn(len(rows), h * d).to(KINDS[kind])
+    places = tuple(starts(n) for n in lengths)
+
+    def ours(rows, others=None):
+        torch.manual_seed(5)
+        return Attend.apply(rows, others, places, h, causal, p)
+
+    def theirs(rows, others=None):
+        return textbooks(rows, others, lengths, h, causal, masks)
+
+    found = gradients(ours, inputs, probe)
+    expected = gradients(theirs, [x.double() for x in inputs], probe.double())
+    assert_close(found, [x.to(found[0].dtype) for x in expected], **NEAR[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("h, d", [(2, 16), (1, 48), (4, 32)])
+def test_attention_is_the_textbooks(side, kind, h, d):
+    compare(side, kind, h, d)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", SIDES)
+def test_attention_drops_weights_and_sends_gradients_through_what_is_left(side, kind):
+    """The masks are seen where each value is a row of the identity and all weights are equal."""
+    h, d, p = 2, 48, 0.25
+    _, _, (queries, keys), causal = task(side, d, h)
+    places, masks = (starts(queries), starts(keys)), []
+    values = torch.cat([torch.eye(n, d) for n in keys]).repeat(1, h)
+    torch.manual_seed(5)
+    if SIDES[side][1] is None:
+        rows, others = torch.cat((torch.zeros(sum(queries), 2 * h * d), values), 1), None
+    else:
+        rows = torch.zeros(sum(queries), h * d)
+        others = torch.cat((torch.zeros(sum(keys), h * d), values), 1)
+    thinned = Attend.apply(rows, others, places, h, causal, p).unflatten(1, (h, d))
+    for part, n in zip(thinned.split(queries), keys, strict=True):
+        masks.append(keep_scale(p) * (part[..., :n] != 0).transpose(0, 1).double())  # (h, T, S)
+    seen = torch.cat([m[:, -1].flatten() for m in masks])  # the last query sees all keys
+    share = (seen == 0).double().mean().item()
+    assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / len(seen))
+    assert not masks[0][0].equal(masks[0][1])  # each head has its own
+    compare(side, kind, h, d, p, masks)
+
+
+def test_attention_takes_sentences_without_tokens_and_parts_of_wider_rows():
+    torch.manual_seed(6)
+    rows, wide = torch.randn(3, 32), torch.randn(5, 200)
+    others = wide[:, 64:128]  # keys and values of one layer among several
+    places = (torch.tensor([0, 3, 3]), torch.tensor([0, 5, 5]))
+    found = Attend.apply(rows, others, places, 2, False, 0.0)
+    assert_close(found, textbooks(rows, others, ([3], [5]), 2, False))
+    nothing = Attend.apply(
+        rows, others[:0], (torch.tensor([0, 3]), torch.tensor([0, 0])), 2, False, 0.0
+    )
+    assert nothing.eq(0).all()
+
+
+def test_starts_are_where_the_rows_of_a_layout_begin():
+    real = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 1, 1]]).bool()
+    assert starts_of(Layout(real, packed=True)).tolist() == [0, 2, 2, 5]
+    assert starts_of(Layout(real, packed=False)).tolist() == [0, 3, 6, 9]
+    assert not passes.attends(torch.empty(9, 32), 16, [Layout(real, packed=False)])
+    assert passes.attends(torch.empty(5, 32), 16, [Layout(real, packed=True)])
+    assert not passes.attends(torch.empty(5, 8), 8, [Layout(real, packed=True)])
+
+
+# The loss
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_probabilities_are_the_softmax(kind):
+    torch.manual_seed(7)
+    logits = (torch.randn(9, 1000) * torch.logspace(-2, 2, 9)[:, None]).to(KINDS[kind])
+    wide, ours = logits.double(), logits.clone()
+    log_z = passes.probabilities_(ours, torch.float32)
+    assert_close(log_z.double(), wide.logsumexp(1, keepdim=True), rtol=1e-6, atol=1e-5)
+    assert_close(ours.double(), wide.softmax(1), rtol=2**-7 if kind == "bf16" else 1e-4, atol=1e-9)
+
+
+# All of them
+
+
+def test_the_same_bits_come_again_and_on_any_number_of_threads(monkeypatch):
+    rows, _, (queries, _), _ = task("looks back")
+    x, places = torch.randn(50, 64), (starts(queries), starts(queries))
+
+    def everything(threads):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        torch.manual_seed(8)
+        parts = gradients(lambda x: Drop.apply(x, None, 0.3), [x], x)
+        weight, bias = torch.ones(64), torch.zeros(64)
+        parts += gradients(lambda x: Norm.apply(x, weight, bias, 1e-5, x.dtype), [x], x)
+        attend = lambda rows: Attend.apply(rows, None, places, 2, True, 0.3)  # noqa: E731
+        return [*parts, *gradients(attend, [rows], torch.ones(len(rows), 32))]
+
+    first = everything(1)
+    for threads in (1, 2, 3):
+        assert all(a.equal(b) for a, b in zip(first, everything(threads), strict=True))
+
+
+def test_only_numbers_that_suit_are_taken():
+    kinds = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
+    assert [passes.suits(torch.empty(2, 2, dtype=kind)) for kind in kinds] == [1, 1, 0, 0]
+    assert not passes.suits(torch.empty(2, 2, dtype=torch.bfloat16), torch.float32)
+    assert not passes.suits(torch.empty(2, 2, device="meta"))
+    assert passes.dropout_at(0.3).limit == round(0.3 * DRAWS) and passes.dropout_at(0).limit == 0
