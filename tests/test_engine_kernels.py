@@ -1,6 +1,7 @@
 """The compiled functions do what PyTorch's own do, and nobody needs them; decoding in few bits."""
 
 import subprocess
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from scripts.ch04_encoder_decoder import LayerNorm, make_model
 from scripts.ch06_training import BOS, EOS, PAD
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.corpora.load import load_corpus
-from scripts.engine import kernels, translating
+from scripts.engine import compiled, kernels, translating
 from scripts.engine.decoding import PACKED, CachedDecoding, PreparedModel, exact_in_8_bits
 from scripts.engine.kernels import Layers
 from scripts.engine.models import load_model
@@ -122,18 +123,20 @@ def test_large_logits_do_not_overflow(way):
     torch.testing.assert_close(total, logits.logsumexp(1, keepdim=True))
 
 
-def test_it_is_compiled_once_and_nothing_depends_on_it(tmp_path, monkeypatch):
-    if kernels.library() is not None:
-        path = kernels.built(tmp_path)
+@pytest.mark.parametrize("name", ["kernels", "passes"])
+def test_it_is_compiled_once_and_nothing_depends_on_it(name, tmp_path, monkeypatch):
+    built = partial(compiled.built, name, flag="-fopenmp-simd")
+    if compiled.library(name) is not None:
+        path = built(tmp_path)
         monkeypatch.setenv("CC", "false")
-        assert kernels.built(tmp_path) == path  # not asked again
+        assert built(tmp_path) == path  # not asked again
     monkeypatch.setenv("CC", "false")
     with pytest.raises(subprocess.CalledProcessError):
-        kernels.built(tmp_path / "elsewhere")
+        built(tmp_path / "elsewhere")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
-    assert kernels.library.__wrapped__() is None
+    assert compiled.library.__wrapped__(name) is None
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert kernels.library.__wrapped__() is None
+    assert compiled.library.__wrapped__(name) is None
 
 
 # Decoding in few bits

@@ -27,8 +27,10 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
+from torch.profiler import record_function
 from tqdm import tqdm
 
 from scripts.bench.accounts import account
@@ -60,6 +62,7 @@ from scripts.ch11_where_the_time_goes import (
 )
 from scripts.ch12_going_fast import keep_memory
 from scripts.corpora.load import load_corpus
+from scripts.engine import passes
 from scripts.engine.fast import FAST, HALF, Switches, fast_loss
 
 
@@ -287,14 +290,16 @@ WITHOUT = {
     "loss in chunks": {"loss": "textbook"},
     "dropout from 16 bits": {"random_bits": False},
     "oneDNN's products": {"onednn": False},
+    "small things in C": {"compiled": False},
 }
 
 
 def step_contenders(ours: Contender) -> dict[str, Contender]:
-    """The path `ours`, and the same without each of its switches and settings."""
+    """The path `ours`, the same again, and without each of its switches and settings."""
     less = {name: {"how": ours.how | change} for name, change in WITHOUT.items()}
     less |= {"freed memory kept": {"keep_memory": False}, "the fused Adam": {"fused_adam": False}}
-    return {"ours": ours} | {f"without {name}": replace(ours, **one) for name, one in less.items()}
+    changed = {f"without {name}": replace(ours, **one) for name, one in less.items()}
+    return {"ours": ours, "ours again": ours} | changed
 
 
 def bench_steps(options: BenchOptions) -> dict[str, Any]:
@@ -339,15 +344,22 @@ KINDS = {  # of operations: patterns of PyTorch's names for them
     "aten::*index* aten::*scatter* aten::*gather*",
     "LayerNorm": "aten::*layer_norm* aten::*var_mean*",
     "Adam and clipping": "aten::*adam* aten::*addcdiv* aten::*lerp* aten::*norm* aten::*foreach*",
+    "our functions in C": "passes::*",
     "sums, relu, dropout's products": "aten::* mkldnn::*",
 }
 
 
 def step_account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:
     """Seconds of a step by kind of operation, from PyTorch's profiler, and the rest."""
-    runner = Runner(contender, batches)
+    runner, call = Runner(contender, batches), passes.call
     runner.lap()
-    found = account(runner.lap, KINDS, "Python, autograd, our random bits")
+
+    def seen(name: str, *given: Any) -> None:
+        with record_function(f"passes::{name}"):
+            call(name, *given)
+
+    with patch.object(passes, "call", seen):
+        found = account(runner.lap, KINDS, "Python and autograd")
     return {kind: round(seconds / len(batches), 5) for kind, seconds in found.items()}
 
 
