@@ -65,7 +65,6 @@ from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads,
 from scripts.ch03_embeddings_and_positions import LearnedPositions
 from scripts.ch04_encoder_decoder import EncoderDecoder, SublayerConnection, clones
 from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss
-from scripts.engine.fast import fast_loss, switches_for
 from scripts.engine.losses import loss_function_of
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, pick_device
 from scripts.studies.verdict import pooled_spread, t_exceeded, verdicts
@@ -323,7 +322,7 @@ class StudyRow:
     group: str
     changes: dict[str, Any] = field(default_factory=dict)
     operate: Callable[[EncoderDecoder], None] | None = None
-    way: Literal["fast", "apart", "textbook"] = "fast"
+    way: Literal["fast", "apart", "textbook"] = "fast"  # apart: but not decoded with a cache
 
     def config(self, base: TrainConfig, **more: Any) -> TrainConfig:
         """`base` with this row's settings, and `more`."""
@@ -338,12 +337,8 @@ class StudyRow:
 
     def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
         """How this row's loss is computed: the fast path, if that can see what was changed."""
-        device = pick_device(config.device)
-        if self.way == "apart":  # projections of different widths can't be one product
-            how = replace(switches_for(device), joint_projections=False)
-            return partial(fast_loss, how=how)
         path = "textbook" if self.way == "textbook" else config.path
-        return loss_function_of(replace(config, path=path), device)
+        return loss_function_of(replace(config, path=path), pick_device(config.device))
 
 
 # %%

@@ -181,8 +181,11 @@ def record(name):
 
 
 def are_of(recorded, contenders):
-    """Whether a record has these contenders."""
-    return {name: asdict(one) for name, one in contenders.items()}.items() <= recorded.items()
+    """Whether a record has these contenders; `speed-steps` still knows a switch that left."""
+    wanted = {name: asdict(one) for name, one in contenders.items()}
+    for one in (one for one in recorded.values() if one["how"]):
+        one["how"].pop("joint_projections", None)
+    return wanted.items() <= recorded.items()
 
 
 def test_records_are_of_the_contenders_that_the_module_names():

@@ -285,7 +285,6 @@ def bench_peers(options: BenchOptions) -> dict[str, Any]:
 WITHOUT = {
     "rows": {"packed": False},
     "LayerNorm in one kernel": {"fused_norm": False},
-    "joint projections": {"joint_projections": False},
     "attention by hand": {"attention": "sdpa"},
     "loss in chunks": {"loss": "textbook"},
     "dropout from 16 bits": {"random_bits": False},

@@ -6,7 +6,7 @@ textbook's way and timed alone. It trains; what decodes is in `engine.decoding`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -50,7 +50,6 @@ class Switches:
 
     packed: bool = True  # rows for real tokens only
     fused_norm: bool = True  # LayerNorm in one kernel
-    joint_projections: bool = True  # one product for Q, K and V; one for all cross-attention's K, V
     attention: Literal["textbook", "sdpa", "ours"] = "ours"
     loss: Literal["textbook", "ours"] = "ours"
     random_bits: bool = True  # dropout masks from 16 random bits an entry
@@ -60,11 +59,11 @@ class Switches:
 
 
 FAST = Switches()
-PLAIN = Switches(False, False, False, "textbook", "textbook", False, False, False)
+PLAIN = Switches(False, False, "textbook", "textbook", False, False, False)
 HALF = replace(FAST, half=True)
 # Rows and our loss choose cells by the data, which a GPU would wait for; our attention, dropout's
 # 16 bits and oneDNN were written for a CPU.
-STATIC = replace(PLAIN, fused_norm=True, joint_projections=True, attention="sdpa")
+STATIC = replace(PLAIN, fused_norm=True, attention="sdpa")
 
 
 def switches_for(device: torch.device, half: bool = False) -> Switches:
@@ -121,13 +120,9 @@ class FastPath:
         """What `layer` computes."""
         return self.product(x, layer.weight, layer.bias)
 
-    def project(self, x: Tensor, linears: Sequence[nn.Linear]) -> Tensor:
-        """Each linear map of x (N, D), side by side (N, ...); all as one product, if asked."""
-        if not self.how.joint_projections:
-            return torch.cat([self.linear(layer, x) for layer in linears], dim=1)
-        weight = torch.cat([linear.weight for linear in linears])  # (sum of outputs, D)
-        bias = torch.cat([linear.bias for linear in linears])
-        return self.product(x, weight, bias)
+    def project(self, x: Tensor, *linears: nn.Linear) -> Tensor:
+        """Linear maps of x (N, D), side by side: (N, sum of their outputs)."""
+        return torch.cat([self.linear(layer, x) for layer in linears], dim=1)
 
     def dropped(self, x: Tensor, p: float) -> Tensor:
         """Dropout of x at rate p."""
@@ -187,12 +182,17 @@ class FastPath:
         p = dropout_rate(layer)
         features = getattr(layer, "feature_dropout", 0.0) if layer.training else 0.0  # UniDrop's
         rows, others = (x if x is None else self.dropped(x, features) for x in (rows, others))
-        ours, width = self.how.attention == "ours", layer.project_output.in_features // layer.h
-        if ours and self.how.compiled and bias is None and attends(rows, width, places):
+        ours, parts = self.how.attention == "ours", (layer.project_query, layer.project_key)
+        widths = [len(part.weight) for part in (*parts, layer.project_value)]  # as a rule, D each
+        by_rows = ours and self.how.compiled and bias is None and len(set(widths)) == 1
+        if by_rows and attends(rows, widths[0] // layer.h, places):
             starts = tuple(starts_of(place) for place in places)
             return Attend.apply(rows, others, starts, layer.h, causal, p)
-        q, *kv = places[0].spread(rows).chunk(3 if others is None else 1, dim=-1)  # (B, T, D)
-        k, v = kv or places[1].spread(others).chunk(2, dim=-1)  # (B, S, D)
+        if others is None:
+            q, k, v = places[0].spread(rows).split(widths, dim=-1)  # (B, T, D) each
+        else:
+            q = places[0].spread(rows)
+            k, v = places[1].spread(others).split(widths[1:], dim=-1)  # (B, S, D) each
         q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
         known = causal and self.how.attention == "sdpa"  # by name; as numbers it'd be slow
         if bias is None and not known:
@@ -217,20 +217,20 @@ class FastPath:
         causal: bool = False,
     ) -> Tensor:
         """From x to x: (N, D) to (N, D)."""
-        linears = (layer.project_query, layer.project_key, layer.project_value)
-        rows = self.project(x, linears)  # (N, 3·D)
-        heads = self.attend(layer, rows, None, (layout, layout), bias, causal)
+        rows = self.project(x, layer.project_query, layer.project_key, layer.project_value)
+        heads = self.attend(layer, rows, None, (layout, layout), bias, causal)  # of (N, 3·D)
         return self.linear(layer.project_output, heads)
 
     def cross_attention(
         self,
         layer: MultiHeadedAttention,
+        memory: Tensor,
         places: tuple[Layout, Layout],
-        keys_and_values: Tensor,
         x: Tensor,
     ) -> Tensor:
-        """From x (N, D) to the memory, whose keys and values (M, 2·D) are given."""
-        heads = self.attend(layer, self.linear(layer.project_query, x), keys_and_values, places)
+        """From x (N, D) to the memory (M, D)."""
+        others = self.project(memory, layer.project_key, layer.project_value)  # (M, 2·D)
+        heads = self.attend(layer, self.linear(layer.project_query, x), others, places)
         return self.linear(layer.project_output, heads)
 
     def embed(self, modules: nn.Sequential, ids: Tensor, layout: Layout) -> Tensor:
@@ -260,14 +260,10 @@ class FastPath:
         layout: Layout,
     ) -> Tensor:
         """`model.decode`: memory (N_src, D) and tgt (B, T) to (N, D)."""
-        # All layers read the same memory: their keys and values are one product.
-        readers = [layer.src_attn for layer in model.decoder.layers]
-        linears = [linear for a in readers for linear in (a.project_key, a.project_value)]
-        parts = self.project(memory, linears).chunk(len(readers), dim=-1)  # (N_src, 2·D) each
         x, places = self.embed(model.tgt_embed, tgt, layout), (layout, src_layout)
-        for layer, part in zip(model.decoder.layers, parts, strict=True):
+        for layer in model.decoder.layers:
             look = partial(self.self_attention, layer.self_attn, layout, causal=True)
-            cross = partial(self.cross_attention, layer.src_attn, places, part)
+            cross = partial(self.cross_attention, layer.src_attn, memory, places)
             x = self.residual(layer.sublayer[0], x, look)
             x = self.residual(layer.sublayer[1], x, cross)
             x = self.residual(layer.sublayer[2], x, partial(self.feed_forward, layer.feed_forward))

@@ -162,7 +162,7 @@ def fast_stack_loss(
     bias = torch.zeros(batch.mask.shape, dtype=x.dtype, device=x.device)
     bias = bias.masked_fill_(~batch.mask, -math.inf).unsqueeze(1)  # (B|1, 1, T|1, T)
     for layer in model.stack.layers:
-        look = partial(path.self_attention, layer.self_attn, layout, bias)
+        look = partial(path.self_attention, layer.self_attn, layout, bias=bias)
         x = path.residual(layer.sublayer[0], x, look)
         x = path.residual(layer.sublayer[1], x, partial(path.feed_forward, layer.feed_forward))
     x, labels = path.norm(model.stack.norm, x), layout.rows(batch.labels)
