@@ -70,7 +70,7 @@ torch.set_default_dtype(torch.float64)  # for the checks; whatever is timed here
 #
 # > **In short.** Before you make a program faster, know the least time that it can take, the time it takes, and what it does in between.
 #
-# A training step of our model takes 0.61 seconds on the record's machine. Is that good? We count what must be done, measure what is, and look for the difference. Chapter 12 then makes it faster.
+# A training step of our model takes 0.65 seconds on the record's machine. Is that good? We count what must be done, measure what is, and look for the difference. Chapter 12 then makes it faster.
 #
 # We work on the model that chapter 9 trains: 3 + 3 layers, D = 256, feed-forward 1,024, 8 heads, V = 8,192, all tables tied, in batches of 2,048 tokens a side. `BASE` has the sizes of the paper's base model, with our vocabulary.
 
@@ -380,13 +380,13 @@ for o in record["operations"]:
     print(f"{o['operation']:20}{share:5.0%} of the roof")
 
 # %% [markdown]
-# - *Large products* reach the flat roof or nearly so. (One passes it, since the roof itself was measured, on squares.)
-# - *The logits* don't. One possible reason: their 64 MiB of results are fresh memory at each call, which takes time to get.
-# - *The residual sum, scores, LayerNorm* lie above the sloping roof, which is for numbers from memory. Theirs were most likely still in the *cache*, a small and much faster memory inside the processor.
+# - *Large products* reach less than half of the flat roof. `F.linear` takes MKL. The roof is the faster library's, here most likely oneDNN: without it, chapter 12's step takes 1.4 times as long.
+# - *The logits* reach 31%. One possible reason: their 64 MiB of results are fresh memory at each call, which takes time to get.
+# - *The residual sum* lies above the sloping roof, which is for numbers from memory. Its own were most likely still in the *cache*, a small and much faster memory inside the processor.
 # - *Adam* lies above it, too, with tensors too large for most caches. We don't know why.
-# - *Dropout* reaches 5%. It draws a random number for each element, which neither FLOPs nor bytes count.
-# - *Cross-entropy* reaches 8%. PyTorch's also writes a second tensor as large as the logits: that explains a factor of two of twelve.
-# - *Softmax* reaches half. Exponentials most likely cost more than our convention counts.
+# - *LayerNorm, softmax, scores* move fewer bytes than the sum, yet take three to five times as long. So it isn't memory that holds them up.
+# - *Dropout* reaches 3%. It draws a random number for each element, which neither FLOPs nor bytes count.
+# - *Cross-entropy* reaches 5%. PyTorch's also writes a second tensor as large as the logits: that explains a factor of two of twenty.
 
 # %% [markdown]
 # ## The floor of a step
@@ -414,7 +414,7 @@ floor_of_even = least_seconds(SMALL, even, r, w)
 print(f"{step_flops(SMALL, even) / r:.3f} seconds of FLOPs, {floor_of_even:.3f} with the traffic")
 
 # %% [markdown]
-# It is a floor for numbers that come from memory, at the rate we measured. (The scores and Adam were faster, but are small parts of it.) In 16 bits it is another.
+# It is a floor for numbers that come from memory, at the rate we measured. (Adam was faster, but is a small part of it.) In 16 bits it is another.
 #
 # The record's three batches of real captions have fewer real tokens than `even`, and so a lower floor. **Predict.** How many times the floor does the code of chapters 1 to 6 take? (The C library keeps freed memory here: chapter 12 says how.)
 
@@ -436,7 +436,7 @@ print(f"floor {paper_floor:.2f} s of 0.40 s: {paper_floor / 0.4:.0%}")
 print(f"100,000 steps: {100_000 * 8 * step_flops(paper, eighth):.1e} FLOPs counted")
 
 # %% [markdown]
-# A factor of three lies between floor and clock there, too, exchange included. And Table 2's $3.3\cdot10^{18}$ FLOPs are not a count: they are 12 hours × 8 GPUs × 9.5 TFLOP/s, what the GPUs *could* have done.
+# A factor of three lies between floor and clock there, exchange included. And Table 2's $3.3\cdot10^{18}$ FLOPs are not a count: they are 12 hours × 8 GPUs × 9.5 TFLOP/s, what the GPUs *could* have done.
 #
 # ## Where the time goes
 #
@@ -468,9 +468,8 @@ pd.DataFrame(
 # %%
 booked = dict(record["accounts"]["textbook"])
 booked["products"] = booked.pop("matrix products") + booked.pop("attention's products")
-# The record has one heading for this and for chapter 12's random bits; this path draws none.
-booked["Python, autograd"] = booked.pop("Python, autograd, our random bits")
 booked["random bits of dropout"] = booked.pop("PyTorch's random bits")
+del booked["our functions in C"]  # chapter 12's: this path has none
 of_adam = ADAM_BYTES * parameter_count(SMALL) / w
 least = {"products": floor - of_adam, "Adam and clipping": of_adam}
 step_total = sum(booked.values())
@@ -478,7 +477,7 @@ print(f"products: {booked['products'] / step_total:.0%} of the step's {step_tota
 step_account_chart(booked, least)
 
 # %% [markdown]
-# The clock alone said 0.61 seconds: the profiler adds time to each call, so kinds with many small calls look larger than they are. What it books above the floor, in order:
+# The clock alone said 0.65 seconds: the profiler adds time to each call, so kinds with many small calls look larger than they are. What it books above the floor, in order:
 
 # %%
 over = {kind: seconds - least.get(kind, 0.0) for kind, seconds in booked.items()}
@@ -486,7 +485,7 @@ for kind, seconds in sorted(over.items(), key=lambda item: -item[1])[:5]:
     print(f"{seconds / sum(over.values()):5.0%}  {kind}")
 
 # %% [markdown]
-# More than half of the gap is elementwise work and dropout's random bits: passes over memory, and numbers to be drawn. This list is chapter 12's plan.
+# Almost half of the gap is products: below the roof, and some for padding. A third is random bits and elementwise work. This list is chapter 12's plan.
 #
 # ## How cost grows
 #
@@ -531,8 +530,8 @@ pd.DataFrame(slopes, index=costs).T.round(2)
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
 # - A machine has two rates, and an operation's intensity decides which is its limit: the multipliers for large products, memory for the rest. Dropout and the loss stay far below even that.
-# - The floor is every product at the roof plus Adam's traffic. Our step takes about three times that.
-# - Above the floor are, most of all, elementwise passes and random bits.
+# - The floor is every product at the roof plus Adam's traffic. Our step takes 3.7 times that.
+# - Above the floor are, most of all, slow products, random bits and elementwise passes.
 # - At a fixed number of tokens, length hardly matters up to 256. Of the four axes, width has the largest exponent.
 #
 # ## What the paper did that we don't

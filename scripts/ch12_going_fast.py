@@ -79,13 +79,13 @@ torch.set_default_dtype(torch.float64)  # so that "the same numbers" means to te
 # | rows (N, D) for real tokens only | `packed` |
 # | LayerNorm as one kernel | `fused_norm` |
 # | products by another library | `onednn` |
-# | Q, K, V: one product in place of three | `joint_projections` |
 # | attention's backward pass by hand | `attention` |
 # | dropout: 16 random bits an entry | `random_bits` |
 # | logits and loss, a few rows at a time | `loss` |
+# | norm, dropout, attention, softmax: one pass each | `compiled` |
 # | factors of all products in bfloat16 (bf16) | `half` |
 #
-# What each but the first is worth stands in `results/speed-steps.json`, for one machine and chapter 9's model, on three batches of at most 2,048 tokens a side. **Predict.** Our program took part in all duels. How far apart are its slowest and its fastest round?
+# What each is worth stands in `results/speed-steps.json`, for one machine and chapter 9's model, on three batches of at most 2,048 tokens a side. **Predict.** Our program took part in all duels. How far apart are its slowest and its fastest round?
 
 # %%
 record = load_record("speed-steps")
@@ -93,13 +93,34 @@ found = record["reports"]["ours"]
 print(f"{found['lowest']:,.0f} to {found['highest']:,.0f} target tokens a second")
 
 # %% [markdown]
-# So two programs step in turns, and in each of five rounds the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part.
+# So two programs step in turns, and in each of five rounds the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part. It also raced itself as it is. This **control** shows what chance does, and gives a rule for all other lines:
+#
+# - **clear**: every round is beyond every round of the control. Between equal programs that has a chance of $2/\binom{10}{5} = 1/126$: 0.16 false lines in 20.
+# - **likely**: all five rounds are on one side of 1. Chance does that once in 16 times: one line may well be luck.
+# - **can't tell**: all else.
+
+
+# %%
+def how_sure(rounds: Sequence[float], control: Sequence[float]) -> str:
+    """What the ratios of a duel can say, beside those of two programs that are the same."""
+    if min(rounds) > max(control) or max(rounds) < min(control):
+        return "clear"
+    return "likely" if min(rounds) > 1 or max(rounds) < 1 else "can't tell"
+
+
+# %%
+both = {"float32": record["reports"], "bf16": record["half"]["reports"]}
+for precision, reports in both.items():
+    print(precision, *(f"{ratio:.2f}" for ratio in reports["ours again"]["rounds"]))
+
+# %% [markdown]
+# In bf16 all five are below 1: the second in a turn seems to be a little faster. So a "likely" below 1 says less than one above.
 #
 # ## Rows instead of rectangles
 #
 # > **In short.** Only attention needs to know which tokens form a sentence. Give all else a plain list of them, and padding is gone.
 #
-# Chapter 7's buckets leave some padding. It is gone when a batch is a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them after it. These copies cost time; so `rows_pay` takes rows only where more than an eighth of the cells is padding.
+# Chapter 7's buckets leave some padding. It is gone when a batch is a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them after it. These copies cost time: where attention needs them, `rows_pay` takes rows only if more than an eighth of the cells is padding. (The last attention of this chapter doesn't.)
 
 
 # %%
@@ -147,36 +168,11 @@ print("cells:", layout.slots.tolist(), " places:", layout.positions.tolist())
 x = torch.randn(6, 4)  # rows (N, D)
 torch.testing.assert_close(layout.gather(layout.spread(x)), x)  # there and back
 
-# %% [markdown]
-# **Predict.** In the record's batches less than an eighth is padding (a test holds that). So ours and "ours without rows" run the same code. How far from 1 are the ratios of their times?
-
-# %%
-both = {"float32": record["reports"], "bf16": record["half"]["reports"]}
-for precision, reports in both.items():
-    print(precision, *(f"{ratio:.2f}" for ratio in reports["without rows"]["rounds"]))
-
-# %% [markdown]
-# What rows are worth isn't measured here. This line is our **control**. It shows the noise, up to a tenth for one round, and gives a rule for all other lines:
-#
-# - **clear**: every round is beyond every round of the control. Between equal programs that has a chance of $2/\binom{10}{5} = 1/126$: 0.13 false lines in 16.
-# - **likely**: all five rounds are on one side of 1. Chance does that once in 16 times: one line may well be luck.
-# - **can't tell**: all else.
-
-
-# %%
-def how_sure(rounds: Sequence[float], control: Sequence[float]) -> str:
-    """What the ratios of a duel can say, beside those of two programs that are the same."""
-    if min(rounds) > max(control) or max(rounds) < min(control):
-        return "clear"
-    return "likely" if min(rounds) > 1 or max(rounds) < 1 else "can't tell"
-
-
-# %%
 duels = duel_frame(both, how_sure)
 duels.loc["rows"]
 
 # %% [markdown]
-# The first column is the median. Equal programs came out at 0.98 and 0.94: the place in the turn may matter a little. So a "likely" below 1 is weaker than one above.
+# The first column is the median. Each part races in its last form, that of *One pass, in C* below: so a line says what it is worth beside all others.
 #
 # ## One kernel for LayerNorm
 #
@@ -196,7 +192,7 @@ duels.loc["LayerNorm in one kernel"]
 # %% [markdown]
 # ## Products: another library, and fewer of them
 #
-# > **In short.** Several libraries multiply matrices: ask which is faster *here*. And three maps of the same rows are one map with three times the columns.
+# > **In short.** Several libraries multiply matrices: ask which is faster *here*. That three maps of the same rows can be one product is true, and worth nothing.
 #
 # On x86 `F.linear` takes MKL for float32; chapter 11's `affine` reaches oneDNN. We ask it for $Y = XW^\top$ and for the gradient by $X$. (The dtypes matter later, when `x` is in bf16.)
 #
@@ -238,13 +234,13 @@ leaves = [torch.randn(*shape, requires_grad=True) for shape in ((7, 12), (20, 12
 assert gradcheck(lambda *given: LinearProduct.apply(*given, True), leaves)
 
 # %% [markdown]
-# Joint projections need no new function: Q, K and V are one `F.linear` with three weight matrices, one above the other. So are the keys and values of all cross-attentions.
+# Q, K and V could be one `F.linear` with three weight matrices, one above the other; so could the keys and values of all cross-attentions.
 
 # %%
 duels.loc[["oneDNN's products", "joint projections"]]
 
 # %% [markdown]
-# In float32 all five rounds were *faster* without oneDNN. The switch is on all the same, for which this record gives no reason. What joint projections are worth is too little to be seen.
+# In float32 the step takes 1.4 times as long without oneDNN. Don't carry that elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch asks oneDNN in any case, and what is left are its detours. Joint projections are worth what the control is, so this record is their last: they have left the path.
 #
 # ## What dropout costs
 #
@@ -541,17 +537,52 @@ duels.loc["loss in chunks"]
 # %% [markdown]
 # Both keep 10 MiB: the textbook rows and weights, ours their gradients. The textbook keeps the logits as well. The whole step saves more: on its way back the textbook's loss holds five tensors as large as the logits, 320 MiB (a test counts them).
 #
+# ## One pass, in C
+#
+# > **In short.** PyTorch's kernels come one after the other, and each reads and writes all numbers. A loop of our own does in one pass what several did.
+#
+# [`passes.c`](../scripts/engine/passes.c) has the formulas of this chapter as loops over rows. [`passes.py`](../scripts/engine/passes.py) compiles it when first needed; a machine without a C compiler keeps the code above. Three things it can do that PyTorch's operations can't:
+#
+# - **Dropout keeps no mask.** The way back draws the same bits again.
+# - **Attention stays with its rows.** The numbers of one head of one sentence fit into the nearest cache. There is no rectangle and no padding, and on the way back the weights are computed again (chapter 23 does that for long texts).
+# - **Numbers change their format on the way.** A norm reads 32 bits and writes 16.
+#
+# To draw bits again one needs a generator without a state. Philox (Salmon et al. 2011) makes 128 bits of a *counter*, here the place of the number, and a *key*, the seed: ten rounds of two multiplications whose upper halves are mixed with the rest.
+
+
+# %%
+def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
+    """Philox4x32-10: four words of 32 bits, of a counter of four and a key of two."""
+    a, b, c, d = counter
+    for i in range(10):
+        first, second = key[0] + i * 0x9E3779B9, key[1] + i * 0xBB67AE85
+        x, y = 0xD2511F53 * a, 0xCD9E8D57 * c  # 64 bits each
+        words = (y >> 32) ^ b ^ first, y, (x >> 32) ^ d ^ second, x
+        a, b, c, d = (word % 2**32 for word in words)
+    return [a, b, c, d]
+
+
+# %%
+zeros = philox([0, 0, 0, 0], [0, 0])
+assert zeros == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # the authors' own answer
+print(*(f"{word:08x}" for word in zeros))
+print(*(f"{word:08x}" for word in philox([1, 0, 0, 0], [0, 0])))  # the next place: all else
+duels.loc["small things in C"]
+
+# %% [markdown]
+# "Without it" is the code of this chapter. A counter also makes the bits independent of threads: whoever computes a row finds the same.
+#
 # ## bfloat16
 #
 # > **In short.** On some processors products of 16-bit numbers cost a fraction of those of 32. Round there, and keep all else in 32 bits.
 #
 # bfloat16, or bf16, is the first half of a float32: the same range, and 8 binary digits in place of 24. Rounding moves a number by at most 1/256 of itself. A product rounds three times (both factors and the result) and sums in 32 bits. All else (weights, residual sums, LayerNorm, softmax, the loss, the optimizer) has 32 bits. (Micikevicius et al. 2018; PyTorch's `autocast` does much the same.) Most GPUs of today have instructions for such products, few CPUs have.
 #
-# **Predict.** By the profiler, products are 60% of our step in float32. On the machine of the record `speed-peers` a large product in bf16 runs at six times the rate. How many times as long as in bf16 does a step take there in float32?
+# **Predict.** By the profiler, products are three quarters of our step in float32. In bf16 this machine does a large product at twice the rate. How many times as long as in bf16 does a step take in float32?
 
 # %%
 account = pd.DataFrame(record["accounts"])  # seconds of a step by kind, as in chapter 11
-products = account.iloc[:2].sum() / account.sum()  # matrix products and attention's
+products = account.iloc[:2].sum() / account.sum()  # attention's stand under "in C" in ours
 peers = load_record("speed-peers")
 gain, wide = peers["matrix_rate_bf16"] / peers["matrix_rate"], peers["reports"]["ours, float32"]
 most = 1 / (1 - products["float32"] + products["float32"] / gain)
@@ -559,7 +590,9 @@ print(f"{products['float32']:.0%} at {gain:.1f} times the rate: about {most:.2f}
 print(f"measured: {wide['times']:.2f} ({min(wide['rounds']):.2f} to {max(wide['rounds']):.2f})")
 
 # %% [markdown]
-# And is as much learned? Chapter 9's `small` was trained to its end in both, with one seed, on a processor whose bf16 products have only twice the rate. Other work ran beside parts of it, so we compare the fastest epochs.
+# More than that: the account below shows that bf16 products take little more than a third of the time. In float32 the products for the weights' gradients go to MKL, which is slow here.
+#
+# And is as much learned? Chapter 9's `small` was trained to its end in both, with one seed, on the same machine.
 
 # %%
 pair = load_record("precision-multi30k")["runs"]
@@ -608,13 +641,13 @@ duels.loc[["freed memory kept", "the fused Adam"]]
 #
 # ## What each part is worth
 #
-# > **In short.** One part is worth more than any other. About many we don't know.
+# > **In short.** Nearly every part is worth its code. The faster the products, the more so.
 
 # %%
 switches_chart(duels.reset_index())
 
 # %% [markdown]
-# Dropout's random numbers are worth most in both precisions. Of 16 lines, five are clear, five are likely (in one, oneDNN in float32, the part costs time), and six tell nothing. "Can't tell" is not "worth nothing": to see two percent takes more rounds.
+# Of 20 lines 15 are clear, two are likely, and three tell nothing. "Can't tell" is not "worth nothing": to see one percent takes more rounds. In bf16, where products are fast, six parts are worth more than in float32: rows, LayerNorm, attention, the loss, dropout, and C.
 #
 # **Predict.** How many times as long as ours does the textbook's code take for a real token: padded, in buckets, with freed memory kept?
 
@@ -627,7 +660,7 @@ race_frame(record["reports"]).loc[names].round(2)
 #
 # ## Where the time goes now
 #
-# > **In short.** In float32 most of our step is products. In bf16 Python, elementwise work and copies come to the front.
+# > **In short.** Most of our step is products now, in float32 and in bf16.
 #
 # Chapter 11's account of a step, in milliseconds, freed memory kept. **Predict** which rows shrink.
 
@@ -637,15 +670,13 @@ print(*(f"{name}: {share:.0%} is products" for name, share in products.items()),
 (1000 * account).round().astype(int)
 
 # %% [markdown]
-# In float32 our products take as long as the textbook's. What shrinks is around them: random bits (ours come from NumPy, under "Python"), LayerNorm, sums.
-#
-# In bf16 the matrix products fall to a quarter, not to a sixth. Copies grow, as numbers change their format; with Python they now take more than all products.
+# Products get faster by the other library, and in bf16 by smaller factors. What is around them falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Python and autograd take 28 ms, and hardly less in bf16.
 #
 # ## Against others
 #
 # > **In short.** The same batches on the same machine, in turns; of each program the best of the settings that were tried.
 #
-# The others run in float32 and under `autocast`, as they come and with freed memory kept. All get the same three batches, a size tuned for nobody. Not equal: ours has the fused Adam, worth a few percent in bf16. And x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
+# The others run in float32 and under `autocast`, as they come and with freed memory kept. All get the same three batches, a size tuned for nobody. Not equal: ours has the fused Adam, which this machine can hardly tell from the other. And x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
 
 # %%
 raced = race_frame(peers["reports"]).sort_values("times as long as ours")
@@ -664,10 +695,10 @@ raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # e
 #
 # ## Summary
 #
-# - A trick counts if outputs and gradients stay the same, and its ratio is clear of two equal programs'. By this rule four count: dropout, LayerNorm, the loss, attention. The others stay on, unproved.
-# - Batching by length is worth more than all tricks together; of these, dropout's random numbers come first.
-# - A backward pass by hand keeps only what it needs, and `gradcheck` tests it.
-# - bf16 shrinks the products alone.
+# - A trick counts if outputs and gradients stay the same, and its ratio is clear of two equal programs'. What doesn't count leaves the path, as joint projections did.
+# - Batching by length is worth more than all tricks together.
+# - A backward pass by hand keeps only what it needs, and `gradcheck` tests it. A mask needn't be kept if it can be drawn again.
+# - bf16 makes products cheap; then all else counts, and should be one pass each.
 #
 # ## What the paper did that we don't
 #

@@ -125,7 +125,7 @@ def test_large_logits_do_not_overflow(way):
 
 @pytest.mark.parametrize("name", ["kernels", "passes"])
 def test_it_is_compiled_once_and_nothing_depends_on_it(name, tmp_path, monkeypatch):
-    built = partial(compiled.built, name, flag="-fopenmp-simd")
+    built = partial(compiled.built, name)
     if compiled.library(name) is not None:
         path = built(tmp_path)
         monkeypatch.setenv("CC", "false")

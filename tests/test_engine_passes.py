@@ -2,21 +2,22 @@
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import ROOT
 from torch import Tensor
 from torch.testing import assert_close
 
-from scripts.ch12_going_fast import DRAWS, Layout, keep_scale
+from scripts.ch12_going_fast import DRAWS, Layout, keep_scale, philox
 from scripts.engine import passes
 from scripts.engine.compiled import P, library
 from scripts.engine.passes import Attend, Drop, Norm, starts_of
 
-pytestmark = pytest.mark.skipif(
-    library("passes", "-fopenmp") is None, reason="needs a C compiler with OpenMP"
-)
+pytestmark = pytest.mark.skipif(library("passes") is None, reason="needs a C compiler with OpenMP")
 KINDS = {"float32": torch.float32, "bf16": torch.bfloat16}
 NEAR = {"float32": {"rtol": 1e-5, "atol": 1e-5}, "bf16": {"rtol": 2**-7, "atol": 2**-7}}
 
@@ -34,18 +35,8 @@ def gradients(function, inputs: list[Tensor], probe: Tensor) -> list[Tensor]:
 def drawn(seed: int, row: int, n: int) -> Tensor:
     """The n words of 16 bits that a row gets."""
     out = torch.empty(n, dtype=torch.int16)
-    library("passes", "-fopenmp").draw(P(seed), P(row), P(n), P(out.data_ptr()))
+    library("passes").draw(P(seed), P(row), P(n), P(out.data_ptr()))
     return out
-
-
-def philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox4x32-10 as its paper states it (Salmon et al. 2011, section 3.4), word by word."""
-    for _ in range(10):
-        x, y = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
-        counter = [(y >> 32) ^ counter[1] ^ key[0], y, (x >> 32) ^ counter[3] ^ key[1], x]
-        counter = [word % 2**32 for word in counter]
-        key = [(key[0] + 0x9E3779B9) % 2**32, (key[1] + 0xBB67AE85) % 2**32]
-    return counter
 
 
 def test_the_reference_gives_its_authors_answers():
@@ -277,6 +268,22 @@ def test_the_same_bits_come_again_and_on_any_number_of_threads(monkeypatch):
     first = everything(1)
     for threads in (1, 2, 3):
         assert all(a.equal(b) for a, b in zip(first, everything(threads), strict=True))
+
+
+LOADED = """
+import torch
+from scripts.engine.passes import Drop
+Drop.apply(torch.ones(64, 64), None, 0.5)
+loaded = {line.split()[-1] for line in open("/proc/self/maps")}
+print(len([path for path in loaded if "libgomp" in path]))
+"""
+
+
+def test_there_is_one_set_of_threads():
+    """A second would be in the way of PyTorch's: each spins for a while when its work ends."""
+    command = [sys.executable, "-c", LOADED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1"]
 
 
 def test_only_numbers_that_suit_are_taken():

@@ -129,7 +129,7 @@ def speed_table():
         f"{peers['rounds']} rounds, and their range. The others' bf16 is PyTorch's autocast. "
     )
     lines[-1] += "In float32, on the paper's base model, our path reaches "
-    lines[-1] += f"{used['ours']:.0%} of an older machine's matrix rate, the textbook's "
+    lines[-1] += f"{used['ours']:.0%} of the machine's matrix rate, the textbook's "
     lines[-1] += f"{used['textbook']:.0%}. The commands:"
     return "\n".join([*lines, "", "```", peers["repeat"], base["repeat"], "```"])
 

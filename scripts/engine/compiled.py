@@ -13,38 +13,47 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).parent
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
-FLAGS += ["-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC", f"-I{HERE}"]
+FLAGS += ["-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC"]
 P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
 
 
-def built(name: str, folder: Path, flag: str) -> Path:
+def for_threads() -> list[str]:
+    """Flags for C on several threads: PyTorch's own, for a second set would be in their way."""
+    packages = Path(torch.__file__).parents[1]
+    bundled = [*packages.glob("torch/lib/libgomp*"), *packages.glob("torch.libs/libgomp*")]
+    return ["-fopenmp", "-Wl,--as-needed", *map(str, bundled)]
+
+
+def built(name: str, folder: Path) -> Path:
     """The compiled NAME.c in `folder`, made where it isn't there yet for this processor.
 
     Raises OSError or CalledProcessError where there is no compiler, or it won't.
     """
     about = Path("/proc/cpuinfo").read_text().splitlines()
     processor = sorted({line for line in about if line.startswith("flags")})
-    source, flags = HERE / f"{name}.c", [flag, *FLAGS]
+    source, last = HERE / f"{name}.c", for_threads() if name == "passes" else ["-fopenmp-simd"]
     texts = [path.read_text() for path in (source, HERE / "simd.h")]
-    known = hashlib.sha256(repr((texts, flags, platform.machine(), processor)).encode())
+    known = hashlib.sha256(repr((texts, FLAGS, last, platform.machine(), processor)).encode())
     path = folder / f"{name}-{known.hexdigest()[:16]}.so"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
             fresh = Path(own) / "fresh.so"
-            command = [os.environ.get("CC", "cc"), *flags, source, "-o", fresh, "-lm"]
+            command = [os.environ.get("CC", "cc"), *FLAGS, source, *last, "-o", fresh, "-lm"]
             subprocess.run(command, check=True, capture_output=True)
             fresh.replace(path)  # whole or not at all, should another process look
     return path
 
 
 @functools.cache
-def library(name: str, flag: str = "-fopenmp-simd") -> ctypes.CDLL | None:
+def library(name: str) -> ctypes.CDLL | None:
     """The compiled functions of NAME.c; None on a machine that can't make them."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     try:
-        return ctypes.CDLL(str(built(name, Path(home) / "from-attention-to-translation", flag)))
+        return ctypes.CDLL(str(built(name, Path(home) / "from-attention-to-translation")))
     except (OSError, subprocess.CalledProcessError):
         return None
