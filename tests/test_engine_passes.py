@@ -231,9 +231,11 @@ def test_starts_are_where_the_rows_of_a_layout_begin():
     real = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 1, 1]]).bool()
     assert starts_of(Layout(real, packed=True)).tolist() == [0, 2, 2, 5]
     assert starts_of(Layout(real, packed=False)).tolist() == [0, 3, 6, 9]
-    assert not passes.attends(torch.empty(9, 32), 16, [Layout(real, packed=False)])
-    assert passes.attends(torch.empty(5, 32), 16, [Layout(real, packed=True)])
-    assert not passes.attends(torch.empty(5, 8), 8, [Layout(real, packed=True)])
+    rows, cells = Layout(real, packed=True), Layout(real, packed=False)
+    assert passes.attends([32] * 3, 2, [rows, Layout(real[::2, :2], packed=True)])
+    assert not passes.attends([32] * 3, 2, [rows, cells])  # which has cells without a token
+    assert not passes.attends([32] * 3, 4, [rows])
+    assert not passes.attends([16, 16, 32], 1, [rows])
 
 
 # The loss

@@ -35,7 +35,7 @@ from scripts.ch12_going_fast import (
     keep_scale,
 )
 from scripts.engine import passes
-from scripts.engine.passes import Attend, Drop, Norm, attends, starts_of, suits
+from scripts.engine.passes import Attend, Drop, Norm
 
 BYTES_AT_ONCE = 16 * 2**20  # of logits: they stay in the last cache
 
@@ -99,10 +99,14 @@ class FastPath:
     def __init__(self, how: Switches = FAST):
         self.how = how
 
+    def in_c(self, x: Tensor, *kinds: torch.dtype) -> bool:
+        """Whether the compiled functions are wanted, and can work on x."""
+        return self.how.compiled and passes.suits(x, *kinds)
+
     def norm(self, norm: nn.Module, x: Tensor) -> Tensor:
         """x (N, D) to (N, D), in 16 bits where products are: a product comes next."""
         if self.how.fused_norm and not isinstance(norm, nn.Identity):
-            if self.how.compiled and suits(x, torch.float32):
+            if self.in_c(x, torch.float32):
                 kind = torch.bfloat16 if self.how.half else x.dtype
                 return Norm.apply(x, norm.weight, norm.bias, norm.eps, kind)
             x = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
@@ -127,14 +131,14 @@ class FastPath:
     def dropped(self, x: Tensor, p: float) -> Tensor:
         """Dropout of x at rate p."""
         if p and self.how.random_bits:
-            if self.how.compiled and suits(x):
+            if self.in_c(x):
                 return Drop.apply(x, None, p)
             return x * keep_mask(x.shape, p, x) * keep_scale(p)
         return F.dropout(x, p, training=p > 0)
 
     def dropped_sum(self, x: Tensor, y: Tensor, p: float) -> Tensor:
         """x + dropout(y): the end of every sublayer, in one kernel."""
-        if self.how.compiled and self.how.random_bits and suits(x, torch.float32) and suits(y):
+        if self.how.random_bits and self.in_c(x, torch.float32) and self.in_c(y):
             return Drop.apply(y, x, p)
         if p and self.how.random_bits:
             kept = keep_mask(y.shape, p, y)
@@ -149,7 +153,7 @@ class FastPath:
         if not self.how.random_bits:
             hidden = self.linear(expand, x).relu()  # (N, d_ff)
             return self.linear(contract, F.dropout(hidden, p, training=p > 0))
-        if self.how.compiled and suits(x):
+        if self.in_c(x):
             return self.linear(contract, Drop.apply(self.linear(expand, x), None, p, True))
         hidden = LinearReluDropout.apply(x, expand.weight, expand.bias, p, self.how.onednn)
         # The factor is put on the weights: they are fewer than the activations.
@@ -179,34 +183,49 @@ class FastPath:
         values (M, 2·D). `places` are the layouts of queries and of keys. Hidden are padding, or, if
         `causal`, the future (padding comes later); or what a `bias` says, which is added to scores.
         """
-        p = dropout_rate(layer)
         features = getattr(layer, "feature_dropout", 0.0) if layer.training else 0.0  # UniDrop's
         rows, others = (x if x is None else self.dropped(x, features) for x in (rows, others))
-        ours, parts = self.how.attention == "ours", (layer.project_query, layer.project_key)
-        widths = [len(part.weight) for part in (*parts, layer.project_value)]  # as a rule, D each
-        by_rows = ours and self.how.compiled and bias is None and len(set(widths)) == 1
-        if by_rows and attends(rows, widths[0] // layer.h, places):
-            starts = tuple(starts_of(place) for place in places)
-            return Attend.apply(rows, others, starts, layer.h, causal, p)
+        parts = (layer.project_query, layer.project_key, layer.project_value)
+        widths = [len(part.weight) for part in parts]  # D each, as a rule
+        by_rows = self.how.attention == "ours" and self.in_c(rows) and bias is None
+        if by_rows and passes.attends(widths, layer.h, places):
+            starts = tuple(passes.starts_of(place) for place in places)
+            return Attend.apply(rows, others, starts, layer.h, causal, dropout_rate(layer))
         if others is None:
-            q, k, v = places[0].spread(rows).split(widths, dim=-1)  # (B, T, D) each
+            cells = places[0].spread(rows).split(widths, dim=-1)  # (B, T, D) each
         else:
-            q = places[0].spread(rows)
-            k, v = places[1].spread(others).split(widths[1:], dim=-1)  # (B, S, D) each
+            keys = places[1].spread(others).split(widths[1:], dim=-1)  # (B, S, D) each
+            cells = (places[0].spread(rows), *keys)
+        if bias is None and not causal:
+            bias = places[1].bias(torch.promote_types(rows.dtype, torch.float32))
+        return places[0].gather(self.attend_cells(layer, *cells, bias, causal))
+
+    def attend_cells(
+        self,
+        layer: MultiHeadedAttention,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None,
+        causal: bool,
+    ) -> Tensor:
+        """The same for rectangles: q (B, T, D), k and v (B, S, D), to (B, T, D).
+
+        PyTorch's fastest kernel knows the future by name; a mask of numbers rules the kernel out.
+        """
         q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
-        known = causal and self.how.attention == "sdpa"  # by name; as numbers it'd be slow
-        if bias is None and not known:
-            wide, length = torch.promote_types(q.dtype, torch.float32), q.size(-2)
-            future = q.new_full((length, length), -math.inf, dtype=wide).triu(1) if causal else None
-            bias = future if causal else places[1].bias(wide)
-        if ours:
+        p, by_name = dropout_rate(layer), bias is None and causal and self.how.attention == "sdpa"
+        if bias is None and causal and not by_name:
+            wide, T = torch.promote_types(q.dtype, torch.float32), q.size(-2)
+            bias = q.new_full((T, T), -math.inf, dtype=wide).triu(1)
+        if self.how.attention == "ours":
             heads = AttentionCore.apply(q, k, v, bias, p)
         elif self.how.attention == "sdpa":
             mask = None if bias is None else bias.to(q.dtype)
-            heads = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=known)
+            heads = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=by_name)
         else:
             heads = attention(q, k, v, bias, layer.dropout)[0]
-        return places[0].gather(merge_heads(heads))
+        return merge_heads(heads)
 
     def self_attention(
         self,
@@ -274,7 +293,7 @@ class FastPath:
     ) -> tuple[Tensor, Tensor]:
         """What the generator gets to see: the decoder's rows (N, D), and their labels (N,)."""
         is_source, is_target = (ids != criterion.padding_idx for ids in (batch.src, batch.tgt_y))
-        free = self.how.compiled and suits(model.generator.proj.weight)  # no copies for rows
+        free = self.in_c(model.generator.proj.weight)  # attention makes no copies for rows
         src_layout, layout = (
             Layout(real, self.how.packed and (free or rows_pay(real)))
             for real in (is_source, is_target)
@@ -296,7 +315,7 @@ class FastPath:
             return criterion(self.linear(proj, x), labels)
         size = max(1, BYTES_AT_ONCE // (len(proj.weight) * x.element_size()))  # rows
         given = (criterion.smoothing, size, self.how.onednn, torch.is_grad_enabled())
-        if self.how.compiled and suits(x):
+        if self.in_c(x):
             given += (passes.probabilities_,)
         return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, *given)
 

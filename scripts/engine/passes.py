@@ -106,13 +106,13 @@ class Norm(Function):
         return by_x, *by_both, None, None
 
 
-def attends(rows: Tensor, width: int, places: Sequence[Layout]) -> bool:
-    """Whether `Attend` can work on rows of heads so wide: and all of them are real tokens.
+def attends(widths: Sequence[int], h: int, places: Sequence[Layout]) -> bool:
+    """Whether `Attend` can do it: h heads of one fitting width, and all rows are real tokens.
 
-    `places` are the layouts of queries and of keys.
+    `widths` are those of queries, keys and values, `places` the layouts of queries and of keys.
     """
     real = all(place.real is None or not place.full for place in places)
-    return real and width % LANES == 0 and suits(rows)
+    return real and len(set(widths)) == 1 and widths[0] // h % LANES == 0
 
 
 def starts_of(layout: Layout) -> Tensor:
