@@ -119,8 +119,8 @@ def speed_table():
     )
     corpus = peers["corpus"].replace("multi30k", "Multi30k")
     said = (
-        "Time of a full training step for a real target token, as a multiple of ours in bf16, which "
-        f"takes {reports['ours, bf16']['seconds_per_step']:.2f} seconds a step: d_model 256, 3+3 "
+        "Time of a full training step for a real target token, as a multiple of ours in bf16, "
+        f"which takes {reports['ours, bf16']['seconds_per_step']:.2f} seconds a step: d_model 256, 3+3 "
         f"layers, 8,192 pieces, batches of {peers['max_tokens']:,} tokens a side in length buckets "
         f"from {corpus}; {peers['device']}, a processor with instructions for bfloat16. Two "
         f"processes step in turns; medians of {peers['rounds']} rounds, and their range. The "
