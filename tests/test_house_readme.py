@@ -120,9 +120,9 @@ def speed_table():
     corpus = peers["corpus"].replace("multi30k", "Multi30k")
     said = (
         "Time of a full training step for a real target token, as a multiple of ours in bf16, "
-        f"which takes {reports['ours, bf16']['seconds_per_step']:.2f} seconds a step: d_model 256, 3+3 "
-        f"layers, 8,192 pieces, batches of {peers['max_tokens']:,} tokens a side in length buckets "
-        f"from {corpus}; {peers['device']}, a processor with instructions for bfloat16. Two "
+        f"which takes {reports['ours, bf16']['seconds_per_step']:.2f} seconds a step: d_model 256, "
+        f"3+3 layers, 8,192 pieces, batches of {peers['max_tokens']:,} tokens a side in length "
+        f"buckets from {corpus}; {peers['device']}, a processor with bfloat16 products. Two "
         f"processes step in turns; medians of {peers['rounds']} rounds, and their range. The "
         "others' bf16 is PyTorch's autocast. What is small in our step is C, compiled where there "
         f"is a compiler; without one it takes {wide:.2f} times as long in float32, {half:.2f} in "

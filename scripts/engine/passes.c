@@ -78,23 +78,26 @@ static inline void thin(const float *x, int64_t n, const uint16_t *bits, uint16_
 
 #define WHOLE(n) (((n) + BLOCK - 1) / BLOCK * BLOCK)
 
-/* dropout(x) of x (N, D), and `more` on top if it isn't null; 0 where there is a `gate`, which is
-   like x, and it isn't positive. */
-void drop(const void *x, int64_t x_half, int64_t N, int64_t D, const float *more, const void *gate,
+/* dropout(x) of `count` numbers, and `more` on top if it isn't null; 0 where there is a `gate`, which
+   is like x, and it isn't positive. */
+void drop(const void *x, int64_t x_half, int64_t count, const float *more, const void *gate,
           const Dropout *how, void *out, int64_t out_half, int64_t threads) {
-    PARALLEL for (int64_t i = 0; i < N; i++) {
-        float room[D], gates[D], y[D], scale = how->scale;
-        uint16_t bits[WHOLE(D)];
-        const float *from = get(x, x_half, i * D, D, room);
-        SIMD for (int64_t j = 0; j < D; j++) y[j] = from[j] * scale;
-        if (how->limit) draw(how->seed, i, D, bits);
-        if (how->limit) thin(y, D, bits, how->limit, 1, y);
-        if (gate) {
-            const float *open = get(gate, x_half, i * D, D, gates);
-            SIMD for (int64_t j = 0; j < D; j++) y[j] = open[j] > 0 ? y[j] : 0.0f;
+    PARALLEL for (int64_t b = 0; b < WHOLE(count) / BLOCK; b++) {
+        int64_t at = b * BLOCK, n = count - at < BLOCK ? count - at : BLOCK;
+        float room[BLOCK], gates[BLOCK], y[BLOCK], scale = how->scale;
+        uint16_t bits[BLOCK];
+        const float *from = get(x, x_half, at, n, room);
+        SIMD for (int64_t j = 0; j < n; j++) y[j] = from[j] * scale;
+        if (how->limit) {
+            draw(how->seed, b, n, bits);
+            thin(y, n, bits, how->limit, 1, y);
         }
-        if (more) { SIMD for (int64_t j = 0; j < D; j++) y[j] += more[i * D + j]; }
-        put(y, out_half, i * D, D, out);
+        if (gate) {
+            const float *open = get(gate, x_half, at, n, gates);
+            SIMD for (int64_t j = 0; j < n; j++) y[j] = open[j] > 0 ? y[j] : 0.0f;
+        }
+        if (more) { SIMD for (int64_t j = 0; j < n; j++) y[j] += more[at + j]; }
+        put(y, out_half, at, n, out);
     }
 }
 

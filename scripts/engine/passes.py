@@ -47,11 +47,11 @@ def dropout_at(p: float) -> Dropout:
 
 
 class Drop(Function):
-    """dropout(x), or dropout(relu(x)), and `more` on top if there is more: x (N, D)."""
+    """dropout(x), or dropout(relu(x)), and `more` on top if there is more; of any shape."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, more: Tensor | None, p: float, relu: bool = False) -> Tensor:
-        """To (N, D) in the dtype of `more`, or of x."""
+        """To the shape of x, in the dtype of `more`, or of x."""
         ctx.how, ctx.kind, ctx.relu = dropout_at(p), x.dtype, relu
         kind = x.dtype if more is None else more.dtype
         out = pass_on(x, more, x if relu else None, ctx.how, kind)
@@ -74,9 +74,8 @@ def pass_on(
 ) -> Tensor:
     """What `drop` makes of x, as numbers of `kind`."""
     x, more = x.contiguous(), None if more is None else more.contiguous()
-    sizes, out = (x.numel() // x.size(-1), x.size(-1)), torch.empty_like(x, dtype=kind)
-    by = ctypes.byref(how)
-    call("drop", x, x.dtype == HALF, *sizes, more, gate, by, out, kind == HALF)
+    out, by = torch.empty_like(x, dtype=kind), ctypes.byref(how)
+    call("drop", x, x.dtype == HALF, x.numel(), more, gate, by, out, kind == HALF)
     return out
 
 
