@@ -168,11 +168,12 @@ print("cells:", layout.slots.tolist(), " places:", layout.positions.tolist())
 x = torch.randn(6, 4)  # rows (N, D)
 torch.testing.assert_close(layout.gather(layout.spread(x)), x)  # there and back
 
+# %%
 duels = duel_frame(both, how_sure)
 duels.loc["rows"]
 
 # %% [markdown]
-# The first column is the median. Each part races in its last form, that of *One pass, in C* below: so a line says what it is worth beside all others.
+# The first column is the median. Each part races in its last form, that of *One pass, in C* below: so a line says what it is worth beside all others. This line has a second reason: without rows, attention takes the slower way through rectangles.
 #
 # ## One kernel for LayerNorm
 #
@@ -190,7 +191,7 @@ torch.testing.assert_close(fused, norm(x), rtol=1e-12, atol=1e-12)
 duels.loc["LayerNorm in one kernel"]
 
 # %% [markdown]
-# ## Products: another library, and fewer of them
+# ## Products by another library
 #
 # > **In short.** Several libraries multiply matrices: ask which is faster *here*. That three maps of the same rows can be one product is true, and worth nothing.
 #
@@ -240,7 +241,7 @@ assert gradcheck(lambda *given: LinearProduct.apply(*given, True), leaves)
 duels.loc[["oneDNN's products", "joint projections"]]
 
 # %% [markdown]
-# In float32 the step takes 1.4 times as long without oneDNN. Don't carry that elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch asks oneDNN in any case, and what is left are its detours. Joint projections are worth what the control is, so this record is their last: they have left the path.
+# In float32 the step takes 1.4 times as long without oneDNN. Don't carry that elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch calls oneDNN itself, so little is left to gain. Joint projections are worth what the control is: they have left the path, and this record is the last that has them.
 #
 # ## What dropout costs
 #

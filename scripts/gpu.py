@@ -46,8 +46,7 @@ def best_model(names: Sequence[str], settings: Settings) -> str:
 
 def bring(items: Sequence[Item], settings: Settings, out: str) -> None:
     """Sum up the seeds; write what was made on this machine, and the best model, to `out`."""
-    names = [item.name for item in items if is_done(item, settings)]
-    here = [name for name in names if at_hand(name, settings)]
+    here = [item.name for item in items if is_done(item, settings) and at_hand(item.name, settings)]
     records = {f"gpu-{name}": load_record(f"gpu-{name}", settings.records) for name in here}
     if set(here) & set(SMALLS):
         records["gpu-small"] = sum_up(settings)

@@ -40,7 +40,6 @@ class TrainOptions(TrainConfig):
     preset: str = "small"
     """sample, narrow, small or base: what the other options default to."""
     resume: bool = False
-    """Go on where runs/NAME stopped."""
 
 
 def preset_named(name: str) -> TrainConfig:

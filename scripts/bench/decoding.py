@@ -15,10 +15,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -115,22 +115,24 @@ def race(
         start = time.perf_counter()
         written[name, beam] = ways[name](rows, beam)
         seconds.setdefault((name, beam), []).append(time.perf_counter() - start)
-    reports = []
-    for (name, beam), times in seconds.items():
-        ids = written[name, beam]
-        texts = [trained.tokenizer.decode(list(row)) for row in ids]
-        reports.append(
-            {
-                "program": name,
-                "beam": beam,
-                "sentences": len(rows),
-                "sentences_per_second": round(len(rows) / statistics.median(times[1:]), 2),
-                "seconds": [round(t, 4) for t in times[1:]],
-                "bleu": round(corpus_bleu(texts, references).score, 2),
-                "same_as_ours": equal_texts(ids, written["ours, float32", beam]),
-            }
-        )
-    return reports
+    return [
+        {
+            "program": name,
+            "beam": beam,
+            "sentences": len(rows),
+            "sentences_per_second": round(len(rows) / statistics.median(times[1:]), 2),
+            "seconds": [round(t, 4) for t in times[1:]],
+            "bleu": bleu_of(trained, written[name, beam], references),
+            "same_as_ours": equal_texts(written[name, beam], written["ours, float32", beam]),
+        }
+        for (name, beam), times in seconds.items()
+    ]
+
+
+def bleu_of(trained: Trained, ids: Sequence[Sequence[int]], references: Sequence[str]) -> float:
+    """Corpus BLEU of what was written, for the record."""
+    texts = [trained.tokenizer.decode(list(row)) for row in ids]
+    return round(corpus_bleu(texts, references).score, 2)
 
 
 def equal_texts(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:
@@ -163,8 +165,7 @@ def scores(trained: Trained, ways: Mapping[str, Way], corpus: Mapping[str, list]
         rows = [source_ids(german, trained.tokenizer) for german, _ in corpus[split]]
         references = [english for _, english in corpus[split]]
         for (name, way), beam in itertools.product(ways.items(), BEAMS):
-            texts = [trained.tokenizer.decode(list(ids)) for ids in way(rows, beam)]
-            bleu = round(corpus_bleu(texts, references).score, 2)
+            bleu = bleu_of(trained, way(rows, beam), references)
             reports.append({"split": split, "program": name, "beam": beam, "bleu": bleu})
     return reports
 
@@ -188,8 +189,7 @@ def decoding_account(run: Callable[[], object]) -> dict[str, float]:
     library = kernels.library()  # None where there is no compiler
     names = kernels.COUNTS if library else ()  # which the profiler is to see, too
     seen = {name: record_function(f"kernels::{name}")(getattr(library, name)) for name in names}
-    seen["_handle"] = getattr(library, "_handle", None)  # by which its constants are found
-    with patch.object(kernels, "library", lambda: library and SimpleNamespace(**seen)):
+    with patch.multiple(library, **seen) if seen else nullcontext():
         account(run, KINDS, "")  # the profiler's own first time takes seconds
         found = account(run, KINDS, "Python and the rest")
     return {kind: round(seconds, 4) for kind, seconds in found.items()}

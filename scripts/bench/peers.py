@@ -113,7 +113,7 @@ PEERS = {
     "MarianMTModel": Marian,
     "x-transformers": XTransformers,
 }
-PACKAGES = {"MarianMTModel": ("transformers",), "x-transformers": ("x_transformers",)}
+PACKAGES = {"MarianMTModel": "transformers", "x-transformers": "x_transformers"}
 
 
 def peer_loss(model: nn.Module, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:

@@ -147,7 +147,7 @@ class Runner:
     """A contender at work, in its own process."""
 
     def __init__(self, contender: Contender, batches: list[list[Example]]):
-        for package in PACKAGES.get(contender.model, ()):
+        if package := PACKAGES.get(contender.model):
             importlib.import_module(package)  # now, so that its own memory isn't counted
         self.batches = [batch_as(contender.batches, batch) for batch in batches]
         self.before = peak_bytes()

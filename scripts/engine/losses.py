@@ -43,14 +43,14 @@ def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> Train
     batches of few shapes with BPE-dropout, which makes other lengths each epoch.
     """
     step = config.step
-    alone = world == 1 and not config.compile
+    able = device.type == "cuda" and world == 1 and config.fused and not config.compile
     if step == "auto":
-        few = device.type == "cuda" and alone and config.fused and not config.bpe_dropout
+        few = able and not config.bpe_dropout
         # Several batches in a step come in too many sequences to record; and before 2.10 PyTorch's
         # deterministic kernels can't be recorded.
         records = config.accumulate == 1 and not (config.deterministic and OLD_KERNELS)
         step = ("graphed" if records else "static") if few else "eager"
-    if step == "graphed" and not (alone and device.type == "cuda" and config.fused):
+    if step == "graphed" and not able:
         raise ValueError("--step graphed is for one process on a GPU, --fused and not --compile")
     if step != "eager" and config.bpe_dropout:
         raise ValueError(f"--step {step} can't be had with --bpe_dropout: use --step eager")

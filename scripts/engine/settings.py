@@ -100,10 +100,8 @@ NARROW = {"layers": 2, "d_model": 128, "d_ff": 256, "heads": 4}
 # On every machine in the same precision: whether it has 16-bit products mustn't matter.
 SAMPLE = NARROW | {"corpus": "sample", "vocab": 1000, "dropout": 0.0, "precision": "float32"}
 PAPERS = {"layers": 6, "d_model": 512, "d_ff": 2048, "norm_first": False, "dropout": 0.1}
-PAPERS |= {
-    "schedule": "inverse_sqrt",
-    "warmup": 800,
-}  # of 2,500 steps; the paper's 4,000 of 100,000
+# A warm-up of 800 of 2,500 steps; the paper's is 4,000 of 100,000.
+PAPERS |= {"schedule": "inverse_sqrt", "warmup": 800}
 
 PRESETS: dict[str, TrainConfig] = {
     "sample": TrainConfig(

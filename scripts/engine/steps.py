@@ -54,7 +54,7 @@ class Step:
         self.model, self.criterion, self.optimizer = model, criterion, optimizer
         self.loss_of, self.clip = loss_of, clip
         self.device = next(model.parameters()).device
-        # Where processes share a step, Training puts here what keeps gradients at home.
+        # Where processes share a step, `join_gradients` puts here what keeps gradients at home.
         self.without_sync: Callable[[], AbstractContextManager] = nullcontext
         self.pending: list[Tensor] = []  # what the steps since the last look found, on the device
         self.bad = torch.zeros((), device=self.device)  # 1 from the first step on that isn't finite

@@ -105,15 +105,15 @@ class Training:
 
     def train_epoch(self, stop: StopSignal | None = None) -> EpochReport:
         """The rest of the current epoch, under a progress bar; `stop` is heeded after each step."""
-        plan = self.load()
+        self.load()
         self.model.train()
         title = f"epoch {self.epoch}/{self.config.epochs}"
         how = {"unit": "step", "leave": False, "disable": not self.ranks.first}
-        with tqdm(total=len(plan), initial=self.done, desc=title, **how) as bar:
-            while self.done < len(plan):
+        with tqdm(total=len(self.steps), initial=self.done, desc=title, **how) as bar:
+            while self.done < len(self.steps):
                 start, cpu = time.perf_counter(), time.process_time()
                 self.step()
-                over, due = self.done == len(plan), self.due()
+                over, due = self.done == len(self.steps), self.due()
                 if self.done % self.every == 0 or due or over:
                     self.look()
                 bar.set_postfix(in_figures(self), refresh=False)  # shown with the next update
@@ -132,14 +132,13 @@ class Training:
         short = clocked and time.monotonic() - self.saved < 30
         return self.done % self.config.save_every == 0 and not short
 
-    def load(self) -> list[list[list[int]]]:
+    def load(self) -> None:
         """Make the current epoch's plan, and hand this process's share of it to `take`."""
         self.steps = self.plan(self.epoch)
         self.examples = epoch_examples(self.config, self.data, self.epoch)
         # DistributedDataParallel takes the mean over processes; times `world` it is the sum.
         per = [self.labels(step) / self.ranks.world for step in self.steps]
         self.take.load(self.examples, [self.ranks.share(step) for step in self.steps], per)
-        return self.steps
 
     def labels(self, step: list[list[int]]) -> int:
         """The target tokens of these batches."""

@@ -129,9 +129,9 @@ def length_batches(rows: Rows, width: int, cores: int = 1) -> list[list[int]]:
     """Indices of `rows` in batches of similar length, the longest first; `width` prefixes a row.
 
     They are as few as memory allows, but as many for each core, and the dearest is as cheap as it
-    can be: the cores finish together.
+    can be: the cores finish together. A row without any token is in none.
     """
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    order = sorted((i for i, row in enumerate(rows) if len(row) > 1), key=lambda i: -len(rows[i]))
     lengths = [len(rows[i]) for i in order]
     batches = cores * math.ceil(len(cut_by_cost(lengths, width, math.inf)) / cores)
     dearest = sum(lengths) * width + STEP_COST * max(lengths, default=0)
@@ -167,20 +167,19 @@ def search_rows(
     other, the same on every machine, as draws from one generator must.
     """
     device = next(model.parameters()).device
-    some = [i for i, row in enumerate(rows) if len(row) > 1]
     cores = 1 if in_order or device.type != "cpu" else torch.get_num_threads()
-    batches = length_batches([rows[i] for i in some], width, cores)
+    batches = length_batches(rows, width, cores)
     ready = made_ready(model)
 
     def find(batch: list[int]) -> Sequence[Any]:
-        src = pad_rows([rows[some[i]] for i in batch]).to(device)  # (B, S)
+        src = pad_rows([rows[i] for i in batch]).to(device)  # (B, S)
         return search(ready, src, padding_mask(src), min(MAX_LEN, 2 * src.size(1) + 10))
 
     found: list[Any] = [None] * len(rows)
     with dropout_off(model):  # once for all threads: none may switch it back on for the others
-        answers = on_threads(find, batches) if cores > 1 else map(find, batches)
+        answers = on_threads(find, batches) if cores > 1 else list(map(find, batches))
     for i, result in zip(itertools.chain(*batches), itertools.chain(*answers), strict=True):
-        found[some[i]] = result
+        found[i] = result
     return found
 
 
