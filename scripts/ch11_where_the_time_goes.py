@@ -529,10 +529,10 @@ pd.DataFrame(slopes, index=costs).T.round(2)
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
-# - A machine has two rates, and an operation's intensity decides which is its limit: the multipliers for large products, memory for the rest. Dropout and the loss stay far below even that.
+# - A machine has two rates, and an operation's intensity decides which is its limit: the multipliers for large products, memory for the rest. Few of ours reach either; dropout and the loss stay far below.
 # - The floor is every product at the roof plus Adam's traffic. Our step takes 3.7 times that.
 # - Above the floor are, most of all, slow products, random bits and elementwise passes.
-# - At a fixed number of tokens, length hardly matters up to 256. Of the four axes, width has the largest exponent.
+# - At a fixed number of tokens, length costs little: from 8 to 64 a tenth more time, to 256 half more. Of the four axes, width has the largest exponent.
 #
 # ## What the paper did that we don't
 #

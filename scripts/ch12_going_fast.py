@@ -114,13 +114,13 @@ for precision, reports in both.items():
     print(precision, *(f"{ratio:.2f}" for ratio in reports["ours again"]["rounds"]))
 
 # %% [markdown]
-# In bf16 all five are below 1: the second in a turn seems to be a little faster. So a "likely" below 1 says less than one above.
+# The first question's answer is a tenth. In bf16 all five ratios are below 1, so the second in a turn may be a little faster there: a "likely" below 1 says less than one above.
 #
 # ## Rows instead of rectangles
 #
 # > **In short.** Only attention needs to know which tokens form a sentence. Give all else a plain list of them, and padding is gone.
 #
-# Chapter 7's buckets leave some padding. It is gone when a batch is a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them after it. These copies cost time: where attention needs them, `rows_pay` takes rows only if more than an eighth of the cells is padding. (The last attention of this chapter doesn't.)
+# Chapter 7's buckets leave some padding. It is gone when a batch is a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them after it. These copies cost time: where attention needs them, `rows_pay` takes rows only if more than an eighth of the cells is padding. (The attention in C, at the end, needs no rectangle: there rows are always taken.)
 
 
 # %%
@@ -193,7 +193,7 @@ duels.loc["LayerNorm in one kernel"]
 # %% [markdown]
 # ## Products by another library
 #
-# > **In short.** Several libraries multiply matrices: ask which is faster *here*. That three maps of the same rows can be one product is true, and worth nothing.
+# > **In short.** Several libraries multiply matrices: ask which is faster *here*. That three maps of the same rows can be one product is worth too little to be seen.
 #
 # On x86 `F.linear` takes MKL for float32; chapter 11's `affine` reaches oneDNN. We ask it for $Y = XW^\top$ and for the gradient by $X$. (The dtypes matter later, when `x` is in bf16.)
 #
@@ -567,7 +567,9 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 zeros = philox([0, 0, 0, 0], [0, 0])
 assert zeros == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # the authors' own answer
 print(*(f"{word:08x}" for word in zeros))
-print(*(f"{word:08x}" for word in philox([1, 0, 0, 0], [0, 0])))  # the next place: all else
+print(
+    *(f"{word:08x}" for word in philox([1, 0, 0, 0], [0, 0]))
+)  # the next place: nothing in common
 duels.loc["small things in C"]
 
 # %% [markdown]
@@ -591,7 +593,7 @@ print(f"{products['float32']:.0%} at {gain:.1f} times the rate: about {most:.2f}
 print(f"measured: {wide['times']:.2f} ({min(wide['rounds']):.2f} to {max(wide['rounds']):.2f})")
 
 # %% [markdown]
-# More than that: the account below shows that bf16 products take little more than a third of the time. In float32 the products for the weights' gradients go to MKL, which is slow here.
+# More than that. In float32 the products for the weights' gradients go to MKL, which is slow here; so in bf16 products take little more than a third of the time, and not half (the account stands below). That makes 1.9. The rest shrinks as well, from 90 ms to 72: fewer bytes.
 #
 # And is as much learned? Chapter 9's `small` was trained to its end in both, with one seed, on the same machine.
 
@@ -606,7 +608,7 @@ for name, run in pair["runs"].items():
 pd.DataFrame(bleu).T.round(2)
 
 # %% [markdown]
-# As much: on validation BLEU is less than 0.1 apart and the loss 0.002 nats. On the tests bf16 is 0.3 lower, which two seeds of one precision can be, too (chapter 9).
+# The loss is as low; BLEU is 0.05 to 0.35 lower, and one seed can't say whether that is chance. 1.65 is less than the step's ratio: a training holds validation, too, and the two didn't take turns.
 #
 # ## Around the step
 #
@@ -630,7 +632,7 @@ def keep_memory() -> bool:
 
 
 # %% [markdown]
-# **Adam.** `torch.optim.Adam` passes over all weights many times; with `fused=True`, once. **Threads.** One for each core. **Predict.** How many times as long does a step take with one thread in place of two?
+# **Adam.** `torch.optim.Adam` passes over all weights many times; with `fused=True`, once. (Here both take some 5 ms of a step.) **Threads.** One for each core. **Predict.** How many times as long does a step take with one thread in place of two?
 
 # %%
 print(f"one thread: {record['reports']['one thread']['times']:.2f} times as long")
@@ -641,26 +643,26 @@ duels.loc[["freed memory kept", "the fused Adam"]]
 #
 # ## What each part is worth
 #
-# > **In short.** Nearly every part is worth its code. The faster the products, the more so.
+# > **In short.** Most parts are worth their code. Where products are fast, what isn't a product counts more.
 
 # %%
 switches_chart(duels.reset_index())
 
 # %% [markdown]
-# Of 20 lines 15 are clear, two are likely, and three tell nothing. "Can't tell" is not "worth nothing": to see one percent takes more rounds. In bf16, where products are fast, six parts are worth more than in float32: rows, LayerNorm, attention, the loss, dropout, and C.
+# Of 20 lines 15 are clear, two are likely, and three tell nothing. "Can't tell" is not "worth nothing": to see one percent takes more rounds. In bf16, where products are fast, five parts are worth more than in float32 in each round: LayerNorm, attention, the loss, dropout, and C.
 #
-# **Predict.** How many times as long as ours does the textbook's code take for a real token: padded, in buckets, with freed memory kept?
+# **Predict.** How many times as long as ours in float32 does the textbook's code take for a real token: padded, in buckets, with freed memory kept?
 
 # %%
 names = ["textbook, padded to 72", "textbook", "textbook, memory kept"]
 race_frame(record["reports"]).loc[names].round(2)
 
 # %% [markdown]
-# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets: more than all tricks of this chapter together.
+# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets. All tricks of this chapter together are worth 2.2 in float32, and 4.7 with bf16.
 #
 # ## Where the time goes now
 #
-# > **In short.** Most of our step is products now, in float32 and in bf16.
+# > **In short.** Products are three quarters of our step in float32. In bf16 they are cheap, and little more than half.
 #
 # Chapter 11's account of a step, in milliseconds, freed memory kept. **Predict** which rows shrink.
 
@@ -670,13 +672,13 @@ print(*(f"{name}: {share:.0%} is products" for name, share in products.items()),
 (1000 * account).round().astype(int)
 
 # %% [markdown]
-# Products get faster by the other library, and in bf16 by smaller factors. What is around them falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Python and autograd take 28 ms, and hardly less in bf16.
+# Products get faster by the other library, and in bf16 by smaller factors. What is around them falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Python and autograd take 28 ms, and 23 in bf16. A step of 0.33 s is 1.9 times chapter 11's floor; the textbook's was 3.7 times.
 #
 # ## Against others
 #
 # > **In short.** The same batches on the same machine, in turns; of each program the best of the settings that were tried.
 #
-# The others run in float32 and under `autocast`, as they come and with freed memory kept. All get the same three batches, a size tuned for nobody. Not equal: ours has the fused Adam, which this machine can hardly tell from the other. And x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
+# The others run in float32 and under `autocast`, as they come and with freed memory kept. All get the same three batches, a size tuned for nobody. Not equal: ours has the fused Adam, which this machine can hardly tell from the other; MarianMTModel and x-transformers have 1.5% more weights. And x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
 
 # %%
 raced = race_frame(peers["reports"]).sort_values("times as long as ours")
@@ -695,8 +697,8 @@ raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # e
 #
 # ## Summary
 #
-# - A trick counts if outputs and gradients stay the same, and its ratio is clear of two equal programs'. What doesn't count leaves the path, as joint projections did.
-# - Batching by length is worth more than all tricks together.
+# - A trick counts if it computes the same (in 16 bits: within a bound), and its ratio is clear of two equal programs'. Joint projections weren't clear, and left. The fused Adam isn't either; it is one argument, so it stays.
+# - Batching by length is worth more than all tricks in float32, and about as much as with bf16.
 # - A backward pass by hand keeps only what it needs, and `gradcheck` tests it. A mask needn't be kept if it can be drawn again.
 # - bf16 makes products cheap; then all else counts, and should be one pass each.
 #
@@ -743,7 +745,7 @@ check(chunked_z_loss)
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
 # 1. In `AttentionCore.backward`, use `weights` where `thinned` stands. Does `gradcheck` without dropout notice? With it?
-# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become, and does the check below it notice?
+# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become, and does the check under *Pitfall: 63 random bits* notice?
 #
 # <details><summary>Answers</summary>
 #

@@ -120,6 +120,10 @@ def test_growth_varies_one_axis_at_a_time():
             assert shape.d_ff == 4 * shape.d_model
     points = load_record("speed-growth")["points"]
     assert {(p["axis"], p["value"]) for p in points} == {(a, v) for a in AXES for v in AXES[a]}
+    long = {
+        p["value"]: p["seconds"] for p in points if (p["axis"], p["path"]) == ("length", "textbook")
+    }
+    assert round(long[64] / long[8], 1) == 1.1 and round(long[256] / long[8], 1) == 1.5
     for point in points:
         shape, sentences, length = growth_setting(point["axis"], point["value"])
         assert point["flops"] == step_flops(shape, [(length, length)] * sentences)

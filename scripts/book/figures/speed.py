@@ -64,7 +64,7 @@ def switches_chart(duels: pd.DataFrame) -> alt.TopLevelMixin:
         panels.append(drawn.properties(title=alt.Title(precision, fontSize=13)))
     return titled(
         alt.hconcat(*panels, spacing=15),
-        "Nearly every part is worth its code, and in bf16 most are worth more",
+        "Most parts are worth their code, and in bf16 five are worth more",
         "Time of a step without each part, over ours: median and range of five rounds. The grey "
         "band is the control, where two equal programs raced: clear lines lie wholly outside it.",
     )
