@@ -542,7 +542,7 @@ duels.loc["loss in chunks"]
 #
 # > **In short.** PyTorch's kernels come one after the other, and each reads and writes all numbers. A loop of our own does in one pass what several did.
 #
-# [`passes.c`](../scripts/engine/passes.c) has the formulas of this chapter as loops over rows. [`passes.py`](../scripts/engine/passes.py) compiles it when first needed; a machine without a C compiler keeps the code above. Three things it can do that PyTorch's operations can't:
+# The C behind [`passes.py`](../scripts/engine/passes.py) has the formulas of this chapter as loops over rows. It is compiled when first needed; a machine without a C compiler keeps the code above. Three things it can do that PyTorch's operations can't:
 #
 # - **Dropout keeps no mask.** The way back draws the same bits again.
 # - **Attention stays with its rows.** The numbers of one head of one sentence fit into the nearest cache. There is no rectangle and no padding, and on the way back the weights are computed again (chapter 23 does that for long texts).

@@ -126,7 +126,7 @@ def test_large_logits_do_not_overflow(way):
 @pytest.mark.parametrize("name", ["kernels", "passes"])
 def test_it_is_compiled_once_and_nothing_depends_on_it(name, tmp_path, monkeypatch):
     built = partial(compiled.built, name)
-    if compiled.library(name) is not None:
+    if compiled.loaded(name) is not None:
         path = built(tmp_path)
         monkeypatch.setenv("CC", "false")
         assert built(tmp_path) == path  # not asked again
@@ -134,9 +134,9 @@ def test_it_is_compiled_once_and_nothing_depends_on_it(name, tmp_path, monkeypat
     with pytest.raises(subprocess.CalledProcessError):
         built(tmp_path / "elsewhere")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
-    assert compiled.library.__wrapped__(name) is None
+    assert compiled.loaded.__wrapped__(name) is None
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert compiled.library.__wrapped__(name) is None
+    assert compiled.loaded.__wrapped__(name) is None
 
 
 # Decoding in few bits

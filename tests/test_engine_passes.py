@@ -14,10 +14,10 @@ from torch.testing import assert_close
 
 from scripts.ch12_going_fast import DRAWS, Layout, keep_scale, philox
 from scripts.engine import passes
-from scripts.engine.compiled import P, library
+from scripts.engine.compiled import P, loaded
 from scripts.engine.passes import Attend, Drop, Norm, starts_of
 
-pytestmark = pytest.mark.skipif(library("passes") is None, reason="needs a C compiler with OpenMP")
+pytestmark = pytest.mark.skipif(loaded("passes") is None, reason="needs a C compiler with OpenMP")
 KINDS = {"float32": torch.float32, "bf16": torch.bfloat16}
 NEAR = {"float32": {"rtol": 1e-5, "atol": 1e-5}, "bf16": {"rtol": 2**-7, "atol": 2**-7}}
 
@@ -35,7 +35,7 @@ def gradients(function, inputs: list[Tensor], probe: Tensor) -> list[Tensor]:
 def drawn(seed: int, row: int, n: int) -> Tensor:
     """The n words of 16 bits that a row gets."""
     out = torch.empty(n, dtype=torch.int16)
-    library("passes").draw(P(seed), P(row), P(n), P(out.data_ptr()))
+    loaded("passes").draw(P(seed), P(row), P(n), P(out.data_ptr()))
     return out
 
 
@@ -276,8 +276,8 @@ LOADED = """
 import torch
 from scripts.engine.passes import Drop
 Drop.apply(torch.ones(64, 64), None, 0.5)
-loaded = {line.split()[-1] for line in open("/proc/self/maps")}
-print(len([path for path in loaded if "libgomp" in path]))
+maps = {line.split()[-1] for line in open("/proc/self/maps")}
+print(len([path for path in maps if "libgomp" in path]))
 """
 
 

@@ -23,8 +23,8 @@ P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
 
 def for_threads() -> list[str]:
     """Flags for C on several threads: PyTorch's own, for a second set would be in their way."""
-    packages = Path(torch.__file__).parents[1]
-    bundled = [*packages.glob("torch/lib/libgomp*"), *packages.glob("torch.libs/libgomp*")]
+    package = Path(torch.__path__[0])
+    bundled = [*package.glob("lib/libgomp*"), *package.with_name("torch.libs").glob("libgomp*")]
     return ["-fopenmp", "-Wl,--as-needed", *map(str, bundled)]
 
 
@@ -50,7 +50,7 @@ def built(name: str, folder: Path) -> Path:
 
 
 @functools.cache
-def library(name: str) -> ctypes.CDLL | None:
+def loaded(name: str) -> ctypes.CDLL | None:
     """The compiled functions of NAME.c; None on a machine that can't make them."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     try:

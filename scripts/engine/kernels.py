@@ -28,7 +28,7 @@ COUNTS |= {"apply": 7, "decode_layers": 10}
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled functions; None on a machine that can't make them."""
-    found = compiled.library("kernels")
+    found = compiled.loaded("kernels")
     for name, count in COUNTS.items() if found else ():
         getattr(found, name).argtypes = [P] * count
     return found

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from scripts.ch12_going_fast import DRAWS, Layout, keep_scale
-from scripts.engine.compiled import P, library
+from scripts.engine.compiled import P, loaded
 
 HALF = torch.bfloat16
 LANES = 16  # a head's width must be a multiple of it
@@ -24,14 +24,14 @@ LANES = 16  # a head's width must be a multiple of it
 def suits(x: Tensor, *kinds: torch.dtype) -> bool:
     """Whether the compiled functions can work on x: float32 or bfloat16, or just these kinds."""
     fits = x.device.type == "cpu" and x.dtype in (kinds or (torch.float32, HALF))
-    return fits and library("passes") is not None
+    return fits and loaded("passes") is not None
 
 
 def call(name: str, *given: Any) -> None:
     """The compiled function of that name: tensors by their place, and numbers, on all threads."""
     places = [P(x.data_ptr()) if isinstance(x, Tensor) else x for x in given]
     whole = [P(int(x)) if isinstance(x, int) else x for x in places]
-    getattr(library("passes"), name)(*whole, P(torch.get_num_threads()))
+    getattr(loaded("passes"), name)(*whole, P(torch.get_num_threads()))
 
 
 class Dropout(ctypes.Structure):
