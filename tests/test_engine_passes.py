@@ -246,7 +246,7 @@ def test_probabilities_are_the_softmax(kind):
     torch.manual_seed(7)
     logits = (torch.randn(9, 1000) * torch.logspace(-2, 2, 9)[:, None]).to(KINDS[kind])
     wide, ours = logits.double(), logits.clone()
-    log_z = passes.probabilities_(ours, torch.float32)
+    log_z = passes.softmax_rows_(ours, torch.float32)
     assert_close(log_z.double(), wide.logsumexp(1, keepdim=True), rtol=1e-6, atol=1e-5)
     assert_close(ours.double(), wide.softmax(1), rtol=2**-7 if kind == "bf16" else 1e-4, atol=1e-9)
 

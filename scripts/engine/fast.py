@@ -316,7 +316,7 @@ class FastPath:
         size = max(1, BYTES_AT_ONCE // (len(proj.weight) * x.element_size()))  # rows
         given = (criterion.smoothing, size, self.how.onednn, torch.is_grad_enabled())
         if self.in_c(x):
-            given += (passes.probabilities_,)
+            given += (passes.softmax_rows_,)
         return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, *given)
 
     def loss(

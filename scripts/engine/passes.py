@@ -177,7 +177,7 @@ class Attend(Function):
         return *by, None, None, None, None
 
 
-def probabilities_(logits: Tensor, wide: torch.dtype) -> Tensor:
+def softmax_rows_(logits: Tensor, wide: torch.dtype) -> Tensor:
     """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1)."""
     log_z = torch.empty(len(logits), 1, dtype=wide)
     call("probabilities", logits, logits.dtype == HALF, *logits.shape, log_z)
