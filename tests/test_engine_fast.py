@@ -357,7 +357,7 @@ import resource, torch
 from scripts.ch12_going_fast import keep_memory
 
 kept, faults = keep_memory(), []
-for _ in range(2):
+for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(3 * 2**28)  # 3 GiB
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -369,8 +369,8 @@ def test_so_is_more_memory_than_the_largest_threshold():
     """2³¹ − 1 bytes: beyond it the library would trim at each freed tensor, the whole run long."""
     command = [sys.executable, "-c", MORE_THAN_TWO_GIB]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    kept, first, second = map(int, answer.split())
-    assert not kept or second < first / 5
+    kept, first, *later = map(int, answer.split())
+    assert not kept or min(later) < first / 5
 
 
 # Static shapes

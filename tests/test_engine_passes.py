@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from scripts.ch12_going_fast import DRAWS, Layout, keep_scale, philox
 from scripts.engine import passes
 from scripts.engine.compiled import P, loaded
-from scripts.engine.passes import Attend, Drop, Norm, starts_of
+from scripts.engine.passes import Attend, Drop, NormRows, starts_of
 
 pytestmark = pytest.mark.skipif(loaded("passes") is None, reason="needs a C compiler with OpenMP")
 KINDS = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -104,7 +104,7 @@ def test_what_is_not_finite_stays_so_in_16_bits():
 def test_16_bits_are_the_nearest():
     torch.manual_seed(0)
     x, weight, bias = torch.randn(64, 32), torch.ones(32), torch.zeros(32)
-    exact, half = (Norm.apply(x, weight, bias, 1e-5, kind) for kind in KINDS.values())
+    exact, half = (NormRows.apply(x, weight, bias, 1e-5, kind) for kind in KINDS.values())
     assert half.equal(exact.bfloat16())
 
 
@@ -118,7 +118,7 @@ def test_layernorm_is_pytorchs(kind, threads, monkeypatch):
     torch.manual_seed(3)
     x, probe = 3 * torch.randn(7, 33) + 2, torch.randn(7, 33).to(KINDS[kind])
     inputs = [x, torch.randn(33), torch.randn(33)]
-    ours = lambda *given: Norm.apply(*given, 1e-5, KINDS[kind])  # noqa: E731
+    ours = lambda *given: NormRows.apply(*given, 1e-5, KINDS[kind])  # noqa: E731
     theirs = lambda *given: F.layer_norm(given[0], (33,), *given[1:])  # noqa: E731
     found, expected = (gradients(how, inputs, probe.float()) for how in (ours, theirs))
     assert found[0].dtype == KINDS[kind] and found[1].dtype == torch.float32
@@ -263,7 +263,7 @@ def test_the_same_bits_come_again_and_on_any_number_of_threads(monkeypatch):
         torch.manual_seed(8)
         parts = gradients(lambda x: Drop.apply(x, None, 0.3), [x], x)
         weight, bias = torch.ones(64), torch.zeros(64)
-        parts += gradients(lambda x: Norm.apply(x, weight, bias, 1e-5, x.dtype), [x], x)
+        parts += gradients(lambda x: NormRows.apply(x, weight, bias, 1e-5, x.dtype), [x], x)
         attend = lambda rows: Attend.apply(rows, None, places, 2, True, 0.3)  # noqa: E731
         return [*parts, *gradients(attend, [rows], torch.ones(len(rows), 32))]
 

@@ -18,6 +18,7 @@ import torch
 HERE = Path(__file__).parent
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC"]
+LANES = 16  # numbers that go together: a head's width must be a multiple of it
 P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
 
 

@@ -35,7 +35,7 @@ from scripts.ch12_going_fast import (
     keep_scale,
 )
 from scripts.engine import passes
-from scripts.engine.passes import Attend, Drop, Norm
+from scripts.engine.passes import Attend, Drop, NormRows
 
 BYTES_AT_ONCE = 16 * 2**20  # of logits: they stay in the last cache
 
@@ -108,7 +108,7 @@ class FastPath:
         if self.how.fused_norm and not isinstance(norm, nn.Identity):
             if self.in_c(x, torch.float32):
                 kind = torch.bfloat16 if self.how.half else x.dtype
-                return Norm.apply(x, norm.weight, norm.bias, norm.eps, kind)
+                return NormRows.apply(x, norm.weight, norm.bias, norm.eps, kind)
             x = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
         else:
             x = norm(x)

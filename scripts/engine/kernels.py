@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from scripts.ch02_multi_head_attention import merge_heads
 from scripts.ch13_decoding_fast import best_logits, log_sum_exp
 from scripts.engine import compiled
-from scripts.engine.compiled import P
+from scripts.engine.compiled import LANES, P
 
-LANES = 16  # a head's width must be a multiple of it
 MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that are few: other products are faster for more
 MOST_NUMBERS = 65536  # in few rows
 COUNTS = {"attend": 9, "round_rows": 6, "scale_sums": 9, "best_of_rows": 7}  # of arguments

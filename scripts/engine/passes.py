@@ -15,15 +15,14 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from scripts.ch12_going_fast import DRAWS, Layout, keep_scale
-from scripts.engine.compiled import P, loaded
+from scripts.engine.compiled import LANES, P, loaded
 
-HALF = torch.bfloat16
-LANES = 16  # a head's width must be a multiple of it
+BF16 = torch.bfloat16
 
 
 def suits(x: Tensor, *kinds: torch.dtype) -> bool:
     """Whether the compiled functions can work on x: float32 or bfloat16, or just these kinds."""
-    fits = x.device.type == "cpu" and x.dtype in (kinds or (torch.float32, HALF))
+    fits = x.device.type == "cpu" and x.dtype in (kinds or (torch.float32, BF16))
     return fits and loaded("passes") is not None
 
 
@@ -75,11 +74,11 @@ def pass_on(
     """What `drop` makes of x, as numbers of `kind`."""
     x, more = x.contiguous(), None if more is None else more.contiguous()
     out, by = torch.empty_like(x, dtype=kind), ctypes.byref(how)
-    call("drop", x, x.dtype == HALF, x.numel(), more, gate, by, out, kind == HALF)
+    call("drop", x, x.dtype == BF16, x.numel(), more, gate, by, out, kind == BF16)
     return out
 
 
-class Norm(Function):
+class NormRows(Function):
     """LayerNorm of x (N, D), float32, to numbers of `kind`."""
 
     @staticmethod
@@ -90,7 +89,7 @@ class Norm(Function):
         x, out = x.contiguous(), torch.empty_like(x, dtype=kind)
         mean, per = x.new_empty(2, len(x))
         eps = ctypes.byref(ctypes.c_float(eps))
-        call("norm", x, *x.shape, weight, bias, eps, mean, per, out, kind == HALF)
+        call("norm", x, *x.shape, weight, bias, eps, mean, per, out, kind == BF16)
         ctx.save_for_backward(x, weight, mean, per)
         return out
 
@@ -100,7 +99,7 @@ class Norm(Function):
         """Gradients by x, weight and bias."""
         x, weight, mean, per = ctx.saved_tensors
         grad, by_x, by_both = grad.contiguous(), torch.empty_like(x), x.new_empty(2, x.size(1))
-        given = (grad.dtype == HALF, x, *x.shape, weight, mean, per, by_x, by_both)
+        given = (grad.dtype == BF16, x, *x.shape, weight, mean, per, by_x, by_both)
         call("norm_back", grad, *given)
         return by_x, *by_both, None, None
 
@@ -159,7 +158,7 @@ class Attend(Function):
         The first are the queries', the second those of keys and values.
         """
         D = rows.size(1) // (3 if others is None else 1)
-        sizes = (len(starts[0]) - 1, h, D // h, rows.dtype == HALF, causal)
+        sizes = (len(starts[0]) - 1, h, D // h, rows.dtype == BF16, causal)
         ctx.sentences = Sentences(*(start.data_ptr() for start in starts), *sizes)
         ctx.starts, ctx.how = starts, dropout_at(p)  # whoever has their places must keep them
         ctx.save_for_backward(rows, others)
@@ -180,5 +179,5 @@ class Attend(Function):
 def softmax_rows_(logits: Tensor, wide: torch.dtype) -> Tensor:
     """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1)."""
     log_z = torch.empty(len(logits), 1, dtype=wide)
-    call("probabilities", logits, logits.dtype == HALF, *logits.shape, log_z)
+    call("probabilities", logits, logits.dtype == BF16, *logits.shape, log_z)
     return log_z
