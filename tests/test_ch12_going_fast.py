@@ -178,3 +178,10 @@ def test_the_two_precisions_learn_what_the_chapter_says():
     apart = [test["bleu"] - half["test"][split]["bleu"] for split, test in wide["test"].items()]
     assert round(bleu[0] - bleu[1], 2) == 0.05 and round(max(apart), 2) == 0.35 > min(apart) > 0.05
     assert round(pair["times_as_fast"]["seconds"], 2) == 1.65
+    before = load_record("precision-multi30k-earlier")["runs"]
+    vals = [run["chosen_by_val_bleu"]["best epoch"] for run in before.values()]
+    losses = [run["history"][-1]["val_loss"] for run in before.values()]
+    assert round(vals[0] - vals[1], 1) == 0.9 and abs(losses[0] - losses[1]) < 0.005
+    wide, half = (run["test"] for run in before.values())
+    apart = [round(wide[split]["bleu"] - half[split]["bleu"], 1) for split in wide]
+    assert (min(apart), max(apart)) == (0, 0.4)
