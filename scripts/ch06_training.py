@@ -79,30 +79,41 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3  # padding, unknown, <s>, </s>: the same in ever
 
 
 # %%
+@dataclass
 class Batch:
-    """Padded source and target ids with their masks, ready for teacher forcing.
+    """Padded ids, ready for teacher forcing: sources `src` (B, S), whole targets `full` (B, T+1)."""
 
-    src (B, S); the full target (B, T+1) is split into the decoder's input `tgt` (B, T), which
-    lacks the last token, and the labels `tgt_y` (B, T), which lack the first.
-    src_mask (B, 1, S) hides padding; tgt_mask (B, T, T) hides padding and the future.
-    `ntokens` counts the labels that are real: what a loss is divided by.
-    """
+    src: Tensor
+    full: Tensor
 
-    def __init__(self, src: Tensor, tgt: Tensor, pad: int = PAD):
-        self.src = src
-        self.src_mask = padding_mask(src, pad)
-        self.tgt = tgt[:, :-1]
-        self.tgt_y = tgt[:, 1:]
-        causal = subsequent_mask(self.tgt.size(1), tgt.device)
-        self.tgt_mask = padding_mask(self.tgt, pad) & causal
-        self.ntokens = int((self.tgt_y != pad).sum())
+    @property
+    def tgt(self) -> Tensor:
+        """What the decoder reads (B, T): all but the last token."""
+        return self.full[:, :-1]
+
+    @property
+    def tgt_y(self) -> Tensor:
+        """What it must say (B, T), the labels: all but the first."""
+        return self.full[:, 1:]
+
+    @property
+    def src_mask(self) -> Tensor:
+        """Hides padding (B, 1, S)."""
+        return padding_mask(self.src, PAD)
+
+    @property
+    def tgt_mask(self) -> Tensor:
+        """Hides padding and the future (B, T, T)."""
+        return padding_mask(self.tgt, PAD) & subsequent_mask(self.tgt.size(1), self.tgt.device)
+
+    @property
+    def ntokens(self) -> int:
+        """How many labels are real: what a loss is divided by."""
+        return int((self.tgt_y != PAD).sum())
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        moved = object.__new__(Batch)
-        for name, part in vars(self).items():
-            setattr(moved, name, part.to(device) if isinstance(part, Tensor) else part)
-        return moved
+        return Batch(self.src.to(device), self.full.to(device))
 
 
 # %% [markdown]
@@ -113,7 +124,9 @@ words = ["<pad>", "<unk>", "<s>", "</s>", "ein", "kleiner", "Hund", "schläft"]
 words += ["a", "small", "dog", "sleeps"]
 two = Batch(
     src=torch.tensor([[4, 6, 7, 3, 0], [4, 5, 6, 7, 3]]),  # ein (kleiner) Hund schläft </s>
-    tgt=torch.tensor([[2, 8, 10, 11, 3, 0], [2, 8, 9, 10, 11, 3]]),  # <s> a (small) dog sleeps </s>
+    full=torch.tensor(
+        [[2, 8, 10, 11, 3, 0], [2, 8, 9, 10, 11, 3]]
+    ),  # <s> a (small) dog sleeps </s>
 )
 print(f"{two.ntokens} of {two.tgt_y.numel()} labels count")
 pd.DataFrame(
@@ -918,20 +931,23 @@ pd.DataFrame(answers, index=names).T.round(1)
 #
 # Two broken ones: a mask that hides padding but not the future, and labels that were not shifted, so that the right answer is the token just read. **Predict.** Which of them cheats better?
 
+
 # %%
-faults = {
-    "healthy": lambda batch: None,
-    "no causal mask": lambda batch: setattr(batch, "tgt_mask", padding_mask(batch.tgt)),
-    "labels not shifted": lambda batch: setattr(batch, "tgt_y", batch.tgt),
-}
+class SeesTheFuture(Batch):
+    tgt_mask = property(lambda self: padding_mask(self.tgt))
+
+
+class NotShifted(Batch):
+    tgt_y = property(lambda self: self.tgt)
+
+
+faults = {"healthy": Batch, "no causal mask": SeesTheFuture, "labels not shifted": NotShifted}
 torch.manual_seed(10)
 pairs, on_noise = torch.randint(EOS + 1, COPY_VOCAB, (100, 2, 16, 6)), {}
-for name, spoil in faults.items():
+for name, kind in faults.items():
     noise = [
-        Batch(src, F.pad(F.pad(tgt, (1, 0), value=BOS), (0, 1), value=EOS)) for src, tgt in pairs
+        kind(src, F.pad(F.pad(tgt, (1, 0), value=BOS), (0, 1), value=EOS)) for src, tgt in pairs
     ]
-    for batch in noise:
-        spoil(batch)
     on_noise[name] = loss_curve(tiny_model(d_model=32), noise)
 print({name: round(sum(curve[-10:]) / 10, 1) for name, curve in on_noise.items()})
 titled(

@@ -41,7 +41,6 @@ if not (found := [at for home in homes for at in home.glob("scripts/book/at_home
 ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
 
 # %%
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +61,7 @@ from scripts.book.records import load_record
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
+from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import BOS, EOS, PAD, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.engine.models import Trained, load_model
@@ -286,50 +285,7 @@ def beam_search(
 
 
 # %% [markdown]
-# ### Brute force
-#
-# > **In short.** When a model is tiny, write down *all* that it can say, and score it by teacher forcing. A beam wide enough to drop nothing must return the same list.
-#
-# **Predict.** How many texts can be written from a vocabulary of 6 tokens, at most three long? A shorter one ends with `</s>`.
-
-
-# %%
-@torch.no_grad()
-def forced_log_probs(model: EncoderDecoder, src: Tensor, ids: Tensor) -> Tensor:
-    """Each text's log-probability by teacher forcing: ids (R, T) of one source (1, S), to (R,)."""
-    with dropout_off(model):
-        memory = model.encode(src, None).expand(len(ids), -1, -1)  # (R, S, D)
-        tgt = torch.cat((torch.full_like(ids[:, :1], BOS), ids[:, :-1]), dim=1)  # (R, T)
-        x = model.decode(memory, None, tgt, subsequent_mask(tgt.size(1)))  # (R, T, D)
-        log_probs = model.generator(x).log_softmax(dim=-1)  # (R, T, V)
-    return log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1).sum(dim=-1)  # (R,)
-
-
-def every_hypothesis(
-    model: EncoderDecoder, src: Tensor, vocab: int, max_len: int
-) -> list[Hypothesis]:
-    """All that can be written in `max_len` tokens, scored by teacher forcing. Tiny models only."""
-    words, found = [token for token in range(vocab) if token != EOS], []
-    for length in range(max_len):
-        last = [EOS] if length + 1 < max_len else range(vocab)
-        written = [(*ids, end) for ids in itertools.product(words, repeat=length) for end in last]
-        log_probs = forced_log_probs(model, src, torch.tensor(written)).tolist()
-        found += [hypothesis(ids, p) for ids, p in zip(written, log_probs, strict=True)]
-    return found
-
-
-# %%
-torch.manual_seed(0)
-tiny = make_model(6, 6, N=1, d_model=16, d_ff=32, h=2, dropout=0.0).double().eval()
-one = torch.tensor([[4, 5, 4, EOS]])  # (1, S)
-everything = every_hypothesis(tiny, one, vocab=6, max_len=3)
-ranked = sorted(everything, key=lambda h: -h.score(0.6))
-found = beam_search(tiny, one, None, max_len=3, beam=6**3, alpha=0.6)[0]
-assert [h.ids for h in found] == [h.ids for h in ranked]
-print(f"{len(everything)} possible texts, and the same ranking from both")
-
-# %% [markdown]
-# That is 1 + 5 + 5² · 6: the empty text, five of one token, and the rest.
+# **Is it right?** Of a tiny model one can write down *all* that it can say, and score it. A beam wide enough to drop nothing must return the same list, in the same order. `tests/test_ch08_decoding.py` does this, with 6 tokens and texts of at most three: 156 of them.
 #
 # ## Length: why the score is divided
 #

@@ -45,7 +45,6 @@ import ctypes
 import math
 import platform
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,7 +119,7 @@ for precision, reports in both.items():
 #
 # > **In short.** Only attention needs to know which tokens form a sentence. Give all else a plain list of them, and padding is gone.
 #
-# Chapter 7's buckets leave some padding. It is gone when a batch is a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them after it. These copies cost time: where attention needs them, `rows_pay` takes rows only if more than an eighth of the cells is padding. (The attention in C, at the end, needs no rectangle: there rows are always taken.)
+# Chapter 7's buckets leave some padding. It is gone when a batch is a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them after it. (The attention in C, at the end, needs no rectangle.)
 
 
 # %%
@@ -197,7 +196,7 @@ duels.loc["LayerNorm in one kernel"]
 #
 # On x86 `F.linear` takes MKL for float32; chapter 11's `affine` reaches oneDNN. We ask it for $Y = XW^\top$ and for the gradient by $X$. (The dtypes matter later, when `x` is in bf16.)
 #
-# A `Function` is an operation whose backward pass we write ourselves. `forward` keeps in `ctx` what will be needed. `backward` gets the gradient of the result, and gives one for each argument: `None` for flags. (`relu` is for later.)
+# A `Function` is an operation whose backward pass we write ourselves. `forward` keeps in `ctx` what will be needed. `backward` gets the gradient of the result, and gives one for each argument: `None` for flags.
 
 
 # %%
@@ -205,20 +204,18 @@ class LinearProduct(Function):
     """`F.linear` in the dtype of x, by oneDNN if asked; weights and their gradients keep theirs."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, onednn: bool, relu: bool = False
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, onednn: bool) -> Tensor:
         """x (N, D), weight (F, D), bias (F,), to (N, F) in the dtype of x."""
         ctx.kind, ctx.onednn = weight.dtype, onednn
         weight = weight.to(x.dtype)
         ctx.save_for_backward(x, weight)
-        return affine(x, weight, bias.to(x.dtype), onednn, relu)
+        return affine(x, weight, bias.to(x.dtype), onednn)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by x, weight and bias."""
-        x, weight, *_ = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         by_x = affine(
             grad, weight.T, None, ctx.onednn
         )  # grad·W: affine multiplies by the transpose
@@ -262,13 +259,8 @@ for name in ("feed-forward, out", "dropout", "dropout, 16 bits"):
 DRAWS = 2**16  # the values of 16 random bits
 
 
-def random_words(count: int, device: torch.device) -> Tensor:
-    """`count` times 64 random bits, int64; what comes follows from PyTorch's own generator.
-
-    On a CPU that generator gives a seed only; from it NumPy's SFC64 makes the bits, and sooner.
-    """
-    if device.type != "cpu":
-        return torch.empty(count, dtype=torch.int64, device=device).random_(-(2**63), None)
+def random_words(count: int) -> Tensor:
+    """`count` times 64 random bits, int64: PyTorch's generator gives a seed, from which NumPy makes them."""
     seed = int(torch.randint(2**63 - 1, ()))
     return torch.from_numpy(np.random.SFC64(seed).random_raw(count).view(np.int64))
 
@@ -276,7 +268,7 @@ def random_words(count: int, device: torch.device) -> Tensor:
 def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
     """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`."""
     entries = math.prod(shape)
-    bits = random_words(-(-entries // 4), like.device).view(torch.int16)[:entries]
+    bits = random_words(-(-entries // 4)).view(torch.int16)[:entries]
     kept = torch.empty(entries, dtype=like.dtype, device=like.device)
     return torch.ge(bits, round(p * DRAWS) - DRAWS // 2, out=kept).view(shape)
 
@@ -301,49 +293,9 @@ deviation = math.sqrt(p * (1 - p) / count)  # of the share that is dropped
 assert abs(ours.mean() - p) < 5 * deviation < abs(wrong.mean() - p)
 
 # %% [markdown]
-# A quarter of all entries is never dropped, and no error is raised.
-#
-# The end of a sublayer, $x + \mathrm{dropout}(y)$, is one kernel, `addcmul`. In the feed-forward layer relu and dropout both put zeros. So the result tells where the gradient stops, and no mask is kept. The factor $1/(1-p)$ goes on the second weight matrix.
-
+# A quarter of all entries is never dropped, and no error is raised. What are the right ones worth?
 
 # %%
-class LinearReluDropout(Function):
-    """Dropout(relu(x·Wᵀ + b)) without its factor 1/(1 − p); keeps no mask."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, p: float, onednn: bool
-    ) -> Tensor:
-        """x (N, D), weight (F, D), bias (F,), to (N, F) in the dtype of x."""
-        y = LinearProduct.forward(ctx, x, weight, bias, onednn, relu=True)
-        if p:
-            y.mul_(keep_mask(y.shape, p, y))
-        ctx.save_for_backward(*ctx.to_save, y)  # what the product keeps, and y
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients by x, weight and bias, from where the result isn't 0."""
-        grad = torch.ops.aten.threshold_backward(grad, ctx.saved_tensors[-1], 0.0)
-        return *LinearProduct.backward(ctx, grad), None
-
-
-# %% [markdown]
-# `gradcheck` calls a function many times, and needs the same mask at each call.
-
-
-# %%
-def seeded(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """The function of these inputs, always with the same random numbers."""
-    torch.manual_seed(0)
-    return function(*inputs)
-
-
-# %%
-torch.manual_seed(4)
-leaves = [torch.randn(*shape, requires_grad=True) for shape in ((6, 8), (5, 8), (5,))]
-assert gradcheck(partial(seeded, lambda *w: LinearReluDropout.apply(*w, 0.3, False)), leaves)
 print(f"float32, no dropout: {record['reports']['no dropout at all']['times']:.2f} times as long")
 duels.loc["dropout from 16 bits"]
 
@@ -419,8 +371,12 @@ mask[0, ..., 3:] = -math.inf  # padding
 pytorchs = F.scaled_dot_product_attention(q, k, v, mask)
 torch.testing.assert_close(AttentionCore.apply(q, k, v, mask, 0.0), pytorchs)
 for p in (0.0, 0.3):
-    core = lambda *qkv: AttentionCore.apply(*qkv, mask, p)  # noqa: B023, E731
-    assert gradcheck(partial(seeded, core), (q, k, v))
+
+    def core(*qkv: Tensor) -> Tensor:
+        torch.manual_seed(0)  # gradcheck calls this many times, and needs the same mask each time
+        return AttentionCore.apply(*qkv, mask, p)  # noqa: B023
+
+    assert gradcheck(core, (q, k, v))
 duels.loc["attention by hand"]
 
 # %% [markdown]
@@ -445,15 +401,9 @@ duels.loc["attention by hand"]
 
 # %%
 def probabilities_(logits: Tensor, wide: torch.dtype) -> Tensor:
-    """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1).
-
-    Computed in the dtype `wide`, 64 rows at a time: what lies between stays in the nearest cache.
-    """
-    log_z = torch.empty(len(logits), 1, dtype=wide, device=logits.device)
-    for z, out in zip(logits.split(64), log_z.split(64), strict=True):
-        P = torch.softmax(z, 1, dtype=wide)
-        torch.sub(z.amax(1, keepdim=True), P.amax(1, keepdim=True).log_(), out=out)
-        z.copy_(P)
+    """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1), in `wide`."""
+    log_z = logits.to(wide).logsumexp(dim=1, keepdim=True)  # (n, 1)
+    logits.copy_((logits - log_z).exp_())
     return log_z
 
 

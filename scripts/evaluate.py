@@ -1,4 +1,4 @@
-"""sacreBLEU of a model, on a corpus or on files: `python -m scripts.evaluate --corpus sample`.
+"""sacreBLEU of a model on a corpus: `python -m scripts.evaluate --corpus sample`.
 
 Cased BLEU comes first, the figure that we report. Lower-cased BLEU and chrF2 stand below it, for
 comparison with papers that give them. Each has its signature.
@@ -12,12 +12,10 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from scripts.book.command import Command
 from scripts.corpora.load import load_corpus
-from scripts.corpora.multi30k import parallel, read_lines
 from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, corpus_chrf, held_out_splits
 from scripts.engine.translating import decode_texts
@@ -32,24 +30,10 @@ class EvaluateOptions(ModelOptions):
     """What to translate; by default what the model was trained on."""
     split: str | None = None
     """One split of it; by default each test split."""
-    source: str | None = None
-    """Instead of a corpus: a German file, a sentence a line."""
-    reference: str | None = None
-    """With --source: the English of each line."""
 
 
 def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list[tuple[str, str]]]:
     """What `evaluate` was asked to translate, by name. Raises ValueError or FileNotFoundError."""
-    if options.source or options.reference:
-        if not (options.source and options.reference):
-            raise ValueError("--source and --reference go together: name both files")
-        if options.corpus or options.split:
-            raise ValueError("either a --corpus or files, not both")
-        name, paths = Path(options.source).name, (options.source, options.reference)
-        files = [read_lines(Path(path)) for path in paths]
-        if [""] in files:
-            raise ValueError(f"{paths[files.index([''])]} is empty: nothing to translate")
-        return {name: parallel(*files, name)}
     corpus_name = options.corpus or trained.config.corpus
     corpus = load_corpus(corpus_name)
     if options.split and options.split not in corpus:

@@ -105,8 +105,6 @@ class TranslateOptions(ModelOptions):
     """Texts; each line of them gives a line of output."""
     input: str | None = None
     """A file to translate, a sentence a line; by default standard input."""
-    nbest: int | None = None
-    """Print the N best of each line's beam, as Moses does: NUMBER FROM 0 ||| TEXT ||| SCORE."""
     precision: Literal["auto", "float32", "int8"] = "auto"
     """Of products; auto: int8 where its products are exact, but float32 with --sample."""
     scores: bool = False
@@ -116,16 +114,12 @@ class TranslateOptions(ModelOptions):
         super().__post_init__()
         if self.text and self.input is not None:
             raise ValueError("either texts or --input, not both")
-        most = 1 if self.sample else self.beam
-        if self.nbest is not None and not 1 <= self.nbest <= most:
-            hint = "sampling draws one" if self.sample else "widen --beam"
-            raise ValueError(f"nbest must be from 1 to {most}, not {self.nbest}: {hint}")
 
 
 def best_texts(
     trained: Trained, rows: Sequence[Sequence[int]], options: TranslateOptions, first: int = 0
-) -> list[list[tuple[str, float]]]:
-    """Up to `nbest` texts and scores of the lines from number `first`; for want of any ("", 0.0).
+) -> list[tuple[str, float]]:
+    """The best text of each of the lines from number `first`, and its score; else "" and 0.0.
 
     No text holds a line end. A draw depends on line and number alone.
     """
@@ -134,20 +128,12 @@ def best_texts(
         each = zip(rows, seeds, strict=True)
         found = [decode_hypotheses(trained, [r], replace(options, seed=n))[0] for r, n in each]
     else:
-        found = decode_hypotheses(trained, rows, options, options.nbest or 1)
+        found = decode_hypotheses(trained, rows, options)
     decode, alpha = trained.tokenizer.decode, options.alpha
     return [
-        [(" ".join(decode(h.ids).splitlines()), h.score(alpha)) for h in some] or [("", 0.0)]
+        (" ".join(decode(some[0].ids).splitlines()), some[0].score(alpha)) if some else ("", 0.0)
         for some in found
     ]
-
-
-def in_print(found: Sequence[tuple[str, float]], number: int, options: TranslateOptions) -> str:
-    """The output for line `number`, from 0: one line, or with `nbest` one for each text found."""
-    if options.nbest is not None:
-        return "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in found)
-    text, score = found[0]
-    return f"{text}\t{score:.4f}" if options.scores else text
 
 
 def open_model(options: ModelOptions) -> Trained:
@@ -180,13 +166,13 @@ def progress(options: TranslateOptions) -> tqdm:
 
 
 def run_translate(options: TranslateOptions) -> None:
-    """Print a line, or with `nbest` several, for each line of the input."""
+    """Print a line for each line of the input."""
     done = 0
     with open_input(options) as stream, progress(options) as bar:
         trained = open_model(options)
         for rows in row_groups(trained, stream):
             found = best_texts(trained, rows, options, first=done)
-            printed = [in_print(texts, done + i, options) for i, texts in enumerate(found)]
+            printed = [f"{text}\t{p:.4f}" if options.scores else text for text, p in found]
             # One write, newline and all: Ctrl-C must not come between a line and its end.
             print("\n".join(printed) + "\n", end="", flush=True)
             done += len(rows)

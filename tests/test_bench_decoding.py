@@ -1,6 +1,5 @@
 """Chapter 13's race: the programs do the same work, and the figures are what they say."""
 
-import ctypes
 import importlib.util
 import itertools
 import json
@@ -16,7 +15,7 @@ from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.corpora.load import load_corpus
-from scripts.engine import kernels
+from scripts.engine import compiled
 from scripts.engine.models import load_model
 
 SOURCES = pad_rows([[4, 5, 6, 7, EOS], [7, EOS], [6, 6, 5, EOS]])
@@ -94,9 +93,9 @@ def test_one_at_a_time_the_first_stands_apart(monkeypatch):
 def test_the_account_sees_the_compiled_functions(trained, rows):
     spent = decoding.decoding_account(partial(decoding.ours, trained, "int8", rows, 4))
     assert min(spent[kind] for kind in ("8-bit products", "best tokens", "copies")) > 0
-    if kernels.library() is not None:
+    if compiled.loaded("kernels") is not None:
         assert spent["attention"] > 0 and spent["rounding and scaling"] > 0
-        assert isinstance(kernels.library().attend, ctypes._CFuncPtr)  # unwrapped again
+        assert compiled.call.__module__ == "scripts.engine.compiled"  # unwrapped again
 
 
 def test_the_chart_comes_from_a_record():

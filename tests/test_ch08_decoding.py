@@ -9,6 +9,7 @@ import os
 
 import pytest
 import torch
+from bruteforce import every_hypothesis, forced_log_probs
 from histories import history_gap
 from sacrebleu.metrics import CHRF
 
@@ -27,8 +28,6 @@ from scripts.ch08_decoding import (
     beam_search,
     drawer,
     dropout_off,
-    every_hypothesis,
-    forced_log_probs,
     hypothesis,
     keep_top,
     mbr_choice,
@@ -176,7 +175,7 @@ def test_the_length_limit_holds_and_a_beam_needs_room(sources):
 
 def test_sampling_follows_the_sharpened_distribution():
     book, src = PhraseBook(NEXT_WORD), torch.full((20_000, 1), EOS)
-    ids = cached_sample(book, src, None, 1, 0.5, generator=torch.Generator().manual_seed(0))[0]
+    ids, _ = write_one_by_one(book, src, 1, drawer(0.5, generator=torch.Generator().manual_seed(0)))
     drawn = torch.bincount(ids[:, 0], minlength=len(book.words)) / len(src)  # (V,)
     squared = book.log_table[BOS].exp() ** 2  # p^(1/T) with T = 1/2, not yet a distribution
     torch.testing.assert_close(drawn.double(), squared / squared.sum(), atol=0.012, rtol=0)
@@ -369,7 +368,7 @@ def test_the_copied_cache_serves_the_search(monkeypatch):
     """A beam search finds the same texts with it."""
     model, src = small_model(), pad_rows([[4, 5, 6, EOS], [5, EOS], [6, 6, EOS]])
     wanted = beam_search(model, src, padding_mask(src), 12, 3, 0.6)
-    monkeypatch.setattr(searching, "decoding_of", CopiedCache)
+    monkeypatch.setattr(searching, "CachedDecoding", CopiedCache)
     found = cached_beam_search(model, src, padding_mask(src), 12, 3, 0.6)
     assert [[h.ids for h in hs] for hs in found] == [[h.ids for h in hs] for hs in wanted]
 
@@ -520,8 +519,6 @@ def command(name: str, *argv: str, capsys) -> tuple[int, list[str], str]:
         (["translate", "x", "--device", "abacus"], "unknown device"),
         (["evaluate", "--split", "none"], "choose from train"),
         (["evaluate", "--corpus", "bible"], "corpus"),
-        (["evaluate", "--source", "no.de", "--reference", "no.en"], "no file"),
-        (["evaluate", "--source", "no.de"], "go together"),
     ],
 )
 def test_bad_commands_get_one_line(argv, says, folder, capsys):
@@ -561,37 +558,25 @@ def test_a_damaged_model_gets_one_line(part, fault, folder, tmp_path, capsys):
     assert (code, out) == (2, []) and err.startswith("error: ") and err.count("\n") == 1
 
 
-def test_evaluate_scores_files_with_a_signature(folder, trained, lines, tmp_path, capsys):
+def test_evaluate_scores_with_a_signature(folder, trained, lines, monkeypatch, capsys):
     pairs = lines[:12]
-    german, english = tmp_path / "a.de", tmp_path / "a.en"
-    german.write_text("".join(f"{s}\n" for s, _ in pairs), "utf-8")
-    english.write_text("".join(f"{t}\n" for _, t in pairs), "utf-8")
-    files = ("--source", str(german), "--reference", str(english), "--model", str(folder))
-    code, out, _ = command("evaluate", *files, "--beam", "1", capsys=capsys)
+    monkeypatch.setattr("scripts.evaluate.load_corpus", lambda name: {"val": [], "test": pairs})
+    given = ("--model", str(folder), "--beam", "1")
+    code, out, _ = command("evaluate", *given, capsys=capsys)
     half = Trained(trained.model, trained.tokenizer, trained.config)
     outputs = translate(half, [s for s, _ in pairs], DecodeOptions(beam=1))
     score = corpus_bleu(outputs, [t for _, t in pairs])
     assert code == 0 and out[0].startswith(
-        f"a.de: BLEU {score.score:.2f}  greedy  ({score.signature})"
+        f"test: BLEU {score.score:.2f}  greedy  ({score.signature})"
     )
     references = [t for _, t in pairs]
     lower = corpus_bleu(outputs, references, lowercase=True)
-    assert out[1] == f"a.de: lower-cased BLEU {lower.score:.2f}  ({lower.signature})"
+    assert out[1] == f"test: lower-cased BLEU {lower.score:.2f}  ({lower.signature})"
     chrf = CHRF()
     letters = chrf.corpus_score(outputs, [references]).score
-    assert out[2] == f"a.de: chrF2 {letters:.2f}  ({chrf.get_signature()})"
+    assert out[2] == f"test: chrF2 {letters:.2f}  ({chrf.get_signature()})"
     assert "case:lc" in out[1] and "nc:6" in out[2]
     assert f"  reference    {pairs[0][1]}" in out
-    for content, says in (
-        (b"only one line\n", "12 source lines but 1"),
-        (b"\xff\xfe\n" * 12, "not UTF-8"),
-        (b"", "empty"),
-    ):
-        english.write_bytes(content)
-        code, out, err = command("evaluate", *files, capsys=capsys)
-        assert (code, out) == (2, []) and says in err and err.count("\n") == 1
-    code, _, err = command("evaluate", *files, "--corpus", "sample", capsys=capsys)
-    assert code == 2 and "not both" in err
 
 
 def test_options_are_checked_in_python_too():

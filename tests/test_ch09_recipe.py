@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import random
 import sys
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from scripts.ch08_decoding import beam_search, plain_translate
 from scripts.engine import losses as engine_losses
 from scripts.engine import run as engine_run
 from scripts.engine.checkpoints import load_tensors, weights
-from scripts.engine.data import MergeDropout, TrainingData, batches_of, epoch_examples, prepare
+from scripts.engine.data import TrainingData, batches_of, epoch_examples, prepare, split_anew
 from scripts.engine.fast import FAST, PLAIN, FastPath
 from scripts.engine.losses import loss_function_of, r_drop_loss
 from scripts.engine.models import STORED_DTYPE, load_model
@@ -82,17 +81,21 @@ def test_a_beam_of_one_is_greedy(tiny):
     assert ids == (greedy[: greedy.index(EOS)] if EOS in greedy else greedy)
 
 
-def test_merge_dropout_is_bpe_without_dropout(data):
-    merges, rng = MergeDropout(data.tokenizer), random.Random(0)
+def test_merges_are_skipped_at_the_rate_that_is_asked(data):
+    """None at 0, all at 1, and more the higher it is; the text stays the same."""
     texts = [text for pair in data.corpus["train"][:300] for text in pair]
-    lengths = []
-    for p in (0.0, 0.3, 1.0):
-        rows = [merges.encode(data.tokenizer.pieces(text), p, rng) for text in texts]
+    pieces = {p: split_anew(texts, data.tokenizer, p, seed=0) for p in (0.0, 0.1, 0.3, 1.0)}
+    for rows in pieces.values():
         assert [data.tokenizer.decode(row) for row in rows] == texts
-        lengths.append(sum(map(len, rows)))
-        if p == 0:
-            assert rows == [data.tokenizer.encode(text) for text in texts]
-    assert lengths == sorted(lengths) and lengths[0] < lengths[1] < lengths[2]
+    assert pieces[0.0] == [data.tokenizer.encode(text) for text in texts]
+    letters = [len(text) + 1 for text in texts]  # "▁" stands for each space, and before the first
+    assert [len(row) for row in pieces[1.0]] == letters
+    counts = [sum(map(len, rows)) for rows in pieces.values()]
+    assert counts == sorted(counts) and len(set(counts)) == 4
+    # "▁a" is one merge: it falls apart where that one is skipped.
+    assert data.tokenizer.pieces("a") == ["▁a"]
+    apart = sum(len(row) == 2 for row in split_anew(["a"] * 10_000, data.tokenizer, 0.1, seed=0))
+    assert abs(apart / 10_000 - 0.1) < 5 * (0.1 * 0.9 / 10_000) ** 0.5
 
 
 def test_an_epochs_pieces_depend_on_seed_and_epoch_alone(data):

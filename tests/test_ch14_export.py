@@ -6,27 +6,29 @@ import sys
 import warnings
 from types import SimpleNamespace
 
+import ctranslate2
 import pytest
 import torch
+from bruteforce import forced_log_probs
 
 from scripts import ROOT
 from scripts.ch01_attention import padding_mask
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
-from scripts.ch08_decoding import beam_search, dropout_off, forced_log_probs, hypothesis
+from scripts.ch08_decoding import beam_search, dropout_off, hypothesis
 from scripts.ch14_leaving_home import (
     FrozenPosition,
+    OnnxDecoderStep,
     OnnxEncoder,
     encoder_graph,
     export_ctranslate2,
     export_onnx,
-    graph_gap,
     onnx_greedy,
     step_graph,
 )
 from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import weights
-from scripts.engine.export import ctranslate2_search, graph_function
+from scripts.engine.export import graph_function, step_example
 from scripts.engine.models import Trained, load_model
 from scripts.engine.settings import TrainConfig, build_model
 from scripts.export import main
@@ -35,6 +37,14 @@ SAMPLE = ROOT / "models" / "sample-de-en"
 SPLITS = {"sample-de-en": "test", "multi30k-de-en": "test_2016_flickr"}
 AT_HAND = [name for name in SPLITS if "sample" in name or os.environ.get("MULTI30K_DIR")]
 LIMIT, ALPHA = 60, 0.6
+
+
+def ctranslate2_search(folder, pieces, max_len, beam=1, alpha=0.6, **how):
+    """The best translation of each source by the files of `export_ctranslate2`, all in pieces."""
+    translator = ctranslate2.Translator(str(folder), compute_type="float32")
+    ours = {"beam_size": beam, "length_penalty": alpha, "min_decoding_length": 0}
+    found = translator.translate_batch(pieces, max_decoding_length=max_len, **ours | how)
+    return [result.hypotheses[0] for result in found]
 
 
 def cut(ids: list[int]) -> list[int]:
@@ -190,6 +200,16 @@ def test_other_architectures_leave_by_ctranslate2(untrained, tmp_path):
         row = torch.tensor([source_ids(line, tokenizer)])
         ours = forced_log_probs(untrained.model, row, ids).item()
         assert sum(scored.log_probs) == pytest.approx(ours, rel=1e-5)
+
+
+def graph_gap(model, graph, R: int, S: int, T: int) -> float:
+    """The largest difference between a step's graph and `OnnxDecoderStep` at these sizes."""
+    inputs = step_example(model, R, S, T)
+    with torch.no_grad(), dropout_off(model):
+        right = OnnxDecoderStep(model)(**inputs)
+    found = graph_function(graph.SerializeToString())(**{n: x.numpy() for n, x in inputs.items()})
+    pairs = zip(found, right, strict=True)
+    return max((torch.from_numpy(one) - other).abs().max().item() for one, other in pairs)
 
 
 def test_graphs_take_any_size(untrained):

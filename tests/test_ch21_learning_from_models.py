@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from bruteforce import every_hypothesis, forced_log_probs
 
 from scripts import ROOT
 from scripts import ch21_learning_from_models as ch21
@@ -15,7 +16,6 @@ from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS, LabelSmoothing
 from scripts.ch07_multi30k import encode_pairs, pad_rows
-from scripts.ch08_decoding import every_hypothesis, forced_log_probs
 from scripts.ch10_judging import chrf_by_hand
 from scripts.ch19_ablations import STUDY
 from scripts.ch21_learning_from_models import (

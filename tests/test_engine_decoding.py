@@ -11,7 +11,8 @@ from functools import partial
 
 import pytest
 import torch
-from histories import history_gap
+from bruteforce import every_hypothesis, forced_log_probs
+from histories import PrefixDecoding, history_gap
 
 from scripts import ROOT
 from scripts.book.instruments import scramble
@@ -25,21 +26,18 @@ from scripts.ch08_decoding import (
     CopiedCache,
     beam_search,
     dropout_off,
-    every_hypothesis,
-    forced_log_probs,
     keep_nucleus,
     sharpened,
     until_end,
 )
 from scripts.ch13_decoding_fast import best_logits
 from scripts.corpora.load import load_corpus
+from scripts.engine import searching
 from scripts.engine import translating as engine_translating
 from scripts.engine.decoding import (
     CachedDecoding,
-    PrefixDecoding,
     PreparedModel,
     Screen,
-    decoding_of,
     exact_in_8_bits,
 )
 from scripts.engine.models import load_model
@@ -150,8 +148,9 @@ LATE = {  # the empty text and "no" have ended when the likeliest is still being
 }
 
 
-def test_an_exact_search_waits_for_a_better_text():
+def test_an_exact_search_waits_for_a_better_text(monkeypatch):
     """The usual rule stops after two endings, while the likeliest text is still being written."""
+    monkeypatch.setattr(searching, "CachedDecoding", PrefixDecoding)  # a phrase book has no layers
     book, src = PhraseBook(LATE), torch.tensor([[EOS]])
     hasty, patient = (
         cached_beam_search(book, src, None, 9, beam=2, alpha=0.0, exact=exact)[0]
@@ -185,7 +184,7 @@ def test_exact_never_ends_with_less_and_sometimes_with_more(alpha):
 def all_endings(model, max_len: int, beam: int, alpha: float):
     """The same beam, which goes on to the length limit whatever has ended."""
     with dropout_off(model), torch.no_grad():
-        search = Search(decoding_of(model, SOURCES, MASK), SOURCES, max_len, beam)
+        search = Search(CachedDecoding(model, SOURCES, MASK), SOURCES, max_len, beam)
         for step in range(1, max_len + 1):
             search.advance(final=step == max_len)
     return [sorted(found, key=lambda h: -h.score(alpha))[:beam] for found in search.finished]

@@ -23,7 +23,7 @@ from torch.testing import assert_close
 from scripts.book.instruments import count_flops, scramble
 from scripts.ch01_attention import attention
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
-from scripts.ch06_training import BOS, EOS, PAD, Batch, LabelSmoothing, batch_loss, run_epoch
+from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss, run_epoch
 from scripts.ch07_multi30k import Example, make_batch
 from scripts.ch11_where_the_time_goes import TINY, series_model, step_flops
 from scripts.ch12_going_fast import (
@@ -31,12 +31,11 @@ from scripts.ch12_going_fast import (
     Layout,
     LinearCrossEntropy,
     LinearProduct,
-    LinearReluDropout,
     keep_mask,
     keep_scale,
     random_words,
 )
-from scripts.engine.fast import FAST, HALF, PLAIN, STATIC, FastPath, Switches, fast_loss, rows_pay
+from scripts.engine.fast import FAST, HALF, PLAIN, STATIC, FastPath, Switches, fast_loss
 from scripts.engine.static import longer_side, static_lengths
 
 CRITERION = LabelSmoothing(0.1)
@@ -126,12 +125,11 @@ def test_a_batch_without_padding_is_no_special_case(how):
     )
 
 
-@pytest.mark.parametrize("shorter, packs", [(1, False), (6, True)])
-def test_rows_are_for_batches_with_padding_and_never_change_the_numbers(shorter, packs):
-    """Eight pairs, some of them two tokens shorter: hardly any padding, or more than an eighth."""
+@pytest.mark.parametrize("shorter", [0, 1, 6])
+def test_rows_never_change_the_numbers(shorter):
+    """Eight pairs, some of them two tokens shorter: from no padding to much."""
     pair, short = Example([7, 8, 9, EOS], [BOS, 9, 8, 7, EOS]), Example([7, EOS], [BOS, 9, EOS])
     batch = make_batch([short] * shorter + [pair] * (8 - shorter))
-    assert rows_pay(batch.src != PAD) == rows_pay(batch.tgt_y != PAD) == packs
     model = small_model(torch.float64)
     expected = loss_and_gradients(batch_loss, model, batch)
     found = loss_and_gradients(fast_loss, model, batch)
@@ -202,8 +200,6 @@ def test_hand_written_backward_passes_are_the_derivatives(p):
     x = torch.randn(5, 4, requires_grad=True)
     weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((6, 4), (6,)))
     for onednn in (False, True):
-        hidden = fixed_seed(lambda *w: LinearReluDropout.apply(*w, p, onednn))  # noqa: B023
-        assert torch.autograd.gradcheck(hidden, (x, weight, bias))
         product = lambda *w: LinearProduct.apply(*w, onednn)  # noqa: E731, B023
         assert torch.autograd.gradcheck(product, (x, weight, bias))
         narrow = torch.randn(3, 4, requires_grad=True)  # fewer columns out than in
@@ -473,12 +469,11 @@ def test_a_step_in_16_bits_is_no_further_off_than_autocast():
 
 
 def test_random_bits_follow_from_pytorchs_generator_alone():
-    cpu = torch.device("cpu")
     torch.manual_seed(8)
     state = torch.get_rng_state()
-    first, second = random_words(1000, cpu), random_words(1000, cpu)
+    first, second = random_words(1000), random_words(1000)
     torch.set_rng_state(state)
-    assert first.equal(random_words(1000, cpu)) and second.equal(random_words(1000, cpu))
+    assert first.equal(random_words(1000)) and second.equal(random_words(1000))
     assert not first.equal(second)
     ones = [(first >> bit & 1).double().mean().item() for bit in range(64)]
     assert all(abs(share - 0.5) < 5 * 0.5 / math.sqrt(1000) for share in ones)  # the sign bit, too

@@ -26,7 +26,7 @@ from scripts.engine.translating import DecodeOptions, decode_ids, prepared, tran
 def way(request, monkeypatch):
     """Once as this machine has it, once as a machine without a compiler does."""
     if request.param == "PyTorch's":
-        monkeypatch.setattr(kernels, "library", lambda: None)
+        monkeypatch.setattr(compiled, "loaded", lambda name: None)
     return request.param
 
 

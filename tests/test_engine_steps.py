@@ -19,14 +19,13 @@ import torch
 from test_steps_agree import Recorded
 from torch.testing import assert_close
 
-from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing, batch_loss, train_step
+from scripts.ch06_training import BOS, EOS, PAD, Batch, LabelSmoothing, batch_loss, train_step
 from scripts.ch07_multi30k import Example, make_batch
 from scripts.ch11_where_the_time_goes import TINY, series_model
 from scripts.engine import steps
 from scripts.engine.fast import STATIC, fast_loss
 from scripts.engine.optimizers import ActAsOne, Muon
 from scripts.engine.static import (
-    Rectangles,
     ResidentCorpus,
     longer_side,
     static_batches,
@@ -265,7 +264,7 @@ def test_nothing_in_a_step_waits_for_the_data(path):
         set_rate(optimizer, 0.1)
         step = Step(model, CRITERION, optimizer, static_loss if path == "fast" else batch_loss, 1.0)
         assert not step.asks and optimizer.found_inf is step.bad
-        group = [Rectangles(torch.ones(4, 6).long(), torch.ones(4, 7).long()) for _ in range(2)]
+        group = [Batch(torch.ones(4, 6).long(), torch.ones(4, 7).long()) for _ in range(2)]
         found = step.run(group, torch.ones(()))
         assert found.shape == (3,)
         with pytest.raises((RuntimeError, NotImplementedError)):
@@ -311,7 +310,7 @@ def test_static_batches_have_every_pair_once_in_few_shapes():
 
 def test_masks_of_rectangles_are_a_batchs():
     batch = make_batch(PAIRS[:7])
-    found = Rectangles(batch.src, torch.cat((batch.tgt, batch.tgt_y[:, -1:]), dim=1))
+    found = batch
     for name in ("src_mask", "tgt_mask", "tgt", "tgt_y"):
         assert getattr(found, name).equal(getattr(batch, name))
 

@@ -27,10 +27,10 @@ from scripts.engine.settings import PRESETS
 from scripts.engine.steps import Step
 from scripts.engine.training import Training
 from scripts.studies import agenda, items, ladder
-from scripts.studies.agenda import Clock, Item, OutOfTime, Settings, listing, owed, work
+from scripts.studies.agenda import Clock, Item, OutOfTime, Settings, listing, owed, serve
 
 TINY = ("--device", "cpu", "--tiny")
-HERE = Settings(torch.device("cpu"), tiny=True)
+HERE = Settings("cpu", tiny=True)
 NAMES = [item.name for item in items.agenda()]
 LADDER = [name for name in ladder.RUNS if name not in items.SMALLS]
 TESTED = [*items.SMALLS, "final-1", "final-2", "base"]  # the others' tests stay unread
@@ -150,7 +150,8 @@ def test_validation_picks_the_seed_and_the_test_has_no_say(runs):
         record = {"config": {"seed": seed}, "device": "a toaster", "test": test}
         record["chosen_by_val_bleu"] = {"best epoch": validation, "mean of the last 2": 2.0}
         records.save_record(f"gpu-small-{seed}", record, HERE.records)
-        small = items.sum_up(HERE)
+        items.sum_up(HERE)
+        small = load_record("gpu-small", HERE.records)
         assert small["picked_by_validation"] == seed
         assert (small["validation"]["deviation"] is None) is (seed == 1)
     summed = small["test"]["test"]["bleu"]
@@ -181,7 +182,8 @@ def test_a_record_that_got_lost_is_only_put_back(done, monkeypatch, tmp_path):
     path.unlink()
     monkeypatch.setitem(PRESETS, "base", replace(PRESETS["base"], lr=1.0))
     assert gpu.main([*TINY, "--only", "base"]) == 0  # another recipe's record isn't taken
-    assert "holds another run" in agenda.failures(HERE)["base"]["failed"] and not path.exists()
+    assert re.search("base  failed: .*holds another run", HERE.log.read_text("utf-8"))
+    assert not path.exists()
 
 
 def test_what_comes_back_is_little_and_all(done):
@@ -189,7 +191,7 @@ def test_what_comes_back_is_little_and_all(done):
     assert {path.name for path in out.iterdir()} == {"records.json", "log.txt", *carry.MODEL}
     assert all(path.stat().st_size <= carry.LARGEST for path in out.iterdir())
     told = json.loads((out / "records.json").read_text("utf-8"))
-    assert told["records"].keys() == {f"gpu-{name}" for name in (*NAMES, "small")}
+    assert told["records"].keys() == {f"gpu-{name}" for name in NAMES}  # the sum is made at home
     scores = {name: ladder.val_bleu(told["records"][f"gpu-{name}"]) for name in TESTED}
     picked = told["model"]  # the best by validation of those that may ship
     assert scores[picked] == max(scores.values())
@@ -221,18 +223,19 @@ def test_at_home_records_and_model_are_put_in_place(whole, runs, capsys):
 
 
 def test_a_model_travels_if_it_may_ship_and_is_small_enough(done, monkeypatch):
-    best = gpu.best_model(NAMES, HERE)
+    best = carry.best_model(NAMES, HERE)
     rest = [name for name in NAMES if name != best]
-    assert gpu.best_model(rest, HERE) in set(TESTED) - {best}
-    assert gpu.best_model(["speedrun", "muon-1", "rates", "truth"], HERE) == ""
-    monkeypatch.setattr(gpu, "LARGEST", 1000)
-    assert gpu.best_model(NAMES, HERE) == ""
+    assert carry.best_model(rest, HERE) in set(TESTED) - {best}
+    assert carry.best_model(["speedrun", "muon-1", "rates", "truth"], HERE) == ""
+    monkeypatch.setattr(carry, "LARGEST", 1000)
+    assert carry.best_model(NAMES, HERE) == ""
 
 
 def test_a_bundle_names_nothing_but_items(whole, runs, tmp_path):
     told = json.loads((whole / "out/records.json").read_text("utf-8"))
     told |= {"records": {"../escape": {}, "gpu-rates": {}}, "model": "../escape"}
-    carry.bundle(tmp_path, told, "log", [])
+    records.save_record("records", told, tmp_path)
+    (tmp_path / "log.txt").touch()
     assert gpu.main(["--collect", str(tmp_path)]) == 0
     assert [path.name for path in runs.rglob("*.json")] == ["gpu-rates.json"]
 
@@ -318,7 +321,7 @@ def test_killed_in_an_item_the_same_command_goes_on(killed, whole, monkeypatch, 
     newest = saved_states(HERE.folder("small-2"))[-1]
     assert newest.name == "state-00000010.safetensors"
     told = json.loads((home / "out/records.json").read_text("utf-8"))
-    assert told["records"].keys() == {"gpu-truth", "gpu-small-1", "gpu-small"}
+    assert told["records"].keys() == {"gpu-truth", "gpu-small-1"}
     kept = {name: (HERE.records / f"gpu-{name}.json").read_bytes() for name in ("truth", "small-1")}
     steps, step = [], Training.step
 
@@ -341,28 +344,19 @@ def test_killed_in_an_item_the_same_command_goes_on(killed, whole, monkeypatch, 
 # Out of minutes.
 
 
-class HandTimer:
-    """Rings when a test says so."""
-
-    set: list["HandTimer"] = []
-
-    def __init__(self, seconds, ring):
-        self.seconds, self.ring, self.going = seconds, ring, False
-        HandTimer.set.append(self)
-
-    def start(self):
-        self.going = True
-
-    def cancel(self):
-        self.going = False
-
-
 @pytest.fixture
-def timers(monkeypatch) -> list[HandTimer]:
-    """The timers that the clock sets."""
-    monkeypatch.setattr(HandTimer, "set", [])
-    monkeypatch.setattr(agenda.threading, "Timer", HandTimer)
-    return HandTimer.set
+def clocks(monkeypatch) -> list[Clock]:
+    """The clocks that are made; they ring when a test says so."""
+    made = []
+
+    def noted(clock, *given):
+        own(clock, *given)
+        made.append(clock)
+
+    own = Clock.__init__
+    monkeypatch.setattr(Clock, "__init__", noted)
+    monkeypatch.setattr(Clock, "run", lambda clock: None)
+    return made
 
 
 def at_step(monkeypatch, number, act):
@@ -378,21 +372,21 @@ def at_step(monkeypatch, number, act):
 
 
 def test_when_the_minutes_are_over_a_training_is_saved_and_goes_on(
-    runs, timers, monkeypatch, capsys, tmp_path
+    runs, clocks, monkeypatch, capsys, tmp_path
 ):
     words = [*TINY, "--only", "small-1,waterfall-small", "--out", str(tmp_path / "out")]
     before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
-        at_step(patch, 5, lambda: timers[0].ring())
+        at_step(patch, 5, lambda: clocks[0].ring())
         assert gpu.main(words) == 0
     assert "the same command goes on with: small-1" in capsys.readouterr().out
-    assert not any(timer.going for timer in timers) and len(timers) == 2
-    assert timers[0].seconds == pytest.approx(timers[1].seconds - 60 * gpu.RESERVE / 60, abs=0.1)
+    assert clocks[0].over.is_set() and len(clocks) == 1
+    assert clocks[0].reserve == pytest.approx(0.75 / 60) and 8 < clocks[0].left() < 9
     assert signal.getsignal(signal.SIGTERM) is before
     log = (tmp_path / "out/log.txt").read_text("utf-8")
     assert "waterfall-small  done" in log and "small-1  stopped: goes on next time" in log
     assert saved_states(HERE.folder("small-1"))[-1].name == "state-00000005.safetensors"
-    assert not agenda.failures(HERE)
+    assert "failed" not in log
     first = []
     at_step(monkeypatch, 6, lambda: first.append(6))
     at_step(monkeypatch, 5, lambda: first.append(5))
@@ -400,37 +394,41 @@ def test_when_the_minutes_are_over_a_training_is_saved_and_goes_on(
     assert "small-1  done" in (tmp_path / "out/log.txt").read_text("utf-8")
 
 
-def test_scores_may_use_the_reserve_and_then_end(runs, timers, monkeypatch, capsys):
+def test_scores_may_use_the_reserve_and_then_end(runs, clocks, monkeypatch, capsys):
     """A training is over, its scores aren't: the first ring lets them, the second doesn't."""
     finish, rings = ladder.finish, []
 
     def slow(*given):
-        for timer in timers[-2:]:
-            timer.ring()
+        for _ in range(2):
+            clocks[-1].ring()
             time.sleep(0.01)  # the handler runs here
-            rings.append(timer)
+            rings.append(clocks[-1].rings)
         return finish(*given)
 
     words = [*TINY, "--only", "small-1"]
     with monkeypatch.context() as patch:
         patch.setattr(ladder, "finish", slow)
         assert gpu.main(words) == 0
-    assert len(rings) == 1 and "goes on with: small-1" in capsys.readouterr().out
+    assert rings == [1] and "goes on with: small-1" in capsys.readouterr().out
     monkeypatch.setattr(Step, "run", None)  # all its steps are done
-    assert gpu.main(words) == 0 and agenda.is_done(items.agenda()[0], HERE)
+    assert gpu.main(words) == 0 and agenda.is_done("small-1", HERE)
 
 
 def test_a_clock_rings_twice_and_is_then_put_away():
     """Real timers: the first ring is a training's business, the second ends whatever runs."""
-    waited, clock = time.monotonic() + 20, Clock(0.3 / 60, reserve=0.2 / 60)
-    with pytest.raises(OutOfTime), clock:
+    waited, clock = time.monotonic() + 20, Clock(0.3 / 60, 0.2 / 60)
+    first = []
+    with pytest.raises(OutOfTime) as stop, clock:
         while time.monotonic() < waited:
             time.sleep(0.01)
-    assert clock.rings == 2 and time.monotonic() < waited
-    unrung = Clock(10)
+            first += [time.monotonic()] * (clock.rings == 1 and not first)
+    assert clock.rings == 2 and stop.value.code == 0 and time.monotonic() < waited
+    assert 0.1 < clock.end - first[0] < 0.25
+    before, unrung = signal.getsignal(signal.SIGTERM), Clock(0.2 / 60, 0.1 / 60)
     with unrung:
         pass
-    assert all(timer.finished.is_set() for timer in unrung.timers)  # cancelled
+    time.sleep(0.3)
+    assert unrung.rings == 0 and signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(
@@ -484,13 +482,13 @@ def hands(runs) -> Hands:
     return Hands()
 
 
-CPU = Settings(torch.device("cpu"))
+CPU = Settings("cpu")
 
 
 def call(hands: Hands, given: list[Item], minutes: float, reserve: float = 0.0) -> list[str]:
     """One call of the agenda: the items that it began."""
     hands.calls.clear()
-    assert work(owed(given, CPU), CPU, Clock(minutes, reserve, hands)) == 0
+    assert serve(given, CPU, Clock(minutes, reserve, hands)) == 0
     return list(hands.calls)
 
 
@@ -524,8 +522,10 @@ def test_what_fails_is_noted_and_tried_once_more_after_all_others(hands, fault):
     given = [hands.item(name, 1) for name in "abc"]
     hands.broken["a"] = fault
     assert call(hands, given, 2) == ["a", "b"]  # c doesn't fit any more
-    noted = agenda.failures(CPU)["a"]
-    assert type(fault).__name__ in noted["failed"] and "\n" not in noted["failed"]
+    assert re.search(
+        rf"  a  failed: {type(fault).__name__}: .*\d s\n.*  b  done", agenda.log_text(CPU)
+    )
+    assert agenda.failures(CPU)["a"] == 1
     assert not (CPU.records / "gpu-a.json").exists()
     assert call(hands, given, 9) == ["c", "a"]
     assert "given up" in listing(given, CPU).splitlines()[0]
@@ -538,8 +538,8 @@ def test_what_works_the_second_time_is_no_failure_any_more(hands):
     assert call(hands, given, 9) == ["a", "b"]
     assert "failed" in listing(given, CPU).splitlines()[0]
     hands.broken.clear()
-    assert call(hands, given, 9) == ["a"] and agenda.failures(CPU) == {}
-    log = agenda.Log(CPU).text()
+    assert call(hands, given, 9) == ["a"] and not agenda.failures(CPU)["a"]
+    log = agenda.log_text(CPU)
     assert re.findall(r"  (\w)  (\w+)", log) == [("a", "failed"), ("b", "done"), ("a", "done")]
 
 
@@ -565,7 +565,7 @@ def test_what_failed_too_often_is_still_done_when_asked_for(hands, monkeypatch):
     given = [hands.item("a", 0.1), hands.item("b", 0.1)]
     monkeypatch.setattr(gpu, "agenda", lambda: given)
     for _ in range(2):
-        agenda.remember("a", "no luck", CPU)
+        agenda.note("a", "failed: no luck", 0.0, CPU)
     gpu.main(["--device", "cpu"])
     assert hands.calls == ["b"]
     gpu.main(["--device", "cpu", "--only", "a"])
@@ -580,7 +580,7 @@ def test_what_pytest_says_of_the_steps_is_recorded(last, agrees, monkeypatch):
     told = f"F..\nFAILED tests/test_steps_agree.py::test_a - assert 0.1 <= 0.0001\n{last}\n"
     done = subprocess.CompletedProcess([], int(not agrees), told, "")
     monkeypatch.setattr(items.subprocess, "run", lambda *_, **__: done)
-    found = items.steps_agree(Settings(torch.device("cuda")))
+    found = items.steps_agree(Settings("cuda"))
     assert found["agrees"] is agrees and found["not_run"] == []
     assert found["failures"] == [told.splitlines()[1]]
     assert found["passed"] == (27 if agrees else 25) and ("failed" in found) is not agrees
@@ -611,7 +611,7 @@ def test_a_full_disk_ends_it_in_one_line(runs, monkeypatch, capsys):
         assert gpu.main(words) == 2
     (line,) = said(capsys.readouterr().err)
     assert line.startswith("error: could not write ") and "No space left" in line
-    assert not agenda.failures(HERE) and not list(runs.rglob("*.partial"))
+    assert "failed" not in agenda.log_text(HERE) and not list(runs.rglob("*.partial"))
     assert [path.name for path in saved_states(HERE.folder("small-1"))] == [
         "state-00000002.safetensors"
     ]
@@ -631,7 +631,8 @@ def test_the_list_names_all_and_touches_nothing(words, runs, capsys):
     assert all(re.search(r" \d+\.\d min  (owed|waits|done) +\w", row) for row in rows)
     assert not runs.exists() and contents(ROOT / "results") == results
     minutes = sum(float(row.split()[1]) for row in rows if " done " not in row)
-    assert float(total.split()[1]) == pytest.approx(minutes, abs=1.0)
+    _, time, unit, *_ = total.split()
+    assert float(time) * {"h": 60, "min": 1}[unit] == pytest.approx(minutes, abs=1.0)
 
 
 def test_the_order_is_that_of_worth():
@@ -661,10 +662,10 @@ def test_a_mistake_gets_one_line(argv, says, runs, capsys, monkeypatch):
 
 
 def test_only_a_gpus_records_of_full_size_are_results(runs):
-    whole = Settings(torch.device("cuda"))
+    whole = Settings("cuda")
     assert (whole.root, whole.records) == (runs, ROOT / "results")
     assert whole.config(PRESETS["small"], "small-1").name == "gpu-small-1"
-    for other in (Settings(torch.device("cuda"), True), CPU, HERE):
+    for other in (Settings("cuda", tiny=True), CPU, HERE):
         assert other.root.parent == runs and other.records == other.root / "results"
 
 
@@ -699,17 +700,16 @@ def test_what_is_packed(packing, tmp_path, capsys):
     line = " ".join(command)
     assert line.startswith(f"{sys.executable} -m pip download ")
     for words in (
-        "--no-deps --only-binary=:all: --python-version 3.12 --implementation cp",
-        "--platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64",
-        "--platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64",
-        "--platform manylinux1_x86_64",
+        "--no-deps --only-binary=:all: --python-version 3.12",
+        "--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64",
         f"sentencepiece=={carry.version('sentencepiece')} ",
     ):
         assert words in line
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     wheels = {one for one in found if one.startswith("wheels/")}
     assert len(wheels) == len(carry.WHEELS) and not any("old" in one for one in wheels)
-    assert found - wheels == {"start", *(f"corpus/{name}" for name in carry.MULTI30K_SHA256)}
+    corpus = {f"corpus/{name}" for name in carry.MULTI30K_SHA256}
+    assert found - wheels == {"start", "commit", *corpus}
 
 
 def test_what_is_packed_starts(packing, tmp_path, capfd):

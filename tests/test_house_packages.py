@@ -95,7 +95,8 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_wheel_holds_every_module(wheel):
     found = {path.relative_to(wheel) for path in wheel.glob("scripts/**/*.py")}
     assert found == {path.relative_to(ROOT) for path in MODULES}
-    assert (wheel / "scripts/engine/kernels.c").is_file()
+    for other in ("engine/kernels.c", "bench/start.sh"):
+        assert (wheel / "scripts" / other).is_file()
 
 
 def test_every_package_and_a_module_of_each_comes_from_the_wheel(wheel):

@@ -20,20 +20,23 @@ from scripts.engine.checkpoints import saved_states
 from scripts.engine.steps import Step
 from scripts.engine.training import Training
 from scripts.studies import agenda, ladder, queue
-from scripts.studies.agenda import Clock, Item, asked_for, at_hand, is_done, lacks, owed, work
+from scripts.studies.agenda import Clock, Item, at_hand, is_done, lacks, owed, serve
 from scripts.studies.diversify import pairs_sha256
 from scripts.studies.ladder import RUNGS, RUNS, Rung, ladder_items, ladder_table, too_far_behind
 
-HERE = queue.QueueSettings(torch.device("cpu"), tiny=True)
+HERE = queue.QueueOptions(tiny=True)
 TINY = ("--tiny", "true")
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """This process keeps its priority, and how it keeps memory."""
+    """This process keeps its priority, its threads, and how it keeps memory."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for name in ("step_back", "one_thread"):
         monkeypatch.setattr(queue, name, lambda: None)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -202,7 +205,8 @@ def test_what_is_done_is_not_done_again_unless_its_model_is_gone_and_needed(
     (HERE.records / "ladder-diverse-1.json").unlink()
     shutil.rmtree(HERE.folder("diverse-1"))
     items = ladder_items(hours=True)
-    assert [i.name for i in asked_for(items, ["diverse-1"], HERE)] == ["muon-1", "diverse-1"]
+    asked = replace(HERE, only="diverse-1")
+    assert [i.name for i in owed(items, asked)] == ["muon-1", "diverse-1"]
     assert [i.name for i in owed(items, HERE)][:2] == ["muon-1", "muon-dropout-1"]
 
 
@@ -219,7 +223,7 @@ def test_another_recipe_or_another_lesson_is_refused(done, monkeypatch, tmp_path
     (HERE.folder("muon-1") / "record.json").unlink()
     (HERE.records / "ladder-muon-1.json").unlink()
     queue.main([*TINY, "--only", "muon-1"])
-    assert "another --clip" in agenda.failures(HERE)["muon-1"]["failed"]
+    assert re.search("muon-1  failed: .*another --clip", agenda.log_text(HERE))
 
 
 def test_only_a_candidate_is_tested(runs, monkeypatch):
@@ -251,12 +255,12 @@ def test_what_lacks_something_is_not_begun(runs):
         for name, needs in (("a", ()), ("b", ()), ("c", ("a", "b")))
     ]
     assert lacks(given[2], HERE) == ["a", "b"] and "waits" in agenda.listing(given, HERE)
-    assert work(given[2:], HERE, Clock(10)) == 0 and not began
-    assert work(given[1:], HERE, Clock(10)) == 0 and len(began) == 1  # b, and c still waits for a
+    assert serve(given[2:], HERE, Clock(10, 0)) == 0 and not began
+    assert serve(given[1:], HERE, Clock(10, 0)) == 0 and len(began) == 1  # b; c still waits for a
     assert [item.name for item in owed(given, HERE)] == ["a", "c"]
     shutil.rmtree(HERE.folder("b"))
     assert [item.name for item in owed(given, HERE)] == ["a", "b", "c"]  # c needs it again
-    assert not at_hand("b", HERE) and is_done(given[1], HERE)
+    assert not at_hand("b", HERE) and is_done("b", HERE)
 
 
 def test_without_a_corpus_nothing_is_begun(runs, monkeypatch, capsys):
@@ -265,7 +269,7 @@ def test_without_a_corpus_nothing_is_begun(runs, monkeypatch, capsys):
 
     monkeypatch.setattr(queue, "data_of", gone)
     assert queue.main([*TINY]) == 2 and "MULTI30K_DIR" in capsys.readouterr().err
-    assert not agenda.failures(HERE)
+    assert not HERE.log.exists()
 
 
 def test_two_queues_do_not_work_at_once(runs, capsys):
@@ -380,7 +384,7 @@ def test_the_ladder_holds_together():
         seconds += ladder.TEXTS * len(rung.needs)
         assert seconds / 2.5 / 60 <= 100, name  # where products have 16 bits
         assert rung.candidate is (rung.step == 6)
-        config = ladder.config_of(f"{name}-1", queue.QueueSettings(torch.device("cpu")))
+        config = ladder.config_of(f"{name}-1", queue.QueueOptions())
         assert config.epochs == rung.epochs and (config.layers, config.d_model) == (3, 256)
         assert all(getattr(config, field) == value for field, value in rung.changes.items())
 
@@ -392,14 +396,13 @@ def test_the_list_names_all_and_touches_nothing(runs, capsys):
     assert queue.main(["--list", "true"]) == 0
     *rows, total = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == list(RUNS)
-    assert all(re.search(r" \d+\.\d\d h  \w+ +\S", row) for row in rows) and " h in all" in total
+    assert all(re.search(r" \d+\.\d\d h  \w+ +\S", row) for row in rows) and " h  in all" in total
     assert not runs.exists()
 
 
 def test_records_are_results_only_when_asked(runs):
-    cpu = torch.device("cpu")
-    assert queue.QueueSettings(cpu, save=True).records == ROOT / "results"
-    for other in (queue.QueueSettings(cpu), queue.QueueSettings(cpu, tiny=True, save=True)):
+    assert queue.QueueOptions(save=True).records == ROOT / "results"
+    for other in (queue.QueueOptions(), queue.QueueOptions(tiny=True, save=True)):
         assert runs in other.records.parents
 
 
@@ -407,7 +410,7 @@ def test_records_are_results_only_when_asked(runs):
     ("argv", "says"),
     [
         (["--hours", "0"], "more than 0"),
-        (["--only", "small-9"], "unknown entry 'small-9'"),
+        (["--only", "small-9"], "unknown item 'small-9'"),
         (["--list", "perhaps"], "list"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 
 from scripts.book.instruments import scramble
 from scripts.ch04_encoder_decoder import make_model
-from scripts.ch06_training import EOS, PAD, LabelSmoothing, batch_loss
+from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import encode_pairs
 from scripts.ch12_going_fast import Layout
 from scripts.ch19_ablations import attentions
@@ -18,7 +18,6 @@ from scripts.engine.fast import FastPath, fast_loss
 from scripts.engine.models import load_model
 from scripts.engine.run import fit, training_of
 from scripts.engine.settings import PRESETS, TrainConfig, build_model
-from scripts.engine.static import Rectangles
 from scripts.studies import unidrop
 from scripts.studies.distill import TaughtLoss, distill_loss, ensemble_probs
 from scripts.studies.diversify import diversified, pairs_sha256, sound
@@ -37,10 +36,10 @@ def a_model(seed=0, dropout=0.0):
 
 
 @pytest.fixture
-def batch() -> Rectangles:
+def batch() -> Batch:
     """Two sentences, one shorter."""
     src = torch.tensor([[5, 6, 7, 8, EOS], [9, 10, EOS, PAD, PAD]])
-    return Rectangles(src, torch.tensor([[2, 5, 7, 9, EOS], [2, 8, EOS, PAD, PAD]]))
+    return Batch(src, torch.tensor([[2, 5, 7, 9, EOS], [2, 8, EOS, PAD, PAD]]))
 
 
 def gradients(loss_of, model, batch):
@@ -197,7 +196,7 @@ def test_a_dropped_word_is_seen_by_nobody(batch, monkeypatch):
     """The loss on what is left is the textbook's, by masks; the target stays whole."""
     monkeypatch.setattr(unidrop, "drop_words", lambda src, p: src.masked_fill(src == 6, PAD))
     model = a_model().train()
-    left = Rectangles(batch.src.masked_fill(batch.src == 6, PAD), batch.full)
+    left = Batch(batch.src.masked_fill(batch.src == 6, PAD), batch.full)
     found = with_unidrop(fast_loss, words=0.2)(model, batch, CRITERION)
     torch.testing.assert_close(found, batch_loss(model, left, CRITERION))
     assert abs(found[0] - fast_loss(model, batch, CRITERION)[0]) > 1e-3

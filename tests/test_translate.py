@@ -60,7 +60,7 @@ def translate(trained, monkeypatch, capsysbinary):
 def echo(monkeypatch):
     """Puts a search in the place of ours that says what it was asked, and is done at once."""
 
-    def search(trained, rows, options, nbest=1):
+    def search(trained, rows, options):
         return [[Hypothesis(tuple(row[:-1]), -1.0, len(row))] if row[:-1] else [] for row in rows]
 
     monkeypatch.setattr(command, "decode_hypotheses", search)
@@ -179,7 +179,7 @@ def test_an_output_holds_no_line_end(trained, monkeypatch, echo):
             return "a\nb\r\nc\u2028d\x85"
 
     loose = replace(trained, tokenizer=Loose())
-    assert command.best_texts(loose, [[5, EOS]], command.TranslateOptions())[0][0][0] == "a b c d"
+    assert command.best_texts(loose, [[5, EOS]], command.TranslateOptions())[0][0] == "a b c d"
 
 
 # Much
@@ -206,7 +206,7 @@ import resource, sys
 from scripts import translate
 from scripts.ch08_decoding import Hypothesis
 
-def echo(trained, rows, options, nbest=1):
+def echo(trained, rows, options):
     return [[Hypothesis(tuple(row[:-1]), -1.0, len(row))] if row[:-1] else [] for row in rows]
 
 def peak():  # MB
@@ -300,7 +300,7 @@ def test_lines_are_the_same_however_they_arrive():
         assert found == expected, data
 
 
-# Scores, the n best, and draws
+# Scores and draws
 
 
 def test_scores_stand_behind_a_tab(translate, trained):
@@ -314,28 +314,6 @@ def test_scores_stand_behind_a_tab(translate, trained):
     assert float(rows[0][1]) == pytest.approx(best.score(0.6), abs=2e-3)
     mean = split(translate(data, *SAMPLE, "--scores", "--alpha", "1")[1])[0].split("\t")[1]
     assert float(mean) == pytest.approx(best.log_prob / best.length, abs=2e-3)
-
-
-def test_the_n_best_are_numbered_from_0_best_first(translate):
-    data = f"{DOG}\n\n{CAT}\n".encode()
-    plain = split(translate(data, *SAMPLE)[1])
-    code, out, _ = translate(data, *SAMPLE, "--nbest", "3")
-    rows = [line.split(" ||| ") for line in split(out)]
-    assert code == 0 and all(len(row) == 3 for row in rows)
-    assert [row[0] for row in rows] == [*"000", "1", *"222"] and rows[3] == ["1", "", "0.0000"]
-    assert [rows[0][1], rows[3][1], rows[4][1]] == plain
-    for some in (rows[:3], rows[4:]):
-        scores = [float(score) for _, _, score in some]
-        assert scores == sorted(scores, reverse=True) and scores[0] < 0
-        assert len({text for _, text, _ in some}) == 3
-    assert split(translate(data, *SAMPLE, "--nbest", "1")[1]) == [
-        f"{row[0]} ||| {row[1]} ||| {row[2]}" for row in (rows[0], rows[3], rows[4])
-    ]
-
-
-def test_numbers_go_on_from_group_to_group(translate, echo):
-    _, out, _ = translate(b"Hund\n" * 1500, *SAMPLE, "--nbest", "2")
-    assert [line.split(" ||| ")[0] for line in split(out)] == [str(i) for i in range(1500)]
 
 
 def test_a_draw_depends_on_its_line_and_number_alone(translate, german):
@@ -370,9 +348,6 @@ def test_narrow_draws_are_greedy(translate, german):
         (["--input", "no/such/file"], "can't read 'no/such/file'"),
         (["--input", "."], "can't read '.'"),
         (["--input", ""], "can't read ''"),
-        (["x", "--nbest", "0"], "nbest must be from 1 to 4"),
-        (["x", "--nbest", "5"], "widen --beam"),
-        (["x", "--nbest", "2", "--sample"], "sampling draws one"),
         (["x", "--top_p", "0.5"], "add --sample"),
         (["x", "--sample", "--top_p", "0"], "top_p"),
         (["x", "--sample", "--top_p", "1.5"], "top_p"),

@@ -1,12 +1,18 @@
 """Where the time of some work goes: PyTorch's profiler, its operations booked by kind.
 
-The caller chooses the kinds. What the profiler doesn't see is Python, or code of ours that is no
-operation.
+The caller chooses the kinds. Our functions in C are seen as FILE::NAME. What the profiler doesn't
+see is Python.
 """
 
 import time
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
+from unittest.mock import patch
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from scripts.engine import compiled
 
 Kinds = Mapping[str, str]  # each with patterns of operations' names; the first that fits counts
 
@@ -21,10 +27,15 @@ def kind_of(operation: str, kinds: Kinds) -> str | None:
 
 def account(work: Callable[[], object], kinds: Kinds, rest: str) -> dict[str, float]:
     """Seconds of `work()` by kind; under `rest` what the wall clock saw beyond their sum."""
-    from torch.profiler import ProfilerActivity, profile
+    call = compiled.call
+
+    def seen(file: str, name: str, *given: Any) -> None:
+        with record_function(f"{file}::{name}"):
+            call(file, name, *given)
 
     start = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    watched = profile(activities=[ProfilerActivity.CPU])
+    with patch.object(compiled, "call", seen), watched as profiler:
         work()
     total = time.perf_counter() - start
     seconds = dict.fromkeys(kinds, 0.0)

@@ -1,25 +1,23 @@
-"""What travels to a bare machine with a GPU (`pack`), and what comes back (`bundle`, `collect`).
+"""What travels to a bare machine with a GPU (`pack`), and what comes back (`bring`, `collect`).
 
 The machine has Python, PyTorch, NumPy and the repository, and no network. This is no installation:
 what is packed serves `scripts.gpu` alone, and lies outside of the repository there.
 """
 
-import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import torch
-
+from scripts import ROOT
 from scripts.book.files import write_whole
 from scripts.book.records import git_commit, load_record, save_record
 from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_file
-from scripts.studies.agenda import Settings
-from scripts.studies.items import sum_up
+from scripts.studies.agenda import Settings, at_hand, is_done, log_text
+from scripts.studies.items import SMALLS, sum_up
+from scripts.studies.ladder import val_bleu
 
 # What the agenda, and pytest for it, import beside PyTorch and NumPy; a test blocks all else.
 WHEELS = (
@@ -27,81 +25,74 @@ WHEELS = (
     *("lxml", "jsonargparse", "docstring-parser", "PyYAML", "tqdm"),
     *("pytest", "pluggy", "iniconfig", "packaging", "Pygments"),
 )
-LINUXES = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
+PIP = "--quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12"
+PIP += " --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64"  # the bare machine's
 MODEL = ("model.safetensors", "tokenizer.model", "config.json")
 LARGEST = 16 * 2**20  # bytes of a file that may come back
 
-START = """#!/bin/sh
-# Run this in the repository's folder: it does what is owed on a GPU. Its options are those of
-# `python -m scripts.gpu`. What comes with it is installed outside the repository.
-set -e
-here=$(cd "$(dirname "$0")" && pwd)
-test -f scripts/gpu.py || {{ echo "run this in the repository's folder" >&2; exit 2; }}
-site="${{XDG_CACHE_HOME:-${{HOME:-/tmp}}/.cache}}/from-attention-to-translation/wheels-{wheels}"
-if [ ! -d "$site" ]; then
-  rm -rf "$site.partial"
-  python3 -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \\
-    --target "$site.partial" "$here"/wheels/*.whl
-  mv "$site.partial" "$site"
-fi
-export PYTHONPATH="$site${{PYTHONPATH:+:$PYTHONPATH}}"
-export MULTI30K_DIR="$here/corpus"
-export SERIES_COMMIT="{commit}"
-export CUBLAS_WORKSPACE_CONFIG=:4096:8  # or its sums differ from call to call
-export PYTHONUNBUFFERED=1 TQDM_MININTERVAL=30  # what is said is seen; bars say little
-exec python3 -m scripts.gpu "$@"
-"""
-
-
-def download(folder: Path) -> None:
-    """Fetch the wheels, in the versions installed here. Raises ValueError where pip can't."""
-    how = "--quiet --disable-pip-version-check --no-deps --only-binary=:all:"
-    machine = "--python-version 3.12 --implementation cp"  # the bare one's
-    machine += "".join(f" --platform {linux}_x86_64" for linux in LINUXES)
-    command = [sys.executable, "-m", "pip", "download", *how.split(), *machine.split()]
-    command += ["--dest", str(folder), *(f"{name}=={version(name)}" for name in WHEELS)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip() or "no word").splitlines()[-1]
-        raise ValueError(f"pip could not download the wheels: {last}")
-
 
 def pack(folder: Path) -> int:
-    """Write what a bare machine lacks into `folder`: wheels, corpus, and the script `start`.
+    """Write what a bare machine lacks into `folder`: wheels, corpus, commit, the script `start`.
 
-    Returns the bytes in all.
+    Returns the bytes in all. Raises ValueError where pip has no such wheels.
     """
     for part in ("wheels", "corpus"):
         shutil.rmtree(folder / part, ignore_errors=True)  # two versions of one wheel stop pip
         (folder / part).mkdir(parents=True)
-    download(folder / "wheels")
+    command = [sys.executable, "-m", "pip", "download", *PIP.split(), "--dest", f"{folder}/wheels"]
+    command += [f"{name}=={version(name)}" for name in WHEELS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip() or "no word").splitlines()[-1]
+        raise ValueError(f"pip could not download the wheels: {last}")
     for name in MULTI30K_SHA256:
         shutil.copyfile(multi30k_file(name), folder / "corpus" / name)
-    wheels = " ".join(sorted(path.name for path in (folder / "wheels").iterdir()))
-    filled = {"wheels": hashlib.sha256(wheels.encode()).hexdigest()[:12], "commit": git_commit()}
-    write_whole(folder / "start", START.format(**filled).encode())
+    write_whole(folder / "commit", git_commit().encode())
+    shutil.copyfile(ROOT / "scripts/bench/start.sh", folder / "start")
     (folder / "start").chmod(0o755)
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def bundle(out: Path, told: dict[str, Any], log: str, model: Sequence[Path]) -> None:
-    """Write what comes back into `out`: records.json, log.txt, and the files of a model."""
-    out.mkdir(parents=True, exist_ok=True)
-    save_record("records", told, out)
-    write_whole(out / "log.txt", log.encode())
-    for path in model:
-        write_whole(out / path.name, path.read_bytes())
+def best_model(names: Collection[str], settings: Settings) -> str:
+    """The one of these items whose model validates best, may ship, and can travel; "" if none."""
+    scores = {}
+    for name in names:
+        record = load_record("record", settings.folder(name))
+        weights = settings.folder(name) / MODEL[0]
+        ships = {"test", "chosen_by_val_bleu"} <= record.keys() and weights.is_file()
+        if ships and weights.stat().st_size <= LARGEST:
+            scores[name] = val_bleu(record)
+    return max(scores, key=scores.get, default="")
 
 
-def collect(folder: Path, names: Sequence[str]) -> str:
-    """Put in place what `bundle` wrote: the records of items `names`, of the seeds, and a model.
+def bring(names: Collection[str], settings: Settings, out: str) -> None:
+    """Sum up the seeds, and write what the items `names` made on this machine into `out`, if any.
 
-    Returns the log. Raises FileNotFoundError or ValueError for what isn't a bundle's.
+    That is records.json, log.txt, and the best model.
+    """
+    here = [name for name in names if is_done(name, settings) and at_hand(name, settings)]
+    if {*here} & {*SMALLS}:
+        sum_up(settings)
+    if not out:
+        return
+    best = best_model(here, settings)
+    told = {"tiny": settings.tiny, "device": settings.device.type, "model": best}
+    told["records"] = {f"gpu-{name}": load_record("record", settings.folder(name)) for name in here}
+    save_record("records", told, Path(out))
+    write_whole(Path(out, "log.txt"), log_text(settings).encode())
+    for name in MODEL if best else ():
+        write_whole(Path(out, name), (settings.folder(best) / name).read_bytes())
+
+
+def collect(folder: Path, names: Collection[str]) -> str:
+    """Put in place what `bring` wrote: the records of items `names`, of the seeds, and a model.
+
+    Returns the log. Raises FileNotFoundError or ValueError for what isn't of `bring`.
     """
     told = load_record("records", folder)
-    if not {"tiny", "device", "model", "records"} <= set(told):
+    if not {"tiny", "device", "model", "records"} <= {*told}:
         raise ValueError(f"{folder / 'records.json'} is none of the agenda's")
-    settings = Settings(torch.device(told["device"]), told["tiny"])
+    settings = Settings(told["device"], tiny=told["tiny"])
     for name in {f"gpu-{name}" for name in names} & told["records"].keys():
         save_record(name, told["records"][name], settings.records)
     sum_up(settings)

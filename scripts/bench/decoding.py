@@ -15,15 +15,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch.profiler import record_function
 from tqdm import tqdm
 
 from scripts.bench.accounts import account
@@ -37,7 +34,6 @@ from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import searcher
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.corpora.load import load_corpus
-from scripts.engine import kernels
 from scripts.engine.export import need_packages
 from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, held_out_splits
@@ -186,12 +182,8 @@ KINDS = {
 def decoding_account(run: Callable[[], object]) -> dict[str, float]:
     """Seconds of `run()` by kind of operation, on one thread (and PyTorch stays at one)."""
     torch.set_num_threads(1)
-    library = kernels.library()  # None where there is no compiler
-    names = kernels.COUNTS if library else ()  # which the profiler is to see, too
-    seen = {name: record_function(f"kernels::{name}")(getattr(library, name)) for name in names}
-    with patch.multiple(library, **seen) if seen else nullcontext():
-        account(run, KINDS, "")  # the profiler's own first time takes seconds
-        found = account(run, KINDS, "Python and the rest")
+    account(run, KINDS, "")  # the profiler's own first time takes seconds
+    found = account(run, KINDS, "Python and the rest")
     return {kind: round(seconds, 4) for kind, seconds in found.items()}
 
 

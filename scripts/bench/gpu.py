@@ -2,7 +2,7 @@
 
 Stage by stage from the textbook's step to the recorded one, each of them some settings of
 `scripts.train`, on the same batches, in turns; what counts is the ratio of times, round by round.
-It is no training, of which `scripts.gpu` makes the records, and no profile, which would say why.
+It is no training and no profile, which would say why. `scripts.gpu` puts it on record.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from scripts.bench.training import bench_examples, lengths_of
-from scripts.book.command import Command, as_typed
-from scripts.book.records import device_name, provenance, save_record
+from scripts.book.command import Command
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch11_where_the_time_goes import BASE, SMALL, best_seconds, series_model, step_flops
 from scripts.engine.losses import loss_function_of
@@ -31,6 +30,7 @@ from scripts.engine.static import static_batches, static_lengths
 from scripts.engine.steps import KINDS, set_rate
 
 SIZES = {"small": (SMALL, 2048), "base": (BASE, 4096)}  # each with the tokens a side of a batch
+COUNT, ROUNDS = 24, 5  # batches of a lap; laps of each stage, in turns
 RATE = 1e-4
 
 # Without the fused Adam a step asks whether it was finite before the next one begins.
@@ -54,20 +54,10 @@ class WaterfallOptions:
     """Chapter 9's model, or the paper's base model."""
     corpus: Literal["auto", "sample", "multi30k"] = "auto"
     """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
-    rounds: int = 5
-    """Laps of each stage, in turns."""
-    count: int = 24
-    """Batches of a lap."""
     tiny: bool = False
     """A minimal model and two batches, to see that it runs."""
-    device: str = "cuda"
-    """cuda, cuda:1, …; or cpu, which leaves out what only a GPU can show."""
-    save: bool = False
-    """Write the record into results/."""
-
-    def __post_init__(self):
-        if min(self.rounds, self.count) < 1:
-            raise ValueError("rounds and count must be at least 1")
+    device: Literal["cuda", "cpu"] = "cuda"
+    """A CPU leaves out what only a GPU can show."""
 
 
 class Task:
@@ -77,11 +67,11 @@ class Task:
     """
 
     def __init__(self, options: WaterfallOptions, device: torch.device):
-        self.device, count = device, options.count
+        self.device, count = device, 2 if options.tiny else COUNT
         self.shape, self.max_tokens = SIZES[options.size]
         if options.tiny:
             self.shape = replace(self.shape, N=1, d_model=16, d_ff=32, h=2, vocab=300)
-            self.max_tokens, count = 128, 2
+            self.max_tokens = 128
         self.corpus, self.examples = bench_examples(options.corpus, self.shape.vocab)
         self.widths = static_lengths(self.examples)
         batches = static_batches(self.examples, self.widths, self.max_tokens, random.Random(0))
@@ -145,22 +135,19 @@ def product_rate(device: torch.device) -> float:
     return 2 * n**3 / best_seconds(lambda: (a @ b)[0, 0].item())
 
 
-def report(racer: Racer, reference: Racer, rounds: int, rate: float) -> dict[str, Any]:
-    """A stage on record: its last `rounds` laps against those of the reference, round by round.
+def report(racer: Racer, reference: Racer, rate: float) -> dict[str, Any]:
+    """A stage on record: its last laps against those of the reference, round by round.
 
     `times` is the median of the ratios. `mfu` is the share of `rate`, that of bfloat16 products,
     which its useful operations reach.
     """
-    own, others = racer.seconds[-rounds:], reference.seconds[-rounds:]
+    own, others = racer.seconds[-ROUNDS:], reference.seconds[-ROUNDS:]
     ratios = [round(a / b, 4) for a, b in zip(own, others, strict=True)]
     task, lap = racer.task, statistics.median(own)
     found = {
         "times": round(statistics.median(ratios), 4),
-        "lowest": min(ratios),
-        "highest": max(ratios),
         "rounds": ratios,
         "seconds_per_step": round(lap / len(task.plan), 7),
-        "tokens_per_second": round(sum(task.labels) / lap, 1),
         "mfu": round(task.flops / lap / rate, 4),
         "loss": round(racer.loss, 4),
     }
@@ -172,58 +159,38 @@ def waterfall(options: WaterfallOptions) -> dict[str, Any]:
 
     Raises ValueError where the device is missing.
     """
-    device = pick_device(options.device)
-    if device.index is not None:
-        torch.cuda.set_device(device)  # a recording is made on the current one
-    lacks = () if device.type == "cuda" else OF_A_GPU
-    task = Task(options, device)
+    task = Task(options, pick_device(options.device))
+    lacks = () if task.device.type == "cuda" else OF_A_GPU
     racers = {name: Racer(stage, task) for name, stage in STAGES.items() if name not in lacks}
-    for _ in range(1 + options.rounds):  # recordings emptied PyTorch's store: one lap to refill it
+    for _ in range(1 + ROUNDS):  # recordings emptied PyTorch's store: one lap to refill it
         for racer in racers.values():
             racer.lap()
-    rate, reference = product_rate(device), list(racers)[-1]
-    given = (racers[reference], options.rounds, rate)
+    rate, (*_, reference) = product_rate(task.device), racers
     return {
         "size": options.size,
         "corpus": task.corpus,
         "shape": asdict(task.shape),
-        "gpu": device_name(device),
         "matrix_rate": round(rate),
         "max_tokens": task.max_tokens,
         "widths": task.widths,
         "count": len(task.plan),
-        "rounds": options.rounds,
         "labels": round(statistics.mean(task.labels), 1),
         "useful": round(task.flops / len(task.plan)),
         "reference": reference,
-        "stages": {name: report(racer, *given) for name, racer in racers.items()},
+        "stages": {name: report(one, racers[reference], rate) for name, one in racers.items()},
         "not_run": [*lacks],
     }
 
 
-def table(record: dict[str, Any]) -> str:
-    """A record's stages for the terminal."""
-    lines = [
-        f"{name:40}{1e3 * one['seconds_per_step']:9.2f} ms/step{one['mfu']:7.1%} MFU"
-        f"{one['times']:8.2f} times as long ({one['lowest']:.2f} to {one['highest']:.2f})"
-        for name, one in record["stages"].items()
-    ]
-    lines.append(f"{record['gpu']}: {record['matrix_rate'] / 1e9:,.0f} GFLOP/s in bf16 products")
-    return "\n".join(lines + [f"not run: {name}" for name in record["not_run"]])
-
-
 def run_bench(options: WaterfallOptions) -> None:
-    """Run the waterfall, print its table, and save the record if the options say so.
-
-    Raises ValueError for a record of a CPU, or of a tiny model.
-    """
-    if options.save and (options.tiny or options.device == "cpu"):
-        raise ValueError("a record is of a GPU and not --tiny: leave out --save")
+    """Run the waterfall, and print a line a stage."""
     record = waterfall(options)
-    if options.save:
-        about = provenance(as_typed(__name__, options, always=("size",)), options.device)
-        save_record(f"speed-gpu-{options.size}", about | record)
-    print(table(record))
+    for name, one in record["stages"].items():
+        low, high = min(one["rounds"]), max(one["rounds"])
+        times = f"{one['times']:.2f} times as long ({low:.2f} to {high:.2f})"
+        print(f"{name:40}{1e3 * one['seconds_per_step']:9.2f} ms,{one['mfu']:6.1%} MFU,  {times}")
+    for name in record["not_run"]:
+        print(f"not run: {name}")
 
 
 main = Command(

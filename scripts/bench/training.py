@@ -27,10 +27,8 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
-from unittest.mock import patch
 
 import torch
-from torch.profiler import record_function
 from tqdm import tqdm
 
 from scripts.bench.accounts import account
@@ -62,7 +60,6 @@ from scripts.ch11_where_the_time_goes import (
 )
 from scripts.ch12_going_fast import keep_memory
 from scripts.corpora.load import load_corpus
-from scripts.engine import passes
 from scripts.engine.fast import FAST, HALF, Switches, fast_loss
 
 
@@ -350,15 +347,9 @@ KINDS = {  # of operations: patterns of PyTorch's names for them
 
 def step_account(contender: Contender, batches: list[list[Example]]) -> dict[str, float]:
     """Seconds of a step by kind of operation, from PyTorch's profiler, and the rest."""
-    runner, call = Runner(contender, batches), passes.call
+    runner = Runner(contender, batches)
     runner.lap()
-
-    def seen(name: str, *given: Any) -> None:
-        with record_function(f"passes::{name}"):
-            call(name, *given)
-
-    with patch.object(passes, "call", seen):
-        found = account(runner.lap, KINDS, "Python and autograd")
+    found = account(runner.lap, KINDS, "Python and autograd")
     return {kind: round(seconds / len(batches), 5) for kind, seconds in found.items()}
 
 

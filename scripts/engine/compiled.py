@@ -12,8 +12,10 @@ import platform
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 HERE = Path(__file__).parent
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
@@ -58,3 +60,10 @@ def loaded(name: str) -> ctypes.CDLL | None:
         return ctypes.CDLL(str(built(name, Path(home) / "from-attention-to-translation")))
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def call(file: str, name: str, *given: Any) -> None:
+    """The function `name` of FILE.c: tensors by their place, whole numbers with 64 bits."""
+    places = [P(x.data_ptr()) if isinstance(x, Tensor) else x for x in given]
+    whole = [P(x) if x is None or isinstance(x, int) else x for x in places]
+    getattr(loaded(file), name)(*whole)

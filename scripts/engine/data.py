@@ -5,15 +5,17 @@ batches of one that was never interrupted.
 """
 
 import bisect
-import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
+import sentencepiece
 import torch
 
 from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch06_training import BOS, EOS, UNK, Batch, grouped
+from scripts.ch06_training import BOS, EOS, Batch, grouped
 from scripts.ch07_multi30k import BPETokenizer, Example, encode_pairs, make_batch, token_batches
 from scripts.corpora.load import load_corpus
 from scripts.engine.settings import TrainConfig
@@ -73,43 +75,24 @@ def batches_of(
     return (make_batch([examples[i] for i in indices]).to(device) for indices in plan)
 
 
-class MergeDropout:
-    """BPE that skips merges at random (Provilkov et al. 2020, algorithm 1)."""
-
-    def __init__(self, tokenizer: BPETokenizer):
-        get = tokenizer.processor
-        self.ids = {get.id_to_piece(i): i for i in range(len(tokenizer))}
-        # SentencePiece scores a merged piece by the order in which it was learned, 0, −1, −2, …
-        self.scores = {piece: get.get_score(i) for piece, i in self.ids.items()}
-
-    def word(self, word: str, p: float, rng: random.Random) -> list[str]:
-        """One word, its "▁" included, as pieces."""
-        pieces = list(word)
-        while True:
-            best, at = -math.inf, -1
-            for i in range(len(pieces) - 1):
-                score = self.scores.get(pieces[i] + pieces[i + 1], -math.inf)
-                if score > best and (p == 0 or rng.random() >= p):
-                    best, at = score, i
-            if at < 0:
-                return pieces
-            pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
-
-    def encode(self, pieces: Iterable[str], p: float, rng: random.Random) -> list[int]:
-        """A sentence, given in any pieces, to ids without bos and eos."""
-        words = "".join(pieces).replace("▁", " ▁").split(" ")[1:]
-        return [self.ids.get(piece, UNK) for w in words for piece in self.word(w, p, rng)]
+def split_anew(
+    texts: Sequence[str], tokenizer: BPETokenizer, p: float, seed: int
+) -> list[list[int]]:
+    """Texts to ids by BPE that skips merges at rate p (Provilkov et al. 2020), by the seed."""
+    draw = partial(tokenizer.processor.encode, enable_sampling=True, alpha=p)
+    sentencepiece.set_random_generator_seed(seed)  # a thread begins with it, so we take a new one
+    with ThreadPoolExecutor(1) as pool:
+        return list(pool.map(draw, texts))
 
 
 def epoch_examples(config: TrainConfig, data: TrainingData, epoch: int) -> list[Example]:
     """The training split as this epoch sees it: with BPE-dropout in other pieces than the last."""
     if config.bpe_dropout == 0:
         return data.train
-    rng = random.Random(f"pieces:{config.seed}:{epoch}")
-    dropout, cut = MergeDropout(data.tokenizer), data.tokenizer.pieces
-    examples = []
-    for pair in data.corpus["train"]:
-        src, tgt = (dropout.encode(cut(text), config.bpe_dropout, rng) for text in pair)
-        # A caption that falls into too many pieces keeps its end.
-        examples.append(Example([*src[: MAX_LEN - 1], EOS], [BOS, *tgt[: MAX_LEN - 1], EOS]))
-    return examples
+    seed = random.Random(f"pieces:{config.seed}:{epoch}").getrandbits(31)
+    sides = list(zip(*data.corpus["train"], strict=True))
+    texts = [text for side in sides for text in side]
+    rows = split_anew(texts, data.tokenizer, config.bpe_dropout, seed)
+    rows = [row[: MAX_LEN - 1] for row in rows]  # what falls into too many pieces keeps its end
+    pairs = zip(rows[: len(sides[0])], rows[len(sides[0]) :], strict=True)
+    return [Example([*src, EOS], [BOS, *tgt, EOS]) for src, tgt in pairs]

@@ -1,4 +1,4 @@
-"""Decodings in progress: one that computes each token once, fast on a CPU; one by the formula.
+"""A decoding in progress that computes each token once, fast on a CPU.
 
 The same four methods as chapter 8's `CopiedCache` (`step`, `logits`, `follow`, `keep`), held equal
 by tests. What can be done once is done before the first step; a beam's prefixes share one
@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.ch01_attention import subsequent_mask
 from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
 from scripts.ch11_where_the_time_goes import affine, suits_onednn
@@ -79,33 +78,6 @@ class Packed8(Packed):
 
 
 PACKED = {"float32": Packed, "int8": Packed8}
-
-
-class PrefixDecoding:
-    """A decoding by the formula, for models that the cache can't walk: it runs whole prefixes."""
-
-    def __init__(self, model: nn.Module, src: Tensor, src_mask: Tensor | None):
-        self.model, self.src_mask, self.logits = model, src_mask, model.generator
-        self.memory = model.encode(src, src_mask)  # (B, S, D)
-        self.ids = src.new_empty(len(src), 1, 0)  # (B, k, T)
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Continue each prefix by one of tokens (B, k): the decoder's last positions (B·k, D)."""
-        self.ids = torch.cat((self.ids, tokens.unsqueeze(-1)), dim=-1)  # (B, k, T)
-        k, mask = tokens.size(1), self.src_mask
-        memory = self.memory.repeat_interleave(k, dim=0)  # (B·k, S, D)
-        mask = None if mask is None else mask.repeat_interleave(k, dim=0)  # (B·k, 1, S)
-        causal = subsequent_mask(self.ids.size(-1), self.ids.device)  # (1, T, T)
-        return self.model.decode(memory, mask, self.ids.flatten(0, 1), causal)[:, -1]
-
-    def follow(self, origin: Tensor) -> None:
-        """Let the prefixes be those numbered origin (B, k), of each source's own."""
-        self.ids = self.ids.gather(1, origin.unsqueeze(-1).expand(-1, -1, self.ids.size(-1)))
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with the sources numbered rows (N,) alone."""
-        self.memory, self.ids = self.memory[rows], self.ids[rows]
-        self.src_mask = None if self.src_mask is None else self.src_mask[rows]
 
 
 def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Tensor:
@@ -279,7 +251,7 @@ def only_itself(k: int, device: torch.device) -> Tensor:
 
 
 class CachedDecoding:
-    """A decoding that computes each token once: the same methods as `PrefixDecoding`."""
+    """A decoding that computes each token once: the same methods as chapter 8's `CopiedCache`."""
 
     def __init__(self, model: EncoderDecoder | PreparedModel, src: Tensor, src_mask: Tensor | None):
         self.model = made_ready(model)
@@ -320,13 +292,3 @@ class CachedDecoding:
         self.source, self.past = self.source[:, :, :N], self.past[:, :, :N]
         self.ancestors = self.ancestors[rows]
         self.real = None if self.real is None else self.real[rows]
-
-
-Decoding = PrefixDecoding | CachedDecoding
-
-
-def decoding_of(model: nn.Module, src: Tensor, src_mask: Tensor | None) -> Decoding:
-    """A decoding of src (B, S): with a cache where the model is a Transformer, else without."""
-    ready = made_ready(model)
-    cached = isinstance(ready, PreparedModel)
-    return (CachedDecoding if cached else PrefixDecoding)(ready, src, src_mask)

@@ -93,24 +93,3 @@ def graph_function(graph: Path | bytes) -> Callable[..., list[np.ndarray]]:
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     names = {part.name for part in session.get_inputs()}
     return lambda **arrays: session.run(None, {n: arrays[n] for n in arrays if n in names})
-
-
-def ctranslate2_search(
-    folder: Path,
-    pieces: list[list[str]],
-    max_len: int,
-    beam: int = 1,
-    alpha: float = 0.6,
-    **how: Any,
-) -> list[list[str]]:
-    """The best translation of each source by the files of `export_ctranslate2`, all in pieces.
-
-    `how` goes to its `translate_batch` and overrules our settings.
-    """
-    need_packages("ctranslate2")
-    import ctranslate2
-
-    translator = ctranslate2.Translator(str(folder), compute_type="float32")
-    ours = {"beam_size": beam, "length_penalty": alpha, "min_decoding_length": 0}
-    found = translator.translate_batch(pieces, max_decoding_length=max_len, **(ours | how))
-    return [result.hypotheses[0] for result in found]

@@ -30,7 +30,6 @@ from scripts.ch12_going_fast import (
     Layout,
     LinearCrossEntropy,
     LinearProduct,
-    LinearReluDropout,
     keep_mask,
     keep_scale,
 )
@@ -88,11 +87,6 @@ def dropout_rate(module: nn.Module) -> float:
     return module.dropout.p if module.training else 0.0
 
 
-def rows_pay(real: Tensor) -> bool:
-    """Whether so much of real (B, T) is padding that rows are worth their copies: an eighth."""
-    return int(real.sum()) < 7 / 8 * real.numel()
-
-
 class FastPath:
     """The model's modules, computed by these switches: each method does what its module does."""
 
@@ -137,27 +131,17 @@ class FastPath:
         return F.dropout(x, p, training=p > 0)
 
     def dropped_sum(self, x: Tensor, y: Tensor, p: float) -> Tensor:
-        """x + dropout(y): the end of every sublayer, in one kernel."""
+        """x + dropout(y): the end of every sublayer."""
         if self.how.random_bits and self.in_c(x, torch.float32) and self.in_c(y):
             return Drop.apply(y, x, p)
-        if p and self.how.random_bits:
-            kept = keep_mask(y.shape, p, y)
-            if y.dtype == x.dtype:
-                return torch.addcmul(x, y, kept, value=keep_scale(p))
-            return torch.add(x, y * kept, alpha=keep_scale(p))
-        return x + F.dropout(y, p, training=p > 0)
+        return x + self.dropped(y, p)
 
     def feed_forward(self, layer: PositionwiseFeedForward, x: Tensor) -> Tensor:
         """x (N, D) to (N, D)."""
-        p, expand, contract = dropout_rate(layer), layer.expand, layer.contract
-        if not self.how.random_bits:
-            hidden = self.linear(expand, x).relu()  # (N, d_ff)
-            return self.linear(contract, F.dropout(hidden, p, training=p > 0))
-        if self.in_c(x):
-            return self.linear(contract, Drop.apply(self.linear(expand, x), None, p, True))
-        hidden = LinearReluDropout.apply(x, expand.weight, expand.bias, p, self.how.onednn)
-        # The factor is put on the weights: they are fewer than the activations.
-        return self.product(hidden, contract.weight * keep_scale(p), contract.bias)
+        p, hidden = dropout_rate(layer), self.linear(layer.expand, x)  # (N, d_ff)
+        if self.how.random_bits and self.in_c(hidden):  # relu and dropout in one pass
+            return self.linear(layer.contract, Drop.apply(hidden, None, p, True))
+        return self.linear(layer.contract, self.dropped(hidden.relu(), p))
 
     def residual(
         self, connection: SublayerConnection, x: Tensor, sublayer: Callable[[Tensor], Tensor]
@@ -293,11 +277,7 @@ class FastPath:
     ) -> tuple[Tensor, Tensor]:
         """What the generator gets to see: the decoder's rows (N, D), and their labels (N,)."""
         is_source, is_target = (ids != criterion.padding_idx for ids in (batch.src, batch.tgt_y))
-        free = self.in_c(model.generator.proj.weight)  # attention makes no copies for rows
-        src_layout, layout = (
-            Layout(real, self.how.packed and (free or rows_pay(real)))
-            for real in (is_source, is_target)
-        )
+        src_layout, layout = (Layout(real, self.how.packed) for real in (is_source, is_target))
         memory = self.encode(model, batch.src, src_layout)
         x = self.decode(model, memory, src_layout, batch.tgt, layout)  # (N, D)
         labels = layout.rows(batch.tgt_y)

@@ -5,7 +5,6 @@ a GPU and in double precision each goes PyTorch's way.
 """
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,27 +19,17 @@ from scripts.engine.compiled import LANES, P
 
 MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that are few: other products are faster for more
 MOST_NUMBERS = 65536  # in few rows
-COUNTS = {"attend": 9, "round_rows": 6, "scale_sums": 9, "best_of_rows": 7}  # of arguments
-COUNTS |= {"apply": 7, "decode_layers": 10}
-
-
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled functions; None on a machine that can't make them."""
-    found = compiled.loaded("kernels")
-    for name, count in COUNTS.items() if found else ():
-        getattr(found, name).argtypes = [P] * count
-    return found
 
 
 def takes(x: Tensor) -> bool:
     """Whether the compiled functions can work on numbers like these."""
-    return x.is_cpu and x.dtype == torch.float32 and library() is not None
+    return x.is_cpu and x.dtype == torch.float32 and compiled.loaded("kernels") is not None
 
 
 def multiplies_bytes() -> bool:
     """Whether the compiled functions have products of bytes."""
-    return library() is not None and bool(P.in_dll(library(), "multiplies_bytes").value)
+    found = compiled.loaded("kernels")
+    return found is not None and bool(P.in_dll(found, "multiplies_bytes").value)
 
 
 class Norm(ctypes.Structure):
@@ -93,7 +82,7 @@ def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:
         return merge_heads(F.scaled_dot_product_attention(heads, *past, mask)).flatten(0, 1)
     out, of = q.new_empty(q.shape), past_of(past, allowed)
     sizes = (B, len(q) // B, H, d // LANES)
-    library().attend(q.data_ptr(), q.stride(0), ctypes.byref(of), 0, *sizes, out.data_ptr())
+    compiled.call("kernels", "attend", q, q.stride(0), ctypes.byref(of), 0, *sizes, out)
     return out
 
 
@@ -106,7 +95,7 @@ def round_rows(x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor
         return (x * per.unsqueeze(1)).round_().to(torch.int8), most / 127
     x, by = x.contiguous(), ctypes.byref(norm_of(norm))
     whole, unit = torch.empty_like(x, dtype=torch.int8), x.new_empty(len(x))
-    library().round_rows(x.data_ptr(), *x.shape, by, whole.data_ptr(), unit.data_ptr())
+    compiled.call("kernels", "round_rows", x, *x.shape, by, whole, unit)
     return whole, unit
 
 
@@ -119,8 +108,7 @@ def scale_sums(
         y = y if more is None else y.add_(more)
         return y.relu_() if relu else y
     out = unit.new_empty(sums.shape)
-    rows = (sums.data_ptr(), *sums.shape, unit.data_ptr(), units.data_ptr(), bias.data_ptr())
-    library().scale_sums(*rows, more.data_ptr() if more is not None else None, relu, out.data_ptr())
+    compiled.call("kernels", "scale_sums", sums, *sums.shape, unit, units, bias, more, relu, out)
     return out
 
 
@@ -134,8 +122,7 @@ def best_of_rows(
     (N, V), k = logits.shape, min(k, logits.size(1))
     logits, top = logits.contiguous(), logits.new_empty(N, k)
     place, sums = torch.empty(N, k, dtype=torch.long), logits.new_empty(N, 1) if total else None
-    to = (top.data_ptr(), place.data_ptr(), None if sums is None else sums.data_ptr())
-    library().best_of_rows(logits.data_ptr(), N, V, k, *to)
+    compiled.call("kernels", "best_of_rows", logits, N, V, k, top, place, sums)
     return top, place, sums
 
 
@@ -169,9 +156,8 @@ class Map(ctypes.Structure):
     ) -> Tensor:
         """norm(x)·W + b, plus `more` or cut at 0: few rows x (N, D) to (N, F)."""
         x, out = x.contiguous(), x.new_empty(x.size(0), self.F)
-        more = None if more is None else more.data_ptr()
         by = ctypes.byref(norm_of(norm))
-        library().apply(ctypes.byref(self), by, x.data_ptr(), x.size(0), more, relu, out.data_ptr())
+        compiled.call("kernels", "apply", ctypes.byref(self), by, x, x.size(0), more, relu, out)
         return out
 
 
@@ -207,6 +193,6 @@ class Layers:
         _, _, B, H, _, d = past.shape
         pasts = ctypes.byref(past_of(past, family)), ctypes.byref(past_of(source, real))
         sizes = (B, x.size(0) // B, H, d // LANES)
-        given = (self.layers, len(self.layers), ctypes.byref(self.last), x.data_ptr(), *sizes)
-        library().decode_layers(*given, *pasts)
+        given = (self.layers, len(self.layers), ctypes.byref(self.last), x, *sizes)
+        compiled.call("kernels", "decode_layers", *given, *pasts)
         return x

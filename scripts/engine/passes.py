@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from scripts.ch12_going_fast import DRAWS, Layout, keep_scale
+from scripts.engine import compiled
 from scripts.engine.compiled import LANES, P, loaded
 
 BF16 = torch.bfloat16
@@ -26,11 +27,9 @@ def suits(x: Tensor, *kinds: torch.dtype) -> bool:
     return fits and loaded("passes") is not None
 
 
-def call(name: str, *given: Any) -> None:
-    """The compiled function of that name: tensors by their place, and numbers, on all threads."""
-    places = [P(x.data_ptr()) if isinstance(x, Tensor) else x for x in given]
-    whole = [P(int(x)) if isinstance(x, int) else x for x in places]
-    getattr(loaded("passes"), name)(*whole, P(torch.get_num_threads()))
+def pass_over(name: str, *given: Any) -> None:
+    """The compiled function of that name, on all threads."""
+    compiled.call("passes", name, *given, torch.get_num_threads())
 
 
 class Dropout(ctypes.Structure):
@@ -74,7 +73,7 @@ def pass_on(
     """What `drop` makes of x, as numbers of `kind`."""
     x, more = x.contiguous(), None if more is None else more.contiguous()
     out, by = torch.empty_like(x, dtype=kind), ctypes.byref(how)
-    call("drop", x, x.dtype == BF16, x.numel(), more, gate, by, out, kind == BF16)
+    pass_over("drop", x, x.dtype == BF16, x.numel(), more, gate, by, out, kind == BF16)
     return out
 
 
@@ -89,7 +88,7 @@ class NormRows(Function):
         x, out = x.contiguous(), torch.empty_like(x, dtype=kind)
         mean, per = x.new_empty(2, len(x))
         eps = ctypes.byref(ctypes.c_float(eps))
-        call("norm", x, *x.shape, weight, bias, eps, mean, per, out, kind == BF16)
+        pass_over("norm", x, *x.shape, weight, bias, eps, mean, per, out, kind == BF16)
         ctx.save_for_backward(x, weight, mean, per)
         return out
 
@@ -100,7 +99,7 @@ class NormRows(Function):
         x, weight, mean, per = ctx.saved_tensors
         grad, by_x, by_both = grad.contiguous(), torch.empty_like(x), x.new_empty(2, x.size(1))
         given = (grad.dtype == BF16, x, *x.shape, weight, mean, per, by_x, by_both)
-        call("norm_back", grad, *given)
+        pass_over("norm_back", grad, *given)
         return by_x, *by_both, None, None
 
 
@@ -163,7 +162,7 @@ class Attend(Function):
         ctx.starts, ctx.how = starts, dropout_at(p)  # whoever has their places must keep them
         ctx.save_for_backward(rows, others)
         given, out = (heads_of(rows, others), ctx.sentences, ctx.how), rows.new_empty(len(rows), D)
-        call("attend_rows", *map(ctypes.byref, given), out)
+        pass_over("attend_rows", *map(ctypes.byref, given), out)
         return out
 
     @staticmethod
@@ -172,12 +171,12 @@ class Attend(Function):
         """Gradients by rows and others; the weights are computed again."""
         by = [None if x is None else x.new_empty(x.shape) for x in ctx.saved_tensors]
         given, grad = (heads_of(*ctx.saved_tensors), ctx.sentences, ctx.how), grad.contiguous()
-        call("attend_rows_back", *map(ctypes.byref, given), grad, ctypes.byref(heads_of(*by)))
+        pass_over("attend_rows_back", *map(ctypes.byref, given), grad, ctypes.byref(heads_of(*by)))
         return *by, None, None, None, None
 
 
 def softmax_rows_(logits: Tensor, wide: torch.dtype) -> Tensor:
     """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1)."""
     log_z = torch.empty(len(logits), 1, dtype=wide)
-    call("probabilities", logits, logits.dtype == BF16, *logits.shape, log_z)
+    pass_over("probabilities", logits, logits.dtype == BF16, *logits.shape, log_z)
     return log_z

@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from scripts.ch06_training import BOS, EOS
 from scripts.ch08_decoding import Hypothesis, drawer, dropout_off, hypothesis
 from scripts.ch13_decoding_fast import ALMOST, close_gaps, write_and_leave
-from scripts.engine.decoding import Decoding, decoding_of
+from scripts.engine.decoding import CachedDecoding
 from scripts.engine.kernels import MOST_ROWS, best_of_rows
 
 ROWS_NEAR = 128  # prefixes whose logits are computed and used together
 
 
-def best_next(decoding: Decoding, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def best_next(decoding: CachedDecoding, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens after x (N, D): their log-probabilities and ids, (N, k) each."""
     found = [best_of_rows(decoding.logits(rows), k) for rows in x.split(ROWS_NEAR)]
     tops, ids, totals = map(torch.cat, zip(*found, strict=True))
     return tops - totals, ids
 
 
-def likeliest(decoding: Decoding, x: Tensor) -> tuple[Tensor, None]:
+def likeliest(decoding: CachedDecoding, x: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: last positions x (N, D) to tokens (N,)."""
     model = decoding.model
     if len(x) > MOST_ROWS and getattr(model, "screen", None) is not None:
@@ -37,9 +37,9 @@ def likeliest(decoding: Decoding, x: Tensor) -> tuple[Tensor, None]:
 def cached_texts(
     model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int, choose: Callable[..., Any]
 ) -> tuple[Tensor, Tensor]:
-    """Chapter 13's `write_and_leave` with a decoding of src (B, S)."""
+    """Chapter 13's `write_and_leave` with a cached decoding of src (B, S)."""
     with dropout_off(model), torch.inference_mode():
-        found = write_and_leave(decoding_of(model, src, src_mask), src, max_len, choose)
+        found = write_and_leave(CachedDecoding(model, src, src_mask), src, max_len, choose)
     return found[0].clone(), found[1].clone()  # ordinary tensors again
 
 
@@ -58,7 +58,7 @@ def cached_sample(
 class Search:
     """A beam search over a batch: what is unfinished in tensors, what is finished in lists."""
 
-    def __init__(self, decoding: Decoding, src: Tensor, max_len: int, beam: int):
+    def __init__(self, decoding: CachedDecoding, src: Tensor, max_len: int, beam: int):
         self.decoding, self.max_len, self.beam = decoding, max_len, beam
         self.live = list(range(len(src)))  # which sources are in the batch
         self.finished: list[list[Hypothesis]] = [[] for _ in self.live]
@@ -141,7 +141,7 @@ def cached_beam_search(
     if beam < 1:
         raise ValueError(f"a beam holds at least 1 hypothesis, not {beam}")
     with dropout_off(model):
-        search = Search(decoding_of(model, src, src_mask), src, max_len, beam)
+        search = Search(CachedDecoding(model, src, src_mask), src, max_len, beam)
         for step in range(1, max_len + 1):
             if not (search.advance(final=step == max_len) or exact):
                 continue  # nothing ended

@@ -8,44 +8,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scripts.ch01_attention import padding_mask, subsequent_mask
-from scripts.ch06_training import EOS, PAD
+from scripts.ch06_training import EOS, PAD, Batch
 from scripts.ch07_multi30k import Example, pad_rows
-
-
-@dataclass
-class Rectangles:
-    """A `Batch` that counts no labels: a GPU would have to wait. Ids (B, S), and full (B, T+1)."""
-
-    src: Tensor
-    full: Tensor
-
-    @property
-    def tgt(self) -> Tensor:
-        """What the decoder reads (B, T)."""
-        return self.full[:, :-1]
-
-    @property
-    def tgt_y(self) -> Tensor:
-        """What it must say (B, T)."""
-        return self.full[:, 1:]
-
-    @property
-    def src_mask(self) -> Tensor:
-        """Hides padding (B, 1, S)."""
-        return padding_mask(self.src, PAD)
-
-    @property
-    def tgt_mask(self) -> Tensor:
-        """Hides padding and the future (B, T, T)."""
-        return padding_mask(self.tgt, PAD) & subsequent_mask(self.tgt.size(1), self.tgt.device)
 
 
 def longer_side(example: Example) -> int:
@@ -86,9 +56,9 @@ class ResidentCorpus:
         self.src = F.pad(src, (0, width - src.size(1)), value=PAD).to(device)  # (n + 1, S)
         self.full = F.pad(full, (0, width + 1 - full.size(1)), value=PAD).to(device)  # (…, T + 1)
 
-    def batch(self, rows: Tensor, width: int) -> Rectangles:
+    def batch(self, rows: Tensor, width: int) -> Batch:
         """The pairs of these rows (B,), `width` tokens a side."""
-        return Rectangles(self.src[rows, :width], self.full[rows, : width + 1])
+        return Batch(self.src[rows, :width], self.full[rows, : width + 1])
 
 
 def narrowest(widths: Sequence[int], side: int) -> int:

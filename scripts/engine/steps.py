@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from scripts.ch06_training import LabelSmoothing
+from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example, pad_rows
-from scripts.engine.static import Rectangles, ResidentCorpus, longer_side, narrowest
+from scripts.engine.static import ResidentCorpus, longer_side, narrowest
 
 Plan = Sequence[Sequence[Sequence[int]]]  # an epoch: its steps, their batches, the pairs in them
 
@@ -80,10 +80,10 @@ class Step:
         group = [self.batch(indices) for indices in self.plan[number]]
         self.pending.append(self.run(group, self.divisors[number]))
 
-    def batch(self, indices: Sequence[int]) -> Rectangles:
+    def batch(self, indices: Sequence[int]) -> Batch:
         """These pairs, padded, on the device."""
         sides = zip(*((self.examples[i].src, self.examples[i].tgt) for i in indices), strict=True)
-        return Rectangles(*(self.sent(pad_rows(side)) for side in sides))
+        return Batch(*(self.sent(pad_rows(side)) for side in sides))
 
     def sent(self, tensor: Tensor) -> Tensor:
         """The tensor on the device. From pinned memory, or the CPU would wait for the copy."""
@@ -91,7 +91,7 @@ class Step:
             return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
-    def run(self, group: Sequence[Rectangles], per: float | Tensor) -> Tensor:
+    def run(self, group: Sequence[Batch], per: float | Tensor) -> Tensor:
         """The step itself: (3,) float64, two sums, and the norm of the gradient of loss / `per`."""
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
@@ -147,7 +147,7 @@ class StaticStep(Step):
         width = narrowest(self.widths, max(longer_side(self.examples[i]) for i in indices))
         return width, max(len(indices), self.max_tokens // width)
 
-    def cut(self, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Rectangles]:
+    def cut(self, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Batch]:
         """A step's batches out of the corpus; `rows` are indices of pairs, batch after batch."""
         parts = rows.split([size for _, size in shapes])
         return [self.corpus.batch(part, w) for part, (w, _) in zip(parts, shapes, strict=True)]

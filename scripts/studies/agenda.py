@@ -7,22 +7,23 @@ needs what others leave waits for them. The GPU's agenda and the queue of studie
 
 import _thread
 import gc
+import re
 import signal
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from scripts import runs_folder
 from scripts.book.files import write_whole
-from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
+from scripts.book.records import RESULTS, load_record, provenance, save_record
 from scripts.engine.losses import resolved
 from scripts.engine.settings import TrainConfig
 from scripts.engine.signals import Stopped
@@ -30,33 +31,66 @@ from scripts.engine.signals import Stopped
 TRIES = 2  # after so many failures an item is left alone
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    """Where items run, how large they are, and where they leave what.
+    """What an agenda's command is asked for: which items, on what, how large.
 
-    Only a GPU's records of full size go to results/. All others stay below the folder of runs.
-    Another agenda has another `prefix`, by which its folders and records are known.
+    And where they leave what. Folders and records are known by the agenda's `prefix`. Records go to
+    results/ if they are of full size, from the `kind` of device that the agenda is for, and are to
+    be saved. All else stays below the folder of runs.
     """
 
-    device: torch.device
+    device: Literal["cuda", "cpu"] = "cuda"
+    """A CPU's records stay below runs/, and say what they lack."""
+    only: str = ""
+    """Names of items, with commas between them, done with what they need; else all."""
     tiny: bool = False
+    """All of it at tiny size, on the sample corpus."""
+    list: bool = False
+    """Only say what is owed, how long it takes, and what is done."""
+
     prefix = "gpu"
+    kind = "cuda"
+    save = True
+    reserve = 0.75  # minutes at the end for the scores of a training that is just over
+
+    def __post_init__(self):
+        self.device = torch.device(self.device)
+
+    def check(self, time: float, known: Collection[str]) -> None:
+        """Raise ValueError where there is no time, or no such item."""
+        if not time > 0:
+            raise ValueError("the time must be more than 0")
+        for name in self.names:
+            if name not in known:
+                raise ValueError(f"unknown item {name!r}: choose from {', '.join(known)}")
+
+    @property
+    def names(self):
+        """The items asked for; none means all."""
+        return [name for name in self.only.split(",") if name]
 
     @property
     def root(self) -> Path:
         """The folder that holds the items' folders."""
-        on_a_cpu = "gpu-cpu" if self.device.type == "cpu" else ""
-        return runs_folder() / ("gpu-tiny" if self.tiny else on_a_cpu)
+        trial = "" if self.device.type == self.kind else self.device.type
+        trial = "tiny" if self.tiny else trial
+        return runs_folder() / (f"{self.prefix}-{trial}" if trial else "")
 
     @property
     def records(self) -> Path:
         """The folder for records."""
-        return RESULTS if self.root == runs_folder() else self.root / "results"
+        return RESULTS if self.save and self.root == runs_folder() else self.root / "results"
 
     @property
     def corpus(self) -> str:
         """What items learn from."""
         return "sample" if self.tiny else "multi30k"
+
+    @property
+    def log(self) -> Path:
+        """The file with a line for each item that was begun."""
+        return self.root / f"{self.prefix}-log.txt"
 
     def folder(self, name: str) -> Path:
         """What item `name` resumes from."""
@@ -71,17 +105,9 @@ class Settings:
         where = " --device cpu" if self.device.type == "cpu" else ""
         return f"python -m scripts.gpu --only {name}{where}{' --tiny' if self.tiny else ''}"
 
-    def missed(self) -> list[str]:
-        """What a record can't show on this device, whatever it is of."""
-        return ["anything of this on a GPU"] if self.device.type == "cpu" else []
-
-    def told(self, minutes: float) -> str:
-        """A time in the list."""
-        return f"{minutes:5.1f} min"
-
-    def minutes(self, full: float) -> float:
-        """How long that which takes `full` minutes on a GPU takes here."""
-        return full / 60 if self.tiny else full
+    def takes(self, minutes: float) -> float:
+        """How long that which takes so many minutes at full size takes here."""
+        return minutes / 60 if self.tiny else minutes
 
     def config(self, config: TrainConfig, name: str) -> TrainConfig:
         """`config` at this size, its precision decided, to be run in `folder(name)`."""
@@ -111,81 +137,9 @@ class Item:
     needs: tuple[str, ...] = ()
 
 
-def once(name: str, make: Callable[[Settings], dict[str, Any]]) -> Callable[[Settings], Any]:
-    """`make`, which isn't asked where the item's folder holds the record already."""
-
-    def kept_or_made(settings: Settings) -> dict[str, Any]:
-        folder = settings.folder(name)
-        there = (folder / "record.json").is_file()
-        return load_record("record", folder) if there else make(settings)
-
-    return kept_or_made
-
-
-class OutOfTime(BaseException):
-    """The minutes are over, or somebody asked the process to end, and no training is running.
-
-    No Exception, so that nobody takes it for a failure.
-    """
-
-    def __init__(self, number: int):
-        self.number = number
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-
-
-class Clock:
-    """The minutes of a call. In a `with` block it rings twice, by what SIGTERM does.
-
-    At the first ring, `reserve` minutes before the end, a training saves its state and stops; what
-    else is running, such as the scores of one that is over, may use the reserve. At the second ring
-    it ends, too, by OutOfTime.
-    """
-
-    def __init__(
-        self, minutes: float, reserve: float = 0.0, now: Callable[[], float] = time.monotonic
-    ):
-        self.reserve, self.now, self.rings = reserve, now, 0
-        self.end = now() + 60 * minutes
-        self.timers: list[threading.Timer] = []
-
-    def left(self) -> float:
-        """Minutes until the end."""
-        return (self.end - self.now()) / 60
-
-    def __enter__(self) -> "Clock":
-        self.before = signal.signal(signal.SIGTERM, self.answer)
-        for minutes in (self.left() - self.reserve, self.left()):
-            self.timers.append(threading.Timer(60 * max(0.0, minutes), self.ring))
-            self.timers[-1].daemon = True
-            self.timers[-1].start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for timer in self.timers:
-            timer.cancel()
-        signal.signal(signal.SIGTERM, self.before)
-
-    def ring(self) -> None:
-        """The main thread gets a SIGTERM. It comes from inside, so it can't kill the process."""
-        self.rings += 1
-        _thread.interrupt_main(signal.SIGTERM)
-
-    def answer(self, number: int, frame: Any) -> None:
-        """What SIGTERM does while no training listens for it."""
-        if self.rings != 1:  # the second ring, or a signal that isn't ours
-            raise OutOfTime(number)
-
-
-def fits(item: Item, settings: Settings, clock: Clock) -> bool:
-    """Whether to begin `item` now. One that resumes wants a minute before the first ring."""
-    if item.resumes:
-        return clock.left() - clock.reserve >= settings.minutes(1.0)
-    return clock.left() >= settings.minutes(item.minutes)
-
-
-def is_done(item: Item, settings: Settings) -> bool:
+def is_done(name: str, settings: Settings) -> bool:
     """Whether the item's record is there."""
-    return settings.record(item.name).is_file()
+    return settings.record(name).is_file()
 
 
 def at_hand(name: str, settings: Settings) -> bool:
@@ -198,70 +152,150 @@ def lacks(item: Item, settings: Settings) -> list[str]:
     return [name for name in item.needs if not at_hand(name, settings)]
 
 
-def failures(settings: Settings) -> dict[str, dict[str, Any]]:
-    """What has failed so far, by the item's name: the reason, and how often."""
-    path = settings.root / f"{settings.prefix}-failed.json"
-    return load_record(path.stem, path.parent) if path.is_file() else {}
+# What happened so far.
 
 
-def remember(name: str, why: str, settings: Settings) -> None:
-    """Note that an item failed, or, where `why` is empty, that it no longer does."""
-    failed = failures(settings)
-    tries = tried(settings)[name] + 1
-    if why or failed.pop(name, None):
-        if why:
-            failed[name] = {"failed": why, "tries": tries, "commit": git_commit()}
-        save_record(f"{settings.prefix}-failed", failed, settings.root)
+def log_text(settings: Settings) -> str:
+    """The log's lines, of all calls."""
+    return settings.log.read_text("utf-8") if settings.log.is_file() else ""
 
 
-def tried(settings: Settings) -> Counter[str]:
-    """How often each item has failed."""
-    return Counter({name: one["tries"] for name, one in failures(settings).items()})
+def note(name: str, end: str, seconds: float, settings: Settings) -> None:
+    """One more line, in the log and on the terminal: how an item ended that was begun."""
+    line = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {name}  {end}  {seconds:.1f} s"
+    settings.root.mkdir(parents=True, exist_ok=True)
+    write_whole(settings.log, f"{log_text(settings)}{line}\n".encode())
+    print(line, flush=True)
 
 
-def asked_for(items: Sequence[Item], names: Sequence[str], settings: Settings) -> list[Item]:
-    """The items `names` that aren't done, and before them what they need and isn't at hand.
-
-    So what is done is done again where its folder went with a machine, and another needs it.
-    """
-    waiting: list[Item] = []
-    needed: set[str] = set()
-    for item in reversed(items):  # what is needed stands before what needs it
-        lost = item.name in needed and not at_hand(item.name, settings)
-        if lost or (item.name in names and not is_done(item, settings)):
-            waiting.insert(0, item)
-            needed |= {*item.needs}
-    return waiting
+def failures(settings: Settings) -> Counter[str]:
+    """How often each item has failed since it was last done, by what the log says."""
+    failed: Counter[str] = Counter()
+    for name, end in re.findall(r"^\S+ \S+  (\S+)  (done|failed)", log_text(settings), re.M):
+        failed[name] = failed[name] + 1 if end == "failed" else 0
+    return failed
 
 
 def owed(items: Sequence[Item], settings: Settings) -> list[Item]:
-    """What is to be done, in order: never tried before failed once; failed twice is left alone."""
-    tries = tried(settings)
-    hopeful = [item.name for item in items if tries[item.name] < TRIES]
-    waiting = [one for one in asked_for(items, hopeful, settings) if one.name in hopeful]
-    return sorted(waiting, key=lambda item: tries[item.name])  # stable: else as they stand
+    """What is to be done: all, those never tried before those that failed; or what is asked for.
+
+    What failed too often is left alone unless it is asked for. What is needed and isn't at hand
+    comes along: even what is done, where its folder went with a machine.
+    """
+    failed, names, waiting, needed = failures(settings), settings.names, [], set()
+    for item in reversed(items):  # what is needed stands before what needs it
+        wanted = (not names or item.name in names) and not is_done(item.name, settings)
+        wanted |= item.name in needed and not at_hand(item.name, settings)
+        if wanted and (names or failed[item.name] < TRIES):
+            waiting.insert(0, item)
+            needed |= {*item.needs}
+    return waiting if names else sorted(waiting, key=lambda item: failed[item.name])
+
+
+def listing(items: Sequence[Item], settings: Settings) -> str:
+    """What is owed, what isn't, and how long each should take: a line an item."""
+
+    def row(name: str, minutes: float, state: str, about: str = "") -> str:
+        time = f"{minutes:.1f} min" if minutes < 60 else f"{minutes / 60:.2f} h"
+        return f"{name:<16} {time:>9}  {state:<8}  {about}".rstrip()
+
+    failed, rows, total = failures(settings), [], 0.0
+    for item in items:
+        state = "waits" if lacks(item, settings) else "owed"
+        state = "begun" if settings.folder(item.name).is_dir() else state
+        if failed[item.name]:
+            state = "failed" if failed[item.name] < TRIES else "given up"
+        state = "done" if is_done(item.name, settings) else state
+        minutes = settings.takes(item.minutes)
+        total += 0.0 if state in ("done", "given up") else minutes
+        rows.append(row(item.name, minutes, state, item.about))
+    return "\n".join([*rows, row("owed", total, "in all")])
+
+
+# The work.
+
+
+class OutOfTime(SystemExit):
+    """The minutes are over, or a signal came from outside, and no training is running.
+
+    No Exception, so that nobody takes it for a failure. Its code is the call's.
+    """
+
+
+class Clock:
+    """The minutes of a call. In a `with` block it rings twice, by what SIGTERM does.
+
+    At the first ring, `reserve` minutes before the end, a training saves its state and stops; what
+    else is running, such as the scores of one that is over, may use the reserve. At the second ring
+    it ends, too, by OutOfTime.
+    """
+
+    def __init__(self, minutes: float, reserve: float, now: Callable[[], float] = time.monotonic):
+        self.reserve, self.now, self.rings = reserve, now, 0
+        self.end, self.over = now() + 60 * minutes, threading.Event()
+
+    def left(self) -> float:
+        """Minutes until the end."""
+        return (self.end - self.now()) / 60
+
+    def fits(self, item: Item, settings: Settings) -> bool:
+        """Whether to begin `item` now. One that resumes wants a minute before the first ring."""
+        if item.resumes:
+            return self.left() - self.reserve >= settings.takes(1.0)
+        return self.left() >= settings.takes(item.minutes)
+
+    def __enter__(self) -> "Clock":
+        self.before = signal.signal(signal.SIGTERM, self.answer)
+        threading.Thread(target=self.run, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.over.set()
+        signal.signal(signal.SIGTERM, self.before)
+
+    def run(self) -> None:
+        """Ring at both times, unless all is over before."""
+        for early in (self.reserve, 0.0):
+            if not self.over.wait(60 * max(0.0, self.left() - early)):
+                self.ring()
+
+    def ring(self) -> None:
+        """The main thread gets a SIGTERM. It comes from inside, so it can't kill the process."""
+        self.rings += 1
+        _thread.interrupt_main(signal.SIGTERM)
+
+    def answer(self, number: int, frame: Any) -> None:
+        """What SIGTERM does while no training listens for it."""
+        if self.rings != 1:  # the second ring, or a signal that isn't ours
+            raise OutOfTime(self.code(number))
+
+    def code(self, number: int) -> int:
+        """The exit code of a call that signal `number` stopped: 0 if it was a ring."""
+        return 0 if self.rings else 128 + number
 
 
 def attempt(item: Item, settings: Settings) -> str:
     """Do `item` and write its record, in its folder and among the records, with its provenance.
 
-    Returns what went wrong, in one line; "" if nothing did. Raises OSError where the disk is full,
-    Stopped or OutOfTime where it was stopped.
+    One that doesn't resume is taken from its folder, where it is there. Returns "done", or what
+    went wrong, in one line. Raises OSError where the disk is full, Stopped or OutOfTime.
     """
-    command = settings.repeat(item.name)
+    command, folder = settings.repeat(item.name), settings.folder(item.name)
+    lacking = ["anything of this on a GPU"] if settings.device.type != settings.kind else []
     try:
-        record = item.make(settings)
-        not_run = [*dict.fromkeys(settings.missed() + record.get("not_run", []))]
-        record = {**provenance(command, settings.device), **record, "not_run": not_run}
+        kept = not item.resumes and at_hand(item.name, settings)
+        record = load_record("record", folder) if kept else item.make(settings)
+        record = provenance(command, settings.device) | record
         record |= {"command": command, "repeat": command}  # a training names the command it knows
-        save_record("record", record, settings.folder(item.name))
+        record["not_run"] = [*dict.fromkeys([*lacking, *record.get("not_run", [])])]
+        save_record("record", record, folder)
         save_record(settings.record(item.name).stem, record, settings.records)
     except Exception as error:
         # A bare OSError, and no special case such as a missing file, is a full disk.
         if isinstance(error, (Stopped, BrokenPipeError)) or type(error) is OSError:
             raise
-        return " ".join(f"{type(error).__name__}: {error}".split())[:500]
-    return ""
+        return "failed: " + " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return "done"
 
 
 def answers(device: torch.device) -> bool:
@@ -277,94 +311,43 @@ def answers(device: torch.device) -> bool:
         return False
 
 
-class Log:
-    """A line for each item that was begun, in PREFIX-log.txt and on the terminal."""
+def do(item: Item, settings: Settings, clock: Clock, after: Callable[[], Any]) -> int:
+    """Attempt `item`, note how that ended, and call `after`.
 
-    def __init__(self, settings: Settings):
-        self.path = settings.root / f"{settings.prefix}-log.txt"
-
-    def text(self) -> str:
-        """All lines so far."""
-        return self.path.read_text("utf-8") if self.path.is_file() else ""
-
-    def add(self, name: str, what: str, seconds: float) -> None:
-        """One more line."""
-        line = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {name}  {what}  {seconds:.1f} s"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.path, f"{self.text()}{line}\n".encode())
-        print(line, flush=True)
-
-
-def work(
-    items: Sequence[Item], settings: Settings, clock: Clock, after: Callable[[], Any] = lambda: None
-) -> int:
-    """Do `items` in their order as far as the clock lets; `after` is called after each.
-
-    Returns the exit code: 0, or 128 + the signal where one stopped it that isn't the clock's, or 2
-    where a failure took the GPU along.
+    Returns the code of the call's exit if it ends now, else 0: 128 + the signal where one stopped
+    it that isn't the clock's, 2 where the GPU is gone.
     """
-    log = Log(settings)
-    for item in items:
-        if lacks(item, settings) or not fits(item, settings, clock):
-            continue
-        start = clock.now()
-        try:
-            why = attempt(item, settings)
-        except (Stopped, OutOfTime) as stop:
-            log.add(item.name, "stopped: goes on next time", clock.now() - start)
-            after()
-            if clock.rings == 0:
-                return 128 + stop.number
-            continue
-        remember(item.name, why, settings)
-        log.add(item.name, f"failed: {why}" if why else "done", clock.now() - start)
-        after()
-        if not answers(settings.device):
-            print(f"after {item.name} the GPU no longer answers this process", file=sys.stderr)
-            return 2
-    return 0
-
-
-def serve(
-    items: Sequence[Item],
-    names: Sequence[str],
-    settings: Settings,
-    minutes: float,
-    reserve: float,
-    after: Callable[[], Any] = lambda: None,
-) -> int:
-    """Do what is owed of `items` while the minutes last, or `names` alone; say what is left.
-
-    What is asked for by name is done even if it failed too often. `reserve` are the minutes at the
-    end for the scores of a training that is just over. Returns the exit code, as `work`.
-    """
-    waiting = asked_for(items, names, settings) if names else owed(items, settings)
-    after()  # what was made before comes along; and a folder that won't do is found now
-    with Clock(minutes, settings.minutes(reserve)) as clock:
-        try:
-            code = work(waiting, settings, clock, after)
-        except OutOfTime as stop:  # between two items
-            code = 0 if clock.rings else 128 + stop.number
-    rest = [item for item in waiting if not is_done(item, settings)]
-    for item in rest:
-        if needs := lacks(item, settings):
-            print(f"{item.name} waits for {', '.join(needs)}")
-    goes_on = f"the same command goes on with: {', '.join(item.name for item in rest)}"
-    print(goes_on if rest else "nothing asked for is owed any more")
+    start, end, code = clock.now(), "stopped: goes on next time", 0
+    try:
+        end = attempt(item, settings)
+    except Stopped as stop:
+        code = clock.code(stop.number)
+    except OutOfTime as stop:
+        code = stop.code
+    note(item.name, end, clock.now() - start, settings)
+    after()
+    if not code and not answers(settings.device):
+        print(f"after {item.name} the GPU no longer answers this process", file=sys.stderr)
+        return 2
     return code
 
 
-def listing(items: Sequence[Item], settings: Settings) -> str:
-    """What is owed, what isn't, and how long each should take: a line an item."""
-    tries, lines, total = tried(settings), [], 0.0
-    for item in items:
-        minutes = settings.minutes(item.minutes)
-        state = "waits" if lacks(item, settings) else "owed"
-        state = "begun" if settings.folder(item.name).is_dir() else state
-        if tries[item.name]:
-            state = "failed" if tries[item.name] < TRIES else "given up"
-        if is_done(item, settings):
-            state = "done"
-        total += 0.0 if state in ("done", "given up") else minutes
-        lines.append(f"{item.name:<16} {settings.told(minutes)}  {state:<8}  {item.about}")
-    return "\n".join([*lines, f"{'owed':<16} {settings.told(total)} in all"])
+def serve(
+    items: Sequence[Item], settings: Settings, clock: Clock, after: Callable[[], Any] = lambda: None
+) -> int:
+    """Do what is owed of `items` as far as the clock lets, and say what is left.
+
+    Returns the exit code, as `do`.
+    """
+    waiting, code = owed(items, settings), 0
+    after()  # what was made before comes along; and a folder that won't do is found now
+    try:
+        with clock:
+            for item in waiting:
+                if not (code or lacks(item, settings)) and clock.fits(item, settings):
+                    code = do(item, settings, clock, after)
+    finally:
+        rest = [item.name for item in waiting if not is_done(item.name, settings)]
+        goes_on = f"the same command goes on with: {', '.join(rest)}"
+        print(goes_on if rest else "nothing asked for is owed any more")
+    return code

@@ -13,19 +13,19 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal
 
-from scripts import ROOT
+from scripts import ROOT, runs_folder
 from scripts.bench.gpu import WaterfallOptions, waterfall
 from scripts.book.records import load_record, provenance, save_record
 from scripts.engine.settings import PRESETS, TrainConfig
 from scripts.engine.training import Diverged
 from scripts.studies import block, grid, stacks, table3
-from scripts.studies.agenda import Item, Settings, once
+from scripts.studies.agenda import Item, Settings
 from scripts.studies.ladder import data_of, ladder_items, learned, on_record, spread, tested
+from scripts.studies.learning import kept_at
 from scripts.studies.runner import Study, complete
 from scripts.studies.speedrun import SpeedOptions, clocked
 
-SEEDS = (1, 2, 3)
-SMALLS = tuple(f"small-{seed}" for seed in SEEDS)
+SMALLS = ("small-1", "small-2", "small-3")  # the small preset, by seed
 KINDS = ("bleu", "bleu_greedy")  # of a test's scores
 CLOCKED = SpeedOptions()
 TRUTH = 2.0  # minutes for the tests that all kinds of a step agree
@@ -40,41 +40,40 @@ RATES = {f"adam-{rate:g}": {"lr": rate} for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-
 STUDIES = {"table3": table3, "block": block, "grid": grid, "stacks": stacks}
 
 
-def trained(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
-    """The record of a training with both tests' scores; trains, or goes on, where there is none."""
-    config = settings.config(base, name)
+def trained(name: str, settings: Settings) -> dict[str, Any]:
+    """The record of preset or preset-seed `name` with both tests' scores.
+
+    Trains, or goes on, where there is none.
+    """
+    preset, _, seed = name.partition("-")
+    config = settings.config(replace(PRESETS[preset], seed=int(seed or 1)), name)
     if found := on_record(settings.folder(name) / "record.json", config):
         return found
     data = data_of(config.corpus, config.vocab, settings.tiny)
     return tested(name, settings, config, data, learned(config, data))
 
 
-def part(name: str, base: TrainConfig, settings: Settings) -> dict[str, Any]:
-    """Validation BLEU of a short training; done before, it is only read. To diverge is a result."""
-    config, folder = settings.config(base, name), settings.folder(name)
-    if found := on_record(folder / "score.json", config):
-        return found
-    score: dict[str, Any] = {"config": asdict(config)}
+def brief(config: TrainConfig, tiny: bool) -> dict[str, Any]:
+    """Validation BLEU of a short training: the best, and each epoch's. To diverge is a result."""
     try:
-        history = learned(config, data_of(config.corpus, config.vocab, settings.tiny))
-        score["val_bleu"] = max(row["val_bleu"] for row in history)
-        score["history"] = [round(row["val_bleu"], 3) for row in history]
-        score["seconds"] = round(sum(row["seconds"] for row in history), 2)
+        history = learned(config, data_of(config.corpus, config.vocab, tiny))
     except Diverged as error:
-        score["diverged"] = str(error)
-    save_record("score", score, folder)
-    for weights in folder.glob("*.safetensors"):  # a study leaves many
-        weights.unlink()
-    return score
+        return {"diverged": str(error)}
+    bleus = [round(row["val_bleu"], 3) for row in history]
+    seconds = round(sum(row["seconds"] for row in history), 2)
+    return {"val_bleu": max(bleus), "history": bleus, "seconds": seconds}
 
 
 def rates(settings: Settings) -> dict[str, Any]:
     """The record of `RATES`: every training's changes and score."""
-    scores = {}
+    parts = {}
     for name, changes in RATES.items():
-        base = replace(PRESETS["small"], **BRIEF, **changes)
-        scores[name] = {"changes": changes, **part(f"rates/{name}", base, settings)}
-    return {"common": BRIEF, "parts": scores}
+        config = settings.config(replace(PRESETS["small"], **BRIEF, **changes), f"rates/{name}")
+        given, folder = {"changes": changes, "config": asdict(config)}, runs_folder() / config.name
+        parts[name] = kept_at(folder / "score.json", given, partial(brief, config, settings.tiny))
+        for weights in folder.glob("*.safetensors"):  # a study leaves many
+            weights.unlink()
+    return {"common": BRIEF, "parts": parts}
 
 
 def many_runs(name: str, settings: Settings) -> dict[str, Any]:
@@ -113,8 +112,7 @@ def steps_agree(settings: Settings) -> dict[str, Any]:
 
 def waterfall_of(size: Literal["small", "base"], settings: Settings) -> dict[str, Any]:
     """The steps of going fast, one on top of the other."""
-    where = {"corpus": settings.corpus, "device": str(settings.device)}
-    return waterfall(WaterfallOptions(size, tiny=settings.tiny, **where))
+    return waterfall(WaterfallOptions(size, settings.corpus, settings.tiny, str(settings.device)))
 
 
 def race(settings: Settings) -> dict[str, Any]:
@@ -126,46 +124,48 @@ def race(settings: Settings) -> dict[str, Any]:
 
 def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
-    items: list[Item] = []
-    for seed, name in zip(SEEDS, SMALLS, strict=True):
-        make = partial(trained, name, replace(PRESETS["small"], seed=seed))
-        items.append(Item(name, 4.0, f"the small preset, seed {seed}", make, resumes=True))
-    # One training comes before all doubts.
-    items.insert(1, Item("truth", TRUTH, "all ways to a step agree", once("truth", steps_agree)))
-    about = f"seconds to BLEU {CLOCKED.target:g}"
-    items.append(Item("speedrun", 4.0, about, once("speedrun", race)))
-    for size, minutes in (("base", 2.0), ("small", 1.0)):
-        name, about = f"waterfall-{size}", f"going fast step by step, {size} model"
-        items.append(Item(name, minutes, about, once(name, partial(waterfall_of, size))))
-    items += ladder_items(hours=False, but=SMALLS)  # of which the first rung is these seeds
-    about = f"{len(RATES)} short trainings of the small preset"
-    items.append(Item("rates", 12.0, about, rates, resumes=True))
-    for name, of in STUDIES.items():
-        about = of.__doc__.partition(":")[0].lower()
-        items.append(Item(name, 8.0, about, partial(many_runs, name), resumes=True))
-    make = partial(trained, "base", PRESETS["base"])
-    return [*items, Item("base", 7.0, "the base preset", make, resumes=True)]
+    first, *others = (
+        Item(name, 4.0, f"the small preset, seed {name[-1]}", partial(trained, name), resumes=True)
+        for name in SMALLS
+    )
+    wide, small = (partial(waterfall_of, size) for size in ("base", "small"))
+    studies = (
+        Item(
+            name, 8.0, of.__doc__.partition(":")[0].lower(), partial(many_runs, name), resumes=True
+        )
+        for name, of in STUDIES.items()
+    )
+    return [
+        first,  # one training comes before all doubts
+        Item("truth", TRUTH, "all ways to a step agree", steps_agree),
+        *others,
+        Item("speedrun", 4.0, f"seconds to BLEU {CLOCKED.target:g}", race),
+        Item("waterfall-base", 2.0, "going fast step by step, base model", wide),
+        Item("waterfall-small", 1.0, "going fast step by step, small model", small),
+        *ladder_items(hours=False, but=SMALLS),  # of which the first rung is these seeds
+        Item("rates", 12.0, f"{len(RATES)} short trainings", rates, resumes=True),
+        *studies,
+        Item("base", 7.0, "the base preset", partial(trained, "base"), resumes=True),
+    ]
 
 
-def sum_up(settings: Settings) -> dict[str, Any] | None:
-    """Make and save the record gpu-small of the seeds that are done; None where none is."""
-    paths = [settings.records / f"gpu-{name}.json" for name in SMALLS]
+def sum_up(settings: Settings) -> None:
+    """Save the record gpu-small of the seeds that are done, where any is."""
+    paths = [settings.record(name) for name in SMALLS]
     runs = [load_record(path.stem, path.parent) for path in paths if path.is_file()]
     if not runs:
-        return None
-    validation = [max(run["chosen_by_val_bleu"].values()) for run in runs]
+        return
     seeds = [run["config"]["seed"] for run in runs]
-    command = settings.repeat(",".join(SMALLS))
-    record = {
-        **provenance(command),
+    validation = [max(run["chosen_by_val_bleu"].values()) for run in runs]
+    test = {
+        split: {kind: spread([run["test"][split][kind] for run in runs]) for kind in KINDS}
+        for split in runs[0]["test"]
+    }
+    record = provenance(settings.repeat(",".join(SMALLS))) | {
         "device": " and ".join(sorted({run["device"] for run in runs})),
         "seeds": seeds,
         "picked_by_validation": seeds[validation.index(max(validation))],
         "validation": spread(validation),
-        "test": {
-            split: {kind: spread([run["test"][split][kind] for run in runs]) for kind in KINDS}
-            for split in runs[0]["test"]
-        },
+        "test": test,
     }
     save_record("gpu-small", record, settings.records)
-    return record

@@ -39,8 +39,7 @@ LAYERS = 5  # of one stack
 
 def pairs_of(batch: Batch) -> list[Example]:
     """The pairs of a padded batch, as lists of ids."""
-    targets = torch.cat((batch.tgt[:, :1], batch.tgt_y), dim=1)  # (B, T+1)
-    sides = ([row[row != PAD].tolist() for row in side] for side in (batch.src, targets))
+    sides = ([row[row != PAD].tolist() for row in side] for side in (batch.src, batch.full))
     return [Example(src, tgt) for src, tgt in zip(*sides, strict=True)]
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scripts.ch06_training import EOS, PAD
-from scripts.engine.static import Rectangles
+from scripts.ch06_training import EOS, PAD, Batch
 
 WHOLE = 0.5  # the chance that a sentence loses no word, whatever the rate
 
@@ -80,8 +79,7 @@ def with_unidrop(
 
     def dropping(model: nn.Module, batch: Any, criterion: nn.Module) -> tuple[Tensor, Tensor]:
         if words and model.training:
-            full = torch.cat((batch.tgt, batch.tgt_y[:, -1:]), dim=1)  # (B, T+1)
-            batch = Rectangles(drop_words(batch.src, words), full)
+            batch = Batch(drop_words(batch.src, words), batch.full)
         with fewer_features(model, features), fewer_layers(model, layers):
             return loss_of(model, batch, criterion)
 
