@@ -59,7 +59,6 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures.leaving import two_graphs
-from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm
 from scripts.ch06_training import greedy_decode
@@ -455,17 +454,7 @@ if have_packages("ctranslate2"):
 #
 # $$ W_{ij} \approx s_i\, q_{ij}, \qquad s_i = \frac{\max_j |W_{ij}|}{127}, \qquad q_{ij} \in \{-127, \dots, 127\} $$
 #
-# No weight moves by more than $s_i / 2$ (exercise 2). And while it runs, it rounds what goes into a linear layer to 8 bits, too. **Predict.** How many of 1,000 captions come out differently? (The Multi30k model on its test set, from a record.)
-
-# %%
-race = load_record("decoding-speed")
-for report in race["reports"]:
-    if report["program"] == "CTranslate2, int8" and report["sentences"] == race["sentences"]:
-        changed = race["sentences"] - report["same_as_ours"]
-        print(f"beam of {report['beam']}: {changed} of {race['sentences']:,} texts change")
-
-# %% [markdown]
-# About one in twenty. So in 8 bits one can't promise the same tokens.
+# No weight moves by more than $s_i / 2$. And while it runs, it rounds what goes into a linear layer to 8 bits, too. Of 1,000 captions about one in twenty comes out differently (chapter 13 has the record). So in 8 bits one can't promise the same tokens.
 #
 # ## In the browser
 #
@@ -524,20 +513,10 @@ check(host_beam)
 # %% [markdown]
 # ### Exercise 2 · Eight bits
 #
-# *code · difficulty ●○○ · worth ●●○ · 15 minutes*
+# *think · difficulty ●○○ · worth ●●○ · 15 minutes*
 #
-# Round a matrix W (out, in) as in *In 8 bits*: return the whole numbers q (out, in) as `torch.int8`, and the scales s (out, 1). A row of zeros stays zeros. (`solution("eight_bit_rows")` shows ours.) For `model.generator.proj.weight`, by how much is the root mean square error smaller than with one scale for the whole matrix? And the largest error?
-
-
-# %%
-def eight_bit_rows(W: Tensor) -> tuple[Tensor, Tensor]:
-    """W (out, in) to whole numbers (out, in) in int8 and scales (out, 1): W ≈ scales · numbers."""
-    ...
-
-
-check(eight_bit_rows)
-
-# %% [markdown]
+# Round `model.generator.proj.weight` as in *In 8 bits*. By how much is the root mean square error smaller than with one scale for the whole matrix? And the largest error? (Ours: 0.6 of it; and about the same, since the row of the largest weight has the largest scale.)
+#
 # ### Exercise 3 · A third home
 #
 # *project · difficulty ●●● · worth ●●○ · 300 minutes*

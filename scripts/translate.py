@@ -157,18 +157,10 @@ def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[B
     return contextlib.nullcontext(sys.stdin.buffer)  # not ours to close
 
 
-def progress(options: TranslateOptions) -> tqdm:
-    """A count of lines on standard error, for who waits at a terminal and sees nothing else."""
-    typed = options.input is None and sys.stdin is not None and sys.stdin.isatty()
-    seen = sys.stdout is not None and sys.stdout.isatty()
-    hidden = bool(options.text) or typed or seen or not sys.stderr.isatty()
-    return tqdm(desc="translated", unit=" lines", leave=False, disable=hidden)
-
-
 def run_translate(options: TranslateOptions) -> None:
     """Print a line for each line of the input."""
     done = 0
-    with open_input(options) as stream, progress(options) as bar:
+    with open_input(options) as stream:
         trained = open_model(options)
         for rows in row_groups(trained, stream):
             found = best_texts(trained, rows, options, first=done)
@@ -176,7 +168,6 @@ def run_translate(options: TranslateOptions) -> None:
             # One write, newline and all: Ctrl-C must not come between a line and its end.
             print("\n".join(printed) + "\n", end="", flush=True)
             done += len(rows)
-            bar.update(len(rows))
 
 
 DRAWS = {"sample": "Draw each token."}  # an option that takes no value

@@ -360,34 +360,6 @@ def test_a_mistake_gets_one_line(argv, says, translate):
     assert err.startswith("error: ") and err.count("\n") == 1
 
 
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("stdin", "stdout", "stderr", "options", "shown"),
-    [
-        (io.StringIO, io.StringIO, Screen, {}, True),
-        (Screen, io.StringIO, Screen, {"input": "captions"}, True),
-        (io.StringIO, io.StringIO, io.StringIO, {}, False),  # nobody watches
-        (Screen, io.StringIO, Screen, {}, False),  # a person types
-        (io.StringIO, Screen, Screen, {}, False),  # the answers are the progress
-        (io.StringIO, io.StringIO, Screen, {"text": ["x"]}, False),
-    ],
-)
-def test_progress_is_for_who_sees_nothing_else(monkeypatch, stdin, stdout, stderr, options, shown):
-    streams = {"stdin": stdin(), "stdout": stdout(), "stderr": stderr()}
-    for name, stream in streams.items():
-        monkeypatch.setattr(sys, name, stream)
-    with command.progress(command.TranslateOptions(**options)) as bar:
-        bar.update(3)
-        bar.refresh()
-    said = streams["stderr"].getvalue()
-    assert ("3 lines" in said) == shown and streams["stdout"].getvalue() == ""
-    assert shown or said == ""
-
-
 # Real processes
 
 

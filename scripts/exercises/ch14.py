@@ -3,8 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from scripts.ch06_training import BOS
 
@@ -44,28 +42,3 @@ def check_host_beam(candidate: Callable[..., list[list[int]]]) -> None:
         assert len({*map(tuple, texts)}) == beam, copies
         assert texts == right or sorted(texts) != sorted(right), "the best text comes first"
         assert texts == right, "past follows its text; a score is the sum of its log-probabilities"
-
-
-def eight_bit_rows(W: Tensor) -> tuple[Tensor, Tensor]:
-    """Divides each row by its scale, and rounds to the nearest whole number.
-
-    For the generator of the small model the root mean square error is 0.6 of that with one scale.
-    The largest error is about the same: the row of the largest weight has the largest scale.
-    """
-    scales = (W.abs().amax(dim=1, keepdim=True) / 127).clamp(min=1e-30)  # (out, 1)
-    return (W / scales).round().to(torch.int8), scales
-
-
-def check_eight_bit_rows(candidate: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
-    """The bound on each row's error; a row of zeros; rows of very different size."""
-    W = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    W *= torch.tensor([[100.0], [1.0], [0.01], [0.0], [1.0]])
-    W[4, 0] = -20.0  # the largest of its row is negative
-    numbers, scales = candidate(W.clone())
-    assert numbers.dtype == torch.int8, f"the whole numbers are {numbers.dtype}, not torch.int8"
-    assert scales.shape == (5, 1), f"scales {tuple(scales.shape)}: each row has its own, (out, 1)"
-    assert scales.isfinite().all() and (numbers[3] == 0).all(), "a row of zeros must stay zeros"
-    assert scales[0] != scales[1], "one scale for the whole matrix: small rows are lost"
-    half = W.abs().amax(dim=1, keepdim=True) / 127 * (0.5 + 1e-6)  # (out, 1)
-    near = ((scales * numbers - W).abs() <= half).all()
-    assert near, "a weight moves by more than half a step: round to the nearest, max|row| to 127"
