@@ -64,6 +64,7 @@ def loaded(name: str) -> ctypes.CDLL | None:
 
 def call(file: str, name: str, *given: Any) -> None:
     """The function `name` of FILE.c: tensors by their place, whole numbers with 64 bits."""
-    places = [P(x.data_ptr()) if isinstance(x, Tensor) else x for x in given]
-    whole = [P(x) if x is None or isinstance(x, int) else x for x in places]
-    getattr(loaded(file), name)(*whole)
+    function = getattr(loaded(file), name)
+    if function.argtypes is None:
+        function.argtypes = [P] * len(given)
+    function(*[x.data_ptr() if isinstance(x, Tensor) else x for x in given])
