@@ -40,7 +40,7 @@ from scripts.engine.scores import corpus_bleu, held_out_splits
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, plain_config
 from scripts.engine.training import Diverged, identity
 from scripts.engine.translating import DecodeOptions, translate
-from scripts.studies import ingredients, speedrun
+from scripts.studies import ingredients
 
 TINY = replace(
     PRESETS["sample"],
@@ -307,8 +307,6 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
         (train, ["--preset", "sample", "--resume", "--name", "never-started"], "no checkpoint"),
         (ingredients, ["--seedz", "3"], "seedz"),
         (ingredients, ["--preset", "wide"], "unknown preset"),
-        (speedrun, ["--preset", "wide"], "unknown preset"),
-        (speedrun, ["--target", "high"], "target"),
     ],
 )
 def test_a_mistake_gets_one_line_and_exit_code_2(
@@ -422,37 +420,6 @@ def test_only_what_exceeds_the_spread_between_seeds_counts():
     told = {name: verdict.difference > 0 for name, verdict in found.items() if verdict.told}
     assert told == {"up": True, "down, one run": False}
     assert found["alone"].p < 0.05 and not found["alone"].told  # it would pass by itself
-
-
-def test_the_speed_run_stops_by_validation_and_reads_the_test_once(data, monkeypatch):
-    """Training ends with the first epoch that has the margin; only then is the test split read."""
-    read, scores = [], iter((40.0, 40.5, 39.0))
-
-    def judged(trained, pairs, *search):
-        read.append((len(pairs), trained.model.training))
-        return {"bleu": next(scores), "translations": []}
-
-    corpus = data.corpus | {"val": data.corpus["val"][:3]}
-    monkeypatch.setattr(speedrun, "prepare", lambda config: replace(data, corpus=corpus))
-    monkeypatch.setattr(speedrun, "evaluate", judged)
-    monkeypatch.setitem(PRESETS, "sample", replace(TINY, epochs=5))
-    options = speedrun.SpeedOptions(corpus="sample", preset="sample", device="cpu")
-    record = speedrun.speed_run(options)
-    assert [pairs for pairs, _ in read] == [3, 3, 8]  # two epochs' validation, then the test
-    assert [row["val_bleu"] for row in record["history"]] == [40.0, 40.5]
-    assert record["stopped_by_validation"] and not record["reached"]  # 39 isn't 40
-    assert (record["split"], record["test"]["bleu"], record["margin"]) == ("test", 39.0, 0.5)
-    assert record["warm_up_seconds"] > 0
-    assert record["seconds"] == record["history"][1]["seconds"] > record["history"][0]["seconds"]
-
-
-def test_a_speed_run_that_misses_its_target_ends_with_the_recipe(data, monkeypatch):
-    monkeypatch.setattr(speedrun, "prepare", lambda config: data)
-    monkeypatch.setitem(PRESETS, "sample", TINY)
-    options = speedrun.SpeedOptions("sample", "sample", target=101.0, device="cpu")
-    missed = speedrun.speed_run(options)
-    assert not missed["stopped_by_validation"] and not missed["reached"]
-    assert [row["epoch"] for row in missed["history"]] == [1, 2]
 
 
 def shipped() -> list[str]:

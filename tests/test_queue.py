@@ -397,7 +397,9 @@ def test_the_list_names_all_and_touches_nothing(runs, capsys):
     assert queue.main(["--list", "true"]) == 0
     *rows, total = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows] == list(RUNS)
-    assert all(re.search(r" \d+\.\d+ (h|min)  \w+ +\S", row) for row in rows) and " h  in all" in total
+    assert (
+        all(re.search(r" \d+\.\d+ (h|min)  \w+ +\S", row) for row in rows) and " h  in all" in total
+    )
     assert not runs.exists()
 
 

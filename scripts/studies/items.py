@@ -23,11 +23,9 @@ from scripts.studies.agenda import Item, Settings
 from scripts.studies.ladder import data_of, ladder_items, learned, on_record, spread, tested
 from scripts.studies.learning import kept_at
 from scripts.studies.runner import Study, complete
-from scripts.studies.speedrun import SpeedOptions, clocked
 
 SMALLS = ("small-1", "small-2", "small-3")  # the small preset, by seed
 KINDS = ("bleu", "bleu_greedy")  # of a test's scores
-CLOCKED = SpeedOptions()
 TRUTH = 2.0  # minutes for the tests that all kinds of a step agree
 
 # Short trainings: what they all change of the small preset, and what each.
@@ -115,13 +113,6 @@ def waterfall_of(size: Literal["small", "base"], settings: Settings) -> dict[str
     return waterfall(WaterfallOptions(size, settings.corpus, settings.tiny, str(settings.device)))
 
 
-def race(settings: Settings) -> dict[str, Any]:
-    """The small preset against the clock."""
-    config = settings.config(PRESETS["small"], "speedrun")
-    data = data_of(config.corpus, config.vocab, settings.tiny)
-    return clocked(config, data, 0.1 if settings.tiny else CLOCKED.target, CLOCKED.margin)
-
-
 def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
     first, *others = (
@@ -139,7 +130,6 @@ def agenda() -> list[Item]:
         first,  # one training comes before all doubts
         Item("truth", TRUTH, "all ways to a step agree", steps_agree),
         *others,
-        Item("speedrun", 4.0, f"seconds to BLEU {CLOCKED.target:g}", race),
         Item("waterfall-base", 2.0, "going fast step by step, base model", wide),
         Item("waterfall-small", 1.0, "going fast step by step, small model", small),
         *ladder_items(hours=False, but=SMALLS),  # of which the first rung is these seeds
