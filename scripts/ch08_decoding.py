@@ -285,7 +285,7 @@ def beam_search(
 
 
 # %% [markdown]
-# **Is it right?** Of a tiny model one can write down *all* that it can say, and score it. A beam wide enough to drop nothing must return the same list, in the same order. `tests/test_ch08_decoding.py` does this, with 6 tokens and texts of at most three: 156 of them.
+# **Is it right?** Of a tiny model one can write down *all* that it can say, and score it. A beam wide enough to drop nothing must return the same list, in the same order. `tests/test_ch08_decoding.py` does this, with 6 tokens, `</s>` among them, and texts of at most three: 1 + 5 + 5² · 6 = 156.
 #
 # ## Length: why the score is divided
 #

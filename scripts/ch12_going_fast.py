@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 45 with the code; a quarter of a minute to run on a CPU |
 # | Before, after | [Chapter 11 · Where the time goes](ch11_where_the_time_goes.ipynb) · [Chapter 13 · Decoding fast](ch13_decoding_fast.ipynb) |
 #
-# *If you read only three cells:* the shares under *Pitfall: 63 random bits*, the class `LinearCrossEntropy`, the chart of *What each part is worth*.
+# *If you read only three cells:* the class `LinearProduct`, the class `LinearCrossEntropy`, the chart of *What each part is worth*.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary; **F** the feed-forward layer's width, **N** rows, one for each real token.
 
@@ -113,7 +113,7 @@ for precision, reports in both.items():
     print(precision, *(f"{ratio:.2f}" for ratio in reports["ours again"]["rounds"]))
 
 # %% [markdown]
-# The first question's answer is a tenth. In bf16 all five ratios are below 1, so the second in a turn may be a little faster there: a "likely" below 1 says less than one above.
+# (The question above: its rounds differ by a tenth.) In bf16 all five ratios are below 1, so the second in a turn may be a little faster there: a "likely" below 1 says less than one above.
 #
 # ## Rows instead of rectangles
 #
@@ -176,7 +176,7 @@ duels.loc["rows"]
 #
 # ## One kernel for LayerNorm
 #
-# > **In short.** Five operations that each pass over the tensor cost about five times the traffic of one.
+# > **In short.** Six operations that each pass over the tensor cost about six times the traffic of one.
 #
 # Chapter 4's LayerNorm takes mean and variance, a difference, two products and a sum, and each waits for memory. `F.layer_norm` does all while a row is in the cache.
 
@@ -252,7 +252,7 @@ for name in ("feed-forward, out", "dropout", "dropout, 16 bits"):
     print(f"{name}: {1000 * seconds[name]:.1f} ms")
 
 # %% [markdown]
-# `F.dropout` draws a random number for each entry, where a mask needs a yes or a no. We cut 64 random bits into four numbers of 16 (the third line): an entry is dropped if its number, of 0 to 65,535, is below $p\cdot 65{,}536$, rounded. (The code reads the bits as signed, so number and limit are 32,768 less.)
+# Nearly twice as long as the product. `F.dropout` draws a random number for each entry, where a mask needs a yes or a no. We cut 64 random bits into four numbers of 16 (the third line): an entry is dropped if its number, of 0 to 65,535, is below $p\cdot 65{,}536$, rounded. (The code reads the bits as signed, so number and limit are 32,768 less.)
 
 
 # %%
@@ -374,7 +374,7 @@ duels.loc["attention by hand"]
 # 2. subtract $1-\varepsilon$ at each label;
 # 3. take two products.
 #
-# The gradients are ready before the backward pass begins. In validation nobody needs them. A `Function` isn't told of `torch.no_grad()`, so the caller says whether they are `wanted`. It gives real rows only, no padding.
+# The gradients are ready before the backward pass begins. In validation nobody needs them. A `Function` isn't told of `torch.no_grad()`, so the caller says whether they are `wanted`. The caller also gives real rows only, no padding.
 
 
 # %%
@@ -587,7 +587,7 @@ names = ["textbook, padded to 72", "textbook", "textbook, memory kept"]
 race_frame(record["reports"]).loc[names].round(2)
 
 # %% [markdown]
-# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets. All tricks of this chapter together are worth 2.2 in float32, and 4.7 with bf16.
+# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets. All tricks of this chapter together are worth 2.2 in float32, and 4.7 with bf16 (which is 2.1 times as fast again, says the race below).
 #
 # ## Where the time goes now
 #
@@ -601,7 +601,7 @@ print(*(f"{name}: {share:.0%} is products" for name, share in products.items()),
 (1000 * account).round().astype(int)
 
 # %% [markdown]
-# Products get faster by the other library, and in bf16 by smaller factors. What is around them falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Python and autograd take 28 ms, and 23 in bf16. A step of 0.33 s is 1.9 times chapter 11's floor; the textbook's was 3.7 times.
+# Products get faster by the other library, and in bf16 by smaller factors. What is around them falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Python and autograd take 28 ms, and 23 in bf16. Unwatched, a step takes 0.33 s: 1.9 times the floor, the least that chapter 11 computes for it. The textbook's takes 3.7 times.
 #
 # ## Against others
 #
@@ -674,7 +674,7 @@ check(chunked_z_loss)
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
 # 1. In `AttentionCore.backward`, use `weights` where `thinned` stands. Does `gradcheck` without dropout notice? With it?
-# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become, and does the check under *Pitfall: 63 random bits* notice?
+# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become? A test counts what is dropped of 400,000 entries, and allows five standard deviations: does it notice?
 #
 # <details><summary>Answers</summary>
 #

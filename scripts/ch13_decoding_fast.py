@@ -83,7 +83,7 @@ torch.set_default_dtype(torch.float64)
 #
 # [Chapter 8](ch08_decoding.ipynb) wrote its searches to be read. Each has a fast twin that gives the same answers:
 #
-# | chapter 8, to read | the fast one | where it stands |
+# | chapters 6 and 8, to read | the fast one | where it stands |
 # |---|---|---|
 # | `write_one_by_one` | `write_and_leave` | this chapter |
 # | `CopiedCache` | `CachedDecoding` | [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) |
@@ -225,7 +225,7 @@ pd.DataFrame(table)
 #
 # | done once | instead of |
 # |---|---|
-# | the weights of queries, keys and values joined | three small products at every step |
+# | the weights of queries, keys and values joined | three small products at every step (of few rows, which calls make dear) |
 # | keys and values of the source, for all layers in one product | a product for each layer |
 # | room for keys and values to come | a longer tensor at every step |
 #
@@ -296,7 +296,7 @@ family_chart(family, pasts, cached)
 #
 # > **In short.** A beam wants the 2K best of 8,192 logits. Take the largest of each block of 64 first, and sort only in the blocks that count.
 #
-# A processor finds a block's maximum quickly: it compares many pairs at once. And the k largest logits lie in the k blocks with the largest maxima: for any other block, each of these has a logit larger than all of its own.
+# A processor finds a block's maximum quickly: it compares many pairs at once. And the k largest logits lie in the k blocks with the largest maxima: each of these k maxima is larger than every logit of any other block.
 #
 # A beam compares log-probabilities of *different* prefixes, so it needs each row's log-sum-exp too. `torch.logsumexp` first looks for the largest logit $z^*$, so that no power overflows. We know it:
 #
@@ -338,7 +338,7 @@ print(f"of 8,192 logits, topk(8) sees {maxima + near}: {maxima} maxima and {near
 #
 # > **In short.** Greedy decoding wants one token of 8,192, and no probability. Let a coarse, cheap product propose a few, compute those exactly, and prove that no other can be larger.
 #
-# The logits are a step's largest product: $x$ (N, D) with the table $W$ (V, D). In whole numbers of 8 bits, the table takes a quarter of float32's memory, and a processor multiplies four in the room of one. How large can the mistakes be? With $\hat x$ and $\hat w$ for the rounded row and column:
+# The logits are a step's largest product: $x$ (N, D) with the table $W$ (V, D). In whole numbers of 8 bits, the table takes a quarter of float32's memory, and a processor multiplies four in the room of one. How large can the mistakes be? With $\hat x$ and $\hat w$ for the rounded rows:
 #
 # $$x\cdot w - \hat x\cdot\hat w = x\cdot(w-\hat w) + (x-\hat x)\cdot\hat w$$
 #
@@ -389,7 +389,7 @@ bound_chart(rough[misled[0]], exact[misled[0]], error[misled[0]].item())
 #
 # > **In short.** Give up the proof, and round what goes into *every* product to 8 bits. It is much faster, and a few texts change. BLEU says what that costs.
 #
-# One unit for all of $W$ wastes bits: a row of small weights counts in the steps of the largest. So each row of $x$ (N, D) gets a unit $u_n$ of its own, and each row of $W$ (F, D) a unit $s_f$. They leave the sum again:
+# One unit for all of $W$ wastes bits: a row of small weights counts in the steps of the largest. So each row of $x$ (N, D) gets a unit $u_n$ of its own, and each row of a weight matrix $W$ (F outputs, D inputs) a unit $s_f$. They leave the sum again:
 #
 # $$ y_{nf} \;\approx\; u_n\, s_f \sum_d q_{nd}\, p_{fd} + b_f, \qquad u_n = \frac{\max_d |x_{nd}|}{127}, \quad q_{nd} = \operatorname{round}\!\left(\frac{x_{nd}}{u_n}\right) $$
 #
@@ -511,11 +511,11 @@ better = patient["bleu"] - usual["bleu"]
 print(f"{changed:.0f} of 1,000 texts change, in {slower:.2f} times the time; BLEU {better:+.2f}")
 
 # %% [markdown]
-# A little more time, for four texts in a hundred. The gain in BLEU isn't tested against chance (chapter 10 shows how).
+# A fifth more time, for four texts in a hundred. The gain in BLEU isn't tested against chance (chapter 10 shows how).
 #
 # ## Against others
 #
-# > **In short.** CTranslate2 is a program in C++ made for this purpose. On this machine ours translates whole files a little faster, in 32 bits and in 8. One sentence at a time, it is a little slower.
+# > **In short.** CTranslate2 is a program in C++ made for this purpose. On this machine ours keeps up with it on whole files, in 32 bits and in 8. One sentence at a time, ours is slower.
 #
 # The race ([`scripts/bench/decoding.py`](../scripts/bench/decoding.py)): 1,000 sentences of Multi30k, sorted by length, on two threads of one machine, in turns, five rounds. CTranslate2 gets the batches that are fastest for it, of five sizes tried; ours are cut by cost, up to 2,048 prefixes and 16,384 source positions. The ratio counts: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
 
@@ -535,7 +535,7 @@ for beam, name in ((1, "greedy"), (4, "beam 4")):
 
 # %% [markdown]
 # - **In 32 bits** both write the same 1,000 texts.
-# - **In 8 bits** about one text in twenty changes, and BLEU by a few tenths of a point, up or down.
+# - **In 8 bits** about one text in twenty changes, and BLEU by at most two tenths of a point, up or down.
 # - **The textbook** recomputes each prefix (100 sentences, one round). A cache, this chapter's ideas, larger batches and 8 bits together make the factor.
 #
 # **One sentence at a time** is another sport. All weights are read for one row, or four, and each call from Python costs as much as a small product. So up to 8 rows (in 8 bits 32) go another way: one call of C passes all layers of the decoder. Milliseconds for a sentence, on one thread (of 200 sentences the median, and the slowest of a hundred):

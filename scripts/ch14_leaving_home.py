@@ -476,7 +476,7 @@ if have_packages("ctranslate2"):
 #
 # **Pitfall.** The tokenizer is a part of the model, and a list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words otherwise than chapter 7's merges, on which the model was trained. So a page needs the merges, too.
 #
-# Both exports are a command: `python -m scripts.export FOLDER`. And where a program can start another, `python -m scripts.translate` is enough: for each line in it writes one line.
+# Both exports are a command: `python -m scripts.export FOLDER`. And where a program can start another, `python -m scripts.translate` is enough: it writes one line for each line that it reads.
 #
 # ## Summary
 #

@@ -151,6 +151,8 @@ def test_the_account_fits_the_chapters_words():
     assert (around["textbook"], around["float32"], around["bf16"]) == (278, 90, 72)
     step, floor = STEPS["reports"]["ours"]["seconds_per_step"], STEPS["floor_seconds"]
     assert (round(step, 2), round(step / floor, 1)) == (0.33, 1.9)
+    alone = {one["operation"]: one["seconds"] for one in STEPS["operations"]}
+    assert 1.7 < alone["dropout"] / alone["feed-forward, out"] < 2  # "nearly twice as long"
     assert all(4 < 1000 * one["Adam and clipping"] < 6 for one in accounts.values())
     ours = {kind: round(1000 * accounts["float32"][kind]) for kind in accounts["float32"]}
     assert (ours["our functions in C"], ours["Python and autograd"]) == (36, 28)
