@@ -56,7 +56,7 @@ from torch import Tensor, nn
 from scripts import ROOT
 from scripts.book.charts import bars, titled
 from scripts.book.exercises import check
-from scripts.book.figures.learning import recipe_chart
+from scripts.book.figures.learning import ladder_chart, recipe_chart
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
@@ -72,6 +72,7 @@ from scripts.engine.translating import DecodeOptions, translate
 from scripts.studies.distill import TaughtLoss
 from scripts.studies.diversify import diversified, with_pairs
 from scripts.studies.judging import plain_words
+from scripts.studies.rungs import ladder_table
 from scripts.studies.verdict import verdicts
 
 # %%
@@ -650,6 +651,22 @@ recipe_chart(record)
 
 # %% [markdown]
 # Here p is that of each test alone; the verdict counts all six, on BLEU only.
+#
+# ## The ladder
+#
+# > **In short.** Short runs mislead: a regulariser loses them and wins long ones. So each idea gets a whole training of the model that ships, one after the other, as rungs of a ladder.
+#
+# The rows above are of a narrow model and two epochs. A rung of [`rungs.py`](../scripts/studies/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread of a processor, in 16 bits; what lies far behind at half time ends there. Validation chooses, and no test set is read. `python -m scripts.studies.queue` goes on where it stopped; `--only muon-1` climbs one rung, and `--list true` says what is still to come.
+
+# %%
+climbed = ladder_table()
+pd.DataFrame(climbed)[["rung", "about", "epochs", "hours", "val_bleu", "gain"]].set_index("rung")
+
+# %%
+ladder_chart(climbed)
+
+# %% [markdown]
+# Hours are those of one thread. The gain is over today's recipe. One seed for each rung: small differences say nothing yet. The rung from English to German compares with no other; its model writes sources for the diversified ones.
 #
 # ## Summary
 #

@@ -26,13 +26,13 @@ from scripts.engine.models import load_model
 from scripts.engine.settings import PRESETS
 from scripts.engine.steps import Step
 from scripts.engine.training import Training
-from scripts.studies import agenda, items, ladder
+from scripts.studies import agenda, items, ladder, rungs
 from scripts.studies.agenda import Clock, Item, OutOfTime, Settings, listing, owed, serve
 
 TINY = ("--device", "cpu", "--tiny")
 HERE = Settings("cpu", tiny=True)
 NAMES = [item.name for item in items.agenda()]
-LADDER = [name for name in ladder.RUNS if name not in items.SMALLS]
+LADDER = [name for name in rungs.RUNS if name not in items.SMALLS]
 TESTED = [*items.SMALLS, "final-1", "final-2", "base"]  # the others' tests stay unread
 
 
@@ -111,7 +111,7 @@ def test_every_item_leaves_its_record(done):
 
 
 def test_recipes_and_rates_are_what_the_tables_say(done):
-    changed = {name: ladder.RUNGS[ladder.RUNS[name]].changes for name in LADDER}
+    changed = {name: rungs.RUNGS[rungs.RUNS[name]].changes for name in LADDER}
     changed |= {name: {"seed": seed} for seed, name in enumerate(items.SMALLS, 1)}
     for name, changes in changed.items():
         record = load_record(f"gpu-{name}", HERE.records)
@@ -190,7 +190,7 @@ def test_what_comes_back_is_little_and_all(done):
     assert all(path.stat().st_size <= carry.LARGEST for path in out.iterdir())
     told = json.loads((out / "records.json").read_text("utf-8"))
     assert told["records"].keys() == {f"gpu-{name}" for name in NAMES}  # the sum is made at home
-    scores = {name: ladder.val_bleu(told["records"][f"gpu-{name}"]) for name in TESTED}
+    scores = {name: rungs.val_bleu(told["records"][f"gpu-{name}"]) for name in TESTED}
     picked = told["model"]  # the best by validation of those that may ship
     assert scores[picked] == max(scores.values())
     config = json.loads((out / "config.json").read_text("utf-8"))

@@ -19,10 +19,11 @@ from scripts.engine import run as engine_run
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.steps import Step
 from scripts.engine.training import Training
-from scripts.studies import agenda, ladder, queue
+from scripts.studies import agenda, ladder, queue, rungs
 from scripts.studies.agenda import Clock, Item, at_hand, is_done, lacks, owed, serve
 from scripts.studies.diversify import pairs_sha256
-from scripts.studies.ladder import RUNGS, RUNS, Rung, ladder_items, ladder_table, too_far_behind
+from scripts.studies.ladder import ladder_items, too_far_behind
+from scripts.studies.rungs import RUNGS, RUNS, Rung, ladder_table
 
 HERE = queue.QueueOptions(tiny=True)
 TINY = ("--tiny", "true")
@@ -380,9 +381,9 @@ def test_the_ladder_holds_together():
         seen.add(item.name)
     assert seen == set(RUNS)
     for name, rung in RUNGS.items():
-        muon = ladder.MUON * rung.passes if rung.changes.get("optimizer") == "muon" else 0
-        seconds = rung.work * ladder.EPOCH + muon + ladder.VALIDATION * (rung.epochs + 4)
-        seconds += ladder.TEXTS * len(rung.needs)
+        muon = rungs.MUON * rung.passes if rung.changes.get("optimizer") == "muon" else 0
+        seconds = rung.work * rungs.EPOCH + muon + rungs.VALIDATION * (rung.epochs + 4)
+        seconds += rungs.TEXTS * len(rung.needs)
         assert seconds / 60 <= 100, name
         assert rung.candidate is (rung.step == 6)
         config = ladder.config_of(f"{name}-1", queue.QueueOptions())

@@ -17,7 +17,7 @@ from scripts.book.records import git_commit, load_record, save_record
 from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_file
 from scripts.studies.agenda import Settings, at_hand, is_done, log_text
 from scripts.studies.items import SMALLS, sum_up
-from scripts.studies.ladder import val_bleu
+from scripts.studies.rungs import val_bleu
 
 # What the agenda, and pytest for it, import beside PyTorch and NumPy; a test blocks all else.
 WHEELS = (

@@ -20,8 +20,9 @@ from scripts.engine.settings import PRESETS, TrainConfig
 from scripts.engine.training import Diverged
 from scripts.studies import block, grid, stacks, table3
 from scripts.studies.agenda import Item, Settings
-from scripts.studies.ladder import data_of, ladder_items, learned, on_record, spread, tested
+from scripts.studies.ladder import data_of, ladder_items, learned, on_record, tested
 from scripts.studies.learning import kept_at
+from scripts.studies.rungs import spread
 from scripts.studies.runner import Study, complete
 
 SMALLS = ("small-1", "small-2", "small-3")  # the small preset, by seed

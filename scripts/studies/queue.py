@@ -21,7 +21,8 @@ import torch
 from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable
 from scripts.studies.agenda import Clock, Settings, listing, serve
-from scripts.studies.ladder import RUNS, config_of, data_of, ladder_items
+from scripts.studies.ladder import config_of, data_of, ladder_items
+from scripts.studies.rungs import RUNS
 from scripts.studies.runner import one_thread, step_back
 
 

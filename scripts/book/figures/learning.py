@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts import Late
@@ -56,3 +57,24 @@ def recipe_panel(
     rivals = pd.DataFrame([{"row": row, score: of_row[rival]} for row, rival in against.items()])
     diamonds = alt.Chart(rivals).mark_point(shape="diamond", size=70, color=GREY).encode(x=x, y=y)
     return alt.layer(diamonds, ticks, dots).properties(width=240, height=28 * len(order))
+
+
+def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
+    """Validation BLEU of each run of the ladder's rungs, but for those of another direction."""
+    shown = [row for row in rows if row["gain"] is not None]
+    order = [row["about"] for row in shown]
+    runs = [{"rung": row["about"], "BLEU": bleu} for row in shown for bleu in row["each"]]
+    frame = rounded(pd.DataFrame(runs))
+    ends = [math.floor(frame["BLEU"].min()), math.ceil(frame["BLEU"].max())]
+    axis = alt.X("BLEU:Q", scale=alt.Scale(domain=ends), title="validation BLEU, greedy")
+    y = alt.Y("rung:N", sort=order, title=None, axis=alt.Axis(labelLimit=240))
+    dots = alt.Chart(frame).mark_circle(size=75, color=INK).encode(x=axis, y=y)
+    first = pd.DataFrame({"BLEU": [shown[0]["val_bleu"]]})
+    rule = alt.Chart(first).mark_rule(color=GREY, strokeDash=[4, 4]).encode(x=axis)
+    best = max(shown, key=lambda row: row["val_bleu"])
+    return titled(
+        alt.layer(rule, dots).properties(width=420, height=28 * len(order)),
+        f"The highest so far: {best['about']}",
+        "Each point is a whole training of the small model. Dashed: the recipe that ships, in 16 "
+        "bits.",
+    )

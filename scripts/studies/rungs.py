@@ -1,0 +1,151 @@
+"""The rungs of the ladder: each recipe for a small translator, and what its runs came to.
+
+A rung is a change of the small preset, and perhaps a lesson: dropout of other kinds, pairs that
+models wrote, teachers. Runs are named after rung and seed. `scripts.studies.ladder` trains them;
+this module only says what they are, and reads their records.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scripts.book.records import RESULTS, load_record
+from scripts.engine.settings import PRESETS
+
+# Of one thread with 16-bit products: seconds of an epoch of the small preset, what Muon adds, a
+# validation, writing 29,000 texts. Without such products it takes three to four times as long.
+EPOCH, MUON, VALIDATION, TEXTS = 85, 45, 6, 240
+R_DROP, TEACHER = 2.65, 0.45  # times the work; more work for each teacher
+GPU_MINUTES = 4.0  # of the small preset on a GPU
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A recipe: the step of the ladder that it belongs to, and what is changed of the preset."""
+
+    step: int
+    about: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (1,)
+    forward: tuple[str, ...] = ()
+    """Runs whose translations of the sources are learned from, too."""
+    reverse: tuple[str, ...] = ()
+    """Runs whose translations of the targets become sources."""
+    teachers: tuple[str, ...] = ()
+    """Runs that together teach word by word."""
+    turned: bool = False
+    """It learns to translate back. Its BLEU is of another language, and compares with nothing."""
+    candidate: bool = False
+    """It may ship, so its test scores are read."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The runs whose models it uses."""
+        return tuple(dict.fromkeys((*self.forward, *self.reverse, *self.teachers)))
+
+    @property
+    def epochs(self) -> int:
+        """Passes over its pairs."""
+        return self.changes.get("epochs", PRESETS["small"].epochs)
+
+    @property
+    def passes(self) -> int:
+        """Passes over so many pairs as the corpus has."""
+        return self.epochs * (1 + len(self.forward) + len(self.reverse))
+
+    @property
+    def work(self) -> float:
+        """The work of its losses, in epochs of the small preset."""
+        each = R_DROP if self.changes.get("r_drop") else 1.0
+        return self.passes * (each + TEACHER * len(self.teachers))
+
+    def minutes(self, gpu: bool) -> float:
+        """What it should take on a GPU, or of one thread."""
+        if gpu:
+            return GPU_MINUTES * self.work / PRESETS["small"].epochs
+        seconds = EPOCH * self.work + VALIDATION * (self.epochs + 4)
+        seconds += MUON * self.passes if self.changes.get("optimizer") == "muon" else 0
+        return (seconds + TEXTS * (len(self.forward) + len(self.reverse))) / 60
+
+
+BY_MUON = {"optimizer": "muon"}
+UPON: dict[str, Any] = {}  # what steps 2 to 6 stand on: by hand, from the table, after step 1
+ONCE = {"forward": ("small-1",), "reverse": ("reverse-1",)}
+BOTH = {"forward": ("small-1", "muon-slow-1"), "reverse": ("reverse-1", "reverse-2")}
+TEACHERS = ("small-1", "muon-slow-1", "long-1")
+UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
+MORE = UPON | {"epochs": 24}  # noise wants a longer run
+TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
+
+# None takes more than 100 minutes, alone on its thread: a machine that goes takes no more along.
+RUNGS: dict[str, Rung] = {
+    "small": Rung(0, "today's recipe"),
+    "muon": Rung(1, "Muon", BY_MUON),
+    "muon-slow": Rung(1, "Muon, a third of its rate", BY_MUON | {"muon_lr": 0.007}),
+    "dropout": Rung(1, "dropout 0.3", {"dropout": 0.3}),
+    "long": Rung(1, "longer, dropout 0.3", {"dropout": 0.3, "epochs": 28}),
+    "r-drop": Rung(2, "R-Drop 1, dropout 0.3", TWICE | {"r_drop": 1.0}),
+    "r-drop-more": Rung(2, "R-Drop 5, dropout 0.3", TWICE | {"r_drop": 5.0}),
+    "layer-drop": Rung(3, "layers dropped", MORE | {"layer_drop": 0.1}),
+    "feature-drop": Rung(3, "queries, keys, values dropped", MORE | {"feature_drop": 0.1}),
+    "word-drop": Rung(3, "source words dropped", MORE | {"word_drop": 0.2}),
+    "unidrop": Rung(3, "UniDrop: all three", MORE | UNIDROP),
+    "bpe-dropout": Rung(3, "BPE-dropout 0.1", UPON | {"bpe_dropout": 0.1, "epochs": 28}),
+    "reverse": Rung(4, "English to German", BY_MUON, seeds=(1, 2), turned=True),
+    "diverse": Rung(4, "diversified, k = 1", UPON | {"epochs": 9}, **ONCE),
+    "diverse-more": Rung(4, "diversified, k = 2", UPON | {"epochs": 6}, **BOTH),
+    "taught": Rung(5, "taught by words", UPON | {"taught": 0.5, "epochs": 14}, teachers=TEACHERS),
+    # A first guess: what won goes here, by hand, from the table.
+    "final": Rung(
+        6, "what won, together", UPON | {"r_drop": 1.0, "epochs": 7}, (1, 2), **ONCE, candidate=True
+    ),
+}
+RUNS = {f"{name}-{seed}": name for name, rung in RUNGS.items() for seed in rung.seeds}
+
+
+def val_bleu(record: dict[str, Any]) -> float:
+    """Greedy validation BLEU of what a run left."""
+    return max(record["chosen_by_val_bleu"].values())
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Values with their mean and standard deviation, which one value alone hasn't."""
+    deviation = round(statistics.stdev(values), 3) if len(values) > 1 else None
+    return {"mean": round(statistics.mean(values), 3), "deviation": deviation, "each": [*values]}
+
+
+def ladder_table(folder: Path = RESULTS, prefix: str = "ladder") -> list[dict[str, Any]]:
+    """A row for each rung of which there is a record: none, some or all of them.
+
+    `prefix` "ladder" stands for the queue's records, "gpu" for a GPU's. The gain is over the first
+    rung's mean; None where that is missing, or where the rung translates back.
+    """
+    rows, base = [], None
+    for name, rung in RUNGS.items():
+        paths = [folder / f"{prefix}-{run}.json" for run, of in RUNS.items() if of == name]
+        runs = [load_record(path.stem, folder) for path in paths if path.is_file()]
+        if not runs:
+            continue
+        bleu = spread([val_bleu(run) for run in runs])
+        base = bleu["mean"] if rung.step == 0 else base
+        compares = base is not None and not rung.turned
+        rows.append(
+            {
+                "step": rung.step,
+                "rung": name,
+                "about": rung.about,
+                "seeds": len(runs),
+                "epochs": max(len(run["history"]) for run in runs),
+                "hours": round(sum(run.get("hours", run["seconds"] / 3600) for run in runs), 2),
+                "val_bleu": bleu["mean"],
+                "deviation": bleu["deviation"],
+                "each": bleu["each"],
+                "gain": round(bleu["mean"] - base, 2) if compares else None,
+                "ended": next((run["ended"] for run in runs if "ended" in run), None),
+                "device": runs[0]["device"],
+                "command": runs[0]["repeat"],
+            }
+        )
+    return rows
