@@ -55,7 +55,7 @@ from torch import Tensor, nn
 
 from scripts.book.exercises import check
 from scripts.book.figures.intervening import lens_chart, patch_chart, pruning_chart, worth_chart
-from scripts.book.records import load_record, sha256
+from scripts.book.records import load_record
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 from scripts.ch04_encoder_decoder import EncoderDecoder
@@ -200,9 +200,6 @@ print(
     f"the dearest, {dearest['name']}: {dearest['difference']:+.2f} BLEU of {record['bleu']:.2f} "
     f"({dearest['low']:+.2f} to {dearest['high']:+.2f})"
 )
-assert record["weights_sha256"] == sha256(default_model() / "model.safetensors")
-assert sum(pass_together(heads["p"].tolist())) == 0 and sum(alone) == 9
-assert heads["low"].min() > -1 and dearest["name"] == "encoder 2.1"
 
 # %% [markdown]
 # None can be shown to matter, at this correction. Any head can go, at a cost of about a point at most: no interval reaches further down. Nine have p < 0.05, where chance alone would give three or four: some may matter, but BLEU can't say which. (Michel et al. 2019 found that most heads of a larger translator, and of BERT, can go alone.)
@@ -282,7 +279,6 @@ summed = F.cross_entropy(
 )
 torch.testing.assert_close(reference_losses(model, few).sum(), summed)
 words = said_by_heads(model, few)
-assert words["encoder"].shape == (3, int((few.src != PAD).sum()), 8, 32)
 previous = [(model.encoder.layers[1].self_attn, 0)]  # encoder 2.1, on the previous token
 for name, instead in (("silent", ()), ("its mean", [words["encoder"][1, :, 0].mean(0)])):
     with heads_silenced(previous, instead):
@@ -297,8 +293,6 @@ for name, instead in (("silent", ()), ("its mean", [words["encoder"][1, :, 0].me
 # %%
 worth = load_record("worth-multi30k")
 finer = pd.DataFrame(worth["heads"])
-assert worth["weights_sha256"] == record["weights_sha256"] and worth["pairs"] == 300
-assert (finer[["kind", "layer", "head"]] == heads[["kind", "layer", "head"]]).all(axis=None)
 passing = {}
 for way in ("silent", "mean"):
     p = finer[f"{way} p"]
@@ -313,10 +307,6 @@ print(
     f"encoder 1.8: {finer['silent'][7]:.4f} (p {finer['silent p'][7]:.4f})"
 )
 print(f"the mean costs more than silence: {sum(finer['mean'] > finer['silent'])} of 72")
-assert passing == {"silent": ["encoder 1.8"], "mean": ["encoder 1.8", "cross 1.7"]}
-assert sum(finer["silent p"] < 0.05) == 21 and finer["silent"].max() < 0.01
-assert sum(finer["mean"] > finer["silent"]) == 50 and heads["name"][top] == "cross 1.7"
-assert sum(finer["silent"] > 0) == 67
 worth_chart(worth["heads"], pass_together(finer["silent p"].tolist()), worth["pairs"])
 
 # %% [markdown]
@@ -333,8 +323,6 @@ maps_judged = finer[finer["kind"] == "cross"].drop(columns=["mean", "mean p"])
 maps_judged["AER"] = error_rates(captions, word_maps).flatten().tolist()  # (N, H)
 maps_judged = maps_judged.sort_values("AER").iloc[[0, 1, -1]]
 print(maps_judged.round({"AER": 2}).to_string(index=False))
-assert list(heads["name"][maps_judged.index]) == ["cross 1.5", "cross 2.8", "cross 1.7"]
-assert (maps_judged["silent p"][:2] > 0.3).all() and maps_judged["silent"][:2].max() < 0.001
 
 # %% [markdown]
 # The two best aligners: nothing that 300 pairs could show. The dearest head of all is the *worst* aligner, wrong three times in four. A striking map is no proof of worth, nor a dull one of the contrary.
@@ -344,24 +332,20 @@ assert (maps_judged["silent p"][:2] > 0.3).all() and maps_judged["silent"][:2].m
 # Do most heads matter little, or has each its stand-ins? Let *all eight* heads of a layer fall silent.
 
 # %%
-table = pd.DataFrame(record["layers"])
+by_layer = pd.DataFrame(record["layers"])
 keys = ["kind", "layer"]
 together = {
-    "BLEU": table.pop("bleu") - record["bleu"],
+    "BLEU": by_layer.pop("bleu") - record["bleu"],
     "nats": [x["silent"] for x in worth["layers"]],
 }
 alone = {"BLEU": heads["difference"], "nats": finer["silent"]}
 for scale, of_heads in alone.items():
-    table[f"{scale}: added"] = (
+    by_layer[f"{scale}: added"] = (
         of_heads.groupby([heads[key] for key in keys], sort=False).sum().to_numpy()
     )
-    table[f"{scale}: together"] = together[scale]
-    table[f"{scale}: times"] = table[f"{scale}: together"] / table[f"{scale}: added"]
-assert table["BLEU: together"].between(-3, -0.5).all()
-assert table["nats: times"].min() > 1.4 and 11 < table["nats: times"].max() < 12
-assert list(table.index[table["BLEU: times"] < 1]) == [1, 2]  # encoder 2 and 3
-assert (table["BLEU: times"].iloc[[3, 6, 7, 8]] > 1.2).all()  # decoder 1, cross-attention
-table.round(3).round({f"{scale}: times": 1 for scale in alone})
+    by_layer[f"{scale}: together"] = together[scale]
+    by_layer[f"{scale}: times"] = by_layer[f"{scale}: together"] / by_layer[f"{scale}: added"]
+by_layer.round(3).round({f"{scale}: times": 1 for scale in alone})
 
 # %% [markdown]
 # ("Added": the eight alone, added up.) On the likelihood's scale all eight together cost more than that in every layer, 1.4 to 11 times as much: heads have stand-ins. BLEU agrees in decoder 1 and in cross-attention. In encoder 2 and 3 it says the opposite; there eight noisy differences were added. Still, even with a whole layer's heads of one kind missing the model translates, at a cost of one to three BLEU: other layers stand in.
@@ -378,7 +362,6 @@ ahead = by_worth > chance.max(axis=1)
 print("ahead of all three at", list(ahead.index[ahead]))
 agree = heads["difference"].rank().corr(-finer["silent"].rank())
 print(f"rank correlation of worth by BLEU and by likelihood: {agree:.2f}")
-assert list(ahead.index[ahead]) == [18, 54] and 0.1 < agree < 0.2
 pruning_chart(record)
 
 # %% [markdown]
@@ -443,7 +426,6 @@ clean, foreign = (
     preference(model, memory_from(model, s[-1], 3), read, her, his) for s in (own, others)
 )
 print(f"log p(her) − log p(his): {clean:+.1f}, and {foreign:+.1f} with all of the other's source")
-assert clean > 6 and foreign < -5
 
 # %% [markdown]
 # The second number is the check: the English text still says "woman", but the source decides. **Predict.** One vector at a time now: ten positions, four depths. Is "Frau" enough to turn *her* into *his*? Is "ihrem"?
@@ -462,9 +444,6 @@ words = [
 ]
 for s in (1, 3):
     print(f"{words[s]}:", " ".join(f"{row[s]:+.1f}" for row in table))
-assert all(abs(row[3]) < 0.2 and 1.4 < row[1] < 1.7 for row in table[:3])
-assert 3 < math.exp(-table[3][3]) < 4 and 2.3 < table[3][1] < 2.5
-assert all(value > 5.8 for row in table for s, value in enumerate(row) if s not in (1, 3))
 patch_chart(table, words)
 
 # %% [markdown]
@@ -514,13 +493,10 @@ for look in looks[::2]:
     choices = logit_lens(model, look.src, look.tgt).argmax(-1)  # (N + 1, T)
     agreement += (choices == choices[-1]).double().mean(-1) / len(looks[::2])
 print("agrees with the final choice:", ", ".join(f"{share:.0%}" for share in agreement.tolist()))
-assert agreement[0] < 0.05 and 0.2 < agreement[1] < 0.4 and 0.75 < agreement[2] < 0.95
 
 dog = look_at(trained, captions[0].texts[0])
 log_p = logit_lens(model, dog.src, dog.tgt)  # (N + 1, T, V)
 first = log_p[1].argmax(-1) == dog.wanted[0]  # (T,)
-assert first.sum() == 1 and len(first) == 10 and round(agreement[1].item(), 2) == 0.29
-assert torch.equal(log_p[0].argmax(-1)[1:], dog.tgt[0, 1:])  # it repeats what was read
 tops = [[piece_label(p) for p in pieces_of(trained, stage.tolist())] for stage in log_p.argmax(-1)]
 final = log_p.exp().gather(-1, dog.wanted.T.expand(len(log_p), -1, 1))[..., 0]  # (N + 1, T)
 early = (f"1 of {len(first)}", len(looks[::2]), agreement[1].item())
@@ -569,11 +545,9 @@ for look in looks:
     layer_maps.append((weights, parts / parts.sum(-1, keepdim=True)))
     same_key += (weights.argmax(-1) == parts.argmax(-1))[:, 1:].flatten().tolist()  # row 0: one key
 print(f"the same key has the most of both in {np.mean(same_key):.0%} of {len(same_key):,} rows")
-assert 0.9 < np.mean(same_key) < 0.92
 
 row, look = 7, looks[8]  # one row of head 1.1, chosen to show it
 share, contribution = (of[0, row, : row + 1] for of in layer_maps[8])
-assert share[0] > 0.6 and contribution[0] < 0.35
 labels = [piece_label(piece) for piece in look.read]
 going_on = [
     label + "+" * after.startswith("+") for label, after in zip(labels, labels[1:], strict=False)
@@ -605,7 +579,6 @@ moved = torch.cat(moved)
 print(
     f"of a row's weight, {moved.max():.0%} can stand elsewhere; in the median row {moved.median():.1%}"
 )
-assert 0.4 < moved.max() < 0.45 and moved.median() < 0.05
 
 # %% [markdown]
 # Two fifths of the weight in the extreme row, hardly any in most. The warning matters more for long texts and narrow heads.
@@ -657,8 +630,6 @@ print(f"no single source token is needed: {1 - needed.mean():.0%} of the written
 print(
     f"most weight hurts most: {same_top[~needed].mean():.0%} of those, {same_top[needed].mean():.0%} of the rest"
 )
-assert 0 < np.mean(correlations) < 0.3 and 0.5 < np.mean(by_place) < same_top.mean() < 0.7
-assert same_top[~needed].mean() < 0.5 and same_top[needed].mean() > 0.75
 
 # %% [markdown]
 # Weight here is the mean over all 24 heads, and a token is *needed* if hiding it at least halves the probability. The weights do better than a guess by place, 68% against 54%. They point well where some token is needed, and badly in the three of ten cases where none is: there, too, a row must sum to 1. Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that weights aren't worthless for it, and asked for the right baselines. (Hiding is no oracle either: the model has never seen a sentence with a hole.)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from saying import ran
 
 from scripts.book.figures.looking import map_explorer
 from scripts.book.instruments import scramble
@@ -419,3 +420,48 @@ def test_a_mistake_is_a_line_and_exit_code_2(mistake, capsys):
 def test_a_missing_model_is_a_line_too(capsys, tmp_path):
     assert main(["--model", str(tmp_path)]) == 2
     assert "error: " in capsys.readouterr().err
+
+
+# What the chapter says.
+
+
+def test_what_the_chapter_says_of_one_head():
+    """Of the explorer, and of the map that it opens with: cross-attention's head 2.8."""
+    said = ran("ch15")
+    sizes = (said.trained.config.layers, said.trained.config.heads, len(said.captions))
+    assert sizes == (3, 8, 50)
+    assert len(json.dumps(map_explorer(said.maps, said.start).to_dict())) < 2**20
+    (rows, columns), weights = map_labels(said.park, "cross"), said.park.maps["cross"][1, 7]
+    looked_at = {row: columns[i] for row, i in zip(rows, weights.argmax(-1), strict=True)}
+    in_question = ("bench → in", "in → a", "a → park")
+    assert [looked_at[row] for row in in_question] == ["Im", "Im", "Park"]
+    assert looked_at["<s> → An"] == "alter" and looked_at["a → bench"] == "Bank"
+    half, all_of_it, _ = (weights[rows.index(row)].max() for row in in_question)
+    assert 0.5 < half < 0.6 and all_of_it > 0.99
+
+
+def test_what_the_chapter_says_of_all_heads():
+    said = ran("ch15")
+    record, most, by_kind = said.record, said.most, said.by_kind
+    assert record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    assert list(most["encoder"].index) == ["2.1", "2.4", "2.8", "3.3"]
+    assert most["encoder"].between(0.31, 0.42).all()
+    assert set(most["decoder"].index) == {"3.8", "2.7", "1.1"}
+    assert most["decoder"].between(0.35, 0.43).all()
+    ahead = by_kind["cross"]["same place"] / record["even"]["cross"]["same place"]
+    assert ahead.min() > 1 and 5.5 < ahead.max() < 6.1
+    even = {kind: row["separator"] for kind, row in record["even"].items()}
+    decoder = by_kind["decoder"].set_index("name")["separator"]
+    assert decoder.idxmax() == "2.5" and 1.35 < decoder.max() / even["decoder"] < 1.45
+    assert sum(decoder > even["decoder"]) == 10
+    assert all(rows["separator"].mean() < even[kind] for kind, rows in by_kind.items())
+
+
+def test_what_the_chapter_says_of_alignment():
+    said = ran("ch15")
+    assert (said.rates["writing"] < said.rates["reading"]).all()
+    assert said.record["ibm_model_1"]["trained_on"] == 29_050
+    assert min(said.errors, key=said.errors.get) == "IBM Model 1"
+    assert said.errors["head 2.8"] < 0.6 * said.errors["the same relative place"]
+    better = [name for name, (_, high) in said.intervals.items() if high < 0]
+    assert better == ["mean over all heads", "IBM Model 1"]

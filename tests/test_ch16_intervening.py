@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from saying import ran
 from scipy.stats import t as student
 from tiny import SRC, TGT
 
@@ -330,3 +331,55 @@ def test_the_record_of_worth_is_of_the_shipped_model_and_whole():
 def test_a_missing_model_is_a_line(capsys, tmp_path):
     assert main(["--model", str(tmp_path)]) == 2
     assert "error: " in capsys.readouterr().err
+
+
+# What the chapter says.
+
+
+def test_what_the_chapter_says_of_heads():
+    said = ran("ch16")
+    heads, finer, worth = said.heads, said.finer, said.worth
+    assert said.record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    assert worth["weights_sha256"] == said.record["weights_sha256"] and worth["pairs"] == 300
+    assert (finer[["kind", "layer", "head"]] == heads[["kind", "layer", "head"]]).all(axis=None)
+    assert sum(pass_together(heads["p"].tolist())) == 0 and sum(heads["p"] < 0.05) == 9
+    assert heads["low"].min() > -1 and said.dearest["name"] == "encoder 2.1"
+    assert said.passing == {"silent": ["encoder 1.8"], "mean": ["encoder 1.8", "cross 1.7"]}
+    assert sum(finer["silent p"] < 0.05) == 21 and finer["silent"].max() < 0.01
+    assert sum(finer["mean"] > finer["silent"]) == 50
+    assert heads["name"][said.top] == "cross 1.7" and sum(finer["silent"] > 0) == 67
+    judged = said.maps_judged
+    assert list(heads["name"][judged.index]) == ["cross 1.5", "cross 2.8", "cross 1.7"]
+    assert (judged["silent p"][:2] > 0.3).all() and judged["silent"][:2].max() < 0.001
+
+
+def test_what_the_chapter_says_of_layers_and_of_pruning():
+    said = ran("ch16")
+    table = said.by_layer
+    assert table["BLEU: together"].between(-3, -0.5).all()
+    assert table["nats: times"].min() > 1.4 and 11 < table["nats: times"].max() < 12
+    assert list(table.index[table["BLEU: times"] < 1]) == [1, 2]  # encoder 2 and 3
+    assert (table["BLEU: times"].iloc[[3, 6, 7, 8]] > 1.2).all()  # decoder 1, cross-attention
+    assert list(said.ahead.index[said.ahead]) == [18, 54] and 0.1 < said.agree < 0.2
+
+
+def test_what_the_chapter_says_of_patches_and_of_the_lens():
+    said = ran("ch16")
+    assert said.clean > 6 and said.foreign < -5
+    assert all(abs(row[3]) < 0.2 and 1.4 < row[1] < 1.7 for row in said.table[:3])
+    assert 3 < math.exp(-said.table[3][3]) < 4 and 2.3 < said.table[3][1] < 2.5
+    assert all(x > 5.8 for row in said.table for s, x in enumerate(row) if s not in (1, 3))
+    early, middle = said.agreement[1].item(), said.agreement[2]
+    assert said.agreement[0] < 0.05 and round(early, 2) == 0.29 and 0.75 < middle < 0.95
+    assert said.first.sum() == 1 and len(said.first) == 10
+    assert torch.equal(said.log_p[0].argmax(-1)[1:], said.dog.tgt[0, 1:])  # repeats what it read
+
+
+def test_what_the_chapter_says_of_weights():
+    said = ran("ch16")
+    assert 0.9 < np.mean(said.same_key) < 0.92
+    assert said.share[0] > 0.6 and said.contribution[0] < 0.35
+    assert 0.4 < said.moved.max() < 0.45 and said.moved.median() < 0.05
+    same, needed = said.same_top, said.needed
+    assert 0 < np.mean(said.correlations) < 0.3 and 0.5 < np.mean(said.by_place) < same.mean() < 0.7
+    assert same[~needed].mean() < 0.5 and same[needed].mean() > 0.75

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from saying import ran
 
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record, save_record
@@ -293,3 +294,20 @@ def test_the_record_counts_as_the_code_counts(record):
 def test_a_record_survives_its_file(tmp_path, record):
     save_record("again", record, tmp_path)
     assert load_record("again", tmp_path) == record
+
+
+def test_what_the_chapter_says_of_the_parts():
+    said = ran("ch22")
+    since, found = said.since, said.found
+    for name, perplexity in {"2017": 12.7, "modern": 14.0}.items():
+        last = [run["train_ppl"][-1] for run in since["rows"][name]["runs"]]
+        assert round(sum(last) / len(last), 1) == perplexity
+    assert {"lr": 0.003, "epochs": 3}.items() <= since["config"].items()
+    difference = {name: round(verdict.difference, 1) for name, verdict in found.items()}
+    assert said.told == ["modern", "rotary"] and said.rows["latent"] == [25.78]
+    assert {name for name, runs in said.rows.items() if len(runs) == 3} == {"2017", "modern"}
+    p = sorted(verdict.p for verdict in found.values())  # Holm's second of eleven: times ten
+    assert p[1] == found["rotary"].p and round(p[1], 3) == 0.004 and round(10 * p[1], 2) == 0.04
+    assert (difference["rotary"], difference["modern"]) == (1.7, -2.7)
+    assert (difference["RMSNorm"], difference["SwiGLU"]) == (-0.1, 0.3)
+    assert (difference["grouped-query, G = 2"], difference["multi-query"]) == (-0.6, -1.3)
