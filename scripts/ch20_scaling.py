@@ -319,7 +319,6 @@ def law_curve(fit: LawFit, beyond: float = 4.0) -> pd.DataFrame:
 scaling = load_record("scaling-multi30k")
 size_points = scaling_points(scaling, "sizes", "layer_parameters")
 size_fit = law_of(size_points)
-assert size_fit.x.tolist() == counts and (size_fit.losses.diff() < 0).all()
 print(
     f"{counts[-1] / counts[0]:.0f} times the parameters: {size_fit.losses[0]:.2f} to {size_fit.losses[-1]:.2f} nats"
 )
@@ -362,10 +361,6 @@ floor_chart(pd.concat(frames))
 print("all parameters:", all_fit)
 without_largest = fit_power_law(all_fit.x[:-1], all_fit.losses[None, :-1])[0]
 print(f"its floor, fitted without the largest size: {without_largest[0]:.2f}")
-assert size_fit.theta[0] == 0 and without_largest[0] == 0 and 0.5 < all_fit.theta[0] < 0.7
-assert all_fit.residuals.abs().max() < 0.01 < size_fit.residuals.abs().max() < 0.02
-assert all_fit.theta[2] > 1.5 * size_fit.theta[2]
-assert 0.8 < 1 - size_fit.x[0] / all_fit.x[0] < 0.82
 
 # %% [markdown]
 # Larger, by more than a half, and now there is a floor. A part needs no floor: the same fall over 54 times instead of 224 times must be steeper. Without a floor the exponent is 0.115; the fitted floor adds the rest. This law misses by less. But its floor rests on one size: without the largest, it is 0 again. So the judge can't choose: for either count, with the largest size held out, the fits with and without a floor are *the same fit*.
@@ -443,16 +438,6 @@ for share in FRACTIONS[1:]:
     }
 pd.DataFrame(rows).T
 
-# %%
-once_8, repeated_8, least = means["once"][3], means["repeated"][3], means["repeated"][6]
-assert abs(repeated_8 - means["once"][0]) < 0.05  # no captions were missing,
-assert once_8 > repeated_8 + 1.5  # but steps were
-assert abs(means["repeated"][4] - means["once"][0]) < 0.03  # a sixteenth
-assert (
-    once_points["x"].max() == 539_074 and least > means["once"][0] + 0.9
-)  # here more passes don't help
-assert once_fit.theta[0] == 0 and once_fit.residuals.abs().max() > 0.04
-
 # %% [markdown]
 # An eighth of the captions, repeated, is as good as all of them once. So the small runs of the upper curve lacked steps, not captions: a law in D with every token new is also a law in steps, and in schedules. In a run of one pass, warm-up takes the same share of the steps, and the rate ends at 0. The first pass of a longer run makes the same steps on the same pairs, but warms up for 100, and doesn't run down. By that alone they differ by up to a nat, in both directions. So the bend between 30k and 200k tokens may be the schedule's. The floor lies at its bound again, and the residuals reach five percent. We don't call it a law.
 #
@@ -480,8 +465,6 @@ for name, (E, A, alpha, B, beta) in constants.items():
     best = candidates[total.argmin()].item()
     ratio = budget / (6 * best) / best
     best_for[name] = {"billion parameters": round(best / 1e9), "tokens a parameter": round(ratio)}
-printed, rounding, refit = (row["billion parameters"] for row in best_for.values())
-assert printed < rounding < refit / 1.8
 pd.DataFrame(best_for).T
 
 # %% [markdown]
@@ -503,7 +486,6 @@ print(f"{shipped['parameters']:,} parameters, {tokens:,} target tokens, {len(his
 print(
     f"{shipped['parameters'] / tokens:.0f} parameters a token; validation stands {gap:.2f} nats above training"
 )
-assert gap > 0.4 and shipped["parameters"] > 10 * tokens and shipped["config"]["dropout"] == 0.2
 
 # %% [markdown]
 # (8,192 pieces; the study's 2,000 cut them into 539,074.) Training is measured during the pass, with dropout on, so the true gap is larger. It fits a shortage of captions. To prove one, train on half.

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+from saying import ran
 
 from scripts.book.figures.scaling import data_chart, floor_chart, law_chart
 from scripts.book.records import load_record
@@ -229,3 +230,30 @@ def test_charts_draw_what_they_are_given():
     both = pd.concat([points.assign(how=how) for how in ("once", "repeated")])
     drawn = data_chart(both[["x", "loss", "how"]], curve[["x", "loss"]]).to_dict()
     assert sorted(map(len, drawn["datasets"].values())) == [2 * len(points), len(curve)]
+
+
+# What the chapter says.
+
+
+def test_what_the_chapter_says_of_sizes():
+    said = ran("ch20")
+    small, full = said.size_fit, said.all_fit
+    assert small.x.tolist() == said.counts and (small.losses.diff() < 0).all()
+    assert small.theta[0] == 0 and said.without_largest[0] == 0 and 0.5 < full.theta[0] < 0.7
+    assert full.residuals.abs().max() < 0.01 < small.residuals.abs().max() < 0.02
+    assert full.theta[2] > 1.5 * small.theta[2] and 0.8 < 1 - small.x[0] / full.x[0] < 0.82
+    printed, rounding, refit = (one["billion parameters"] for one in said.best_for.values())
+    assert printed < rounding < refit / 1.8
+
+
+def test_what_the_chapter_says_of_data():
+    said = ran("ch20")
+    once, repeated = said.means["once"], said.means["repeated"]
+    assert abs(repeated[3] - once[0]) < 0.05  # no captions were missing,
+    assert once[3] > repeated[3] + 1.5  # but steps were
+    assert abs(repeated[4] - once[0]) < 0.03  # a sixteenth
+    assert repeated[6] > once[0] + 0.9  # here more passes don't help
+    assert said.once_points["x"].max() == 539_074
+    assert said.once_fit.theta[0] == 0 and said.once_fit.residuals.abs().max() > 0.04
+    assert said.gap > 0.4 and said.shipped["parameters"] > 10 * said.tokens
+    assert said.shipped["config"]["dropout"] == 0.2

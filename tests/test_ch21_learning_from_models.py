@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from bruteforce import every_hypothesis, forced_log_probs
+from saying import ran
 
 from scripts import ROOT
 from scripts import ch21_learning_from_models as ch21
@@ -321,6 +322,44 @@ def test_the_chart_shows_every_run(record):
         for point, (_, run) in zip(rows, runs, strict=True):
             assert point["BLEU"] == pytest.approx(run["bleu"], rel=1e-3)
             assert point["chrF"] == pytest.approx(run["chrf"], rel=1e-3)
+
+
+def test_what_the_chapter_says_of_distillation():
+    said = ran("ch21")
+    assert all(len(row["runs"]) == 2 for row in said.record["rows"].values())
+    people, theirs = (said.record["targets"][of] for of in ("people", "teacher"))
+    assert theirs["entropy"] < people["entropy"]
+    assert 0.3 < 1 - theirs["types"] / people["types"] < 0.35  # "a third fewer"
+    taught = said.results.loc[TAUGHT]
+    assert taught["verdict"] == "better" and taught["Δ BLEU"] > 2
+
+
+def test_what_the_chapter_says_of_back_translation():
+    said = ran("ch21")
+    results, record = said.results, said.record
+    assert results.loc[ONE_PART]["verdict"] == "within noise"
+    assert results.loc[list(said.backs), "Δ BLEU"].max() < -1
+    runs = {name: row["runs"] for name, row in record["rows"].items()}
+    quarter, greedy = runs[ONE_PART], runs["a part, back-translated"]
+    assert max(run["chrf"] for run in greedy) < min(run["chrf"] for run in quarter)
+    assert min(run["loss"] for run in greedy) > max(run["loss"] for run in quarter)
+    loss = [round(sum(r["loss"] for r in runs[name]) / 2, 2) for name in (ONE_PART, ALL_PAIRS)]
+    assert loss == [2.78, 2.74]
+    assert said.entropy["greedy"] < said.entropy["people's"] < said.entropy["drawn"]
+    for texts in said.written.values():
+        assert 1.3 < record["sources"]["words"] / texts["facts"].str["words"].mean() < 1.4
+
+
+def test_what_the_chapter_says_of_minimum_risk():
+    said = ran("ch21")
+    assert said.after < said.before - 0.2 and said.record["options"]["with_reference"]
+    runs = [said.record["rows"][name]["runs"] for name in (MORE_STEPS, MINIMUM_RISK)]
+    for plain, marked in zip(*runs, strict=True):  # with each seed
+        assert marked["chrf"] > plain["chrf"] and marked["bleu"] < plain["bleu"]
+        assert marked["loss"] < plain["loss"] and marked["seconds"] > 10 * plain["seconds"]
+    assert [round(sum(run["loss"] for run in each) / 2, 2) for each in runs] == [2.74, 2.70]
+    assert said.lengths[MORE_STEPS] < said.record["val_words"] < said.lengths[MINIMUM_RISK]
+    assert set(said.results.loc[[MORE_STEPS, MINIMUM_RISK], "verdict"]) == {"within noise"}
 
 
 def test_what_the_chapter_says_of_muon():
