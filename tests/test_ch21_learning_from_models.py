@@ -374,6 +374,15 @@ def test_what_the_chapter_says_of_muon():
     assert runs["muon"]["config"]["muon_lr"] == 0.02 and runs["muon"]["lesson"] == {}
 
 
+def test_what_the_chapter_says_of_diversification():
+    rows = {row["rung"]: row for row in ladder_table()}
+    assert round(rows["diverse"]["gain"], 1) == 0.8
+    assert 1.4 < rows["diverse"]["hours"] / rows["small"]["hours"] < 1.6
+    run = load_record("ladder-diverse-1")
+    assert (run["train_pairs"], len(run["history"])) == (81_378, 9)
+    assert run["learned_from"]["forward"] == ["small-1"]
+
+
 def test_the_ladders_chart_shows_each_run_that_compares():
     drawn = ladder_chart(ladder_table()).to_dict()
     (points,) = [rows for rows in drawn["datasets"].values() if "rung" in rows[0]]
