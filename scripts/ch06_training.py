@@ -44,6 +44,7 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 
 import pandas as pd
@@ -86,27 +87,21 @@ class Batch:
     src: Tensor
     full: Tensor
 
-    @property
-    def tgt(self) -> Tensor:
-        """What the decoder reads (B, T): all but the last token."""
-        return self.full[:, :-1]
+    def __post_init__(self):
+        self.tgt = self.full[:, :-1]  # what the decoder reads (B, T): all but the last token
+        self.tgt_y = self.full[:, 1:]  # what it must say (B, T), the labels: all but the first
 
-    @property
-    def tgt_y(self) -> Tensor:
-        """What it must say (B, T), the labels: all but the first."""
-        return self.full[:, 1:]
-
-    @property
+    @cached_property
     def src_mask(self) -> Tensor:
         """Hides padding (B, 1, S)."""
         return padding_mask(self.src, PAD)
 
-    @property
+    @cached_property
     def tgt_mask(self) -> Tensor:
         """Hides padding and the future (B, T, T)."""
         return padding_mask(self.tgt, PAD) & subsequent_mask(self.tgt.size(1), self.tgt.device)
 
-    @property
+    @cached_property
     def ntokens(self) -> int:
         """How many labels are real: what a loss is divided by."""
         return int((self.tgt_y != PAD).sum())
@@ -124,9 +119,7 @@ words = ["<pad>", "<unk>", "<s>", "</s>", "ein", "kleiner", "Hund", "schläft"]
 words += ["a", "small", "dog", "sleeps"]
 two = Batch(
     src=torch.tensor([[4, 6, 7, 3, 0], [4, 5, 6, 7, 3]]),  # ein (kleiner) Hund schläft </s>
-    full=torch.tensor(
-        [[2, 8, 10, 11, 3, 0], [2, 8, 9, 10, 11, 3]]
-    ),  # <s> a (small) dog sleeps </s>
+    full=torch.tensor([[2, 8, 10, 11, 3, 0], [2, 8, 9, 10, 11, 3]]),  # a (small) dog sleeps
 )
 print(f"{two.ntokens} of {two.tgt_y.numel()} labels count")
 pd.DataFrame(
@@ -933,21 +926,19 @@ pd.DataFrame(answers, index=names).T.round(1)
 
 
 # %%
-class SeesTheFuture(Batch):
-    tgt_mask = property(lambda self: padding_mask(self.tgt))
-
-
-class NotShifted(Batch):
-    tgt_y = property(lambda self: self.tgt)
-
-
-faults = {"healthy": Batch, "no causal mask": SeesTheFuture, "labels not shifted": NotShifted}
+faults = {
+    "healthy": lambda batch: None,
+    "no causal mask": lambda batch: setattr(batch, "tgt_mask", padding_mask(batch.tgt)),
+    "labels not shifted": lambda batch: setattr(batch, "tgt_y", batch.tgt),
+}
 torch.manual_seed(10)
 pairs, on_noise = torch.randint(EOS + 1, COPY_VOCAB, (100, 2, 16, 6)), {}
-for name, kind in faults.items():
+for name, spoil in faults.items():
     noise = [
-        kind(src, F.pad(F.pad(tgt, (1, 0), value=BOS), (0, 1), value=EOS)) for src, tgt in pairs
+        Batch(src, F.pad(F.pad(tgt, (1, 0), value=BOS), (0, 1), value=EOS)) for src, tgt in pairs
     ]
+    for batch in noise:
+        spoil(batch)
     on_noise[name] = loss_curve(tiny_model(d_model=32), noise)
 print({name: round(sum(curve[-10:]) / 10, 1) for name, curve in on_noise.items()})
 titled(

@@ -674,7 +674,7 @@ check(chunked_z_loss)
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
 # 1. In `AttentionCore.backward`, use `weights` where `thinned` stands. Does `gradcheck` without dropout notice? With it?
-# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become? A test counts what is dropped of 400,000 entries, and allows five standard deviations: does it notice?
+# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become? Suppose that a test counts what is dropped of 400,000 entries, and allows five standard deviations: does it notice?
 #
 # <details><summary>Answers</summary>
 #

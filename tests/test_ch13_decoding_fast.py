@@ -5,6 +5,7 @@ import torch
 from exercising import assert_told_apart
 
 from scripts.book.exercises import rejection
+from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS
@@ -202,7 +203,6 @@ def test_what_the_exercise_answers_further():
 
 def test_the_record_fits_the_chapters_words():
     from scripts.book.figures.racing import speed_frame
-    from scripts.book.records import load_record
 
     record = load_record("decoding-speed")
     race = speed_frame(record).set_index(["program", "beam"])
@@ -225,10 +225,22 @@ def test_the_record_fits_the_chapters_words():
 def test_the_batches_of_the_race_are_those_of_the_table():
     """The chapter states them and the rounds; the record doesn't hold them."""
     from scripts.bench import decoding
-    from scripts.book.records import load_record
     from scripts.engine.translating import CELLS_READ, PREFIXES
 
     assert len(decoding.BATCHES) == 5
     assert (PREFIXES, CELLS_READ) == (2048, 16384)
     assert "--rounds" not in load_record("decoding-speed")["repeat"]
     assert decoding.SpeedTestOptions.rounds == 5
+
+
+def test_what_the_chapter_says_of_8_bits_and_of_patience():
+    timed = load_record("decoding-speed")
+    scores = {(one["split"], one["beam"], one["program"]): one["bleu"] for one in timed["scores"]}
+    pairs = [(scores[s, k, "ours, int8"], x) for (s, k, p), x in scores.items() if "32" in p]
+    changes = [eight - whole for eight, whole in pairs]
+    assert min(changes) < 0 < max(changes) and max(map(abs, changes)) < 0.2
+    rate = {(one["program"], one["beam"]): one for one in timed["reports"][::-1]}  # the first race
+    usual, patient = rate["ours, float32", 4], rate["ours, exact stop", 4]
+    assert usual["sentences"] == patient["sentences"] == timed["sentences"]
+    times = usual["sentences_per_second"] / patient["sentences_per_second"]
+    assert 1.15 < times < 1.25  # "a fifth more time"
