@@ -364,7 +364,7 @@ def test_the_table_of_none_one_and_all_records(tmp_path):
         rung.step for rung in RUNGS.values()
     )
     assert rows["small"]["gain"] == 0 and rows["muon"]["gain"] == 1
-    assert rows["reverse"]["gain"] is None and rows["reverse"]["seeds"] == 2
+    assert rows["reverse"]["gain"] is None and rows["final"]["seeds"] == 2
     final = rows["final"]
     assert (final["val_bleu"], final["gain"], final["hours"]) == (42.5, 1.5, 2.5)
     assert final["deviation"] == pytest.approx(0.5**0.5, abs=1e-3) and final["epochs"] == 7

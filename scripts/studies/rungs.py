@@ -73,8 +73,8 @@ class Rung:
 BY_MUON = {"optimizer": "muon"}
 UPON: dict[str, Any] = {}  # what steps 2 to 6 stand on: by hand, from the table, after step 1
 ONCE = {"forward": ("small-1",), "reverse": ("reverse-1",)}
-BOTH = {"forward": ("small-1", "muon-slow-1"), "reverse": ("reverse-1", "reverse-2")}
-TEACHERS = ("small-1", "muon-slow-1", "long-1")
+BOTH = {"forward": ("small-1", "long-1"), "reverse": ("reverse-1", "reverse-adam-1")}
+TEACHERS = ("long-1", "diverse-1", "diverse-more-1")
 UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
 MORE = UPON | {"epochs": 24}  # noise wants a longer run
 TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
@@ -93,7 +93,8 @@ RUNGS: dict[str, Rung] = {
     "word-drop": Rung(3, "source words dropped", MORE | {"word_drop": 0.2}),
     "unidrop": Rung(3, "UniDrop: all three", MORE | UNIDROP),
     "bpe-dropout": Rung(3, "BPE-dropout 0.1", UPON | {"bpe_dropout": 0.1, "epochs": 28}),
-    "reverse": Rung(4, "English to German", BY_MUON, seeds=(1, 2), turned=True),
+    "reverse": Rung(4, "English to German, Muon", BY_MUON, turned=True),
+    "reverse-adam": Rung(4, "English to German, Adam", turned=True),
     "diverse": Rung(4, "diversified, k = 1", UPON | {"epochs": 9}, **ONCE),
     "diverse-more": Rung(4, "diversified, k = 2", UPON | {"epochs": 6}, **BOTH),
     "taught": Rung(5, "taught by words", UPON | {"taught": 0.5, "epochs": 14}, teachers=TEACHERS),
