@@ -32,7 +32,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run browser test notebooks book living colab lab train ablate ablations recipes modern records queue gpu bench bench-decode translate clean
+.PHONY: help setup given run browser test notebooks book living colab lab train ablate ablations scaling recipes modern records queue gpu bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,7 +99,10 @@ train: setup  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARG
 ablate: setup  ## train with one ingredient changed at a time and compare: make ablate [ARGS="--help"] (hours)
 	$(PY) -m scripts.studies.ingredients $(ARGS)
 
-ablations: setup  ## one part changed at a time, and sizes: make ablations [ARGS="--seeds 3"] (hours; resumes)
+ablations: setup  ## one part changed at a time, each at its own rate (hours; resumes)
+	$(PY) -m scripts.studies.table3 --save true $(ARGS)
+
+scaling: setup  ## sizes, and parts of the data: make scaling [ARGS="--seeds 3"] (hours; resumes)
 	$(PY) -m scripts.studies.ablations --save true $(ARGS)
 
 recipes: setup  ## minimum risk, distillation and back-translation, each beside what it has to beat (an hour; resumes)

@@ -63,9 +63,9 @@ from scripts.ch17_small_gpt import (
     Asked,
     OneStack,
     StackDecoding,
+    learn,
     make_stack,
     sees_its_answer,
-    train_variant,
 )
 from scripts.corpora.gaps import GapItem, gap_item, german_gaps
 from scripts.corpora.load import load_corpus
@@ -448,12 +448,7 @@ by_heart = {}
 for sees in ("causal", "prefix"):
     torch.manual_seed(0)
     by_heart[sees] = make_stack(len(tokenizer), 2, 32, 64, dropout=0.0)
-    train_variant(
-        by_heart[sees],
-        TrainConfig(smoothing=0.0, epochs=80, lr=1e-2, warmup=10),
-        lambda epoch: [list(range(8))],
-        lambda indices, sees=sees: asked_pairs(examples, sees),
-    )
+    learn(by_heart[sees], 80 * [asked_pairs(examples, sees)], warmup=10)
     texts = [
         tokenizer.decode(ids) for ids in stack_greedy(by_heart[sees], src, None, 60, sees).tolist()
     ]

@@ -265,23 +265,26 @@ print(
 # The model is that of chapter 19, made wider and narrower. Depth stays, $d_{ff} = 4\,d_{model}$, and the peak rate falls as $1/\sqrt{d_{model}}$, as in the paper's equation 3. All are trained for one pass over Multi30k's 29,000 pairs, with two seeds or three.
 
 # %%
+ONE_PASS = replace(STUDY, epochs=1, max_tokens=1024, name="study")
 WIDTHS = (8, 12, 16, 24, 32, 48, 64, 96, 128)  # d_model of the nine sizes
 
 
 def sized(width: int) -> dict[str, Any]:
     """The settings that change with the size: widths, and a rate that falls as 1/√d_model (eq. 3)."""
-    peak = STUDY.lr * math.sqrt(STUDY.d_model / width)
+    peak = ONE_PASS.lr * math.sqrt(ONE_PASS.d_model / width)
     return {"d_model": width, "d_ff": 4 * width, "lr": round(peak, 6)}
 
 
 counts = []
 for width in WIDTHS:
     with torch.device("meta"):  # shapes without storage
-        counts.append(layer_parameters(build_model(replace(STUDY, **sized(width)), STUDY.vocab)))
+        counts.append(
+            layer_parameters(build_model(replace(ONE_PASS, **sized(width)), ONE_PASS.vocab))
+        )
 print("parameters in the layers:", ", ".join(f"{count:,}" for count in counts))
 
 # %% [markdown]
-# The record is [`scaling-multi30k.json`](../results/scaling-multi30k.json); `make ablations` makes it. A law is fitted to the *means* over seeds: two seeds aren't two sizes.
+# The record is [`scaling-multi30k.json`](../results/scaling-multi30k.json); `make scaling` makes it. A law is fitted to the *means* over seeds: two seeds aren't two sizes.
 
 
 # %%
@@ -429,7 +432,7 @@ rows = {}
 for share in FRACTIONS[1:]:
     once, again = ([r for r in scaling[k] if r["share"] == share] for k in ("once", "parts"))
     rows[f"1/{share}"] = {
-        "steps, about": math.ceil(once[0]["train_tokens"] / STUDY.max_tokens),
+        "steps, about": math.ceil(once[0]["train_tokens"] / ONE_PASS.max_tokens),
         "once": ", ".join(f"{run['loss']:.2f}" for run in once),
         "first pass of many": ", ".join(f"{run['losses'][0]:.2f}" for run in again),
         "passes": ", ".join(str(len(run["losses"])) for run in again),

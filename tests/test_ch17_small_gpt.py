@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from exercising import assert_told_apart
+from saying import ran
 from torch import nn
 
 from scripts.book.instruments import scramble
@@ -25,15 +26,15 @@ from scripts.ch17_small_gpt import (
     bits_per_character,
     discounts,
     gram_counts,
+    learn,
     make_stack,
     row_nats,
     sample_texts,
     sees_its_answer,
     stack_loss,
-    train_variant,
 )
 from scripts.corpora.load import load_corpus
-from scripts.engine.settings import TrainConfig
+from scripts.engine.settings import TrainConfig, learning_rate
 from scripts.exercises.ch17 import (
     bits_from_pieces,
     check_bits_from_pieces,
@@ -217,24 +218,11 @@ def test_questions_that_contain_their_answers_are_found():
     assert sees_its_answer(Asked(right.ids, right.labels, one))
 
 
-def test_each_group_has_its_own_rate(model, monkeypatch):
-    """Muon's matrices get `muon_lr`, the rest `lr`, by one schedule."""
-    torch.set_default_dtype(torch.float32)
-    made, seen = model.float(), []
-    from scripts import ch17_small_gpt as chapter
-
-    real = chapter.train_step
-
-    def spied(model, group, criterion, optimizer, *rest):
-        seen.append([group["lr"] for group in optimizer.param_groups])
-        return real(model, group, criterion, optimizer, *rest)
-
-    monkeypatch.setattr(chapter, "train_step", spied)
-    config = TrainConfig(optimizer="muon", lr=1e-3, muon_lr=1e-2, warmup=2, epochs=3)
-    history = train_variant(made, config, lambda epoch: [[0, 1], [2]], lambda i: asked_next(ROWS))
-    assert len(seen) == 6 and [row["epoch"] for row in history] == [1, 2, 3]
-    assert all(muon == pytest.approx(10 * adam) for muon, adam in seen)
-    assert history[-1]["train_nats"] < history[0]["train_nats"]
+def test_learning_makes_a_step_a_batch_and_asks_less_of_each(model):
+    batch = asked_next(ROWS)
+    reports = [learn(model, 10 * [batch], warmup=2) for _ in range(3)]
+    assert [len(report.grad_norms) for report in reports] == [10, 10, 10]
+    assert reports[2].nll < reports[1].nll < reports[0].nll
 
 
 # Writing
@@ -270,6 +258,35 @@ def test_a_temperature_near_zero_takes_the_likeliest(model):
         x = model(torch.tensor([row]), subsequent_mask(len(row)))
         row.append(int(model.generator(x[0, -1]).argmax()))
     assert found == row[1:]
+
+
+# What the chapter says
+
+
+def test_what_the_chapter_says_of_tables():
+    said = ran("ch17")
+    past = tuple(said.characters.encode("xyz")[1:-1])
+    assert said.seven.total[past[1:]] == 0 < said.seven.total[past[2:]]
+    words = {text.split()[1] for text in said.texts["train"] if text.startswith("The do")}
+    assert words == {"doctor", "doctors", "donkey", "donkeys", "dogs"}
+    assert said.ngrams["bits per character"].is_monotonic_decreasing
+
+
+def test_what_the_chapter_says_of_its_own_models():
+    said = ran("ch17")
+    assert said.by_triples < said.found < said.by_pairs
+    assert (sample_texts(said.copier, 3, 0.5, seed=1, max_len=20) == BOS).all()
+    assert round(math.log2(len(said.characters) - 2), 1) == 5.3 < said.nexts_cost
+
+
+def test_what_the_chapter_says_of_the_recorded_training():
+    record = load_record("variants-gpt-multi30k")
+    config = record["config"]
+    assert (config["layers"], config["d_model"], config["epochs"]) == (4, 128, 8)
+    assert (config["dropout"], config["lr"], TrainConfig().muon_lr) == (0, 0.003, 0.02)
+    assert learning_rate(TrainConfig(lr=1.0), 800)(800) < 0.01  # run down at the end
+    (run,) = record["runs"]
+    assert not any(part["copied"] for part in run["samples"].values())
 
 
 # The record

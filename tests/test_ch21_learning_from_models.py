@@ -19,7 +19,7 @@ from scripts.ch06_training import EOS, LabelSmoothing
 from scripts.ch07_multi30k import encode_pairs, pad_rows
 from scripts.ch09_training_run import ingredient_verdicts
 from scripts.ch10_judging import chrf_by_hand
-from scripts.ch19_ablations import STUDY
+from scripts.ch20_scaling import ONE_PASS
 from scripts.ch21_learning_from_models import (
     back_translated,
     chrf_risks,
@@ -289,7 +289,7 @@ def test_the_record_is_of_the_rows_that_the_study_makes(record):
         assert (row["recipe"], row["against"]) == RECIPE_ROWS[name]
     folder = ROOT / "models" / record["teacher"]["model"]
     assert record["teacher"]["weights_sha256"] == sha256(folder / "model.safetensors")
-    assert record["config"]["d_model"] == STUDY.d_model
+    assert record["config"]["d_model"] == ONE_PASS.d_model
 
 
 def test_a_row_stands_beside_the_one_that_it_has_to_beat(record):

@@ -12,8 +12,7 @@ from scripts.book.figures.learning import recipe_chart
 from scripts.book.records import sha256
 from scripts.ch06_training import BOS
 from scripts.ch07_multi30k import encode_pairs
-from scripts.ch19_ablations import STUDY
-from scripts.ch20_scaling import part_of
+from scripts.ch20_scaling import ONE_PASS, part_of
 from scripts.corpora.load import load_corpus
 from scripts.engine.data import TrainingData
 from scripts.engine.models import Trained, load_model
@@ -53,7 +52,7 @@ def test_words_are_counted_without_punctuation():
 
 def novice_of(few):
     torch.manual_seed(0)
-    config = replace(STUDY, d_model=16, d_ff=16, heads=2, corpus="sample")
+    config = replace(ONE_PASS, d_model=16, d_ff=16, heads=2, corpus="sample")
     model = build_model(config, len(few.tokenizer)).eval()
     return Trained(model, few.tokenizer, config)
 
@@ -107,8 +106,8 @@ def test_minimum_risk_lowers_the_risk_of_its_own_draws(few):
 @pytest.fixture
 def tiny_recipes(few, tmp_path, monkeypatch):
     """A world with forty pairs and models of width 16, which writes below a temporary folder."""
-    small = replace(STUDY, d_model=16, d_ff=16, heads=2, layers=1, warmup=2)
-    monkeypatch.setattr(learning, "STUDY", small)
+    small = replace(ONE_PASS, d_model=16, d_ff=16, heads=2, layers=1, warmup=2)
+    monkeypatch.setattr(learning, "ONE_PASS", small)
     monkeypatch.setattr(learning, "prepare", lambda config: few)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     kept = {}

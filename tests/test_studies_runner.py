@@ -6,12 +6,12 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from scripts.ch19_ablations import THE_BASE
+from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
 from scripts.ch20_scaling import part_of
 from scripts.studies import block, grid, runner, table3
 from scripts.studies.rows import SEEDS, SWEEP, data_of
 from scripts.studies.runner import Hours, Study, best_rate, complete, go_on, sweep, these
-from scripts.studies.table3 import DROPOUTS, ROWS, SWEPT, work
+from scripts.studies.table3 import DROPOUTS, SWEPT, work
 
 
 def valley(best, diverged=math.inf):
@@ -106,19 +106,19 @@ def counted(runs, **place):
 
 def row_loss(run):
     """A made-up loss: least without dropout, each swept row with another best rate."""
-    best = table3.BASE.lr * 2.0 ** ((SWEPT.index(run["row"]) % 4 - 2) if run["row"] in SWEPT else 1)
+    best = STUDY.lr * 2.0 ** ((SWEPT.index(run["row"]) % 4 - 2) if run["row"] in SWEPT else 1)
     return valley(best)(run["lr"]) + run["dropout"]
 
 
 def test_table_3_asks_three_fresh_seeds_of_each_row_at_its_own_rate():
     runs = simulated(table3.wanted_runs, row_loss)
     assert {run["row"] for run in runs[: 3 * len(DROPOUTS)]} == {THE_BASE}  # all else rests on it
-    for row in ROWS:
+    for row in STUDY_ROWS:
         rate = counted(runs, row=row, dropout=0.0)
         best = row if row in SWEPT else THE_BASE
         assert rate == best_rate(these(runs, row=best, dropout=0.0, seed=SWEEP))
     for dropout in DROPOUTS:
-        assert counted(runs, row=THE_BASE, dropout=dropout) == 2 * table3.BASE.lr
+        assert counted(runs, row=THE_BASE, dropout=dropout) == 2 * STUDY.lr
     assert not [run for run in runs if run["row"] != THE_BASE and run["dropout"]]
 
 
@@ -213,9 +213,9 @@ def test_the_command_keeps_the_record_where_it_is_asked_to(tmp_path, monkeypatch
     monkeypatch.setattr(runner, "step_back", lambda: None)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     options = Hours(hours=1, workers=1, corpus="sample")
-    given = ("scripts.studies.table3", "squares", table3.BASE, lambda runs: [{"x": 5}], epochs)
+    given = ("scripts.studies.table3", "squares", STUDY, lambda runs: [{"x": 5}], epochs)
     record = go_on(options, *given)
-    assert record["runs"][0]["loss"] == table3.BASE.epochs
+    assert record["runs"][0]["loss"] == STUDY.epochs
     assert record["setting"]["corpus"] == "sample"
     assert (tmp_path / "results" / "squares-sample.json").is_file()
     assert record["command"] == "python -m scripts.studies.table3 --corpus sample --save true"
@@ -229,7 +229,7 @@ def epochs(setting, wanted):
 @pytest.fixture
 def tiny():
     """A setting in which a row is trained in a second."""
-    config = replace(table3.BASE, corpus="sample", vocab=300, d_model=16, d_ff=16, layers=1)
+    config = replace(STUDY, corpus="sample", vocab=300, d_model=16, d_ff=16, layers=1)
     return asdict(replace(config, epochs=2, heads=2, warmup=4, max_tokens=4096))
 
 

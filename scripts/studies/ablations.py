@@ -1,4 +1,4 @@
-"""One part changed at a time, and sizes (chapters 19, 20): `python -m scripts.studies.ablations`.
+"""Sizes, and parts of the data, in one pass (chapter 20): `python -m scripts.studies.ablations`.
 
 It trains what is missing, in an order that is worth something wherever it stops, and stores each
 finished run with all that decided it. The command, given again, reads the finished ones and goes
@@ -14,6 +14,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,21 +25,26 @@ from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable, write_whole
 from scripts.book.records import provenance, save_record
-from scripts.ch10_judging import paired_difference
 from scripts.ch12_going_fast import keep_memory
-from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE, StudyRow, layer_parameters
-from scripts.ch20_scaling import FRACTIONS, MOST_EPOCHS, PART_WIDTH, WIDTHS, part_of, sized
+from scripts.ch19_ablations import StudyRow, layer_parameters
+from scripts.ch20_scaling import (
+    FRACTIONS,
+    MOST_EPOCHS,
+    ONE_PASS,
+    PART_WIDTH,
+    WIDTHS,
+    part_of,
+    sized,
+)
 from scripts.engine.data import TrainingData, prepare
-from scripts.engine.models import Trained
-from scripts.engine.scores import corpus_bleu
 from scripts.engine.settings import TrainConfig, pick_device
 from scripts.engine.training import identity
-from scripts.studies.rows import train_row, translations
+from scripts.studies.rows import train_row
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One training of the study: a row, or a size, or a share of the data, with its seed."""
+    """One training of the study: a size, or a share of the data, with its seed."""
 
     name: str
     row: StudyRow
@@ -48,31 +54,13 @@ class StudyRun:
     @property
     def slug(self) -> str:
         """A name for its folder."""
-        plain = self.name.lower().replace("√", "root ").replace("1/", "part ")
+        plain = self.name.lower().replace("1/", "part ")
         return re.sub(r"[^a-z0-9]+", "-", plain) + f"-{self.config.seed}"
 
     @property
     def key(self) -> dict[str, Any]:
         """What makes it the run it is: a finished run is reused only where this is the same."""
         return identity(self.config) | {"share": self.share, "row": self.name}
-
-
-ONE_OF_EACH = (
-    "no positions",
-    "no residual",
-    "no √d_k",
-    "post-norm, no warm-up",
-    "learned positions",
-    "1 head",
-    "no dropout",
-    "1 layer",
-    "no warm-up",
-    "16 heads",
-    "d_k 4",
-    "post-norm",
-    "no smoothing",
-    "d_model 32",
-)
 
 
 @dataclass
@@ -82,30 +70,20 @@ class StudyOptions:
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
     seeds: int = 2
-    """Runs of each row, size and share."""
-    base_seeds: int = 3
-    """Runs of the base."""
-    epochs: int = STUDY.epochs
+    """Runs of each size and share."""
+    epochs: int = ONE_PASS.epochs
     """Passes over the training split."""
     device: str = "cpu"
     """Where they run."""
     train: bool = True
     """Train what is missing; false: put on record what is there."""
     save: bool = False
-    """Rewrite results/ablations-CORPUS.json and results/scaling-CORPUS.json after each run."""
+    """Rewrite results/scaling-CORPUS.json after each run."""
 
 
 def study_runs(options: StudyOptions) -> list[StudyRun]:
-    """Every training asked for, in an order that is worth something wherever it stops.
-
-    The base, the small sizes and the parts of the data, the base's other seeds, one row of each
-    kind, the large sizes, the remaining rows; then the next seed.
-    """
-    base = replace(STUDY, corpus=options.corpus, epochs=options.epochs, device=options.device)
-
-    def row_run(name: str, seed: int) -> StudyRun:
-        row = STUDY_ROWS[name]
-        return StudyRun(name, row, row.config(base, seed=seed))
+    """Every training asked for: sizes, and parts of the data; then the next seed."""
+    base = replace(ONE_PASS, corpus=options.corpus, epochs=options.epochs, device=options.device)
 
     def size_run(width: int, seed: int) -> StudyRun:
         row = StudyRow("size", sized(width))
@@ -121,29 +99,12 @@ def study_runs(options: StudyOptions) -> list[StudyRun]:
         row = StudyRow("once", sized(PART_WIDTH) | {"warmup": warmup})
         return StudyRun(f"1/{share} of the pairs, once", row, row.config(base, seed=seed), share)
 
-    small, large = ([w for w in WIDTHS if (w < base.d_model) == cheap] for cheap in (True, False))
-    rest = [name for name in STUDY_ROWS if name not in ONE_OF_EACH]
     runs = []
     for seed in range(1, options.seeds + 1):
-        runs.append(row_run(THE_BASE, seed))
-        runs += [size_run(width, seed) for width in small]
-        runs += [once_run(share, seed) for share in FRACTIONS if share > 1]
-        runs += [part_run(share, seed) for share in FRACTIONS if share > 1]
-        if seed == 1:
-            runs += [row_run(THE_BASE, other) for other in range(2, options.base_seeds + 1)]
-        runs += [row_run(name, seed) for name in ONE_OF_EACH]
-        runs += [
-            size_run(width, seed) for width in large if width != base.d_model
-        ]  # that's the base
-        runs += [row_run(name, seed) for name in rest]
-    return list({(run.name, run.config.seed): run for run in runs}.values())
-
-
-def translated(run: StudyRun, trained: Trained, data: TrainingData) -> dict[str, Any]:
-    """Translations of the validation split by a beam of 4, and their BLEU."""
-    sources, references = zip(*data.corpus["val"], strict=True)
-    texts = translations(run.row, trained, sources)
-    return {"bleu": round(corpus_bleu(texts, references).score, 3), "translations": texts}
+        runs += [size_run(width, seed) for width in WIDTHS]
+        for kind in (once_run, part_run):
+            runs += [kind(share, seed) for share in FRACTIONS if share > 1]
+    return runs
 
 
 def store_score(run: StudyRun, score: dict[str, Any], folder: Path) -> None:
@@ -175,62 +136,43 @@ def study_run(run: StudyRun, data: TrainingData) -> dict[str, Any]:
             "layer_parameters": layer_parameters(model),
             "train_tokens": sum(len(example.tgt) - 1 for example in part.train),
         }
-        if run.name in STUDY_ROWS:
-            score |= translated(run, Trained(model, data.tokenizer, run.config), data)
     score["seconds"] = round(time.perf_counter() - start)
     return score
 
 
-def brief(score: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """What of a run's score goes on record."""
-    return {k: v for k, v in score.items() if k not in ("key", "translations")} | more
-
-
-def study_records(
+def study_record(
     options: StudyOptions,
-    done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]],
+    done: Sequence[tuple[StudyRun, dict[str, Any]]],
     data: TrainingData,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The records of ablation and scaling, of the runs that are `done` by name and seed."""
-    asked = replace(options, train=True)
-    command = as_typed(__name__, asked, always=("corpus", "seeds", "base_seeds", "epochs"))
-    base = replace(STUDY, corpus=options.corpus, epochs=options.epochs, device=options.device)
+) -> dict[str, Any]:
+    """The record of the runs that are `done`."""
+    command = as_typed(__name__, replace(options, train=True), always=("corpus", "seeds", "epochs"))
+    base = replace(ONE_PASS, corpus=options.corpus, epochs=options.epochs, device=options.device)
     opening = provenance(command, pick_device(options.device)) | {
         "corpus": options.corpus,
         "train_pairs": len(data.train),
         "config": asdict(base),
     }
-    rows: dict[str, Any] = {}
-    for name, row in STUDY_ROWS.items():
-        runs = [score for (of, _), (_, score) in done.items() if of == name]
-        rows[name] = {
-            "group": row.group,
-            "changes": row.changes | ({"model": name} if row.operate else {}),
-            "runs": [brief(score) for score in sorted(runs, key=lambda score: score["seed"])],
-        }
     points: dict[str, list[dict[str, Any]]] = {"size": [], "once": [], "data": []}
-    for run, score in done.values():
-        groups = [group for group in points if group == run.row.group]
-        if run.name == THE_BASE:
-            groups = ["size"]
-        if run.row.group == "size" and run.config.d_model == PART_WIDTH:
-            groups = list(points)  # all of the pairs, once, is one of each
-        for group in groups:
-            facts = {"d_model": run.config.d_model, "lr": run.config.lr, "share": run.share}
-            points[group].append(brief(score, epochs=run.config.epochs, **facts))
+    for run, score in done:
+        # All of the pairs, once, is one of each.
+        whole = run.row.group == "size" and run.config.d_model == PART_WIDTH
+        facts = {"d_model": run.config.d_model, "lr": run.config.lr, "share": run.share}
+        for group in points if whole else [run.row.group]:
+            found = {k: v for k, v in score.items() if k != "key"}
+            points[group].append(found | facts | {"epochs": run.config.epochs})
     for found in points.values():
         found.sort(key=lambda point: (point["d_model"], -point["share"], point["seed"]))
-    scaling = {"sizes": points["size"], "once": points["once"], "parts": points["data"]}
-    return opening | {"rows": rows}, opening | scaling
+    return opening | {"sizes": points["size"], "once": points["once"], "parts": points["data"]}
 
 
-def run_study(options: StudyOptions) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train whatever is missing, one run after the other; the two records."""
+def run_study(options: StudyOptions) -> dict[str, Any]:
+    """Train whatever is missing, one run after the other; the record."""
     if pick_device(options.device).type == "cpu":
         keep_memory()
-    data = prepare(replace(STUDY, corpus=options.corpus))  # no row changes what is read
+    data = prepare(replace(ONE_PASS, corpus=options.corpus))
     folder = runs_folder() / f"study-{options.corpus}-{options.epochs}"
-    done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]] = {}
+    done: list[tuple[StudyRun, dict[str, Any]]] = []
     for run in study_runs(options):
         score = stored_score(run, folder)
         if score is None and options.train:
@@ -239,33 +181,10 @@ def run_study(options: StudyOptions) -> tuple[dict[str, Any], dict[str, Any]]:
             loss, seconds = score["loss"] or math.nan, score["seconds"]
             tqdm.write(f"{run.name}, seed {run.config.seed}: loss {loss:.4f}, {seconds} s")
         if score is not None:
-            done[run.name, run.config.seed] = run, score
-            if options.save and options.train:
-                save_study(options.corpus, study_records(options, done, data))
-    compare_translations(done, data, folder)
-    records = study_records(options, done, data)
-    if options.save:
-        save_study(options.corpus, records)
-    return records
-
-
-def save_study(corpus: str, records: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """Write both records into results/."""
-    for name, record in zip(("ablations", "scaling"), records, strict=True):
-        save_record(f"{name}-{corpus}", record)
-
-
-def compare_translations(
-    done: dict[tuple[str, int], tuple[StudyRun, dict[str, Any]]], data: TrainingData, folder: Path
-) -> None:
-    """Give each row's score its p against the base of the same seed: chapter 10's swaps."""
-    references = [english for _, english in data.corpus["val"]]
-    for (_, seed), (run, score) in done.items():
-        base = done.get((THE_BASE, seed), (None, {}))[1]
-        if "translations" in score and "translations" in base and "p" not in score:
-            given = (base["translations"], score["translations"], references)
-            score["p"] = None if score is base else round(paired_difference(*given).p, 4)
-            store_score(run, score, folder)
+            done.append((run, score))
+            if options.save:
+                save_record(f"scaling-{options.corpus}", study_record(options, done, data))
+    return study_record(options, done, data)
 
 
 main = Command(

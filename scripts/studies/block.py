@@ -20,7 +20,7 @@ from torch import Tensor
 from scripts.book.command import GOES_ON, Command
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import PAD, Batch, LabelSmoothing
-from scripts.ch19_ablations import StudyRow, drop_positions
+from scripts.ch19_ablations import STUDY, StudyRow, drop_positions
 from scripts.ch22_todays_block import (
     GroupedAttention,
     NormedAttention,
@@ -40,9 +40,8 @@ from scripts.ch24_experts import MixtureOfExperts
 from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import SWEEP, Wanted, one_run
 from scripts.studies.runner import Hours, Run, go_on, these
-from scripts.studies.table3 import BASE as TABLE3
 
-BASE = replace(TABLE3, dropout=0.0, path="textbook", name="block")
+BASE = replace(STUDY, dropout=0.0, path="textbook", name="block")
 SHORT, LONG = BASE.epochs, 3 * BASE.epochs
 LONG_DROPOUTS = (0.0, 0.1)
 BALANCE = 0.01  # what an unequal use of experts costs a token, beside its loss

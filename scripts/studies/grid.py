@@ -18,12 +18,11 @@ from itertools import product
 from typing import Any
 
 from scripts.book.command import GOES_ON, Command
-from scripts.ch19_ablations import StudyRow
+from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.studies.rows import Wanted, data_of, one_run
 from scripts.studies.runner import Hours, Run, go_on
-from scripts.studies.table3 import BASE as TABLE3
 
-BASE = replace(TABLE3, dropout=0.0, name="grid")
+BASE = replace(STUDY, dropout=0.0, name="grid")
 WIDTHS = (16, 24, 32, 48, 64, 96)
 EPOCHS = {1: 8, 2: 12, 4: 16, 8: 24, 16: 32}  # at most, by the share of the pairs: 1/1, 1/2, …
 ENDS = [(width, share) for width in (min(WIDTHS), max(WIDTHS)) for share in (1, max(EPOCHS))]

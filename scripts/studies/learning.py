@@ -36,8 +36,8 @@ from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch07_multi30k import Example, encode_pairs, make_batch, pad_rows
 from scripts.ch12_going_fast import keep_memory
-from scripts.ch19_ablations import STUDY, StudyRow
-from scripts.ch20_scaling import part_indices, part_of
+from scripts.ch19_ablations import StudyRow
+from scripts.ch20_scaling import ONE_PASS, part_indices, part_of
 from scripts.ch21_learning_from_models import (
     back_translated,
     chrf_risks,
@@ -200,8 +200,8 @@ class RecipeStudy:
 
     def __init__(self, options: RecipeOptions):
         self.options, self.row = options, StudyRow("recipe")
-        vocab = STUDY.vocab if options.corpus == "multi30k" else 1000  # the sample has few words
-        self.base = replace(STUDY, corpus=options.corpus, vocab=vocab, device=options.device)
+        vocab = ONE_PASS.vocab if options.corpus == "multi30k" else 1000  # the sample has few words
+        self.base = replace(ONE_PASS, corpus=options.corpus, vocab=vocab, device=options.device)
         self.data = prepare(self.base)
         self.facts = [word_facts(side) for side in zip(*self.data.corpus["train"], strict=True)]
         self.folder = runs_folder() / f"recipes-{options.corpus}"

@@ -5,13 +5,13 @@ the chapters; which of them are trained, at which rate and with which seeds, by 
 """
 
 import copy
-import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.ch04_encoder_decoder import EncoderDecoder
@@ -21,6 +21,7 @@ from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
 from scripts.ch20_scaling import part_of
 from scripts.engine.data import TrainingData, batches_of, epoch_plan, prepare
+from scripts.engine.losses import LossOf
 from scripts.engine.models import Trained
 from scripts.engine.optimizers import make_optimizer
 from scripts.engine.scores import corpus_bleu
@@ -32,45 +33,73 @@ PATIENCE = 3  # epochs without a better validation loss after which a run ends
 SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
 
 
-def validation_loss(
-    model: EncoderDecoder, row: StudyRow, config: TrainConfig, data: TrainingData
-) -> float:
-    """Nats per token on the validation split, not smoothed."""
-    batches = batches_of(data.val, token_batches(data.val, 2048), pick_device(config.device))
-    report = run_epoch(batches, model, LabelSmoothing(0.0), loss_of=row.loss_of(config))
-    return report.nll / report.tokens
+Losses = list[float]  # nats per token after each epoch
+Plans = Sequence[Sequence[Any]]  # for each epoch, what each of its batches holds
 
 
-def train_row(
-    row: StudyRow, config: TrainConfig, data: TrainingData
-) -> tuple[EncoderDecoder, list[float], list[float]]:
-    """Train one model; it with the weights of its best epoch, then two losses after each epoch.
+def fit_best(
+    model: nn.Module,
+    config: TrainConfig,
+    plans: Plans,
+    batches: Callable[[Sequence[Any]], Iterable[Any]],
+    validate: Callable[[], float],
+    loss_of: LossOf,
+) -> tuple[Losses, Losses]:
+    """Train a pass over the batches of each plan; leave the model with the weights of the best.
 
-    Those are nats per token: of validation, and of training as it went. Raises FloatingPointError
-    where a loss or a gradient overflowed.
+    Returns two losses after each epoch: what `validate` says, and that of training as it went. It
+    ends after `PATIENCE` epochs that are no better. Raises FloatingPointError where a loss or a
+    gradient overflowed.
     """
-    torch.manual_seed(config.seed)
-    device = pick_device(config.device)
-    model = row.build(config, len(data.tokenizer)).to(device)
     optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
-    plans = [epoch_plan(config, data, epoch) for epoch in range(1, config.epochs + 1)]
     rate_at = learning_rate(config, sum(map(len, plans)))
     scheduler = LambdaLR(optimizer, lambda done: rate_at(done + 1))
-    how = {"clip": config.clip, "loss_of": row.loss_of(config), "accumulate": config.accumulate}
-    losses: list[float] = []
-    trained: list[float] = []
+    how = {"clip": config.clip, "loss_of": loss_of, "accumulate": config.accumulate}
+    losses, trained = [], []
     best: dict[str, Tensor] = {}
     for plan in plans:
-        batches = batches_of(data.train, [batch for step in plan for batch in step], device)
-        report = run_epoch(batches, model, criterion, optimizer, scheduler, **how)
+        report = run_epoch(batches(plan), model, criterion, optimizer, scheduler, **how)
         trained.append(report.nll / report.tokens)
-        losses.append(validation_loss(model, row, config, data))
+        losses.append(validate())
         if losses[-1] == min(losses):
             best = copy.deepcopy(model.state_dict())
         if len(losses) - losses.index(min(losses)) > PATIENCE:
             break
     model.load_state_dict(best)
-    return model, losses, trained
+    return losses, trained
+
+
+def nats(model: nn.Module, batches: Iterable[Any], loss_of: LossOf) -> float:
+    """Mean loss of a token of `batches`, not smoothed, dropout off."""
+    report = run_epoch(batches, model, LabelSmoothing(0.0), loss_of=loss_of)
+    return report.nll / report.tokens
+
+
+def validation_loss(
+    model: EncoderDecoder, row: StudyRow, config: TrainConfig, data: TrainingData
+) -> float:
+    """Nats per token on the validation split, not smoothed."""
+    batches = batches_of(data.val, token_batches(data.val, 2048), pick_device(config.device))
+    return nats(model, batches, row.loss_of(config))
+
+
+def train_row(
+    row: StudyRow, config: TrainConfig, data: TrainingData
+) -> tuple[EncoderDecoder, Losses, Losses]:
+    """Train one model; it with the weights of its best epoch, then the losses of `fit_best`."""
+    torch.manual_seed(config.seed)
+    device = pick_device(config.device)
+    model = row.build(config, len(data.tokenizer)).to(device)
+    plans = [epoch_plan(config, data, epoch) for epoch in range(1, config.epochs + 1)]
+    losses = fit_best(
+        model,
+        config,
+        [[batch for step in plan for batch in step] for plan in plans],
+        lambda plan: batches_of(data.train, plan, device),
+        lambda: validation_loss(model, row, config, data),
+        row.loss_of(config),
+    )
+    return model, *losses
 
 
 def translations(row: StudyRow, trained: Trained, sources: Sequence[str]) -> list[str]:
@@ -80,7 +109,16 @@ def translations(row: StudyRow, trained: Trained, sources: Sequence[str]) -> lis
     return decode(trained, sources, beam=4)
 
 
-@functools.cache
+def bleu(
+    row: StudyRow, trained: Trained, data: TrainingData, translate: Callable = translations
+) -> Run:
+    """The BLEU of what `translate` makes of the validation split."""
+    sources, references = zip(*data.corpus["val"], strict=True)
+    score = corpus_bleu(translate(row, trained, sources), references).score
+    return {"bleu": round(score, 2)}
+
+
+@cache
 def data_of(corpus: str, vocab: int, share: int = 1) -> TrainingData:
     """What runs of a study read, of the training pairs 1/`share`; a worker prepares it once."""
     if share > 1:
@@ -88,35 +126,44 @@ def data_of(corpus: str, vocab: int, share: int = 1) -> TrainingData:
     return prepare(TrainConfig(corpus=corpus, vocab=vocab))
 
 
-def one_run(
-    row: StudyRow,
-    setting: Mapping[str, Any],
-    wanted: Run,
-    translate: Callable[[StudyRow, Trained, Sequence[str]], list[str]] = translations,
-) -> Run:
-    """Train a row in a study's setting, with what is wanted; its losses in nats, and its BLEU.
+def found_by(train: Callable[[], tuple[Any, Losses, Losses]], score: Callable[[Any], Run]) -> Run:
+    """What a run found: its losses in nats, what `score` says of the model, and its seconds.
 
-    `loss` is the best of validation, and None where the run diverged. Runs of a sweep or of a share
-    of the pairs are not translated.
+    `train` gives the model and the losses of `fit_best`. `loss` is the best of validation, and None
+    where the run diverged.
     """
-    start = time.perf_counter()
-    changes = {key: value for key, value in wanted.items() if key in setting}
-    config = row.config(TrainConfig(**setting), **changes)
-    data = data_of(config.corpus, config.vocab, wanted.get("share", 1))
-    found: Run = {"loss": None}
+    start, found = time.perf_counter(), {"loss": None}
     try:
-        model, losses, trained = train_row(row, config, data)
+        model, losses, trained = train()
     except FloatingPointError as error:
         found["diverged"] = str(error)
     else:
         found["loss"] = round(min(losses), 5)
         found |= {"losses": [round(loss, 5) for loss in losses]}
-        found |= {"trained": [round(loss, 5) for loss in trained]}
-        if wanted["seed"] != SWEEP and "share" not in wanted:
-            sources, references = zip(*data.corpus["val"], strict=True)
-            texts = translate(row, Trained(model, data.tokenizer, config), sources)
-            found["bleu"] = round(corpus_bleu(texts, references).score, 2)
+        found |= {"trained": [round(loss, 5) for loss in trained]} | score(model)
     return found | {"seconds": round(time.perf_counter() - start)}
+
+
+def one_run(
+    row: StudyRow,
+    setting: Mapping[str, Any],
+    wanted: Run,
+    score: Callable[[StudyRow, Trained, TrainingData], Run] = bleu,
+    data: TrainingData | None = None,
+) -> Run:
+    """Train a row in a study's setting, with what is wanted, on its corpus or on other `data`.
+
+    Runs of a sweep or of a share of the pairs aren't scored.
+    """
+    changes = {key: value for key, value in wanted.items() if key in setting}
+    config = row.config(TrainConfig(**setting), **changes)
+    read = data or data_of(config.corpus, config.vocab, wanted.get("share", 1))
+
+    def scored(model: EncoderDecoder) -> Run:
+        counts = wanted["seed"] != SWEEP and "share" not in wanted
+        return score(row, Trained(model, read.tokenizer, config), read) if counts else {}
+
+    return found_by(partial(train_row, row, config, read), scored)
 
 
 class Wanted:
@@ -133,7 +180,7 @@ class Wanted:
         self.wanted += [place | {"lr": rate} for rate in rates]
         return best_rate(done) if {*rates} <= {run["lr"] for run in done} else None
 
-    def seeds(self, rate: float | None, **place: Any) -> None:
+    def seeds(self, rate: float | None, seeds: Sequence[int] = SEEDS, **place: Any) -> None:
         """The runs that count, once the rate is known."""
         if rate is not None:
-            self.wanted += [place | {"lr": rate, "seed": seed} for seed in SEEDS]
+            self.wanted += [place | {"lr": rate, "seed": seed} for seed in seeds]

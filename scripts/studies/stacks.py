@@ -10,6 +10,7 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.studies.stacks"))
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,19 +23,53 @@ from scripts.book.command import GOES_ON, Command
 from scripts.ch06_training import BOS, PAD, Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example, source_ids
 from scripts.ch08_decoding import decode_rows
-from scripts.ch17_small_gpt import OneStack
+from scripts.ch12_going_fast import Layout
+from scripts.ch17_small_gpt import Asked, OneStack, make_stack
 from scripts.ch18_one_stack import AfterSource, asked_pairs, stack_greedy
-from scripts.ch19_ablations import StudyRow
+from scripts.ch19_ablations import STUDY, StudyRow
+from scripts.engine.fast import FastPath, switches_for
 from scripts.engine.models import Trained
 from scripts.engine.searching import cached_greedy
 from scripts.engine.settings import TrainConfig
-from scripts.studies.rows import Wanted, one_run
+from scripts.studies.rows import Wanted, bleu, one_run
 from scripts.studies.runner import Hours, Run, go_on
-from scripts.studies.table3 import BASE as TABLE3
-from scripts.studies.variants import fast_stack_loss, one_stack
 
-BASE = replace(TABLE3, d_ff=2 * TABLE3.d_model, dropout=0.0, name="stacks")
+BASE = replace(STUDY, d_ff=2 * STUDY.d_model, dropout=0.0, name="stacks")
 LAYERS = 5  # of one stack
+
+
+def one_stack(config: TrainConfig, vocab: int, **how: Any) -> OneStack:
+    """The stack of `config`'s sizes over `vocab` tokens, from the global seed."""
+    sizes = (config.layers, config.d_model, config.d_ff, config.heads, config.dropout)
+    return make_stack(vocab, *sizes, norm_first=config.norm_first, **how)
+
+
+def fast_stack_loss(
+    model: OneStack,
+    batch: Asked,
+    criterion: LabelSmoothing,
+    places: Tensor | None = None,
+    half: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """`stack_loss` by the fast path: the same two sums, the same gradients.
+
+    `places` (B, T) are the tokens' positions, if they aren't 0, 1, 2, … in each row; with `half`
+    a CPU multiplies 16-bit factors.
+    """
+    path = FastPath(switches_for(batch.ids.device, half))
+    layout = Layout(batch.ids != PAD, path.how.packed)
+    if places is not None:
+        layout.positions = layout.rows(places)
+    x = path.embed(model.embed, batch.ids, layout)  # (N, D): a row for each real token
+    bias = torch.zeros(batch.mask.shape, dtype=x.dtype, device=x.device)
+    bias = bias.masked_fill_(~batch.mask, -math.inf).unsqueeze(1)  # (B|1, 1, T|1, T)
+    for layer in model.stack.layers:
+        look = partial(path.self_attention, layer.self_attn, layout, bias=bias)
+        x = path.residual(layer.sublayer[0], x, look)
+        x = path.residual(layer.sublayer[1], x, partial(path.feed_forward, layer.feed_forward))
+    x, labels = path.norm(model.stack.norm, x), layout.rows(batch.labels)
+    asked = labels != PAD
+    return path.rows_loss(model.generator, x[asked], labels[asked], criterion)
 
 
 def pairs_of(batch: Batch) -> list[Example]:
@@ -113,7 +148,7 @@ def wanted_runs(runs: Sequence[Run]) -> list[Run]:
 
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     """One run of the study."""
-    return one_run(ROWS[wanted["row"]], setting, wanted, greedy)
+    return one_run(ROWS[wanted["row"]], setting, wanted, partial(bleu, translate=greedy))
 
 
 study = partial(go_on, module=__name__, name="stacks", base=BASE, plan=wanted_runs, work=work)

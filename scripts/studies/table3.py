@@ -11,7 +11,6 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
     raise SystemExit(launch("scripts.studies.table3"))
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,9 +19,7 @@ from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
 from scripts.studies.rows import SWEEP, Wanted, one_run
 from scripts.studies.runner import Hours, Run, go_on, these
 
-BASE = replace(STUDY, epochs=5, max_tokens=2048, name="table-3")
 DROPOUTS = (0.0, 0.05, 0.1, 0.2)
-ROWS = [name for name in STUDY_ROWS if "dropout" not in name]  # dropout is asked of the base alone
 SWEPT = ("1 layer", "4 layers", "d_model 32", "d_model 128", "d_ff 128", "d_ff 512")
 SWEPT += ("no residual", "no √d_k", "no warm-up", "post-norm", "post-norm, no warm-up")
 
@@ -30,14 +27,14 @@ SWEPT += ("no residual", "no √d_k", "no warm-up", "post-norm", "post-norm, no 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
     """All that is wanted by now: the base's sweeps; then those of its rows, and the seeds."""
     plan = Wanted(runs)
-    rates = {d: plan.sweep(BASE.lr, row=THE_BASE, dropout=d) for d in DROPOUTS}
+    rates = {d: plan.sweep(STUDY.lr, row=THE_BASE, dropout=d) for d in DROPOUTS}
     if None in rates.values():
         return plan.wanted
     swept = these(runs, row=THE_BASE, seed=SWEEP)
     best = min(swept, key=lambda run: run["loss"] or float("inf"))["dropout"]
     for dropout, rate in rates.items():
         plan.seeds(rate, row=THE_BASE, dropout=dropout)
-    for row in ROWS:
+    for row in STUDY_ROWS:
         place = {"row": row, "dropout": best}
         if row != THE_BASE:
             rate = rates[best]
@@ -50,5 +47,5 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(STUDY_ROWS[wanted["row"]], setting, wanted)
 
 
-study = partial(go_on, module=__name__, name="table3", base=BASE, plan=wanted_runs, work=work)
+study = partial(go_on, module=__name__, name="table3", base=STUDY, plan=wanted_runs, work=work)
 main = Command(__name__, Hours, study, "Train Table 3's rows.", interrupted=GOES_ON)

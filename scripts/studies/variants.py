@@ -10,7 +10,6 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
     raise SystemExit(launch("scripts.studies.variants"))
 
 import itertools
-import math
 import random
 import re
 import time
@@ -29,7 +28,7 @@ from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable
 from scripts.book.records import provenance, save_record
-from scripts.ch06_training import BOS, EOS, PAD, UNK, LabelSmoothing
+from scripts.ch06_training import BOS, EOS, UNK, LabelSmoothing, train_step
 from scripts.ch07_multi30k import (
     BPETokenizer,
     Example,
@@ -39,19 +38,16 @@ from scripts.ch07_multi30k import (
     token_batches,
 )
 from scripts.ch08_decoding import decode_rows, dropout_off
-from scripts.ch12_going_fast import Layout, keep_memory
+from scripts.ch12_going_fast import keep_memory
 from scripts.ch17_small_gpt import (
-    Asked,
     Characters,
     KneserNey,
     OneStack,
     asked_next,
     bits_per_character,
     gram_counts,
-    make_stack,
     row_nats,
     sample_texts,
-    train_variant,
 )
 from scripts.ch18_one_stack import (
     NumberClassifier,
@@ -65,14 +61,17 @@ from scripts.corpora.gaps import GapItem, german_gaps
 from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 from scripts.engine.data import TrainingData, prepare
-from scripts.engine.fast import FastPath, fast_loss, switches_for
+from scripts.engine.fast import fast_loss
 from scripts.engine.losses import LossOf
 from scripts.engine.models import Trained
+from scripts.engine.optimizers import make_optimizer
 from scripts.engine.scores import corpus_bleu, held_out_splits
 from scripts.engine.searching import cached_greedy
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, learning_rate, pick_device
+from scripts.engine.steps import set_rate
 from scripts.studies.learning import kept_at
 from scripts.studies.runner import Run
+from scripts.studies.stacks import fast_stack_loss, one_stack
 
 Rows = dict[str, list[list[int]]]  # a split's texts in characters
 
@@ -141,33 +140,35 @@ def shown(config: TrainConfig, but: str = "") -> dict[str, Any]:
     return {name: getattr(config, name) for name in SHOWN if name != but}
 
 
-def one_stack(config: TrainConfig, vocab: int, **how: Any) -> OneStack:
-    """The stack of `config`'s sizes over `vocab` tokens, from the global seed."""
-    sizes = (config.layers, config.d_model, config.d_ff, config.heads, config.dropout)
-    return make_stack(vocab, *sizes, norm_first=config.norm_first, **how)
+def train_variant(
+    model: nn.Module,
+    config: TrainConfig,
+    plan: Callable[[int], list[list[int]]],
+    batch_of: Callable[[list[int]], Any],
+    loss_of: LossOf,
+    validate: Callable[[nn.Module], dict[str, float]],
+) -> list[dict[str, float]]:
+    """Train by `config`'s optimizer, schedule, smoothing and epochs; a row for each epoch.
 
-
-def fast_stack_loss(
-    model: OneStack, batch: Asked, criterion: LabelSmoothing, places: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """`stack_loss` by the fast path: the same two sums, the same gradients.
-
-    `places` (B, T) are the tokens' positions, if they aren't 0, 1, 2, … in each row.
+    `validate`, with dropout off, adds to the row.
     """
-    path = FastPath(switches_for(batch.ids.device))
-    layout = Layout(batch.ids != PAD, path.how.packed)
-    if places is not None:
-        layout.positions = layout.rows(places)
-    x = path.embed(model.embed, batch.ids, layout)  # (N, D): a row for each real token
-    bias = torch.zeros(batch.mask.shape, dtype=x.dtype, device=x.device)
-    bias = bias.masked_fill_(~batch.mask, -math.inf).unsqueeze(1)  # (B|1, 1, T|1, T)
-    for layer in model.stack.layers:
-        look = partial(path.self_attention, layer.self_attn, layout, bias=bias)
-        x = path.residual(layer.sublayer[0], x, look)
-        x = path.residual(layer.sublayer[1], x, partial(path.feed_forward, layer.feed_forward))
-    x, labels = path.norm(model.stack.norm, x), layout.rows(batch.labels)
-    asked = labels != PAD
-    return path.rows_loss(model.generator, x[asked], labels[asked], criterion)
+    device = next(model.parameters()).device
+    optimizer = make_optimizer(config, model)
+    rate_at = learning_rate(config, config.epochs * len(plan(1)))
+    criterion, history, step = LabelSmoothing(config.smoothing), [], 0
+    for epoch in range(1, config.epochs + 1):
+        model.train()
+        nll = tokens = 0.0
+        for indices in tqdm(plan(epoch), f"epoch {epoch}", leave=False, disable=None):
+            step += 1
+            set_rate(optimizer, rate_at(step))
+            batch = batch_of(indices).to(device)
+            report = train_step(model, [batch], criterion, optimizer, config.clip, loss_of)
+            nll, tokens = nll + report.nll, tokens + report.tokens
+        row = {"epoch": epoch, "train_nats": round(nll / tokens, 4)}
+        with dropout_off(model), torch.no_grad():
+            history.append(row | validate(model))
+    return history
 
 
 def trained_model(

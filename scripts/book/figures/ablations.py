@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scripts import Late
 from scripts.book.charts import GREY, INK, PALETTE, rounded, titled
@@ -14,13 +14,25 @@ X_TITLE = "validation loss minus the base's mean, nats per piece"
 
 
 def ablation_chart(
-    runs: pd.DataFrame, paper: pd.DataFrame, base: Sequence[float], reach: float = 0.65
+    judged: pd.DataFrame,
+    losses: Mapping[str, Sequence[float]],
+    base: str,
+    labels: Mapping[str, str],
+    reach: float = 0.65,
 ) -> alt.TopLevelMixin:
     """A dot for each run, a diamond for the paper's, a band for the base's own seeds.
 
-    `runs` has the columns row, difference and verdict, `paper` row and difference; `base` holds
-    the differences of the base's runs from their mean. Beyond `reach` a triangle says how far.
+    `judged` has a line for each row, in the order of the drawing, with the columns verdict and
+    paper's; `losses` has each row's runs and those of `base`, from whose mean all is measured.
+    `labels` rename rows. Beyond `reach` a triangle says how far.
     """
+    mean = sum(losses[base]) / len(losses[base])
+    names = {name: labels.get(name, name) for name in judged.index}
+    points = [(names[n], x - mean, judged["verdict"][n]) for n in names for x in losses[n]]
+    runs = pd.DataFrame(points, columns=["row", "difference", "verdict"])
+    paper = judged["paper's"].dropna().rename(names).rename_axis("row")
+    paper = paper.reset_index(name="difference")
+    seeds = pd.DataFrame({"low": [min(losses[base]) - mean], "high": [max(losses[base]) - mean]})
 
     def key(shape: str, opacity: float = 1.0) -> alt.Legend:
         return alt.Legend(
@@ -32,9 +44,8 @@ def ablation_chart(
     scale = alt.Scale(domain=[round(low, 2), reach], nice=False)
     x = alt.X("difference:Q", scale=scale, title=X_TITLE, axis=alt.Axis(tickCount=8))
     y = alt.Y("row:N", sort=order, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False))
-    seeds = pd.DataFrame({"low": [min(base)], "high": [max(base)], "what": "the base's seeds"})
     fill = alt.Fill("what:N", scale=alt.Scale(range=[PALETTE[0]]), legend=key("square", 0.2))
-    band = alt.Chart(rounded(seeds)).mark_rect(opacity=0.2)
+    band = alt.Chart(rounded(seeds.assign(what="the base's seeds"))).mark_rect(opacity=0.2)
     band = band.encode(x=alt.X("low:Q", scale=scale, title=X_TITLE), x2="high:Q", fill=fill)
     kinds = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
     color = alt.Color("verdict:N", scale=kinds, legend=key("circle"))
@@ -55,7 +66,7 @@ def ablation_chart(
     return titled(
         alt.layer(*layers).properties(width=430, height=20 * len(order)),
         "What each change does, what chance does, and what the paper found",
-        f"Each dot is a run; where one dot shows, two runs agree. The base has {len(base)} seeds. "
+        f"Each dot is a run; where fewer show, runs agree. The base has {len(losses[base])} seeds. "
         "Letters name the groups of the paper's Table 3. A triangle lies further right, at the "
         "mean given.",
         wrap=84,

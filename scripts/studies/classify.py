@@ -1,0 +1,229 @@
+"""Encoders and bags of words tell number (chapter 18): `python -m scripts.studies.classify`.
+
+A masked model reads the German captions; then encoders from scratch, encoders that begin as it, and
+bags of words learn from few labels and from many. Each encoder has a rate of its own for each
+number of labels, and ends when validation no longer gains; each bag has its best penalty. Runs that
+are on record aren't done again, so the hours may come in pieces.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.classify"))
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from scripts import runs_folder
+from scripts.book.command import GOES_ON, Command
+from scripts.book.files import writable
+from scripts.ch06_training import BOS, EOS, LabelSmoothing
+from scripts.ch07_multi30k import BPETokenizer, Example, pad_rows, token_batches
+from scripts.ch08_decoding import dropout_off
+from scripts.ch17_small_gpt import OneStack
+from scripts.ch18_one_stack import NumberClassifier, asked_hidden, fit_bag_of_words, share_right
+from scripts.ch19_ablations import STUDY
+from scripts.corpora.gaps import GapItem, german_gaps
+from scripts.corpora.load import load_corpus
+from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
+from scripts.engine.settings import TrainConfig
+from scripts.studies.rows import Wanted, fit_best, found_by, nats
+from scripts.studies.runner import Hours, Run, go_on
+from scripts.studies.stacks import fast_stack_loss, one_stack
+
+BASE = replace(
+    STUDY, d_model=128, d_ff=256, vocab=4096, smoothing=0.0, dropout=0.1, lr=1e-3, name="classify"
+)
+MASKED = replace(BASE, epochs=24, max_tokens=1024, lr=2e-3)  # the model that fills gaps
+BAG, SCRATCH, PRETRAINED = "bag of words", "from scratch", "pretrained"
+PENALTIES = (0.01, 0.1, 1.0, 10.0)
+LABELS = (100, 1000, 0)  # how many; 0: all
+DRAWS = tuple(range(1, 9))  # seeds: which captions have a label, and where the weights begin
+TOGETHER, ROUND, ROUNDS = 32, 2000, 12  # captions of a step, of a round; rounds at most
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Captions with a gap, by split, and how they are read."""
+
+    texts: Mapping[str, Sequence[str]]
+    items: Mapping[str, Sequence[GapItem]]
+    tokenizer: BPETokenizer
+
+
+@cache
+def gaps_of(corpus: str, vocab: int) -> Gaps:
+    """The German captions of a corpus; a worker prepares them once."""
+    pairs = load_corpus(corpus)
+    texts = {name: [german for german, _ in part] for name, part in pairs.items()}
+    return Gaps(texts, german_gaps(pairs), BPETokenizer.train(texts["train"], vocab))
+
+
+def misled(item: GapItem) -> bool:
+    """Whether the noun phrase next to the gap may mislead: a "mit", "von" or "in" before it."""
+    return any(word in ("mit", "von", "in", "im", "an", "am", "auf", "vor") for word in item.before)
+
+
+def shares(
+    logits_of: Callable[[Sequence[GapItem]], Tensor], items: Mapping[str, Sequence[GapItem]]
+) -> Run:
+    """The share told right: of validation, of test, and of test's captions that may mislead."""
+    hard = [item for item in items["test"] if misled(item)]
+    parts = {"val": items["val"], "test": items["test"], "misled": hard}
+    return {name: round(share_right(logits_of(part), part), 4) for name, part in parts.items()}
+
+
+# The masked model.
+
+
+def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
+    """A stack that has learned to fill gaps; trained where there is none in the folder of runs."""
+    vocab = len(gaps.tokenizer)
+    torch.manual_seed(config.seed)
+    model = one_stack(config, vocab + 1)  # the pieces and the gap
+    path = writable(runs_folder() / f"masked-{config.corpus}") / "model.safetensors"
+    key = {"config": str(asdict(config))}
+    if path.is_file() and load_tensors(path)[1] == key:
+        load_weights(model, load_tensors(path)[0], path)
+        return model
+    train, val = (
+        [[BOS, *gaps.tokenizer.encode(text)[:250], EOS] for text in gaps.texts[name]]
+        for name in ("train", "val")
+    )
+    draw, fixed = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(0)
+    examples, others = ([Example([], row) for row in rows] for rows in (train, val))
+    asked = [
+        asked_hidden([val[i] for i in part], vocab, fixed) for part in token_batches(others, 1024)
+    ]
+    fit_best(
+        model,
+        config,
+        [
+            token_batches(examples, config.max_tokens, random.Random(i))
+            for i in range(config.epochs)
+        ],
+        lambda plan: (asked_hidden([train[i] for i in part], vocab, draw) for part in plan),
+        lambda: nats(model, asked, fast_stack_loss),
+        fast_stack_loss,
+    )
+    save_tensors(path, weights(model), key)
+    return model
+
+
+# Classifiers.
+
+
+@dataclass
+class Labelled:
+    """Captions with a gap, ids (B, T), and whether each is plural, (B,) of 0 and 1."""
+
+    ids: Tensor
+    plural: Tensor
+
+    @property
+    def ntokens(self) -> int:
+        """What the loss is divided by."""
+        return len(self.plural)
+
+
+def labelled(items: Sequence[GapItem], tokenizer: BPETokenizer) -> Labelled:
+    """A row each: `<s>`, the pieces before the gap, the gap (id V), those behind it, `</s>`."""
+    rows = []
+    for item in items:
+        before, behind = (tokenizer.encode(" ".join(part)) for part in (item.before, item.behind))
+        rows.append([BOS, *before, len(tokenizer), *behind, EOS])
+    return Labelled(pad_rows(rows), torch.tensor([float(item.plural) for item in items]))
+
+
+def number_loss(
+    model: NumberClassifier, batch: Labelled, criterion: LabelSmoothing
+) -> tuple[Tensor, Tensor]:
+    """The sum of −ln p of what is right, twice: nothing is smoothed."""
+    logits = model(batch.ids)
+    loss = F.binary_cross_entropy_with_logits(logits, batch.plural.to(logits), reduction="sum")
+    return loss, loss
+
+
+def parts(items: Sequence[GapItem], tokenizer: BPETokenizer, size: int = 64) -> Iterable[Labelled]:
+    """All items, some at a time."""
+    return (labelled(items[i : i + size], tokenizer) for i in range(0, len(items), size))
+
+
+def drawn(count: int, rng: random.Random) -> list[list[int]]:
+    """A round: batches of all `count` items in random order, again and again if they are few."""
+    times = max(1, ROUND // count)
+    order = [i for _ in range(times) for i in rng.sample(range(count), count)]
+    return [order[i : i + TOGETHER] for i in range(0, len(order), TOGETHER)]
+
+
+def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretrained: bool) -> Run:
+    """An encoder on labelled `items`, from the masked model's weights or from scratch."""
+    gap, val = len(gaps.tokenizer), [*parts(gaps.items["val"], gaps.tokenizer)]
+    torch.manual_seed(config.seed)
+    fresh = partial(one_stack, config, gap + 1)
+    began = masked_model(replace(MASKED, corpus=config.corpus), gaps) if pretrained else fresh()
+    torch.manual_seed(config.seed)
+    model = NumberClassifier(began, gap)
+    rounds = [drawn(len(items), random.Random(f"{config.seed}:{i}")) for i in range(ROUNDS)]
+    config = replace(config, warmup=len(rounds[0]) * ROUNDS // 10)
+
+    def train() -> tuple[NumberClassifier, list[float], list[float]]:
+        losses = fit_best(
+            model,
+            config,
+            rounds,
+            lambda plan: (labelled([items[i] for i in part], gaps.tokenizer) for part in plan),
+            lambda: nats(model, val, number_loss),
+            number_loss,
+        )
+        return model, *losses
+
+    @torch.no_grad()
+    def logits(some: Sequence[GapItem]) -> Tensor:
+        with dropout_off(model):
+            return torch.cat([model(part.ids) for part in parts(some, gaps.tokenizer)])
+
+    return found_by(train, lambda model: shares(logits, gaps.items))
+
+
+def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
+    """Bags of words on labelled `items`; of them the one whose penalty does best on validation."""
+    val = gaps.items["val"]
+    bags = {penalty: fit_bag_of_words(items, penalty) for penalty in PENALTIES}
+    best = max(bags, key=lambda penalty: share_right(bags[penalty](val), val))
+    return {"penalty": best} | shares(bags[best], gaps.items)
+
+
+def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+    """All that is wanted by now: the bags, each encoder's sweeps, then the draws that count."""
+    plan = Wanted(runs)
+    plan.wanted += [{"row": BAG, "labels": n, "seed": seed} for n, seed in product(LABELS, DRAWS)]
+    for row, labels in product((PRETRAINED, SCRATCH), LABELS):
+        place = {"row": row, "labels": labels}
+        plan.seeds(plan.sweep(BASE.lr, **place), DRAWS, **place)
+    return plan.wanted
+
+
+def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+    """One run of the study."""
+    gaps = gaps_of(setting["corpus"], setting["vocab"])
+    known = gaps.items["train"]
+    some = random.Random(wanted["seed"]).sample(known, wanted["labels"] or len(known))
+    if wanted["row"] == BAG:
+        return bag_run(gaps, some)
+    config = replace(TrainConfig(**setting), lr=wanted["lr"], seed=wanted["seed"])
+    return encoder_run(config, gaps, some, wanted["row"] == PRETRAINED)
+
+
+study = partial(go_on, module=__name__, name="classify", base=BASE, plan=wanted_runs, work=work)
+main = Command(
+    __name__, Hours, study, "Train encoders and bags of words to tell number.", interrupted=GOES_ON
+)

@@ -1,0 +1,191 @@
+"""A small language model, and tables of counts (chapter 17): `python -m scripts.studies.gpt`.
+
+The rate is swept in short trainings, and dropout chosen in long ones. What counts are three fresh
+seeds. The tables take seconds. Runs that are on record aren't done again, so the hours may come in
+pieces.
+"""
+
+if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
+    from scripts.book.command import launch
+
+    raise SystemExit(launch("scripts.studies.gpt"))
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from torch import Tensor
+
+from scripts.book.command import GOES_ON, Command
+from scripts.ch01_attention import subsequent_mask
+from scripts.ch06_training import Batch, LabelSmoothing
+from scripts.ch07_multi30k import Example
+from scripts.ch17_small_gpt import (
+    Asked,
+    Characters,
+    KneserNey,
+    OneStack,
+    bits_per_character,
+    gram_counts,
+    row_nats,
+    sample_texts,
+)
+from scripts.ch19_ablations import STUDY, StudyRow
+from scripts.corpora.load import load_corpus
+from scripts.engine.data import TrainingData
+from scripts.engine.losses import LossOf
+from scripts.engine.models import Trained
+from scripts.engine.scores import held_out_splits
+from scripts.engine.settings import TrainConfig
+from scripts.studies.rows import SWEEP, Wanted, one_run
+from scripts.studies.runner import Hours, Run, go_on, these
+from scripts.studies.stacks import fast_stack_loss, one_stack
+
+LONGEST = 250  # characters of a caption; a few are longer, and cut
+BASE = replace(
+    STUDY,
+    layers=4,
+    d_model=128,
+    d_ff=512,
+    dropout=0.1,
+    smoothing=0.0,
+    epochs=24,
+    lr=2e-3,
+    warmup=400,
+    precision="bf16",
+    name="gpt",
+)
+SHORT = 6  # passes of the trainings that choose the rate
+DROPOUTS = (0.0, 0.1, 0.2)
+MODEL, COUNTS, PPM = "mini-GPT", "n-grams", "PPM"
+ORDERS = range(1, 11)  # of the n-gram models
+PPM_ORDERS = (4, 6, 8, 10, 12)
+TEMPERATURES = (0.5, 0.8, 1.0, 1.5)
+
+Texts = dict[str, list[str]]
+
+
+def texts_of(corpus: str) -> Texts:
+    """The English captions of training, validation and the first test split."""
+    pairs = load_corpus(corpus)
+    names = ("train", "val", held_out_splits(pairs)[0])
+    return {name: [english[:LONGEST] for _, english in pairs[name]] for name in names}
+
+
+@cache
+def letters_of(corpus: str) -> tuple[TrainingData, dict[str, list[list[int]]]]:
+    """What a model of characters reads: targets without a source; and each split's rows of ids."""
+    texts = texts_of(corpus)
+    characters = Characters(texts["train"])
+    rows = {name: [*map(characters.encode, lines)] for name, lines in texts.items()}
+    train, val = ([Example([], row) for row in rows[name]] for name in ("train", "val"))
+    return TrainingData({}, characters, train, val), rows
+
+
+# Tables.
+
+
+def counted(corpus: str) -> Run:
+    """Bits per character of n-gram models of each order, counted on the training captions."""
+    data, rows = letters_of(corpus)
+    counts, found = gram_counts(rows["train"], max(ORDERS)), []
+    for order in ORDERS:
+        model = KneserNey(counts[:order], len(data.tokenizer))
+        found.append({"order": order, "entries": sum(map(len, model.tables))})
+        for name in [*rows][1:]:
+            nats = [model.nats(row) for row in rows[name]]
+            found[-1][name] = round(bits_per_character(nats, rows[name]), 4)
+    return {"orders": found}
+
+
+def packed(corpus: str) -> Run:
+    """Bits per character of PPM (variant H): what the captions add to a packed training split."""
+    import pyppmd  # not on every machine
+
+    def size(text: str, order: int) -> int:
+        return len(pyppmd.compress(text.encode(), max_order=order, mem_size=2**28, variant="H"))
+
+    texts, found = texts_of(corpus), []
+    lines = {name: "".join(line + "\n" for line in part) for name, part in texts.items()}
+    for order in PPM_ORDERS:
+        found.append({"order": order})
+        for name in [*texts][1:]:
+            more = size(lines["train"] + lines[name], order) - size(lines["train"], order)
+            found[-1][name] = round(8 * more / len(lines[name]), 4)
+    return {"orders": found}
+
+
+# Models.
+
+
+class LanguageRow(StudyRow):
+    """One stack that is asked for the next character of a target."""
+
+    def build(self, config: TrainConfig, vocab: int) -> OneStack:
+        """The model over `vocab` characters, from the global seed."""
+        return one_stack(config, vocab, positions="learned", max_len=LONGEST + 2)
+
+    def loss_of(self, config: TrainConfig) -> LossOf:
+        """Chapter 17's question about chapter 6's batch, by the fast path."""
+        half = config.precision == "bf16"
+
+        def loss(model: OneStack, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
+            asked = Asked(batch.tgt, batch.tgt_y, subsequent_mask(batch.tgt.size(1)))
+            return fast_stack_loss(model, asked, criterion, half=half)
+
+        return loss
+
+
+def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
+    """Bits on both held-out splits; 200 texts at each temperature, of which some are kept."""
+    _, rows = letters_of(trained.config.corpus)
+    model, characters = trained.model, trained.tokenizer
+    bits = {
+        name: round(bits_per_character(row_nats(model, rows[name]), rows[name]), 4)
+        for name in [*rows][1:]
+    }
+    known, samples = {characters.decode(row) for row in rows["train"]}, {}
+    for temperature in TEMPERATURES:
+        drawn = sample_texts(model, 200, temperature, 1).tolist()
+        texts = [characters.decode(ids) for ids in drawn]
+        words = [word for text in texts for word in text.rstrip(".").lower().split()]
+        samples[f"{temperature:g}"] = {
+            "texts": texts[:3],
+            "copied": sum(text in known for text in texts),
+            "words": len(words),
+            "different words": len({*words}),
+        }
+    parameters = sum(p.numel() for p in model.parameters())
+    return bits | {"parameters": parameters, "samples": samples}
+
+
+def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+    """All that is wanted by now: the tables, the rate, the dropout; then the seeds."""
+    plan = Wanted(runs)
+    plan.wanted += [{"row": COUNTS}, {"row": PPM}]
+    rate = plan.sweep(BASE.lr, row=MODEL, epochs=SHORT, dropout=BASE.dropout)
+    if rate is not None:
+        place = {"row": MODEL, "epochs": BASE.epochs}
+        long = [place | {"lr": rate, "dropout": d, "seed": SWEEP} for d in DROPOUTS]
+        plan.wanted += long
+        done = [run for one in long for run in these(runs, **one)]
+        if len(done) == len(long):
+            best = min(done, key=lambda run: run["loss"] or float("inf"))["dropout"]
+            plan.seeds(rate, **place, dropout=best)
+    return plan.wanted
+
+
+def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+    """One run of the study."""
+    tables = {COUNTS: counted, PPM: packed}
+    if wanted["row"] in tables:
+        return tables[wanted["row"]](setting["corpus"])
+    data, _ = letters_of(setting["corpus"])
+    return one_run(LanguageRow("gpt"), setting, wanted, written, data)
+
+
+study = partial(go_on, module=__name__, name="gpt", base=BASE, plan=wanted_runs, work=work)
+main = Command(
+    __name__, Hours, study, "Train a small language model, and count.", interrupted=GOES_ON
+)

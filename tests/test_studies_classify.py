@@ -1,0 +1,109 @@
+"""Chapter 18's study: what classifiers are given, how they learn, and what they begin from."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from scripts.ch06_training import BOS, EOS
+from scripts.ch18_one_stack import NumberClassifier
+from scripts.corpora.gaps import gap_item
+from scripts.corpora.load import load_corpus
+from scripts.studies import classify
+from scripts.studies.rows import SWEEP
+from scripts.studies.runner import these
+from scripts.studies.stacks import one_stack
+
+SMALL = replace(
+    classify.BASE, corpus="sample", vocab=300, layers=1, d_model=16, d_ff=16, heads=2, epochs=1
+)
+
+
+@pytest.fixture
+def few(monkeypatch, tmp_path):
+    """Some pairs of the sample corpus, short trainings, and a folder of runs that is empty."""
+    corpus = {name: pairs[:400] for name, pairs in load_corpus("sample").items()}
+    monkeypatch.setattr(classify, "load_corpus", lambda name: corpus)
+    monkeypatch.setattr(classify, "MASKED", SMALL)
+    monkeypatch.setattr(classify, "ROUND", 64)
+    monkeypatch.setattr(classify, "ROUNDS", 3)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    classify.gaps_of.cache_clear()
+    yield classify.gaps_of("sample", 300)
+    classify.gaps_of.cache_clear()
+
+
+def test_a_caption_is_read_with_one_gap(few):
+    items = [gap_item("Zwei Hunde laufen durch den Park."), gap_item("Ein Mann sitzt da.")]
+    batch = classify.labelled(items, few.tokenizer)
+    assert batch.plural.tolist() == [1, 0] and batch.ntokens == 2
+    assert ((batch.ids == len(few.tokenizer)).sum(1) == 1).all()
+    assert (batch.ids[:, 0] == BOS).all() and ((batch.ids == EOS).sum(1) == 1).all()
+
+
+def test_the_loss_is_minus_log_p_of_the_right_number(few, float64):
+    torch.manual_seed(0)
+    model = NumberClassifier(one_stack(SMALL, len(few.tokenizer) + 1), len(few.tokenizer)).eval()
+    torch.nn.init.normal_(model.head.weight)
+    batch = classify.labelled(few.items["val"][:6], few.tokenizer)
+    p = model(batch.ids).sigmoid()
+    right = torch.where(batch.plural.bool(), p, 1 - p)
+    torch.testing.assert_close(
+        classify.number_loss(model, batch, None)[0], -right.log().sum(), check_dtype=False
+    )
+
+
+def test_a_round_has_every_caption_equally_often():
+    for count in (10, 500):
+        order = [i for part in classify.drawn(count, classify.random.Random(0)) for i in part]
+        times = max(1, classify.ROUND // count)
+        assert sorted(order) == sorted([*range(count)] * times)
+
+
+def test_the_masked_model_is_trained_once_and_is_where_the_pretrained_begin(few, monkeypatch):
+    first = classify.masked_model(SMALL, few)
+    with monkeypatch.context() as patch:
+        patch.setattr(classify, "fit_best", None)  # whoever trains now fails
+        again = classify.masked_model(SMALL, few)
+    assert all(map(torch.equal, first.parameters(), again.parameters()))
+    begun = []
+    monkeypatch.setattr(
+        classify, "fit_best", lambda model, *rest: begun.append(model) or ([1.0], [1.0])
+    )
+    for row in (classify.PRETRAINED, classify.SCRATCH):
+        wanted = {"row": row, "labels": 50, "lr": 1e-3, "seed": 1}
+        classify.work(asdict(SMALL), wanted)
+    assert [
+        all(map(torch.equal, first.parameters(), model.encoder.parameters())) for model in begun
+    ] == [True, False]
+
+
+@pytest.mark.parametrize("row", [classify.BAG, classify.SCRATCH, classify.PRETRAINED])
+def test_each_kind_learns_from_the_same_captions(few, row, monkeypatch):
+    met = []
+    for name in ("bag_run", "encoder_run"):
+        kind = getattr(classify, name)
+        at = 1 if name == "bag_run" else 2
+        monkeypatch.setattr(
+            classify, name, lambda *given, k=kind, at=at: met.append(given[at]) or k(*given)
+        )
+    found = classify.work(asdict(SMALL), {"row": row, "labels": 60, "lr": 5e-3, "seed": 3})
+    assert len({*met[0]}) > 40 and met[0][:2] == few_draw(few)[:2]
+    assert all(0.3 < found[name] <= 1 for name in ("val", "test"))
+
+
+def few_draw(few):
+    return classify.random.Random(3).sample(few.items["train"], 60)
+
+
+def test_each_encoder_has_its_sweep_for_each_number_of_labels():
+    runs = []
+    while missing := [one for one in classify.wanted_runs(runs) if not these(runs, **one)]:
+        runs += [one | {"loss": abs(one.get("lr", 0) - classify.BASE.lr)} for one in missing]
+    for row in (classify.SCRATCH, classify.PRETRAINED):
+        for labels in classify.LABELS:
+            place = these(runs, row=row, labels=labels)
+            assert len({run["lr"] for run in place if run["seed"] == SWEEP}) == 3
+            counted = [run for run in place if run["seed"] != SWEEP]
+            assert [run["seed"] for run in counted] == [*classify.DRAWS]
+    assert len(these(runs, row=classify.BAG)) == len(classify.LABELS) * len(classify.DRAWS)
