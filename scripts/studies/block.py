@@ -41,7 +41,7 @@ from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import SWEEP, Wanted, one_run
 from scripts.studies.runner import Hours, Run, go_on, these
 
-BASE = replace(STUDY, dropout=0.0, path="textbook", name="block")
+BASE = replace(STUDY, epochs=3, dropout=0.0, path="textbook", name="block")
 SHORT, LONG = BASE.epochs, 3 * BASE.epochs
 LONG_DROPOUTS = (0.0, 0.1)
 BALANCE = 0.01  # what an unequal use of experts costs a token, beside its loss

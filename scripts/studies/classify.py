@@ -13,7 +13,7 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from typing import Any
@@ -22,20 +22,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command
-from scripts.book.files import writable
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import BPETokenizer, Example, pad_rows, token_batches
 from scripts.ch08_decoding import dropout_off
-from scripts.ch17_small_gpt import OneStack
+from scripts.ch17_small_gpt import Asked, OneStack
 from scripts.ch18_one_stack import NumberClassifier, asked_hidden, fit_bag_of_words, share_right
 from scripts.ch19_ablations import STUDY
 from scripts.corpora.gaps import GapItem, german_gaps
 from scripts.corpora.load import load_corpus
-from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 from scripts.engine.settings import TrainConfig
-from scripts.studies.rows import Wanted, fit_best, found_by, nats
+from scripts.studies.rows import Wanted, fit_best, found_by, nats, trained_once
 from scripts.studies.runner import Hours, Run, go_on
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
@@ -85,37 +82,33 @@ def shares(
 
 
 def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
-    """A stack that has learned to fill gaps; trained where there is none in the folder of runs."""
-    vocab = len(gaps.tokenizer)
+    """A stack that has learned to fill gaps; trained where no run has done it before."""
+    vocab, encode = len(gaps.tokenizer), gaps.tokenizer.encode
+    rows = {
+        name: [[BOS, *encode(text)[:250], EOS] for text in gaps.texts[name]]
+        for name in ("train", "val")
+    }
+    examples = {name: [Example([], row) for row in part] for name, part in rows.items()}
+    draw, fixed = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(0)
+
+    def ask(name: str, part: Sequence[int], generator: torch.Generator) -> Asked:
+        return asked_hidden([rows[name][i] for i in part], vocab, generator)
+
+    def train_it(model: OneStack) -> None:
+        val = [ask("val", part, fixed) for part in token_batches(examples["val"], 1024)]
+        orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(config.epochs)]
+        fit_best(
+            model,
+            config,
+            [token_batches(examples["train"], config.max_tokens, rng) for rng in orders],
+            lambda plan: (ask("train", part, draw) for part in plan),
+            lambda: nats(model, val, fast_stack_loss),
+            fast_stack_loss,
+        )
+
     torch.manual_seed(config.seed)
     model = one_stack(config, vocab + 1)  # the pieces and the gap
-    path = writable(runs_folder() / f"masked-{config.corpus}") / "model.safetensors"
-    key = {"config": str(asdict(config))}
-    if path.is_file() and load_tensors(path)[1] == key:
-        load_weights(model, load_tensors(path)[0], path)
-        return model
-    train, val = (
-        [[BOS, *gaps.tokenizer.encode(text)[:250], EOS] for text in gaps.texts[name]]
-        for name in ("train", "val")
-    )
-    draw, fixed = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(0)
-    examples, others = ([Example([], row) for row in rows] for rows in (train, val))
-    asked = [
-        asked_hidden([val[i] for i in part], vocab, fixed) for part in token_batches(others, 1024)
-    ]
-    fit_best(
-        model,
-        config,
-        [
-            token_batches(examples, config.max_tokens, random.Random(i))
-            for i in range(config.epochs)
-        ],
-        lambda plan: (asked_hidden([train[i] for i in part], vocab, draw) for part in plan),
-        lambda: nats(model, asked, fast_stack_loss),
-        fast_stack_loss,
-    )
-    save_tensors(path, weights(model), key)
-    return model
+    return trained_once(f"masked-{config.corpus}", model, config, train_it)
 
 
 # Classifiers.

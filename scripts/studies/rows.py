@@ -7,6 +7,7 @@ the chapters; which of them are trained, at which rate and with which seeds, by 
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from scripts import runs_folder
+from scripts.book.files import writable
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import LabelSmoothing, run_epoch
 from scripts.ch07_multi30k import token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
 from scripts.ch20_scaling import part_of
+from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 from scripts.engine.data import TrainingData, batches_of, epoch_plan, prepare
 from scripts.engine.losses import LossOf
 from scripts.engine.models import Trained
@@ -166,19 +170,35 @@ def one_run(
     return found_by(partial(train_row, row, config, read), scored)
 
 
+def trained_once(
+    name: str, model: nn.Module, config: TrainConfig, train: Callable[[nn.Module], Any]
+) -> nn.Module:
+    """`model` with the weights that `train` gives it, which other runs may need, too.
+
+    They are kept below the folder of runs, and only read where they are of the same `config`.
+    """
+    path, key = writable(runs_folder() / "kept") / f"{name}.safetensors", asdict(config)
+    if path.is_file() and load_tensors(path)[1] == key:
+        load_weights(model, load_tensors(path)[0], path)
+    else:
+        train(model)
+        save_tensors(path, weights(model), key)
+    return model
+
+
 class Wanted:
     """A plan in the making: the runs wanted by now, of which some wait for a sweep to end."""
 
     def __init__(self, runs: Sequence[Run]):
         self.runs, self.wanted = runs, []
 
-    def sweep(self, start: float, **place: Any) -> float | None:
+    def sweep(self, start: float, by: str = "loss", **place: Any) -> float | None:
         """The best rate of the row at `place`, once it is known; until then its runs are wanted."""
         place |= {"seed": SWEEP}
         done = these(self.runs, **place)
-        rates = sweep(done, start)
+        rates = sweep(done, start, by)
         self.wanted += [place | {"lr": rate} for rate in rates]
-        return best_rate(done) if {*rates} <= {run["lr"] for run in done} else None
+        return best_rate(done, by) if {*rates} <= {run["lr"] for run in done} else None
 
     def seeds(self, rate: float | None, seeds: Sequence[int] = SEEDS, **place: Any) -> None:
         """The runs that count, once the rate is known."""

@@ -51,15 +51,15 @@ def these(runs: Sequence[Run], **wanted: Any) -> list[Run]:
     return [run for run in runs if wanted.items() <= run.items()]
 
 
-def best_rate(runs: Sequence[Run]) -> float:
-    """The rate of the run with the lowest loss; one that diverged has none.
+def best_rate(runs: Sequence[Run], by: str = "loss") -> float:
+    """The rate of the run in which `by` is lowest; one that diverged has none.
 
     Raises ValueError where all have diverged.
     """
-    return min((run for run in runs if run["loss"] is not None), key=lambda run: run["loss"])["lr"]
+    return min((run for run in runs if run["loss"] is not None), key=lambda run: run[by])["lr"]
 
 
-def sweep(runs: Sequence[Run], start: float) -> list[float]:
+def sweep(runs: Sequence[Run], start: float, by: str = "loss") -> list[float]:
     """The rates to try: `start` and its neighbours by a factor of two, then on beyond the best.
 
     `runs` are those done so far. It is over when it names no rate that they lack: then the best
@@ -67,7 +67,7 @@ def sweep(runs: Sequence[Run], start: float) -> list[float]:
     """
     rates, tried = {start / 2, start, 2 * start}, {run["lr"] for run in runs}
     if rates <= tried:
-        best = best_rate(runs)
+        best = best_rate(runs, by)
         rates |= {best / 2, 2 * best}
     return sorted(rates)
 

@@ -1,0 +1,101 @@
+"""The study of chapter 21: what each row learns from, and the models that others need."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from scripts import ROOT
+from scripts.ch07_multi30k import encode_pairs
+from scripts.ch20_scaling import part_indices
+from scripts.corpora.load import load_corpus
+from scripts.engine.data import TrainingData
+from scripts.engine.models import load_model
+from scripts.studies import recipes
+from scripts.studies.recipes import ALL, GREEDY, MORE, PART, REVERSE, RISK, SAMPLED, TAUGHT
+from scripts.studies.rows import SEEDS, SWEEP
+from scripts.studies.runner import these
+
+SETTING = asdict(
+    replace(recipes.BASE, corpus="sample", d_model=16, d_ff=16, heads=2, layers=1, epochs=1)
+)
+
+
+@pytest.fixture
+def few(monkeypatch, tmp_path):
+    """Forty pairs of the sample corpus, of which ten are known, in the shipped model's pieces."""
+    tokenizer = load_model(ROOT / "models" / "sample-de-en").tokenizer
+    pairs = load_corpus("sample")["train"][:40]
+    corpus = {"train": pairs, "val": pairs[:8]}
+    encoded = [encode_pairs(corpus[split], tokenizer) for split in ("train", "val")]
+    data = TrainingData(corpus, tokenizer, *encoded)
+    monkeypatch.setattr(recipes, "data_of", lambda corpus, vocab: data)
+    monkeypatch.setattr(recipes, "SHARE", 4)
+    monkeypatch.setattr(recipes, "PASSES", 2)
+    options = recipes.RecipeOptions
+    small = {"risk_steps": 2, "risk_sentences": 2, "candidates": 2}
+    monkeypatch.setattr(recipes, "RecipeOptions", lambda **more: options(**small | more))
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    recipes.teacher_texts.cache_clear()
+    yield data
+    recipes.teacher_texts.cache_clear()
+
+
+def place(row, seed=1):
+    more = {"reverse_lr": 2e-3} if row in (GREEDY, SAMPLED) else {}
+    more |= {"before_lr": 2e-3} if row in (MORE, RISK) else {}
+    return {"row": row, "lr": 1e-3, "seed": seed} | more
+
+
+def test_what_each_row_learns_from(few):
+    known = part_indices(40, 4)
+    read = {row: recipes.read_by(SETTING, place(row))[0] for row in (ALL, PART, REVERSE, GREEDY)}
+    assert read[ALL] is few
+    people = [few.corpus["train"][i] for i in known]
+    assert read[PART].corpus["train"] == people
+    assert read[REVERSE].corpus["train"] == [(english, german) for german, english in people]
+    back = read[GREEDY].corpus["train"]
+    assert [pair for i, pair in enumerate(back) if i in known] == people
+    assert [e for _, e in back] == [e for _, e in few.corpus["train"]]  # people's on this side
+    taught, said = recipes.read_by(SETTING, place(TAUGHT))
+    assert [g for g, _ in taught.corpus["train"]] == [g for g, _ in few.corpus["train"]]
+    assert said["teacher"]["model"] == "sample-de-en" and said["train_bleu"] > 50
+
+
+def test_a_model_that_others_need_is_trained_once(few, monkeypatch):
+    first = recipes.kept_model(SETTING, REVERSE, 2e-3, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(recipes, "train_row", None)  # whoever trains now fails
+        again = recipes.kept_model(SETTING, REVERSE, 2e-3, 1)
+        texts = recipes.reverse_texts(SETTING, place(GREEDY, SWEEP))
+        assert len(texts) == 30 and texts == recipes.reverse_texts(SETTING, place(GREEDY))
+        assert texts != recipes.reverse_texts(SETTING, place(SAMPLED))
+        with pytest.raises(TypeError):
+            recipes.kept_model(SETTING, REVERSE, 2e-3, 2)  # another seed
+    for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert a.equal(b)
+
+
+@pytest.mark.parametrize("row", [ALL, TAUGHT, PART, REVERSE, SAMPLED, MORE, RISK])
+def test_each_row_is_scored_where_it_counts(few, row):
+    found = recipes.work(SETTING, place(row))
+    assert {"loss", "bleu", "chrf", "risk", "words"} <= {*found}
+    assert ("loss_teacher" in found) == (row in (ALL, TAUGHT))
+    assert ("back_bleu" in found) == (row == SAMPLED)
+    swept = recipes.work(SETTING, place(row, SWEEP))
+    assert ("risk" in swept) == (row in (MORE, RISK))  # the mark by which its rate is chosen
+
+
+def test_what_others_need_comes_first_and_each_row_has_its_sweep():
+    runs = []
+    while missing := [one for one in recipes.wanted_runs(runs) if not these(runs, **one)]:
+        first = missing[0]
+        loss = 1 + abs(first["lr"] - 2 * recipes.BASE.lr)
+        runs.append(first | {"loss": loss, "risk": 1 + abs(first["lr"] - recipes.TUNING_LR / 2)})
+    for row in (ALL, PART, REVERSE, TAUGHT, GREEDY, SAMPLED, MORE, RISK):
+        counted = [run for run in these(runs, row=row) if run["seed"] != SWEEP]
+        best = recipes.TUNING_LR / 2 if row in (MORE, RISK) else 2 * recipes.BASE.lr
+        assert [(run["seed"], run["lr"]) for run in counted] == [(seed, best) for seed in SEEDS]
+        assert len(these(runs, row=row, seed=SWEEP)) >= 3
+    assert {run["reverse_lr"] for run in these(runs, row=GREEDY)} == {2 * recipes.BASE.lr}
+    assert {run["before_lr"] for run in these(runs, row=RISK)} == {2 * recipes.BASE.lr}
+    assert {*recipes.AGAINST} < {run["row"] for run in runs}
