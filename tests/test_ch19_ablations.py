@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import ROOT
+from saying import ran
 from scipy.stats import t as student
 from torch.nn import functional as F
 
@@ -244,3 +245,53 @@ def test_the_chart_draws_every_run_and_cuts_only_what_it_marks(record):
 
 def test_the_makefile_starts_the_study():
     assert "-m scripts.studies.table3" in (ROOT / "Makefile").read_text("utf-8")
+
+
+# What the chapter says.
+
+
+def test_what_the_chapter_says_of_chance():
+    alarms = ran("ch19").alarms
+    assert alarms["all rows together"] <= 10 < 70 < alarms["each row at 5%"] < 90
+
+
+def test_what_the_chapter_says_of_the_base_and_of_rates():
+    said = ran("ch19")
+    table = said.of_base.pivot(index="dropout", columns="lr", values="loss")
+    assert (table.diff().iloc[1:] > 0).all(axis=None) and (table.idxmin(axis=1) == 0.0084).all()
+    assert table.min(axis=1).round(2).tolist() == [2.10, 2.17, 2.28, 2.52]
+    rates, gain = said.rates["best rate"] / said.rate, said.rates["gain"]
+    assert rates[rates != 1].round(3).to_dict() == {
+        "1 layer": 2,
+        "d_model 32": 2,
+        "d_model 128": 0.5,
+        "no residual": 0.125,
+        "post-norm": 0.5,
+        "post-norm, no warm-up": 0.5,
+    }
+    assert gain["post-norm, no warm-up"] > 1.4 and gain["d_model 128"].round(2) == 0.18
+
+
+def test_what_the_chapter_says_of_rows():
+    said = ran("ch19")
+    difference, verdict, bleu = said.judgement["difference"], said.judgement["verdict"], said.bleus
+    assert verdict.index[0] == "d_model 128" and set(verdict[:2]) == {"better"}
+    noise = {"d_ff 512", "learned positions", "2 heads", "1 head", "8 heads"}
+    assert {*verdict.index[verdict == "within noise"]} == noise | {"no positions in the decoder"}
+    wanted = {
+        "d_model 128": -0.24, "d_model 32": 0.39, "d_ff 128": 0.05, "no √d_k": 0.23,
+        "post-norm": 0.15, "post-norm, no warm-up": 0.32, "no warm-up": 0.18, "1 layer": 0.10,
+        "4 layers": 0.04, "dropout 0.1": 0.19, "no smoothing": -0.07, "smoothing 0.2": 0.14,
+    }  # fmt: skip
+    assert difference[[*wanted]].round(2).to_dict() == wanted
+    rounded = {name: round(score, 1) for name, score in bleu.items()}
+    assert (rounded["d_model 128"], rounded[THE_BASE]) == (33.1, 30.1)
+    assert rounded["no residual"] < 2 and 25 < rounded["no positions in the encoder"] < 25.5
+    assert abs(bleu["no smoothing"] - bleu[THE_BASE]) < 0.5
+    assert abs(bleu["smoothing 0.2"] - bleu[THE_BASE]) < 0.5
+    assert said.judgement["paper's"]["dropout 0.1"].round(2) == -0.16
+    assert 0.3 < said.share < 0.36
+    assert {"4 layers", "dropout 0.1"} < {*said.signs[~said.signs].index}
+    changed = said.again[said.again != verdict[said.again.index]]
+    assert {*changed.index} == {"d_ff 512", "no positions in the decoder"}
+    assert 0.02 < said.single < 0.03 < 0.04 < said.first < 0.05

@@ -368,6 +368,7 @@ def test_what_the_chapter_says_of_muon():
     assert round(brief.difference, 1) == 1.4 and not brief.told
     rows = {row["rung"]: row for row in ladder_table()}
     assert -4 < rows["muon"]["gain"] < -3 and rows["reverse"]["gain"] is None
+    assert 2 < rows["reverse-adam"]["val_bleu"] - rows["reverse"]["val_bleu"] < 2.5
     runs = {name: load_record(f"ladder-{name}-1") for name in ("small", "muon")}
     losses = {name: round(run["history"][-1]["train_loss"], 2) for name, run in runs.items()}
     assert losses == {"small": 2.23, "muon": 2.52}
@@ -376,7 +377,11 @@ def test_what_the_chapter_says_of_muon():
 
 def test_what_the_chapter_says_of_diversification():
     rows = {row["rung"]: row for row in ladder_table()}
-    assert round(rows["diverse"]["gain"], 1) == 0.8
+    gains = {name: round(rows[name]["gain"], 1) for name in ("diverse", "diverse-more", "long")}
+    assert gains == {"diverse": 0.8, "diverse-more": 0.5, "long": 0.4}
+    assert round(rows["diverse-more"]["beam"] - rows["small"]["beam"], 1) == 1.3
+    assert rows["diverse-more"]["beam"] == max(row["beam"] for row in rows.values())
+    assert rows["long"]["epochs"] == rows["small"]["epochs"] + 10
     assert 1.4 < rows["diverse"]["hours"] / rows["small"]["hours"] < 1.6
     run = load_record("ladder-diverse-1")
     assert (run["train_pairs"], len(run["history"])) == (81_378, 9)

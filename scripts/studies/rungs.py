@@ -141,6 +141,7 @@ def ladder_table(folder: Path = RESULTS, prefix: str = "ladder") -> list[dict[st
                 "epochs": max(len(run["history"]) for run in runs),
                 "hours": round(sum(run.get("hours", run["seconds"] / 3600) for run in runs), 2),
                 "val_bleu": bleu["mean"],
+                "beam": round(statistics.mean(run["val_bleu_beam"] for run in runs), 3),
                 "deviation": bleu["deviation"],
                 "each": bleu["each"],
                 "gain": round(bleu["mean"] - base, 2) if compares else None,
