@@ -19,6 +19,7 @@ from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
 from scripts.studies.rows import SWEEP, Wanted, one_run
 from scripts.studies.runner import Hours, Run, go_on, these
 
+BASE = STUDY
 DROPOUTS = (0.0, 0.05, 0.1, 0.2)
 SWEPT = ("1 layer", "4 layers", "d_model 32", "d_model 128", "d_ff 128", "d_ff 512")
 SWEPT += ("no residual", "no √d_k", "no warm-up", "post-norm", "post-norm, no warm-up")
@@ -47,5 +48,5 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(STUDY_ROWS[wanted["row"]], setting, wanted)
 
 
-study = partial(go_on, module=__name__, name="table3", base=STUDY, plan=wanted_runs, work=work)
+study = partial(go_on, module=__name__, name="table3", base=BASE, plan=wanted_runs, work=work)
 main = Command(__name__, Hours, study, "Train Table 3's rows.", interrupted=GOES_ON)
