@@ -88,11 +88,11 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # |---|---|---|---|
 # | distillation by sequences (Kim and Rush 2016) | a translation of each source | a smaller model | yes |
 # | distillation by words (Hinton et al. 2015) | a probability for each next word | a smaller model | no |
-# | data diversification (Nguyen et al. 2020) | both sides once more | the same kind of model | no |
+# | data diversification (Nguyen et al. 2020) | both sides once more | the same kind of model | on the ladder, at the end |
 # | back-translation (Sennrich et al. 2016) | a source for each target that lacks one | the forward model | yes |
 # | minimum risk (Shen et al. 2016) | several attempts at each source | the model that wrote them | yes |
 #
-# Three of the five are measured in one record, `recipes-multi30k`. The model there is [chapter 19](ch19_ablations.ipynb)'s small one, trained for two passes over Multi30k, with two seeds a row. Each row names the row that it has to beat. The verdict, on BLEU, is that of [`verdict.py`](../scripts/studies/verdict.py): one spread between seeds, all comparisons tested together.
+# Three of the five are measured in one record, `recipes-multi30k`. The model there is the small one of [chapter 20](ch20_scaling.ipynb), trained for two passes over Multi30k, with two seeds a row. Each row names the row that it has to beat. The verdict, on BLEU, is that of [`verdict.py`](../scripts/studies/verdict.py): one spread between seeds, all comparisons tested together.
 #
 # Steps are equal, costs aren't: 200 steps of minimum risk took over ten times as long as 200 of cross-entropy, and the training of teacher and reverse model isn't counted.
 

@@ -117,6 +117,20 @@ def test_training_stops_when_patience_is_at_its_end_and_keeps_the_best(tiny_data
     assert not all(map(torch.equal, model.parameters(), seen[-1]))
 
 
+def test_the_rate_runs_down_over_the_steps_that_are_made(tiny_data, monkeypatch):
+    """Several batches in a step are one step."""
+    real, totals, steps = rows.learning_rate, [], []
+
+    def counted(config, total):
+        totals.append(total)
+        return lambda step: steps.append(step) or real(config, total)(step)
+
+    monkeypatch.setattr(rows, "learning_rate", counted)
+    config = replace(ONE_PASS, d_model=16, d_ff=16, heads=2, max_tokens=256, accumulate=2)
+    train_row(StudyRow("base"), config, part_of(tiny_data, 5))
+    assert totals == [max(steps) - 1] and totals[0] > 1  # one more is asked for, and not made
+
+
 def test_runs_are_told_apart():
     runs = study_runs(StudyOptions(seeds=2))
     assert len({json.dumps(run.key, sort_keys=True) for run in runs}) == len(runs)

@@ -137,15 +137,9 @@ class LanguageRow(StudyRow):
         return loss
 
 
-def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
-    """Bits on both held-out splits; 200 texts at each temperature, of which some are kept."""
-    _, rows = letters_of(trained.config.corpus)
-    model, characters = trained.model, trained.tokenizer
-    bits = {
-        name: round(bits_per_character(row_nats(model, rows[name]), rows[name]), 4)
-        for name in [*rows][1:]
-    }
-    known, samples = {characters.decode(row) for row in rows["train"]}, {}
+def samples_of(model: OneStack, characters: Characters, rows: Sequence[Sequence[int]]) -> Run:
+    """At each temperature three texts of 200, and what all are like beside the training `rows`."""
+    known, samples = {characters.decode(row) for row in rows}, {}
     for temperature in TEMPERATURES:
         drawn = sample_texts(model, 200, temperature, 1).tolist()
         texts = [characters.decode(ids) for ids in drawn]
@@ -156,8 +150,22 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
             "words": len(words),
             "different words": len({*words}),
         }
+    return samples
+
+
+def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
+    """Bits on both held-out splits, and what the model writes."""
+    _, rows = letters_of(trained.config.corpus)
+    model, characters = trained.model, trained.tokenizer
+    bits = {
+        name: round(bits_per_character(row_nats(model, rows[name]), rows[name]), 4)
+        for name in [*rows][1:]
+    }
     parameters = sum(p.numel() for p in model.parameters())
-    return bits | {"parameters": parameters, "samples": samples}
+    return bits | {
+        "parameters": parameters,
+        "samples": samples_of(model, characters, rows["train"]),
+    }
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:

@@ -169,8 +169,9 @@ def tuned(setting: Mapping[str, Any], wanted: Run) -> Run:
     data, seed = data_of(setting["corpus"], setting["vocab"]), wanted["seed"]
     before = kept_model(setting, ALL, wanted["before_lr"], seed)
     options = RecipeOptions(corpus=setting["corpus"], risk_lr=wanted["lr"])
-    by_risk = partial(minimum_risk, data.tokenizer, options, seed)
-    loss_of = by_risk() if wanted["row"] == RISK else cross_entropy(before.config)
+    loss_of = cross_entropy(before.config)
+    if wanted["row"] == RISK:
+        loss_of = minimum_risk(data.tokenizer, options, seed)
 
     def train() -> tuple[EncoderDecoder, list[float], list[float]]:
         model = fine_tuned(before, data.train, loss_of, options, seed)

@@ -56,7 +56,7 @@ def fit_best(
     gradient overflowed.
     """
     optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
-    rate_at = learning_rate(config, sum(map(len, plans)))
+    rate_at = learning_rate(config, sum(map(len, plans)) // config.accumulate)
     scheduler = LambdaLR(optimizer, lambda done: rate_at(done + 1))
     how = {"clip": config.clip, "loss_of": loss_of, "accumulate": config.accumulate}
     losses, trained = [], []

@@ -47,7 +47,6 @@ from scripts.ch17_small_gpt import (
     bits_per_character,
     gram_counts,
     row_nats,
-    sample_texts,
 )
 from scripts.ch18_one_stack import (
     NumberClassifier,
@@ -69,13 +68,13 @@ from scripts.engine.scores import corpus_bleu, held_out_splits
 from scripts.engine.searching import cached_greedy
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, learning_rate, pick_device
 from scripts.engine.steps import set_rate
+from scripts.studies.gpt import samples_of
 from scripts.studies.learning import kept_at
 from scripts.studies.runner import Run
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 Rows = dict[str, list[list[int]]]  # a split's texts in characters
 
-TEMPERATURES = (0.5, 0.8, 1.0, 1.5)
 ORDERS = range(1, 11)  # of the n-gram models
 PENALTIES = (0.01, 0.1, 1.0, 10.0)  # of the bags of words
 LABELS = (100, 1000)  # how many labelled captions a classifier gets; then all
@@ -240,22 +239,10 @@ def gpt_run(config: TrainConfig, characters: Characters, rows: Rows, test: str) 
         fast_stack_loss,
         lambda model: {"val_bits": bits(model, "val")},
     )
-    known = {characters.decode(row) for row in rows["train"]}
-    samples = {}
-    for temperature in TEMPERATURES:
-        drawn = sample_texts(model, 200, temperature, 1).tolist()
-        texts = [characters.decode(ids) for ids in drawn]
-        words = [word for text in texts for word in text.rstrip(".").lower().split()]
-        samples[f"{temperature:g}"] = {
-            "texts": texts[:3],
-            "copied": sum(text in known for text in texts),
-            "words": len(words),
-            "different words": len(set(words)),
-        }
     return found | {
         "val": found["history"][-1]["val_bits"],
         test: bits(model, test),
-        "samples": samples,
+        "samples": samples_of(model, characters, rows["train"]),
         "seconds": round(time.perf_counter() - start),
     }
 
