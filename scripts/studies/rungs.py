@@ -74,6 +74,7 @@ BY_MUON = {"optimizer": "muon"}
 UPON: dict[str, Any] = {}  # what steps 2 to 6 stand on: by hand, from the table, after step 1
 ONCE = {"forward": ("small-1",), "reverse": ("reverse-1",)}
 BOTH = {"forward": ("small-1", "long-1"), "reverse": ("reverse-1", "reverse-adam-1")}
+BEST = {"forward": ("small-1", "long-1"), "reverse": ("reverse-adam-1", "reverse-long-1")}
 TEACHERS = ("long-1", "diverse-1", "diverse-more-1")
 UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
 MORE = UPON | {"epochs": 24}  # noise wants a longer run
@@ -95,13 +96,14 @@ RUNGS: dict[str, Rung] = {
     "bpe-dropout": Rung(3, "BPE-dropout 0.1", UPON | {"bpe_dropout": 0.1, "epochs": 28}),
     "reverse": Rung(4, "English to German, Muon", BY_MUON, turned=True),
     "reverse-adam": Rung(4, "English to German, Adam", turned=True),
+    "reverse-long": Rung(
+        4, "English to German, longer", {"dropout": 0.3, "epochs": 28}, turned=True
+    ),
     "diverse": Rung(4, "diversified, k = 1", UPON | {"epochs": 9}, **ONCE),
     "diverse-more": Rung(4, "diversified, k = 2", UPON | {"epochs": 6}, **BOTH),
     "taught": Rung(5, "taught by words", UPON | {"taught": 0.5, "epochs": 14}, teachers=TEACHERS),
-    # A first guess: what won goes here, by hand, from the table.
-    "final": Rung(
-        6, "what won, together", UPON | {"r_drop": 1.0, "epochs": 7}, (1, 2), **ONCE, candidate=True
-    ),
+    # What won, together: two models each way, the best there are, and a longer run.
+    "final": Rung(6, "what won, together", UPON | {"epochs": 8}, (1, 2), **BEST, candidate=True),
 }
 RUNS = {f"{name}-{seed}": name for name, rung in RUNGS.items() for seed in rung.seeds}
 
