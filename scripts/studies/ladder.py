@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from scripts import runs_folder
+from scripts import ROOT, runs_folder
 from scripts.book.files import writable, write_whole
 from scripts.book.records import load_record, sha256
 from scripts.ch06_training import EpochReport
@@ -65,14 +65,19 @@ def data_of(corpus: str, vocab: int, tiny: bool) -> TrainingData:
     return TrainingData(few, data.tokenizer, train, val)
 
 
+def model_of(name: str, settings: Settings) -> Path:
+    """The folder of a run's model, or of one that ships."""
+    return settings.folder(name) if name in RUNS else ROOT / "models" / name
+
+
 def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str]:
-    """What the model of run `name` makes of `sentences`; it is kept beside the model, in parts."""
-    folder = settings.folder(name)
-    key = {"weights_sha256": sha256(folder / "model.safetensors"), "search": asdict(WRITING)}
+    """What model `name` makes of `sentences`; it is kept in the folder of runs, in parts."""
+    folder, model = settings.folder(name), model_of(name, settings)
+    key = {"weights_sha256": sha256(model / "model.safetensors"), "search": asdict(WRITING)}
 
     def write(start: int) -> Run:
         part = sentences[start : start + AT_ONCE]
-        return {"texts": translate(load_model(folder, settings.device), part, WRITING)}
+        return {"texts": translate(load_model(model, settings.device), part, WRITING)}
 
     texts: list[str] = []
     for start in range(0, len(sentences), AT_ONCE):
@@ -83,7 +88,11 @@ def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str
 
 def standing(names: Sequence[str], settings: Settings) -> list[str]:
     """Those of the runs `names` that weren't ended at half time. Raises ValueError if none is."""
-    left = [n for n in names if "ended" not in load_record("record", settings.folder(n))]
+    left = [
+        name
+        for name in names
+        if name not in RUNS or "ended" not in load_record("record", settings.folder(name))
+    ]
     if names and not left:
         raise ValueError(f"{', '.join(names)}: all were ended at half time")
     return left
