@@ -115,7 +115,6 @@ records: setup  ## what is on record about the model that ships, anew (an hour; 
 	$(PY) -m scripts.studies.judging --save true
 	$(PY) -m scripts.studies.searches --save true
 	$(PY) -m scripts.studies.heads --save true
-	$(PY) -m scripts.studies.worth --sentences 300 --save true
 
 queue: setup  ## train what takes hours of one thread beside other work: make queue [ARGS="--list true"] (resumes)
 	$(PY) -m scripts.studies.queue --save true $(ARGS)

@@ -1,7 +1,8 @@
 """The numbers and the worth of every head, chapters 15 and 16: `python -m scripts.studies.heads`.
 
-The numbers of each head over the validation split, BLEU without each head and without each layer's
-heads, the pruning curve on the test split, and IBM Model 1's links for our captions.
+The numbers of each head over the validation split; how much less likely the references become,
+under teacher forcing, without a head, with its mean in its place, and without a layer's heads; the
+pruning curve on a test split; and IBM Model 1's links for our captions.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -17,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import ttest_1samp
 from torch import Tensor
 from tqdm import tqdm
 
 from scripts.book.command import Command
+from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import until_end
-from scripts.ch10_judging import paired_difference
 from scripts.ch15_looking_inside import (
     HEAD_NUMBERS,
     KINDS_OF_ATTENTION,
@@ -32,18 +34,19 @@ from scripts.ch15_looking_inside import (
     head_numbers,
     look_through,
 )
-from scripts.ch16_intervening import every_head, heads_silenced
+from scripts.ch16_intervening import every_head, heads_silenced, reference_losses, said_by_heads
 from scripts.corpora.captions import AlignedPair, aligned_pairs
 from scripts.engine.models import Trained
-from scripts.engine.scores import corpus_bleu, held_out_splits
+from scripts.engine.scores import held_out_splits
 from scripts.engine.searching import cached_greedy
-from scripts.engine.translating import DecodeOptions, decode_texts, search_rows
+from scripts.engine.translating import search_rows
 from scripts.studies.subject import Corpus, Pairs, Rows, StudyOptions, Texts, encoded, recorded
 
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
 
 PRUNING_STEP = 9  # heads silenced more at each point of the curve
-MANY_DRAWS = 10_000  # and as many swaps: with 72 tests, p has to be measured finely
+RANDOM_ORDERS = 5
+BATCH = 100  # sentences of similar length
 
 
 def word_translation(
@@ -92,38 +95,63 @@ def model_1_links(pairs: Pairs, ours: Sequence[AlignedPair]) -> list[str]:
     return lines
 
 
-def without_heads(trained: Trained, rows: Rows, heads: Iterable[Head]) -> list[str]:
-    """Greedy translations of encoded sources while the named heads are silent."""
-    layers = attention_layers(trained.model)
-    with heads_silenced((layers[kind][number], head) for kind, number, head in heads):
-        return decode_texts(trained, rows, DecodeOptions(beam=1))
+class Judge:
+    """How likely a model finds the references of some pairs, whatever heads are missing."""
+
+    def __init__(self, trained: Trained, pairs: Pairs):
+        examples = sorted(encode_pairs(pairs, trained.tokenizer), key=lambda one: len(one.tgt))
+        batches = (make_batch(examples[i : i + BATCH]) for i in range(0, len(examples), BATCH))
+        self.model, self.batches = trained.model, [one.to(trained.device) for one in batches]
+        self.layers = attention_layers(self.model)
+        self.tokens = sum(batch.ntokens for batch in self.batches)
+        with torch.no_grad():
+            self.memories = [self.model.encode(one.src, one.src_mask) for one in self.batches]
+        self.whole = self.losses([])
+
+    def means(self) -> dict[str, Tensor]:
+        """What each head says on average over all real positions: kind to (N, H, d_k)."""
+        said = [said_by_heads(self.model, batch) for batch in self.batches]
+        return {kind: torch.cat([one[kind] for one in said], dim=1).mean(1) for kind in said[0]}
+
+    def losses(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> Tensor:
+        """Each pair's loss in nats (n,) without some heads, or with constants in their places."""
+        changed = any(kind == "encoder" for kind, _, _ in heads)
+        known = [None] * len(self.batches) if changed else self.memories
+        with heads_silenced([(self.layers[kind][n], h) for kind, n, h in heads], instead):
+            both = zip(self.batches, known, strict=True)
+            return torch.cat([reference_losses(self.model, *one) for one in both])
+
+    def cost(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> tuple[float, float]:
+        """What is lost in nats a token, and Student's p over the pairs' losses."""
+        change = (self.losses(heads, instead) - self.whole).double()
+        p = float(ttest_1samp(change, 0).pvalue) if change.any() else 1.0
+        return round(change.sum().item() / self.tokens, 5), float(f"{p:.3g}")
 
 
-def bleu(outputs: Texts, references: Texts) -> float:
-    """Corpus BLEU for the record."""
-    return round(corpus_bleu(outputs, references).score, 2)
+def worth_of_each(judge: Judge) -> list[dict[str, Any]]:
+    """A row for each head: what is lost when it is silent, and when it says its mean."""
+    means, rows = judge.means(), []
+    for kind, n, h in tqdm(every_head(judge.model), desc="heads"):
+        row = {"kind": kind, "layer": n + 1, "head": h + 1}
+        for way, instead in (("silent", []), ("mean", [means[kind][n, h]])):
+            row[way], row[f"{way} p"] = judge.cost([(kind, n, h)], instead)
+        rows.append(row)
+    return rows
 
 
-def silence_each(trained: Trained, rows: Rows, references: Texts, whole: Texts) -> list[dict]:
-    """BLEU without each head, compared with the `whole` model's outputs."""
-    found = []
-    for kind, number, head in tqdm(every_head(trained.model), desc="silenced"):
-        outputs = without_heads(trained, rows, [(kind, number, head)])
-        test = paired_difference(whole, outputs, references, MANY_DRAWS, MANY_DRAWS)
-        row = {"kind": kind, "layer": number + 1, "head": head + 1}
-        row["bleu"] = bleu(outputs, references)
-        row |= {key: round(getattr(test, key), 4) for key in ("difference", "low", "high", "p")}
-        found.append(row)
-    return found
+def worth_of_layers(judge: Judge) -> list[dict[str, Any]]:
+    """What is lost when all heads of a layer are silent."""
+    groups = groupby(every_head(judge.model), itemgetter(0, 1))
+    return [{"kind": k, "layer": n + 1, "silent": judge.cost([*g])[0]} for (k, n), g in groups]
 
 
-def silence_layers(trained: Trained, rows: Rows, references: Texts) -> list[dict]:
-    """BLEU without all heads of each layer."""
-    found = []
-    for (kind, number), heads in groupby(every_head(trained.model), itemgetter(0, 1)):
-        score = bleu(without_heads(trained, rows, heads), references)
-        found.append({"kind": kind, "layer": number + 1, "bleu": score})
-    return found
+def pruning_curve(judge: Judge, orders: Mapping[str, Sequence[Head]]) -> list[dict[str, Any]]:
+    """What is lost with the first 0, 9, 18, … heads of each order silent."""
+    return [
+        {"order": name, "silent": count, "nats": judge.cost(order[:count])[0]}
+        for name, order in tqdm(orders.items(), desc="orders")
+        for count in range(0, len(order) + 1, PRUNING_STEP)
+    ]
 
 
 def numbers_on_record(trained: Trained, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -143,18 +171,6 @@ def numbers_on_record(trained: Trained, rows: Rows) -> tuple[dict[str, Tensor], 
     )
 
 
-def pruning_curve(
-    trained: Trained, rows: Rows, references: Texts, orders: Mapping[str, Sequence[Head]]
-) -> list[dict[str, Any]]:
-    """BLEU with the first 0, 9, 18, … heads of each order silent."""
-    points = []
-    for name, order in orders.items():
-        for count in range(0, len(order) + 1, PRUNING_STEP):
-            score = bleu(without_heads(trained, rows, order[:count]), references)
-            points.append({"order": name, "silent": count, "bleu": score})
-    return points
-
-
 def named(numbers: Tensor) -> dict[str, float]:
     """A head's numbers (7,) by their names, for the record."""
     return {k: round(v, 4) for k, v in zip(HEAD_NUMBERS, numbers.tolist(), strict=True)}
@@ -163,30 +179,26 @@ def named(numbers: Tensor) -> dict[str, float]:
 def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
     """All that the record says about the heads, but where it came from."""
     splits = ("val", held_out_splits(corpus)[0])
-    chosen = {name: corpus[name][: options.sentences] for name in splits}
-    val, test = (encoded(trained, pairs) for pairs in chosen.values())
-    numbers, even = numbers_on_record(trained, val[0])
-    texts = without_heads(trained, val[0], ())
-    whole = corpus_bleu(texts, val[1])
-    every, heads = every_head(trained.model), silence_each(trained, *val, texts)
-    by_worth = sorted(zip(every, heads, strict=True), key=lambda both: -both[1]["difference"])
+    val, test = (corpus[name][: options.sentences] for name in splits)
+    numbers, even = numbers_on_record(trained, encoded(trained, val)[0])
+    judge, every = Judge(trained, val), every_head(trained.model)
+    heads = worth_of_each(judge)
+    by_worth = sorted(zip(every, heads, strict=True), key=lambda both: both[1]["silent"])
     orders = {"least worth first": [head for head, _ in by_worth]}
-    for seed in range(3):
+    for seed in range(RANDOM_ORDERS):
         order = np.random.default_rng(seed).permutation(len(every))
         orders[f"random {seed + 1}"] = [every[i] for i in order]
     for (kind, number, head), row in zip(every, heads, strict=True):
         row |= named(numbers[kind][number, head])
     pairs = aligned_pairs()
     return {
-        "splits": {name: len(some) for name, some in chosen.items()},
+        "splits": {name: len(some) for name, some in zip(splits, (val, test), strict=True)},
         "search": "greedy",
-        "bleu": round(whole.score, 2),
-        "signature": whole.signature,
-        "draws": MANY_DRAWS,
+        "loss": round(judge.whole.sum().item() / judge.tokens, 5),
         "heads": heads,
         "even": {kind: named(numbers[0, 0]) for kind, numbers in even.items()},
-        "layers": silence_layers(trained, *val),
-        "pruning": pruning_curve(trained, *test, orders),
+        "layers": worth_of_layers(judge),
+        "pruning": pruning_curve(Judge(trained, test), orders),
         "ibm_model_1": {
             "trained_on": len(corpus["train"]) + len(pairs),
             "links": model_1_links(corpus["train"], pairs),
@@ -195,12 +207,10 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
 
 
 def run_inspect(options: StudyOptions) -> None:
-    """Make the record, save it if the options say so, and print which head is dearest."""
+    """Make the record, save it if the options say so, and print the five dearest heads."""
     record = recorded(__name__, "heads", options, inspect_model)
-    worst = min(record["heads"], key=itemgetter("difference"))
-    print(f"BLEU {record['bleu']:.2f} with all heads ({record['signature']})")
-    place = f"{worst['kind']} {worst['layer']}.{worst['head']}"
-    print(f"dearest head: {place}, {worst['difference']:+.2f} BLEU without it")
+    for row in sorted(record["heads"], key=lambda row: -row["silent"])[:5]:
+        print(f"{row['kind']} {row['layer']}.{row['head']}: {row['silent']:+.3f} nats a token")
 
 
 main = Command(__name__, StudyOptions, run_inspect, "Look into every head of a model (minutes).")
