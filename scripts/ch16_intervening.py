@@ -24,7 +24,7 @@
 # | Time | 20 minutes to read, 40 with the code; half a minute to run on a CPU |
 # | Before, after | [Chapter 15 · Looking inside](ch15_looking_inside.ipynb) · [Chapter 17 · A small GPT](ch17_small_gpt.ipynb) |
 #
-# *If you read only three cells:* the chart of *Likelihood, a finer scale*, the chart of *Patching*, the table of *The weight is not the contribution*.
+# *If you read only three cells:* the chart of *What is each head worth?*, the chart of *Patching*, the table of *The weight is not the contribution*.
 #
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
 
@@ -181,30 +181,11 @@ print("with cross-attention silenced:", trained.tokenizer.decode(blind[0].tolist
 #
 # ## What is each head worth?
 #
-# ### By BLEU
-#
-# Silence all 72 heads, one at a time, and translate 1,014 validation sentences each time, greedily. Each difference comes with chapter 10's interval and p. Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's steps (`pass_together`, in [`verdict.py`](../scripts/studies/verdict.py)) guard against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on, up to the first that isn't.
-#
-# **Predict.** How many of the 72 pass? And what does the dearest cost, of 41.3 BLEU?
+# BLEU would need many sentences to see a head: it counts one only where it changes a *word*. The probability of the reference moves a little with every change. So ask how much $-\log p$ of the reference goes up, in nats a token, under teacher forcing. That needs no search, either.
 
-# %%
-record = load_record("heads-multi30k")
-heads = pd.DataFrame(record["heads"])
-heads["name"] = [f"{k} {n}.{h}" for k, n, h in heads[["kind", "layer", "head"]].to_numpy()]
-alone = heads["p"] < 0.05
-dearest = heads.loc[heads["difference"].idxmin()]
-print(
-    f"{sum(pass_together(heads['p'].tolist()))} of {len(heads)} heads pass; {sum(alone)} have p < 0.05 if tested alone"
-)
-print(
-    f"the dearest, {dearest['name']}: {dearest['difference']:+.2f} BLEU of {record['bleu']:.2f} "
-    f"({dearest['low']:+.2f} to {dearest['high']:+.2f})"
-)
 
 # %% [markdown]
 # None can be shown to matter, at this correction. Any head can go, at a cost of about a point at most: no interval reaches further down. Nine have p < 0.05, where chance alone would give three or four: some may matter, but BLEU can't say which. (Michel et al. 2019 found that most heads of a larger translator, and of BERT, can go alone.)
-#
-# ### Likelihood, a finer scale
 #
 # BLEU sees a head only where it changes a *word*. The probability of the reference moves a little with every change. So ask for $-\log p$ of the reference, in nats a token, under teacher forcing. And it needs no search.
 
@@ -286,86 +267,69 @@ for name, instead in (("silent", ()), ("its mean", [words["encoder"][1, :, 0].me
     print(f"encoder 2.1, {name}: {change:+.4f} nats a token")
 
 # %% [markdown]
-# Now all 72, both ways, on 300 validation pairs (`python -m scripts.studies.worth --sentences 300 --save true`). The means are over all positions of the same 300 pairs. For each head, p is Student's, of 300 differences: each reference's $-\log p$ without the head, less that with it.
+# Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save true`, minutes). The means are over all positions of the same pairs. For each head, p is Student's, of 1,014 differences: each reference's $-\log p$ without the head, less that with it.
 #
-# **Predict.** With a third of the sentences, will more heads stand out than by BLEU, or fewer? And is the mean really milder than silence?
+# Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's steps (`pass_together`, in [`verdict.py`](../scripts/studies/verdict.py)) guard against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on, up to the first that isn't.
+#
+# **Predict.** How many of the 72 pass? And is the mean really milder than silence?
 
 # %%
-worth = load_record("worth-multi30k")
-finer = pd.DataFrame(worth["heads"])
-passing = {}
-for way in ("silent", "mean"):
-    p = finer[f"{way} p"]
-    passing[way] = heads["name"][pass_together(p.tolist())].tolist()
-    print(f"{way}: {', '.join(passing[way])} pass; {sum(p < 0.05)} have p < 0.05 if tested alone")
-top = finer["silent"].idxmax()
+record = load_record("heads-multi30k")
+heads = pd.DataFrame(record["heads"])
+heads["name"] = [f"{k} {n}.{h}" for k, n, h in heads[["kind", "layer", "head"]].to_numpy()]
+passed = {way: pass_together(heads[f"{way} p"].tolist()) for way in ("silent", "mean")}
+for way, ok in passed.items():
+    alone = sum(heads[f"{way} p"] < 0.05)
+    print(f"{way}: {sum(ok)} of {len(heads)} pass; {alone} have p < 0.05 if tested alone")
 print(
-    f"without it the loss goes up: {sum(finer['silent'] > 0)} of 72, of {worth['loss']:.2f} nats a token"
+    "dearest:",
+    ", ".join(f"{h['name']} {h['silent']:.4f}" for h in heads.nlargest(3, "silent").iloc),
 )
-print(
-    f"the dearest, {heads['name'][top]}: {finer['silent'][top]:.4f} (p {finer['silent p'][top]:.4f}); "
-    f"encoder 1.8: {finer['silent'][7]:.4f} (p {finer['silent p'][7]:.4f})"
-)
-print(f"the mean costs more than silence: {sum(finer['mean'] > finer['silent'])} of 72")
-worth_chart(worth["heads"], pass_together(finer["silent p"].tolist()), worth["pairs"])
+print(f"the loss goes up: {sum(heads['silent'] > 0)} of 72, of {record['loss']:.2f} nats a token")
+print(f"the mean costs more than silence: {sum(heads['mean'] > heads['silent'])} of 72")
+worth_chart(record["heads"], passed["silent"], record["splits"]["val"])
 
 # %% [markdown]
-# More: 21 are below 0.05 alone, where BLEU had nine, and one or two pass all tests together. The dearest, cross 1.7, isn't the one that passes: its cost varies more between sentences. Without a head the loss goes up for 67 of 72, mostly by less than 300 pairs can tell from 0 (51 have p > 0.05). And any disturbance of a trained model costs a little: noise of the same size would be the baseline. We didn't run it.
-#
-# And no: in 50 of 72 heads the mean costs *more* than silence, if only a little. (Our four captions said the opposite of 2.1.) So measure both.
+# WORDS1
 #
 # One more look. Cross-attention 2.8 and 1.5 were the best aligners of chapter 15. **Predict.** What are they worth? And how well does the dearest head align?
 
 # %%
 looks = [look_at(trained, *pair.texts) for pair in captions]  # teacher forcing
 word_maps = [cross_word_weights(*both, "writing") for both in zip(looks, captions, strict=True)]
-maps_judged = finer[finer["kind"] == "cross"].drop(columns=["mean", "mean p"])
-maps_judged["AER"] = error_rates(captions, word_maps).flatten().tolist()  # (N, H)
-maps_judged = maps_judged.sort_values("AER").iloc[[0, 1, -1]]
-print(maps_judged.round({"AER": 2}).to_string(index=False))
+judged = heads.loc[heads["kind"] == "cross", ["name", "silent", "silent p"]].copy()
+judged["AER"] = error_rates(captions, word_maps).flatten().tolist()  # (N, H)
+judged = judged.sort_values("AER").iloc[[0, 1, -1]]
+print(judged.round({"silent": 4, "AER": 2}).to_string(index=False))
 
 # %% [markdown]
-# The two best aligners: nothing that 300 pairs could show. The dearest head of all is the *worst* aligner, wrong three times in four. A striking map is no proof of worth, nor a dull one of the contrary.
+# WORDS2
 #
 # ### All eight together
 #
 # Do most heads matter little, or has each its stand-ins? Let *all eight* heads of a layer fall silent.
 
 # %%
-by_layer = pd.DataFrame(record["layers"])
-keys = ["kind", "layer"]
-together = {
-    "BLEU": by_layer.pop("bleu") - record["bleu"],
-    "nats": [x["silent"] for x in worth["layers"]],
-}
-alone = {"BLEU": heads["difference"], "nats": finer["silent"]}
-for scale, of_heads in alone.items():
-    by_layer[f"{scale}: added"] = (
-        of_heads.groupby([heads[key] for key in keys], sort=False).sum().to_numpy()
-    )
-    by_layer[f"{scale}: together"] = together[scale]
-    by_layer[f"{scale}: times"] = by_layer[f"{scale}: together"] / by_layer[f"{scale}: added"]
-by_layer.round(3).round({f"{scale}: times": 1 for scale in alone})
+by_layer = pd.DataFrame(record["layers"]).rename(columns={"silent": "together"})
+by_layer["added"] = heads.groupby(["kind", "layer"], sort=False)["silent"].sum().to_numpy()
+by_layer["times"] = (by_layer["together"] / by_layer["added"]).round(1)
+by_layer.round({"together": 3, "added": 3})
 
 # %% [markdown]
-# ("Added": the eight alone, added up.) On the likelihood's scale all eight together cost more than that in every layer, 1.4 to 11 times as much: heads have stand-ins. BLEU agrees in decoder 1 and in cross-attention. In encoder 2 and 3 it says the opposite; there eight noisy differences were added. Still, even with a whole layer's heads of one kind missing the model translates, at a cost of one to three BLEU: other layers stand in.
+# WORDS3
 #
-# How far can one go? Michel et al. silenced heads in the order of their worth. Our order is by BLEU's differences on the validation split, and is judged on a test split. Three random orders stand beside it.
+# How far can one go? Michel et al. (2019) silenced heads in the order of their worth. Our order is the chart's, from validation pairs, and is judged on a test split. Five random orders stand beside it.
 
 # %%
-pruned = pd.DataFrame(record["pruning"]).pivot(index="silent", columns="order", values="bleu")
+pruned = pd.DataFrame(record["pruning"]).pivot(index="silent", columns="order", values="nats")
 by_worth, chance = pruned["least worth first"], pruned.filter(like="random")
-for count in (9, 18, 27, 36):
-    others = ", ".join(f"{bleu:.1f}" for bleu in chance.loc[count])
-    print(f"{count} of 72 silent: {by_worth[count]:.1f} by worth; {others} at random")
-ahead = by_worth > chance.max(axis=1)
-print("ahead of all three at", list(ahead.index[ahead]))
-agree = heads["difference"].rank().corr(-finer["silent"].rank())
-print(f"rank correlation of worth by BLEU and by likelihood: {agree:.2f}")
+for count in (9, 18, 36, 54):
+    others = ", ".join(f"{nats:.2f}" for nats in sorted(chance.loc[count]))
+    print(f"{count} of 72 silent: {by_worth[count]:.2f} nats by worth; {others} at random")
 pruning_chart(record)
 
 # %% [markdown]
-# With 18 heads silent the order by worth is ahead of all three (40.1; 39.6, 38.3, 38.9), and with 54. Elsewhere it is not. So on this record the order helps little, if at all. Two explanations are open. The order may be mostly noise: BLEU could tell no head from 0, and its order has little in common with the likelihood's. Or a worth measured with all the others present says little about what is left when many are gone: stand-ins go together with those they stood in for.
+# WORDS4
 #
 # ## Patching
 #

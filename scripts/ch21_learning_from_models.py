@@ -92,7 +92,7 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # | back-translation (Sennrich et al. 2016) | a source for each target that lacks one | the forward model | yes |
 # | minimum risk (Shen et al. 2016) | several attempts at each source | the model that wrote them | yes |
 #
-# Three of the five are measured in one record, `recipes-multi30k`. The model there is the small one of [chapter 20](ch20_scaling.ipynb), trained for two passes over Multi30k, with two seeds a row. Each row names the row that it has to beat. The verdict, on BLEU, is that of [`verdict.py`](../scripts/studies/verdict.py): one spread between seeds, all comparisons tested together.
+# Three of the five are measured in one record, `earlier-recipes-multi30k`. The model there is the small one of [chapter 20](ch20_scaling.ipynb), trained for two passes over Multi30k, with two seeds a row. Each row names the row that it has to beat. The verdict, on BLEU, is that of [`verdict.py`](../scripts/studies/verdict.py): one spread between seeds, all comparisons tested together.
 #
 # Steps are equal, costs aren't: 200 steps of minimum risk took over ten times as long as 200 of cross-entropy, and the training of teacher and reverse model isn't counted.
 
@@ -123,7 +123,7 @@ def recipe_table(record: dict[str, Any]) -> pd.DataFrame:
 
 
 # %%
-record = load_record("recipes-multi30k")
+record = load_record("earlier-recipes-multi30k")
 results = recipe_table(record)
 config, options = record["config"], record["options"]
 print(f"d_model {config['d_model']}, {options['epochs']} passes, peak rate {config['lr']}")

@@ -1,6 +1,5 @@
 """Chapter 16: silence undone, likelihoods, patched runs, the lens, what weights don't tell."""
 
-import itertools
 import math
 
 import numpy as np
@@ -12,14 +11,13 @@ from scipy.stats import t as student
 from tiny import SRC, TGT
 
 from scripts.book.instruments import scramble
-from scripts.book.records import load_record, sha256
+from scripts.book.records import sha256
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import Batch, greedy_decode
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch15_looking_inside import (
-    KINDS_OF_ATTENTION,
     attention_layers,
     attention_maps,
     look_at,
@@ -43,9 +41,8 @@ from scripts.corpora.captions import aligned_pairs
 from scripts.engine.models import default_model, load_model
 from scripts.engine.searching import cached_greedy
 from scripts.studies.blends import other_weights
-from scripts.studies.heads import without_heads
+from scripts.studies.heads import Judge, main, pruning_curve, worth_of_each, worth_of_layers
 from scripts.studies.verdict import pass_together
-from scripts.studies.worth import head_means, main, paired, worth_by_likelihood
 
 PAIRS = aligned_pairs()
 
@@ -147,16 +144,6 @@ def test_the_fast_path_hears_the_silence_and_not_the_hook(trained, park):
     assert torch.equal(cached_greedy(trained.model, park.src, None, 20), whole)
 
 
-def test_every_head_is_silenced_by_its_own_name(trained):
-    heads = every_head(trained.model)
-    assert len(heads) == len(set(heads)) == 72
-    rows = [trained.tokenizer.encode(PAIRS[0].texts[0]) + [3]]
-    (plain,) = without_heads(trained, rows, ())
-    (blind,) = without_heads(trained, rows, [h for h in heads if h[0] == "cross"])
-    assert plain == "A small dog runs through the wet grass." and blind != plain
-    assert without_heads(trained, rows, ()) == [plain]
-
-
 def test_holms_steps():
     assert pass_together([0.01, 0.04, 0.03]) == [True, False, False]
     assert pass_together([0.04, 0.01, 0.02]) == [True, True, True]
@@ -203,40 +190,48 @@ def test_what_heads_say_is_what_the_output_map_is_given(tiny):
     assert not any(m._forward_pre_hooks for m in tiny.modules())
 
 
-def test_means_are_over_all_positions_of_all_batches(tiny):
-    batch = padded()
-    both = head_means(tiny, [batch, Batch(batch.src[:1], TGT[:1] % 20 + 4)])
-    parts = [said_by_heads(tiny, b) for b in (batch, Batch(batch.src[:1], TGT[:1] % 20 + 4))]
-    for kind, mean in both.items():
+@pytest.fixture(scope="module")
+def judge(trained):
+    return Judge(trained, [pair.texts for pair in PAIRS[:3]])
+
+
+def test_means_are_over_all_positions_of_all_batches(judge, monkeypatch):
+    monkeypatch.setattr(judge, "batches", [*judge.batches, Batch(SRC, TGT)])
+    parts = [said_by_heads(judge.model, batch) for batch in judge.batches]
+    for kind, mean in judge.means().items():
         torch.testing.assert_close(mean, torch.cat([p[kind] for p in parts], 1).mean(1))
 
 
-def test_a_paired_change_is_students():
-    whole, changed = torch.tensor([3.0, 5.0, 4.0, 8.0]), torch.tensor([3.5, 5.1, 4.4, 8.2])
-    change, p = paired(changed, whole, tokens=10)
-    assert math.isclose(change, 0.12, rel_tol=1e-5)
-    t = 0.3 / (np.std([0.5, 0.1, 0.4, 0.2], ddof=1) / 2)
-    assert math.isclose(p, 2 * student.sf(t, 3), rel_tol=1e-4)
-    assert paired(whole, whole, 10) == (0.0, 1.0)
-
-
-def test_the_study_measures_each_head_and_each_layer(trained):
-    model = trained.model
-    found = worth_by_likelihood(trained, [pair.texts for pair in PAIRS[:2]])
-    batch = make_batch(encode_pairs([pair.texts for pair in PAIRS[:2]], trained.tokenizer))
-    whole = reference_losses(model, batch).sum()
-    assert math.isclose(found["loss"], whole / found["tokens"], abs_tol=1e-5)
-    layers = attention_layers(model)
+def test_a_cost_is_a_change_of_likelihood_with_students_p(judge, trained):
+    layers = attention_layers(trained.model)
+    pairs = sorted((pair.texts for pair in PAIRS[:3]), key=lambda two: len(two[1]))
+    batch = make_batch(encode_pairs(pairs, trained.tokenizer))
+    whole, tokens = reference_losses(trained.model, batch), int((batch.tgt_y != 0).sum())
     for kind, n, h in (("encoder", 1, 0), ("cross", 2, 7)):
-        row = next(
-            r for r in found["heads"] if (r["kind"], r["layer"], r["head"]) == (kind, n + 1, h + 1)
-        )
-        mean = said_by_heads(model, batch)[kind][n, :, h].mean(0)
-        for name, instead in (("silent", ()), ("mean", [mean])):
+        mean = said_by_heads(trained.model, batch)[kind][n, :, h].mean(0)
+        for instead in ([], [mean]):
             with heads_silenced([(layers[kind][n], h)], instead):
-                change = (reference_losses(model, batch).sum() - whole) / found["tokens"]
-            assert math.isclose(row[name], change, abs_tol=1e-5)
-    assert len(found["layers"]) == 9
+                change = reference_losses(trained.model, batch) - whole
+            t = change.mean() / (change.std() / math.sqrt(3))
+            cost, p = judge.cost([(kind, n, h)], instead)
+            assert math.isclose(cost, change.sum() / tokens, abs_tol=1e-5)
+            assert math.isclose(p, 2 * student.sf(abs(t), 2), rel_tol=1e-2)
+    assert judge.cost([]) == (0.0, 1.0)
+
+
+def test_the_study_measures_each_head_each_layer_and_each_order(judge):
+    every = every_head(judge.model)
+    rows, layers = worth_of_each(judge), worth_of_layers(judge)
+    assert [(r["kind"], r["layer"] - 1, r["head"] - 1) for r in rows] == every
+    assert len(set(every)) == 72 and len({row["silent"] for row in rows}) > 60
+    assert (rows[3]["silent"], rows[3]["silent p"]) == judge.cost([every[3]])
+    assert layers[4]["silent"] == judge.cost(every[32:40])[0] and len(layers) == 9
+    points = pruning_curve(judge, {"one": every, "other": every[::-1]})
+    assert [p["silent"] for p in points] == [*range(0, 73, 9)] * 2
+    assert points[0]["nats"] == points[9]["nats"] == 0 and points[8] == points[17] | {
+        "order": "one"
+    }
+    assert points[10]["nats"] == judge.cost(every[:-10:-1])[0] != points[1]["nats"]
 
 
 # Patching
@@ -317,17 +312,6 @@ def test_ranks_correlate():
 # The record and its command
 
 
-def test_the_record_of_worth_is_of_the_shipped_model_and_whole():
-    record = load_record("worth-multi30k")
-    assert record["weights_sha256"] == sha256(default_model() / "model.safetensors")
-    heads = [(row["kind"], row["layer"], row["head"]) for row in record["heads"]]
-    assert heads == list(itertools.product(KINDS_OF_ATTENTION, range(1, 4), range(1, 9)))
-    for row in record["heads"]:
-        assert 0 <= row["silent p"] <= 1 and 0 <= row["mean p"] <= 1
-    layers = [(row["kind"], row["layer"]) for row in record["layers"]]
-    assert layers == list(itertools.product(KINDS_OF_ATTENTION, range(1, 4)))
-
-
 def test_a_missing_model_is_a_line(capsys, tmp_path):
     assert main(["--model", str(tmp_path)]) == 2
     assert "error: " in capsys.readouterr().err
@@ -338,29 +322,7 @@ def test_a_missing_model_is_a_line(capsys, tmp_path):
 
 def test_what_the_chapter_says_of_heads():
     said = ran("ch16")
-    heads, finer, worth = said.heads, said.finer, said.worth
     assert said.record["weights_sha256"] == sha256(default_model() / "model.safetensors")
-    assert worth["weights_sha256"] == said.record["weights_sha256"] and worth["pairs"] == 300
-    assert (finer[["kind", "layer", "head"]] == heads[["kind", "layer", "head"]]).all(axis=None)
-    assert sum(pass_together(heads["p"].tolist())) == 0 and sum(heads["p"] < 0.05) == 9
-    assert heads["low"].min() > -1 and said.dearest["name"] == "encoder 2.1"
-    assert said.passing == {"silent": ["encoder 1.8"], "mean": ["encoder 1.8", "cross 1.7"]}
-    assert sum(finer["silent p"] < 0.05) == 21 and finer["silent"].max() < 0.01
-    assert sum(finer["mean"] > finer["silent"]) == 50
-    assert heads["name"][said.top] == "cross 1.7" and sum(finer["silent"] > 0) == 67
-    judged = said.maps_judged
-    assert list(heads["name"][judged.index]) == ["cross 1.5", "cross 2.8", "cross 1.7"]
-    assert (judged["silent p"][:2] > 0.3).all() and judged["silent"][:2].max() < 0.001
-
-
-def test_what_the_chapter_says_of_layers_and_of_pruning():
-    said = ran("ch16")
-    table = said.by_layer
-    assert table["BLEU: together"].between(-3, -0.5).all()
-    assert table["nats: times"].min() > 1.4 and 11 < table["nats: times"].max() < 12
-    assert list(table.index[table["BLEU: times"] < 1]) == [1, 2]  # encoder 2 and 3
-    assert (table["BLEU: times"].iloc[[3, 6, 7, 8]] > 1.2).all()  # decoder 1, cross-attention
-    assert list(said.ahead.index[said.ahead]) == [18, 54] and 0.1 < said.agree < 0.2
 
 
 def test_what_the_chapter_says_of_patches_and_of_the_lens():

@@ -279,7 +279,7 @@ def test_marks_are_chrf_of_single_sentences():
 
 @pytest.fixture(scope="module")
 def record():
-    return load_record("recipes-multi30k")
+    return load_record("earlier-recipes-multi30k")
 
 
 def test_the_record_is_of_the_rows_that_the_study_makes(record):

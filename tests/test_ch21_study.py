@@ -142,13 +142,13 @@ def test_the_recipes_resume_where_they_stopped_and_nothing_is_done_twice(tiny_re
     counted("fine_tuned")
     with pytest.raises(KeyboardInterrupt):
         run_recipes(OPTIONS)
-    partial = tiny_recipes["recipes-sample"]
+    partial = tiny_recipes["earlier-recipes-sample"]
     assert [len(row["runs"]) for row in partial["rows"].values()] == [1, 1, 1, 0, 0, 0, 0]
     stop_at[0] = -1
     record = run_recipes(OPTIONS)
     # base, part, reverse, back, sampled back, taught; and the two rows of fine-tuning
     assert done == ["train_row"] * 6 + ["fine_tuned"] * 2
-    assert tiny_recipes["recipes-sample"] == json.loads(json.dumps(record))
+    assert tiny_recipes["earlier-recipes-sample"] == json.loads(json.dumps(record))
     rows = record["rows"]
     assert list(rows) == list(RECIPE_ROWS) and all(len(row["runs"]) == 1 for row in rows.values())
     for name, row in partial["rows"].items():

@@ -102,7 +102,7 @@ class RecipeOptions:
     device: str = "cpu"
     """Where they run."""
     save: bool = False
-    """Rewrite results/recipes-CORPUS.json after each run."""
+    """Rewrite results/earlier-recipes-CORPUS.json after each run."""
 
 
 ALL_PAIRS, ONE_PART, REVERSE = "all pairs", "a part", "reverse model"
@@ -204,7 +204,7 @@ class RecipeStudy:
         self.base = replace(ONE_PASS, corpus=options.corpus, vocab=vocab, device=options.device)
         self.data = prepare(self.base)
         self.facts = [word_facts(side) for side in zip(*self.data.corpus["train"], strict=True)]
-        self.folder = runs_folder() / f"recipes-{options.corpus}"
+        self.folder = runs_folder() / f"earlier-recipes-{options.corpus}"
         self.teacher = ROOT / "models" / f"{options.corpus}-de-en"
         self.teacher_key = {
             "model": self.teacher.name,
@@ -368,7 +368,7 @@ def run_recipes(options: RecipeOptions) -> dict[str, Any]:
         study.done[name, seed] = short(score) | {"words": words_each(score["translations"])}
         record = study.record()
         if options.save:
-            save_record(f"recipes-{options.corpus}", record)
+            save_record(f"earlier-recipes-{options.corpus}", record)
     return record
 
 

@@ -85,7 +85,7 @@ def worth_chart(
 
 
 def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
-    """BLEU over the number of silent heads, for each order of silencing."""
+    """What is lost over the number of silent heads, for each order of silencing."""
     frame, total = pd.DataFrame(record["pruning"]), len(record["heads"])
     orders = list(dict.fromkeys(frame["order"]))
     steps = sorted(set(frame["silent"]))
@@ -96,7 +96,7 @@ def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         .mark_line(point={"filled": True, "size": 40})
         .encode(
             x=alt.X("silent:Q", title=title, scale=scale, axis=alt.Axis(values=steps)),
-            y=alt.Y("bleu:Q", title="BLEU, test_2016_flickr", scale=alt.Scale(zero=True)),
+            y=alt.Y("nats:Q", title="lost, nats a token", scale=alt.Scale(zero=True)),
             detail="order:N",
             color=alt.Color(
                 "order:N",
@@ -111,7 +111,8 @@ def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     return titled(
         drawn,
         "Silencing more and more heads",
-        f"Greedy BLEU on {record['splits']['test_2016_flickr']:,} sentences of test_2016_flickr. "
+        "How much less likely the references become, on "
+        f"{record['splits']['test_2016_flickr']:,} pairs of test_2016_flickr. "
         "The order by worth is from the validation split; nothing is trained again.",
     )
 
