@@ -238,12 +238,16 @@ def climbed(name: str, settings: Settings) -> Run:
     sources, references = zip(*data.corpus["val"], strict=True)
     texts = translate(trained, sources, DecodeOptions(beam=config.beam, alpha=config.alpha))
     clock = "seconds" if settings.device.type == "cuda" else "cpu_seconds"
+    learned_from = {
+        kind: standing(getattr(rung, kind), settings) for kind in ("forward", "reverse", "teachers")
+    }
+    models = {*learned_from["forward"], *learned_from["reverse"], *learned_from["teachers"]}
     made = {
         "rung": RUNS[name],
         "lesson": lesson_of(config),
-        "learned_from": {
-            kind: standing(getattr(rung, kind), settings)
-            for kind in ("forward", "reverse", "teachers")
+        "learned_from": learned_from,
+        "their_sha256": {
+            one: sha256(model_of(one, settings) / "model.safetensors") for one in sorted(models)
         },
         "parameters": sum(p.numel() for p in trained.model.parameters()),
         "train_pairs": len(data.train),
