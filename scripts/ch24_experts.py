@@ -42,6 +42,7 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 
 # %%
 import copy
+import statistics
 from collections.abc import Sequence
 from typing import Literal
 
@@ -62,7 +63,7 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## A mixture of experts
 #
-# > **In short.** Many feed-forward layers in place of one. A small router sends each token to the few that it scores highest. The model holds more, and a token costs as much as in a dense layer as wide as those few.
+# > **In short.** Many feed-forward layers in place of one. A small router sends each token to the few that it scores highest. The model holds more, and a token takes as many multiplications as in a dense layer as wide as those few.
 #
 # Most of a large Transformer's numbers are in its feed-forward layers, and each token meets all of them. Mixtures of experts ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538); Switch, [Fedus et al. 2021](https://arxiv.org/abs/2101.03961); DeepSeekMoE, [Dai et al. 2024](https://arxiv.org/abs/2401.06066)) change that. For a token $x \in \mathbb{R}^D$, a router $W_r$ (D, E) and experts $f_1, \dots, f_E$:
 #
@@ -71,7 +72,7 @@ torch.set_default_dtype(torch.float64)
 # - **Top k.** Only the k likeliest experts compute, and their weights are made to sum to 1 again. That is a choice: DeepSeek-V2 leaves them as they are. With k = 1 it would be a mistake: the weight would always be 1, and the router would get no gradient. Switch keeps $p_e$ then, and so do we.
 # - **Shared.** What all tokens need is learned once, by an expert that everyone visits.
 #
-# **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096, each with eight SwiGLU experts (chapter 22) of width 14,336, two for each token. Its attention has 8 groups of 128, its vocabulary 32,000 pieces. How many parameters has it in all, and how many does one token meet?
+# **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096, each with eight SwiGLU experts (chapter 22) of width 14,336, two for each token. Its attention has 32 heads of 128 in 8 groups, its vocabulary 32,000 pieces, with one table for reading and another for writing. How many parameters has it in all, and how many does one token meet?
 
 # %%
 D, width, vocab, layers = 4096, 14336, 32_000, 32
@@ -107,7 +108,7 @@ print("expert of each visit, sorted:", chosen.flatten()[order].tolist())
 print("the token that visits:       ", (order // 2).tolist())
 
 # %% [markdown]
-# Now the layer. Padding must not be routed, so `forward` takes `real`, which says where there are words. `bias` is a *buffer*: no gradient, but stored with the weights. The next section says what each is for.
+# Now the layer. Padding must not be routed, so `forward` takes `real`, which says where there are words. `balance_penalty`, `visits` and `bias` are the next section's; a `bias` is a *buffer*: no gradient, but stored with the weights.
 
 
 # %%
@@ -170,7 +171,7 @@ def active_parameters(model: nn.Module) -> int:
     """Parameters that one token meets: all but the experts that it isn't sent to."""
     idle = 0
     for part in model.modules():
-        if hasattr(part, "router"):
+        if isinstance(part, MixtureOfExperts):
             size = sum(p.numel() for p in part.experts[0].parameters())
             idle += (len(part.experts) - part.top) * size
     return sum(p.numel() for p in model.parameters()) - idle
@@ -203,13 +204,13 @@ print(f"parameters: {count:,}, of which a token meets {active_parameters(layer):
 #
 # Two remedies:
 #
-# - **A penalty** in the loss (Switch). With $f_e$ the share of visits and $P_e$ the mean probability of expert e, it is $E\sum_e f_e P_e$: 1 if all is even, and at most E/k, if all tokens are sure of the same k experts. Its gradient pulls at the router, against the task if need be.
-# - **A bias** outside of the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step, add $u$ to the bias of every expert that had less than its fair share, and take $u$ from the others. The bias decides who is *chosen*; the weights stay the router's, and no gradient is bent.
+# - **A penalty** in the loss (Switch). With $f_e$ the share of visits and $P_e$ the mean probability of expert e, it is $E\sum_e f_e P_e$: 1 if all is even, and at most E/k, if all tokens are sure of the same k experts. (Also where only the probabilities are even: look at the visits as well.) The loss becomes `loss + 0.01 * sum(layer.penalty for layer in mixtures)`, say. Its gradient pulls at the router, against the task if need be.
+# - **A bias** outside of the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step (`move_bias` for each mixture), add $u$ to the bias of every expert that had less than its fair share, and take $u$ from those that had more. The bias decides who is *chosen*; the weights stay the router's, and no gradient is bent.
 
 
 # %%
 def move_bias(layer: MixtureOfExperts, speed: float = 1e-3) -> None:
-    """After a step: raise the bias of experts with less than the mean number of visits, lower the rest."""
+    """After a step: raise the bias of experts with less than the mean number of visits, lower those with more."""
     visits = layer.visits.to(layer.bias.dtype)
     layer.bias += speed * (visits.mean() - visits).sign()
 
@@ -218,7 +219,11 @@ def move_bias(layer: MixtureOfExperts, speed: float = 1e-3) -> None:
 even, turns = torch.full((24, 6), 1 / 6), torch.arange(48).view(24, 2) % 6
 sure = torch.tensor([0.5, 0.5, 0, 0, 0, 0]).expand(24, 6)  # of experts 0 and 1
 same_two = torch.tensor([0, 1]).expand(24, 2)
-cases = {"all even": (even, turns), "all to the same two of six": (sure, same_two)}
+cases = {
+    "all even": (even, turns),
+    "all sure of the same two of six": (sure, same_two),
+    "probabilities even, all to the same two": (even, same_two),
+}
 for name, (probs, chosen) in cases.items():
     print(f"{name}: penalty {balance_penalty(probs, chosen):.2f}")
 
@@ -246,7 +251,7 @@ def routing_history(
             move_bias(layer, speed=0.01)
         history.append(layer.visits / layer.visits.sum())
         errors.append(error.item())
-    return torch.stack(history), layer, sum(errors[-20:]) / len(errors[-20:])
+    return torch.stack(history), layer, statistics.mean(errors[-20:])
 
 
 # %%
@@ -256,18 +261,15 @@ late = {name: history[-20:].mean(0) for name, (history, _, _) in routings.items(
 in_use = {name: int((share > 0.02).sum()) for name, share in late.items()}
 for name, (_, _, error) in routings.items():
     print(f"{name}: {in_use[name]} experts in use at the end, error {error:.4f}")
-assert in_use.pop("none") <= 4 and set(in_use.values()) == {8}
-assert max(late["penalty"].max(), late["bias"].max()) < 0.2
-assert routings["none"][2] < min(routings["penalty"][2], routings["bias"][2])
 histories = {remedy: routings[remedy][0] for remedy in ("none", "penalty", "bias")}
 routing_chart(histories)
 
 # %% [markdown]
-# With inputs around zero nothing collapses: here it is the common direction that lets a few experts win for all. And the collapse costs nothing: its error is even the lowest, since three experts are enough for this function. (Errors compare only where the inputs are the same.) What it wastes is parameters and, on several GPUs, time.
+# With inputs around zero nothing collapses: a common direction helps a few experts to win for all. And the collapse costs nothing that we see: the three errors with equal inputs are about the same. Perhaps three experts are enough for this function. What a collapse wastes is parameters and, on several GPUs, time.
 #
-# One toy with one seed shows that a collapse can happen, not which remedy is better. (DeepSeek-V3 uses the bias, and a very small penalty beside it.)
+# One toy with one seed shows that a collapse can happen, not why, and not which remedy is better. (DeepSeek-V3 uses the bias, and a very small penalty beside it.)
 #
-# **Pitfall.** *Routed padding.* Chapter 4's feed-forward layer needs no mask: nobody looks at padding's results. A mixture does, when it counts visits. Here is an encoder layer that passes the mask on. **Predict.** A sentence of 12 words in a batch of width 48, all padding the same vector, eight experts, two a token: how many visits are counted with the padding, and what share has the busiest expert at least?
+# **Pitfall.** *Routed padding.* Chapter 4's feed-forward layer needs no mask: nobody looks at padding's results. A mixture does, when it counts visits. Here is an encoder layer that passes the mask on. **Predict.** A sentence of 12 words in a batch of width 48, eight experts, two a token. All padding is the same vector, as with rotary positions. (With added positions the vectors differ, and count as well.) So: how many visits are counted with the padding, and what share has the busiest expert at least?
 
 
 # %%
@@ -315,7 +317,6 @@ assert torch.equal(loaded.route(rows)[1].sort().values, before)
 loaded.bias.zero_()
 moved = (loaded.route(rows)[1].sort().values != before).any(-1).double().mean()
 print(f"without the bias, {moved:.0%} of the tokens change an expert")
-assert moved > 0.2
 
 # %% [markdown]
 # (At least one of a token's two experts changes. Our $u$ is ten times the function's default, so this bias is large.)
@@ -324,16 +325,14 @@ assert moved > 0.2
 
 # %%
 study = load_record("since-2017-multi30k")
-for name in ("2017", "experts"):
-    tries = study["rows"][name]["runs"]
-    scores = ", ".join(f"{run['bleu']['val']:.1f}" for run in tries)
-    print(f"{name}: {tries[0]['active']:,} of {tries[0]['parameters']:,} active, BLEU {scores}")
-assert len(tries) == 1
-assert tries[0]["bleu"]["val"] < min(run["bleu"]["val"] for run in study["rows"]["2017"]["runs"])
-assert 1.5 < tries[0]["parameters"] / tries[0]["active"] < 1.6
+for name in ("2017", "SwiGLU", "experts"):
+    runs, speed = study["rows"][name]["runs"], study["costs"][name]["tokens_per_second"]
+    scores = ", ".join(f"{run['bleu']['val']:.1f}" for run in runs)
+    size = f"{runs[0]['active']:,} of {runs[0]['parameters']:,} active"
+    print(f"{name}: {size}, {speed:,} tokens a second; validation BLEU {scores}")
 
 # %% [markdown]
-# 24.6 against 25.4 to 25.8: with half as many parameters again, no gain here. One run, at a learning rate that wasn't chosen for it, is too little for a verdict. Perhaps the tokens are too few: a routed expert sees only its part of them. (The record's "modern" model has experts, too, but differs in three more parts, so it can't answer.)
+# The experts are SwiGLUs, so the middle row is the nearest. 24.6 against 25.9 and 25.4 to 25.8: with half as many parameters again, no gain here, and sorting the visits takes time. One run, without a remedy and at a learning rate that wasn't chosen for it, is too little for a verdict. Perhaps the tokens are too few: a routed expert sees only its part of them.
 #
 # ## What else there is
 #
@@ -399,7 +398,7 @@ check(dropped_share)
 # %% [markdown]
 # <details><summary>The three routers</summary>
 #
-# The router left alone loses about half of the visits: three experts have room for 15.6% each, and hardly anyone visits the other five. The two that are balanced lose nothing, or one or two in a hundred.
+# The router left alone loses about half of the visits: three experts have room for 15.6% each, and hardly anyone visits the other five. The two that are balanced lose hardly anything.
 #
 # </details>
 #

@@ -65,7 +65,7 @@ WRONG = {
         "was just written fades": forgetting(after=True),
         "one (T, d) tensor": lambda q, k, v, alpha, beta: None,
         "isn't the delta rule": lambda q, k, v, alpha, beta: v,
-        "first S ← α S": lambda q, k, v, alpha, beta: fading(q, k, v, alpha**2, beta),
+        "first M ← α M": lambda q, k, v, alpha, beta: fading(q, k, v, alpha**2, beta),
     },
 }
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from saying import ran
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -311,3 +312,23 @@ def test_tiles_keep_little_and_make_nothing_large():
     with LargestTensor() as largest:
         attention(*heads(256))[0].sum().backward()
     assert largest.size == 2 * 256 * 256
+
+
+# What the chapter says.
+
+
+def test_what_the_chapter_says():
+    said = ran("ch23")
+    assert said.gap.abs().max() > 1e-3
+    reaches, causal = said.reaches, subsequent_mask(12)[0]
+    assert torch.equal(reaches["three local layers"], causal & near_by(12, 12, 1 + 3 * 2))
+    assert torch.equal(reaches["local, global, local"], causal)
+    for n, found in said.recalled.items():
+        if n > 1:
+            best = max(found["sharp softmax"], found["best state"])
+            assert best < found["delta rule"] < found["adding"]
+            assert (found["best state"] < 1e-9) == (n <= 16)
+    tiles, textbook = said.mib["tiles"], said.mib["textbook"]
+    assert tiles[2048] * 2**20 == 4 * (4 * 8 * 2048 * 64 + 8 * 2048)  # q, k, v, o and L
+    assert tiles[2048] == 2 * tiles[1024] < textbook[2048] / 10
+    assert round(textbook[2048], 1) == 2 * 128 + 4 + 3 * 4  # two T × T matrices, mask, q, k and v

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from saying import ran
 
 from scripts.ch01_attention import padding_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
@@ -171,3 +172,23 @@ def test_active_parameters():
     model.encoder.layers[0].feed_forward = layer
     total = sum(p.numel() for p in model.parameters())
     assert total - active_parameters(model) == 3 * 3 * 8 * 6  # three idle, three matrices each
+
+
+# What the chapter says.
+
+
+def test_what_the_chapter_says():
+    said = ran("ch24")
+    in_use, late = said.in_use, said.late
+    assert in_use["none"] <= 4 and {in_use[n] for n in in_use if n != "none"} == {8}
+    assert max(late["penalty"].max(), late["bias"].max()) < 0.2
+    errors = [error for name, (_, _, error) in said.routings.items() if "0" not in name]
+    assert max(errors) < 1.1 * min(errors) and said.moved > 0.2
+    rows = {name: said.study["rows"][name]["runs"] for name in ("2017", "SwiGLU", "experts")}
+    bleu = {name: [run["bleu"]["val"] for run in runs] for name, runs in rows.items()}
+    assert bleu["experts"] == [24.63] and bleu["SwiGLU"] == [25.88]
+    assert (min(bleu["2017"]), max(bleu["2017"])) == (25.36, 25.8)
+    (run,), costs = rows["experts"], said.study["costs"]
+    assert 1.5 < run["parameters"] / run["active"] < 1.6
+    slowest = min(("2017", "SwiGLU", "experts"), key=lambda n: costs[n]["tokens_per_second"])
+    assert slowest == "experts"

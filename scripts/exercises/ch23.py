@@ -67,7 +67,7 @@ def check_gated_delta(candidate: Callable[..., Tensor]) -> None:
         "Each token reads before it has written: write first, then read.": early,
     }
     if not same_numbers(found, delta_attention(q, k, v, beta)):
-        blame(found, mistakes, "With alpha = 1 it isn't the delta rule: S + β k (v − Sᵀk)ᵀ.")
+        blame(found, mistakes, "With alpha = 1 it isn't the delta rule: M + β k (v − Mᵀk)ᵀ.")
     mistakes = {
         "Nothing fades: alpha isn't used.": delta_attention(q, k, v, beta),
         "The correction looks at the state before it faded. Fade first, then ask what is stored "
@@ -76,7 +76,7 @@ def check_gated_delta(candidate: Callable[..., Tensor]) -> None:
     }
     found = candidate(q, k, v, alpha, beta)
     if not same_numbers(found, gated_delta(q, k, v, alpha, beta)):
-        blame(found, mistakes, "With alpha below 1: first S ← α S, then the delta rule's step.")
+        blame(found, mistakes, "With alpha below 1: first M ← α M, then the delta rule's step.")
 
 
 def fading(q, k, v, alpha, beta, correct=1.0, stale=False, after=False, early=False) -> Tensor:
