@@ -322,7 +322,28 @@ def test_a_missing_model_is_a_line(capsys, tmp_path):
 
 def test_what_the_chapter_says_of_heads():
     said = ran("ch16")
-    assert said.record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    heads, record = said.heads, said.record
+    assert record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    assert record["splits"] == {"val": 1014, "test_2016_flickr": 1000}
+    assert [sum(said.passed[way]) for way in ("silent", "mean")] == [24, 35]
+    assert heads["silent"].max() < 0.0095 and round(record["loss"], 2) == 1.60
+    assert sum(heads["silent"] > 0) == 71 and sum(heads["mean"] > heads["silent"]) == 54
+    judged = said.judged
+    assert judged["name"].tolist() == ["cross 1.5", "cross 2.8", "cross 1.7"]
+    assert (judged["silent p"][:2] > 0.3).all() and judged["AER"].iloc[2] > 0.74
+    cross = heads[heads["kind"] == "cross"]
+    assert cross["name"][cross["silent"].idxmax()] == "cross 1.7"
+
+
+def test_what_the_chapter_says_of_layers_and_of_pruning():
+    said = ran("ch16")
+    table = said.by_layer
+    assert table["times"].min() >= 1.4 and (table["together"] < 0.125).all()
+    assert table["times"][table["kind"] == "cross"].between(5, 7).all()
+    lowest, highest = said.chance.min(axis=1), said.chance.max(axis=1)
+    assert lowest[9] > 3.7 * said.by_worth[9] and lowest[18] > said.by_worth[18]
+    assert lowest[36] < said.by_worth[36] < highest[36] and said.by_worth[45] > highest[45]
+    assert said.first["cross"].tolist() == [7, 8, 4]
 
 
 def test_what_the_chapter_says_of_patches_and_of_the_lens():
