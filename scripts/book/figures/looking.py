@@ -72,7 +72,7 @@ def map_explorer(maps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) ->
     )
 
 
-SHARES = ("same place", "previous", "next", "separator", "full stop")
+SHARES = ("same place", "previous", "next", "separator")
 DECODER_SHARES = ("same place", "previous", "separator")  # what stands ahead is masked
 
 
@@ -92,7 +92,7 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
         "Where the 72 heads look",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives. Darker than that line: preferred. The decoder can't see the next "
-        "token, and only its last query or two see the full stop.",
+        "token; its separator is <s>, looked at by the later half of its queries.",
     )
 
 
@@ -120,6 +120,6 @@ def alignment_methods_chart(errors: Mapping[str, float]) -> alt.TopLevelMixin:
     return titled(
         bars(frame, "method", "AER", number_format=".2f", value_title=title),
         "A translator aligns words without being asked to, a dictionary better",
-        "The 25 odd captions. The head was chosen on the even ones; Model 1 counted the "
-        "training pairs and these captions, without their links.",
+        "Fifty captions. Each half has the head that was best on the other half. Model 1 counted "
+        "the training pairs and these captions, without their links.",
     )
