@@ -328,8 +328,8 @@ by_worth, chance = pruned["least worth first"], pruned.filter(like="random")
 for count in (9, 18, 36, 45):
     others = ", ".join(f"{nats:.3f}" for nats in sorted(chance.loc[count]))
     print(f"{count} of 72 silent: {by_worth[count]:.3f} nats by worth; {others} at random")
-first = heads.nsmallest(45, "silent").groupby(["kind", "layer"]).size()
-print("of the first 45, from cross-attention's three layers:", first["cross"].tolist())
+gone = heads.nsmallest(45, "silent").groupby(["kind", "layer"]).size()
+print("of the first 45, from cross-attention's three layers:", gone["cross"].tolist())
 pruning_chart(record)
 
 # %% [markdown]

@@ -435,28 +435,36 @@ def test_what_the_chapter_says_of_one_head():
     assert 0.5 < half < 0.6 and all_of_it > 0.99
 
 
-def test_what_the_chapter_says_of_all_heads():
+def test_what_the_chapter_says_of_numbers():
     said = ran("ch15")
-    record, most, by_kind = said.record, said.most, said.by_kind
-    assert record["weights_sha256"] == sha256(default_model() / "model.safetensors")
-    assert list(most["encoder"].index) == ["2.1", "2.4", "2.8", "3.3"]
-    assert most["encoder"].between(0.31, 0.42).all()
-    assert set(most["decoder"].index) == {"3.8", "2.7", "1.1"}
-    assert most["decoder"].between(0.35, 0.43).all()
-    ahead = by_kind["cross"]["same place"] / record["even"]["cross"]["same place"]
-    assert ahead.min() > 1 and 5.5 < ahead.max() < 6.1
-    even = {kind: row["separator"] for kind, row in record["even"].items()}
-    decoder = by_kind["decoder"].set_index("name")["separator"]
-    assert decoder.idxmax() == "2.5" and 1.35 < decoder.max() / even["decoder"] < 1.45
-    assert sum(decoder > even["decoder"]) == 10
-    assert all(rows["separator"].mean() < even[kind] for kind, rows in by_kind.items())
+    heads, even = said.heads, said.record["even"]
+    assert said.record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    encoder, decoder, cross = (heads[heads["kind"] == kind] for kind in KINDS_OF_ATTENTION)
+    most = encoder.nlargest(5, "previous")
+    assert most["previous"].iloc[:4].between(0.305, 0.425).all() and (most["layer"][:4] > 1).all()
+    assert most["previous"].iloc[4] < 0.17
+    assert (most["previous"].iloc[:4] / even["encoder"]["previous"]).between(4, 6.2).all()
+    most = decoder.nlargest(4, "previous")["previous"]
+    assert most.between(0.32, 0.425).all() and most.iloc[2] - most.iloc[3] < 0.04
+    assert 4 < cross["same place"].mean() / even["cross"]["same place"] < 4.5
+    for side in ("previous", "next"):
+        assert 1.8 < cross[side].mean() / even["cross"][side] < 2.3
+    for kind, rows in (("encoder", encoder), ("decoder", decoder), ("cross", cross)):
+        assert rows["separator"].mean() < even[kind]["separator"]
+    above = decoder[decoder["separator"] > 2 * even["decoder"]["separator"]]
+    assert above["name"].tolist() == ["1.4", "1.7"]
 
 
 def test_what_the_chapter_says_of_alignment():
     said = ran("ch15")
-    assert (said.rates["writing"] < said.rates["reading"]).all()
+    error, rates = said.errors, said.rates
     assert said.record["ibm_model_1"]["trained_on"] == 29_050
-    assert min(said.errors, key=said.errors.get) == "IBM Model 1"
-    assert said.errors["head 2.8"] < 0.6 * said.errors["the same relative place"]
-    better = [name for name, (_, high) in said.intervals.items() if high < 0]
-    assert better == ["mean over all heads", "IBM Model 1"]
+    assert (rates["writing"] < rates["reading"]).all() and said.best == [(0, 4), (1, 7)]
+    assert 0.88 < error["a random word"] < 0.9 and (rates["reading"] > 0.85).sum() > 12
+    assert (rates["writing"] > error["the same relative place"]).sum() == 13
+    rounded = [round(error[name], 2) for name in list(error)[1:]]
+    assert rounded == [0.36, 0.25, 0.21, 0.14]
+    best = said.again["best head of the other half"]
+    low = {name: np.quantile(draws - best, 0.025) for name, draws in said.again.items()}
+    assert abs(low["mean over all heads"]) < 0.01 < low["the same relative place"]
+    assert np.quantile(said.again["IBM Model 1"] - best, 0.975) < 0

@@ -343,7 +343,7 @@ def test_what_the_chapter_says_of_layers_and_of_pruning():
     lowest, highest = said.chance.min(axis=1), said.chance.max(axis=1)
     assert lowest[9] > 3.7 * said.by_worth[9] and lowest[18] > said.by_worth[18]
     assert lowest[36] < said.by_worth[36] < highest[36] and said.by_worth[45] > highest[45]
-    assert said.first["cross"].tolist() == [7, 8, 4]
+    assert said.gone["cross"].tolist() == [7, 8, 4]
 
 
 def test_what_the_chapter_says_of_patches_and_of_the_lens():
