@@ -148,7 +148,12 @@ def worth_of_layers(judge: Judge) -> list[dict[str, Any]]:
 def pruning_curve(judge: Judge, orders: Mapping[str, Sequence[Head]]) -> list[dict[str, Any]]:
     """What is lost with the first 0, 9, 18, … heads of each order silent."""
     return [
-        {"order": name, "silent": count, "nats": judge.cost(order[:count])[0]}
+        {
+            "order": name,
+            "silent": count,
+            "cross": sum(kind == "cross" for kind, _, _ in order[:count]),
+            "nats": judge.cost(order[:count])[0],
+        }
         for name, order in tqdm(orders.items(), desc="orders")
         for count in range(0, len(order) + 1, PRUNING_STEP)
     ]
