@@ -298,6 +298,7 @@ def test_a_record_survives_its_file(tmp_path, record):
 
 def test_what_the_chapter_says_of_the_parts():
     said = ran("ch22")
+    assert [int((part < 0.9).sum()) + 1 for part in (said.share, said.adams)] == [12, 60]
     since, found = said.since, said.found
     for name, perplexity in {"2017": 12.7, "modern": 14.0}.items():
         last = [run["train_ppl"][-1] for run in since["rows"][name]["runs"]]

@@ -41,8 +41,8 @@ def sharpness_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
         chart,
         "QK-norm keeps attention as soft as it was",
         "The largest weight of each of 32 random words, averaged, as the query's and key's weights "
-        "grow. Without a norm softmax settles on one word; with it only the learned scales can "
-        "sharpen it.",
+        "grow. Without a norm softmax settles on one word; with it the weights' size can't "
+        "sharpen it (their directions can, up to the bound).",
     )
 
 
