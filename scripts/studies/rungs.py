@@ -103,7 +103,7 @@ RUNGS: dict[str, Rung] = {
     "taught": Rung(5, "taught by words", UPON | {"taught": 0.5, "epochs": 14}, teachers=TEACHERS),
     # What won, together: Adam alone, and pairs that the best models at hand wrote.
     "final": Rung(
-        6, "what won, together", UPON | {"epochs": 7, "average": 3}, (1, 2), **BEST, candidate=True
+        6, "what won, together", UPON | {"epochs": 6, "average": 3}, (1, 2), **BEST, candidate=True
     ),
 }
 RUNS = {f"{name}-{seed}": name for name, rung in RUNGS.items() for seed in rung.seeds}
