@@ -20,13 +20,13 @@
 #
 # | | |
 # |---|---|
-# | In the paper | nothing: [Attention Is All You Need](https://arxiv.org/abs/1706.03762) has a decoder only behind an encoder. The decoder alone is Radford et al. (2018), GPT |
+# | In the paper | nothing: [Attention Is All You Need](https://arxiv.org/abs/1706.03762) has a decoder only behind an encoder. The decoder alone is Liu et al. (2018); GPT (Radford et al. 2018) made it known |
 # | Time | 20 minutes to read, 40 with the code; under a minute to run on a CPU |
 # | Before, after | [Chapter 16 · Intervening](ch16_intervening.ipynb) · [Chapter 18 · One stack](ch18_one_stack.ipynb) |
 #
 # *If you read only three cells:* the class `OneStack`, the samples under *Writing*, the first chart of *On Multi30k*.
 #
-# Shapes: **B** batch, **T** length of the whole row (one stack, so no S), **D** `d_model`, **H** heads, **V** vocabulary; **n** the order of an n-gram model.
+# Shapes: **B** batch, **T** length of the whole row (one stack, so no S), **D** `d_model`, **H** heads, **V** vocabulary, **L** tokens in the cache; **n** the order of an n-gram model.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -170,7 +170,7 @@ assert same[:10].all() and not same[10:].any()
 #
 # ## Bits per character
 #
-# > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. And it compares any two models of the same text.
+# > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. And it compares any two models of the same text, if they tell the same symbols apart.
 #
 # We take *characters* as tokens. The alphabet is small, hardly anything is unknown, and the oldest language models (Shannon 1948) can take part.
 
@@ -232,19 +232,19 @@ assert abs(bits_per_character([3 * math.log(32), 2 * math.log(32)], two) - 5) < 
 assert bits_per_character([3 * math.log(2), 0.0], two) == 3 / 5  # not (1 + 0) / 2
 
 # %% [markdown]
-# **Pitfall.** *Figures that count different things.* A loss per piece and one per character differ by a piece's length. Count `</s>` in one model and not in the other, or take the mean of the texts' means, and the second digit moves: there models differ. So convert all to bits of the same text, and divide by one count.
+# **Pitfall.** *Figures that count different things.* A loss per piece and one per character differ by a piece's length. Count `</s>` in one model and not in the other, or take the mean of the texts' means, and the second digit moves, which is as much as models differ by. And each character that becomes `<unk>` comes cheaper. So take the same symbols, convert all to bits of the same text, and divide by one count.
 #
 # ## The baseline: count
 #
 # > **In short.** An n-gram model counts what followed the last n − 1 characters. Its art is in contexts that it has seen rarely.
 #
-# Without a strong baseline, a number says nothing. Ours is *interpolated Kneser-Ney* (Chen and Goodman 1998), for words the best of the classical models. (For characters, compressors such as PPM are the rival. We didn't run one.) With h a context, h′ the same without its first character, v all that may come next:
+# Without a strong baseline, a number says nothing. Ours is *modified Kneser-Ney*, interpolated (Chen and Goodman 1998), for words the best of the classical models. (For characters, compressors such as PPM are the rival. We didn't run one.) With h a context, h′ the same without its first character, v all that may come next:
 #
 # $$ p(w\mid h) = \frac{c(hw) - d(c(hw))}{\sum_v c(hv)} + \frac{\sum_v d(c(hv))}{\sum_v c(hv)}\; p(w\mid h') $$
 #
 # Each count c gives up a little, d(c), with d(0) = 0. What was given up goes to the shorter context; the empty one falls back on 1/(V − 2), since `<pad>` and `<s>` never come next. Two ideas make this good:
 #
-# - d depends on whether the count is 1, 2 or more, and is *estimated*, from how many n-grams occur once, twice, three and four times.
+# - d depends on whether the count is 1, 2 or more, and is *estimated*. With $n_i$ the number of n-grams that occur i times, and $Y = n_1/(n_1 + 2n_2)$, it is $d(i) = i - (i+1)\,Y\,n_{i+1}/n_i$, for 3 and more $d(3)$.
 # - For every context but the longest, c(hv) is not how often hv occurs, but the number of *different* characters in front of it. After `q` comes `u`, often. That says little about where else `u` may stand. (Nothing stands in front of `<s>`: what begins with it keeps its plain count.)
 
 
@@ -259,14 +259,17 @@ def gram_counts(rows: Sequence[Sequence[int]], order: int) -> list[Counter[tuple
     return counts
 
 
-def discounts(table: Counter[tuple[int, ...]]) -> tuple[float, float, float]:
-    """What is taken off counts of 1, of 2, and of 3 and more: their equation 26; small tables ½, 1, 1½."""
+def discounts(table: Counter[tuple[int, ...]]) -> tuple[float, ...]:
+    """What is taken off counts of 0, of 1, of 2, and of 3 and more (Chen and Goodman 1998, eq. 26).
+
+    For tables in which a number is missing: 0, ½, 1, 1½.
+    """
     n = Counter(table.values())
     if not all(n[i] for i in (1, 2, 3, 4)):
-        return 0.5, 1.0, 1.5
+        return 0.0, 0.5, 1.0, 1.5
     y = n[1] / (n[1] + 2 * n[2])
-    found = tuple(i - (i + 1) * y * n[i + 1] / n[i] for i in (1, 2, 3))
-    return found if all(0 <= d <= i for i, d in enumerate(found, 1)) else (0.5, 1.0, 1.5)
+    found = 0.0, *(i - (i + 1) * y * n[i + 1] / n[i] for i in (1, 2, 3))
+    return found if all(0 <= d <= i for i, d in enumerate(found)) else (0.0, 0.5, 1.0, 1.5)
 
 
 # %%
@@ -289,18 +292,18 @@ class KneserNey:
         for table, off in zip(self.tables, self.discounts, strict=True):
             for gram, count in table.items():
                 self.total[gram[:-1]] += count
-                self.saved[gram[:-1]] += off[min(count, 3) - 1]
+                self.saved[gram[:-1]] += off[min(count, 3)]
 
     def probability(self, token: int, context: tuple[int, ...]) -> float:
         """p(token | context), at most `order` − 1 tokens of it."""
         context = context[max(0, len(context) - self.order + 1) :]
-        lower = partial(self.probability, token, context[1:]) if context else lambda: 1 / self.nexts
+        lower = self.probability(token, context[1:]) if context else 1 / self.nexts
         total = self.total.get(context)
         if not total:  # a context that was never seen says nothing
-            return lower()
+            return lower
         count = self.tables[len(context)].get((*context, token), 0)
-        kept = max(count - self.discounts[len(context)][min(count, 3) - 1], 0.0) if count else 0.0
-        return (kept + self.saved[context] * lower()) / total
+        kept = count - self.discounts[len(context)][min(count, 3)]
+        return (kept + self.saved[context] * lower) / total
 
     def nats(self, row: Sequence[int]) -> float:
         """−ln p of a row after its `<s>`."""
@@ -324,7 +327,7 @@ for context in ("The do", "xyz"):
     assert abs(sum(chances.values()) - 1) < 1e-12 and min(chances.values()) > 0
 
 # %% [markdown]
-# Doctors, donkeys and dogs: the only captions that begin so. Neither *xyz* nor *yz* was ever seen. So it asks what follows *z*.
+# Doctors, donkeys and dogs: the only captions that begin so. Neither *xyz* nor *yz* was ever seen, so it asks what follows *z*. That was always *o*, 63 times. But only one character ever stood before *zo*, so c = 1, and about half of that is given up.
 #
 # **Predict.** How many bits does a character cost when the model sees 0, 1, 2, 4, or 6 characters before it? (Captions that a grammar wrote; the entries are the tables' size.)
 
@@ -343,7 +346,7 @@ ngrams.round(2).astype({"entries": int})
 #
 # > **In short.** A batch holds rows, a mask, and the right answer wherever something is asked. Here: at every position, the next character.
 #
-# Ids (B, T), labels (B, T) with `PAD` where nothing is asked, a mask. The next chapter asks other questions, with the same class and the same loss, which is chapter 6's.
+# Ids (B, T), labels (B, T) with `PAD` where nothing is asked, a mask. (Padding stands at the end: the causal mask hides it from every real position, and its labels are `PAD`.) The next chapter asks other questions, with the same class and the same loss, which is chapter 6's.
 
 
 # %%
@@ -376,31 +379,40 @@ def asked_next(rows: Sequence[Sequence[int]]) -> Asked:
 
 def stack_loss(model: OneStack, batch: Asked, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
     """Smoothed loss and negative log-likelihood, both summed over the positions that are asked."""
-    return criterion(model.generator(model(batch.ids, batch.mask)), batch.labels)
+    asked = batch.labels != PAD  # (B, T)
+    x = model(batch.ids, batch.mask)[asked]  # (N, D): only these pass the generator
+    return criterion(model.generator(x), batch.labels[asked])
 
 
 # %% [markdown]
-# **Pitfall.** *The question that contains its answer.* Forget the shift, and each position is asked for the token that it reads. Or turn the mask around. The loss falls to almost nothing (we try it below). Look at the question before you train: may an asked position see the place where its label stands?
+# **Pitfall.** *The question that contains its answer.* Forget the shift, and each position is asked for the token that it reads; the loss falls to almost nothing (we try it below). Or turn the mask around. Look at the question before you train: may an asked position see the place where its label stands?
 
 
 # %%
 def sees_its_answer(batch: Asked) -> bool:
-    """Whether a "what comes next" question lets some asked position look at its own label.
+    """Whether a "what comes next" question lets some asked position look at its own label directly.
 
-    A position's label stands at the next position, or, where the shift was forgotten, at its own.
+    Through two layers a roundabout way would do, too. Labels that aren't the next token count as
+    seen: where the shift was forgotten, each position reads its own.
     """
     T = batch.ids.size(1)
     asked = batch.labels[:, :-1] != PAD  # (B, T-1)
     if not torch.equal(batch.labels[:, :-1][asked], batch.ids[:, 1:][asked]):
-        return True  # not shifted, and every position sees itself
+        return True
     mask = batch.mask.expand(len(batch.ids), T, T)
     return bool((asked & mask.diagonal(1, 1, 2)).any())
+
+
+def unshifted(rows: Sequence[Sequence[int]]) -> Asked:
+    """The slip: every token is asked for itself. Shown to be useless."""
+    right = asked_next(rows)
+    return Asked(right.ids, right.ids, right.mask)
 
 
 # %%
 right = asked_next(few[:3])
 wrong = {
-    "no shift": Asked(right.ids, right.ids, right.mask),
+    "no shift": unshifted(few[:3]),
     "mask turned around": Asked(right.ids, right.labels, right.mask.mT),
 }
 assert not sees_its_answer(right) and all(map(sees_its_answer, wrong.values()))
@@ -446,7 +458,7 @@ def learn(
 
 
 # %% [markdown]
-# The sample corpus's English captions, 2,000 of them, once, in double precision so that every machine finds the same. The tables count the same 2,000. **Predict.** Will it beat counting pairs? Triples?
+# The sample corpus's English captions, 2,000 of them, once, about 500 steps, in double precision so that every machine finds the same. (Positions are learned: a table for 128 characters is small.) The tables count the same 2,000. **Predict.** Will it beat counting pairs? Triples?
 
 # %%
 captions = rows_of["train"][:2000]
@@ -473,18 +485,11 @@ print(f"counting pairs {by_pairs:.1f}, counting triples {by_triples:.1f} bits pe
 print(f"mini-GPT, {size:,} numbers: {found:.1f}")
 
 # %% [markdown]
-# Between the two. It has begun to learn which letters follow each other. The rules of the grammar that wrote these captions it hasn't found yet.
+# Between the two. It beats pairs, so it looks further back than one character; of two it doesn't make as much yet as a table does.
 #
-# **Predict.** And without the shift, so that each position is asked for the token that it reads? What would such a model write?
-
+# **Predict.** And without the shift, so that each position is asked for the token that it reads?
 
 # %%
-def unshifted(rows: Sequence[Sequence[int]]) -> Asked:
-    """The slip: every token is asked for itself. Shown to be useless."""
-    right = asked_next(rows)
-    return Asked(right.ids, right.ids, right.mask)
-
-
 copier, batch = mini_gpt(captions[:500], unshifted), unshifted(few)
 with torch.no_grad():
     copying = stack_loss(copier, batch, LabelSmoothing(0.0))[1].item() / batch.ntokens
@@ -493,7 +498,7 @@ print(f"the token that it reads: {copying / math.log(2):.2f} bits on new caption
 print(f"the next one: {nexts_cost:.0f} bits")
 
 # %% [markdown]
-# It has learned to copy, from 500 captions. Knowing nothing, with all characters equally likely, would cost 5.3 bits: it does far worse. And what it writes after `<s>`, at a temperature of 0.5, is `<s>`, again and again.
+# It has learned to copy, from 500 captions. Knowing nothing, with all characters equally likely, would cost 5.3 bits: it does far worse. What will such a model write?
 #
 # ## Writing
 #
@@ -578,9 +583,10 @@ for temperature in (0.5, 1.0):
     print(f"temperature {temperature}:")
     for ids in sample_texts(mini, 3, temperature, seed=1, max_len=80).tolist():
         print("   ", characters.decode(ids))
+print("the copier's ids:", sample_texts(copier, 1, 0.5, seed=1, max_len=8)[0].tolist())
 
 # %% [markdown]
-# Words of the right length, a few true ones, a capital at the start and a full stop at the end. That is what 2,000 captions, seen once, have taught it. For more it takes real text, and more of it.
+# The copier says `<s>` after `<s>`, for ever. The other: words of the right length, a few true ones, a capital at the start and a full stop at the end. That is what 2,000 captions, seen once, have taught it. For more it takes more passes and a larger model; and real text, to have something to say.
 #
 # ## On Multi30k
 #
@@ -641,7 +647,7 @@ for temperature, part in run["samples"].items():
 #
 # ## What the paper did that we don't
 #
-# It has no model of this kind. GPT (Radford et al. 2018) trained twelve such layers on books, with pieces instead of characters, GELU for ReLU, and dropout 0.1. Ours on record has 0.8 million parameters; GPT had 117 million.
+# It has no model of this kind. GPT (Radford et al. 2018) trained twelve layers on books: post-norm, with learned positions, pieces instead of characters, GELU for ReLU, and dropout 0.1. Ours on record has 0.8 million parameters; GPT had 117 million.
 #
 # ## Exercises
 #

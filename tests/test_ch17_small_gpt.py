@@ -136,7 +136,7 @@ def kneser_ney_by_hand(texts, off, token, context, nexts):
         counts = {v: count(context + v) for v in alphabet if v != "<"}
         total = sum(counts.values())
         lower = p(context[1:]) if context else 1 / nexts
-        less = {v: (0.0, *off[len(context)])[min(c, 3)] for v, c in counts.items()}
+        less = {v: off[len(context)][min(c, 3)] for v, c in counts.items()}
         kept = counts.get(token, 0) - less.get(token, 0.0)
         return (kept + sum(less.values()) * lower) / total if total else lower
 
@@ -162,7 +162,7 @@ def test_kneser_ney_against_its_definition(order):
 
 def test_discounts_of_a_table_small_enough_for_a_pencil():
     table = Counter({(i,): count for i, count in enumerate((1, 1, 1, 1, 2, 2, 3, 4))})
-    assert discounts(table) == (0.5, 1.25, 1.0)  # n₁ = 4, n₂ = 2, n₃ = n₄ = 1, so Y = ½
+    assert discounts(table) == (0.0, 0.5, 1.25, 1.0)  # n₁ = 4, n₂ = 2, n₃ = n₄ = 1, so Y = ½
 
 
 def test_estimated_discounts_keep_the_sum_at_one():
@@ -172,7 +172,7 @@ def test_estimated_discounts_keep_the_sum_at_one():
         for _ in range(150)
     ]
     model = KneserNey(gram_counts(rows, 4), 10)
-    assert any(discount != (0.5, 1.0, 1.5) for discount in model.discounts)
+    assert any(discount != (0.0, 0.5, 1.0, 1.5) for discount in model.discounts)
     for row in rows[:20]:
         for t in range(1, len(row)):
             found = [model.probability(token, tuple(row[:t])) for token in (UNK, *range(EOS, 10))]
@@ -267,6 +267,9 @@ def test_what_the_chapter_says_of_tables():
     said = ran("ch17")
     past = tuple(said.characters.encode("xyz")[1:-1])
     assert said.seven.total[past[1:]] == 0 < said.seven.total[past[2:]]
+    z, o, a_space = said.characters.encode("zo ")[1:-1]
+    assert said.counts[0][(z,)] == said.counts[1][z, o] == 63
+    assert [g for g in said.counts[2] if g[1:] == (z, o)] == [(a_space, z, o)]
     words = {text.split()[1] for text in said.texts["train"] if text.startswith("The do")}
     assert words == {"doctor", "doctors", "donkey", "donkeys", "dogs"}
     assert said.ngrams["bits per character"].is_monotonic_decreasing

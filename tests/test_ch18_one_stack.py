@@ -191,6 +191,7 @@ def test_the_rule_for_gaps():
         "Er steht und sitzt.",
         "Kinder lieben es zu laufen im Park.",
         "Sie laufen.",
+        "Ein Mann kann im Park laufen und mehr.",
     ):
         assert gap_item(text) is None
     corpus = {"train": [("Ein Hund.", "")], "val": [], "a": [("Er steht da.", "")]}

@@ -16,6 +16,10 @@ NUMBER = {  # a finite verb of captions, third person: singular to plural
     "schläft": "schlafen", "isst": "essen", "liest": "lesen", "sieht": "sehen", "zieht": "ziehen",
     "kauft": "kaufen", "trinkt": "trinken", "ist": "sind", "hat": "haben", "wird": "werden",
 }  # fmt: skip
+MODAL = {  # beside one of these a plural form is the infinitive
+    "kann", "können", "könnte", "muss", "müssen", "soll", "sollen", "will", "wollen", "darf",
+    "dürfen", "mag", "mögen", "möchte", "möchten", "lässt", "lassen", "würde", "würden",
+}  # fmt: skip
 PUNCTUATION = str.maketrans({mark: f" {mark} " for mark in '.,;:!?"()'})
 
 
@@ -33,20 +37,27 @@ class GapItem:
         return (*self.before, GAP, *self.behind)
 
 
+def spaced(text: str) -> str:
+    """The text with spaces around its punctuation marks."""
+    return " ".join(text.translate(PUNCTUATION).split())
+
+
 def gap_item(text: str) -> GapItem | None:
     """The caption with its finite verb taken out, or None where the rule does not find just one.
 
     The rule: exactly one word of the caption is in `NUMBER`; a plural form, which German also uses
-    as the infinitive, doesn't follow "zu" and is followed by a word.
+    as the infinitive, doesn't follow "zu", is followed by a word, and no modal verb is near.
     """
-    words = tuple(text.translate(PUNCTUATION).split())
+    words = tuple(spaced(text).split())
     plurals = set(NUMBER.values())
     found = [i for i, word in enumerate(words) if word in NUMBER or word in plurals]
     if len(found) != 1:
         return None
     at = found[0]
     before, verb, behind = words[:at], words[at], words[at + 1 :]
-    if verb in plurals and (not before or before[-1] == "zu" or not behind or behind[0] in ".,"):
+    if verb in plurals and (
+        not before or before[-1] == "zu" or not behind or behind[0] in ".," or MODAL & {*words}
+    ):
         return None
     return GapItem(before, behind, verb in plurals)
 

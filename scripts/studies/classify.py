@@ -29,7 +29,7 @@ from scripts.ch08_decoding import dropout_off
 from scripts.ch17_small_gpt import Asked, OneStack
 from scripts.ch18_one_stack import NumberClassifier, asked_hidden, fit_bag_of_words, share_right
 from scripts.ch19_ablations import STUDY
-from scripts.corpora.gaps import GapItem, german_gaps
+from scripts.corpora.gaps import GapItem, german_gaps, spaced
 from scripts.corpora.load import load_corpus
 from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import Wanted, fit_best, found_by, nats, trained_once
@@ -60,7 +60,7 @@ class Gaps:
 def gaps_of(corpus: str, vocab: int) -> Gaps:
     """The German captions of a corpus; a worker prepares them once."""
     pairs = load_corpus(corpus)
-    texts = {name: [german for german, _ in part] for name, part in pairs.items()}
+    texts = {name: [spaced(german) for german, _ in part] for name, part in pairs.items()}
     return Gaps(texts, german_gaps(pairs), BPETokenizer.train(texts["train"], vocab))
 
 
