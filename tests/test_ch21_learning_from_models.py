@@ -381,8 +381,8 @@ def test_what_the_chapter_says_of_muon():
     assert -4 < rows["muon"]["gain"] < -3 and rows["reverse"]["gain"] is None
     assert 2 < rows["reverse-adam"]["val_bleu"] - rows["reverse"]["val_bleu"] < 2.5
     runs = {name: load_record(f"ladder-{name}-1") for name in ("small", "muon")}
-    losses = {name: round(run["history"][-1]["train_loss"], 2) for name, run in runs.items()}
-    assert losses == {"small": 2.23, "muon": 2.52}
+    fits = {name: round(run["history"][-1]["train_ppl"], 1) for name, run in runs.items()}
+    assert fits == {"small": 3.1, "muon": 4.3}
     assert runs["muon"]["config"]["muon_lr"] == 0.02 and runs["muon"]["lesson"] == {}
 
 
@@ -391,9 +391,9 @@ def test_what_the_chapter_says_of_diversification():
     gains = {name: round(rows[name]["gain"], 1) for name in ("diverse", "diverse-more", "long")}
     assert gains == {"diverse": 0.8, "diverse-more": 0.5, "long": 0.4}
     assert round(rows["diverse-more"]["beam"] - rows["small"]["beam"], 1) == 1.3
-    assert rows["diverse-more"]["beam"] == max(row["beam"] for row in rows.values())
+    assert round(rows["diverse"]["beam"] - rows["small"]["beam"], 1) == 0.9
+    assert rows["diverse-more"]["seen"] < rows["diverse"]["seen"] < rows["long"]["seen"]
     assert rows["long"]["epochs"] == rows["small"]["epochs"] + 10
-    assert 1.4 < rows["diverse"]["hours"] / rows["small"]["hours"] < 1.6
     run = load_record("ladder-diverse-1")
     assert (run["train_pairs"], len(run["history"])) == (81_378, 9)
     assert run["learned_from"]["forward"] == ["small-1"]

@@ -142,6 +142,7 @@ def ladder_table(folder: Path = RESULTS, prefix: str = "ladder") -> list[dict[st
                 "about": rung.about,
                 "seeds": len(runs),
                 "epochs": max(len(run["history"]) for run in runs),
+                "seen": round(max(len(r["history"]) * r["train_pairs"] for r in runs) / 1e6, 2),
                 "hours": round(sum(run.get("hours", run["seconds"] / 3600) for run in runs), 2),
                 "val_bleu": bleu["mean"],
                 "beam": round(statistics.mean(run["val_bleu_beam"] for run in runs), 3),

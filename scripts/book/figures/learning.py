@@ -74,7 +74,7 @@ def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     best = max(shown, key=lambda row: row["val_bleu"])
     return titled(
         alt.layer(rule, dots).properties(width=420, height=28 * len(order)),
-        f"The highest so far: {best['about']}",
+        f"Highest by greedy decoding: {best['about']}",
         "Each point is a whole training of the small model. Dashed: the recipe that ships, in 16 "
         "bits.",
     )
