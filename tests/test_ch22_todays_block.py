@@ -344,6 +344,7 @@ def test_todays_model_has_no_part_of_2017():
     assert type(layer.self_attn) is TodaysAttention and type(layer.src_attn) is OpenAttention
     assert type(model.encoder.layers[1].self_attn) is TodaysAttention
     assert layer.self_attn.groups == 2 and layer.src_attn.groups == 4
+    assert model.encoder.layers[1].self_attn.groups == 4
     table = model.tgt_embed[0].lut.weight
     assert model.generator.proj.weight is table is model.src_embed[0].lut.weight
     assert abs(table.std() * 32**0.5 - 1) < 0.1 and not layer.feed_forward.contract.weight.any()

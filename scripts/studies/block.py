@@ -116,7 +116,6 @@ def across(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder], 
     return partial(exchange, kind=OpenAttention, make=make)
 
 
-multi_query = partial(GroupedAttention, groups=1)
 OLD, NEW = "2017", "today"
 ROWS = {
     OLD: BlockRow(),
@@ -130,7 +129,7 @@ ROWS = {
     "Muon": BlockRow(optimizer="muon"),
     "today, Muon": BlockRow(renew, optimizer="muon"),
     "grouped-query": BlockRow(attention(GroupedAttention, groups=2)),
-    "multi-query": BlockRow(attention(multi_query)),
+    "multi-query": BlockRow(attention(GroupedAttention, groups=1)),
     "multi-query, across too": BlockRow(
         attention(GroupedAttention, groups=1), across(GroupedAttention, groups=1)
     ),
