@@ -399,6 +399,22 @@ def test_what_the_chapter_says_of_diversification():
     assert run["learned_from"]["forward"] == ["small-1"]
 
 
+def test_what_the_chapter_says_of_the_last_rung():
+    rows, ships = {row["rung"]: row for row in ladder_table()}, load_record("multi30k-de-en")
+    runs = [load_record(f"ladder-final-{seed}") for seed in (1, 2)]
+    base, final = rows["small"], rows["final"]
+    assert sorted(round(bleu - base["val_bleu"], 1) for bleu in final["each"]) == [0.2, 0.3]
+    beams = [round(run["val_bleu_beam"] - base["beam"], 1) for run in runs]
+    assert sorted(beams) == [0.5, 0.8] and final["seen"] < rows["diverse-more"]["seen"]
+    found = {
+        split: [round(run["test"][split]["bleu"], 1) for run in (*runs, ships)]
+        for split in ("test_2016_flickr", "test_2017_flickr")
+    }
+    assert [*found.values()] == [[42.1, 41.5, 41.6], [37.5, 37.6, 37.4]]
+    assert runs[0]["learned_from"]["forward"] == ["multi30k-de-en"]
+    assert {run["weights_sha256"] for run in runs}.isdisjoint({ships["weights_sha256"]})
+
+
 def test_the_ladders_chart_shows_each_run_that_compares():
     drawn = ladder_chart(ladder_table()).to_dict()
     (points,) = [rows for rows in drawn["datasets"].values() if "rung" in rows[0]]

@@ -101,9 +101,14 @@ RUNGS: dict[str, Rung] = {
     "diverse": Rung(4, "diversified, k = 1", UPON | {"epochs": 9}, **ONCE),
     "diverse-more": Rung(4, "diversified, k = 2", UPON | {"epochs": 6}, **BOTH),
     "taught": Rung(5, "taught by words", UPON | {"taught": 0.5, "epochs": 14}, teachers=TEACHERS),
-    # What won, together: Adam alone, and pairs that the best models at hand wrote.
+    # It may ship: Adam alone, and pairs that the best models at hand wrote.
     "final": Rung(
-        6, "what won, together", UPON | {"epochs": 6, "average": 3}, (1, 2), **BEST, candidate=True
+        6,
+        "diversified by what was at hand",
+        UPON | {"epochs": 6, "average": 3},
+        (1, 2),
+        **BEST,
+        candidate=True,
     ),
 }
 RUNS = {f"{name}-{seed}": name for name, rung in RUNGS.items() for seed in rung.seeds}
