@@ -348,7 +348,7 @@ def test_the_best_rung_is_of_the_same_language_and_not_oneself(runs):
 
 def fake(name: str, bleu: float, folder: Path, **more) -> None:
     record = {"repeat": f"command {name}", "device": "a toaster", "seconds": 3600.0, "hours": 1.25}
-    record["val_bleu_beam"] = bleu + 0.7
+    record |= {"val_bleu_beam": bleu + 0.7, "train_pairs": 30_000}
     record["chosen_by_val_bleu"] = {"best epoch": bleu - 1, "mean of the last 5": bleu}
     save_record(f"ladder-{name}", record | {"history": [{}] * 7} | more, folder)
 
@@ -369,6 +369,7 @@ def test_the_table_of_none_one_and_all_records(tmp_path):
     final = rows["final"]
     assert (final["val_bleu"], final["gain"], final["hours"]) == (42.5, 1.5, 2.5)
     assert final["beam"] == pytest.approx(43.2)
+    assert final["seen"] == 0.21  # millions of pairs, in seven passes
     assert final["deviation"] == pytest.approx(0.5**0.5, abs=1e-3) and final["epochs"] == 7
     assert final["command"] == "command final-1" and final["ended"] is None
     assert ladder_table(tmp_path, "gpu") == []
