@@ -326,7 +326,7 @@ print("of 45, heads of cross-attention, and nats:", at_45[["cross", "nats"]].to_
 pruning_chart(record)
 
 # %% [markdown]
-# At first the order helps: with 9 heads silent, 0.004 nats are lost, and nearly four times as much or more at random. Then it turns. With 36 silent it is in the middle of the random orders, with 45 behind all of them. A worth was measured with all the others there. In cross-attention each head is worth little, because of its stand-ins, so the order takes it early. And it is cross-attention's heads that can't all be missed: the more of them are among the 45, in whatever order, the more is lost.
+# At first the order helps: with 9 heads silent, 0.004 nats are lost, and nearly four times as much or more at random. Then it turns. With 36 silent it is in the middle of the random orders, with 45 behind all of them. A worth was measured with all the others there. In cross-attention each head is worth little, because of its stand-ins, so the order takes it early. And it is cross-attention's heads that can't all be missed: by and large, the more of them are among the 45, the more is lost.
 #
 # ## Patching
 #
