@@ -12,6 +12,7 @@ WORKERS ?= 2
 CHAPTERS ?= $(sort $(wildcard scripts/ch[0-9][0-9]_*.py))
 PRESET ?= small
 CORPUS ?= multi30k
+NAME ?= table3
 
 # Threads that spin while they wait starve a shared machine: minutes where seconds suffice. Threads
 # that sleep at once wake up late: a small step takes twice as long. So: spin briefly, then sleep.
@@ -32,7 +33,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run browser test notebooks book living colab lab train ablate ablations scaling recipes modern records queue gpu bench bench-decode translate clean
+.PHONY: help setup given run browser test notebooks book living colab lab train ablate study scaling modern records queue gpu bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,14 +100,11 @@ train: setup  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARG
 ablate: setup  ## train with one ingredient changed at a time and compare: make ablate [ARGS="--help"] (hours)
 	$(PY) -m scripts.studies.ingredients $(ARGS)
 
-ablations: setup  ## one part changed at a time, each at its own rate (hours; resumes)
-	$(PY) -m scripts.studies.table3 --save true $(ARGS)
+study: setup  ## train what is missing of table3, block, classify, gpt, grid, recipes or stacks: make study NAME=table3 (hours; resumes)
+	$(PY) -m scripts.studies.$(NAME) --save true $(ARGS)
 
 scaling: setup  ## sizes, and parts of the data: make scaling [ARGS="--seeds 3"] (hours; resumes)
 	$(PY) -m scripts.studies.ablations --save true $(ARGS)
-
-recipes: setup  ## minimum risk, distillation and back-translation, each beside what it has to beat (an hour; resumes)
-	$(PY) -m scripts.studies.learning --save true $(ARGS)
 
 modern: setup  ## train with the parts since 2017, one at a time and all: make modern [ARGS="--d_model 64"] (hours; resumes)
 	$(PY) -m scripts.studies.modern --save true $(ARGS)

@@ -48,7 +48,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import torch
@@ -73,7 +72,7 @@ from scripts.engine.translating import DecodeOptions, translate
 from scripts.studies.diversify import diversified, with_pairs
 from scripts.studies.judging import plain_words
 from scripts.studies.rungs import ladder_table
-from scripts.studies.verdict import verdicts
+from scripts.studies.verdict import Verdict, verdicts
 
 # %%
 torch.set_default_dtype(torch.float64)
@@ -92,47 +91,47 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # | back-translation (Sennrich et al. 2016) | a source for each target that lacks one | the forward model | yes |
 # | minimum risk (Shen et al. 2016) | several attempts at each source | the model that wrote them | yes |
 #
-# Three of the five are measured in one record, `earlier-recipes-multi30k`. The model there is the small one of [chapter 20](ch20_scaling.ipynb), trained for two passes over Multi30k, with two seeds a row. Each row names the row that it has to beat. The verdict, on BLEU, is that of [`verdict.py`](../scripts/studies/verdict.py): one spread between seeds, all comparisons tested together.
+# Three of the five are measured in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has the learning rate that a sweep found best for it, three fresh seeds, and a row that it has to beat. The verdict, on BLEU by greedy decoding, is that of [`verdict.py`](../scripts/studies/verdict.py). Rows that know only a part of the pairs scatter more, so they have a spread of their own.
 #
-# Steps are equal, costs aren't: 200 steps of minimum risk took over ten times as long as 200 of cross-entropy, and the training of teacher and reverse model isn't counted.
+# TODO costs
 
 
 # %%
-def recipe_table(record: dict[str, Any]) -> pd.DataFrame:
-    """Each row's mean BLEU and chrF, how far from the row that it has to beat, and the verdict on BLEU."""
-    rows = record["rows"]
-    bleu, chrf = (
-        {name: [run[score] for run in row["runs"]] for name, row in rows.items()}
-        for score in ("bleu", "chrf")
-    )
-    against = {name: row["against"] for name, row in rows.items() if row["against"]}
-    told = verdicts(bleu, against)
-    table = pd.DataFrame({"BLEU": bleu, "chrF": chrf}).map(lambda runs: sum(runs) / len(runs))
-    table["to beat"] = pd.Series(against)
-    for score in ("BLEU", "chrF"):
-        table[f"Δ {score}"] = table[score] - table["to beat"].map(table[score])
-    table["p"] = pd.Series({name: verdict.p for name, verdict in told.items()})
-    words = {True: "better", False: "worse"}
-    table["verdict"] = pd.Series(
-        {
-            name: words[verdict.difference > 0] if verdict.told else "within noise"
-            for name, verdict in told.items()
-        }
-    )
-    return table.fillna({"to beat": "–", "verdict": "–"}).loc[list(rows)]
+TO_BEAT = {
+    "teacher's translations": "all pairs",
+    "more cross-entropy": "all pairs",
+    "minimum risk": "more cross-entropy",
+    "a part, back-translated": "a part",
+    "a part, back-translated by sampling": "a part",
+}
+
+
+def recipe_verdicts(runs: pd.DataFrame) -> dict[str, Verdict]:
+    """Each row's BLEU against that of the row that it has to beat; two families of rows."""
+    bleu, found = runs.groupby("row")["bleu"].agg(list), {}
+    for part in (False, True):
+        pairs = {row: rival for row, rival in TO_BEAT.items() if rival.startswith("a part") == part}
+        found |= verdicts(
+            {row: bleu[row] for row in dict.fromkeys([*pairs, *pairs.values()])}, pairs
+        )
+    return found
+
+
+def in_words(row: str, found: Verdict) -> str:
+    """A row's verdict as a line."""
+    word = ("better" if found.difference > 0 else "worse") if found.told else "within noise"
+    interval = f"{found.low:+.2f} to {found.high:+.2f}"
+    return f"{row}: BLEU {found.difference:+.2f} ({interval}) against {TO_BEAT[row]}, {word}"
 
 
 # %%
-record = load_record("earlier-recipes-multi30k")
-results = recipe_table(record)
-config, options = record["config"], record["options"]
-print(f"d_model {config['d_model']}, {options['epochs']} passes, peak rate {config['lr']}")
-print(f"dropout {config['dropout']}, greedy decoding; all rows alike")
-print("all pairs, people's text: BLEU " + f"{results.loc['all pairs', 'BLEU']:.2f}")
+runs = pd.DataFrame(load_record("recipes-multi30k")["runs"])
+runs = runs[runs["seed"] > 0]  # seed 0 chose the rates
+judged, by_row = recipe_verdicts(runs), runs.groupby("row", sort=False)
+means = by_row[["bleu", "chrf", "loss", "loss_teacher", "words"]].mean()
+print(f"all pairs, people's text: BLEU {means.loc['all pairs', 'bleu']:.2f}")
 
 # %% [markdown]
-# What this record can't say: how the recipes compare with a learning rate each, after a long training, or in a large model. And dropout 0.1 hurts at such a budget (chapter 19).
-#
 # For the examples: twenty captions of Multi30k's training split, and the model that ships as the teacher.
 
 # %%
@@ -210,7 +209,9 @@ def word_facts(texts: Sequence[str]) -> dict[str, float]:
 
 
 # %%
-english = pd.DataFrame(record["targets"]).T
+first = by_row.first()
+taught_by = first.loc["teacher's translations"]
+english = pd.DataFrame({"people": taught_by["people"], "the teacher": taught_by["facts"]}).T
 english = english.astype({"words": int, "types": int}).round(2)
 english.rename(columns={"types": "different words", "entropy": "next word's entropy (nats)"})
 
@@ -218,14 +219,10 @@ english.rename(columns={"types": "different words", "entropy": "next word's entr
 # It has a third fewer different words, and an easier next word. (That is of the English alone. Whether a *source* has fewer wordings it doesn't say.) **Predict.** Two students, of that text and of people's: which has the lower loss on people's captions? Which the higher BLEU?
 
 # %%
-for name in ("all pairs", "teacher's translations"):
-    runs = record["rows"][name]["runs"]
-    loss, other = (sum(run[of] for run in runs) / 2 for of in ("loss", "loss_teacher"))
-    print(f"{name}: {loss:.2f} nats a token on people's captions, {other:.2f} on the teacher's")
-row = results.loc["teacher's translations"]
-print(
-    f"BLEU {row['Δ BLEU']:+.2f}, chrF {row['Δ chrF']:+.2f} against {row['to beat']}: {row['verdict']}"
-)
+for row in ("all pairs", "teacher's translations"):
+    nats = "{loss:.2f} nats a token on people's captions, {loss_teacher:.2f} on the teacher's"
+    print(f"{row}:", nats.format(**means.loc[row]))
+print(in_words("teacher's translations", judged["teacher's translations"]))
 
 # %% [markdown]
 # The teacher's student is *worse* at foreseeing people's words, and writes what is closer to people's text. The loss charges for each wording that it gave up, BLEU looks at the one that it writes.
@@ -233,7 +230,7 @@ print(
 # *What the record can't say:* whether a student that trains long still gains. And the teacher has learned these very captions, for much longer, so part of the gain may be its training. A teacher no better trained than its student would tell; no row has one.
 
 # %%
-teachers = record["teacher"]
+teachers = taught_by
 print(f"the teacher's BLEU: {teachers['train_bleu']:.1f} on these training captions,", end=" ")
 print(f"{teachers['val_bleu']:.1f} on validation")
 
@@ -375,30 +372,21 @@ print(f"{lost} of 20 targets are no longer a person's, such as", wrong.corpus["t
 # %% [markdown]
 # ### On record
 #
-# One pair in four is known. **Predict.** How much worse is a model of that quarter alone, passed over four times as often? Back-translation can hardly win more than that.
+# One pair in sixteen is known, 1,812 in all. **Predict.** How much worse is a model of that part alone, passed over until it no longer gains? And with German that a reverse model of as few pairs writes for the other 27,188?
 
 # %%
 backs = {"a part, back-translated": "greedy", "a part, back-translated by sampling": "drawn"}
-gap = results.loc["a part"]
-print(f"a quarter instead of all: BLEU {gap['Δ BLEU']:+.2f}, {gap['verdict']}")
-for name, how in backs.items():
-    row = results.loc[name]
-    print(f"{how} German added: BLEU {row['Δ BLEU']:+.2f}, {row['verdict']}")
-loss = {
-    name: round(sum(run["loss"] for run in record["rows"][name]["runs"]) / 2, 2)
-    for name in ("a part", "all pairs", *backs)
-}
-print("nats a token:", loss)
-written = {how: pd.DataFrame(record["reverse"][name]) for name, how in backs.items()}
-entropy = {how: runs["facts"].str["entropy"].mean() for how, runs in written.items()}
-entropy["people's"] = record["sources"]["entropy"]
-quality = {how: runs["bleu"].mean() for how, runs in written.items()}
-pd.DataFrame({"BLEU of the German": quality, "next word's entropy": entropy}).round(2)
+print("BLEU:", {row: round(means.loc[row, "bleu"], 1) for row in ("all pairs", "a part", *backs)})
+for row in backs:
+    print(in_words(row, judged[row]))
+made = runs[runs["row"].isin(backs)].assign(how=runs["row"].map(backs))
+made["next word's entropy"] = made["facts"].str["entropy"]
+written = made.groupby("how")[["back_bleu", "next word's entropy"]].mean()
+written.loc["people's", "next word's entropy"] = made["people"].str["entropy"].mean()
+written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 
 # %% [markdown]
-# There was little to win: in BLEU no gap is seen between a quarter and the whole, in the loss a small one (2.78 against 2.74). [Chapter 20](ch20_scaling.ipynb) suggests that so short a training lacks steps more than captions. The drawn German is more varied and very bad: what it costs is beyond noise. (People's entropy is counted on a third more text, which raises it somewhat.) What greedy German costs just misses that on BLEU, with six tests together. On chrF and loss both seeds are clearly worse; the verdict stays with BLEU, as announced.
-#
-# *What the record can't say:* what back-translation is worth where a part is clearly worse than the whole (exercise 4).
+# TODO
 #
 # ## Minimum risk
 #
@@ -587,45 +575,30 @@ print(f"true risk before {before:.2f}, after:", {name: round(x, 2) for name, x i
 #
 # ### On record
 #
-# The model of *all pairs* went on for 200 steps of 16 captions, eight draws each. What this has to beat isn't the model before. It is the model after 200 *more steps of cross-entropy*, on the same captions at the same rate. **Predict.** Which of chrF and BLEU goes up?
+# The models of *all pairs* went on for 200 steps of 16 captions, eight draws each. What this has to beat isn't the model before. It is the model after 200 *more steps of cross-entropy*, on the same captions. Each loss has the rate with the lowest risk on validation. **Predict.** Which of chrF and BLEU goes up?
 
 # %%
-continued, risked = (results.loc[name] for name in ("more cross-entropy", "minimum risk"))
-for name, row in (("more cross-entropy", continued), ("minimum risk", risked)):
-    print(
-        f"{name}, against {row['to beat']}: BLEU {row['Δ BLEU']:+.2f} ({row['verdict']}),", end=" "
-    )
-    print(f"chrF {row['Δ chrF']:+.2f}")
-runs = {name: record["rows"][name]["runs"] for name in ("more cross-entropy", "minimum risk")}
-loss = {name: round(sum(run["loss"] for run in each) / 2, 2) for name, each in runs.items()}
-print("nats a token:", loss)
-lengths = {name: sum(run["words"] for run in each) / 2 for name, each in runs.items()}
-print("words a caption:", {name: round(n, 1) for name, n in lengths.items()}, end=", ")
-print(f"people {record['val_words']:.1f}")
+for row in ("more cross-entropy", "minimum risk"):
+    print(in_words(row, judged[row]))
+print(f"words a caption, people's: {taught_by['val_words']:.1f}")
+means.loc[["all pairs", "more cross-entropy", "minimum risk"]].drop(columns="loss_teacher").round(2)
 
 # %% [markdown]
-# With both seeds chrF, the score of the marks, went up, and BLEU went down; “within noise” was tested for BLEU only. The loss fell a little, too (2.74 to 2.70): it judges how sure the model is, not its text. The lengths suggest how: in chrF recall counts twice as much as precision; BLEU charges for each word too many.
+# TODO
 #
 # **Pitfall.** Don't judge such a training by the score that it descended. Ask a third judge.
-#
-# *What the record can't say:* whether minimum risk helps. It has one rate, one $\alpha$ and 200 steps.
 #
 # ## All rows at once
 
 # %%
-results.round(2)
-
-# %%
-recipe_chart(record)
+recipe_chart(runs, TO_BEAT)
 
 # %% [markdown]
-# Here p is that of each test alone; the verdict counts all six, on BLEU only.
-#
 # ## The ladder
 #
 # > **In short.** Short runs can mislead: some changes need time. So each idea gets a whole training of the model that ships, one after the other, as rungs of a ladder.
 #
-# The rows above are of a narrow model and two epochs. A rung of [`rungs.py`](../scripts/studies/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread of a processor, in 16 bits; what lies more than 4 BLEU behind at half time ends there. Validation chooses; test sets are read only for a run that may ship. `python -m scripts.studies.queue` goes on where it stopped; `--only muon-1` climbs one rung, and `--list true` says what is still to come.
+# The rows above are of a narrow model and five passes. A rung of [`rungs.py`](../scripts/studies/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread of a processor, in 16 bits; what lies more than 4 BLEU behind at half time ends there. Validation chooses; test sets are read only for a run that may ship. `python -m scripts.studies.queue` goes on where it stopped; `--only muon-1` climbs one rung, and `--list true` says what is still to come.
 
 # %%
 climbed = ladder_table()
@@ -709,6 +682,6 @@ check(policy_loss)
 #
 # *project · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# [`learning.py`](../scripts/studies/learning.py) made the record, in hours. Run `python -m scripts.studies.learning --share 16 --epochs 8 --seeds 3`. Guess first how far a sixteenth of the pairs will fall behind, and how much of that back-translation wins back.
+# TODO
 #
 # Next: [Chapter 22 · Today's block](ch22_todays_block.ipynb)

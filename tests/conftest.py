@@ -62,6 +62,21 @@ def once(tmp_path_factory):
     return folder_of
 
 
+@pytest.fixture(scope="session")
+def forty_pairs():
+    """Forty pairs of the sample corpus, eight to validate, in the shipped model's pieces."""
+    from scripts.ch07_multi30k import encode_pairs
+    from scripts.corpora.load import load_corpus
+    from scripts.engine.data import TrainingData
+    from scripts.engine.models import load_model
+
+    tokenizer = load_model(ROOT / "models" / "sample-de-en").tokenizer
+    pairs = load_corpus("sample")["train"][:40]
+    corpus = {"train": pairs, "val": pairs[:8]}
+    encoded = [encode_pairs(corpus[split], tokenizer) for split in ("train", "val")]
+    return TrainingData(corpus, tokenizer, *encoded)
+
+
 def pytest_collection_modifyitems(items):
     """What takes minutes comes first: then no worker is left with it alone at the end."""
     items.sort(key=lambda item: item.path.name not in ("test_browser.py", "test_colab.py"))

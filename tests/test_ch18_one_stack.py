@@ -1,10 +1,12 @@
 """Chapter 18: one stack, three masks, three questions; its checker tells mistakes apart."""
 
+import math
 import random
 
 import pytest
 import torch
 from exercising import assert_told_apart
+from saying import ran
 from torch import nn
 
 from scripts.book.instruments import count_flops, scramble
@@ -266,6 +268,30 @@ def test_the_translators_on_record_had_the_same_weights_and_passes(corpus):
     counts = {run["parameters"] for part in runs for run in part}
     assert max(counts) - min(counts) <= 0.001 * min(counts)
     assert len({len(run["history"]) for part in runs for run in part}) == 1
+
+
+# What the chapter says
+
+
+def test_what_the_chapter_says_of_number():
+    said = ran("ch18")
+    runs = load_record("classify-multi30k")["runs"]
+    assert len(said.counted) == 3 * 3 * 8 and (said.total, said.hard) == (940, 379)
+    for kind in said.encoders:
+        for labels in (100, 1000, 0):
+            done = [run for run in runs if (run["row"], run["labels"]) == (kind, labels)]
+            swept = sorted((run["lr"], run["loss"]) for run in done if run["seed"] == 0)
+            best = min(swept, key=lambda pair: pair[1])
+            assert swept[0] != best != swept[-1]  # worse ones on both sides
+            assert {run["lr"] for run in done if run["seed"]} == {best[0]}
+    ratios = {row: math.exp(found.difference) for row, found in said.compared["test"].items()}
+    few, _, every = sorted({labels for _, labels in ratios})
+    assert ratios["pretrained", few] < 1 / 3 and 0.4 < ratios["pretrained", every] < 0.6
+    for found in said.compared.values():
+        assert {row[0] for row, verdict in found.items() if verdict.told} == {"pretrained"}
+        assert sum(verdict.told for verdict in found.values()) == 3
+    lead = said.wrong[said.bag, every] - said.wrong["pretrained", every]
+    assert round(lead * said.total) == 13
 
 
 # The exercise

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT
 from saying import ran
 from scipy.stats import t as student
 from torch.nn import functional as F
@@ -241,10 +240,6 @@ def test_the_chart_draws_every_run_and_cuts_only_what_it_marks(record):
     near = [x for _, x in runs if x <= 0.65]
     sizes = sorted(len(rows) for rows in drawn["datasets"].values())
     assert sizes == sorted([1, len(TABLE3_PERPLEXITIES), len(far), len(near)])
-
-
-def test_the_makefile_starts_the_study():
-    assert "-m scripts.studies.table3" in (ROOT / "Makefile").read_text("utf-8")
 
 
 # What the chapter says.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scripts.ch06_training import BOS, EOS
-from scripts.ch18_one_stack import NumberClassifier
+from scripts.ch18_one_stack import NumberClassifier, share_right
 from scripts.corpora.gaps import gap_item
 from scripts.corpora.load import load_corpus
 from scripts.studies import classify
@@ -94,6 +94,28 @@ def test_each_kind_learns_from_the_same_captions(few, row, monkeypatch):
 
 def few_draw(few):
     return classify.random.Random(3).sample(few.items["train"], 60)
+
+
+def test_an_encoder_learns_a_few_captions_by_heart(few, monkeypatch):
+    some = few.items["train"][:16]
+    monkeypatch.setattr(classify, "ROUND", 640)
+    seen = {}
+    monkeypatch.setattr(classify, "shares", lambda logits, items: seen.update(right=logits(some)))
+    monkeypatch.setattr(classify, "found_by", lambda train, score: score(train()[0]))
+    always_best = classify.replace(few, items=few.items | {"val": some})
+    config = replace(SMALL, d_model=32, lr=1e-2, dropout=0.0)
+    classify.encoder_run(config, always_best, some, pretrained=False)
+    assert {item.plural for item in some} == {True, False}
+    assert share_right(seen["right"], some) > 0.9
+
+
+def test_a_bag_says_what_it_was_judged_on(few):
+    found = classify.bag_run(few, few.items["train"][:60])
+    test = few.items["test"]
+    hard = [item for item in test if {"mit", "von", "auf"} & {*item.before}]
+    assert found["captions"]["test"] == len(test) > found["captions"]["misled"] >= len(hard)
+    assert found["labelled"] == 60 and found["singular"] == sum(not i.plural for i in test)
+    assert found["penalty"] in classify.PENALTIES
 
 
 def test_each_encoder_has_its_sweep_for_each_number_of_labels():

@@ -1,19 +1,17 @@
 """The study of chapter 21: what each row learns from, and the models that others need."""
 
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 
-from scripts import ROOT
-from scripts.ch07_multi30k import encode_pairs
 from scripts.ch20_scaling import part_indices
-from scripts.corpora.load import load_corpus
-from scripts.engine.data import TrainingData
-from scripts.engine.models import load_model
+from scripts.ch21_learning_from_models import TO_BEAT
 from scripts.studies import recipes
 from scripts.studies.recipes import ALL, GREEDY, MORE, PART, REVERSE, RISK, SAMPLED, TAUGHT
 from scripts.studies.rows import SEEDS, SWEEP
 from scripts.studies.runner import these
+from scripts.studies.tuning import Tuning
 
 SETTING = asdict(
     replace(recipes.BASE, corpus="sample", d_model=16, d_ff=16, heads=2, layers=1, epochs=1)
@@ -21,22 +19,16 @@ SETTING = asdict(
 
 
 @pytest.fixture
-def few(monkeypatch, tmp_path):
-    """Forty pairs of the sample corpus, of which ten are known, in the shipped model's pieces."""
-    tokenizer = load_model(ROOT / "models" / "sample-de-en").tokenizer
-    pairs = load_corpus("sample")["train"][:40]
-    corpus = {"train": pairs, "val": pairs[:8]}
-    encoded = [encode_pairs(corpus[split], tokenizer) for split in ("train", "val")]
-    data = TrainingData(corpus, tokenizer, *encoded)
-    monkeypatch.setattr(recipes, "data_of", lambda corpus, vocab: data)
+def few(forty_pairs, monkeypatch, tmp_path):
+    """Forty pairs, of which ten are known, short trainings, and a folder of runs that is empty."""
+    monkeypatch.setattr(recipes, "data_of", lambda corpus, vocab: forty_pairs)
     monkeypatch.setattr(recipes, "SHARE", 4)
     monkeypatch.setattr(recipes, "PASSES", 2)
-    options = recipes.RecipeOptions
-    small = {"risk_steps": 2, "risk_sentences": 2, "candidates": 2}
-    monkeypatch.setattr(recipes, "RecipeOptions", lambda **more: options(**small | more))
+    short = partial(Tuning, steps=2, sentences=2, candidates=2)
+    monkeypatch.setattr(recipes, "Tuning", short)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     recipes.teacher_texts.cache_clear()
-    yield data
+    yield forty_pairs
     recipes.teacher_texts.cache_clear()
 
 
@@ -98,4 +90,4 @@ def test_what_others_need_comes_first_and_each_row_has_its_sweep():
         assert len(these(runs, row=row, seed=SWEEP)) >= 3
     assert {run["reverse_lr"] for run in these(runs, row=GREEDY)} == {2 * recipes.BASE.lr}
     assert {run["before_lr"] for run in these(runs, row=RISK)} == {2 * recipes.BASE.lr}
-    assert {*recipes.AGAINST} < {run["row"] for run in runs}
+    assert {*TO_BEAT, *TO_BEAT.values()} < {run["row"] for run in runs}

@@ -10,12 +10,10 @@ from scripts import ROOT
 from scripts.book.instruments import scramble
 from scripts.book.records import RESULTS, load_record
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
-from scripts.ch07_multi30k import BPETokenizer, Example
+from scripts.ch07_multi30k import Example
 from scripts.ch17_small_gpt import asked_next, make_stack, stack_loss
-from scripts.ch18_one_stack import NumberClassifier, asked_hidden, asked_pairs, share_right
-from scripts.corpora.gaps import german_gaps
+from scripts.ch18_one_stack import asked_hidden, asked_pairs
 from scripts.corpora.load import load_corpus
-from scripts.engine.settings import TrainConfig
 from scripts.studies import variants
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
@@ -46,19 +44,6 @@ def test_the_fast_road_gives_the_same_sums_and_gradients(norm_first, positions, 
             sums[0].backward()
             found.append([*sums, *(p.grad.clone() for p in model.parameters())])
         torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
-
-
-def test_a_classifier_learns_a_few_captions_by_heart(float64):
-    corpus = load_corpus("sample")
-    items = german_gaps(corpus)["train"][:16]
-    tokenizer = BPETokenizer.train((german for german, _ in corpus["train"][:300]), 200)
-    torch.manual_seed(2)
-    encoder = make_stack(len(tokenizer) + 1, **SIZES)
-    classifier = NumberClassifier(encoder, len(tokenizer))
-    learner = TrainConfig(lr=1e-2, warmup=5, dropout=0.0)
-    variants.fit_classifier(classifier, items, tokenizer, learner, steps=40, size=16)
-    found = variants.number_logits(classifier, items, tokenizer)
-    assert {item.plural for item in items} == {True, False} and share_right(found, items) > 0.9
 
 
 def test_a_run_that_is_done_is_only_read(tmp_path):
@@ -116,16 +101,15 @@ def test_a_translator_trains_and_is_scored(few, monkeypatch):
 
 def test_the_recorded_trainings_had_one_rate_for_all_weights():
     """As on record: Muon's matrices had the rate of the rest. Chapter 17 says so."""
-    configs = [variants.GPT_CONFIGS["multi30k"], variants.ENCODER_CONFIGS["multi30k"]]
+    configs = [variants.GPT_CONFIGS["multi30k"]]
     configs += [variants.translator_config("multi30k", kind) for kind in variants.TRANSLATORS]
     for config in configs:
         assert config.optimizer == "muon" and config.muon_lr == config.lr
-    for config, what in zip(configs, ("gpt", "classify"), strict=False):
-        recorded = load_record(f"variants-{what}-multi30k")["config"]
-        assert {name: getattr(config, name) for name in recorded} == recorded
+    recorded = load_record("variants-gpt-multi30k")["config"]
+    assert {name: getattr(configs[0], name) for name in recorded} == recorded
 
 
-RECORDS = ("gpt-multi30k", "classify-multi30k", "translate-sample", "translate-multi30k")
+RECORDS = ("gpt-multi30k", "translate-sample", "translate-multi30k")
 
 
 @pytest.mark.parametrize("name", RECORDS)

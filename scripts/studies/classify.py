@@ -69,12 +69,17 @@ def misled(item: GapItem) -> bool:
     return any(word in ("mit", "von", "in", "im", "an", "am", "auf", "vor") for word in item.before)
 
 
+def judged_on(items: Mapping[str, Sequence[GapItem]]) -> dict[str, Sequence[GapItem]]:
+    """What is judged: validation, test, and test's captions that may mislead."""
+    hard = [item for item in items["test"] if misled(item)]
+    return {"val": items["val"], "test": items["test"], "misled": hard}
+
+
 def shares(
     logits_of: Callable[[Sequence[GapItem]], Tensor], items: Mapping[str, Sequence[GapItem]]
 ) -> Run:
-    """The share told right: of validation, of test, and of test's captions that may mislead."""
-    hard = [item for item in items["test"] if misled(item)]
-    parts = {"val": items["val"], "test": items["test"], "misled": hard}
+    """The share told right of each part that is judged."""
+    parts = judged_on(items)
     return {name: round(share_right(logits_of(part), part), 4) for name, part in parts.items()}
 
 
@@ -188,11 +193,14 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
 
 
 def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
-    """Bags of words on labelled `items`; of them the one whose penalty does best on validation."""
+    """Of bags of words on labelled `items` the one that does best on validation; and counts."""
     val = gaps.items["val"]
     bags = {penalty: fit_bag_of_words(items, penalty) for penalty in PENALTIES}
     best = max(bags, key=lambda penalty: share_right(bags[penalty](val), val))
-    return {"penalty": best} | shares(bags[best], gaps.items)
+    captions = {name: len(part) for name, part in judged_on(gaps.items).items()}
+    singular = sum(not item.plural for item in gaps.items["test"])
+    facts = {"penalty": best, "captions": captions, "labelled": len(items), "singular": singular}
+    return facts | shares(bags[best], gaps.items)
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:

@@ -21,9 +21,8 @@ from scripts.engine.training import Diverged
 from scripts.studies import block, grid, stacks, table3
 from scripts.studies.agenda import Item, Settings
 from scripts.studies.ladder import data_of, ladder_items, learned, on_record, tested
-from scripts.studies.learning import kept_at
 from scripts.studies.rungs import spread
-from scripts.studies.runner import Study, complete
+from scripts.studies.runner import Study, complete, kept_at
 
 SMALLS = ("small-1", "small-2", "small-3")  # the small preset, by seed
 KINDS = ("bleu", "bleu_greedy")  # of a test's scores

@@ -29,10 +29,9 @@ from scripts.engine.training import Training
 from scripts.engine.translating import DecodeOptions, translate
 from scripts.studies.agenda import Item, Settings
 from scripts.studies.diversify import diversified, pairs_sha256
-from scripts.studies.learning import kept_at
 from scripts.studies.lessons import LessonConfig, lesson_loss, lesson_of
 from scripts.studies.rungs import RUNGS, RUNS, Rung, val_bleu
-from scripts.studies.runner import Run
+from scripts.studies.runner import Run, kept_at
 
 MARGIN = 4.0  # BLEU that a rung may lie behind the best one when it is half way
 WRITING = DecodeOptions(beam=5)  # how models translate the training pairs

@@ -35,13 +35,6 @@ from scripts.engine.models import Trained, load_model
 from scripts.engine.scores import corpus_bleu, corpus_chrf
 from scripts.engine.settings import TrainConfig
 from scripts.engine.translating import DecodeOptions, translate
-from scripts.studies.learning import (
-    RecipeOptions,
-    cross_entropy,
-    fine_tuned,
-    kept_at,
-    minimum_risk,
-)
 from scripts.studies.rows import (
     Wanted,
     data_of,
@@ -51,7 +44,8 @@ from scripts.studies.rows import (
     trained_once,
     validation_loss,
 )
-from scripts.studies.runner import Hours, Run, go_on
+from scripts.studies.runner import Hours, Run, go_on, kept_at
+from scripts.studies.tuning import Tuning, cross_entropy, fine_tuned, minimum_risk
 
 BASE = replace(STUDY, dropout=0.0, name="recipes")
 SHARE, PASSES = 16, 32  # one pair in so many has both sides; passes over these, at most
@@ -64,7 +58,6 @@ ALL, TAUGHT, MORE, RISK = (
 )
 PART, GREEDY, SAMPLED = "a part", "a part, back-translated", "a part, back-translated by sampling"
 REVERSE = "reverse model"
-AGAINST = {GREEDY: PART, SAMPLED: PART, TAUGHT: ALL, MORE: ALL, RISK: MORE}  # what each has to beat
 ROW = StudyRow("recipe")
 
 
@@ -110,7 +103,9 @@ def read_by(setting: Mapping[str, Any], wanted: Run) -> tuple[TrainingData, Run]
     data, row = data_of(setting["corpus"], setting["vocab"]), wanted["row"]
     if row == TAUGHT:
         texts = teacher_texts(setting["corpus"])
-        said = {"facts": word_facts(texts["train"]), "teacher": texts["key"]}
+        people, judged = ([target for _, target in data.corpus[name]] for name in ("train", "val"))
+        said = {"facts": word_facts(texts["train"]), "people": word_facts(people)}
+        said |= {"val_words": word_facts(judged)["words"] / len(judged), "teacher": texts["key"]}
         said |= {key: texts[key] for key in ("train_bleu", "val_bleu")}
         return distilled(data, lambda _: texts["train"]), said
     if row in (GREEDY, SAMPLED):
@@ -168,13 +163,13 @@ def tuned(setting: Mapping[str, Any], wanted: Run) -> Run:
     """A run of fine-tuning, by either loss, from the model of all pairs."""
     data, seed = data_of(setting["corpus"], setting["vocab"]), wanted["seed"]
     before = kept_model(setting, ALL, wanted["before_lr"], seed)
-    options = RecipeOptions(corpus=setting["corpus"], risk_lr=wanted["lr"])
+    how = Tuning(lr=wanted["lr"])
     loss_of = cross_entropy(before.config)
     if wanted["row"] == RISK:
-        loss_of = minimum_risk(data.tokenizer, options, seed)
+        loss_of = minimum_risk(before, how, seed)
 
     def train() -> tuple[EncoderDecoder, list[float], list[float]]:
-        model = fine_tuned(before, data.train, loss_of, options, seed)
+        model = fine_tuned(before, data.train, loss_of, how, seed)
         return model, [validation_loss(model, ROW, before.config, data)], []
 
     return found_by(train, lambda model: scored(ROW, replace(before, model=model), data))

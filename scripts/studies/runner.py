@@ -5,6 +5,7 @@ serves the runs that count. The record is written anew after each run, and is al
 call needs, on whatever machine.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from tqdm import tqdm
 
 from scripts import runs_folder
 from scripts.book.command import as_typed
+from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
 from scripts.engine.settings import TrainConfig
@@ -79,6 +81,16 @@ def begun(study: Study, command: str, folder: Path) -> dict[str, Any]:
         if record["setting"] == study.setting:
             return record
     return {**provenance(command), "setting": study.setting, "runs": []}
+
+
+def kept_at(path: Path, given: Run, make: Callable[[], Run]) -> Run:
+    """`given` and what `make()` gave with it, from `path`; where it isn't there, it's made now."""
+    found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    if not given.items() <= found.items():
+        found = given | make()
+        text = json.dumps(found, ensure_ascii=False)
+        write_whole(writable(path.parent) / path.name, text.encode())
+    return found
 
 
 def step_back() -> None:

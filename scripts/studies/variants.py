@@ -20,20 +20,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
-from scripts.book.files import writable
 from scripts.book.records import provenance, save_record
-from scripts.ch06_training import BOS, EOS, UNK, LabelSmoothing, train_step
+from scripts.ch06_training import UNK, LabelSmoothing, train_step
 from scripts.ch07_multi30k import (
-    BPETokenizer,
     Example,
     make_batch,
-    pad_rows,
     source_ids,
     token_batches,
 )
@@ -49,16 +45,10 @@ from scripts.ch17_small_gpt import (
     row_nats,
 )
 from scripts.ch18_one_stack import (
-    NumberClassifier,
-    asked_hidden,
     asked_pairs,
-    fit_bag_of_words,
-    share_right,
     stack_greedy,
 )
-from scripts.corpora.gaps import GapItem, german_gaps
 from scripts.corpora.load import load_corpus
-from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.fast import fast_loss
 from scripts.engine.losses import LossOf
@@ -69,15 +59,12 @@ from scripts.engine.searching import cached_greedy
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, learning_rate, pick_device
 from scripts.engine.steps import set_rate
 from scripts.studies.gpt import samples_of
-from scripts.studies.learning import kept_at
-from scripts.studies.runner import Run
+from scripts.studies.runner import Run, kept_at
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 Rows = dict[str, list[list[int]]]  # a split's texts in characters
 
 ORDERS = range(1, 11)  # of the n-gram models
-PENALTIES = (0.01, 0.1, 1.0, 10.0)  # of the bags of words
-LABELS = (100, 1000)  # how many labelled captions a classifier gets; then all
 
 # What a record tells of a config.
 SHOWN = ("layers", "d_model", "d_ff", "heads", "vocab", "dropout", "epochs", "max_tokens")
@@ -88,7 +75,7 @@ SHOWN += ("optimizer", "lr")
 class VariantOptions:
     """What is trained."""
 
-    what: Literal["gpt", "classify", "translate"] = "gpt"
+    what: Literal["gpt", "translate"] = "gpt"
     """The study."""
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
@@ -118,18 +105,16 @@ def once(folder: Path, settings: Run, work: Callable[[], Run]) -> Run:
 
 
 def runs_of(
-    options: VariantOptions,
-    kinds: dict[str, tuple[TrainConfig, Callable[..., Run]]],
-    each: Sequence[Run] = ({},),
+    options: VariantOptions, kinds: dict[str, tuple[TrainConfig, Callable[..., Run]]]
 ) -> dict[str, list[Run]]:
-    """The runs of each kind: with every seed, and with all that `each` gives its work besides."""
+    """The runs of each kind, with every seed."""
     runs: dict[str, list[Run]] = {kind: [] for kind in kinds}
-    wanted = itertools.product(range(1, options.seeds + 1), each, kinds.items())
-    for seed, more, (kind, (config, work)) in wanted:
+    wanted = itertools.product(range(1, options.seeds + 1), kinds.items())
+    for seed, (kind, (config, work)) in wanted:
         config = replace(config, seed=seed)
-        slug = "-".join(map(str, (re.sub(r"\W+", "-", kind), config.epochs, *more.values(), seed)))
-        score = once(options.folder / slug, asdict(config) | more, partial(work, config, **more))
-        runs[kind].append(more | {"seed": seed} | score)
+        slug = "-".join(map(str, (re.sub(r"\W+", "-", kind), config.epochs, seed)))
+        score = once(options.folder / slug, asdict(config), partial(work, config))
+        runs[kind].append({"seed": seed} | score)
         tqdm.write(f"{slug}: {score['val']} on validation")
     return runs
 
@@ -270,164 +255,6 @@ def study_gpt(options: VariantOptions) -> dict[str, Any]:
     }
 
 
-# Classifiers.
-
-ENCODER_CONFIGS = {
-    "sample": TrainConfig(
-        corpus="sample", layers=2, d_model=64, d_ff=128, heads=4, dropout=0.0, smoothing=0.0,
-        vocab=1000, epochs=2, max_tokens=1024, lr=3e-3, warmup=50,
-    ),
-    "multi30k": TrainConfig(
-        corpus="multi30k", layers=2, d_model=128, d_ff=256, heads=4, dropout=0.1, smoothing=0.0,
-        vocab=4096, epochs=12, max_tokens=1024, optimizer="muon", lr=2e-3, muon_lr=2e-3, warmup=100,
-    ),
-}  # fmt: skip
-
-
-def pretrain(
-    config: TrainConfig, texts: dict[str, list[str]], tokenizer: BPETokenizer, path: Path
-) -> Run:
-    """Train a masked language model on texts["train"], watched on texts["val"]; kept at `path`."""
-    train, val = (
-        [[BOS, *tokenizer.encode(text)[:250], EOS] for text in texts[name]]
-        for name in ("train", "val")
-    )
-    draw = torch.Generator().manual_seed(config.seed)
-    fixed = torch.Generator().manual_seed(0)  # the same questions after every epoch
-    vocab, parts = len(tokenizer), token_batches([Example([], row) for row in val], 1024)
-    asked = [asked_hidden([val[i] for i in part], vocab, fixed) for part in parts]
-    model, found = trained_model(
-        config,
-        partial(one_stack, config, vocab + 1),  # the pieces and the gap
-        [Example([], row) for row in train],
-        lambda indices: asked_hidden([train[i] for i in indices], vocab, draw),
-        fast_stack_loss,
-        lambda model: val_nats(model, asked, fast_stack_loss),
-    )
-    save_tensors(writable(path.parent) / path.name, weights(model), {})
-    return found
-
-
-def misled(item: GapItem) -> bool:
-    """Whether the noun phrase next to the gap may mislead: a "mit", "von" or "in" before it."""
-    return any(word in ("mit", "von", "in", "im", "an", "am", "auf", "vor") for word in item.before)
-
-
-def gap_row(item: GapItem, tokenizer: BPETokenizer) -> list[int]:
-    """`<s>`, the pieces before the gap, the gap (id V), the pieces behind it, `</s>`."""
-    before, behind = (tokenizer.encode(" ".join(part)) for part in (item.before, item.behind))
-    return [BOS, *before, len(tokenizer), *behind, EOS]
-
-
-@torch.no_grad()
-def number_logits(
-    model: NumberClassifier, items: Sequence[GapItem], tokenizer: BPETokenizer
-) -> Tensor:
-    """The logits (N,) of "plural" for items, dropout off."""
-    device = next(model.parameters()).device
-    rows = [gap_row(item, tokenizer) for item in items]
-    parts = (rows[start : start + 64] for start in range(0, len(rows), 64))
-    with dropout_off(model):
-        return torch.cat([model(pad_rows(part).to(device)).cpu() for part in parts])
-
-
-def fit_classifier(
-    model: NumberClassifier,
-    items: Sequence[GapItem],
-    tokenizer: BPETokenizer,
-    config: TrainConfig,
-    steps: int,
-    size: int = 32,
-) -> None:
-    """Train all of `model` on `items`: `steps` batches of `size`, drawn anew each pass."""
-    device = next(model.parameters()).device
-    rng = random.Random(config.seed)
-    parameters = [p for name, p in model.named_parameters() if "generator" not in name]
-    optimizer = torch.optim.Adam(parameters, lr=config.lr, betas=(0.9, 0.98), eps=1e-9)
-    rate = learning_rate(config, steps)
-    rows = [gap_row(item, tokenizer) for item in items]
-    order: list[int] = []
-    model.train()
-    for step in range(1, steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step)
-        if len(order) < size:
-            order = rng.sample(range(len(items)), len(items))
-        part, order = order[:size], order[size:]
-        logits = model(pad_rows([rows[i] for i in part]).to(device))  # (B,)
-        plural = torch.tensor([float(items[i].plural) for i in part], device=device)
-        optimizer.zero_grad()
-        F.binary_cross_entropy_with_logits(logits, plural.to(logits.dtype)).backward()
-        nn.utils.clip_grad_norm_(parameters, config.clip)
-        optimizer.step()
-
-
-def judged(
-    logits_of: Callable[[Sequence[GapItem]], Tensor], gaps: dict[str, list[GapItem]]
-) -> dict[str, float]:
-    """The share of captions that are told right: of validation, of test, of test's misleading."""
-    hard = [item for item in gaps["test"] if misled(item)]
-    parts = {"val": gaps["val"], "test": gaps["test"], "misled": hard}
-    return {name: round(share_right(logits_of(part), part), 4) for name, part in parts.items()}
-
-
-def bag_run(config: TrainConfig, labels: int, gaps: dict[str, list[GapItem]]) -> Run:
-    """Bags of words on `labels` captions; of them the one whose penalty does best on validation."""
-    items = random.Random(config.seed).sample(gaps["train"], labels)
-    bags = {penalty: fit_bag_of_words(items, penalty) for penalty in PENALTIES}
-    best = max(bags, key=lambda penalty: share_right(bags[penalty](gaps["val"]), gaps["val"]))
-    return {"penalty": best} | judged(bags[best], gaps)
-
-
-def classify_run(
-    config: TrainConfig,
-    labels: int,
-    gaps: dict[str, list[GapItem]],
-    tokenizer: BPETokenizer,
-    pretrained: Path | None = None,
-) -> Run:
-    """An encoder on the same captions, from the weights at `pretrained` or from scratch."""
-    items = random.Random(config.seed).sample(gaps["train"], labels)
-    torch.manual_seed(config.seed)
-    encoder = one_stack(config, len(tokenizer) + 1)
-    if pretrained is not None:
-        load_weights(encoder, load_tensors(pretrained)[0], pretrained)
-    model = NumberClassifier(encoder, len(tokenizer)).to(pick_device(config.device))
-    steps = min(500, max(150, 3 * labels // 32))
-    fit_classifier(model, items, tokenizer, replace(config, lr=1e-3, warmup=steps // 10), steps)
-    return {"steps": steps} | judged(lambda part: number_logits(model, part, tokenizer), gaps)
-
-
-def study_classify(options: VariantOptions) -> dict[str, Any]:
-    """Bag of words, encoder from scratch, encoder pretrained; by number of labels, with seeds."""
-    corpus, config = load_corpus(options.corpus), options.of(ENCODER_CONFIGS[options.corpus])
-    texts = {name: [german for german, _ in pairs] for name, pairs in corpus.items()}
-    tokenizer = BPETokenizer.train(texts["train"], config.vocab)
-    gaps = german_gaps(corpus)
-    path = options.folder / f"masked-{config.epochs}.safetensors"
-    pretraining = partial(pretrain, config, texts, tokenizer, path)
-    masked = once(path.with_suffix(""), asdict(config), pretraining)
-    encoder = partial(classify_run, gaps=gaps, tokenizer=tokenizer)
-    kinds = {
-        "bag of words": (config, partial(bag_run, gaps=gaps)),
-        "from scratch": (config, encoder),
-        "pretrained": (config, partial(encoder, pretrained=path)),
-    }
-    every = len(gaps["train"])
-    sizes = [{"labels": n} for n in sorted({*LABELS, every}) if n <= every]
-    return {
-        "captions": {name: len(items) for name, items in gaps.items()},
-        "misled": sum(map(misled, gaps["test"])),
-        "plural": {
-            name: round(sum(item.plural for item in items) / len(items), 4)
-            for name, items in gaps.items()
-        },
-        "config": shown(config),
-        "pretraining": masked,
-        "runs": runs_of(options, kinds, sizes),
-    }
-
-
 # Translators.
 
 TRANSLATORS = {  # kind: what its source positions may see; None is the encoder-decoder
@@ -499,7 +326,6 @@ def compare_translators(options: VariantOptions) -> dict[str, Any]:
 STUDIES: dict[str, Callable[[VariantOptions], dict[str, Any]]] = {
     "translate": compare_translators,
     "gpt": study_gpt,
-    "classify": study_classify,
 }
 
 

@@ -1,4 +1,4 @@
-"""Drawings of learning from models: every run of the recipes, beside what it has to beat."""
+"""Drawings of learning from models: the recipes, and the rungs of the ladder."""
 
 from __future__ import annotations
 
@@ -8,55 +8,26 @@ from typing import Any
 
 from scripts import Late
 from scripts.book.charts import GREY, INK, rounded, titled
+from scripts.book.figures.rivals import rival_dots
 
 alt, pd = Late("altair"), Late("pandas")
 
 
-def recipe_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """BLEU and chrF of every run of a record of `studies.learning`, side by side."""
-    against = {name: row["against"] for name, row in record["rows"].items() if row["against"]}
-    kinds = {name: row["recipe"] for name, row in record["rows"].items()}
-    kinds |= dict.fromkeys(against.values(), "ordinary training")  # what others have to beat
-    runs = [
-        {"row": name, "recipe": kinds[name], "BLEU": run["bleu"], "chrF": run["chrf"]}
-        for name, row in record["rows"].items()
-        for run in row["runs"]
-    ]
-    frame = pd.DataFrame(runs)
-    panels = [
-        recipe_panel(frame, against, score, names=score == "BLEU") for score in ("BLEU", "chrF")
-    ]
-    share = record["options"]["share"]
+def recipe_chart(runs: pd.DataFrame, to_beat: Mapping[str, str]) -> alt.TopLevelMixin:
+    """BLEU of every run: above the rows that know all pairs, below those that know a part.
+
+    `runs` has the columns row and bleu; `to_beat` names each row's rival.
+    """
+    shown = runs[runs["row"].isin([*to_beat, *to_beat.values()])]
+    part = shown["row"].str.startswith("a part")
+    panels = [rival_dots(family, to_beat) for family in (shown[~part], shown[part])]
     return titled(
-        alt.hconcat(*panels),
-        "On BLEU, two rows differ from what they have to beat by more than noise",
+        alt.vconcat(*panels),
+        "Each recipe, and what it has to beat",
         "Each point is a run, the tick a row's mean, the open diamond the mean that it has to "
-        f"beat. “A part” is 1/{share} of the {record['train_pairs']:,} pairs, passed over {share} "
-        "times as often.",
-        wrap=100,
+        "beat. Mind the axes: they differ, and don't begin at 0.",
+        wrap=80,
     )
-
-
-def recipe_panel(
-    frame: pd.DataFrame, against: Mapping[str, str], score: str, names: bool
-) -> alt.LayerChart:
-    """One score of every run: points, a tick at each row's mean, a diamond at its rival's."""
-    order = list(dict.fromkeys(frame["row"]))
-    room = 0.08 * (frame[score].max() - frame[score].min()) or 1.0
-    ends = [round(frame[score].min() - room, 2), round(frame[score].max() + room, 2)]
-    scale = alt.Scale(domain=ends, nice=False)
-    x = alt.X(f"{score}:Q", scale=scale, title=f"validation {score}", axis=alt.Axis(tickCount=6))
-    axis = alt.Axis(grid=True, domain=False, ticks=False, labels=names)
-    y = alt.Y("row:N", sort=order, title=None, axis=axis)
-    legend = alt.Legend(title=None, orient="bottom")
-    color = alt.Color("recipe:N", sort=list(dict.fromkeys(frame["recipe"])), legend=legend)
-    dots = alt.Chart(rounded(frame)).mark_circle(size=75, opacity=0.8).encode(x=x, y=y, color=color)
-    means = rounded(frame.groupby("row", as_index=False)[score].mean())
-    ticks = alt.Chart(means).mark_tick(thickness=2, size=18, color=INK).encode(x=x, y=y)
-    of_row = means.set_index("row")[score]
-    rivals = pd.DataFrame([{"row": row, score: of_row[rival]} for row, rival in against.items()])
-    diamonds = alt.Chart(rivals).mark_point(shape="diamond", size=70, color=GREY).encode(x=x, y=y)
-    return alt.layer(diamonds, ticks, dots).properties(width=240, height=28 * len(order))
 
 
 def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:

@@ -72,30 +72,33 @@ def influence_panels(maps: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     )
 
 
-def classify_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Test errors by number of labels, each run a point, a line through the means."""
-    rows = [
-        {"kind": kind, "labels": aside * run["labels"], "errors": 1 - run["test"]}
-        for aside, (kind, part) in zip((0.93, 1, 1.07), record["runs"].items(), strict=True)
-        for run in part
-    ]
-    frame = rounded(pd.DataFrame(rows))
-    sizes = sorted({run["labels"] for part in record["runs"].values() for run in part})
+def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
+    """Test errors by number of labels, each run a point, a line through the means.
+
+    `counted` has a row for each run, with the columns row (its kind), captions and test.
+    """
+    kinds, sizes = list(counted["row"].unique()), sorted(counted["captions"].unique().tolist())
+    aside = counted["row"].map(dict(zip(kinds, (0.93, 1, 1.07), strict=True)))
+    frame = pd.DataFrame({"kind": counted["row"], "labels": aside * counted["captions"]})
+    frame = rounded(frame.assign(errors=1 - counted["test"]))
     ends = alt.Scale(type="log", domain=[0.8 * sizes[0], 1.25 * sizes[-1]], nice=False)
     x = alt.X("labels:Q", scale=ends, title="labelled captions (log scale)")
     x = x.axis(values=sizes, format=",")
-    shares = [0.02, 0.03, 0.05, 0.1]
+    shares = [0.01, 0.02, 0.03, 0.05, 0.1, 0.2]
     y = alt.Y("errors:Q", title="share wrong (log scale)").axis(values=shares, format=".0%")
-    y = y.scale(type="log", domain=[0.015, 0.12], nice=False)
-    color = alt.Color("kind:N", sort=list(record["runs"]), legend=alt.Legend(title=None))
+    y = y.scale(type="log", domain=[0.007, 0.25], nice=False)
+    color = alt.Color("kind:N", sort=kinds, legend=alt.Legend(title=None))
     base = alt.Chart(frame)
-    dots = base.mark_circle(size=60, opacity=0.8).encode(x=x, y=y, color=color)
-    means = base.mark_line(opacity=0.6).encode(x=x, y=y.aggregate("mean"), color=color)
+    dots = base.mark_circle(size=45, opacity=0.7).encode(x=x, y=y, color=color)
+    means = base.transform_aggregate(
+        errors="mean(errors)", labels="mean(labels)", groupby=["kind", "labels"]
+    )
+    means = means.mark_line(opacity=0.6).encode(x=x, y=y, color=color)
     return titled(
         alt.layer(means, dots).properties(width=460, height=250),
         "Singular or plural? Errors by number of labels",
-        "Each point is a run, two for each kind and size, the kinds drawn side by side; lower is "
-        "better. With all labels the two bags of words are the same.",
+        "Each point is a run, eight for each kind and number of labels, the kinds drawn side by "
+        "side; lower is better. With all labels the eight bags of words are the same.",
     )
 
 
