@@ -338,7 +338,7 @@ pd.DataFrame(rows, columns=columns.split(", ")).set_index(["kind", "labels"])
 # %% [markdown]
 # Errors become fewer, and their scatter smaller with them. So what we compare is their logarithm; its difference is a ratio. There are six comparisons, tested together by the rule of [`verdict.py`](../scripts/studies/verdict.py): one spread between seeds for all rows, then Holm's method.
 #
-# With 100 labels the pretrained encoder makes a third of the bag's errors, or less; with all labels, half. It leads on the hard captions, where a preposition brings a second noun before the verb, and on the others. From scratch, an encoder isn't told from the bag, at no number of labels. So what helps is what was read without labels, and not the architecture alone.
+# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions, where a preposition brings a second noun before the verb, and on the others. From scratch, an encoder isn't told from the bag, at no number of labels. So what helps is what was read without labels, and not the architecture alone.
 #
 # The seeds draw other labels and other weights. The test captions stay the same: with all labels, the lead is 13 of 940. Other captions would move it, and no interval here knows by how much.
 #
@@ -602,7 +602,7 @@ frame
 # ## Summary
 #
 # - One layer serves all. The mask says what it sees, the labels say what it is asked.
-# - Hidden words train a model that sees both ways. With a hundred labels such an encoder made a third of the errors of a bag of words. From scratch, it made no fewer.
+# - Hidden words train a model that sees both ways. With a hundred labels such an encoder made three tenths of the errors of a bag of words. From scratch, it isn't told from the bag.
 # - A translation is a continuation. Mind positions behind padding, and questions that show their answer.
 # - One learning rate for all sides ranks trainings, not architectures. Equal weights are not equal work.
 #
