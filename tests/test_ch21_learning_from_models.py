@@ -326,15 +326,34 @@ def test_what_the_chapter_says_of_its_twenty_captions():
 
 def test_what_the_chapter_says_of_back_translation(record):
     said = ran("ch21")
-    assert said.means["bleu"][ALL] > 2.5 * said.means["bleu"][PART]
-    TODO
+    means = said.means["bleu"]
+    assert 1 / 3.5 < means[PART] / means[ALL] < 1 / 2.5  # a third
+    greedy, drawn = (said.judged[row] for row in (GREEDY, SAMPLED))
+    assert greedy.told and round(greedy.difference) == 3 and not drawn.told
+    assert drawn.difference < 0.5 and round(said.written["back_bleu"]["greedy"]) == 8
+    assert said.written["back_bleu"]["drawn"] < 3
+    entropy = said.written["next word's entropy"]
+    assert entropy["greedy"] < entropy["people's"] < entropy["drawn"]
+    for run in these(record["runs"], row=PART):
+        if run["seed"]:
+            assert run["losses"].index(run["loss"]) + 1 == 7
+    spread = max(run["bleu"] for run in these(record["runs"], row=GREEDY) if run["seed"])
+    assert spread - means[GREEDY] > 1
 
 
-def test_what_the_chapter_says_of_minimum_risk():
+def test_what_the_chapter_says_of_minimum_risk(record):
     said = ran("ch21")
     assert said.after["drawn"] < 0.5 * said.before and said.after["and the reference"] < 0.05
     assert Tuning().with_reference
-    TODO
+    assert said.judged[RISK].told and said.judged[RISK].high < 0
+    assert said.by_chrf[RISK].told and said.by_chrf[RISK].low > 0
+    assert not said.judged[MORE].told and not said.by_chrf[MORE].told
+    assert 0.7 < said.means["words"][RISK] - said.means["words"][MORE] < 1
+    seconds = [
+        sum(run["seconds"] for run in these(record["runs"], row=row) if run["seed"])
+        for row in (RISK, MORE)
+    ]
+    assert seconds[0] > 10 * seconds[1]
 
 
 def test_what_the_chapter_says_of_muon():

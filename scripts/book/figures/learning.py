@@ -23,7 +23,7 @@ def recipe_chart(runs: pd.DataFrame, to_beat: Mapping[str, str]) -> alt.TopLevel
     panels = [rival_dots(family, to_beat) for family in (shown[~part], shown[part])]
     return titled(
         alt.vconcat(*panels),
-        "Each recipe, and what it has to beat",
+        "Two recipes gain BLEU, and one loses some",
         "Each point is a run, the tick a row's mean, the open diamond the mean that it has to "
         "beat. Mind the axes: they differ, and don't begin at 0.",
         wrap=80,
