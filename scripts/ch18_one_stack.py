@@ -306,7 +306,7 @@ class NumberClassifier(nn.Module):
 
 
 # %% [markdown]
-# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. Then bags of words (λ chosen on validation), encoders from scratch and pretrained encoders learned from 100, from 1,000 and from all labels, eight times each: other captions have labels, other weights begin. Each kind of encoder has its best learning rate for each number of labels, and ends when validation gets no better. Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
+# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It saw their verbs, and guessed hidden ones: nearly this question.) Then bags of words, encoders from scratch and pretrained encoders learned from 100, from 1,000 and from all labels, with eight seeds each. A seed draws which captions have labels, their order, and the first weights; but all pretrained encoders begin as the same masked model. 533 labelled validation captions choose λ for each bag, a learning rate for each kind of encoder and number of labels, and when a training ends, after twelve rounds at most. Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
 
 # %%
 bag, encoders = "bag of words", ("pretrained", "from scratch")
@@ -336,11 +336,11 @@ print(
 pd.DataFrame(rows, columns=columns.split(", ")).set_index(["kind", "labels"])
 
 # %% [markdown]
-# Errors become fewer, and their scatter smaller with them. So what we compare is their logarithm; its difference is a ratio. There are six comparisons, tested together by the rule of [`verdict.py`](../scripts/studies/verdict.py): one spread between seeds for all rows, then Holm's method.
+# What we ask for is a ratio, so logarithms of errors are compared: six comparisons on each of three sets of captions, by the rule of [`verdict.py`](../scripts/studies/verdict.py). It takes one spread between seeds for all rows, which is a simplification, and then Holm's method. *Yes* means: the difference is larger than seeds explain. All that pass here would also pass eighteen tests together.
 #
-# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions, where a preposition brings a second noun before the verb, and on the others. From scratch, an encoder isn't told from the bag, at no number of labels. So what helps is what was read without labels, and not the architecture alone.
+# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the *hard* captions, where a preposition before the verb often brings a second noun, and on the others. An encoder from scratch can't be told from the bag, at any number of labels. So what helps is what was read without labels, and not the architecture alone.
 #
-# The seeds draw other labels and other weights. The test captions stay the same: with all labels, the lead is 13 of 940. Other captions would move it, and no interval here knows by how much.
+# What the seeds don't vary: the test captions, of which 13 of 940 are the lead with all labels; the masked model; and with all labels the bag, whose eight runs are one and the same. With 1,000 labels the pretrained encoders used all twelve rounds: longer might help them.
 #
 # ## Translating with one stack
 #
@@ -602,7 +602,7 @@ frame
 # ## Summary
 #
 # - One layer serves all. The mask says what it sees, the labels say what it is asked.
-# - Hidden words train a model that sees both ways. With a hundred labels such an encoder made three tenths of the errors of a bag of words. From scratch, it isn't told from the bag.
+# - Hidden words train a model that sees both ways. With a hundred labels such an encoder made three tenths of the errors of a bag of words. From scratch, it can't be told from the bag.
 # - A translation is a continuation. Mind positions behind padding, and questions that show their answer.
 # - One learning rate for all sides ranks trainings, not architectures. Equal weights are not equal work.
 #

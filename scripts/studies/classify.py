@@ -41,7 +41,7 @@ BASE = replace(
 )
 MASKED = replace(BASE, epochs=24, max_tokens=1024, lr=2e-3)  # the model that fills gaps
 BAG, SCRATCH, PRETRAINED = "bag of words", "from scratch", "pretrained"
-PENALTIES = (0.01, 0.1, 1.0, 10.0)
+PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 LABELS = (100, 1000, 0)  # how many; 0: all
 DRAWS = tuple(range(1, 9))  # seeds: which captions have a label, and where the weights begin
 TOGETHER, ROUND, ROUNDS = 32, 2000, 12  # captions of a step, of a round; rounds at most
