@@ -323,7 +323,7 @@ errors = (1 - counted.set_index(["row", "captions"])[["test", "misled", "rest"]]
 groups = errors.groupby(level=[0, 1])
 pairs = {(kind, n): (bag, n) for kind in encoders for n in sorted(counted["captions"].unique())}
 compared = {part: verdicts(groups[part].agg(list).to_dict(), pairs) for part in errors}
-wrong, rows = errors["test"].map(math.exp).groupby(level=[0, 1]).mean(), []
+wrong, rows = groups["test"].mean().map(math.exp), []  # geometric means, as of ratios
 for row, other in pairs.items():
     ratio, low, high = map(math.exp, compared["test"][row][:3])
     told = ["yes" if compared[part][row].told else "no" for part in errors]

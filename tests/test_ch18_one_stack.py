@@ -35,6 +35,7 @@ from scripts.ch18_one_stack import (
 )
 from scripts.corpora.gaps import GapItem, gap_item, german_gaps
 from scripts.exercises.ch18 import check_hide_words, hide_words
+from scripts.studies.verdict import pass_together
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
 EXAMPLES = [
@@ -290,8 +291,18 @@ def test_what_the_chapter_says_of_number():
     for found in said.compared.values():
         assert {row[0] for row, verdict in found.items() if verdict.told} == {"pretrained"}
         assert sum(verdict.told for verdict in found.values()) == 3
-    lead = said.wrong[said.bag, every] - said.wrong["pretrained", every]
+    together = [verdict.p for found in said.compared.values() for verdict in found.values()]
+    assert sum(pass_together(together)) == 9  # eighteen tests
+    means = said.counted.groupby(["row", "captions"])["test"].mean()
+    lead = means["pretrained", every] - means[said.bag, every]
     assert round(lead * said.total) == 13
+    assert (
+        said.counted[said.counted["captions"] == every].groupby("row")["test"].std()[said.bag] == 0
+    )
+    thousand = said.counted[
+        said.counted["row"] + said.counted["captions"].astype(str) == "pretrained1000"
+    ]
+    assert all(losses.index(min(losses)) == 11 for losses in thousand["losses"])
 
 
 # The exercise

@@ -337,6 +337,10 @@ def test_what_the_chapter_says_of_back_translation(record):
     for run in these(record["runs"], row=PART):
         if run["seed"]:
             assert run["losses"].index(run["loss"]) + 1 == 7
+    assert said.means["loss"][PART] - said.means["loss"][SAMPLED] > 0.9
+    assert said.means["loss"][SAMPLED] - said.means["loss"][GREEDY] < 0.1
+    for row in (GREEDY, SAMPLED):
+        assert all(run["losses"][-1] == run["loss"] for run in these(record["runs"], row=row))
     spread = max(run["bleu"] for run in these(record["runs"], row=GREEDY) if run["seed"])
     assert spread - means[GREEDY] > 1
 
@@ -348,6 +352,13 @@ def test_what_the_chapter_says_of_minimum_risk(record):
     assert said.judged[RISK].told and said.judged[RISK].high < 0
     assert said.by_chrf[RISK].told and said.by_chrf[RISK].low > 0
     assert not said.judged[MORE].told and not said.by_chrf[MORE].told
+    bleu = said.runs.groupby("row")["bleu"].agg(list).to_dict()
+    together = verdicts({row: bleu[row] for row in {*TO_BEAT, *TO_BEAT.values()}}, TO_BEAT)
+    assert not together[RISK].told  # by one spread for all rows
+    losses = said.runs.set_index(["row", "seed"])["loss"]
+    assert all(losses[RISK, seed] < losses[MORE, seed] for seed in (1, 2, 3))
+    words = said.means["words"]
+    assert words[MORE] < said.taught_by["val_words"] < words[RISK]
     assert 0.7 < said.means["words"][RISK] - said.means["words"][MORE] < 1
     seconds = [
         sum(run["seconds"] for run in these(record["runs"], row=row) if run["seed"])
