@@ -522,14 +522,6 @@ found.map("{:.3g}".format)
 # - **Which architecture is better.** The rate 0.002 is that of chapter 9's recipe for the sample corpus, made for an encoder-decoder. Every side had it, and by the study's code Muon's matrices, too: a tenth of their default. Each should have its own best.
 # - **What equal batches would give.** `max_tokens` counts the longer side of a pair for the encoder-decoder (1,024), the whole row for one stack (2,048). So a batch has about as many pairs, but not the same ones.
 # - **That the causal mask is better.** T5's comparison, with real budgets, found the prefix mask ahead (Raffel et al. 2020).
-# - **What holds elsewhere.** On the sample corpus the same study (two seeds here, three above) has the validation losses the other way round, and BLEU that tells nothing:
-
-# %%
-on_sample = by_measure(load_record("variants-translate-sample"))
-against_two = on_sample.filter(like=": enc")
-assert (against_two.loc["val. nats"] < 0.025).all()
-assert (against_two.drop("val. nats") > 0.05).all(axis=None)
-on_sample.map("{:.3g}".format)
 
 # %% [markdown]
 # ## Side by side
@@ -660,6 +652,6 @@ check(hide_words)
 #
 # *project · difficulty ●●● · worth ●●● · 240 minutes*
 #
-# Give each of the three its own best rate: four rates each, chosen by validation loss, then three seeds at the best (`translator_config` in [`scripts/studies/variants.py`](../scripts/studies/variants.py); `python -m scripts.studies.variants translate --epochs 10 --seeds 3`). Does the order stay? Then hold the *work* fixed instead of the weights: how many layers may the single stack have? And let the target's positions begin at 0 again: now its first word stands elsewhere behind each source.
+# `python -m scripts.studies.stacks` gives each its own best rate and three seeds, and lets the target's positions begin at 0 again. Guess first: does the order stay? Then hold the *work* fixed instead of the weights: how many layers may the single stack have?
 #
 # Next: [Chapter 19 · Ablations](ch19_ablations.ipynb)

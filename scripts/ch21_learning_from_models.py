@@ -174,7 +174,7 @@ rows = [(*captions[i], taught.corpus["train"][i][1]) for i in (0, 4, 8, 9, 17, 1
 pd.DataFrame(rows, columns=["source", "a person", "the teacher"])
 
 # %% [markdown]
-# Six of the twenty, chosen by hand. The first four are good; the second is the person's own. The last two are nonsense (`@@` is the corpus's own), and a student would learn them. A filter by lengths wouldn't find them.
+# Six of the twenty, chosen by hand. The second is the person's own. The last two are nonsense (`@@` is the corpus's own), and a student would learn them.
 #
 # **Pitfall: a teacher that sorts.** Decoders like batches of similar length, so one sorts the sources, and forgets to undo it. The English is good, and the pairs are wrong.
 
@@ -227,7 +227,7 @@ print(verdict_line("teacher's translations", judged["teacher's translations"]))
 # %% [markdown]
 # The teacher's student is *worse* at foreseeing people's words, and writes what is closer to people's text. The loss charges for each wording that it gave up, BLEU looks at the one that it writes.
 #
-# *What the record can't say:* whether a student that trains long still gains. And the teacher has learned these very captions, for much longer, so part of the gain may be its training. A teacher no better trained than its student would tell; we trained none. (The student's rate, too, was chosen by the loss on people's captions.)
+# *What the record can't say:* whether a student that trains long still gains. And the teacher has learned these very captions, for much longer, so part of the gain may be its training.
 
 # %%
 teachers = taught_by
@@ -301,7 +301,7 @@ torch.testing.assert_close(taught_by_words(logits, labels, ignorant, 0.1), smoot
 #
 # $$ \mathcal{D}' = \mathcal{D} \;\cup\; \bigcup_{i} \{(x, f_i(x))\} \;\cup\; \bigcup_{i} \{(g_i(y), y)\}, \qquad |\mathcal{D}'| \le (2k + 1)\,|\mathcal{D}|. $$
 #
-# The middle part is distillation, the last one back-translation of known targets. [`diversified`](../scripts/studies/diversify.py) keeps an order, and drops a text that is empty or far longer or shorter than its other side. (Both pieces of nonsense above pass that: a rule about lengths is only a first sieve.)
+# The middle part is distillation, the last one back-translation of known targets. [`diversified`](../scripts/studies/diversify.py) keeps an order, and drops a text that is empty or far longer or shorter than its other side. (Both pieces of nonsense above pass that.)
 
 # %%
 german, people_wrote = map(list, zip(*captions, strict=True))
@@ -481,7 +481,7 @@ print(f"risk {risk:.4f}, of {len(texts)} texts")
 # %% [markdown]
 # ### Who is pushed up, who down
 #
-# The derivative is $\partial \tilde R / \partial \ell_y = \alpha\, Q(y)\, (\Delta(y, y^\star) - \tilde R)$. Descending it, candidates that are better than their set's mean under $Q$ go up, the others down, and the pushes of a set cancel out. (A relative is the *policy gradient*, an estimate of $\partial R$ by draws: the mean of $(\Delta - b)\,\partial \ell$. Any baseline $b$ that doesn't depend on the draw keeps it right, and a good one lowers its noise; Williams 1992.)
+# The derivative is $\partial \tilde R / \partial \ell_y = \alpha\, Q(y)\, (\Delta(y, y^\star) - \tilde R)$. Descending it, candidates that are better than their set's mean under $Q$ go up, the others down, and the pushes of a set cancel out. (A relative is the *policy gradient*, exercise 2; Williams 1992.)
 #
 # **Pitfall: raw probabilities.** Leave out the denominator, and the loss is $\sum_{y \in \mathcal{S}} P(y)\,\Delta(y, y^\star)$, a piece of the true risk. Its derivative $P(y)\,\Delta(y, y^\star)$ is nowhere negative: every text of the set that isn't perfect is pushed down, and what comes up is what nobody drew. Here are the writer's six likeliest texts that aren't perfect. A text is its token numbers; the wanted one is *5 4 end*.
 
@@ -552,8 +552,6 @@ for text, mark in zip(attempts, chrf_risks(attempts, "A dog sleeps."), strict=Tr
     print(f"Δ = {mark:.2f}  {text}")
 
 # %% [markdown]
-# (A mark of letters: the same in other words costs more than another article.)
-#
 # Now all together, on the toy: forty steps, each on eight fresh draws. Does the *true* risk fall, over all 156 texts? And what does the reference add, which is plain imitation?
 
 # %%
@@ -588,7 +586,7 @@ print(f"words a caption, people's: {taught_by['val_words']:.1f}")
 means.loc[["all pairs", "more cross-entropy", "minimum risk"]].drop(columns="loss_teacher").round(2)
 
 # %% [markdown]
-# Minimum risk did what it was asked. The score of its marks, chrF, went up beyond noise, and BLEU went down. The captions are nearly a word longer: they were a bit too short, and are too long now. That fits, since in chrF recall counts twice as much as precision, and BLEU charges for each word too many; but precision isn't on record. 200 more steps of cross-entropy changed nothing beyond noise. Still, there was something to learn: minimum risk lowers even the loss on people's captions, in each seed.
+# Minimum risk did what it was asked. The score of its marks, chrF, went up beyond noise, and BLEU went down. The captions are nearly a word longer: they were a bit too short, and are too long now. That fits, since in chrF recall counts twice as much as precision, and BLEU charges for each word too many; but precision isn't on record. 200 more steps of cross-entropy changed nothing beyond noise. Minimum risk lowers even the loss on people's captions, in each seed.
 #
 # *What the record can't say:* what another mark, another $\alpha$ or more steps would do. Here the reference was one of the candidates. And the verdict on BLEU needs the spread of these rows alone; with that of all rows it would be within noise.
 #
@@ -604,7 +602,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead: some changes need time. So each idea gets a whole training of the model that ships, one after the other, as rungs of a ladder.
 #
-# The rows above are of a narrow model and five passes. A rung of [`rungs.py`](../scripts/studies/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread of a processor, in 16 bits; what lies more than 4 BLEU behind at half time ends there. Validation chooses; test sets are read only for a run that may ship. `python -m scripts.studies.queue` goes on where it stopped; `--only muon-1` climbs one rung, and `--list true` says what is still to come.
+# The rows above are of a narrow model and five passes. A rung of [`rungs.py`](../scripts/studies/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread, in 16 bits; what lies more than 4 BLEU behind at half time ends there. Test sets are read only for a run that may ship. `python -m scripts.studies.queue` goes on where it stopped; `--only muon-1` climbs one rung.
 
 # %%
 climbed = ladder_table()
@@ -615,13 +613,13 @@ pd.DataFrame(climbed)[columns].set_index("rung")
 ladder_chart(climbed)
 
 # %% [markdown]
-# *Seen* are the pairs that were read, in millions; hours are those of one thread and all seeds, without the models that wrote pairs. (The last rung's, and two thirds of reverse-adam's, were counted on a slower processor.) The gain, by greedy decoding, is over today's recipe; the last column is the BLEU of a beam of 5, which ships. Most rungs have one seed. The rungs from English to German compare with no others; their models write sources for the diversified ones.
+# *Seen* are the pairs that were read, in millions; hours are those of one thread and all seeds, without the models that wrote pairs. The gain, by greedy decoding, is over today's recipe; the last column has a beam of 5. Most rungs have one seed. The models from English to German write sources for the diversified rungs.
 #
-# Ten more passes with a dropout of 0.3, without any model's text, end 0.4 above today's recipe. Data diversification reads fewer pairs than that, and ends higher: with one model of each direction 0.8 above (0.9 with a beam), with two 0.5 (1.3 with a beam). The two ways to decode disagree, and the second reverse model was better than the first; so how many models it takes isn't told.
+# Ten more passes with a dropout of 0.3, without any model's text, end 0.4 above today's recipe. Data diversification reads fewer pairs than that, and ends higher: with one model of each direction 0.8 above (0.9 with a beam), with two 0.5 (1.3 with a beam). The two ways to decode disagree; so how many models it takes isn't told.
 #
-# The last rung so far took what was at hand: translations by the model that ships, and sources by two models from English to German. With two seeds it ends 0.2 and 0.3 above today's recipe by greedy decoding, 0.5 and 0.8 with a beam. It might ship, so its tests were read: 42.1 and 41.5 on test_2016_flickr, 37.5 and 37.6 on test_2017_flickr. The model that ships has 41.6 and 37.4. That is no gain that two seeds could show, so it doesn't ship. It read fewer pairs than the two diversified rungs above; a longer run is what to try next.
+# The last rung so far took what was at hand: translations by the model that ships, and sources by two models from English to German. With two seeds it ends 0.2 and 0.3 above today's recipe by greedy decoding, 0.5 and 0.8 with a beam. Its tests were read: 42.1 and 41.5 on test_2016_flickr, 37.5 and 37.6 on test_2017_flickr. The model that ships has 41.6 and 37.4. That is no gain, so it doesn't ship. It read fewer pairs than the diversified rungs; a longer run is what to try next.
 #
-# In five epochs of a narrow model Muon seemed to gain 1.4 BLEU, which wasn't told from chance (chapter 22). Here, at the same rate, it ends more than three BLEU below Adam, and not because it learns by heart: its training perplexity is higher, too, 4.3 against 3.1. Width, length and how well the rate fits all differ between the two. From English to German Adam ends two BLEU above it, too.
+# Muon, at one rate, ends more than three BLEU below Adam, and two from English to German. It doesn't learn by heart: its training perplexity is higher, too, 4.3 against 3.1.
 #
 # ## Summary
 #
@@ -688,6 +686,6 @@ check(policy_loss)
 #
 # *project · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Back-translation won three BLEU where a model knows one pair in sixteen. Set `SHARE` in [`recipes.py`](../scripts/studies/recipes.py) to 4, and `PASSES` to 16. Guess first: how far will a quarter of the pairs fall behind all of them, and how much can back-translation win back at most? Then run `SERIES_RUNS=quarter python -m scripts.studies.recipes`, with a folder of its own: runs that are there already aren't done again (hours of one thread).
+# Back-translation won three BLEU where a model knows one pair in sixteen. Set `SHARE` in [`recipes.py`](../scripts/studies/recipes.py) to 4, and `PASSES` to 16. Guess first: how far will a quarter of the pairs fall behind all of them, and how much can back-translation win back at most? Then run `SERIES_RUNS=quarter python -m scripts.studies.recipes`, with a folder of its own: runs that are there already aren't done again (hours).
 #
 # Next: [Chapter 22 · Today's block](ch22_todays_block.ipynb)

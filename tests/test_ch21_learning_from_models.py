@@ -17,7 +17,6 @@ from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS, LabelSmoothing
 from scripts.ch07_multi30k import encode_pairs, pad_rows
-from scripts.ch09_training_run import ingredient_verdicts
 from scripts.ch10_judging import chrf_by_hand
 from scripts.ch21_learning_from_models import (
     TO_BEAT,
@@ -368,9 +367,6 @@ def test_what_the_chapter_says_of_minimum_risk(record):
 
 
 def test_what_the_chapter_says_of_muon():
-    """It seemed to gain in short runs; in a whole one it is behind, and trains worse."""
-    brief = ingredient_verdicts(load_record("recipe-multi30k"))["Muon"]
-    assert round(brief.difference, 1) == 1.4 and not brief.told
     rows = {row["rung"]: row for row in ladder_table()}
     assert -4 < rows["muon"]["gain"] < -3 and rows["reverse"]["gain"] is None
     assert 2 < rows["reverse-adam"]["val_bleu"] - rows["reverse"]["val_bleu"] < 2.5

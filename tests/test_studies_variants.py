@@ -109,7 +109,7 @@ def test_the_recorded_trainings_had_one_rate_for_all_weights():
     assert {name: getattr(configs[0], name) for name in recorded} == recorded
 
 
-RECORDS = ("gpt-multi30k", "translate-sample", "translate-multi30k")
+RECORDS = ("gpt-multi30k", "translate-multi30k")
 
 
 @pytest.mark.parametrize("name", RECORDS)
