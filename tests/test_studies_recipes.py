@@ -23,7 +23,7 @@ def few(forty_pairs, monkeypatch, tmp_path):
     """Forty pairs, of which ten are known, short trainings, and a folder of runs that is empty."""
     monkeypatch.setattr(recipes, "data_of", lambda corpus, vocab: forty_pairs)
     monkeypatch.setattr(recipes, "SHARE", 4)
-    monkeypatch.setattr(recipes, "PASSES", 2)
+    monkeypatch.setattr(recipes, "PASSES", (1, 2))
     short = partial(Tuning, steps=2, sentences=2, candidates=2)
     monkeypatch.setattr(recipes, "Tuning", short)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
@@ -81,13 +81,15 @@ def test_what_others_need_comes_first_and_each_row_has_its_sweep():
     runs = []
     while missing := [one for one in recipes.wanted_runs(runs) if not these(runs, **one)]:
         first = missing[0]
-        loss = 1 + abs(first["lr"] - 2 * recipes.BASE.lr)
+        loss = 1 + abs(first["lr"] - 2 * recipes.BASE.lr) + abs(first.get("epochs", 16) - 16)
         runs.append(first | {"loss": loss, "risk": 1 + abs(first["lr"] - recipes.TUNING_LR / 2)})
     for row in (ALL, PART, REVERSE, TAUGHT, GREEDY, SAMPLED, MORE, RISK):
         counted = [run for run in these(runs, row=row) if run["seed"] != SWEEP]
         best = recipes.TUNING_LR / 2 if row in (MORE, RISK) else 2 * recipes.BASE.lr
         assert [(run["seed"], run["lr"]) for run in counted] == [(seed, best) for seed in SEEDS]
         assert len(these(runs, row=row, seed=SWEEP)) >= 3
+    assert {run["epochs"] for run in these(runs, row=PART, seed=SWEEP)} == {8, 16, 32}
+    assert {run["epochs"] for run in these(runs, row=PART) if run["seed"]} == {16}  # the best
     assert {run["reverse_lr"] for run in these(runs, row=GREEDY)} == {2 * recipes.BASE.lr}
     assert {run["before_lr"] for run in these(runs, row=RISK)} == {2 * recipes.BASE.lr}
     assert {*TO_BEAT, *TO_BEAT.values()} < {run["row"] for run in runs}

@@ -38,8 +38,8 @@ from scripts.ch22_todays_block import (
 from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedAttention
 from scripts.ch24_experts import MixtureOfExperts
 from scripts.engine.settings import TrainConfig
-from scripts.studies.rows import SWEEP, Wanted, one_run
-from scripts.studies.runner import Hours, Run, go_on, these
+from scripts.studies.rows import Wanted, one_run
+from scripts.studies.runner import Hours, Run, go_on
 
 BASE = replace(STUDY, epochs=3, dropout=0.0, path="textbook", name="block")
 SHORT, LONG = BASE.epochs, 3 * BASE.epochs
@@ -157,11 +157,8 @@ def wanted_runs(runs: Sequence[Run]) -> list[Run]:
             plan.seeds(plan.sweep(rates[OLD], **place), **place)
     for row, rate in rates.items():
         places = [{"row": row, "epochs": LONG, "dropout": dropout} for dropout in LONG_DROPOUTS]
-        swept = [plan.sweep(rate, **place) for place in places]
-        if None not in swept:
-            done = these(runs, row=row, epochs=LONG, seed=SWEEP)
-            best = min(done, key=lambda run: run["loss"] or float("inf"))
-            plan.seeds(best["lr"], row=row, epochs=LONG, dropout=best["dropout"])
+        if best := plan.best(rate, places):
+            plan.seeds(best.pop("lr"), **best)
     return plan.wanted
 
 

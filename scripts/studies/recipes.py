@@ -48,7 +48,7 @@ from scripts.studies.runner import Hours, Run, go_on, kept_at
 from scripts.studies.tuning import Tuning, cross_entropy, fine_tuned, minimum_risk
 
 BASE = replace(STUDY, dropout=0.0, name="recipes")
-SHARE, PASSES = 16, 32  # one pair in so many has both sides; passes over these, at most
+SHARE, PASSES = 16, (8, 16, 32)  # one pair in so many has both sides; passes over these, planned
 TUNING_LR = 5e-4  # where the sweeps of fine-tuning begin
 ALL, TAUGHT, MORE, RISK = (
     "all pairs",
@@ -63,7 +63,7 @@ ROW = StudyRow("recipe")
 
 def config_of(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> TrainConfig:
     """The settings of a training."""
-    epochs = PASSES if row in (PART, REVERSE) else setting["epochs"]
+    epochs = max(PASSES) if row == REVERSE else setting["epochs"]
     return replace(TrainConfig(**setting), epochs=epochs, lr=lr, seed=seed)
 
 
@@ -181,9 +181,11 @@ def tuned(setting: Mapping[str, Any], wanted: Run) -> Run:
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
     """All that is wanted by now: what others need first, each row's sweep, then its seeds."""
     plan, rates = Wanted(runs), {}
-    for row in (ALL, PART, REVERSE, TAUGHT):
+    for row in (ALL, REVERSE, TAUGHT):
         rates[row] = plan.sweep(BASE.lr, row=row)
         plan.seeds(rates[row], row=row)
+    if part := plan.best(BASE.lr, [{"row": PART, "epochs": passes} for passes in PASSES]):
+        plan.seeds(part.pop("lr"), **part)
     if rates[REVERSE] is not None:
         for row in (GREEDY, SAMPLED):
             place = {"row": row, "reverse_lr": rates[REVERSE]}

@@ -200,6 +200,17 @@ class Wanted:
         self.wanted += [place | {"lr": rate} for rate in rates]
         return best_rate(done, by) if {*rates} <= {run["lr"] for run in done} else None
 
+    def best(self, start: float, places: Sequence[Run]) -> Run | None:
+        """The place whose swept loss is lowest, with its rate; None until all sweeps are over."""
+        rates = [self.sweep(start, **place) for place in places]
+        if None in rates:
+            return None
+        found = [
+            (these(self.runs, **place, lr=rate, seed=SWEEP)[0]["loss"], place | {"lr": rate})
+            for place, rate in zip(places, rates, strict=True)
+        ]
+        return min(found, key=lambda one: one[0])[1]
+
     def seeds(self, rate: float | None, seeds: Sequence[int] = SEEDS, **place: Any) -> None:
         """The runs that count, once the rate is known."""
         if rate is not None:
