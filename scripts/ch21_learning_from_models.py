@@ -209,8 +209,7 @@ def word_facts(texts: Sequence[str]) -> dict[str, float]:
 
 
 # %%
-first = by_row.first()
-taught_by = first.loc["teacher's translations"]
+taught_by = by_row.first().loc["teacher's translations"]
 english = pd.DataFrame({"people": taught_by["people"], "the teacher": taught_by["facts"]}).T
 english = english.astype({"words": int, "types": int}).round(2)
 english.rename(columns={"types": "different words", "entropy": "next word's entropy (nats)"})
@@ -230,9 +229,8 @@ print(verdict_line("teacher's translations", judged["teacher's translations"]))
 # *What the record can't say:* whether a student that trains long still gains. And the teacher has learned these very captions, for much longer, so part of the gain may be its training.
 
 # %%
-teachers = taught_by
-print(f"the teacher's BLEU: {teachers['train_bleu']:.1f} on these training captions,", end=" ")
-print(f"{teachers['val_bleu']:.1f} on validation")
+print(f"the teacher's BLEU: {taught_by['train_bleu']:.1f} on these training captions,", end=" ")
+print(f"{taught_by['val_bleu']:.1f} on validation")
 
 # %% [markdown]
 # ## Distillation, word by word
@@ -388,7 +386,7 @@ written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 # %% [markdown]
 # The part alone reaches a third of the BLEU of all pairs. With greedy German it gains three BLEU, though that German has a BLEU of 8: on the side that is learned stands people's English. Drawn German is far worse. It lowers the loss nearly as much as greedy German does, but no gain in BLEU is seen. (Edunov et al. found drawing best except where pairs are few.) Each seed has a reverse model of its own, and with it BLEU changes by a point or more.
 #
-# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. And is it a fair fight? The part alone ended when its loss rose again, after seven passes, its rate still high. (Planned for 8 or 16 passes instead of 32, it ended no higher: one seed, `PASSES` in [`recipes.py`](../scripts/studies/recipes.py).) The others made five passes over sixteen times as many pairs, and were still getting better. Dropout might help the part; it had none.
+# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. And is it a fair fight? The part alone ended when its loss rose again, after seven passes, its rate still high. (Of 8, 16 and 32 planned passes, each at its best rate, 32 had the lowest loss.) The others made five passes over sixteen times as many pairs, and were still getting better. Dropout might help the part; it had none.
 #
 # ## Minimum risk
 #
@@ -686,6 +684,6 @@ check(policy_loss)
 #
 # *project · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Back-translation won three BLEU where a model knows one pair in sixteen. Set `SHARE` in [`recipes.py`](../scripts/studies/recipes.py) to 4, and `PASSES` to 16. Guess first: how far will a quarter of the pairs fall behind all of them, and how much can back-translation win back at most? Then run `SERIES_RUNS=quarter python -m scripts.studies.recipes`, with a folder of its own: runs that are there already aren't done again (hours).
+# Back-translation won three BLEU where a model knows one pair in sixteen. Set `SHARE` in [`recipes.py`](../scripts/studies/recipes.py) to 4, and `PASSES` to 4, 8 and 16. Guess first: how far will a quarter of the pairs fall behind all of them, and how much can back-translation win back at most? Then run `SERIES_RUNS=quarter python -m scripts.studies.recipes`, with a folder of its own: runs that are there already aren't done again (hours).
 #
 # Next: [Chapter 22 · Today's block](ch22_todays_block.ipynb)

@@ -336,9 +336,7 @@ def test_every_module_named_is_there(page):
     named = set(re.findall(r"\bscripts/[\w/]+\.py\b", text))
     named |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (scripts[\w.]+)", text)}
     named = {name for name in named if "NAME" not in name and "NN" not in name}
-    named -= {"scripts/studies/.py"}  # whose name make is told; those that it may be are listed
-    if listed := re.search(r"train what is missing of ([\w, ]+):", text):
-        named |= {f"scripts/studies/{name}.py" for name in re.split(", | or ", listed[1])}
+    named -= {"scripts/studies/.py"}  # whose name make is told
     assert not {name for name in named if not (ROOT / name).is_file()}
 
 
@@ -388,3 +386,11 @@ if __name__ == "__main__":
         with open(picture, "rb") as file:
             LIVING_PICTURE.write_bytes(stamped(file.read(), "page", living_digest()))
     README.write_text(refreshed(README.read_text("utf-8")), "utf-8")
+
+
+def test_every_study_that_make_offers_is_there():
+    text = (ROOT / "Makefile").read_text("utf-8")
+    (listed,) = re.findall(r"^study:.*train what is missing of ([\w, ]+):", text, re.MULTILINE)
+    names = re.split(", | or ", listed)
+    assert len(names) > 5 and all(f"NAME ?= {name}" in text for name in names[:1])
+    assert not [name for name in names if not (ROOT / f"scripts/studies/{name}.py").is_file()]
