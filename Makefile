@@ -115,7 +115,7 @@ records: setup  ## what is on record about the model that ships, anew (an hour; 
 	$(PY) -m scripts.studies.heads --save true
 
 queue: setup  ## train what takes hours of one thread beside other work: make queue [ARGS="--list true"] (resumes)
-	$(PY) -m scripts.studies.queue --save true $(ARGS)
+	$(PY) -m scripts.ladder.queue --save true $(ARGS)
 
 gpu: setup  ## do what is owed on a GPU, in order of worth: make gpu [ARGS="--list"] (an hour in all; resumes)
 	$(PY) -m scripts.gpu $(ARGS)

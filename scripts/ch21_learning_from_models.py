@@ -69,10 +69,10 @@ from scripts.engine.data import TrainingData
 from scripts.engine.models import load_model
 from scripts.engine.searching import cached_sample
 from scripts.engine.translating import DecodeOptions, translate
-from scripts.studies.diversify import diversified, with_pairs
+from scripts.ladder.diversify import diversified, with_pairs
+from scripts.ladder.rungs import ladder_table
 from scripts.studies.judging import plain_words
-from scripts.studies.rungs import ladder_table
-from scripts.studies.verdict import Verdict, verdicts
+from scripts.studies.verdict import Verdict, verdict_line, verdicts
 
 # %%
 torch.set_default_dtype(torch.float64)
@@ -115,13 +115,6 @@ def recipe_verdicts(runs: pd.DataFrame, score: str = "bleu") -> dict[str, Verdic
             {row: scores[row] for row in dict.fromkeys([*pairs, *pairs.values()])}, pairs
         )
     return found
-
-
-def verdict_line(row: str, found: Verdict, score: str = "BLEU") -> str:
-    """A row's verdict as a line."""
-    word = ("better" if found.difference > 0 else "worse") if found.told else "within noise"
-    interval = f"{found.low:+.2f} to {found.high:+.2f}"
-    return f"{row}: {score} {found.difference:+.2f} ({interval}) against {TO_BEAT[row]}, {word}"
 
 
 # %%
@@ -221,7 +214,7 @@ english.rename(columns={"types": "different words", "entropy": "next word's entr
 for row in ("all pairs", "teacher's translations"):
     nats = "{loss:.2f} nats a token on people's captions, {loss_teacher:.2f} on the teacher's"
     print(f"{row}:", nats.format(**means.loc[row]))
-print(verdict_line("teacher's translations", judged["teacher's translations"]))
+print(verdict_line("teacher's translations", judged["teacher's translations"], "all pairs"))
 
 # %% [markdown]
 # The teacher's student is *worse* at foreseeing people's words, and writes what is closer to people's text. The loss charges for each wording that it gave up, BLEU looks at the one that it writes.
@@ -289,7 +282,7 @@ smoothed, _ = LabelSmoothing(0.1)(logits, labels)
 torch.testing.assert_close(taught_by_words(logits, labels, ignorant, 0.1), smoothed)
 
 # %% [markdown]
-# `TaughtLoss` is the form for training, in [`distill.py`](../scripts/studies/distill.py): padding counts nothing, and the label's part is chapter 6's smoothed loss. (Hinton et al. also soften both sides by a temperature; we don't.) The recipe `taught` in [`ladder.py`](../scripts/studies/ladder.py) averages three teachers' probabilities, with $\lambda = 0.5$.
+# `TaughtLoss` is the form for training, in [`distill.py`](../scripts/ladder/distill.py): padding counts nothing, and the label's part is chapter 6's smoothed loss. (Hinton et al. also soften both sides by a temperature; we don't.) The recipe `taught` in [`ladder.py`](../scripts/ladder/climbing.py) averages three teachers' probabilities, with $\lambda = 0.5$.
 #
 # ## Data diversification
 #
@@ -299,7 +292,7 @@ torch.testing.assert_close(taught_by_words(logits, labels, ignorant, 0.1), smoot
 #
 # $$ \mathcal{D}' = \mathcal{D} \;\cup\; \bigcup_{i} \{(x, f_i(x))\} \;\cup\; \bigcup_{i} \{(g_i(y), y)\}, \qquad |\mathcal{D}'| \le (2k + 1)\,|\mathcal{D}|. $$
 #
-# The middle part is distillation, the last one back-translation of known targets. [`diversified`](../scripts/studies/diversify.py) keeps an order, and drops a text that is empty or far longer or shorter than its other side. (Both pieces of nonsense above pass that.)
+# The middle part is distillation, the last one back-translation of known targets. [`diversified`](../scripts/ladder/diversify.py) keeps an order, and drops a text that is empty or far longer or shorter than its other side. (Both pieces of nonsense above pass that.)
 
 # %%
 german, people_wrote = map(list, zip(*captions, strict=True))
@@ -376,7 +369,7 @@ print(f"{lost} of 20 targets are no longer a person's, such as", wrong.corpus["t
 backs = {"a part, back-translated": "greedy", "a part, back-translated by sampling": "drawn"}
 print("BLEU:", {row: f"{means.loc[row, 'bleu']:.1f}" for row in ("all pairs", "a part", *backs)})
 for row in backs:
-    print(verdict_line(row, judged[row]))
+    print(verdict_line(row, judged[row], TO_BEAT[row]))
 made = runs[runs["row"].isin(backs)].assign(how=runs["row"].map(backs))
 made["next word's entropy"] = made["facts"].str["entropy"]
 written = made.groupby("how")[["back_bleu", "next word's entropy"]].mean()
@@ -577,9 +570,9 @@ print(f"true risk before {before:.2f}, after:", {name: round(x, 2) for name, x i
 
 # %%
 for row in ("more cross-entropy", "minimum risk"):
-    print(verdict_line(row, judged[row]))
+    print(verdict_line(row, judged[row], TO_BEAT[row]))
 by_chrf = recipe_verdicts(runs, "chrf")
-print(verdict_line("minimum risk", by_chrf["minimum risk"], "chrF"))
+print(verdict_line("minimum risk", by_chrf["minimum risk"], TO_BEAT["minimum risk"], "chrF"))
 print(f"words a caption, people's: {taught_by['val_words']:.1f}")
 means.loc[["all pairs", "more cross-entropy", "minimum risk"]].drop(columns="loss_teacher").round(2)
 
@@ -600,7 +593,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead: some changes need time. So each idea gets a whole training of the model that ships, one after the other, as rungs of a ladder.
 #
-# The rows above are of a narrow model and five passes. A rung of [`rungs.py`](../scripts/studies/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread, in 16 bits; what lies more than 4 BLEU behind at half time ends there. Test sets are read only for a run that may ship. `python -m scripts.studies.queue` goes on where it stopped; `--only muon-1` climbs one rung.
+# The rows above are of a narrow model and five passes. A rung of [`rungs.py`](../scripts/ladder/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread, in 16 bits; what lies more than 4 BLEU behind at half time ends there. Test sets are read only for a run that may ship. `python -m scripts.ladder.queue` goes on where it stopped; `--only muon-1` climbs one rung.
 
 # %%
 climbed = ladder_table()

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from scripts.bench.carry import bring, collect, pack
+from scripts.bench.items import agenda
 from scripts.book.command import GOES_ON, Command
-from scripts.studies.agenda import Clock, Settings, listing, serve
-from scripts.studies.items import agenda
+from scripts.ladder.agenda import Clock, Settings, listing, serve
 
 
 @dataclass

@@ -35,6 +35,7 @@ from scripts.ch18_one_stack import (
 )
 from scripts.corpora.gaps import GapItem, gap_item, german_gaps
 from scripts.exercises.ch18 import check_hide_words, hide_words
+from scripts.studies.runner import these
 from scripts.studies.verdict import pass_together
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
@@ -261,15 +262,6 @@ def test_products_by_formula_and_by_pytorchs_count():
         assert counted == 2 * pair_products(3, D, d_ff, S, T)
 
 
-def test_the_translators_on_record_had_the_same_weights_and_passes():
-    record = load_record("variants-translate-multi30k")
-    runs = [part["runs"] for part in record["kinds"].values()]
-    assert [len(part) for part in runs] == [len(runs[0])] * 3 and len(runs[0]) >= 2
-    counts = {run["parameters"] for part in runs for run in part}
-    assert max(counts) - min(counts) <= 0.001 * min(counts)
-    assert len({len(run["history"]) for part in runs for run in part}) == 1
-
-
 # What the chapter says
 
 
@@ -302,6 +294,28 @@ def test_what_the_chapter_says_of_number():
         said.counted["row"] + said.counted["captions"].astype(str) == "pretrained1000"
     ]
     assert all(losses.index(min(losses)) == 11 for losses in thousand["losses"])
+
+
+def test_what_the_chapter_says_of_one_stack_and_two():
+    said, runs = ran("ch18"), load_record("stacks-multi30k")["runs"]
+    for row in said.RIVALS.keys() | {"encoder-decoder"}:
+        swept = sorted((run["lr"], run["loss"]) for run in these(runs, row=row, seed=0))
+        best = min(swept, key=lambda pair: pair[1])
+        assert swept[0] != best != swept[-1]  # worse ones on both sides
+        counted = [run for run in runs if run["row"] == row and run["seed"]]
+        assert [(run["lr"], run["seed"]) for run in counted] == [(best[0], n) for n in (1, 2, 3)]
+        assert best[0] == (0.0084 if row == "encoder-decoder" else 0.0168)
+    bleu, nats = said.by_score.values()
+    assert [found.told for found in bleu.values()] == [False, True, False, True]
+    assert [found.told for found in nats.values()] == [True, True, False, True]
+    assert sum(pass_together([v.p for part in (bleu, nats) for v in part.values()])) == 5
+    rounded = {row: tuple(round(x, 2) for x in found[:3]) for row, found in bleu.items()}
+    assert rounded["causal"][1:] == (-0.70, 0.76)
+    assert round(bleu["prefix"].difference, 1) == -3.4
+    assert round(bleu["prefix, positions anew"].difference, 1) == 1.7
+    assert round(nats["causal"].difference, 2) == -0.05
+    assert said.kinds["trained"]["prefix"] > said.kinds["trained"]["causal"] + 0.05
+    assert 2 < said.without < 2.2
 
 
 # The exercise

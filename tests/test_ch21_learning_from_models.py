@@ -33,10 +33,10 @@ from scripts.ch21_learning_from_models import (
     turned_around,
     word_facts,
 )
-from scripts.studies.distill import TaughtLoss
-from scripts.studies.diversify import sound
+from scripts.ladder.distill import TaughtLoss
+from scripts.ladder.diversify import sound
+from scripts.ladder.rungs import ladder_table
 from scripts.studies.recipes import ALL, GREEDY, MORE, PART, RISK, SAMPLED, TAUGHT
-from scripts.studies.rungs import ladder_table
 from scripts.studies.runner import these
 from scripts.studies.tuning import Tuning
 from scripts.studies.verdict import verdicts

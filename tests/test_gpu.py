@@ -18,7 +18,7 @@ import torch
 from conftest import ROOT
 
 from scripts import gpu
-from scripts.bench import carry
+from scripts.bench import carry, items
 from scripts.book import records
 from scripts.book.records import load_record, sha256
 from scripts.engine.checkpoints import saved_states
@@ -26,8 +26,8 @@ from scripts.engine.models import load_model
 from scripts.engine.settings import PRESETS
 from scripts.engine.steps import Step
 from scripts.engine.training import Training
-from scripts.studies import agenda, items, ladder, rungs
-from scripts.studies.agenda import Clock, Item, OutOfTime, Settings, listing, owed, serve
+from scripts.ladder import agenda, climbing, rungs
+from scripts.ladder.agenda import Clock, Item, OutOfTime, Settings, listing, owed, serve
 
 TINY = ("--device", "cpu", "--tiny")
 HERE = Settings("cpu", tiny=True)
@@ -394,7 +394,7 @@ def test_when_the_minutes_are_over_a_training_is_saved_and_goes_on(
 
 def test_scores_may_use_the_reserve_and_then_end(runs, clocks, monkeypatch, capsys):
     """A training is over, its scores aren't: the first ring lets them, the second doesn't."""
-    finish, rings = ladder.finish, []
+    finish, rings = climbing.finish, []
 
     def slow(*given):
         for _ in range(2):
@@ -405,7 +405,7 @@ def test_scores_may_use_the_reserve_and_then_end(runs, clocks, monkeypatch, caps
 
     words = [*TINY, "--only", "small-1"]
     with monkeypatch.context() as patch:
-        patch.setattr(ladder, "finish", slow)
+        patch.setattr(climbing, "finish", slow)
         assert gpu.main(words) == 0
     assert rings == [1] and "goes on with: small-1" in capsys.readouterr().out
     monkeypatch.setattr(Step, "run", None)  # all its steps are done
@@ -636,7 +636,7 @@ def test_the_list_names_all_and_touches_nothing(words, runs, capsys):
 def test_the_order_is_that_of_worth():
     first = ["small-1", "truth", "small-2", "small-3", "waterfall-base", "waterfall-small"]
     assert NAMES[:6] == first
-    assert NAMES[6:] == [*LADDER, "rates", "table3", "block", "grid", "stacks", "base"]
+    assert NAMES[6:] == [*LADDER, "rates", "table3", "block", "grid", "stacks", "gpt", "base"]
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ FAULTS = {
         "test_ch04_encoder_decoder.py",
     ),
     "a dropped word may be the sentence's end": (
-        "studies/unidrop",
+        "ladder/unidrop",
         "goes & touched & (src != EOS)",
         "goes & touched",
         "test_studies_lessons.py",
     ),
     "teachers are averaged before the softmax": (
-        "studies/distill",
+        "ladder/distill",
         "teacher.generator(x).float().softmax(dim=-1)",
         "teacher.generator(x).float().log_softmax(dim=-1)",
         "test_studies_lessons.py",

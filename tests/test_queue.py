@@ -19,11 +19,11 @@ from scripts.engine import run as engine_run
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.steps import Step
 from scripts.engine.training import Training
-from scripts.studies import agenda, ladder, queue, rungs
-from scripts.studies.agenda import Clock, Item, at_hand, is_done, lacks, owed, serve
-from scripts.studies.diversify import pairs_sha256
-from scripts.studies.ladder import ladder_items, too_far_behind
-from scripts.studies.rungs import RUNGS, RUNS, Rung, ladder_table
+from scripts.ladder import agenda, climbing, queue, rungs
+from scripts.ladder.agenda import Clock, Item, at_hand, is_done, lacks, owed, serve
+from scripts.ladder.climbing import ladder_items, too_far_behind
+from scripts.ladder.diversify import pairs_sha256
+from scripts.ladder.rungs import RUNGS, RUNS, Rung, ladder_table
 
 HERE = queue.QueueOptions(tiny=True)
 TINY = ("--tiny", "true")
@@ -56,8 +56,8 @@ def record_of(name: str) -> dict:
 KILLED = """
 import os, signal, sys
 from scripts.engine.training import Training
-from scripts.studies import ladder
-from scripts.studies.queue import main
+from scripts.ladder import climbing
+from scripts.ladder.queue import main
 
 entry, number = sys.argv.pop(1), int(sys.argv.pop(1))
 step = Training.step
@@ -120,7 +120,7 @@ def climbed(tmp_path_factory) -> Path:
         patch.setenv("SERIES_RUNS", str(home))
         for name in ("step_back", "one_thread"):
             patch.setattr(queue, name, lambda: None)
-        patch.setattr(ladder, "AT_ONCE", 50)
+        patch.setattr(climbing, "AT_ONCE", 50)
         patch.setitem(RUNGS, "taught", replace(RUNGS["taught"], teachers=("small-1", "muon-1")))
         assert queue.main([*TINY, "--only", "diverse-1,taught-1"]) == 0
     return home
@@ -130,7 +130,7 @@ def climbed(tmp_path_factory) -> Path:
 def done(climbed, monkeypatch) -> Path:
     """`climbed`, as the place of the runs."""
     monkeypatch.setenv("SERIES_RUNS", str(climbed))
-    monkeypatch.setattr(ladder, "AT_ONCE", 50)
+    monkeypatch.setattr(climbing, "AT_ONCE", 50)
     return climbed
 
 
@@ -145,7 +145,7 @@ def test_what_is_asked_for_comes_with_what_it_needs(done):
         assert list(record)[:3] == ["command", "repeat", "commit"]
         assert record["command"] == record["repeat"]
         _, _, module, *words = record["repeat"].split()
-        assert module == "scripts.studies.queue"
+        assert module == "scripts.ladder.queue"
         options = queue.main.parse(words)
         assert [f"ladder-{one}" for one in options.names] == [name] and options.tiny
         assert "test" not in record and record["history"] and record["hours"] >= 0
@@ -161,14 +161,14 @@ def test_what_is_asked_for_comes_with_what_it_needs(done):
 
 def test_a_diversified_run_learns_from_what_the_others_wrote(done):
     """The texts are there, in three parts of 50, 50 and 20; the digest in the record is theirs."""
-    data = ladder.data_of("sample", 300, True)
+    data = climbing.data_of("sample", 300, True)
     texts = {}
     for name in ("small-1", "reverse-1"):
         parts = sorted(HERE.folder(name).glob("texts-*.json"))
         texts[name] = [json.loads(path.read_text("utf-8"))["texts"] for path in parts]
         assert [len(part) for part in texts[name]] == [50, 50, 20]
         texts[name] = sum(texts[name], [])
-    pairs = ladder.diversified(data, [texts["small-1"]], [texts["reverse-1"]])
+    pairs = climbing.diversified(data, [texts["small-1"]], [texts["reverse-1"]])
     found = record_of("diverse-1")
     assert found["lesson"] == {"pairs": pairs_sha256(pairs)}
     assert found["train_pairs"] == len(pairs.train)
@@ -178,18 +178,18 @@ def test_writing_goes_on_where_it_was_cut_off(done, monkeypatch, tmp_path):
     """And is done anew where the model is another."""
     copy = shutil.copytree(done, tmp_path / "copy")
     monkeypatch.setenv("SERIES_RUNS", str(copy))
-    sentences = [source for source, _ in ladder.data_of("sample", 300, True).corpus["train"]]
-    before = ladder.written("small-1", sentences, HERE)
+    sentences = [source for source, _ in climbing.data_of("sample", 300, True).corpus["train"]]
+    before = climbing.written("small-1", sentences, HERE)
     (HERE.folder("small-1") / "texts-000050.json").unlink()
     asked = []
     monkeypatch.setattr(
-        ladder, "translate", lambda _, texts, how: asked.append(len(texts)) or ["x"] * len(texts)
+        climbing, "translate", lambda _, texts, how: asked.append(len(texts)) or ["x"] * len(texts)
     )
-    after = ladder.written("small-1", sentences, HERE)
+    after = climbing.written("small-1", sentences, HERE)
     assert asked == [50] and after == [*before[:50], *["x"] * 50, *before[100:]]
     model = HERE.folder("small-1") / "model.safetensors"
     shutil.copy(HERE.folder("muon-1") / "model.safetensors", model)
-    ladder.written("small-1", sentences, HERE)
+    climbing.written("small-1", sentences, HERE)
     assert asked == [50, 50, 50, 20]
 
 
@@ -221,7 +221,7 @@ def test_another_recipe_or_another_lesson_is_refused(done, monkeypatch, tmp_path
         other = replace(rung, changes=rung.changes | changes, teachers=teachers)
         monkeypatch.setitem(RUNGS, name, other)
         with pytest.raises(ValueError, match="holds another run"):
-            ladder.climbed(f"{name}-1", HERE)
+            climbing.climbed(f"{name}-1", HERE)
     (HERE.folder("muon-1") / "record.json").unlink()
     (HERE.records / "ladder-muon-1.json").unlink()
     queue.main([*TINY, "--only", "muon-1"])
@@ -309,12 +309,12 @@ def test_half_time(bleus, epochs, best, ended):
 
 def test_a_hopeless_rung_is_ended_with_a_record(runs, monkeypatch, capsys):
     """Killed before its record is there, it isn't trained any further."""
-    monkeypatch.setattr(ladder, "best_history", lambda but, settings: [50.0, 60.0])
+    monkeypatch.setattr(climbing, "best_history", lambda but, settings: [50.0, 60.0])
     monkeypatch.setitem(RUNGS, "small", Rung(0, "may ship", candidate=True))
     with monkeypatch.context() as patch:
-        patch.setattr(ladder, "validated", None)
+        patch.setattr(climbing, "validated", None)
         with pytest.raises(TypeError):
-            ladder.climbed("small-1", HERE)
+            climbing.climbed("small-1", HERE)
     monkeypatch.setattr(Step, "run", None)
     assert queue.main([*TINY, "--only", "small-1"]) == 0
     found = record_of("small-1")
@@ -325,7 +325,7 @@ def test_a_hopeless_rung_is_ended_with_a_record(runs, monkeypatch, capsys):
     assert row["ended"] == found["ended"] and row["epochs"] == 1
     assert queue.main([*TINY, "--only", "small-1"]) == 0
     with pytest.raises(ValueError, match="all were ended"):
-        ladder.standing(("small-1",), HERE)
+        climbing.standing(("small-1",), HERE)
 
 
 def test_the_best_rung_is_of_the_same_language_and_not_oneself(runs):
@@ -334,13 +334,13 @@ def test_the_best_rung_is_of_the_same_language_and_not_oneself(runs):
         chosen = {"chosen_by_val_bleu": {"best epoch": max(bleus)}}
         save_record(f"ladder-{name}", chosen | {"history": history} | more, HERE.records)
 
-    assert ladder.best_history("small-1", HERE) == []
+    assert climbing.best_history("small-1", HERE) == []
     leave("small-1", [1, 2])
     leave("muon-1", [5, 6])
     leave("reverse-1", [90, 91])
     leave("r-drop-1", [7, 8], ended="early")
-    assert ladder.best_history("unidrop-1", HERE) == [5, 6]
-    assert ladder.best_history("muon-1", HERE) == [1, 2]
+    assert climbing.best_history("unidrop-1", HERE) == [5, 6]
+    assert climbing.best_history("muon-1", HERE) == [1, 2]
 
 
 # The table.
@@ -389,7 +389,7 @@ def test_the_ladder_holds_together():
         seconds += rungs.TEXTS * (len(rung.forward) + len(rung.reverse))
         assert seconds / 60 <= 100, name
         assert rung.candidate is (rung.step == 6)
-        config = ladder.config_of(f"{name}-1", queue.QueueOptions())
+        config = climbing.config_of(f"{name}-1", queue.QueueOptions())
         assert config.epochs == rung.epochs and (config.layers, config.d_model) == (3, 256)
         assert all(getattr(config, field) == value for field, value in rung.changes.items())
 

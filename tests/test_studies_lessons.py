@@ -18,11 +18,11 @@ from scripts.engine.fast import FastPath, fast_loss
 from scripts.engine.models import load_model
 from scripts.engine.run import fit, training_of
 from scripts.engine.settings import PRESETS, TrainConfig, build_model
-from scripts.studies import unidrop
-from scripts.studies.distill import TaughtLoss, distill_loss, ensemble_probs
-from scripts.studies.diversify import diversified, pairs_sha256, sound
-from scripts.studies.lessons import LessonConfig, lesson_loss, lesson_of
-from scripts.studies.unidrop import drop_words, fewer_features, fewer_layers, with_unidrop
+from scripts.ladder import unidrop
+from scripts.ladder.distill import TaughtLoss, distill_loss, ensemble_probs
+from scripts.ladder.diversify import diversified, pairs_sha256, sound
+from scripts.ladder.lessons import LessonConfig, lesson_loss, lesson_of
+from scripts.ladder.unidrop import drop_words, fewer_features, fewer_layers, with_unidrop
 
 VOCAB = 14
 CRITERION = LabelSmoothing(0.1)

@@ -8,8 +8,8 @@ import torch
 from scripts.book.instruments import scramble
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch
-from scripts.ch17_small_gpt import stack_loss
-from scripts.ch18_one_stack import AfterSource, asked_pairs
+from scripts.ch17_small_gpt import asked_next, make_stack, stack_loss
+from scripts.ch18_one_stack import AfterSource, asked_hidden, asked_pairs
 from scripts.studies import stacks
 from scripts.studies.rows import SEEDS, SWEEP
 from scripts.studies.runner import these
@@ -46,6 +46,29 @@ def test_two_stacks_and_one_weigh_the_same_but_for_norms():
 def test_places_begin_anew_with_each_target():
     ids = torch.tensor([[5, 6, EOS, BOS, 8, 9], [9, EOS, BOS, 5, 6, 7]])
     assert stacks.restarted(ids).tolist() == [[0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_the_fast_road_gives_the_same_sums_and_gradients(norm_first, positions, float64):
+    torch.manual_seed(2)
+    model = make_stack(20, 2, 16, 32, 4, dropout=0.0, norm_first=norm_first, positions=positions)
+    scramble(model)
+    draw = torch.Generator().manual_seed(0)
+    for batch in (
+        asked_next([[BOS, 5, 6, EOS], [BOS, EOS]]),
+        asked_hidden([[BOS, *range(4, 18), EOS], [BOS, *[5, 6, 7] * 5, EOS]], 19, draw),
+        asked_pairs(PAIRS, "causal"),
+        asked_pairs(PAIRS, "prefix"),
+    ):
+        assert batch.ntokens
+        found = []
+        for loss_of in (stack_loss, stacks.fast_stack_loss):
+            model.zero_grad()
+            sums = loss_of(model, batch, LabelSmoothing(0.1))
+            sums[0].backward()
+            found.append([*sums, *(p.grad.clone() for p in model.parameters())])
+        torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("sees", ["causal", "prefix"])

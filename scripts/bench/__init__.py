@@ -1,1 +1,1 @@
-"""Races against other programs, and where the time goes."""
+"""Races against other programs, where the time goes, and what is owed on a GPU."""

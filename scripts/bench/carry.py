@@ -12,12 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from scripts import ROOT
+from scripts.bench.items import SMALLS, sum_up
 from scripts.book.files import write_whole
 from scripts.book.records import git_commit, load_record, save_record
 from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_file
-from scripts.studies.agenda import Settings, at_hand, is_done, log_text
-from scripts.studies.items import SMALLS, sum_up
-from scripts.studies.rungs import val_bleu
+from scripts.ladder.agenda import Settings, at_hand, is_done, log_text
+from scripts.ladder.rungs import val_bleu
 
 # What the agenda, and pytest for it, import beside PyTorch and NumPy; a test blocks all else.
 WHEELS = (

@@ -13,6 +13,7 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
@@ -101,7 +102,7 @@ def counted(corpus: str) -> Run:
 
 def packed(corpus: str) -> Run:
     """Bits per character of PPM (variant H): what the captions add to a packed training split."""
-    import pyppmd  # not on every machine
+    import pyppmd
 
     def size(text: str, order: int) -> int:
         return len(pyppmd.compress(text.encode(), max_order=order, mem_size=2**28, variant="H"))
@@ -171,7 +172,8 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
     """All that is wanted by now: the tables, the rate, the dropout; then the seeds."""
     plan = Wanted(runs)
-    plan.wanted += [{"row": COUNTS}, {"row": PPM}]
+    tables = [COUNTS, PPM] if find_spec("pyppmd") else [COUNTS]  # not on every machine
+    plan.wanted += [{"row": table} for table in tables]
     rate = plan.sweep(BASE.lr, row=MODEL, epochs=SHORT, dropout=BASE.dropout)
     if rate is not None:
         place = {"row": MODEL, "epochs": BASE.epochs}

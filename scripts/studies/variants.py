@@ -1,4 +1,4 @@
-"""The studies of chapters 17 and 18: `python -m scripts.studies.variants`, then what is studied.
+"""The study of chapter 17: `python -m scripts.studies.variants gpt`.
 
 A run that is done is kept below the folder of runs and only read when the command is given again,
 so that it goes on where it was interrupted.
@@ -29,11 +29,9 @@ from scripts.book.records import provenance, save_record
 from scripts.ch06_training import UNK, LabelSmoothing, train_step
 from scripts.ch07_multi30k import (
     Example,
-    make_batch,
-    source_ids,
     token_batches,
 )
-from scripts.ch08_decoding import decode_rows, dropout_off
+from scripts.ch08_decoding import dropout_off
 from scripts.ch12_going_fast import keep_memory
 from scripts.ch17_small_gpt import (
     Characters,
@@ -44,19 +42,11 @@ from scripts.ch17_small_gpt import (
     gram_counts,
     row_nats,
 )
-from scripts.ch18_one_stack import (
-    asked_pairs,
-    stack_greedy,
-)
 from scripts.corpora.load import load_corpus
-from scripts.engine.data import TrainingData, prepare
-from scripts.engine.fast import fast_loss
 from scripts.engine.losses import LossOf
-from scripts.engine.models import Trained
 from scripts.engine.optimizers import make_optimizer
-from scripts.engine.scores import corpus_bleu, held_out_splits
-from scripts.engine.searching import cached_greedy
-from scripts.engine.settings import PRESETS, TrainConfig, build_model, learning_rate, pick_device
+from scripts.engine.scores import held_out_splits
+from scripts.engine.settings import TrainConfig, learning_rate, pick_device
 from scripts.engine.steps import set_rate
 from scripts.studies.gpt import samples_of
 from scripts.studies.runner import Run, kept_at
@@ -75,8 +65,8 @@ SHOWN += ("optimizer", "lr")
 class VariantOptions:
     """What is trained."""
 
-    what: Literal["gpt", "translate"] = "gpt"
-    """The study."""
+    what: Literal["gpt"] = "gpt"
+    """The study, of which this is the last one."""
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
     seeds: int = 2
@@ -86,7 +76,7 @@ class VariantOptions:
     device: str = "cpu"
     """Where they run."""
     save: bool = False
-    """Keep the result as results/variants-WHAT-CORPUS.json, which the chapter shows."""
+    """Keep the result as results/variants-gpt-CORPUS.json, which the chapter shows."""
 
     @property
     def folder(self) -> Path:
@@ -175,13 +165,6 @@ def trained_model(
     return model, {"parameters": sum(p.numel() for p in model.parameters()), "history": history}
 
 
-def val_nats(model: nn.Module, batches: Sequence[Any], loss_of: LossOf) -> dict[str, float]:
-    """Mean negative log-likelihood of what is asked in `batches`."""
-    device = next(model.parameters()).device
-    sums = [loss_of(model, batch.to(device), LabelSmoothing(0.0))[1] for batch in batches]
-    return {"val_nats": round(float(sum(sums)) / sum(batch.ntokens for batch in batches), 4)}
-
-
 # Language models.
 
 GPT_CONFIGS = {
@@ -255,89 +238,15 @@ def study_gpt(options: VariantOptions) -> dict[str, Any]:
     }
 
 
-# Translators.
-
-TRANSLATORS = {  # kind: what its source positions may see; None is the encoder-decoder
-    "encoder-decoder": None,
-    "decoder-only, causal": "causal",
-    "decoder-only, prefix": "prefix",
-}
-
-
-def translator_config(corpus: str, kind: str) -> TrainConfig:
-    """Chapter 9's preset for `corpus`, shorter; one stack gets layers enough for equal parameters.
-
-    A decoder layer has half as many weights again as an encoder layer where d_ff = 2·D, so that
-    2 + 2 layers weigh as much as 5 of one stack. A joint row holds both sides: twice the tokens.
-    """
-    config = replace(PRESETS["sample"], corpus=corpus, d_model=64, d_ff=128, epochs=3)
-    config = replace(config, optimizer="muon", muon_lr=config.lr, warmup=100)
-    if corpus == "multi30k":
-        config = replace(config, vocab=2000)
-    if TRANSLATORS[kind] is None:
-        return config
-    return replace(config, layers=5, max_tokens=2 * config.max_tokens)
-
-
-def translator_run(config: TrainConfig, kind: str, data: TrainingData) -> Run:
-    """Train and score one translator: greedy BLEU on validation and on the first test split."""
-    start, sees = time.perf_counter(), TRANSLATORS[kind]
-    build, ask, loss_of, search = build_model, make_batch, fast_loss, cached_greedy
-    examples = data.train
-    if sees:
-        build, loss_of = one_stack, fast_stack_loss
-        ask, search = partial(asked_pairs, sees=sees), partial(stack_greedy, sees=sees)
-        examples = [Example([], e.src + e.tgt) for e in data.train]  # as long as its row
-    val = [ask([data.val[i] for i in part]) for part in token_batches(data.val, 2048)]
-    model, found = trained_model(
-        config,
-        partial(build, config, len(data.tokenizer)),
-        examples,
-        lambda indices: ask([data.train[i] for i in indices]),
-        loss_of,
-        lambda model: val_nats(model, val, loss_of),
-    )
-    found["seconds"] = round(time.perf_counter() - start)
-    trained = Trained(model, data.tokenizer, config)
-    for name in ("val", held_out_splits(data.corpus)[0]):
-        sources, references = zip(*data.corpus[name], strict=True)
-        rows = [source_ids(source, data.tokenizer) for source in sources]
-        found[name] = round(corpus_bleu(decode_rows(trained, rows, search), references).score, 2)
-    return found
-
-
-def compare_translators(options: VariantOptions) -> dict[str, Any]:
-    """Every kind of `TRANSLATORS`, trained with every seed; what the record says of them."""
-    configs = {kind: options.of(translator_config(options.corpus, kind)) for kind in TRANSLATORS}
-    data = prepare(configs["encoder-decoder"])
-    works = {
-        kind: (config, partial(translator_run, kind=kind, data=data))
-        for kind, config in configs.items()
-    }
-    runs = runs_of(options, works)
-    return {
-        "test": held_out_splits(data.corpus)[0],
-        "kinds": {
-            kind: {"config": shown(config), "runs": runs[kind]} for kind, config in configs.items()
-        },
-    }
-
-
-STUDIES: dict[str, Callable[[VariantOptions], dict[str, Any]]] = {
-    "translate": compare_translators,
-    "gpt": study_gpt,
-}
-
-
 def study(options: VariantOptions) -> dict[str, Any]:
     """One of `STUDIES` as a record, saved if the options say so."""
     if pick_device(options.device).type == "cpu":
         keep_memory()
-    found = STUDIES[options.what](options)
+    found = study_gpt(options)
     command = as_typed(__name__, options, places=("what",))
     record = {**provenance(command, pick_device(options.device)), "corpus": options.corpus, **found}
     if options.save:
-        save_record(f"variants-{options.what}-{options.corpus}", record)
+        save_record(f"variants-gpt-{options.corpus}", record)
     return record
 
 
@@ -345,7 +254,7 @@ main = Command(
     __name__,
     VariantOptions,
     study,
-    "Train a variant of the Transformer and what it has to beat.",
-    places={"what": f"The study: {', '.join(STUDIES)}."},
+    "Train a small GPT and what it has to beat.",
+    places={"what": "The study."},
     interrupted=GOES_ON,
 )

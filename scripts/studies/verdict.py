@@ -72,3 +72,10 @@ def verdicts(
     return {
         name: Verdict(*one, told) for name, one, told in zip(against, found, passed, strict=True)
     }
+
+
+def verdict_line(row: str, found: Verdict, rival: str, score: str = "BLEU") -> str:
+    """A row's verdict against its rival as a line; of the score, more is better."""
+    word = ("better" if found.difference > 0 else "worse") if found.told else "within noise"
+    interval = f"{found.low:+.2f} to {found.high:+.2f}"
+    return f"{row}: {score} {found.difference:+.2f} ({interval}) against {rival}, {word}"

@@ -26,7 +26,7 @@ def rival_dots(
     first = [row for row in to_beat.values() if row not in to_beat]
     rows = [row for row in dict.fromkeys((*first, *to_beat)) if row in means.index]
     ends = [math.floor(runs[score].min()), math.ceil(runs[score].max())]
-    scale = alt.Scale(domain=ends, nice=False)
+    scale = alt.Scale(domain=ends, nice=False, padding=10)
     x = alt.X(f"{score}:Q", scale=scale, title=title, axis=alt.Axis(tickCount=6))
     axis = alt.Axis(grid=True, domain=False, ticks=False, labelLimit=260)
     y = alt.Y("row:N", sort=rows, title=None, axis=axis)

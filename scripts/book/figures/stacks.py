@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import GREY, PALETTE, lines, panels, rounded, titled
+from scripts.book.charts import PALETTE, lines, panels, rounded, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -99,30 +99,4 @@ def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
         "Singular or plural? Errors by number of labels",
         "Each point is a run, eight for each kind and number of labels, the kinds drawn side by "
         "side; lower is better. With all labels the eight bags of words are the same.",
-    )
-
-
-def translator_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Test BLEU of every recorded run, a row for each kind."""
-    rows = [
-        {"kind": kind, "seed": run["seed"], "BLEU": run[record["test"]]}
-        for kind, part in record["kinds"].items()
-        for run in part["runs"]
-    ]
-    frame = rounded(pd.DataFrame(rows))
-    ends = [math.floor(frame["BLEU"].min()), math.ceil(frame["BLEU"].max())]
-    scale = alt.Scale(domain=ends, zero=False, nice=False)
-    dots = alt.Chart(frame).mark_circle(size=110, opacity=0.8, color=PALETTE[0])
-    dots = dots.encode(
-        x=alt.X("BLEU:Q", title="BLEU on test_2016_flickr, greedy", scale=scale).axis(
-            values=list(range(ends[0], ends[1] + 1)), format="d"
-        ),
-        y=alt.Y("kind:N", title=None, sort=list(record["kinds"]), axis=alt.Axis(grid=True)),
-    )
-    (first, *_) = record["kinds"].values()
-    return titled(
-        dots.properties(width=420, height=110).configure_axis(gridColor=GREY, gridOpacity=0.3),
-        "As many weights, spent three ways",
-        f"Each point is a run of {first['config']['epochs']} passes. All had one learning rate: "
-        "this ranks these trainings, not the architectures.",
     )

@@ -1,4 +1,4 @@
-"""The queue: what takes hours of one thread, beside other work: `python -m scripts.studies.queue`.
+"""The queue: what takes hours of one thread, beside other work: `python -m scripts.ladder.queue`.
 
 It does the items that have no record yet, in order, within the hours it is given; `--list true`
 says what they are. It takes one thread, at the lowest priority. Killed at any moment, the same
@@ -9,7 +9,7 @@ as it is there.
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
     from scripts.book.command import launch
 
-    raise SystemExit(launch("scripts.studies.queue"))
+    raise SystemExit(launch("scripts.ladder.queue"))
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ import torch
 
 from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable
-from scripts.studies.agenda import Clock, Settings, listing, serve
-from scripts.studies.ladder import config_of, data_of, ladder_items
-from scripts.studies.rungs import RUNS
+from scripts.ladder.agenda import Clock, Settings, listing, serve
+from scripts.ladder.climbing import config_of, data_of, ladder_items
+from scripts.ladder.rungs import RUNS
 from scripts.studies.runner import one_thread, step_back
 
 
@@ -46,7 +46,7 @@ class QueueOptions(Settings):
     def repeat(self, name: str) -> str:
         """The command that does item `name`, and what it needs."""
         tiny = " --tiny true" * self.tiny
-        return f"python -m scripts.studies.queue --only {name}{tiny} --save true"
+        return f"python -m scripts.ladder.queue --only {name}{tiny} --save true"
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The ladder: recipes for the best small translator, each trained to its end.
 
-What the rungs are stands in `scripts.studies.rungs`. The queue (`scripts.studies.queue`) climbs on
+What the rungs are stands in `scripts.ladder.rungs`. The queue (`scripts.ladder.queue`) climbs on
 a processor, `scripts.gpu` on a GPU. Validation BLEU decides everything; the test sets are read for
 a run that may ship, and for no other.
 """
@@ -27,10 +27,10 @@ from scripts.engine.settings import PRESETS, TrainConfig, plain_config
 from scripts.engine.signals import StopSignal
 from scripts.engine.training import Training
 from scripts.engine.translating import DecodeOptions, translate
-from scripts.studies.agenda import Item, Settings
-from scripts.studies.diversify import diversified, pairs_sha256
-from scripts.studies.lessons import LessonConfig, lesson_loss, lesson_of
-from scripts.studies.rungs import RUNGS, RUNS, Rung, val_bleu
+from scripts.ladder.agenda import Item, Settings
+from scripts.ladder.diversify import diversified, pairs_sha256
+from scripts.ladder.lessons import LessonConfig, lesson_loss, lesson_of
+from scripts.ladder.rungs import RUNGS, RUNS, Rung, val_bleu
 from scripts.studies.runner import Run, kept_at
 
 MARGIN = 4.0  # BLEU that a rung may lie behind the best one when it is half way

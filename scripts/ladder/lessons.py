@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from scripts.engine.fast import STATIC, FastPath, switches_for
 from scripts.engine.losses import loss_function_of, precision_on
 from scripts.engine.settings import TrainConfig, plain_config
-from scripts.studies.distill import distill_loss
-from scripts.studies.unidrop import with_unidrop
+from scripts.ladder.distill import distill_loss
+from scripts.ladder.unidrop import with_unidrop
 
 
 @dataclass

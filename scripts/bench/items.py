@@ -1,6 +1,6 @@
 """What is owed to a GPU, in order of worth: the tables of recipes, and what makes each record.
 
-When each is done, and what happens if it fails, is the business of `scripts.studies.agenda`; the
+When each is done, and what happens if it fails, is the business of `scripts.ladder.agenda`; the
 command is `scripts.gpu`.
 """
 
@@ -18,10 +18,10 @@ from scripts.bench.gpu import WaterfallOptions, waterfall
 from scripts.book.records import load_record, provenance, save_record
 from scripts.engine.settings import PRESETS, TrainConfig
 from scripts.engine.training import Diverged
-from scripts.studies import block, grid, stacks, table3
-from scripts.studies.agenda import Item, Settings
-from scripts.studies.ladder import data_of, ladder_items, learned, on_record, tested
-from scripts.studies.rungs import spread
+from scripts.ladder.agenda import Item, Settings
+from scripts.ladder.climbing import data_of, ladder_items, learned, on_record, tested
+from scripts.ladder.rungs import spread
+from scripts.studies import block, gpt, grid, stacks, table3
 from scripts.studies.runner import Study, complete, kept_at
 
 SMALLS = ("small-1", "small-2", "small-3")  # the small preset, by seed
@@ -35,7 +35,7 @@ RATES = {f"adam-{rate:g}": {"lr": rate} for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-
     for rate in (0.005, 0.01, 0.02, 0.04, 0.08)
 }
 
-STUDIES = {"table3": table3, "block": block, "grid": grid, "stacks": stacks}
+STUDIES = {"table3": table3, "block": block, "grid": grid, "stacks": stacks, "gpt": gpt}
 
 
 def trained(name: str, settings: Settings) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The rungs of the ladder: each recipe for a small translator, and what its runs came to.
 
 A rung is a change of the small preset, and perhaps a lesson: dropout of other kinds, pairs that
-models wrote, teachers. Runs are named after rung and seed. `scripts.studies.ladder` trains them;
+models wrote, teachers. Runs are named after rung and seed. `scripts.ladder.climbing` trains them;
 this module only says what they are, and reads their records.
 """
 
