@@ -95,6 +95,14 @@ def test_training_and_decoding_see_the_same_positions(name):
     assert (row.search.keywords["reading"] is AfterSource) == ("anew" not in name)
 
 
+@pytest.mark.parametrize("name", [name for name in stacks.ROWS if name != stacks.TWO])
+def test_company_changes_no_pairs_loss(name):
+    row, config, model = fresh(name)
+    loss, criterion = row.loss_of(config), LabelSmoothing(0.1)
+    alone = [torch.stack(loss(model, make_batch([pair]), criterion)) for pair in PAIRS]
+    torch.testing.assert_close(torch.stack(loss(model, make_batch(PAIRS), criterion)), sum(alone))
+
+
 def test_each_row_has_its_sweep_and_its_seeds():
     runs = []
     while missing := [one for one in stacks.wanted_runs(runs) if not these(runs, **one)]:
