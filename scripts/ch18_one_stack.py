@@ -331,9 +331,8 @@ for row, other in pairs.items():
     share = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
     rows.append((*row, f"{wrong[other]:.1%}", f"{wrong[row]:.1%}", share, *told))
 columns = "kind, labels, bag's errors, its errors, as a share of the bag's, told, on hard, on other"
-print(
-    f"{total} test captions, {hard} hard; always singular: {1 - facts['singular'] / total:.1%} wrong"
-)
+never = 1 - facts["singular"] / total
+print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(rows, columns=columns.split(", ")).set_index(["kind", "labels"])
 
 # %% [markdown]
@@ -470,7 +469,7 @@ shift = (sound - slip).norm(dim=-1) / sound.norm(dim=-1)  # (B,)
 moved = sorted(zip((src != PAD).sum(1).tolist(), shift.tolist(), strict=True))
 for words, by in (moved[0], moved[-1]):
     print(
-        f"a source of {words} pieces in a batch {src.size(1)} wide: its first output moves by {by:.0%}"
+        f"a source of {words} pieces, {src.size(1)} with padding: its first output moves by {by:.0%}"
     )
 
 # %% [markdown]
@@ -534,9 +533,7 @@ kinds.round(4)
 # %%
 def stack_parameters(vocab: int, N: int, D: int, d_ff: int, *, tie: bool = True) -> int:
     """How many numbers a pre-norm `OneStack` with sinusoids learns."""
-    layer = (
-        (4 * D * D + 4 * D) + (2 * D * d_ff + d_ff + D) + 4 * D
-    )  # attention, two maps, two norms
+    layer = 4 * D * (D + 1) + (2 * D * d_ff + d_ff + D) + 4 * D  # attention, two maps, two norms
     return N * layer + 2 * D + (1 if tie else 2) * vocab * D + vocab  # last norm, tables, bias
 
 
