@@ -10,8 +10,8 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
     raise SystemExit(launch("scripts.studies.ingredients"))
 
 import itertools
-import json
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
-from scripts.book.files import writable, write_whole
+from scripts.book.files import writable
 from scripts.book.records import provenance, save_record
 from scripts.ch10_judging import paired_difference
 from scripts.ch12_going_fast import keep_memory
@@ -27,8 +27,8 @@ from scripts.engine.checkpoints import saved_states
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.models import load_model
 from scripts.engine.run import average_if_better, evaluate, fit
-from scripts.engine.settings import PRESETS, TrainConfig, pick_device
-from scripts.train import preset_named
+from scripts.engine.settings import PRESETS, TrainConfig
+from scripts.studies.runner import kept_at
 
 INGREDIENTS: dict[str, dict[str, Any]] = {
     "the recipe": {},
@@ -49,30 +49,20 @@ class AblationOptions:
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
-    preset: str = "narrow"
-    """The recipe that is changed."""
     seeds: int = 1
     """Runs of each changed row."""
     base_seeds: int = 3
     """Runs of the recipe itself: their spread is the noise that a difference has to exceed."""
-    device: str = "cpu"
-    """Where they run."""
     save: bool = False
     """Keep the result as results/recipe-CORPUS.json, which the chapter shows."""
 
-    def __post_init__(self):
-        preset_named(self.preset)
-
 
 def ablation_run(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, Any]:
-    """One run, scored on the validation split; done before, it is only read."""
-    path = folder / "score.json"
-    if path.is_file():
-        return json.loads(path.read_text("utf-8"))
+    """One run, scored on the validation split."""
     history = fit(config, data, writable(folder), resume=bool(saved_states(folder)))
     trained = load_model(folder, config.device)  # the best epoch's
     means = average_if_better(config, data, folder)
-    score = {
+    return {
         "seed": config.seed,
         "parameters": sum(p.numel() for p in trained.model.parameters()),
         "seconds": round(sum(row["seconds"] for row in history)),
@@ -83,26 +73,23 @@ def ablation_run(config: TrainConfig, data: TrainingData, folder: Path) -> dict[
         "beam": evaluate(trained, data.corpus["val"], config.beam, config.alpha)["bleu"],
         "translations": evaluate(trained, data.corpus["val"])["translations"],
     }
-    write_whole(path, json.dumps(score, ensure_ascii=False).encode())
-    return score
 
 
 def ablate(options: AblationOptions) -> dict[str, Any]:
     """Train every row of `INGREDIENTS` with every seed; the record."""
-    base = replace(PRESETS[options.preset], corpus=options.corpus, device=options.device)
-    if pick_device(options.device).type == "cpu":
-        keep_memory()
+    base = replace(PRESETS["narrow"], corpus=options.corpus, device="cpu")
+    keep_memory()
     data = prepare(base)  # no ingredient changes what is read
     scores: dict[str, list[dict[str, Any]]] = {name: [] for name in INGREDIENTS}
     most = max(options.seeds, options.base_seeds)
     for seed, (name, changes) in itertools.product(range(1, most + 1), INGREDIENTS.items()):
+        if seed > (options.seeds if changes else options.base_seeds):
+            continue
         slug = "".join(letter if letter.isalnum() else "-" for letter in name.lower())
         folder = runs_folder() / f"ablate-{options.corpus}" / f"{slug}-{seed}"
-        asked = seed <= (options.seeds if changes else options.base_seeds)
-        if not asked and not (folder / "score.json").is_file():  # a run that is there counts
-            continue
         config = replace(base, seed=seed, name=folder.name, **changes)
-        score = ablation_run(config, data, folder)
+        given, work = {"config": asdict(config)}, partial(ablation_run, config, data, folder)
+        score = kept_at(folder / "score.json", given, work)
         tqdm.write(f"{name}, seed {seed}: {score['best']:.2f}, beam {score['beam']:.2f}")
         scores[name].append(score)
     references = [english for _, english in data.corpus["val"]]
@@ -111,13 +98,10 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
             given = (base_run["translations"], run_of["translations"], references)
             run_of["p"] = None if run_of is base_run else round(paired_difference(*given).p, 4)
     for run_of in itertools.chain(*scores.values()):
-        del run_of["translations"]
-    changed = max(len(runs) for name, runs in scores.items() if INGREDIENTS[name])
-    there = replace(options, seeds=changed, base_seeds=len(scores["the recipe"]))
-    command = as_typed(__name__, there, always=("seeds", "base_seeds"))
+        del run_of["translations"], run_of["config"]
+    command = as_typed(__name__, options, always=("seeds", "base_seeds"))
     rows = {name: {"changes": INGREDIENTS[name], "runs": runs} for name, runs in scores.items()}
-    record = provenance(command, pick_device(options.device))
-    record |= {"corpus": options.corpus, "config": asdict(base), "rows": rows}
+    record = provenance(command) | {"corpus": options.corpus, "config": asdict(base), "rows": rows}
     if options.save:
         save_record(f"recipe-{options.corpus}", record)
     return record
