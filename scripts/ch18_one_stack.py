@@ -128,7 +128,7 @@ for name, strength in maps.items():
 influence_panels(maps)
 
 # %% [markdown]
-# A second layer opens nothing: what these masks allow in two steps, they allow in one. (Chapter 1's window mask is not of that kind: it reaches further with each layer.)
+# A second layer opens nothing: what these masks allow in two steps, they allow in one.
 #
 # ## An encoder alone: hidden words
 #
@@ -428,7 +428,7 @@ def stack_greedy(
 
 
 # %% [markdown]
-# Does it work? The smallest test of a translator: eight pairs, learned by heart under each mask. If question, mask, positions and cache agree, all eight come back. (If they do, that isn't proof; the tests hold each step against the whole row.)
+# Does it work? The smallest test of a translator: eight pairs, learned by heart under each mask. If question, mask, positions and cache agree, all eight come back.
 
 # %%
 pairs = corpus["train"][:8]
@@ -490,7 +490,7 @@ translators = pd.DataFrame(load_record("stacks-multi30k")["runs"])
 translators = translators[translators["seed"] > 0]  # seed 0 chose the rates
 titled(
     rival_dots(translators, RIVALS),
-    "One causal stack keeps up, the prefix mask doesn't",
+    "The prefix mask lies behind the others",
     "Each point is a run, the tick a row's mean, the open diamond the mean that it has to beat.",
 )
 
@@ -498,12 +498,11 @@ titled(
 translators["trained"] = translators["trained"].str[-1]  # loss of the last pass, as it went
 translators["log p"] = -translators["loss"]  # a piece, in nats: more is better
 by_kind = translators.groupby("row", sort=False)
-by_score = {
-    score: verdicts(by_kind[score].agg(list).to_dict(), RIVALS) for score in ("bleu", "log p")
-}
-for score, judged in by_score.items():
-    for row, found in judged.items():
-        print(verdict_line(row, found, RIVALS[row], score.replace("bleu", "BLEU")))
+by_score = {}
+for score, column in (("BLEU", "bleu"), ("log p", "log p")):
+    by_score[score] = verdicts(by_kind[column].agg(list).to_dict(), RIVALS)
+    for row, found in by_score[score].items():
+        print(verdict_line(row, found, RIVALS[row], score))
 kinds = by_kind[["lr", "trained", "loss", "bleu"]].mean()
 kinds.round(4)
 
@@ -514,7 +513,7 @@ kinds.round(4)
 #
 # (Holm's method ran over each measure's four tests. Over all eight it passes the same five.)
 #
-# *What the record can't say:* what longer training or larger models would give; or one stack for equal *work*. It did 1.6 times as much, the generator included:
+# *What the record can't say:* what longer training or larger models would give; or one stack for equal *work*. It did about 1.6 times as much, by the counts that follow.
 #
 # ## Side by side
 #
@@ -527,7 +526,7 @@ kinds.round(4)
 # | one stack, N layers | $N n\,a$ | $2 N D\, n^2$ |
 # | encoder-decoder, N + N | $N (S + T)\, a + 2N D^2 (S + T)$ | $2ND\,(S^2 + T^2 + ST)$ |
 #
-# The term $2ND^2(S+T)$ is cross-attention: queries and outputs for T positions, keys and values for S. A cache holds a key and a value, 2D numbers, for each token and layer that is attended to. (The tests hold these counts against PyTorch's.)
+# The term $2ND^2(S+T)$ is cross-attention: queries and outputs for T positions, keys and values for S. A cache holds a key and a value, 2D numbers, for each token and layer that is attended to.
 
 
 # %%
@@ -572,7 +571,7 @@ frame["multiplications"] = work.map("{:,}".format)
 frame
 
 # %% [markdown]
-# In one stack every token, source or target, passes all five layers. In the encoder-decoder a source token passes only the encoder, and a target token only the decoder. The generator's work is the same in both. When you compare, say which you held fixed, weights or work.
+# In one stack every token, source or target, passes all five layers. In the encoder-decoder a source token passes only the encoder, and a target token only the decoder. Say which you hold fixed, weights or work.
 #
 # Why, then, are most large models decoders alone? They need no pairs: any text trains them, and each of its tokens is asked. One row can hold an instruction, ten examples and a question. And with a causal mask the cache of a shared beginning serves all its continuations.
 #
@@ -585,7 +584,7 @@ frame
 #
 # ## What the paper did that we don't
 #
-# It has the encoder-decoder alone. The masked encoder is BERT's (Devlin et al. 2019), which also asks whether two sentences follow each other, and reads a class at its first token; we read at the gap, where the question is. The prefix mask is UniLM's (Dong et al. 2019); Raffel et al. (2020) compared encoder-decoder, causal and prefix stack, and found the first ahead. All of these models are larger than ours by a factor of a hundred and more.
+# It has the encoder-decoder alone. The masked encoder is BERT's (Devlin et al. 2019), which also asks whether two sentences follow each other, and reads a class at its first token; we read at the gap, where the question is. The prefix mask is UniLM's (Dong et al. 2019); Raffel et al. (2020) compared encoder-decoder, causal and prefix stack, and found the first ahead.
 #
 # ## Exercises
 #
@@ -617,7 +616,7 @@ check(hide_words)
 #
 # <details><summary>An answer</summary>
 #
-# Nothing was ever asked at `<s>`. Its output had no purpose; it only had to be useful as a key and a value. A vector at the gap was trained to know which word is missing, and the verb's number is half of that. With few labels the difference should be large. With many, training moves the information to wherever the head reads. BERT gives its first token a job in pretraining for this reason.
+# Nothing was ever asked at `<s>`. A vector at the gap was trained to know which word is missing, and the verb's number is half of that. With few labels the difference should be large. With many, training moves the information to wherever the head reads. BERT gives its first token a job in pretraining for this reason.
 #
 # </details>
 #
@@ -637,6 +636,6 @@ check(hide_words)
 #
 # *project · difficulty ●●● · worth ●●● · 240 minutes*
 #
-# The record holds the weights fixed. Hold the *work* fixed: by `stack_products` and `pair_products`, at most how many whole layers may the causal stack have? Guess what is left of its BLEU. Then give `StackRow` in [`stacks.py`](../scripts/studies/stacks.py) a field for them, and `ROWS` a row; with `--save true` the study goes on from the record.
+# The record holds the weights fixed. Hold the *work* fixed: by `stack_products` and `pair_products`, at most how many whole layers may the causal stack have? Guess its BLEU. Then give `StackRow` in [`stacks.py`](../scripts/studies/stacks.py) a field for them, and `ROWS` a row; with `--save true` the study goes on from the record.
 #
 # Next: [Chapter 19 · Ablations](ch19_ablations.ipynb)

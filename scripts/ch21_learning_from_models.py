@@ -282,7 +282,7 @@ smoothed, _ = LabelSmoothing(0.1)(logits, labels)
 torch.testing.assert_close(taught_by_words(logits, labels, ignorant, 0.1), smoothed)
 
 # %% [markdown]
-# `TaughtLoss` is the form for training, in [`distill.py`](../scripts/ladder/distill.py): padding counts nothing, and the label's part is chapter 6's smoothed loss. (Hinton et al. also soften both sides by a temperature; we don't.) The recipe `taught` in [`ladder.py`](../scripts/ladder/climbing.py) averages three teachers' probabilities, with $\lambda = 0.5$.
+# `TaughtLoss` is the form for training, in [`distill.py`](../scripts/ladder/distill.py): padding counts nothing, and the label's part is chapter 6's smoothed loss. (Hinton et al. also soften both sides by a temperature; we don't.) The recipe `taught` in [`rungs.py`](../scripts/ladder/rungs.py) averages three teachers' probabilities, with $\lambda = 0.5$.
 #
 # ## Data diversification
 #
@@ -593,7 +593,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead: some changes need time. So each idea gets a whole training of the model that ships, one after the other, as rungs of a ladder.
 #
-# The rows above are of a narrow model and five passes. A rung of [`rungs.py`](../scripts/ladder/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread, in 16 bits; what lies more than 4 BLEU behind at half time ends there. Test sets are read only for a run that may ship. `python -m scripts.ladder.queue` goes on where it stopped; `--only muon-1` climbs one rung.
+# The rows above are of a narrow model and five passes. A rung of [`rungs.py`](../scripts/ladder/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread, in 16 bits. Test sets are read only for a run that may ship. `python -m scripts.ladder.queue` goes on where it stopped; `--only muon-1` climbs one rung.
 
 # %%
 climbed = ladder_table()
@@ -677,6 +677,6 @@ check(policy_loss)
 #
 # *project · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Back-translation won three BLEU where a model knows one pair in sixteen. Set `SHARE` in [`recipes.py`](../scripts/studies/recipes.py) to 4, and `PASSES` to 4, 8 and 16. Guess first: how far will a quarter of the pairs fall behind all of them, and how much can back-translation win back at most? Then run `SERIES_RUNS=quarter python -m scripts.studies.recipes`, with a folder of its own: runs that are there already aren't done again (hours).
+# Back-translation won three BLEU where a model knows one pair in sixteen. Set `SHARE` in [`recipes.py`](../scripts/studies/recipes.py) to 4, and `PASSES` to 4, 8 and 16. Guess first: how much can back-translation win back at most? Then run `SERIES_RUNS=quarter python -m scripts.studies.recipes`, in a folder of its own (hours).
 #
 # Next: [Chapter 22 · Today's block](ch22_todays_block.ipynb)
