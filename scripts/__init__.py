@@ -2,7 +2,7 @@
 
 Definitions are imports, functions, classes and UPPER_CASE constants of three characters or more.
 All other top-level statements are the show: they run in the notebook and in
-`python scripts/chNN_topic.py`. altair and pandas are imported when something is drawn.
+`python scripts/chNN_topic.py`. What only draws or fits is imported when it is used.
 """
 
 import __future__
@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent  # of the series: here, and nowhere else
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_FOR_DRAWING = ("altair", "pandas")  # slow to import, and not installed where one only trains
+_LATE = ("altair", "pandas", "scipy.optimize")  # slow to import; no need where one only trains
 _UNREAD = __future__.annotations.compiler_flag  # annotations that name them aren't evaluated
 
 
@@ -58,7 +58,7 @@ def is_definition(node):
 def _late(node):
     """`import altair as alt` as an import at first use; any other statement as it is."""
     match node:
-        case ast.Import(names=[ast.alias(name=name, asname=str(short))]) if name in _FOR_DRAWING:
+        case ast.Import(names=[ast.alias(name=name, asname=str(short))]) if name in _LATE:
             (new,) = ast.parse(f"{short} = __import__({__name__!r}).Late({name!r})").body
             return ast.increment_lineno(new, node.lineno - 1)
     return node

@@ -372,7 +372,7 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
 # | [17 · A small GPT](ch17_small_gpt.ipynb) | the same layers as a writer, beside counting |
 # | [18 · One stack](ch18_one_stack.ipynb) | the same layers as a classifier, and as another translator |
 # | [19 · Ablations](ch19_ablations.ipynb) | which parts matter, and how sure that is |
-# | [20 · Scaling](ch20_scaling.ipynb) | size and data: one law, and what it can't say |
+# | [20 · Scaling](ch20_scaling.ipynb) | size and data: two laws, and which one holds |
 # | [21 · Learning from models](ch21_learning_from_models.ipynb) | what a model learns from other models |
 # | **V · Since 2017** | |
 # | [22 · Today's block](ch22_todays_block.ipynb) | what replaced each part, proven one at a time |

@@ -156,7 +156,7 @@ def test_the_grids_rates_are_swept_at_its_corners_and_lie_between_them_inside():
     rates = {
         (width, share): counted(runs, d_model=width, share=share)
         for width in grid.WIDTHS
-        for share in grid.EPOCHS
+        for share in grid.PASSES
     }
     lr = grid.BASE.lr
     assert [rates[end] for end in grid.ENDS] == pytest.approx([2 * lr, 4 * lr, lr, 2 * lr])
@@ -254,7 +254,7 @@ def test_a_cell_of_the_grid_learns_from_its_share_of_the_pairs(tiny):
     tiny |= {"d_model": 64}
     wanted = {"d_model": 16, "share": 8, "lr": 0.004, "seed": 1}
     found = grid.work(tiny, wanted)
-    assert "bleu" not in found and len(found["losses"]) <= grid.EPOCHS[8]
+    assert "bleu" not in found and len(found["losses"]) <= grid.PASSES[8]
     whole = data_of("sample", tiny["vocab"])
     assert data_of("sample", tiny["vocab"], 8).train == part_of(whole, 8).train
     assert found["tokens"] == sum(len(e.tgt) - 1 for e in part_of(whole, 8).train)

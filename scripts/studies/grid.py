@@ -19,19 +19,18 @@ from typing import Any
 
 from scripts.book.command import GOES_ON, Command
 from scripts.ch19_ablations import STUDY, StudyRow
+from scripts.ch20_scaling import PASSES, WIDTHS
 from scripts.studies.rows import Wanted, data_of, one_run
 from scripts.studies.runner import Hours, Run, go_on
 
 BASE = replace(STUDY, dropout=0.0, name="grid")
-WIDTHS = (16, 24, 32, 48, 64, 96)
-EPOCHS = {1: 8, 2: 12, 4: 16, 8: 24, 16: 32}  # at most, by the share of the pairs: 1/1, 1/2, …
-ENDS = [(width, share) for width in (min(WIDTHS), max(WIDTHS)) for share in (1, max(EPOCHS))]
+ENDS = [(width, share) for width in (min(WIDTHS), max(WIDTHS)) for share in (1, max(PASSES))]
 
 
 def rate_at(width: int, share: int, corners: Mapping[tuple[int, int], float]) -> float:
     """The peak rate, from those of the corners: linear in all three logarithms, to three digits."""
     along = math.log(width / min(WIDTHS)) / math.log(max(WIDTHS) / min(WIDTHS))
-    across = math.log(share) / math.log(max(EPOCHS))
+    across = math.log(share) / math.log(max(PASSES))
     weights = [a * b for a in (1 - along, along) for b in (1 - across, across)]  # as in ENDS
     rate = math.exp(sum(w * math.log(corners[end]) for w, end in zip(weights, ENDS, strict=True)))
     return float(f"{rate:.3g}")
@@ -42,7 +41,7 @@ def wanted_runs(runs: Sequence[Run]) -> list[Run]:
     plan = Wanted(runs)
     corners = {end: plan.sweep(BASE.lr, d_model=end[0], share=end[1]) for end in ENDS}
     if None not in corners.values():
-        for width, share in product(WIDTHS, EPOCHS):
+        for width, share in product(WIDTHS, PASSES):
             plan.seeds(rate_at(width, share, corners), d_model=width, share=share)
     return plan.wanted
 
@@ -50,7 +49,7 @@ def wanted_runs(runs: Sequence[Run]) -> list[Run]:
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     """One run of the grid, and how many target tokens its pairs have."""
     share, size = wanted["share"], {"d_ff": 4 * wanted["d_model"]}
-    found = one_run(StudyRow("grid", size | {"epochs": EPOCHS[share]}), setting, wanted)
+    found = one_run(StudyRow("grid", size | {"epochs": PASSES[share]}), setting, wanted)
     train = data_of(setting["corpus"], setting["vocab"], share).train
     return found | {"tokens": sum(len(example.tgt) - 1 for example in train)}
 
