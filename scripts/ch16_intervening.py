@@ -74,7 +74,6 @@ from scripts.ch15_looking_inside import (
 from scripts.corpora.captions import aligned_pairs
 from scripts.engine.models import default_model, load_model
 from scripts.engine.searching import cached_greedy
-from scripts.studies.blends import other_weights
 from scripts.studies.verdict import pass_together
 
 # %%
@@ -271,10 +270,8 @@ passed = {way: pass_together(heads[f"{way} p"].tolist()) for way in ("silent", "
 for way, ok in passed.items():
     alone = sum(heads[f"{way} p"] < 0.05)
     print(f"{way}: {sum(ok)} of {len(heads)} pass; {alone} have p < 0.05 if tested alone")
-print(
-    "dearest:",
-    ", ".join(f"{h['name']} {h['silent']:.4f}" for h in heads.nlargest(3, "silent").iloc),
-)
+dearest = heads.nlargest(3, "silent")[["name", "silent"]].to_numpy()
+print("dearest:", ", ".join(f"{name} {nats:.4f}" for name, nats in dearest))
 print(f"the loss goes up: {sum(heads['silent'] > 0)} of 72, of {record['loss']:.2f} nats a token")
 milder = (heads["mean"] < heads["silent"]).groupby(heads["kind"], sort=False).sum()
 print("the mean is milder than silence, of 24 each:", milder.to_dict())
@@ -408,9 +405,8 @@ for s in (1, 3):
 print(f"all others: {min(x for row in table for s, x in enumerate(row) if s not in (1, 3)):+.1f}")
 two_words = own[0].clone()
 two_words[:, [1, 3]] = others[0][:, [1, 3]]
-print(
-    f"both words at once: {preference(model, memory_from(model, two_words, 0), read, her, his):+.1f}"
-)
+both = preference(model, memory_from(model, two_words, 0), read, her, his)
+print(f"both words at once: {both:+.1f}")
 patch_chart(table, words)
 
 # %% [markdown]
@@ -525,30 +521,7 @@ pd.DataFrame(both, index=going_on[: row + 1]).T.round(2)
 # %% [markdown]
 # One row, chosen to show it: the `<s>` has more than six tenths of its weight, and a third of the contribution. (Shares of lengths: contributions can also cancel.) Over all rows of this layer it has 18% of the weight, and 14% of the contribution. In nine of ten rows, over our fifty captions, the same key has the most of both; many rows are short, so that is less than it sounds.
 #
-# ### Other weights, the same output
-#
-# A head's output is a blend of values in $d_k = 32$ dimensions. The same 32 numbers, and a sum of 1, are 33 conditions. A row over more than 33 tokens has more weights than conditions, so *other* weights give exactly the same output (Brunner et al. 2020). The output can't tell them from ours, though this head may have no query that would give them. Over fewer tokens there are none, unless some values happen to be blends of others.
-#
-# None of our captions is so long. So we put six in a row, 58 tokens, such as the model never saw, and look for other weights in cross-attention's second layer ([`other_weights`](../scripts/studies/blends.py) lowers the largest one).
-
-# %%
-texts = zip(*(pair.texts for pair in captions[:6]), strict=True)
-long = look_at(trained, *(" ".join(side) for side in texts))
-layer = attention_layers(model)["cross"][1]
-with torch.no_grad():
-    values = split_heads(layer.project_value(model.encode(long.src)), layer.h)[0]  # (H, S, d_k)
-moved = []
-for rows, v in zip(long.maps["cross"][1], values, strict=True):
-    other = torch.stack([other_weights(row, v) for row in rows])  # (T, S)
-    torch.testing.assert_close(other @ v, rows @ v)
-    moved.append((other - rows).abs().sum(-1) / 2)
-moved = torch.cat(moved)
-print(
-    f"of a row's weight, at least {moved.max():.0%} can stand elsewhere; in the median row {moved.median():.1%}"
-)
-
-# %% [markdown]
-# Two fifths of the weight at least in the extreme row. The warning matters more for long texts and narrow heads.
+# (Nor are a row's weights the only ones. A head's output has $d_k = 32$ numbers. Over more than 33 tokens other weights give exactly the same output, as Brunner et al. 2020 showed.)
 #
 # ### The weight is not the effect
 #
@@ -563,9 +536,8 @@ def erasure_effects(model: EncoderDecoder, look: Look) -> Tensor:
     mask = ~torch.eye(S, dtype=torch.bool).unsqueeze(1)  # (S, 1, S): run s hides token s
     mask = torch.cat((torch.ones_like(mask[:1]), mask))  # (S + 1, 1, S): the first hides nothing
     with dropout_off(model):
-        x = model(
-            look.src.expand(S + 1, -1), look.tgt.expand(S + 1, -1), mask, subsequent_mask(T)
-        )  # (S + 1, T, D)
+        src, tgt = (ids.expand(S + 1, -1) for ids in (look.src, look.tgt))
+        x = model(src, tgt, mask, subsequent_mask(T))  # (S + 1, T, D)
         log_p = model.generator(x).log_softmax(-1)  # (S + 1, T, V)
     said = log_p.gather(-1, look.wanted.expand(S + 1, -1).unsqueeze(-1)).squeeze(-1)  # (S + 1, T)
     return (said[:1] - said[1:]).T
@@ -608,7 +580,7 @@ erased.groupby("needed")[told].mean().round(2)
 # - Worths don't add up: heads have stand-ins. So silencing by worth helps for a few heads, and harms for many.
 # - Patching shows what a state carries: in our pair, *her* rests on two German words at once.
 # - The lens shows the answer forming from layer to layer.
-# - A weight is not a contribution, other weights may give the same output, and what is looked at may not matter.
+# - A weight is not a contribution, and what is looked at may not matter.
 #
 # ## What the paper did that we don't
 #

@@ -40,7 +40,6 @@ from scripts.ch16_intervening import (
 from scripts.corpora.captions import aligned_pairs
 from scripts.engine.models import default_model, load_model
 from scripts.engine.searching import cached_greedy
-from scripts.studies.blends import other_weights
 from scripts.studies.heads import Judge, main, pruning_curve, worth_of_each, worth_of_layers
 from scripts.studies.verdict import pass_together
 
@@ -277,18 +276,6 @@ def test_what_heads_send_adds_up_to_the_layers_output(tiny):
     torch.testing.assert_close(added + layer.project_output.bias, seen["y"])
 
 
-def test_other_weights_blend_the_same():
-    torch.manual_seed(0)
-    for S, d in ((12, 4), (40, 8), (20, 18)):
-        values, weights = torch.randn(S, d).double(), torch.randn(S).double().mul(2).softmax(-1)
-        others = other_weights(weights, values)
-        torch.testing.assert_close(others @ values, weights @ values)
-        assert others.min() > -1e-12 and abs(others.sum().item() - 1) < 1e-10
-        assert others[weights.argmax()] < weights.max() - 1e-6
-    few = torch.randn(5).double().softmax(-1)
-    assert torch.equal(other_weights(few, torch.randn(5, 4).double()), few)
-
-
 def test_erasure_is_the_loss_of_log_p(trained, park):
     effects = erasure_effects(trained.model, park)
     assert effects.shape == (park.tgt.size(1), park.src.size(1))
@@ -365,7 +352,6 @@ def test_what_the_chapter_says_of_weights():
     assert 0.9 < np.mean(said.same_key) < 0.92
     assert said.share[0] > 0.6 and said.contribution[0] < 0.35
     assert [round(share.item(), 2) for share in said.on_first] == [0.18, 0.14]
-    assert 0.4 < said.moved.max() < 0.45
     erased = said.erased
     assert erased[said.told].mean().round(2).tolist() == [0.66, 0.52, 0.23]
     by_need = erased.groupby("needed")[said.told].mean().round(2)
