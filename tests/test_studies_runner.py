@@ -188,7 +188,7 @@ def test_a_part_is_in_the_place_it_is_named_after(name):
 
 
 TODAY = ("today", "today, Muon")
-KINDS = dict.fromkeys(TODAY, {"TodaysAttention", "SwiGLU", "RMSNorm"}) | {
+KINDS = dict.fromkeys([*TODAY, "today, not zeroed"], {"TodaysAttention", "SwiGLU", "RMSNorm"}) | {
     "2017": set(),
     "RMSNorm": {"RMSNorm"},
     "SwiGLU": {"SwiGLU"},

@@ -27,6 +27,7 @@ from scripts.ch22_todays_block import (
     OpenAttention,
     RotaryAttention,
     SquaredReLU,
+    TodaysAttention,
     attend_by,
     exchange,
     feed_by,
@@ -128,6 +129,12 @@ ROWS = {
     "zeroed outputs": BlockRow(zero_outputs),
     "Muon": BlockRow(optimizer="muon"),
     "today, Muon": BlockRow(renew, optimizer="muon"),
+    "today, not zeroed": BlockRow(
+        attention(TodaysAttention, groups=2),
+        partial(feed_by, make=gated),
+        norm_by_length,
+        drop_positions,
+    ),
     "grouped-query": BlockRow(attention(GroupedAttention, groups=2)),
     "multi-query": BlockRow(attention(GroupedAttention, groups=1)),
     "multi-query, across too": BlockRow(
