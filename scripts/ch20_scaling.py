@@ -59,7 +59,7 @@ from scripts.ch19_ablations import STUDY, layer_parameters
 from scripts.engine.data import TrainingData
 from scripts.engine.settings import build_model
 
-Law = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+Law = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # theta, N, D to losses
 
 # %% [markdown]
 # ## Two laws
@@ -337,7 +337,7 @@ grid_chart(places.assign(N=N, D=D, **lines), "joint", "additive")
 # %% [markdown]
 # The additive law cannot describe it: its errors fan out, one way on few tokens, the other way on many. (Sixty other starts find no better fit.) The joint law has a number less, misses a third as much, and predicts the hidden runs better, whichever parameters are counted. So it is chosen. And the additive law is sure of a floor, as in our experiment: 0.99 by all runs, and zero by the finished ones. (Zero is the bound that we set. A number at its own bound isn't an estimate. The joint law, given a floor, leaves it there, too.)
 #
-# The joint law isn't the whole truth: it misses by 1.2%, and chance by 0.5%. Early stops have a part in that. Where every run was finished it misses by 0.4%.
+# The joint law isn't the whole truth: it misses by 1.2%, where chance would by 0.5%. Early stops may have a part in that: fitted to the finished runs alone it misses by 0.4%, where chance would by 0.3%.
 #
 # **Pitfall.** *Another D.* Here D is the text that there is. Hoffmann's is the text that was read. Look at the last two rows: with what each run had read at its best pass, the additive law is the better one. (How long a run reads is up to its size, so this isn't a fair contest.) A law holds for what it was fitted to.
 #
@@ -366,7 +366,7 @@ for part, view, at in (
 twice.T.rename_axis("the captions; nats less")
 
 # %% [markdown]
-# On a sixteenth more captions help, and more parameters hardly do. On all of them both help. How sure are we? One of the four was run: from a sixteenth to an eighth the largest model fell by 0.57, outside of the interval. And the finished runs forecast other numbers for twice the parameters, outside of the interval, too. It knows the noise of seeds, not what the law misses.
+# On a sixteenth more captions help, and more parameters hardly do. On all of them both help. How sure are we? One of the four was run: from a sixteenth to an eighth the largest model fell by 0.57, outside of the interval. And the finished runs forecast other numbers for twice the parameters, outside of the interval, too. An interval knows the noise of seeds, not what the law misses.
 #
 # ## Two laws from one set of runs
 #
