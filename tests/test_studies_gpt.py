@@ -71,12 +71,12 @@ def test_the_rate_is_swept_first_then_dropout_then_come_the_seeds():
     runs = []
     while missing := [one for one in gpt.wanted_runs(runs) if not these(runs, **one)]:
         for one in missing:
-            loss = 1 + abs(one.get("lr", 0) - 0.004) + abs(one.get("dropout", 0) - 0.2)
+            loss = 1 + abs(one.get("lr", 0) - 0.032) + abs(one.get("dropout", 0) - 0.2)
             runs.append(one | {"loss": loss})
     assert runs[:2] == [{"row": gpt.COUNTS, "loss": runs[0]["loss"]}, runs[1]]
     models = these(runs, row=gpt.MODEL)
     assert {run["epochs"] for run in models[:4]} == {gpt.SHORT}
     counted = [run for run in models if run["seed"] != SWEEP]
     assert [(run["seed"], run["lr"], run["dropout"]) for run in counted] == [
-        (seed, 0.004, 0.2) for seed in SEEDS
+        (seed, 0.032, 0.2) for seed in SEEDS
     ]

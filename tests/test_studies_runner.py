@@ -5,10 +5,12 @@ import math
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 
+from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing
 from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
 from scripts.ch20_scaling import part_of
-from scripts.studies import block, grid, runner, table3
+from scripts.studies import block, grid, rows, runner, table3
 from scripts.studies.rows import SEEDS, SWEEP, data_of
 from scripts.studies.runner import Hours, Study, best_rate, complete, go_on, sweep, these
 from scripts.studies.table3 import DROPOUTS, SWEPT, work
@@ -168,7 +170,7 @@ def test_the_grids_rates_are_swept_at_its_corners_and_lie_between_them_inside():
 def test_a_part_is_in_the_place_it_is_named_after(name):
     row = block.ROWS[name]
     config = row.config(replace(block.BASE, d_model=32, d_ff=48), lr=0.01)
-    assert config.muon_lr == 0.01 and config.path == "textbook"
+    assert config.path == "textbook"
     assert (config.optimizer == "muon") == ("Muon" in name)
     model = row.build(config, 50)
     kinds = {type(part).__name__ for part in model.modules()}
@@ -185,6 +187,16 @@ def test_a_part_is_in_the_place_it_is_named_after(name):
     zeroed = not model.decoder.layers[0].self_attn.project_output.weight.any()
     assert zeroed == (name in ("zeroed outputs", *TODAY))
     assert model.generator.proj.weight is model.src_embed[0].lut.weight
+
+
+def test_padding_visits_no_expert():
+    row = block.ROWS["experts"]
+    model = row.build(replace(block.BASE, d_model=32, d_ff=48), 50)
+    src = torch.tensor([[5, 6, 7, EOS], [5, EOS, 0, 0]])
+    batch = Batch(src, torch.tensor([[BOS, 8, 9, EOS], [BOS, 8, 9, EOS]]))
+    row.loss_of(block.BASE)(model, batch, LabelSmoothing(0.1))
+    for stack, words in ((model.encoder, 6), (model.decoder, 6)):
+        assert {layer.feed_forward.visits.sum().item() for layer in stack.layers} == {2 * words}
 
 
 TODAY = ("today", "today, Muon")
@@ -231,6 +243,14 @@ def tiny():
     """A setting in which a row is trained in a second."""
     config = replace(STUDY, corpus="sample", vocab=300, d_model=16, d_ff=16, layers=1)
     return asdict(replace(config, epochs=2, heads=2, warmup=4, max_tokens=4096))
+
+
+def test_the_swept_rate_is_muons_too(tiny, monkeypatch):
+    seen = []
+    found = None, [1.0], [1.0]
+    monkeypatch.setattr(rows, "train_row", lambda row, config, data: seen.append(config) or found)
+    rows.one_run(block.ROWS["Muon"], tiny, {"lr": 0.01, "seed": SWEEP})
+    assert (seen[0].optimizer, seen[0].lr, seen[0].muon_lr) == ("muon", 0.01, 0.01)
 
 
 @pytest.mark.parametrize("row", [THE_BASE, "no residual"])

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from scripts.book.command import GOES_ON, Command
-from scripts.ch04_encoder_decoder import EncoderDecoder
+from scripts.ch04_encoder_decoder import EncoderDecoder, EncoderLayer
 from scripts.ch06_training import PAD, Batch, LabelSmoothing
 from scripts.ch19_ablations import STUDY, StudyRow, drop_positions
 from scripts.ch22_todays_block import (
@@ -37,7 +37,7 @@ from scripts.ch22_todays_block import (
     zero_outputs,
 )
 from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedAttention
-from scripts.ch24_experts import MixtureOfExperts
+from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer
 from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import Wanted, one_run
 from scripts.studies.runner import Hours, Run, go_on
@@ -68,11 +68,6 @@ class BlockRow(StudyRow):
     def __init__(self, *steps: Callable[[EncoderDecoder], None], **changes: Any):
         super().__init__("parts", changes, partial(all_done, steps), "textbook")
 
-    def config(self, base: TrainConfig, **more: Any) -> TrainConfig:
-        """As in `StudyRow`; where Muon steps, its rate is Adam's."""
-        config = super().config(base, **more)
-        return replace(config, muon_lr=config.lr)
-
     def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
         """The textbook's loss, and what unequal experts cost."""
         return parts_loss
@@ -101,6 +96,21 @@ def experts(d_model: int, d_ff: int, dropout: float) -> MixtureOfExperts:
     visited = top + shared  # gated, three matrices each; the router has its share
     width = round(2 * d_ff / (3 * visited) - count / (3 * visited))
     return MixtureOfExperts(d_model, width, dropout, count, top, shared)
+
+
+def leave_padding_out(model: EncoderDecoder) -> None:
+    """Tell the encoder's mixtures where there are words.
+
+    Batches are sorted by their targets, so the decoder meets next to no padding (0.06%).
+    """
+
+    def told(_: str, old: Any) -> SparseEncoderLayer:
+        road = old.sublayer[0]
+        return SparseEncoderLayer(
+            old.size, old.self_attn, old.feed_forward, road.dropout.p, road.norm_first
+        )
+
+    exchange(model, EncoderLayer, told)
 
 
 def attention(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder], None]:
@@ -144,7 +154,7 @@ ROWS = {
     "latent, across too": BlockRow(attention(latent), across(latent, rotary=False), drop_positions),
     "window of 4": BlockRow(attention(WindowedAttention, window=4)),
     "linear attention": BlockRow(attention(LinearAttention)),
-    "experts": BlockRow(partial(feed_by, make=experts)),
+    "experts": BlockRow(partial(feed_by, make=experts), leave_padding_out),
 }
 
 

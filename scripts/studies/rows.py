@@ -7,7 +7,7 @@ the chapters; which of them are trained, at which rate and with which seeds, by 
 import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from typing import Any
 
@@ -157,10 +157,11 @@ def one_run(
 ) -> Run:
     """Train a row in a study's setting, with what is wanted, on its corpus or on other `data`.
 
-    Runs of a sweep or of a share of the pairs aren't scored.
+    Runs of a sweep or of a share of the pairs aren't scored. Where Muon steps, Adam's rate is its.
     """
     changes = {key: value for key, value in wanted.items() if key in setting}
     config = row.config(TrainConfig(**setting), **changes)
+    config = replace(config, muon_lr=config.lr)
     read = data or data_of(config.corpus, config.vocab, wanted.get("share", 1))
 
     def scored(model: EncoderDecoder) -> Run:
