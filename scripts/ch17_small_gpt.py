@@ -170,7 +170,7 @@ assert same[:10].all() and not same[10:].any()
 #
 # ## Bits per character
 #
-# > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. And it compares any two models of the same text, if they tell the same symbols apart.
+# > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. And it compares any two models of the same text, if they have the same alphabet.
 #
 # We take *characters* as tokens. The alphabet is small, hardly anything is unknown, and the oldest language models (Shannon 1948) can take part.
 
@@ -232,19 +232,19 @@ assert abs(bits_per_character([3 * math.log(32), 2 * math.log(32)], two) - 5) < 
 assert bits_per_character([3 * math.log(2), 0.0], two) == 3 / 5  # not (1 + 0) / 2
 
 # %% [markdown]
-# **Pitfall.** *Figures that count different things.* A loss per piece and one per character differ by a piece's length. Count `</s>` in one model and not in the other, or take the mean of the texts' means, and the second digit moves, which is as much as models differ by. And each character that becomes `<unk>` comes cheaper. So take the same symbols, convert all to bits of the same text, and divide by one count.
+# **Pitfall.** *Figures that count different things.* A loss per piece and one per character differ by a piece's length. Count `</s>` in one model and not in the other, or take the mean of the texts' means, and the second digit moves, which is as much as models differ by. And a character that becomes `<unk>` comes cheaper: the model needn't say which one it was. So take the same symbols, convert all to bits of the same text, and divide by one count.
 #
 # ## The baseline: count
 #
 # > **In short.** An n-gram model counts what followed the last n − 1 characters. Its art is in contexts that it has seen rarely.
 #
-# Without a strong baseline, a number says nothing. Ours is *modified Kneser-Ney*, interpolated (Chen and Goodman 1998), for words the best of the classical models. (For characters, compressors such as PPM are the rival. We didn't run one.) With h a context, h′ the same without its first character, v all that may come next:
+# Without a strong baseline, a number says nothing. Ours is *modified Kneser-Ney*, interpolated (Chen and Goodman 1998), for words the best of the classical models. (For characters, compressors such as PPM are the rival. We didn't run one.) With w a character, h what stands before it, c(hw) how often the two occur together, h′ the same as h without its first character, and v all that may come next:
 #
 # $$ p(w\mid h) = \frac{c(hw) - d(c(hw))}{\sum_v c(hv)} + \frac{\sum_v d(c(hv))}{\sum_v c(hv)}\; p(w\mid h') $$
 #
 # Each count c gives up a little, d(c), with d(0) = 0. What was given up goes to the shorter context; the empty one falls back on 1/(V − 2), since `<pad>` and `<s>` never come next. Two ideas make this good:
 #
-# - d depends on whether the count is 1, 2 or more, and is *estimated*. With $n_i$ the number of n-grams that occur i times, and $Y = n_1/(n_1 + 2n_2)$, it is $d(i) = i - (i+1)\,Y\,n_{i+1}/n_i$, for 3 and more $d(3)$.
+# - d depends on whether the count is 1, 2 or more, and is *estimated*. With $n_i$ the number of n-grams of one length whose count is i, and $Y = n_1/(n_1 + 2n_2)$, it is $d(i) = i - (i+1)\,Y\,n_{i+1}/n_i$, for 3 and more $d(3)$.
 # - For every context but the longest, c(hv) is not how often hv occurs, but the number of *different* characters in front of it. After `q` comes `u`, often. That says little about where else `u` may stand. (Nothing stands in front of `<s>`: what begins with it keeps its plain count.)
 
 
@@ -313,7 +313,7 @@ class KneserNey:
 
 
 # %% [markdown]
-# Check: in every context, seen or not, the probabilities sum to 1. (The tests hold each of them against the definitions.) **Predict.** What does a 7-gram model expect after *The do*? And after *xyz*?
+# Check, in two contexts, one of them never seen: the probabilities sum to 1. (The tests hold each of them against the definitions.) **Predict.** What does a 7-gram model expect after *The do*? And after *xyz*?
 
 # %%
 counts = gram_counts(rows_of["train"], 7)
@@ -329,7 +329,7 @@ for context in ("The do", "xyz"):
 # %% [markdown]
 # Doctors, donkeys and dogs: the only captions that begin so. Neither *xyz* nor *yz* was ever seen, so it asks what follows *z*. That was always *o*, 63 times. But only one character ever stood before *zo*, so c = 1, and about half of that is given up.
 #
-# **Predict.** How many bits does a character cost when the model sees 0, 1, 2, 4, or 6 characters before it? (Captions that a grammar wrote; the entries are the tables' size.)
+# **Predict.** How many bits does a character cost when the model sees 0, 1, 2, 4, or 6 characters before it? (n is one more than these.)
 
 # %%
 few = rows_of["val"][:100]
@@ -342,6 +342,8 @@ ngrams = pd.DataFrame(ngrams).T.rename_axis("n")
 ngrams.round(2).astype({"entries": int})
 
 # %% [markdown]
+# A grammar wrote these captions: six characters nearly tell the next one. The entries are the tables' size.
+#
 # ## One question
 #
 # > **In short.** A batch holds rows, a mask, and the right answer wherever something is asked. Here: at every position, the next character.
@@ -392,7 +394,7 @@ def stack_loss(model: OneStack, batch: Asked, criterion: LabelSmoothing) -> tupl
 def sees_its_answer(batch: Asked) -> bool:
     """Whether a "what comes next" question lets some asked position look at its own label directly.
 
-    Through two layers a roundabout way would do, too. Labels that aren't the next token count as
+    A roundabout way through two layers would leak, too; it isn't looked for. Labels that aren't the next token count as
     seen: where the shift was forgotten, each position reads its own.
     """
     T = batch.ids.size(1)
@@ -657,7 +659,7 @@ for temperature, part in run["samples"].items():
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# One model has a loss of 1.9 nats a piece, another has 1.3 bits a character. Which is better? Give the bits per character of a model of pieces whose mean loss over the pieces of all texts, each text's `</s>` counted, is `nats_per_piece`. `tokenizer.encode(text)` gives a text's pieces, without `</s>`. An end counts as one character, as above. (`solution("bits_from_pieces")` shows ours.)
+# One model has a loss of 1.9 nats a piece, another has 1.3 bits a character. Which is better depends on how long a piece is. Give the bits per character of a model of pieces whose mean loss over the pieces of all texts, each text's `</s>` counted, is `nats_per_piece`. `tokenizer.encode(text)` gives a text's pieces, without `</s>`. An end counts as one character, as above. (`solution("bits_from_pieces")` shows ours.)
 
 
 # %%

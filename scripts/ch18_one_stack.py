@@ -90,7 +90,7 @@ torch.set_default_dtype(torch.float64)
 # |---|---|---|
 # | encoder alone | always (but for padding) | BERT |
 # | decoder alone | where $s \le t$ | GPT |
-# | prefix language model | where $s \le t$, or s lies in the first P positions | UniLM (Dong et al. 2019); T5's paper gave the name |
+# | prefix language model | where $s \le t$, or s lies in the first P positions | UniLM (Dong et al. 2019); Raffel et al. (2020, T5) gave the name |
 #
 # The first two we have: `padding_mask` and `subsequent_mask`. The third is their mixture.
 
@@ -190,10 +190,10 @@ ids = torch.randint(0, 50, (200, 500), generator=torch.Generator().manual_seed(0
 hidden, labels = hide_some(ids, 50, torch.Generator().manual_seed(1))
 everywhere = ids.masked_fill(ids <= EOS, PAD)
 right, wrong = (share_given_away(hidden, asked) for asked in (labels, everywhere))
-print(f"given away: {right:.1%} of the hidden words, {wrong:.1%} where all are asked")
+print(f"given away: {right:.1%} of the chosen tokens, {wrong:.1%} where all are asked")
 
 # %% [markdown]
-# Of the hidden words 10% stay; the random ones seldom hit; the rest is the draw.
+# Of the chosen tokens 10% stay as they are; the random ones seldom hit; the rest is the draw.
 #
 # ## Then a class
 #
@@ -307,7 +307,7 @@ class NumberClassifier(nn.Module):
 
 
 # %% [markdown]
-# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It saw their verbs, and guessed hidden ones: nearly this question.) Then bags of words, encoders from scratch and pretrained encoders learned from 100, from 1,000 and from all labels, with eight seeds each. A seed draws which captions have labels, their order, and the first weights; but all pretrained encoders begin as the same masked model. 533 labelled validation captions choose λ for each bag, a learning rate for each kind of encoder and number of labels, and when a training ends, after twelve rounds at most. Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
+# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It saw their verbs, and guessed hidden ones: nearly this question.) Then bags of words, encoders from scratch and pretrained encoders learned from 100, from 1,000 and from all labels, with eight seeds each. A seed draws which captions have labels, their order, and the first weights; but all pretrained encoders begin as the same masked model. 533 labelled validation captions choose λ for each bag, a learning rate for each kind of encoder and number of labels, and when a training ends, after twelve rounds at most (a round reads 2,000 captions, few labelled ones again and again, or all). Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
 
 # %%
 bag, encoders = "bag of words", ("pretrained", "from scratch")
@@ -336,11 +336,11 @@ print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(rows, columns=columns.split(", ")).set_index(["kind", "labels"])
 
 # %% [markdown]
-# What we ask for is a ratio, so logarithms of errors are compared: six comparisons on each of three sets of captions, by the rule of [`verdict.py`](../scripts/studies/verdict.py). It takes one spread between seeds for all rows, which is a simplification, and then Holm's method. *Yes* means: the difference is larger than seeds explain. All that pass here would also pass eighteen tests together.
+# What we ask for is a ratio, so logarithms of errors are compared: six comparisons on each of three sets of captions, by the rule of [`verdict.py`](../scripts/studies/verdict.py). It takes one spread between seeds for all rows, which is a simplification, and then Holm's method for the six of each set. (Over all eighteen the same ones pass.) *Told* means, on all captions: the difference is larger than seeds explain. *Hard* captions have *mit*, *in*, *auf* or another such preposition before the verb.
 #
-# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the *hard* captions, where a preposition before the verb often brings a second noun, and on the others. An encoder from scratch can't be told from the bag, at any number of labels. So what helps is what was read without labels, and not the architecture alone.
+# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions, where the preposition often brings a second noun, and on the others. An encoder from scratch can't be told from the bag, at any number of labels. So what helps is what was read without labels, and not the architecture alone.
 #
-# What the seeds don't vary: the test captions, of which 13 of 940 are the lead with all labels; the masked model; and with all labels the bag, whose eight runs are one and the same. With 1,000 labels the pretrained encoders used all twelve rounds: longer might help them.
+# The seeds don't vary the test captions (with all labels the lead is 13 of 940), nor the masked model. With all labels the bag's eight runs are one and the same. With 1,000 labels the pretrained encoders used all twelve rounds: longer might help them.
 #
 # ## Translating with one stack
 #
@@ -446,7 +446,7 @@ for sees in ("causal", "prefix"):
     print(f"{sees}: {recalled} of 8 come back")
 
 # %% [markdown]
-# **Pitfall.** *Positions behind padding.* Let all targets begin at the *batch's* width, and a sentence's position depends on its company, with a jump that training never showed. The longest source doesn't notice.
+# **Pitfall.** *Positions behind padding.* Let all targets begin at the *batch's* width, and where a target stands depends on the other sentences of the batch, with a gap behind its source that training never showed. The longest source doesn't notice.
 
 
 # %%
@@ -477,7 +477,7 @@ for words, by in (moved[0], moved[-1]):
 #
 # > **In short.** With as many weights, one causal stack can't be told from the encoder-decoder by BLEU; by its loss it lies a little behind. The prefix mask lies behind by both.
 #
-# With F = 2D an encoder layer holds about $8D^2$ numbers and a decoder layer $12D^2$. So 2 + 2 layers weigh as much as 5 of one stack. The record is [`stacks-multi30k.json`](../results/stacks-multi30k.json) (`python -m scripts.studies.stacks --save true`): chapter 19's base with F = 2D, without dropout, five passes over Multi30k. All learn from the same batches, each with the learning rate at which its validation loss was lowest; then three other seeds count. BLEU is greedy, on the validation captions. In one stack a target's positions go on behind its source's, so its first word stands elsewhere each time; *positions anew* begins them at 0. **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
+# With F = 2D an encoder layer holds about $8D^2$ numbers and a decoder layer $12D^2$. So 2 + 2 layers weigh as much as 5 of one stack. The record is [`stacks-multi30k.json`](../results/stacks-multi30k.json) (`python -m scripts.studies.stacks --save true`): the base of [chapter 19](ch19_ablations.ipynb) (2 + 2 layers, D = 64, 2,000 pieces) with F = 2D, without dropout, five passes over Multi30k. All learn from the same batches, each with the learning rate at which its validation loss was lowest; then three other seeds count. BLEU is greedy, on the validation captions. In one stack a target's positions go on behind its source's, so its first word stands elsewhere each time; *positions anew* begins them at 0. **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
 
 # %%
 RIVALS = {  # each row, and the one that it has to beat
@@ -513,7 +513,7 @@ kinds.round(4)
 #
 # (Holm's method ran over each measure's four tests. Over all eight it passes the same five.)
 #
-# *What the record can't say:* what longer training or larger models would give; or one stack for equal *work*. It did about 1.6 times as much, by the counts that follow.
+# *What the record can't say:* what longer training or larger models would give; or one stack for equal *work*. It did about 1.6 times as much, by the counts that follow, the generator's included.
 #
 # ## Side by side
 #
@@ -530,12 +530,6 @@ kinds.round(4)
 
 
 # %%
-def stack_parameters(vocab: int, N: int, D: int, d_ff: int, *, tie: bool = True) -> int:
-    """How many numbers a pre-norm `OneStack` with sinusoids learns."""
-    layer = 4 * D * (D + 1) + (2 * D * d_ff + d_ff + D) + 4 * D  # attention, two maps, two norms
-    return N * layer + 2 * D + (1 if tie else 2) * vocab * D + vocab  # last norm, tables, bias
-
-
 def stack_products(N: int, D: int, d_ff: int, n: int) -> int:
     """Multiplications of N layers over a row of n tokens, without the generator."""
     return N * (n * (4 * D * D + 2 * D * d_ff) + 2 * D * n * n)

@@ -69,7 +69,7 @@ from scripts.engine.data import TrainingData
 from scripts.engine.models import load_model
 from scripts.engine.searching import cached_sample
 from scripts.engine.translating import DecodeOptions, translate
-from scripts.ladder.diversify import diversified, with_pairs
+from scripts.ladder.diversify import with_pairs
 from scripts.ladder.rungs import ladder_table
 from scripts.studies.judging import plain_words
 from scripts.studies.verdict import Verdict, verdict_line, verdicts
@@ -91,7 +91,7 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # | back-translation (Sennrich et al. 2016) | a source for each target that lacks one | the forward model | yes |
 # | minimum risk (Shen et al. 2016) | several attempts at each source | the model that wrote them | yes |
 #
-# Three of the five are measured in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds, a row that it has to beat, and a learning rate chosen by one more run for each rate: by the loss on people's captions, in fine-tuning by chrF. All scores are of the validation split, which chose the rates, too. The verdict, on BLEU by greedy decoding, is that of [`verdict.py`](../scripts/studies/verdict.py). Rows that know only a part of the pairs are judged apart, since back-translation scatters more than all else.
+# Three of the five are measured in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds, a row that it has to beat, and a learning rate of its own: one more run for each rate chose it, by the loss on people's captions, or by chrF where a trained model is tuned further. All scores are of the validation split, which chose the rates, too. The verdict, on BLEU by greedy decoding, is that of [`verdict.py`](../scripts/studies/verdict.py). Rows that know only a part of the pairs are judged apart, since back-translation scatters more than all else.
 #
 # Costs aren't equal: 200 steps of minimum risk took over ten times as long as 200 of cross-entropy, and the training of teacher and reverse models isn't counted.
 
@@ -167,7 +167,7 @@ rows = [(*captions[i], taught.corpus["train"][i][1]) for i in (0, 4, 8, 9, 17, 1
 pd.DataFrame(rows, columns=["source", "a person", "the teacher"])
 
 # %% [markdown]
-# Six of the twenty, chosen by hand. The second is the person's own. The last two are nonsense (`@@` is the corpus's own), and a student would learn them.
+# Six of the twenty, chosen by hand. The second is the person's own. The last two are nonsense, and a student would learn them.
 #
 # **Pitfall: a teacher that sorts.** Decoders like batches of similar length, so one sorts the sources, and forgets to undo it. The English is good, and the pairs are wrong.
 
@@ -208,7 +208,7 @@ english = english.astype({"words": int, "types": int}).round(2)
 english.rename(columns={"types": "different words", "entropy": "next word's entropy (nats)"})
 
 # %% [markdown]
-# It has a third fewer different words, and an easier next word. (That is of the English alone. It doesn't say whether one source has fewer translations.) **Predict.** Two students, of that text and of people's: which has the lower loss on people's captions? Which the higher BLEU?
+# It has a third fewer different words, and an easier next word. (That is of the English alone. It doesn't say whether one source has fewer translations.) **Predict.** Two students, of that text and of people's, on the validation captions, as people wrote them and as the teacher translates them: which has the lower loss on people's? Which the higher BLEU?
 
 # %%
 for row in ("all pairs", "teacher's translations"):
@@ -219,7 +219,7 @@ print(verdict_line("teacher's translations", judged["teacher's translations"], "
 # %% [markdown]
 # The teacher's student is *worse* at foreseeing people's words, and writes what is closer to people's text. The loss charges for each wording that it gave up, BLEU looks at the one that it writes.
 #
-# *What the record can't say:* whether a student that trains long still gains. And the teacher has learned these very captions, for much longer, so part of the gain may be its training.
+# *What the record can't say:* whether a student that trains long still gains. And the teacher has learned these very captions, for much longer: part of the gain may be that.
 
 # %%
 print(f"the teacher's BLEU: {taught_by['train_bleu']:.1f} on these training captions,", end=" ")
@@ -282,7 +282,7 @@ smoothed, _ = LabelSmoothing(0.1)(logits, labels)
 torch.testing.assert_close(taught_by_words(logits, labels, ignorant, 0.1), smoothed)
 
 # %% [markdown]
-# `TaughtLoss` is the form for training, in [`distill.py`](../scripts/ladder/distill.py): padding counts nothing, and the label's part is chapter 6's smoothed loss. (Hinton et al. also soften both sides by a temperature; we don't.) The recipe `taught` in [`rungs.py`](../scripts/ladder/rungs.py) averages three teachers' probabilities, with $\lambda = 0.5$.
+# (The form for training is `TaughtLoss` in [`distill.py`](../scripts/ladder/distill.py). Hinton et al. also soften both sides by a temperature; we don't.)
 #
 # ## Data diversification
 #
@@ -292,17 +292,8 @@ torch.testing.assert_close(taught_by_words(logits, labels, ignorant, 0.1), smoot
 #
 # $$ \mathcal{D}' = \mathcal{D} \;\cup\; \bigcup_{i} \{(x, f_i(x))\} \;\cup\; \bigcup_{i} \{(g_i(y), y)\}, \qquad |\mathcal{D}'| \le (2k + 1)\,|\mathcal{D}|. $$
 #
-# The middle part is distillation, the last one back-translation of known targets. [`diversified`](../scripts/ladder/diversify.py) keeps an order, and drops a text that is empty or far longer or shorter than its other side. (Both pieces of nonsense above pass that.)
-
-# %%
-german, people_wrote = map(list, zip(*captions, strict=True))
-forward = teacher(german)
-reverse = [f"({text})" for text in german]  # a stand-in: no reverse model ships
-wide = diversified(few, forward=[forward], reverse=[reverse])
-same = sum(a == b for a, b in zip(forward, people_wrote, strict=True))
-print(f"{len(captions)} pairs become {len(wide.train)}; {same} of the teacher's texts are people's")
-
-# %% [markdown]
+# The middle part is distillation, the last one back-translation of known targets. [`diversified`](../scripts/ladder/diversify.py) takes each pair once, and drops a text that is empty or far longer or shorter than its other side.
+#
 # **Pitfall: more pairs are more steps.** A pass over the larger set is up to 2k + 1 times as long. Compare at equal steps.
 #
 # ## Back-translation
@@ -343,18 +334,10 @@ def back_translated(
 
 
 # %% [markdown]
-# Checks, with a "reverse model" that shouts English:
+# **Pitfall: the model's text on the side that is learned.** Turn around once too often, and a person's target, which was known, is thrown away for what a weak model makes of it. (Distillation does that on purpose, with a strong teacher and for a smaller student.) The *training* loss looks splendid: a model's text is easy. Here a "model" that shouts stands in:
 
 # %%
 known = range(0, 20, 4)
-shouted = back_translated(few, known, lambda texts: [text.upper() for text in texts])
-for i in (4, 5):
-    print(shouted.corpus["train"][i])
-
-# %% [markdown]
-# **Pitfall: the model's text on the side that is learned.** Turn around once too often, and a person's target, which was known, is thrown away for what a weak model makes of it. (Distillation does that on purpose, with a strong teacher and for a smaller student.) The *training* loss looks splendid: a model's text is easy.
-
-# %%
 turned = back_translated(turned_around(few), known, lambda texts: [t.upper() for t in texts])
 wrong = turned_around(turned)
 lost = sum(a.tgt != b.tgt for a, b in zip(wrong.train, few.train, strict=True))
@@ -377,15 +360,15 @@ written.loc["people's", "next word's entropy"] = made["people"].str["entropy"].m
 written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 
 # %% [markdown]
-# The part alone reaches a third of the BLEU of all pairs. With greedy German it gains three BLEU, though that German has a BLEU of 8: on the side that is learned stands people's English. Drawn German is far worse. It lowers the loss nearly as much as greedy German does, but no gain in BLEU is seen. (Edunov et al. found drawing best except where pairs are few.) Each seed has a reverse model of its own, and with it BLEU changes by a point or more.
+# The part alone reaches a third of the BLEU of all pairs. With greedy German it gains three BLEU, though that German has a BLEU of 8: on the side that is learned stands people's English. Drawn German is far worse, though as varied as people's. It lowers the loss nearly as much as greedy German does (on record), but no gain in BLEU is seen. (Edunov et al. found drawing best except where pairs are few.) Each seed has a reverse model of its own, and with it BLEU changes by a point or more.
 #
-# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. And is it a fair fight? The part alone ended when its loss rose again, after seven passes, its rate still high. (Of 8, 16 and 32 planned passes, each at its best rate, 32 had the lowest loss.) The others made five passes over sixteen times as many pairs, and were still getting better. Dropout might help the part; it had none.
+# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. And is it a fair fight? The part alone was best after the seventh of 32 planned passes, while its rate was still high. (Of 8, 16 and 32 planned passes, each at its best rate, 32 had the lowest loss.) The others made five passes over sixteen times as many pairs, and were still getting better. Dropout might help the part; it had none.
 #
 # ## Minimum risk
 #
-# > **In short.** Cross-entropy asks for one word, after a person's words. A translation is judged as a whole, after the model's own. So let the model write several, mark each, and shift probability from the bad ones to the good.
+# > **In short.** In training a model sees a person's words, and is asked for the next one. In use it follows its own words, and the whole is judged. So let the model write several, mark each, and shift probability from the bad ones to the good.
 #
-# The *risk* is the mark that the model gets on average if it draws its translations:
+# With $y^\star$ the person's translation, a mark $\Delta$ says how bad a text is: 0 is perfect. The *risk* is the mark that the model gets on average if it draws its translations:
 #
 # $$ R(\theta) = \sum_{y} P(y \mid x; \theta)\, \Delta(y, y^\star), \qquad \Delta(y, y^\star) = 1 - \tfrac{1}{100}\,\text{chrF}(y, y^\star). $$
 #
@@ -474,7 +457,7 @@ print(f"risk {risk:.4f}, of {len(texts)} texts")
 #
 # The derivative is $\partial \tilde R / \partial \ell_y = \alpha\, Q(y)\, (\Delta(y, y^\star) - \tilde R)$. Descending it, candidates that are better than their set's mean under $Q$ go up, the others down, and the pushes of a set cancel out. (A relative is the *policy gradient*, exercise 2; Williams 1992.)
 #
-# **Pitfall: raw probabilities.** Leave out the denominator, and the loss is $\sum_{y \in \mathcal{S}} P(y)\,\Delta(y, y^\star)$, a piece of the true risk. Its derivative $P(y)\,\Delta(y, y^\star)$ is nowhere negative: every text of the set that isn't perfect is pushed down, and what comes up is what nobody drew. Here are the writer's six likeliest texts that aren't perfect. A text is its token numbers; the wanted one is *5 4 end*.
+# **Pitfall: raw probabilities.** Leave out the denominator, and the loss is $\sum_{y \in \mathcal{S}} P(y)\,\Delta(y, y^\star)$, a piece of the true risk. Its derivative $P(y)\,\Delta(y, y^\star)$ is nowhere negative: every text of the set that isn't perfect is pushed down, and the probability goes to whatever is left, mostly to texts that nobody drew. Here are the writer's six likeliest texts that aren't perfect. A text is its token numbers; the wanted one is *5 4 end*.
 
 # %%
 by_chance = sorted(probs, key=probs.get, reverse=True)
@@ -577,11 +560,11 @@ print(f"words a caption, people's: {taught_by['val_words']:.1f}")
 means.loc[["all pairs", "more cross-entropy", "minimum risk"]].drop(columns="loss_teacher").round(2)
 
 # %% [markdown]
-# Minimum risk did what it was asked. The score of its marks, chrF, went up beyond noise, and BLEU went down. The captions are nearly a word longer: they were a bit too short, and are too long now. That fits, since in chrF recall counts twice as much as precision, and BLEU charges for each word too many; but precision isn't on record. 200 more steps of cross-entropy changed nothing beyond noise. Minimum risk lowers even the loss on people's captions, in each seed.
+# Minimum risk did what it was asked. chrF, which its marks are made of, went up beyond noise, and BLEU went down. The captions were a bit too short, and are too long now, by nearly a word. That fits: in chrF recall counts twice as much as precision, and BLEU charges for each word too many. 200 more steps of cross-entropy changed nothing beyond noise. Minimum risk lowers even the loss on people's captions, with each seed (on record).
 #
-# *What the record can't say:* what another mark, another $\alpha$ or more steps would do. Here the reference was one of the candidates. And the verdict on BLEU needs the spread of these rows alone; with that of all rows it would be within noise.
+# *What the record can't say:* what another mark, another $\alpha$ or more steps would do. (The reference was one of the candidates.) And by the spread of all rows, BLEU's verdict would be within noise.
 #
-# **Pitfall.** Don't judge such a training by the score that it descended. Ask a third judge.
+# **Pitfall.** Don't judge such a training by the score that it was trained on. Ask another: BLEU, or a person.
 #
 # ## All rows at once
 
@@ -593,7 +576,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead: some changes need time. So each idea gets a whole training of the model that ships, one after the other, as rungs of a ladder.
 #
-# The rows above are of a narrow model and five passes. A rung of [`rungs.py`](../scripts/ladder/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. Each runs to its own end on one thread, in 16 bits. Test sets are read only for a run that may ship. `python -m scripts.ladder.queue` goes on where it stopped; `--only muon-1` climbs one rung.
+# A rung of [`rungs.py`](../scripts/ladder/rungs.py) changes chapter 9's whole recipe: the optimizer, R-Drop, dropout of other kinds, pairs that models wrote, teachers. (`python -m scripts.ladder.queue` climbs.) Test sets are read only for a run that may ship.
 
 # %%
 climbed = ladder_table()
@@ -604,17 +587,17 @@ pd.DataFrame(climbed)[columns].set_index("rung")
 ladder_chart(climbed)
 
 # %% [markdown]
-# *Seen* are the pairs that were read, in millions; hours are those of one thread and all seeds, without the models that wrote pairs. The gain, by greedy decoding, is over today's recipe; the last column has a beam of 5. Most rungs have one seed. The models from English to German write sources for the diversified rungs.
+# *Seen* are the pairs that were read, in millions; hours are those of one thread and all seeds. The gain, by greedy decoding, is over today's recipe; the last column has a beam of 5. Most rungs have one seed.
 #
-# Ten more passes with a dropout of 0.3, without any model's text, end 0.4 above today's recipe. Data diversification reads fewer pairs than that, and ends higher: with one model of each direction 0.8 above (0.9 with a beam), with two 0.5 (1.3 with a beam). The two ways to decode disagree; so how many models it takes isn't told.
+# Ten more passes with a dropout of 0.3, without any model's text, end 0.4 above today's recipe. Data diversification reads fewer pairs than that, and ends higher: with one model of each direction 0.8 above (0.9 with a beam), with two 0.5 (1.3 with a beam). With one seed each, and two ways to decode that disagree, that is no verdict.
 #
-# The last rung so far took what was at hand: translations by the model that ships, and sources by two models from English to German. With two seeds it ends 0.2 and 0.3 above today's recipe by greedy decoding, 0.5 and 0.8 with a beam. Its tests were read: 42.1 and 41.5 on test_2016_flickr, 37.5 and 37.6 on test_2017_flickr. The model that ships has 41.6 and 37.4. That is no gain, so it doesn't ship. It read fewer pairs than the diversified rungs; a longer run is what to try next.
+# The last rung so far, *final*, took translations by the model that ships, and read fewer pairs than these. With two seeds it ends 0.2 and 0.3 above today's recipe. On the tests it has 42.1 and 41.5 (test_2016_flickr), 37.5 and 37.6 (test_2017_flickr); the model that ships has 41.6 and 37.4. That is no gain, so it doesn't ship.
 #
-# Muon, at one rate, ends more than three BLEU below Adam, and two from English to German. It doesn't learn by heart: its training perplexity is higher, too, 4.3 against 3.1.
+# Muon, at one rate, ends more than three BLEU below Adam. In chapter 22's short trainings, at a rate of its own, it is ahead.
 #
 # ## Summary
 #
-# - What a model writes can feed a training. It has to beat ordinary training with the same steps.
+# - What a model writes can feed a training. It has to beat ordinary training with as many steps.
 # - Distillation gives a teacher's targets, as sequences (which gained here) or word by word.
 # - Diversification adds wordings; back-translation adds sources, and keeps people's targets on the side that is learned.
 # - Minimum risk contrasts the model's own attempts. Don't judge it by its own mark.
@@ -669,7 +652,7 @@ check(policy_loss)
 #
 # By sequences: nothing, the corpus is the same. By words: perhaps something, since the probabilities still say which other words nearly fit.
 #
-# What did a day more of cross-entropy give? Was chrF the mark that was descended? What do other scores and the lengths say? How many seeds?
+# What did a day more of cross-entropy give? Was chrF the mark that it was trained on? What do other scores and the lengths say? How many seeds?
 #
 # </details>
 #

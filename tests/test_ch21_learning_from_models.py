@@ -34,7 +34,6 @@ from scripts.ch21_learning_from_models import (
     word_facts,
 )
 from scripts.ladder.distill import TaughtLoss
-from scripts.ladder.diversify import sound
 from scripts.ladder.rungs import ladder_table
 from scripts.studies.recipes import ALL, GREEDY, MORE, PART, RISK, SAMPLED, TAUGHT
 from scripts.studies.runner import these
@@ -320,8 +319,7 @@ def test_what_the_chapter_says_of_distillation():
 def test_what_the_chapter_says_of_its_twenty_captions():
     said = ran("ch21")
     assert [person == text for _, person, text in said.rows] == [False, True] + 4 * [False]
-    assert all(sound((source, text)) for source, _, text in said.rows[4:])  # nonsense passes
-    assert len(said.wide.train) == 3 * 20 - said.same and said.lost == 15 and said.right < 10
+    assert said.lost == 15 and said.right < 10
     pushed = [name for name, push in zip(said.names, -said.slope, strict=True) if push > 0]
     assert pushed == ["4 4 4", "4 4 end"] and (said.raw_slope > 0).all()
 
@@ -371,12 +369,9 @@ def test_what_the_chapter_says_of_minimum_risk(record):
 
 def test_what_the_chapter_says_of_muon():
     rows = {row["rung"]: row for row in ladder_table()}
-    assert -4 < rows["muon"]["gain"] < -3 and rows["reverse"]["gain"] is None
-    assert 2 < rows["reverse-adam"]["val_bleu"] - rows["reverse"]["val_bleu"] < 2.5
-    runs = {name: load_record(f"ladder-{name}-1") for name in ("small", "muon")}
-    fits = {name: round(run["history"][-1]["train_ppl"], 1) for name, run in runs.items()}
-    assert fits == {"small": 3.1, "muon": 4.3}
-    assert runs["muon"]["config"]["muon_lr"] == 0.02 and runs["muon"]["lesson"] == {}
+    assert -4 < rows["muon"]["gain"] < -3
+    muon = load_record("ladder-muon-1")
+    assert muon["config"]["muon_lr"] == 0.02 and muon["lesson"] == {}
 
 
 def test_what_the_chapter_says_of_diversification():
@@ -397,8 +392,7 @@ def test_what_the_chapter_says_of_the_last_rung():
     runs = [load_record(f"ladder-final-{seed}") for seed in (1, 2)]
     base, final = rows["small"], rows["final"]
     assert sorted(round(bleu - base["val_bleu"], 1) for bleu in final["each"]) == [0.2, 0.3]
-    beams = [round(run["val_bleu_beam"] - base["beam"], 1) for run in runs]
-    assert sorted(beams) == [0.5, 0.8] and final["seen"] < rows["diverse-more"]["seen"]
+    assert final["seen"] < rows["diverse-more"]["seen"]
     found = {
         split: [round(run["test"][split]["bleu"], 1) for run in (*runs, ships)]
         for split in ("test_2016_flickr", "test_2017_flickr")
