@@ -375,7 +375,7 @@ for kind, rows in heads.groupby("kind", sort=False):
 #
 # And a weight isn't yet an effect: what is moved is weight times value. Chapter 16 comes back to that.
 #
-# So a finding about one model is a question to the next one, not a fact about attention. What these numbers don't say is whether a head is of any use; that is [chapter 16](ch16_intervening.ipynb).
+# A finding about one model is a question to the next one, not a fact about attention. What these numbers don't say is whether a head is of any use; that is [chapter 16](ch16_intervening.ipynb).
 #
 # ## Cross-attention as word alignment
 #
@@ -567,7 +567,7 @@ for name in ("the same relative place", "mean over all heads", "IBM Model 1"):
 alignment_methods_chart(errors)
 
 # %% [markdown]
-# A random word is wrong nine times in ten, and so are most heads in the panel on the right. On the left, 13 of 24 do no better than the guess by place. But the best head makes six tenths of that guess's errors, 0.21 against 0.36, though nobody ever told the model what a word's translation is. Whether it is better than the mean over all heads is open: that interval touches 0. And the dictionary of 1993 beats it: aligning is *its* task, and it has read the English word, which the head must help to find.
+# A random word is wrong nine times in ten, and so are most heads in the panel on the right. On the left, 13 of 24 do no better than the guess by place, though for some the difference is tiny. But the best head makes six tenths of that guess's errors, 0.21 against 0.36, though nobody ever told the model what a word's translation is. Whether it is better than the mean over all heads is open: that interval touches 0. And the dictionary of 1993 beats it: aligning is *its* task, and it has read the English word, which the head must help to find.
 #
 # Only fifty captions are judged, and one annotator drew all links.
 #
@@ -575,7 +575,7 @@ alignment_methods_chart(errors)
 #
 # - A map belongs to the text that went through: translate first, then look. Rows are queries, columns keys; a decoder's query has two names, what it read and what it writes.
 # - Wrong names look right. Exchange a token, and see what moves.
-# - Numbers over many sentences, beside what even attention would give, instead of a picture that pleases. This model has previous-token heads, and hardly any sinks.
+# - Numbers over many sentences, beside what even attention would give, instead of a picture that pleases. This model has previous-token heads, and hardly any sinks at its separators.
 # - Some heads of cross-attention align words, in the query that is about to write: better than a guess by place, not as well as IBM Model 1.
 #
 # ## What the paper did that we don't

@@ -278,7 +278,7 @@ print("the mean is milder than silence, of 24 each:", milder.to_dict())
 worth_chart(record["heads"], passed["silent"], record["splits"]["val"])
 
 # %% [markdown]
-# A third of them pass when silent, about half by their means. (To pass says that the loss changes, not that the head has a job of its own.) None costs much: no interval reaches 0.012 nats, of 1.60. (Michel et al. 2019 found that most heads of a larger translator, and of BERT, can go alone.) Without a head the loss goes up for 71 of 72. Any disturbance of a trained model may cost a little, so noise of the same size would be a fair baseline. We didn't run it.
+# A third of them pass when silent, about half by their means. (To pass says that the loss changes, not that the head has a job of its own.) None costs much: even with all 72 at once no interval reaches 0.014 nats, of 1.60. (Michel et al. 2019 found that most heads of a larger translator, and of BERT, can go alone.) Without a head the loss goes up for 71 of 72. Any disturbance of a trained model may cost a little, so noise of the same size would be a fair baseline. We didn't run it.
 #
 # Is the mean milder? Not here: for no head of cross-attention, and for 17 of the other 48. So measure both.
 #
@@ -295,7 +295,7 @@ judged = judged.sort_values("AER").iloc[[0, 1, -1]]
 print(judged.round({"silent": 4, "AER": 2}).to_string(index=False))
 
 # %% [markdown]
-# Hardly anything for the two best aligners, given the others: they may stand in for each other. The dearest head of cross-attention is the *worst* aligner. Over all 24, error and worth show no clear relation (0.28, p 0.18). A striking map is no proof of worth, nor a dull one of the contrary.
+# Hardly anything for the two best aligners, given the others: they may stand in for each other. The dearest head of cross-attention is the *worst* aligner. Over all 24, error and worth show no clear relation (0.28, p 0.18). A striking map is no proof of worth, and a dull map no proof of none.
 #
 # ### All eight together
 #
@@ -308,9 +308,9 @@ by_layer["times"] = (by_layer["together"] / by_layer["added"]).round(1)
 by_layer.round({"together": 3, "added": 3})
 
 # %% [markdown]
-# ("Added": the eight alone, added up.) All eight together cost more than that in every layer, and in cross-attention five to seven times as much. Is that only because more is disturbed? Then eight heads from anywhere should do it, too. But nine random heads, below, cost 0.017 to 0.033, about nine times the mean worth (0.024). So the heads of a layer of cross-attention have stand-ins in that layer. And without all of them 0.12 nats are lost at most: other layers may stand in, too.
+# ("Added": the eight alone, added up.) All eight together cost more than that in every layer, and in cross-attention five to seven times as much. Is that only because more is disturbed? Then eight heads from anywhere should do it, too. But nine random heads, below, cost 0.017 to 0.033, about nine times the mean worth (0.024). So heads of cross-attention stand in for one another. (Whether only within their layer we didn't ask: the random heads are of all kinds.) Without a whole layer of them 0.12 nats are lost at most.
 #
-# How far can one go? Michel et al. (2019) silenced heads in the order of their worth. Our order is the chart's, from validation pairs, and is judged on a test split. Five random orders stand beside it.
+# How far can one go? Michel et al. (2019) silenced heads in the order of a gradient's estimate of their worth. Our order is the chart's, from validation pairs, and is judged on a test split. Five random orders stand beside it.
 
 # %%
 pruned = pd.DataFrame(record["pruning"]).pivot(index="silent", columns="order", values="nats")
@@ -323,7 +323,7 @@ print("of 45, heads of cross-attention, and nats:", at_45[["cross", "nats"]].to_
 pruning_chart(record)
 
 # %% [markdown]
-# At first the order helps: with 9 heads silent, 0.004 nats are lost, and nearly four times as much or more at random. Then it turns. With 36 silent it is in the middle of the random orders, with 45 behind all of them. A worth was measured with all the others there. In cross-attention each head is worth little, because of its stand-ins, so the order takes it early. And it is cross-attention's heads that can't all be missed: by and large, the more of them are among the 45, the more is lost.
+# At first the order helps: with 9 heads silent, 0.004 nats are lost, and nearly four times as much or more at random. Then it turns. With 36 silent it is in the middle of the random orders, with 45 behind all five. (Five are few: of six orders one is the last, by chance alone.) A worth was measured with all the others there, stand-ins too. The order doesn't spare cross-attention: of the first 36 heads 16 are its, where 12 would be even. And by and large, the more of them are among the 45, the more is lost.
 #
 # ## Patching
 #
@@ -418,7 +418,7 @@ patch_chart(table, words)
 #
 # > **In short.** If the decoder had to speak after its first layer already, what would it say?
 #
-# In a pre-norm model (chapter 4) x goes through all layers, each sublayer adds to it, and the last norm and the generator read it. This x is called the **residual stream**. So hold these two to the stream after *any* layer (nostalgebraist 2020: the *logit lens*).
+# In a pre-norm model (chapter 4) x goes through all layers, each sublayer adds to it, and the last norm and the generator read it. This x is called the **residual stream**. So apply these two to the stream after *any* layer (nostalgebraist 2020: the *logit lens*).
 
 
 # %%
@@ -464,7 +464,7 @@ early = (here, len(looks[::2]), agreement[1].item())
 lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read], early)
 
 # %% [markdown]
-# The bare embedding repeats the word just read. After the first layer the lens agrees with the final choice in three of ten cases, after the second in more than eight. It is a crude instrument, ground for the last layer: "not readable yet" is not "not there yet".
+# The bare embedding repeats the word just read. After the first layer the lens agrees with the final choice in three of ten cases, and in fewer than two of ten before each text's last two positions; after the second in about eight. It is a crude instrument, ground for the last layer: "not readable yet" is not "not there yet".
 #
 # ## What attention weights do not tell
 #
@@ -519,9 +519,9 @@ both = {"weight": share.tolist(), "share of the contribution": contribution.toli
 pd.DataFrame(both, index=going_on[: row + 1]).T.round(2)
 
 # %% [markdown]
-# One row, chosen to show it: the `<s>` has more than six tenths of its weight, and a third of the contribution. (Shares of lengths: contributions can also cancel.) Over all rows of this layer it has 18% of the weight, and 14% of the contribution. In nine of ten rows, over our fifty captions, the same key has the most of both; many rows are short, so that is less than it sounds.
+# One row, chosen to show it: the `<s>` has more than six tenths of its weight, and three tenths of the contribution. (Shares of lengths: contributions can also cancel.) Over all rows of this layer it has 18% of the weight, and 14% of the contribution. In nine of ten rows, over our fifty captions, the same key has the most of both; many rows are short, so that is less than it sounds.
 #
-# (Nor are a row's weights the only ones. A head's output has $d_k = 32$ numbers. Over more than 33 tokens other weights give exactly the same output, as Brunner et al. 2020 showed.)
+# (Other weights can also give the same output. A head's output has $d_k = 32$ numbers. Over more than 33 tokens other weights give exactly the same output, as Brunner et al. 2020 showed.)
 #
 # ### The weight is not the effect
 #
@@ -569,7 +569,7 @@ print(f"most weight, less same place: {low:+.2f} to {high:+.2f}")
 erased.groupby("needed")[told].mean().round(2)
 
 # %% [markdown]
-# Weight here is the mean over all 24 heads, and a token is *needed* if hiding it at least halves the probability. The weights do better than a guess by place, 66% against 52%; over captions drawn anew the lead is 8 to 19 points. Where some token is needed, they point well, 77% against 50%. In the three of ten cases where none is, they point worse than the place does, 39% against 56%: there, too, a row must sum to 1. (The rank correlation is low, as it must be where most effects are near 0.)
+# Weight here is the mean over all 24 heads, and a token is *needed* if hiding it at least halves the probability. The weights do better than a guess by place, 66% against 52%; over captions drawn anew the lead is 8 to 19 points. Where some token is needed, they point well, 77% against 50%. In the three of ten cases where none is, the place is ahead, 56% to 39%. But half of these are full stops and ends, where a guess by place can hardly miss. (The rank correlation is low in both groups.)
 #
 # Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that weights aren't worthless for it, and asked for the right baselines. (Hiding is no oracle either: the encoder misses the token, too, and the model has never seen a sentence with a hole.)
 #
@@ -577,14 +577,14 @@ erased.groupby("needed")[told].mean().round(2)
 #
 # - Change something that every path reads, put it back, and check that something changed.
 # - A head's worth is what is lost without it, given all the others. Seventy-two tests need a correction. Likelihood moves even where no word changes.
-# - Worths don't add up: heads have stand-ins. So silencing by worth helps for a few heads, and harms for many.
+# - Worths don't add up: heads have stand-ins. So silencing by worth helps for a few heads; for many it does no better than five random orders.
 # - Patching shows what a state carries: in our pair, *her* rests on two German words at once.
 # - The lens shows the answer forming from layer to layer.
 # - A weight is not a contribution, and what is looked at may not matter.
 #
 # ## What the paper did that we don't
 #
-# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to, and call it behavior "related to the structure of the sentence". It intervenes nowhere. We do, in a smaller model, on captions.
+# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to, and say that such behaviour "seems related to the structure of the sentence". It intervenes nowhere. We do, in a smaller model, on captions.
 #
 # ## Exercises
 #

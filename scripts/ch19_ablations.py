@@ -196,7 +196,7 @@ print("two decoder layers see it:", last_word_moves(2))
 assert not last_word_moves(1) and last_word_moves(2)
 
 # %% [markdown]
-# An encoder without positions reads a bag of words. A decoder of one layer reads a bag of the past, and which word is the last: that one asks. A decoder of two layers reads more. Through the causal mask, the first layer mixes word 2 from two words and word 3 from three. So their vectors tell where they stood, and the second layer can read that (Haviv et al. 2022). That is why the study has three rows: no positions at all, none in the encoder, none in the decoder.
+# An encoder without positions reads a bag of words. A decoder of one layer knows which words came, and which came last (the query itself), but not their order. A decoder of two layers reads more. Through the causal mask, the first layer mixes word 2 from two words and word 3 from three. So their vectors tell where they stood, and the second layer can read that (Haviv et al. 2022). That is why the study has three rows: no positions at all, none in the encoder, none in the decoder.
 #
 # ### No residual roads
 #
@@ -310,7 +310,7 @@ print(f"d_k = 3 instead of 8: {gone:,} parameters fewer in six attentions")
 # %% [markdown]
 # ## The rows
 #
-# > **In short.** A row is a name, some settings, and an operation. One table holds them all. One check holds each row's loss to that of the model that was built.
+# > **In short.** A row is a name, some settings, and an operation. One table holds them all. One check compares each row's loss with that of the model that was built.
 #
 # **Pitfall.** *An operation that the training doesn't see.* The series trains by chapter 12's fast path. It walks over the modules and reads their weights; it never calls `SublayerConnection.forward`. Replace that method, and the fast path goes on adding $x$, without a word. The row "no residual" would be the base under another name, and its result a headline: residual roads aren't needed! So each row says how its loss is computed.
 
@@ -434,7 +434,7 @@ rates = best_rates(without, rate)
 rates.round(4)
 
 # %% [markdown]
-# The gain is what a row would lose at the base's rate. (Gains below 0.02 are within what seeds do.) The narrow model wants twice that rate, the wide one and post-norm half of it. Without residual roads it is an eighth.
+# The gain is what a row would lose at the base's rate. (Gains below 0.045 are within what two seeds may differ by.) The narrow model wants twice that rate, the wide one and post-norm half of it. Without residual roads it is an eighth.
 #
 # **Pitfall.** *One rate for all.* At the base's rate post-norm without warm-up would be 1.4 nats worse than it need be, and the wide model's lead would shrink by 0.18. A table made that way ranks how well each row suits the base's rate. (These are single runs, with the sweep's seed. The rows that aren't here, such as the numbers of heads, have the base's rate unswept.)
 #
@@ -442,7 +442,7 @@ rates.round(4)
 #
 # > **In short.** Train one model with three seeds and you get three losses. A change that moves the loss by less has shown nothing. And with many rows, what chance seldom does it will do somewhere.
 #
-# Table 3 has one run a row. Here each row has three, with seeds that no sweep has seen. Each row's own scatter is known badly. So we assume that all rows scatter alike, and add up the squares of their distances from their own means:
+# Table 3 gives one number a row, and no spread. Here each row has three runs, with seeds that no sweep has seen. Each row's own scatter is known badly. So we assume that all rows scatter alike, and add up the squares of their distances from their own means:
 #
 # $$ s^2 = \frac{\sum_r \sum_i (L_{ri} - \bar L_r)^2}{\sum_r (n_r - 1)}, \qquad t_r = \frac{\bar L_r - \bar L_{\text{base}}}{s\sqrt{1/n_r + 1/n_{\text{base}}}} $$
 #
@@ -480,9 +480,9 @@ for name, count in alarms.items():
 #
 # ## What the recorded runs show
 #
-# > **In short.** Each dot is a run. The band is what the base does with other seeds. Look at the band first.
+# > **In short.** Each dot is a run. The band is what the base does with other seeds. Look at the band first; but a row's mean must lie further out, by about 0.04, to be told apart.
 #
-# The record is [`table3-multi30k.json`](../results/table3-multi30k.json). Beside our rows stand the paper's that change the same thing by about as much: we halve two layers, Table 3 goes from six to four. (Rows of dropout stand beside the paper's against *its* row without.) Both are differences in nats per piece: ours of the validation loss, the paper's of its perplexity's logarithm.
+# The record is [`table3-multi30k.json`](../results/table3-multi30k.json). Beside our rows stand the paper's that change the same thing by about as much: we halve two layers, Table 3 goes from six to four. (For dropout, the paper's difference is from its row without.) Both are differences in nats per piece: ours of the validation loss, the paper's of its perplexity's logarithm.
 
 # %%
 # Perplexities of the paper's Table 3, of the row that changes the same thing by about as much.
@@ -574,20 +574,20 @@ print("not in", ", ".join(signs[~signs].index))
 # %% [markdown]
 # The interval from low to high holds 95% for a row on its own; the verdict tests all rows together, so it asks for more.
 #
-# Do all rows scatter alike? Not quite: one row, nearly broken, makes a third of the sum of squares. Without it two more rows pass. So for these two the verdict depends on the assumption.
+# Do all rows scatter alike? Not quite: one row, nearly broken, makes a third of the sum of squares. Without it two more rows pass. So for these two the verdict depends on the assumption. By its own scatter and the base's alone (Welch's test, p = 0.08), four layers wouldn't pass either.
 #
 # What the record says, *in this setting*:
 #
-# - **Width** helps most: `d_model` 128 has the lowest loss, 0.24 nats below the base, and 33.1 BLEU against 30.1. Half the width costs 0.39. The feed-forward layer's width matters less: half of it costs 0.05.
-# - **Without residual roads** the model hardly learns, with only two layers a side, and though a rate was found for it: 2 BLEU. Chapter 5 saw why: the gradient's direct road is gone.
+# - **Width** helps most: `d_model` 128 has the lowest loss, 0.24 nats below the base, and 33.1 BLEU against 30.1. (Its layers hold 2.8 times as much.) Half the width costs 0.39. The feed-forward layer's width matters less: half of it costs 0.05.
+# - **Without residual roads** the model hardly learns, with only two layers a side, and though a rate was found for it: 2 BLEU. Chapter 5 shows a possible reason, that the gradient's direct road is gone; we didn't measure it here.
 # - **Without $1/\sqrt{d_k}$** the loss is 0.23 nats higher, though $d_k$ is only 16. A model could learn shorter queries to make up for it. Whether it did, we didn't measure.
-# - **Post-norm** costs 0.15 nats with warm-up. Without warm-up it costs as much again: 0.32, where pre-norm has 0.18.
+# - **Post-norm** costs 0.15 nats with warm-up. Without warm-up both lose about as much, 0.17 and 0.18: here post-norm needs it no more than pre-norm.
 # - **Positions** are needed in the encoder: 25 BLEU without. In the decoder they are worth 0.03 nats, and whether that is more than chance depends on the assumption above. Learned or sinusoids: no difference is seen, here and in the paper.
 # - **Heads**: one, two, four and eight aren't told apart; sixteen, of four numbers each, are worse. Keys of four numbers for each of four heads are worse, too.
-# - **Depth**: one layer costs 0.10. Four layers a side cost 0.04 instead of gaining.
+# - **Depth**: one layer costs 0.10. Four layers a side cost 0.04 instead of gaining, at the rate found; the paper's eight change next to nothing.
 # - **Dropout**: 0.1 costs 0.19 nats here. The paper's gained 0.16 by it.
 #
-# And do ours and the paper's agree? In sign yes on widths, lengths of keys and smoothing, no on eight heads, more layers and dropout. In size often not: width is worth four times as much here. (The sign of a small difference may be chance.)
+# And do ours and the paper's agree? In sign yes on widths, lengths of keys and smoothing, no on eight heads, more layers and dropout. In size often not: `d_model` is worth two and a half to four times as much here. (The sign of a small difference may be chance.)
 #
 # ## What they can't show
 #
@@ -605,22 +605,22 @@ print(f"the base's seeds: {max(by_row[THE_BASE]) - min(by_row[THE_BASE]):.3f} na
 # %% [markdown]
 # More, for the row that passes first; less, for a row that is tested alone. (Holm's later steps ask a little less than the first: four layers pass at 0.042.) So a true effect of 0.02 nats, which Table 3 would print as 4.92 against 5.02, is mostly missed here. Some of the paper's rows (A) are of that size. More seeds would tell.
 #
-# - **Five passes.** The paper's models trained for much longer, and gained by dropout and by depth. Whether time is the reason, a study of one length can't say.
-# - **The loss isn't BLEU.** Without smoothing the loss is lower by 0.07, and with twice as much it is higher by 0.14. BLEU is 0.4 lower in both. A model taught to aim at 90% or 80% pays for it in nats.
-# - **Rates were swept by factors of two**, for eleven rows, with one seed. A finer sweep might move a row by a little.
+# - **Five passes.** The paper's models trained for much longer, gained by dropout, and didn't lose by depth. Whether time is the reason, a study of one length can't say.
+# - **The loss isn't BLEU.** Without smoothing the loss is lower by 0.07, and with twice as much it is higher by 0.14. BLEU, 0.4 lower in both, tells neither from the base. A model taught to aim at 90% or 80% pays for it in nats.
+# - **Rates were swept by factors of two**, for eleven rows, with one seed. By parabolas through their sweeps, finer rates might gain four layers 0.04, no warm-up 0.08, and post-norm without warm-up 0.15: don't trust the sizes of these. The other rows (heads, keys, smoothing, positions) have the base's rate, which may count against them.
 # - **The sentences** are another chance, which chapter 10 measures. Verdicts here are about seeds alone.
 #
 # ## Summary
 #
 # - Change one thing, and prove that it was changed. A path that doesn't see the change measures nothing.
-# - A difference is worth what exceeds the spread between seeds. With many rows the bar is higher for each.
+# - A difference counts only where it exceeds the spread between seeds. With many rows the bar is higher for each.
 # - Try the rule on studies of nothing before you trust it.
 # - "Within noise" means that so few runs can't tell. Say how much they could have told.
 # - What all rows share is part of every verdict. Give each side the rate that suits it.
 #
 # ## What the paper did that we don't
 #
-# It trains the base model for 100,000 steps, one run a row, and reports perplexity per piece and BLEU on newstest2013. It has the row "big", which our data couldn't feed. It doesn't say whether rates were tuned for each row, and its smaller differences may be chance.
+# It trains the base model for 100,000 steps, gives one number a row, and reports perplexity per piece and BLEU on newstest2013. It has the row "big", which our data couldn't feed. It doesn't say whether rates were tuned for each row, and its smaller differences may be chance.
 #
 # ## Exercises
 #

@@ -9,6 +9,7 @@ import pytest
 import torch
 from saying import ran
 from scipy.stats import t as student
+from scipy.stats import ttest_ind
 from torch.nn import functional as F
 
 from scripts.book.figures.ablations import ablation_chart
@@ -21,6 +22,7 @@ from scripts.ch19_ablations import (
     STUDY_ROWS,
     TABLE3_PERPLEXITIES,
     THE_BASE,
+    against_base,
     attentions,
     best_rates,
     by_torch,
@@ -42,7 +44,7 @@ from scripts.ch19_ablations import (
 from scripts.engine.settings import build_model
 from scripts.studies.runner import these
 from scripts.studies.table3 import DROPOUTS, wanted_runs
-from scripts.studies.verdict import pooled_spread, verdicts
+from scripts.studies.verdict import pooled_spread, t_exceeded, verdicts
 
 SHUFFLE = [3, 0, 6, 2, 5, 1, 4]
 
@@ -292,3 +294,34 @@ def test_what_the_chapter_says_of_rows():
     changed = said.again[said.again != verdict[said.again.index]]
     assert {*changed.index} == {"d_ff 512", "no positions in the decoder"}
     assert 0.02 < said.single < 0.03 < 0.04 < said.first < 0.05
+
+
+def test_what_the_chapter_says_of_the_paper_and_of_single_rows():
+    said = ran("ch19")
+    difference, paper = said.judgement["difference"], said.judgement["paper's"]
+    assert 2.4 < difference["d_model 32"] / paper["d_model 32"] < 2.6
+    post = difference["post-norm, no warm-up"] - difference["post-norm"]
+    assert [round(more, 2) for more in (post, difference["no warm-up"])] == [0.17, 0.18]
+    scores = counted(said.runs, "bleu")
+    by_bleu = verdicts(scores, against_base(scores))
+    assert not by_bleu["no smoothing"].told and not by_bleu["smoothing 0.2"].told
+    four = ttest_ind(said.by_row["4 layers"], said.by_row[THE_BASE], equal_var=False)
+    assert round(four.pvalue, 2) == 0.08
+    with torch.device("meta"):
+        wide = build_model(replace(STUDY, d_model=128), STUDY.vocab)
+    assert round(layer_parameters(wide) / layer_parameters(said.base_model), 1) == 2.8
+    assert 0.035 < t_exceeded(0.05 / 7, said.freedom) * said.spread * (2 / 3) ** 0.5 < 0.045
+    assert 0.044 < 2 * said.spread * 2**0.5 < 0.047
+
+
+def test_what_the_chapter_says_of_finer_rates():
+    """The vertex of a parabola through the best rate and its neighbours, over the rate's log."""
+
+    def gain(row):
+        tried = ran("ch19").without.query("row == @row").set_index("lr")["loss"]
+        best = tried.idxmin()
+        low, high = (tried[best * factor] - tried[best] for factor in (0.5, 2))
+        return (high - low) ** 2 / (8 * (high + low))
+
+    rows = {"4 layers": 0.04, "no warm-up": 0.08, "post-norm, no warm-up": 0.15, THE_BASE: 0.01}
+    assert {row: round(gain(row), 2) for row in rows} == rows

@@ -155,7 +155,7 @@ def lens_chart(
         drawn,
         "What the decoder would say after each layer",
         "Each cell: the likeliest next token at that depth. Dark: the final token is already "
-        f"probable. After layer 1 {agree[0]} is the final one; over {agree[1]} captions "
-        f"{agree[2]:.0%}. Bottom: the embedding, which only repeats what was read.",
+        f"probable. After layer 1 it is the final one at {agree[0]} places; over {agree[1]} "
+        f"captions at {agree[2]:.0%}. Bottom: the embedding, which only repeats what was read.",
         wrap=110,
     )
