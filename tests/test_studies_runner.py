@@ -213,6 +213,7 @@ KINDS = dict.fromkeys([*TODAY, "today, not zeroed"], {"TodaysAttention", "SwiGLU
     "multi-query": {"GroupedAttention"},
     "multi-query, across too": {"GroupedAttention"},
     "latent": {"LatentAttention", "RMSNorm"},
+    "latent, decoder alone": {"RotaryAttention", "LatentAttention", "RMSNorm"},
     "latent, across too": {"LatentAttention", "RMSNorm"},
     "window of 4": {"WindowedAttention"},
     "linear attention": {"LinearAttention"},

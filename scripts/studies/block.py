@@ -118,13 +118,19 @@ def attention(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder
     return partial(attend_by, kind=kind, **more)
 
 
+def like(kind: Callable[..., Any], **more: Any) -> Callable[[str, Any], Any]:
+    """What makes a `kind` of an attention's sizes."""
+    return lambda _, old: kind(old.h, old.project_query.in_features, old.dropout.p, **more)
+
+
 def across(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder], None]:
     """The step that exchanges cross-attention, once self-attention is another."""
+    return partial(exchange, kind=OpenAttention, make=like(kind, **more))
 
-    def make(_: str, old: Any) -> Any:
-        return kind(old.h, old.project_query.in_features, old.dropout.p, **more)
 
-    return partial(exchange, kind=OpenAttention, make=make)
+def latents_where_a_cache_is(model: EncoderDecoder) -> None:
+    """Latents for rotary keys, in the decoder alone."""
+    exchange(model.decoder, RotaryAttention, like(latent))
 
 
 OLD, NEW = "2017", "today"
@@ -149,6 +155,9 @@ ROWS = {
     "multi-query": BlockRow(attention(GroupedAttention, groups=1)),
     "multi-query, across too": BlockRow(
         attention(GroupedAttention, groups=1), across(GroupedAttention, groups=1)
+    ),
+    "latent, decoder alone": BlockRow(
+        attention(RotaryAttention), latents_where_a_cache_is, drop_positions
     ),
     "latent": BlockRow(attention(latent), drop_positions),
     "latent, across too": BlockRow(attention(latent), across(latent, rotary=False), drop_positions),
