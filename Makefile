@@ -33,7 +33,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run browser test notebooks book living colab lab train ablate study modern records queue gpu bench bench-decode translate clean
+.PHONY: help setup given run browser test notebooks book living colab lab train ablate study records queue gpu bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,9 +102,6 @@ ablate: setup  ## train with one ingredient changed at a time and compare: make 
 
 study: setup  ## train what is missing of table3, block, classify, gpt, grid, recipes or stacks: make study NAME=table3 (hours; resumes)
 	$(PY) -m scripts.studies.$(NAME) --save true $(ARGS)
-
-modern: setup  ## train with the parts since 2017, one at a time and all: make modern [ARGS="--d_model 64"] (hours; resumes)
-	$(PY) -m scripts.studies.modern --save true $(ARGS)
 
 records: setup  ## what is on record about the model that ships, anew (an hour; needs Multi30k)
 	$(PY) -m scripts.studies.judging --save true

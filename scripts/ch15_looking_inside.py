@@ -373,9 +373,7 @@ for kind, rows in heads.groupby("kind", sort=False):
 # - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention would; the next one gives 16%. None reaches the half of BERT's. In the decoder three lead with 36 to 42%, but even attention gives 17% there, and the others follow without a gap. In cross-attention the same place gets four times as much as from even attention, and its neighbours twice as much: weight lies near the diagonal.
 # - **Sinks**: a trace. In the encoder and in cross-attention the separators get *less* than from even attention, on the mean. In the decoder two heads of the first layer, 1.4 and 1.7, give `<s>` twice as much as even attention (0.23 and 0.21, not 0.10). On the mean the 24 give less.
 #
-# And a weight isn't yet an effect: what is moved is weight times value. Chapter 16 comes back to that.
-#
-# A finding about one model is a question to the next one, not a fact about attention. What these numbers don't say is whether a head is of any use; that is [chapter 16](ch16_intervening.ipynb).
+# A finding about one model is a question to the next one, not a fact about attention. And a weight isn't yet an effect: whether a head is of any use is [chapter 16](ch16_intervening.ipynb)'s question.
 #
 # ## Cross-attention as word alignment
 #
@@ -521,7 +519,7 @@ alignment_rates_chart(rates)
 #
 # - a random German word; and the word at the same relative place, a guess that knows no word;
 # - the mean over all heads;
-# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from sentence pairs alone. It begins with every translation equally likely. It shares each English word out among the German words of its sentence, in proportion to the probabilities so far, adds the shares up over the corpus, makes new probabilities of them, and repeats that, five times here. Then each English word gets the German word that makes it likeliest. It knows nothing of order. It learned from 29,050 pairs: the training pairs and these fifty (without their links), since it can only align words that it has counted. ([`scripts/studies/heads.py`](../scripts/studies/heads.py) has it in thirty lines.)
+# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from sentence pairs alone. It shares each English word out among the German words of its sentence, in proportion to the probabilities so far, makes new probabilities of the shares, and repeats that five times. It knows nothing of order. It learned from the training pairs and these fifty, without their links. ([`scripts/studies/heads.py`](../scripts/studies/heads.py) has it in thirty lines.)
 #
 # A head is chosen among 24, and the best of 24 looks good by luck. So each half of the captions is judged by the head that was best on the other half.
 

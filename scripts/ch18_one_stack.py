@@ -336,7 +336,7 @@ print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(rows, columns=columns.split(", ")).set_index(["kind", "labels"])
 
 # %% [markdown]
-# What we ask for is a ratio, so logarithms of errors are compared: six comparisons on each of three sets of captions, by the rule of [`verdict.py`](../scripts/studies/verdict.py). It takes one spread between seeds for all rows, which is a simplification, and then Holm's method for the six of each set. (Over all eighteen the same ones pass.) *Told* means, on all captions: the difference is larger than seeds explain. *Hard* captions have *mit*, *in*, *auf* or another such preposition before the verb.
+# What we ask for is a ratio, so logarithms of errors are compared: six comparisons on each of three sets of captions, by the rule of [`verdict.py`](../scripts/studies/verdict.py). (Over all eighteen the same ones pass.) *Told* means, on all captions: the difference is larger than seeds explain. *Hard* captions have *mit*, *in*, *auf* or another such preposition before the verb.
 #
 # With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions, where the preposition often brings a second noun, and on the others. An encoder from scratch can't be told from the bag, at any number of labels. So what helps is what was read without labels, and not the architecture alone.
 #

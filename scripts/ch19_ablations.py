@@ -607,7 +607,7 @@ print(f"the base's seeds: {max(by_row[THE_BASE]) - min(by_row[THE_BASE]):.3f} na
 #
 # - **Five passes.** The paper's models trained for much longer, gained by dropout, and didn't lose by depth. Whether time is the reason, a study of one length can't say.
 # - **The loss isn't BLEU.** Without smoothing the loss is lower by 0.07, and with twice as much it is higher by 0.14. BLEU, 0.4 lower in both, tells neither from the base. A model taught to aim at 90% or 80% pays for it in nats.
-# - **Rates were swept by factors of two**, for eleven rows, with one seed. By parabolas through their sweeps, finer rates might gain four layers 0.04, no warm-up 0.08, and post-norm without warm-up 0.15: don't trust the sizes of these. The other rows (heads, keys, smoothing, positions) have the base's rate, which may count against them.
+# - **Rates were swept by factors of two**, for eleven rows, with one seed. By parabolas through the sweeps, finer ones might gain four layers 0.04, no warm-up 0.08, and post-norm without it 0.15. The rows that weren't swept have the base's rate, which may count against them.
 # - **The sentences** are another chance, which chapter 10 measures. Verdicts here are about seeds alone.
 #
 # ## Summary

@@ -83,15 +83,15 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 #
 # > **In short.** So far a model learned from what people wrote. It can also learn from what models write. Each such recipe needs something to beat: ordinary training with as many steps.
 #
-# | recipe | a model writes | who learns | measured here |
-# |---|---|---|---|
-# | distillation by sequences (Kim and Rush 2016) | a translation of each source | a smaller model | yes |
-# | distillation by words (Hinton et al. 2015; Kim and Rush 2016) | a probability for each next word | a smaller model | no |
-# | data diversification (Nguyen et al. 2020) | both sides once more | the same kind of model | on the ladder, at the end |
-# | back-translation (Sennrich et al. 2016) | a source for each target that lacks one | the forward model | yes |
-# | minimum risk (Shen et al. 2016) | several attempts at each source | the model that wrote them | yes |
+# | recipe | a model writes | who learns |
+# |---|---|---|
+# | distillation by sequences (Kim and Rush 2016) | a translation of each source | a smaller model |
+# | distillation by words (Hinton et al. 2015; Kim and Rush 2016) | a probability for each next word | a smaller model |
+# | data diversification (Nguyen et al. 2020) | both sides once more | the same kind of model |
+# | back-translation (Sennrich et al. 2016) | a source for each target that lacks one | the forward model |
+# | minimum risk (Shen et al. 2016) | several attempts at each source | the model that wrote them |
 #
-# Three of the five are measured in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds, a row that it has to beat, and a learning rate of its own: one more run for each rate chose it, by the loss on people's captions, or by chrF where a trained model is tuned further. All scores are of the validation split, which chose the rates, too. The verdict, on BLEU by greedy decoding, is that of [`verdict.py`](../scripts/studies/verdict.py). Rows that know only a part of the pairs are judged apart, since back-translation scatters more than all else.
+# All but distillation by words are measured here, diversification on the ladder at the end. The other three are in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds, a row that it has to beat, and a learning rate of its own: one more run for each rate chose it, by the loss on people's captions, or by chrF where a trained model is tuned further. All scores are of the validation split, which chose the rates, too. The verdict, on BLEU by greedy decoding, is that of [`verdict.py`](../scripts/studies/verdict.py). Rows that know only a part of the pairs are judged apart, since back-translation scatters more than all else.
 #
 # Costs aren't equal: 200 steps of minimum risk took over ten times as long as 200 of cross-entropy, and the training of teacher and reverse models isn't counted.
 

@@ -63,13 +63,17 @@ from scripts.book.instruments import influence, saved_bytes
 from scripts.ch01_attention import attention, masked_softmax, subsequent_mask
 from scripts.ch02_multi_head_attention import merge_heads, split_heads
 from scripts.ch22_todays_block import (
+    RIVALS_OF_PARTS,
     GroupedAttention,
     OpenAttention,
     RMSNorm,
     appended,
+    block_means,
+    block_verdicts,
     rotated,
     token_by_token,
 )
+from scripts.studies.verdict import verdict_line
 
 # %%
 torch.set_default_dtype(torch.float64)
@@ -77,7 +81,7 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## What a token costs
 #
-# > **In short.** A decoder keeps a key and a value for every token, head and layer, and reads all of it again for each new token. For long texts that memory can grow nearly as large as the weights.
+# > **In short.** A decoder keeps a key and a value for every token, head and layer, and reads all of it again for each new token. For long texts that memory can grow as large as the weights, and larger.
 #
 # Chapter 8 kept keys and values so as not to compute them twice. The price, in numbers for each token and layer:
 #
@@ -112,7 +116,7 @@ for kind in ("multi-head", "grouped-query", "multi-query", "latent"):
 print(f"and its weights: {236e9 * 2 / 2**30:,.0f} GiB")
 
 # %% [markdown]
-# 366 GiB for one text, nearly as much as its weights. Multi-query would keep least. Its authors took latents: better than all heads, they report, where groups were worse. We can't check that.
+# 366 GiB for one text, nearly as much as its weights. Multi-query would keep least. DeepSeek-V2's authors took latents all the same: they report that latents did better than attention with all heads, and groups did worse. We can't check that.
 #
 # All these grow with the length, T. Two more ideas of this chapter don't. A **window** keeps the last $w$ tokens only. **Linear attention** keeps one matrix a head, whatever the length: the *state*. (Its first form keeps a small vector, too, left out here.) Here is what one layer keeps, by the formulas. The sizes are our choice, so the order of groups and latents means nothing.
 
@@ -137,13 +141,13 @@ cache_growth_chart(lengths, mib)
 #
 # $$ c_t = \mathrm{norm}(W^{DKV} h_t) \in \mathbb{R}^{d_c}, \qquad k_{t,i} = W^{UK}_i c_t, \qquad v_{t,i} = W^{UV}_i c_t \qquad (i = 1 \dots H) $$
 #
-# ($D$ for down, $U$ for up; the norm is chapter 22's RMSNorm.) Only $c_t$ is kept. A score needs no key, since the matrix can change sides: then it is applied once for each query, and not once for each key. The same holds for the values, with attention weights $a_t$:
+# with $W^{DKV}$ $(d_c, D)$, $W^{UK}_i$ and $W^{UV}_i$ $(d_k, d_c)$. ($D$ for down, $U$ for up; the norm is chapter 22's RMSNorm.) Only $c_t$ is kept. A score needs no key, since the matrix can change sides: then it is applied once for each query, and not once for each key. The same holds for the values, with attention weights $a_t$:
 #
 # $$ q_i \cdot k_{t,i} = q_i^\top W^{UK}_i c_t = \big({W^{UK}_i}^\top q_i\big)\cdot c_t, \qquad \sum_t a_{t}\, W^{UV}_i c_t = W^{UV}_i \sum_t a_{t}\, c_t $$
 #
-# So while decoding it is multi-query attention: the latent is the one key and the one value. But a score then costs $d_c$ products a head in place of $d_k$ (512 against 128). So it pays for one new token, for which all keys would have to be made. In training, keys made once serve all queries.
+# So while decoding it is multi-query attention: the latent is the one key and the one value. But a score then costs $d_c$ products a head in place of $d_k$ (512 against 128). So it is worth it for one new token only, for which the keys of the whole text would have to be made again. In training, keys made once serve all queries.
 #
-# Rotary positions (chapter 22) would spoil this. For a query at position s, a rotation stands between, $q_i^\top R_{t-s} W^{UK}_i c_t$, and another one for each distance: the matrix can no longer change sides once for all keys. So what depends on position gets a small key of its own, made of the token and shared by all heads: $k^R_t = R_t W^{KR} h_t \in \mathbb{R}^{d_R}$. Each head's query has a matching part $q^R_i$:
+# Rotary positions (chapter 22) would spoil this. For a query at position s, a rotation stands between, $q_i^\top R_{t-s} W^{UK}_i c_t$, and another one for each distance: the matrix can no longer change sides once for all keys. So what depends on position gets a small key of its own, made of the token and shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query has a matching part $q^R_i$, turned by the query's own position:
 #
 # $$ \text{score} = \frac{q_i\cdot k_{t,i} + q^R_i\cdot k^R_t}{\sqrt{d_k + d_R}} $$
 
@@ -186,9 +190,9 @@ class LatentAttention(nn.Module):
         if mask is not None and mask.dim() == 3:
             mask = mask.unsqueeze(1)  # (B, 1, T, S)
         q = split_heads(self.project_query(query), self.h)  # (B, H, T, d_k + d_R)
-        q, turned = q.split([self.d_k, self.rotary], dim=-1)
+        q, to_turn = q.split([self.d_k, self.rotary], dim=-1)
         way = self.absorbed if query.size(1) == 1 else self.expanded
-        x = way(q, rotated(turned, start), *kept, mask)  # (B, H, T, d_k)
+        x = way(q, rotated(to_turn, start), *kept, mask)  # (B, H, T, d_k)
         return self.project_output(merge_heads(x))
 
     def expanded(
@@ -253,7 +257,7 @@ print(f"outputs of up to {right.abs().max():.3f} move by up to {gap.abs().max():
 #
 # > **In short.** Let most layers see only the nearest words, and a few layers see everything. Through the few, far words can arrive.
 #
-# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150); Mistral 7B, [2023](https://arxiv.org/abs/2310.06825)). Work grows with $Tw$, not with $T^2$, and the cache holds $w$ tokens. What lies outside isn't lost at once: the neighbour saw *its* neighbours. So N layers reach $N(w-1)$ words back, at N-th hand.
+# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150); Mistral 7B, [2023](https://arxiv.org/abs/2310.06825)). Work grows with $Tw$, not with $T^2$, and the cache holds $w$ tokens. What lies outside isn't lost at once: the neighbour saw *its* neighbours. So N layers reach $N(w-1)$ words back, each passing on what it saw.
 
 
 # %%
@@ -338,7 +342,7 @@ for n in (1_024, 8_192, 131_072):
 #
 # $$ o_i = \frac{\sum_j \big(\phi(q_i)\cdot\phi(k_j)\big)\, v_j}{\sum_j \phi(q_i)\cdot\phi(k_j)} = \frac{M^\top \phi(q_i)}{\phi(q_i)\cdot z}, \qquad M = \sum_j \phi(k_j)\, v_j^\top, \quad z = \sum_j \phi(k_j) $$
 #
-# On the right no T × T matrix is left. The state $M$ is $(d_k, d_v)$ and $z$ is $(d_k)$, whatever the length. If the sums run over $j \le i$, it is a recurrence: each token *adds* to $M$.
+# On the right no T × T matrix is left. The state $M$ is $(d_k, d_v)$ and $z$ is $(d_k)$, whatever the length. If the sums run over $j \le i$, it is a recurrence: each token *adds* to $M$. (The class at the end of the cell makes a layer of it, for this chapter's record.)
 
 
 # %%
@@ -437,7 +441,7 @@ torch.testing.assert_close(plain[-1], garden + house)
 #
 # (Each step waits for the one before. What all tokens write can also be had at once, as the solution of a triangular system; so such layers are trained fast, in chunks: [Yang et al. 2024](https://arxiv.org/abs/2406.06484). A test holds our loop against it.)
 #
-# **Predict.** Write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? An error of 1 is as bad as answering zero. Beside the rules stand the best state of this size, by least squares, and softmax attention, which keeps all pairs: with these scores, which are 1 at most, and sharp, with scores times 20.
+# **Predict.** Write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? An error of 1 is as bad as answering zero. Beside the rules stand the best state of this size, by least squares, and softmax attention, which keeps all pairs. We try it twice: with the scores $q \cdot k$ as they are (at most 1), and *sharp*, with scores times 20.
 
 
 # %%
@@ -501,7 +505,7 @@ print(f"nothing shrunk: {total + (second - new_m).exp().sum():.4f}")
 # %% [markdown]
 # **Pitfall.** *Forgetting to shrink.* If the largest score happens to stand in the first tile, the factor is $e^0 = 1$, and the slip doesn't show. So a test needs scores that rise from tile to tile. (Exercise 1's checker has them.)
 #
-# For the way back, one number a query is kept: $L = m + \log \ell$. From it each tile's weights are computed *again*, $p_{ij} = e^{s_{ij} - L_i}$. With the output's gradient $g$ and $\delta_i = g_i \cdot o_i$:
+# For the way back, beside q, k, v and the output, one number a query is kept: $L_i = m + \log \ell$. From it each tile's weights are computed *again*, $p_{ij} = e^{s_{ij} - L_i}$. We write $\partial/\partial v_j$ for the loss's gradient by $v_j$. With the outputs $o_i = a/\ell$, their gradients $g_i$, and $\delta_i = g_i \cdot o_i$:
 #
 # $$ \frac{\partial}{\partial v_j} = \sum_i p_{ij}\, g_i, \qquad \frac{\partial}{\partial s_{ij}} = p_{ij}\,(g_i\cdot v_j - \delta_i), \qquad \frac{\partial}{\partial q_i} = \frac1{\sqrt{d}}\sum_j \frac{\partial}{\partial s_{ij}}\, k_j, \qquad \frac{\partial}{\partial k_j} = \frac1{\sqrt{d}}\sum_i \frac{\partial}{\partial s_{ij}}\, q_i $$
 #
@@ -620,19 +624,38 @@ for name, sizes in mib.items():
 kept_for_backward_chart(mib)
 
 # %% [markdown]
-# The textbook's 272 MiB: two T × T matrices a head (256), the mask (4), q, k and v (12). Only the last grow twofold, hence 3.8. (One of the two matrices is the softmax's; the other is chapter 1's guard for rows that see nothing. Without it there would be one.)
+# The textbook's 272 MiB: two T × T matrices a head (256), the mask (4), q, k and v (12). Only the last grow twofold, hence 3.8. The tiles' 16: q, k, v and the output (L is small). (One of the two matrices is the softmax's; the other is chapter 1's guard for rows that see nothing. Without it there would be one.)
 #
 # In plain PyTorch tiles save memory. Time we didn't measure: each tile still goes through the main memory. The paper's point is the GPU's small fast memory. A tile fits into it, and computing weights again there is cheaper than fetching them. `F.scaled_dot_product_attention` has that kernel, where masks and device allow it.
+#
+# ## On short captions
+#
+# > **In short.** In the decoder's self-attention neither groups nor latents cost what can be told from chance. In the encoder and across, latents do. A window is ahead of 2017's attention.
+#
+# Chapter 22's record has these layers, too. A caption has some 17 pieces, so nothing is saved. The question is what each layer costs where there is little to remember. Groups are in the decoder's self-attention alone; windows and linear attention also in the encoder's. Latents have a row for the decoder alone, one with the encoder, and one with cross-attention, too. The encoder that has no latents has rotary positions, so *rotary* is what they have to beat. **Predict.** Which loses most? Does it matter in which attention keys are saved?
+
+# %%
+said, rows = block_verdicts(), ["grouped-query", "multi-query", "multi-query, across too"]
+rows += ["latent, decoder alone", "latent", "latent, across too", "window of 4", "linear attention"]
+for row in rows:
+    print(verdict_line(row, said[row], RIVALS_OF_PARTS[row]))
+block_means(["2017", "rotary", *rows])
+
+# %% [markdown]
+# - **Groups and multi-query.** In the decoder's self-attention no loss can be told, of up to 1.2 BLEU. Across, one group costs 1.2 more. Its interval leaves 0 out, but that is for one row alone; among nineteen it doesn't pass.
+# - **Latents** keep as little as multi-query, 32 numbers a token: $d_c = 24$ and $d_R = 8$. In the decoder alone they are level with *rotary*. In the encoder, where no cache is saved, they cost 1.8, and across another 2.8. (We ran *latent* first, and would have said that latents cost 1.9.) Whether 24 numbers are too few there, or one rotary key for all heads, we didn't ask.
+# - **A window of 4** (in the encoder 3 to each side) is 1.6 ahead of 2017's, with nothing taken away but far words. It tells near from far, as rotary positions do. That may be the reason; we didn't test it.
+# - **Linear attention** can't be told from softmax.
+#
+# *What the record can't say:* anything about long texts, for which all this was made.
 #
 # ## Summary
 #
 # - A cache costs $2Hd_k$ numbers a token and layer; groups make it $2Gd_k$, latents $d_c + d_R$.
 # - Latents work because a matrix can move from the key to the query. A rotation can't, so positions have a key of their own.
 # - Windows keep $w$ tokens. N layers reach $N(w-1)$ back at most, and one global layer everything.
-# - Linear attention keeps one matrix. Adding mixes values up; the delta rule corrects what stands under a key. A state as wide as a key has numbers holds at most that many pairs exactly.
+# - Linear attention keeps one matrix. Adding mixes values up; the delta rule corrects what stands under a key. For keys of $d$ numbers a state holds at most $d$ arbitrary pairs exactly.
 # - Softmax can be computed in tiles if what was added is shrunk whenever the maximum rises. The weights never exist.
-#
-# Which of these is *better*, this chapter doesn't say: it trained nothing, and short captions would be no test of long memory.
 #
 # ## What these papers did that we don't
 #

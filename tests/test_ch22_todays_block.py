@@ -7,17 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from scripts.book.figures.since import parts_chart, parts_frame
 from scripts.book.instruments import scramble
-from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 from scripts.ch04_encoder_decoder import LayerNorm, PositionwiseFeedForward, make_model
-from scripts.ch06_training import Batch, LabelSmoothing, batch_loss, greedy_decode
+from scripts.ch06_training import Batch, LabelSmoothing, batch_loss
 from scripts.ch22_todays_block import (
     GroupedAttention,
     OpenAttention,
-    PartsDecoding,
     RMSNorm,
     RotaryAttention,
     SquaredReLU,
@@ -26,7 +23,6 @@ from scripts.ch22_todays_block import (
     exchange,
     gated_width,
     orthogonalised,
-    parts_greedy,
     renew,
     rotated,
     rotated_in_halves,
@@ -394,21 +390,6 @@ def test_a_decoder_layer_in_pytorchs_own_functions_gradients_too(groups):
     close(*both)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_todays_model_decodes_with_a_cache(groups):
-    model, mask = shaken(small(groups=groups)).eval(), padding_mask(SRC)
-    with torch.no_grad():
-        whole = model.decode(model.encode(SRC, mask), mask, TGT, subsequent_mask(5))
-        decoding = PartsDecoding(model, SRC, mask)
-        for t in range(5):
-            if t == 3:  # the first sentence leaves
-                decoding.keep(torch.tensor([1]))
-            rows = slice(1, 2) if t >= 3 else slice(0, 2)
-            close(decoding.step(TGT[rows, t : t + 1]), whole[rows, t])
-    assert torch.equal(parts_greedy(model, SRC, mask, 9), greedy_decode(model, SRC, mask, 9))
-    assert decoding.token_bytes() == 2 * 2 * groups * 8 * 8  # layers, k and v, numbers, bytes
-
-
 def test_every_dropout_of_todays_model_is_asked_for_and_at_work():
     model = small(dropout=0.3)
     assert {part.p for part in model.modules() if isinstance(part, nn.Dropout)} == {0.3}
@@ -429,19 +410,3 @@ def test_todays_model_learns_by_heart():
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.05 * losses[0]
-
-
-# What is drawn
-
-
-def test_the_chart_draws_the_rows_that_are_asked_for():
-    record, rows = load_record("since-2017-multi30k"), ["2017", "rotary", "SwiGLU"]
-    spec = parts_chart(record, rows, ["rotary"]).to_dict()
-    drawn = max(spec["datasets"].values(), key=len)
-    assert {row["row"]: row["kind"] for row in drawn} == {
-        "2017": "2017",
-        "rotary": "told apart from it",
-        "SwiGLU": "not told apart",
-    }
-    assert len(drawn) == sum(len(record["rows"][name]["runs"]) for name in rows)
-    assert len(parts_frame(record)) == sum(len(row["runs"]) for row in record["rows"].values())

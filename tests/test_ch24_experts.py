@@ -184,11 +184,3 @@ def test_what_the_chapter_says():
     assert max(late["penalty"].max(), late["bias"].max()) < 0.2
     errors = [error for name, (_, _, error) in said.routings.items() if "0" not in name]
     assert max(errors) < 1.1 * min(errors) and said.moved > 0.2
-    rows = {name: said.study["rows"][name]["runs"] for name in ("2017", "SwiGLU", "experts")}
-    bleu = {name: [run["bleu"]["val"] for run in runs] for name, runs in rows.items()}
-    assert bleu["experts"] == [24.63] and bleu["SwiGLU"] == [25.88]
-    assert (min(bleu["2017"]), max(bleu["2017"])) == (25.36, 25.8)
-    (run,), costs = rows["experts"], said.study["costs"]
-    assert 1.5 < run["parameters"] / run["active"] < 1.6
-    slowest = min(("2017", "SwiGLU", "experts"), key=lambda n: costs[n]["tokens_per_second"])
-    assert slowest == "experts"

@@ -1,15 +1,13 @@
-"""Drawings of the parts since 2017, and of the record of their study."""
+"""Drawings of the parts since 2017."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import PALETTE, lines, rounded, titled
+from scripts.book.charts import lines, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -58,72 +56,4 @@ def spectrum_chart(values: Mapping[str, Tensor]) -> alt.TopLevelMixin:
         "Nearly equal steps, from very unequal ones",
         "Singular values of a real gradient, divided by the largest, and of the step made of it. "
         "(The very last was almost 0.)",
-    )
-
-
-def parts_frame(record: dict[str, Any]) -> pd.DataFrame:
-    """A line for each recorded run: the row, its seed, validation BLEU and perplexity."""
-    return pd.DataFrame(
-        [
-            {
-                "row": name,
-                "seed": run["seed"],
-                "BLEU": run["bleu"]["val"],
-                "perplexity": run["val_ppl"],
-            }
-            for name, row in record["rows"].items()
-            for run in row["runs"]
-        ]
-    )
-
-
-def parts_chart(
-    record: dict[str, Any], rows: Sequence[str], told: Collection[str]
-) -> alt.TopLevelMixin:
-    """Validation BLEU of every run of `rows`; the band spans the runs of 2017's model.
-
-    The rows in `told` are marked as those that differ from 2017 by more than seeds do.
-    """
-    frame = parts_frame(record)
-    frame = frame[frame["row"].isin(list(rows))]
-    kinds = ["2017", "told apart from it", "not told apart"]
-    frame["kind"] = [kinds[0 if r == "2017" else 1 if r in told else 2] for r in frame["row"]]
-    own = frame.loc[frame["row"] == "2017", "BLEU"]
-    x = {
-        "scale": alt.Scale(
-            domain=[math.floor(frame["BLEU"].min() - 0.5), math.ceil(frame["BLEU"].max() + 0.5)],
-            nice=False,
-            zero=False,
-        ),
-        "title": "validation BLEU (greedy)",
-        "axis": alt.Axis(tickCount=6),
-    }
-    band = alt.Chart(rounded(pd.DataFrame({"low": [own.min()], "high": [own.max()]})))
-    band = band.mark_rect(color=PALETTE[0], opacity=0.25)
-    band = band.encode(x=alt.X("low:Q", **x), x2="high:Q")
-    legend = alt.Legend(title=None, orient="top", symbolSize=90)
-    color = alt.Color("kind:N", sort=kinds, legend=legend)
-    shape = alt.Shape("kind:N", sort=kinds, legend=legend)
-    dots = alt.Chart(rounded(frame)).mark_point(size=80, filled=True, opacity=0.85)
-    dots = dots.encode(
-        x=alt.X("BLEU:Q", **x),
-        y=alt.Y(
-            "row:N",
-            sort=list(rows),
-            title=None,
-            axis=alt.Axis(grid=True, domain=False, ticks=False),
-        ),
-        color=color.scale(domain=kinds, range=[*PALETTE[:2], PALETTE[-1]]),
-        shape=shape.scale(domain=kinds, range=["circle", "diamond", "circle"]),
-        tooltip=["row", "seed", "BLEU", "perplexity"],
-    )
-    return titled(
-        alt.layer(band, dots).properties(width=440, height=26 * len(rows)),
-        "One part exchanged at a time, at one learning rate",
-        "Each point is a run; the band spans 2017's own seeds. One run outside it is no proof: "
-        f"{len(record['rows']) - 1} rows get as many chances, and told apart means by the tests of "
-        "all together. The rows not shown belong to chapters 23 and 24 and Exercise 3. Two layers "
-        f"of width {record['config']['d_model']}, {record['config']['epochs']} epochs; greedy "
-        "decoding, as the study does.",
-        wrap=78,
     )
