@@ -439,7 +439,7 @@ torch.testing.assert_close(plain[-1], garden + house)
 # %% [markdown]
 # Softmax can't tell equal keys apart either; positions have to help it. (With its denominator, adding would say 0.5 and 0.5 as well.) The delta rule has overwritten.
 #
-# (Each step waits for the one before. What all tokens write can also be had at once, as the solution of a triangular system; so such layers are trained fast, in chunks: [Yang et al. 2024](https://arxiv.org/abs/2406.06484). A test holds our loop against it.)
+# (Each step waits for the one before. As the solution of a triangular system all can be had at once, so such layers train fast, in chunks: [Yang et al. 2024](https://arxiv.org/abs/2406.06484). A test holds our loop against it.)
 #
 # **Predict.** Write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? An error of 1 is as bad as answering zero. Beside the rules stand the best state of this size, by least squares, and softmax attention, which keeps all pairs. We try it twice: with the scores $q \cdot k$ as they are (at most 1), and *sharp*, with scores times 20.
 
@@ -643,7 +643,7 @@ block_means(["2017", "rotary", *rows])
 
 # %% [markdown]
 # - **Groups and multi-query.** In the decoder's self-attention no loss can be told, of up to 1.2 BLEU. Across, one group costs 1.2 more. Its interval leaves 0 out, but that is for one row alone; among nineteen it doesn't pass.
-# - **Latents** keep as little as multi-query, 32 numbers a token: $d_c = 24$ and $d_R = 8$. In the decoder alone they are level with *rotary*. In the encoder, where no cache is saved, they cost 1.8, and across another 2.8. (We ran *latent* first, and would have said that latents cost 1.9.) Whether 24 numbers are too few there, or one rotary key for all heads, we didn't ask.
+# - **Latents** keep as little as multi-query, 32 numbers a token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary* either. In the encoder, where no cache is saved, they cost 1.8, and across another 2.8. (We ran *latent* first, and would have said that latents cost 1.9.) Whether 24 numbers are too few there, or one rotary key for all heads, we didn't ask.
 # - **A window of 4** (in the encoder 3 to each side) is 1.6 ahead of 2017's, with nothing taken away but far words. It tells near from far, as rotary positions do. That may be the reason; we didn't test it.
 # - **Linear attention** can't be told from softmax.
 #
