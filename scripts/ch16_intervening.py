@@ -295,7 +295,7 @@ judged = judged.sort_values("AER").iloc[[0, 1, -1]]
 print(judged.round({"silent": 4, "AER": 2}).to_string(index=False))
 
 # %% [markdown]
-# Hardly anything for the two best aligners, given the others: they may stand in for each other. The dearest head of cross-attention is the *worst* aligner. Over all 24, error and worth show no clear relation (0.28, p 0.18). A striking map is no proof of worth, and a dull map no proof of none.
+# Hardly anything for the two best aligners, given the others: they may stand in for each other. The dearest head of cross-attention is the *worst* aligner. Over all 24, error and worth show no clear relation (0.28, p 0.18). A striking map is no proof of worth, and a dull map doesn't prove that there is none.
 #
 # ### All eight together
 #

@@ -354,7 +354,7 @@ block_means(["2017", "SwiGLU", "experts"])
 # - A router sends each token to k of E experts. The model holds E experts, and a token meets k (and the shared ones).
 # - Dropless: sort the visits by expert, and each expert gets as many as come.
 # - Padding isn't routed and isn't counted.
-# - Left alone, routing may collapse. A penalty in the loss prevents that, or a bias outside of it, which is saved with the weights.
+# - Left alone, routing may collapse. A penalty in the loss works against that, or a bias outside of it, which is saved with the weights.
 #
 # ## What these papers did that we don't
 #
