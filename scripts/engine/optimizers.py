@@ -9,10 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scripts.engine.fast import multiplies_bf16
+
 
 def near_orthogonal(matrices: Tensor) -> Tensor:
-    """Matrices (n, a, b), singular values moved to about 1, in 16 bits (Jordan et al. 2024)."""
-    wide = matrices.bfloat16()
+    """Matrices (n, a, b), singular values moved to about 1 (Jordan et al. 2024).
+
+    In 16 bits, which are enough for that, where the device has instructions for them.
+    """
+    wide = matrices.bfloat16() if multiplies_bf16(matrices.device) else matrices.float()
     wide = wide.mT if wide.size(1) > wide.size(2) else wide  # the smaller side gives the products
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
     for _ in range(5):
