@@ -200,7 +200,7 @@ def map_labels(look: Look, kind: str) -> tuple[list[str], list[str]]:
 
 
 # %% [markdown]
-# Check. The maps belong to the translation that is shown: asked again at each position, the pass chooses the very tokens that greedy decoding chose. (A test holds them against PyTorch's own attention, too.)
+# Check. The maps belong to the translation that is shown: asked again at each position, the pass chooses the very tokens that greedy decoding chose.
 
 # %%
 park = look_at(trained, captions[2].texts[0])
@@ -229,7 +229,7 @@ start = {"sentence": maps[0]["sentence"], "kind": "cross", "layer": 2, "head": 8
 map_explorer(maps, start)
 
 # %% [markdown]
-# In the lower left. "In" looks half at *Im*, the "a" before "park" wholly at *Im* (it is *in dem*, "in the"), and "park" wholly at *Park*. Above them the weights run roughly along the diagonal, not without mistakes: "on" misses *auf*. (The map is shown first because its head aligns well, as we'll see.) Nobody told the model what a translation of a *word* is; it was only asked for the next one.
+# In the lower left. "In" looks half at *Im*, the "a" before "park" wholly at *Im* (it is *in dem*, "in the"), and "park" wholly at *Park*. Above them most words find theirs, not all: "An" looks at *alter*, "on" misses *auf*. (The map is shown first because its head aligns well, as we'll see.) Nobody told the model what a translation of a *word* is; it was only asked for the next one.
 #
 # ### The right names
 #
@@ -248,7 +248,7 @@ def moved_rows(model: EncoderDecoder, look: Look, kind: str, side: str, at: int)
 
 
 # %% [markdown]
-# **Pitfall.** *Source words on the decoder's own map.* That map looks at the English words written so far. With the German ones beside it, it still looks fine, all the more if both are of the same length, as here. But the decoder's first self-attention comes before any look at the source. Exchange a German word, and that map doesn't move. Exchange the token that is *read* at position t, and it moves from row t on.
+# **Pitfall.** *Labelling the decoder's own map with source words.* That map looks at the English words written so far. With the German ones beside it, it still looks fine, all the more if both are of the same length, as here. But the decoder's first self-attention comes before any look at the source. Exchange a German word, and that map doesn't move. Exchange the token that is *read* at position t, and it moves from row t on.
 
 # %%
 same_length = look_at(trained, captions[3].texts[0])
@@ -260,7 +260,7 @@ print("wrong names:", " ".join(map(piece_label, same_length.source)))
 print("right names:", " ".join(map(piece_label, same_length.read)))
 
 # %% [markdown]
-# **Pitfall.** *Cross-attention on its side, with another text's words.* Weights are a distribution over *keys*. So rows are queries if rows sum to 1; with the source down the side they don't. And the queries belong to the text that the decoder *read*. The reference translation is another text: no weight was ever computed for its words.
+# **Pitfall.** *Cross-attention turned on its side, with another text's words.* Weights are a distribution over *keys*. So rows are queries if rows sum to 1; with the source down the side they don't. And the queries belong to the text that the decoder *read*. The reference translation is another text: no weight was ever computed for its words.
 
 # %%
 cross_map = park.maps["cross"][1, 7]  # (T, S)
@@ -272,15 +272,17 @@ print("reference:", captions[2].texts[1])
 # %% [markdown]
 # ## Numbers, not only pictures
 #
-# > **In short.** 72 maps times thousands of sentences: nobody can look at them all, and who looks picks what pleases. So: a few numbers for each head, averaged over many sentences.
+# > **In short.** 72 maps times thousands of sentences: nobody can look at them all, and whoever looks picks what they like. So: a few numbers for each head, averaged over many sentences.
 #
 # For a row $w$ of weights, of the query at position t:
 #
 # | number | formula | says |
 # |---|---|---|
 # | entropy | $-\sum_s w_s \log_2 w_s$ | 0: one key alone; $\log_2 n$: n keys alike |
-# | share at an offset | mean of $w_{t+o}$ | the same place, the previous token, the next; in the decoder's own attention the token just read, the one before it, and 0 (masked) |
-# | share on the separator | weight on `</s>`; in the decoder's own attention on `<s>`, and of the later half of the queries: early ones have little else to look at | looks at nothing in particular? |
+# | share at an offset | mean of $w_{t+o}$ | o = 0: the same place; −1: the previous token; 1: the next |
+# | share on the separator | weight on `</s>`; in the decoder's own attention on `<s>` | looks at nothing in particular? |
+#
+# In the decoder's own attention offset 0 is the token just read, 1 is masked, and for `<s>` only the later half of the queries counts: early ones have little else to look at.
 
 
 # %%
@@ -325,7 +327,7 @@ def head_numbers(look: Look, kind: str) -> Tensor:
 
 
 # %% [markdown]
-# Check: known cases. (`tests/test_ch15_looking_inside.py` computes all five again in plain loops.)
+# Check: known cases.
 
 # %%
 for n in (1, 2, 7):
@@ -349,6 +351,11 @@ def even_look(look: Look) -> Look:
     return replace(look, maps=maps)
 
 
+# %%
+for name, look, head in (("encoder 2.1", park, (1, 0)), ("even", even_look(park), (0, 0))):
+    numbers = zip(HEAD_NUMBERS, head_numbers(look, "encoder")[head].tolist(), strict=True)
+    print(f"{name}, in one sentence:", ", ".join(f"{what} {x:.2f}" for what, x in numbers))
+
 # %% [markdown]
 # Now all heads, over 1,014 validation sentences of Multi30k and the model's own translations (`python -m scripts.studies.heads --save true` made the record; minutes).
 #
@@ -368,10 +375,12 @@ for kind, rows in heads.groupby("kind", sort=False):
         most = rows.nlargest(5, number)[["name", number]].to_numpy()
         shares, mean = ", ".join(f"{name} {share:.2f}" for name, share in most), rows[number].mean()
         print(f"{kind}, {number}: {shares}; mean {mean:.2f}, even {even[number]:.2f}")
+    sharp = rows.nsmallest(2, "entropy")[["name", "entropy"]].to_numpy()
+    print(f"{kind}, least entropy:", ", ".join(f"{name} {bits:.1f} bits" for name, bits in sharp))
 
 # %% [markdown]
-# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention would; the next one gives 16%. None reaches the half of BERT's. In the decoder three lead with 36 to 42%, but even attention gives 17% there, and the others follow without a gap. In cross-attention the same place gets four times as much as from even attention, and its neighbours twice as much: weight lies near the diagonal.
-# - **Sinks**: a trace. In the encoder and in cross-attention the separators get *less* than from even attention, on the mean. In the decoder two heads of the first layer, 1.4 and 1.7, give `<s>` twice as much as even attention (0.23 and 0.21, not 0.10). On the mean the 24 give less.
+# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention would; the next one gives 16%. None reaches one half, as in BERT. In the decoder three lead with 36 to 42%, but even attention gives 17% there, and the others follow without a gap. In cross-attention the same place gets four times as much as from even attention, and its neighbours twice as much: weight lies near the diagonal.
+# - **Sinks**: a trace. In the encoder and in cross-attention the separators get *less* than from even attention, on average. In the decoder two heads of the first layer, 1.4 and 1.7, give `<s>` twice as much as even attention (0.23 and 0.21, not 0.10). On average the 24 give less.
 #
 # A finding about one model is a question to the next one, not a fact about attention. And a weight isn't yet an effect: whether a head is of any use is [chapter 16](ch16_intervening.ipynb)'s question.
 #
@@ -379,7 +388,7 @@ for kind, rows in heads.groupby("kind", sort=False):
 #
 # > **In short.** Which German word is each English word's? People can say. So ask the heads the same, and count their mistakes.
 #
-# For each of our fifty pairs we drew the links by hand ([`captions.py`](../scripts/corpora/captions.py)). A *sure* link is one that everyone would draw. A *possible* link is one that somebody might: German "sitzt" is English "is sitting", so "sitting" is sure and "is" possible. With $S$ the sure links, $P \supseteq S$ all of them, and $A$ those that a method finds, the *alignment error rate* is (Och and Ney 2003)
+# For each of our fifty pairs we drew the links by hand ([`captions.py`](../scripts/corpora/captions.py)). A *sure* link is one that everyone would draw. A *possible* link is one that somebody might: German "sitzt" is English "is sitting", so "sitting" is sure and "is" possible. With $S$ the sure links (here not a length), $P \supseteq S$ all of them, and $A$ those that a method finds, the *alignment error rate* is (Och and Ney 2003)
 #
 # $$ \mathrm{AER} = 1 - \frac{|A \cap S| + |A \cap P|}{|A| + |S|}. $$
 #
@@ -416,7 +425,7 @@ counts = [
     sum(len(links) for links in side)
     for side in zip(*((p.sure, p.possible - p.sure) for p in captions), strict=True)
 ]
-print(f"{counts[0]} sure links and {counts[1]} possible ones in {len(captions)} captions")
+print(f"{counts[0]} sure links and {counts[1]} merely possible ones in {len(captions)} captions")
 
 # %% [markdown]
 # Heads look at pieces, links are between words. As Clark et al. did: weight *to* a word is the sum over its pieces, weight *from* a word the mean over its pieces.
@@ -513,15 +522,15 @@ rates = {moment: error_rates(captions, maps) for moment, maps in word_maps.items
 alignment_rates_chart(rates)
 
 # %% [markdown]
-# The one that must guess shows it better, in all 24 heads. (No 24 confirmations: the two panels read nearly the same rows, one word apart.) It seems that each query fetches the German word that it needs next. In deeper models the query that has read the word was found better, in the lower layers (Exercise 3). So measure yours.
+# The one that must guess shows it better, in all 24 heads. (They aren't 24 independent proofs: both panels read nearly the same rows, one word apart.) It seems that each query fetches the German word that it needs next. In deeper models the query that has read the word was found better, in the lower layers (Exercise 3). So measure it in your own model.
 #
 # How good is the best head? To compare it with:
 #
 # - a random German word; and the word at the same relative place, a guess that knows no word;
 # - the mean over all heads;
-# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from sentence pairs alone. It shares each English word out among the German words of its sentence, in proportion to the probabilities so far, makes new probabilities of the shares, and repeats that five times. It knows nothing of order. It learned from the training pairs and these fifty, without their links. ([`scripts/studies/heads.py`](../scripts/studies/heads.py) has it in thirty lines.)
+# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from sentence pairs alone. Its table, p(English word | German word), is even at first. It shares each English word out among the German words of its sentence by this table, makes a new table of the shares, and repeats that five times. It knows nothing of order. It learned from the training pairs and these fifty, without their links. ([`scripts/studies/heads.py`](../scripts/studies/heads.py) has it in thirty lines.)
 #
-# A head is chosen among 24, and the best of 24 looks good by luck. So each half of the captions is judged by the head that was best on the other half.
+# A head is chosen among 24, and the best of 24 looks good by luck. So each half of the captions is judged by the head that was best on the other half. In brackets stand the middle 95% of 10,000 redraws of the fifty captions.
 
 
 # %%
@@ -565,7 +574,7 @@ for name in ("the same relative place", "mean over all heads", "IBM Model 1"):
 alignment_methods_chart(errors)
 
 # %% [markdown]
-# A random word is wrong nine times in ten, and so are most heads in the panel on the right. On the left, 13 of 24 do no better than the guess by place, though for some the difference is tiny. But the best head makes six tenths of that guess's errors, 0.21 against 0.36, though nobody ever told the model what a word's translation is. Whether it is better than the mean over all heads is open: that interval touches 0. And the dictionary of 1993 beats it: aligning is *its* task, and it has read the English word, which the head must help to find.
+# A random word is wrong nine times in ten, and so are most heads in the right panel of the chart before. In the left one, 13 of 24 do no better than the guess by place, though for some the difference is tiny. But the best head makes six tenths of that guess's errors, 0.21 against 0.36, though nobody ever told the model what a word's translation is. Whether it is better than the mean over all heads is open: that interval touches 0. And the dictionary of 1993 beats it: aligning is *its* task, and it has read the English word, which the head must help to find.
 #
 # Only fifty captions are judged, and one annotator drew all links.
 #

@@ -125,7 +125,7 @@ def heads_silenced(
 
 
 # %% [markdown]
-# Check: with one head replaced by a constant, the layer's output is what the formula says. (Tests hold that weights come back to the bit, even after an error.)
+# Check: with one head replaced by a constant, the layer's output is what the formula says.
 
 # %%
 torch.manual_seed(0)
@@ -176,7 +176,7 @@ print("with cross-attention silenced:", trained.tokenizer.decode(blind[0].tolist
 #
 # ## What is each head worth?
 #
-# BLEU would need many sentences to see a head: it counts one only where it changes a *word*. The probability of the reference moves a little with every change. So ask how much $-\log p$ of the reference goes up, in nats a token, under teacher forcing. That needs no search, either.
+# BLEU sees a head only where a *word* changes, so it would need many sentences. The probability of the reference moves a little with every change. So ask how much $-\log p$ of the reference goes up, in nats a token, under teacher forcing. That needs no search, either.
 
 
 # %%
@@ -256,7 +256,7 @@ for name, instead in (("silent", ()), ("its mean", [words["encoder"][1, :, 0].me
     print(f"encoder 2.1, {name}: {change:+.4f} nats a token")
 
 # %% [markdown]
-# Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save true`, minutes). The means are over all positions of the same pairs. For each head, p is Student's, of 1,014 differences: each reference's $-\log p$ without the head, less that with it.
+# Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save true`, minutes). The means are over all positions of the same pairs. For each head a paired t-test compares the losses of the 1,014 references with and without it.
 #
 # Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's steps (`pass_together`, in [`verdict.py`](../scripts/studies/verdict.py)) guard against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on, up to the first that isn't.
 #
@@ -270,19 +270,19 @@ passed = {way: pass_together(heads[f"{way} p"].tolist()) for way in ("silent", "
 for way, ok in passed.items():
     alone = sum(heads[f"{way} p"] < 0.05)
     print(f"{way}: {sum(ok)} of {len(heads)} pass; {alone} have p < 0.05 if tested alone")
-dearest = heads.nlargest(3, "silent")[["name", "silent"]].to_numpy()
-print("dearest:", ", ".join(f"{name} {nats:.4f}" for name, nats in dearest))
+costliest = heads.nlargest(3, "silent")[["name", "silent"]].to_numpy()
+print("costliest:", ", ".join(f"{name} {nats:.4f}" for name, nats in costliest))
 print(f"the loss goes up: {sum(heads['silent'] > 0)} of 72, of {record['loss']:.2f} nats a token")
 milder = (heads["mean"] < heads["silent"]).groupby(heads["kind"], sort=False).sum()
 print("the mean is milder than silence, of 24 each:", milder.to_dict())
 worth_chart(record["heads"], passed["silent"], record["splits"]["val"])
 
 # %% [markdown]
-# A third of them pass when silent, about half by their means. (To pass says that the loss changes, not that the head has a job of its own.) None costs much: even with all 72 at once no interval reaches 0.014 nats, of 1.60. (Michel et al. 2019 found that most heads of a larger translator, and of BERT, can go alone.) Without a head the loss goes up for 71 of 72. Any disturbance of a trained model may cost a little, so noise of the same size would be a fair baseline. We didn't run it.
+# A third of them pass when silent, about half when replaced by their mean. (To pass says that the loss changes, not that the head has a job of its own.) None costs much: even intervals corrected for 72 heads (not shown) stay below 0.014 nats, of 1.60. (Michel et al. 2019 found that most heads of a larger translator, and of BERT, can go alone.) Without a head the loss goes up for 71 of 72. Any disturbance of a trained model may cost a little, so noise of the same size would be a fair baseline. We didn't run it.
 #
-# Is the mean milder? Not here: for no head of cross-attention, and for 17 of the other 48. So measure both.
+# Is the mean milder? Mostly not: for 17 of 48 heads of self-attention, and for none of cross-attention. So measure both.
 #
-# One more look. Cross-attention 2.8 and 1.5 were the best aligners of chapter 15. **Predict.** What are they worth, given all the others? And how well does the dearest head align?
+# One more look. Cross-attention 2.8 and 1.5 were the best aligners of chapter 15. **Predict.** What are they worth, given all the others? And how well does the costliest head align?
 
 # %%
 looks = [look_at(trained, *pair.texts) for pair in captions]  # teacher forcing
@@ -295,7 +295,7 @@ judged = judged.sort_values("AER").iloc[[0, 1, -1]]
 print(judged.round({"silent": 4, "AER": 2}).to_string(index=False))
 
 # %% [markdown]
-# Hardly anything for the two best aligners, given the others: they may stand in for each other. The dearest head of cross-attention is the *worst* aligner. Over all 24, error and worth show no clear relation (0.28, p 0.18). A striking map is no proof of worth, and a dull map doesn't prove that there is none.
+# Hardly anything for the two best aligners, given the others: they may stand in for each other. The costliest head of cross-attention is the *worst* aligner. Over all 24, error and worth show no clear relation (0.28, p 0.18). A striking map is no proof of worth, and a dull map doesn't prove that there is none.
 #
 # ### All eight together
 #
@@ -308,7 +308,7 @@ by_layer["times"] = (by_layer["together"] / by_layer["added"]).round(1)
 by_layer.round({"together": 3, "added": 3})
 
 # %% [markdown]
-# ("Added": the eight alone, added up.) All eight together cost more than that in every layer, and in cross-attention five to seven times as much. Is that only because more is disturbed? Then eight heads from anywhere should do it, too. But nine random heads, below, cost 0.017 to 0.033, about nine times the mean worth (0.024). So heads of cross-attention stand in for one another. (Whether only within their layer we didn't ask: the random heads are of all kinds.) Without a whole layer of them 0.12 nats are lost at most.
+# ("Added": the eight alone, added up; "times": together / added.) All eight together cost more than their sum in every layer, in cross-attention five to seven times as much. Would any eight heads? No: nine random heads (below) cost 0.017 to 0.033, about their sum (nine mean worths are 0.024). So heads of cross-attention stand in for one another. (Whether only within their layer we didn't ask: the random heads are of all kinds.) Without a whole layer of them 0.12 nats are lost at most.
 #
 # How far can one go? Michel et al. (2019) silenced heads in the order of a gradient's estimate of their worth. Our order is the chart's, from validation pairs, and is judged on a test split. Five random orders stand beside it.
 
@@ -323,7 +323,7 @@ print("of 45, heads of cross-attention, and nats:", at_45[["cross", "nats"]].to_
 pruning_chart(record)
 
 # %% [markdown]
-# At first the order helps: with 9 heads silent, 0.004 nats are lost, and nearly four times as much or more at random. Then it turns. With 36 silent it is in the middle of the random orders, with 45 behind all five. (Five are few: of six orders one is the last, by chance alone.) A worth was measured with all the others there, stand-ins too. The order doesn't spare cross-attention: of the first 36 heads 16 are its, where 12 would be even. And by and large, the more of them are among the 45, the more is lost.
+# At first the order helps: with 9 heads silent, 0.004 nats are lost, and 0.017 or more at random. Then it turns. With 36 silent it is in the middle of the random orders, with 45 behind all five. (Five are few: of six orders one is the last, by chance alone.) A worth was measured with all the others there, stand-ins too. The order doesn't spare cross-attention: 16 of its first 36 heads are of cross-attention, where 12 would be even. And by and large, the more of them are among the 45, the more is lost.
 #
 # ## Patching
 #
@@ -386,7 +386,7 @@ clean, foreign = (
 print(f"log p(her) − log p(his): {clean:+.1f}, and {foreign:+.1f} with all of the other's source")
 
 # %% [markdown]
-# The second number is the check: the English text still says "woman", but the source decides. **Predict.** One vector at a time now: ten positions, four depths. Is "Frau" enough to turn *her* into *his*? Is "ihrem"?
+# The second number is the check: the English text still says "woman", but the source decides. **Predict.** One vector at a time now: ten positions, four depths. Is exchanging "Frau" enough to turn *her* into *his*? Is "ihrem"?
 
 
 # %%
@@ -410,7 +410,7 @@ print(f"both words at once: {both:+.1f}")
 patch_chart(table, words)
 
 # %% [markdown]
-# Two columns stand out, at every depth. At the first three, "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, odds of almost 4 to 1 for *his*, and "Frau" counts less there: in its last layer the encoder seems to have brought some of it from *Frau* to *ihrem*. "Frau" alone never brings about *his*; both words together do nearly all that the other sentence does. No other state alone matters.
+# Two columns stand out, at every depth. At the first three, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, odds of almost 4 to 1 for *his*, and "Frau" counts less there: in its last layer the encoder seems to have brought some of it from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does. No other state alone matters.
 #
 # One sentence pair, chosen because it works. A patch shows what *this* run rests on; whether the model always reads "ihrem" so takes hundreds of pairs (Meng et al. 2022 did it that way, to find where a language model keeps facts).
 #
@@ -445,7 +445,7 @@ def logit_lens(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# (At the last layer the lens is the model itself; a test says so.) **Predict.** Tables are tied in this model: a token's embedding is also its row in the generator. What will the lens say of the bare embedding?
+# **Predict.** Tables are tied in this model: a token's embedding is also its row in the generator. What will the lens say of the bare embedding?
 
 # %%
 agreement = torch.zeros(4)  # N + 1
@@ -464,7 +464,7 @@ early = (here, len(looks[::2]), agreement[1].item())
 lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read], early)
 
 # %% [markdown]
-# The bare embedding repeats the word just read. After the first layer the lens agrees with the final choice in three of ten cases, and in fewer than two of ten before each text's last two positions; after the second in about eight. It is a crude instrument, ground for the last layer: "not readable yet" is not "not there yet".
+# The bare embedding repeats the word just read. After the first layer the lens agrees with the final choice in three of ten cases (fewer than two of ten without each text's last two positions), after the second in about eight. It is a crude instrument, ground for the last layer: "not readable yet" is not "not there yet".
 #
 # ## What attention weights do not tell
 #
@@ -476,7 +476,7 @@ lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read], ear
 #
 # $$ w_s \cdot v_s, \qquad v_s = (x_s W^V_i + b_i)\,W^O_i \quad \text{of shape (D,)}. $$
 #
-# A large weight on a short $v_s$ says little (Kobayashi et al. 2020).
+# A large weight on a short $v_s$ says little (Kobayashi et al. 2020). We take the decoder's first self-attention, over our fifty captions.
 
 
 # %%
@@ -519,9 +519,7 @@ both = {"weight": share.tolist(), "share of the contribution": contribution.toli
 pd.DataFrame(both, index=going_on[: row + 1]).T.round(2)
 
 # %% [markdown]
-# One row, chosen to show it: the `<s>` has more than six tenths of its weight, and three tenths of the contribution. (Shares of lengths: contributions can also cancel.) Over all rows of this layer it has 18% of the weight, and 14% of the contribution. In nine of ten rows, over our fifty captions, the same key has the most of both; many rows are short, so that is less than it sounds.
-#
-# (Other weights can also give the same output. A head's output has $d_k = 32$ numbers. Over more than 33 tokens other weights give exactly the same output, as Brunner et al. 2020 showed.)
+# One row, chosen to show it: the `<s>` has more than six tenths of its weight, and three tenths of the contribution. (Shares of lengths: contributions can also cancel.) Over all rows of this layer it has 18% of the weight, and 14% of the contribution. In nine of ten rows the same key has the most of both; many rows are short, so that is less than it sounds.
 #
 # ### The weight is not the effect
 #
@@ -553,25 +551,25 @@ for number, look in enumerate(looks):
     found = {
         "most weight": weights.argmax(-1) == dearest,
         "same place": place == dearest,
-        "needed": effect.amax(-1) >= math.log(2),  # p falls to half, or further
+        "needs the source": effect.amax(-1) >= math.log(2),  # p falls to half, or further
         "rank correlation": [spearmanr(*both).statistic for both in by_word],
     }
     rows.append(pd.DataFrame(found).assign(caption=number))
 erased = pd.concat(rows)
 told = ["most weight", "same place", "rank correlation"]
-print(f"{len(erased)} tokens; needed: {erased['needed'].mean():.0%}")
+print(f"{len(erased)} tokens; {erased['needs the source'].mean():.0%} need the source")
 print(erased[told].mean().round(2).to_dict())
 erased["lead"] = erased["most weight"].astype(int) - erased["same place"].astype(int)
 sums = erased.groupby("caption")["lead"].agg(["sum", "size"]).to_numpy()
 draws = sums[np.random.default_rng(0).integers(50, size=(10_000, 50))].sum(1)  # captions anew
 low, high = np.quantile(draws[:, 0] / draws[:, 1], (0.025, 0.975))
 print(f"most weight, less same place: {low:+.2f} to {high:+.2f}")
-erased.groupby("needed")[told].mean().round(2)
+erased.groupby("needs the source")[told].mean().round(2)
 
 # %% [markdown]
-# Weight here is the mean over all 24 heads, and a token is *needed* if hiding it at least halves the probability. The weights do better than a guess by place, 66% against 52%; over captions drawn anew the lead is 8 to 19 points. Where some token is needed, they point well, 77% against 50%. In the three of ten cases where none is, the place is ahead, 56% to 39%. But half of these are full stops and ends, where a guess by place can hardly miss. (The rank correlation is low in both groups.)
+# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. The rank correlation is that of its weights and effects. The weights do better than a guess by place, 66% against 52%; over captions drawn anew the lead is 8 to 19 points. Where a token needs the source, they point well, 77% against 50%. In the other three of ten cases the place is ahead, 56% to 39%. But half of these are full stops and ends, where a guess by place can hardly miss. (The rank correlation is low in both groups.)
 #
-# Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that weights aren't worthless for it, and asked for the right baselines. (Hiding is no oracle either: the encoder misses the token, too, and the model has never seen a sentence with a hole.)
+# Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that weights aren't worthless because of that, and asked for the right baselines. (Hiding is no oracle either: the encoder misses the token, too, and the model has never seen a sentence with a hole.)
 #
 # ## Summary
 #
@@ -606,23 +604,7 @@ def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
 check(values_silenced)
 
 # %% [markdown]
-# ### Exercise 2 · Shares of the contribution
-#
-# *code · difficulty ●○○ · worth ●●● · 10 minutes*
-#
-# From a head's weights (T, S) and its `heard_values` (S, D), give each key's share of what each query is told: the length of $w_s v_s$, divided by the row's sum of such lengths. (`solution("contribution_shares")` shows ours.)
-
-
-# %%
-def contribution_shares(weights: Tensor, heard: Tensor) -> Tensor:
-    """Weights (T, S) and values (S, D) to shares (T, S) whose rows sum to 1."""
-    ...
-
-
-check(contribution_shares)
-
-# %% [markdown]
-# ### Exercise 3 · On paper
+# ### Exercise 2 · On paper
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
@@ -634,7 +616,7 @@ check(contribution_shares)
 #
 # </details>
 #
-# ### Exercise 4 · Prune and train again
+# ### Exercise 3 · Prune and train again
 #
 # *project · difficulty ●●● · worth ●●○ · 120 minutes*
 #

@@ -323,7 +323,7 @@ class StudyRow:
     group: str
     changes: dict[str, Any] = field(default_factory=dict)
     operate: Callable[[EncoderDecoder], None] | None = None
-    way: Literal["fast", "apart", "textbook"] = "fast"  # apart: but not decoded with a cache
+    way: Literal["fast", "apart", "textbook"] = "fast"  # apart: only the fast decoder can't see it
 
     def config(self, base: TrainConfig, **more: Any) -> TrainConfig:
         """`base` with this row's settings, and `more`."""
@@ -412,7 +412,7 @@ of_base.pivot(index="dropout", columns="lr", values="loss").rename_axis(columns=
 # %% [markdown]
 # None. At every rate less dropout is better: 2.10 nats a piece without, 2.52 with 0.2. Perhaps so small a model has no time, in five passes, to learn its captions by heart. So the base has no dropout, and its peak rate is 0.0084.
 #
-# The rows that change depth, width, norm or warm-up may want another rate. For each of these we try the base's rate, its half and its double, and go on in the better direction until the best rate has worse ones on both sides.
+# The rows that change depth, width, norm, warm-up, the residual roads or the scale may want another rate. For each of these we try the base's rate, its half and its double, and go on in the better direction until the best rate has worse ones on both sides.
 #
 # **Predict.** Which model wants a higher rate, the wide one or the narrow one?
 
@@ -434,13 +434,13 @@ rates = best_rates(without, rate)
 rates.round(4)
 
 # %% [markdown]
-# The gain is what a row would lose at the base's rate. (Gains below 0.045 are within what two seeds may differ by.) The narrow model wants twice that rate, the wide one and post-norm half of it. Without residual roads it is an eighth.
+# The gain is what a row would lose at the base's rate. (Two seeds may differ by 0.045, as we'll see.) The narrow model wants twice that rate, the wide one and post-norm half of it. Without residual roads it is an eighth.
 #
 # **Pitfall.** *One rate for all.* At the base's rate post-norm without warm-up would be 1.4 nats worse than it need be, and the wide model's lead would shrink by 0.18. A table made that way ranks how well each row suits the base's rate. (These are single runs, with the sweep's seed. The rows that aren't here, such as the numbers of heads, have the base's rate unswept.)
 #
 # ## What is a difference, and what is chance
 #
-# > **In short.** Train one model with three seeds and you get three losses. A change that moves the loss by less has shown nothing. And with many rows, what chance seldom does it will do somewhere.
+# > **In short.** Train one model with three seeds and you get three losses. A change must move the loss by clearly more than chance does. And with many rows, what chance seldom does it will do somewhere.
 #
 # Table 3 gives one number a row, and no spread. Here each row has three runs, with seeds that no sweep has seen. Each row's own scatter is known badly. So we assume that all rows scatter alike, and add up the squares of their distances from their own means:
 #
@@ -480,7 +480,7 @@ for name, count in alarms.items():
 #
 # ## What the recorded runs show
 #
-# > **In short.** Each dot is a run. The band is what the base does with other seeds. Look at the band first; but a row's mean must lie further out, by about 0.04, to be told apart.
+# > **In short.** Each dot is a run. The band is what the base does with other seeds. Look at the band first; but to be told apart a row's mean must lie about 0.04 from zero.
 #
 # The record is [`table3-multi30k.json`](../results/table3-multi30k.json). Beside our rows stand the paper's that change the same thing by about as much: we halve two layers, Table 3 goes from six to four. (For dropout, the paper's difference is from its row without.) Both are differences in nats per piece: ours of the validation loss, the paper's of its perplexity's logarithm.
 
@@ -574,20 +574,20 @@ print("not in", ", ".join(signs[~signs].index))
 # %% [markdown]
 # The interval from low to high holds 95% for a row on its own; the verdict tests all rows together, so it asks for more.
 #
-# Do all rows scatter alike? Not quite: one row, nearly broken, makes a third of the sum of squares. Without it two more rows pass. So for these two the verdict depends on the assumption. By its own scatter and the base's alone (Welch's test, p = 0.08), four layers wouldn't pass either.
+# Do all rows scatter alike? Not quite: one row, nearly broken, makes a third of the sum of squares. Without it two more rows pass. So for these two the verdict depends on the assumption. And four layers pass by the common scatter only: by their own and the base's (Welch's test, p = 0.08) they wouldn't.
 #
 # What the record says, *in this setting*:
 #
 # - **Width** helps most: `d_model` 128 has the lowest loss, 0.24 nats below the base, and 33.1 BLEU against 30.1. (Its layers hold 2.8 times as much.) Half the width costs 0.39. The feed-forward layer's width matters less: half of it costs 0.05.
 # - **Without residual roads** the model hardly learns, with only two layers a side, and though a rate was found for it: 2 BLEU. Chapter 5 shows a possible reason, that the gradient's direct road is gone; we didn't measure it here.
 # - **Without $1/\sqrt{d_k}$** the loss is 0.23 nats higher, though $d_k$ is only 16. A model could learn shorter queries to make up for it. Whether it did, we didn't measure.
-# - **Post-norm** costs 0.15 nats with warm-up. Without warm-up both lose about as much, 0.17 and 0.18: here post-norm needs it no more than pre-norm.
+# - **Post-norm** costs 0.15 nats with warm-up. To drop warm-up costs post-norm 0.17 more, and the base, which is pre-norm, 0.18: here post-norm needs it no more than pre-norm.
 # - **Positions** are needed in the encoder: 25 BLEU without. In the decoder they are worth 0.03 nats, and whether that is more than chance depends on the assumption above. Learned or sinusoids: no difference is seen, here and in the paper.
-# - **Heads**: one, two, four and eight aren't told apart; sixteen, of four numbers each, are worse. Keys of four numbers for each of four heads are worse, too.
+# - **Heads**: one, two and eight aren't told apart from four; sixteen, of four numbers each, are worse. Shorter keys for four heads are worse, too.
 # - **Depth**: one layer costs 0.10. Four layers a side cost 0.04 instead of gaining, at the rate found; the paper's eight change next to nothing.
 # - **Dropout**: 0.1 costs 0.19 nats here. The paper's gained 0.16 by it.
 #
-# And do ours and the paper's agree? In sign yes on widths, lengths of keys and smoothing, no on eight heads, more layers and dropout. In size often not: `d_model` is worth two and a half to four times as much here. (The sign of a small difference may be chance.)
+# And do ours and the paper's agree? In sign yes on widths, lengths of keys and smoothing, no on eight heads, more layers and dropout. In size often not: `d_model` is worth two and a half to over four times as much here. (The sign of a small difference may be chance.)
 #
 # ## What they can't show
 #
@@ -607,7 +607,7 @@ print(f"the base's seeds: {max(by_row[THE_BASE]) - min(by_row[THE_BASE]):.3f} na
 #
 # - **Five passes.** The paper's models trained for much longer, gained by dropout, and didn't lose by depth. Whether time is the reason, a study of one length can't say.
 # - **The loss isn't BLEU.** Without smoothing the loss is lower by 0.07, and with twice as much it is higher by 0.14. BLEU, 0.4 lower in both, tells neither from the base. A model taught to aim at 90% or 80% pays for it in nats.
-# - **Rates were swept by factors of two**, for eleven rows, with one seed. By parabolas through the sweeps, finer ones might gain four layers 0.04, no warm-up 0.08, and post-norm without it 0.15. The rows that weren't swept have the base's rate, which may count against them.
+# - **Rates were swept by factors of two**, for eleven rows, with one seed. By parabolas through the sweeps, finer ones might gain four layers 0.04 (which then wouldn't be worse), no warm-up 0.08, and post-norm without it 0.15. The rows that weren't swept have the base's rate, which may count against them.
 # - **The sentences** are another chance, which chapter 10 measures. Verdicts here are about seeds alone.
 #
 # ## Summary
@@ -678,6 +678,6 @@ check(shared_layers)
 #
 # *project · difficulty ●●● · worth ●●● · 60 minutes*
 #
-# Add a row to `STUDY_ROWS`: the shared layers of Exercise 3, say (which way does the fast path see them?). Write down the verdict that you expect. Put its name into `SWEPT` of [`table3.py`](../scripts/studies/table3.py) and run `python -m scripts.studies.table3 --save true`: only your runs are missing. Does its best rate differ from the base's? And what does one more row do to the verdicts of all others?
+# Add a row to `STUDY_ROWS` in [`ch19_ablations.py`](../scripts/ch19_ablations.py): the shared layers of Exercise 3, say (which `way` does it need?). Write down the verdict that you expect. Put its name into `SWEPT` of [`table3.py`](../scripts/studies/table3.py) and run `python -m scripts.studies.table3 --save true`: only your runs are missing. Does its best rate differ from the base's? And what does one more row do to the verdicts of all others?
 #
 # Next: [Chapter 20 · Scaling](ch20_scaling.ipynb)

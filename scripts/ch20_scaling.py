@@ -119,7 +119,7 @@ for law, losses in exact.items():
 #
 # > **In short.** A library's least squares finds the numbers. What should be small is the error of $\log L$, so that a percent counts the same everywhere.
 #
-# The problem isn't convex, so a fit may end in a valley that isn't the deepest. We start at several places and keep the best end. (Hoffmann et al. minimise Huber's loss, which counts large errors linearly: one failed run can't pull that far. We have none.)
+# The problem isn't convex, so a fit may end in a valley that isn't the deepest. We start from several guesses and keep the best end. (Hoffmann et al. minimise Huber's loss, which counts large errors linearly: one failed run can't pull that far. We have none.)
 
 # %%
 STARTS = {
@@ -288,7 +288,7 @@ def grid_of(record: dict[str, Any]) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 # %% [markdown]
-# **Predict.** Which gains more from the smallest place: 14 times as many parameters, or 16 times as many captions?
+# **Predict.** Which gains more from the smallest model on the smallest part: 14 times as many parameters, or 16 times as many captions?
 
 # %%
 places, seeds = grid_of(load_record("grid-multi30k"))
@@ -297,10 +297,11 @@ spread = np.log(seeds).std(axis=1, ddof=1) / math.sqrt(seeds.shape[1])  # of eac
 by_share = pd.Series(spread**2).groupby(places["share"]).mean() ** 0.5
 print(f"{len(places)} places, {seeds.size} runs; at {finished.sum()} places all three finished")
 print(f"chance in a mean: {by_share[1]:.1%} on all captions, {by_share[16]:.1%} on a sixteenth")
-places.pivot(index="all", columns="tokens", values="loss").round(2)
+table = places.pivot(index="all", columns="tokens", values="loss").round(2)
+table.rename_axis("parameters")
 
 # %% [markdown]
-# From the smallest place the captions gain 0.85 nats, the parameters 0.19. On all captions the same parameters gain 1.21. Which law has room for that?
+# From the smallest model on the smallest part the captions gain 0.85 nats, the parameters 0.19. On all captions the same parameters gain 1.21. Which law has room for that? We fit four times: N without and with the tables of embeddings, then the finished runs alone, then D as the tokens read.
 
 # %%
 inside = (places["d_model"].lt(96) & places["share"].gt(1)).to_numpy()
@@ -335,11 +336,11 @@ lines = {law.__name__: law(fitted[law, "all parameters"][0], N, D) for law in (a
 grid_chart(places.assign(N=N, D=D, **lines), "joint", "additive")
 
 # %% [markdown]
-# The additive law cannot describe it: its errors fan out, one way on few tokens, the other way on many. (Sixty other starts find no better fit.) The joint law has a number less, misses a third as much, and predicts the hidden runs better, whichever parameters are counted. So it is chosen. And the additive law is sure of a floor, as in our experiment: 0.99 by all runs, and zero by the finished ones. (Zero is the bound that we set. A number at its own bound isn't an estimate. The joint law, given a floor, leaves it there, too.)
+# The additive law cannot describe it: its errors fan out, one way on few tokens, the other way on many. (Sixty other starts find no better fit.) The joint law has a number less, misses a third as much, and predicts the hidden runs better, whichever parameters are counted. (That changes α, 0.21 or 0.30, not the choice.) So it is chosen. And the additive law is sure of a floor, as in our experiment: 0.99 by all runs, and zero by the finished ones. (Zero is the bound that we set. A number at its own bound isn't an estimate. The joint law, given a floor, leaves it there, too.)
 #
-# The joint law isn't the whole truth: it misses by 1.2%, where chance would by 0.5%. Early stops may have a part in that: fitted to the finished runs alone it misses by 0.4%, where chance would by 0.3%.
+# The joint law isn't the whole truth: it misses by 1.2%, and chance alone would make 0.5%. Early stops may have a part in that: fitted to the finished runs alone it misses by 0.4%, and chance would make 0.3%.
 #
-# **Pitfall.** *Another D.* Here D is the text that there is. Hoffmann's is the text that was read. Look at the last two rows: with what each run had read at its best pass, the additive law is the better one. (How long a run reads is up to its size, so this isn't a fair contest.) A law holds for what it was fitted to.
+# **Pitfall.** *Another D.* Here D is the text that there is. Hoffmann's is the text that was read. Look at the last two rows: with what each run had read at its best pass, the additive law is the better one. (How long a run reads depends on its size: then D isn't independent of N, and the contest isn't fair.) A law holds for what it was fitted to.
 #
 # What to add next? For a twofold of either, the law says how much the loss falls. **Predict.** For the largest model, on a sixteenth and on all captions: twice the parameters, or twice the captions?
 
@@ -366,13 +367,13 @@ for part, view, at in (
 twice.T.rename_axis("the captions; nats less")
 
 # %% [markdown]
-# On a sixteenth more captions help, and more parameters hardly do. On all of them both help. How sure are we? One of the four was run: from a sixteenth to an eighth the largest model fell by 0.57, outside of the interval. And the finished runs forecast other numbers for twice the parameters, outside of the interval, too. An interval knows the noise of seeds, not what the law misses.
+# On a sixteenth more captions help, and more parameters hardly do. On all of them both help. How sure are we? One forecast was run: from a sixteenth to an eighth the largest model fell by 0.57, outside of the interval. And the finished runs forecast other numbers for both, outside of the intervals, too. An interval knows the noise of seeds, not what the law misses.
 #
 # ## Two laws from one set of runs
 #
 # > **In short.** A law is used to choose a size. Two fits of the additive law, to much the same published runs, choose different ones.
 #
-# A training takes about $6ND$ operations: for each parameter and token two forward and four backward. So for a budget C, each N has its $D = C/(6N)$, and one N is best. Besiroglu et al. (2024) read most of the runs of Hoffmann et al. off a figure and fitted them anew: the printed constants don't fit them, and the printed intervals are too narrow. They also found more digits of the constants in that paper's source. **Predict.** How far apart are the best sizes, for the budget of Chinchilla itself (70 billion parameters, 1.4 trillion tokens)?
+# A training takes about $6ND$ operations: for each parameter and token two forward and four backward. So for a budget C, each N has its $D = C/(6N)$, and one N is best. Besiroglu et al. (2024) read most of the runs of Hoffmann et al. off a figure and fitted them anew: the printed constants don't fit them, and the printed intervals are too narrow. They also found more digits of the constants in that paper's source. **Predict.** How far apart are the best sizes, for the budget of Chinchilla, the model that Hoffmann et al. trained (70 billion parameters, 1.4 trillion tokens)?
 
 # %%
 budget = 6 * 70e9 * 1.4e12
@@ -391,17 +392,17 @@ for name, (E, A, alpha, B, beta) in constants.items():
 pd.DataFrame(best_for).T
 
 # %% [markdown]
-# The refit agrees with Chinchilla itself, and with the paper's two other methods: about twenty tokens a parameter. The printed constants don't. Some of that is rounding, as the second row shows.
+# The refit agrees with Chinchilla's own size, and with two other methods in Hoffmann's paper: about twenty tokens a parameter. The printed constants don't. Some of that is rounding, as the second row shows.
 #
 # ## How far 29,000 pairs carry
 #
 # > **In short.** They choose between two laws. They don't find a floor.
 #
-# - **Why the joint law?** From little text a large model soon learns by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse. What it could still learn doesn't count.
-# - **Is it the training's fault?** A run that stops early stops while the rate is still high. But the finished runs alone choose the joint law, too. What they can't separate is text from length: on all captions a run reads up to 4.3 million tokens, on a sixteenth 1.1. So β is for both.
-# - **What it doesn't say**: the entropy of captions (the joint law falls to zero, which no text can); what ten million parameters do (ours end below one million); what dropout would change. It is made for large models on little text.
+# - **Why the joint law?** From little text a large model soon learns by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse. So what a large model could learn in more passes never counts.
+# - **Is it the training's fault?** A run that stops early stops while the rate is still high. But the finished runs alone choose the joint law, too. What they can't separate is text from length: on all captions a run reads up to 4.3 million tokens, on a sixteenth 1.1. So β measures both together.
+# - **What it doesn't say**: the entropy of captions (the joint law falls to zero, which no text can); what ten million parameters do (ours end below one million); what dropout, made for large models on little text, would change.
 # - **Text that comes again** has laws of its own. Muennighoff et al. (2023) find that up to four passes are nearly as good as new text, and later ones less and less. Our best weights came after 7 to 18.
-# - **Chinchilla's rule** of twenty tokens a parameter is for text that is read once. The shipped model has 17 parameters for each token.
+# - **Chinchilla's rule** of twenty tokens a parameter is for text that is read once.
 #
 # ## Summary
 #
@@ -455,7 +456,7 @@ check(best_size)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# `held_out` hides the largest. Hide each in turn: `leave_one_out(x, losses, fit)` calls `fit(x, losses)` with the other n − 1 places, which returns a function from x (m,) to losses (m,). Return the root of the mean squared residual of $\log L$ at the hidden places. (`solution("leave_one_out")` shows ours.) With it the joint law misses by 1.5% on our grid, and by 2.5% where the ends are hidden: to predict outside is harder.
+# `held_out` hides the largest. Hide each in turn: `leave_one_out(x, losses, fit)` calls `fit(x, losses)` with the other n − 1 places, and gets a function that predicts losses (m,) from x (m,). (For our grid, let x be row numbers of `places`.) Return the root of the mean squared residual of $\log L$ at the hidden places. (`solution("leave_one_out")` shows ours.) With it the joint law misses by 1.5% on our grid, and by 2.5% where the ends are hidden: to predict outside is harder.
 
 
 # %%
@@ -477,7 +478,7 @@ check(leave_one_out)
 #
 # The pieces are others: a nat *per piece* depends on the vocabulary. The texts are others: captions of photographs are far more predictable. And the task is another: we predict a sentence whose translation is given.
 #
-# The exponents don't depend on the unit of the loss. But they depend on text, task, which parameters are counted, how well each size was trained, and on the form: in the table above one set of runs has two α.
+# The exponents don't depend on the unit of the loss. But they depend on text, task, which parameters are counted, how well each size was trained, and on the form: in the table of *The grid* the same runs give an α from 0.21 to 0.54.
 #
 # </details>
 #

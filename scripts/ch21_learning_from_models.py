@@ -334,7 +334,7 @@ def back_translated(
 
 
 # %% [markdown]
-# **Pitfall: the model's text on the side that is learned.** Turn around once too often, and a person's target, which was known, is thrown away for what a weak model makes of it. (Distillation does that on purpose, with a strong teacher and for a smaller student.) The *training* loss looks splendid: a model's text is easy. Here a "model" that shouts stands in:
+# **Pitfall: the model's text on the side that is learned.** Turn around once too often, and a person's target, which was known, is thrown away for what a weak model makes of it. The *training* loss looks splendid: a model's text is easy. Here a "model" that shouts stands in:
 
 # %%
 known = range(0, 20, 4)
@@ -360,9 +360,9 @@ written.loc["people's", "next word's entropy"] = made["people"].str["entropy"].m
 written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 
 # %% [markdown]
-# The part alone reaches a third of the BLEU of all pairs. With greedy German it gains three BLEU, though that German has a BLEU of 8: on the side that is learned stands people's English. Drawn German is far worse, though as varied as people's. It lowers the loss nearly as much as greedy German does (on record), but no gain in BLEU is seen. (Edunov et al. found drawing best except where pairs are few.) Each seed has a reverse model of its own, and with it BLEU changes by a point or more.
+# The part alone reaches a third of the BLEU of all pairs. With greedy German it gains three BLEU, though that German has a BLEU of 8: on the side that is learned stands people's English. Drawn German is far worse, though as varied as people's. It lowers the loss nearly as much, but no gain in BLEU is seen. (Edunov et al. found drawing best except where pairs are few.) Each seed has a reverse model of its own, and with it BLEU changes by a point or more.
 #
-# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. And is it a fair fight? The part alone was best after the seventh of 32 planned passes, while its rate was still high. (Of 8, 16 and 32 planned passes, each at its best rate, 32 had the lowest loss.) The others made five passes over sixteen times as many pairs, and were still getting better. Dropout might help the part; it had none.
+# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. And is it a fair fight? The part alone was best after the seventh of 32 planned passes, while its rate was still high. The others made five passes over sixteen times as many pairs, and were still getting better. Dropout might help the part; it had none.
 #
 # ## Minimum risk
 #
@@ -372,7 +372,7 @@ written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 #
 # $$ R(\theta) = \sum_{y} P(y \mid x; \theta)\, \Delta(y, y^\star), \qquad \Delta(y, y^\star) = 1 - \tfrac{1}{100}\,\text{chrF}(y, y^\star). $$
 #
-# A mark needs no gradient: it is a number, and the gradient goes through $P$. But the sum is over all sentences. Shen et al. (2016, §3) take a set $\mathcal{S}$ of candidates instead, drawn from the model, and a distribution over *it*:
+# A mark is a number; the gradient goes through $P$. But the sum is over all sentences. Shen et al. (2016, §3) take a set $\mathcal{S}$ of candidates instead, drawn from the model, and a distribution over *it*:
 #
 # $$ \tilde R(\theta) = \sum_{y \in \mathcal{S}} Q(y)\, \Delta(y, y^\star), \qquad Q(y) = \frac{P(y \mid x; \theta)^{\alpha}}{\sum_{y' \in \mathcal{S}} P(y' \mid x; \theta)^{\alpha}} $$
 #
@@ -560,7 +560,7 @@ print(f"words a caption, people's: {taught_by['val_words']:.1f}")
 means.loc[["all pairs", "more cross-entropy", "minimum risk"]].drop(columns="loss_teacher").round(2)
 
 # %% [markdown]
-# Minimum risk did what it was asked. chrF, which its marks are made of, went up beyond noise, and BLEU went down. The captions were a bit too short, and are too long now, by nearly a word. That fits: in chrF recall counts twice as much as precision, and BLEU charges for each word too many. 200 more steps of cross-entropy changed nothing beyond noise. Minimum risk lowers even the loss on people's captions, with each seed (on record).
+# Minimum risk did what it was asked. chrF, which its marks are made of, went up beyond noise, and BLEU went down. The captions, a bit too short before, are too long now, by nearly a word. In chrF recall counts twice as much as precision; BLEU charges for each word too many. 200 more steps of cross-entropy changed nothing beyond noise. Minimum risk lowers even the loss on people's captions, with each seed (on record).
 #
 # *What the record can't say:* what another mark, another $\alpha$ or more steps would do. (The reference was one of the candidates.) And by the spread of all rows, BLEU's verdict would be within noise.
 #

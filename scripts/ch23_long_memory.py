@@ -116,7 +116,7 @@ for kind in ("multi-head", "grouped-query", "multi-query", "latent"):
 print(f"and its weights: {236e9 * 2 / 2**30:,.0f} GiB")
 
 # %% [markdown]
-# 366 GiB for one text, nearly as much as its weights. Multi-query would keep least. DeepSeek-V2's authors took latents all the same: they report that latents did better than attention with all heads, and groups did worse. We can't check that.
+# 366 GiB for one text, nearly as much as its weights. Multi-query would keep least. But DeepSeek-V2's authors report that latents did better than attention with all heads, and groups worse. We can't check that.
 #
 # All these grow with the length, T. Two more ideas of this chapter don't. A **window** keeps the last $w$ tokens only. **Linear attention** keeps one matrix a head, whatever the length: the *state*. (Its first form keeps a small vector, too, left out here.) Here is what one layer keeps, by the formulas. The sizes are our choice, so the order of groups and latents means nothing.
 
@@ -324,7 +324,7 @@ for name, seen in reaches.items():
 reach_chart(reaches)
 
 # %% [markdown]
-# (How much arrives is another question.) Today's models mix the two. Gemma 2 ([2024](https://arxiv.org/abs/2408.00118)) alternates them. Gemma 3 ([2025](https://arxiv.org/abs/2503.19786)) has five local layers, with a window of 1,024, for each global one. What does that save?
+# Today's models mix the two. Gemma 2 ([2024](https://arxiv.org/abs/2408.00118)) alternates them. Gemma 3 ([2025](https://arxiv.org/abs/2503.19786)) has five local layers, with a window of 1,024, for each global one. What does that save?
 
 # %%
 for n in (1_024, 8_192, 131_072):
@@ -439,7 +439,7 @@ torch.testing.assert_close(plain[-1], garden + house)
 # %% [markdown]
 # Softmax can't tell equal keys apart either; positions have to help it. (With its denominator, adding would say 0.5 and 0.5 as well.) The delta rule has overwritten.
 #
-# (Each step waits for the one before. As the solution of a triangular system all can be had at once, so such layers train fast, in chunks: [Yang et al. 2024](https://arxiv.org/abs/2406.06484). A test holds our loop against it.)
+# (Each step waits for the one before. Solving a triangular system gives all at once, so such layers train fast, in chunks: [Yang et al. 2024](https://arxiv.org/abs/2406.06484).)
 #
 # **Predict.** Write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? An error of 1 is as bad as answering zero. Beside the rules stand the best state of this size, by least squares, and softmax attention, which keeps all pairs. We try it twice: with the scores $q \cdot k$ as they are (at most 1), and *sharp*, with scores times 20.
 
@@ -624,7 +624,7 @@ for name, sizes in mib.items():
 kept_for_backward_chart(mib)
 
 # %% [markdown]
-# The textbook's 272 MiB: two T × T matrices a head (256), the mask (4), q, k and v (12). Only the last grow twofold, hence 3.8. The tiles' 16: q, k, v and the output (L is small). (One of the two matrices is the softmax's; the other is chapter 1's guard for rows that see nothing. Without it there would be one.)
+# The textbook's 272 MiB: two T × T matrices a head (256), the mask (4), q, k and v (12). Only the last grow twofold, hence 3.8. The tiles' 16: q, k, v and the output (L is small). (One of the two is the softmax's, the other chapter 1's guard for rows that see nothing.)
 #
 # In plain PyTorch tiles save memory. Time we didn't measure: each tile still goes through the main memory. The paper's point is the GPU's small fast memory. A tile fits into it, and computing weights again there is cheaper than fetching them. `F.scaled_dot_product_attention` has that kernel, where masks and device allow it.
 #
@@ -643,7 +643,7 @@ block_means(["2017", "rotary", *rows])
 
 # %% [markdown]
 # - **Groups and multi-query.** In the decoder's self-attention no loss can be told, of up to 1.2 BLEU. With one group across, too, BLEU is 1.2 lower. The interval leaves 0 out, but it is for one row alone; among nineteen the row doesn't pass.
-# - **Latents** keep as little as multi-query, 32 numbers a token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary* either. In the encoder, where no cache is saved, they cost 1.8, and across another 2.8. (We ran *latent* first, and would have said that latents cost 1.9.) Whether 24 numbers are too few there, or one rotary key for all heads, we didn't ask.
+# - **Latents** keep as little as multi-query, 32 numbers a token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary* either. In the encoder, where no cache is saved, they cost 1.8, and across another 2.8. Whether 24 numbers are too few there, or one rotary key for all heads, we didn't ask.
 # - **A window of 4** (in the encoder 3 to each side) is 1.6 ahead of 2017's, with nothing taken away but far words. It tells near from far, as rotary positions do. That may be the reason; we didn't test it.
 # - **Linear attention** can't be told from softmax.
 #

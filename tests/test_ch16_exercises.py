@@ -5,13 +5,7 @@ from contextlib import contextmanager
 from exercising import assert_told_apart
 
 from scripts.ch16_intervening import heads_silenced, heads_silenced_by_hook
-from scripts.exercises.ch16 import (
-    check_contribution_shares,
-    check_values_silenced,
-    contribution_shares,
-)
-
-# Silence, another way
+from scripts.exercises.ch16 import check_values_silenced
 
 
 def silencer(rows_of, keep=lambda part: part.clone(), tidy=True):
@@ -64,29 +58,3 @@ def test_other_ways_are_taken():
     check_values_silenced(silencer(value_rows))
     check_values_silenced(lambda layer, head: heads_silenced([(layer, head)]))
     check_values_silenced(lambda layer, head: heads_silenced_by_hook([(layer, head)]))
-
-
-# Shares of the contribution
-
-
-def test_each_mistake_in_shares_has_a_message_of_its_own():
-    def summed(weights, heard):
-        parts = weights * heard.sum(-1)
-        return parts / parts.sum(-1, keepdim=True)
-
-    def of_the_blend(weights, heard):
-        return weights * heard.norm(dim=-1) / (weights @ heard).norm(dim=-1, keepdim=True)
-
-    def by_column(weights, heard):
-        parts = weights * heard.norm(dim=-1)
-        return parts / parts.sum(0, keepdim=True).clamp_min(1e-9)
-
-    wrong = {
-        "Those are the weights": lambda weights, heard: weights,
-        "divide by the row's sum": lambda weights, heard: weights * heard.norm(dim=-1),
-        "the *blend*": of_the_blend,
-        "over the queries": by_column,
-        "root of the sum of squares": summed,
-        "it's another": lambda weights, heard: contribution_shares(weights, heard**2),
-    }
-    assert_told_apart(check_contribution_shares, wrong)

@@ -363,12 +363,15 @@ def test_what_the_chapter_says_of_weights():
     assert [round(share.item(), 2) for share in said.on_first] == [0.18, 0.14]
     erased = said.erased
     assert erased[said.told].mean().round(2).tolist() == [0.66, 0.52, 0.23]
-    by_need = erased.groupby("needed")[said.told].mean().round(2)
+    by_need = erased.groupby("needs the source")[said.told].mean().round(2)
     assert by_need["most weight"].tolist() == [0.39, 0.77]
-    assert by_need["same place"].tolist() == [0.56, 0.5] and 0.65 < erased["needed"].mean() < 0.75
+    assert (
+        by_need["same place"].tolist() == [0.56, 0.5]
+        and 0.65 < erased["needs the source"].mean() < 0.75
+    )
     assert [round(end, 2) for end in (said.low, said.high)] == [0.08, 0.19]
     stop = said.trained.tokenizer.encode("A dog runs.")[-1]
     ends = torch.cat([(look.wanted[0] == stop) | (look.wanted[0] == EOS) for look in said.looks])
-    others = ~erased["needed"].to_numpy()
+    others = ~erased["needs the source"].to_numpy()
     assert 0.45 < ends.numpy()[others].mean() < 0.55
     assert by_need["rank correlation"].max() < 0.25

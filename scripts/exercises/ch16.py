@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from scripts.book.exercises import blame, same_numbers
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch16_intervening import heads_silenced
 
@@ -55,30 +54,3 @@ def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
     finally:
         for tensor, old in zip(rows, before, strict=True):
             tensor.copy_(old)
-
-
-def check_contribution_shares(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Holds candidate(weights, heard) against lengths written out."""
-    weights = torch.tensor([[0.8, 0.2, 0.0], [0.3, 0.3, 0.4]], dtype=torch.float64)
-    heard = torch.tensor([[0.0, 1.0], [3.0, 4.0], [-6.0, 8.0]], dtype=torch.float64)
-    parts = weights * torch.tensor([1.0, 5.0, 10.0], dtype=torch.float64)
-    blend = (weights @ heard).norm(dim=-1, keepdim=True)
-    columns, sums = parts.sum(0, keepdim=True).clamp_min(1e-9), weights * heard.sum(-1)
-    mistakes = {
-        "Those are the weights. A key whose value is short tells little.": weights,
-        "These lengths don't sum to 1 in each row: divide by the row's sum.": parts,
-        "That divides by the length of the *blend*, in which values may cancel.": parts / blend,
-        "That is shared out over the queries: the sum runs over a row's keys.": parts / columns,
-        "A length is the root of the sum of squares, not a sum of numbers, which cancel.": (
-            sums / sums.sum(-1, keepdim=True)
-        ),
-    }
-    got = candidate(weights, heard)
-    if not same_numbers(got, parts / parts.sum(-1, keepdim=True)):
-        blame(got, mistakes, f"For weights {weights.tolist()} and lengths 1, 5, 10 it's another.")
-
-
-def contribution_shares(weights: Tensor, heard: Tensor) -> Tensor:
-    """A weight is positive, so the length of w·v is w times the length of v."""
-    parts = weights * heard.norm(dim=-1)
-    return parts / parts.sum(-1, keepdim=True)

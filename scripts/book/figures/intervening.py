@@ -92,11 +92,13 @@ def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     scale = alt.Scale(domain=[0, total], nice=False)
     title = f"heads silenced, of {total}"
     drawn = (
-        alt.Chart(rounded(frame))
+        alt.Chart(rounded(frame[frame["silent"] > 0]))
         .mark_line(point={"filled": True, "size": 40})
         .encode(
             x=alt.X("silent:Q", title=title, scale=scale, axis=alt.Axis(values=steps)),
-            y=alt.Y("nats:Q", title="lost, nats a token", scale=alt.Scale(zero=True)),
+            y=alt.Y("nats:Q", title="lost, nats a token (log scale)")
+            .scale(type="log", domain=[0.003, 4], nice=False)
+            .axis(values=[0.003, 0.01, 0.03, 0.1, 0.3, 1, 3], format="g"),
             detail="order:N",
             color=alt.Color(
                 "order:N",

@@ -41,6 +41,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     return titled(
         alt.vconcat(upper, *parts),
         "Without dropout, size gains little where data are few",
-        f"Dots: means of three seeds. Lines: the {law} law. Below: what each law misses.",
+        f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
+        "or below each law.",
         wrap=80,
     )
