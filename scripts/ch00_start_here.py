@@ -59,7 +59,7 @@ plain_translate(translator, [mine])[0]
 #
 # You need some Python, and to have met a matrix product and a gradient. This chapter uses things that later chapters build. Don't try to understand every line; look at the shapes.
 #
-# Six letters name the sizes of every array, in all chapters. (With one sequence only, its length is T.) A comment such as `# (B, S, D)` at the right of a line says what that line makes.
+# Six letters name the sizes of every array, in all chapters. A comment such as `# (B, S, D)` at the right of a line says what that line makes.
 #
 # | letter | size of | in the small model below |
 # |---|---|---|
@@ -242,7 +242,7 @@ for t, (best, second) in enumerate(probabilities[0, :8].topk(2).indices.tolist()
 pd.DataFrame(rows, columns=["written so far", "likeliest next", "p", "second", "p of the second"])
 
 # %% [markdown]
-# These are the first eight steps. Even where the model is sure it gives about 0.9: it was trained never to be quite sure (*label smoothing*, [chapter 6](ch06_training.ipynb)).
+# These are the first eight steps. Even where the model is sure it gives about 0.9, and the rest to all others: it was trained never to be quite sure (*label smoothing*, [chapter 6](ch06_training.ipynb)).
 #
 # ### Where did it look?
 #

@@ -101,7 +101,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# `prepare` reads the corpus, learns BPE on the training split alone, and encodes. `epoch_plan` is a list of optimizer steps, each a list of batches (alone, of one), each a list of indices.
+# `prepare` reads the corpus, learns BPE on the training split alone, and encodes. `epoch_plan` gives a list of optimizer steps. A step is a list of batches, one for each process (here one); a batch is a list of indices of pairs.
 
 
 # %%
@@ -162,7 +162,7 @@ pd.DataFrame({"source": sources, "reference": references, "translation": transla
 #
 # > **In short.** A loss doesn't say how well the model translates. So let it translate new sentences after each epoch, and keep the weights that did best.
 #
-# Our loop kept its last weights. Here are three epochs of the real run whose model ships. After epoch 11 both losses were better than ever. **Predict.** How much BLEU would its weights lose against those of epoch 10?
+# Our loop translated with its last weights. Here are three epochs of the real run whose model ships. After epoch 11 both losses were better than ever. **Predict.** How much BLEU would its weights lose against those of epoch 10?
 
 # %%
 record = load_record("multi30k-de-en")
@@ -194,7 +194,7 @@ def validate(
 
 
 # %% [markdown]
-# (`ranks` are for several processes.) The last two epochs of our own run. The loss is the smoothed one, so its exp isn't the perplexity.
+# (Skip what says `ranks`: with one process it changes nothing.) The last two epochs of our own run. Here the last is also the best. The loss is the smoothed one, so its exp isn't the perplexity.
 
 # %%
 rows = {}
@@ -233,9 +233,9 @@ def average_checkpoints(paths: Sequence[Path]) -> dict[str, torch.Tensor]:
 
 
 # %% [markdown]
-# **Pitfall: the average that was never run.** `torch.sum(*tensors)` is a `TypeError`: it takes one tensor. Run such a line once, on three equal files: their mean is what each of them holds.
+# **Pitfall: the average that was never run.** The Annotated Transformer averages by `torch.sum(*tensors)`, which is a `TypeError`. Run such a line once, on three equal files: their mean is what each of them holds.
 #
-# We compare the mean with the best epoch (chosen by the same score, which gives it a start): the last 5 of the shipped model's 18 epochs, the last 3 of 5 in the short runs of *What each ingredient is worth*. **Predict.** Our rate falls to zero along a cosine. How much jitter is left for the mean to remove?
+# We compare the mean with the best epoch (which has an advantage: the same score chose it). The mean is that of the last 5 of 18 epochs for the shipped model, and of the last 3 of 5 in the short runs of *What each ingredient is worth*. **Predict.** Our rate falls to zero along a cosine. How much jitter is left for the mean to remove?
 
 # %%
 recipe = load_record("recipe-multi30k")
@@ -249,7 +249,7 @@ print(f"{shipped:+.1f} BLEU for the shipped model, {sum(short) / len(short):+.1f
 print("a short run, by epoch:", recipe["rows"]["the recipe"]["runs"][0]["history"])
 
 # %% [markdown]
-# Nothing is left to gain. Of a short run the mean takes in epoch 3, from the cosine's steep part, when BLEU was lower by points. The paper's rate falls slowly, as $1/\sqrt n$: there a mean is expected to help.
+# For the shipped model nothing is left to gain. The short runs can't say: their mean takes in epoch 3, when BLEU was lower by points. The paper's rate falls slowly, as $1/\sqrt n$: there a mean is expected to help.
 #
 # ## Stopped and resumed
 #
@@ -265,7 +265,7 @@ few = TrainingData({}, data.tokenizer, data.train[:300], [])
 
 
 # %%
-class CarelessRun:
+class SmallRun:
     """A run on a CPU, and all that its next epoch depends on."""
 
     def __init__(self):
@@ -290,10 +290,10 @@ class CarelessRun:
 
 
 # %% [markdown]
-# One run goes through both epochs. The others resume from a copy of it after the first, and forget something: a part is as when a run begins. How far from it do they end, in percent of the way that its weights went? **Predict.** Which part is missed the most?
+# One run goes through both epochs. Each other run starts from a copy made after the first, with one part as it was at the beginning. How far from the first run's weights does it end, in percent of the way that those went? **Predict.** Which part is missed the most?
 
 # %%
-straight = CarelessRun()
+straight = SmallRun()
 start = straight.vector()
 straight.epoch()
 saved = copy.deepcopy(straight)  # stands for a file with all four parts
@@ -324,7 +324,7 @@ pd.Series(astray, name="ends astray by").rename_axis("forgotten").to_frame()
 # - the random generators' states, from which dropout draws;
 # - the settings that change a step: to resume with others is refused.
 #
-# Why no generator of the order? `epoch_plan` seeds a fresh one from the run's seed and the epoch's number. So epoch 7 has the same plan for a resumed run, and for each of several processes.
+# The small run had to save the generator of the order. `Training` needn't: `epoch_plan` seeds a fresh one from the run's seed and the epoch's number. So epoch 7 has the same plan for a resumed run, and for each of several processes.
 #
 # [`Training`](../scripts/engine/training.py), the class behind the command, does all this for model, optimizer, and a `Step`, which is chapter 6's `train_step`. It saves after each epoch and every `save_every` steps, and keeps the model with the best validation BLEU.
 
@@ -451,9 +451,9 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
 #
 # Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is
 #
-# $$ \nabla = \frac{\sum_r \nabla L_r}{\sum_r n_r} $$
+# $$ g = \frac{\sum_r \nabla L_r}{\sum_r n_r} $$
 #
-# PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each divides its sum by $\frac1R \sum_r n_r$, and the $R$ cancels. Each knows $\sum_r n_r$ from the `epoch_plan`, whose steps have a batch for each process.
+# PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each divides its $L_r$ by $\frac1R \sum_r n_r$, and in the mean the $R$ cancels. All have the same `epoch_plan`, so each can count the tokens of the whole step.
 #
 # **Pitfall: the mean of means.** Chapter 6 met it in accumulation; here it happens if each process divides by its own $n_r$. **Predict.** Of two processes one has 3 captions, the other 12. Is the mean of their means off by a few percent, or by more than a quarter?
 
@@ -508,7 +508,7 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 #
 # > **In short.** Look at curves, then scores, then sentences.
 #
-# That command trained the model that ships, on 29,000 pairs of captions and one CPU thread ([record](../results/multi30k-de-en.json)). **Predict.** A model that always knew the next piece would have perplexity 1. At which perplexity does validation end, and why not at 1?
+# The command printed below trained the model that ships, on 29,000 pairs of captions and one CPU thread ([record](../results/multi30k-de-en.json)). **Predict.** A model that always knew the next piece would have perplexity 1. At which perplexity does validation end, and why not at 1?
 
 # %%
 print(record["repeat"])
@@ -534,7 +534,7 @@ score_table("multi30k-de-en")
 sample_table("multi30k-de-en")
 
 # %% [markdown]
-# Three read well and say something false: "throwing", "Boon", "spraying". ("starring" is the reference's mistake.) How far to trust 41.6 BLEU, chapter 10 asks.
+# Three say something false: "throwing", "Boon", "spraying". (References err, too: "starring", and "stick" for *Brett*, a board.) How far to trust 41.6 BLEU, chapter 10 asks.
 #
 # ## What each ingredient is worth
 #
@@ -546,8 +546,9 @@ sample_table("multi30k-de-en")
 # - *BPE-dropout* (Provilkov et al. 2020) skips merges at random: a word falls into other pieces each epoch ([`data.py`](../scripts/engine/data.py)).
 # - *R-Drop 1* (Wu, Li et al. 2021; 1 is its weight) sends each batch through the model twice, and asks the two passes, with different dropout, to agree ([`losses.py`](../scripts/engine/losses.py)).
 # - *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal before it is taken, so that it is about as long in every direction ([`optimizers.py`](../scripts/engine/optimizers.py)).
+# - The other four change a setting named above: smoothing, dropout, norm, rate.
 #
-# Rows that were run more than once give one spread between seeds, used for all rows. With it Student's t test computes p: how often seeds alone would part a row from the recipe that far (more on p in chapter 10). Eight rows are eight chances of a false alarm, so the smallest p must be below 0.05/8, the next below 0.05/7, and so on up to the first that isn't (Holm 1979; [`verdict.py`](../scripts/studies/verdict.py)).
+# Rows that were run more than once give one spread between seeds, used for all rows. With it Student's t test computes p: how often seeds alone would part a row from the recipe that far (more on p in chapter 10). Alone, a row would pass with p below 0.05. But eight rows are eight chances of a false alarm. So the smallest p must be below 0.05/8, the next below 0.05/7, and so on; we stop at the first that fails (Holm 1979; [`verdict.py`](../scripts/studies/verdict.py)).
 
 
 # %%
@@ -569,7 +570,7 @@ for name in ("Muon", "Xavier's tables"):
 ingredient_chart(recipe, "Three changes do harm; no gain can be told from chance", told)
 
 # %% [markdown]
-# *Short* training may be why: two regularise before there is much to hold back, one learns too slowly. (BPE-dropout had one run.) Muon and Xavier's tables would each pass alone; among eight they don't.
+# Five epochs may be why: dropout 0.3 and BPE-dropout hold back a model that has hardly begun to overfit, and a quarter of the rate learns too slowly. (BPE-dropout and R-Drop had one run each.) Muon and Xavier's tables would each pass alone. Here three rows come before them, so the bar is 0.05/5, and they fail.
 #
 # ## Summary
 #
@@ -627,7 +628,7 @@ check(resumable_stream)
 #
 # Choose one. Write down what you expect, then train.
 #
-# - Start `make run`, kill it with `kill -9` in an epoch, and go on with `--resume`. Is the weights' SHA-256 that of an undisturbed run?
+# - Run `python -m scripts.train --preset sample --name a`, then the same with `--name b`. Kill the second with `kill -9` in an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
 # - Train the sample model with `--schedule inverse_sqrt --average 5`. Does averaging gain more than after the cosine, and why?
 #
 # Next: [Chapter 10 · Judging](ch10_judging.ipynb)
