@@ -68,7 +68,7 @@ from scripts.book.instruments import count_flops, influence, saved_bytes
 # where $\theta$ is the angle between them. With queries as rows of $Q$ and keys as rows of $K$, one matrix product holds all dot products:
 # $QK^\top$ $(T, S)$. Here are six words with three features that we made up: alive, toy, big.
 #
-# **Predict.** Which word is most similar to *dog* (2, 0, 1): dog itself, *puppy* (2, 1, −1), or *horse* (2, 0, 2)?
+# **Predict.** Which has the largest dot product with *dog* (2, 0, 1): dog itself, *puppy* (2, 1, −1), or *horse* (2, 0, 2)?
 
 # %%
 words = ["dog", "puppy", "horse", "ball", "doll", "house"]
@@ -228,7 +228,7 @@ def attention(
 
 
 # %% [markdown]
-# Without a mask, `masked_softmax` is `scores.softmax(dim=-1)`. Section 6 explains its masks, section 7 the last two lines. Dropout, which
+# Without a mask, `masked_softmax` is `scores.softmax(dim=-1)`. Section 6 explains its masks, section 7 its last two lines. Dropout, which
 # sets random weights to 0 in training, is for chapter 2.
 
 
@@ -485,7 +485,7 @@ titled(
 #
 # 1. **An empty row becomes uniform.** All its scores are equal again, so each gets 1/S, forbidden ones included. It looks like an ordinary
 #    output.
-# 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; added as a float mask it becomes −∞.
+# 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; added as a float mask it becomes −∞, and an empty row NaN.
 #
 # A bare −∞ gives 0/0, and `nan_to_num` afterwards repairs the output, not always the gradient: 0 × NaN flows back. So `masked_softmax`, in
 # its last two lines, gives an empty row harmless scores *before* the softmax and sets its weights to 0 after it.
@@ -507,7 +507,7 @@ assert masked_softmax(left_scores.half(), left_mask).isfinite().all()  # in half
 # > **In short.** Nobody tells a head where to look. It is told what the right answer was, and the gradient teaches it where to look.
 #
 # A model *learns* its queries and keys: each word has a vector $x$ of $D$ numbers, and two matrices $W^Q, W^K$ $(D, d_k)$ turn it into a
-# query $x W^Q$ or a key $x W^K$. Such a pair of matrices is a **head**.
+# query $x W^Q$ or a key $x W^K$. Such a pair of matrices (chapter 2 adds a third, for values) is a **head**.
 #
 # Our task is a dictionary. Five German words ask. Their translations stand there in another order, and for each German word the head must
 # return the right one. All word vectors are random and fixed: at first a word and its translation have *nothing* in common.
@@ -660,7 +660,7 @@ titled(
 # | convolutional | $O(k n D^2)$ | $O(1)$ | $O(\log_k n)$ |
 # | self-attention, restricted | $O(r n D)$ | $O(1)$ | $O(n/r)$ |
 #
-# The path $\log_k n$ belongs to *dilated* convolutions, which skip places, more in each layer; plain ones need about $n/k$ layers. To count
+# The path $\log_k n$ belongs to *dilated* convolutions, which skip places, more in each layer; plain ones, as in the picture, need $(n-1)/(k-1)$ layers, here 8. To count
 # a path, multiply masks: the product says what two layers, one after the other, let through.
 
 # %%
@@ -668,7 +668,7 @@ n = 17
 before = subsequent_mask(n)[0].double()  # all layers here look back only
 layers = {
     "recurrent": before.triu(-1),  # itself and its left neighbour
-    "convolution, k = 3": before.triu(-2),
+    "plain convolution, k = 3": before.triu(-2),
     "restricted attention, r = 5": before.triu(-4),
     "self-attention": before,
 }

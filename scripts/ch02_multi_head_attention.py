@@ -435,7 +435,7 @@ def train_heads(h: int, steps: int = 150) -> MultiHeadedAttention:
 # %% [markdown]
 # Both layers have width 12, the same number of parameters and the same cost. Only the number of heads differs: one of width 12, or two of width 6.
 #
-# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of two independent values of variance 1, and $W^O$ must recover both from it. The mean squared errors of the best linear guesses add up to 1, whatever the fixed $w$ is: the better one is known, the worse the other. That is ½ on average. Only where the marked token *is* the one before, in one case of six, is there no error.
+# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of two independent values of variance 1, and $W^O$ must recover both from it. The best linear guess of $a$ has the mean squared error $(1-w)^2/(w^2+(1-w)^2)$, that of $b$ has $w^2/(w^2+(1-w)^2)$: together 1, so ½ on average, whatever the fixed $w$ is. Only where the marked token *is* the one before, in one case of six, is $a = b$, and there is no error.
 #
 # **Predict.** So which error will one head reach? And two?
 

@@ -373,7 +373,7 @@ except ValueError as error:
 #
 # > **In short.** The table's entries are small. The positions that are added to them are not. The factor lifts the words to the positions' height.
 #
-# The paper gives no reason; what follows is the usual explanation. The paper shares the table E with the model's last linear layer (chapter 4). There, each score is a dot product of D terms. The other vector's entries have variance about 1 (after a LayerNorm), so for scores of about ±1 those of E need a variance of $1/D$. So `Embeddings` starts there, and a row of E has length
+# The paper gives no reason; what follows is the usual explanation. The paper shares the table E with the model's last linear layer (chapter 4). There, each score is a row of E times the model's last vector. That one's entries have variance about 1 (chapter 4), so for scores of about ±1 those of E need a variance of $1/D$. So `Embeddings` starts there, and a row of E has length
 #
 # $$ \|E_i\| \approx \sqrt{D \cdot \tfrac1D} = 1. $$
 #
@@ -415,7 +415,7 @@ titled(
 #
 # > **In short.** Go k positions on, and each hand turns by a fixed angle. So one matrix, the same for all positions, leads from PE(pos) to PE(pos + k).
 #
-# The paper gives this as its reason for sines: a head can learn to look "three words back" with one linear map. With $\theta = k\,\omega_i$, the addition theorems say for each pair
+# The paper gives this as its reason for sines: a head can learn to look "three words on", or back, with one linear map. With $\theta = k\,\omega_i$, the addition theorems say for each pair
 #
 # $$ \begin{pmatrix} \sin((pos+k)\,\omega_i) \\ \cos((pos+k)\,\omega_i) \end{pmatrix}
 # = \begin{pmatrix} \cos\theta & \sin\theta \\ -\sin\theta & \cos\theta \end{pmatrix}
@@ -453,7 +453,7 @@ titled(
 # %% [markdown]
 # An independent check asks least squares for the best matrix from row pos to row pos + 3, for all 197 pairs of rows.
 #
-# **Predict.** Which share of the rows does it fail to explain, for sinusoids, and for a table of random numbers?
+# **Predict.** What share of the rows' squared length does it fail to explain, for sinusoids, and for a table of random numbers?
 
 
 # %%
@@ -493,13 +493,13 @@ ahead = pe @ shift_matrix(3, 128).T @ pe.T  # (50, 50): each position asks three
 assert torch.equal(ahead[:47].argmax(dim=1), torch.arange(3, 50))
 
 # %% [markdown]
-# Not quite: it falls fast, then slowly and in small waves. And it is the same for p − q and q − p. It takes $W^Q$ and $W^K$ to tell "before" from "after". With $W^Q = R_k^{\top}$ and $W^K = I$ the score is
+# Not quite: it falls fast, then slowly and in small waves. And it is the same for p − q and q − p. It takes $W^Q$ and $W^K$ to tell "before" from "after". With $W^Q = R_k^{\top}$ and $W^K = I$ (positions are rows now) the score is
 #
 # $$ (PE_p\,R_k^{\top}) \cdot PE_q = PE_{p+k} \cdot PE_q, $$
 #
 # largest at $q = p + k$: the last line of the cell checks it for k = 3.
 #
-# Today's models keep the rotation and drop the sum: they turn queries and keys themselves, in every layer. These *rotary positions* are in [chapter 22](ch22_todays_block.ipynb), which uses `shift_matrix` again.
+# Today's models keep the rotation, and add nothing to the embeddings: they turn queries and keys themselves, in every layer. These *rotary positions* are in [chapter 22](ch22_todays_block.ipynb), which uses `shift_matrix` again.
 #
 # ## Learned positions
 #

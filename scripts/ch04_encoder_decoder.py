@@ -100,11 +100,11 @@ titled(
 # | part | formula | in words |
 # |---|---|---|
 # | `LayerNorm` | $\gamma \odot \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta$, with mean $\mu$ and variance $\sigma^2$ of the D entries of $x$ | brings each vector to the same scale |
-# | `SublayerConnection` | $\mathrm{LayerNorm}(x + \mathrm{Dropout}(f(x)))$ | adds a step's result to its input, instead of replacing it |
+# | `SublayerConnection` | $\mathrm{LayerNorm}(x + \mathrm{Dropout}(f(x)))$ | adds the result of a step (a *sublayer*) to its input: a *residual connection* |
 # | `PositionwiseFeedForward` | $\max(0,\; x W_1 + b_1)\, W_2 + b_2$, with $W_1$ (D, F) and $W_2$ (F, D) | widens, keeps what is positive, narrows again |
 #
-# The switch `norm_first` moves the LayerNorm to the front: $x + \mathrm{Dropout}(f(\mathrm{LayerNorm}(x)))$. The paper's text has the first form, most later
-# models have the second. Chapter 5 compares them.
+# The switch `norm_first` moves the LayerNorm to the front: $x + \mathrm{Dropout}(f(\mathrm{LayerNorm}(x)))$. The paper's text has the first form (*post-norm*), most later
+# models have the second (*pre-norm*). Chapter 5 compares them.
 
 
 # %%
@@ -167,7 +167,7 @@ def clones(module: nn.Module, N: int) -> nn.ModuleList:
 
 
 # %% [markdown]
-# **The two layers.** `clones` makes copies that own their weights. An encoder layer calls attention with `x, x, x`: queries, keys and
+# **The two layers.** `clones` makes copies that own their weights. They begin with equal numbers, and `initialise` gives each its own. An encoder layer calls attention with `x, x, x`: queries, keys and
 # values are all made of the same vectors. A decoder layer does so too, behind a causal mask, and then once more with `x, memory, memory`.
 
 
@@ -260,8 +260,8 @@ class Decoder(nn.Module):
 
 # %% [markdown]
 # **The whole.** The *generator* is one linear map from a vector to a score for each word: $\text{logits} = y W + b$ with $y$ (B, T, D), $W$ (D, V), $b$ (V).
-# It leaves the softmax out: the loss (`F.cross_entropy`) applies log-softmax itself, and the word with the highest score is also the most probable one.
-# It is called apart from the model, so that a search can ask for the last position only.
+# It leaves the softmax out: the loss (PyTorch's `cross_entropy`) applies log-softmax itself, and the word with the highest score is also the most probable one.
+# The model doesn't call it, since a translator needs scores for the last position only (chapter 8).
 
 
 # %%
@@ -725,7 +725,7 @@ def assert_parity(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> None:
     close(mine, reference)
 
     tables = [model.src_embed[0].lut.weight, model.tgt_embed[0].lut.weight]
-    losses = [vectors[tgt != 0].sin().sum() for vectors in (mine, reference)]  # pads carry no loss
+    losses = [vectors[tgt != 0].sin().sum() for vectors in (mine, reference)]  # no pads
     close(*(torch.autograd.grad(loss, tables, retain_graph=True) for loss in losses))
     sum(losses).backward()
     with torch.no_grad():

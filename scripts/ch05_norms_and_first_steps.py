@@ -249,10 +249,10 @@ for name, start in starts.items():
 
 # %% [markdown]
 # PyTorch's default loses a factor of $\sqrt3$ each time, 729 in twelve. In a Transformer, LayerNorm and the road hide this: the model
-# runs, and only learns worse. `initialise` gives all matrices Xavier's variance and sets all biases to 0.
+# runs, and only learns worse. `initialise` gives all matrices but the tables Xavier's variance, and sets all biases to 0.
 #
 # **Pitfall.** Deep copies, and then a Xavier loop that touches "everything with more than one dimension". Biases have one dimension, so they
-# keep what the copying gave them: PyTorch's random default, *the same random numbers in every layer*.
+# keep what the copying gave them: PyTorch's random default, the same random numbers in every layer, in place of 0.
 
 
 # %%
@@ -353,7 +353,7 @@ assert abs(rows[0]["loss"] - math.log(5000) - 0.5) < 0.3
 pd.DataFrame(rows)
 
 # %% [markdown]
-# With N(0, 1), $s = \sqrt{128}$ is too large for the formula, which gives 72.5: here one score decides, that of the word just read. Its vector is still in the output, and
+# With N(0, 1), $s = \sqrt{128}$ isn't small, and that the formula gives 72.5 is chance: here one score decides, that of the word just read. Its vector is still in the output, and
 # the table is tied; so the model is sure of it before any training. With Xavier's entries the loss is near $\ln V$, but the embeddings are far smaller
 # than the positions added to them: sines and cosines, 0.7 in root mean square. A first loss much above $\ln V + \frac12$ means that something is wrong already: it is the first
 # number to look at in any training.
@@ -426,8 +426,8 @@ titled(
 # within a factor of three.
 #
 # Post-norm's encoder doesn't fade. At the start the weights of attention are nearly even: attention takes means. So the decoder sends almost the same gradient to
-# all source positions. On its way down it meets means again. A gradient that is the same at all positions passes them whole; gradients
-# that differ cancel. In the decoder each position has a gradient of its own. The share that is common to all positions:
+# all source positions. Backwards, a mean passes on what all positions have in common, and cancels what
+# differs: so here the sublayers make up for what the norms take. In the decoder each position has a gradient of its own. The share that is common to all positions:
 
 # %%
 common = signals[signals.placement == "post-norm"].set_index("layer").common
@@ -480,7 +480,7 @@ assert max(ends[0]) < min(ends[1]) - 0.1 and max(ends[1]) < min(ends[2])  # no s
 
 # %% [markdown]
 # The seeds agree. At this size and this rate: pre-norm starts without warm-up, and warm-up helps post-norm. Xiong
-# et al. (2020) report the same for full trainings. It is not a law: try post-norm with a third of the rate. And it says nothing about the *end* of a training: with
+# et al. (2020) report the same for full trainings. It is not a law, and it says nothing about the *end* of a training: with
 # warm-up post-norm trains well.
 #
 # ## Summary

@@ -315,7 +315,7 @@ def learn_to_copy(
 
 
 # %%
-curves = {  # later, the wild one magnifies the last bits in which processors differ
+curves = {  # 80 of 100 steps: after them the run without warm-up differs between machines
     "0.01 from the start": learn_to_copy(warmup=1)[1][:80],
     "40 steps of warm-up": learn_to_copy()[1][:80],
 }
@@ -359,7 +359,7 @@ titled(
 )
 
 # %% [markdown]
-# (Not `clip_grad_value_`: that cuts each entry on its own, so the vector turns.)
+# Each step is short, but for some steps Adam's $m$ points the broken way. Its square stays in $v$ much longer, so later gradients hardly count. (Before step 61 the curves differ because clipping acts on every step. And not `clip_grad_value_`: that cuts each entry on its own, so the vector turns.)
 #
 # ## Label smoothing
 #
@@ -473,7 +473,7 @@ table = {"ε = 0": sureness(sure_copier, longer), "ε = 0.1": sureness(smooth_co
 pd.DataFrame(table, index=["sure where right", "sure where wrong"]).T
 
 # %% [markdown]
-# Less sure of everything, and least sure where it is wrong. That is all the table shows: whether it errs less often we didn't measure here.
+# Less sure of everything, and most of all where it is wrong. That is all the table shows: whether it errs less often we didn't measure here.
 #
 # ## Gradient accumulation
 #
@@ -721,7 +721,7 @@ print(f"kept for 64 rows: {kept / 1e6:.0f} million bytes; with no_grad {nothing}
 # %% [markdown]
 # **Pitfall: a counter that remembers.** Python makes a default value once: with `state=TrainState()` in `run_epoch`'s signature, a second run would go on counting where the first stopped. Its default is `None`.
 #
-# **Pitfall: an import that works.** Where examples run whenever a module is imported, every worker of a multi-GPU training runs them again. In this series an import runs definitions only.
+# **Pitfall: an import that trains.** Where examples run whenever a module is imported, every worker of a multi-GPU training runs them again. In this series an import runs definitions only.
 #
 # ## The copy task, learned
 #
@@ -741,7 +741,7 @@ for name, (schedule, clip) in recipes.items():
     model, criterion = tiny_model(), LabelSmoothing(0.1)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True
-    )
+    )  # 1.0: the schedule multiplies it
     scheduler = LambdaLR(optimizer, lambda done, schedule=schedule: schedule(done + 1))
     copiers[name], curves[name] = model, []
     for step, batch in enumerate(copy_batches(200, size=32, seed=0), start=1):
@@ -916,7 +916,7 @@ print(f"ln V = {math.log(COPY_VOCAB):.1f}")
 pd.DataFrame(answers, index=names).T.round(1)
 
 # %% [markdown]
-# The first question finds *loud*: 8.5 is 6 nats above $\ln V$. Only the gradients betray *detached*. Both learn their batch by heart all the same.
+# The first question finds *loud*: 8.5 is 6 nats above $\ln V$. Only the gradients betray *detached*, by 0.0; *loud*'s are suspicious too. Both learn their batch by heart all the same.
 #
 # The last question finds the worst fault, a loss that is too good. Let source and target be random, unrelated, and fresh at every step. With six symbols drawn evenly from ten and then `</s>`, no honest model gets below
 #
@@ -987,7 +987,7 @@ check(linear_rate)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# `train_step` knows the tokens of its group before the first backward pass. Suppose it can't: the batches come from an iterator, and only one may be in memory. Leave the gradient of the mean smoothed loss per token of *all* batches in `p.grad` of each parameter, whatever was there before, and take no step. (`solution("streamed_gradient")` shows ours.)
+# `train_step` knows the tokens of its group before the first backward pass. Suppose it can't: the batches come from an iterator, and only one may be in memory. Leave the gradient of the mean smoothed loss per token of *all* batches in `p.grad` of each parameter, and nothing of what was there before. Take no step. (`solution("streamed_gradient")` shows ours.)
 
 
 # %%

@@ -166,7 +166,7 @@ for language, sentence in (
     print(" | ".join(words))
 
 # %% [markdown]
-# torchtext's `Vocab` counts words and numbers them from frequent to rare, after the four special entries of chapter 6: 0 pads, 1 is the unknown word, 2 begins a sentence and 3 ends it. Words that occur fewer than `min_freq` times are left out.
+# `Vocab`, of torchtext's last release in pure Python, counts words and numbers them from frequent to rare, after the four special entries of chapter 6: 0 pads, 1 is the unknown word, 2 begins a sentence and 3 ends it. Words that occur fewer than `min_freq` times are left out.
 
 # %%
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
@@ -384,7 +384,7 @@ rows += [(f"Multi30k, {name}", int(v), tokens)
 frame = pd.DataFrame(rows, columns=["text", "V", "tokens"])
 titled(
     size_curves(frame),
-    "Each doubling of the vocabulary shortens sentences by less than the one before",
+    "Each doubling of the vocabulary saves fewer tokens than the one before",
     "The series uses 8,192 pieces for Multi30k and 1,000 for the sample corpus.",
 )
 

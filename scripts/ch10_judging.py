@@ -122,7 +122,7 @@ class BleuParts:
 
     @property
     def precisions(self) -> list[float]:
-        """Share of matches, in percent; the k-th order without any counts as 1/2^k of a match."""
+        """Share of matches, in percent; the first n without any counts as 1/2 of one, the next 1/4, …"""
         empty, out = 0, []
         for match, total in zip(self.matches, self.totals, strict=True):
             empty += match == 0
@@ -276,9 +276,9 @@ pd.DataFrame(both).round(1).astype(object).fillna("")
 #
 # ### A BLEU that teacher forcing wrote
 #
-# **Pitfall.** Take the model's first choice at every place of the *reference*, join the choices to a text, and give that to sacreBLEU: the last row of the table. Every choice was made after the human's words, so the text can't lose its way.
+# **Pitfall.** Take the model's first choice at every place of the *reference*, join the choices to a text, and give that to sacreBLEU: the last row of the table. Every choice was made after the human's words, not after the text's own.
 #
-# On the ten captions this figure is three points *below* the same model's greedy BLEU, and on the 1,000 it is about the same, 40.3 and 40.2. A weak model is flattered, for one wrong word leads to the next only where a model reads its own words. So the figure is wrong in an unknown direction. If you doubt one, ask for the command that wrote the texts.
+# On the ten captions this figure is over three points *below* the same model's greedy BLEU (50.8): the words needn't fit together. On the 1,000 it is about the same, 40.3 and 40.2. A weak model would be flattered: reading its own words, it would lose its way. So the figure is wrong in an unknown direction. If you doubt one, ask for the command that wrote the texts.
 #
 # ## chrF: letters instead of words
 #
@@ -381,7 +381,7 @@ def swapped_differences(counts: np.ndarray, coins: np.ndarray) -> np.ndarray:
 
 
 def randomisation_p(swapped: np.ndarray, difference: float) -> float:
-    """The share of swaps (R,) that part equals as far as `difference`, which itself counts as one."""
+    """The share of swaps (R,) at least as far from 0 as `difference`, which itself counts as one."""
     as_far = np.abs(swapped) >= abs(difference) - 1e-9  # the same in other digits is the same
     return float((1 + as_far.sum()) / (1 + len(swapped)))
 
@@ -454,14 +454,14 @@ print(f"{narrower:.0f} times narrower; the root of 100 is 10 (ten captions tell 
 chance_chart(analysis)
 
 # %% [markdown]
-# None of ten thousand swaps parts equals so far, and none of a thousand draws favours greedy decoding. So for this model and captions like these the beam has the higher BLEU, by 0.8 to 2. The width shrinks about as $1/\sqrt N$.
+# In none of ten thousand swaps is the difference so large, and none of a thousand draws favours greedy decoding. So for this model and captions like these the beam has the higher BLEU, by 0.8 to 2. The width shrinks about as $1/\sqrt N$.
 #
 # What that does *not* say:
 #
 # - It is about other *sentences*. Another training seed gives another model: another kind of chance (chapter 9). To compare recipes, train each several times.
 # - It is about BLEU. Which one readers prefer, nobody was asked.
 #
-# **Pitfall.** *A p that finds equals different.* sacreBLEU's own paired bootstrap gives a p, too. Equals scatter around 0, so the draws' differences must be moved there: subtract their mean, *then* drop the signs. It drops the signs first, and p comes out too small. And it counts only what is *further* apart than the measured difference: for a system and itself nothing is, and p is 1/1001.
+# **Pitfall.** *A p that finds equals different.* sacreBLEU's own paired bootstrap gives a p, too. The draws scatter around the measured difference. To play equals, which scatter around 0, subtract their mean, *then* drop the signs. sacreBLEU drops the signs first, and p comes out too small. And it counts only what is *further* apart than the measured difference: for a system and itself nothing is, and p is 1/1001.
 #
 # **Predict.** Both outputs are 20 references, each with a fifth of its words struck out by chance: *equals*. We make two hundred such pairs, each anew. How many does each test call different, at 5%? Ten would be right.
 
@@ -499,7 +499,7 @@ for name, count in alarms.items():
     print(f"{name}: {count} of 200 pairs of equals are called different")
 
 # %% [markdown]
-# (A friendly case: these equals err alike, as swapping assumes.)
+# (A friendly case: these equals make the same kinds of errors, as swapping assumes.)
 #
 # ### Choosing on the test set
 #

@@ -223,7 +223,7 @@ exact, rule = step_flops(SMALL, even), 6 * parameter_count(SMALL) * 2048
 print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 
 # %% [markdown]
-# Half a percent. Attention's own products are 1%. But P also counts biases and LayerNorm's weights, which belong to no matrix product: half of it is made up for. (The tied table counts as the matrix of the logits. An untied one would only be looked up.)
+# Half a percent. The rule leaves out attention's own products, 1%. But P counts biases and LayerNorm's weights, which belong to no matrix product: about half a percent too much. (The tied table counts as the matrix of the logits. An untied one would only be looked up.)
 #
 # **Predict.** Which takes the most FLOPs: the feed-forward layers, attention's projections (Q, K, V and the output), the logits, or attention's own products?
 
@@ -342,7 +342,7 @@ print(f"{this_rate / 1e9:.0f} billion FLOP/s, {this_bandwidth / 1e9:.0f} billion
 # $$ \text{seconds} \;\ge\; \max\Big(\frac{\text{FLOPs}}{r},\; \frac{\text{bytes}}{w}\Big)
 #    \qquad\Longleftrightarrow\qquad \text{speed} = \frac{\text{FLOPs}}{\text{seconds}} \;\le\; \min\big(r,\; w\cdot I\big) $$
 #
-# Below the intensity $I = r/w$ the multipliers wait for memory.
+# Below the intensity $I = r/w$ the processor's arithmetic waits for memory.
 
 
 # %%
@@ -529,7 +529,7 @@ pd.DataFrame(slopes, index=costs).T.round(2)
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
-# - A machine has two rates, and an operation's intensity decides which is its limit: the multipliers for large products, memory for the rest. Few of ours reach either; dropout and the loss stay far below.
+# - A machine has two rates, and an operation's intensity decides which is its limit: arithmetic for large products, memory for the rest. Few of ours reach either; dropout and the loss stay far below.
 # - The floor is every product at the roof plus Adam's traffic. Our step takes 3.7 times that.
 # - Above the floor are, most of all, slow products, random bits and elementwise passes.
 # - At a fixed number of tokens, length costs little: from 8 to 64 a tenth more time, to 256 half more. Of the four axes, width has the largest exponent.
@@ -578,9 +578,9 @@ check(stopwatch)
 #
 # A GPU does 60 TFLOP/s in float32 and moves 3 TB/s. First with a pencil, then with this chapter's functions:
 #
-# 1. From which intensity on are its multipliers the limit?
+# 1. From which intensity on is its arithmetic the limit?
 # 2. What is the floor of a training step of `BASE` (48.3 million weights) with 128 pairs of 16 tokens?
-# 3. It decodes *one* sentence, one token at a time, so that a feed-forward product is (1, 512) by (512, 2,048). Which share of its rate can it reach? How many sentences at a time would keep its multipliers busy?
+# 3. It decodes *one* sentence, one token at a time, so that a feed-forward product is (1, 512) by (512, 2,048). Which share of its rate can it reach? How many sentences at a time would keep its arithmetic busy?
 #
 # <details><summary>An answer</summary>
 #

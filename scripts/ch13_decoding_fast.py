@@ -225,7 +225,7 @@ pd.DataFrame(table)
 #
 # | done once | instead of |
 # |---|---|
-# | the weights of queries, keys and values joined | three small products at every step (of few rows, which calls make dear) |
+# | the weights of queries, keys and values joined | three small products at every step: of so few rows, the calls cost more than the products |
 # | keys and values of the source, for all layers in one product | a product for each layer |
 # | room for keys and values to come | a longer tensor at every step |
 #
@@ -436,7 +436,7 @@ for name, units in ways.items():
     print(f"{name}: the first row's product changes by {change:.1%}")
 
 # %% [markdown]
-# `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. The command takes it by itself (`--precision auto`) where such products are exact; in the library one has to ask for it.
+# `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` takes it by itself (`--precision auto`) where such products are exact; in the library one has to ask for it.
 #
 # Around a product of whole numbers stand small things: find a row's largest, divide, round, scale the sums, add the bias. For each PyTorch reads and writes all numbers anew. The C behind [`kernels.py`](../scripts/engine/kernels.py), compiled when first needed, takes one pass. So it does with the attention of one new token, and the largest logits. A machine without a compiler goes PyTorch's way and finds the same.
 #
@@ -500,7 +500,7 @@ for words, p in every_sentence(NEXT_WORD):  # the last word is </s>
 print(f"of {tried} (sentence, prefix, α) the text beats the hope in: {broken}")
 
 # %% [markdown]
-# `cached_beam_search(…, exact=True)` waits for this, as does the command with `--exact`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
+# `cached_beam_search(…, exact=True)` waits for this, as does that command with `--exact`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
 
 # %%
 raced = speed_frame(timed).set_index(["program", "beam"]).sort_index()
@@ -535,10 +535,10 @@ for beam, name in ((1, "greedy"), (4, "beam 4")):
 
 # %% [markdown]
 # - **In 32 bits** both write the same 1,000 texts.
-# - **In 8 bits** about one text in twenty changes, and BLEU by at most two tenths of a point, up or down.
+# - **In 8 bits** 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits), and BLEU by at most two tenths of a point, up or down.
 # - **The textbook** recomputes each prefix (100 sentences, one round). A cache, this chapter's ideas, larger batches and 8 bits together make the factor.
 #
-# **One sentence at a time** is another sport. All weights are read for one row, or four, and each call from Python costs as much as a small product. So up to 8 rows (in 8 bits 32) go another way: one call of C passes all layers of the decoder. Milliseconds for a sentence, on one thread (of 200 sentences the median, and the slowest of a hundred):
+# **One sentence at a time** is another sport. All weights are read for one row, or four, and each call from Python costs as much as a small product. So up to 8 rows (in 8 bits 32) go another way: one call of C passes all layers of the decoder. Milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):
 
 # %%
 alone = pd.DataFrame(timed["one_at_a_time"]).set_index(["program", "beam"])
@@ -553,7 +553,7 @@ alone[["p50", "p99"]].round().astype(int).unstack()
 #
 # ## Where the time goes now
 #
-# > **In short.** In 8 bits products are a quarter of the time. Rounding, attention and copies share most of the rest.
+# > **In short.** In 8 bits products are little more than a quarter of the time. Rounding, attention and copies share most of the rest.
 #
 # PyTorch's profiler watched our search in 8 bits, in large batches on one thread.
 

@@ -347,7 +347,7 @@ if have_packages("onnx", "onnxruntime"):
 #
 # - It stacks the projections of query, key and value into one matrix (3D, D), and for cross-attention key and value (2D, D).
 # - It would compute positions with all sines first, then all cosines. So it gets our table.
-# - It multiplies embeddings by √D on its own, as we do. Done twice, it would be wrong.
+# - It multiplies embeddings by √D itself, so it gets the bare table.
 
 
 # %%
@@ -460,7 +460,7 @@ if have_packages("ctranslate2"):
 #
 # > **In short.** ONNX Runtime exists for browsers, too. Two such graphs, a loop in JavaScript, and a model becomes a web page: no sentence leaves the reader's machine.
 #
-# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the Multi30k model. Its encoder's graph is the one above. Its step's graph has one output more: where cross-attention looked. Weights travel in 16 bits, as they are stored.
+# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the Multi30k model. Its encoder's graph is the one above. Its step's graph has one output more: where cross-attention looked. Weights travel in 16 bits, as the model that ships is stored: nothing more is rounded, and the page computes in 32.
 #
 # Its loop is `host_greedy` in another language:
 #
