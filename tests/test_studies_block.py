@@ -68,8 +68,7 @@ def test_the_record_is_of_this_study():
     assert record["setting"] == asdict(replace(block.BASE, corpus="multi30k"))
     assert {run["row"] for run in record["runs"]} == {*block.ROWS}
     runs = record["runs"]
-    short = [one for one in block.wanted_runs(runs) if one["epochs"] == block.SHORT]
-    assert all(these(runs, **wanted) for wanted in short)
+    assert all(these(runs, **wanted) for wanted in block.wanted_runs(runs))
     assert {*RIVALS_OF_PARTS} == {*block.ROWS} - {"2017"}
 
 
@@ -109,6 +108,24 @@ def test_what_chapter_22_says_of_the_sweeps():
     assert at["zeroed outputs", 0.0042] == 2.53
     lost = [at[row, 0.0168] - at[row, 0.0084] for row in ("2017", "QK-norm")]
     assert [round(more, 2) for more in lost] == [0.34, 0.05]
+
+
+def test_what_chapter_22_says_of_nine_passes():
+    said, rows = ran("ch22"), ["2017", "today"]
+    leads = [said.longer, said.said["today"]]
+    assert [round(one.difference, 1) for one in leads] == [2.9, 1.6]
+    assert said.longer.told and said.longer.low < leads[1].high
+    means = block_means(rows, epochs=9)
+    lower = (means.loc["2017"] - means.loc["today"])[["last", "loss"]]
+    assert lower.round(2).tolist() == [0.21, 0.16]
+    swept = these(load_record("block-multi30k")["runs"], seed=0, epochs=9)
+    best = {
+        (row, dropout): min(run["loss"] for run in these(swept, row=row, dropout=dropout))
+        for row in rows
+        for dropout in block.LONG_DROPOUTS
+    }
+    costs = [best[row, 0.1] - best[row, 0.0] for row in rows]
+    assert [round(cost, 2) for cost in costs] == [0.15, 0.11]
 
 
 def test_a_fresh_model_with_zeroed_outputs_says_what_it_read():
