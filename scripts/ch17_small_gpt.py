@@ -313,7 +313,7 @@ class KneserNey:
 
 
 # %% [markdown]
-# Check, in two contexts, one of them never seen: the probabilities sum to 1. (The tests hold each of them against the definitions.) **Predict.** What does a 7-gram model expect after *The do*? And after *xyz*?
+# Check, in two contexts, one of them never seen: the probabilities sum to 1. **Predict.** What does a 7-gram model expect after *The do*? And after *xyz*?
 
 # %%
 counts = gram_counts(rows_of["train"], 7)

@@ -416,12 +416,6 @@ check(dropped_share)
 #
 # </details>
 #
-# ### Exercise 4 · What do experts know?
-#
-# *project · difficulty ●●● · worth ●●○ · 480 minutes*
-#
-# Train chapter 17's small language model with this chapter's mixture in each layer (chapter 22's `exchange` puts it there; pass each mixture `real = ids != PAD`, or padding is routed, too) and one of the two remedies. Then count, for each expert, which tokens visit it. Does one specialise in something you can name: punctuation, articles, colours? Train three seeds before you believe it.
-#
 # ## Goodbye
 #
 # You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, resume it, and find out where its time goes. You can translate with it, and say with an interval how good that is. You can look inside, silence a head, and know what such a picture doesn't prove. You can tell a law from a line through five points. And you can open the code of a model that was published this morning, and recognise its parts.
