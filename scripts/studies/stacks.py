@@ -49,14 +49,12 @@ def fast_stack_loss(
     batch: Asked,
     criterion: LabelSmoothing,
     places: Tensor | None = None,
-    half: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`stack_loss` by the fast path: the same two sums, the same gradients.
 
-    `places` (B, T) are the tokens' positions, if they aren't 0, 1, 2, … in each row; with `half`
-    a CPU multiplies 16-bit factors.
+    `places` (B, T) are the tokens' positions, if they aren't 0, 1, 2, … in each row.
     """
-    path = FastPath(switches_for(batch.ids.device, half))
+    path = FastPath(switches_for(batch.ids.device))
     layout = Layout(batch.ids != PAD, path.how.packed)
     if places is not None:
         layout.positions = layout.rows(places)
