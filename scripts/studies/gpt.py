@@ -1,8 +1,8 @@
 """A small language model, and tables of counts (chapter 17): `python -m scripts.studies.gpt`.
 
-The rate is swept in short trainings, and dropout chosen in long ones. What counts are three fresh
-seeds. The tables take seconds. Runs that are on record aren't done again, so the hours may come in
-pieces.
+For each dropout the rate is swept in short trainings; dropout is chosen in long ones. What counts
+are three fresh seeds. The tables take seconds. Runs that are on record aren't done again, so the
+hours may come in pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -170,19 +170,20 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: the tables, the rate, the dropout; then the seeds."""
-    plan = Wanted(runs)
+    """All that is wanted by now: the tables; each dropout's rate, and it; then the seeds."""
+    plan, long = Wanted(runs), []
     tables = [COUNTS, PPM] if find_spec("pyppmd") else [COUNTS]  # not on every machine
     plan.wanted += [{"row": table} for table in tables]
-    rate = plan.sweep(BASE.lr, row=MODEL, epochs=SHORT, dropout=BASE.dropout)
-    if rate is not None:
-        place = {"row": MODEL, "epochs": BASE.epochs}
-        long = [place | {"lr": rate, "dropout": d, "seed": SWEEP} for d in DROPOUTS]
-        plan.wanted += long
-        done = [run for one in long for run in these(runs, **one)]
-        if len(done) == len(long):
-            best = min(done, key=lambda run: run["loss"] or float("inf"))["dropout"]
-            plan.seeds(rate, **place, dropout=best)
+    for dropout in DROPOUTS:
+        place = {"row": MODEL, "dropout": dropout}
+        if rate := plan.sweep(BASE.lr, epochs=SHORT, **place):
+            long.append(place | {"epochs": BASE.epochs, "lr": rate, "seed": SWEEP})
+    plan.wanted += long
+    done = [run for one in long for run in these(runs, **one)]
+    if len(done) == len(DROPOUTS):
+        best = min(done, key=lambda run: run["loss"] or float("inf"))
+        place = {key: best[key] for key in ("row", "dropout", "epochs")}
+        plan.seeds(best["lr"], **place)
     return plan.wanted
 
 
