@@ -47,6 +47,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Literal
 
 import pandas as pd
@@ -55,7 +56,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.exercises import check
-from scripts.book.figures.stacks import learning_chart, ngram_chart
+from scripts.book.figures.stacks import counting_chart, learning_chart
 from scripts.book.records import load_record
 from scripts.ch01_attention import attention, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
@@ -238,7 +239,7 @@ assert bits_per_character([3 * math.log(2), 0.0], two) == 3 / 5  # not (1 + 0) /
 #
 # > **In short.** An n-gram model counts what followed the last n − 1 characters. Its art is in contexts that it has seen rarely.
 #
-# Without a strong baseline, a number says nothing. Ours is *modified Kneser-Ney*, interpolated (Chen and Goodman 1998), for words the best of the classical models. (For characters, compressors such as PPM are the rival. We didn't run one.) With w a character, h what stands before it, c(hw) how often the two occur together, h′ the same as h without its first character, and v all that may come next:
+# Without a strong baseline, a number says nothing. Ours is *modified Kneser-Ney*, interpolated (Chen and Goodman 1998), for words the best of the classical models. (For characters compressors are a rival: *On Multi30k* has one.) With w a character, h what stands before it, c(hw) how often the two occur together, h′ the same as h without its first character, and v all that may come next:
 #
 # $$ p(w\mid h) = \frac{c(hw) - d(c(hw))}{\sum_v c(hv)} + \frac{\sum_v d(c(hv))}{\sum_v c(hv)}\; p(w\mid h') $$
 #
@@ -594,19 +595,23 @@ print("the copier's ids:", sample_texts(copier, 1, 0.5, seed=1, max_len=8)[0].to
 #
 # > **In short.** A larger one, trained for an hour on real captions. On record it is ahead of tables up to n = 6, and behind from n = 9 on. Its training had less care than the tables.
 #
-# The record (`python -m scripts.studies.variants gpt`) holds one run: four layers, D = 128, eight passes over the 29,000 English captions. The figures are those of test_2016_flickr. **Predict.** The tables grow with n. Do they still get better at n = 10?
+# The record (`python -m scripts.studies.variants gpt`) holds one run: four layers, D = 128, eight passes over the 29,000 English captions. The tables got the same captions (`python -m scripts.studies.gpt`), and so did a compressor. *PPM* (Cleary and Witten 1984) counts contexts, too, and falls back on shorter ones in its own way. Of it (in the library pyppmd) we ask how many bits the test captions add to the packed training captions. The figures are those of test_2016_flickr. **Predict.** The tables grow with n. Do they still get better at n = 10?
 
 # %%
 gpt = load_record("variants-gpt-multi30k")
 test, (run,) = gpt["test"], gpt["runs"]
-for row in gpt["ngrams"][4:]:
+counted = [one for one in load_record("gpt-multi30k")["runs"] if "orders" in one]
+tables = {one["row"]: one["orders"] for one in counted}
+for row in tables["n-grams"][4:]:
     ahead = row[test] - run[test]
     print(f"{row['order']:2}-gram: {row[test]:.3f} bits, {row['entries']:9,} entries; {ahead:+.3f}")
+packed = min(tables["PPM"], key=itemgetter(test))
+print(f"PPM, order {packed['order']}: {packed[test]:.3f} bits; {packed[test] - run[test]:+.3f}")
 print(f"mini-GPT: {run[test]:.3f} bits, {run['parameters']:9,} parameters")
-ngram_chart(gpt)
+counting_chart(tables, [run[test]], test)
 
 # %% [markdown]
-# They do, by less and less. The last column is the mini-GPT's lead. It is ahead up to n = 6, level with n = 7 and 8 as far as one run can say, behind from 9 on.
+# They do, by less and less. The last column is the mini-GPT's lead. It is ahead up to n = 6, level with n = 7 and 8 as far as one run can say, behind from 9 on, and behind PPM at its best.
 #
 # Captions repeat themselves, and a table of 1.9 million entries may remember how; the model has 0.8 million parameters. But does the chart show that counting is better? Look at how the model learned.
 

@@ -296,11 +296,13 @@ def test_what_the_chapter_says_of_the_recorded_training():
 
 
 def test_the_mini_gpt_beside_the_tables_on_record():
-    record = load_record("variants-gpt-multi30k")
-    test, (run,) = record["test"], record["runs"]
-    lead = {row["order"]: row[test] - run[test] for row in record["ngrams"]}
+    said = ran("ch17")
+    lead = {row["order"]: row[said.test] - said.run[said.test] for row in said.tables["n-grams"]}
     assert min(lead[n] for n in range(1, 7)) > 0.05 and max(lead[9], lead[10]) < -0.03
     assert abs(lead[7]) < 0.025 > abs(lead[8])
+    assert said.packed[said.test] < said.run[said.test] - 0.02 and said.packed["order"] == 10
+    old = {row["order"]: row[said.test] for row in said.gpt["ngrams"]}
+    assert old == {row["order"]: row[said.test] for row in said.tables["n-grams"]}
 
 
 @pytest.mark.skipif(not os.environ.get("MULTI30K_DIR"), reason="needs Multi30k at hand")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,25 +14,25 @@ from scripts.book.charts import PALETTE, lines, panels, rounded, titled
 alt, pd = Late("altair"), Late("pandas")
 
 
-def ngram_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Test bits per character by n-gram order, and the recorded mini-GPT's as a line across."""
-    test, (run, *_) = record["test"], record["runs"]
-    frame = pd.DataFrame(
-        [(row["order"], row[test]) for row in record["ngrams"] if row["order"] > 3]
-    )
-    frame.columns = ["n", "bits"]
-    look = {"x_title": "n: characters that the model looks at, the next one included"}
-    curve = lines(frame, "n", "bits", y_title="bits per character", points=True, **look)
-    curve.encoding.x.axis = alt.Axis(values=frame["n"].tolist(), format="d", labelFlush=False)
-    label = f"mini-GPT: {run[test]:.2f}"
-    level = alt.Chart(rounded(pd.DataFrame([{"bits": run[test], "label": label}])))
-    rule = level.mark_rule(color=PALETTE[1], strokeWidth=2).encode(y="bits:Q")
-    name = level.mark_text(align="right", x=475, dy=-9, color=PALETTE[1])
+def counting_chart(
+    tables: Mapping[str, Sequence[Mapping[str, Any]]], bits: Sequence[float], split: str
+) -> alt.TopLevelMixin:
+    """Bits per character on `split` of each kind of table by order, and a line across per model."""
+    rows = [(name, one["order"], one[split]) for name, orders in tables.items() for one in orders]
+    frame = pd.DataFrame(rows, columns=["kind", "n", "bits"])
+    frame = frame[frame["n"] > 3]
+    look = {"x_title": "n of n-grams, order of PPM", "y_title": "bits per character"}
+    curves = lines(frame, "n", "bits", "kind", points=True, **look)
+    ticks = sorted(frame["n"].unique().tolist())
+    curves.encoding.x.axis = alt.Axis(values=ticks, format="d", labelFlush=False)
+    level = alt.Chart(rounded(pd.DataFrame({"bits": bits, "label": "mini-GPT"})))
+    rule = level.mark_rule(color=PALETTE[2], strokeWidth=1.5).encode(y="bits:Q")
+    name = level.mark_text(align="right", x=475, dy=-9, color=PALETTE[2])
     return titled(
-        alt.layer(curve, rule, name.encode(y="bits:Q", text="label:N")),
-        "One mini-GPT run beside tables of counts",
-        "Multi30k's English captions, test_2016_flickr: lower is better. Blue: n-gram models. Left "
-        "out: n = 1 to 3, above 2.4 bits. Mind the axis of bits: it begins above 1.",
+        alt.layer(curves, rule, name.encode(y="max(bits):Q", text="label:N")),
+        "The mini-GPT beside tables of counts",
+        f"Multi30k's English captions, {split}: lower is better. Left out: n below 4, above 2.4 "
+        "bits. Mind the axis of bits: it begins above 1.",
     )
 
 
