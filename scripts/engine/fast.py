@@ -75,13 +75,6 @@ def switches_for(device: torch.device, half: bool = False) -> Switches:
     return HALF if half else FAST
 
 
-def multiplies_bf16(device: torch.device) -> bool:
-    """Whether `device` has instructions for bfloat16 products: most GPUs of today, few CPUs."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported()
-
-
 def dropout_rate(module: nn.Module) -> float:
     """The rate that the module's own dropout applies now: 0 in evaluation."""
     return module.dropout.p if module.training else 0.0

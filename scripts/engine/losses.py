@@ -20,10 +20,9 @@ from scripts.engine.fast import (
     STATIC,
     FastPath,
     fast_loss,
-    multiplies_bf16,
     switches_for,
 )
-from scripts.engine.settings import TrainConfig
+from scripts.engine.settings import TrainConfig, multiplies_bf16
 
 LossOf = Callable[..., tuple[Tensor, Tensor]]  # of (model, batch, criterion), to two sums
 OLD_KERNELS = torch.__version__ < "2.10"  # compared as versions

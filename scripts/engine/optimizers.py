@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scripts.engine.fast import multiplies_bf16
+from scripts.engine.settings import multiplies_bf16
 
 
 def near_orthogonal(matrices: Tensor) -> Tensor:

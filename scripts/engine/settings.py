@@ -148,6 +148,13 @@ def pick_device(name: str = "auto") -> torch.device:
     return device
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether `device` has instructions for bfloat16 products: most GPUs of today, few CPUs."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported()
+
+
 def learning_rate(config: TrainConfig, total_steps: int) -> Callable[[int], float]:
     """The learning rate at step 1, 2, … as `config` asks for it."""
     if config.schedule == "cosine":
