@@ -353,7 +353,7 @@ assert abs(rows[0]["loss"] - math.log(5000) - 0.5) < 0.3
 pd.DataFrame(rows)
 
 # %% [markdown]
-# With N(0, 1), $s = \sqrt{128}$ isn't small, and that the formula gives 72.5 is chance: here one score decides, that of the word just read. Its vector is still in the output, and
+# With N(0, 1), $s = \sqrt{128}$ isn't small, and the formula's 72.5 isn't to be trusted: here one score decides, that of the word just read. Its vector is still in the output, and
 # the table is tied; so the model is sure of it before any training. With Xavier's entries the loss is near $\ln V$, but the embeddings are far smaller
 # than the positions added to them: sines and cosines, 0.7 in root mean square. A first loss much above $\ln V + \frac12$ means that something is wrong already: it is the first
 # number to look at in any training.

@@ -365,10 +365,8 @@ def test_what_the_chapter_says_of_weights():
     assert erased[said.told].mean().round(2).tolist() == [0.66, 0.52, 0.23]
     by_need = erased.groupby("needs the source")[said.told].mean().round(2)
     assert by_need["most weight"].tolist() == [0.39, 0.77]
-    assert (
-        by_need["same place"].tolist() == [0.56, 0.5]
-        and 0.65 < erased["needs the source"].mean() < 0.75
-    )
+    assert by_need["same place"].tolist() == [0.56, 0.5]
+    assert 0.65 < erased["needs the source"].mean() < 0.75
     assert [round(end, 2) for end in (said.low, said.high)] == [0.08, 0.19]
     stop = said.trained.tokenizer.encode("A dog runs.")[-1]
     ends = torch.cat([(look.wanted[0] == stop) | (look.wanted[0] == EOS) for look in said.looks])

@@ -123,7 +123,7 @@ def test_what_chapter_22_says_of_nine_passes():
     said, rows = ran("ch22"), ["2017", "today"]
     leads = [said.longer, said.said["today"]]
     assert [round(one.difference, 1) for one in leads] == [2.9, 1.6]
-    assert said.longer.told and said.longer.low < leads[1].high
+    assert said.longer.told
     short, means = (block_means(rows, epochs=n) for n in (3, 9))
     lower = [(table.loc["2017"] - table.loc["today"])[["last", "loss"]] for table in (short, means)]
     assert [lead.round(2).tolist() for lead in lower] == [[0.15, 0.14], [0.21, 0.16]]
