@@ -41,6 +41,7 @@ AT_ONCE = 2000  # texts that are kept together: what is lost when the writing is
 def ladder_items(hours: bool, but: Sequence[str] = ()) -> list[Item]:
     """An item for each run, in order, without those in `but`: its time by thread, or on a GPU."""
     rungs = {name: RUNGS[of] for name, of in RUNS.items() if name not in but}
+    rungs = {name: rung for name, rung in rungs.items() if not (hours and rung.gpu)}
     return [
         Item(name, rung.minutes(not hours), rung.about, partial(climbed, name), True, rung.needs)
         for name, rung in rungs.items()
@@ -223,7 +224,8 @@ def climbed(name: str, settings: Settings) -> Run:
     if found := on_record(folder / "record.json", config):
         return found
     models = [load_model(one, settings.device).model for one in teachers]
-    kind = partial(RungTraining, best=[] if rung.turned else best_history(name, settings))
+    slow = not (rung.turned or settings.device.type == "cuda")  # there, half a run is a minute
+    kind = partial(RungTraining, best=best_history(name, settings) if slow else [])
     ended = {}
     try:
         history = learned(config, data, kind=kind, loss_for=partial(lesson_loss, teachers=models))
