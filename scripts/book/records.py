@@ -22,7 +22,7 @@ RECORDED = ("torch", "sacrebleu", "sentencepiece", "safetensors", "numpy")
 def git_commit() -> str:
     """The commit the code stands at, "+changes" where scripts/ differs, or "unknown".
 
-    Where there is no repository, $SERIES_COMMIT says it.
+    A copy of the code that isn't its repository has $SERIES_COMMIT, which says it.
     """
 
     def git(*words: str) -> str:
@@ -30,10 +30,12 @@ def git_commit() -> str:
             ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
 
+    if told := os.environ.get("SERIES_COMMIT"):
+        return told
     try:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "-s", "scripts") else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("SERIES_COMMIT") or "unknown"
+        return "unknown"
 
 
 def installed(package: str) -> str:

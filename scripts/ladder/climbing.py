@@ -13,7 +13,7 @@ from typing import Any
 
 from scripts import ROOT, runs_folder
 from scripts.book.files import writable, write_whole
-from scripts.book.records import load_record, sha256
+from scripts.book.records import RESULTS, load_record, sha256
 from scripts.ch06_training import EpochReport
 from scripts.ch07_multi30k import encode_pairs
 from scripts.ch21_learning_from_models import turned_around
@@ -70,10 +70,16 @@ def model_of(name: str, settings: Settings) -> Path:
     return settings.folder(name) if name in RUNS else ROOT / "models" / name
 
 
+def weights_sha256(name: str, settings: Settings) -> str:
+    """What its record says of a model's weights."""
+    home, where = ("record", settings.folder(name)) if name in RUNS else (name, RESULTS)
+    return load_record(home, where)["weights_sha256"]
+
+
 def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str]:
     """What model `name` makes of `sentences`; it is kept in the folder of runs, in parts."""
     folder, model = settings.folder(name), model_of(name, settings)
-    key = {"weights_sha256": sha256(model / "model.safetensors"), "search": asdict(WRITING)}
+    key = {"weights_sha256": weights_sha256(name, settings), "search": asdict(WRITING)}
 
     def write(start: int) -> Run:
         part = sentences[start : start + AT_ONCE]
@@ -247,9 +253,7 @@ def climbed(name: str, settings: Settings) -> Run:
         "rung": RUNS[name],
         "lesson": lesson_of(config),
         "learned_from": learned_from,
-        "their_sha256": {
-            one: sha256(model_of(one, settings) / "model.safetensors") for one in sorted(models)
-        },
+        "their_sha256": {one: weights_sha256(one, settings) for one in sorted(models)},
         "parameters": sum(p.numel() for p in trained.model.parameters()),
         "train_pairs": len(data.train),
         "hours": round(sum(row[clock] for row in history) / 3600, 3),

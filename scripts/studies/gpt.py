@@ -1,8 +1,7 @@
 """A small language model, and tables of counts (chapter 17): `python -m scripts.studies.gpt`.
 
-For each dropout the rate is swept in short trainings; dropout is chosen in long ones. What counts
-are three fresh seeds. The tables take seconds. Runs that are on record aren't done again, so the
-hours may come in pieces.
+For each dropout the rate is swept in short trainings, and serves three long ones with fresh seeds.
+The tables take seconds. Runs that are on record aren't done again, so the hours may come in pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -39,8 +38,8 @@ from scripts.engine.losses import LossOf
 from scripts.engine.models import Trained
 from scripts.engine.scores import held_out_splits
 from scripts.engine.settings import TrainConfig
-from scripts.studies.rows import SWEEP, Wanted, one_run
-from scripts.studies.runner import Hours, Run, go_on, these
+from scripts.studies.rows import Wanted, one_run
+from scripts.studies.runner import Hours, Run, go_on
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 LONGEST = 250  # characters of a caption; a few are longer, and cut
@@ -122,7 +121,7 @@ def packed(corpus: str) -> Run:
 
 def next_loss(model: OneStack, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
     """`fast_stack_loss` of the targets of chapter 6's batch."""
-    asked = Asked(batch.tgt, batch.tgt_y, subsequent_mask(batch.tgt.size(1)))
+    asked = Asked(batch.tgt, batch.tgt_y, subsequent_mask(batch.tgt.size(1), batch.tgt.device))
     return fast_stack_loss(model, asked, criterion)
 
 
@@ -170,20 +169,14 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: the tables; each dropout's rate, and it; then the seeds."""
-    plan, long = Wanted(runs), []
+    """All that is wanted by now: the tables; each dropout's rate, and then its seeds."""
+    plan = Wanted(runs)
     tables = [COUNTS, PPM] if find_spec("pyppmd") else [COUNTS]  # not on every machine
     plan.wanted += [{"row": table} for table in tables]
     for dropout in DROPOUTS:
         place = {"row": MODEL, "dropout": dropout}
-        if rate := plan.sweep(BASE.lr, epochs=SHORT, **place):
-            long.append(place | {"epochs": BASE.epochs, "lr": rate, "seed": SWEEP})
-    plan.wanted += long
-    done = [run for one in long for run in these(runs, **one)]
-    if len(done) == len(DROPOUTS):
-        best = min(done, key=lambda run: run["loss"] or float("inf"))
-        place = {key: best[key] for key in ("row", "dropout", "epochs")}
-        plan.seeds(best["lr"], **place)
+        rate = plan.sweep(BASE.lr, epochs=SHORT, **place)
+        plan.seeds(rate, epochs=BASE.epochs, **place)
     return plan.wanted
 
 
