@@ -84,7 +84,7 @@ TEACHERS = ("long-1", "diverse-1", "diverse-more-1")
 UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
 MORE = UPON | {"epochs": 24}  # noise wants a longer run
 TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
-AGREED = {"dropout": 0.3, "r_drop": 5.0, "epochs": 30}
+AGREED = {"dropout": 0.3, "r_drop": 5.0, "epochs": 24}
 LONGER = {"dropout": 0.3, "epochs": 14, "average": 3}
 
 # What isn't for a GPU alone takes at most 100 minutes of one thread: a machine that goes takes no
