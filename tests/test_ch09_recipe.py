@@ -16,7 +16,7 @@ from torch.nn.functional import kl_div
 from scripts import ROOT, train
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import make_model
-from scripts.ch06_training import BOS, EOS, LabelSmoothing, batch_loss, greedy_decode
+from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss, greedy_decode
 from scripts.ch08_decoding import beam_search, plain_translate
 from scripts.engine import losses as engine_losses
 from scripts.engine import run as engine_run
@@ -125,10 +125,12 @@ def test_r_drop_is_the_papers_with_torchs_kl_div(data, how):
     torch.manual_seed(1)
     found, nll = r_drop_loss(model, batch, LabelSmoothing(), weight=3.0, rows_of=rows_of)
     torch.manual_seed(1)
-    rows = [rows_of(model, batch, LabelSmoothing()) for _ in range(2)]
-    labels, real = rows[0][1], rows[0][1] != 0
-    assert real.all() == (how is FAST)
-    p, q = (model.generator(x).log_softmax(dim=-1) for x, _ in rows)
+    twice = Batch(batch.src.repeat(2, 1), batch.full.repeat(2, 1))
+    x, labels = rows_of(model, twice, LabelSmoothing())
+    p, q = model.generator(x).log_softmax(dim=-1).chunk(2)
+    labels = labels[: len(p)]
+    real = labels != 0
+    assert real.all() == (how is FAST) and not p.equal(q)
     ce = sum(LabelSmoothing()(one, labels)[0] for one in (p, q)) / 2
     kl = partial(kl_div, reduction="sum", log_target=True)  # kl(q, p) is KL(p || q)
     expected = ce + 3.0 / 4 * (kl(q[real], p[real]) + kl(p[real], q[real]))

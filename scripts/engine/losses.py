@@ -66,15 +66,15 @@ def r_drop_loss(
     """The mean loss of two passes, and their disagreement (Wu, Li et al. 2021, equations 1 to 4).
 
     Half of the paper's sum, so that it compares with `batch_loss`: ½ (CE₁ + CE₂) and weight/4 times
-    KL(p₁‖p₂) + KL(p₂‖p₁), which is Σ (p₁ − p₂)(log p₁ − log p₂).
+    KL(p₁‖p₂) + KL(p₂‖p₁), which is Σ (p₁ − p₂)(log p₁ − log p₂). Both passes are one batch of twice
+    the sentences: their masks differ, and a GPU starts half as many kernels.
     """
-    rows = [rows_of(model, batch, criterion) for _ in range(2)]  # other masks, other rows (N, D)
-    labels = rows[0][1]  # (N,)
-    logits = [model.generator(x) for x, _ in rows]  # (N, V) each
-    wide = [z.float() if z.dtype == torch.bfloat16 else z for z in logits]
-    log_probs = [z.log_softmax(dim=-1) for z in wide]  # (N, V) each
-    losses, nlls = zip(*(criterion(one, labels) for one in log_probs), strict=True)
-    first, second = log_probs
+    twice = Batch(*(torch.cat((side, side)) for side in (batch.src, batch.full)))
+    x, labels = rows_of(model, twice, criterion)  # (2N, D), (2N,): one pass, then the other
+    labels, logits = labels.chunk(2)[0], model.generator(x)  # (N,), (2N, V)
+    wide = logits.float() if logits.dtype == torch.bfloat16 else logits
+    first, second = wide.log_softmax(dim=-1).chunk(2)  # (N, V) each
+    losses, nlls = zip(*(criterion(one, labels) for one in (first, second)), strict=True)
     apart = ((first.exp() - second.exp()) * (first - second)).sum(dim=-1)  # (N,)
     apart = apart.masked_fill(labels == criterion.padding_idx, 0.0).sum()
     return sum(losses) / 2 + weight / 4 * apart, sum(nlls) / 2

@@ -79,18 +79,15 @@ UPON: dict[str, Any] = {}  # what steps 2 to 6 stand on: by hand, from the table
 ONCE = {"forward": ("small-1",), "reverse": ("reverse-1",)}
 BOTH = {"forward": ("small-1", "long-1"), "reverse": ("reverse-1", "reverse-adam-1")}
 BEST = {"forward": (SHIPPED,), "reverse": ("reverse-adam-1", "reverse-adam-2")}
-STRONG = {"forward": ("strong-1", "strong-2"), "reverse": ("back-1", "back-2")}
 TEACHERS = ("long-1", "diverse-1", "diverse-more-1")
 UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
 MORE = UPON | {"epochs": 24}  # noise wants a longer run
 TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
-AGREED = {"dropout": 0.3, "r_drop": 5.0, "epochs": 24}
-LONGER = {"dropout": 0.3, "epochs": 14, "average": 3}
 
 # What isn't for a GPU alone takes at most 100 minutes of one thread: a machine that goes takes no
 # more along.
 RUNGS: dict[str, Rung] = {
-    "small": Rung(0, "today's recipe"),
+    "small": Rung(0, "today's recipe", seeds=(1, 2, 3)),
     "muon": Rung(1, "Muon", BY_MUON),
     "muon-slow": Rung(1, "Muon, a third of its rate", BY_MUON | {"muon_lr": 0.007}),
     "dropout": Rung(1, "dropout 0.3", {"dropout": 0.3}),
@@ -116,19 +113,13 @@ RUNGS: dict[str, Rung] = {
         **BEST,
         candidate=True,
     ),
-    "strong": Rung(2, "R-Drop 5, dropout 0.3, longer", AGREED, (1, 2), gpu=True),
-    "back": Rung(4, "English to German, R-Drop 5", AGREED, (1, 2), turned=True, gpu=True),
     "best": Rung(
         6,
-        "diversified by the strong, R-Drop 5",
-        LONGER | {"r_drop": 5.0},
-        (1, 2, 3),
-        **STRONG,
+        "texts of three models, R-Drop 5",
+        UPON | {"dropout": 0.3, "r_drop": 5.0, "epochs": 16, "average": 3},
+        forward=(SHIPPED, "small-1", "small-3"),
         candidate=True,
         gpu=True,
-    ),
-    "best-plain": Rung(
-        6, "diversified by the strong", LONGER, (1, 2, 3), **STRONG, candidate=True, gpu=True
     ),
 }
 RUNS = {f"{name}-{seed}": name for name, rung in RUNGS.items() for seed in rung.seeds}

@@ -24,7 +24,7 @@ from scripts.book.command import as_typed
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
-from scripts.engine.settings import TrainConfig
+from scripts.engine.settings import TrainConfig, pick_device
 
 Run = dict[str, Any]  # what sets it apart (its row, its rate, its seed), and then what was found
 Plan = Callable[[Sequence[Run]], Sequence[Run]]
@@ -80,7 +80,8 @@ def begun(study: Study, command: str, folder: Path) -> dict[str, Any]:
         record = load_record(study.name, folder)
         if record["setting"] == study.setting:
             return record
-    return {**provenance(command), "setting": study.setting, "runs": []}
+    device = pick_device(study.setting.get("device", "cpu"))
+    return {**provenance(command, device), "setting": study.setting, "runs": []}
 
 
 def kept_at(path: Path, given: Run, make: Callable[[], Run]) -> Run:
