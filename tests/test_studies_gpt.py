@@ -67,15 +67,15 @@ def test_a_model_learns_and_is_scored_where_it_counts(few):
     assert set(counts["samples"]) == {"0.5", "0.8", "1", "1.5"} and 0 < counts["test"] < 12
 
 
-def test_each_dropouts_rate_is_swept_first_and_the_best_two_go_on():
+def test_each_dropouts_rate_is_swept_first_and_the_best_of_all_goes_on():
     runs, rates = [], {0.0: 0.008, 0.1: 0.016, 0.2: 0.032}
     while missing := [one for one in gpt.wanted_runs(runs) if not these(runs, **one)]:
         for one in missing:
             far = abs(one["lr"] - rates[one["dropout"]]) if "lr" in one else 0
-            runs.append(one | {"loss": 1 + far + one.get("dropout", 0)})
+            runs.append(one | {"loss": 1 + far + abs(one.get("dropout", 0) - 0.1)})
     models = these(runs, row=gpt.MODEL)
     assert {run["epochs"] for run in models[:9]} == {gpt.SHORT}
     counted = these(models, epochs=gpt.BASE.epochs)
-    assert sorted((run["dropout"], run["lr"], run["seed"]) for run in counted) == [
-        (dropout, rates[dropout], seed) for dropout in (0.0, 0.1) for seed in SEEDS
+    assert [(run["dropout"], run["lr"], run["seed"]) for run in counted] == [
+        (0.1, 0.016, seed) for seed in SEEDS
     ]

@@ -1,8 +1,8 @@
 """A small language model, and tables of counts (chapter 17): `python -m scripts.studies.gpt`.
 
-For each dropout the rate is swept in short trainings. The two that do best go on to long ones,
-three fresh seeds each. The tables take seconds. Runs that are on record aren't done again, so the
-hours may come in pieces.
+For each dropout the rate is swept in short trainings. The best of all serves three long ones, with
+fresh seeds. The tables take seconds. Runs that are on record aren't done again, so the hours may
+come in pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -39,8 +39,8 @@ from scripts.engine.losses import LossOf
 from scripts.engine.models import Trained
 from scripts.engine.scores import held_out_splits
 from scripts.engine.settings import TrainConfig
-from scripts.studies.rows import SWEEP, Wanted, one_run
-from scripts.studies.runner import Hours, Run, go_on, these
+from scripts.studies.rows import Wanted, one_run
+from scripts.studies.runner import Hours, Run, go_on
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 LONGEST = 250  # characters of a caption; a few are longer, and cut
@@ -59,7 +59,6 @@ BASE = replace(
 )
 SHORT = 2  # passes of the trainings that choose the rate
 DROPOUTS = (0.0, 0.1, 0.2)
-LONG = 2  # dropouts that are trained at length
 MODEL, COUNTS, PPM = "mini-GPT", "n-grams", "PPM"
 ORDERS = range(1, 11)  # of the n-gram models
 PPM_ORDERS = (4, 6, 8, 10, 12)
@@ -170,25 +169,14 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
     }
 
 
-def swept_loss(runs: Sequence[Run], dropout: float) -> float:
-    """The lowest validation loss of a dropout's sweep."""
-    swept = these(runs, row=MODEL, dropout=dropout, seed=SWEEP)
-    return min(run["loss"] for run in swept if run["loss"] is not None)
-
-
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: the tables, each dropout's rate, and then seeds of the best."""
-    plan = Wanted(runs)
+    """All that is wanted by now: the tables, each dropout's rate, and then the best one's seeds."""
+    plan, place = Wanted(runs), {"row": MODEL, "epochs": SHORT}
     tables = [COUNTS, PPM] if find_spec("pyppmd") else [COUNTS]  # not on every machine
     plan.wanted += [{"row": table} for table in tables]
-    rates = {
-        dropout: plan.sweep(BASE.lr, epochs=SHORT, row=MODEL, dropout=dropout)
-        for dropout in DROPOUTS
-    }
-    if None not in rates.values():
-        for dropout in sorted(DROPOUTS, key=partial(swept_loss, runs))[:LONG]:
-            place = {"row": MODEL, "epochs": BASE.epochs, "dropout": dropout}
-            plan.seeds(rates[dropout], **place)
+    chosen = plan.best(BASE.lr, [place | {"dropout": dropout} for dropout in DROPOUTS])
+    if chosen:
+        plan.seeds(chosen.pop("lr"), **chosen | {"epochs": BASE.epochs})
     return plan.wanted
 
 
