@@ -187,3 +187,11 @@ def test_the_two_precisions_learn_what_the_chapter_says():
     wide, half = (run["test"] for run in before.values())
     apart = [round(wide[split]["bleu"] - half[split]["bleu"], 1) for split in wide]
     assert (min(apart), max(apart)) == (0, 0.4)
+
+
+def test_what_the_chapter_says_of_a_gpu():
+    textbook, half, *_, static, recorded = load_record("gpu-waterfall-small")["stages"].values()
+    assert half["times"] > textbook["times"] and round(static["times"]) == 9
+    assert recorded["mfu"] == 0.025 and recorded["times"] == 1
+    run = load_record("gpu-small-1")
+    assert (len(run["history"]), run["seconds"], run["config"]["step"]) == (18, 22, "graphed")

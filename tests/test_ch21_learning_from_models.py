@@ -34,7 +34,7 @@ from scripts.ch21_learning_from_models import (
     word_facts,
 )
 from scripts.ladder.distill import TaughtLoss
-from scripts.ladder.rungs import ladder_table
+from scripts.ladder.rungs import ladder_table, val_bleu
 from scripts.studies.recipes import ALL, GREEDY, MORE, PART, RISK, SAMPLED, TAUGHT
 from scripts.studies.runner import these
 from scripts.studies.tuning import Tuning
@@ -400,6 +400,15 @@ def test_what_the_chapter_says_of_the_last_rung():
     assert [*found.values()] == [[42.1, 41.5, 41.6], [37.5, 37.6, 37.4]]
     assert runs[0]["learned_from"]["forward"] == ["multi30k-de-en"]
     assert {run["weights_sha256"] for run in runs}.isdisjoint({ships["weights_sha256"]})
+
+
+def test_what_the_chapter_says_of_the_rung_on_a_gpu():
+    run, small = load_record("gpu-agreed-1"), load_record("gpu-small")["validation"]
+    assert (len(small["each"]), round(small["mean"], 1)) == (3, 41.4)
+    assert round(val_bleu(run), 1) == 41.2
+    assert (run["config"]["dropout"], run["config"]["r_drop"]) == (0.3, 5.0)
+    assert run["learned_from"]["forward"] == ["multi30k-de-en", "small-1", "small-3"]
+    assert not run["learned_from"]["reverse"]
 
 
 def test_the_ladders_chart_shows_each_run_that_compares():

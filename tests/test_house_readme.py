@@ -59,23 +59,30 @@ def records():
 
 
 def is_training(record):
-    tests = record.get("test")
-    return isinstance(tests, dict) and all("bleu" in split for split in tests.values())
+    return {"history", "test"} <= record.keys()  # a summary of seeds has no history
 
 
 def results_table():
     from scripts.engine.models import default_model
 
     found = records()
+    recipes = {}  # each with a record for each seed
+    for name, record in found.items():
+        recipes.setdefault(re.sub(r"-\d$", "", name), {})[name] = record
     lines = ["| model | test set | BLEU | greedy | lower-cased | search | parameters | trained |"]
     lines.append("|---|---|---|---|---|---|---|---|")
-    for name, record in found.items():
+    for recipe, runs in recipes.items():
+        name, record = next(iter(runs.items()))
         minutes = max(1, round(record["seconds"] / 60))
         for split, test in record["test"].items():
+            kinds = ("bleu", "bleu_greedy", "bleu_lowercased")
+            scores = (
+                ", ".join(f"{run['test'][split][kind]:.1f}" for run in runs.values())
+                for kind in kinds
+            )
             lines.append(
-                f"| [{name}](results/{name}.json) | {split} | {test['bleu']:.1f} "
-                f"| {test['bleu_greedy']:.1f} | {test['bleu_lowercased']:.1f} | {test['search']} "
-                f"| {record['parameters'] / 1e6:.1f} M "
+                f"| [{recipe}](results/{name}.json) | {split} | {' | '.join(scores)} "
+                f"| {test['search']} | {record['parameters'] / 1e6:.1f} M "
                 f"| {minutes} min, {record['device']} |"
             )
     lines += ["", "The commands that made them:", "", "```"]

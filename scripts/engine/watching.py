@@ -18,9 +18,9 @@ from scripts.book.files import write_whole
 
 def in_figures(training: Any) -> dict[str, str]:
     """What the bar shows: loss, learning rate, and real target tokens a second of all processes."""
-    if not training.report.tokens:  # nobody has looked yet
+    if not (training.report.tokens and training.seconds):  # nobody has looked, or counted, yet
         return {}
-    rate = training.report.tokens * training.ranks.world / max(training.seconds, 1e-9)
+    rate = training.report.tokens * training.ranks.world / training.seconds
     loss, lr = training.report.loss_per_token, training.lr_at(training.state.steps)
     return {"loss": f"{loss:.3f}", "lr": f"{lr:.2g}", "tok/s": f"{rate:,.0f}"}
 

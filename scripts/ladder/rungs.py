@@ -113,7 +113,7 @@ RUNGS: dict[str, Rung] = {
         **BEST,
         candidate=True,
     ),
-    "best": Rung(
+    "agreed": Rung(
         6,
         "texts of three models, R-Drop 5",
         UPON | {"dropout": 0.3, "r_drop": 5.0, "epochs": 16, "average": 3},
@@ -136,15 +136,15 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": round(statistics.mean(values), 3), "deviation": deviation, "each": [*values]}
 
 
-def ladder_table(folder: Path = RESULTS, prefix: str = "ladder") -> list[dict[str, Any]]:
-    """A row for each rung of which there is a record: none, some or all of them.
+def ladder_table(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """A row for each rung of which the queue left a record: none, some or all of them.
 
-    `prefix` "ladder" stands for the queue's records, "gpu" for a GPU's. The gain is over the first
-    rung's mean; None where that is missing, or where the rung translates back.
+    The gain is over the first rung's mean; None where that is missing, or where the rung
+    translates back.
     """
     rows, base = [], None
     for name, rung in RUNGS.items():
-        paths = [folder / f"{prefix}-{run}.json" for run, of in RUNS.items() if of == name]
+        paths = [folder / f"ladder-{run}.json" for run, of in RUNS.items() if of == name]
         runs = [load_record(path.stem, folder) for path in paths if path.is_file()]
         if not runs:
             continue
