@@ -626,10 +626,4 @@ check(hide_words)
 #
 # </details>
 #
-# ### Exercise 4 · Equal work
-#
-# *project · difficulty ●●● · worth ●●● · 240 minutes*
-#
-# The record holds the weights fixed. Hold the *work* fixed: by `stack_products` and `pair_products`, at most how many whole layers may the causal stack have? Guess its BLEU. Then give `StackRow` in [`stacks.py`](../scripts/studies/stacks.py) a field for them, and `ROWS` a row; with `--save true` the study goes on from the record.
-#
 # Next: [Chapter 19 · Ablations](ch19_ablations.ipynb)

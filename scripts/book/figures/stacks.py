@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,25 +32,6 @@ def counting_chart(
         "The mini-GPT beside tables of counts",
         f"Multi30k's English captions, {split}: lower is better. Left out: n below 4, above 2.4 "
         "bits. Mind the axis of bits: it begins above 1.",
-    )
-
-
-def learning_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """The recorded mini-GPT's bits per character, epoch by epoch, in training and on validation."""
-    rows = []
-    for row in record["runs"][0]["history"]:
-        rows.append((row["epoch"], row["train_nats"] / math.log(2), "training captions"))
-        rows.append((row["epoch"], row["val_bits"], "validation captions"))
-    frame = pd.DataFrame(rows, columns=["epoch", "bits", "of"])
-    look = {"x_title": "passes over the training captions", "y_title": "bits per character"}
-    curves = lines(frame, "epoch", "bits", "of", points=True, height=220, **look)
-    ticks = alt.Axis(values=frame["epoch"].unique().tolist(), format="d", labelFlush=False)
-    curves.encoding.x.axis = ticks
-    return titled(
-        curves,
-        "In the end it knows the training captions better",
-        "The training figure is a mean over the pass, while the model was still learning. So at a "
-        "pass's end it knows those captions better than the blue curve says.",
     )
 
 
