@@ -116,7 +116,7 @@ def waterfall_of(size: Literal["small", "base"], settings: Settings) -> dict[str
 def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
     first, *others = (
-        Item(name, 4.0, f"the small preset, seed {name[-1]}", partial(trained, name), resumes=True)
+        Item(name, 1.0, f"the small preset, seed {name[-1]}", partial(trained, name), resumes=True)
         for name in SMALLS
     )
     wide, small = (partial(waterfall_of, size) for size in ("base", "small"))
@@ -130,10 +130,10 @@ def agenda() -> list[Item]:
         first,  # one training comes before all doubts
         Item("truth", TRUTH, "all ways to a step agree", steps_agree),
         *others,
-        Item("waterfall-base", 2.0, "going fast step by step, base model", wide),
+        Item("waterfall-base", 4.0, "going fast step by step, base model", wide),
         Item("waterfall-small", 1.0, "going fast step by step, small model", small),
         *ladder_items(hours=False, but=SMALLS),  # of which the first rung is these seeds
-        Item("rates", 12.0, f"{len(RATES)} short trainings", rates, resumes=True),
+        Item("rates", 5.0, f"{len(RATES)} short trainings", rates, resumes=True),
         *studies,
         Item("base", 7.0, "the base preset", partial(trained, "base"), resumes=True),
     ]
