@@ -82,7 +82,7 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## One layer, three masks
 #
-# > **In short.** A layer doesn't know what it is for. The mask decides who may look at whom, and with that whether the stack judges a text, writes one, or translates.
+# > **In short.** A layer doesn't know what it is for. The mask decides who may look at whom; mask and question decide whether the stack judges, writes or translates.
 #
 # In a layer, only attention moves anything between positions. So the mask M, (T, T), tells the variants apart:
 #
@@ -307,7 +307,7 @@ class NumberClassifier(nn.Module):
 
 
 # %% [markdown]
-# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It saw their verbs, and guessed hidden ones: nearly this question.) Then bags of words, encoders from scratch and pretrained encoders learned from 100, from 1,000 and from all labels, with eight seeds each. A seed draws which captions have labels, their order, and the first weights; but all pretrained encoders begin as the same masked model. 533 labelled validation captions choose λ for each bag, a learning rate for each kind of encoder and number of labels, and when a training ends, after twelve rounds at most (a round reads 2,000 captions, few labelled ones again and again, or all). Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
+# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It saw their verbs, and guessed hidden ones: nearly this question.) Then bags of words, encoders from scratch and pretrained encoders learned from 100, from 1,000 and from all labels, with eight seeds each. A seed draws which captions have labels, their order, and the first weights; but all pretrained encoders begin as the same masked model. 533 labelled validation captions choose λ for each bag, a learning rate for each kind of encoder and number of labels, and when a training ends, after twelve rounds at most (a round reads all labelled captions, few repeated up to 2,000). Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
 
 # %%
 bag, encoders = "bag of words", ("pretrained", "from scratch")
@@ -508,7 +508,7 @@ kinds.round(4)
 
 # %% [markdown]
 # - **Two stacks or one.** By BLEU no difference can be told. That is no proof of equality: the interval goes from −0.70 to +0.76. By the loss the encoder-decoder is ahead, by 0.05 nats a piece.
-# - **Causal or prefix.** The prefix mask costs 3.4 BLEU; where both begin positions anew, 1.5 (a comparison that wasn't planned). Most of the loss's difference is there in training already: mostly it learns less. T5's, pretrained and with relative positions, found the prefix mask ahead (Raffel et al. 2020). Ours has neither, and one set of weights must read both ways and one way.
+# - **Causal or prefix.** The prefix mask costs 3.4 BLEU; where both begin positions anew, 1.5 (a comparison that wasn't planned). Most of the loss's difference is there in training already: mostly it learns less. In T5, pretrained and with relative positions, prefix beat causal (Raffel et al. 2020). Ours has neither, and one set of weights must read both ways and one way.
 # - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask no difference can be told.
 #
 # (Holm's method ran over each measure's four tests. Over all eight it passes the same five.)
@@ -517,9 +517,9 @@ kinds.round(4)
 #
 # ## Side by side
 #
-# > **In short.** What each is for follows from the mask. What each costs follows from counting.
+# > **In short.** Mask and labels say what each is for. What each costs follows from counting.
 #
-# With $a = 4D^2 + 2DF$ for a layer's matrices, the multiplications of one pass over S source and T target tokens (or a row of n), without the generator's VD for each question. The full square is counted, the masked half too, and the source in the last layer, which nobody reads:
+# With $a = 4D^2 + 2DF$ for a layer's matrices, the multiplications of one pass over S source and T target tokens (or a row of n), without the generator's VD for each question. The full square is counted, the masked half too, and the source's last outputs, which nobody reads:
 #
 # | | matrices | attention |
 # |---|---|---|
@@ -567,7 +567,7 @@ frame
 # %% [markdown]
 # In one stack every token, source or target, passes all five layers. In the encoder-decoder a source token passes only the encoder, and a target token only the decoder. Say which you hold fixed, weights or work.
 #
-# Why, then, are most large models decoders alone? They need no pairs: any text trains them, and each of its tokens is asked. One row can hold an instruction, ten examples and a question. And with a causal mask the cache of a shared beginning serves all its continuations.
+# Why, then, are most large models decoders alone? They need no pairs: any text trains them, and each of its tokens is asked. One row can hold an instruction, ten examples and a question. And a shared beginning can be read once (exercise 3).
 #
 # ## Summary
 #
@@ -588,7 +588,7 @@ frame
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# When a word falls into three pieces and one is hidden, the other two give it away. ids (T,) are one sentence; starts (T,) is True where a piece begins a word. Choose each *word* with probability 15%. All its pieces become `gap`, and the labels hold them (`PAD` elsewhere). Special tokens (up to `EOS`) are never chosen. Leave 80/10/10 aside. (`solution("hide_words")` shows ours.)
+# When a word falls into three pieces and one is hidden, the other two give it away. ids (T,) are one sentence; starts (T,) is True where a piece begins a word. Choose each *word* with probability 15%. All its pieces become `gap`, and the labels hold them (`PAD` elsewhere). Special tokens (up to `EOS`) belong to no word. Leave 80/10/10 aside. (`solution("hide_words")` shows ours.)
 
 
 # %%

@@ -672,9 +672,9 @@ print(f"{kept} numbers kept for a token; 2017's attention keeps {2 * 32}")
 #
 # > **In short.** Alone, rotary positions and Muon are ahead of 2017's block, and zeroed outputs behind. The whole block is ahead of 2017's, after three passes and after nine. After three it is further ahead without zeroed outputs, or with Muon. For the other parts no difference in BLEU can be told.
 #
-# All of it in a small model: [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save true`). The base is chapter 19's, two layers of width 64, without dropout, three passes over Multi30k. A sweep gave each row the rate at which its validation loss was lowest, with worse ones on both sides, a factor of two apart. Then three other seeds count. BLEU, by a beam of 4, is of the validation captions, which by their loss chose rate and pass, too.
+# All of it in a small model: [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save true`). The base is chapter 19's (two layers of width 64, without dropout), with three passes over Multi30k, not five. A sweep gave each row the rate at which its validation loss was lowest, with worse ones on both sides, a factor of two apart. Then three other seeds count. BLEU, by a beam of 4, is of the validation captions, which by their loss chose rate and pass, too.
 #
-# *Today* is the whole block. *Today, not zeroed* leaves zeroed outputs out. (It and *latent, decoder alone* were added when the others were known, to explain them.) **Predict.** Which part alone helps most? And is the block better than its best part?
+# *Today* is the whole block, by Adam. *Today, not zeroed* leaves zeroed outputs out. (It and chapter 23's *latent, decoder alone* came later, to explain the others.) **Predict.** Which part alone helps most? And is the block better than its best part?
 
 # %%
 OF_THIS_CHAPTER = {  # each row, and the one that it has to beat
@@ -733,10 +733,10 @@ block_means(shown)
 # %% [markdown]
 # *first* and *last* are the training losses of the first and the last pass, *loss* is that of validation, in nats a piece. The verdicts are on BLEU; all nineteen rows of three passes, those of chapters 23 and 24, too, are tested together.
 #
-# - **Rotary positions** gain 3.0 BLEU, as much as two more passes bring 2017's block (30.1, chapter 19's base). The training loss falls as far as validation's. In the first pass it is no lower than SwiGLU's (both 4.08).
+# - **Rotary positions** gain 3.0 BLEU, as much as two more passes bring 2017's block (30.1, chapter 19's base). The training loss gains as much as validation's. In the first pass it is no lower than SwiGLU's (both 4.08).
 # - **Muon** gains 1.5 on 2017's block (in nats as much as rotary positions, 0.18) and 5.5 on today's. One rate serves it and, for tables, norms and biases, Adam: 0.0336 was best for both blocks, if barely.
-# - **Zeroed outputs** cost 2.4. At 0.0042, their best rate, the sweep has 2.53 for them and 2.49 for 2017's; at 0.0084, 2017's best, 2.90 and 2.32. So they cost most where the rate is high. Our tables are tied, so with zeroed outputs a fresh model predicts the word that it has just read. (Fixup zeroes the last layer, too.) Whether that is the reason we didn't test.
-# - **The block** is behind rotary positions alone, by 1.4. Without zeroed outputs it gains 2.5; that it is then 1.1 above rotary alone wouldn't pass with the nineteen. With Muon it is 3.0 higher still, zeroed as it is.
+# - **Zeroed outputs** cost 2.4. At 0.0042, their best rate, the sweep has 2.53 for them and 2.49 for 2017's; at 0.0084, 2017's best, 2.90 and 2.32. So they cost more at the higher rate. Our tables are tied, so with zeroed outputs a fresh model predicts the word that it has just read. (Fixup zeroes the last layer, too.) Whether that is the reason we didn't test.
+# - **The block** is 1.4 below rotary positions alone (not tested). Without zeroed outputs it gains 2.5; that it is then 1.1 above rotary alone wouldn't pass with the nineteen. With Muon it is 3.0 higher still, zeroed as it is.
 # - **SwiGLU** has a lower validation loss, by 0.08 nats: that is told apart. Its 0.8 BLEU isn't.
 # - **RMSNorm, ReLU², QK-norm, grouped and multi-query attention:** no difference can be told, by either measure. Most were made for something else: fewer operations, a smaller cache, steadier training. There, to lose nothing is all one wants. That isn't shown either: each interval is 1.7 BLEU wide. But at twice its best rate 2017's block loses 0.34 nats; with QK-norm, but also with SwiGLU, 0.05 (one run each).
 #
@@ -752,7 +752,7 @@ print(verdict_line("today", longer, "2017"), "(nine)")
 block_means(["2017", "today"], epochs=9)
 
 # %% [markdown]
-# After nine passes the lead is 2.9 BLEU, after three it was 1.6. That growth, 1.3 ± 1.2, is borderline. In training loss the lead grows from 0.15 nats to 0.21; in validation loss it is 0.14 and 0.16, a growth of 0.02 ± 0.04. So today's block fits the training captions better, and little of that carries over. A dropout of 0.1 costs 2017's block 0.15 nats of validation and today's 0.11, in the sweep's one run each. The blocks without zeroed outputs and with Muon weren't trained so long.
+# After nine passes the lead is 2.9 BLEU, after three it was 1.6. That growth, tested like one row's gain, is 1.3 ± 1.2: borderline. In training loss the lead grows from 0.15 nats to 0.21; in validation loss it is 0.14 and 0.16, a growth of 0.02 ± 0.04. So today's block fits the training captions better; how much carries over is open. A dropout of 0.1 costs 2017's block 0.15 nats of validation and today's 0.11, in the sweep's one run each. The blocks without zeroed outputs and with Muon weren't trained so long.
 #
 # *What the record can't say:* what these parts do in a large model, or in a longer training; nor whether Muon gains by zeroed outputs or in spite of them.
 #

@@ -598,7 +598,7 @@ for causal, size in itertools.product((False, True), (1, 3, 4, 64)):
 print("outputs and gradients agree: causal or not, tiles of 1, 3, 4 and 64")
 
 # %% [markdown]
-# And its memory: the bytes that autograd keeps for the way back, on the `meta` device, which has shapes and no numbers. **Predict.** By which factor does each grow when the text is twice as long?
+# And its memory: the bytes that autograd keeps for the way back, on the `meta` device, which has shapes and no numbers. **Predict.** When the text is twice as long, by which factor does it grow with tiles, and in chapter 1?
 
 
 # %%
@@ -624,7 +624,7 @@ for name, sizes in mib.items():
 kept_for_backward_chart(mib)
 
 # %% [markdown]
-# The textbook's 272 MiB: two T × T matrices a head (256), the mask (4), q, k and v (12). Only the last grow twofold, hence 3.8. The tiles' 16: q, k, v and the output (L is small). (One of the two is the softmax's, the other chapter 1's guard for rows that see nothing.)
+# The textbook's 272 MiB: two T × T matrices a head (256), the mask (4), q, k and v (12). Only the last grow twofold, hence 3.8. The tiles' 16: q, k, v and the output (L is small). (The two T × T: the softmax's, and chapter 1's guard for rows that see nothing.)
 #
 # In plain PyTorch tiles save memory. Time we didn't measure: each tile still goes through the main memory. The paper's point is the GPU's small fast memory. A tile fits into it, and computing weights again there is cheaper than fetching them. `F.scaled_dot_product_attention` has that kernel, where masks and device allow it.
 #
@@ -632,7 +632,7 @@ kept_for_backward_chart(mib)
 #
 # > **In short.** In the decoder's self-attention neither groups nor latents cost what can be told from chance. In the encoder and across, latents do. A window is ahead of 2017's attention.
 #
-# Chapter 22's record has these layers, too. A caption has some 17 pieces, so nothing is saved. The question is what each layer costs where there is little to remember. Groups are in the decoder's self-attention alone; windows and linear attention also in the encoder's. Latents bring rotary positions, so *rotary* is what they have to beat: in the decoder alone, then in the encoder, then across. **Predict.** Which loses most? Does it matter in which attention keys are saved?
+# Chapter 22's record has these layers, too. A caption has some 17 pieces, so nothing is saved. The question is what each layer costs where there is little to remember. Groups are in the decoder's self-attention (in one row across, too); windows and linear attention also in the encoder's. Latents bring rotary positions: in the decoder alone they have to beat *rotary*, with the encoder and then across the row before. **Predict.** Which loses most? Does it matter in which attention keys are saved?
 
 # %%
 said, rows = block_verdicts(), ["grouped-query", "multi-query", "multi-query, across too"]
@@ -642,8 +642,8 @@ for row in rows:
 block_means(["2017", "rotary", *rows])
 
 # %% [markdown]
-# - **Groups and multi-query.** In the decoder's self-attention no loss can be told, of up to 1.2 BLEU. With one group across, too, BLEU is 1.2 lower. The interval leaves 0 out, but it is for one row alone; among nineteen the row doesn't pass.
-# - **Latents** keep as little as multi-query, 32 numbers a token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary* either. In the encoder, where no cache is saved, they cost 1.8, and across another 2.8. Whether 24 numbers are too few there, or one rotary key for all heads, we didn't ask.
+# - **Groups and multi-query.** In the decoder's self-attention no loss can be told; up to 1.2 BLEU may hide. With one group across, too, BLEU is 1.2 lower. The interval leaves 0 out, but it is for one row alone; among nineteen the row doesn't pass.
+# - **Latents** keep as little as multi-query, 32 numbers a token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary* either. In the encoder, where no cache is saved, they cost 1.8, and across another 2.8. Whether 24 numbers are too few, or one rotary key in the encoder, we didn't ask.
 # - **A window of 4** (in the encoder 3 to each side) is 1.6 ahead of 2017's, with nothing taken away but far words. It tells near from far, as rotary positions do. That may be the reason; we didn't test it.
 # - **Linear attention** can't be told from softmax.
 #
@@ -701,7 +701,7 @@ check(gated_delta)
 #
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# Latent attention gives positions a separate small key. Why not turn the keys $k = W^{UK} c$ themselves? And why may one such key serve all heads, while each head's query has a turned part of its own?
+# Latent attention gives positions a separate small key. Why not keep turned keys $R_n W^{UK} c$? And why may one such key serve all heads, while each head's query has a turned part of its own?
 #
 # <details><summary>An answer</summary>
 #

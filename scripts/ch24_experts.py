@@ -69,7 +69,7 @@ torch.set_default_dtype(torch.float64)
 #
 # $$ p = \mathrm{softmax}(x W_r), \qquad y = \sum_{e\,\in\,\mathrm{top}\,k} \frac{p_e}{\sum_{e'\in\,\mathrm{top}\,k} p_{e'}}\, f_e(x) \;+\; f_\text{shared}(x) $$
 #
-# - **Top k.** Only the k likeliest experts compute, and their weights are made to sum to 1 again. That is a choice: DeepSeek-V2 leaves them as they are. With k = 1 it would be a mistake: the weight would always be 1, and the router would get no gradient. Switch keeps $p_e$ then, and so do we.
+# - **Top k.** Only the k likeliest experts compute, and their weights are made to sum to 1 again. That is a choice: DeepSeek-V2 leaves them as they are. With k = 1 rescaling would be a mistake: the weight would always be 1, and the router would get no gradient. Switch keeps $p_e$ then, and so do we.
 # - **Shared.** What all tokens need is learned once, by an expert that everyone visits.
 #
 # **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096, each with eight SwiGLU experts (chapter 22) of width 14,336, two for each token. Its attention has 32 heads of 128 in 8 groups, its vocabulary 32,000 pieces, with one table for reading and another for writing. How many parameters has it in all, and how many does one token meet?
@@ -269,7 +269,7 @@ routing_chart(histories)
 #
 # One toy with one seed shows that a collapse can happen, not why, and not which remedy is better.
 #
-# **Pitfall.** *Routed padding.* Chapter 4's feed-forward layer needs no mask: nobody looks at padding's results. A mixture does, when it counts visits. Here is an encoder layer that passes the mask on. **Predict.** A sentence of 12 words in a batch of width 48, eight experts, two a token. All padding is the same vector, as with rotary positions. So: how many visits are counted with the padding, and what share has the busiest expert at least?
+# **Pitfall.** *Routed padding.* Chapter 4's feed-forward layer needs no mask: nobody looks at padding's results. A mixture does, when it counts visits. Here is an encoder layer that passes the mask on. **Predict.** A sentence of 12 words padded to 48 places, eight experts, two a token. All padding is the same vector, as with rotary positions. So: how many visits are counted with the padding, and what share has the busiest expert at least?
 
 
 # %%
@@ -332,7 +332,7 @@ print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["expe
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# 620,000 parameters against 363,000, and as many for each token: no difference can be told, with an interval from −1.4 to +0.3 BLEU. A routed expert sees only its part of 29,000 captions; where tokens are many, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
+# 620,000 parameters against 363,000, of which a token meets as many: no difference can be told, with an interval from −1.4 to +0.3 BLEU. A routed expert sees only its part of 29,000 captions; where tokens are many, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
 #
 # ## What else there is
 #
