@@ -292,14 +292,14 @@ def test_what_the_chapter_says_of_the_recorded_trainings():
     assert setting["optimizer"] == "muon"
     said = ran("ch17")
     assert said.tried["epochs"].eq(gpt.SHORT).all() and len(said.models) == len(SEEDS)
-    assert [run["dropout"] for run in said.models] == [0.0] * 3
+    assert [(run["seed"], run["dropout"]) for run in said.models] == [(s, 0.0) for s in SEEDS]
     copied = {heat: part["copied"] for heat, part in said.models[0]["samples"].items()}
     assert copied == {"0.5": 1, "0.8": 0, "1": 0, "1.5": 0}
     bits = said.tried.groupby("dropout")["bits"].min()
     assert bits.is_monotonic_increasing and bits[0.1] - bits[0.0] > 0.2
     for run in said.models:
         *_, before_last, last = run["losses"]
-        assert 0.115 < (last - run["trained"][-1]) / math.log(2) < 0.135
+        assert 0.12 < (last - run["trained"][-1]) / math.log(2) < 0.135
         assert abs(before_last - last) < 0.002
 
 
@@ -326,7 +326,7 @@ def test_the_words_that_it_writes_beside_those_of_training():
     captions = [english for _, english in load_corpus("multi30k")["train"]]
     some = words(captions[:200])
     assert round(len(set(some)) / len(some), 2) == 0.30
-    known, first = set(words(captions)), these(load_record("gpt-multi30k")["runs"], seed=1)[0]
+    known, first = set(words(captions)), ran("ch17").models[0]
     shown = words(part["texts"][0] for part in first["samples"].values())
     new = ["rown", "ofsion"]
     assert [word for word in shown if word not in known] == new
