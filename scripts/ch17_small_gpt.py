@@ -593,24 +593,24 @@ print("the copier's ids:", sample_texts(copier, 1, 0.5, seed=1, max_len=8)[0].to
 #
 # ## On Multi30k
 #
-# > **In short.** A larger one, trained on real captions three times, at a rate that was looked for. It ends level with the largest table of counts, and ahead of a compressor.
+# > **In short.** A larger one, trained on real captions three times, at a rate that was looked for. It ends just behind the best table of counts, and ahead of a compressor.
 #
-# The record (`python -m scripts.studies.gpt`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984) counts contexts, too, and falls back on shorter ones in its own way. Of it (in the library pyppmd) we ask how many bits the test captions add to the packed training captions. The figures are those of test_2016_flickr. **Predict.** The tables grow with n. Do they still get better at n = 10?
+# The record (`python -m scripts.studies.gpt`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984) counts contexts, too, and falls back on shorter ones in its own way. Of it (in the library pyppmd) we ask how many bits the test captions add to the packed training captions; it learns from them meanwhile. The figures are those of test_2016_flickr; validation chose n. **Predict.** The tables grow with n. Where do they stop getting better?
 
 # %%
 gpt, test = load_record("gpt-multi30k")["runs"], "test_2016_flickr"
 tables = {run["row"]: run["orders"] for run in gpt if "orders" in run}
 models = sorted((run for run in gpt if run.get("seed")), key=itemgetter("seed"))  # seed 0 chose
 for name, orders in tables.items():
-    best = min(orders, key=itemgetter(test))
-    print(f"{name}: {best[test]:.3f} bits, n = {best['order']}")
+    best = min(orders, key=itemgetter("val"))
+    print(f"{name}: {best[test]:.3f} bits, order {best['order']}")
 print(f"mini-GPT, {models[0]['parameters']:,} numbers:", *(f"{run[test]:.3f}" for run in models))
 counting_chart(tables, [run[test] for run in models], test)
 
 # %% [markdown]
-# They do, by less and less. Captions repeat themselves, and a table of 1.9 million entries may remember how. The model has 0.8 million numbers, and ends where that table does: each seed within 0.003 bits of it. It is ahead of all smaller n, and by 0.02 of PPM at its best. (Larger n weren't counted.)
+# At n = 12. Captions repeat themselves, and that table's 3.4 million entries may remember how. The model has 0.8 million numbers, and each seed ends just behind: by at most 0.005 bits, and 0.013 on validation. It is level with n = 10, and ahead of smaller n and, by 0.02, of PPM.
 #
-# Did each side get the same care? A table has its discounts, and nothing else to choose but n. For the model, rates were tried with three dropouts, two passes each, by another seed. In bits on validation:
+# Did each side get the same care? A table has its discounts, and only n to choose. For the model, rates were tried with three dropouts, two passes each, by another seed. In bits on validation:
 
 # %%
 tried = pd.DataFrame([run for run in gpt if run.get("seed") == 0])
@@ -623,7 +623,7 @@ for run in models:
     print(f"the eighth pass: {learned:.3f} bits in training, {held_out:.3f} on validation after it")
 
 # %% [markdown]
-# Without dropout it is best: in two passes little is learned by heart. After eight that may be otherwise, which we didn't try. By then the model knows the training captions better than new ones, by 0.12 or 0.13 bits, and validation hardly falls any more. So what a mini-GPT of this size can reach, the record doesn't say.
+# Without dropout it is best: in two passes little is learned by heart. After eight that may be otherwise, which we didn't try. By then the model knows the training captions better than new ones, by 0.12 or 0.13 bits, and validation hardly falls: the rate is nearly 0. What a mini-GPT of this size can reach, the record doesn't say.
 #
 # What it writes: the first of 200 texts at each temperature, and what the 200 are like. **Predict.** At which temperature does it use the most different words? Does it recite the training captions?
 
@@ -639,7 +639,7 @@ for temperature, part in models[0]["samples"].items():
 # ## Summary
 #
 # - A decoder alone is an encoder with a causal mask. One pass asks every position for its next token.
-# - Compare language models in bits of the same text, by one function, against a baseline that was hard to build.
+# - Compare language models in bits of the same text, by one count, against a baseline that is hard to beat.
 # - A loss that is too good may come from a question that contains its answer. Look at the question first.
 # - To write: a cache of keys and values, a draw, a temperature.
 # - A comparison is worth as much as the care that each side got.
@@ -672,7 +672,7 @@ check(bits_from_pieces)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Short texts waste a row's length. So language models pack several into one row, and each position looks back within its own text only. `owner` (B, T) holds the number of each position's text, −1 for padding. Give the mask (B, T, T), boolean. Padding looks at itself only, so that no softmax is empty. *Further:* what else has to change, beside the mask? (`solution("packed_mask")` shows ours.)
+# Short texts waste a row's length. So language models pack several into one row, and each position sees its own text up to itself. `owner` (B, T) holds the number of each position's text, −1 for padding. Give the mask (B, T, T), boolean. Padding looks at itself only, so that no softmax is empty. *Further:* what else has to change, beside the mask? (`solution("packed_mask")` shows ours.)
 
 
 # %%
@@ -688,6 +688,6 @@ check(packed_mask)
 #
 # *project · difficulty ●●○ · worth ●●● · 60 minutes*
 #
-# Counts remember, a model generalises. Let `mini` learn from all captions of training until it beats `triples`. Then mix the two: $p = \lambda\, p_{\text{table}} + (1 - \lambda)\, p_{\text{mini}}$ for each next character. Find λ on one half of the validation captions, and measure on the other. What does the mixture gain over the better of the two? (With `mini` as it is above, the table alone is best.)
+# Counts remember, a model generalises. Count `triples` in all training captions, and let `mini` learn from them until it wins. Then mix the two: $p = \lambda\, p_{\text{table}} + (1 - \lambda)\, p_{\text{mini}}$ for each next character. Find λ on one half of the validation captions, and measure on the other. What does the mixture gain over the better of the two?
 #
 # Next: [Chapter 18 · One stack](ch18_one_stack.ipynb)

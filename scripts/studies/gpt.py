@@ -60,7 +60,7 @@ BASE = replace(
 SHORT = 2  # passes of the trainings that choose the rate
 DROPOUTS = (0.0, 0.1, 0.2)
 MODEL, COUNTS, PPM = "mini-GPT", "n-grams", "PPM"
-ORDERS = range(1, 11)  # of the n-gram models
+ORDERS = range(1, 15)  # of the n-gram models
 PPM_ORDERS = (4, 6, 8, 10, 12)
 TEMPERATURES = (0.5, 0.8, 1.0, 1.5)
 

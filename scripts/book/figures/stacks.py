@@ -29,7 +29,7 @@ def counting_chart(
     name = level.mark_text(align="right", x=475, dy=12, color=PALETTE[2])
     return titled(
         alt.layer(curves, rule, name.encode(y="min(bits):Q", text="label:N")),
-        "Three mini-GPTs end level with the largest table",
+        "Three mini-GPTs end just behind the best table",
         f"Multi30k's English captions, {split}: lower is better. Left out: n below 4, above 2.4 "
         "bits. Mind the axis of bits: it begins above 1.",
     )
