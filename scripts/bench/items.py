@@ -77,7 +77,8 @@ def rates(settings: Settings) -> dict[str, Any]:
 def many_runs(name: str, settings: Settings) -> dict[str, Any]:
     """The record of one of `STUDIES`: of all its runs, several at once; of one at tiny size."""
     of = STUDIES[name]
-    plan = (lambda runs: of.wanted_runs([])[-1:]) if settings.tiny else of.wanted_runs
+    few = {"share": 16}  # of the pairs that a tiny run learns from
+    plan = (lambda runs: [of.wanted_runs([])[-1] | few]) if settings.tiny else of.wanted_runs
     study = Study("runs", asdict(settings.config(of.BASE, name)), plan, of.work)
     workers = 1 if settings.tiny else min(12, os.cpu_count() or 1)
     return complete(study, settings.repeat(name), settings.folder(name), math.inf, workers)
