@@ -1,7 +1,7 @@
 """A small language model, and tables of counts (chapter 17): `python -m scripts.studies.gpt`.
 
 For each dropout the rate is swept in short trainings. The best of all serves three long ones, with
-fresh seeds. The tables take seconds. Runs that are on record aren't done again, so the hours may
+fresh seeds. The tables take minutes. Runs that are on record aren't done again, so the hours may
 come in pieces.
 """
 
