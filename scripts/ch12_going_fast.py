@@ -622,7 +622,7 @@ raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # e
 #
 # The CPU *launches* each kernel by an order, which can take longer than the kernel. Each decision by the data ("how many rows are real?") makes the CPU wait for the GPU. So there we take PyTorch's own attention, bf16 by autocast, and **few static shapes**: each pair goes into the narrowest of eight widths, [chosen](../scripts/engine/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/engine/steps.py) is recorded once, and launched as one: a **CUDA graph**.
 #
-# An H200 was lent to us for some minutes. Here it takes steps of the small model on the same 24 batches, stage after stage in turns; each stage adds one thing (`python -m scripts.gpu --only waterfall-small`). **Predict.** Which stage gains most?
+# An H200 was lent to us for some minutes. Here it takes steps of the small model on the same 24 batches, stage after stage in turns; each stage adds something (`python -m scripts.gpu --only waterfall-small`). **Predict.** Which stage gains most?
 
 # %%
 waterfall = load_record("gpu-waterfall-small")
@@ -631,7 +631,7 @@ stages["ms per step"] = 1000 * stages["seconds_per_step"]
 stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 
 # %% [markdown]
-# `times` is the median ratio to the last stage. 16-bit factors gain nothing, for products weren't what took the time: all four stages wait for Python's orders. The recording needs a ninth of the next best. And yet the share of the card's 16-bit products that is useful work, `mfu`, is 2.5%: this model is too small for such a card. A whole training (18 passes) took 22 seconds of steps, and a minute with validation and test scores. So few shapes are of use to the recording above all.
+# `times` is the median ratio to the last stage. 16-bit factors gain nothing, for products weren't what took the time. The same orders, recorded, need a ninth: the others wait for Python. So few shapes are of use to the recording above all. And yet the share of the card's 16-bit products that is useful work, `mfu`, is 2.5%: this model is too small for such a card. The 18 passes of a whole training took 22 seconds of steps (`gpu-small-1`).
 #
 # ## Summary
 #

@@ -332,7 +332,7 @@ print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["expe
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# 620,000 parameters, of which a token meets some 363,000, all that the base has: no difference can be told, with an interval from −1.4 to +0.3 BLEU. A routed expert sees only its part of 29,000 captions; where tokens are many, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
+# 620,000 parameters, of which a token meets some 363,000, as many as the base has: no difference can be told, with an interval from −1.4 to +0.3 BLEU. A routed expert sees only its part of 29,000 captions; where tokens are many, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
 #
 # ## What else there is
 #
