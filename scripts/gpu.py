@@ -65,7 +65,7 @@ def run_agenda(options: GpuOptions) -> int:
 
 FLAGS = {
     "list": "Only say what is owed, and how long it takes.",
-    "tiny": "All of it at tiny size, on the sample corpus.",
+    "tiny": "All of it at tiny size, on few pairs of the sample corpus.",
 }
 main = Command(
     __name__, GpuOptions, run_agenda, "Do what is owed on a GPU.", flags=FLAGS, interrupted=GOES_ON

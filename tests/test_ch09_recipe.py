@@ -170,7 +170,7 @@ def test_compiling_changes_nothing(data, monkeypatch, changes):
 
     def light(function, **options):
         calls.append(options)
-        return compiled(function, backend="aot_eager", **options)
+        return compiled(function, backend="eager", **options)
 
     engine_losses.compiled.cache_clear()
     monkeypatch.setattr(torch, "compile", light)

@@ -322,13 +322,13 @@ def rows_of(name: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["sample-de-en", "multi30k-de-en"])
 def test_three_ways_to_be_greedy_on_a_test_set(name):
-    """On every other sentence, in double precision: a cache, a beam of one, and every eighth by
+    """On every fourth sentence, in double precision: a cache, a beam of one, and every eighth by
     the formula write the same ids."""
-    model, rows = load_model(ROOT / "models" / name, "cpu").model.double(), rows_of(name)[::2]
+    model, rows = load_model(ROOT / "models" / name, "cpu").model.double(), rows_of(name)[::4]
     cached = [until_end(row.tolist()) for row in search_rows(model, rows, cached_greedy, 1)]
-    src = pad_rows(rows[::4])
+    src = pad_rows(rows[::2])
     plain = greedy_decode(model, src, padding_mask(src), 2 * src.size(1) + 10)
-    assert list(map(until_end, plain.tolist())) == cached[::4]
+    assert list(map(until_end, plain.tolist())) == cached[::2]
     beams = search_rows(model, rows, partial(cached_beam_search, beam=1))
     assert [list(found[0].ids) for found in beams] == [
         row[:-1] if row[-1] == EOS else row for row in cached

@@ -242,7 +242,7 @@ def epochs(setting, wanted):
 @pytest.fixture
 def tiny():
     """A setting in which a row is trained in a second."""
-    config = replace(STUDY, corpus="sample", vocab=300, d_model=16, d_ff=16, layers=1)
+    config = replace(STUDY, corpus="few", vocab=300, d_model=16, d_ff=16, layers=1)
     return asdict(replace(config, epochs=2, heads=2, warmup=4, max_tokens=4096))
 
 
@@ -272,11 +272,11 @@ def test_a_run_that_diverges_has_no_loss(tiny):
 
 
 def test_a_cell_of_the_grid_learns_from_its_share_of_the_pairs(tiny):
-    tiny |= {"d_model": 64}
+    tiny |= {"d_model": 64, "max_tokens": 128}
     wanted = {"d_model": 16, "share": 8, "lr": 0.004, "seed": 1}
     found = grid.work(tiny, wanted)
     assert "bleu" not in found and len(found["losses"]) <= grid.PASSES[8]
-    whole = data_of("sample", tiny["vocab"])
-    assert data_of("sample", tiny["vocab"], 8).train == part_of(whole, 8).train
+    whole = data_of("few", tiny["vocab"])
+    assert data_of("few", tiny["vocab"], 8).train == part_of(whole, 8).train
     assert found["tokens"] == sum(len(e.tgt) - 1 for e in part_of(whole, 8).train)
     assert found["loss"] > grid.work(tiny, wanted | {"share": 4})["loss"]

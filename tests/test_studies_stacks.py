@@ -116,7 +116,7 @@ def test_each_row_has_its_sweep_and_its_seeds():
 
 @pytest.mark.parametrize("name", [stacks.TWO, "prefix, positions anew"])
 def test_a_run_learns_and_translates(name):
-    config = replace(stacks.BASE, corpus="sample", vocab=300, d_model=16, d_ff=32, layers=1)
+    config = replace(stacks.BASE, corpus="few", vocab=300, d_model=16, d_ff=32, layers=1)
     setting = asdict(replace(config, epochs=2, heads=2, warmup=4, max_tokens=4096))
     found = stacks.work(setting, {"row": name, "lr": 0.004, "seed": 1})
     assert found["losses"][0] > found["losses"][1] and 0 <= found["bleu"] < 100

@@ -19,12 +19,13 @@ from scripts.book.records import load_record, provenance, save_record
 from scripts.engine.settings import PRESETS, TrainConfig
 from scripts.engine.training import Diverged
 from scripts.ladder.agenda import Item, Settings
-from scripts.ladder.climbing import data_of, ladder_items, learned, on_record, tested
-from scripts.ladder.rungs import spread
+from scripts.ladder.climbing import ladder_items, learned, on_record, tested
+from scripts.ladder.rungs import RUNS, spread
 from scripts.studies import block, gpt, grid, stacks, table3
+from scripts.studies.rows import data_of
 from scripts.studies.runner import Study, complete, kept_at
 
-SMALLS = ("small-1", "small-2", "small-3")  # the small preset, by seed
+SMALLS = tuple(name for name, of in RUNS.items() if of == "small")  # the preset, by seed
 KINDS = ("bleu", "bleu_greedy")  # of a test's scores
 TRUTH = 2.0  # minutes for the tests that all kinds of a step agree
 
@@ -38,23 +39,19 @@ RATES = {f"adam-{rate:g}": {"lr": rate} for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-
 STUDIES = {"table3": table3, "block": block, "grid": grid, "stacks": stacks, "gpt": gpt}
 
 
-def trained(name: str, settings: Settings) -> dict[str, Any]:
-    """The record of preset or preset-seed `name` with both tests' scores.
-
-    Trains, or goes on, where there is none.
-    """
-    preset, _, seed = name.partition("-")
-    config = settings.config(replace(PRESETS[preset], seed=int(seed or 1)), name)
-    if found := on_record(settings.folder(name) / "record.json", config):
+def base(settings: Settings) -> dict[str, Any]:
+    """The record of the base preset with both tests' scores; trains, or goes on, without one."""
+    config = settings.config(PRESETS["base"], "base")
+    if found := on_record(settings.folder("base") / "record.json", config):
         return found
-    data = data_of(config.corpus, config.vocab, settings.tiny)
-    return tested(name, settings, config, data, learned(config, data))
+    data = data_of(config.corpus, config.vocab)
+    return tested("base", settings, config, data, learned(config, data))
 
 
-def brief(config: TrainConfig, tiny: bool) -> dict[str, Any]:
+def brief(config: TrainConfig) -> dict[str, Any]:
     """Validation BLEU of a short training: the best, and each epoch's. To diverge is a result."""
     try:
-        history = learned(config, data_of(config.corpus, config.vocab, tiny))
+        history = learned(config, data_of(config.corpus, config.vocab))
     except Diverged as error:
         return {"diverged": str(error)}
     bleus = [round(row["val_bleu"], 3) for row in history]
@@ -68,7 +65,7 @@ def rates(settings: Settings) -> dict[str, Any]:
     for name, changes in RATES.items():
         config = settings.config(replace(PRESETS["small"], **BRIEF, **changes), f"rates/{name}")
         given, folder = {"changes": changes, "config": asdict(config)}, runs_folder() / config.name
-        parts[name] = kept_at(folder / "score.json", given, partial(brief, config, settings.tiny))
+        parts[name] = kept_at(folder / "score.json", given, partial(brief, config))
         for weights in folder.glob("*.safetensors"):  # a study leaves many
             weights.unlink()
     return {"common": BRIEF, "parts": parts}
@@ -77,8 +74,7 @@ def rates(settings: Settings) -> dict[str, Any]:
 def many_runs(name: str, settings: Settings) -> dict[str, Any]:
     """The record of one of `STUDIES`: of all its runs, several at once; of one at tiny size."""
     of = STUDIES[name]
-    few = {"share": 16}  # of the pairs that a tiny run learns from
-    plan = (lambda runs: [of.wanted_runs([])[-1] | few]) if settings.tiny else of.wanted_runs
+    plan = (lambda runs: of.wanted_runs([])[-1:]) if settings.tiny else of.wanted_runs
     study = Study("runs", asdict(settings.config(of.BASE, name)), plan, of.work)
     workers = 1 if settings.tiny else min(12, os.cpu_count() or 1)
     return complete(study, settings.repeat(name), settings.folder(name), math.inf, workers)
@@ -91,6 +87,7 @@ def steps_agree(settings: Settings) -> dict[str, Any]:
     """
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "--noconftest"]
     command += ["-p", "no:cacheprovider", "tests/test_steps_agree.py"]
+    command += ["-k", "not muon and not bf16"] * settings.tiny
     surroundings = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     if settings.device.type == "cpu":
         surroundings["CUDA_VISIBLE_DEVICES"] = ""
@@ -116,10 +113,8 @@ def waterfall_of(size: Literal["small", "base"], settings: Settings) -> dict[str
 
 def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
-    first, *others = (
-        Item(name, 1.0, f"the small preset, seed {name[-1]}", partial(trained, name), resumes=True)
-        for name in SMALLS
-    )
+    ladder = ladder_items(hours=False)
+    (first, *seeds), rungs = ladder[: len(SMALLS)], ladder[len(SMALLS) :]  # the preset, then others
     wide, small = (partial(waterfall_of, size) for size in ("base", "small"))
     studies = (
         Item(
@@ -130,13 +125,13 @@ def agenda() -> list[Item]:
     return [
         first,  # one training comes before all doubts
         Item("truth", TRUTH, "all ways to a step agree", steps_agree),
-        *others,
+        *seeds,
         Item("waterfall-base", 4.0, "going fast step by step, base model", wide),
         Item("waterfall-small", 1.0, "going fast step by step, small model", small),
-        *ladder_items(hours=False, but=SMALLS),  # of which the first rung is these seeds
+        *rungs,
         Item("rates", 5.0, f"{len(RATES)} short trainings", rates, resumes=True),
         *studies,
-        Item("base", 7.0, "the base preset", partial(trained, "base"), resumes=True),
+        Item("base", 7.0, "the base preset", base, resumes=True),
     ]
 
 

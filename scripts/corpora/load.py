@@ -1,13 +1,24 @@
-"""Both corpora behind one call."""
+"""The corpora behind one call."""
+
+from functools import partial
 
 from scripts.corpora.multi30k import multi30k
 from scripts.corpora.sample import sample_corpus
 
+FEW = 200  # pairs to train on
+
 
 def load_corpus(name: str) -> dict[str, list[tuple[str, str]]]:
-    """The corpus "sample" (generated, offline) or "multi30k": split -> (German, English) pairs."""
+    """A corpus's splits, each of (German, English) pairs.
+
+    "sample" is generated, offline; "few" are its shortest pairs, for trials; then "multi30k".
+    """
     if name == "sample":
         return dict(sample_corpus())  # its own, should somebody change it
+    if name == "few":
+        by_length = partial(sorted, key=lambda pair: len(pair[0]))
+        size = dict.fromkeys(sample_corpus(), 4) | {"train": FEW}
+        return {of: by_length(pairs)[: size[of]] for of, pairs in sample_corpus().items()}
     if name == "multi30k":
         return multi30k()
     raise ValueError(f"unknown corpus {name!r}: choose sample or multi30k")

@@ -45,7 +45,7 @@ class Settings:
     only: str = ""
     """Names of items, with commas between them, done with what they need; else all."""
     tiny: bool = False
-    """All of it at tiny size, on the sample corpus."""
+    """All of it at tiny size, on few pairs of the sample corpus."""
     list: bool = False
     """Only say what is owed, how long it takes, and what is done."""
 
@@ -85,7 +85,7 @@ class Settings:
     @property
     def corpus(self) -> str:
         """What items learn from."""
-        return "sample" if self.tiny else "multi30k"
+        return "few" if self.tiny else "multi30k"
 
     @property
     def log(self) -> Path:

@@ -6,8 +6,8 @@ a run that may ship, and for no other.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from functools import cache, partial
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,10 @@ from scripts import ROOT, runs_folder
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, load_record, sha256
 from scripts.ch06_training import EpochReport
-from scripts.ch07_multi30k import encode_pairs
 from scripts.ch21_learning_from_models import turned_around
 from scripts.engine.cards import model_card
 from scripts.engine.checkpoints import saved_states
-from scripts.engine.data import TrainingData, prepare
+from scripts.engine.data import TrainingData
 from scripts.engine.models import load_model
 from scripts.engine.run import average_if_better, finish, fit
 from scripts.engine.scores import corpus_bleu
@@ -31,6 +30,7 @@ from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.diversify import diversified, pairs_sha256
 from scripts.ladder.lessons import LessonConfig, lesson_loss, lesson_of
 from scripts.ladder.rungs import RUNGS, RUNS, Rung, val_bleu
+from scripts.studies.rows import data_of
 from scripts.studies.runner import Run, kept_at
 
 MARGIN = 4.0  # BLEU that a rung may lie behind the best one when it is half way
@@ -38,9 +38,9 @@ WRITING = DecodeOptions(beam=5)  # how models translate the training pairs
 AT_ONCE = 2000  # texts that are kept together: what is lost when the writing is cut off
 
 
-def ladder_items(hours: bool, but: Sequence[str] = ()) -> list[Item]:
-    """An item for each run, in order, without those in `but`: its time by thread, or on a GPU."""
-    rungs = {name: RUNGS[of] for name, of in RUNS.items() if name not in but}
+def ladder_items(hours: bool) -> list[Item]:
+    """An item for each run, in order, with its time of a thread, or on a GPU."""
+    rungs = {name: RUNGS[of] for name, of in RUNS.items()}
     rungs = {name: rung for name, rung in rungs.items() if not (hours and rung.gpu)}
     return [
         Item(name, rung.minutes(not hours), rung.about, partial(climbed, name), True, rung.needs)
@@ -49,20 +49,6 @@ def ladder_items(hours: bool, but: Sequence[str] = ()) -> list[Item]:
 
 
 # What is learned from.
-
-
-@cache
-def data_of(corpus: str, vocab: int, tiny: bool) -> TrainingData:
-    """A corpus, read and encoded once for all items; its shortest pairs alone, if `tiny`."""
-    data = prepare(replace(PRESETS["small"], corpus=corpus, vocab=vocab))
-    if not tiny:
-        return data
-    few = {
-        name: sorted(pairs, key=lambda pair: len(pair[0]))[: 120 if name == "train" else 4]
-        for name, pairs in data.corpus.items()
-    }
-    train, val = (encode_pairs(few[split], data.tokenizer) for split in ("train", "val"))
-    return TrainingData(few, data.tokenizer, train, val)
 
 
 def model_of(name: str, settings: Settings) -> Path:
@@ -106,7 +92,7 @@ def standing(names: Sequence[str], settings: Settings) -> list[str]:
 
 def pairs_of(rung: Rung, settings: Settings, vocab: int) -> TrainingData:
     """What a rung learns from: the corpus, turned around, or with what models wrote."""
-    data = data_of(settings.corpus, vocab, settings.tiny)
+    data = data_of(settings.corpus, vocab)
     if rung.turned:
         return turned_around(data)
     if not (rung.forward or rung.reverse):

@@ -21,8 +21,9 @@ import torch
 from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable
 from scripts.ladder.agenda import Clock, Settings, listing, serve
-from scripts.ladder.climbing import config_of, data_of, ladder_items
+from scripts.ladder.climbing import config_of, ladder_items
 from scripts.ladder.rungs import RUNS
+from scripts.studies.rows import data_of
 from scripts.studies.runner import one_thread, step_back
 
 
@@ -72,7 +73,7 @@ def run_queue(options: QueueOptions) -> int:
     one_thread()
     with alone(options.root):
         small = config_of("small-1", options)
-        data_of(small.corpus, small.vocab, options.tiny)  # without it every item would fail
+        data_of(small.corpus, small.vocab)  # without it every item would fail
         return serve(items, options, Clock(60 * options.hours, options.takes(options.reserve)))
 
 

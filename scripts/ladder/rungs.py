@@ -87,7 +87,7 @@ TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
 # What isn't for a GPU alone takes at most 100 minutes of one thread: a machine that goes takes no
 # more along.
 RUNGS: dict[str, Rung] = {
-    "small": Rung(0, "today's recipe", seeds=(1, 2, 3)),
+    "small": Rung(0, "today's recipe", seeds=(1, 2, 3), candidate=True),
     "muon": Rung(1, "Muon", BY_MUON),
     "muon-slow": Rung(1, "Muon, a third of its rate", BY_MUON | {"muon_lr": 0.007}),
     "dropout": Rung(1, "dropout 0.3", {"dropout": 0.3}),
