@@ -489,6 +489,9 @@ def test_the_records_say_what_the_chapter_says():
     assert told == {"dropout 0.3", "peak rate / 4", "BPE-dropout 0.1"}
     assert all(found[name].difference < 0 for name in told)
     assert TrainConfig(**recipe["config"]) == replace(PRESETS["narrow"], device="cpu")
+    gpu = load_record("gpu-small-1")
+    assert record["device"].startswith("CPU (x86_64), 1 of ") and "H200" in gpu["device"]
+    assert (round(record["seconds"] / 60), gpu["seconds"]) == (95, 22)
 
 
 def test_nothing_is_unpickled():
