@@ -20,7 +20,7 @@ from scripts.engine.settings import PRESETS, TrainConfig
 from scripts.engine.training import Diverged
 from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.climbing import ladder_items, learned, on_record, tested
-from scripts.ladder.rungs import RUNS, spread
+from scripts.ladder.rungs import RUNS, spread, val_bleu
 from scripts.studies import block, gpt, grid, stacks, table3
 from scripts.studies.rows import data_of
 from scripts.studies.runner import Study, complete, kept_at
@@ -142,7 +142,7 @@ def sum_up(settings: Settings) -> None:
     if not runs:
         return
     seeds = [run["config"]["seed"] for run in runs]
-    validation = [max(run["chosen_by_val_bleu"].values()) for run in runs]
+    validation = [*map(val_bleu, runs)]
     test = {
         split: {kind: spread([run["test"][split][kind] for run in runs]) for kind in KINDS}
         for split in runs[0]["test"]
