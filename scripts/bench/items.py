@@ -87,7 +87,7 @@ def steps_agree(settings: Settings) -> dict[str, Any]:
     """
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "--noconftest"]
     command += ["-p", "no:cacheprovider", "tests/test_steps_agree.py"]
-    command += ["-k", "not muon and not bf16"] * settings.tiny
+    command += ["-k", "not muon and not bf16"] * settings.tiny  # half of them, for a trial
     surroundings = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     if settings.device.type == "cpu":
         surroundings["CUDA_VISIBLE_DEVICES"] = ""

@@ -113,6 +113,15 @@ RUNGS: dict[str, Rung] = {
         **BEST,
         candidate=True,
     ),
+    "final-more": Rung(
+        6,
+        "two models each way, longer, dropout 0.3",
+        UPON | {"dropout": 0.3, "epochs": 10, "average": 3},
+        (1, 2),
+        forward=(SHIPPED, "long-1"),
+        reverse=("reverse-adam-1", "reverse-adam-2"),
+        candidate=True,
+    ),
     "agreed": Rung(
         6,
         "texts of three models, R-Drop 5",
