@@ -46,8 +46,7 @@ setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; anew when 
 	  { echo "$(PYTHON) isn't Python 3.11 or newer: name one, make PYTHON=python3.12"; exit 1; }
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	@# Bytecode is written at the first import; to compile all of it here would take a minute.
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@! command -v npm >/dev/null || npm ci --prefix docs --ignore-scripts --no-audit --no-fund \
 	  --loglevel=error || echo "npm's packages are for the book alone, and come when it is built"
 	@touch $@
