@@ -178,17 +178,17 @@ def held_out(
 # %%
 inside = (N.max() > N) & (D.max() > D)
 noise = np.exp(0.01 * np.random.default_rng(0).standard_normal((20, len(N))))  # 20 studies
-told = {}
+rivals = {}
 for true, losses in exact.items():
     errors = {law: [held_out(law, N, D, losses * one, inside) for one in noise] for law in exact}
-    told[true.__name__] = {law.__name__: f"{np.median(errors[law]):.1%}" for law in exact}
-    told[true.__name__]["the true law wins"] = np.sum(
+    rivals[true.__name__] = {law.__name__: f"{np.median(errors[law]):.1%}" for law in exact}
+    rivals[true.__name__]["the true law wins"] = np.sum(
         np.argmin([*errors.values()], axis=0) == [*exact].index(true)
     )
-pd.DataFrame(told).T.rename_axis("true law; held-out error of")
+pd.DataFrame(rivals).T.rename_axis("true law; held-out error of")
 
 # %% [markdown]
-# The wrong law misses three to four times as far, and the right one wins in all of 20 studies. So thirty places can tell these two apart.
+# The wrong law misses three to five times as far, and the right one wins in all of 20 studies. So thirty places can tell these two apart.
 #
 # ## How sure?
 #

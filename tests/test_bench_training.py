@@ -94,6 +94,7 @@ def test_a_race_is_of_pairs_and_two_processes_are_alive(rates, monkeypatch):
     options = BenchOptions(corpus="sample", rounds=3, count=2, max_tokens=200)
     record = race("ours", contenders, options)
     reports = record["reports"]
+    assert (record["matrix_rate"], record["matrix_rate_bf16"]) == (1e9, 5e9)
     assert (record["corpus"], record["count"], record["shape"]["N"]) == ("sample", 2, 1)
     assert record["contenders"] == {name: asdict(one) for name, one in contenders.items()}
     assert reports.keys() == contenders.keys() and max(most) == 2 and not alive

@@ -250,6 +250,12 @@ def test_the_table_carries_the_choice(chapter):
     assert [floor[:4] for floor in floors] == ["0.99", "0.00"]
 
 
+def test_thirty_places_tell_the_laws_apart(chapter):
+    for true, row in chapter.rivals.items():
+        right, *wrong = (float(row[law][:-1]) for law in (true, *{"additive", "joint"} - {true}))
+        assert row["the true law wins"] == 20 and 2.9 < wrong[0] / right < 5
+
+
 def test_the_grid_is_read_as_it_is(chapter, record):
     loss = chapter.places.set_index(["d_model", "share"])["loss"]
     size_alone, data_alone = (loss[16, 16] - loss[there] for there in ((96, 16), (16, 1)))

@@ -1,6 +1,6 @@
 """The corpora behind one call."""
 
-from functools import partial
+from heapq import nsmallest
 
 from scripts.corpora.multi30k import multi30k
 from scripts.corpora.sample import sample_corpus
@@ -16,9 +16,11 @@ def load_corpus(name: str) -> dict[str, list[tuple[str, str]]]:
     if name == "sample":
         return dict(sample_corpus())  # its own, should somebody change it
     if name == "few":
-        by_length = partial(sorted, key=lambda pair: len(pair[0]))
         size = dict.fromkeys(sample_corpus(), 4) | {"train": FEW}
-        return {of: by_length(pairs)[: size[of]] for of, pairs in sample_corpus().items()}
+        return {
+            split: nsmallest(size[split], pairs, key=lambda pair: len(pair[0]))
+            for split, pairs in sample_corpus().items()
+        }
     if name == "multi30k":
         return multi30k()
     raise ValueError(f"unknown corpus {name!r}: choose sample or multi30k")
