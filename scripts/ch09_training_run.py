@@ -486,8 +486,8 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 # ## The command
 #
 # ```bash
-# python -m scripts.train --preset sample      # minutes on a CPU
-# python -m scripts.train --preset small       # Multi30k: 95 minutes of steps, 22 seconds on an H200
+# python -m scripts.train --preset sample           # minutes on a CPU
+# python -m scripts.train --preset small            # Multi30k: 95 minutes (H200: 22 seconds)
 # python -m scripts.train --preset small --resume   # after an interruption
 # ```
 #

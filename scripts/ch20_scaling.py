@@ -201,7 +201,7 @@ pd.DataFrame(rivals).T.rename_axis("true law; held-out error of")
 def bootstrap(
     law: Law, N: np.ndarray, D: np.ndarray, seeds: np.ndarray, draws: int = 100
 ) -> np.ndarray:
-    """theta (R, ·) of laws fitted to means of redrawn seeds; seeds (n, S) are losses at N, D (n,).
+    """theta (R, ·) of laws fitted to means of redrawn seeds; seeds (n, S) are losses at N, D.
 
     Each search begins at the law of all seeds.
     """
