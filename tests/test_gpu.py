@@ -640,9 +640,13 @@ def test_the_list_names_all_and_touches_nothing(words, runs, capsys):
 
 
 def test_the_order_is_that_of_worth():
-    first = ["small-1", "truth", "small-2", "small-3", "waterfall-base", "waterfall-small"]
-    assert NAMES[:6] == first
-    assert NAMES[6:] == [*LADDER, "rates", "table3", "block", "grid", "stacks", "gpt", "base"]
+    """What may ship next stands before the other rungs, right behind what it needs."""
+    soon = ["long-1", "reverse-adam-1", "reverse-adam-2", *items.NEXT]
+    first = ["small-1", "truth", "small-2", "small-3", *soon, "waterfall-base", "waterfall-small"]
+    later = [name for name in LADDER if name not in soon]
+    last = ["rates", "table3", "block", "grid", "stacks", "gpt", "base"]
+    assert NAMES == [*first, *later, *last]
+    assert all(rungs.RUNGS[rungs.RUNS[name]].candidate for name in items.NEXT)
 
 
 @pytest.mark.parametrize(

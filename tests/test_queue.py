@@ -231,12 +231,23 @@ def test_another_recipe_or_another_lesson_is_refused(done, monkeypatch, tmp_path
 
 
 def test_only_a_candidate_is_tested(runs, monkeypatch):
-    asked, evaluate = [], engine_run.evaluate
-    monkeypatch.setattr(
-        engine_run, "evaluate", lambda one, pairs, *how: asked.append(how) or evaluate(one, pairs)
-    )
+    """With the length penalty that is best by validation, and no test has a say in it."""
+    asked, evaluate, val = [], engine_run.evaluate, climbing.data_of("few", 300).corpus["val"]
+
+    def favoured(one, pairs, *how):
+        asked.append((pairs == val, *how))
+        bleus = {0.6: 11.0, 1.0: 12.0, 1.4: 10.0} if pairs == val else {0.6: 99.0}
+        found = evaluate(one, pairs, *how)
+        return found | {"bleu": bleus.get(how[1], 0.0)} if how else found
+
+    monkeypatch.setattr(engine_run, "evaluate", favoured)
     assert queue.main([*TINY, "--only", "small-1"]) == 0
-    assert set(record_of("small-1")["test"]) == {"test", "test_unseen"} and asked
+    assert asked[:3] == [(True, 2, alpha) for alpha in (0.6, 1.0, 1.4)]
+    assert asked[3:] == [(False, 2, 1.0), (False,)] * 2
+    found = record_of("small-1")
+    assert found["val_bleu_by_alpha"] == {"0.6": 11.0, "1": 12.0, "1.4": 10.0}
+    assert set(found["test"]) == {"test", "test_unseen"}
+    assert {test["search"] for test in found["test"].values()} == {"beam 2, alpha 1"}
     card = (HERE.folder("small-1") / "README.md").read_text("utf-8")
     assert record_of("small-1")["repeat"] in card
     asked.clear()
@@ -383,10 +394,7 @@ def test_the_ladder_holds_together():
         seen.add(item.name)
     assert seen == {name for name, of in RUNS.items() if not RUNGS[of].gpu}
     for name, rung in RUNGS.items():
-        muon = rungs.MUON * rung.passes if rung.changes.get("optimizer") == "muon" else 0
-        seconds = rung.work * rungs.EPOCH + muon + rungs.VALIDATION * (rung.epochs + 4)
-        seconds += rungs.TEXTS * (len(rung.forward) + len(rung.reverse))
-        assert (seconds / 60 <= 100) is not rung.gpu, name
+        assert (rung.minutes(rungs.THREAD) <= 100) is not rung.gpu, name
         assert rung.candidate is (rung.step in (0, 6))
         config = climbing.config_of(f"{name}-1", queue.QueueOptions())
         assert config.epochs == rung.epochs and (config.layers, config.d_model) == (3, 256)

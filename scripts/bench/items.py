@@ -26,6 +26,7 @@ from scripts.studies.rows import data_of
 from scripts.studies.runner import Study, complete, kept_at
 
 SMALLS = tuple(name for name, of in RUNS.items() if of == "small")  # the preset, by seed
+NEXT = ("final-more-1", "final-long-1", "final-long-2")  # the likeliest to ship
 KINDS = ("bleu", "bleu_greedy")  # of a test's scores
 TRUTH = 2.0  # minutes for the tests that all kinds of a step agree
 
@@ -115,6 +116,7 @@ def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
     ladder = ladder_items(hours=False)
     (first, *seeds), rungs = ladder[: len(SMALLS)], ladder[len(SMALLS) :]  # the preset, then others
+    soon = {*NEXT}.union(*(rung.needs for rung in rungs if rung.name in NEXT))
     wide, small = (partial(waterfall_of, size) for size in ("base", "small"))
     studies = (
         Item(
@@ -126,9 +128,10 @@ def agenda() -> list[Item]:
         first,  # one training comes before all doubts
         Item("truth", TRUTH, "all ways to a step agree", steps_agree),
         *seeds,
+        *(rung for rung in rungs if rung.name in soon),
         Item("waterfall-base", 4.0, "going fast step by step, base model", wide),
         Item("waterfall-small", 1.0, "going fast step by step, small model", small),
-        *rungs,
+        *(rung for rung in rungs if rung.name not in soon),
         Item("rates", 5.0, f"{len(RATES)} short trainings", rates, resumes=True),
         *studies,
         Item("base", 7.0, "the base preset", base, resumes=True),

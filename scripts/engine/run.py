@@ -6,7 +6,7 @@ with, chooses the weights by validation, scores what it stored, and writes recor
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -157,14 +157,23 @@ def evaluate(
 
 
 def finish(
-    config: TrainConfig, data: TrainingData, folder: Path, history: list[dict[str, float]]
+    config: TrainConfig,
+    data: TrainingData,
+    folder: Path,
+    history: list[dict[str, float]],
+    alphas: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Choose the weights, test them as stored, write record and card, publish; the record."""
+    """Choose the weights, test them as stored, write record and card, publish; the record.
+
+    Where there are `alphas`, validation chooses the tests' length penalty from them.
+    """
     chosen = average_if_better(config, data, folder)
     device = pick_device(config.device)
     trained, tests = load_model(folder, device), {}
+    by_alpha = {a: evaluate(trained, data.corpus["val"], config.beam, a)["bleu"] for a in alphas}
+    alpha = max(by_alpha, key=by_alpha.get, default=config.alpha)
     for split in held_out_splits(data.corpus):
-        test = tests[split] = evaluate(trained, data.corpus[split], config.beam, config.alpha)
+        test = tests[split] = evaluate(trained, data.corpus[split], config.beam, alpha)
         greedy = evaluate(trained, data.corpus[split]) if config.beam > 1 else test
         test["bleu_greedy"] = greedy["bleu"]
     texts = [test.pop("translations") for test in tests.values()][0]
@@ -187,6 +196,8 @@ def finish(
         "test": tests,
         "samples": samples[:10],
     }
+    if alphas:
+        record["val_bleu_by_alpha"] = {f"{a:g}": bleu for a, bleu in by_alpha.items()}
     save_record("record", record, folder)
     write_whole(folder / "README.md", model_card(record).encode())
     if config.publish:

@@ -29,21 +29,23 @@ from scripts.engine.translating import DecodeOptions, translate
 from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.diversify import diversified, pairs_sha256
 from scripts.ladder.lessons import LessonConfig, lesson_loss, lesson_of
-from scripts.ladder.rungs import RUNGS, RUNS, Rung, val_bleu
+from scripts.ladder.rungs import GPU, RUNGS, RUNS, THREAD, Rung, val_bleu
 from scripts.studies.rows import data_of
 from scripts.studies.runner import Run, kept_at
 
 MARGIN = 4.0  # BLEU that a rung may lie behind the best one when it is half way
 WRITING = DecodeOptions(beam=5)  # how models translate the training pairs
+ALPHAS = (0.6, 1.0, 1.4)  # length penalties that a run which may ship chooses from
 AT_ONCE = 2000  # texts that are kept together: what is lost when the writing is cut off
 
 
 def ladder_items(hours: bool) -> list[Item]:
     """An item for each run, in order, with its time of a thread, or on a GPU."""
+    costs = THREAD if hours else GPU
     rungs = {name: RUNGS[of] for name, of in RUNS.items()}
     rungs = {name: rung for name, rung in rungs.items() if not (hours and rung.gpu)}
     return [
-        Item(name, rung.minutes(not hours), rung.about, partial(climbed, name), True, rung.needs)
+        Item(name, rung.minutes(costs), rung.about, partial(climbed, name), True, rung.needs)
         for name, rung in rungs.items()
     ]
 
@@ -187,7 +189,7 @@ def tested(
 ) -> Run:
     """The record of a run that may ship, with the tests' scores; its card names the command."""
     folder = settings.folder(name)
-    record = finish(plain_config(config), data, folder, history)
+    record = finish(plain_config(config), data, folder, history, ALPHAS)
     record |= {"command": settings.repeat(name), "repeat": settings.repeat(name)}
     write_whole(folder / "README.md", model_card(record).encode())
     return record

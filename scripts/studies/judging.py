@@ -9,7 +9,6 @@ import bisect
 import itertools
 import math
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -155,22 +154,24 @@ def scores_of(outputs: Texts, references: Texts) -> dict[str, float]:
 def beam_sweep(
     trained: Trained, rows: Rows, references: Texts
 ) -> tuple[list[dict[str, float]], dict[int, list[str]]]:
-    """Scores and time, in greedy decodings, for each width of the beam, and each width's outputs.
-
-    A second is the processor's own on a CPU, where others may be at work too, else the clock's.
-    """
-    clock = time.process_time if trained.device.type == "cpu" else time.perf_counter
-    decode_hypotheses(trained, rows[:32], DecodeOptions(beam=1))  # whatever the first call sets up
-    table, outputs, seconds = [], {}, {}
+    """Scores for each width of the beam, and each width's outputs."""
+    table, outputs = [], {}
     for beam in BEAMS:
-        start = clock()
         found = decode_hypotheses(trained, rows, DecodeOptions(beam=beam, alpha=0.6))
-        seconds[beam] = clock() - start
         outputs[beam] = ranked_texts(trained, found, 0.6)
         row = {"beam": beam} | scores_of(outputs[beam], references)
-        table.append(row | {"time_to_greedy": round(seconds[beam] / seconds[1], 2)})
-        print(f"beam {beam}: BLEU {row['bleu']}, {seconds[beam]:.1f} s", file=sys.stderr)
+        table.append(row)
+        print(f"beam {beam}: BLEU {row['bleu']}", file=sys.stderr)
     return table, outputs
+
+
+def by_penalty(trained: Trained, pairs: Pairs) -> list[dict[str, float]]:
+    """Scores for each length penalty."""
+    rows, references = encoded(trained, pairs)
+    return [
+        {"alpha": alpha} | scores_of(texts, references)
+        for alpha, texts in penalty_sweep(trained, rows).items()
+    ]
 
 
 def worst_and_best(
@@ -245,10 +246,8 @@ def analyse_model(trained: Trained, corpus: Corpus, options: AnalyseOptions) -> 
             "chrf2": corpus_chrf(chosen, references).signature,
         },
         "beams": beams,
-        "penalties": [
-            {"alpha": alpha} | scores_of(texts, references)
-            for alpha, texts in penalty_sweep(trained, rows).items()
-        ],
+        "penalties": by_penalty(trained, pairs),
+        "penalties_on_val": by_penalty(trained, corpus["val"][: options.sentences]),
         "beam_against_greedy": beam_against_greedy(outputs[1], chosen, references),
         "figures": many_figures(trained, pairs, chosen),
         "lengths": bleu_by_length([source for source, _ in pairs], chosen, references),
