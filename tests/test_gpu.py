@@ -645,7 +645,7 @@ def test_the_order_is_that_of_worth():
     first = ["small-1", "truth", "small-2", "small-3", *soon, "waterfall-base", "waterfall-small"]
     later = [name for name in LADDER if name not in soon]
     last = ["rates", "table3", "block", "grid", "stacks", "gpt", "base"]
-    assert NAMES == [*first, *later, *last]
+    assert [*first, *later, *last] == NAMES
     assert all(rungs.RUNGS[rungs.RUNS[name]].candidate for name in items.NEXT)
 
 

@@ -236,16 +236,18 @@ def test_only_a_candidate_is_tested(runs, monkeypatch):
 
     def favoured(one, pairs, *how):
         asked.append((pairs == val, *how))
-        bleus = {0.6: 11.0, 1.0: 12.0, 1.4: 10.0} if pairs == val else {0.6: 99.0}
+        bleus = {0.6: 11.0, 1.0: 12.0} if pairs == val else {0.6: 99.0}
         found = evaluate(one, pairs, *how)
         return found | {"bleu": bleus.get(how[1], 0.0)} if how else found
 
     monkeypatch.setattr(engine_run, "evaluate", favoured)
     assert queue.main([*TINY, "--only", "small-1"]) == 0
-    assert asked[:3] == [(True, 2, alpha) for alpha in (0.6, 1.0, 1.4)]
-    assert asked[3:] == [(False, 2, 1.0), (False,)] * 2
+    assert asked == [
+        *((True, 2, alpha) for alpha in climbing.ALPHAS),
+        *[(False, 2, 1.0), (False,)] * 2,
+    ]
     found = record_of("small-1")
-    assert found["val_bleu_by_alpha"] == {"0.6": 11.0, "1": 12.0, "1.4": 10.0}
+    assert found["val_bleu_by_alpha"] == {"0.6": 11.0, "1": 12.0, "1.4": 0.0, "1.8": 0.0}
     assert set(found["test"]) == {"test", "test_unseen"}
     assert {test["search"] for test in found["test"].values()} == {"beam 2, alpha 1"}
     card = (HERE.folder("small-1") / "README.md").read_text("utf-8")

@@ -35,7 +35,7 @@ from scripts.studies.runner import Run, kept_at
 
 MARGIN = 4.0  # BLEU that a rung may lie behind the best one when it is half way
 WRITING = DecodeOptions(beam=5)  # how models translate the training pairs
-ALPHAS = (0.6, 1.0, 1.4)  # length penalties that a run which may ship chooses from
+ALPHAS = (0.6, 1.0, 1.4, 1.8)  # length penalties that a run which may ship chooses from
 AT_ONCE = 2000  # texts that are kept together: what is lost when the writing is cut off
 
 

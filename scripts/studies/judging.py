@@ -32,7 +32,7 @@ from scripts.engine.translating import DecodeOptions, decode_hypotheses
 from scripts.studies import searches
 from scripts.studies.subject import Corpus, Pairs, Rows, StudyOptions, Texts, encoded, recorded
 
-ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
+ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 BEAMS = (1, 2, 3, 4, 5, 8, 12)
 LENGTH_EDGES = (1, 8, 11, 14, 18)  # words of the source: where each bucket begins
 FREQUENCY_EDGES = (0, 1, 3, 10, 100)  # occurrences in training: where each bucket begins
