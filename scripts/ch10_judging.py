@@ -503,15 +503,20 @@ for name, count in alarms.items():
 #
 # ### Choosing on the test set
 #
-# The beam's α is the paper's number, 0.6, but in our own penalty $T^\alpha$. The record has eight values.
+# The beam's α is the paper's number, 0.6, but in our own penalty $T^\alpha$. The record has eleven values, on two splits.
 
 # %%
-by_alpha = pd.DataFrame(analysis["penalties"]).set_index("alpha")["bleu"]
-for alpha in (0.6, by_alpha.idxmax()):
-    print(f"α = {alpha}: BLEU {by_alpha[alpha]:.2f}")
+splits = {"validation": "penalties_on_val", "test": "penalties"}
+columns = {
+    name: {row["alpha"]: row["bleu"] for row in analysis[key]} for name, key in splits.items()
+}
+by_alpha = pd.DataFrame(columns).rename_axis("α")
+print(by_alpha[by_alpha.index >= 0.6].to_string())
+chosen = by_alpha["validation"].idxmax()
+print(f"validation chooses α = {chosen}; on the test it has {by_alpha['test'][chosen]:.2f} BLEU")
 
 # %% [markdown]
-# **Pitfall.** To choose α = 1.4 here and report its 41.90 is to train on the test set; and the highest of eight figures is partly luck. Choose on the validation split (the paper did, §6.1).
+# **Pitfall.** To choose α by the right column and report its 42.06 is to train on the test set: the highest of eleven figures is partly luck. Choose on the validation split (the paper did, §6.1), and read the test once. That gives 41.90, still 0.3 above our 41.6, from the same weights. (Our 0.6 was fixed before we looked; in chapter 21 the last models choose.)
 #
 # ## Where does it err?
 #

@@ -445,6 +445,12 @@ def test_the_record_says_what_the_chapter_says(record):
     assert headline == beams[5]["bleu"] and figures["letters"] > headline + 23
     assert figures["lower-cased"] > headline > figures["sub-word pieces"]
     assert (figures["teacher-forced"], beams[1]["bleu"]) == (40.28, 40.20)
+    test, validation = (
+        {row["alpha"]: row["bleu"] for row in record[split]}
+        for split in ("penalties", "penalties_on_val")
+    )
+    chosen = max(validation, key=validation.get)
+    assert (max(test.values()), test[chosen], test[0.6]) == (42.06, 41.90, 41.60)
     against = record["beam_against_greedy"]
     assert against["p"] == round(1 / 10_001, 4)  # the smallest that 10,000 trials can give
     assert min(step["from"] for step in against["histogram"]) > 0
