@@ -128,7 +128,7 @@ titled(
 )
 
 # %% [markdown]
-# The paper has N = 6 layers, the model below 2. A residual connection carries what went into a box past it; there the box's result is added. A mask says what a row of attention may look at.
+# The drawing is the paper's, with N = 6 layers; the model below has 2, and norms what goes *into* a box (chapters 4 and 5). A residual connection carries what went into a box past it; there the box's result is added. A mask says what a row of attention may look at.
 #
 # Two things are worth a second look.
 #
@@ -477,6 +477,6 @@ check(as_text)
 #
 # *project · difficulty ●●○ · worth ●●● · 90 minutes*
 #
-# Find a sentence of simple words on which a model fails. Look at its table of choices: at which step does it go wrong, and was it sure? Collect ten such sentences, and keep them for chapters 10 and 15.
+# Find a sentence of simple words on which a model fails. Look at its table of choices: at which step does it go wrong, and was it sure? Collect ten such sentences.
 #
 # Next: [Chapter 1 · Attention](ch01_attention.ipynb)

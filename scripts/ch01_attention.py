@@ -642,7 +642,7 @@ titled(
 # Memory is the harder limit: for the backward pass attention keeps $n^2$ weights per head. (Must it? Exercise 4.)
 #
 # **Pitfall.** *"Attention is quadratic, so attention is what is slow."* For sentences its share of the operations is small, and a share
-# of operations is not a share of *time* (chapter 12 measures that). Nor does a mask save work here: all scores are computed, the forbidden
+# of operations is not a share of *time* (chapter 11 measures that). Nor does a mask save work here: all scores are computed, the forbidden
 # ones thrown away.
 
 # %% [markdown]

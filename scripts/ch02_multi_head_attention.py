@@ -435,7 +435,7 @@ def train_heads(h: int, steps: int = 150) -> MultiHeadedAttention:
 # %% [markdown]
 # Both layers have width 12, the same number of parameters and the same cost. Only the number of heads differs: one of width 12, or two of width 6.
 #
-# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of two independent values of variance 1, and $W^O$ must recover both from it. The best linear guess of $a$ has the mean squared error $(1-w)^2/(w^2+(1-w)^2)$, that of $b$ has $w^2/(w^2+(1-w)^2)$: together 1, so ½ on average, whatever the fixed $w$ is. Only where the marked token *is* the one before, in one case of six, is $a = b$, and there is no error.
+# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of two independent values of variance 1, and $W^O$ must recover both from it. The best linear guess of $a$ has the mean squared error $(1-w)^2/(w^2+(1-w)^2)$, that of $b$ has $w^2/(w^2+(1-w)^2)$: together 1, so ½ on average, whatever the fixed $w$ is. Only where the marked token *is* the one before, in one case of six, is $a = b$; there $w = ½$ makes no error, so it is the best choice.
 #
 # **Predict.** So which error will one head reach? And two?
 
@@ -479,7 +479,7 @@ titled(
 #
 # > **In short.** The layer keeps its last weights for such pictures. What it keeps should be a copy for reading: detached from the graph, and as it was before dropout.
 #
-# **Pitfall.** A layer that keeps the weights *after* dropout, with their graph, goes wrong twice. Its rows don't sum to 1. And the graph holds in memory all that the backward pass would need, long after the output was thrown away. This subclass keeps what its dropout puts out.
+# **Pitfall.** A layer that keeps the weights *after* dropout, with their graph, goes wrong twice. Its rows don't sum to 1. And the graph keeps in memory all that led to the weights, long after the output was thrown away. This subclass keeps what its dropout puts out.
 
 
 # %%

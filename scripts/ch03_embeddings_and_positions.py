@@ -57,7 +57,7 @@ from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 
 # %%
-MAX_LEN = 256  # the longest sequence of tokens that the series' models take
+MAX_LEN = 256  # tokens of the longest sentence that the series' translators take
 
 # %%
 torch.set_default_dtype(torch.float64)

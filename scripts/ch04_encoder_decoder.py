@@ -464,7 +464,7 @@ print("weights of cross-attention:", tuple(weights.shape))
 # whatever $x$ is: without LayerNorms, one matrix and a bias could replace all six layers.
 #
 # A linear map with a bias passes this test: $f(a + b) - f(a) - f(b) + f(0) = 0$ for all $a$ and $b$. We fix the weights by taking queries
-# and keys from other vectors, and leave the LayerNorms out. How far from 0 is it?
+# and keys from other vectors, and leave the LayerNorms out. How far from 0 is it, as a share of $f(a + b)$?
 
 # %%
 torch.manual_seed(0)
@@ -487,7 +487,7 @@ for name, parts in (("attention only", []), ("with feed-forward", thinks)):
     print(f"{name:18} {(bend.norm() / f(a + b).norm()).item():.4f}")
 
 # %% [markdown]
-# The feed-forward layer in turn moves nothing between positions: output t reacts to input t alone. `influence` (chapter 1) is 0 off the diagonal.
+# Six attentions are one linear map with a bias; feed-forward layers bend it. But they move nothing between positions: output t reacts to input t alone. `influence` (chapter 1) is 0 off the diagonal.
 
 # %%
 from_position = influence(thinks[0], a)  # (T, T)
@@ -587,7 +587,7 @@ for name, one in (("dropout=0.0 everywhere", model), ("forgotten in attention", 
 # | attention | $4(D^2 + D)$: query, key, value, output | N in the encoder, 2N in the decoder |
 # | feed-forward | $DF + F + FD + D$ | 2N |
 # | LayerNorm | $2D$ | 2N in the encoder, 3N in the decoder; pre-norm: 2 more |
-# | embedding tables | $VD$ | 3 if not tied, 1 if all are tied |
+# | tables: two embeddings, the generator's matrix | $VD$ | 3 if not tied, 1 if all are tied |
 # | generator's bias | $V$ | 1 |
 
 
@@ -607,7 +607,7 @@ def parameters_by_hand(
 
 # %% [markdown]
 # The paper's models share one vocabulary of about 37,000 pieces of words between both languages (§5.1) and tie all tables. Its Table 3 gives 65 million
-# parameters for *base* and 213 million for *big*. The third row is the model that this series trains on Multi30k (chapter 9).
+# parameters for *base* and 213 million for *big*. The third row has the sizes of the model that this series trains on Multi30k (chapter 9); that one is pre-norm, which adds 1,024 numbers.
 # Counting needs no numbers: on PyTorch's `meta` device tensors have a shape and no content.
 #
 # **Predict.** Which part is the largest in *base*? And in the small one?
@@ -618,7 +618,7 @@ counted = []
 for name, vocab, N, D, d_ff, h, paper in (
     ("base", PAPER_VOCAB, 6, 512, 2048, 8, "65"),
     ("big", PAPER_VOCAB, 6, 1024, 4096, 16, "213"),
-    ("small", 8192, 3, 256, 1024, 4, ""),
+    ("small", 8192, 3, 256, 1024, 8, ""),
 ):
     by_hand = parameters_by_hand(vocab, N, D, d_ff)
     with torch.device("meta"):
@@ -736,7 +736,7 @@ def assert_parity(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> None:
 
 # %% [markdown]
 # Check: both placements of the norm; source and target of different lengths, both padded; outputs, and the gradients of *all* parameters.
-# In a fresh model all biases are 0 and all LayerNorms are alike, and a bias that was never copied would pass. So `scramble` adds a
+# In a fresh model all biases are 0 and all LayerNorms are alike: the outputs would hide a bias that was never copied. So `scramble` adds a
 # little noise to every parameter first.
 
 # %%
@@ -767,7 +767,7 @@ for state in ("fresh", "scrambled"):
 #
 # - The encoder turns the source into the memory; each decoder layer reads the target so far and the memory.
 # - Attention moves information between positions; the feed-forward layer works on each position alone, and isn't linear.
-# - Keys and values of cross-attention come from the memory, so it is computed once for a sentence and gives one answer a target position.
+# - Keys and values of cross-attention come from the memory, which is computed once for a sentence. The queries come from the target, so each target position gets one answer.
 # - No output sees a later target token. No output at a real token sees a pad.
 # - Base has 63.1 million parameters (paper: 65), big 214.3 (paper: 213).
 # - Outputs and gradients equal those of `nn.Transformer`.

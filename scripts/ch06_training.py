@@ -223,7 +223,7 @@ pd.DataFrame(rows, index=["as it was", "padded to 40"], columns=names).round(2)
 #
 # > **In short.** The learning rate should begin small, grow, and then fall for the rest of the way.
 #
-# Adam keeps running averages of each weight's gradient $g_n$ and of its square, and divides the first by the root of the second:
+# Adam keeps running averages of each weight's gradient $g_n$ and of its square, and divides the first by the root of the second. (θ is the weight, η the learning rate. The averages begin at 0, so they are too small at first; $1-\beta^n$ makes up for that.)
 #
 # $$ m_n = \beta_1 m_{n-1} + (1-\beta_1) g_n,\quad v_n = \beta_2 v_{n-1} + (1-\beta_2) g_n^2,\quad
 #    \theta_n = \theta_{n-1} - \eta_n \frac{m_n / (1-\beta_1^n)}{\sqrt{v_n/(1-\beta_2^n)} + \delta} $$
@@ -386,9 +386,9 @@ print(
 )
 
 # %% [markdown]
-# Wrong, and quite sure of it: the loss asks for a probability of 1. The paper trains with $\varepsilon = 0.1$, which "hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score" (§5.4). The target becomes a distribution $q$ over all V words, the label among them:
+# Wrong, and quite sure of it: the loss asks for a probability of 1. The paper trains with $\varepsilon = 0.1$, which "hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score" (§5.4). The target becomes a distribution $q$ over all V words, the label among them ($\mathbb{1}[k = y]$ is 1 for the label, else 0):
 #
-# $$ q_k = (1-\varepsilon)\,[k = y] + \frac{\varepsilon}{V}, \qquad
+# $$ q_k = (1-\varepsilon)\,\mathbb{1}[k = y] + \frac{\varepsilon}{V}, \qquad
 #    \ell = -\sum_k q_k \ln p_k = (1-\varepsilon)\,(-\ln p_y) + \varepsilon\cdot\frac{1}{V}\sum_k (-\ln p_k) $$
 #
 # Our class returns two *sums*: the smoothed loss, which is descended, and the plain surprise, which is reported.

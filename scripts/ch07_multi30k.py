@@ -91,7 +91,7 @@ for side, language in enumerate(("German", "English")):
     print(f"  {min(lengths)} to {max(lengths)} words in the twenty captions")
 
 # %% [markdown]
-# **Picture.** How long are captions? *Predict:* how many words has the most common one?
+# **Picture.** How long are captions? *Predict:* which number of words is the most common?
 
 # %%
 shares = facts["lengths"]  # of the training captions: language -> number of words -> share
@@ -119,7 +119,7 @@ assert len(text.splitlines()) == 3  # the wrong version: from here on all pairs 
 # %% [markdown]
 # ## 2 · A corpus that needs no download
 #
-# > **In short.** `load_corpus("sample")` makes 6,000 captions from a small lexicon and a few rules of German. Its German is right, its world is small, and a small model learns it in minutes.
+# > **In short.** `load_corpus("sample")` makes 7,000 captions, 6,000 of them to train on, from a small lexicon and a few rules of German. Its German is right, its world is small, and a small model learns it in minutes.
 #
 # Tests and notebooks must run offline. So a grammar, [`scripts/corpora/sample.py`](../scripts/corpora/sample.py), makes a second corpus, the same on every machine. It has what is hard in German: endings that agree with case, gender and number; a verb that stands last after *weil* (because); and verbs that split. *Hebt … auf* means *picks up* and *hebt … hoch* means *lifts*: the last word decides what the first one means.
 
@@ -393,7 +393,7 @@ titled(
 #
 # - **Ids.** Left alone, it gives `<unk>` 0, `<s>` 1 and `</s>` 2, and has no padding. A mask that hides 0 would then hide every unknown word, and nothing would crash. So `train` says which ids we want.
 # - **Unknown letters.** Subwords still have an `<unk>`: for letters that the training text doesn't hold. SentencePiece decodes it as ⁇.
-# - **Normalisation.** First of all it replaces some characters by plainer ones (Unicode's NFKC), and runs of spaces by one. `decode(encode(text))` is the text again only up to that.
+# - **Normalisation.** First of all it replaces some characters by plainer ones (Unicode's NFKC), and runs of spaces by one. `decode(encode(text))` is the text again only up to that. Below, ½ first becomes 1⁄2, and its slash is an unknown letter.
 
 # %%
 for text in ("Ein Hund rennt.", "Eine  ﬁne Katze…", "½ Apfel"):
@@ -600,7 +600,7 @@ for name, table in padding.items():
     print(name, {way: f"{share:.0%}" for way, share in table.items()})
 titled(
     padding_bars(padding),
-    "On real captions, buckets cut padding from 58% to 6%",
+    "On real captions, buckets cut padding from 54% to 4%",
     "A fixed width wastes most of the work. Random order's share grows with the batch: here batches "
     "hold as many sentences as a bucket does on average.",
 )

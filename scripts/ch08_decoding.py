@@ -390,7 +390,7 @@ pd.DataFrame.from_dict(steps, orient="index", columns=["best", "second", "third"
 # %% [markdown]
 # (We left out "Sometimes, a girl".) After *s* the model prefers *swe*(ater) to *sell*, and greedy decoding follows. But *sweater* must somehow become a verb, which costs. At step 12 the second prefix overtakes, and stays ahead.
 #
-# **Pitfall: dropout.** A model that nobody switched to `.eval()` drops random parts of its vectors while it translates. Sentences come out wrong, and different each time. Our searches switch dropout off (`dropout_off`) and put it back. This model was trained without, so we give it a rate of 0.3; one trained with dropout may suffer less.
+# **Pitfall: dropout.** A model that nobody switched to `.eval()` drops random parts of its vectors while it translates. Sentences come out wrong, and different each time. `greedy_decode` and `beam_search` switch dropout off (`dropout_off`) and put it back. This model was trained without, so we give it a rate of 0.3; one trained with dropout may suffer less.
 
 # %%
 careless = build_model(replace(trained.config, dropout=0.3), len(trained.tokenizer)).double()
@@ -419,7 +419,7 @@ table.rename_axis("K")
 # %% [markdown]
 # Wider beams find likelier outputs, and shorter ones. BLEU falls by half a point from K = 5 to 100, which on 300 captions may be chance. With α = 0.6 no harm is seen even at K = 100.
 #
-# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has log 0.1/8,192 = −11.3, however long the source is. Our outputs have about −5; three times as long, they would fall below the empty one. For 3% of the captions it is already likelier than all that a beam of 100 found. (We scored it by itself: no such beam sees it, as `</s>` isn't among the 100 likeliest first tokens.) A caption where the curse strikes:
+# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has ln(0.1/8,192) = −11.3, however long the source is. Our outputs have about −5; three times as long, they would fall below the empty one. For 3% of the captions it is already likelier than all that a beam of 100 found. (We scored it by itself: for these captions no such beam sees it, as `</s>` isn't among the 100 likeliest first tokens.) A caption where the curse strikes:
 #
 # - source: *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee.*
 # - reference: *A little girl donates to the Salvation Army near a storefront with white, plastic containers.*
@@ -533,7 +533,7 @@ class CopiedCache:
 
 
 # %% [markdown]
-# `write_one_by_one` writes one text for each source. A rule, `choose`, picks each token: here the likeliest, in the next section a random one.
+# `write_one_by_one` writes one text for each source. A rule, `choose`, picks each token: here the likeliest, in the next section a random one. Dropout must be off, as `load_model` leaves it.
 
 
 # %%

@@ -463,7 +463,7 @@ pd.DataFrame(
 ).round(1)
 
 # %% [markdown]
-# The record did this with whole batches, and booked hundreds of rows under a few headings. **Predict.** By FLOPs, products are everything. Which share of the time do they take? ("Sums, relu, dropout's products" are elementwise. Much of the loss and of LayerNorm is booked there, too.)
+# The record did this with whole batches, and booked hundreds of rows under a few headings. **Predict.** By FLOPs, products are everything. Which share of the time do they take? ("Sums, relu, dropout's products" are elementwise. Much of the loss, of LayerNorm and of Adam is booked there, too.)
 
 # %%
 booked = dict(record["accounts"]["textbook"])

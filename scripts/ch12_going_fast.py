@@ -92,7 +92,7 @@ found = record["reports"]["ours"]
 print(f"{found['lowest']:,.0f} to {found['highest']:,.0f} target tokens a second")
 
 # %% [markdown]
-# So two programs step in turns, and in each of five rounds the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part. It also raced itself as it is. This **control** shows what chance does, and gives a rule for all other lines:
+# They differ by a tenth. So two programs step in turns, and in each of five rounds the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part. It also raced itself as it is. This **control** shows what chance does, and gives a rule for all other lines:
 #
 # - **clear**: every round is beyond every round of the control. Between equal programs that has a chance of $2/\binom{10}{5} = 1/126$: 0.16 false lines in 20.
 # - **likely**: all five rounds are on one side of 1. Chance does that once in 16 times: one line may well be luck.
@@ -113,7 +113,7 @@ for precision, reports in both.items():
     print(precision, *(f"{ratio:.2f}" for ratio in reports["ours again"]["rounds"]))
 
 # %% [markdown]
-# So one program's rounds differ by a tenth. In bf16 all five ratios are below 1: the second in a turn may be a little faster there.
+# The ratios of two equal programs differ by 2 to 3%. In bf16 all five are below 1: the first in a turn may be a little faster there.
 #
 # ## Rows instead of rectangles
 #
@@ -176,9 +176,9 @@ duels.loc["rows"]
 #
 # ## One kernel for LayerNorm
 #
-# > **In short.** Six operations that each pass over the tensor cost about six times the traffic of one.
+# > **In short.** Five operations that each pass over the tensor cost more than four times the traffic of one.
 #
-# Chapter 4's LayerNorm takes mean and variance, a difference, two products and a sum, and each reads and writes a whole tensor. `F.layer_norm` does all while a row is in the cache.
+# Chapter 4's LayerNorm takes mean and variance in one pass, then a difference, two products and a sum: the tensor is read five times and written four times. `F.layer_norm` does all while a row is in the cache.
 
 # %%
 torch.manual_seed(0)
@@ -527,7 +527,7 @@ print(f"measured: {wide['times']:.2f} ({min(wide['rounds']):.2f} to {max(wide['r
 
 # %%
 pair, earlier = (load_record(f"precision-multi30k{end}") for end in ("", "-earlier"))
-print(f"the whole training: {pair['times_as_fast']['seconds']:.2f} times as long in float32")
+print(f"all steps of the training: {pair['times_as_fast']['seconds']:.2f} times as long in float32")
 bleu = {}
 runs = pair["runs"] | {f"{name}, earlier": run for name, run in earlier["runs"].items()}
 for name, run in runs.items():
@@ -537,7 +537,7 @@ for name, run in runs.items():
 pd.DataFrame(bleu).T.round(2)
 
 # %% [markdown]
-# The loss is as low in both pairs. BLEU of bf16 is 0.05 to 0.35 lower in the first; in the earlier pair 0.9 lower on validation and 0 to 0.4 on the tests. That is never higher, and two pairs with one seed can't say whether it is chance. 1.65 is less than the step's ratio: a training holds validation, too, and the two didn't take turns.
+# The loss is as low in both pairs. BLEU of bf16 is 0.05 to 0.35 lower in the first; in the earlier pair 0.9 lower on validation and 0 to 0.4 on the tests. That is never higher, and two pairs with one seed can't say whether it is chance. 1.65 is less than the step's ratio, though both count steps alone; the two trainings didn't take turns.
 #
 # ## Around the step
 #
@@ -561,7 +561,7 @@ def keep_memory() -> bool:
 
 
 # %% [markdown]
-# **Adam.** `torch.optim.Adam` passes over all weights many times; with `fused=True`, once. (Here both take some 5 ms of a step.) **Threads.** One for each core. **Predict.** How many times as long does a step take with one thread in place of two?
+# **Adam.** `torch.optim.Adam` passes over all weights many times; with `fused=True`, once. (Chapter 11 books 5 ms for either, but much of the plain one under sums.) **Threads.** One for each core. **Predict.** How many times as long does a step take with one thread in place of two?
 
 # %%
 print(f"one thread: {record['reports']['one thread']['times']:.2f} times as long")

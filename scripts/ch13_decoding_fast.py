@@ -399,7 +399,7 @@ bound_chart(rough[misled[0]], exact[misled[0]], error[misled[0]].item())
 # %%
 def row_units(rows: Tensor) -> Tensor:
     """What one of 127 steps counts in each of the rows (N, D): (N, 1)."""
-    return rows.abs().amax(dim=1, keepdim=True) / 127
+    return rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127  # a row of zeros stays one
 
 
 def rounded_product(x: Tensor, weight: Tensor, unit_x: Tensor, unit_w: Tensor) -> Tensor:
@@ -500,7 +500,7 @@ for words, p in every_sentence(NEXT_WORD):  # the last word is </s>
 print(f"of {tried} (sentence, prefix, α) the text beats the hope in: {broken}")
 
 # %% [markdown]
-# `cached_beam_search(…, exact=True)` waits for this, as does that command with `--exact`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
+# `cached_beam_search(…, exact=True)` waits for this, as does `python -m scripts.translate --exact`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
 
 # %%
 raced = speed_frame(timed).set_index(["program", "beam"]).sort_index()
@@ -536,7 +536,7 @@ for beam, name in ((1, "greedy"), (4, "beam 4")):
 # %% [markdown]
 # - **In 32 bits** both write the same 1,000 texts.
 # - **In 8 bits** 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits), and BLEU by at most two tenths of a point, up or down.
-# - **The textbook** recomputes each prefix (100 sentences, one round). A cache, this chapter's ideas, larger batches and 8 bits together make the factor.
+# - **The textbook** recomputes each prefix (100 sentences, one round). A cache, this chapter's ideas, a batch for each core and 8 bits together make the factor (with the beam, larger batches, too).
 #
 # **One sentence at a time** is another sport. All weights are read for one row, or four, and each call from Python costs as much as a small product. So up to 8 rows (in 8 bits 32) go another way: one call of C passes all layers of the decoder. Milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):
 

@@ -495,7 +495,7 @@ if have_packages("ctranslate2"):
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# Write a beam search in NumPy around a step's graph, for one source and without `</s>`, to keep it short: the `beam` likeliest texts of exactly `length` tokens, each as a list of ids, best first. `step(tokens=…, position=…, past=…)` is the graph with the source's arrays filled in, for any number R of rows: it gives logits (R, V) and the longer past. You get the empty `past` (N, 2, 1, H, 0, d_k) of one row; from the second step on there are `beam` rows. (`solution("host_beam")` shows ours.)
+# Write a beam search in NumPy around a step's graph, for one source and without `</s>`, to keep it short. `BOS` of chapter 6 is the first token that it reads; after each step the `beam` likeliest continuations survive. Return those after `length` steps, each as a list of ids without `BOS`, best first. `step(tokens=…, position=…, past=…)` is the graph with the source's arrays filled in, for any number R of rows: it gives logits (R, V) and the longer past. You get the empty `past` (N, 2, 1, H, 0, d_k) of one row; from the second step on there are `beam` rows. (`solution("host_beam")` shows ours.)
 #
 # *Further:* let texts end, as in chapter 8, and compare with `beam_search` on this chapter's forty sentences.
 
@@ -504,7 +504,7 @@ if have_packages("ctranslate2"):
 def host_beam(
     step: Callable[..., list[np.ndarray]], past: np.ndarray, beam: int, length: int
 ) -> list[list[int]]:
-    """The `beam` best texts of `length` tokens for one source, best first; past (N, 2, 1, H, 0, d_k)."""
+    """The `beam` texts that survive `length` steps, best first; past (N, 2, 1, H, 0, d_k)."""
     ...
 
 

@@ -528,7 +528,7 @@ alignment_rates_chart(rates)
 #
 # - a random German word; and the word at the same relative place, a guess that knows no word;
 # - the mean over all heads;
-# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from sentence pairs alone. Its table, p(English word | German word), is even at first. It shares each English word out among the German words of its sentence by this table, makes a new table of the shares, and repeats that five times. It knows nothing of order. It learned from the training pairs and these fifty, without their links. ([`scripts/studies/heads.py`](../scripts/studies/heads.py) has it in thirty lines.)
+# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from sentence pairs alone. Its table, p(English word | German word), is even at first. It shares each English word out among the German words of its sentence (and an empty one) by this table, makes a new table of the shares, and repeats that five times. It knows nothing of order. It learned from the training pairs and these fifty, without their links. ([`scripts/studies/heads.py`](../scripts/studies/heads.py) has it in thirty lines.)
 #
 # A head is chosen among 24, and the best of 24 looks good by luck. So each half of the captions is judged by the head that was best on the other half. In brackets stand the middle 95% of 10,000 redraws of the fifty captions.
 

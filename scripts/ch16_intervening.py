@@ -412,7 +412,7 @@ patch_chart(table, words)
 # %% [markdown]
 # Two columns stand out, at every depth. At the first three, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, odds of almost 4 to 1 for *his*, and "Frau" counts less there: in its last layer the encoder seems to have brought some of it from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does. No other state alone matters.
 #
-# One sentence pair, chosen because it works. A patch shows what *this* run rests on; whether the model always reads "ihrem" so takes hundreds of pairs (Meng et al. 2022 did it that way, to find where a language model keeps facts).
+# One sentence pair, chosen because it works. A patch shows what *this* run rests on; whether the model always reads "ihrem" so takes hundreds of pairs. (Meng et al. 2022, after facts in a language model, did it the other way round: clean states go back into a run with noise.)
 #
 # ## The logit lens
 #
@@ -567,7 +567,7 @@ print(f"most weight, less same place: {low:+.2f} to {high:+.2f}")
 erased.groupby("needs the source")[told].mean().round(2)
 
 # %% [markdown]
-# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. The rank correlation is that of its weights and effects. The weights do better than a guess by place, 66% against 52%; over captions drawn anew the lead is 8 to 19 points. Where a token needs the source, they point well, 77% against 50%. In the other three of ten cases the place is ahead, 56% to 39%. But half of these are full stops and ends, where a guess by place can hardly miss. (The rank correlation is low in both groups.)
+# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. The rank correlation is that of its weights and effects. The weights do better than a guess by place, 66% against 52%; over captions drawn anew the lead is 8 to 19 points. Where a token needs the source, they point well, 77% against 50%. In the other three of ten cases the place is ahead, 56% to 39%. But half of these are full stops and ends, where place leads by 70% to 35%; for the others it is a tie. (The rank correlation is low in both groups.)
 #
 # Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that weights aren't worthless because of that, and asked for the right baselines. (Hiding is no oracle either: the encoder misses the token, too, and the model has never seen a sentence with a hole.)
 #

@@ -173,7 +173,7 @@ assert same[:10].all() and not same[10:].any()
 #
 # > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. And it compares any two models of the same text, if they have the same alphabet.
 #
-# We take *characters* as tokens. The alphabet is small, hardly anything is unknown, and the oldest language models (Shannon 1948) can take part.
+# We take *characters* as tokens. The alphabet is small, hardly anything is unknown, and the oldest kind of language model (Markov 1913, Shannon 1948) can take part.
 
 
 # %%
@@ -608,9 +608,9 @@ print(f"mini-GPT, {models[0]['parameters']:,} numbers:", *(f"{run[test]:.3f}" fo
 counting_chart(tables, [run[test] for run in models], test)
 
 # %% [markdown]
-# At n = 12. Captions repeat themselves, and that table's 3.4 million entries may remember how. The model has 0.8 million numbers, and each seed ends just behind: by at most 0.005 bits, and 0.013 on validation. It is level with n = 10, and ahead of smaller n and, by 0.02, of PPM.
+# At n = 12. Captions repeat themselves, and that table's 3.4 million entries may remember how. The model has 0.8 million numbers, and each seed ends just behind: by at most 0.005 bits, and 0.013 on validation. On the test it is level with n = 10 (which leads on validation), and ahead of smaller n and, by 0.02, of PPM.
 #
-# Did each side get the same care? A table has its discounts, and only n to choose. For the model, rates were tried with three dropouts, two passes each, by another seed. In bits on validation:
+# Did each side get the same care? A table has its discounts, and only n to choose. For the model, rates were tried with three dropouts, two passes each, by another seed. In bits on validation (NaN: not tried):
 
 # %%
 tried = pd.DataFrame([run for run in gpt if run.get("seed") == 0])

@@ -193,13 +193,13 @@ right, wrong = (share_given_away(hidden, asked) for asked in (labels, everywhere
 print(f"given away: {right:.1%} of the chosen tokens, {wrong:.1%} where all are asked")
 
 # %% [markdown]
-# Of the chosen tokens 10% stay as they are; the random ones seldom hit; the rest is the draw.
+# Of the chosen tokens 10% stay as they are; the random ones seldom hit; the rest is the draw. Where all are asked, the unchosen show their answer, too.
 #
 # ## Then a class
 #
 # > **In short.** Take the verb out of a German caption: was it singular or plural? A model that has practised on gaps needs few labels to learn it.
 #
-# *Ein Mann mit zwei Hunden* ▁▁ *durch den Park*: läuft or laufen? The verb agrees with its subject, and the nearest noun need not be the subject (Linzen et al. 2016 tested language models with this). The label costs nothing: it stands in the text. A rule finds the verb ([`scripts/corpora/gaps.py`](../scripts/corpora/gaps.py)); it knows some thirty verbs, and skips captions with none of them or several, or with a modal verb (*kann … laufen* is singular).
+# *Ein Mann mit zwei Hunden* ▁▁ *durch den Park*: läuft or laufen? The verb agrees with its subject, and the nearest noun need not be the subject (Linzen et al. 2016 tested language models with this). The label costs nothing: it stands in the text. A rule finds the verb ([`scripts/corpora/gaps.py`](../scripts/corpora/gaps.py)); it knows some thirty verbs, and skips captions with none of them or several, or with a plural form beside a modal verb (*kann … laufen* is singular).
 
 # %%
 for text in ("Zwei Hunde laufen durch den Park.", "Ein Mann mit zwei Hunden läuft durch den Park."):
@@ -307,7 +307,7 @@ class NumberClassifier(nn.Module):
 
 
 # %% [markdown]
-# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It saw their verbs, and guessed hidden ones: nearly this question.) Then bags of words, encoders from scratch and pretrained encoders learned from 100, from 1,000 and from all labels, with eight seeds each. A seed draws which captions have labels, their order, and the first weights; but all pretrained encoders begin as the same masked model. 533 labelled validation captions choose λ for each bag, a learning rate for each kind of encoder and number of labels, and when a training ends, after twelve rounds at most (a round reads all labelled captions, few repeated up to 2,000). Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
+# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It saw their verbs, and guessed hidden ones: nearly this question.) Then bags of words, encoders from scratch and pretrained encoders learned from 100, from 1,000 and from all labels, with eight seeds each. A seed draws which captions have labels, their order, and the first weights; but all pretrained encoders begin as the same masked model. 533 labelled validation captions choose λ for each bag, a learning rate for each kind of encoder and number of labels, and when a training ends, after twelve rounds at most (a round reads all labelled captions: 100 of them twenty times, 1,000 twice). Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
 
 # %%
 bag, encoders = "bag of words", ("pretrained", "from scratch")
@@ -340,7 +340,7 @@ pd.DataFrame(rows, columns=columns.split(", ")).set_index(["kind", "labels"])
 #
 # With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions, where the preposition often brings a second noun, and on the others. An encoder from scratch can't be told from the bag, at any number of labels. So what helps is what was read without labels, and not the architecture alone.
 #
-# The seeds don't vary the test captions (with all labels the lead is 13 of 940), nor the masked model. With all labels the bag's eight runs are one and the same. With 1,000 labels the pretrained encoders used all twelve rounds: longer might help them.
+# The seeds don't vary the test captions (with all labels the lead is 13 of 940), nor the masked model. With all labels the bag's eight runs are one and the same. With 1,000 labels the pretrained encoders used all twelve rounds: longer might help them. With 100, all were best after one: shorter might.
 #
 # ## Translating with one stack
 #

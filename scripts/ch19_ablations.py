@@ -434,7 +434,7 @@ rates = best_rates(without, rate)
 rates.round(4)
 
 # %% [markdown]
-# The gain is what a row would lose at the base's rate. (Two seeds may differ by 0.045, as we'll see.) The narrow model wants twice that rate, the wide one and post-norm half of it. Without residual roads it is an eighth.
+# The gain is what a row would lose at the base's rate. (By chance two seeds may differ by 0.045: 1.96·√2 times their spread, 0.016.) The narrow model wants twice that rate, the wide one and post-norm half of it. Without residual roads it is an eighth.
 #
 # **Pitfall.** *One rate for all.* At the base's rate post-norm without warm-up would be 1.4 nats worse than it need be, and the wide model's lead would shrink by 0.18. A table made that way ranks how well each row suits the base's rate. (These are single runs, with the sweep's seed. The rows that aren't here, such as the numbers of heads, have the base's rate unswept.)
 #
@@ -584,7 +584,7 @@ print("not in", ", ".join(signs[~signs].index))
 # - **Post-norm** costs 0.15 nats with warm-up. To drop warm-up costs post-norm 0.17 more, and the base, which is pre-norm, 0.18: here post-norm needs it no more than pre-norm.
 # - **Positions** are needed in the encoder: 25 BLEU without. In the decoder they are worth 0.03 nats, and whether that is more than chance depends on the assumption above. Learned or sinusoids: no difference is seen, here and in the paper.
 # - **Heads**: one, two and eight aren't told apart from four; sixteen, of four numbers each, are worse. Shorter keys for four heads are worse, too.
-# - **Depth**: one layer costs 0.10. Four layers a side cost 0.04 instead of gaining, at the rate found; the paper's eight change next to nothing.
+# - **Depth**: one layer costs 0.10, and four a side cost 0.04 instead of gaining, at the rates found; the paper's eight change next to nothing.
 # - **Dropout**: 0.1 costs 0.19 nats here. The paper's gained 0.16 by it.
 #
 # And do ours and the paper's agree? In sign yes on widths, lengths of keys and smoothing, no on eight heads, more layers and dropout. In size often not: `d_model` is worth two and a half to over four times as much here. (The sign of a small difference may be chance.)
@@ -607,7 +607,7 @@ print(f"the base's seeds: {max(by_row[THE_BASE]) - min(by_row[THE_BASE]):.3f} na
 #
 # - **Five passes.** The paper's models trained for much longer, gained by dropout, and didn't lose by depth. Whether time is the reason, a study of one length can't say.
 # - **The loss isn't BLEU.** Without smoothing the loss is lower by 0.07, and with twice as much it is higher by 0.14. BLEU, 0.4 lower in both, tells neither from the base. A model taught to aim at 90% or 80% pays for it in nats.
-# - **Rates were swept by factors of two**, for eleven rows, with one seed. By parabolas through the sweeps, finer ones might gain four layers 0.04 (which then wouldn't be worse), no warm-up 0.08, and post-norm without it 0.15. The rows that weren't swept have the base's rate, which may count against them.
+# - **Rates were swept by factors of two**, for eleven rows, with one seed. By parabolas through the sweeps, finer ones might gain one layer 0.09 and four layers 0.04 (neither would then be worse), no warm-up 0.08, and post-norm without it 0.15. The rows that weren't swept have the base's rate, which may count against them.
 # - **The sentences** are another chance, which chapter 10 measures. Verdicts here are about seeds alone.
 #
 # ## Summary

@@ -20,7 +20,7 @@
 #
 # | | |
 # |---|---|
-# | In the paper | Table 3, rows (C), of [Attention Is All You Need](https://arxiv.org/abs/1706.03762); the best-known laws came three years later |
+# | In the paper | Table 3, rows (C), of [Attention Is All You Need](https://arxiv.org/abs/1706.03762); the best-known laws came three and five years later |
 # | Time | 20 minutes to read, 40 with the code; a quarter of a minute to run on a CPU |
 # | Before, after | [Chapter 19 · Ablations](ch19_ablations.ipynb) · [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb) |
 #
@@ -375,7 +375,7 @@ for part, view, at in (
 twice.T.rename_axis("the captions; nats less")
 
 # %% [markdown]
-# On a sixteenth more captions help, and more parameters hardly do. On all of them both help. How sure are we? One forecast was run: from a sixteenth to an eighth the largest model fell by 0.57, outside of the interval. And the finished runs forecast other numbers for both, outside of the intervals, too. An interval knows the noise of seeds, not what the law misses.
+# On a sixteenth more captions help, and more parameters hardly do. On all of them both help. How sure are we? One of these steps is among the fitted runs: from a sixteenth to an eighth the largest model fell by 0.57, outside of the interval. And the finished runs forecast other numbers for both, outside of the intervals, too. An interval knows the noise of seeds, not what the law misses.
 #
 # ## Two laws from one set of runs
 #
@@ -407,7 +407,7 @@ pd.DataFrame(best_for).T
 # > **In short.** They choose between two laws. They don't find a floor.
 #
 # - **Why the joint law?** From little text a large model soon learns by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse. So what a large model could learn in more passes never counts.
-# - **Is it the training's fault?** A run that stops early stops while the rate is still high. But the finished runs alone choose the joint law, too. What they can't separate is text from length: on all captions a run reads up to 4.3 million tokens, on a sixteenth 1.1. So β measures both together.
+# - **Is it the training's fault?** A run that stops early stops while the rate is still high. But the finished runs alone choose the joint law, too. What they can't separate is text from length: on all captions they read 4.3 million tokens, on a quarter 2.1 (on less, none finished). So β measures both together.
 # - **What it doesn't say**: the entropy of captions (the joint law falls to zero, which no text can); what ten million parameters do (ours end below one million); what dropout, made for large models on little text, would change.
 # - **Text that comes again** has laws of its own. Muennighoff et al. (2023) find that up to four passes are nearly as good as new text, and later ones less and less. Our best weights came after 7 to 18.
 # - **Chinchilla's rule** of twenty tokens a parameter is for text that is read once.

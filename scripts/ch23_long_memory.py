@@ -632,7 +632,7 @@ kept_for_backward_chart(mib)
 #
 # > **In short.** In the decoder's self-attention neither groups nor latents cost what can be told from chance. In the encoder and across, latents do. A window is ahead of 2017's attention.
 #
-# Chapter 22's record has these layers, too. A caption has some 17 pieces, so nothing is saved. The question is what each layer costs where there is little to remember. Groups are in the decoder's self-attention (in one row across, too); windows and linear attention also in the encoder's. Latents bring rotary positions: in the decoder alone they have to beat *rotary*, with the encoder and then across the row before. **Predict.** Which loses most? Does it matter in which attention keys are saved?
+# Chapter 22's record has these layers, too. A caption has 18 or 19 pieces, so nothing is saved. The question is what each layer costs where there is little to remember. Groups are in the decoder's self-attention (in one row across, too); windows and linear attention also in the encoder's. Latents bring rotary positions: in the decoder alone they have to beat *rotary*, with the encoder and then across the row before. **Predict.** Which loses most? Does it matter in which attention keys are saved?
 
 # %%
 said, rows = block_verdicts(), ["grouped-query", "multi-query", "multi-query, across too"]

@@ -63,7 +63,7 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## A mixture of experts
 #
-# > **In short.** Many feed-forward layers in place of one. A small router sends each token to the few that it scores highest. The model holds more, and a token costs no more multiplications than in a dense layer as wide as those few together.
+# > **In short.** Many feed-forward layers in place of one. A small router sends each token to the few that it scores highest. The model holds more, and a token costs hardly more multiplications than in a dense layer as wide as those few together.
 #
 # Most of a large Transformer's numbers are in its feed-forward layers, and each token meets all of them. Mixtures of experts ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538); Switch, [Fedus et al. 2021](https://arxiv.org/abs/2101.03961); DeepSeekMoE, [Dai et al. 2024](https://arxiv.org/abs/2401.06066)) change that. For a token $x \in \mathbb{R}^D$, a router $W_r$ (D, E) and experts $f_1, \dots, f_E$:
 #
@@ -325,14 +325,14 @@ print(f"without the bias, {moved:.0%} of the tokens change an expert")
 #
 # > **In short.** Seven tenths more parameters, and no gain that can be told.
 #
-# Do experts pay off in a small translator? In chapter 22's record each layer has eight and a shared one; a token meets two and that one, together as wide as the dense layer. The penalty counts 0.01, and the encoder's padding isn't routed. They are SwiGLUs, so that row is their rival.
+# Do experts pay off in a small translator? In chapter 22's record each layer has eight and a shared one; a token meets two and that one, together about as wide as the dense layer. The penalty counts 0.01, and the encoder's padding isn't routed. They are SwiGLUs, so that row is their rival.
 
 # %%
 print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["experts"]))
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# 620,000 parameters, of which a token meets some 363,000, as many as the base has: no difference can be told, with an interval from −1.4 to +0.3 BLEU. A routed expert sees only its part of 29,000 captions; where tokens are many, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
+# 620,000 parameters, of which a token meets 362,000, about as many as the base has: no difference can be told, with an interval from −1.4 to +0.3 BLEU. A routed expert sees only its part of 29,000 captions; where tokens are many, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
 #
 # ## What else there is
 #

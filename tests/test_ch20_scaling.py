@@ -283,11 +283,9 @@ def test_the_grid_is_read_as_it_is(chapter, record):
     )
     trained = [[run["trained"][i] for i in pair] for run, pair in zip(small, at, strict=True)]
     assert np.mean(trained, axis=0).round(1).tolist() == [2.8, 1.8]
-    most = [
-        chapter.places["tokens"].agg(end) * PASSES[share]
-        for end, share in (("max", 1), ("min", 16))
-    ]
-    assert [f"{count / 1e6:.1f}" for count in most] == ["4.3", "1.1"]
+    tokens = chapter.places.groupby("share")["tokens"].first()
+    assert [f"{tokens[share] * PASSES[share] / 1e6:.1f}" for share in (1, 4)] == ["4.3", "2.1"]
+    assert {*chapter.places["share"][chapter.finished]} == {1, 2, 4}
 
 
 def test_the_additive_law_does_not_lose_by_a_bad_start(chapter):

@@ -73,7 +73,8 @@ def results_table():
     lines.append("|---|---|---|---|---|---|---|---|")
     for recipe, runs in recipes.items():
         name, record = next(iter(runs.items()))
-        minutes = max(1, round(record["seconds"] / 60))
+        minutes = [max(1, round(run["seconds"] / 60)) for run in runs.values()]
+        took = " to ".join(map(str, sorted({min(minutes), max(minutes)})))
         for split, test in record["test"].items():
             kinds = ("bleu", "bleu_greedy", "bleu_lowercased")
             scores = (
@@ -83,7 +84,7 @@ def results_table():
             lines.append(
                 f"| [{recipe}](results/{name}.json) | {split} | {' | '.join(scores)} "
                 f"| {test['search']} | {record['parameters'] / 1e6:.1f} M "
-                f"| {minutes} min, {record['device']} |"
+                f"| {took} min, {record['device']} |"
             )
     lines += ["", "The commands that made them:", "", "```"]
     lines += [record["repeat"] for record in found.values()] + ["```"]

@@ -45,7 +45,11 @@ def check_squared_gap(candidate: Callable[[int, int], float]) -> None:
 
 
 def stretched(table: Tensor, max_len: int) -> Tensor:
-    """table (n, D) and further rows, each made from the one before by one map: (max_len, D)."""
+    """table (n, D) and further rows, each made from the one before by one map: (max_len, D).
+
+    Worthless where no one map leads from row to row, as in a table of noise. With n - 1 <= D rows
+    any table is fitted exactly, and that says nothing.
+    """
     step = torch.linalg.lstsq(table[:-1], table[1:], driver="gelsd").solution  # (D, D)
     rows = list(table[:max_len])
     while len(rows) < max_len:

@@ -16,7 +16,10 @@ from scripts.ch04_encoder_decoder import (
 
 
 def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
-    """Attention, feed-forward and two LayerNorms, N times."""
+    """Attention, feed-forward and two LayerNorms, N times.
+
+    With F = 4D the matrices have 4D² + 2·4D² = 12D² numbers a layer; all else has 13D.
+    """
     attention = 4 * (d_model * d_model + d_model)
     feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
     return N * (attention + feed_forward + 2 * 2 * d_model)

@@ -92,7 +92,7 @@ def multi30k_facts() -> dict[str, Any]:
             for name, found in tests.items()
         },
         "changed": sum(largest.decode(largest.encode(text)) != text for text in both),
-        "padding": padding_table(lengths, 4096),
+        "padding": padding_table(lengths, 2048),
     }
 
 

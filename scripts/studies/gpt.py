@@ -43,7 +43,7 @@ from scripts.studies.rows import Wanted, one_run
 from scripts.studies.runner import Hours, Run, go_on
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
-LONGEST = 250  # characters of a caption; a few are longer, and cut
+LONGEST = 250  # characters of a caption at most
 BASE = replace(
     STUDY,
     layers=4,

@@ -162,7 +162,7 @@ def decoding_account_chart(record: dict[str, Any], program: str) -> alt.TopLevel
         .encode(
             x=alt.X("milliseconds:Q", title="milliseconds a sentence, one thread"),
             y=alt.Y("search:N", sort=["greedy", "beam 4"], title=None),
-            color=alt.Color("kind:N", sort=kinds, title=None).scale(range=PALETTE),
+            color=alt.Color("kind:N", sort=kinds, title=None).scale(range=[*PALETTE, "#BBBBBB"]),
             order="number:Q",
         )
     )
