@@ -308,7 +308,7 @@ by_layer["times"] = (by_layer["together"] / by_layer["added"]).round(1)
 by_layer.round({"together": 3, "added": 3})
 
 # %% [markdown]
-# ("Added": the eight alone, added up; "times": together / added.) All eight together cost more than their sum in every layer, in cross-attention five to seven times as much. Would any eight heads? No: nine random heads (below) cost 0.017 to 0.033, about their sum (nine mean worths are 0.024). So heads of cross-attention stand in for one another. (Whether only within their layer we didn't ask: the random heads are of all kinds.) Without a whole layer of them 0.12 nats are lost at most.
+# ("Added": the eight alone, added up; "times": together / added.) All eight together cost more than their sum in every layer, in cross-attention five to seven times as much. Would any eight heads? No: nine random heads (below) cost 0.017 to 0.033, about their sum (nine mean worths are 0.024). So heads of cross-attention stand in for one another. Without a whole layer of them 0.12 nats are lost at most.
 #
 # How far can one go? Michel et al. (2019) silenced heads in the order of a gradient's estimate of their worth. Our order is the chart's, from validation pairs, and is judged on a test split. Five random orders stand beside it.
 
@@ -412,7 +412,7 @@ patch_chart(table, words)
 # %% [markdown]
 # Two columns stand out, at every depth. At the first three, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, odds of almost 4 to 1 for *his*, and "Frau" counts less there: in its last layer the encoder seems to have brought some of it from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does. No other state alone matters.
 #
-# One sentence pair, chosen because it works. A patch shows what *this* run rests on; whether the model always reads "ihrem" so takes hundreds of pairs. (Meng et al. 2022, after facts in a language model, did it the other way round: clean states go back into a run with noise.)
+# One sentence pair, chosen because it works. A patch shows what *this* run rests on; whether the model always reads "ihrem" so takes hundreds of pairs. (Meng et al. 2022, looking for facts, put clean states back into noisy runs.)
 #
 # ## The logit lens
 #

@@ -336,7 +336,7 @@ print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(rows, columns=columns.split(", ")).set_index(["kind", "labels"])
 
 # %% [markdown]
-# What we ask for is a ratio, so logarithms of errors are compared: six comparisons on each of three sets of captions, by the rule of [`verdict.py`](../scripts/studies/verdict.py). (Over all eighteen the same ones pass.) *Told* means, on all captions: the difference is larger than seeds explain. *Hard* captions have *mit*, *in*, *auf* or another such preposition before the verb.
+# What we ask for is a ratio, so logarithms of errors are compared: six comparisons on each of three sets of captions, by the rule of [`verdict.py`](../scripts/studies/verdict.py). *Told* means, on all captions: the difference is larger than seeds explain. *Hard* captions have *mit*, *in*, *auf* or another such preposition before the verb.
 #
 # With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions, where the preposition often brings a second noun, and on the others. An encoder from scratch can't be told from the bag, at any number of labels. So what helps is what was read without labels, and not the architecture alone.
 #
@@ -511,7 +511,7 @@ kinds.round(4)
 # - **Causal or prefix.** The prefix mask costs 3.4 BLEU; where both begin positions anew, 1.5 (a comparison that wasn't planned). Most of the loss's difference is there in training already: mostly it learns less. In T5, pretrained and with relative positions, prefix beat causal (Raffel et al. 2020). Ours has neither, and one set of weights must read both ways and one way.
 # - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask no difference can be told.
 #
-# (Holm's method ran over each measure's four tests. Over all eight it passes the same five.)
+# (Holm's method ran over each measure's four tests; over all eight the same five pass.)
 #
 # *What the record can't say:* what longer training or larger models would give; or one stack for equal *work*. It did about 1.6 times as much, by the counts that follow, the generator's included.
 #

@@ -630,7 +630,7 @@ print(f"the base's seeds: {max(by_row[THE_BASE]) - min(by_row[THE_BASE]):.3f} na
 #
 # *code · difficulty ●○○ · worth ●●○ · 5 minutes*
 #
-# A study tests `rows` independent rows that make no difference, each at `level`. How likely is at least one false alarm? (In our study all rows share a base, so they aren't quite independent.) (`solution("false_alarms")` shows ours.)
+# A study tests `rows` independent rows that make no difference, each at `level`. How likely is at least one false alarm? (`solution("false_alarms")` shows ours.)
 
 
 # %%
@@ -662,7 +662,7 @@ check(holm)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Another operation. Make every encoder layer *the same layer*, the first, as in Dehghani et al. (2018) and ALBERT (Lan et al. 2020). The depth stays; the parameters of all other layers go. Change the model in place. (Chapter 4 warns of it; here it is done on purpose.) (`solution("shared_layers")` shows ours.)
+# Another operation. Make every encoder layer *the same layer*, the first, as in Dehghani et al. (2018) and ALBERT (Lan et al. 2020). The depth stays; the parameters of all other layers go. Change the model in place. (`solution("shared_layers")` shows ours.)
 
 
 # %%

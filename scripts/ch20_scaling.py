@@ -119,7 +119,7 @@ for law, losses in exact.items():
 #
 # > **In short.** A library's least squares finds the numbers. What should be small is the error of $\log L$, so that a percent counts the same everywhere.
 #
-# The problem isn't convex, so a fit may end in a valley that isn't the deepest. We start from several guesses and keep the best end. (Hoffmann et al. minimise Huber's loss, which counts large errors linearly: one failed run can't pull that far. We have none.)
+# The problem isn't convex, so a fit may end in a valley that isn't the deepest. We start from several guesses and keep the best end.
 
 # %%
 STARTS = {

@@ -118,7 +118,7 @@ print(f"and its weights: {236e9 * 2 / 2**30:,.0f} GiB")
 # %% [markdown]
 # 366 GiB for one text, nearly as much as its weights. Multi-query would keep least. But DeepSeek-V2's authors report that latents did better than attention with all heads, and groups worse. We can't check that.
 #
-# All these grow with the length, T. Two more ideas of this chapter don't. A **window** keeps the last $w$ tokens only. **Linear attention** keeps one matrix a head, whatever the length: the *state*. (Its first form keeps a small vector, too, left out here.) Here is what one layer keeps, by the formulas. The sizes are our choice, so the order of groups and latents means nothing.
+# All these grow with the length, T. Two more ideas of this chapter don't. A **window** keeps the last $w$ tokens only. **Linear attention** keeps one matrix a head, whatever the length: the *state*. Here is what one layer keeps, by the formulas. The sizes are our choice, so the order of groups and latents means nothing.
 
 # %%
 lengths, small = range(0, 8193, 256), {"h": 8, "d_k": 64, "groups": 2, "latent": 256, "rotary": 32}
@@ -503,7 +503,7 @@ print(f"the first tile's sum: {total:.4f}, times {shrink:.4f}; with the second: 
 print(f"nothing shrunk: {total + (second - new_m).exp().sum():.4f}")
 
 # %% [markdown]
-# **Pitfall.** *Forgetting to shrink.* If the largest score happens to stand in the first tile, the factor is $e^0 = 1$, and the slip doesn't show. So a test needs scores that rise from tile to tile. (Exercise 1's checker has them.)
+# **Pitfall.** *Forgetting to shrink.* If the largest score happens to stand in the first tile, the factor is $e^0 = 1$, and the slip doesn't show. So a test needs scores that rise from tile to tile.
 #
 # For the way back, beside q, k, v and the output, one number a query is kept: $L_i = m + \log \ell$. From it each tile's weights are computed *again*, $p_{ij} = e^{s_{ij} - L_i}$. We write $\partial/\partial v_j$ for the loss's gradient by $v_j$. With the outputs $o_i = a/\ell$, their gradients $g_i$, and $\delta_i = g_i \cdot o_i$:
 #

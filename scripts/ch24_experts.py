@@ -319,7 +319,7 @@ moved = (loaded.route(rows)[1].sort().values != before).any(-1).double().mean()
 print(f"without the bias, {moved:.0%} of the tokens change an expert")
 
 # %% [markdown]
-# (Our $u$ is ten times the function's default, so this bias is large.)
+# (Our $u$ is ten times the default: a large bias.)
 #
 # ## On record
 #
