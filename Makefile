@@ -104,9 +104,9 @@ study: setup  ## train what is missing of table3, block, classify, gpt, grid, re
 	$(PY) -m scripts.studies.$(NAME) --save true $(ARGS)
 
 records: setup  ## what is on record about the model that ships, anew (an hour; needs Multi30k)
-	$(PY) -m scripts.studies.judging --save true
-	$(PY) -m scripts.studies.searches --save true
-	$(PY) -m scripts.studies.heads --save true
+	$(PY) -m scripts.studies.judging --save true $(ARGS)
+	$(PY) -m scripts.studies.searches --save true $(ARGS)
+	$(PY) -m scripts.studies.heads --save true $(ARGS)
 
 queue: setup  ## train what takes hours of one thread beside other work: make queue [ARGS="--list true"] (resumes)
 	$(PY) -m scripts.ladder.queue --save true $(ARGS)

@@ -24,7 +24,7 @@ import jupytext
 ROOT = Path(__file__).resolve().parent.parent
 
 HOME = "from_attention_to_translation"  # the notebook's name, and the folder that it unpacks beside
-CODE = ("pyproject.toml", "scripts/**/*.py", "scripts/**/*.c")
+CODE = ("pyproject.toml", "scripts/**/*.py", "scripts/**/*.[ch]")
 FILES = (*CODE, "results/*.json", "models/*-de-en/*")
 PART, WIDTH = 1_000_000, 10_000  # characters of packed files in a cell, and in a line
 SQUEEZE = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 0, "lp": 0, "pb": 0}]
@@ -170,10 +170,8 @@ def chapter_cells(path: Path) -> Iterator[dict]:
         text = at_home(text) if number else text
         if "bootstrap" in tags:
             yield folded(f"A fresh start for chapter {number}", "fresh_start()")
-        elif "hide-input" in tags:
-            yield folded("A solution", text.removeprefix("# A solution\n"))
         elif text:
-            yield code(text, **({"tags": tags} if tags else {}))
+            yield code(text)
 
 
 def contents(cells: list[dict]) -> str:

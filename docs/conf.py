@@ -11,7 +11,7 @@ copyright = "From Attention to Translation contributors, MIT licence"
 language = "en"
 
 extensions = ["myst_nb", "sphinx_copybutton", "notebooks", "names"]
-myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
+myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 highlight_language = "none"  # of a block that doesn't say: commands, in README's sections
 nb_execution_mode = "off"  # what is shown is what is stored

@@ -63,7 +63,7 @@ from scripts.book.records import load_record
 from scripts.ch06_training import LabelSmoothing, batch_loss, cosine_rate, run_epoch, train_step
 from scripts.ch07_multi30k import token_batches
 from scripts.ch08_decoding import plain_translate
-from scripts.engine.checkpoints import load_tensors, newest_state, saved_states
+from scripts.engine.checkpoints import load_tensors, newest_state, save_tensors, saved_states
 from scripts.engine.data import TrainingData, batches_of, epoch_plan, prepare
 from scripts.engine.models import Trained
 from scripts.engine.optimizers import make_optimizer
@@ -240,7 +240,7 @@ with tempfile.TemporaryDirectory() as folder:
     paths = [Path(folder, f"{i}.safetensors") for i in range(3)]
     weights = {"weight": torch.tensor([[0.5, -1.0], [2.0, 0.25]])}
     for path in paths:
-        save_file(weights, path)
+        save_tensors(path, weights, {})
     torch.testing.assert_close(average_checkpoints(paths), weights)
 
 # %% [markdown]

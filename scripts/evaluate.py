@@ -19,7 +19,7 @@ from scripts.corpora.load import load_corpus
 from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, corpus_chrf, held_out_splits
 from scripts.engine.translating import decode_texts
-from scripts.translate import DRAWS, ModelOptions, open_model, row_groups, text_stream
+from scripts.translate import DRAWS, FULL, ModelOptions, open_model, row_groups, text_stream
 
 
 @dataclass
@@ -68,5 +68,10 @@ def run_evaluate(options: EvaluateOptions) -> None:
 
 
 main = Command(
-    __name__, EvaluateOptions, run_evaluate, "Measure a model by sacreBLEU.", flags=DRAWS
+    __name__,
+    EvaluateOptions,
+    run_evaluate,
+    "Measure a model by sacreBLEU.",
+    flags=DRAWS,
+    memory=FULL,
 )

@@ -171,6 +171,7 @@ def run_translate(options: TranslateOptions) -> None:
 
 
 DRAWS = {"sample": "Draw each token."}  # an option that takes no value
+FULL = "lower --beam, or use --device cpu"  # where a GPU's memory is too small
 main = Command(
     __name__,
     TranslateOptions,
@@ -178,4 +179,5 @@ main = Command(
     "Translate from German.",
     places={"text": "Texts, each a line of output; without any, --input or stdin."},
     flags=DRAWS | {"scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha."},
+    memory=FULL,
 )

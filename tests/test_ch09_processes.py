@@ -433,6 +433,14 @@ def test_no_process_waits_long_for_another(sample_data, world, accumulate):
     assert plan != epoch_plan(config, sample_data, 1, world)
 
 
+def test_too_few_pairs_for_a_step_are_refused():
+    data = replace(few_pairs(), train=few_pairs().train[:3])
+    ((*batches,),) = epoch_plan(TINY, data, 1, world=3)
+    assert sorted(batches) == [[0], [1], [2]]
+    with pytest.raises(ValueError, match="too few pairs for 4 batches"):
+        epoch_plan(TINY, data, 1, world=4)
+
+
 # Stopping and going on
 
 
@@ -608,6 +616,10 @@ def test_one_process_writes_and_speaks_for_all(commanded, tmp_path, monkeypatch,
     assert [path.name for path in folder.iterdir()].count("record.json") == 1
     record = load_record("record", folder)
     assert len(record["history"]) == TINY.epochs and "--resume" not in record["command"]
+    assert record["repeat"].startswith("torchrun --nproc-per-node=2 -m scripts.train ")
+    assert record["processes"] == 2
+    together = 2 * record["config"]["max_tokens"] * record["config"]["accumulate"]
+    assert f"batches of {together:,} tokens" in (folder / "README.md").read_text("utf-8")
     assert (folder / "log.csv").read_text().count("\n") == 1 + TINY.epochs
     assert [p.name for p in folder.parent.iterdir()] == ["pair"]
 

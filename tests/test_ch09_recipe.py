@@ -335,16 +335,19 @@ def shipped_model():
 def test_a_gpu_row_is_gputils(monkeypatch):
     """A machine with two GPUs, as GPUtil would see it; where it sees none, the row is empty."""
     cards = [
-        SimpleNamespace(load=0.1 * i, memoryUsed=1000.0 * i, temperature=40.0 + i) for i in (1, 2)
+        SimpleNamespace(uuid=f"GPU-{i}", load=0.1 * i, memoryUsed=1000.0 * i, temperature=40.0 + i)
+        for i in (1, 2)
     ]
     monkeypatch.setitem(sys.modules, "GPUtil", SimpleNamespace(getGPUs=lambda: cards))
-    row = gpu_row(torch.device("cuda:1"))
+    visible = SimpleNamespace(uuid="2")  # PyTorch sees the second one alone, as its first
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: visible)
+    row = gpu_row(torch.device("cuda:0"))
     assert row == {"gpu_load": 0.2, "gpu_mib": 2000.0, "gpu_celsius": 42.0}
     assert "GPU 20%, 2,000 MiB, 42 °C" in in_words(
         {"epoch": 1, "train_loss": 1.0, "val_ppl": 2.0, "val_bleu": 3.0, "seconds": 4.0, **row}, 2
     )
     cards.clear()
-    assert gpu_row(torch.device("cuda:1")) == gpu_row(CPU) == {}
+    assert gpu_row(torch.device("cuda:0")) == gpu_row(CPU) == {}
 
 
 def test_wandb_gets_each_epochs_row_offline(data, tmp_path, monkeypatch):

@@ -303,6 +303,9 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
         (train, ["--layers", "three"], "layers"),
         (train, ["--corpus", "wmt14"], "corpus"),
         (train, ["--device", "a toaster"], "unknown device"),
+        (train, ["--device", "meta"], "no code for device 'meta'"),
+        (train, ["--accumulate", "0"], "accumulate must be at least 1"),
+        (train, ["--save_every", "0"], "save_every must be at least 1"),
         (train, ["--preset", "sample", "--name", "/proc/nowhere"], "can't write"),
         (train, ["--preset", "sample", "--resume", "--name", "never-started"], "no checkpoint"),
         (ingredients, ["--seedz", "3"], "seedz"),
@@ -321,6 +324,10 @@ def test_asking_for_a_gpu_without_one(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert train.main(["--device", "cuda"]) == 2
     assert "no usable GPU" in capsys.readouterr().err
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert train.main(["--device", "cuda:1"]) == 2
+    assert "no 'cuda:1': this machine has 1 GPUs" in capsys.readouterr().err
 
 
 def test_averaging_identical_checkpoints_changes_nothing(untrained, tmp_path):
@@ -380,9 +387,6 @@ def test_the_ablation_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
         "ingredients --corpus sample --seeds 2 --base_seeds 2 --save true"
     )
     assert [len(row["runs"]) for row in record["rows"].values()] == [2, 2, 2]
-    assert all(
-        0 <= row["runs"][0]["p"] <= 1 for name, row in record["rows"].items() if row["changes"]
-    )
     assert ingredient_verdicts(record).keys() == {"post-norm", "Muon"}
     monkeypatch.setattr(ingredients, "fit", None)  # whoever trains now fails
     assert ingredients.ablate(options)["rows"] == record["rows"]

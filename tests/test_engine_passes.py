@@ -93,6 +93,11 @@ def test_sums_with_dropout_and_relu_are_pytorchs_with_that_mask(kind, p):
         assert_close(found, expected, **NEAR[kind])
 
 
+def test_relu_of_a_transposed_view():
+    x = torch.randn(30, 40).T
+    assert_close(Drop.apply(x, None, 0.0, True), x.relu())
+
+
 def test_what_is_not_finite_stays_so_in_16_bits():
     odd = torch.tensor([[math.inf, -math.inf, math.nan, 3.4e38, 1e-40, -0.0]] * 2)
     half = Drop.apply(odd.bfloat16(), torch.zeros_like(odd), 0.0)

@@ -231,19 +231,6 @@ def test_all_recordings_share_one_pool():
     assert gc.isenabled() and streams == ["the current"] * 5  # also where it failed
 
 
-def test_recordings_can_be_made_before_the_clock_runs():
-    plan = a_plan(2)
-    step = a_step("graphed", model := a_model(), adam(model))
-    before = copy.deepcopy(model.state_dict())
-    step.load(PAIRS, plan, labels(plan))
-    step.prepare()
-    assert set(step.recorded) == set(step.shapes) and step.look() == []
-    assert_close(model.state_dict(), before, rtol=0.0, atol=0.0)
-    with mock.patch.object(step, "record", side_effect=AssertionError("recorded again")):
-        for number in range(len(plan)):
-            step(number)
-
-
 def test_an_optimizer_that_is_not_fused_is_asked_first():
     """It has no `found_inf`, and takes offence at one."""
     with torch.device("meta"):
@@ -306,6 +293,8 @@ def test_static_batches_have_every_pair_once_in_few_shapes():
     step.load(PAIRS, plan, labels(plan))
     assert len(set(step.shapes)) <= len(WIDTHS)
     assert all(rows * width <= 64 for ((width, rows),) in step.shapes)
+    with pytest.raises(ValueError, match=f"{WIDTHS[-1]} tokens does not fit"):
+        static_batches(PAIRS, WIDTHS, WIDTHS[-1] - 1, random.Random(1))
 
 
 def test_masks_of_rectangles_are_a_batchs():

@@ -435,6 +435,16 @@ def test_a_clock_rings_twice_and_is_then_put_away():
     assert unrung.rings == 0 and signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_signal_from_outside_ends_a_call_between_the_rings():
+    clock = Clock(1.0, 0.5)
+    clock.ring = lambda: setattr(clock, "rings", 1)  # answered long ago
+    with pytest.raises(OutOfTime) as stop, clock:
+        clock.ring()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert stop.value.code == 143
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
 )

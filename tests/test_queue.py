@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from conftest import ROOT
 
 from scripts.book.records import load_record, save_record, sha256
 from scripts.engine import run as engine_run
+from scripts.engine.cards import model_card, recipe_in_words
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.steps import Step
 from scripts.engine.training import Training
@@ -256,6 +258,25 @@ def test_only_a_candidate_is_tested(runs, monkeypatch):
     assert queue.main([*TINY, "--only", "muon-1"]) == 0 and not asked
 
 
+def test_killed_behind_its_tests_a_run_is_not_done(runs, monkeypatch):
+    """The scores are there, what the ladder adds isn't: the next call makes the record whole."""
+    with monkeypatch.context() as patch:
+        patch.setattr(climbing, "translate", lambda *_: (_ for _ in ()).throw(agenda.OutOfTime(0)))
+        assert queue.main([*TINY, "--only", "small-1"]) == 0
+    assert not at_hand("small-1", HERE) and not is_done("small-1", HERE)
+    monkeypatch.setattr(Step, "run", None)  # all its steps are done
+    assert queue.main([*TINY, "--only", "small-1"]) == 0
+    assert {"test", "rung", "train_pairs", "val_bleu_beam"} <= record_of("small-1").keys()
+
+
+def test_a_candidates_card_names_the_models_that_it_learned_from(done, monkeypatch):
+    found = model_card({**record_of("small-1"), "learned_from": {"forward": ["a"], "teachers": []}})
+    assert "It learned from other models, too: a." in found
+    assert "learned from other" not in (HERE.folder("small-1") / "README.md").read_text("utf-8")
+    muon = SimpleNamespace(**record_of("muon-1")["config"])
+    assert "Muon, peak rate 0.02 " in recipe_in_words(muon)
+
+
 # What waits.
 
 
@@ -286,6 +307,11 @@ def test_without_a_corpus_nothing_is_begun(runs, monkeypatch, capsys):
     monkeypatch.setattr(queue, "data_of", gone)
     assert queue.main([*TINY]) == 2 and "MULTI30K_DIR" in capsys.readouterr().err
     assert not HERE.log.exists()
+
+
+def test_a_rung_for_gpus_alone_is_unknown_to_the_queue(runs, capsys):
+    assert queue.main([*TINY, "--only", "agreed-1"]) == 2
+    assert "unknown item 'agreed-1'" in capsys.readouterr().err
 
 
 def test_two_queues_do_not_work_at_once(runs, capsys):

@@ -186,7 +186,7 @@ def test_one_page_lists_the_modules_beside_the_chapters(site, book):
 def test_first_cells_and_solutions_fold(book):
     for path in CHAPTERS:
         tags = [set(cell["metadata"].get("tags", [])) for cell in notebook(path)["cells"]]
-        folded = sum(bool(t & {"bootstrap", "solution", "hide-input"}) for t in tags)
+        folded = sum(bool(t & {"bootstrap"}) for t in tags)
         assert folded and book[f"notebooks/{path.stem}.html"].folds == folded
 
 

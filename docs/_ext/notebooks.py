@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 VEGALITE = "application/vnd.vegalite.v5+json"
-FOLDED = {"bootstrap": "the first cell: needed only to run this chapter", "solution": "a solution"}
+FOLDED = {"bootstrap": "the first cell: needed only to run this chapter"}
 NO_EXCERPTS = (
     'if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;'
 )

@@ -269,7 +269,7 @@ async function search(page, words) {
   return page.locator("#search-results li a").evaluateAll((all) => all.map((one) => one.getAttribute("href")));
 }
 
-/** Chooses another value in each picker of the map on `page`; to what of that changed nothing. */
+/** Chooses another value in each picker of the map on `page`; to whether each changed the map. */
 async function pickers() {
   const page = await (await reader(browser, request.home, [], { viewport: DESK })).newPage();
   await open(page, request.home + request.page);

@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from scripts import ROOT, runs_folder
 from scripts.bench.gpu import WaterfallOptions, waterfall
+from scripts.book.files import write_whole
 from scripts.book.records import load_record, provenance, save_record
+from scripts.engine.cards import model_card
 from scripts.engine.settings import PRESETS, TrainConfig
 from scripts.engine.training import Diverged
 from scripts.ladder.agenda import Item, Settings
@@ -46,7 +48,9 @@ def base(settings: Settings) -> dict[str, Any]:
     if found := on_record(settings.folder("base") / "record.json", config):
         return found
     data = data_of(config.corpus, config.vocab)
-    return tested("base", settings, config, data, learned(config, data))
+    record = tested("base", settings, config, data, learned(config, data))
+    write_whole(settings.folder("base") / "README.md", model_card(record).encode())
+    return record
 
 
 def brief(config: TrainConfig) -> dict[str, Any]:

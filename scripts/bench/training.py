@@ -332,12 +332,12 @@ def bench_base(options: BenchOptions) -> dict[str, Any]:
 
 
 KINDS = {  # of operations: patterns of PyTorch's names for them
-    "matrix products": "aten::mm aten::addmm aten::addmm_ mkldnn::_linear_pointwise",
-    "attention's products": "aten::bmm aten::baddbmm",
-    "softmax, attention's and the loss's": "aten::*softmax* aten::amax aten::*logsumexp* aten::exp",
+    "matrix products": "aten::mm aten::addmm mkldnn::_linear_pointwise",
+    "attention's products": "aten::bmm",
+    "softmax, attention's and the loss's": "aten::*softmax* aten::amax aten::*logsumexp* "
+    "aten::exp aten::exp_",
     "PyTorch's random bits": "aten::random_ aten::bernoulli_",
-    "copies": "aten::copy_ aten::cat aten::fill_ aten::zero "
-    "aten::*index* aten::*scatter* aten::*gather*",
+    "copies": "aten::copy_ aten::cat aten::fill_ aten::*index* aten::*scatter* aten::*gather*",
     "LayerNorm": "aten::*layer_norm* aten::*var_mean*",
     "Adam and clipping": "aten::*adam* aten::*addcdiv* aten::*lerp* aten::*norm* aten::*foreach*",
     "our functions in C": "passes::*",

@@ -253,9 +253,10 @@ def panels(
     drawn = []
     for i, (name, array) in enumerate(arrays.items()):
         first = i % per_line == 0
-        labels = rows if rows is None or first else [""] * len(rows)
         titles = {"row_title": row_title if first else "", "column_title": column_title}
-        chart = heatmap(array, labels, columns, cell=cell, **titles, **look)
+        chart = heatmap(array, rows, columns, cell=cell, **titles, **look)
+        for layer in chart.layer:
+            layer.encoding.y["axis"].labels = first or rows is None
         drawn.append(chart.properties(title=alt.Title(name, fontSize=13)))
     return alt.concat(*drawn, columns=per_line, spacing=15)
 

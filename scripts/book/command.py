@@ -46,7 +46,7 @@ class Command:
     places: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     interrupted: str = "interrupted"
-    memory: str = "lower --beam, or use --device cpu"
+    memory: str = "CUDA_VISIBLE_DEVICES= hides it"
 
     def parse(self, argv: Sequence[str]) -> Any:
         """The command line as options. Raises ValueError for what makes no sense."""
@@ -113,7 +113,7 @@ def serve(
     run: Callable[[Any], Any],
     argv: Sequence[str] | None = None,
     interrupted: str = "interrupted",
-    memory: str = "lower --beam, or use --device cpu",
+    memory: str = "CUDA_VISIBLE_DEVICES= hides it",
 ) -> int:
     """Run what the command line asks for. Returns the exit code.
 

@@ -20,7 +20,7 @@ def write_whole(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
         raise OSError(
             f"could not write {path} ({error.strerror}); what was saved before is untouched: "
-            "make room, then go on with --resume"
+            "make room, and give the command again (a training: with --resume)"
         ) from error
 
 
@@ -33,6 +33,6 @@ def writable(folder: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise ValueError(
-            f"can't write to {folder} ({error.strerror}): choose another --name"
+            f"can't write to {folder} ({error.strerror}): choose another (for a training by --name)"
         ) from error
     return folder

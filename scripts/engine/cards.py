@@ -22,17 +22,19 @@ the terms of Flickr30k and its makers.""",
 }
 
 
-def recipe_in_words(config: Any) -> str:
+def recipe_in_words(config: Any, processes: int = 1) -> str:
     """What a run did, in a sentence or two for its model card."""
     names = ("dropout", "label smoothing", "BPE-dropout", "R-Drop")
     values = (config.dropout, config.smoothing, config.bpe_dropout, config.r_drop)
+    tokens = config.max_tokens * config.accumulate * processes
+    rate = config.muon_lr if config.optimizer == "muon" else config.lr
     used = [f"{name} {value:g}" for name, value in zip(names, values, strict=True) if value]
     return (
         f"{config.layers}+{config.layers} layers, d_model {config.d_model}, d_ff {config.d_ff}, "
         f"{config.heads} heads, {'pre' if config.norm_first else 'post'}-norm, "
         f"{config.vocab:,} joint BPE pieces, tied tables: {config.tie}. {config.epochs} epochs of "
-        f"batches of {config.max_tokens * config.accumulate:,} tokens; "
-        f"{config.optimizer.capitalize()}, peak rate {config.lr:g} after {config.warmup} steps, "
+        f"batches of {tokens:,} tokens; "
+        f"{config.optimizer.capitalize()}, peak rate {rate:g} after {config.warmup} steps, "
         f"then {config.schedule.replace('_', ' ')}; {', '.join(used) or 'no dropout'}; "
         f"seed {config.seed}."
     )
@@ -46,6 +48,8 @@ def model_card(record: dict[str, Any]) -> str:
     scores = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     signature = next(iter(tests.values()))
     chosen = "; ".join(f"{k}: {v:.1f}" for k, v in record["chosen_by_val_bleu"].items())
+    models = [one for names in record.get("learned_from", {}).values() for one in names]
+    taught = f"\n\nIt learned from other models, too: {', '.join(models)}." if models else ""
     minutes, commit, date = record["seconds"] / 60, record["commit"][:12], record["date"][:10]
     return f"""# German to English, trained on {config.corpus}
 
@@ -66,11 +70,11 @@ by greedy BLEU on the validation split ({chosen}).
 
 ## Data
 
-{CORPUS_TERMS[config.corpus]}
+{CORPUS_TERMS[config.corpus]}{taught}
 
 ## Recipe
 
-{recipe_in_words(config)}
+{recipe_in_words(config, record.get("processes", 1))}
 
 Reproduce it with one command, from the repository's root ({record["device"]},
 {minutes:.0f} minutes of training, commit `{commit}`, {date}):

@@ -44,7 +44,10 @@ def prepare(config: TrainConfig) -> TrainingData:
 def epoch_plan(
     config: TrainConfig, data: TrainingData, epoch: int, world: int = 1
 ) -> list[list[list[int]]]:
-    """An epoch's optimizer steps, each of `accumulate` × `world` batches, similar in their work."""
+    """An epoch's optimizer steps, each of `accumulate` × `world` batches, similar in their work.
+
+    Raises ValueError where there are too few pairs for a step.
+    """
     rng = random.Random(f"{config.seed}:{epoch}")
     if config.step in ("static", "graphed"):
         batches = static_batches(data.train, static_lengths(data.train), config.max_tokens, rng)
@@ -60,6 +63,8 @@ def epoch_plan(
     batches.sort(key=work)
     while len(batches) % together:  # the largest is halved until no step lacks a batch
         largest = batches.pop()
+        if len(largest) == 1:
+            raise ValueError(f"too few pairs for {together} batches a step")
         half = len(largest) // 2
         for part in (largest[:half], largest[half:]):
             bisect.insort(batches, part, key=work)

@@ -71,7 +71,7 @@ def pass_on(
     x: Tensor, more: Tensor | None, gate: Tensor | None, how: Dropout, kind: torch.dtype
 ) -> Tensor:
     """What `drop` makes of x, as numbers of `kind`."""
-    x, more = x.contiguous(), None if more is None else more.contiguous()
+    x, more, gate = (part if part is None else part.contiguous() for part in (x, more, gate))
     out, by = torch.empty_like(x, dtype=kind), ctypes.byref(how)
     pass_over("drop", x, x.dtype == BF16, x.numel(), more, gate, by, out, kind == BF16)
     return out

@@ -162,8 +162,9 @@ def finish(
     folder: Path,
     history: list[dict[str, float]],
     alphas: Sequence[float] = (),
+    processes: int = 1,
 ) -> dict[str, Any]:
-    """Choose the weights, test them as stored, write record and card, publish; the record.
+    """Choose the weights, and test them as stored: the record.
 
     Where there are `alphas`, validation chooses the tests' length penalty from them.
     """
@@ -183,10 +184,12 @@ def finish(
     ]
     # A resumed run is the run that was never interrupted, so its command is that one's.
     options = [option for option in sys.argv[1:] if option != "--resume"]
-    command = shlex.join(["python", "-m", "scripts.train", *options])
+    start = ["python"] if processes == 1 else ["torchrun", f"--nproc-per-node={processes}"]
+    command = shlex.join([*start, "-m", "scripts.train", *options])
     record = {
         **provenance(command, device),
         "config": asdict(config),
+        "processes": processes,
         "parameters": sum(p.numel() for p in trained.model.parameters()),
         "weights_sha256": sha256(folder / "model.safetensors"),
         "seconds": round(sum(row["seconds"] for row in history)),
@@ -198,10 +201,6 @@ def finish(
     }
     if alphas:
         record["val_bleu_by_alpha"] = {f"{a:g}": bleu for a, bleu in by_alpha.items()}
-    save_record("record", record, folder)
-    write_whole(folder / "README.md", model_card(record).encode())
-    if config.publish:
-        publish(folder, config.publish, record)
     return record
 
 
@@ -228,4 +227,11 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
             size = f"{len(data.train):,} training pairs, {len(data.tokenizer):,} BPE pieces"
             print(f"{config.corpus}: {size}, on {device}")
         history = fit(config, data, folder, resume, ranks)
-    return finish(config, data, folder, history) if ranks.first else None
+    if not ranks.first:
+        return None
+    record = finish(config, data, folder, history, processes=ranks.world)
+    save_record("record", record, folder)
+    write_whole(folder / "README.md", model_card(record).encode())
+    if config.publish:
+        publish(folder, config.publish, record)
+    return record

@@ -18,7 +18,10 @@ from scripts.ch06_training import cosine_rate, inverse_sqrt_rate
 
 @dataclass
 class TrainConfig:
-    """Everything that decides a training run; each field is an option of the command line."""
+    """Everything that decides a training run; each field is an option of the command line.
+
+    Raises ValueError where nothing would be trained or saved.
+    """
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
@@ -95,6 +98,11 @@ class TrainConfig:
     publish: str | None = None
     """Also save the model as models/PUBLISH and the record as results/PUBLISH.json."""
 
+    def __post_init__(self):
+        for name in ("epochs", "accumulate", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
 
 NARROW = {"layers": 2, "d_model": 128, "d_ff": 256, "heads": 4}
 # On every machine in the same precision: whether it has 16-bit products mustn't matter.
@@ -141,8 +149,12 @@ def pick_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"unknown device {name!r}: use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"no code for device {name!r}: use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("this machine has no usable GPU: use --device cpu or auto")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"no {name!r}: this machine has {torch.cuda.device_count()} GPUs")
     if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # torchrun numbers its processes
     return device

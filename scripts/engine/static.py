@@ -70,6 +70,8 @@ def static_batches(
     examples: Sequence[Example], widths: Sequence[int], max_tokens: int, rng: random.Random
 ) -> list[list[int]]:
     """An epoch's batches: every pair once, each batch of pairs that take the same of the widths."""
+    if widths[-1] > max_tokens:
+        raise ValueError(f"a sentence of {widths[-1]} tokens does not fit {max_tokens} a batch")
     groups: dict[int, list[int]] = {width: [] for width in widths}
     order = list(range(len(examples)))
     rng.shuffle(order)

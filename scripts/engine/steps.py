@@ -72,9 +72,6 @@ class Step:
         """The epoch that follows: its pairs, the steps' batches, and what each step divides by."""
         self.examples, self.plan, self.divisors = examples, plan, divisors
 
-    def prepare(self) -> None:
-        """Do beforehand what the epoch's steps would do once. This kind has nothing of the sort."""
-
     def __call__(self, number: int) -> None:
         """Take the step of that number, from 0, of the epoch that was loaded."""
         group = [self.batch(indices) for indices in self.plan[number]]
@@ -188,11 +185,6 @@ class GraphedStep(StaticStep):
         if shapes not in self.recorded:
             self.recorded[shapes] = self.record(self.rows[number], self.per[number], shapes)
         return self.recorded[shapes]
-
-    def prepare(self) -> None:
-        """As in `Step`: make all of the epoch's recordings."""
-        for number in range(len(self.shapes)):
-            self.recording(number)
 
     def __call__(self, number: int) -> None:
         """As in `Step`."""

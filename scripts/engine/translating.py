@@ -164,7 +164,8 @@ def search_rows(
 
     `search` takes (model, src (B, S), src_mask (B, 1, S), max_len), continues `width` prefixes of
     each source at once and gives a result for each. With `in_order` batches come one after the
-    other, the same on every machine, as draws from one generator must.
+    other, the same on every machine, as draws from one generator must. A text that doesn't end
+    is cut where the longest source of its batch says: then its neighbours decide its length.
     """
     device = next(model.parameters()).device
     cores = 1 if in_order or device.type != "cpu" else torch.get_num_threads()

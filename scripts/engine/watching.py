@@ -53,7 +53,8 @@ def gpu_row(device: torch.device) -> dict[str, float]:
     try:
         import GPUtil
 
-        gpu = GPUtil.getGPUs()[device.index or 0]
+        ours = str(torch.cuda.get_device_properties(device).uuid)  # its index counts visible ones
+        gpu = next(gpu for gpu in GPUtil.getGPUs() if ours in gpu.uuid)
     except Exception:  # whatever nvidia-smi lacks: no training ends for want of a thermometer
         return {}
     return {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}

@@ -231,7 +231,7 @@ class Clock:
     """
 
     def __init__(self, minutes: float, reserve: float, now: Callable[[], float] = time.monotonic):
-        self.reserve, self.now, self.rings = reserve, now, 0
+        self.reserve, self.now, self.rings, self.unanswered = reserve, now, 0, False
         self.end, self.over = now() + 60 * minutes, threading.Event()
 
     def left(self) -> float:
@@ -261,17 +261,19 @@ class Clock:
 
     def ring(self) -> None:
         """The main thread gets a SIGTERM. It comes from inside, so it can't kill the process."""
-        self.rings += 1
+        self.rings, self.unanswered = self.rings + 1, True
         _thread.interrupt_main(signal.SIGTERM)
 
     def answer(self, number: int, frame: Any) -> None:
         """What SIGTERM does while no training listens for it."""
-        if self.rings != 1:  # the second ring, or a signal that isn't ours
+        if self.rings != 1 or not self.unanswered:  # the second ring, or a signal that isn't ours
             raise OutOfTime(self.code(number))
+        self.unanswered = False
 
     def code(self, number: int) -> int:
         """The exit code of a call that signal `number` stopped: 0 if it was a ring."""
-        return 0 if self.rings else 128 + number
+        ours, self.unanswered = self.unanswered, False
+        return 0 if ours else 128 + number
 
 
 def attempt(item: Item, settings: Settings) -> str:

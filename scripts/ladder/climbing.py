@@ -187,12 +187,10 @@ def on_record(path: Path, config: TrainConfig) -> Run | None:
 def tested(
     name: str, settings: Settings, config: TrainConfig, data: TrainingData, history: list[Run]
 ) -> Run:
-    """The record of a run that may ship, with the tests' scores; its card names the command."""
+    """The record of a run that may ship, with the tests' scores."""
     folder = settings.folder(name)
     record = finish(plain_config(config), data, folder, history, ALPHAS)
-    record |= {"command": settings.repeat(name), "repeat": settings.repeat(name)}
-    write_whole(folder / "README.md", model_card(record).encode())
-    return record
+    return record | {"command": settings.repeat(name), "repeat": settings.repeat(name)}
 
 
 def validated(config: LessonConfig, data: TrainingData, folder: Path, history: list[Run]) -> Run:
@@ -247,4 +245,7 @@ def climbed(name: str, settings: Settings) -> Run:
         "hours": round(sum(row[clock] for row in history) / 3600, 3),
         "val_bleu_beam": round(corpus_bleu(texts, references).score, 3),
     }
-    return record | made | ended
+    record |= made | ended
+    if "test" in record:
+        write_whole(folder / "README.md", model_card(record).encode())
+    return record

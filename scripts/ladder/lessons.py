@@ -33,6 +33,7 @@ class LessonConfig(TrainConfig):
     """The SHA-256 of the training pairs, where they aren't the corpus's own."""
 
     def __post_init__(self):
+        super().__post_init__()
         if self.path == "textbook" and (self.feature_drop or self.taught):
             raise ValueError("feature_drop and taught are for --path fast")
         if self.layer_drop and self.step == "graphed":

@@ -22,7 +22,6 @@ from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable
 from scripts.ladder.agenda import Clock, Settings, listing, serve
 from scripts.ladder.climbing import config_of, ladder_items
-from scripts.ladder.rungs import RUNS
 from scripts.studies.rows import data_of
 from scripts.studies.runner import one_thread, step_back
 
@@ -42,7 +41,7 @@ class QueueOptions(Settings):
     reserve = 6.0
 
     def __post_init__(self):
-        self.check(self.hours, RUNS)
+        self.check(self.hours, [item.name for item in ladder_items(hours=True)])
 
     def repeat(self, name: str) -> str:
         """The command that does item `name`, and what it needs."""

@@ -65,7 +65,7 @@ def gaps_of(corpus: str, vocab: int) -> Gaps:
 
 
 def misled(item: GapItem) -> bool:
-    """Whether the noun phrase next to the gap may mislead: a "mit", "von" or "in" before it."""
+    """Whether a second noun may mislead: a preposition such as "mit" before the gap."""
     return any(word in ("mit", "von", "in", "im", "an", "am", "auf", "vor") for word in item.before)
 
 

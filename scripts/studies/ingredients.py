@@ -21,7 +21,6 @@ from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable
 from scripts.book.records import provenance, save_record
-from scripts.ch10_judging import paired_difference
 from scripts.ch12_going_fast import keep_memory
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.data import TrainingData, prepare
@@ -71,7 +70,6 @@ def ablation_run(config: TrainConfig, data: TrainingData, folder: Path) -> dict[
         "at lowest loss": round(min(history, key=lambda row: row["val_loss"])["val_bleu"], 3),
         "mean of epochs": round(list(means.values())[-1], 3),
         "beam": evaluate(trained, data.corpus["val"], config.beam, config.alpha)["bleu"],
-        "translations": evaluate(trained, data.corpus["val"])["translations"],
     }
 
 
@@ -92,13 +90,8 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
         score = kept_at(folder / "score.json", given, work)
         tqdm.write(f"{name}, seed {seed}: {score['best']:.2f}, beam {score['beam']:.2f}")
         scores[name].append(score)
-    references = [english for _, english in data.corpus["val"]]
-    for runs in scores.values():
-        for run_of, base_run in zip(runs, scores["the recipe"], strict=False):
-            given = (base_run["translations"], run_of["translations"], references)
-            run_of["p"] = None if run_of is base_run else round(paired_difference(*given).p, 4)
     for run_of in itertools.chain(*scores.values()):
-        del run_of["translations"], run_of["config"]
+        del run_of["config"]
     command = as_typed(__name__, options, always=("seeds", "base_seeds"))
     rows = {name: {"changes": INGREDIENTS[name], "runs": runs} for name, runs in scores.items()}
     record = provenance(command) | {"corpus": options.corpus, "config": asdict(base), "rows": rows}

@@ -49,13 +49,9 @@ def ranked_texts(
 def penalty_sweep(
     trained: Trained, rows: Rows, alphas: Sequence[float] = ALPHAS, beam: int = 5
 ) -> dict[float, list[str]]:
-    """The outputs of a beam search at each length penalty, from two searches, at the two ends."""
-    ends = [
-        decode_hypotheses(trained, rows, DecodeOptions(beam=beam, alpha=alpha), nbest=beam)
-        for alpha in (min(alphas), max(alphas))
-    ]
-    both = [[*low, *high] for low, high in zip(*ends, strict=True)]
-    return {alpha: ranked_texts(trained, both, alpha) for alpha in alphas}
+    """The outputs of a beam search at each length penalty; one search serves all (`searches`)."""
+    found = decode_hypotheses(trained, rows, DecodeOptions(beam=beam, alpha=0.0), nbest=beam)
+    return {alpha: ranked_texts(trained, found, alpha) for alpha in alphas}
 
 
 def bucket_labels(edges: Sequence[int]) -> list[str]:

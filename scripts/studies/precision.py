@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from scripts import runs_folder
-from scripts.book.command import Command, as_typed
+from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.records import load_record, provenance, save_record
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.losses import resolved
@@ -76,4 +76,6 @@ def run_pair(options: PairOptions) -> dict[str, Any]:
     return record
 
 
-main = Command(__name__, PairOptions, run_pair, "Train one recipe in float32 and in bfloat16.")
+main = Command(
+    __name__, PairOptions, run_pair, "Train one recipe in both precisions.", interrupted=GOES_ON
+)

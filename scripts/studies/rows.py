@@ -5,6 +5,7 @@ the chapters; which of them are trained, at which rate and with which seeds, by 
 """
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -65,6 +66,8 @@ def fit_best(
         report = run_epoch(batches(plan), model, criterion, optimizer, scheduler, **how)
         trained.append(report.nll / report.tokens)
         losses.append(validate())
+        if not math.isfinite(losses[-1]):
+            raise FloatingPointError(f"the validation loss is {losses[-1]}")
         if losses[-1] == min(losses):
             best = copy.deepcopy(model.state_dict())
         if len(losses) - losses.index(min(losses)) > PATIENCE:

@@ -36,7 +36,6 @@ class Tuning:
     steps: int = 200
     sentences: int = 16  # of a step
     candidates: int = 8  # draws for each source
-    with_reference: bool = True  # as one of the candidates
     sharpness: float = 0.05  # the α of Q
 
 
@@ -48,7 +47,7 @@ def minimum_risk(trained: Trained, how: Tuning, seed: int) -> TuningLoss:
     def loss(model: EncoderDecoder, examples: Sequence[Example]) -> Tensor:
         src = pad_rows([e.src for e in examples]).to(device)  # (B, S)
         limit = min(MAX_LEN, src.size(1) + 10)
-        references = [e.tgt[1:] for e in examples] if how.with_reference else None
+        references = [e.tgt[1:] for e in examples]
         drawn = (how.candidates, limit, generator, references)
         candidates = distinct_candidates(model, src, *drawn)
         risks: list[float] = []

@@ -38,7 +38,7 @@ def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     frame = rounded(pd.DataFrame(runs))
     ends = [math.floor(frame["BLEU"].min()), math.ceil(frame["BLEU"].max())]
     axis = alt.X("BLEU:Q", scale=alt.Scale(domain=ends), title="validation BLEU, greedy")
-    y = alt.Y("rung:N", sort=order, title=None, axis=alt.Axis(labelLimit=240))
+    y = alt.Y("rung:N", sort=order, title=None)
     dots = alt.Chart(frame).mark_circle(size=75, color=INK).encode(x=axis, y=y)
     first = pd.DataFrame({"BLEU": [shown[0]["val_bleu"]]})
     rule = alt.Chart(first).mark_rule(color=GREY, strokeDash=[4, 4]).encode(x=axis)

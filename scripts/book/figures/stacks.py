@@ -70,9 +70,7 @@ def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
     color = alt.Color("kind:N", sort=kinds, legend=alt.Legend(title=None))
     base = alt.Chart(frame)
     dots = base.mark_circle(size=45, opacity=0.7).encode(x=x, y=y, color=color)
-    means = base.transform_aggregate(
-        errors="mean(errors)", labels="mean(labels)", groupby=["kind", "labels"]
-    )
+    means = base.transform_aggregate(errors="mean(errors)", groupby=["kind", "labels"])
     means = means.mark_line(opacity=0.6).encode(x=x, y=y, color=color)
     return titled(
         alt.layer(means, dots).properties(width=460, height=250),
