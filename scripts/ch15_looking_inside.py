@@ -52,6 +52,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures.looking import (
     alignment_methods_chart,
@@ -68,7 +69,7 @@ from scripts.ch06_training import BOS
 from scripts.ch07_multi30k import SPECIALS, source_ids
 from scripts.ch08_decoding import dropout_off
 from scripts.corpora.captions import AlignedPair, aligned_pairs
-from scripts.engine.models import Trained, default_model, load_model
+from scripts.engine.models import Trained, load_model
 from scripts.engine.searching import cached_greedy
 
 # %% [markdown]
@@ -80,7 +81,7 @@ from scripts.engine.searching import cached_greedy
 
 # %%
 torch.set_default_dtype(torch.float64)  # the same numbers on every machine
-trained = load_model(default_model())
+trained = load_model(ROOT / "models" / "multi30k-de-en")
 model = trained.model
 captions = aligned_pairs()
 for pair in (captions[2], captions[15]):

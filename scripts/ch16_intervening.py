@@ -53,6 +53,7 @@ import torch.nn.functional as F
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
+from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures.intervening import lens_chart, patch_chart, pruning_chart, worth_chart
 from scripts.book.records import load_record
@@ -72,13 +73,13 @@ from scripts.ch15_looking_inside import (
     pieces_of,
 )
 from scripts.corpora.captions import aligned_pairs
-from scripts.engine.models import default_model, load_model
+from scripts.engine.models import load_model
 from scripts.engine.searching import cached_greedy
 from scripts.studies.verdict import pass_together
 
 # %%
 torch.set_default_dtype(torch.float64)  # the same numbers on every machine
-trained = load_model(default_model())
+trained = load_model(ROOT / "models" / "multi30k-de-en")
 model = trained.model
 captions = aligned_pairs()
 park = look_at(trained, captions[2].texts[0])

@@ -61,7 +61,7 @@ def run_evaluate(options: EvaluateOptions) -> None:
         sources, references = zip(*pairs, strict=True)
         rows = [row for group in row_groups(trained, text_stream(sources)) for row in group]
         outputs = decode_texts(trained, rows, options)
-        for line in score_lines(outputs, references, options.in_words()):
+        for line in score_lines(outputs, references, options.of(trained).in_words()):
             print(f"{name}: {line}")
         for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:
             print(f"\n  source       {source}\n  reference    {reference}\n  translation  {output}")

@@ -129,7 +129,7 @@ def best_texts(
         found = [decode_hypotheses(trained, [r], replace(options, seed=n))[0] for r, n in each]
     else:
         found = decode_hypotheses(trained, rows, options)
-    decode, alpha = trained.tokenizer.decode, options.alpha
+    decode, alpha = trained.tokenizer.decode, options.of(trained).alpha
     return [
         (" ".join(decode(some[0].ids).splitlines()), some[0].score(alpha)) if some else ("", 0.0)
         for some in found

@@ -43,11 +43,11 @@ from scripts.corpora.load import load_corpus
 from scripts.corpora.sample import sample_corpus
 from scripts.engine import searching
 from scripts.engine.checkpoints import save_tensors
-from scripts.engine.models import Trained, default_model, load_model, save_model
+from scripts.engine.models import STUDIED, Trained, load_model, save_model
 from scripts.engine.scores import corpus_bleu
 from scripts.engine.searching import cached_beam_search, cached_sample
 from scripts.engine.settings import TrainConfig, build_model
-from scripts.engine.translating import DecodeOptions, fast_translate, translate
+from scripts.engine.translating import DecodeOptions, decode_hypotheses, fast_translate, translate
 from scripts.studies import searches
 
 VOCAB = 6  # the four special ids and two more: small enough to write down all that can be said
@@ -378,7 +378,7 @@ def test_the_copied_cache_serves_the_search(monkeypatch):
 
 @pytest.fixture(scope="module")
 def shipped():
-    return load_model(default_model().parent / "sample-de-en")
+    return load_model(ROOT / "models" / "sample-de-en")
 
 
 def test_the_empty_output_is_scored_as_a_search_would(shipped):
@@ -414,7 +414,7 @@ def record():
 
 
 def test_the_record_is_of_the_model_that_ships(record):
-    assert record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
     assert record["split"] == "val" and "+changes" not in record["commit"]
     module, *options = record["repeat"].removeprefix("python -m ").split()
     assert module == searches.__name__ and searches.main.parse(options).save
@@ -579,8 +579,22 @@ def test_evaluate_scores_with_a_signature(folder, trained, lines, monkeypatch, c
     assert f"  reference    {pairs[0][1]}" in out
 
 
+def test_a_model_brings_its_own_length_penalty(shipped):
+    config = dataclasses.replace(shipped.config, alpha=3.0)
+    own = dataclasses.replace(shipped, config=config)
+    texts = [source for source, _ in sample_corpus()["val"][:40]]
+    by_itself = decode_hypotheses(
+        own, rows := [source_ids(text, own.tokenizer) for text in texts], DecodeOptions(), nbest=4
+    )
+    told = DecodeOptions(alpha=3.0)
+    assert by_itself == decode_hypotheses(shipped, rows, told, nbest=4)
+    assert by_itself != decode_hypotheses(shipped, rows, DecodeOptions(), nbest=4)
+    assert DecodeOptions().of(own).in_words() == "beam 4, alpha 3"
+    assert DecodeOptions(alpha=0.0).of(own).alpha == 0.0
+
+
 def test_options_are_checked_in_python_too():
-    assert DecodeOptions().in_words() == "beam 4, alpha 0.6"
+    assert DecodeOptions(alpha=0.6).in_words() == "beam 4, alpha 0.6"
     assert dataclasses.replace(DecodeOptions(), beam=1).in_words() == "greedy"
     with pytest.raises(ValueError, match="beam"):
         DecodeOptions(beam=0)

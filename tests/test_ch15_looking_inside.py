@@ -37,7 +37,7 @@ from scripts.ch15_looking_inside import (
     word_of_piece,
 )
 from scripts.corpora.captions import CAPTIONS, aligned_pairs
-from scripts.engine.models import default_model, load_model
+from scripts.engine.models import STUDIED, load_model
 from scripts.studies.heads import main, model_1_links, split_words, word_translation
 
 PAIRS = aligned_pairs()
@@ -45,7 +45,7 @@ PAIRS = aligned_pairs()
 
 @pytest.fixture(scope="module")
 def trained():
-    loaded = load_model(default_model())
+    loaded = load_model(STUDIED)
     loaded.model.double()
     return loaded
 
@@ -382,7 +382,7 @@ def test_a_word_that_model_1_never_met_explains_nothing():
 
 def test_the_record_is_of_the_shipped_model_and_whole():
     record = load_record("heads-multi30k")
-    assert record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
     assert record["splits"] == {"val": 1014, "test_2016_flickr": 1000}
     heads = [(row["kind"], row["layer"], row["head"]) for row in record["heads"]]
     kinds = itertools.product(KINDS_OF_ATTENTION, range(1, 4), range(1, 9))
@@ -438,7 +438,7 @@ def test_what_the_chapter_says_of_one_head():
 def test_what_the_chapter_says_of_numbers():
     said = ran("ch15")
     heads, even = said.heads, said.record["even"]
-    assert said.record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    assert said.record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
     encoder, decoder, cross = (heads[heads["kind"] == kind] for kind in KINDS_OF_ATTENTION)
     most = encoder.nlargest(5, "previous")
     assert most["previous"].iloc[:4].between(0.305, 0.425).all() and (most["layer"][:4] > 1).all()

@@ -38,7 +38,7 @@ from scripts.ch16_intervening import (
     said_by_heads,
 )
 from scripts.corpora.captions import aligned_pairs
-from scripts.engine.models import default_model, load_model
+from scripts.engine.models import STUDIED, load_model
 from scripts.engine.searching import cached_greedy
 from scripts.studies.heads import Judge, main, pruning_curve, worth_of_each, worth_of_layers
 from scripts.studies.verdict import pass_together
@@ -48,7 +48,7 @@ PAIRS = aligned_pairs()
 
 @pytest.fixture(scope="module")
 def trained():
-    loaded = load_model(default_model())
+    loaded = load_model(STUDIED)
     loaded.model.double()
     return loaded
 
@@ -304,7 +304,7 @@ def test_a_missing_model_is_a_line(capsys, tmp_path):
 def test_what_the_chapter_says_of_heads():
     said = ran("ch16")
     heads, record = said.heads, said.record
-    assert record["weights_sha256"] == sha256(default_model() / "model.safetensors")
+    assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
     assert record["splits"] == {"val": 1014, "test_2016_flickr": 1000}
     assert [sum(said.passed[way]) for way in ("silent", "mean")] == [24, 35]
     assert heads["silent"].max() < 0.0095 and round(record["loss"], 2) == 1.60

@@ -19,6 +19,8 @@ from scripts.book.records import load_record, save_record, sha256
 from scripts.engine import run as engine_run
 from scripts.engine.cards import model_card, recipe_in_words
 from scripts.engine.checkpoints import saved_states
+from scripts.engine.models import load_model
+from scripts.engine.settings import TrainConfig
 from scripts.engine.steps import Step
 from scripts.engine.training import Training
 from scripts.ladder import agenda, climbing, queue, rungs
@@ -252,6 +254,12 @@ def test_only_a_candidate_is_tested(runs, monkeypatch):
     assert found["val_bleu_by_alpha"] == {"0.6": 11.0, "1": 12.0, "1.4": 0.0, "1.8": 0.0}
     assert set(found["test"]) == {"test", "test_unseen"}
     assert {test["search"] for test in found["test"].values()} == {"beam 2, alpha 1"}
+    config = load_model(HERE.folder("small-1")).config
+    assert config == TrainConfig(**found["config"]) and config.alpha == 1.0
+    (HERE.records / "ladder-small-1.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "run", None)  # it is read, and not trained again
+        assert queue.main([*TINY, "--only", "small-1"]) == 0
     card = (HERE.folder("small-1") / "README.md").read_text("utf-8")
     assert record_of("small-1")["repeat"] in card
     asked.clear()

@@ -35,7 +35,7 @@ from scripts.ch08_decoding import searcher
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.corpora.load import load_corpus
 from scripts.engine.export import need_packages
-from scripts.engine.models import Trained
+from scripts.engine.models import STUDIED, Trained
 from scripts.engine.scores import corpus_bleu, held_out_splits
 from scripts.engine.translating import DecodeOptions, decode_ids
 from scripts.translate import ModelOptions, open_model
@@ -192,7 +192,7 @@ class SpeedTestOptions:
     """What races, and how often."""
 
     model: str | None = None
-    """A model's folder; by default the best one that ships."""
+    """A model's folder; by default chapter 9's."""
     rounds: int = 5
     """Passes of each program, in turns; the median counts."""
     sentences: int = 1000
@@ -204,7 +204,7 @@ class SpeedTestOptions:
 def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
     """The record: whole files, one sentence at a time, and where the time of ours goes."""
     need_packages("ctranslate2", extra="bench")
-    trained = open_model(ModelOptions(model=options.model, device="cpu"))
+    trained = open_model(ModelOptions(model=options.model or str(STUDIED), device="cpu"))
     corpus = load_corpus(trained.config.corpus)
     split = held_out_splits(corpus)[0]
     pairs = [(source_ids(g, trained.tokenizer), e) for g, e in corpus[split][: options.sentences]]

@@ -166,15 +166,18 @@ def finish(
 ) -> dict[str, Any]:
     """Choose the weights, and test them as stored: the record.
 
-    Where there are `alphas`, validation chooses the tests' length penalty from them.
+    Where there are `alphas`, validation chooses the model's length penalty from them.
     """
     chosen = average_if_better(config, data, folder)
     device = pick_device(config.device)
     trained, tests = load_model(folder, device), {}
     by_alpha = {a: evaluate(trained, data.corpus["val"], config.beam, a)["bleu"] for a in alphas}
-    alpha = max(by_alpha, key=by_alpha.get, default=config.alpha)
+    config = replace(config, alpha=max(by_alpha, key=by_alpha.get, default=config.alpha))
+    if alphas:
+        trained.config.alpha = config.alpha
+        save_model(folder, trained)
     for split in held_out_splits(data.corpus):
-        test = tests[split] = evaluate(trained, data.corpus[split], config.beam, alpha)
+        test = tests[split] = evaluate(trained, data.corpus[split], config.beam, config.alpha)
         greedy = evaluate(trained, data.corpus[split]) if config.beam > 1 else test
         test["bleu_greedy"] = greedy["bleu"]
     texts = [test.pop("translations") for test in tests.values()][0]

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -36,8 +36,8 @@ class DecodeOptions:
 
     beam: int = 4
     """Hypotheses kept at each step; 1 is greedy decoding."""
-    alpha: float = 0.6
-    """Length penalty: a score is divided by length^alpha."""
+    alpha: float | None = None
+    """Length penalty: a score is divided by length^alpha; by default the model's own."""
     sample: bool = False
     """Draw each token instead of searching for the best text."""
     temperature: float = 1.0
@@ -56,7 +56,7 @@ class DecodeOptions:
     def __post_init__(self):
         bounds = {
             "beam": (1 <= self.beam <= MAX_BEAM, f"from 1 to {MAX_BEAM}"),
-            "alpha": (0 <= self.alpha <= 10, "from 0 to 10"),
+            "alpha": (self.alpha is None or 0 <= self.alpha <= 10, "from 0 to 10"),
             "temperature": (self.temperature > 0, "positive"),
             "top_k": (self.top_k is None or self.top_k >= 1, "at least 1"),
             "top_p": (self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
@@ -77,8 +77,12 @@ class DecodeOptions:
             raise ValueError(f"{device} has no exact products of 8 bits: use --precision float32")
         return self.precision
 
+    def of(self, trained: Trained) -> "DecodeOptions":
+        """These options, the length penalty decided."""
+        return replace(self, alpha=trained.config.alpha) if self.alpha is None else self
+
     def search(self, device: torch.device) -> Callable[..., list[list[Hypothesis]]]:
-        """The search that these options describe: each source's hypotheses, best first."""
+        """The search that decided options describe: each source's hypotheses, best first."""
         if not self.sample:
             return partial(cached_beam_search, beam=self.beam, alpha=self.alpha, exact=self.exact)
         generator = torch.Generator(device).manual_seed(self.seed)
@@ -92,7 +96,7 @@ class DecodeOptions:
         return draw
 
     def in_words(self) -> str:
-        """The search in words, for a line of output."""
+        """The decided search in words, for a line of output."""
         if self.sample:
             top = f", top {self.top_k}" if self.top_k else ""
             top += f", nucleus {self.top_p:g}" if self.top_p else ""
@@ -197,7 +201,7 @@ def decode_hypotheses(
 ) -> list[list[Hypothesis]]:
     """Up to `nbest` hypotheses for each encoded source, best first; none without any token."""
     width = 1 if options.sample else options.beam
-    search = options.search(trained.device)
+    search = options.of(trained).search(trained.device)
     ready = prepared(trained, options.precision_on(trained.device))
     found = search_rows(ready, rows, search, width, in_order=options.sample)
     return [(hypotheses or [])[:nbest] for hypotheses in found]

@@ -178,8 +178,10 @@ def on_record(path: Path, config: TrainConfig) -> Run | None:
     if not path.is_file():
         return None
     found = load_record(path.stem, path.parent)
-    theirs = found["config"] | found.get("lesson", {})
-    if theirs != asdict(plain_config(config)) | lesson_of(config):
+    ours = asdict(plain_config(config)) | lesson_of(config)
+    if "val_bleu_by_alpha" in found:
+        ours["alpha"] = found["config"]["alpha"]  # validation chose it
+    if found["config"] | found.get("lesson", {}) != ours:
         raise ValueError(f"{path.parent} holds another run: move it away")
     return found
 

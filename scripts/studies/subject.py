@@ -1,7 +1,7 @@
 """What studies of one trained model share: their options, their texts, and how a record begins."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from scripts.book.command import as_typed
 from scripts.book.records import provenance, save_record, sha256
 from scripts.ch07_multi30k import source_ids
 from scripts.corpora.load import load_corpus
-from scripts.engine.models import Trained, default_model
+from scripts.engine.models import STUDIED, Trained
 from scripts.translate import open_model
 
 Pairs = Sequence[tuple[str, str]]
@@ -23,7 +23,7 @@ class StudyOptions:
     """What is translated, and by which model."""
 
     model: str | None = None
-    """A model's folder; by default the best one that ships."""
+    """A model's folder; by default chapter 9's."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, …"""
     corpus: Literal["sample", "multi30k"] = "multi30k"
@@ -51,8 +51,8 @@ def recorded(
     study: Callable[[Trained, Corpus, Any], dict[str, Any]],
 ) -> dict[str, Any]:
     """The record of study(trained, corpus, options), saved as NAME-CORPUS if the options say so."""
-    folder = Path(options.model) if options.model else default_model()
-    trained = open_model(options)
+    folder = Path(options.model or STUDIED)
+    trained = open_model(replace(options, model=str(folder)))
     record = {
         **provenance(as_typed(prog, options), trained.device),  # first: of the code that runs
         "model": folder.resolve().name,
