@@ -372,4 +372,9 @@ def test_what_the_chapter_says_of_weights():
     ends = torch.cat([(look.wanted[0] == stop) | (look.wanted[0] == EOS) for look in said.looks])
     others = ~erased["needs the source"].to_numpy()
     assert 0.45 < ends.numpy()[others].mean() < 0.55
+    told = [
+        erased[others & part][said.told[:2]].mean().round(2).tolist()
+        for part in (ends.numpy(), ~ends.numpy())
+    ]
+    assert told == [[0.35, 0.7], [0.43, 0.43]]
     assert by_need["rank correlation"].max() < 0.25

@@ -91,8 +91,9 @@ about people's sex and origin among others, and it never says that it doesn't kn
 
 
 def publish(folder: Path, name: str, record: dict[str, Any]) -> None:
-    """Copy a run's model to models/NAME and its record to results/NAME.json."""
+    """Copy a run's model to models/NAME, with its card, and its record to results/NAME.json."""
     shipped = writable(ROOT / "models" / name)
-    for part in ("model.safetensors", "tokenizer.model", "config.json", "README.md"):
+    for part in ("model.safetensors", "tokenizer.model", "config.json"):
         write_whole(shipped / part, (folder / part).read_bytes())
+    write_whole(shipped / "README.md", model_card(record).encode())
     save_record(name, record)
