@@ -20,10 +20,9 @@ from scripts.ch09_training_run import (
     ingredient_verdicts,
 )
 from scripts.corpora.load import load_corpus
+from scripts.engine import cards, losses
 from scripts.engine import data as engine_data
-from scripts.engine import losses
 from scripts.engine import run as engine_run
-from scripts.engine.cards import model_card
 from scripts.engine.checkpoints import (
     load_tensors,
     newest_state,
@@ -434,13 +433,27 @@ def test_a_shipped_model_is_the_one_on_record(name):
     record, folder = load_record(name), ROOT / "models" / name
     assert record["weights_sha256"] == sha256(folder / "model.safetensors")
     assert load_model(folder).config == TrainConfig(**record["config"])
-    assert (folder / "README.md").read_text("utf-8") == model_card(record)
+    assert (folder / "README.md").read_text("utf-8") == cards.model_card(record)
     limit = 2 if name == "sample-de-en" else 16
     assert sum(path.stat().st_size for path in folder.iterdir()) < limit * 2**20
 
 
 def at_hand(corpus: str) -> bool:
     return corpus == "sample" or bool(os.environ.get("MULTI30K_DIR"))
+
+
+def test_what_is_published_is_whole(untrained, tmp_path, monkeypatch):
+    """Weights, tokenizer and settings as they are; the card is the record's."""
+    save_model(tmp_path / "run", untrained)
+    record, saved = load_record("sample-de-en"), {}
+    monkeypatch.setattr(cards, "ROOT", tmp_path)
+    monkeypatch.setattr(cards, "save_record", lambda name, of: saved.update({name: of}))
+    cards.publish(tmp_path / "run", "mine", record)
+    assert saved == {"mine": record}
+    there = tmp_path / "models/mine"
+    assert (there / "README.md").read_text("utf-8") == cards.model_card(record)
+    kept = weights(load_model(tmp_path / "run").model)
+    assert all(kept[n].equal(t) for n, t in weights(load_model(there).model).items())
 
 
 @pytest.mark.parametrize("name", shipped())
