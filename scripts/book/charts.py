@@ -255,8 +255,8 @@ def panels(
         first = i % per_line == 0
         titles = {"row_title": row_title if first else "", "column_title": column_title}
         chart = heatmap(array, rows, columns, cell=cell, **titles, **look)
-        for layer in chart.layer:
-            layer.encoding.y["axis"].labels = first or rows is None
+        for layer in [] if first or rows is None else chart.layer:
+            layer.encoding.y["axis"].labels = False
         drawn.append(chart.properties(title=alt.Title(name, fontSize=13)))
     return alt.concat(*drawn, columns=per_line, spacing=15)
 
