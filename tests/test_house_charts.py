@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scripts.book.charts import VEGALITE, bars, heatmap, lines, rounded, titled
+from scripts.book.charts import VEGALITE, bars, heatmap, lines, panels, rounded, titled
 
 WORDS = ["the", "dog", "and", "the", "cat"]
 
@@ -23,6 +23,15 @@ def one_of_each() -> dict[str, alt.TopLevelMixin]:
         "lines": lines(curve, "step", "loss", "run", points=True),
         "bars": bars(pd.DataFrame({"kind": ["a", "b"], "share": [0.5, 0.25]}), "kind", "share"),
     }
+
+
+def test_panels_label_their_rows_once_and_name_them_in_every_cell():
+    chart = panels({"one": np.eye(5), "two": np.eye(5)}, WORDS, WORDS, value_title="weight")
+    first, second = (panel["layer"][0] for panel in chart.to_dict()["concat"])
+    assert first["encoding"]["y"]["axis"].get("labels", True)
+    assert second["encoding"]["y"]["axis"]["labels"] is False
+    held = chart.to_dict()["datasets"].values()
+    assert all(row["from"] in WORDS for rows in held for row in rows)
 
 
 @pytest.mark.parametrize("name", one_of_each())

@@ -12,7 +12,7 @@ from scripts.corpora.load import load_corpus
 from scripts.engine.data import prepare
 from scripts.engine.models import load_model
 from scripts.studies import rows
-from scripts.studies.rows import PATIENCE, train_row, translations
+from scripts.studies.rows import PATIENCE, found_by, train_row, translations
 
 SMALL = replace(STUDY, corpus="sample", vocab=500, d_model=16, d_ff=16, heads=2, warmup=2)
 
@@ -48,6 +48,14 @@ def test_training_stops_when_patience_is_at_its_end_and_keeps_the_best(few, monk
     assert len(trained) == len(losses) and trained[-1] < trained[0]
     assert all(map(torch.equal, model.parameters(), seen[2]))
     assert not all(map(torch.equal, model.parameters(), seen[-1]))
+
+
+def test_a_validation_that_overflows_is_a_run_that_diverged(few, monkeypatch):
+    losses = iter([2.0, float("nan"), 1.0])
+    monkeypatch.setattr(rows, "validation_loss", lambda *_: next(losses))
+    config = replace(SMALL, epochs=3)
+    found = found_by(lambda: train_row(StudyRow("base"), config, part_of(few, 2)), lambda _: {})
+    assert found["loss"] is None and found["diverged"] == "the validation loss is nan"
 
 
 def test_the_rate_runs_down_over_the_steps_that_are_made(few, monkeypatch):
