@@ -450,6 +450,7 @@ def test_the_record_says_what_the_chapter_says(record):
         for split in ("penalties", "penalties_on_val")
     )
     chosen = max(validation, key=validation.get)
+    assert all(max(by[a] for a in by if a < 0.6) < by[0.6] for by in (test, validation))
     assert (max(test.values()), test[chosen], test[0.6]) == (42.06, 41.90, 41.60)
     against = record["beam_against_greedy"]
     assert against["p"] == round(1 / 10_001, 4)  # the smallest that 10,000 trials can give

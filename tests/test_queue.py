@@ -280,6 +280,7 @@ def test_killed_behind_its_tests_a_run_is_not_done(runs, monkeypatch):
 def test_a_candidates_card_names_the_models_that_it_learned_from(done, monkeypatch):
     found = model_card({**record_of("small-1"), "learned_from": {"forward": ["a"], "teachers": []}})
     assert "It learned from other models, too: a." in found
+    assert "and alpha by a beam's (0.6: " in found
     assert "learned from other" not in (HERE.folder("small-1") / "README.md").read_text("utf-8")
     muon = SimpleNamespace(**record_of("muon-1")["config"])
     assert "Muon, peak rate 0.02 " in recipe_in_words(muon)

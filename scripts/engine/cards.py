@@ -48,6 +48,9 @@ def model_card(record: dict[str, Any]) -> str:
     scores = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     signature = next(iter(tests.values()))
     chosen = "; ".join(f"{k}: {v:.1f}" for k, v in record["chosen_by_val_bleu"].items())
+    alphas = record.get("val_bleu_by_alpha", {}).items()
+    alphas = "; ".join(f"{alpha}: {bleu:.1f}" for alpha, bleu in alphas)
+    by_alpha = f", and alpha by a beam's ({alphas})" if alphas else ""
     models = [one for names in record.get("learned_from", {}).values() for one in names]
     taught = f"\n\nIt learned from other models, too: {', '.join(models)}." if models else ""
     minutes, commit, date = record["seconds"] / 60, record["commit"][:12], record["date"][:10]
@@ -66,7 +69,7 @@ beside them are all that it takes to load it.
 
 sacreBLEU `{signature["signature"]}`, lower-cased `{signature["signature_lowercased"]}`,
 of the weights as they are stored, one seed. The test sets were read once. What was saved was chosen
-by greedy BLEU on the validation split ({chosen}).
+by greedy BLEU on the validation split ({chosen}){by_alpha}.
 
 ## Data
 

@@ -27,8 +27,9 @@ class Costs:
     texts: float
 
 
-# Without 16-bit products a thread takes three to five times as long.
-THREAD, GPU = Costs(85, 45, 6, 240), Costs(1.15, 0.6, 1.5, 18)  # with them; an H200
+# One thread with 16-bit products (without, three to five times as long); and an H200, whose epochs
+# are on record (gpu-small-1): the rest is rounded up from a log, and Muon's part is a guess.
+THREAD, GPU = Costs(85, 45, 6, 240), Costs(1.15, 0.6, 1.5, 18)
 
 
 @dataclass(frozen=True)
