@@ -53,9 +53,10 @@ def chapter_table():
 
 
 def records():
-    """The recorded trainings by name: those with scores on a test split."""
+    """The recorded trainings with scores on a test split, those whose models ship first."""
     every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
-    return {name: record for name, record in sorted(every.items()) if is_training(record)}
+    order = sorted(every, key=lambda name: (not (ROOT / "models" / name).is_dir(), name))
+    return {name: every[name] for name in order if is_training(every[name])}
 
 
 def is_training(record):
@@ -92,7 +93,7 @@ def results_table():
     lines += ["", "Signature: " + ", ".join(f"`{s}`" for s in sorted(signatures)) + "."]
     name = default_model().name  # what ships
     record = found[name]
-    lines += ["", f"The first of the test set, as `{name}` translates them:", ""]
+    lines += ["", f"The first three of test_2016_flickr, as `{name}` translates them:", ""]
     lines += ["| German | reference | translation |", "|---|---|---|"]
     parts = ("source", "reference", "translation")
     lines += [f"| {' | '.join(pair[part] for part in parts)} |" for pair in record["samples"][:3]]
@@ -130,13 +131,13 @@ def speed_table():
     )
     corpus = peers["corpus"].replace("multi30k", "Multi30k")
     said = (
-        "Time of a full training step for a real target token, as a multiple of ours in bf16, "
+        "Time of a full training step per real target token, as a multiple of ours in bf16, "
         f"which takes {reports['ours, bf16']['seconds_per_step']:.2f} seconds a step: d_model 256, "
         f"3+3 layers, 8,192 pieces, batches of {peers['max_tokens']:,} tokens a side in length "
         f"buckets from {corpus}; {peers['device']}, a processor with bfloat16 products. Two "
-        f"processes step in turns; medians of {peers['rounds']} rounds, and their range. The "
+        f"processes take turns; medians of {peers['rounds']} rounds, and their range. The "
         "others' bf16 is PyTorch's autocast. *Memory kept*: the process keeps what it frees "
-        "(chapter 12), as ours always does. The small operations of our step are C, where there "
+        "(chapter 12), as ours always does. The small operations of our step are in C, if there "
         f"is a compiler; without one it takes {wide:.2f} times as long in float32, {half:.2f} in "
         f"bf16. In float32, on the paper's base model, our path reaches {used['ours']:.0%} of the "
         f"machine's matrix rate, the textbook's {used['textbook']:.0%}. The commands:"
@@ -174,11 +175,11 @@ def decoding_table():
         both = " | ".join("{:.0f}, {:.0f}".format(*alone[name, beam]) for beam in (1, 4))
         lines.append(f"| {name} | {both} |")
     lines += ["", f"Above: sentences of {race['split']} ({race['sentences']:,}) a second, from "]
-    lines[-1] += f"token ids to token ids; {race['device']}; medians of rounds in turns, the same "
-    lines[-1] += "weights. CTranslate2 gets the batches that are fastest for it. Below: "
+    lines[-1] += f"token ids to token ids; {race['device']}; medians of rounds in turns, with the "
+    lines[-1] += "same weights. CTranslate2 gets the batch size that suits it best. Below: "
     lines[-1] += "milliseconds for a sentence on one thread, the median and the 99th percentile "
-    lines[-1] += "of 200. A processor with 8-bit products (AVX512-VNNI); on another machine the "
-    lines[-1] += "order may differ. The command:"
+    lines[-1] += "of 200. The processor has 8-bit products (AVX512-VNNI); on another machine "
+    lines[-1] += "the order may differ. The command:"
     return "\n".join([*lines, "", "```", race["repeat"], "```"])
 
 

@@ -83,7 +83,7 @@ function mark(state) {
 function giveUp(error) {
   const why = String(error?.message ?? error);
   const simd = /simd/i.test(why)
-    ? "This browser's WebAssembly is too old: it has no SIMD instructions. Any browser of the last years has."
+    ? "This browser's WebAssembly is too old: it has no SIMD instructions. Any recent browser has them."
     : `The model could not be loaded (${why}). Load the page again; if that doesn't help, try another browser.`;
   at("trouble").textContent = simd;
   document.documentElement.classList.add("broken");
