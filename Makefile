@@ -1,7 +1,7 @@
 # Every task of the series by name; `make` alone lists them.
 #
 #   PYTHON=python3.12        the interpreter that .venv is made with
-#   VENV=path                an environment of yours instead of .venv: used as it is, nothing is installed
+#   VENV=path                your own environment instead of .venv: used as it is, nothing is installed
 #   WORKERS=2                how many tests or notebooks run at once
 #   CHAPTERS=scripts/ch01_attention.py    the chapters that `make notebooks` executes
 #   PRESET=sample CORPUS=sample           what `make train` trains, and on what
@@ -14,7 +14,7 @@ PRESET ?= small
 CORPUS ?= multi30k
 NAME ?= table3
 
-# Threads that spin while they wait starve a shared machine: minutes where seconds suffice. Threads
+# Threads that spin while they wait starve a shared machine: minutes instead of seconds. Threads
 # that sleep at once wake up late: a small step takes twice as long. So: spin briefly, then sleep.
 export OMP_WAIT_POLICY = passive
 export GOMP_SPINCOUNT ?= 20000
@@ -38,7 +38,7 @@ SAY = @echo "── $(1)"
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; anew when requirements.txt changes
+setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; again when requirements.txt changes
 
 .venv/ready: requirements.txt
 	$(call SAY,making .venv with $(PYTHON) and installing requirements.txt (minutes the first time))
@@ -48,7 +48,7 @@ setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; anew when 
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@! command -v npm >/dev/null || npm ci --prefix docs --ignore-scripts --no-audit --no-fund \
-	  --loglevel=error || echo "npm's packages are for the book alone, and come when it is built"
+	  --loglevel=error || echo "npm's packages are only for the book, and are installed when it is built"
 	@touch $@
 
 given:
@@ -70,7 +70,7 @@ test: setup browser  ## all that CI runs: lint, tests, headless scripts, and eve
 	$(PY) -m ruff format --check .
 	$(call SAY,2/3 pytest: chapters and house; notebooks and scripts agree; every script runs headless)
 	$(ONE_THREAD) $(PY) -m pytest tests -n $(WORKERS) --dist worksteal --durations 10
-	$(call SAY,3/3 nbval: every notebook again from top to bottom; each output as it is stored)
+	$(call SAY,3/3 nbval: every notebook again from top to bottom; each output must be as stored)
 	$(ONE_THREAD) $(PY) -m pytest notebooks --nbval --nbval-current-env \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg -n $(WORKERS) --dist loadscope --durations 5
 
@@ -103,7 +103,7 @@ ablate: setup  ## train with one ingredient changed at a time and compare: make 
 study: setup  ## train what is missing of table3, block, classify, gpt, grid, recipes or stacks: make study NAME=table3 (hours; resumes)
 	$(PY) -m scripts.studies.$(NAME) --save true $(ARGS)
 
-records: setup  ## what is on record about the model that ships, anew (an hour; needs Multi30k)
+records: setup  ## make again the records about the model that ships (an hour; needs Multi30k)
 	$(PY) -m scripts.studies.judging --save true $(ARGS)
 	$(PY) -m scripts.studies.searches --save true $(ARGS)
 	$(PY) -m scripts.studies.heads --save true $(ARGS)

@@ -1,8 +1,8 @@
 """Builds the site: `python docs/build.py [FOLDER]`, by default docs/_build/html.
 
 Sphinx reads a folder that is laid out like the repository: the notebooks as they are stored, a page
-for each module that is no chapter, one that lists these, the records, the models' cards. Nothing is
-executed, and the site asks no other host for anything.
+for each module that isn't a chapter, one that lists these, the records, the models' cards. Nothing
+is executed, and the site asks no other host for anything.
 """
 
 import ast
@@ -22,7 +22,7 @@ ROOT = DOCS.parent
 LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
 READ = ["notebooks/*.ipynb", "scripts/**/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
 VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/book/charts.py
-# The site's pages that README.md has as sections, and how its links read there.
+# The site's pages that are sections of README.md, and how its links read there.
 FROM_README = {
     "measured": ("Results and speed", ["Results", "Speed"]),
     "compared": ("How it compares", ["How it compares"]),
@@ -38,8 +38,8 @@ LINKS = {
 MODULES = """\
 # Modules
 
-What chapters use and need not tell, and what stands on top of them. A chapter's own module is its
-page.
+What the chapters use without explaining it, and what builds on them. A chapter's own module is on
+its page.
 """
 COMMANDS = "Commands: `python -m scripts.NAME --help` says what each takes."
 RECORDS = """\
@@ -74,8 +74,8 @@ def chapter_list(notebooks: list[Path]) -> str:
             promise = promise[0].upper() + promise[1:]
             promises.append(f"**[{name}](notebooks/{chapters[number].name})**\n: {promise}\n")
         trees += ["```{toctree}", ":hidden:", f":caption: {part['name']}", "", *contents, "```", ""]
-    short = "● is the short way: who reads these has built, trained and judged a translator."
-    return "\n".join([*trees, f"{short} What you take along from each:", "", *promises])
+    short = "● marks the short way: in these chapters you build, train and judge a translator."
+    return "\n".join([*trees, f"{short} What you take away from each:", "", *promises])
 
 
 def record_page(records: list[Path]) -> str:
@@ -95,7 +95,7 @@ def about(path: Path) -> str:
 
 
 def module_page(path: Path, folder: Path) -> str:
-    """A page that shows a module which is no chapter; one page lists it, and no menu."""
+    """A page that shows a module that isn't a chapter; one page lists it, but no menu."""
     place = path.relative_to(folder)
     parts = ["---\norphan: true\n---", f"# scripts/{place}"]
     parts.append(f"[Modules]({'../' * (len(place.parts) - 1)}index.md)")
@@ -104,7 +104,7 @@ def module_page(path: Path, folder: Path) -> str:
 
 
 def module_pages(folder: Path) -> None:
-    """A page for each module in `folder` that is no chapter, and one that lists them."""
+    """A page for each module in `folder` that isn't a chapter, and one that lists them."""
     paths = [p for p in sorted(folder.rglob("*.py")) if not re.match(r"ch\d\d_|__", p.name)]
     text = [MODULES]
     for package in sorted({path.parent for path in paths}):
@@ -118,7 +118,7 @@ def module_pages(folder: Path) -> None:
 
 
 def readme_section(name: str) -> str:
-    """README.md's section of that name, without its heading, with links that hold on the site."""
+    """README.md's section of that name, without its heading, with links that work on the site."""
     text = (ROOT / "README.md").read_text("utf-8")
     body = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
     for before, after in LINKS.items():
@@ -157,14 +157,14 @@ def lay_out(source: Path) -> None:
 
 
 def put_beside(target: Path) -> None:
-    """What the site has beside its pages: scripts, the living page, what draws charts and math."""
+    """What the site has besides its pages: scripts, the living page, what draws charts and math."""
     import vl_convert
 
     shutil.rmtree(target, ignore_errors=True)
     (target / "_static").mkdir(parents=True)
     library = vl_convert.javascript_bundle(vl_version=VEGALITE)
     library = library.replace("schema/vega/v5.json", "schema/vega/v6.json")  # 6 is what draws
-    # Inside a function its names are its own, also beside Sphinx's scripts.
+    # Inside a function its names can't clash with those of Sphinx's scripts.
     (target / "_static/vega.js").write_text(f"(() => {{\n{library}\n}})();\n", "utf-8")
     mathjax = Path(find_spec("sphinx-mathjax-offline").origin).parent / "static/mathjax"
     foreign = shutil.ignore_patterns("[!be]?.json", "es.json")  # formulas are spoken in English
@@ -177,7 +177,7 @@ def put_beside(target: Path) -> None:
 
 
 def build(target: Path) -> None:
-    """The whole site, anew."""
+    """The whole site, from scratch."""
     source, doctrees = target.parent / "source", target.parent / "doctrees"
     shutil.rmtree(doctrees, ignore_errors=True)
     lay_out(source)

@@ -2,10 +2,10 @@
 
     python docs/colab.py [FILE]     by default build/from_attention_to_translation.ipynb
 
-The chapters stand in it one after the other, as their scripts have them, without outputs. They
-share one namespace, so their imports from each other go. What they import besides, and what they
+It has the chapters one after the other, as their scripts have them, without outputs. They share
+one namespace, so their imports from each other are dropped. What else they import, and what they
 read (records, trained models), travels inside as text: the whole package, unpacked beside the
-notebook. The network is needed for other packages alone. The same series gives the same bytes.
+notebook. The network is needed only for other packages. The same series gives the same bytes.
 """
 
 import ast
@@ -23,7 +23,7 @@ import jupytext
 
 ROOT = Path(__file__).resolve().parent.parent
 
-HOME = "from_attention_to_translation"  # the notebook's name, and the folder that it unpacks beside
+HOME = "from_attention_to_translation"  # the notebook's name, and the folder into which it unpacks
 CODE = ("pyproject.toml", "scripts/**/*.py", "scripts/**/*.[ch]")
 FILES = (*CODE, "results/*.json", "models/*-de-en/*")
 PART, WIDTH = 1_000_000, 10_000  # characters of packed files in a cell, and in a line
@@ -32,9 +32,9 @@ SQUEEZE = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 0, "lp": 0, "pb": 0}]
 TITLE = """\
 # From Attention to Translation
 
-The whole series as one notebook. It starts at a dot product and ends with a Transformer that translates German captions into English. Run it from top to bottom, in Colab (*Runtime, Run all*) or in Jupyter: a CPU is enough, and the network is needed for packages alone.
+The whole series as one notebook. It starts at a dot product and ends with a Transformer that translates German captions into English. Run it from top to bottom, in Colab (*Runtime, Run all*) or in Jupyter: a CPU is enough, and the network is needed only for packages.
 
-Each chapter is as it stands in the series. What took long was run once, and its record travels in this notebook, beside two trained models. Only the commands that are quoted (`make …`, `python -m scripts.…`, `torchrun …`) need the repository.
+Each chapter is as it is in the series. What took long was run once, and its record travels in this notebook, with two trained models. Only the commands that are quoted (`make …`, `python -m scripts.…`, `torchrun …`) need the repository.
 
 ## Contents
 
@@ -54,7 +54,7 @@ NEW_KERNEL = {"seed": torch.initial_seed(), "threads": torch.get_num_threads()}
 
 
 def fresh_start() -> None:
-    """Puts back what chapters set, so that each begins as in a kernel of its own."""
+    """Puts back what chapters set, so that each begins as if in its own kernel."""
     torch.set_default_dtype(torch.float32)
     torch.set_num_threads(NEW_KERNEL["threads"])
     torch.manual_seed(NEW_KERNEL["seed"])
@@ -87,7 +87,7 @@ def unpack(root: Path) -> None:
         path.with_suffix("").write_bytes(whole)
         path.unlink()
     for name in [name for name in sys.modules if name.split(".")[0] == "scripts"]:
-        del sys.modules[name]  # what else has that name
+        del sys.modules[name]  # anything else of that name
     sys.path.insert(0, str(root))
     importlib.invalidate_caches()
 
@@ -96,7 +96,7 @@ unpack(Path("{HOME}").resolve())'''
 
 
 def replacement(node: ast.stmt) -> str | None:
-    """What stands for an import from a chapter; None for any other statement, which stays."""
+    """What replaces an import from a chapter; None for any other statement, which stays."""
     if isinstance(node, ast.ImportFrom) and re.match(r"scripts\.ch\d\d_", node.module or ""):
         return "\n".join(f"{name.asname} = {name.name}" for name in node.names if name.asname)
     return None
@@ -110,7 +110,7 @@ def at_home(code: str) -> str:
         if new is not None:
             begin, end = node.lineno - 1, node.end_lineno
             if not new and not any(line.strip() for line in lines[begin - 1 : begin]):
-                end += lines[end : end + 1] == [""]  # no two gaps where there was one
+                end += lines[end : end + 1] == [""]  # not two gaps in place of one
             lines[begin:end] = new.splitlines()
     return "\n".join(lines).strip("\n")
 
@@ -151,15 +151,15 @@ def code(text: str, **metadata) -> dict:
 
 
 def folded(title: str, text: str) -> dict:
-    """A code cell that shows its title alone, in Colab and in Jupyter."""
+    """A code cell that shows only its title, in Colab and in Jupyter."""
     hide = {"cellView": "form", "jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
     return code(f"# @title {title}\n{text}", **hide)
 
 
 def chapter_cells(path: Path) -> Iterator[dict]:
-    """A chapter's cells; a fresh start stands where it looked for the series.
+    """A chapter's cells; a fresh start replaces the cell that looked for the series.
 
-    Chapter 0 uses what stands below it, and so goes on importing from chapters.
+    Chapter 0 uses what comes after it, so it keeps its imports from chapters.
     """
     names, number = anchor_names(path.stem[:4]), int(path.stem[2:4])
     for cell in jupytext.read(path).cells:
@@ -185,7 +185,7 @@ def contents(cells: list[dict]) -> str:
 def packed() -> str:
     """The package and the files that chapters read, as text.
 
-    Of a weight's two bytes one, sign and exponent, can be squeezed, if such stand side by side.
+    Of a weight's two bytes one, sign and exponent, can be squeezed, if those lie side by side.
     """
     files = {p.relative_to(ROOT).as_posix(): p.read_bytes() for f in FILES for p in ROOT.glob(f)}
     for name in [name for name in files if name.endswith(".safetensors")]:

@@ -27,7 +27,7 @@ html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
-html_use_index = False  # names lead to their definitions; an index of nothing is no help
+html_use_index = False  # names link to their definitions; an index would be empty
 html_sourcelink_suffix = ""  # a notebook's download ends in .ipynb
 templates_path = ["_templates"]
 html_sidebars = {
@@ -40,7 +40,7 @@ html_sidebars = {
 }
 html_theme_options = {
     "home_page_in_toc": False,
-    "navbar_persistent": [],  # the search field stands at the left
+    "navbar_persistent": [],  # the search field is on the left
     "show_toc_level": 2,
     "use_download_button": True,
     "use_fullscreen_button": False,

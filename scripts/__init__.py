@@ -16,17 +16,17 @@ import types
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent  # of the series: here, and nowhere else
+ROOT = Path(__file__).resolve().parent.parent  # of the series: defined only here
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9_]{2,}")
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_LATE = ("altair", "pandas", "scipy.optimize")  # slow to import; no need where one only trains
+_LATE = ("altair", "pandas", "scipy.optimize")  # slow to import, and not needed for training
 _UNREAD = __future__.annotations.compiler_flag  # annotations that name them aren't evaluated
 
 
 class Late(types.ModuleType):
-    """Stands for a package until something of it is used: only then is it imported.
+    """Stands in for a package, which is imported only when something of it is used.
 
-    It never stands in `sys.modules`, where other packages would believe it.
+    It is never in `sys.modules`, where other packages would take it for the real one.
     """
 
     def __getattr__(self, part):
@@ -36,12 +36,12 @@ class Late(types.ModuleType):
 
 
 def runs_folder():
-    """Where trainings and studies keep what they resume from: $SERIES_RUNS, or `runs/` at home."""
+    """Where runs and studies keep what they resume from: $SERIES_RUNS, or the series' `runs/`."""
     return Path(os.environ.get("SERIES_RUNS") or ROOT / "runs")
 
 
 def bound_names(target):
-    """The names that an assignment's target binds: several for a tuple, "" for what is no name."""
+    """The names that an assignment's target binds: several for a tuple, "" for a non-name."""
     leaves = target.elts if isinstance(target, ast.Tuple) else [target]
     return [getattr(leaf, "id", "") for leaf in leaves]
 
@@ -74,7 +74,7 @@ class _ChapterLoader(SourceFileLoader):
         return compile(tree, path, "exec", _UNREAD, dont_inherit=True)
 
     def path_stats(self, path):
-        raise OSError("no bytecode cache: what else compiles this file must never find ours")
+        raise OSError("no bytecode cache: whatever else compiles this file must never find ours")
 
 
 class _ChapterFinder:

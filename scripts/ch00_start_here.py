@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 0 · Start here
 #
-# After this chapter you know what a Transformer is made of, and you have followed one German sentence through a trained one, from letters to English, with the shape of every array on the way.
+# After this chapter you know what a Transformer is made of, and you have followed a German sentence through a trained model, from letters to English, with the shape of every array on the way.
 #
 # | | |
 # |---|---|
@@ -41,7 +41,7 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 # %% [markdown]
 # ## A sentence, translated
 #
-# A Transformer that was trained in [chapter 9](ch09_training_run.ipynb) reads a German sentence and writes an English one, on this machine, without a network.
+# A Transformer trained in [chapter 9](ch09_training_run.ipynb) reads a German sentence and writes an English one, on your machine, offline.
 
 # %%
 from scripts import ROOT
@@ -53,22 +53,20 @@ mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
 plain_translate(translator, [mine])[0]
 
 # %% [markdown]
-# Word by word, the German says: *a woman with a red hat reads on-the beach a book.* See what became of the order.
+# Put a sentence of your own into `mine` and run the cell again. Describe what a photograph might show: the model was trained on 29,000 captions.
 #
-# Now give `mine` a sentence of your own and run the cell again. Keep to what a photograph may show: the model was trained on 29,000 captions.
+# You need some Python, matrix products and gradients. This chapter uses code that later chapters build: look at the shapes, not at every line.
 #
-# You need some Python, and to have met a matrix product and a gradient. This chapter uses things that later chapters build. Don't try to understand every line; look at the shapes.
+# Six letters name sizes in all chapters. A comment such as `# (B, S, D)` at the end of a line gives the shape of what the line makes.
 #
-# Six letters name the sizes of every array, in all chapters. A comment such as `# (B, S, D)` at the right of a line says what that line makes.
-#
-# | letter | size of | in the small model below |
-# |---|---|---|
-# | **B** | the batch: sentences handled at once | 1 |
-# | **S** | the source sentence, in tokens | as long as the German is |
-# | **T** | the target sentence, in tokens | as long as the English is |
-# | **D** | a token's vector, `d_model` | 128 |
-# | **H** | attention heads | 4 |
-# | **V** | the vocabulary, in tokens | 1,000 |
+# | letter | size of |
+# |---|---|
+# | **B** | the batch: sentences handled at once |
+# | **S** | the source sentence, in tokens |
+# | **T** | the target sentence, in tokens |
+# | **D** | a token's vector, `d_model` |
+# | **H** | attention heads |
+# | **V** | the vocabulary, in tokens |
 
 # %%
 import math
@@ -94,29 +92,22 @@ torch.set_default_dtype(torch.float64)  # so that every check can ask for many d
 # %% [markdown]
 # ## Why attention
 #
-# > **In short.** Read a page, shut the book, and translate from memory: that is a recurrent translator of 2014. One vector is all it keeps. Attention leaves the book open.
+# > **In short.** Read a page, shut the book and translate from memory: that is how a recurrent translator of 2014 worked. It kept one vector. Attention leaves the book open.
 #
-# Before 2017 the usual way to read a sentence was a recurrent network. It holds a state $h$, a vector of $D$ numbers, and takes in one word at a time:
+# Before 2017, a sentence was usually read by a recurrent network. It keeps a state $h$, a vector of $D$ numbers, and takes in one word at a time, as a vector $x_t$:
 #
 # $$ h_t = f(h_{t-1}, x_t), \qquad x_t, h_t \in \mathbb{R}^{D},\quad t = 1 \dots S $$
 #
-# This has two troubles. **Memory:** the last state $h_S$ has $D$ numbers, whether the sentence has five words or fifty, and a translator that starts from it alone gets worse as sentences grow longer. **Time:** to know $h_{50}$ one must know $h_{49}$ first. The words of one sentence can't be read side by side, however many processors wait (§1).
+# This causes two problems. **Memory:** the last state $h_S$ has $D$ numbers, whether the sentence has five words or fifty. A translator that starts from $h_S$ alone gets worse as sentences get longer. **Time:** $h_{50}$ can't be computed before $h_{49}$, so the words of a sentence can't be read in parallel (§1).
 #
-# | year | step | what it kept, what it changed |
-# |---|---|---|
-# | 2014 | sequence to sequence (Sutskever et al.; Cho et al.) | one recurrent network reads, one writes, one vector between |
-# | 2014 | attention (Bahdanau et al.) | recurrence, and a look back at every state: the first trouble is gone |
-# | 2016–17 | ByteNet (Kalchbrenner et al.), ConvS2S (Gehring et al.) | convolutions for recurrence: parallel, but distant words are several layers apart |
-# | 2017 | **Transformer** (Vaswani et al.) | attention alone; neither recurrence nor convolution |
-#
-# Attention was not new in 2017. New was a translator made of little else: any two words are one step apart, and all are handled at once. The price: every word looks at every word, so the work grows with $S^2$ ([chapter 1](ch01_attention.ipynb)).
+# In 2014 Bahdanau et al. gave such translators (Sutskever et al.; Cho et al.) attention, a look back at every state. That solved the first problem. In 2016 and 2017, ByteNet (Kalchbrenner et al.) and ConvS2S (Gehring et al.) replaced recurrence with convolutions, which work in parallel, but distant words are several layers apart. The **Transformer** (Vaswani et al. 2017) uses attention alone: any two words are one step apart, and all are handled at once. The price is that every word looks at every word, so the work grows with $S^2$ ([chapter 1](ch01_attention.ipynb)).
 
 # %% [markdown]
 # ## What you will build
 #
 # > **In short.** The encoder turns German tokens into vectors that know their context. The decoder writes English, one token at a time, and looks at those vectors whenever it needs them.
 #
-# The boxes name the chapters that build them.
+# Each box names the chapter that builds it.
 
 # %%
 titled(
@@ -128,19 +119,17 @@ titled(
 )
 
 # %% [markdown]
-# The drawing is the paper's, with N = 6 layers; the model below has 2, and norms what goes *into* a box (chapters 4 and 5). A residual connection carries what went into a box past it; there the box's result is added. A mask says what a row of attention may look at.
+# This is the paper's drawing, with N = 6 layers. The model below has 2, and it normalises the *input* of each box (chapters 4 and 5). A residual connection carries a box's input past the box and adds it to the result. A mask says what each position may look at.
 #
-# Two things are worth a second look.
-#
-# - **The same kind of box appears three times.** Self-attention, causal self-attention and cross-attention are one class. What differs is who asks, who is asked, and the mask. (Cross-attention is green because it reads the memory.)
-# - **Between embedding and generator, each box takes and gives vectors of width D.** So layers can be stacked, and results added. (Inside, feed-forward works at a larger width, `d_ff`.)
+# - **The same kind of box appears three times.** Self-attention, causal self-attention and cross-attention are one class. They differ in who asks, who is asked, and the mask.
+# - **Between embedding and generator, each box takes and returns vectors of width D.** So layers can be stacked, and results added.
 
 # %% [markdown]
 # ## One sentence, from letters to English
 #
-# > **In short.** Text becomes tokens, tokens become ids, ids become vectors. The vectors look at one another. The last vector becomes a probability for every token in the vocabulary, one is chosen, and so on until the model says stop.
+# > **In short.** Text becomes tokens, tokens become ids, ids become vectors. The vectors look at one another. The last vector gives every token of the vocabulary a probability, and one token is chosen. This repeats until the model says stop.
 #
-# We follow a sentence through `models/sample-de-en`, a smaller model, trained in three minutes on a CPU on 6,000 pairs that a grammar generates ([chapter 7](ch07_multi30k.ipynb)). This sentence wasn't among them.
+# We follow a sentence through `models/sample-de-en`, a smaller model. It was trained in three minutes on a CPU, on 6,000 pairs generated by a grammar ([chapter 7](ch07_multi30k.ipynb)), without our sentence.
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en")
@@ -148,13 +137,13 @@ model, tokenizer = trained.model.double(), trained.tokenizer
 text = "Ein freundlicher Musiker hat einen Hammer mitgenommen."
 
 # %% [markdown]
-# In German the verb *mitgenommen* (taken along) waits for the end of the sentence. English needs it in the middle, and in two words. So word-by-word translation must fail here.
+# Word for word, this says *a friendly musician has a hammer taken-along*. The verb, *mitgenommen*, comes last; English needs it earlier, as two words.
 #
 # ### Characters to tokens to ids
 #
-# The vocabulary was learned from the training text: common words are one token, rare ones are put together from pieces ([chapter 7](ch07_multi30k.ipynb)). The sign ▁ marks where a word begins.
+# The vocabulary was learned from the training text: common words are one token, rare ones are built from several pieces ([chapter 7](ch07_multi30k.ipynb)). The sign ▁ marks where a word begins.
 #
-# **Predict.** The sentence has seven words. How many pieces?
+# **Predict.** The sentence has seven words. How many pieces will it become?
 
 # %%
 pieces = tokenizer.pieces(text)
@@ -165,11 +154,11 @@ print(src.size(1), "ids:   ", src[0].tolist())
 assert src[0, -1] == EOS
 
 # %% [markdown]
-# **Pitfall.** A word isn't a token. The third id is the third word only until some word falls into pieces, and no error follows. To count words, count the marks ▁.
+# **Pitfall.** A word isn't a token. The third id is the third word only if no word before it was split, and no error warns you. To count words, count the marks ▁.
 #
 # ### Ids to vectors
 #
-# An id is a row number in a table of $V$ rows with $D$ numbers each. The row is scaled by $\sqrt D$, and a pattern of waves that says "you are at place 3" is added ([chapter 3](ch03_embeddings_and_positions.ipynb)).
+# An id is a row number in a table of $V$ rows with $D$ numbers each. The row is scaled by $\sqrt D$. Then a pattern of waves is added that says, for example, "you are at place 3" ([chapter 3](ch03_embeddings_and_positions.ipynb)).
 
 # %%
 embedded = model.src_embed(src)  # (B, S, D)
@@ -182,7 +171,7 @@ torch.testing.assert_close(embedded, by_hand)
 #
 # The encoder keeps the shape. What changes is what a row knows.
 #
-# **Predict.** We replace the full stop at the end by an exclamation mark. In the embedded sentence one row changes. How many rows change in the encoder's output, the memory?
+# **Predict.** We replace the full stop at the end with an exclamation mark. In the embedded sentence one row changes. How many rows change in the encoder's output, the *memory*?
 
 # %%
 memory = model.encode(src, padding_mask(src))  # (B, S, D)
@@ -196,11 +185,11 @@ for name, before, after in (
     print(f"rows changed in the {name}: {rows.sum()} of {S}")
 
 # %% [markdown]
-# All of them. Each row still stands for its token, but it has looked at all the others. The memory is no single vector, but S of them.
+# All of them. Each row still stands for its token, but it has looked at all the others. The memory isn't one vector but S vectors.
 #
 # ### The decoder: one token at a time
 #
-# The decoder starts with `<s>`, the sign for "begin", and asks: which token comes next? It gets a number for each of the V tokens, the *logits*. Softmax makes them probabilities. We take the likeliest token, append it, and ask again, until the answer is `</s>`. That is *greedy decoding*.
+# The decoder starts with `<s>`, the sign for "begin", and asks which token comes next. The answer is V numbers, the *logits*, one for each token of the vocabulary. Softmax turns them into probabilities. We take the likeliest token, append it, and ask again, until the answer is `</s>`, "end". This is *greedy decoding*.
 
 # %%
 written = greedy_decode(model, src, padding_mask(src), max_len=40)  # (B, T)
@@ -209,14 +198,14 @@ print(written[0].tolist())
 print(english)
 
 # %% [markdown]
-# Once the ids are known, one call computes all T steps. The causal mask keeps each step from seeing the later ones, so the probabilities are those of one step after the other. Training rests on this ([chapter 6](ch06_training.ipynb)).
+# Once the ids are known, one call computes all T steps. The causal mask keeps each step from seeing later ones, so the probabilities are the same as one step at a time. Training relies on this ([chapter 6](ch06_training.ipynb)). The table shows the first eight steps:
 
 
 # %%
 def next_token_probabilities(trained: Trained, src: Tensor, written: Tensor) -> Tensor:
     """p(next token) at every step of `written`: src (1, S), written (1, T) ids, to (1, T, V).
 
-    Step t is told the source and the tokens before t. `written` carries no start symbol.
+    Step t is given the source and the tokens before t. `written` carries no start symbol.
     """
     start = torch.full_like(written[:, :1], BOS)  # (1, 1)
     so_far = torch.cat((start, written[:, :-1]), dim=1)  # (1, T)
@@ -242,25 +231,25 @@ for t, (best, second) in enumerate(probabilities[0, :8].topk(2).indices.tolist()
 pd.DataFrame(rows, columns=["written so far", "likeliest next", "p", "second", "p of the second"])
 
 # %% [markdown]
-# These are the first eight steps. Even where the model is sure it gives about 0.9, and the rest to all others: it was trained never to be quite sure (*label smoothing*, [chapter 6](ch06_training.ipynb)).
+# No choice gets much more than 0.9, although the second gets almost nothing: the model was trained never to be quite sure (*label smoothing*, [chapter 6](ch06_training.ipynb)).
 #
 # ### Where did it look?
 #
-# Cross-attention leaves its weights behind, (B, H, T, S): for each English token and each German one, how much the decoder looked there. We average over the heads of the last layer, and read the pieces as words.
+# Cross-attention keeps its weights, (B, H, T, S): for each English token, how much the decoder looked at each German one. We average over the heads of the last layer, and join the pieces into words.
 
 
 # %%
 def by_words(weights: Tensor, target: list[str], source: list[str]) -> tuple[Tensor, ...]:
     """Attention between pieces (T, S) as attention between words; with the words of both sides.
 
-    A row is that of the piece with which a word begins, for there the word is chosen; a column is
-    the sum over the pieces of a word. So rows still sum to 1.
+    A word's row is that of its first piece, because there the word is chosen; its column is the
+    sum of its pieces' columns. So rows still sum to 1.
     """
 
     def grouped(pieces: list[str]) -> list[list[int]]:
         words: list[list[int]] = []
         for i, piece in enumerate(pieces):
-            if words and piece[0].isalnum():  # no ▁: it goes on with the word before
+            if words and piece[0].isalnum():  # no ▁: it continues the word before
                 words[-1].append(i)
             else:
                 words.append([i])
@@ -275,7 +264,7 @@ def by_words(weights: Tensor, target: list[str], source: list[str]) -> tuple[Ten
 
 
 # %% [markdown]
-# **Predict.** German says *hat einen Hammer mitgenommen*, has a hammer taken-along. When the model writes *taken* and *along*, where does it look? And when it goes on with *a hammer*?
+# **Predict.** When the model writes *taken* and *along*, where in the German sentence does it look? And when it goes on with *a hammer*?
 
 # %%
 attn = model.decoder.layers[-1].src_attn.attn  # (B, H, T, S)
@@ -298,7 +287,7 @@ titled(
 # %% [markdown]
 # ### The whole way, with its shapes
 #
-# Here S and T happen to be equal. In (B, H, T, S) the rows are the English tokens, the columns the German.
+# Here S and T happen to be equal.
 
 # %%
 steps = [
@@ -320,9 +309,9 @@ pd.DataFrame(
 # %% [markdown]
 # ### What a translator doesn't know
 #
-# The model that opened this chapter, `translator`, is the same machine, only larger.
+# We return to `translator`, the larger model of the first section.
 #
-# **Pitfall.** The model never refuses. Given something that no caption ever said, it writes all the same. To notice, look at the probabilities: high ones prove nothing, low ones may be a warning.
+# **Pitfall.** The model never refuses. Given a sentence unlike any caption, it still writes something. Look at the probabilities: high ones prove nothing, but low ones may be a warning.
 #
 # **Predict.** The second sentence below says that the federal government passed a law on pensions. What will the model make of it, and how sure will it be?
 
@@ -335,60 +324,58 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
     print(translator.tokenizer.decode(found[0].tolist()), f"(mean probability {sure:.2f})")
 
 # %% [markdown]
-# From a terminal, `make translate TEXT="…"` asks the same model ([chapter 8](ch08_decoding.ipynb)).
+# In a terminal, `make translate TEXT="…"` runs the same model ([chapter 8](ch08_decoding.ipynb)).
 #
 # ## How to read this series
 #
-# Each chapter is a notebook, and a Python script of the same name in `scripts/`, which tests and later chapters import. So an `import` also names the chapter that explains the thing.
+# Each chapter is also a Python script in `scripts/`, from which later chapters import. So an `import` tells you which chapter explains a name.
 #
-# An idea comes **In short**, in plain words; then as a formula with the shape of every symbol, a small piece of code, a check against something independent, and a picture. A **Pitfall** is a wrong version that runs without complaint, and how to notice.
+# Each idea comes first **In short**, in plain words, then as a formula, as code with a check, and as a picture. A **Pitfall** is a mistake that raises no error, with a way to notice it. At **Predict**, stop and guess before you run the next cell. Every cell without `def` is there to be changed.
 #
-# Where the text says **Predict**, stop and guess before you run the next cell. And change things: every cell without `def` is there to be changed.
-#
-# ● marks the short way: who reads these chapters has built, trained and judged a translator.
+# ● marks the short way: in these chapters you build, train and judge a translator.
 #
 # | chapter | you leave with |
 # |---|---|
 # | **I · The model** | |
-# | [1 · Attention](ch01_attention.ipynb) ● | attention by hand, in NumPy, in PyTorch; masks; a head that learns |
-# | [2 · Multi-head attention](ch02_multi_head_attention.ipynb) ● | what several heads are for; parity with PyTorch |
-# | [3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb) ● | tokens as vectors; how a model knows order |
-# | [4 · Encoder and decoder](ch04_encoder_decoder.ipynb) ● | the whole model on one screen, equal to `nn.Transformer` |
-# | [5 · Norms and first steps](ch05_norms_and_first_steps.ipynb) | why it trains: residual connections, norms, initialisation |
+# | [1 · Attention](ch01_attention.ipynb) ● | attention by hand and in PyTorch |
+# | [2 · Multi-head attention](ch02_multi_head_attention.ipynb) ● | what several heads are for |
+# | [3 · Embeddings and positions](ch03_embeddings_and_positions.ipynb) ● | how a model knows order |
+# | [4 · Encoder and decoder](ch04_encoder_decoder.ipynb) ● | the whole model on one screen |
+# | [5 · Norms and first steps](ch05_norms_and_first_steps.ipynb) | residual connections, norms, initialisation |
 # | **II · Training and translating** | |
-# | [6 · Training](ch06_training.ipynb) ● | the loop, the loss, the schedule; a first task learned |
+# | [6 · Training](ch06_training.ipynb) ● | the loop, the loss, the schedule |
 # | [7 · Multi30k](ch07_multi30k.ipynb) ● | captions, tokens, batches |
-# | [8 · Decoding](ch08_decoding.ipynb) ● | beam search, sampling, a cache; sentences translated |
+# | [8 · Decoding](ch08_decoding.ipynb) ● | beam search, sampling, a cache |
 # | [9 · The training run](ch09_training_run.ipynb) ● | a translator trained, saved and resumed |
 # | [10 · Judging](ch10_judging.ipynb) ● | BLEU, and whether a difference is real |
 # | **III · Speed** | |
-# | [11 · Where the time goes](ch11_where_the_time_goes.ipynb) | the limits of a machine, and a step's account |
+# | [11 · Where the time goes](ch11_where_the_time_goes.ipynb) | what limits a training step |
 # | [12 · Going fast](ch12_going_fast.ipynb) | the same numbers, sooner |
 # | [13 · Decoding fast](ch13_decoding_fast.ipynb) | the same sentences, sooner |
-# | [14 · Leaving home](ch14_leaving_home.ipynb) | the model in other programs, and in a browser |
+# | [14 · Leaving home](ch14_leaving_home.ipynb) | the model in a browser |
 # | **IV · Understanding** | |
-# | [15 · Looking inside](ch15_looking_inside.ipynb) | attention maps, and what heads do |
-# | [16 · Intervening](ch16_intervening.ipynb) | what a head is worth, by taking it away |
-# | [17 · A small GPT](ch17_small_gpt.ipynb) | the same layers as a writer, beside counting |
-# | [18 · One stack](ch18_one_stack.ipynb) | the same layers as a classifier, and as another translator |
-# | [19 · Ablations](ch19_ablations.ipynb) | which parts matter, and how sure that is |
-# | [20 · Scaling](ch20_scaling.ipynb) | size and data: two laws, and which one holds |
+# | [15 · Looking inside](ch15_looking_inside.ipynb) | what heads do |
+# | [16 · Intervening](ch16_intervening.ipynb) | what a head is worth |
+# | [17 · A small GPT](ch17_small_gpt.ipynb) | the same layers as a writer |
+# | [18 · One stack](ch18_one_stack.ipynb) | the same layers as a classifier |
+# | [19 · Ablations](ch19_ablations.ipynb) | which parts matter |
+# | [20 · Scaling](ch20_scaling.ipynb) | two laws of size and data |
 # | [21 · Learning from models](ch21_learning_from_models.ipynb) | what a model learns from other models |
 # | **V · Since 2017** | |
-# | [22 · Today's block](ch22_todays_block.ipynb) | what replaced each part, proven one at a time |
-# | [23 · Long memory](ch23_long_memory.ipynb) | what a cache costs, and how to pay less |
-# | [24 · Experts](ch24_experts.ipynb) | many feed-forward layers, of which a token visits few |
+# | [22 · Today's block](ch22_todays_block.ipynb) | what replaced each part |
+# | [23 · Long memory](ch23_long_memory.ipynb) | what a cache costs |
+# | [24 · Experts](ch24_experts.ipynb) | many feed-forward layers; a token visits few |
 #
 # ## Your machine
 #
-# Everything runs on a CPU. A GPU only matters for the long training of chapter 9. What is here?
+# Everything runs on a CPU. A GPU matters only for the long training of chapter 9.
 
 
 # %%
 def gpu_rows() -> list[tuple[str, str]]:
-    """What GPUtil says of each NVIDIA GPU, or plainly that there is none; it never fails.
+    """What GPUtil says about each NVIDIA GPU, or plainly that there is none; it never fails.
 
-    GPUtil asks the program nvidia-smi. Where that is missing or broken PyTorch is asked for names.
+    GPUtil asks the program nvidia-smi. If that is missing or broken, PyTorch is asked for names.
     """
     rows = []
     try:
@@ -433,23 +420,23 @@ machine_report()
 # %% [markdown]
 # ## Summary
 #
-# - Attention keeps a vector for each word and connects any two in one step. The Transformer is an encoder and a decoder made of it, each N layers.
-# - The decoder writes one token at a time and stops itself with `</s>`.
+# - Attention keeps a vector for each word and connects any two in one step. The Transformer is an encoder and a decoder built from it.
+# - The decoder writes one token at a time, until it writes `</s>`.
 #
 # ## What the paper did that we don't
 #
-# - It trained on WMT 2014: 4.5 million sentence pairs for English to German, 36 million for French. Our corpora, and our models, are smaller.
+# - It trained on WMT 2014: 4.5 million sentence pairs for English to German, 36 million for French. Our corpora and models are smaller.
 # - It translated *from* English; we translate into English, so that more readers can judge the result.
 #
 # ## Exercises
 #
-# A *code* exercise has a stub: write its body and run the cell. `check` says nothing if your function is right, and otherwise what is wrong and why. `solution("its_name")`, from `scripts.book.exercises`, shows ours.
+# A *code* exercise has a stub: write its body and run the cell. `check` says nothing if your function is right, and otherwise what is wrong and why. `solution` comes from `scripts.book.exercises`.
 #
 # ### Exercise 1 · Pieces to text
 #
 # *code · difficulty ●○○ · worth ●○○ · 5 minutes*
 #
-# Write `as_text(pieces)`, which makes `pieces` a text again. `solution("as_text")` shows ours.
+# Write `as_text(pieces)`, which turns `pieces` back into a text. `solution("as_text")` shows ours.
 
 
 # %%
@@ -469,7 +456,7 @@ check(as_text)
 #
 # <details><summary>An answer</summary>
 #
-# The three attentions, and nowhere else: all other boxes treat each token alone. In training the decoder reads the right English, moved by one place. Without the mask the next token stands there to be copied: the loss falls to nearly nothing, and the model learns no German. When it writes alone, there is no later token to copy, and it writes nonsense.
+# Only in the three attentions: all other boxes treat each token on its own. In training the decoder reads the right English, shifted by one place. Without the mask it can copy the next token: the loss falls to nearly nothing, and the model learns no German. When it writes alone, there is no later token to copy, and it writes nonsense.
 #
 # </details>
 #

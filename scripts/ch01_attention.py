@@ -17,7 +17,7 @@
 # %% [markdown]
 # # Chapter 1 · Attention
 #
-# After this chapter you can compute attention by hand, write it on one screen, mask it safely, and train a head that finds its own answers.
+# After this chapter you can compute attention by hand, write it in a few lines of code, mask it safely, and train a head that learns where to look.
 #
 # | | |
 # |---|---|
@@ -56,17 +56,17 @@ from scripts.book.instruments import count_flops, influence, saved_bytes
 
 # %% [markdown]
 # Letters as in [chapter 0](ch00_start_here.ipynb): $B$ sentences, $T$ words that *look*, $S$ words that are looked *at*. New are $d_k$, the
-# width of a query or key, $d_v$, that of a value, and $n = T = S$, where a sentence looks at itself (*self-attention*).
+# width of a query or key, $d_v$, the width of a value, and $n = T = S$, when a sentence looks at itself (*self-attention*).
 
 # %% [markdown]
 # ## 1. Dot products measure similarity
 #
-# > **In short.** Multiply two lists of numbers entry by entry and add up. Agreement makes the sum large, disagreement negative.
+# > **In short.** Multiply two lists of numbers entry by entry and add up. Agreement makes the sum large, disagreement makes it negative.
 #
 # $$q \cdot k = \sum_{i=1}^{d_k} q_i k_i = \lVert q \rVert \, \lVert k \rVert \cos\theta, \qquad q, k \in \mathbb{R}^{d_k}$$
 #
-# where $\theta$ is the angle between them. With queries as rows of $Q$ and keys as rows of $K$, one matrix product holds all dot products:
-# $QK^\top$ $(T, S)$. Here are six words with three features that we made up: alive, toy, big.
+# where $\theta$ is the angle between them. With queries as rows of $Q$ and keys as rows of $K$, $QK^\top$ $(T, S)$ holds all dot products.
+# Here are six words with three made-up features: alive, toy, big.
 #
 # **Predict.** Which has the largest dot product with *dog* (2, 0, 1): dog itself, *puppy* (2, 1, −1), or *horse* (2, 0, 2)?
 
@@ -89,17 +89,16 @@ titled(
 
 # %% [markdown]
 # **Pitfall.** *A dot product is not the cosine.* It also rewards length, and the horse's vector is long. The cosine divides by both
-# lengths; then nothing is closer to a vector than itself. Attention keeps the plain dot product: with length, a model can make a word easy
-# to find.
+# lengths. Attention keeps the plain dot product, so a long vector makes a word easy to find.
 
 # %% [markdown]
 # ## 2. Softmax turns scores into shares
 #
-# > **In short.** Scores can be any numbers. Softmax makes them positive and lets them add up to 1.
+# > **In short.** Scores can be any numbers. Softmax makes them positive and scales them to add up to 1.
 #
 # $$\operatorname{softmax}(s)_j = \frac{e^{s_j}}{\sum_{m=1}^{S} e^{s_m}}, \qquad s \in \mathbb{R}^{S}$$
 #
-# Adding the same $c$ to every score changes nothing, since $e^{s+c} = e^c e^s$ and $e^c$ cancels. So we may subtract the largest score
+# Adding the same $c$ to every score changes nothing, because $e^{s+c} = e^c e^s$ and $e^c$ cancels. So we may subtract the largest score
 # first, and no exponential can overflow.
 
 
@@ -121,25 +120,25 @@ with np.errstate(all="ignore"):  # as the formula is written: e^1000 is too larg
 print("softmax(0, 2, 1) =", softmax_numpy(scores).round(4))
 
 # %% [markdown]
-# **Pitfall.** *Softmax as the formula is written* computes ∞/∞ for large scores: NaN, without an error, in all that follows.
+# **Pitfall.** *Softmax as the formula is written* computes ∞/∞ for large scores. The result is NaN, without an error.
 
 # %% [markdown]
 # ## 3. Attention by hand
 #
-# > **In short.** Each word asks a question (its *query*). Each word holds up a sign (its *key*). Where question and sign
-# > agree, the asker takes a large share of what that word has to give (its *value*).
+# > **In short.** Each word asks a question (its *query*). Each word holds up a sign (its *key*). If question and sign agree, the asker
+# > takes a large share of what that word has to give (its *value*).
 #
 # $$\operatorname{Attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V$$
 #
-# | | shape | a row for each word |
+# | | shape | each row |
 # |---|---|---|
-# | $Q$ | $(T, d_k)$ | that looks: its query |
-# | $K$, $V$ | $(S, d_k)$, $(S, d_v)$ | that is looked at: its key, its value |
-# | softmax | $(T, S)$ | that looks: its weights, which sum to 1 |
-# | result | $(T, d_v)$ | that looks: its mix of values |
+# | $Q$ | $(T, d_k)$ | the query of a word that looks |
+# | $K$, $V$ | $(S, d_k)$, $(S, d_v)$ | the key and the value of a word that is looked at |
+# | softmax | $(T, S)$ | the weights of a word that looks; they sum to 1 |
+# | result | $(T, d_v)$ | that word's mix of values |
 #
-# In *a red ball*, a key says what kind of word it is, a query what kind it looks for: *ball* looks for an adjective. A value says what the
-# word looks like. Here $d_k = 4$, so $\sqrt{d_k} = 2$, and $d_v = 2$.
+# In *a red ball*, a word's key says what kind of word it is, and its query what kind it looks for: *ball* looks for an adjective. The value
+# says what the thing looks like. Here $d_k = 4$.
 
 # %%
 phrase = ["a", "red", "ball"]
@@ -150,7 +149,7 @@ keys = [[2, 0, 0, 1], [0, 2, 0, 1], [0, 0, 2, 1]]  # (3, 4)
 values = [[0, 0], [4, 0], [0, 4]]  # (3, 2)
 
 # %% [markdown]
-# Now *ball* looks at the three words. A row for each key, a column for each step:
+# Now *ball* looks at the three words:
 
 # %%
 query = queries[2]  # ball's
@@ -167,8 +166,7 @@ print(f"ball's output: redness {ball[0]:.4f}, roundness {ball[1]:.4f}")
 steps.round(4)
 
 # %% [markdown]
-# *ball* went in as a round thing without a colour, value (0, 4). It comes out as a *red* round thing. (All three words are singular: that
-# adds 1 to every q · k, and changes nothing. The weights are `softmax(0, 2, 1)` from above.)
+# *ball* went in as a round thing without a colour, value (0, 4). It comes out as a *red* round thing.
 
 # %% [markdown]
 # ## 4. The same on one screen
@@ -189,7 +187,7 @@ def attention_numpy(
 
 
 # %% [markdown]
-# **Predict.** An output is a mix of the values, with positive shares that sum to 1. Where must it lie, seen from the three values?
+# **Predict.** An output is a mix of the three values, with positive shares that sum to 1. In a plot of the values, where must it lie?
 
 # %%
 q, k, v = (np.array(rows, dtype=np.float64) for rows in (queries, keys, values))
@@ -209,7 +207,7 @@ titled(
 )
 
 # %% [markdown]
-# PyTorch adds gradients, and leading dimensions for whole batches. This is the function that the rest of the series stands on:
+# PyTorch adds gradients, and leading dimensions for batches. The rest of the series uses this function:
 
 
 # %%
@@ -228,8 +226,7 @@ def attention(
 
 
 # %% [markdown]
-# Without a mask, `masked_softmax` is `scores.softmax(dim=-1)`. Section 6 explains its masks, section 7 its last two lines. Dropout, which
-# sets random weights to 0 in training, is for chapter 2.
+# Section 6 explains the masks of `masked_softmax`, section 7 its last two lines. Dropout comes in chapter 2.
 
 
 # %%
@@ -255,7 +252,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 # %% [markdown]
-# Does it agree with NumPy, and with PyTorch's own? Outputs and gradients:
+# We compare `attention` with NumPy, and with PyTorch's own function, gradients included:
 
 # %%
 torch.manual_seed(1)
@@ -285,9 +282,9 @@ print("rows of the wrong weights sum to", wrong[0].sum(-1).detach().numpy().roun
 # %% [markdown]
 # ## 5. Why divide by $\sqrt{d_k}$
 #
-# > **In short.** Add up many random products and the sum grows. Dividing by its spread keeps softmax from giving everything to one key.
+# > **In short.** A sum of many random products spreads widely. Dividing by its spread keeps softmax from giving everything to one key.
 #
-# If the entries of $q, k \in \mathbb{R}^{d_k}$ are independent with mean 0 and variance 1, so is each product $q_i k_i$. Variances of
+# If the entries of $q, k \in \mathbb{R}^{d_k}$ are independent with mean 0 and variance 1, so are the products $q_i k_i$. Variances of
 # independent terms add up: $q \cdot k$ has variance $d_k$ and spread (standard deviation) $\sqrt{d_k}$. At $d_k = 512$ a typical score is
 # ±22.6 (§3.2.1, footnote 4).
 
@@ -309,18 +306,18 @@ for d_k in (4, 64, 512):
 #
 # $$\frac{\partial w_i}{\partial s_j} = w_i\,(\mathbb{1}[i = j] - w_j)$$
 #
-# If one weight is near 1 and the others near 0, all of these are near 0. Then hardly any gradient reaches the scores, or the queries and
-# keys behind them. (The way back through the *values* stays open.) The diagonal's sum, $\sum_i w_i (1 - w_i)$, measures what gets through.
+# If one weight is near 1 and the others near 0, all these derivatives are near 0. Then hardly any gradient reaches the scores, or the
+# queries and keys behind them. The sum of the diagonal, the *slope* $\sum_i w_i (1 - w_i)$, measures what gets through.
 
 
 # %%
 def softmax_slope(weights: Tensor) -> Tensor:
-    """How strongly weights (..., S) answer their scores, Σ w(1−w): 1 − 1/S if even, 0 if one-hot."""
+    """How strongly weights (..., S) react to scores, Σ w(1−w): 1 − 1/S if even, 0 if one-hot."""
     return (weights * (1 - weights)).sum(-1)
 
 
 # %% [markdown]
-# Four evenly spaced scores with spread 1 are multiplied by a growing factor; 22.6 stands for $d_k = 512$ without a division.
+# We multiply four evenly spaced scores of spread 1 by a growing factor:
 
 # %%
 unit = torch.tensor([3.0, 1.0, -1.0, -3.0], dtype=torch.float64) / math.sqrt(5)  # spread 1
@@ -337,7 +334,7 @@ titled(
 )
 
 # %% [markdown]
-# Now random queries and keys, as in a fresh model: 16 keys, $d_k = 512$, divided in three ways.
+# Now random queries and 16 keys, as in a fresh model, with scores divided in three ways:
 
 # %%
 torch.manual_seed(0)
@@ -356,20 +353,19 @@ assert abs(measured.spread["q · k / √d_k"] - 1) < 0.05  # theory: 1
 measured.round(2)
 
 # %% [markdown]
-# **Pitfall.** *Dividing by $d_k$* (last row). All weights are nearly 1/16 = 0.06: the head starts as a plain average. The slope is the
-# largest here, but it is the slope per *score*, and these scores react $\sqrt{d_k} = 22.6$ times less to queries and keys than those of the
-# row above. Notice it by the spread of a *fresh* model's scores, which should be near 1. Training then chooses its own.
+# **Pitfall.** *Dividing by $d_k$* (last row). All weights are nearly 1/16 = 0.06: the head starts as a plain average. The slope per *score*
+# is the largest here, but these scores react $\sqrt{d_k} = 22.6$ times less to queries and keys than those of the row above. Notice it by
+# the spread of a *fresh* model's scores, which should be near 1.
 
 # %% [markdown]
 # ## 6. Masks: who may look at whom
 #
-# > **In short.** A mask is a table of yes and no, a row for each word that looks, a column for each word that is looked at.
-# > A "no" sets that score to −∞, and $e^{-\infty} = 0$: no weight.
+# > **In short.** A mask is a table of yes and no: rows look, columns are looked at. A "no" sets that score to −∞, and $e^{-\infty} = 0$: no
+# > weight.
 #
-# Masks here are boolean, **True where attention is allowed**, as in `F.scaled_dot_product_attention`. (`nn.MultiheadAttention`
-# means the opposite by True.) A float mask is added to the scores (chapter 2).
+# Masks here are boolean, **True where attention is allowed**. A float mask is added to the scores.
 #
-# **The padding mask.** Short sentences of a batch are filled up with a pad token, id 0, that nobody may look at. Every query sees the same
+# **The padding mask.** Short sentences of a batch are filled up with a pad token, id 0, that no word may look at. Every query sees the same
 # keys, so one row is enough: $(B, 1, S)$.
 
 
@@ -380,8 +376,8 @@ def padding_mask(ids: Tensor, pad: int = 0) -> Tensor:
 
 
 # %% [markdown]
-# **The causal mask.** While a decoder learns, the whole target sentence lies before it, and a position must not see the words that it has
-# to predict. Position $i$ may look at positions $0 \dots i$: $(1, T, T)$. The function is named after what it *hides*.
+# **The causal mask.** In training, a decoder is given the whole target sentence, but a position must not see the words that it
+# predicts. Position $i$ may look at positions $0 \dots i$: $(1, T, T)$.
 
 
 # %%
@@ -401,8 +397,7 @@ for i, row in enumerate(subsequent_mask(4)[0]):
     print(f"row {i}: {sentence[i]:>4} may look at  {seen:<15}  to predict  {then}")
 
 # %% [markdown]
-# A position sees *itself*. That is not cheating: row $i$ predicts the word *after* word $i$. The two masks join with `&`, by broadcasting,
-# to $(B, T, T)$.
+# A position sees *itself*. That is not cheating: row $i$ predicts the word *after* word $i$.
 
 # %%
 ids = torch.tensor([[2, 7, 8, 9, 0, 0]])  # <s> a red ball <pad> <pad>: (B=1, S=6)
@@ -419,8 +414,8 @@ titled(
 )
 
 # %% [markdown]
-# How do we *know* that a mask hides? Ask the gradient. If output $i$ doesn't depend on input $j$, its derivative by that input is exactly
-# 0. `influence(f, x)` gives the size of this derivative for all pairs.
+# How do we *know* that a mask hides? If output $i$ doesn't depend on input $j$, its derivative with respect to that input is exactly 0.
+# `influence(f, x)` gives the size of this derivative for all pairs.
 
 # %%
 torch.manual_seed(2)
@@ -432,11 +427,11 @@ turned = influence(lambda x: attention(x, x, x, causal[0].mT)[0], x)
 assert turned.triu(1).any()  # the pitfall below is noticed
 
 # %% [markdown]
-# **Pitfall.** *The mask turned over.* Rows and columns swapped, or True meaning "hide" to one function and "allow" to the next. Then the
-# answer is in the input, and only has to be copied. Notice it with `influence`: nothing right of the diagonal may have a gradient.
+# **Pitfall.** *The mask turned over.* Rows and columns are swapped, or True means "hide" to one function and "allow" to the next. Then the
+# answer can be copied from the input. Notice it with `influence`: nothing to the right of the diagonal may have a gradient.
 #
-# **Why pad *queries* may be left unmasked.** A pad asks, too, and gets an answer. But as a key it is hidden in every layer, and the loss
-# skips its prediction (chapter 6). Nothing that it holds reaches a real word:
+# **Why pad *queries* may be left unmasked.** A pad asks too, and gets an answer. But as a key it is hidden in every layer, and the loss
+# skips its prediction (chapter 6). So the answer never reaches a real word:
 
 # %%
 real = pads[0, 0]  # (6,): four real tokens, two pads
@@ -445,17 +440,17 @@ assert not padded[real][:, ~real].any()  # no real word depends on a pad
 assert padded[~real][:, real].all()  # the pads do look at real words
 
 # %% [markdown]
-# To hide the pad rows as well would leave rows in which *nothing* is allowed.
+# Hiding the pad rows as well would leave rows in which *nothing* is allowed.
 
 # %% [markdown]
 # ## 7. The row that may look at nothing
 #
-# > **In short.** Nothing to look at, nothing seen: the answer is zero.
+# > **In short.** Nothing to look at, nothing seen: the output is zero.
 #
-# Such rows do occur: in a batch that is padded on the *left* under a causal mask, and where a source sentence is empty.
+# Such rows occur when a batch is padded on the *left* under a causal mask, and when a source sentence is empty.
 #
-# **Predict.** `<pad> <pad> a ball` with a causal mask: rows 0 and 1 may look at nothing. Forbidden scores are usually set to −10⁹, or to
-# −∞, before the softmax. What does each of the two put into row 0?
+# **Predict.** In `<pad> <pad> a ball`, with a causal mask, rows 0 and 1 may look at nothing. Forbidden scores are usually set to −10⁹, or
+# to −∞, before the softmax. What does each put into row 0?
 
 # %%
 torch.manual_seed(4)
@@ -481,15 +476,14 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** *Masking with −10⁹*, as The Annotated Transformer does, and much code after it. It goes wrong in two ways:
+# **Pitfall.** *Masking with −10⁹*, as The Annotated Transformer and much later code do. It fails in two ways:
 #
-# 1. **An empty row becomes uniform.** All its scores are equal again, so each gets 1/S, forbidden ones included. It looks like an ordinary
-#    output.
-# 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; added as a float mask it becomes −∞, and an empty row NaN.
+# 1. **An empty row becomes uniform.** All its scores are equal, so each gets 1/S, forbidden ones included.
+# 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; in an added mask −10⁹ becomes −∞, and an empty
+#    row becomes NaN.
 #
-# A bare −∞ gives 0/0, and `nan_to_num` afterwards repairs the output, not always the gradient: 0 × NaN flows back. So `masked_softmax`, in
-# its last two lines, gives an empty row harmless scores *before* the softmax and sets its weights to 0 after it.
-# `gradcheck` compares our gradients with finite differences:
+# A bare −∞ gives 0/0; `nan_to_num` then repairs the output, but not always the gradient. So `masked_softmax` gives an empty row harmless
+# scores *before* the softmax and sets its weights to 0 after it (`gradcheck` compares with finite differences):
 
 # %%
 torch.manual_seed(6)
@@ -504,22 +498,22 @@ assert masked_softmax(left_scores.half(), left_mask).isfinite().all()  # in half
 # %% [markdown]
 # ## 8. A head that learns
 #
-# > **In short.** Nobody tells a head where to look. It is told what the right answer was, and the gradient teaches it where to look.
+# > **In short.** Nobody tells a head where to look. It is told the right answer, and the gradient teaches it where to look.
 #
 # A model *learns* its queries and keys: each word has a vector $x$ of $D$ numbers, and two matrices $W^Q, W^K$ $(D, d_k)$ turn it into a
 # query $x W^Q$ or a key $x W^K$. Such a pair of matrices (chapter 2 adds a third, for values) is a **head**.
 #
-# Our task is a dictionary. Five German words ask. Their translations stand there in another order, and for each German word the head must
-# return the right one. All word vectors are random and fixed: at first a word and its translation have *nothing* in common.
+# Our task is a dictionary. Five German words look at their English translations, which stand in another order, and each must find its own.
+# All word vectors are random and fixed (a Transformer learns them too), so at first a word and its translation have *nothing* in common.
 #
-# An English word's value is a row with a single 1, at the word's own place. So the output is a share for each English word. The loss is
-# $-\ln w_y$, where $w_y$ is the share of the right word $y$. With the derivative of section 5, $\partial\,\text{loss} / \partial s_j = w_j - \mathbb{1}[j = y]$:
-# a step pushes the right word's score up, and each other score down, the more weight it has.
+# An English word's value is a row with a single 1, at the word's own place. So the output is a share for each English word, and the loss is
+# $-\ln w_y$, with $w_y$ the share of the right word $y$. By section 5, $\partial\,\text{loss} / \partial s_j = w_j - \mathbb{1}[j = y]$: a
+# step pushes the right word's score up and the others down.
 
 
 # %%
 def dictionary_task(sentences: int, vocab: int, length: int = 5) -> tuple[Tensor, Tensor]:
-    """Words that are there (B, S), all different, and the same words asked for in another order."""
+    """Words asked for and words there, (B, S) each: the same words, all different, in two orders."""
     there = torch.rand(sentences, vocab, dtype=torch.float64).argsort(-1)[:, :length]
     return there[:, torch.randperm(length)], there
 
@@ -536,11 +530,9 @@ def look_up(
 
 
 # %% [markdown]
-# Training is a plain loop: draw examples, compute the loss, take its gradient, move both matrices a small step against it. They start small
-# on purpose, with scores that spread far less than section 5's 1: from nearly even weights one sees the map sharpen. Three times we look at one
-# sentence, *heute sieht Anna große Hunde*.
+# Training is plain gradient descent. Both matrices start small, so the first weights are nearly even.
 #
-# **Predict.** What is the loss before training, with nearly even weights over five places?
+# **Predict.** What is the loss before training?
 
 # %%
 pairs = "Anna Anna, Peter Peter, sieht sees, sucht seeks, große big, kleine small, Hunde dogs, "
@@ -576,8 +568,8 @@ print(f"loss before: {losses[0]:.2f}; −ln(1/5) = {math.log(5):.2f}")
 print(f"right answers before: {right[0]:.0%}, in the last 20 steps: {np.mean(right[-20:]):.0%}")
 
 # %% [markdown]
-# Every step draws new combinations of the twelve words, so each is also a test (not of new words): from chance, one in five, to all of
-# them. And where does the head look?
+# Every step draws new combinations of the twelve words, so it is also a test (not of new words). Right answers rise from chance, one
+# in five, to all.
 
 # %%
 place = [standing.index(english[i]) for i in asked_ids[0]]  # where each translation stands
@@ -601,17 +593,16 @@ titled(
 )
 
 # %% [markdown]
-# The weights follow the *words*: *heute* finds *today* wherever it stands. What was learned is one matrix, $W^Q {W^K}^\top$, which says
-# what German vector fits what English one. In a Transformer the vectors and values are learned too.
+# The weights follow the *words*: *heute* finds *today* wherever it stands.
 
 # %% [markdown]
 # ## 9. What it costs
 #
 # > **In short.** Every word looks at every word. Twice the length: four times the work of the two products, and four times the weights.
 #
-# A product of an $(a, b)$ and a $(b, c)$ matrix takes $2abc$ operations. With $n$ words and width $D$ in all heads together, attention needs
-# $2n^2D$ for $QK^\top$ and as much for the mix: $4n^2D$. Around it stand four projections, such as $x W^Q$, of $D \times D$ each (chapter 2):
-# $8nD^2$. PyTorch can count them on the `meta` device, where tensors have a shape and no numbers.
+# The product of an $(a, b)$ and a $(b, c)$ matrix takes $2abc$ operations. With $n$ words and width $D$ in all heads together, attention
+# needs $2n^2D$ for $QK^\top$ and as much for the mix: $4n^2D$. The four projections around it, such as $x W^Q$, are $D \times D$ each
+# (chapter 2) and need $8nD^2$. PyTorch can count them on the `meta` device, where tensors have a shape but no numbers.
 #
 # **Predict.** A caption has about 16 tokens. At $D = 512$, how large is attention's share of the operations?
 
@@ -639,19 +630,19 @@ titled(
 )
 
 # %% [markdown]
-# Memory is the harder limit: for the backward pass attention keeps $n^2$ weights per head. (Must it? Exercise 4.)
+# Memory is the harder limit: for the backward pass attention keeps $n^2$ weights per head.
 #
-# **Pitfall.** *"Attention is quadratic, so attention is what is slow."* For sentences its share of the operations is small, and a share
-# of operations is not a share of *time* (chapter 11 measures that). Nor does a mask save work here: all scores are computed, the forbidden
-# ones thrown away.
+# **Pitfall.** *"Attention is quadratic, so attention is what is slow."* For sentences its share of the operations is small, and a share of
+# operations is not a share of *time*, which chapter 11 measures.
 
 # %% [markdown]
 # ## 10. Beside recurrence and convolution
 #
-# > **In short.** Recurrence passes a word along, neighbour to neighbour. A convolution jumps a few places. Attention looks straight across.
+# > **In short.** Recurrence passes a word along from neighbour to neighbour. A convolution jumps a few places. Attention looks straight
+# > across.
 #
-# The paper's Table 1 compares layers of width $D$ (its $d$). A convolution sees $k$ places, restricted attention $r$. Sequential steps must
-# wait for each other; a path leads from one position to another.
+# The paper's Table 1 compares layers of width $D$. A convolution sees $k$ places, restricted attention $r$. Sequential steps must wait for
+# each other; a path leads from one position to another.
 #
 # | layer | operations | sequential steps | longest path |
 # |---|---|---|---|
@@ -660,8 +651,8 @@ titled(
 # | convolutional | $O(k n D^2)$ | $O(1)$ | $O(\log_k n)$ |
 # | self-attention, restricted | $O(r n D)$ | $O(1)$ | $O(n/r)$ |
 #
-# The path $\log_k n$ belongs to *dilated* convolutions, which skip places, more in each layer; plain ones, as in the picture, need $(n-1)/(k-1)$ layers, here 8. To count
-# a path, multiply masks: the product says what two layers, one after the other, let through.
+# The path $\log_k n$ is that of *dilated* convolutions, which skip places; plain ones, as below, need $(n-1)/(k-1)$ layers. To count a
+# path, we multiply masks: the product says what two layers in a row let through.
 
 # %%
 n = 17
@@ -692,33 +683,31 @@ titled(
 )
 
 # %% [markdown]
-# Table 1 leaves attention's projections out. With them it takes $4nD^2 + 2n^2D$ multiplications, a recurrent layer
-# $2nD^2$: about half as many at $n = 32$, $D = 512$. Attention wins by the other two columns.
+# With its projections, which Table 1 leaves out, attention takes about twice as many multiplications as a recurrent layer at $n = 32$,
+# $D = 512$. Attention wins in the other two columns.
 
 # %% [markdown]
 # ## Summary
 #
-# - Attention compares each query with each key, turns a row's scores into shares that sum to 1, and mixes the values with them.
-# - Fresh scores spread like $\sqrt{d_k}$. Divided by it, softmax keeps a gradient.
+# - Attention compares each query with each key, turns a row's scores into shares, and mixes the values with them.
+# - In a fresh model scores spread like $\sqrt{d_k}$. Dividing by it keeps softmax's gradient alive.
 # - Masks are True where attention is allowed. A row that may look at nothing gives zeros, and no gradient.
-# - Right answers alone teach a head where to look.
-# - Attention costs $4n^2D$ operations and keeps $n^2$ weights per head. Any two words are one step apart.
+# - Attention costs $4n^2D$ operations and keeps $n^2$ weights per head.
 #
 # ## What the paper did that we don't
 #
-# It compares dot products with *additive* attention, and keeps the first for its speed. Exercise 3 builds the other.
+# It compares dot products with *additive* attention, which is slower. Exercise 3 builds it.
 #
 # ## Exercises
 #
-# Write the function where the dots are and run the cell. `check` is silent if it is right, and otherwise says what is wrong and why.
-# `solution`, from `scripts.book.exercises`, shows our function, and answers the questions.
+# `check(f)` is silent when your function is right, and otherwise says what is wrong. `solution`, from `scripts.book.exercises`, shows our function and answers the questions.
 
 # %% [markdown]
 # ### Exercise 1 · A query that insists
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
 # Give *a* in *a red ball* the query $(s, 0, 0, 0)$, such that its weight on itself is exactly `share`. How large is $s$ for 0.5, 0.99,
-# 0.9999? What does a weight of 1 ask for? `solution("insisting_query")` shows ours.
+# 0.9999? What would a weight of 1 need? `solution("insisting_query")` shows ours.
 
 
 # %%
@@ -750,12 +739,12 @@ check(window_mask)
 # ### Exercise 3 · Additive attention
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Bahdanau's attention scores a pair by a small network instead of a dot product:
+# Bahdanau's attention scores a pair with a small network instead of a dot product:
 #
 # $$\text{score}(q, k) = u^\top \tanh(W q + M k), \qquad W\ (a, d_q),\ M\ (a, d_k),\ u\ (a)$$
 #
-# Write it for query $(T, d_q)$, key $(S, d_k)$, value $(S, d_v)$ and any leading dimensions, with masks as in `attention`. Why is it slower in
-# practice than a dot product? What would become of it without the tanh? `solution("additive_attention")` shows ours.
+# Write it for query $(T, d_q)$, key $(S, d_k)$, value $(S, d_v)$ and any leading dimensions, with masks as in `attention`. Why is it slower
+# in practice than a dot product? What would happen without the tanh? `solution("additive_attention")` shows ours.
 
 
 # %%
@@ -770,12 +759,12 @@ check(additive_attention)
 # ### Exercise 4 · Attention that keeps nothing
 # *code · difficulty ●●● · worth ●●● · 45 minutes*
 #
-# Must attention keep $n^2$ weights? `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, with $s$ of any size. They come
-# once, and may not be kept. For a query $(T, d_k)$, return the output $(T, d_v)$ that `attention` gives for all keys and values at once.
-# `solution("streaming_attention")` shows ours.
+# Must attention keep $n^2$ weights? `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, with $s$ of any size. They
+# come only once, and may not be kept. For a query $(T, d_k)$, return the output $(T, d_v)$ that `attention` gives for all keys and values
+# at once. `solution("streaming_attention")` shows ours.
 #
-# A hint: the mix is a sum divided by a sum, and both can grow block by block. What must be done to the two sums when a larger score turns
-# up than all before? (This method, due to Milakov and Gimelshein, is the core of FlashAttention.)
+# A hint: the mix is a sum divided by a sum, and both can grow block by block. What must be done to the two sums when a score turns up that
+# is larger than all before? (This method, due to Milakov and Gimelshein, is the core of FlashAttention.)
 
 
 # %%

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 2 · Multi-head attention
 #
-# After this chapter you can build the attention layer of the Transformer, say what each of its matrices is for and why it has several heads, and prove that yours computes the same numbers and gradients as PyTorch's own.
+# After this chapter you can build the Transformer's attention layer, say what each of its matrices is for and why it has several heads, and prove that it computes the same numbers and gradients as PyTorch's.
 #
 # | | |
 # |---|---|
@@ -62,7 +62,7 @@ torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement t
 #
 # > **In short.** A library visitor has a question (the query). Each book has a title on its spine (the key) and pages (the value). You compare the question with the titles, but you take home the pages. In self-attention every token plays all three parts.
 #
-# Chapter 1 took queries, keys and values as given. In the Transformer they are made from token vectors:
+# The Transformer makes queries, keys and values from token vectors:
 #
 # $$ Q = X\,W^Q,\qquad K = Y\,W^K,\qquad V = Y\,W^V $$
 #
@@ -72,7 +72,7 @@ torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement t
 # | $Y$ | (S, D) | the vectors that are looked at; in self-attention $Y = X$ |
 # | $W^Q, W^K, W^V$ | (D, D) | learned, one for each role |
 #
-# Why not simply $Q = K = V = X$? Then the score of token $i$ for token $j$ would be $x_i\cdot x_j = x_j\cdot x_i$: interest would always be mutual. And most tokens would look mainly at themselves, since $x_i\cdot x_i = |x_i|^2$ is usually large (though a longer vector in a similar direction can have a larger product). With two matrices the score is $x_i\,W^Q {W^K}^{\top} x_j^{\top}$, which need not be symmetric. An adjective can look for its noun while the noun looks for its verb.
+# Why not $Q = K = V = X$? Then the score of token $i$ for token $j$ would be $x_i\cdot x_j = x_j\cdot x_i$: interest would always be mutual. And most tokens would look mainly at themselves, since $x_i\cdot x_i = |x_i|^2$ is usually large. With two matrices the score is $x_i\,W^Q {W^K}^{\top} x_j^{\top}$, which need not be symmetric. An adjective can look for its noun while the noun looks for its verb.
 
 # %%
 torch.manual_seed(2)
@@ -101,7 +101,7 @@ for name, scores in {"without matrices": plain, "with matrices": roles}.items():
 # | $\mathrm{head}_i$ | (T, $d_k$) |
 # | $W^O$ | (H·$d_k$, D) = (D, D) |
 #
-# The H matrices $W^Q_i$, set side by side, are one (D, D) matrix $W^Q$. So we project once for all heads, and give each head its own columns of the result.
+# Side by side, the H matrices $W^Q_i$ are one (D, D) matrix $W^Q$. So we project once for all heads, and give each head its own columns of the result.
 
 # %%
 titled(
@@ -114,11 +114,11 @@ titled(
 # %% [markdown]
 # ## Every head reads the whole token
 #
-# > **In short.** The layer doesn't give each head a part of the token. It gives each head all D features, and a matrix that turns them into $d_k$ new ones.
+# > **In short.** Each head gets all D features of a token, and a matrix that turns them into $d_k$ new ones.
 #
-# It is often said that the layer cuts the D features into H slices. What is cut is the *projected* vector. Head 0 owns the first $d_k$ columns of $W^Q$, and each column has D numbers, one for each feature of the token.
+# It is often said that the layer cuts a token into H slices. But it cuts the *projected* vector. Head 0 owns the first $d_k$ columns of $W^Q$, and each column has D numbers, one for each feature of the token.
 #
-# Again the gradient can tell: a token has 32 features, a head 8, and we count the features by which any derivative of the head's output is not exactly 0.
+# With the gradient we count a token's features that can change a head's output.
 
 
 # %%
@@ -142,7 +142,7 @@ print(f"a head reads {real} features; if the token itself were sliced, it would 
 #
 # > **In short.** A view cuts the last axis in two: (B, T, D) becomes (B, T, H, $d_k$). A transpose moves the heads in front of the tokens: (B, H, T, $d_k$). So each head sees all the tokens.
 #
-# Why in front? Matrix products act on the last two axes and treat all axes before as batch. So a head is one more batch entry, and one call computes all heads. Neither step copies anything. On the way back `flatten` does, because the transposed heads no longer lie in memory in order.
+# Why in front? Matrix products act on the last two axes and treat all earlier axes as batch. So one call computes all heads.
 
 
 # %%
@@ -158,7 +158,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# To see where each entry goes, we write its address on it. The entry `212` belongs to token 2, head 1, feature 2. Here are 4 tokens of 6 features, for 2 heads.
+# To see where each entry goes, we write its address on it: `212` belongs to token 2, head 1, feature 2.
 
 # %%
 token, head, feature = torch.arange(4), torch.arange(2), torch.arange(3)
@@ -178,7 +178,7 @@ assert torch.equal(merge_heads(parts), entries)  # joining undoes splitting
 pd.DataFrame(parts[0, 1], index=names).map("{:03d}".format)
 
 # %% [markdown]
-# **Pitfall.** Why two steps? `x.view(B, H, T, d_k)` gives the same shape at once, raises no error, and is wrong. A view doesn't move entries: it takes them in the order in which they lie in memory, and there the tokens come first. So "head 0" gets *whole tokens*, the first half of the sentence, and "head 1" the second half.
+# **Pitfall.** Why two steps? `x.view(B, H, T, d_k)` gives the same shape without an error, and is wrong. A view doesn't move entries. It takes them in the order of memory, token by token. So "head 0" gets *whole tokens*, the first half of the sentence, and "head 1" the second half, shown below.
 
 
 # %%
@@ -192,7 +192,7 @@ wrong_parts = split_by_bare_view(entries, h=2)  # (B, H, T, d_k)
 pd.DataFrame(wrong_parts[0, 1], index=[f"row {t}" for t in range(4)]).map("{:03d}".format)
 
 # %% [markdown]
-# How would you notice? Not by the shapes. Ask instead *which outputs depend on which inputs*. Under a causal mask, an output must depend on its own position and the earlier ones, and on nothing else. Chapter 1's `influence` gives the size of each derivative, exactly 0 where an output doesn't depend on an input.
+# How would you notice? Ask *which outputs depend on which inputs*. Under a causal mask, an output may depend only on its own position and earlier ones. Chapter 1's `influence` shows this for causal attention in two heads:
 
 
 # %%
@@ -229,7 +229,7 @@ titled(
 #
 # > **In short.** Project three times, split, attend in every head at once, join, project once more.
 #
-# The arguments `query`, `key`, `value` are the vectors *before* projection (as in PyTorch); `q`, `k`, `v` come after it. In shapes, "B|1" means B or 1. Dropout sets each weight to 0 with probability $p$ and divides the others by $1-p$, in training only.
+# The arguments `query`, `key`, `value` are the vectors *before* projection, as in PyTorch; `q`, `k`, `v` come after it. In shapes, "B|1" means B or 1. Dropout sets each weight to 0 with probability $p$ and divides the others by $1-p$, in training only.
 
 
 # %%
@@ -240,7 +240,7 @@ class MultiHeadedAttention(nn.Module):
     the encoder's output) and causal attention (with a causal mask). After a call `attn` holds the
     weights (B, H, T, S), detached and as they were before dropout.
 
-    Raises ValueError where `d_model` is not a multiple of `h`.
+    Raises ValueError if `d_model` is not a multiple of `h`.
     """
 
     def __init__(self, h: int, d_model: int, dropout: float = 0.1):
@@ -270,7 +270,7 @@ class MultiHeadedAttention(nn.Module):
 
 
 # %% [markdown]
-# The check follows the formula: one head after the other, each with its own part of the matrices, and PyTorch's attention in the middle. (`nn.Linear` computes $x\,W^{\top}$, so a head's columns are *rows* of `.weight`.) Instead of joining the heads and multiplying by $W^O$, it *adds* what each head sends through its own part of $W^O$. That is the same sum, and a good way to think of the layer: the heads' answers are added up.
+# To check the class, we compute one head at a time. (`nn.Linear` computes $x\,W^{\top}$, so a head's columns are *rows* of `.weight`.) Instead of joining the heads and multiplying by $W^O$, we *add* what each head sends through its own part of $W^O$. That is the same sum, and a good way to think of the layer: the heads' answers are added up.
 
 
 # %%
@@ -304,9 +304,9 @@ torch.testing.assert_close(layer.attn.sum(-1), torch.ones(2, 4, 5))  # each row 
 # %% [markdown]
 # ## The same numbers as PyTorch
 #
-# > **In short.** PyTorch ships this layer as `nn.MultiheadAttention`. Give both the same weights, and outputs and gradients must agree to the last few digits.
+# > **In short.** PyTorch ships this layer as `nn.MultiheadAttention`. Give both the same weights, and outputs and gradients must agree.
 #
-# PyTorch keeps the three projections in one (3·D, D) matrix, `in_proj_weight`: query on top, then key, then value. To copy them we cut it in three.
+# PyTorch keeps the three projections in one (3·D, D) matrix, `in_proj_weight`: query on top, then key, then value.
 
 
 # %%
@@ -339,18 +339,18 @@ reference, weights = theirs(
 torch.testing.assert_close(mine, reference)
 torch.testing.assert_close(ours.attn, weights)
 
-probe = torch.randn_like(mine)  # other weights for each entry, so that no gradient hides
+probe = torch.randn_like(mine)  # a different weight for each entry, so that no gradient hides
 # After two inputs: weight and bias, in turn, of our four projections. PyTorch has three in one.
 grads = torch.autograd.grad((mine * probe).sum(), (query, memory, *ours.parameters()))
 wanted = torch.autograd.grad((reference * probe).sum(), (query, memory, *theirs.parameters()))
-torch.testing.assert_close(grads[:2], wanted[:2])  # by the inputs
-torch.testing.assert_close(torch.cat(grads[2:8:2]), wanted[2])  # by W^Q, W^K, W^V: every second
-torch.testing.assert_close(torch.cat(grads[3:8:2]), wanted[3])  # by their biases
-torch.testing.assert_close(grads[8:], wanted[4:])  # by W^O and its bias
+torch.testing.assert_close(grads[:2], wanted[:2])  # for the inputs
+torch.testing.assert_close(torch.cat(grads[2:8:2]), wanted[2])  # for W^Q, W^K, W^V: every second
+torch.testing.assert_close(torch.cat(grads[3:8:2]), wanted[3])  # for their biases
+torch.testing.assert_close(grads[8:], wanted[4:])  # for W^O and its bias
 print(f"outputs, weights and {len(grads)} gradients agree")
 
 # %% [markdown]
-# **Pitfall.** Three habits of `nn.MultiheadAttention` that raise no error. In its boolean masks True means *hidden*, the opposite of ours, hence the `~`. The weights that it returns are *averaged over the heads*, unless you ask otherwise. And without `batch_first=True` it reads (T, B, D), and mixes sentences. A comparison like this one, with B, T and S all different, notices each.
+# **Pitfall.** Three habits of `nn.MultiheadAttention` raise no error. In its boolean masks True means *hidden*, the opposite of ours, hence the `~`. The weights that it returns are *averaged over the heads*, unless you ask otherwise. And without `batch_first=True` it reads (T, B, D), and mixes sentences. A comparison with B, T and S all different shows each.
 #
 # ## One class, three uses
 #
@@ -362,7 +362,7 @@ print(f"outputs, weights and {len(grads)} gradients agree")
 # | causal self-attention (decoder) | target (B, T, D) | target | causal (1, T, T), and padding | (B, H, T, T) |
 # | cross-attention (decoder) | target (B, T, D) | memory (B, S, D) | padding of the source (B, 1, S) | (B, H, T, S) |
 #
-# **Predict.** A source of five tokens, of which the last is padding, and a target of six. In cross-attention, which shape has the output? How many of each head's weights are exactly zero?
+# **Predict.** The source has five tokens, the last of them padding; the target has six. In cross-attention, what shape does the output have? How many of each head's weights are exactly zero?
 
 # %%
 torch.manual_seed(7)
@@ -381,7 +381,7 @@ for use, arguments in uses.items():
 # %% [markdown]
 # The output has the length of the *query*. The padded token is hidden as a key, in every row.
 #
-# Masks of numbers are *added* to the scores, as in chapter 1. Here a mask may also have a head axis, (B|1, H|1, T|1, S). For example, lower each score by the distance times a slope, with another slope for each head (Press et al. 2021): such heads prefer their neighbourhood before they have learned anything.
+# A mask of numbers is *added* to the scores. It may also have a head axis: (B|1, H|1, T|1, S). For example, we lower each score by the distance times a slope, different for each head (Press et al. 2021). The steeper the slope, the more a token keeps to itself:
 
 
 # %%
@@ -401,9 +401,9 @@ print("token 0 gives itself, head by head:", [round(w, 2) for w in layer.attn[0,
 # %% [markdown]
 # ## Two questions at once
 #
-# > **In short.** We train two layers on a task that asks each token two questions. One head gets one blend of the two answers. Two heads keep them apart, each with a map of its own.
+# > **In short.** A task asks each token two questions. One head gets one blend of the two answers. Two heads keep them apart, each with its own map.
 #
-# Each example has six tokens on a ring. A token's vector holds five random numbers (its *value*), its place, and a mark, which one token of the six carries. Every token must output two values: the one of the token *before* it (before the first comes the last), and the one of the *marked* token.
+# Each example has six tokens. A token's vector holds five random numbers (its *value*), its place, and a mark, which only one token carries. Every token must output two values: that of the token *before* it (before the first comes the last) and that of the *marked* token.
 
 
 # %%
@@ -433,11 +433,11 @@ def train_heads(h: int, steps: int = 150) -> MultiHeadedAttention:
 
 
 # %% [markdown]
-# Both layers have width 12, the same number of parameters and the same cost. Only the number of heads differs: one of width 12, or two of width 6.
+# We compare one head of width 12 with two of width 6, at the same number of parameters and the same cost.
 #
-# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of two independent values of variance 1, and $W^O$ must recover both from it. The best linear guess of $a$ has the mean squared error $(1-w)^2/(w^2+(1-w)^2)$, that of $b$ has $w^2/(w^2+(1-w)^2)$: together 1, so ½ on average, whatever the fixed $w$ is. Only where the marked token *is* the one before, in one case of six, is $a = b$; there $w = ½$ makes no error, so it is the best choice.
+# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of the two values, independent and of variance 1, and $W^O$ must recover both from it. The best linear guess of $a$ has the mean squared error $(1-w)^2/(w^2+(1-w)^2)$, that of $b$ has $w^2/(w^2+(1-w)^2)$: together 1, so ½ on average, whatever the fixed $w$ is. Only if the marked token *is* the one before, in one case of six, is $a = b$; then $w = ½$ makes no error, so it is the best choice.
 #
-# **Predict.** So which error will one head reach? And two?
+# **Predict.** What error will one head reach? And two?
 
 # %%
 trained = {h: train_heads(h) for h in (1, 2)}
@@ -451,7 +451,7 @@ print(f"one head {losses[1]:.2f} (expected 5/6 · 1/2 = {5 / 12:.2f}), two heads
 maps = trained[2].attn  # (B, H, T, S)
 to_mark = maps[torch.arange(2_000), :, :, marked]  # (B, H, T): each query's weight on the mark
 to_before = maps[:, :, torch.arange(6), torch.arange(6) - 1]  # (B, H, T): on the token before
-to_mark, to_before = to_mark.amin((0, 2)), to_before.amin((0, 2))  # (H,): the least of all
+to_mark, to_before = to_mark.amin((0, 2)), to_before.amin((0, 2))  # (H,): the smallest of all
 assert to_before.max() > 0.8 and to_mark.max() > 0.8 and to_before.argmax() != to_mark.argmax()
 
 example = int((marked == 3).nonzero()[0])  # one in which token 3 carries the mark
@@ -473,13 +473,13 @@ titled(
 )
 
 # %% [markdown]
-# Nobody told the heads who does what: they divided the work while they learned. (In row 4 the only head is sharp too: there both questions have the same answer.) In large models few heads are so easy to read; chapter 15 looks at a trained translator's.
+# Nobody told the heads who does what. In large models few heads are so easy to read; chapter 15 looks at a trained translator's.
 #
 # ## Keeping the weights to look at
 #
-# > **In short.** The layer keeps its last weights for such pictures. What it keeps should be a copy for reading: detached from the graph, and as it was before dropout.
+# > **In short.** For pictures like these the layer keeps its last weights, detached from the graph and as they were before dropout.
 #
-# **Pitfall.** A layer that keeps the weights *after* dropout, with their graph, goes wrong twice. Its rows don't sum to 1. And the graph keeps in memory all that led to the weights, long after the output was thrown away. This subclass keeps what its dropout puts out.
+# **Pitfall.** A layer that keeps the weights *after* dropout, with their graph, fails in two ways. Its rows don't sum to 1, and the graph stays in memory long after the output is gone:
 
 
 # %%
@@ -507,11 +507,11 @@ for kind in (MultiHeadedAttention, KeepsDroppedWeights):
     assert sums_to_one is not layer.attn.requires_grad
 
 # %% [markdown]
-# How to notice: add up a row in training mode; or call `copy.deepcopy` on a model that has run once: it fails.
+# To notice it, add up a row in training mode, or call `copy.deepcopy` on a model that has run once: the copy fails.
 #
 # ## What several heads cost
 #
-# > **In short.** As many multiplications as one: the heads share the D projected features, they don't get D each.
+# > **In short.** Several heads need as many multiplications as one, because they share the D projected features.
 #
 # The multiplications for one sentence, T queries and S keys:
 #
@@ -523,7 +523,7 @@ for kind in (MultiHeadedAttention, KeepsDroppedWeights):
 # | weights times values | $T S D$ | $T S D$ |
 # | parameters | $4(D^2 + D)$ | $4(D^2 + D)$ |
 #
-# One thing grows: each head has a map of its own, so there are H·T·S weights. PyTorch's counter agrees, at the D = 512 of the paper's base model:
+# One thing grows: each head has its own map, so there are H·T·S attention weights. PyTorch's counter agrees with the table at the paper's D = 512:
 
 # %%
 T, S, D = 48, 64, 512
@@ -537,21 +537,22 @@ for h in (1, 8, 32):
     print(f"{h:2} heads: {parameters:,} parameters, {products:,} multiplications")
 
 # %% [markdown]
-# So more heads are free in parameters and multiplications, but not without limit: each gets narrower. In the paper's Table 3 (rows A) one head reaches 24.9 BLEU on the development set, 4 heads 25.5, 8 and 16 heads 25.8, and 32 heads, of width 16 each, 25.4.
+# So more heads are free in parameters and multiplications, but each gets narrower. In the paper's Table 3 one head reaches 24.9 BLEU on the development set, 4 heads 25.5, 8 and 16 heads 25.8, and 32 heads, of width 16 each, 25.4.
 #
 # ## Summary
 #
-# - Query, key and value are three roles of a token, each with its own matrix.
-# - Every head reads all D features of each token; only the projected vector is split, by `view` to (B, T, H, $d_k$) and then `transpose`.
-# - One head gives one blend. Several heads answer several questions at once, for the same number of parameters and multiplications.
-# - One class is self-attention, causal attention and cross-attention. The output has the query's length, the weights are (B, H, T, S).
-# - It agrees with PyTorch's layer in outputs, weights and gradients. The weights that it keeps are detached and from before dropout.
+# - Query, key and value are roles of a token, each with its own matrix.
+# - Every head reads all D features of each token; only the projected vector is split, by `view` and then `transpose`.
+# - One head gives one blend. Several heads answer several questions, at the same cost.
+# - One class serves self-attention, causal attention and cross-attention, and agrees with PyTorch's. The output has the query's length.
 #
 # ## What the paper did that we don't
 #
-# - The projections in the paper's formulas have no biases. Ours do, as in `nn.MultiheadAttention`: 2,048 parameters out of a million in the base layer.
+# - The projections in the paper's formulas have no biases. Ours do, as in `nn.MultiheadAttention`.
 #
 # ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · Split by slicing
 #
@@ -574,11 +575,11 @@ check(slice_heads)
 # *think · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
 # 1. Let D = 512 and H = 512. Each head has one feature. Which maps are out of its reach?
-# 2. In "Two questions at once" let the wanted output be the *sum* of the two values. Does the task still need two heads? And their difference?
+# 2. In "Two questions at once" let the wanted output be the *sum* of the two values. Does the task still need two heads? And for their difference?
 #
 # <details><summary>An answer</summary>
 #
-# 1. With $d_k = 1$ the score is a product of two numbers, $q_i k_j$. All queries with $q_i > 0$ rank the keys in the same order, those with $q_i < 0$ in the opposite one. "Look at the token before" asks for another key first in every row, and is out of reach. With $d_k = 2$ it isn't: think of directions on a circle.
+# 1. With $d_k = 1$ the score is a product of two numbers, $q_i k_j$. All queries with $q_i > 0$ rank the keys in the same order, those with $q_i < 0$ in the opposite one. "Look at the token before" wants a different key first in every row, and is out of reach. With $d_k = 2$ it isn't: think of directions on a circle.
 # 2. The sum needs only one: weights of ½ and ½, and a $W^O$ that doubles. The difference needs two, since weights are never negative.
 #
 # </details>
@@ -588,7 +589,7 @@ check(slice_heads)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# `distance_bias` is a fixed rule. A model could also *learn* which distances it prefers (Shaw et al. 2018; T5): a table of shape (H, 2R + 1) holds one number for each head and each signed distance from −R to R. Key j seen from query i has the distance j − i: column 0 is for keys R places to the left, column R for the query's own place. All that is further away shares the outermost number. Write `relative_bias(table, T, S)`, the additive mask of shape (1, H, T, S). Gradients must reach the table. `solution("relative_bias")` shows ours.
+# `distance_bias` is a fixed rule. A model could also *learn* which distances it prefers (Shaw et al. 2018; T5): a table of shape (H, 2R + 1) holds one number for each head and each signed distance from −R to R. Key j seen from query i has the distance j − i: column 0 is for keys R places to the left, column R for the query's own place. All keys further away share the outermost number. Write `relative_bias(table, T, S)`, the additive mask of shape (1, H, T, S). Gradients must reach the table. `solution("relative_bias")` shows ours.
 
 
 # %%
@@ -604,7 +605,7 @@ check(relative_bias)
 #
 # *code · difficulty ●●● · worth ●●● · 30 minutes*
 #
-# Write `without_head(layer, i)`: a *new* `MultiHeadedAttention` with one head less that computes what `layer` would if head i sent nothing. It must be smaller, not merely silent, and must leave `layer` as it is. Which rows or columns of which matrices belong to a head? (`split_heads` doesn't ask how wide a head is, so $d_k$ can stay.) `solution("without_head")` shows ours.
+# Write `without_head(layer, i)`: a *new* `MultiHeadedAttention` with one head fewer that computes what `layer` would if head i sent nothing. It must be smaller, not merely silent, and must leave `layer` as it is. Which rows or columns of which matrices belong to a head? (`split_heads` doesn't ask how wide a head is, so $d_k$ can stay.) `solution("without_head")` shows ours.
 
 
 # %%

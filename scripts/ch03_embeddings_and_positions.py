@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 3 · Embeddings and positions
 #
-# After this chapter you can turn token ids into vectors that attention can work with, and show that attention alone cannot tell *dog bites man* from *man bites dog*, and that a table of sines cures it.
+# After this chapter you can turn token ids into vectors that attention can work with, show that attention alone cannot tell *dog bites man* from *man bites dog*, and fix this with a table of sines.
 #
 # | | |
 # |---|---|
@@ -67,7 +67,7 @@ torch.set_default_dtype(torch.float64)
 #
 # > **In short.** A table has one row for each token of the vocabulary. To embed a token is to copy its row.
 #
-# A token is a number, its *id*: 5 might be *dog*. The number itself means nothing. So each id gets a vector of its own, which training is free to move.
+# A token is given as a number, its *id*: 5 might be *dog*. The number means nothing, so each id gets its own vector, learned in training.
 #
 # $$ \mathrm{embed}(w) = E_w\,\sqrt{D} \;=\; \mathrm{onehot}(w)\,E\,\sqrt{D} $$
 #
@@ -78,15 +78,15 @@ torch.set_default_dtype(torch.float64)
 # | $\mathrm{onehot}(w)$ | (V,) | zeros, and a 1 at place $w$ |
 # | result | (B, T, D) | one vector for each token |
 #
-# The second form says that an embedding is a linear layer without bias, applied to one-hot vectors.
+# The second form shows an embedding as a linear layer without bias, applied to one-hot vectors.
 
 
 # %%
 class Embeddings(nn.Module):
     """Token ids to vectors, times √d_model (§3.4). `lut` is the look-up table, of variance 1/d_model.
 
-    `width`, for later chapters, is the table's own width; where it differs from `d_model`, a linear
-    map (no bias) leads from one to the other. Raises TypeError for ids that are not integers.
+    `width`, for later chapters, is the table's own width; if it differs from `d_model`, a linear
+    map (no bias) takes one to the other. Raises TypeError for ids that are not integers.
     """
 
     def __init__(self, d_model: int, vocab: int, width: int | None = None):
@@ -105,7 +105,7 @@ class Embeddings(nn.Module):
 
 
 # %% [markdown]
-# **Predict.** The gradient of a sum of embedded vectors flows back into the table. For the ids 5, 2, 0, 2, which of its six rows get one?
+# **Predict.** The gradient of a sum of embedded vectors flows back into the table. For the ids 5, 2, 0, 2, which of the table's six rows get a gradient?
 
 # %%
 torch.manual_seed(0)
@@ -129,11 +129,11 @@ titled(
 )
 
 # %% [markdown]
-# A row that is not looked up learns nothing in that step. So rare words learn rarely.
+# A row that is not looked up learns nothing in that step. So rare words are rarely trained.
 #
-# **Pitfall.** Ids must be integers all the way. It is tempting to accept floats and to cast them back, as ids often pass through NumPy or a mixed-precision block. `Embeddings` refuses floats.
+# **Pitfall.** Ids must be integers all the way. They often pass through NumPy or mixed precision, so it is tempting to accept floats and cast them back. `Embeddings` refuses floats.
 #
-# **Predict.** What does id 2049 become after a visit to float16? And 30,001?
+# **Predict.** What does id 2049 become after a cast to float16 and back? And 30,001?
 
 # %%
 before = torch.tensor([2047, 2049, 5001, 30001])
@@ -144,21 +144,19 @@ except TypeError as error:
     print("TypeError:", error)
 
 # %% [markdown]
-# Float16 steps by 2 above 2,048, by 4 above 4,096, and so on: without the refusal, a word becomes *another word*.
+# Float16 has steps of 2 above 2,048, of 4 above 4,096, and so on: without the refusal, a word becomes *another word*.
 #
 # ## Attention cannot see order
 #
-# > **In short.** Attention treats its input as a set. Shuffle the words, and you get the same outputs, shuffled.
+# > **In short.** Attention treats its input as a set. Shuffle the words, and you get the same outputs, shuffled the same way.
 #
-# Let $P$ be a (T, T) permutation matrix, so that $PX$ is X with its rows shuffled. Queries, keys and values are shuffled along. Softmax takes each row by itself, in any order of its columns: $\mathrm{softmax}(PAP^{\top}) = P\,\mathrm{softmax}(A)\,P^{\top}$ for scores $A$. So
+# Let $P$ be a (T, T) permutation matrix, so $PX$ is $X$ with its rows shuffled. Queries, keys and values are shuffled the same way. Softmax treats each row by itself, whatever the order of its columns: $\mathrm{softmax}(PAP^{\top}) = P\,\mathrm{softmax}(A)\,P^{\top}$ for scores $A$. So
 #
 # $$ \mathrm{softmax}\!\left(PXW^Q\,(PXW^K)^{\top}\right) PXW^V
 # = P\;\mathrm{softmax}\!\left(XW^Q\,(XW^K)^{\top}\right) P^{\top}P\,XW^V
 # = P \cdot \mathrm{Attention}(X), $$
 #
-# since $P^{\top}P = I$. This is called *permutation-equivariant*. All else in an encoder (chapter 4) works on each position alone, so the whole encoder is equivariant too: *dog* gets the same vector in *dog bites man* as in *man bites dog*.
-#
-# For five tokens there are only 120 orders, so we try them all.
+# since $P^{\top}P = I$: attention is *permutation-equivariant*. Everything else in an encoder (chapter 4) works on each position alone, so the whole encoder is equivariant too: *dog* gets the same vector in *dog bites man* and in *man bites dog*.
 
 
 # %%
@@ -175,7 +173,7 @@ def equivariance_gap(f: Callable[[Tensor], Tensor], x: Tensor) -> float:
 
 
 # %% [markdown]
-# Three candidates: our attention layer; a three-layer encoder, for which we borrow PyTorch's; and the attention layer with a causal mask.
+# We test our attention layer, with and without a causal mask, and PyTorch's encoder of three layers.
 #
 # **Predict.** Which of the three can see order?
 
@@ -195,11 +193,11 @@ for name, gap in gaps.items():
 assert [gap < 1e-12 for gap in gaps.values()] == [True, True, False]
 
 # %% [markdown]
-# A causal mask *does* tell the positions apart: the first token sees one token, the second sees two, and so on. Exercise 3 takes this further.
+# A causal mask *does* distinguish the positions: the first token sees one token, the second sees two, and so on. Exercise 3 takes this further.
 #
 # ### Who bites?
 #
-# We train one attention layer on sentences such as *dog bites man*, with twenty names and one verb. The vector at the verb's place must name who bites. Pairs that are held back from training are the test: which of the two names does the layer prefer?
+# We train one attention layer on sentences such as *dog bites man*, with twenty names and one verb. The vector at the verb's place must name who bites. On pairs held back from training we test which of the two names the layer prefers.
 
 
 # %%
@@ -230,7 +228,7 @@ def who_bites(positions: nn.Module, steps: int = 80) -> float:
 
 
 # %% [markdown]
-# **Predict.** How often is it right, where nothing is added for the positions?
+# **Predict.** How often is the layer right if no positions are added?
 
 # %%
 torch.manual_seed(5)
@@ -239,11 +237,11 @@ print(f"right without positions: {no_positions:.0%}")
 assert no_positions == 0.5
 
 # %% [markdown]
-# Exactly half, and no training can change it. *Dog bites man* and *man bites dog* get one and the same answer, which is right for one of them. So the position must be put into the vectors themselves.
+# Exactly half the time, and no training can change that. *Dog bites man* and *man bites dog* get the same answer, which is right for only one. So the vectors themselves must carry the position.
 #
 # ## Sinusoidal positions
 #
-# > **In short.** A clock tells the time with a fast hand and a slow one. Here D/2 hands turn at D/2 speeds, and all their angles together say which position it is.
+# > **In short.** A clock tells the time with a fast hand and a slow one. Here D/2 hands turn at D/2 speeds, and together their angles tell the position.
 #
 # $$ PE_{(pos,\,2i)} = \sin\!\big(pos\cdot\omega_i\big), \qquad
 # PE_{(pos,\,2i+1)} = \cos\!\big(pos\cdot\omega_i\big), \qquad \omega_i = 10000^{-2i/D} $$
@@ -251,8 +249,8 @@ assert no_positions == 0.5
 # | symbol | shape | meaning |
 # |---|---|---|
 # | $pos$ | 0 … length−1 | the position |
-# | $i$ | 0 … D/2−1 | which pair of features, sine and cosine: which hand |
-# | $\omega_i$ | (D/2,) | its speed; the wavelength $2\pi/\omega_i$ goes from $2\pi$ to almost $10000\cdot2\pi$ |
+# | $i$ | 0 … D/2−1 | which pair of features: which hand |
+# | $\omega_i$ | (D/2,) | the hand's speed; the wavelength $2\pi/\omega_i$ ranges from $2\pi$ to almost $10000\cdot2\pi$ |
 # | $PE$ | (length, D) | added to the embeddings |
 
 
@@ -272,7 +270,7 @@ def sinusoids(length: int, d_model: int) -> Tensor:
 
 
 # %% [markdown]
-# The check is a double loop over Python's own `math`. **Predict.** At D = 64, feature 0 repeats about every six positions. After how many does feature 8 repeat?
+# **Predict.** At D = 64, feature 0 repeats about every six positions. After how many positions does feature 8 repeat?
 
 # %%
 pe = sinusoids(40, 64)
@@ -302,7 +300,7 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** Each sine needs its cosine, so D must be even. Well-known code fills the table by slices, sines into every second column from 0 and cosines into every second from 1. At an odd width there is one cosine too many, and the error speaks of sizes, not of the cause. `sinusoids` names the width.
+# **Pitfall.** Each sine needs its cosine, so D must be even. Well-known code fills the table by slices, and at an odd width its error speaks of sizes, not of the cause.
 #
 # ## Adding them
 #
@@ -310,12 +308,12 @@ titled(
 #
 # $$ x_{pos} = E_{w_{pos}}\sqrt{D} + PE_{pos}, \qquad x \text{ of shape (B, T, D)} $$
 #
-# Adding costs no width. Where D is large, words and positions still have room to lie in nearly perpendicular directions.
+# Adding costs no width. If D is large, words and positions still have room to lie in nearly perpendicular directions.
 
 
 # %%
 def check_length(length: int, max_len: int) -> None:
-    """Raise ValueError where a sequence of `length` tokens is longer than `max_len`."""
+    """Raise ValueError if a sequence of `length` tokens is longer than `max_len`."""
     if length > max_len:
         raise ValueError(f"a sequence of {length} tokens is longer than the maximum of {max_len}")
 
@@ -341,7 +339,7 @@ class PositionalEncoding(nn.Module):
 
 
 # %% [markdown]
-# `start` is for decoding one token at a time (chapter 8). The table is a *buffer*. As a parameter it would be trained; as a plain attribute it would stay behind when the model moves to a GPU. It isn't stored with the weights, so a model loads with another `max_len` too.
+# `start` is for decoding one token at a time (chapter 8). The table is a *buffer*: it moves to a GPU with the model, but isn't trained.
 
 # %%
 torch.manual_seed(6)
@@ -355,9 +353,9 @@ seen = equivariance_gap(lambda x: attend(y := add_positions(x), y, y), x[0])
 assert seen > 0.01  # with positions, the attention layer from above sees order
 
 # %% [markdown]
-# **Pitfall.** What if the sequence is longer than the table? `pe[start:end]` past its end is no error in Python: one gets fewer rows. Usually, but not always, the addition then fails.
+# **Pitfall.** What if the sequence is longer than the table? In Python a slice past the end is no error: `pe[start:end]` has fewer rows. Then the addition usually fails, but not always.
 #
-# **Predict.** The table has 256 rows. Two tokens come at `start=255`. Which positions do they get without the guard?
+# **Predict.** The table has 256 rows. Two tokens come at `start=255`. Without `check_length`, which positions do they get?
 
 # %%
 two = torch.zeros(1, 2, 16)
@@ -371,17 +369,15 @@ except ValueError as error:
 # %% [markdown]
 # ## Why multiply by √d_model
 #
-# > **In short.** The table's entries are small. The positions that are added to them are not. The factor lifts the words to the positions' height.
+# > **In short.** The table's entries are small, but the positions added to them are not. The factor brings the words up to the scale of the positions.
 #
-# The paper gives no reason; what follows is the usual explanation. The paper shares the table E with the model's last linear layer (chapter 4). There, each score is a row of E times the model's last vector. That one's entries have variance about 1 (chapter 4), so for scores of about ±1 those of E need a variance of $1/D$. So `Embeddings` starts there, and a row of E has length
+# The paper gives no reason; this is the usual explanation. The paper also uses the table $E$ as the model's last linear layer (chapter 4), where each score is a row of $E$ times the model's last vector. The entries of that vector have variance about 1, so for scores of about ±1 the entries of $E$ need a variance of $1/D$. `Embeddings` starts with that variance, and a row of $E$ then has length
 #
 # $$ \|E_i\| \approx \sqrt{D \cdot \tfrac1D} = 1. $$
 #
-# A position is D/2 pairs of a sine and a cosine, and $\sin^2 + \cos^2 = 1$, so its length is exactly $\sqrt{D/2}$. At D = 512 that is 16.
+# A position consists of D/2 pairs of a sine and a cosine, and $\sin^2 + \cos^2 = 1$, so its length is exactly $\sqrt{D/2}$. At D = 512 that is 16.
 #
-# Take a word at places 3 and 9, and another word at place 3, and compare directions by their cosine.
-#
-# **Predict.** Without the factor, which pair is more alike: the same word at two places, or two words at one place?
+# **Predict.** We compare directions by their cosine. Without the factor, which pair is more alike: the same word at two places, or two words at one place?
 
 # %%
 torch.manual_seed(2)
@@ -409,19 +405,19 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** The scale and the start belong together. `nn.Embedding` by itself starts with variance 1: times $\sqrt{D}$, words of length 512 would stand beside positions of length 16.
+# **Pitfall.** The factor and the initial variance belong together. `nn.Embedding` by itself starts with variance 1. Times $\sqrt{D}$, its words would have length 512, beside positions of length 16.
 #
 # ## A shift is a rotation
 #
-# > **In short.** Go k positions on, and each hand turns by a fixed angle. So one matrix, the same for all positions, leads from PE(pos) to PE(pos + k).
+# > **In short.** Move k positions on, and each hand turns by a fixed angle. So one matrix, the same for all positions, takes PE(pos) to PE(pos + k).
 #
-# The paper gives this as its reason for sines: a head can learn to look "three words on", or back, with one linear map. With $\theta = k\,\omega_i$, the addition theorems say for each pair
+# This is the paper's reason for sines: with one linear map, a head can learn to look three words ahead, or back. With $\theta = k\,\omega_i$, the angle addition formulas give for each pair
 #
 # $$ \begin{pmatrix} \sin((pos+k)\,\omega_i) \\ \cos((pos+k)\,\omega_i) \end{pmatrix}
 # = \begin{pmatrix} \cos\theta & \sin\theta \\ -\sin\theta & \cos\theta \end{pmatrix}
 # \begin{pmatrix} \sin(pos\,\omega_i) \\ \cos(pos\,\omega_i) \end{pmatrix} $$
 #
-# All pairs together make a matrix $R_k$ of shape (D, D) with D/2 such blocks on its diagonal, and $PE_{pos+k} = R_k\,PE_{pos}$.
+# All pairs together form a matrix $R_k$ of shape (D, D) with D/2 such blocks on its diagonal, and $PE_{pos+k} = R_k\,PE_{pos}$.
 
 
 # %%
@@ -451,16 +447,16 @@ titled(
 )
 
 # %% [markdown]
-# An independent check asks least squares for the best matrix from row pos to row pos + 3, for all 197 pairs of rows.
+# As an independent check, we fit by least squares one matrix that takes row pos to row pos + 3, for all 197 pairs of rows.
 #
-# **Predict.** What share of the rows' squared length does it fail to explain, for sinusoids, and for a table of random numbers?
+# **Predict.** What share of the rows' squared length does this matrix fail to explain for sinusoids, and for random numbers?
 
 
 # %%
 def shift_error(table: Tensor, k: int) -> float:
     """Share of table[k:] (n, D) that the best linear map of table[:-k] fails to explain, 0 to 1."""
     before, after = table[:-k], table[k:]
-    # "gelsd" bears columns that nearly depend on one another, as those of slow pairs do
+    # "gelsd" copes with columns that are almost linearly dependent, as those of slow pairs are
     best = torch.linalg.lstsq(before, after, driver="gelsd").solution  # (D, D)
     return ((before @ best - after).square().sum() / after.square().sum()).item()
 
@@ -471,11 +467,11 @@ print(f"sinusoids {shift_error(sinusoids(200, 16), k=3):.4f}")
 print(f"random    {shift_error(torch.randn(200, 16), k=3):.4f}")
 
 # %% [markdown]
-# The random table is not at 1, since fitting 16 numbers to 197 rows explains about 16/197 by chance.
+# For the random table the share isn't 1, since fitting 16 numbers to 197 rows explains about 16/197 by chance.
 #
 # ### Only the distance counts
 #
-# A rotation keeps dot products, so two positions can be moved together: from $\cos a\cos b + \sin a\sin b = \cos(a-b)$ follows
+# A rotation keeps dot products, so moving both positions by the same k changes nothing. From $\cos a\cos b + \sin a\sin b = \cos(a-b)$ it follows that
 #
 # $$ PE_p \cdot PE_q = \sum_{i=0}^{D/2-1} \cos\big((p-q)\,\omega_i\big). $$
 #
@@ -493,24 +489,24 @@ ahead = pe @ shift_matrix(3, 128).T @ pe.T  # (50, 50): each position asks three
 assert torch.equal(ahead[:47].argmax(dim=1), torch.arange(3, 50))
 
 # %% [markdown]
-# Not quite: it falls fast, then slowly and in small waves. And it is the same for p − q and q − p. It takes $W^Q$ and $W^K$ to tell "before" from "after". With $W^Q = R_k^{\top}$ and $W^K = I$ (positions are rows now) the score is
+# Not quite: it falls fast, then slowly and in small waves. It is also the same for p − q and q − p, so it takes $W^Q$ and $W^K$ to tell "before" from "after". With $W^Q = R_k^{\top}$ and $W^K = I$ (positions are now rows), the score is
 #
 # $$ (PE_p\,R_k^{\top}) \cdot PE_q = PE_{p+k} \cdot PE_q, $$
 #
-# largest at $q = p + k$: the last line of the cell checks it for k = 3.
+# which is largest at $q = p + k$. The last line of the cell above checks this for k = 3.
 #
-# Today's models keep the rotation, and add nothing to the embeddings: they turn queries and keys themselves, in every layer. These *rotary positions* are in [chapter 22](ch22_todays_block.ipynb), which uses `shift_matrix` again.
+# Today's models keep the rotation but add nothing to the embeddings: they rotate the queries and keys themselves, in every layer. [Chapter 22](ch22_todays_block.ipynb) explains these *rotary positions*.
 #
 # ## Learned positions
 #
-# > **In short.** Let training find the table. In the paper it did about as well. It ends at the longest position.
+# > **In short.** Training can find the table instead. In the paper this worked about as well.
 #
 # $$ x_{pos} = E_{w_{pos}}\sqrt{D} + L_{pos}, \qquad L \text{ of shape (max\_len, D), learned} $$
 
 
 # %%
 class LearnedPositions(nn.Module):
-    """Adds one learned vector a position (the paper's Table 3, row E), then dropout.
+    """Adds one learned vector per position (the paper's Table 3, row E), then dropout.
 
     Raises ValueError for an input longer than `max_len`.
     """
@@ -529,9 +525,7 @@ class LearnedPositions(nn.Module):
 
 
 # %% [markdown]
-# The rows start small (0.02, beside words of 1) and grow as they are learned. Row 50 learns only from sentences of at least 51 tokens. If training has few, the row stays noise; and beyond the table there is nothing at all. Sinusoids are defined everywhere, and the authors hoped that a model can use them beyond the lengths seen in training. In translation quality there was no difference to speak of: 25.7 BLEU against 25.8 (Table 3, row E).
-#
-# Compare every position with every other, before training.
+# The rows start small (0.02, beside 1 for words). Row 50 learns only from sentences of at least 51 tokens. If these are rare, the row stays noise, and beyond the table there is nothing. Sinusoids are defined everywhere, and the authors hoped that a model could use them beyond the lengths seen in training. Translation quality hardly differed: 25.7 BLEU with learned positions, 25.8 with sinusoids (Table 3, row E).
 
 # %%
 torch.manual_seed(9)
@@ -554,7 +548,7 @@ titled(
 # %% [markdown]
 # ### Who bites, again
 #
-# **Predict.** Without positions the layer was right in half of the cases. And with the one table, or with the other?
+# **Predict.** Without positions the layer was right half the time. How often will it be right with sinusoids, and with learned positions?
 
 # %%
 torch.manual_seed(10)
@@ -566,22 +560,24 @@ print(f"right with learned positions: {who_bites(LearnedPositions(32, dropout=0.
 #
 # - An embedding is a table, and ids must stay integers.
 # - Without positions, attention and the whole encoder are permutation-equivariant: they cannot know who bites.
-# - A sinusoidal position is D/2 hands of clocks. A shift by k is one rotation for all positions, and dot products depend on the distance only.
-# - Times $\sqrt{D}$ lifts a small table (variance $1/D$) above the positions, whose length is $\sqrt{D/2}$.
-# - A learned table did about as well in the paper, within the positions seen in training.
+# - A sinusoidal position is D/2 clock hands. A shift by k is one rotation for all positions, and dot products depend only on the distance.
+# - The factor $\sqrt{D}$ lifts a small table (variance $1/D$) above the positions, whose length is $\sqrt{D/2}$.
+# - A learned table did about as well in the paper, but ends at its last row.
 #
 # ## What the paper did that we don't
 #
-# - The paper shares one table between both embeddings and the last layer. Chapter 4 offers it as a switch.
-# - The paper's formula interleaves sines and cosines, as we do. Its published code put all sines first and all cosines after. To a model whose matrices are learned, the order of the features makes no difference.
+# - The paper shares one table between both embeddings and the last layer. In chapter 4 this is a switch.
+# - The paper's formula interleaves sines and cosines, as we do. Its published code puts all sines first. To a model that learns its matrices, the order makes no difference.
 #
 # ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · The distance between two positions
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# The dot product of two positions depends on their distance only. So does the squared length $\lVert PE_p - PE_q \rVert^2$. Write `squared_gap(distance, d_model)`, which computes it without making a table, for any whole distance. `solution("squared_gap")` shows ours.
+# The dot product of two positions depends only on their distance. So does the squared length $\lVert PE_p - PE_q \rVert^2$. Write `squared_gap(distance, d_model)`, which computes it without making a table, for any whole distance. `solution("squared_gap")` shows ours.
 
 
 # %%
@@ -597,12 +593,12 @@ check(squared_gap)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# A model was trained with `LearnedPositions` of `max_len` 64, and shall now read 100 tokens. Its table (64, D) must become one of 100 rows. Write `stretched(table, max_len)`. The first rows are the learned ones, unchanged. Each further row follows from the one before by one linear map, fitted to the learned rows as in `shift_error`. Where `max_len` is not larger, the table is cut. For sinusoids with many more rows than D the continuation is exact but for rounding. For which tables is it worthless? `solution("stretched")` shows ours.
+# A model was trained with `LearnedPositions` of `max_len` 64, and must now read 100 tokens. Its table (64, D) must become a table of 100 rows. Write `stretched(table, max_len)`. The first rows are the learned ones, unchanged. Each further row follows from the one before by one linear map, fitted to the learned rows as in `shift_error`. If `max_len` is not larger, the table is cut. For sinusoids with many more rows than D, the continuation is exact except for rounding. For which tables is it worthless? `solution("stretched")` shows ours.
 
 
 # %%
 def stretched(table: Tensor, max_len: int) -> Tensor:
-    """table (n, D) and further rows, each made from the one before by one map: (max_len, D)."""
+    """table (n, D) with further rows, each made from the one before by one map: (max_len, D)."""
     ...
 
 
@@ -627,7 +623,7 @@ check(confused)
 # %% [markdown]
 # <details><summary>What the numbers mean</summary>
 #
-# After one layer the last token is the query, and the three before it are a set: 3! = 6 orders agree. But their own outputs differ from order to order, since each has seen only what came before it. The second layer reads those, and no two orders agree: the number is 1. So a decoder with two layers can learn order without positions; an encoder, without the mask, never can.
+# In the first layer the last token is the query, and the three before it are a set: 3! = 6 orders agree. But the outputs at those three differ from order to order, since each token has seen only what came before it. The second layer reads these outputs, and no two orders agree: the number is 1. So a decoder with two layers can learn order without positions; an encoder, without the mask, never can.
 #
 # </details>
 #

@@ -17,7 +17,7 @@
 # # Chapter 4 · Encoder and decoder
 #
 # After this chapter you can build the whole Transformer from the parts of chapters 1 to 3, follow one pass through it shape by
-# shape, say how many numbers it learns, and prove that it computes the same as PyTorch's own `nn.Transformer`.
+# shape, count the numbers it learns, and prove that it computes the same as PyTorch's own `nn.Transformer`.
 #
 # | | |
 # |---|---|
@@ -72,11 +72,10 @@ torch.set_default_dtype(torch.float64)  # so that "equal" can be checked to many
 # %% [markdown]
 # ## The map
 #
-# > **In short.** The encoder reads the source sentence and leaves one vector for each source token: the *memory*.
-# > The decoder writes the target sentence. Each of its layers looks at what is already written, and at the memory.
+# > **In short.** The encoder reads the source sentence and gives one vector for each source token: the *memory*.
+# > The decoder writes the target sentence. Each of its layers looks at what is already written and at the memory.
 #
-# Both are stacks of N layers of the same form, each with weights of its own; the paper has N = 6. The decoder's *first* layer does not see the encoder's first layer:
-# all decoder layers see the output of the encoder's **last** layer.
+# Both are stacks of N layers of the same form, each with its own weights; the paper has N = 6.
 
 # %%
 titled(
@@ -91,11 +90,9 @@ titled(
 # ## The model on one screen
 #
 # > **In short.** An encoder layer looks around (self-attention), then works on what it found (feed-forward). A decoder layer has one
-# > step more in between: it looks at the source (cross-attention). Everything else holds these steps together.
+# > more step in between: it looks at the source (cross-attention).
 #
-# Here is the whole model, from the inside out. Read it once quickly.
-#
-# **The parts.** Attention, embeddings and positions stand in chapters 1 to 3. Three parts are new. For $x \in \mathbb{R}^{D}$ at one position:
+# **The parts.** Three are new. For $x \in \mathbb{R}^{D}$ at one position:
 #
 # | part | formula | in words |
 # |---|---|---|
@@ -103,8 +100,8 @@ titled(
 # | `SublayerConnection` | $\mathrm{LayerNorm}(x + \mathrm{Dropout}(f(x)))$ | adds the result of a step (a *sublayer*) to its input: a *residual connection* |
 # | `PositionwiseFeedForward` | $\max(0,\; x W_1 + b_1)\, W_2 + b_2$, with $W_1$ (D, F) and $W_2$ (F, D) | widens, keeps what is positive, narrows again |
 #
-# The switch `norm_first` moves the LayerNorm to the front: $x + \mathrm{Dropout}(f(\mathrm{LayerNorm}(x)))$. The paper's text has the first form (*post-norm*), most later
-# models have the second (*pre-norm*). Chapter 5 compares them.
+# The switch `norm_first` moves the LayerNorm to the front: $x + \mathrm{Dropout}(f(\mathrm{LayerNorm}(x)))$. This is *pre-norm*, the form of most later
+# models; the paper's text has the form in the table, *post-norm*. Chapter 5 compares them.
 
 
 # %%
@@ -148,7 +145,7 @@ class SublayerConnection(nn.Module):
 
 # %%
 class PositionwiseFeedForward(nn.Module):
-    """max(0, x·W₁ + b₁)·W₂ + b₂ at each position alike (§3.3, equation 2)."""
+    """max(0, x·W₁ + b₁)·W₂ + b₂, the same at each position (§3.3, equation 2)."""
 
     def __init__(self, d_model: int, d_ff: int, dropout: float = 0.1):
         super().__init__()
@@ -167,8 +164,8 @@ def clones(module: nn.Module, N: int) -> nn.ModuleList:
 
 
 # %% [markdown]
-# **The two layers.** `clones` makes copies that own their weights. They begin with equal numbers, and `initialise` gives each its own. An encoder layer calls attention with `x, x, x`: queries, keys and
-# values are all made of the same vectors. A decoder layer does so too, behind a causal mask, and then once more with `x, memory, memory`.
+# **The two layers.** `clones` makes copies that own their weights. An encoder layer calls attention with `x, x, x`: queries, keys and
+# values all come from the same vectors. A decoder layer does the same with a causal mask, and then calls attention again with `x, memory, memory`.
 
 
 # %%
@@ -223,8 +220,8 @@ class DecoderLayer(nn.Module):
 
 
 # %% [markdown]
-# **The two stacks.** N clones, one after the other. Pre-norm ends with one more LayerNorm, because its output is a plain sum that nobody
-# has normalised yet. Post-norm's last act is a LayerNorm already, so there `nn.Identity` does nothing.
+# **The two stacks.** Pre-norm ends with one more LayerNorm, because its output is a plain sum that nothing
+# has normalised yet. Post-norm already ends with a LayerNorm.
 
 
 # %%
@@ -259,17 +256,17 @@ class Decoder(nn.Module):
 
 
 # %% [markdown]
-# **The whole.** The *generator* is one linear map from a vector to a score for each word: $\text{logits} = y W + b$ with $y$ (B, T, D), $W$ (D, V), $b$ (V).
-# It leaves the softmax out: the loss (PyTorch's `cross_entropy`) applies log-softmax itself, and the word with the highest score is also the most probable one.
-# The model doesn't call it, since a translator needs scores for the last position only (chapter 8).
+# **The whole.** The *generator* is one linear map from a vector to a score for each token of the vocabulary: $\text{logits} = y W + b$ with $y$ (B, T, D), $W$ (D, V), $b$ (V).
+# It leaves the softmax to the loss (PyTorch's `cross_entropy`); the highest score belongs to the most probable token anyway.
+# The model doesn't call the generator, since a translator needs scores for the last position only (chapter 8).
 
 
 # %%
 class Generator(nn.Module):
     """Vectors to scores over the vocabulary: the linear map before the softmax (§3.4).
 
-    It returns logits (..., V), not probabilities. `width` is the embedding tables' (chapter 3), where
-    it isn't `d_model`; `narrow` then brings the vectors to it.
+    It returns logits (..., V), not probabilities. `width` is that of the embedding tables (chapter 3);
+    if it isn't `d_model`, `narrow` brings the vectors to it.
     """
 
     def __init__(self, d_model: int, vocab: int, width: int | None = None):
@@ -316,8 +313,8 @@ class EncoderDecoder(nn.Module):
 
 
 # %% [markdown]
-# That is the Transformer. `make_model` puts it together and calls two helpers. `initialise` chooses the numbers to start with.
-# `tie_weights` lets embeddings and generator use one table (§3.4). Chapter 5 explains and measures both.
+# `make_model` puts the Transformer together and calls two helpers. `initialise` chooses the numbers to start with.
+# `tie_weights` can let embeddings and generator share one table (§3.4). Chapter 5 explains both.
 
 
 # %%
@@ -335,7 +332,7 @@ def initialise(model: nn.Module) -> None:
 def tie_weights(model: EncoderDecoder, tie: Literal["none", "decoder", "all"]) -> None:
     """Share storage between the target embedding and the generator, and with "all" the source's too (§3.4).
 
-    Raises ValueError for another `tie`, or where "all" meets two vocabularies of different sizes.
+    Raises ValueError for any other `tie`, or if "all" meets two vocabularies of different sizes.
     """
     if tie not in ("none", "decoder", "all"):
         raise ValueError(f'tie must be "none", "decoder" or "all", not {tie!r}')
@@ -368,7 +365,7 @@ def make_model(
 ) -> EncoderDecoder:
     """A Transformer, the paper's base model unless told otherwise (§3, Table 3).
 
-    `dropout` reaches every dropout. `width` is the tables' own, where it differs from `d_model`.
+    `dropout` goes to every part. `width` is the tables' own, if it differs from `d_model`.
 
     Raises ValueError for sizes or choices that don't fit together.
     """
@@ -396,11 +393,10 @@ def make_model(
 # %% [markdown]
 # ## One pass, step by step
 #
-# > **In short.** Between the embeddings and the generator every step takes D numbers a token and gives D numbers a token. That is
-# > what lets it add its result to its input.
+# > **In short.** Between the embeddings and the generator, every step takes D numbers per token and gives D numbers. So the
+# > result can be added to the input.
 #
-# A small model: 2 + 2 layers, D = 32, 50 source words and 60 target words. Two sentences, S = 6 and T = 4; the shorter one is padded with 0. The masks are
-# those of chapter 1: padding is hidden, and in the target the future too.
+# We take a small model: 2 + 2 layers, D = 32, 50 source words and 60 target words. Two sentence pairs are padded with 0 to S = 6 and T = 4.
 
 # %%
 size = {"N": 2, "d_model": 32, "d_ff": 64, "h": 4, "dropout": 0.0}
@@ -412,10 +408,10 @@ src_mask = padding_mask(src)  # (B, 1, S)
 tgt_mask = padding_mask(tgt) & subsequent_mask(tgt.size(1))  # (B, T, T)
 
 # %% [markdown]
-# `traced` notes, while the model runs, what each step reads and what it gives (masks left out). So the table can't differ from
-# the code. A step that is part of another, as `self_attn` is of `sublayer.0`, ends first and stands first.
+# While the model runs, `traced` notes what each step reads and what it gives, masks left out. A step inside another, such as
+# `self_attn` in `sublayer.0`, is listed first.
 #
-# **Predict.** Three inputs go into cross-attention: query, key and value. What are their shapes? In which steps does the number 60 appear?
+# **Predict.** Cross-attention has three inputs: query, key and value. What are their shapes? In which steps does the number 60 appear?
 
 # %%
 steps = r"\w+_embed\.\d|.+_attn|.+\.feed_forward|.+\.sublayer\.\d|generator"
@@ -425,22 +421,21 @@ for name, read, given in rows:
     print(f"{name:32}{read:33}{given}")
 
 # %% [markdown]
-# Three things to see:
+# The table shows three things:
 #
-# - From `src_embed.0` to the last `sublayer.2` all results are (B, S, 32) or (B, T, 32). The paper gives all its parts one width for this reason (§3.1).
+# - From `src_embed.0` to the last `sublayer.2` all results are (B, S, 32) or (B, T, 32): one width, as in the paper (§3.1).
 # - Cross-attention, `src_attn`, reads (2, 4, 32) once and (2, 6, 32) twice: the query comes from the target, key and value from the memory.
-#   The memory is the same in both decoder layers.
-# - The vocabulary's 60 appears in the last line only.
+# - The vocabulary's 60 appears only in the last line.
 #
 # ## Why keys and values come from the memory
 #
 # > **In short.** The target asks, the source answers. Each target position gets one answer, whatever the length of the source.
 #
-# There are T queries, so attention gives T vectors, and these can be added to the T vectors of the decoder. With queries from the memory there would be S answers,
-# which can't be added; with keys and values from the target, nothing of the source would come in at all.
+# There are T queries, so attention gives T vectors, which can be added to the decoder's T vectors. With queries from the memory there would be S answers,
+# which can't be added. With keys and values from the target, nothing from the source would come in.
 #
 # The memory doesn't depend on the target. So a translator that writes word by word computes it **once** and reads it at each step
-# (chapter 8). Check: one memory, targets of growing length; each time the last vector is the one that the pass over the whole target gave.
+# (chapter 8). We check this with targets of growing length: the last vector must be the one that a pass over the whole target gives there.
 
 # %%
 memory = model.encode(src, src_mask)  # (B, S, D)
@@ -452,19 +447,18 @@ weights = model.decoder.layers[0].src_attn.attn  # (B, H, T, S)
 print("weights of cross-attention:", tuple(weights.shape))
 
 # %% [markdown]
-# The same check says why training can be so fast: behind the causal mask one pass gives what T separate passes would.
+# So training can be fast: with the causal mask, one pass gives what T separate passes would.
 #
 # ## Why a feed-forward layer
 #
 # > **In short.** Attention decides who listens to whom; what it does to the vectors themselves is linear. The feed-forward layer works
 # > on each position alone, and isn't linear.
 #
-# Attention's result is a weighted sum of values, and the values are a linear map of $x$. Only the *weights* depend on $x$ in another way. With the weights
-# held fixed, even six attention layers, with their residual connections, are one linear map with a bias. In a sentence of one token each weight is 1
-# whatever $x$ is: without LayerNorms, one matrix and a bias could replace all six layers.
+# Attention's result is a weighted sum of values, and the values are a linear map of $x$. Only the *weights* depend on $x$ in a nonlinear way. With fixed weights and no LayerNorms, even six attention layers
+# with their residual connections are one linear map with a bias.
 #
-# A linear map with a bias passes this test: $f(a + b) - f(a) - f(b) + f(0) = 0$ for all $a$ and $b$. We fix the weights by taking queries
-# and keys from other vectors, and leave the LayerNorms out. How far from 0 is it, as a share of $f(a + b)$?
+# For such a map, $f(a + b) - f(a) - f(b) + f(0) = 0$ for all $a$ and $b$. We fix the weights by taking queries
+# and keys from other vectors, and print how far from 0 this sum is, as a share of $f(a + b)$:
 
 # %%
 torch.manual_seed(0)
@@ -487,7 +481,7 @@ for name, parts in (("attention only", []), ("with feed-forward", thinks)):
     print(f"{name:18} {(bend.norm() / f(a + b).norm()).item():.4f}")
 
 # %% [markdown]
-# Six attentions are one linear map with a bias; feed-forward layers bend it. But they move nothing between positions: output t reacts to input t alone. `influence` (chapter 1) is 0 off the diagonal.
+# The feed-forward layers make the map nonlinear. But they move nothing between positions: `influence` (chapter 1) is 0 off the diagonal.
 
 # %%
 from_position = influence(thinks[0], a)  # (T, T)
@@ -499,8 +493,8 @@ assert (from_position.diagonal() > 0).all() and from_position.count_nonzero() ==
 # > **In short.** What the model says at position t depends on the whole source and on the target up to t. And a sentence gets the same
 # > result alone as in a batch with longer ones.
 #
-# The masks do this in each layer (chapter 1); we check the whole model. If the future leaked, the training loss
-# would fall fast, and translating would fail, since there the future doesn't exist yet. Source of 7 tokens, target of 5:
+# The masks do this in each layer; we check the whole model. If the future leaked, the training loss
+# would fall fast but translation would fail, since there the future doesn't exist yet.
 
 # %%
 torch.manual_seed(1)
@@ -530,7 +524,7 @@ titled(
 )
 
 # %% [markdown]
-# Now padding. We append four pads to the source and to the target, and look at the outputs of the real tokens.
+# Now we append four pads to source and target and compare the outputs of the real tokens.
 
 # %%
 short = model(source, target, None, causal)
@@ -543,12 +537,12 @@ for name, padded in (("with padding masks", masked), ("without", unmasked)):
 torch.testing.assert_close(masked[:, :5], short)
 
 # %% [markdown]
-# The source's mask does the work here. Pads at the end of the *target* lie in the future of every real token, so the causal mask hides them already.
+# The source's mask does the work here. Pads at the end of the *target* are already hidden by the causal mask.
 #
 # ## Two slips in putting it together
 #
-# **Pitfall.** `nn.ModuleList([layer] * 6)` looks like six layers and is one layer, six times: the list holds the same object
-# again and again. It runs and it trains, with a sixth of the weights. Notice it by counting. `clones` copies.
+# **Pitfall.** `nn.ModuleList([layer] * 6)` looks like six layers but is one layer six times. It runs and trains, with a sixth of the weights.
+# Counting reveals it.
 
 
 # %%
@@ -564,7 +558,7 @@ print("six times one layer:", count_parameters(nn.ModuleList([layer] * 6)))
 
 # %% [markdown]
 # **Pitfall.** `make_model` passes `dropout` on to every part. A factory that forgets the attention leaves it at its own default, 0.1:
-# with `dropout=0.0` the model is still random in train mode. Notice it by running twice.
+# with `dropout=0.0` the model is still random in train mode. Two runs reveal it.
 
 
 # %%
@@ -606,9 +600,9 @@ def parameters_by_hand(
 
 
 # %% [markdown]
-# The paper's models share one vocabulary of about 37,000 pieces of words between both languages (§5.1) and tie all tables. Its Table 3 gives 65 million
-# parameters for *base* and 213 million for *big*. The third row has the sizes of the model that this series trains on Multi30k (chapter 9); that one is pre-norm, which adds 1,024 numbers.
-# Counting needs no numbers: on PyTorch's `meta` device tensors have a shape and no content.
+# The paper's models share one vocabulary of about 37,000 pieces of words between the two languages (§5.1) and tie all tables. Table 3 gives 65 million
+# parameters for *base* and 213 million for *big*. The third row below has the sizes of chapter 9's model, which is pre-norm and so has 1,024 more numbers.
+# On the `meta` device, tensors have a shape but no content.
 #
 # **Predict.** Which part is the largest in *base*? And in the small one?
 
@@ -631,18 +625,18 @@ pd.DataFrame(counted).rename(columns={"all": "all, millions", "paper": "paper, m
 
 # %% [markdown]
 # The feed-forward layers are the largest part in all three. Base comes out 3% below the paper's figure and big 1% above; the paper doesn't say
-# how it counted, or how large its vocabulary was exactly.
+# how it counted, or its vocabulary's exact size.
 #
 # ## The same as `nn.Transformer`
 #
-# > **In short.** Copy our weights into PyTorch's Transformer. If every output and every gradient agrees, then each formula above is
-# > what the field means by it.
+# > **In short.** Copy our weights into PyTorch's Transformer. If every output and every gradient agrees, then each formula above
+# > means what the field means by it.
 #
-# Three things differ in the packaging, and each is a place to go wrong:
+# Three things differ in the packaging:
 #
 # - PyTorch stacks query, key and value matrices into one `in_proj_weight` (3D, D).
 # - Its masks say what to **hide** (True = ignore), ours what to **allow**.
-# - It puts a final LayerNorm on both stacks, *also for post-norm*, where the paper has none. We take it off.
+# - It puts a final LayerNorm on both stacks, *even for post-norm*, where the paper has none. We remove it.
 
 
 # %%
@@ -667,11 +661,11 @@ def torch_layer_state(layer: EncoderLayer | DecoderLayer) -> dict[str, Tensor]:
 def to_torch_transformer(model: EncoderDecoder, final_norms: bool | None = None) -> nn.Transformer:
     """PyTorch's own Transformer with `model`'s weights; embeddings and generator stay outside.
 
-    `final_norms`: keep the LayerNorms at the ends of the stacks; by default where `model` has them.
+    `final_norms`: keep the LayerNorms at the ends of the stacks; by default if `model` has them.
     """
     layer = model.encoder.layers[0]
     norm_first = layer.sublayer[0].norm_first
-    with warnings.catch_warnings():  # it remarks that pre-norm can't use its nested tensors
+    with warnings.catch_warnings():  # it warns that pre-norm can't use its nested tensors
         warnings.simplefilter("ignore")
         theirs = nn.Transformer(
             d_model=layer.size,
@@ -709,13 +703,13 @@ def torch_vectors(
 
 
 # %% [markdown]
-# Gradients are compared by a step: both models subtract their gradients from their weights. If all weights are still equal then, each
-# gradient was. The embeddings stand outside and serve both, so theirs are compared one after the other.
+# We compare gradients by taking a step: both models subtract their gradients from their weights. If all weights are still equal afterwards, so was each
+# gradient. The embeddings serve both models, so we compare their gradients directly.
 
 
 # %%
 def assert_parity(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> None:
-    """Raise AssertionError where an output or a gradient isn't `nn.Transformer`'s; 0 pads src and tgt."""
+    """Raise AssertionError if an output or a gradient isn't `nn.Transformer`'s; 0 pads src and tgt."""
     model = copy.deepcopy(model)
     theirs = to_torch_transformer(model)
     tgt_mask = padding_mask(tgt) & subsequent_mask(tgt.size(1))
@@ -735,9 +729,8 @@ def assert_parity(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> None:
 
 
 # %% [markdown]
-# Check: both placements of the norm; source and target of different lengths, both padded; outputs, and the gradients of *all* parameters.
-# In a fresh model all biases are 0 and all LayerNorms are alike: the outputs would hide a bias that was never copied. So `scramble` adds a
-# little noise to every parameter first.
+# We check both placements of the norm on the padded batch from above. In a fresh model all biases are 0 and all LayerNorms are alike,
+# so the outputs would hide a bias that was never copied. Therefore `scramble` first adds a little noise to every parameter.
 
 # %%
 for norm_first in (False, True):
@@ -748,9 +741,9 @@ for norm_first in (False, True):
     print(f"norm_first={norm_first}: outputs and all gradients equal nn.Transformer's")
 
 # %% [markdown]
-# **Pitfall.** Comparing post-norm with a plain `nn.Transformer(norm_first=False)` on *fresh* weights passes to several digits, although
-# PyTorch has two LayerNorms more than the paper: normalising twice is nearly the same as once while all scales are 1. After some
-# training it is another model.
+# **Pitfall.** On *fresh* weights, post-norm agrees with a plain `nn.Transformer(norm_first=False)` to several digits, although
+# PyTorch has two more LayerNorms than the paper: normalising twice is nearly the same as once while all scales are 1. After some
+# training it is a different model.
 
 # %%
 torch.manual_seed(0)
@@ -765,21 +758,21 @@ for state in ("fresh", "scrambled"):
 # %% [markdown]
 # ## Summary
 #
-# - The encoder turns the source into the memory; each decoder layer reads the target so far and the memory.
-# - Attention moves information between positions; the feed-forward layer works on each position alone, and isn't linear.
-# - Keys and values of cross-attention come from the memory, which is computed once for a sentence. The queries come from the target, so each target position gets one answer.
-# - No output sees a later target token. No output at a real token sees a pad.
+# - The encoder turns the source into the memory, once per sentence. In cross-attention, keys and values come from the memory, queries from the target.
+# - Attention moves information between positions; the feed-forward layer works on each alone, and isn't linear.
+# - No output sees a later target token, and none at a real token sees a pad.
 # - Base has 63.1 million parameters (paper: 65), big 214.3 (paper: 213).
 # - Outputs and gradients equal those of `nn.Transformer`.
 #
 # ## What the paper did that we don't
 #
-# - §3.2.2 writes the attention projections as plain matrices, and its code (tensor2tensor) has no biases there. `nn.Transformer` has biases, and so do we, to
-#   be comparable.
-# - Its generator has no bias in the code. Ours has one, V numbers, starting at 0.
-# - We use dropout on attention weights and inside the feed-forward layer too, as its later code and `nn.Transformer` do.
+# - §3.2.2 writes the attention projections as plain matrices, and the paper's code (tensor2tensor) has no biases there. We have them because `nn.Transformer` does.
+# - The generator in that code has no bias. Ours has one, starting at 0.
+# - We also use dropout on attention weights and inside the feed-forward layer, as the paper's later code and `nn.Transformer` do.
 #
 # ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · Count an encoder
 #
@@ -822,14 +815,14 @@ check(layer_from_parts)
 #
 # *code · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# `clones` copies one layer, numbers and all, and `initialise` repairs what that leaves behind. Write `fresh_stack`, which
-# needs no repair: `make()` builds a layer, and the result holds N layers as PyTorch should see them, none of which starts with the
+# `clones` copies one layer, numbers and all, and `initialise` must then make the copies differ. Write `fresh_stack`, which
+# needs no such repair: `make()` builds a layer, and the result holds N layers in a form that PyTorch sees, none of which starts with the
 # numbers of another. `solution("fresh_stack")` shows ours.
 
 
 # %%
 def fresh_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
-    """N layers, each built anew."""
+    """N layers, each built from scratch."""
     ...
 
 
@@ -840,13 +833,13 @@ check(fresh_stack)
 #
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# Break `torch_layer_state` on purpose: swap key and value, or put zeros in place of `linear1.bias`. Which of the two do the *outputs* in
-# `assert_parity` show? And which without `scramble`?
+# Break `torch_layer_state` on purpose: swap key and value, or put zeros in place of `linear1.bias`. Which of these two faults do the *outputs* in
+# `assert_parity` show? And which would they show without `scramble`?
 #
 # <details><summary>An answer</summary>
 #
-# With `scramble` both. Without it, swapped matrices still show, since they differ from the start. A forgotten bias doesn't: biases start at 0, so
-# the outputs agree. Only the gradients differ: the broken function converts them, too, and puts zeros in place of the bias's gradient.
+# With `scramble`, both. Without it, swapped matrices still show, since they differ from the start. A forgotten bias doesn't: biases start at 0, so
+# the outputs agree. Only the gradients differ: the broken function converts them too, and puts zeros in place of the bias's gradient.
 #
 # </details>
 #

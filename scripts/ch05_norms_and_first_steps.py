@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 5 · Norms and first steps
 #
-# After this chapter you can say why a model of twelve layers trains at all, choose between post-norm and pre-norm, and check a
+# After this chapter you can explain why a model of twelve layers trains at all, choose between post-norm and pre-norm, and check a
 # model's numbers before its first step.
 #
 # | | |
@@ -27,7 +27,7 @@
 #
 # *If you read only three cells:* the chart under "A road for the gradient", the table under "A table's first numbers", the chart under "Signals through twelve layers".
 #
-# Chapter 4 showed *what* the Transformer computes. Some of its parts are there mainly so that it can learn: residual connections, LayerNorm, and the numbers that it starts with. Shapes as before: **B** batch, **T** tokens,
+# Residual connections, LayerNorm, and the numbers that a model starts with are there mainly so that the model can learn. Shapes as before: **B** batch, **T** tokens,
 # **D** = `d_model`, **V** vocabulary, **N** layers.
 
 # %% tags=["bootstrap"]
@@ -71,15 +71,15 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## A road for the gradient
 #
-# > **In short.** A layer doesn't replace its input, it adds a correction to it. So the gradient
+# > **In short.** A layer doesn't replace its input: it adds a correction to it. So the gradient
 # > has a direct road from the loss back to every layer.
 #
 # A sublayer $f$ with a residual connection computes
 #
 # $$ y = x + f(x), \qquad \frac{\partial y}{\partial x} = I + \frac{\partial f}{\partial x}, $$
 #
-# with $x, y$ of shape (B, T, D). Without the $x +$, the gradient that reaches the bottom of a stack
-# is a product of N Jacobians. If each shrinks a vector a little, the product shrinks it exponentially. With it, each factor
+# with $x, y$ of shape (B, T, D). Without the $x +$, the gradient at the bottom of a stack
+# has gone through N Jacobians $\partial f/\partial x$. If each shrinks it a little, it shrinks exponentially with N. With the $x +$, each factor
 # is the identity plus something.
 
 
@@ -97,8 +97,7 @@ def input_gradient(depth: int, residual: bool, size: int = 64) -> float:
 
 
 # %% [markdown]
-# **Predict.** Twenty-four layers, PyTorch's default initialisation. How much of the gradient reaches the input with, and how
-# much without the residual connection?
+# **Predict.** How much of the gradient reaches the input of twenty-four layers with residual connections, and without?
 
 # %%
 reach = pd.DataFrame(
@@ -120,18 +119,15 @@ titled(
 )
 
 # %% [markdown]
-# Without the road the gradient is lost. With it nothing is lost; it even grows, since each layer adds something.
-# In post-norm, though, LayerNorms stand on the road (see below).
+# Without the road the gradient is lost. With it the gradient even grows, since each layer adds something.
 #
 # ## LayerNorm
 #
-# > **In short.** Every token's vector is brought to the same scale: mean 0, variance 1. Then the model may stretch and shift each feature
-# > as it likes.
+# > **In short.** Every token's vector is brought to the same scale: mean 0, variance 1. Then the model may stretch and shift each feature.
 #
 # Chapter 4 gave the formula; its variance is the mean of the D squares, $\sigma^2 = \frac1D \sum_i (x_i - \mu)^2$.
-# Nothing in it looks at another token or sentence, as batch normalisation does. So a token's result doesn't depend on the batch or on padding. The small $\epsilon$ keeps the root away from 0 for a constant vector.
-#
-# Check: against `nn.LayerNorm`, result and gradients, on ordinary, tiny and constant vectors.
+# Unlike batch normalisation, LayerNorm looks at no other token, so a token's result doesn't depend on the batch or on padding. The small $\epsilon$ keeps the root above 0 for a constant vector.
+# The check: ours agrees with `nn.LayerNorm`, gradients included.
 
 # %%
 torch.manual_seed(0)
@@ -146,20 +142,19 @@ for norm in (ours, theirs):
 torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 # %% [markdown]
-# **Pitfall.** Two slips that look harmless: the *unbiased* standard deviation (divide by D − 1, which is what `x.std()`
-# does by default), and ε added to the standard deviation instead of to the variance under the root. The model still
-# trains. But weights can't be carried to or from any other implementation. Notice the first slip by the variance of the result: it
-# should be 1, and is (D − 1)/D. The second shows only where a vector is nearly constant.
+# **Pitfall.** Two slips look harmless: the *unbiased* standard deviation (dividing by D − 1, the default of `x.std()`),
+# and ε added to the standard deviation instead of to the variance under the root. The model still
+# trains, but its weights fit no other implementation.
 
 
 # %%
 def wrong_layer_norm(x: Tensor, eps: float = 1e-6, correction: int = 1) -> Tensor:
-    """The slips: unbiased standard deviation, ε outside the root. Shown to be refused."""
+    """The slips: unbiased standard deviation, ε outside the root. Shown as a mistake."""
     return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, correction=correction) + eps)
 
 
 # %% [markdown]
-# **Predict.** Noise of size 10⁻⁴ comes in. How large are the entries that come out, with
+# **Predict.** The input is noise of size 10⁻⁴. How large are the entries of the output with
 # ε = 10⁻⁵ under the root, and with 10⁻⁶ outside?
 
 # %%
@@ -175,13 +170,13 @@ slip = wrong_layer_norm(noise, correction=0).abs().max()  # the second slip alon
 print(f"noise: ours {LayerNorm(64)(noise).abs().max().item():.2f}, ε outside {slip:.2f}")
 
 # %% [markdown]
-# The largest entry is 2.3 times the noise's size. Under the root we divide by $\sqrt{10^{-8} + 10^{-5}}$ = 0.0032: the noise stays small, 0.07. Outside
-# we divide by $10^{-4} + 10^{-6}$: the noise becomes a full signal, 2.32. The place does it, not the value: 10⁻⁵ outside would give 2.1.
+# The largest entry is 2.3 times the noise's size. With ε under the root we divide by $\sqrt{10^{-8} + 10^{-5}}$ = 0.0032, and it stays small: 0.07. With ε outside
+# we divide by $10^{-4} + 10^{-6}$, and the noise becomes a full signal: 2.32 (10⁻⁵ outside would give 2.1).
 #
 # ## Before or after
 #
-# > **In short.** The paper normalises *after* adding. Most models since normalise *before* the sublayer. One switch
-# > chooses (`norm_first`), and the difference is larger than it looks.
+# > **In short.** The paper normalises *after* adding (post-norm). Most models since normalise *before* the
+# > sublayer (pre-norm, `norm_first`).
 
 # %%
 titled(
@@ -193,17 +188,15 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** A text that states post-norm over code that runs pre-norm, because the paper's own code changed to
-# pre-norm later. Then a reader debugs a formula that never ran, and weights
-# don't fit. One test tells which one a class is: give it a sublayer that returns zeros.
-# Pre-norm must return $x$ itself, post-norm must return LayerNorm($x$).
+# **Pitfall.** A text may state post-norm above code that runs pre-norm, because the paper's own code changed to
+# pre-norm later. One test distinguishes the two: give the class a sublayer that returns zeros. Pre-norm must return $x$ itself, post-norm LayerNorm($x$).
 
 
 # %%
 def is_post_norm(connection: nn.Module, size: int) -> bool:
-    """Whether a residual connection normalises its sum, found out by a sublayer that adds nothing.
+    """Whether a residual connection normalises its sum, tested with a sublayer that adds nothing.
 
-    Raises ValueError where it is neither post-norm nor pre-norm.
+    Raises ValueError if it is neither post-norm nor pre-norm.
     """
     x = 3 * torch.randn(4, 7, size) + 1
     y = connection.eval()(x, torch.zeros_like)
@@ -220,17 +213,17 @@ assert not is_post_norm(SublayerConnection(16, 0.1, norm_first=True), 16)
 # %% [markdown]
 # ## The numbers to start with
 #
-# > **In short.** A layer should neither amplify nor damp what passes through it, forwards or backwards. For a matrix
-# > that means: the more inputs and outputs, the smaller the entries.
+# > **In short.** A layer should neither amplify nor damp what passes through it, forwards or backwards. So
+# > the more inputs and outputs a matrix has, the smaller its entries.
 #
-# If the entries of $x$ are independent with variance 1, and those of $W$ ($n_\text{in}$ to $n_\text{out}$) are independent with mean 0, then each entry of $xW$ has
+# If the entries of $x$ are independent with variance 1, and those of $W$ ($n_\text{in}$ to $n_\text{out}$) independent with mean 0, each entry of $xW$ has
 # variance $n_\text{in}\operatorname{Var}(W)$. Going backwards, the variance of the gradient is multiplied by
-# $n_\text{out}\operatorname{Var}(W)$. Both are 1 only if $n_\text{in} = n_\text{out}$. Xavier initialisation (Glorot and Bengio, 2010) takes the middle:
+# $n_\text{out}\operatorname{Var}(W)$. Both can be 1 only if $n_\text{in} = n_\text{out}$. Xavier initialisation (Glorot and Bengio, 2010) is a compromise; the paper's code uses it too:
 #
 # $$ \operatorname{Var}(W) = \frac{2}{n_\text{in} + n_\text{out}}, \qquad W \sim U(-a, a),\; a = \sqrt{\frac{6}{n_\text{in} + n_\text{out}}} . $$
 #
-# **Predict.** Twelve matrices of 512 × 512 in a row, nothing else. Entries of spread (standard deviation) 0.1 multiply the scale by $0.1\sqrt{512} ≈ 2.26$ each time. PyTorch's
-# default for `nn.Linear` has variance $1/(3 n_\text{in})$. What is left of a spread of 1 after twelve?
+# **Predict.** A signal of spread (standard deviation) 1 goes through twelve 512 × 512 matrices. Entries of spread 0.1 multiply its scale by $0.1\sqrt{512} ≈ 2.26$ each time. PyTorch's
+# default for `nn.Linear` has variance $1/(3 n_\text{in})$. What spread is left with each, and with Xavier?
 
 # %%
 starts = {
@@ -248,11 +241,10 @@ for name, start in starts.items():
     print(f"{name:18} {x.std().item():12.4f}")
 
 # %% [markdown]
-# PyTorch's default loses a factor of $\sqrt3$ each time, 729 in twelve. In a Transformer, LayerNorm and the road hide this: the model
-# runs, and only learns worse. `initialise` gives all matrices but the tables Xavier's variance, and sets all biases to 0.
+# PyTorch's default loses a factor of $\sqrt3$ each time, 729 in twelve. `initialise` gives all matrices except the tables Xavier's variance, and sets all biases to 0.
 #
-# **Pitfall.** Deep copies, and then a Xavier loop that touches "everything with more than one dimension". Biases have one dimension, so they
-# keep what the copying gave them: PyTorch's random default, the same random numbers in every layer, in place of 0.
+# **Pitfall.** After copying the layers, a Xavier loop touches only "everything with more than one dimension". Biases have one dimension, so they
+# keep PyTorch's random default instead of 0, the same numbers in every copy.
 
 
 # %%
@@ -273,19 +265,17 @@ for name, start in (("wrong", wrong_initialise), ("right", initialise)):
     print(f"{name}: biases alike in all six layers: {alike}, all zero: {zero}")
 
 # %% [markdown]
-# Being alike does little harm, zero or not: the matrices differ, so the layers learn different things. What is lost is the start that was
-# asked for, with biases of 0.
+# Equal biases do little harm: the matrices differ, so the layers learn different things.
 #
 # ## One table, three uses
 #
-# > **In short.** The table that turns words into vectors and the matrix that turns vectors into word scores have the same
-# > shape. The paper uses one table for both, and for the source words too (§3.4).
+# > **In short.** The table that turns words into vectors has the shape of the matrix that turns vectors into word
+# > scores. The paper uses one for both, and for the source words too (§3.4).
 #
-# The embedding is a row lookup in $E$ (V, D), and the generator's `nn.Linear` holds its weight as (V, D) too: $\text{logits} = y E^\top + b$.
-# A word's score is then the dot product of the model's output with that word's own embedding. Sharing with the source asks for
-# *one* vocabulary for both languages. In `make_model`, `tie="decoder"` shares target table and generator, `tie="all"` all three.
+# With the table $E$ (V, D) in the generator, $\text{logits} = y E^\top + b$: a word's score is the dot product of the model's output with
+# that word's own embedding.
 #
-# Tied means: **the same memory**. What one use learns, the other has at once, and the gradients of all uses add up.
+# Tied means **the same memory**, so the gradients of all uses add up.
 
 
 # %%
@@ -309,8 +299,7 @@ torch.testing.assert_close(gradients[0][0], sum(gradients[1]))
 print("tables in memory:", *(len(set(storage_addresses(one))) for one in (tied, untied)))
 
 # %% [markdown]
-# **Pitfall.** Claiming that weights are shared, while they are only equal, as in `untied`. That lasts until the
-# first step. So compare storage, not values.
+# **Pitfall.** Weights may be called shared when they are only equal, as in `untied`. So compare storage, not values.
 
 # %%
 for name, one in (("tied", tied), ("copied", untied)):
@@ -322,13 +311,13 @@ for name, one in (("tied", tied), ("copied", untied)):
 # %% [markdown]
 # ## A table's first numbers
 #
-# > **In short.** A table is looked up, and is the generator's matrix. One spread suits both: $1/\sqrt D$.
+# > **In short.** A tied table is looked up and is the generator's matrix. One spread suits both uses: $1/\sqrt D$.
 #
-# A lookup doesn't sum over inputs, it picks *one* row. So Xavier's formula, which counts V "outputs", has nothing to say about it. Coming in, the row is multiplied
-# by $\sqrt D$ (chapter 3). Going out, a score is a dot product of D terms with a vector of variance 1. With entries of variance $1/D$, embeddings and
+# A lookup picks *one* row and sums over nothing, so Xavier's formula, which counts V "outputs", doesn't apply. In the embedding, the row is multiplied
+# by $\sqrt D$ (chapter 3). In the generator, a score is a dot product of D terms with a vector of variance 1. With entries of variance $1/D$, embeddings and
 # logits both have a spread of about 1.
 #
-# Knowing nothing costs $\ln V$. If logits are independent $N(0, s^2)$ with a small $s$, the first loss is about $\ln V + s^2/2$, as
+# A model that knows nothing has a loss of $\ln V$. If logits are independent $N(0, s^2)$ with a small $s$, the first loss is about $\ln V + s^2/2$, since
 # $\ln \sum_j e^{z_j} ≈ \ln V + s^2/2$.
 #
 # **Predict.** V = 5000, so $\ln V$ = 8.52; D = 128. What will the first loss be for a table drawn from N(0, 1), PyTorch's default for `nn.Embedding`?
@@ -353,17 +342,16 @@ assert abs(rows[0]["loss"] - math.log(5000) - 0.5) < 0.3
 pd.DataFrame(rows)
 
 # %% [markdown]
-# With N(0, 1), $s = \sqrt{128}$ isn't small, and the formula's 72.5 isn't to be trusted: here one score decides, that of the word just read. Its vector is still in the output, and
-# the table is tied; so the model is sure of it before any training. With Xavier's entries the loss is near $\ln V$, but the embeddings are far smaller
-# than the positions added to them: sines and cosines, 0.7 in root mean square. A first loss much above $\ln V + \frac12$ means that something is wrong already: it is the first
-# number to look at in any training.
+# With N(0, 1), $s = \sqrt{128}$ isn't small, and the formula (72.5) can't be trusted. The vector of the word just read is still in the output, and
+# the table is tied, so the model is sure of that word before any training. With Xavier's entries the loss is near $\ln V$, but the embeddings are far smaller
+# than the positions added to them (0.7 in root mean square). Look at the first loss in any training: if it is much above
+# $\ln V + \frac12$, something is already wrong.
 #
 # ## Signals through twelve layers
 #
-# > **In short.** Where the LayerNorm stands decides how large each layer's output is, and how much gradient it gets.
+# > **In short.** The place of the LayerNorm decides how large a layer's output is, and how much gradient the layer gets.
 #
-# Both models, 6 + 6 layers, get the same batch before any training. We note for each layer how large its output is, and how large the gradient is
-# that arrives there.
+# Two untrained models, post-norm and pre-norm, 6 + 6 layers each, get the same batch.
 
 
 # %%
@@ -396,7 +384,7 @@ def layer_signals(model: EncoderDecoder, src: Tensor, tgt: Tensor, labels: Tenso
 
 
 # %% [markdown]
-# **Predict.** In which of the two does the scale grow with depth? In which does the gradient fade on its way down?
+# **Predict.** In which of the two do the outputs grow with depth? In which does the gradient fade on its way down?
 
 # %%
 size = {"N": 6, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.0}
@@ -419,15 +407,14 @@ titled(
 )
 
 # %% [markdown]
-# Post-norm, decoder: the sum $x + f(x)$ has a spread above 1. Each LayerNorm divides it, and its gradient, by that spread, three times a layer.
-# The sublayers send gradient back too, but less than is lost. The last layer gets eight times the gradient of the first.
+# In post-norm's decoder, the sum $x + f(x)$ has a spread above 1. Each LayerNorm divides the sum and its gradient by that spread, three times a layer.
+# The last layer gets eight times the gradient of the first.
 #
-# Pre-norm: nothing divides the road. So what arrives at the last layer arrives at the first as well, plus what the sublayers send back: all its gradients lie
-# within a factor of three.
+# In pre-norm nothing is divided, so the outputs grow. The gradient that arrives at the last layer also arrives at the first, plus what the sublayers send back: all
+# gradients lie within a factor of three.
 #
-# Post-norm's encoder doesn't fade. At the start the weights of attention are nearly even: attention takes means. So the decoder sends almost the same gradient to
-# all source positions. Backwards, a mean passes on what all positions have in common, and cancels what
-# differs: so here the sublayers make up for what the norms take. In the decoder each position has a gradient of its own. The share that is common to all positions:
+# In post-norm's encoder the gradient doesn't fade. At the start the attention weights are nearly even, so attention takes means. Backwards, a mean passes on what all positions have in common. The decoder sends almost the same gradient to
+# all source positions, so here the sublayers make up for what the norms take. In the decoder each position has its own gradient. The share common to all positions is:
 
 # %%
 common = signals[signals.placement == "post-norm"].set_index("layer").common
@@ -439,8 +426,8 @@ assert common["E6"] > 0.8 and common["D6"] < 0.3
 #
 # > **In short.** Placement and warm-up decide how fast a deep model learns in its first steps.
 #
-# Warm-up is a learning rate that rises slowly from 0 (chapter 6). A race: forty steps of Adam on "copy these six
-# symbols", 6 + 6 layers, learning rate 0.003. Post-norm runs twice: without warm-up, and with 25 steps of it.
+# In warm-up the learning rate rises slowly from 0 (chapter 6). We run a race: forty steps of Adam on "copy these six
+# symbols", with 6 + 6 layers and a learning rate of 0.003. Post-norm runs without warm-up and with 25 steps of it.
 
 
 # %%
@@ -464,7 +451,7 @@ def short_race(norm_first: bool, warmup: int, seed: int, steps: int = 40) -> flo
 
 
 # %% [markdown]
-# **Predict.** Knowing nothing costs ln 10 = 2.30. In which order will the three contenders end, and will three seeds agree?
+# **Predict.** A model that knows nothing has a loss of ln 10 = 2.30. In which order will the three contenders end, and will three seeds agree?
 
 # %%
 contenders = {  # norm_first, warm-up
@@ -479,32 +466,32 @@ for name, (norm_first, warmup) in contenders.items():
 assert max(ends[0]) < min(ends[1]) - 0.1 and max(ends[1]) < min(ends[2])  # no seed disagrees
 
 # %% [markdown]
-# The seeds agree. At this size and this rate: pre-norm starts without warm-up, and warm-up helps post-norm. Xiong
-# et al. (2020) report the same for full trainings. It is not a law: in chapter 19's full trainings, of two layers a side, both
-# lose about the same without warm-up, and post-norm ends 0.15 nats behind.
+# The seeds agree. At this size and this rate, pre-norm learns without warm-up, and warm-up helps post-norm. Xiong
+# et al. (2020) report the same for full training runs. It is not a law: in chapter 19's full runs, with two layers a side, dropping warm-up
+# costs both about the same, and post-norm's loss ends 0.15 higher.
 #
 # ## Summary
 #
-# - A residual connection gives the gradient a direct road; without it 24 layers left a millionth.
+# - A residual connection gives the gradient a direct road; without it, 24 layers left a millionth.
 # - LayerNorm brings each token's vector to mean 0 and variance 1, with the *biased* variance and ε under the root.
-# - Post-norm holds outputs at spread 1, and the decoder's gradient fades downwards. Pre-norm lets outputs grow, and its gradients differ by less than a factor of three.
+# - Post-norm holds outputs at spread 1, and its decoder's gradient fades downwards. In pre-norm outputs grow, and gradients differ by less than a factor of three.
 # - Matrices start with Xavier's variance, biases at 0, tables with variance 1/D. The first loss is then about ln V + ½.
 # - Tied tables are the same memory.
 #
 # ## What the paper did that we don't
 #
-# - Its text is post-norm, its code moved to pre-norm later. `make_model`'s default follows the text; the models that we train from chapter 7 on are pre-norm.
-# - The paper doesn't say how its matrices start. Its code scaled them by the mean of inputs and outputs, which is what
-#   Xavier does.
+# - `make_model`'s default is the post-norm of the paper's text; the models that we train from chapter 7 on are pre-norm.
 #
 # ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · LayerNorm from two sums
 #
 # *code · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
 # A fast LayerNorm keeps two sums of each vector, $\sum x_i$ and $\sum x_i^2$. Write `two_sums_norm`, which computes mean and variance from
-# these two alone. It must be `nn.LayerNorm`'s function, gradients included. And when does it go wrong, although the algebra is right?
+# these two alone. It must be `nn.LayerNorm`'s function, gradients included. And when does it fail, although the algebra is right?
 # `solution("two_sums_norm")` shows ours.
 
 
@@ -517,10 +504,10 @@ def two_sums_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor
 check(two_sums_norm)
 
 # %% [markdown]
-# <details><summary>When does it go wrong?</summary>
+# <details><summary>When does it fail?</summary>
 #
-# Where the mean is large beside the spread. A float32 has seven digits. With a mean of 10,000 and a spread of 1 the squares are near $10^8$ and their
-# difference is 1: the digits that were wanted are gone. Kernels that read once update mean and variance with each entry instead (Welford's method).
+# When the mean is large compared with the spread. A float32 has seven digits. With a mean of 10,000 and a spread of 1, the squares are near $10^8$ and their
+# difference is 1: the digits that matter are gone.
 #
 # </details>
 #
@@ -545,9 +532,9 @@ check(deepened)
 # %% [markdown]
 # <details><summary>Why not for post-norm?</summary>
 #
-# In pre-norm a sublayer that returns 0 leaves $x$ alone. Its last matrix and bias must be 0, and what comes before must not: the
-# gradient of $W_2$ is a product with what comes out of $W_1$. In post-norm LayerNorm$(x + 0)$ isn't $x$, unless $x$ is
-# normed already and γ and β are still 1 and 0.
+# In pre-norm, a sublayer that returns 0 leaves $x$ alone. Its last matrix and bias must be 0, but not what comes before them: the
+# gradient of $W_2$ is a product with what comes out of $W_1$. In post-norm, LayerNorm$(x + 0)$ isn't $x$, unless $x$ is
+# already normalised and γ and β are still 1 and 0.
 #
 # </details>
 #

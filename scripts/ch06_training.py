@@ -67,13 +67,13 @@ torch.set_default_dtype(torch.float64)  # the same numbers on every machine; rea
 # %% [markdown]
 # ## What the model reads, and what it must say
 #
-# > **In short.** The decoder always reads the true words so far, even where it would have said something else. This is called teacher forcing: one wrong word doesn't spoil the rest of the sentence.
+# > **In short.** The decoder always reads the true words so far, even if it would have said something else. This is called teacher forcing: one wrong word doesn't spoil the rest of the sentence.
 #
-# A translation model gives each word of the target $y$ (T,) a probability, given the source $x$ and the words before it. The last word is `</s>`, and the whole has their product:
+# A translation model gives each word of the target $y$ (T,) a probability, given the source $x$ and the words before it. The last word is `</s>`, and the sentence's probability is the product:
 #
 # $$ p(y \mid x) = \prod_{t=1}^{T} p(y_t \mid y_{<t},\, x) $$
 #
-# In training we know all of $y$. The decoder reads `<s>` and $y$ without its last token, the labels are $y$, and thanks to the causal mask (chapter 4) one pass predicts all T words.
+# In training the decoder reads `<s>` and $y$ without its last token, the labels are $y$, and thanks to the causal mask (chapter 4) one pass predicts all T words.
 
 # %%
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # padding, unknown, <s>, </s>: the same in every chapter
@@ -112,7 +112,7 @@ class Batch:
 
 
 # %% [markdown]
-# Two sentences, of three and four words, so that one needs padding. **Predict.** How many of the ten labels count in the loss?
+# Here are two sentences, of three and four words, so one needs padding. **Predict.** How many of the ten labels count in the loss?
 
 # %%
 words = ["<pad>", "<unk>", "<s>", "</s>", "ein", "kleiner", "Hund", "schläft"]
@@ -133,13 +133,13 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# In this shorter row the last token, which the decoder doesn't read, is padding: so it still reads `</s>`, and the last label doesn't count.
+# The table shows the shorter row: its last label is padding, and doesn't count.
 #
 # ## Ten lines
 #
 # > **In short.** Predict, compare, follow the gradient downhill. Everything else is a refinement.
 #
-# Our task: copy a row of random symbols. For each, the model must find the right place in the source. Rows whose symbols add up to a multiple of 7 are held out, so that no training ever sees them.
+# Our task is to copy a row of random symbols. Rows whose symbols add up to a multiple of 7 are held out: no training sees them.
 
 # %%
 COPY_VOCAB = 14  # the four special ids and ten symbols
@@ -153,7 +153,7 @@ def copy_batches(
     """`count` batches of `size` rows to be copied: src is symbols and </s>, the target adds <s>.
 
     Lengths are drawn evenly from `lengths`, both ends included. The same `seed` gives the same
-    batches. With `held_out` they are rows that are in no batch without it.
+    batches. Rows drawn with `held_out` never occur in a batch drawn without it.
     """
     generator = torch.Generator().manual_seed(seed)
     shortest, longest = lengths
@@ -192,17 +192,15 @@ print("source and labels:", batch.src[0].tolist())
 print(f"loss {losses[0]:.1f} at first, {losses[-1]:.1f} after 50 steps")
 
 # %% [markdown]
-# The loss falls. Is the model any good?
-#
 # ## Padding must not count
 #
-# > **In short.** The loss is the model's surprise at the right word, averaged over the real words. Perplexity says the same as a number of choices: at perplexity 8 the model hesitates as if between eight equally likely words.
+# > **In short.** The loss is the model's surprise at the right word, averaged over the real words. Perplexity says the same as a number of choices: at perplexity 8 the model is as unsure as if it chose between eight equally likely words.
 #
 # With the logits $z$ (V,) and $p = \mathrm{softmax}(z)$, the surprise at the label $y$ is
 #
 # $$ -\ln p_y = \ln \sum_{k=1}^{V} e^{z_k} - z_y \qquad\text{(in nats)}, $$
 #
-# and perplexity is $\exp$ of its mean. **Predict.** We take the last batch once more, padded to 40 places. What happens to its loss?
+# and perplexity is $\exp$ of its mean. **Predict.** We take the last batch again, padded to 40 places. What happens to its loss?
 
 # %%
 src = F.pad(batch.src, (0, 29))  # (B, 40)
@@ -217,18 +215,18 @@ names = ["mean over places", "mean over real tokens", "perplexity"]
 pd.DataFrame(rows, index=["as it was", "padded to 40"], columns=names).round(2)
 
 # %% [markdown]
-# The first column rewards the model for saying padding after padding. The second doesn't move: `ignore_index` leaves padding out of the sum *and* of the count. And it tells the truth: who knows only that there are ten symbols has a perplexity of about 10. Ours is little better: it has hardly begun to copy.
+# The first column falls, because it rewards the model for saying padding after padding. The second doesn't move: `ignore_index` leaves padding out of the sum *and* the count. A model that knows only that there are ten symbols has a perplexity of about 10. Ours has hardly begun to copy.
 #
 # ## Warm up, then cool down
 #
-# > **In short.** The learning rate should begin small, grow, and then fall for the rest of the way.
+# > **In short.** The learning rate should begin small, grow, and then fall for the rest of the training.
 #
-# Adam keeps running averages of each weight's gradient $g_n$ and of its square, and divides the first by the root of the second. (θ is the weight, η the learning rate. The averages begin at 0, so they are too small at first; $1-\beta^n$ makes up for that.)
+# Adam keeps running averages of each weight's gradient $g_n$ and of its square, and divides the first by the square root of the second. (θ is the weight, η the learning rate. The averages begin at 0, so they are too small at first; $1-\beta^n$ makes up for that.)
 #
 # $$ m_n = \beta_1 m_{n-1} + (1-\beta_1) g_n,\quad v_n = \beta_2 v_{n-1} + (1-\beta_2) g_n^2,\quad
 #    \theta_n = \theta_{n-1} - \eta_n \frac{m_n / (1-\beta_1^n)}{\sqrt{v_n/(1-\beta_2^n)} + \delta} $$
 #
-# The paper (§5.3) sets $\beta_1 = 0.9$ as usual, but $\beta_2 = 0.98$ where PyTorch has 0.999: half of $v_n$ comes from the last 35 steps, not 693. ($\delta = 10^{-9}$, PyTorch's `eps`, only avoids a division by zero.)
+# The paper (§5.3) sets $\beta_1 = 0.9$ as usual, but $\beta_2 = 0.98$ where PyTorch's default is 0.999. ($\delta = 10^{-9}$, PyTorch's `eps`, only avoids a division by zero.)
 #
 # **Predict.** Five weights have gradients between 0.001 and 1,000. How far does the first step move each, at rate 0.01?
 
@@ -239,11 +237,11 @@ torch.optim.Adam([weights], lr=0.01, betas=(0.9, 0.98), eps=1e-9).step()
 print([round(move, 4) for move in weights.tolist()])
 
 # %% [markdown]
-# All the same: the averages hold one gradient, and $g/\sqrt{g^2} = \pm 1$. So *every* weight takes a full step in a direction that rests on one batch, which at a large rate wrecks a fresh model. The paper's cure, for steps $n = 1, 2, \dots$ and a warm-up of $w$ steps:
+# All move equally far: the averages hold only one gradient, and $g/\sqrt{g^2} = \pm 1$. So *every* weight takes a full step in a direction that rests on one batch. At a large rate this wrecks a fresh model. The paper's cure, for steps $n = 1, 2, \dots$ and a warm-up of $w$ steps:
 #
 # $$ \eta_n = D^{-0.5}\cdot\min\left(n^{-0.5},\; n\cdot w^{-1.5}\right) \qquad\text{(§5.3, equation 3)} $$
 #
-# The rate grows in a straight line up to $(D\,w)^{-0.5}$ at $n = w$, then falls as $1/\sqrt n$. A rival is common today: after the warm-up, half a cosine down to zero. It has to know the last step in advance.
+# The rate grows in a straight line up to $(D\,w)^{-0.5}$ at $n = w$, then falls as $1/\sqrt n$. Another schedule is common today: after the warm-up, half a cosine down to zero.
 
 
 # %%
@@ -290,14 +288,14 @@ titled(
 )
 
 # %% [markdown]
-# The ten lines again, with the mended loss and a warm-up. `LambdaLR` counts *finished* steps, from 0, and the paper counts from 1, so we add one.
+# Here are the ten lines again, with the corrected loss and a warm-up (`clip` and `smoothing` come later). `LambdaLR` counts *finished* steps, from 0, and the paper counts from 1, so we add one.
 
 
 # %%
 def learn_to_copy(
     warmup: int = 40, clip: float = math.inf, smoothing: float = 0.0, broken: int | None = None
 ) -> tuple[EncoderDecoder, list[float]]:
-    """A tiny model after 100 steps, and the loss of each; at step `broken` 1,000 times too large."""
+    """A tiny model after 100 steps, and their losses; `broken`: a step with 1,000 times the gradient."""
     model, losses = tiny_model(), []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98), eps=1e-9)
     scheduler = LambdaLR(optimizer, lambda done: min(1.0, (done + 1) / warmup))  # times lr
@@ -328,9 +326,9 @@ titled(
 )
 
 # %% [markdown]
-# This is one seed, at a high rate. The small trainings further down run at 0.005 and 0.003, and skip the warm-up.
+# This is one seed, at a high rate.
 #
-# **Pitfall: one step late.** Without the + 1, step 0 would divide by $\sqrt 0$. Treat it as step 1, and the first *two* steps get the same rate, and all others lag one behind. Print the rates of a short schedule to notice it.
+# **Pitfall: one step late.** Without the + 1, step 0 would divide by $\sqrt 0$. If it is treated as step 1, the first *two* steps get the same rate, and all others lag one behind:
 
 # %%
 print("ours:", [round(rate(done + 1, 1, warmup=4), 2) for done in range(6)])
@@ -339,13 +337,13 @@ print("late:", [round(rate(max(done, 1), 1, warmup=4), 2) for done in range(6)])
 # %% [markdown]
 # ## Gradient clipping
 #
-# > **In short.** Now and then a batch pulls far too hard. Shorten the pull, keep its direction.
+# > **In short.** Now and then a batch pulls far too hard. Shorten the pull, but keep its direction.
 #
-# Suppose that the batch of step 61 is broken: its loss comes out 1,000 times too large. Put all gradients of the model into one vector $g$. With a limit c, clipping is
+# Suppose that the batch of step 61 is broken: its loss is 1,000 times too large. With all gradients of the model in one vector $g$ and a limit c, clipping is
 #
 # $$ g \leftarrow g\cdot\min\left(1,\; \frac{c}{\lVert g\rVert}\right) $$
 #
-# `nn.utils.clip_grad_norm_` does this in place and returns the norm from before, which is worth logging. **Predict.** Adam divides by the size of past gradients, so no single step is very long. Does the broken batch harm all the same?
+# `nn.utils.clip_grad_norm_` does this, and returns the norm before clipping. **Predict.** Adam divides by the size of past gradients, so no single step is very long. Does the broken batch do harm all the same?
 
 # %%
 _, harmed = learn_to_copy(broken=61)
@@ -359,13 +357,13 @@ titled(
 )
 
 # %% [markdown]
-# Each step is short, but for some steps Adam's $m$ points the broken way. Its square stays in $v$ much longer, so later gradients hardly count. (Before step 61 the curves differ because clipping acts on every step. And not `clip_grad_value_`: that cuts each entry on its own, so the vector turns.)
+# It does: the square of the broken gradient stays in Adam's $v$ for a long time, so later gradients hardly count.
 #
 # ## Label smoothing
 #
-# > **In short.** Don't ask for certainty. Give the right word most of the target, and every word a little.
+# > **In short.** Don't ask for certainty. Ask for most of the probability on the right word, and a little on every word.
 #
-# The copier knows rows of 5 to 10 symbols. On rows of 11 to 13 it often errs. How sure is it when it errs?
+# The copier knows rows of 5 to 10 symbols. On rows of 11 to 13 it often errs. How sure is it then?
 
 
 # %%
@@ -386,12 +384,10 @@ print(
 )
 
 # %% [markdown]
-# Wrong, and quite sure of it: the loss asks for a probability of 1. The paper trains with $\varepsilon = 0.1$, which "hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score" (§5.4). The target becomes a distribution $q$ over all V words, the label among them ($\mathbb{1}[k = y]$ is 1 for the label, else 0):
+# Even where it is wrong it is quite sure, since the loss asks for a probability of 1. The paper trains with $\varepsilon = 0.1$, which "hurts perplexity, as the model learns to be more unsure, but improves accuracy and BLEU score" (§5.4). The target becomes a distribution $q$ over all V words, including the label ($\mathbb{1}[k = y]$ is 1 for the label, else 0):
 #
 # $$ q_k = (1-\varepsilon)\,\mathbb{1}[k = y] + \frac{\varepsilon}{V}, \qquad
 #    \ell = -\sum_k q_k \ln p_k = (1-\varepsilon)\,(-\ln p_y) + \varepsilon\cdot\frac{1}{V}\sum_k (-\ln p_k) $$
-#
-# Our class returns two *sums*: the smoothed loss, which is descended, and the plain surprise, which is reported.
 
 
 # %%
@@ -399,8 +395,8 @@ class LabelSmoothing(nn.Module):
     """Cross-entropy against (1 − ε) on the label and ε spread evenly over all V tokens (§5.4).
 
     The same as `nn.CrossEntropyLoss(label_smoothing=ε, ignore_index=padding_idx, reduction="sum")`.
-    The call returns two sums over the real tokens: the smoothed loss, which is descended, and the
-    plain negative log-likelihood, which is reported, since only its exponential is a perplexity.
+    The call returns two sums over the real tokens: the smoothed loss, which training minimises, and
+    the plain negative log-likelihood, which is reported: only its exponential is a perplexity.
     """
 
     def __init__(self, smoothing: float = 0.1, padding_idx: int = PAD):
@@ -455,15 +451,13 @@ titled(
 )
 
 # %% [markdown]
-# Two smoothed losses can't be compared unless $\varepsilon$ and V agree.
-#
-# **Pitfall: 0 · log 0.** `xlogy(a, b)` is $a \ln b$ with the limit 0 at $a = 0$. Multiplied by hand, $0 \cdot \ln 0 = 0\cdot(-\infty)$ is NaN, and charts skip NaN without a word: the picture is empty. Ask `isfinite` before you draw.
+# **Pitfall: 0 · log 0.** Multiplied by hand, $0 \cdot \ln 0 = 0\cdot(-\infty)$ is NaN, but `xlogy` gives the limit, 0. Charts leave NaN out silently: the picture is empty. Check with `isfinite` before you draw.
 
 # %%
 print("by hand:", 0 * -math.inf, " xlogy:", torch.xlogy(0, torch.tensor(0.0)).item())
 
 # %% [markdown]
-# **Pitfall: another smoothing, another number.** Some code gives the label exactly $1-\varepsilon$, shares $\varepsilon$ among V − 2 tokens (all but the label and padding), and reports a divergence: the cross-entropy minus the entropy of the target. It trains well enough, but its number is not PyTorch's, and its exponential is no perplexity.
+# **Pitfall: another smoothing, another number.** Some code gives the label exactly $1-\varepsilon$, shares $\varepsilon$ among the V − 2 tokens that are neither label nor padding, and reports the cross-entropy minus the entropy of the target. Its number is not PyTorch's, and its exponential is not a perplexity.
 #
 # The same training again, with $\varepsilon = 0.1$:
 
@@ -473,17 +467,17 @@ table = {"ε = 0": sureness(sure_copier, longer), "ε = 0.1": sureness(smooth_co
 pd.DataFrame(table, index=["sure where right", "sure where wrong"]).T
 
 # %% [markdown]
-# Less sure of everything, and most of all where it is wrong. That is all the table shows: whether it errs less often we didn't measure here.
+# The model is less sure of everything, above all where it is wrong. Whether it errs less often, we didn't measure.
 #
 # ## Gradient accumulation
 #
-# > **In short.** A batch that doesn't fit into memory is taken in parts. Add up the gradients of the parts, then step once. Weigh each part by its tokens.
+# > **In short.** A batch that doesn't fit into memory is taken in parts. Add up the gradients of the parts, then step once. Weight each part by its tokens.
 #
-# The paper's batches hold about 25,000 target tokens, too many for a laptop. So cut one into micro-batches $i = 1 \dots m$ with $\tau_i$ real tokens and the *summed* loss $L_i$. The loss per token of the whole is
+# We cut a batch into micro-batches $i = 1 \dots m$ with $\tau_i$ real tokens and the *summed* loss $L_i$. The loss per token of the whole batch is
 #
 # $$ L = \frac{\sum_i L_i}{\sum_i \tau_i}, \qquad \nabla L = \sum_i \nabla \frac{L_i}{\sum_j \tau_j} $$
 #
-# Divide each sum by the tokens of the *group*, and let `backward()`, which adds to what is there, do the rest. With this we write the series' training step.
+# So our training step divides each sum by the tokens of the whole *group* of micro-batches. `backward()` adds to the gradients already there.
 
 
 # %%
@@ -528,8 +522,8 @@ def train_step(
     """One optimizer step on the mean loss per token of all the batches in `group`.
 
     `clip` bounds the gradient's norm. `loss_of` gives a batch's two sums: chapter 12 has a faster
-    way to the same numbers. Raises FloatingPointError, before any weight has changed, where loss
-    or gradient isn't finite.
+    way to the same numbers. Raises FloatingPointError, before any weight has changed, if the loss
+    or the gradient isn't finite.
     """
     optimizer.zero_grad(set_to_none=True)
     per = sum(batch.ntokens for batch in group)  # the group's tokens, not each batch's own
@@ -548,7 +542,7 @@ def train_step(
 
 
 # %% [markdown]
-# The gradient of three unequal parts must be that of the whole. We read it off after a step of size 0.
+# The gradient of three unequal parts must equal that of the whole. (The check takes steps of size 0, so the weights stay.)
 #
 # **Pitfall: the mean of means.** The usual recipe takes each part's mean loss and divides by the number of parts. Then a token in a small part weighs more than one in a large part.
 
@@ -575,18 +569,18 @@ for part in parts:  # the usual recipe
     (batch_loss(model, part, criterion)[0] / part.ntokens / len(parts)).backward()
 tokens = [part.ntokens for part in parts]
 off_by = (gradient_of(model) - at_once).norm() / at_once.norm()
-print(f"real tokens in the parts: {tokens}, so {tokens[-1] / tokens[0]:.0f} times as much")
+print(f"real tokens in the parts: {tokens}, the last {tokens[-1] / tokens[0]:.0f} times the first")
 print(f"the mean of means misses the gradient by {off_by:.0%} of its length")
 
 # %% [markdown]
-# The same holds wherever losses are averaged: over batches, over GPUs, over a validation set. Add up sums and tokens, divide once.
+# The same holds wherever losses are averaged: over batches, over GPUs, over a validation set.
 #
-# **Pitfall: stepping on multiples.** A loop that steps when `i % size == 0` steps after the very first micro-batch, and what is left at the end is lost or, worse, leaks into the next epoch. We deal batches out in lists. **Predict.** 25 micro-batches in groups of 10: after which ones does each loop step?
+# **Pitfall: stepping on multiples.** A loop that steps when `i % size == 0` steps after the very first micro-batch, and what is left at the end is lost or leaks into the next epoch. We group the batches in lists. **Predict.** 25 micro-batches in groups of 10: after which ones does each loop step?
 
 
 # %%
 def grouped(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """`batches` in lists of `size`; the last list is shorter where they do not come out even."""
+    """`batches` in lists of `size`; the last list is shorter if they do not come out even."""
     source = iter(batches)
     while group := list(islice(source, size)):
         yield group
@@ -597,9 +591,9 @@ print("ours, after:", [group[-1] for group in grouped(range(1, 26), 10)])
 print("by remainder, after:", [i + 1 for i in range(25) if i % 10 == 0])
 
 # %% [markdown]
-# **Pitfall: the schedule runs ahead.** A schedule belongs to optimizer steps. Advanced with each of 10 micro-batches a step, a warm-up of 400 steps is over after 40. Notice it by logging the rate of each step.
+# **Pitfall: the schedule runs ahead.** A schedule counts optimizer steps. If it advances with each of 10 micro-batches, a warm-up of 400 steps is over after 40.
 #
-# **Pitfall: a step on what is no number.** Let one loss overflow to ∞. Its gradient gets a NaN, the norm too, and clipping multiplies *all* gradients by it. One step later every weight is NaN, and nothing stops. So `train_step` looks first.
+# **Pitfall: a step on what is not a number.** If one loss overflows to ∞, its gradient contains a NaN, so the norm is NaN, and clipping multiplies *all* gradients by it. One step later every weight is NaN. So `train_step` checks first.
 
 # %%
 try:
@@ -613,15 +607,13 @@ except FloatingPointError as error:
 # %% [markdown]
 # ## The loop, and validation
 #
-# > **In short.** The loss on training data may say what was learned by heart. Ask about data that the model never saw.
-#
-# One loop does both: with an optimizer it learns, without one it only looks.
+# > **In short.** A low loss on training data may only show what was learned by heart. Ask about data that the model never saw.
 
 
 # %%
 @dataclass
 class TrainState:
-    """What a training has done so far; a run makes its own, so that none inherits another's."""
+    """What a training has done so far; each run makes its own, so none inherits another's."""
 
     steps: int = 0  # optimizer steps
     sentences: int = 0
@@ -686,7 +678,7 @@ def run_epoch(
 
 
 # %% [markdown]
-# So far each step had fresh rows. Now we train on the same 64 rows again and again, as with real data. (`fused=True`: Adam updates all weights in one call, which is faster.) **Predict.** Does the perplexity on unseen rows fall as well?
+# Now we train on the same 64 rows again and again, as with real data. **Predict.** Does the perplexity on unseen rows fall as well?
 
 # %%
 few, unseen = list(copy_batches(1, 64, seed=0)), list(copy_batches(1, 64, seed=1, held_out=True))
@@ -707,9 +699,9 @@ titled(
 )
 
 # %% [markdown]
-# So a model is judged by its *validation* perplexity, on data kept apart.
+# It falls only at first. So a model is judged by its *validation* perplexity, on data kept apart.
 #
-# **Pitfall: validation that means nothing.** Two mistakes give numbers that look fine. *The smoothed loss is reported*: it depends on $\varepsilon$. And *`no_grad` is forgotten*: the number is right, but all activations are kept for a backward pass that never comes.
+# **Pitfall: validation that means nothing.** Two mistakes give numbers that look fine. *The smoothed loss is reported*: it depends on $\varepsilon$. *`no_grad` is forgotten*: the number is right, but all activations are kept for a backward pass that never comes.
 
 # %%
 looked = run_epoch(unseen, model, LabelSmoothing(0.1))
@@ -719,15 +711,15 @@ nothing = saved_bytes(lambda: run_epoch(unseen, model, plain))
 print(f"kept for 64 rows: {kept / 1e6:.0f} million bytes; with no_grad {nothing}")
 
 # %% [markdown]
-# **Pitfall: a counter that remembers.** Python makes a default value once: with `state=TrainState()` in `run_epoch`'s signature, a second run would go on counting where the first stopped. Its default is `None`.
+# **Pitfall: a counter that remembers.** Python makes a default value once: with `state=TrainState()` in `run_epoch`'s signature, a second run would go on counting where the first stopped.
 #
-# **Pitfall: an import that trains.** Where examples run whenever a module is imported, every worker of a multi-GPU training runs them again. In this series an import runs definitions only.
+# **Pitfall: an import that trains.** If examples run whenever a module is imported, every worker of a multi-GPU training runs them again. Here an import runs only definitions.
 #
 # ## The copy task, learned
 #
 # > **In short.** Before you train on sentences, train on something whose right answer you know.
 #
-# Two recipes, with the same model, seed, data, Adam and $\varepsilon = 0.1$. *The paper's* follows equation 3 with a warm-up of 100 steps (4,000 is too long for our 200 steps) and doesn't clip. *Ours* warms up for 40 steps to 0.01, follows the cosine, and clips at norm 1. **Predict.** At which perplexity is the *smoothed* loss lowest, with V = 14?
+# Two recipes share the same model, seed, data, Adam and $\varepsilon = 0.1$. *The paper's* follows equation 3 with a warm-up of 100 steps and doesn't clip. *Ours* warms up for 40 steps to 0.01, follows the cosine, and clips at norm 1. **Predict.** At which perplexity is the *smoothed* loss lowest, with V = 14?
 
 # %%
 recipes = {
@@ -762,17 +754,17 @@ titled(
 )
 
 # %% [markdown]
-# Ours has a lower peak (0.01, not 0.0125), warms up faster, clips, and comes to rest; we didn't ask which of the four counts. One seed and 200 steps are no verdict: over 100,000 steps $1/\sqrt n$ comes down far enough.
+# We didn't test which difference matters, and one seed and 200 steps are no verdict.
 #
 # ## Greedy decoding
 #
 # > **In short.** Say the likeliest word, read it back, say the next. Stop at the end symbol.
 #
-# Perplexity is about the next symbol, given the right ones before. Does the model *copy*? Now there is no true prefix, and it reads its own words:
+# Perplexity judges each symbol given the right ones before it. To *copy*, the model must read its own words instead:
 #
 # $$ \hat y_t = \arg\max_k \; p(k \mid \hat y_{<t},\, x) $$
 #
-# A row that has ended is padded while the others go on, and the loop stops when all have ended. Chapter 8 has better searches.
+# Chapter 8 has better searches.
 
 
 # %%
@@ -817,9 +809,9 @@ def copied(model: EncoderDecoder, batch: Batch, start_symbol: int = BOS) -> tupl
 
 
 # %% [markdown]
-# The exam: 250 rows that no training saw. A row counts only if every symbol *and* the end is right. Beside it, our 200 longer rows.
+# The exam is 250 held-out rows, and the 200 longer ones from above. A row counts only if every symbol *and* the end are right.
 #
-# **Pitfall: the wrong start.** A model that was trained to begin with `<s>` must be decoded from `<s>`. Started from padding, 0, it reads something that it never saw at that place. The fault looks like a badly trained model.
+# **Pitfall: the wrong start.** A model that was trained to begin with `<s>` must be decoded from `<s>`. Started from padding, 0, it looks like a badly trained model.
 
 # %%
 table = {
@@ -845,11 +837,11 @@ for batch, rows in ((exam, [0, 1, 2]), (longer, [0])):
 pd.DataFrame(shown, columns=["source", "the copier says", ""])
 
 # %% [markdown]
-# The last copy ends after eleven of thirteen symbols; rows of the training had at most ten. Still, about a quarter of the longer rows are right, and there the paper's recipe wins, 30% to 23%. Why, we didn't ask.
+# The last copy ends after eleven of thirteen symbols; training rows had at most ten. On the longer rows the paper's recipe wins, 30% to 23%; we didn't test why.
 #
 # ### Where it looks
 #
-# To say symbol t, the decoder must read the source at place t. **Predict.** How much of its cross-attention falls there before the training, and after?
+# To say symbol t, the decoder must read the source at place t. **Predict.** How much of its cross-attention falls there before training, and after?
 
 # %%
 symbols = [str(i) if i > EOS else "</s>" for i in row.src[0].tolist() if i != PAD]
@@ -876,7 +868,7 @@ titled(
 # %% [markdown]
 # ## My model doesn't learn
 #
-# > **In short.** Don't stare at the loss of a long run. Ask four quick questions whose answers you know beforehand.
+# > **In short.** Ask four quick questions whose answers you know beforehand.
 #
 # | question | the right answer | what a wrong one points to |
 # |---|---|---|
@@ -885,7 +877,7 @@ titled(
 # | Can it learn one batch by heart? | yes, within a hundred steps | the optimizer's step, the rate |
 # | Does it beat the best guess on *noise*? | no | a leak: it sees what it must predict |
 #
-# The first three, on a healthy model and on two broken ones: *loud* has a generator drawn from N(0, 1), as `nn.Embedding` does by default; the encoder of *detached* gets no gradient, as when somebody computes the memory under `no_grad`. **Predict.** Which questions find which?
+# We ask the first three of a healthy model and of two broken ones. The generator of *loud* is drawn from N(0, 1), the default of `nn.Embedding`. The encoder of *detached* gets no gradient, as if the memory were computed under `no_grad`. **Predict.** Which questions find which fault?
 
 
 # %%
@@ -916,13 +908,13 @@ print(f"ln V = {math.log(COPY_VOCAB):.1f}")
 pd.DataFrame(answers, index=names).T.round(1)
 
 # %% [markdown]
-# The first question finds *loud*: 8.5 is 6 nats above $\ln V$. Only the gradients betray *detached*, by 0.0; *loud*'s are suspicious too. Both learn their batch by heart all the same.
+# The first question finds *loud*: 8.5 is 6 nats above $\ln V$. *Loud*'s gradients are suspicious, too. Only the gradients reveal *detached*: the smallest is 0.0. Both broken models learn their batch by heart all the same.
 #
-# The last question finds the worst fault, a loss that is too good. Let source and target be random, unrelated, and fresh at every step. With six symbols drawn evenly from ten and then `</s>`, no honest model gets below
+# The last question finds the worst fault, a loss that is too good. Let source and target be random, unrelated, and fresh at every step. With six symbols drawn evenly from ten, then `</s>`, no honest model gets below
 #
 # $$ \frac{6 \ln 10 + 0}{7} = 1.97 \text{ nats a token.} $$
 #
-# Two broken ones: a mask that hides padding but not the future, and labels that were not shifted, so that the right answer is the token just read. **Predict.** Which of them cheats better?
+# We break training in two ways: by a mask that hides padding but not the future, and by labels that were not shifted, so the right answer is the token just read. **Predict.** Which cheats better?
 
 
 # %%
@@ -953,15 +945,15 @@ titled(
 #
 # ## Summary
 #
-# - The decoder reads the true target up to each word, and predicts that word. Only real tokens count.
-# - Warm up, since Adam's first steps are long and blind; then come down. Clip by norm.
-# - Smoothing keeps the model from being sure when it is wrong. Descend the smoothed loss, report the plain one.
-# - Add up sums, divide by all tokens once. Validate on data kept apart, without gradients and dropout.
-# - When it doesn't learn: first loss, gradients, one batch, noise.
+# - The decoder reads the true words so far, and predicts the next. Only real tokens count.
+# - Warm up, because Adam's first steps are long and blind. Then come down. Clip by norm.
+# - Smoothing keeps the model from being sure when it is wrong. Minimise the smoothed loss, report the plain one.
+# - Add up sums, divide by all tokens once. Validate on data kept apart, without gradients or dropout.
+# - If a model doesn't learn, check the first loss, the gradients, one batch, and noise.
 #
 # ## What the paper did that we don't
 #
-# It trains with batches of about 25,000 target tokens on 8 GPUs for 100,000 steps, follows equation 3, drops out 10%, and doesn't mention clipping. Our copier needs no dropout, as its rows are always fresh; our own runs follow the cosine, and clip.
+# It trains with batches of about 25,000 target tokens on 8 GPUs for 100,000 steps, follows equation 3, uses 10% dropout, and doesn't mention clipping. Our own runs follow the cosine, and clip.
 #
 # ## Exercises
 #
@@ -971,7 +963,7 @@ titled(
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# A third schedule: linear warm-up, then a straight line down. Like `cosine_rate` it has its peak at step `warmup`, still moves at the last step, `total`, and is 0 after it. Step 0 is a `ValueError`. (`solution("linear_rate")` shows ours.)
+# A third schedule: linear warm-up, then a straight line down. Like `cosine_rate` it has its peak at step `warmup`, is above 0 at the last step, `total`, and 0 after it. Step 0 is a `ValueError`. (`solution("linear_rate")` shows ours.)
 
 
 # %%

@@ -69,9 +69,9 @@ pd.set_option("display.max_colwidth", None)  # show whole sentences
 #
 # > **In short.** Read your data before you train on it. Captions are short, and people wrote them: with typos, free translations and a missing line here and there.
 #
-# **Multi30k** is the corpus of this series: captions of photographs, in English from Flickr, translated into German by professional translators.
+# **Multi30k** is the corpus of this series: English captions of photographs from Flickr, translated into German by professional translators.
 #
-# This notebook runs without a network, so what it says of Multi30k comes from a record that `python -m scripts.studies.corpus --save true` makes from the real files. It quotes twenty training pairs: every 2,900th line, the shortest and the longest (in English letters), and eight that we picked because something is wrong with them.
+# This notebook runs without a network, so what it says about Multi30k comes from a record that `python -m scripts.studies.corpus --save true` makes from the real files. It quotes twenty training pairs; the last eight were picked because something is wrong with them.
 
 # %%
 facts = load_record("multi30k-corpus")
@@ -81,7 +81,7 @@ assert len(captions) == 20
 pd.DataFrame(captions.values(), index=list(captions), columns=["German", "English"])
 
 # %% [markdown]
-# Look at the last eight. *Keiner Hund* should be *kleiner Hund* (small dog): a letter is missing, and now the word means *no*. *Kletter* and *Hintrgrund* lack a letter too. Somebody is *stadning*, somebody is *plying a guitar*. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`. The test sets were written in the same way.
+# *Keiner Hund* should be *kleiner Hund* (small dog): without its l the word means *no*. *Kletter* and *Hintrgrund* lack a letter too. Somebody is *stadning*, and somebody else *plying a guitar*. *Eine Videospiel* has the wrong gender and *A Oklahoma football player* the wrong article. Line 16,498 is translated very freely, and line 16,663 not at all: its German is `@@`.
 
 # %%
 for side, language in enumerate(("German", "English")):
@@ -105,11 +105,11 @@ titled(
 )
 
 # %% [markdown]
-# `load_corpus("multi30k")` gives a dictionary from a split to its (German, English) pairs: `train` is for learning, `val` for choosing, and the test sets are read when all choices are made. It fetches eight files from the corpus's repository, once, or reads them from the folder that the environment variable `MULTI30K_DIR` names. Each file's checksum, a number made from all its bytes, must be the known one.
+# `load_corpus("multi30k")` gives a dictionary from each split to its (German, English) pairs: `train` is for learning, `val` for choosing, and the test sets are read only when all choices are made. It downloads the corpus once, or reads it from the folder that the environment variable `MULTI30K_DIR` names.
 #
-# **Pitfall.** Data ages: The Annotated Transformer stops today where it loads its data, since the host is gone and torchtext's later, compiled releases can't be installed beside a current PyTorch. So: files with checksums, a corpus that needs no download (section 2), and `spacy.blank` instead of spaCy's models (section 3).
+# **Pitfall.** Data ages: today The Annotated Transformer can't load its data: the host is gone, and the torchtext that it needs can't be installed beside a current PyTorch. So we check each file's checksum (a number made from all its bytes), our second corpus needs no download, and neither do our tokenisers.
 #
-# **Pitfall.** Line *i* of one file must translate line *i* of the other. Python's `splitlines` also splits at rare characters such as U+2028, which end no line of a text file. One of them in one file, and every pair after it is wrong, though nothing crashes. Our `read_lines` splits at `\n` only.
+# **Pitfall.** Line *i* of one file must translate line *i* of the other. Python's `splitlines` also splits at rare characters such as U+2028, which don't end a line in a text file. If one file has such a character, every pair after it is wrong, and nothing crashes. Our `read_lines` splits only at `\n`.
 
 # %%
 text = "Ein Hund\u2028rennt.\nEine Katze schläft.\n"
@@ -119,9 +119,9 @@ assert len(text.splitlines()) == 3  # the wrong version: from here on all pairs 
 # %% [markdown]
 # ## 2 · A corpus that needs no download
 #
-# > **In short.** `load_corpus("sample")` makes 7,000 captions, 6,000 of them to train on, from a small lexicon and a few rules of German. Its German is right, its world is small, and a small model learns it in minutes.
+# > **In short.** `load_corpus("sample")` makes 7,000 captions, 6,000 of them to train on, from a small lexicon and a few rules of German. Its German is correct, its world is small, and a small model learns it in minutes.
 #
-# Tests and notebooks must run offline. So a grammar, [`scripts/corpora/sample.py`](../scripts/corpora/sample.py), makes a second corpus, the same on every machine. It has what is hard in German: endings that agree with case, gender and number; a verb that stands last after *weil* (because); and verbs that split. *Hebt … auf* means *picks up* and *hebt … hoch* means *lifts*: the last word decides what the first one means.
+# The grammar, [`scripts/corpora/sample.py`](../scripts/corpora/sample.py), makes the same corpus on every machine. It has what is hard in German: endings that agree with case, gender and number; a verb that comes last after *weil* (because); and verbs that split. *Hebt … auf* means *picks up* and *hebt … hoch* means *lifts*: the last word decides what the first one means.
 
 # %%
 corpus = load_corpus("sample")
@@ -130,7 +130,7 @@ for wanted in ("hebt eine", ", weil", ", die"):
     print(f"{german}\n    {english}")
 
 # %% [markdown]
-# Its fourth split asks what Multi30k can't: does a model learn words, or whole phrases by heart? About one combination of words in twelve is **held out**: an adjective with its noun, or a verb with its object. Sentences with such a combination go to `test_unseen` alone. *Sad* with *chef* is one of them, in whichever order the two stand.
+# Its fourth split asks what Multi30k can't: does a model learn words, or whole phrases by heart? About one combination of words in twelve is **held out**: an adjective with its noun, or a verb with its object. Sentences with such a combination go only to `test_unseen`. *Sad* with *chef* is one of them, in either order.
 
 # %%
 for phrase in ("sad clown", "cheerful chef", "sad chef", "chef is sad"):
@@ -141,16 +141,16 @@ assert found["train"] == 0 < found["test_unseen"]
 # %% [markdown]
 # ## 3 · Words, and the words that are missing
 #
-# > **In short.** A tokeniser cuts text into words and marks. A vocabulary numbers the words that it has met. Every other word becomes `<unk>`, and a model can only guess what stood there.
+# > **In short.** A tokeniser cuts text into words and marks. A vocabulary numbers the words of the training text. Every other word becomes `<unk>`, and a model can only guess what stood there.
 #
-# *"Der Mann, der lacht."* split at spaces gives *Mann,* and *lacht.*: new words, unrelated to *Mann* and *lacht*. spaCy's rules cut marks off, and know where not to. `spacy.blank("de")` is that tokeniser alone.
+# Split at spaces, *"Der Mann, der lacht."* gives *Mann,* and *lacht.*: new words, unrelated to *Mann* and *lacht*. spaCy's rules cut marks off, and know when not to.
 
 
 # %%
 @cache
 def word_tokenizer(language: str) -> Callable[[str], list[str]]:
     """spaCy's rule-based tokeniser for "de" or "en": a function from a text to its words."""
-    import spacy  # slow to import, and not needed by who trains on subwords
+    import spacy  # slow to import, and not needed to train on subwords
 
     nlp = spacy.blank(language)
     return lambda text: [token.text for token in nlp.tokenizer(text) if not token.is_space]
@@ -166,7 +166,7 @@ for language, sentence in (
     print(" | ".join(words))
 
 # %% [markdown]
-# `Vocab`, of torchtext's last release in pure Python, counts words and numbers them from frequent to rare, after the four special entries of chapter 6: 0 pads, 1 is the unknown word, 2 begins a sentence and 3 ends it. Words that occur fewer than `min_freq` times are left out.
+# `Vocab`, from torchtext's last release in pure Python, counts words and numbers them from frequent to rare, after the four special entries of chapter 6. Words that occur fewer than `min_freq` times are left out.
 
 # %%
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
@@ -195,7 +195,7 @@ print(f"{len(vocab)} entries; the first: {' '.join(vocab.itos[:12])}")
 print([vocab.stoi[word] for word in split("Ein Quantencomputer lacht.")])  # 1 is <unk>
 
 # %% [markdown]
-# **Pitfall.** Build the vocabulary from training, validation and test text together. The Annotated Transformer does it. Then no test word is unknown, and you can't measure how often a user's sentence will hold a word that we have never seen. You notice it by the answer: with `min_freq=1` it is zero, always.
+# **Pitfall.** The Annotated Transformer builds its vocabulary from training, validation and test text together. Then you can't measure how often a user's sentence will hold an unseen word: with `min_freq=1` the answer is always zero.
 
 # %%
 few = words_of["train"][:100]
@@ -207,17 +207,17 @@ for row in facts["unknown"]:
     print(f"Multi30k, min_freq={row['min_freq']}: {real}, in {row['sentences']:.0%} of sentences")
 
 # %% [markdown]
-# Three words in a hundred sound like few, but a quarter of the test sentences have one. German makes it worse, since it writes compounds as one word, and anyone may make a new one: *Feuerwehrmann*, *Feuerwehrwagen*, *Feuerwehrwagenfahrer*. The remedy is to stop counting words.
+# Three unknown words in a hundred don't sound like many, but a quarter of the test sentences have one. German makes it worse, since anyone may make a new compound word: *Feuerwehrmann* (fireman), *Feuerwehrwagen* (fire engine), *Feuerwehrwagenfahrer* (its driver).
 #
 # ## 4 · Subwords
 #
-# > **In short.** Start from letters. Again and again, join the two neighbours that stand together most often. Frequent words become one piece; rare words fall into pieces that are known.
+# > **In short.** Start from letters. Again and again, join the two neighbours that stand together most often. Frequent words become one piece; rare words are split into known pieces.
 #
-# That is byte-pair encoding (BPE), and the paper uses it. With $c(a, b)$ the number of times that piece $a$ stands right before piece $b$ inside a word, one step joins
+# This is byte-pair encoding (BPE), which the paper uses. With $c(a, b)$ the number of times that piece $a$ stands right before piece $b$ inside a word, one step joins
 #
 # $$(a^*, b^*) = \operatorname*{arg\,max}_{(a,b)}\; c(a, b)$$
 #
-# everywhere. Each word ends with a mark `</w>`, so that *est* at its end is another piece than *est* inside it. After $m$ merges there are at most $V = 4 + \lvert\text{letters and the mark}\rvert + m$ entries: you choose $V$, and a larger corpus doesn't change it.
+# everywhere. Each word ends with a mark `</w>`, so *est* at the end of a word is a different piece from *est* inside it. After $m$ merges there are at most $V = 4 + \lvert\text{letters and the mark}\rvert + m$ entries: you choose $V$.
 
 
 # %%
@@ -250,7 +250,7 @@ def learn_merges(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
 
 
 # %% [markdown]
-# **Check.** Four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. Where pairs tie, the one met first wins. *Predict* the first merge: count the pairs of neighbours before you look.
+# **Check.** Four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. If pairs tie, the one met first wins. *Predict* the first merge.
 
 # %%
 merges = learn_merges({"low": 5, "lower": 2, "newest": 6, "widest": 3}, merges=10)
@@ -259,7 +259,7 @@ assert merges[0] == ("e", "s")  # 6 + 3 times; so are s+t and t+</w>, met later
 assert ["".join(pair) for pair in merges[:5]] == ["es", "est", "est</w>", "lo", "low"]
 
 # %% [markdown]
-# *Applying* them is another matter: now the merges are given, and the word is new. Of all neighbours that can be joined, always join those whose merge was learned first.
+# To *apply* the merges to a new word, always join the neighbours whose merge was learned first.
 
 
 # %%
@@ -283,11 +283,9 @@ for pieces in merge_steps([*"lowest", "</w>"], rank):
 assert pieces == ["low", "est</w>"]
 
 # %% [markdown]
-# *lowest* is new. Its two pieces are known.
-#
 # ### SentencePiece
 #
-# For real work we use SentencePiece. It marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages: names, numbers and words like *Park* get the same piece on both sides, and source, target and generator can share one table (chapter 5).
+# For real work we use SentencePiece, which marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages: names, numbers and words like *Park* get the same piece on both sides, and source, target and generator can share one table (chapter 5).
 
 
 # %%
@@ -347,7 +345,7 @@ class BPETokenizer:
 
 
 # %% [markdown]
-# The series ships the tokenizer of its Multi30k model: 8,192 pieces, learned from the 29,000 training pairs. Its ids stand in the order of learning, so `merge_steps` can replay how it takes a word apart. *Fahrradhund* (bicycle dog) is in no dictionary.
+# The tokenizer of our Multi30k model has 8,192 pieces, learned from the 29,000 training pairs. Its ids are in the order of learning, so `merge_steps` can replay how it splits a word. *Fahrradhund* (bicycle dog) is in no dictionary.
 
 # %%
 bpe = BPETokenizer.load(ROOT / "models/multi30k-de-en/tokenizer.model")
@@ -363,9 +361,9 @@ assert pieces == bpe.pieces("Fahrradhund")  # our dozen lines agree with Sentenc
 pd.DataFrame({"word": facts["words"]} | {f"V = {v}": p for v, p in facts["pieces"].items()})
 
 # %% [markdown]
-# Frequent parts become pieces: *fahrer*, *Feuerwehr*, *bogen*. But BPE counts, and knows no meaning: *Forelle* (trout) falls into *f ore l le*.
+# Frequent parts become pieces, such as *fahrer* (driver) and *bogen* (bow). But BPE knows no meaning: *Forelle* (trout) falls into *f ore l le*.
 #
-# **Picture.** A larger vocabulary makes shorter sentences, and attention's cost grows with the square of the length (chapter 1). But each entry is a row of D numbers to be learned, and rare rows are learned badly.
+# **Picture.** A larger vocabulary makes shorter sentences, and attention's cost grows with the square of the length (chapter 1). But each entry is a row of D numbers to be learned, and the rows of rare pieces are learned badly.
 
 
 # %%
@@ -391,9 +389,9 @@ titled(
 # %% [markdown]
 # Three things to know about SentencePiece:
 #
-# - **Ids.** Left alone, it gives `<unk>` 0, `<s>` 1 and `</s>` 2, and has no padding. A mask that hides 0 would then hide every unknown word, and nothing would crash. So `train` says which ids we want.
-# - **Unknown letters.** Subwords still have an `<unk>`: for letters that the training text doesn't hold. SentencePiece decodes it as ⁇.
-# - **Normalisation.** First of all it replaces some characters by plainer ones (Unicode's NFKC), and runs of spaces by one. `decode(encode(text))` is the text again only up to that. Below, ½ first becomes 1⁄2, and its slash is an unknown letter.
+# - **Ids.** By default it gives `<unk>` 0, `<s>` 1 and `</s>` 2, and has no padding. A mask that hides 0 would then hide every unknown word. So `train` sets the ids.
+# - **Unknown letters.** There is still an `<unk>`, for letters that the training text doesn't contain. SentencePiece decodes it as ⁇.
+# - **Normalisation.** It first replaces some characters with plainer ones (Unicode's NFKC), and runs of spaces with one. `decode(encode(text))` doesn't restore them. Below, ½ first becomes 1⁄2, and its slash is an unknown letter.
 
 # %%
 for text in ("Ein Hund rennt.", "Eine  ﬁne Katze…", "½ Apfel"):
@@ -405,7 +403,7 @@ assert UNK in bpe.encode("½") and bpe.decode(bpe.encode("Ein Hund.")) == "Ein H
 # %% [markdown]
 # ## 5 · Two captions, one batch
 #
-# > **In short.** The source ends with `</s>`. The target begins with `<s>` and ends with `</s>`: the first says "begin", the last teaches the model to stop. Then rows are padded to one length.
+# > **In short.** The source ends with `</s>`. The target begins with `<s>` and ends with `</s>`, which teaches the model to stop. Then rows are padded to one length.
 
 
 # %%
@@ -445,7 +443,7 @@ def make_batch(examples: Sequence[Example]) -> Batch:
 
 
 # %% [markdown]
-# The whole way, a line a step, for two of the captions above. *Predict:* the typo *keiner*, how many pieces is it?
+# Two of the captions above go the whole way, one line per step. *Predict:* how many pieces is the typo *keiner*?
 
 # %%
 two = [captions[22112], captions[1691]]
@@ -463,7 +461,7 @@ print("src_mask", batch.src_mask.int().tolist(), tuple(batch.src_mask.shape))
 print("tgt_mask", tuple(batch.tgt_mask.shape), "and", batch.ntokens, "labels that count")
 
 # %% [markdown]
-# *Keiner* is three pieces, where *kleiner* would be one. The tensors and masks are those of chapter 6: its `run_epoch` needs no more.
+# *Keiner* is three pieces; *kleiner* would be one. The tensors and masks are those of chapter 6. Decoded, the rows are the two captions again:
 
 # %%
 assert [bpe.decode(row) for row in batch.src.tolist()] == [german for german, _ in two]
@@ -472,7 +470,7 @@ assert batch.ntokens == int((batch.tgt_y != PAD).sum()) and batch.src.dtype == t
 assert torch.equal(batch.src_mask[:, 0], batch.src != PAD)
 
 # %% [markdown]
-# **Pitfall.** A sentence that is too long for the position table (chapter 3) must be cut. Add `<s>` and `</s>` first and cut afterwards, as The Annotated Transformer does, and a long sentence loses its `</s>`. The model is then shown sentences that don't end, and learns to run on. Cut first, end afterwards.
+# **Pitfall.** A sentence that is too long for the position table (chapter 3) must be cut. The Annotated Transformer adds `<s>` and `</s>` first and cuts afterwards, so a long sentence loses its `</s>`. The model then sees sentences that don't end, and learns to run on. Cut first, then add `</s>`.
 
 # %%
 (long,) = encode_pairs([captions[25091]], bpe, max_len=16)
@@ -483,13 +481,11 @@ assert EOS not in [BOS, *bpe.encode(captions[25091][1]), EOS][:16]  # the wrong 
 # %% [markdown]
 # ## 6 · Batches that waste little
 #
-# > **In short.** A tensor is a rectangle; sentences are not. Padding fills the rest, and the machine computes it all. Put sentences of similar length together, and there is little to fill.
+# > **In short.** A tensor is a rectangle; sentences are not. Padding fills the rest, and the machine computes it all. With sentences of similar length there is little to fill.
 #
 # With rows of lengths $n_1, …, n_B$, the share of the rectangle that is padding is
 #
 # $$\text{padding} = 1 - \frac{\sum_i n_i}{B \cdot \max_i n_i}.$$
-#
-# For an epoch we add up the tokens and the rectangles of all batches, both sides, before we divide.
 
 
 # %%
@@ -508,7 +504,7 @@ def padding_share(lengths: Sequence[tuple[int, int]], batches: Iterable[Sequence
 
 
 # %% [markdown]
-# **Buckets**: shuffle, sort by length, cut so that a batch holds so many *tokens* (padding counted) rather than so many sentences, then shuffle the batches. Batches of short sentences have many rows and batches of long ones few, so that all cost about the same. Without the shuffling each epoch would go from short sentences to long ones, always in the same batches.
+# **Buckets**: shuffle, sort by length, cut into batches of at most so many *tokens* (padding counted), then shuffle the batches. Batches of short sentences have many rows and batches of long ones few, so all cost about the same.
 
 
 # %%
@@ -518,11 +514,11 @@ def token_batches(
     """Indices of `examples` in batches of similar length, at most `max_tokens` a side with padding.
 
     With `rng`, equal lengths are mixed and the batches come in random order: for training. Without,
-    they go from short to long. Raises ValueError where one example alone is too long.
+    they go from short to long. Raises ValueError if one example alone is too long.
     """
     order = list(range(len(examples)))
     if rng is not None:
-        rng.shuffle(order)  # the sort is stable, so that this order remains among equals
+        rng.shuffle(order)  # the sort is stable, so this order remains among equals
     order.sort(key=lambda i: (len(examples[i].tgt), len(examples[i].src)))
     batches: list[list[int]] = []
     batch: list[int] = []
@@ -544,7 +540,7 @@ def token_batches(
 
 
 # %% [markdown]
-# Every example is in exactly one batch, no batch exceeds its tokens, and the seed decides the order:
+# On the sample corpus every pair is in one batch, no batch is too large, and the seed decides the order:
 
 # %%
 train = encode_pairs(corpus["train"], BPETokenizer.train(texts, 1000))
@@ -556,7 +552,7 @@ assert buckets != token_batches(train, 2048, random.Random(1))
 print(f"{len(buckets)} batches of {min(map(len, buckets))} to {max(map(len, buckets))} sentences")
 
 # %% [markdown]
-# **Picture.** Sixteen targets in random order, and sixteen from one bucket, as the machine sees them.
+# **Picture.** Sixteen targets in random order, and sixteen from one bucket.
 
 # %%
 typical = sorted(buckets, key=lambda batch: len(train[batch[0]].tgt))[len(buckets) // 2]
@@ -572,7 +568,7 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** The Annotated Transformer's text says "absolutely minimal padding"; its code pads every pair to 72 tokens or 128. The mask hides padding from the *result*, and the machine multiplies it all the same. Measure it:
+# **Pitfall.** The Annotated Transformer's text says "absolutely minimal padding", but its code pads every pair to 72 tokens or 128:
 
 # %%
 FIXED_WIDTH = 72
@@ -608,13 +604,13 @@ titled(
 # %% [markdown]
 # ## 7 · Now train your own
 #
-# You have the model, the training step and now the batches. In a terminal, in the folder of the series, type
+# In a terminal, in the folder of the series, type
 #
 # ```
 # make run
 # ```
 #
-# It trains a Transformer of 0.8 million parameters on the sample corpus, on a CPU, in two to four minutes: ten epochs in buckets of 1,024 tokens, with 1,000 pieces. Then it prints the BLEU (a score of translations, chapter 10) of `test` and `test_unseen` and some translations, and leaves the weights with their tokenizer in `runs/sample`. Translate with it:
+# It trains a Transformer of 0.8 million parameters on the sample corpus, on a CPU, in two to four minutes. Then it prints some translations and the BLEU (a score, chapter 10) of `test` and `test_unseen`, and saves the weights and the tokenizer in `runs/sample`. Translate with it:
 #
 # ```
 # make translate MODEL=runs/sample TEXT="Ein trauriger Koch sucht den Hund."
@@ -625,17 +621,19 @@ titled(
 #
 # - Read your data. Check files and line counts, or the error shows up as a bad model.
 # - Vocabulary and subwords come from the training split alone.
-# - Byte-pair encoding leaves nearly no word unknown, at a size that you choose. Its pieces are frequent, and not always meaningful.
+# - Byte-pair encoding leaves hardly any word unknown, at a size that you choose. Its pieces needn't mean anything.
 # - Cut a long sentence first, then end it. Batch by tokens, in buckets of similar length.
 #
 # ## What the paper did that we don't
 #
-# - WMT 2014: 4.5 million pairs for German and 36 million for French, where Multi30k has 29,000.
-# - About 37,000 shared subwords for English to German (32,000 word pieces for French); we use 8,192, or 1,000 for the sample corpus.
-# - Batches of about 25,000 source and 25,000 target tokens, on eight GPUs; ours have some thousands.
+# - WMT 2014: 4.5 million pairs for German and 36 million for French; Multi30k has 29,000.
+# - About 37,000 shared subwords for English to German; we use 8,192, or 1,000 for the sample corpus.
+# - Batches of about 25,000 source and 25,000 target tokens, on eight GPUs; ours have a few thousand.
 
 # %% [markdown]
 # ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · Number the words
 #

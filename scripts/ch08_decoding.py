@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 8 · Decoding
 #
-# After this chapter you can turn a model's probabilities into a sentence, greedily, by a beam, by sampling, by minimum Bayes risk, and say what each gains and misses.
+# After this chapter you can turn a model's probabilities into a sentence, greedily, with a beam, by sampling or by minimum Bayes risk, and say what each way gains and misses.
 #
 # | | |
 # |---|---|
@@ -70,13 +70,13 @@ from scripts.engine.settings import build_model
 # %% [markdown]
 # ## A model proposes, a search decides
 #
-# > **In short.** The trained model never writes a sentence. Asked "what comes next?", it gives every word a probability. Somebody has to choose, word after word.
+# > **In short.** The trained model never writes a sentence. Asked "what comes next?", it gives every word a probability. A search has to choose, word after word.
 #
-# The probability of a whole target sentence $y = (y_1, \dots, y_T)$, where $y_T$ is `</s>`, is a product, and its logarithm a sum:
+# The probability of a whole target sentence $y = (y_1, \dots, y_T)$, where $y_T$ is `</s>`, is a product, and its logarithm is a sum:
 #
 # $$\log p(y \mid x) = \sum_{t=1}^{T} \log p(y_t \mid y_1, \dots, y_{t-1}, x)$$
 #
-# Products of many small numbers underflow, so searches add logarithms. At each step they need only the decoder's last position.
+# Products of many small numbers underflow, so searches add logarithms.
 
 
 # %%
@@ -91,7 +91,7 @@ def next_log_probs(
 
 
 # %% [markdown]
-# First a model that we can check by hand: a phrase book of nine words, where the next word depends on the last alone. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it.
+# We begin with a model that we can check by hand: a phrase book of nine words, in which the next word depends only on the last. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it.
 
 # %%
 NEXT_WORD: dict[str, dict[str, float]] = {
@@ -115,9 +115,9 @@ anything = torch.tensor([[EOS]])  # (1, 1): the phrase book doesn't read its sou
 # %% [markdown]
 # ## Greedy decoding, and where it goes wrong
 #
-# > **In short.** Take the likeliest word, write it down, ask again. It is fast and simple, and it can't go back.
+# > **In short.** Take the likeliest word, write it down, ask again. It is fast, but it can't go back.
 #
-# [Chapter 6](ch06_training.ipynb) wrote `greedy_decode`: $\hat y_t = \arg\max_w\, p(w \mid \hat y_{<t}, x)$. It takes a batch (B, S) and stops when every row has written `</s>`.
+# [Chapter 6](ch06_training.ipynb) wrote `greedy_decode`: $\hat y_t = \arg\max_w\, p(w \mid \hat y_{<t}, x)$.
 #
 # **Predict.** Which sentence does greedy decoding write from the table? Is there a likelier one?
 
@@ -129,9 +129,9 @@ for text, p in list(probability.items())[:4]:
     print(f"p = {p:.3f}  {text}")
 
 # %% [markdown]
-# After "the", the likeliest first word, the model hesitates between three nouns; after "a" it doesn't, and "a dog sleeps" is almost twice as likely. That is a *search error*: the model knew better.
+# After "the", the likeliest first word, the model hesitates between three nouns; after "a" it doesn't, and "a dog sleeps" is almost twice as likely as greedy's sentence. This is a *search error*: the model knew better.
 #
-# **Pitfall: one sentence, a fixed number of steps.** Many first versions ask for each sentence alone, and go on long after its end, where the model was never trained. With 16 sentences:
+# **Pitfall: one sentence, a fixed number of steps.** Many first versions decode each sentence by itself, and go on long after its end, where the model was never trained:
 
 
 # %%
@@ -156,9 +156,9 @@ for name, way in (("ours", ours), ("wrong", wrong)):
 # %% [markdown]
 # ## Beam search
 #
-# > **In short.** Keep not one unfinished sentence but the K best.
+# > **In short.** Keep the K best unfinished sentences, not only one.
 #
-# At each step each of the K prefixes is continued by each of the V words. Of the K likeliest candidates, those that end with `</s>` are finished. Of all that don't end so, the K likeliest go on. The search stops when K sentences have finished. (A prefix that goes on could still win: chapter 13.) K = 1 is greedy decoding; K = ∞ would be brute force. In plain Python:
+# At each step, each of the K prefixes is continued by each of the V words. Of the K likeliest candidates, those that end with `</s>` are finished. Of all that don't end, the K likeliest go on. The search stops when K sentences have finished. (A prefix that goes on could still win: chapter 13.) K = 1 is greedy decoding.
 
 
 # %%
@@ -194,11 +194,11 @@ for words, p in best_two:
 beam_tree_chart(beam_tree(weighed))
 
 # %% [markdown]
-# The beam kept "a" beside "the". That is no guarantee: a path that starts too badly is dropped, however well it would end (exercise 1).
+# The beam kept "a" beside "the", and "a" leads to the winner. A beam is no guarantee: a path that starts too badly is dropped, however well it would end (exercise 1).
 #
 # ### The same on tensors
 #
-# First what a search returns, and how it switches dropout off.
+# First, what a search returns. (α belongs to the next section.)
 
 
 # %%
@@ -235,7 +235,7 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 # %% [markdown]
-# Now B sentences at once: `ids` (B·K, T) holds K rows for each, and `scores` (B, K) their log-probabilities. `topk` sorts a sentence's K·V candidates. A candidate's place among them, divided by V, is the prefix that it continues; the remainder is the token. At first all K rows hold `<s>`. One starts at score 0, the others at −∞, or else the beam would fill with copies of one text. `alpha` is the length penalty, see below.
+# Now we translate B sentences at once: `ids` (B·K, T) holds K rows for each, and `scores` (B, K) their log-probabilities. `topk` sorts a sentence's K·V candidates. A candidate's place among them, divided by V, gives the prefix that it continues; the remainder is the token.
 #
 # **Pitfall: only the best K.** We take the best **2K** candidates. Each prefix has one `</s>`, so at most K candidates end, and K others keep the beam full. With the best K alone, each ending costs a prefix.
 
@@ -285,8 +285,6 @@ def beam_search(
 
 
 # %% [markdown]
-# **Is it right?** Of a tiny model one can write down *all* that it can say, and score it. A beam wide enough to drop nothing must return the same list, in the same order. `tests/test_ch08_decoding.py` does this, with 6 tokens and texts of at most three. There are 156: one is `</s>` alone, 5 have a word and `</s>`, 5² · 6 two words and any third token.
-#
 # ## Length: why the score is divided
 #
 # > **In short.** Every further word costs probability, so the likeliest sentence tends to be too short. Dividing by a *length penalty* makes up for that.
@@ -295,9 +293,9 @@ def beam_search(
 #
 # $$\text{score}(y) = \frac{\log p(y \mid x)}{\text{lp}(T)}, \qquad \text{lp}(T) = \frac{(5 + T)^\alpha}{(5 + 1)^\alpha} \quad\text{(the paper's)}, \qquad \text{lp}(T) = T^\alpha \quad\text{(ours)}$$
 #
-# T counts `</s>`, since to stop is a decision too. The 5 makes the paper's penalty milder for short texts.
+# T counts `</s>`, since stopping is a decision too.
 #
-# **Predict.** "a dog sleeps" has p = 0.16 with 4 tokens, "a dog is sleeping" has p = 0.137 with 5. From which α on does the longer one win: with ours, with the paper's?
+# **Predict.** "a dog sleeps" has p = 0.16 with 4 tokens, "a dog is sleeping" has p = 0.137 with 5. From which α on does the longer one win, with our penalty and with the paper's?
 
 # %%
 short, long = (math.log(probability[f"a dog {end} </s>"]) for end in ("sleeps", "is sleeping"))
@@ -309,9 +307,9 @@ for name, ratio in (("the paper's", (5 + 5) / (5 + 4)), ("ours", 5 / 4)):  # of 
 #
 # ## A real sentence
 #
-# > **In short.** Pieces in, a search, pieces out, text again. Then we watch a beam save a sentence.
+# > **In short.** Text becomes pieces (chapter 7), a search writes new ones, and these become text again.
 #
-# From here on we use the small model that ships with the series. It writes pieces of words (chapter 7).
+# From here on we use the small model that ships with the series.
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en")
@@ -319,7 +317,7 @@ trained.model.double()  # the same digits on every machine
 print(" ".join(trained.tokenizer.pieces("A girl is selling a sweater.")))
 
 # %% [markdown]
-# You may skip the next three definitions. They make batches of similar length, and stop at twice a batch's longest source plus 10.
+# You may skip the next three definitions, which decode batches of similar length.
 
 
 # %%
@@ -376,7 +374,7 @@ greedy, wide = (plain_translate(trained, questions, beam=K) for K in (1, 4))
 pd.DataFrame({"source": questions, "greedy": greedy, "beam of 4": wide})
 
 # %% [markdown]
-# The sample corpus has no pirate, and no search mends what the model doesn't know. *Sweatering*, though, is a search error, and the beam mends it. How? At step `max_len` the K best come out unfinished, so `max_len` = t shows the beam after t steps. At step 10 *swe* leads with −2.08, *sell* has −2.34. **Predict.** At which step does the right one take the lead?
+# The sample corpus has no pirate, and no search can fix what the model doesn't know. *Sweatering*, though, is a search error, and the beam corrects it. At step `max_len` the K best come out unfinished, so `max_len` = t shows the beam after t steps, with log-probabilities (and without *Sometimes, a girl*). At step 10 *swe* leads. **Predict.** At which step does *sell* take the lead?
 
 # %%
 src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
@@ -388,9 +386,9 @@ for t in range(9, 15):
 pd.DataFrame.from_dict(steps, orient="index", columns=["best", "second", "third", "fourth"])
 
 # %% [markdown]
-# (We left out "Sometimes, a girl".) After *s* the model prefers *swe*(ater) to *sell*, and greedy decoding follows. But *sweater* must somehow become a verb, which costs. At step 12 the second prefix overtakes, and stays ahead.
+# After *s* the model prefers *swe*(ater) to *sell*, and greedy decoding follows. But *sweater* must then become a verb, which costs probability. At step 12 *selling* overtakes it, and stays ahead.
 #
-# **Pitfall: dropout.** A model that nobody switched to `.eval()` drops random parts of its vectors while it translates. Sentences come out wrong, and different each time. `greedy_decode` and `beam_search` switch dropout off (`dropout_off`) and put it back. This model was trained without, so we give it a rate of 0.3; one trained with dropout may suffer less.
+# **Pitfall: dropout.** A model that wasn't switched to `.eval()` drops random parts of its vectors, so sentences come out wrong, and different each time. `greedy_decode` and `beam_search` switch dropout off. This model was trained without dropout, so we give it a rate of 0.3; one trained with dropout may suffer less.
 
 # %%
 careless = build_model(replace(trained.config, dropout=0.3), len(trained.tokenizer)).double()
@@ -403,11 +401,11 @@ for seed in range(3):
 # %% [markdown]
 # ## The beam curse
 #
-# > **In short.** A wider beam finds likelier outputs. Others found that too wide a beam does harm. On our short captions we hardly see it.
+# > **In short.** A wider beam finds likelier outputs. Others found that too wide a beam does harm.
 #
-# Koehn and Knowles (2017) let the beam grow: quality rose up to a width between 4 and about 30, and then fell. Stahlberg and Byrne (2019) searched *exactly*: for more than half of their sentences the likeliest output of all was the empty one.
+# Koehn and Knowles (2017) let the beam grow: quality rose up to a width between 4 and about 30, and then fell. Stahlberg and Byrne (2019) searched *exactly*: for more than half of their sentences the likeliest output was the empty one.
 #
-# And ours? On record is the larger model that ships, on 300 validation captions of Multi30k. **Predict.** From K = 1 to K = 100 without a length penalty: what happens to the outputs' mean log-probability, and what to BLEU (a score of translations, 0 to 100, chapter 10)? `length_ratio` is their length over the references'.
+# We recorded the searches of our larger model (chapter 9) on 300 validation captions of Multi30k. **Predict.** From K = 1 to K = 100 without a length penalty, what happens to the outputs' mean log-probability, and what to BLEU (a score of translations, chapter 10)? `length_ratio` is their length over the references'.
 
 # %%
 record = load_record("searches-multi30k")
@@ -419,7 +417,7 @@ table.rename_axis("K")
 # %% [markdown]
 # Wider beams find likelier outputs, and shorter ones. BLEU falls by half a point from K = 5 to 100, which on 300 captions may be chance. With α = 0.6 no harm is seen even at K = 100.
 #
-# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has ln(0.1/8,192) = −11.3, however long the source is. Our outputs have about −5; three times as long, they would fall below the empty one. For 3% of the captions it is already likelier than all that a beam of 100 found. (We scored it by itself: for these captions no such beam sees it, as `</s>` isn't among the 100 likeliest first tokens.) A caption where the curse strikes:
+# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has ln(0.1/8,192) = −11.3, however long the source is. Our outputs have about −5; three times as long, they would fall below the empty one. For 3% of the captions the empty output is already likelier than all that a beam of 100 found. (The beam misses it: `</s>` isn't among the 100 likeliest first tokens.) Here is a caption where the curse strikes:
 #
 # - source: *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee.*
 # - reference: *A little girl donates to the Salvation Army near a storefront with white, plastic containers.*
@@ -433,13 +431,13 @@ for search in ("greedy", "beam 5, alpha 0.6", "beam 100, alpha 0"):
 # %% [markdown]
 # ## Compute once: the cache
 #
-# > **In short.** Our searches run the whole prefix through the decoder at every step. But a causal decoder's earlier positions never change. Keep what later steps will ask of them.
+# > **In short.** Our searches run the whole prefix through the decoder at every step. But a causal decoder's earlier positions never change. Keep what later steps need from them.
 #
-# In each layer a later position asks an earlier one for its key and its value alone (chapter 2). So each layer keeps two tensors that grow by one row a step. Cross-attention's come from the source, and are computed once.
+# In each layer, all that a later position needs from an earlier one is its key and its value (chapter 2). So each layer keeps two tensors that grow by one row per step. Cross-attention's keys and values come from the source, and are computed once.
 #
-# For T tokens that is T decoder positions instead of $1 + 2 + \dots + T = T(T+1)/2$. The price: in each layer $2D$ numbers are kept for each position of source and target.
+# For T tokens the decoder computes T positions instead of $1 + 2 + \dots + T = T(T+1)/2$. The price: each layer keeps $2D$ numbers for each position of source and target.
 #
-# `decoder_step` is the decoder of chapter 4 for one new token. No causal mask is needed: all that is stored is earlier.
+# `decoder_step` is the decoder of chapter 4 for one new token. No causal mask is needed: everything stored is earlier.
 
 
 # %%
@@ -489,7 +487,7 @@ def decoder_step(
 
 
 # %% [markdown]
-# A decoding in progress has four methods. `step` continues every prefix by a token; `logits` turns what it returns into scores of the next. For chapter 13, `keep` drops finished sentences, and `follow` rearranges the prefixes by copying: in a beam one of them may get two continuations and another none.
+# In `CopiedCache`, `step` continues every prefix by a token, and `logits` turns what `step` returns into scores of the next token. (`follow` and `keep` are for chapter 13.)
 
 
 # %%
@@ -533,7 +531,7 @@ class CopiedCache:
 
 
 # %% [markdown]
-# `write_one_by_one` writes one text for each source. A rule, `choose`, picks each token: here the likeliest, in the next section a random one. Dropout must be off, as `load_model` leaves it.
+# In `write_one_by_one` a rule, `choose`, picks each token: here the likeliest, in the next section a random one. Dropout must be off, as `load_model` leaves it.
 
 
 # %%
@@ -544,11 +542,11 @@ def write_one_by_one(
     """One text for each source: ids (B, ≤ max_len), padded after eos, and their log-probabilities (B,).
 
     `choose` takes the decoding and its last positions x (B, D); it gives tokens (B,), and their
-    log-probabilities where it knows them.
+    log-probabilities if it knows them.
     """
     ids = src.new_empty(len(src), 0)  # (B, 0)
     total = torch.zeros(len(src), dtype=torch.float64, device=src.device)  # (B,)
-    going = torch.ones(len(src), dtype=torch.bool, device=src.device)  # who hasn't ended
+    going = torch.ones(len(src), dtype=torch.bool, device=src.device)  # which texts haven't ended
     tokens = src.new_full((len(src), 1), BOS)  # (B, 1)
     for _ in range(max_len):
         chosen, log_probs = choose(decoding, decoding.step(tokens))  # (B,)
@@ -568,7 +566,7 @@ def until_end(ids: Sequence[int]) -> list[int]:
 
 
 # %% [markdown]
-# **Predict.** Greedy decoding writes 18 tokens about the sweater. How many times the work, counted in multiplications and additions, is it without the cache (`greedy_decode`)?
+# **Predict.** Greedy decoding writes 18 tokens about the sweater. How many times as many multiplications and additions does it need without the cache (`greedy_decode`)?
 
 # %%
 greedily = lambda decoding, x: (decoding.logits(x).argmax(dim=-1), None)  # noqa: E731
@@ -579,9 +577,9 @@ times = count_flops(without, src) / count_flops(by_cache, src)
 print(f"{by_cache(src).size(1)} tokens, {times:.1f} times the work")
 
 # %% [markdown]
-# The decoder computes (18 + 1)/2 = 9.5 times fewer positions, and the source's keys and values once. Encoder and generator have as much to do as before.
+# With the cache, the decoder computes (18 + 1)/2 = 9.5 times fewer positions, and the source's keys and values only once. The encoder and the generator save nothing.
 #
-# **Predict.** And the memory? Our model has 2 layers and D = 128, and in float32 a number has four bytes. How many bytes are kept for one position?
+# **Predict.** Our model has 2 layers and D = 128, and in float32 a number takes four bytes. How many bytes are kept for one position?
 
 # %%
 hund = torch.tensor([source_ids("Ein Hund schläft im Garten.", trained.tokenizer)])  # (1, S)
@@ -593,11 +591,9 @@ piece = trained.tokenizer.processor.id_to_piece
 kept_chart(*(list(map(piece, ids)) for ids in (hund[0].tolist(), read)), kib=a_position / 1024)
 
 # %% [markdown]
-# Chapter 13 makes this cache fast, with a beam over it.
-#
 # ## Sampling
 #
-# > **In short.** Don't search: draw each word at random, with the model's probabilities. You get variety.
+# > **In short.** Don't search: draw each word at random, with the model's probabilities.
 #
 # A *temperature* τ sharpens or flattens the distribution:
 #
@@ -605,7 +601,7 @@ kept_chart(*(list(map(piece, ids)) for ids in (hund[0].tolist(), read)), kib=a_p
 #
 # τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 the unlikely ones.
 #
-# Label smoothing (ε = 0.1) teaches our models to leave a tenth of the probability to all other words, and each draw runs that risk. So two settings cut unlikely words off. *Top-k* keeps the k likeliest. The *nucleus* (top-p, Holtzman et al. 2020) keeps the fewest words whose probabilities sum to at least p.
+# Label smoothing (ε = 0.1) teaches our models to leave a tenth of the probability to all other words. So two settings cut unlikely words off. *Top-k* keeps the k likeliest. The *nucleus* (top-p, Holtzman et al. 2020) keeps the fewest words whose probabilities sum to at least p.
 
 
 # %%
@@ -671,7 +667,7 @@ def drawer(
 
 
 # %% [markdown]
-# Three draws from our model:
+# Three draws for the sweater sentence:
 
 # %%
 three, draw = src.expand(3, -1), drawer(generator=torch.Generator().manual_seed(0))
@@ -679,24 +675,24 @@ draws, _ = write_one_by_one(CopiedCache(trained.model, three, None), three, 40, 
 print(*map(trained.tokenizer.decode, draws.tolist()), sep="\n")
 
 # %% [markdown]
-# What does that cost the larger model, on the 300 captions? Means over four seeds; greedy decoding had 41.2 BLEU (`top_p` = 1 cuts nothing off):
+# The larger model samples translations of the 300 captions. These are means over four seeds; greedy decoding had 41.2 BLEU. (`top_p` = 1 cuts nothing off; `chrf2` is another score, see below.)
 
 # %%
 sampled = pd.DataFrame(record["sampling"]).fillna({"top_p": 1.0})
 sampled[["temperature", "top_p", "bleu", "chrf2"]]
 
 # %% [markdown]
-# Against greedy decoding a plain draw costs 14 BLEU; the nucleus brings almost 6 of them back, a low temperature nearly all.
+# Compared with greedy decoding, a plain draw costs 14 BLEU. The nucleus brings almost 6 of them back, and a low temperature nearly all.
 #
 # ## Minimum Bayes risk
 #
 # > **In short.** Don't ask which text is likeliest. Ask which one agrees best with all that the model might have said.
 #
-# One odd text may be likelier than each of a hundred good ones that differ in a word. *Minimum-Bayes-risk* decoding (Kumar and Byrne 2004; with samples, Eikema and Aziz 2020) lets them vote. With $u(h, y)$, how good $h$ would be if $y$ were the reference, it wants the best on average:
+# One odd text may be likelier than each of a hundred good ones that differ only in a word. *Minimum-Bayes-risk* decoding (Kumar and Byrne 2004; with samples, Eikema and Aziz 2020) lets them vote. Let $u(h, y)$ say how good $h$ would be if $y$ were the reference. We choose the text that is best on average:
 #
 # $$\hat y = \arg\max_h \; \mathbb{E}_{y \sim p(\cdot \mid x)}\, u(h, y) \;\approx\; \arg\max_{h \in C} \frac{1}{|C|} \sum_{y \in C} u(h, y), \qquad C \text{ drawn from the model}$$
 #
-# The same samples are candidates and stand-ins for the reference. As $u$ we take chrF, which compares runs of letters (chapter 10).
+# As $u$ we take chrF, which compares runs of letters (chapter 10).
 
 
 # %%
@@ -714,7 +710,7 @@ def mbr_choice(candidates: Sequence[str], utility: Callable[[str, str], float]) 
 
 
 # %% [markdown]
-# **Predict.** "a dog sleeps" is the phrase book's likeliest text. Which agrees best with all others, in 2,000 draws? (`PhraseBook` also has the methods `step` and `logits`.)
+# **Predict.** "a dog sleeps" is the phrase book's likeliest text. Which text agrees best with all others, in 2,000 draws?
 
 # %%
 many, draw = torch.full((2_000, 1), EOS), drawer(generator=torch.Generator().manual_seed(0))
@@ -725,7 +721,7 @@ for text in ("a dog sleeps", mbr_choice(drawn, sentence_chrf)):
     print(f"drawn {drawn.count(text)} times, mean chrF {agreement:.1f}: {text}")
 
 # %% [markdown]
-# It is longer and shares more letters with the others. chrF minds what is missing more than what is too much (chapter 10), so it leans to longer texts.
+# "The dog is sleeping" is longer, and shares more letters with the others.
 #
 # On real captions, with samples at τ = 0.6:
 
@@ -733,16 +729,15 @@ for text in ("a dog sleeps", mbr_choice(drawn, sentence_chrf)):
 pd.DataFrame(record["mbr"])[["samples", "bleu", "chrf2"]]
 
 # %% [markdown]
-# One such sample has 38 BLEU; the one that agrees best with all 32 has 42.3. As far as 300 captions tell, that is the level of a beam of 5 with α = 0.6. In chrF, by which it chose, it is ahead by 1.3. The price: 32 texts and up to 32² comparisons a sentence. With a learned $u$, people too prefer its choice to the beam's (Freitag et al. 2022).
+# One such sample has 38 BLEU; the one that agrees best with all 32 has 42.3. As far as 300 captions can tell, this is the level of a beam of 5 with α = 0.6. The price is 32 texts and up to 32² comparisons per sentence. With a learned $u$, people too prefer such a choice to the beam's (Freitag et al. 2022).
 #
 # ## Summary
 #
-# - A model gives probabilities; a search makes a sentence of them.
-# - Greedy decoding can't go back. It must stop at `</s>`.
+# - Greedy decoding can't go back.
 # - Beam search keeps K prefixes, out of K · V candidates.
 # - Likelihood favours short outputs; a length penalty balances that.
 # - A wider beam finds likelier texts. Too wide a beam can do harm; on our captions we hardly see it.
-# - A cache keeps keys and values, so that a step computes one token.
+# - A cache keeps keys and values, so a step computes only one token.
 # - One draw costs BLEU; the draw that agrees best with the others doesn't, from about 16 draws on.
 #
 # ## What the paper did that we don't
@@ -751,6 +746,8 @@ pd.DataFrame(record["mbr"])[["samples", "bleu", "chrf2"]]
 # - It limits an output to its source's length plus 50.
 #
 # ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · A phrase book that misleads
 #

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 9 · The training run
 #
-# After this chapter you can train a translator on real captions, on a GPU or without one, and say what makes a run worth trusting.
+# After this chapter you can train a translator on real captions, with or without a GPU, and say what makes a run worth trusting.
 #
 # | | |
 # |---|---|
@@ -77,9 +77,9 @@ from scripts.studies.verdict import Verdict, verdicts
 # %% [markdown]
 # ## The plain run
 #
-# > **In short.** All parts are there: corpus and batches (chapter 7), model (4), training step (6), search (8). One loop joins them.
+# > **In short.** All the parts exist: corpus and batches (chapter 7), model (4), training step (6), search (8). One loop joins them.
 #
-# With a GPU, as in Colab, the run is the real thing: all of Multi30k and the preset `small`, 18 epochs. Without one it is a toy: short captions of the sample corpus and a model of one layer, ready in seconds. Stored and described here is the toy, in float64, so that the printed digits don't depend on the CPU.
+# With a GPU this notebook makes a real run: all of Multi30k and the preset (named settings) `small`, for 18 epochs. Without one it is a toy that takes seconds, on short captions of the sample corpus. The outputs stored here are the toy's, in float64, so that the digits don't depend on the CPU.
 
 # %%
 gpu = torch.cuda.is_available()
@@ -92,7 +92,7 @@ torch.set_default_dtype(dtype)
 
 
 # %% [markdown]
-# **Pitfall: no way without a GPU.** A script that begins with `torch.cuda.set_device(0)` dies on a laptop at once. Choose the device once, as a value. `pick_device` says what is missing.
+# **Pitfall: no way without a GPU.** A script that begins with `torch.cuda.set_device(0)` crashes on a laptop. Choose the device once, as a value.
 
 # %%
 try:
@@ -101,7 +101,7 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# `prepare` reads the corpus, learns BPE on the training split alone, and encodes. `epoch_plan` gives a list of optimizer steps. A step is a list of batches, one for each process (here one); a batch is a list of indices of pairs.
+# `prepare` reads the corpus, learns BPE on the training split alone, and encodes the pairs. `epoch_plan` lists the steps. A step is a list of batches, one for each process (here one); a batch is a list of indices of pairs.
 
 
 # %%
@@ -123,7 +123,7 @@ total_steps = sum(map(len, plans.values()))
 print(f"{len(data.train):,} pairs, {len(data.tokenizer):,} pieces, {total_steps:,} steps")
 
 # %% [markdown]
-# Model, optimizer and schedule are as in chapter 6. After each epoch we keep a copy of the weights.
+# Model, optimizer and schedule are as in chapter 6.
 
 # %%
 torch.manual_seed(config.seed)
@@ -142,7 +142,7 @@ for epoch, plan in plans.items():
     print(f"epoch {epoch}: training loss {report.loss_per_token:.2f}")
 
 # %% [markdown]
-# BLEU scores translations from 0 to 100, by the runs of one to four words that they share with the references, less something for texts that are too short ([chapter 10](ch10_judging.ipynb)). **Predict.** How many of the validation captions are exactly right?
+# BLEU scores translations from 0 to 100 by the runs of one to four words that they share with the references, with a penalty for short texts ([chapter 10](ch10_judging.ipynb)). **Predict.** How many of the validation captions are exactly right?
 
 # %%
 trained = Trained(model, data.tokenizer, config)
@@ -156,13 +156,13 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 pd.DataFrame({"source": sources, "reference": references, "translation": translations})[:6]
 
 # %% [markdown]
-# Of these six one is right; others are broken, or read well and say something else. For a toy that is enough. (BLEU on captions made by a grammar doesn't compare with BLEU on real ones.) A run of hours, whose result somebody will quote, needs more. So let this loop fail, one way after the other, and mend it.
+# One of these six is right; the others are broken, or read well and say something else. (BLEU on captions made by a grammar can't be compared with BLEU on real ones.) A run of hours needs more, so we let this loop fail in one way after another, and fix it.
 #
 # ## Which epoch to keep
 #
 # > **In short.** A loss doesn't say how well the model translates. So let it translate new sentences after each epoch, and keep the weights that did best.
 #
-# Our loop translated with its last weights. Here are three epochs of the real run whose model ships. After epoch 11 both losses were better than ever. **Predict.** How much BLEU would its weights lose against those of epoch 10?
+# Here are three epochs of the real run, whose model ships with the series. After epoch 11 both losses were lower than ever. **Predict.** How much BLEU do its weights lose against those of epoch 10?
 
 # %%
 record = load_record("multi30k-de-en")
@@ -171,7 +171,7 @@ print(f"{history.val_bleu[10] - history.val_bleu[11]:.1f} BLEU")
 history.loc[[10, 11, 12], ["train_loss", "val_loss", "val_bleu"]].round(2)
 
 # %% [markdown]
-# The loss asks about the next word after a perfect prefix; BLEU asks about a whole sentence made of the model's own words. We want translations, so we choose by BLEU. (What happened in epoch 11 isn't on record.)
+# The loss asks about the next word after a perfect prefix; BLEU asks about a whole sentence of the model's own words. (What happened in epoch 11 isn't on record.)
 
 
 # %%
@@ -194,7 +194,7 @@ def validate(
 
 
 # %% [markdown]
-# (Skip what says `ranks`: with one process it changes nothing.) The last two epochs of our own run. Here the last is also the best. The loss is the smoothed one, so its exp isn't the perplexity.
+# (Skip what says `ranks`: with one process it changes nothing.) The loss is the smoothed one, so the perplexity isn't its exponential. The toy's last two epochs:
 
 # %%
 rows = {}
@@ -207,7 +207,7 @@ print(f"kept: epoch {best}")
 pd.DataFrame(rows).T.rename_axis("epoch").round(2)
 
 # %% [markdown]
-# **Pitfall: a maximum flatters.** The best of many scores was partly lucky. So report a test set's score, taken once, at the end. **Predict.** Eighteen models of 40 BLEU each are measured with a chance error of 0.5. What does the best seem to have, on average?
+# **Pitfall: a maximum flatters.** The best of many scores was partly lucky. So report a test set's score, taken once, at the end. **Predict.** Eighteen models of 40 BLEU each are measured with a random error of 0.5. What score does the best seem to have, on average?
 
 # %%
 torch.manual_seed(0)
@@ -217,7 +217,7 @@ print(f"{measured.max(dim=1).values.mean():.1f}")
 # %% [markdown]
 # ### Averaging checkpoints
 #
-# > **In short.** Late in training the weights jitter around a good point. The mean of several stops may be nearer to it.
+# > **In short.** Late in training the weights jitter around a good point. The mean of several checkpoints may be nearer to it.
 #
 # The paper averages its base model's last 5 checkpoints (§6.1), weight by weight: $\bar\theta = \frac1K \sum_k \theta_k$.
 
@@ -233,7 +233,7 @@ def average_checkpoints(paths: Sequence[Path]) -> dict[str, torch.Tensor]:
 
 
 # %% [markdown]
-# **Pitfall: the average that was never run.** The Annotated Transformer averages by `torch.sum(*tensors)`, which is a `TypeError`. So run ours once. The mean of three equal files is what each of them holds.
+# **Pitfall: the average that was never run.** The Annotated Transformer averages with `torch.sum(*tensors)`, which raises a `TypeError`. So run ours once, on three equal files.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -244,7 +244,7 @@ with tempfile.TemporaryDirectory() as folder:
     torch.testing.assert_close(average_checkpoints(paths), weights)
 
 # %% [markdown]
-# We compare the mean with the best epoch (which has an advantage: the same score chose it). The mean is that of the last 5 of 18 epochs for the shipped model, and of the last 3 of 5 in the short runs of *What each ingredient is worth*. **Predict.** Our rate falls to zero along a cosine. How much jitter is left for the mean to remove?
+# We compare the mean with the best epoch (which has an advantage: the same score chose it). The mean is over the last 5 of 18 epochs for the shipped model, and over the last 3 of 5 in the short runs of *What each ingredient is worth*. **Predict.** Our rate falls to zero along a cosine. How much jitter is left to remove?
 
 # %%
 recipe = load_record("recipe-multi30k")
@@ -258,13 +258,13 @@ print(f"{shipped:+.1f} BLEU for the shipped model, {sum(short) / len(short):+.1f
 print("a short run, by epoch:", recipe["rows"]["the recipe"]["runs"][0]["history"])
 
 # %% [markdown]
-# For the shipped model nothing is left to gain. The short runs can't say: their mean takes in epoch 3, when BLEU was lower by points. The paper's rate falls slowly, as $1/\sqrt n$: there a mean is expected to help.
+# For the shipped model nothing is left to gain. The short runs can't tell: their mean includes epoch 3, when BLEU was still lower by points. The paper's rate falls slowly, as $1/\sqrt n$, so a mean is expected to help there.
 #
 # ## Stopped and resumed
 #
-# > **In short.** A resumed run should be the run that was never interrupted, to the last bit.
+# > **In short.** A resumed run should end as if it had never been interrupted, to the last bit.
 #
-# Power cuts, time limits and Colab interrupt long runs. Many scripts save `model.state_dict()` alone. Here is a small run, whose state has four parts: weights, optimizer, count of steps, and the generator that deals the batches. Each can be forgotten.
+# Many scripts save only `model.state_dict()`. Here is a small run whose state has four parts: weights, optimizer, count of steps, and the generator that shuffles the batches.
 
 # %%
 tiny = replace(config, layers=1, d_model=32, d_ff=64, heads=2, dropout=0.0, epochs=2, device="cpu")
@@ -281,7 +281,7 @@ class SmallRun:
         torch.manual_seed(tiny.seed)
         self.model = build_model(tiny, len(few.tokenizer))
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9)
-        self.order = random.Random(tiny.seed)  # deals the batches of every epoch, one after another
+        self.order = random.Random(tiny.seed)  # shuffles the batches of every epoch in turn
         self.steps = 0
 
     def epoch(self) -> None:
@@ -299,7 +299,7 @@ class SmallRun:
 
 
 # %% [markdown]
-# One run goes through both epochs. Each other run starts from a copy made after the first, with one part as it was at the beginning. How far from the first run's weights does it end, in percent of the way that those went? **Predict.** Which part is missed the most?
+# One run goes through both epochs. The others start from a copy made after the first epoch, with some part reset. How far from the first run's weights do they end, in percent of the distance that those moved in all? **Predict.** Which part is missed most?
 
 # %%
 straight = SmallRun()
@@ -323,24 +323,22 @@ for forgotten in ("nothing", "order", "steps", "optimizer", "order, steps, optim
 pd.Series(astray, name="ends astray by").rename_axis("forgotten").to_frame()
 
 # %% [markdown]
-# The count of steps is missed the most: the rate warms up anew and ends near its peak, where it should fall to 0. The last row is the script that saves the weights alone: besides, Adam has lost its averages, and the second epoch deals the batches of the first.
+# The count of steps is missed most: the rate warms up again and ends near its peak, when it should fall to 0. The last row is the script that saves only the weights.
 #
-# What must a state hold? All that the next step depends on:
+# A state must hold all that the next step depends on:
 #
-# - the weights, and the optimizer's two averages for each of them;
+# - the weights, and the optimizer's averages;
 # - the number of steps done, from which the learning rate follows;
 # - the epoch and the step within it, from which the batches follow;
 # - the random generators' states, from which dropout draws;
-# - the settings that change a step: to resume with others is refused.
+# - the settings that change a step (resuming with others is refused).
 #
-# The small run had to save the generator of the order. `Training` needn't: `epoch_plan` seeds a fresh one from the run's seed and the epoch's number. So epoch 7 has the same plan for a resumed run, and for each of several processes.
-#
-# [`Training`](../scripts/engine/training.py), the class behind the command, does all this for model, optimizer, and a `Step`, which is chapter 6's `train_step`. It saves after each epoch and every `save_every` steps, and keeps the model with the best validation BLEU.
+# [`Training`](../scripts/engine/training.py), the class behind `python -m scripts.train`, saves all this after each epoch and every `save_every` steps. Unlike the small run, it needn't save the generator that shuffles the batches: `epoch_plan` seeds a new one from the run's seed and the epoch's number. The `Step` below is chapter 6's `train_step`.
 
 
 # %%
 def new_training(config: TrainConfig, data: TrainingData, folder: Path, resume=False) -> Training:
-    """A training by the plain loss, at its beginning or resumed: its parts, put together."""
+    """A `Training` with the plain loss, new or resumed, put together from its parts."""
     torch.manual_seed(config.seed)
     model = build_model(config, len(data.tokenizer))
     optimizer = make_optimizer(config, model)
@@ -350,14 +348,14 @@ def new_training(config: TrainConfig, data: TrainingData, folder: Path, resume=F
 
 # %%
 def train_all(training: Training) -> None:
-    """To the end, without validation."""
+    """Train to the end, without validation."""
     while training.epoch <= training.config.epochs:
         training.train_epoch()
         training.end_epoch({"val_bleu": 0.0})
 
 
 # %% [markdown]
-# **Pitfall: a check that can't see.** Without dropout a training draws no random numbers after its first weights, and a forgotten generator goes unnoticed. So this check has dropout. One run goes straight through; the other dies in its first epoch, between two states, and is resumed. **Predict.** How far apart do they end?
+# **Pitfall: a check that can't see.** Without dropout, training draws no random numbers after the initial weights, and a forgotten generator goes unnoticed. So this check has dropout. One run goes through; the other dies between two saved states, and is resumed. **Predict.** How far apart do they end?
 
 # %%
 drops = replace(tiny, dropout=0.1, save_every=3)
@@ -384,13 +382,13 @@ assert all(unbroken[name].equal(mended[name]) for name in unbroken)
 print(f"{lost} steps were computed twice, and all {len(unbroken)} tensors have the same bits")
 
 # %% [markdown]
-# The tests kill a real process ten times at random moments ([`test_ch09_recovery.py`](../tests/test_ch09_recovery.py)). This promise is for CPUs; on a GPU, ask for it with `--deterministic true`.
+# Equal bits are promised on CPUs; on a GPU, ask for them with `--deterministic true`.
 #
 # ## Files that lie
 #
-# > **In short.** A file may be cut short, or change on the disk. Write it whole or not at all, give it a checksum, and keep the one before.
+# > **In short.** A file may be cut short, or change on the disk. Write it whole or not at all, give it a checksum, and keep the previous one.
 #
-# Save our toy's weights with safetensors alone, and let a single bit of the file change. **Predict.** Does loading complain?
+# We save a table of our toy with safetensors alone, and change one bit of the file. **Predict.** Does loading complain?
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -404,7 +402,7 @@ with tempfile.TemporaryDirectory() as folder:
 print(f"loaded; the largest weight was {largest[0]:.1f}, and is above 1e30: {largest[1] > 1e30}")
 
 # %% [markdown]
-# It doesn't, and the table is worthless. So `save_tensors` ([`checkpoints.py`](../scripts/engine/checkpoints.py)) adds a SHA-256 over names, shapes, bytes and settings. It writes under a second name, then renames: no crash leaves half a file. And the last two states are kept. The same accident again:
+# It doesn't, and the table is worthless. So `save_tensors` ([`checkpoints.py`](../scripts/engine/checkpoints.py)) adds a SHA-256 checksum over names, shapes, bytes and settings. It writes under a second name, then renames, and the last two states are kept. The same accident again:
 
 # %%
 with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
@@ -421,9 +419,9 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
 # %% [markdown]
 # ## When a number isn't one
 #
-# > **In short.** One loss that is NaN ("not a number") makes nearly all weights NaN. Look before a weight moves, and say where it happened.
+# > **In short.** One loss that is NaN ("not a number") makes nearly all weights NaN. Check before a weight moves, and say where it happened.
 #
-# A rate too high, a broken batch, a bug: a loss overflows. **Predict.** How many weights survive one such step of a loop that doesn't look?
+# A rate that is too high or a bug can make a loss overflow. **Predict.** How many weights survive one such step of a loop that doesn't check?
 
 # %%
 victim = copy.deepcopy(model)
@@ -435,7 +433,7 @@ weights_then = parameters_to_vector(victim.parameters())
 print(f"{weights_then.isfinite().sum()} of {len(weights_then):,} weights")
 
 # %% [markdown]
-# (The few lead into a ReLU that was 0 for every word: their gradient is 0.) Once such a state is saved, the run is lost. A `Step` looks at loss and gradient first, as `train_step` does, and `Training` says where it was.
+# A `Step` checks loss and gradient first, and `Training` says where it happened.
 
 # %%
 with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
@@ -452,19 +450,19 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
 # %% [markdown]
 # ### Asked to stop
 #
-# Ctrl-C, or a cluster's SIGTERM, *asks* a run to stop. The handler ([`signals.py`](../scripts/engine/signals.py)) only makes a note: the step ends, its state is saved, the run leaves.
+# Ctrl-C, or a cluster's SIGTERM, *asks* a run to stop. The handler ([`signals.py`](../scripts/engine/signals.py)) only makes a note: the run finishes its step, saves its state, and ends.
 #
 # ## Several processes
 #
-# > **In short.** Each GPU takes a share of the step's sentences. The gradients must be joined by tokens, not by processes.
+# > **In short.** Each GPU takes a share of the step's sentences. The gradients must be averaged over tokens, not over processes.
 #
 # Let process $r$ of $R$ have $n_r$ target tokens and the summed loss $L_r$. The gradient of the whole step is
 #
 # $$ g = \frac{\sum_r \nabla L_r}{\sum_r n_r} $$
 #
-# PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each divides its $L_r$ by $\frac1R \sum_r n_r$, and in the mean the $R$ cancels. All have the same `epoch_plan`, so each can count the tokens of the whole step.
+# PyTorch's `DistributedDataParallel` (DDP) replaces each gradient by its *mean* over the processes. So each process divides its $L_r$ by $\frac1R \sum_r n_r$, and the $R$ cancels in the mean. All have the same `epoch_plan`, so each can count the whole step's tokens.
 #
-# **Pitfall: the mean of means.** Chapter 6 met it in accumulation; here it happens if each process divides by its own $n_r$. **Predict.** Of two processes one has 3 captions, the other 12. Is the mean of their means off by a few percent, or by more than a quarter?
+# **Pitfall: the mean of means.** Chapter 6 met it in accumulation; here it happens if each process divides by its own $n_r$. **Predict.** One of two processes has 3 captions, the other 12. How far off is the mean of their means?
 
 # %%
 torch.manual_seed(0)
@@ -490,34 +488,32 @@ off_by = ((by_means - at_once).norm() / at_once.norm()).item()
 print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's length off")
 
 # %% [markdown]
-# Two real processes are held against one in [`test_ch09_processes.py`](../tests/test_ch09_processes.py).
-#
 # ## The command
 #
 # ```bash
 # python -m scripts.train --preset sample           # minutes on a CPU
-# python -m scripts.train --preset small            # Multi30k: steps of 95 minutes (H200: 22 seconds)
+# python -m scripts.train --preset small            # Multi30k: 95 minutes of steps (H200: 22 seconds)
 # python -m scripts.train --preset small --resume   # after an interruption
 # ```
 #
-# `--help` lists the options, which are the fields of `TrainConfig`. A preset is where they begin.
+# `--help` lists the options, which are the fields of `TrainConfig`.
 #
-# A run writes into `runs/NAME`: the best model (its numbers rounded to 16 bits), the last two states, `log.csv`, a model card, and `record.json`: command, commit, machine, versions, settings, epochs, and the test scores of the model *as loaded from its file*.
+# A run writes into `runs/NAME`: the best model (its numbers rounded to 16 bits), the last two states, `log.csv`, a model card, and `record.json` with the command, machine, settings, epochs, and the test scores of the model *as loaded from its file*.
 #
-# The command takes faster ways to the same step than our loop (chapter 12). `torchrun` starts a process for each GPU:
+# The command computes the same step faster than our loop (chapter 12). `torchrun` starts a process for each GPU:
 #
 # ```bash
 # torchrun --nproc-per-node=4 -m scripts.train --preset small
 # torchrun --nproc-per-node=2 -m scripts.train --preset sample --device cpu
 # ```
 #
-# **Pitfall: more processes are another recipe.** `--max_tokens 2048` bounds one batch. A step of four processes has four: up to 8,192 tokens, in a quarter of the steps. Divide `--max_tokens` by four for steps of the old size.
+# **Pitfall: more processes are another recipe.** `--max_tokens 2048` limits one batch. A step of four processes has four batches, up to 8,192 tokens, and an epoch has a quarter of the steps. Divide `--max_tokens` by four for steps of the old size.
 #
 # ## Multi30k, as recorded
 #
 # > **In short.** Look at curves, then scores, then sentences.
 #
-# The command printed below trained the model that ships, on 29,000 pairs of captions and one CPU thread ([record](../results/multi30k-de-en.json)). **Predict.** A model that always knew the next piece would have perplexity 1. At which perplexity does validation end, and why not at 1?
+# The command printed below trained the shipped model on 29,000 pairs of captions ([record](../results/multi30k-de-en.json)). **Predict.** A model that always knew the next piece would have perplexity 1. At what perplexity does validation end, and why not at 1?
 
 # %%
 print(record["repeat"])
@@ -531,33 +527,33 @@ history_chart(
 )
 
 # %% [markdown]
-# Each caption can be translated in several ways, and the model can't know which was chosen. And data is short: it does better on the captions that it trained on.
+# Each caption can be translated in several ways, and the model can't know which was chosen. And data is scarce.
 
 # %%
 score_table("multi30k-de-en")
 
 # %% [markdown]
-# Four captions of test_2016_flickr. Read them before you trust a number:
+# Read these four captions of test_2016_flickr before you trust a number:
 
 # %%
 sample_table("multi30k-de-en")
 
 # %% [markdown]
-# Three say something false: "throwing", "Boon", "spraying". (References err, too: "starring", and "stick" for *Brett*, a board.) How far to trust 41.6 BLEU, chapter 10 asks.
+# Three translations are wrong: "throwing", "Boon", "spraying". Chapter 10 asks how far to trust 41.6 BLEU.
 #
 # ## What each ingredient is worth
 #
-# > **In short.** Change one thing, and train with more than one seed. A difference within the spread between seeds tells nothing.
+# > **In short.** Change one thing, and train with more than one seed. A difference within the spread between seeds means nothing.
 #
 # [`ingredients.py`](../scripts/studies/ingredients.py) (`make ablate`) changes one thing at a time in the preset `narrow`: Multi30k, five epochs, dropout and smoothing 0.1, pre-norm, Adam with a peak rate of 0.003.
 #
 # - *Xavier's tables*: embeddings drawn by Xavier's rule, not with spread $1/\sqrt D$.
-# - *BPE-dropout* (Provilkov et al. 2020) skips merges at random: a word falls into other pieces each epoch ([`data.py`](../scripts/engine/data.py)).
+# - *BPE-dropout* (Provilkov et al. 2020) skips merges at random, so a word splits into different pieces each epoch ([`data.py`](../scripts/engine/data.py)).
 # - *R-Drop 1* (Wu, Li et al. 2021; 1 is its weight) sends each batch through the model twice, and asks the two passes, with different dropout, to agree ([`losses.py`](../scripts/engine/losses.py)).
-# - *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal before it is taken, so that it is about as long in every direction ([`optimizers.py`](../scripts/engine/optimizers.py)).
+# - *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal: about equally long in every direction ([`optimizers.py`](../scripts/engine/optimizers.py)).
 # - The other four change a setting named above: smoothing, dropout, norm, rate.
 #
-# Rows that were run more than once give one spread between seeds, used for all rows. With it Student's t test computes p: how often seeds alone would part a row from the recipe that far (more on p in chapter 10). Alone, a row would pass with p below 0.05. But eight rows are eight chances of a false alarm. So the smallest p must be below 0.05/8, the next below 0.05/7, and so on; we stop at the first that fails (Holm 1979; [`verdict.py`](../scripts/studies/verdict.py)).
+# The rows that were run more than once give one spread between seeds for all. With it, Student's t test computes p: how often seeds alone would separate a row so far from the recipe. Alone, a row would pass with p below 0.05. But eight rows are eight chances of a false alarm, so the smallest p must be below 0.05/8, the next below 0.05/7, and so on, until one fails (Holm 1979; [`verdict.py`](../scripts/studies/verdict.py)).
 
 
 # %%
@@ -569,7 +565,7 @@ def ingredient_verdicts(record: dict[str, Any]) -> dict[str, Verdict]:
 
 
 # %% [markdown]
-# **Predict.** Which matter most when there are only five epochs? Does any of them *gain* something?
+# **Predict.** Which ingredients matter most in only five epochs? Does any of them *gain* something?
 
 # %%
 by_seeds = ingredient_verdicts(recipe)
@@ -579,21 +575,20 @@ for name in ("Muon", "Xavier's tables"):
 ingredient_chart(recipe, "Three changes do harm; no gain can be told from chance", told)
 
 # %% [markdown]
-# Five epochs may be why: dropout 0.3 and BPE-dropout hold back a model that has hardly begun to overfit, and a quarter of the rate learns too slowly. (BPE-dropout and R-Drop had one run each.) Muon and Xavier's tables would each pass alone. Here three rows come before them, so the bar is 0.05/5, and they fail.
+# Three do harm, perhaps because five epochs are too few for them: dropout 0.3 and BPE-dropout hold back a model that has hardly begun to overfit, and a quarter of the rate learns too slowly. (BPE-dropout and R-Drop had one run each.) Muon and Xavier's tables would each pass alone. Here three rows come before them, so the bar is 0.05/5, and they fail.
 #
 # ## Summary
 #
 # - Validate by translating, keep the best epoch, test once at the end.
-# - A state holds all that the next step depends on. The proof: a resumed run, with dropout, ends with the same bits.
-# - Plan each epoch from the seed and its number: then the order needs no saving.
-# - Give files a checksum, write them whole, keep the one before. Look for NaN before a weight moves.
-# - Join processes by tokens. Believe an ingredient only beyond the spread between seeds.
+# - A state holds all that the next step depends on. The proof: a resumed run ends with the same bits.
+# - Give files a checksum, write them whole, and keep the previous one. Check for NaN before a weight moves.
+# - Average gradients over tokens. Believe an ingredient's effect only beyond the spread between seeds.
 #
 # ## What the paper did that we don't
 #
 # - It trained its base model for 100,000 steps on eight GPUs, with about 25,000 tokens a side in a batch.
 # - It used post-norm and the inverse-square-root rate. Our `small` is pre-norm, with a cosine.
-# - It averaged the checkpoints of its final models (§6.1), not of Table 3's variants (§6.2), and says nothing of seeds.
+# - It averaged the checkpoints of its final models (§6.1), and says nothing about seeds.
 #
 # ## Exercises
 #
@@ -603,7 +598,7 @@ ingredient_chart(recipe, "Three changes do harm; no gain can be told from chance
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens of all processes. A process that found no sentence left has 0 tokens, and its mean is 0/0, NaN. (`solution("mean_over_ranks")` shows ours.)
+# Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens of all processes. A process for which no sentence was left has 0 tokens, and its mean is 0/0, NaN. (`solution("mean_over_ranks")` shows ours.)
 
 
 # %%
@@ -619,12 +614,12 @@ check(mean_over_ranks)
 #
 # *code · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
-# Large corpora are read as an endless stream. Write `resumable_stream(count, seed, drawn)`: an iterator over 0 to `count` − 1, each once a pass, every pass in an order of its own that the seed decides. It begins after the first `drawn` numbers of that stream, so that a checkpoint needs to hold nothing else. Global generators stay untouched. (`solution("resumable_stream")` shows ours.)
+# Large corpora are read as an endless stream. Write `resumable_stream(count, seed, drawn)`: an iterator over 0 to `count` − 1, each number once a pass, every pass in its own order, which the seed decides. It begins after the first `drawn` numbers of that stream, so a checkpoint needs to hold nothing else. Global generators stay untouched. (`solution("resumable_stream")` shows ours.)
 
 
 # %%
 def resumable_stream(count: int, seed: int, drawn: int) -> Iterator[int]:
-    """0 to `count` − 1 in shuffled passes without end, from behind the first `drawn` numbers."""
+    """0 to `count` − 1 in endless shuffled passes, starting after the first `drawn` numbers."""
     ...
 
 
@@ -637,7 +632,7 @@ check(resumable_stream)
 #
 # Choose one. Write down what you expect, then train.
 #
-# - Run `python -m scripts.train --preset sample --name a`, then the same with `--name b`. Kill the second with `kill -9` in an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
+# - Run `python -m scripts.train --preset sample --name a`, then the same with `--name b`. Kill the second with `kill -9` during an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
 # - Train the sample model with `--schedule inverse_sqrt --average 5`. Does averaging gain more than after the cosine, and why?
 #
 # Next: [Chapter 10 · Judging](ch10_judging.ipynb)

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 10 · Judging
 #
-# After this chapter you can measure a translator, say whether one is really better than another, and see where it errs, without claiming more than the numbers hold.
+# After this chapter you can measure a translator, say whether one is really better than another, and see where it fails.
 #
 # | | |
 # |---|---|
@@ -64,9 +64,9 @@ from scripts.engine.scores import corpus_bleu
 # %% [markdown]
 # ## Two translators
 #
-# > **In short.** One model, two searches. Which translates better, by how much, and how sure can we be? Read first, then count.
+# > **In short.** One model, two searches. Which translates better, by how much, and how sure can we be?
 #
-# The model is chapter 9's, which ships. One translator decodes greedily (chapter 6), the other with a beam of 5 and α = 0.6 (chapter 8). Here are the first ten captions of the test set; all 1,000 are on record.
+# The model is chapter 9's. One translator decodes greedily (chapter 6), the other with a beam of 5 and α = 0.6 (chapter 8). Here are the first ten captions of the test set.
 #
 # **Predict.** From the last two columns, which would you choose?
 
@@ -84,17 +84,17 @@ two = {"greedy": greedy_outputs, "beam of 5": beam_outputs}
 pd.DataFrame({"source": sources, "reference": references} | two)
 
 # %% [markdown]
-# From ten we couldn't choose. Each has slips of its own: greedy has "snow snowmobile", the beam "A man in bright suits". Both can be right: "are fixing", "repair". The reference is one human's choice, and has slips, too: "starring".
+# From ten captions we couldn't choose. Each makes its own mistakes: greedy writes "snow snowmobile", the beam "A man in bright suits". Different words can both be right: "are fixing", "repair". The reference has mistakes, too: "starring".
 #
 # ## BLEU, by hand
 #
-# > **In short.** How many of the output's words, pairs, triples and quadruples of words also stand in a human's translation? And is the output long enough?
+# > **In short.** How many of the output's words, pairs, triples and quadruples also occur in a human's translation? And is the output long enough?
 #
 # BLEU (Papineni et al. 2002) compares outputs with references. Its parts are summed over the *whole corpus*:
 #
-# 1. An **n-gram** is a run of n words. $p_n$ is the share of the output's n-grams that the reference has too. Each counts at most as often as it stands in the reference.
-# 2. A single sure word has precision 100%. The **brevity penalty** makes up for that. With c tokens of output and r tokens of reference, it is $\text{BP} = \min(1, e^{\,1 - r/c})$.
-# 3. $\text{BLEU} = 100 \cdot \text{BP} \cdot (p_1\, p_2\, p_3\, p_4)^{1/4}$. The mean is geometric, so one zero makes all zero; sacreBLEU smooths that away for short texts, and so do we.
+# 1. An **n-gram** is a run of n words. $p_n$ is the share of the output's n-grams that also occur in the reference. Each counts at most as often as it occurs there.
+# 2. A single safe word would have a precision of 100%. The **brevity penalty** corrects for that. With c tokens of output and r tokens of reference, it is $\text{BP} = \min(1, e^{\,1 - r/c})$.
+# 3. $\text{BLEU} = 100 \cdot \text{BP} \cdot (p_1\, p_2\, p_3\, p_4)^{1/4}$. The mean is geometric, so one zero makes the score zero; for short texts sacreBLEU smooths the zeros away, and so do we.
 
 
 # %%
@@ -159,7 +159,7 @@ def bleu_parts(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[s
 
 
 # %% [markdown]
-# Three of the beam's ten are short enough to count by eye. The outputs have 8 + 7 + 15 = 30 tokens: the full stop is one. **Predict.** How many of the 30 find their match? How many of the 27 pairs?
+# Three of the beam's ten are short enough to count by eye. The outputs have 8 + 7 + 15 = 30 tokens (a full stop is one). **Predict.** How many of the 30 have a match? How many of the 27 pairs?
 
 # %%
 chosen = [4, 8, 1]
@@ -174,9 +174,9 @@ print("matches", parts.matches, "of", parts.totals)
 print("precisions in %:", [round(p, 2) for p in parts.precisions])
 
 # %% [markdown]
-# Six words have no match ("terrier" only by its capital). BLEU can't tell that "Boon" is nonsense and "repair" is right: to $p_1$ each costs the same.
+# Six words, in brackets, have no match ("terrier" only because of its capital). BLEU can't tell that "Boon" is nonsense and "repair" is right: each costs the same.
 #
-# sacreBLEU (Post 2018), the field's common program, finds the same, part by part. Its *signature* names what changes the number: one reference a sentence (`nrefs:1`), capitals count (`case:mixed`), the tokeniser, the smoothing, and the version.
+# sacreBLEU (Post 2018), the standard program, finds the same parts. Its *signature* names what changes the number: one reference per sentence (`nrefs:1`), whether capitals count (`case:mixed`), the tokeniser, the smoothing, and the version.
 
 # %%
 theirs = corpus_bleu(three_outputs, three_references)
@@ -186,7 +186,7 @@ assert math.isclose(parts.score, theirs.score, rel_tol=1e-9)
 print(theirs.signature.split("|version")[0])
 
 # %% [markdown]
-# **Pitfall.** Matches must be *clipped*. Without the "at most as often", an output that repeats one sure word is perfect.
+# **Pitfall.** Matches must be *clipped*. Without "at most as often", an output that repeats one safe word is perfect.
 
 # %%
 stutter, reference = ["the"] * 7, ["the", "cat", "is", "on", "the", "mat"]
@@ -195,7 +195,7 @@ clipped = bleu_parts([stutter], [reference]).precisions[0]
 print(f"precision of 'the the the the the the the': {clipped:.1f}%, not {unclipped:.0%}")
 
 # %% [markdown]
-# Now the two translators, on the ten captions and, from the record, on all 1,000. **Predict.** Which is ahead on the ten?
+# Now both translators, on the ten captions and, as recorded, on all 1,000. **Predict.** Which is ahead on the ten?
 
 # %%
 analysis = load_record("decoding-multi30k")
@@ -214,17 +214,15 @@ print(analysis["model"], analysis["split"], analysis["signatures"]["bleu"])
 pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
-# On ten captions greedy decoding is ahead; on a thousand the beam, by 1.4 points. Which to believe? *Is the difference real?* will answer.
+# On ten captions greedy decoding is ahead; on a thousand the beam is, by 1.4 points. Without the brevity penalty (last column) its lead would be two points: its n-grams match better, but its texts are shorter (96% of the references' length).
 #
-# The last columns take the thousand's number apart. Without the brevity penalty the beam is ahead by two points: its n-grams match better. It gives some back, as its texts are shorter, 96% of the references' length.
-#
-# To score a model of yours (with the corpus of [chapter 7](ch07_multi30k.ipynb)): `python -m scripts.evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5`.
+# To score your own model (with the corpus of [chapter 7](ch07_multi30k.ipynb)): `python -m scripts.evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5`.
 #
 # ## What else is called BLEU
 #
 # > **In short.** The same texts can score 40 or 65. A BLEU without its signature can't be compared.
 #
-# **Pitfall.** Some tutorials quote a paper's BLEU beside their own code. Others report what looks like BLEU and isn't. All rows but the last are of the *same* texts. **Predict.** Which come out higher than the first?
+# **Pitfall.** Some tutorials quote a BLEU that they never computed. Others report what looks like BLEU and isn't. In the table below, all rows except the last score the *same* texts. **Predict.** Which come out higher than the first?
 
 
 # %%
@@ -232,7 +230,7 @@ pd.DataFrame(rows).T.round(2)
 def forced_texts(
     trained: Trained, pairs: Sequence[tuple[str, str]], batch_size: int = 32
 ) -> list[str]:
-    """The wrong version of translating: each place's likeliest token, given the reference before it."""
+    """The wrong way to translate: each place's likeliest token, given the reference before it."""
     out = []
     for start in range(0, len(pairs), batch_size):
         batch = make_batch(encode_pairs(list(pairs[start : start + batch_size]), trained.tokenizer))
@@ -267,28 +265,28 @@ both = {"ten captions": ten, "1,000, recorded": recorded}
 pd.DataFrame(both).round(1).astype(object).fillna("")
 
 # %% [markdown]
-# This series reports the first row. The others:
+# This series reports the first row. Two rows are higher:
 #
-# - **Split at spaces**, as course notebooks do before they call NLTK's or torchtext's `bleu_score`: each full stop is glued to its last word. Papers with different tokenisers can't be compared.
-# - **Lower-cased**, an output in capitals scores the same.
-# - **Pieces and letters** are other units. Letters match often, even in wrong words.
-# - **A mean over sentences** weighs a caption of four words like one of thirty.
+# - **Lower-cased**, a little: words match that differ only in capitals.
+# - **Letters**, by far: they match often, even in wrong words.
+#
+# *Split at spaces*, each full stop stays attached to the last word. *The mean over sentences* gives a caption of four words the same weight as one of thirty.
 #
 # ### A BLEU that teacher forcing wrote
 #
-# **Pitfall.** Take the model's first choice at every place of the *reference*, join the choices to a text, and give that to sacreBLEU: the last row of the table. Every choice was made after the human's words, not after the text's own.
+# **Pitfall.** For the last row of the table, we joined the model's first choices at every place of the *reference*. Each choice was made after the human's words, not the model's own.
 #
-# On the ten captions this figure is over three points *below* the same model's greedy BLEU (50.8): the words needn't fit together. On the 1,000 it is about the same, 40.3 and 40.2. A weak model would be flattered: reading its own words, it would lose its way. So the figure is wrong in an unknown direction. If you doubt one, ask for the command that wrote the texts.
+# On the ten captions this figure is over three points *below* the same model's greedy BLEU (50.8), since the words needn't fit together. On the 1,000 it is about the same: 40.3 against 40.2. A weak model, which loses its way on its own words, would be flattered. So the figure is wrong in an unknown direction.
 #
 # ## chrF: letters instead of words
 #
-# > **In short.** BLEU gives nothing for "working" where the reference has "works". chrF compares runs of letters, so a nearly right word is nearly right.
+# > **In short.** BLEU gives nothing for "working" when the reference has "works". chrF compares runs of letters, so a nearly right word counts as nearly right.
 #
 # chrF (Popović 2015) removes the spaces and counts n-grams of *letters*, for n from 1 to 6. Here prec is the share of the output's n-grams that the reference has, rec the share of the reference's that the output has, each the mean over n:
 #
 # $$\text{chrF}_\beta = 100 \cdot \frac{(1 + \beta^2)\; \text{prec} \cdot \text{rec}}{\beta^2\, \text{prec} + \text{rec}}, \qquad \beta = 2$$
 #
-# so what is missing weighs more. It needs no brevity penalty and no tokeniser.
+# so what is missing weighs more than what is too much. chrF needs no brevity penalty and no tokeniser.
 
 
 # %%
@@ -312,7 +310,7 @@ def chrf_by_hand(outputs: Sequence[str], references: Sequence[str]) -> float:
 
 
 # %% [markdown]
-# **Predict.** Two outputs differ from "A guy works on a building." in one word each, "working" and "banana". What does BLEU say, and what chrF?
+# **Predict.** Two outputs differ from "A guy works on a building." in one word each, "working" and "banana". What do BLEU and chrF say?
 
 # %%
 target = ["A guy works on a building."]
@@ -323,32 +321,30 @@ for text in (near, far):
 print(f"1,000 captions: greedy {by_beam[1]['chrf2']:.1f}, the beam {by_beam[5]['chrf2']:.1f}")
 
 # %% [markdown]
-# On the thousand captions chrF prefers the beam, too, though its texts are shorter.
+# BLEU doesn't distinguish the two; chrF does. On the thousand captions chrF prefers the beam, too.
 #
 # ## What no counting sees
 #
-# > **In short.** BLEU and chrF compare letters with letters. Whether "repair" is right takes a judge who understands the sentence: people, or a model trained on their verdicts.
+# > **In short.** BLEU and chrF compare words and letters, not meanings. Only a judge who understands the sentence can say whether "repair" is right: people, or a model trained on their verdicts.
 #
-# **COMET** ([Rei et al. 2020](https://arxiv.org/abs/2009.09025)) is such a model. A large encoder, pretrained on many languages, reads source, output and reference; a small network on top predicts the verdict. In its authors' comparison it agreed with people better than the metrics before it. But its number can't be taken apart, and is only as good as the verdicts that it learned from.
+# **COMET** ([Rei et al. 2020](https://arxiv.org/abs/2009.09025)) is such a model. It reads source, output and reference, and predicts the verdict. In its authors' comparison it agreed with people better than earlier metrics.
 #
-# **People** are the measure of the others. [Freitag et al. (2021)](https://aclanthology.org/2021.tacl-1.87) had professional translators mark each error with its kind and weight (MQM). The ranking was substantially different from that by crowd workers. So it matters *who* judges, and by what rules.
-#
-# We have neither. So at the end we read.
+# **People** are the standard for the others. [Freitag et al. (2021)](https://aclanthology.org/2021.tacl-1.87) had professional translators mark each error with its kind and weight (MQM). Their ranking of the systems was substantially different from that of crowd workers: it matters *who* judges. We have neither COMET nor judges, so at the end we read.
 #
 # ## Is the difference real?
 #
-# > **In short.** Other test sentences would have given other numbers. Two questions, two tools. How far apart might the systems be on other sentences? *Draw sentences anew*, from ours. Could two equals seem so far apart? *Swap the outputs* of each sentence by a coin.
+# > **In short.** How far apart might the systems be on other test sentences? *Draw new sets* from ours. Could two equal systems seem so far apart? *Swap the outputs* of each sentence by a coin.
 #
 # Two systems translate the same N sentences, and $d = \text{BLEU}_2 - \text{BLEU}_1$.
 #
-# 1. **The interval**, by *paired bootstrap* (Koehn 2004): draw N of the sentences with repetition and score *both* systems on this draw. (A hard sentence is hard for both. With two separate draws this wouldn't cancel, and the interval would be too wide.) The differences of a thousand draws scatter around $d$ about as those of a thousand test sets would. The interval leaves out 2.5% of them at each end.
-# 2. **The p**, by *approximate randomisation* (Noreen 1989; Riezler and Maxwell 2005). If the systems are equal, it is chance who wrote which of a sentence's two outputs. So swap them where a coin shows heads, and score again. With R trials of N coins, and $d^*_t$ the difference in trial t,
+# 1. **The interval**, by *paired bootstrap* (Koehn 2004): draw N of the sentences with repetition and score *both* systems on this draw, since a hard sentence is hard for both. The differences of a thousand draws scatter around $d$ about as those of a thousand test sets would. The interval leaves out 2.5% of them at each end.
+# 2. **The p**, by *approximate randomisation* (Noreen 1989; Riezler and Maxwell 2005). If the systems are equal, it is chance which of them wrote which of a sentence's two outputs. So swap the two if a coin shows heads, and score again. With R trials of N coins, and $d^*_t$ the difference in trial t, p is the share of trials with a difference at least as large:
 #
 # $$p = \frac{1 + \#\{t : |d^*_t| \ge |d|\}}{1 + R}$$
 #
-# It counts both signs, since nobody knew before who would be ahead. The 1 stands for the outputs as they were, so p is never 0. A system against itself has p = 1.
+# Both signs count: we didn't know which system would be ahead. The 1 stands for the outputs as they were, so p is never 0.
 #
-# BLEU is made of ten sums over sentences: 4 matches, 4 totals and 2 lengths. What a swap adds to one system's sums, the other loses. For all trials that is one product of matrices: the coins (R, N) times the sentences' differences (N, 10).
+# BLEU is made of ten sums over sentences (4 matches, 4 totals, 2 lengths), so all trials together are one product of matrices: the coins (R, N) times the sentences' differences (N, 10).
 
 
 # %%
@@ -389,7 +385,7 @@ def randomisation_p(swapped: np.ndarray, difference: float) -> float:
 # %%
 @dataclass(frozen=True)
 class PairedDifference:
-    """How far two systems' BLEU differ, and what chance in the sentences has to say to it."""
+    """How far two systems' BLEU differ, and how much of that chance in the sentences explains."""
 
     difference: float  # BLEU of the second minus BLEU of the first
     low: float  # 2.5% of the draws are below
@@ -411,7 +407,7 @@ def paired_difference(
     """Compare two systems' outputs for the same sentences: an interval from draws, p from swaps.
 
     `samples` draws of the sentences (paired bootstrap), `trials` tosses of a coin for each. Raises
-    ValueError for no sentences, or for systems that translated another number of them.
+    ValueError for no sentences, or for systems that translated a different number of them.
     """
     if not references:
         raise ValueError("no sentences: nothing to draw from")
@@ -430,7 +426,7 @@ def paired_difference(
 
 
 # %% [markdown]
-# **Predict.** On ten captions, seven of which differ, the beam is a little behind. How wide is the interval? And p: near 0, or near 1?
+# **Predict.** On the ten captions the beam is a little behind. How wide is the interval? Is p near 0, or near 1?
 
 # %%
 compared = paired_difference(greedy_outputs, beam_outputs, references)
@@ -438,11 +434,11 @@ print(f"the beam: {compared.difference:+.2f} BLEU, p = {compared.p:.2f}")
 print(f"95% of the draws lie between {compared.low:+.1f} and {compared.high:+.1f}")
 
 # %% [markdown]
-# Ten captions decide nothing: another ten might have put either system ahead by several points.
+# Ten captions decide nothing: another ten might have put either system several points ahead.
 #
 # ### A thousand captions
 #
-# **Predict.** Now all 1,000 captions, from the record. How many times narrower is the interval?
+# **Predict.** For all 1,000 captions, how many times narrower is the interval?
 
 # %%
 against = analysis["beam_against_greedy"]
@@ -454,23 +450,23 @@ print(f"{narrower:.0f} times narrower; the root of 100 is 10 (ten captions tell 
 chance_chart(analysis)
 
 # %% [markdown]
-# In none of ten thousand swaps is the difference so large, and none of a thousand draws favours greedy decoding. So for this model and captions like these the beam has the higher BLEU, by 0.8 to 2. The width shrinks about as $1/\sqrt N$.
+# None of ten thousand swaps gives so large a difference, and none of a thousand draws favours greedy decoding. So for this model and captions like these the beam has the higher BLEU, by 0.8 to 2. The interval shrinks about as $1/\sqrt N$.
 #
-# What that does *not* say:
+# This result has two limits:
 #
-# - It is about other *sentences*. Another training seed gives another model: another kind of chance (chapter 9). To compare recipes, train each several times.
-# - It is about BLEU. Which one readers prefer, nobody was asked.
+# - It is about other *sentences*, not about other training seeds (chapter 9).
+# - It is about BLEU. No readers were asked which they prefer.
 #
-# **Pitfall.** *A p that finds equals different.* sacreBLEU's own paired bootstrap gives a p, too. The draws scatter around the measured difference. To play equals, which scatter around 0, subtract their mean, *then* drop the signs. sacreBLEU drops the signs first, and p comes out too small. And it counts only what is *further* apart than the measured difference: for a system and itself nothing is, and p is 1/1001.
+# **Pitfall.** *A p that finds equals different.* sacreBLEU's own paired bootstrap gives a p, too. Its draws scatter around the measured difference; those of equals would scatter around 0. So one must subtract the draws' mean, *then* drop the signs. sacreBLEU drops the signs first, and p comes out too small.
 #
-# **Predict.** Both outputs are 20 references, each with a fifth of its words struck out by chance: *equals*. We make two hundred such pairs, each anew. How many does each test call different, at 5%? Ten would be right.
+# **Predict.** Both outputs are the same 20 references, each with a fifth of its words deleted at random: *equals*. We make two hundred such pairs. How many does each test call different, at 5%? Ten would be right.
 
 
 # %%
 def sacrebleu_p(
     first: Sequence[str], second: Sequence[str], references: Sequence[str], samples: int = 1000
 ) -> float:
-    """What sacreBLEU's paired bootstrap calls p: here to be looked at, not to be used."""
+    """What sacreBLEU's paired bootstrap calls p: here to be examined, not to be used."""
     from sacrebleu.metrics import BLEU
     from sacrebleu.significance import PairedTest
 
@@ -480,7 +476,7 @@ def sacrebleu_p(
 
 
 def lossy(texts: Sequence[str], share: float, rng: np.random.Generator) -> list[str]:
-    """The texts without a `share` of their words, which chance chooses."""
+    """The texts without a `share` of their words, chosen at random."""
     return [" ".join(w for w in text.split() if rng.random() >= share) for text in texts]
 
 
@@ -499,11 +495,11 @@ for name, count in alarms.items():
     print(f"{name}: {count} of 200 pairs of equals are called different")
 
 # %% [markdown]
-# (A friendly case: these equals make the same kinds of errors, as swapping assumes.)
+# The swaps keep to about 5%; sacreBLEU's bootstrap doesn't. (The case suits the swaps: they assume outputs with the same kinds of errors.)
 #
 # ### Choosing on the test set
 #
-# The beam's α is the paper's number, 0.6, but in our own penalty $T^\alpha$. The record has eleven values, on two splits. Below 0.6 both columns are lower.
+# The beam's α is the paper's, 0.6. The record has eleven values, on two splits; those below 0.6, not shown, score lower on both.
 
 # %%
 splits = {"validation": "penalties_on_val", "test": "penalties"}
@@ -516,17 +512,17 @@ chosen = by_alpha["validation"].idxmax()
 print(f"validation chooses α = {chosen}; on the test it has {by_alpha['test'][chosen]:.2f} BLEU")
 
 # %% [markdown]
-# **Pitfall.** To choose α by the right column and report its 42.06 is to train on the test set: the highest of eleven figures is partly luck. Choose on the validation split (the paper did, §6.1), and read the test once. That gives 41.90, still 0.3 above our 41.6, from the same weights. (Our 0.6 was fixed before we looked.)
+# **Pitfall.** To choose α by the test column and report its 42.06 is to train on the test set: the highest of eleven figures is partly luck. Choose on the validation split (the paper did, §6.1), and read the test once. That gives 41.90, still 0.3 above our 41.6. (Our 0.6 was fixed before we looked.)
 #
 # ## Where does it err?
 #
 # > **In short.** One number doesn't say where the model is bad. Sort the sentences, and read the worst. But a mismatch with *one* reference isn't yet a mistake.
 #
-# All that follows is of the beam's 1,000 outputs, as recorded by [`judging.py`](../scripts/studies/judging.py).
+# The rest is about the beam's 1,000 outputs, as recorded by [`judging.py`](../scripts/studies/judging.py).
 #
 # ### Long sentences, short sentences
 #
-# Group the captions by the words of the *source*. **Predict.** Are long ones harder? By how much?
+# Group the captions by the number of words in the *source*. **Predict.** Are long ones harder? By how much?
 
 # %%
 *shorter, longest = analysis["lengths"]
@@ -535,11 +531,11 @@ print(f"{longest['sentences']} sources of 18 words or more: {gap:.0f} BLEU below
 length_chart(analysis)
 
 # %% [markdown]
-# Up to 17 words, no group stands out from the spreads. The longest score lower, beyond any overlap. Why, this can't say: they have more places to go wrong, and more ways to differ from one reference.
+# Up to 17 words the bars overlap. The bar of the longest captions lies below them all. The chart can't say why.
 #
 # ### Rare words, common words
 #
-# Take each word of the references, lower-cased and without punctuation, and ask whether the output has it: *recall*. Group the words by how often the training split has them. **Predict.** What share is found of the words seen a hundred times or more? Of those never seen?
+# Take each word of the references, lower-cased and without punctuation, and ask whether the output has it. Group the words by how often the training split has them. **Predict.** What share is found of the words seen a hundred times or more? Of those never seen?
 
 # %%
 new, *_, known = analysis["frequencies"]
@@ -549,7 +545,7 @@ print(f"{missed[-1] / sum(missed):.0%} of the missed were seen 100 times or more
 rare_word_chart(analysis)
 
 # %% [markdown]
-# The rarer a word, the less often it is found. Yet *most* missed words are common, as most words are. Nor is each miss a failure: where the human picked a rare word, a common one may do.
+# The rarer a word, the less often it is found. Yet *most* missed words are common, as most words are.
 #
 # ### Read the worst
 
@@ -557,18 +553,18 @@ rare_word_chart(analysis)
 sentence_table(analysis, "worst")
 
 # %% [markdown]
-# The five lowest by chrF2. "Children fight over the ball" is a good translation; no table of shares can tell it from a mistake. The other four are mistakes: asked for Mayan ruins, spotlights, the Dalai Lama ("Dali" is the human's) and a hobby caver, the model composes words from pieces, or speaks fluently of something else.
+# These are the five lowest by chrF2. "Children fight over the ball" is a good translation; no count can tell it from a mistake. The other four are mistakes: the model makes up words from pieces, or writes fluently about something else.
 #
 # ## Summary
 #
-# - BLEU is four clipped n-gram precisions and a brevity penalty, over a whole corpus of plain text. Report its signature; look at its parts.
-# - On ten captions greedy decoding was ahead, on a thousand the beam. An interval and a p say what chance can do.
+# - BLEU is four clipped n-gram precisions and a brevity penalty, over a whole corpus. Report its signature.
+# - An interval and a p say what chance in the sentences can do.
 # - Test a test on equals before you trust its p. Choose on validation, report on test.
 # - A mismatch with one reference isn't yet a mistake. Somebody has to read.
 #
 # ## What the paper did that we don't
 #
-# It gives one BLEU for each test set, with no interval, no test and no signature. The script published with its code splits hyphenated words. So its 28.4 for English to German need not be sacreBLEU's number for the same texts.
+# It gives one BLEU for each test set, with no interval, no test and no signature. The script published with its code splits hyphenated words, so its 28.4 for English to German need not be sacreBLEU's number for the same texts.
 #
 # ## Exercises
 #
@@ -578,7 +574,7 @@ sentence_table(analysis, "worst")
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# A *sign test* asks only in how many sentences each system is better. Ties are left out; between equals, each of the n sentences left is a fair coin. For two lists of scores, one a sentence, give the chance that n fair coins fall at least as unevenly as here, in either direction; 1 where nothing is left. (`solution("sign_test")` shows ours.)
+# A *sign test* asks only in how many sentences each system is better. Ties are left out; between equals, each of the n sentences left is a fair coin. For two lists of scores, one score per sentence, give the chance that n fair coins fall at least as unevenly as here, in either direction; 1 if nothing is left. (`solution("sign_test")` shows ours.)
 
 
 # %%
@@ -614,9 +610,9 @@ check(many_references)
 #
 # <details><summary>An answer</summary>
 #
-# The corpus has c = r = 20, so BP = 1: one output's surplus pays for what the other lacks. The sentences' own are $e^{1-2} = 0.37$ and 1, mean 0.68. BLEU of a corpus is a figure for a corpus.
+# The corpus has c = r = 20, so BP = 1: one output's surplus pays for what the other lacks. The sentences' own penalties are $e^{1-2} = 0.37$ and 1, with a mean of 0.68.
 #
-# That these two *models* differ on such sentences by more than the choice of sentences explains. Whether the *recipes* differ is open: the same recipe with another seed might differ as much.
+# It was shown that these two *models* differ on such sentences by more than the choice of sentences explains. Whether the *recipes* differ is open: the same recipe with another seed might differ as much.
 #
 # </details>
 #

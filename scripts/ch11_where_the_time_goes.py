@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 11 · Where the time goes
 #
-# After this chapter you can say how long a training step must take at least, how long it takes, and where the rest goes.
+# After this chapter you can say how long a training step must take at least, how long it takes, and where the difference goes.
 #
 # | | |
 # |---|---|
@@ -70,9 +70,9 @@ torch.set_default_dtype(torch.float64)  # for the checks; whatever is timed here
 #
 # > **In short.** Before you make a program faster, know the least time that it can take, the time it takes, and what it does in between.
 #
-# A training step of our model takes 0.65 seconds on the record's machine. Is that good? We count what must be done, measure what is, and look for the difference. Chapter 12 then makes it faster.
+# A training step of our model takes 0.65 seconds on the machine of this chapter's record. Is that good?
 #
-# We work on the model that chapter 9 trains: 3 + 3 layers, D = 256, feed-forward 1,024, 8 heads, V = 8,192, all tables tied, in batches of 2,048 tokens a side. `BASE` has the sizes of the paper's base model, with our vocabulary.
+# We use chapter 9's model: 3 + 3 layers, D = 256, feed-forward 1,024, 8 heads, V = 8,192, all tables tied, in batches of 2,048 tokens a side. `BASE` has the sizes of the paper's base model, with our vocabulary.
 
 
 # %%
@@ -113,13 +113,13 @@ print(f"our model {parameter_count(SMALL):,} weights, the base sizes {parameter_
 # %% [markdown]
 # ## How many operations?
 #
-# > **In short.** Almost all arithmetic of a Transformer is matrix products. List them, and you have its costs.
+# > **In short.** Almost all of a Transformer's arithmetic is matrix products. List them, and you have its costs.
 #
 # A *FLOP* is one addition or multiplication of two floating-point numbers (FLOP/s is a rate: FLOPs in a second). In the product of an $(i \times j)$ by a $(j \times k)$ matrix, each of the $ik$ results takes $j$ multiplications and as many additions:
 #
 # $$ \text{FLOPs} = 2\,i\,j\,k $$
 #
-# Training adds the backward pass. From $Y = XW^\top$, with $X$ $(i \times j)$, $W$ $(k \times j)$ and the gradient $\partial\ell/\partial Y$ $(i \times k)$, it needs
+# Training adds the backward pass. For $Y = XW^\top$, with $X$ $(i \times j)$, $W$ $(k \times j)$ and the gradient $\partial\ell/\partial Y$ $(i \times k)$, it needs
 #
 # $$ \frac{\partial\ell}{\partial X} = \frac{\partial\ell}{\partial Y}\,W \quad (i \times j), \qquad \frac{\partial\ell}{\partial W} = \Big(\frac{\partial\ell}{\partial Y}\Big)^{\!\top} X \quad (k \times j) $$
 #
@@ -134,7 +134,7 @@ assert forward == 2 * 32 * 16 * 64
 print(f"{forward:,} forward, {both:,} with the backward pass: {both / forward:.0f} times as many")
 
 # %% [markdown]
-# Two more products of the same size: a step costs three times its forward pass. Now all products of a forward pass:
+# The backward pass has two products of the same size, so a step costs three times its forward pass.
 
 
 # %%
@@ -193,7 +193,7 @@ def step_flops(shape: Shape, lengths: Sequence[tuple[int, int]]) -> int:
 
 
 # %% [markdown]
-# PyTorch counts the products as they happen, and our list must agree to the last FLOP. In chapter 6's code each row is as long as the batch's longest: padding is multiplied, too.
+# PyTorch counts the products as they happen, padding included, and our list must agree to the last FLOP.
 
 
 # %%
@@ -207,11 +207,11 @@ assert counted == step_flops(TINY, as_padded)
 print(f"{counted:,} FLOPs")
 
 # %% [markdown]
-# Only products are counted. Softmax, LayerNorm, dropout, sums and Adam are left out.
+# Softmax, LayerNorm, dropout, sums and Adam aren't counted.
 #
 # ### A rule of thumb
 #
-# Each weight of a matrix takes part in one multiplication and one addition for each token that passes, and in twice as many on the way back. With $P$ weights and $n$ tokens on either side:
+# Each weight of a matrix takes part in one multiplication and one addition for each token, and in twice as many in the backward pass. With $P$ weights and $n$ tokens on each side:
 #
 # $$ \text{FLOPs of a step} \approx 6\,P\,n $$
 #
@@ -223,7 +223,7 @@ exact, rule = step_flops(SMALL, even), 6 * parameter_count(SMALL) * 2048
 print(f"{exact / 1e9:.1f} billion FLOPs counted, {rule / 1e9:.1f} by the rule")
 
 # %% [markdown]
-# Half a percent. The rule leaves out attention's own products, 1%. But P counts biases and LayerNorm's weights, which belong to no matrix product: about half a percent too much. (The tied table counts as the matrix of the logits. An untied one would only be looked up.)
+# It is off by half a percent: it misses attention's own products, 1%, but $P$ includes biases and LayerNorm's weights, which belong to no matrix product.
 #
 # **Predict.** Which takes the most FLOPs: the feed-forward layers, attention's projections (Q, K, V and the output), the logits, or attention's own products?
 
@@ -242,19 +242,19 @@ shares = flop_shares(SMALL, even)
 flops_chart(shares)
 
 # %% [markdown]
-# The famous quadratic part hardly counts for captions. More than a quarter of the work is one product, the logits, with 8,192 columns.
+# The feed-forward layers take the most; more than a quarter is one product, the logits. Attention's famous quadratic part hardly counts for captions.
 #
-# **Pitfall: FLOPs are not seconds.** An operation without a single product can take longer than a large product.
+# **Pitfall: FLOPs are not seconds.** An operation without any product can take longer than a large product.
 #
 # ## How many bytes?
 #
-# > **In short.** Numbers come from memory before they are multiplied. What counts is how much is done with each byte.
+# > **In short.** Numbers must come from memory before they are multiplied. What counts is how much is done with each byte.
 #
-# An operation reads its inputs and writes its result. Its *arithmetic intensity* is
+# The *arithmetic intensity* of an operation is
 #
 # $$ I = \frac{\text{FLOPs}}{\text{bytes read and written}} $$
 #
-# A product of two $n \times n$ matrices in float32 has $2n^3$ FLOPs and $3n^2$ numbers of 4 bytes: $I = n/6$, which grows with $n$. A sum of two tensors has one FLOP for each twelve bytes, $I = 1/12$, at any size. **Predict.** Which intensity has the product for the scores, where each head has 16 queries and 16 keys of 32 numbers?
+# A product of two $n \times n$ matrices in float32 has $2n^3$ FLOPs and $3n^2$ numbers of 4 bytes: $I = n/6$, which grows with $n$. A sum of two tensors has one FLOP for each twelve bytes, $I = 1/12$, at any size. **Predict.** What is the intensity of the product for the scores, if each head has 16 queries and 16 keys of 32 numbers?
 
 # %%
 tokens = 2048  # of one side
@@ -270,9 +270,9 @@ for name, (flops, size) in work.items():
 # %% [markdown]
 # ## Two rates of a machine
 #
-# > **In short.** A machine is two numbers: how many FLOPs it does in a second, and how many bytes it moves. Measure both.
+# > **In short.** A machine is two numbers: how many FLOPs it does in a second, and how many bytes it moves.
 #
-# On a CPU two libraries multiply for PyTorch: MKL (or another), which `F.linear` usually calls in float32, and oneDNN. Which is faster depends on the processor. `affine` asks for either; chapters 12 and 13 multiply with it. (Its body may be skipped.)
+# On a CPU, PyTorch has two libraries that multiply: MKL (or another), which `F.linear` usually calls in float32, and oneDNN. `affine` uses either. (You may skip its body.)
 
 
 # %%
@@ -297,7 +297,7 @@ def affine(
 
 
 # %% [markdown]
-# A first call loads code and fetches memory, so it isn't timed. Later ones may be disturbed, which only makes them longer: take the shortest of several.
+# A first call loads code and fetches memory, so it isn't timed. Disturbances only make calls longer, so we take the shortest of several.
 
 
 # %%
@@ -325,7 +325,7 @@ def memory_bandwidth(megabytes: int = 256) -> float:
 
 
 # %% [markdown]
-# The machine that last ran this notebook; yours may be many times faster:
+# This is the machine that last ran the notebook; yours may be many times faster:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -335,9 +335,9 @@ print(f"{this_rate / 1e9:.0f} billion FLOP/s, {this_bandwidth / 1e9:.0f} billion
 # %% [markdown]
 # ## The roofline
 #
-# > **In short.** An operation takes as long as the slower of its two parts: multiplying, or moving. Its intensity decides which.
+# > **In short.** An operation takes as long as the slower of its two parts: multiplying numbers, or moving them. Its intensity decides which.
 #
-# With the rate $r$ in FLOP/s and the bandwidth $w$ in bytes a second, and if both go on at the same time:
+# With the rate $r$ in FLOP/s and the bandwidth $w$ in bytes a second, if the machine computes and moves at the same time:
 #
 # $$ \text{seconds} \;\ge\; \max\Big(\frac{\text{FLOPs}}{r},\; \frac{\text{bytes}}{w}\Big)
 #    \qquad\Longleftrightarrow\qquad \text{speed} = \frac{\text{FLOPs}}{\text{seconds}} \;\le\; \min\big(r,\; w\cdot I\big) $$
@@ -352,7 +352,7 @@ def roof_seconds(flops: float, size: float, rate: float, bandwidth: float) -> fl
 
 
 # %% [markdown]
-# Take a machine with round numbers: 400 billion FLOP/s and 40 billion bytes a second. So $r/w$ is 10 FLOPs for each byte. **Predict.** The feed-forward product has 2,048 times as many FLOPs as the residual sum. How many times as long does it take?
+# Take a machine with round numbers: 400 billion FLOP/s and 40 billion bytes a second. **Predict.** The feed-forward product has 2,048 times as many FLOPs as the residual sum. How many times as long does it take?
 
 # %%
 rates = 400e9, 40e9
@@ -360,9 +360,9 @@ took = {name: roof_seconds(flops, size, *rates) for name, (flops, size) in work.
 print(f"{took['feed-forward product'] / took['residual sum']:.0f} times as long")
 
 # %% [markdown]
-# Memory limits the sum: its additions alone would take less than a hundredth of the time.
+# Memory limits the sum, arithmetic the product.
 #
-# Now a real machine, that of the record `results/speed-steps.json`: two threads of a CPU, in float32. Operations of our step ran alone; the shortest time counts. (For what is no product, FLOPs are a convention of `scripts/bench/operations.py`.) Bytes are the least: inputs read once, results written once. **Predict.** Which are far below the roof? Can one be above it?
+# Now the machine of the record `results/speed-steps.json`: two threads of a CPU, in float32. Each operation of our step ran alone, and the shortest time counts. (`scripts/bench/operations.py` defines the FLOPs of what isn't a product.) Bytes are the least possible: inputs read once, results written once. **Predict.** Which operations are far below the roof? Can one be above it?
 
 # %%
 record = load_record("speed-steps")
@@ -372,7 +372,7 @@ print(f"{r / 1e9:.0f} billion FLOP/s, {w / 1e9:.0f} billion bytes/s: {r / w:.0f}
 roofline_chart(record)
 
 # %% [markdown]
-# The same as shares: the roof's time divided by the time taken. More than 100% lies above the roof.
+# As shares: the roof's time divided by the time taken.
 
 # %%
 for o in record["operations"]:
@@ -380,20 +380,18 @@ for o in record["operations"]:
     print(f"{o['operation']:20}{share:5.0%} of the roof")
 
 # %% [markdown]
-# - *Large products* reach less than half of the flat roof. `F.linear` takes MKL. The roof is the faster library's, here most likely oneDNN: without it, chapter 12's step takes 1.4 times as long.
-# - *The logits* reach 31%. One possible reason: their 64 MiB of results are fresh memory at each call, which takes time to get.
-# - *The residual sum* lies above the sloping roof, which is for numbers from memory. Its own were most likely still in the *cache*, a small and much faster memory inside the processor.
+# - *Large products* reach less than half of the flat roof, the logits 31%. `F.linear` uses MKL, but the roof is the faster library's, here most likely oneDNN.
+# - *The residual sum* lies above the sloping roof, which is for numbers from memory. The sum's were most likely still in the *cache*, a small, much faster memory inside the processor.
 # - *Adam* lies above it, too, with tensors too large for most caches. We don't know why.
-# - *LayerNorm, softmax, scores* move fewer bytes than the sum, yet take three to five times as long. So it isn't memory that holds them up.
-# - *Dropout* reaches 3%. It draws a random number for each element, which neither FLOPs nor bytes count.
-# - *Cross-entropy* reaches 5%. PyTorch's also writes a second tensor as large as the logits: that explains a factor of two of twenty.
+# - *LayerNorm, softmax, scores* move fewer bytes than the sum, yet take three to five times as long. So memory isn't what holds them up.
+# - *Dropout and cross-entropy* reach 3% and 5%. Dropout draws a random number for each element, which counts as neither FLOPs nor bytes.
 
 # %% [markdown]
 # ## The floor of a step
 #
-# > **In short.** Put every product on the roof, let the optimizer touch each weight, and take the rest for free.
+# > **In short.** Put every product on the roof, let the optimizer touch each weight, and count the rest as free.
 #
-# Softmax, dropout, LayerNorm and sums could in principle be done while the numbers pass by anyway. Not so Adam: it must read each weight with its gradient and two averages, and write the weight and the averages back. That is 7 numbers of 4 bytes.
+# Softmax, dropout, LayerNorm and sums could in principle be done while the numbers pass by anyway. Adam can't: it must read each weight with its gradient and two averages, and write the weight and the averages back.
 
 
 # %%
@@ -414,7 +412,7 @@ floor_of_even = least_seconds(SMALL, even, r, w)
 print(f"{step_flops(SMALL, even) / r:.3f} seconds of FLOPs, {floor_of_even:.3f} with the traffic")
 
 # %% [markdown]
-# It is a floor for numbers that come from memory, at the rate we measured. (Adam was faster, but is a small part of it.) In 16 bits it is another.
+# This floor is for float32 numbers that come from memory, at the rate we measured.
 #
 # The record's three batches of real captions have fewer real tokens than `even`, and so a lower floor. **Predict.** How many times the floor does the code of chapters 1 to 6 take? (The C library keeps freed memory here: chapter 12 says how.)
 
@@ -426,7 +424,7 @@ print(f"floor {floor:.2f} s, a step {textbook:.2f} s: {textbook / floor:.1f} tim
 # %% [markdown]
 # ### The paper's step
 #
-# The paper's base model took 0.4 seconds a step on eight P100 GPUs (§5.2), with about 25,000 tokens a side in a batch (§5.1), an eighth of them on each GPU. A P100 does 9.5 TFLOP/s (§6.1, footnote 5) and moves 732 GB/s by its data sheet. We take sentences of 25 tokens without padding, and leave out that GPUs exchange gradients. **Predict.** Which part of those 0.4 seconds is the floor?
+# The paper's base model took 0.4 seconds a step on eight P100 GPUs (§5.2), with about 25,000 tokens a side in a batch (§5.1), an eighth of them on each GPU. A P100 does 9.5 TFLOP/s (§6.1, footnote 5) and moves 732 GB/s by its data sheet. We assume sentences of 25 tokens without padding, and leave out the exchange of gradients. **Predict.** What share of those 0.4 seconds is the floor?
 
 # %%
 paper = replace(BASE, vocab=PAPER_VOCAB)
@@ -436,13 +434,13 @@ print(f"floor {paper_floor:.2f} s of 0.40 s: {paper_floor / 0.4:.0%}")
 print(f"100,000 steps: {100_000 * 8 * step_flops(paper, eighth):.1e} FLOPs counted")
 
 # %% [markdown]
-# A factor of three lies between floor and clock there, exchange included. And Table 2's $3.3\cdot10^{18}$ FLOPs are not a count: they are 12 hours × 8 GPUs × 9.5 TFLOP/s, what the GPUs *could* have done.
+# A factor of three lies between the floor and the clock, exchange included. Table 2's $3.3\cdot10^{18}$ FLOPs are not a count: they are 12 hours × 8 GPUs × 9.5 TFLOP/s, what the GPUs *could* have done.
 #
 # ## Where the time goes
 #
 # > **In short.** A profiler notes when each operation begins and ends. Sum by kind, and compare each kind with its floor.
 #
-# PyTorch has one. It shows operations within operations: `aten::linear` calls `aten::addmm`. *Total* time is that of an operation with all that it calls, *self* time is without. So add up self times: with totals, a product inside `linear` counts twice. The six with the most in one step here. (`addmm` are the 49 products with a bias of the forward pass: 6 for each encoder layer, 10 for each decoder layer, 1 for the logits. `mm` are the 98 of the backward pass.)
+# PyTorch's profiler shows operations within operations: `aten::linear` calls `aten::addmm`. *Total* time includes all that an operation calls, *self* time doesn't. So add up self times. Here are the six operations with the most self time in one step. (`addmm` are the forward pass's products, `mm` those of the backward pass.)
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -463,7 +461,7 @@ pd.DataFrame(
 ).round(1)
 
 # %% [markdown]
-# The record did this with whole batches, and booked hundreds of rows under a few headings. **Predict.** By FLOPs, products are everything. Which share of the time do they take? ("Sums, relu, dropout's products" are elementwise. Much of the loss, of LayerNorm and of Adam is booked there, too.)
+# The record did this with whole batches, and grouped the operations. **Predict.** By FLOPs, products are everything. What share of the time do they take? (Much of the loss, LayerNorm and Adam is booked under "sums".)
 
 # %%
 booked = dict(record["accounts"]["textbook"])
@@ -477,7 +475,7 @@ print(f"products: {booked['products'] / step_total:.0%} of the step's {step_tota
 step_account_chart(booked, least)
 
 # %% [markdown]
-# The clock alone said 0.65 seconds: the profiler adds time to each call, so kinds with many small calls look larger than they are. What it books above the floor, in order:
+# Without the profiler a step took 0.65 seconds. The profiler adds time to each call, so kinds with many small calls look larger than they are. Of the time above the floor, it books:
 
 # %%
 over = {kind: seconds - least.get(kind, 0.0) for kind, seconds in booked.items()}
@@ -485,17 +483,17 @@ for kind, seconds in sorted(over.items(), key=lambda item: -item[1])[:5]:
     print(f"{seconds / sum(over.values()):5.0%}  {kind}")
 
 # %% [markdown]
-# Almost half of the gap is products: below the roof, and some for padding. A third is random bits and elementwise work. This list is chapter 12's plan.
+# Almost half of the gap is products: they stay below the roof, and some multiply padding. A third is random bits and elementwise work. This list is chapter 12's plan.
 #
 # ## How cost grows
 #
-# > **In short.** Turn one knob, leave the others, and draw both axes as logarithms. A straight line is a power law, and its slope the exponent.
+# > **In short.** Change one size, keep the others, and make both axes logarithmic. A straight line is a power law, and its slope is the exponent.
 #
-# The paper's Table 1 gives self-attention $O(L^2 D)$ operations in each layer, for a sentence of length L. It leaves out the projections. With them and $d_\text{ff} = 4D$, one token on each side takes, in the forward pass (a step takes three times as many):
+# The paper's Table 1 gives self-attention $O(L^2 D)$ operations in each layer. That leaves out the projections. With them and $d_\text{ff} = 4D$, one token on each side takes, in the forward pass:
 #
 # $$ N\,\underbrace{(24D^2 + 4LD)}_{\text{encoder layer}} + N\,\underbrace{(32D^2 + 8LD)}_{\text{decoder layer}} + \underbrace{2VD}_{\text{logits}} \quad\text{FLOPs.} $$
 #
-# From a length on, the terms with L, attention's own products, are more than half of it: $L = \tfrac{14}{3} D + V/(6N)$. **Predict.** Which length is that for our model, and for the base sizes?
+# From the length $L = \tfrac{14}{3} D + V/(6N)$ on, the terms with L (attention's own products) are more than half of the FLOPs. **Predict.** What length is that for our model, and for the base sizes?
 
 
 # %%
@@ -504,7 +502,7 @@ for name, shape in {"our model": SMALL, "base sizes": BASE}.items():
     print(f"{name}: half of the FLOPs at {half:,.0f} tokens")
 
 # %% [markdown]
-# Now the clock, in `results/speed-growth.json`, from another machine than the one above. One axis is varied, and the others stay in the middle: 32 tokens a sentence, 2,048 tokens a side, D = 256, 3 + 3 layers. Memory is what autograd keeps for the backward pass. **Predict** the exponents of the FLOPs, and of the time, along the four axes.
+# Now the measured costs of another machine, in `results/speed-growth.json`. One axis is varied, and the others stay in the middle: 32 tokens a sentence, 2,048 tokens a side, D = 256, 3 + 3 layers. Memory is what autograd keeps for the backward pass. **Predict** the exponents of the FLOPs, and of the time, along the four axes.
 
 # %%
 points = pd.DataFrame(load_record("speed-growth")["points"])
@@ -521,18 +519,17 @@ slopes = {  # of the line through the logarithms, by least squares
 pd.DataFrame(slopes, index=costs).T.round(2)
 
 # %% [markdown]
-# - *Tokens.* Nearly in proportion; a small part (Adam, Python) is fixed.
-# - *Depth.* All are below 1, as the logits are there at any depth.
-# - *Width.* The FLOPs' exponent lies between 1, for the logits, and 2, for the layers. Time grows more slowly, since elementwise work grows only as $D$. So **a wider model uses a machine better**.
+# - *Tokens.* All grow nearly in proportion; a small part (Adam, Python) is fixed.
+# - *Depth.* All exponents are below 1, since the logits cost the same at any depth.
+# - *Width.* The FLOPs' exponent lies between 1, for the logits, and 2, for the layers. Time grows more slowly, since elementwise work grows only as $D$. So a wider model uses a machine better.
 # - *Length.* Time and memory grow more than the FLOPs do: softmax, which isn't counted, passes over memory, and autograd keeps H weights for each pair of tokens.
 #
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
-# - A machine has two rates, and an operation's intensity decides which is its limit: arithmetic for large products, memory for the rest. Few of ours reach either; dropout and the loss stay far below.
-# - The floor is every product at the roof plus Adam's traffic. Our step takes 3.7 times that.
-# - Above the floor are, most of all, slow products, random bits and elementwise passes.
-# - At a fixed number of tokens, length costs little: from 8 to 64 a tenth more time, to 256 half more. Of the four axes, width has the largest exponent.
+# - A machine has two rates, and an operation's intensity decides which is its limit: arithmetic for large products, memory for the rest.
+# - The floor is every product at the roof plus Adam's traffic. Our step takes 3.7 times that: the rest goes mostly to slow products, random bits and elementwise passes.
+# - At a fixed number of tokens, length costs little. Of the four axes, width has the largest exponent.
 #
 # ## What the paper did that we don't
 #
@@ -540,11 +537,13 @@ pd.DataFrame(slopes, index=costs).T.round(2)
 #
 # ## Exercises
 #
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
+#
 # ### Exercise 1 · Tokens a second
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# The benchmarks of the next chapters report real target tokens a second: what the model is asked to predict, `</s>` included, padding not. Write `token_rate(batches, seconds)` for a list of `Batch` and the seconds that each took. (`solution("token_rate")` shows ours.)
+# The benchmarks of the next chapters report real target tokens a second: what the model is asked to predict, with `</s>`, without padding. Write `token_rate(batches, seconds)` for a list of `Batch` and the seconds that each took. (`solution("token_rate")` shows ours.)
 
 
 # %%
@@ -560,7 +559,7 @@ check(token_rate)
 #
 # *code · difficulty ●●○ · worth ●●● · 15 minutes*
 #
-# A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call is slow, and now and then something disturbs. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. The checker pretends to be a device with a clock of its own. (`solution("stopwatch")` shows ours.)
+# A GPU takes orders and returns at once; `wait()` returns when all of them are done. The first call is slow, and now and then something disturbs one. Write `stopwatch(work, wait, clock, rounds)`: the median over `rounds` of the seconds that one `work()` takes, by `clock()`, after one call that isn't timed. The checker pretends to be a device with a clock of its own. (`solution("stopwatch")` shows ours.)
 
 
 # %%
@@ -578,15 +577,15 @@ check(stopwatch)
 #
 # A GPU does 60 TFLOP/s in float32 and moves 3 TB/s. First with a pencil, then with this chapter's functions:
 #
-# 1. From which intensity on is its arithmetic the limit?
+# 1. From what intensity on is its arithmetic the limit?
 # 2. What is the floor of a training step of `BASE` (48.3 million weights) with 128 pairs of 16 tokens?
-# 3. It decodes *one* sentence, one token at a time, so that a feed-forward product is (1, 512) by (512, 2,048). Which share of its rate can it reach? How many sentences at a time would keep its arithmetic busy?
+# 3. It decodes *one* sentence, one token at a time, so that a feed-forward product is (1, 512) by (512, 2,048). What share of its rate can it reach? How many sentences at a time would keep its arithmetic busy?
 #
 # <details><summary>An answer</summary>
 #
 # 1. 60 / 3 = 20 FLOPs per byte.
 # 2. $6 \cdot 48.3\cdot10^6 \cdot 2048 = 5.9\cdot10^{11}$ FLOPs, 9.9 ms; Adam's $28 \cdot 48.3\cdot10^6$ bytes, 0.5 ms: 10.4 ms. `least_seconds` says 10.7 ms, since attention's own products are limited by memory.
-# 3. Each weight (4 bytes) is read for 2 FLOPs: half a FLOP per byte. That allows 1.5 TFLOP/s, 2.5% of the rate. With n sentences the weights are read once for all, and the intensity is nearly n/2. It passes 20 at n = 45. That is why chapter 13 decodes many sentences together.
+# 3. Each weight (4 bytes) is read for 2 FLOPs: half a FLOP per byte. That allows 1.5 TFLOP/s, 2.5% of the rate. With n sentences the weights are read once for all, and the intensity is nearly n/2. It passes 20 at n = 45.
 #
 # </details>
 #

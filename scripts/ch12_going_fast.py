@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 12 · Going fast
 #
-# After this chapter you can make a training step faster, show that it still computes the same, and say what each trick is worth and how sure you are.
+# After this chapter you can make a training step faster, show that it still computes the same numbers, and say what each trick is worth and how sure you are.
 #
 # | | |
 # |---|---|
@@ -69,9 +69,9 @@ torch.set_default_dtype(torch.float64)  # so that "the same numbers" means to te
 # %% [markdown]
 # ## The rules of the game
 #
-# > **In short.** A faster step must be the same step: the same weights, outputs and gradients. And "faster" is a ratio of two programs that took turns.
+# > **In short.** A faster step must be the same step: the same weights, outputs and gradients. "Faster" is a ratio of two programs' times, measured in turns.
 #
-# Each trick is a switch of [`scripts/engine/fast.py`](../scripts/engine/fast.py), which walks through chapter 4's modules with the pieces made here. Tests hold outputs and gradients equal to the textbook's for each switch. (`half` rounds, and is held against a bound. Dropout draws other masks, at the same rate to 1/65,536; so outputs are compared without it.) A *kernel* is one compiled loop that does a whole operation.
+# Each trick is a switch of [`scripts/engine/fast.py`](../scripts/engine/fast.py), which is made of this chapter's pieces. For each switch, tests check that outputs and gradients equal the textbook's. (`half` rounds, so it is held to a bound. Dropout draws other masks, so outputs are compared without it.) A *kernel* is one compiled loop that does a whole operation.
 #
 # | trick | switch |
 # |---|---|
@@ -84,7 +84,7 @@ torch.set_default_dtype(torch.float64)  # so that "the same numbers" means to te
 # | norm, dropout, attention, softmax: one pass each | `compiled` |
 # | factors of all products in bfloat16 (bf16) | `half` |
 #
-# What each is worth stands in `results/speed-steps.json`, for one machine and chapter 9's model, on three batches of at most 2,048 tokens a side. **Predict.** Our program took part in all duels. How far apart are its slowest and its fastest round?
+# What each is worth is recorded in `results/speed-steps.json`, for one machine and chapter 9's model, on three batches of at most 2,048 tokens a side. **Predict.** Our program was timed in many rounds on this machine. How far apart are the slowest and the fastest?
 
 # %%
 record = load_record("speed-steps")
@@ -92,11 +92,11 @@ found = record["reports"]["ours"]
 print(f"{found['lowest']:,.0f} to {found['highest']:,.0f} target tokens a second")
 
 # %% [markdown]
-# They differ by a tenth. So two programs step in turns, and in each of five rounds the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part. It also raced itself as it is. This **control** shows what chance does, and gives a rule for all other lines:
+# They differ by a tenth. So in a *duel* two programs take steps in turn, and in each of five rounds only the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part, and also itself as it is. This last duel, the **control**, shows what chance does, and gives a rule for the others:
 #
-# - **clear**: every round is beyond every round of the control. Between equal programs that has a chance of $2/\binom{10}{5} = 1/126$: 0.16 false lines in 20.
-# - **likely**: all five rounds are on one side of 1. Chance does that once in 16 times: one line may well be luck.
-# - **can't tell**: all else.
+# - **clear**: every round's ratio is beyond all of the control's. Between equal programs the chance of that is $2/\binom{10}{5} = 1/126$: in 20 duels, 0.16 false ones.
+# - **likely**: all five are on one side of 1. Chance does that once in 16 times, so one of 20 may well be luck.
+# - **can't tell**: everything else.
 
 
 # %%
@@ -113,13 +113,13 @@ for precision, reports in both.items():
     print(precision, *(f"{ratio:.2f}" for ratio in reports["ours again"]["rounds"]))
 
 # %% [markdown]
-# The ratios of two equal programs differ by 2 to 3%. In bf16 all five are below 1: the first in a turn may be a little faster there.
+# The ratios of two equal programs differ by 2 to 3%. In bf16 all five are below 1: the first in turn may be a little faster there.
 #
 # ## Rows instead of rectangles
 #
-# > **In short.** Only attention needs to know which tokens form a sentence. Give all else a plain list of them, and padding is gone.
+# > **In short.** Only attention needs to know which tokens form a sentence. Give everything else a plain list of tokens, and padding is gone.
 #
-# Chapter 7's buckets leave some padding. It is gone when a batch is a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them after it. (The attention in C, at the end, needs no rectangle.)
+# Chapter 7's buckets leave some padding. A batch can instead be a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them again.
 
 
 # %%
@@ -135,7 +135,7 @@ class Layout:
         cells = torch.arange(real.numel(), device=real.device)
         self.slots = cells if self.full else cells[real.flatten()]
         self.positions = self.slots % real.size(1)
-        self.real = None if packed and self.full else real  # where no padding is, nothing is hidden
+        self.real = None if packed and self.full else real  # without padding, nothing is hidden
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """What is added to the scores so that padding keys get no weight: (B, 1, 1, T)."""
@@ -172,13 +172,13 @@ duels = duel_frame(both, how_sure)
 duels.loc["rows"]
 
 # %% [markdown]
-# The first column is the median. Each line compares the finished program, with the C of *One pass, in C* below, with the same program without this part. (Without rows attention takes a slower way, too, which flatters this line.)
+# The first column is the median ratio. Each line compares the finished program, including the C code below, with the same program without this part. (Without rows attention also takes a slower path, which flatters this line.)
 #
 # ## One kernel for LayerNorm
 #
 # > **In short.** Five operations that each pass over the tensor cost more than four times the traffic of one.
 #
-# Chapter 4's LayerNorm takes mean and variance in one pass, then a difference, two products and a sum: the tensor is read five times and written four times. `F.layer_norm` does all while a row is in the cache.
+# Chapter 4's LayerNorm takes mean and variance in one pass, then a difference, two products and a sum: the tensor is read five times and written four times. `F.layer_norm` does it all while a row is in the cache.
 
 # %%
 torch.manual_seed(0)
@@ -192,11 +192,11 @@ duels.loc["LayerNorm in one kernel"]
 # %% [markdown]
 # ## Products by another library
 #
-# > **In short.** Several libraries multiply matrices: ask which is faster *here*. That three maps of the same rows can be one product is worth too little to be seen.
+# > **In short.** Several libraries multiply matrices: ask which is faster *here*.
 #
-# On x86 `F.linear` takes MKL for float32; chapter 11's `affine` reaches oneDNN. We ask it for $Y = XW^\top$ and for the gradient by $X$. (The dtypes matter later, when `x` is in bf16.)
+# On x86 `F.linear` uses MKL for float32; chapter 11's `affine` reaches oneDNN. We use it for $Y = XW^\top$ and for the gradient with respect to $X$.
 #
-# A `Function` is an operation whose backward pass we write ourselves. `forward` keeps in `ctx` what will be needed. `backward` gets the gradient of the result, and gives one for each argument: `None` for flags.
+# A `Function` is an operation whose backward pass we write ourselves. `forward` keeps in `ctx` what will be needed. `backward` gets the gradient of the result and returns one for each argument: `None` for flags.
 
 
 # %%
@@ -214,7 +214,7 @@ class LinearProduct(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients by x, weight and bias."""
+        """Gradients with respect to x, weight and bias."""
         x, weight = ctx.saved_tensors
         by_x = affine(
             grad, weight.T, None, ctx.onednn
@@ -225,26 +225,26 @@ class LinearProduct(Function):
 
 
 # %% [markdown]
-# `gradcheck` compares a backward pass with numerical derivatives, entry by entry, in float64. (There `affine` takes `F.linear`: this checks our formulas. A test compares oneDNN's results, in float32.)
+# `gradcheck` (chapter 1) checks our formulas in float64; a test compares oneDNN's results in float32.
 
 # %%
 leaves = [torch.randn(*shape, requires_grad=True) for shape in ((7, 12), (20, 12), (20,))]
 assert gradcheck(lambda *given: LinearProduct.apply(*given, True), leaves)
 
 # %% [markdown]
-# Q, K and V could be one `F.linear` with three weight matrices, one above the other; so could the keys and values of all cross-attentions.
+# We also tried *joint projections*: Q, K and V in one `F.linear`.
 
 # %%
 duels.loc[["oneDNN's products", "joint projections"]]
 
 # %% [markdown]
-# In float32 the step takes 1.4 times as long without oneDNN. Don't carry that elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch calls oneDNN itself, so little is left to gain. Joint projections are worth what the control is: they have left the path, and this record is the last that has them.
+# In float32 the step takes 1.4 times as long without oneDNN. Don't expect that elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch calls oneDNN itself. Joint projections gain no more than the control does, so we removed them.
 #
 # ## What dropout costs
 #
-# > **In short.** Dropout's arithmetic is nothing. Its random numbers are the most expensive numbers of the step.
+# > **In short.** Dropout's arithmetic costs almost nothing. Its random numbers are the most expensive numbers of the step.
 #
-# **Predict.** The hidden rows of one feed-forward layer are a product of a billion operations. How long does their dropout take, beside that product?
+# **Predict.** The hidden rows of one feed-forward layer come from a product of a billion operations. How long does their dropout take, beside that product?
 
 # %%
 seconds = {operation["operation"]: operation["seconds"] for operation in record["operations"]}
@@ -252,7 +252,7 @@ for name in ("feed-forward, out", "dropout", "dropout, 16 bits"):
     print(f"{name}: {1000 * seconds[name]:.1f} ms")
 
 # %% [markdown]
-# Nearly twice as long as the product. `F.dropout` draws a random number for each entry, where a mask needs a yes or a no. We cut 64 random bits into four numbers of 16 (the third line): an entry is dropped if its number, of 0 to 65,535, is below $p\cdot 65{,}536$, rounded. (The code reads the bits as signed, so number and limit are 32,768 less.)
+# Nearly twice as long. `F.dropout` draws a random number for each entry, but a mask needs only a yes or a no. We cut 64 random bits into four numbers of 16 (the third line): an entry is dropped if its number, from 0 to 65,535, is below $p\cdot 65{,}536$, rounded.
 
 
 # %%
@@ -262,9 +262,9 @@ DRAWS = 2**16  # the values of 16 random bits
 def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
     """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`."""
     entries = math.prod(shape)
-    seed = int(torch.randint(2**63 - 1, ()))  # of PyTorch's generator; NumPy's makes bits sooner
+    seed = int(torch.randint(2**63 - 1, ()))  # from PyTorch's generator; NumPy's makes bits faster
     bits = np.random.SFC64(seed).random_raw(-(-entries // 4)).view(np.int16)[:entries]
-    kept = torch.from_numpy(bits) >= round(p * DRAWS) - DRAWS // 2
+    kept = torch.from_numpy(bits) >= round(p * DRAWS) - DRAWS // 2  # bits are read as signed
     return kept.to(like.dtype).view(shape)
 
 
@@ -278,9 +278,11 @@ print(f"float32, no dropout: {record['reports']['no dropout at all']['times']:.2
 duels.loc["dropout from 16 bits"]
 
 # %% [markdown]
+# Now dropout costs little: a step without any is hardly shorter (the first line).
+#
 # ## Attention by hand
 #
-# > **In short.** Six small products, two forward and four back. Write the backward pass yourself, and five things are stored: Q, K, V, the weights and the mask.
+# > **In short.** If you write attention's backward pass yourself, only five things are stored: Q, K, V, the weights and the mask.
 #
 # Shapes: $Q$, the result $O$ and its gradient $G = \partial\ell/\partial O$ (B·H, T, d_k); $K$, $V$ (B·H, S, d_k); $Z$, $A$, $M$ (B·H, T, S).
 #
@@ -295,7 +297,7 @@ duels.loc["dropout from 16 bits"]
 # $$ \frac{\partial\ell}{\partial Q} = \frac{1}{\sqrt{d_k}}\,\frac{\partial\ell}{\partial Z}\,K,\qquad
 #    \frac{\partial\ell}{\partial K} = \frac{1}{\sqrt{d_k}}\,\Big(\frac{\partial\ell}{\partial Z}\Big)^{\!\top} Q $$
 #
-# The sum runs over a row of $A$. The scale goes into the product, where it is free; the softmax overwrites the scores.
+# The sum runs over a row of $A$.
 
 
 # %%
@@ -358,23 +360,23 @@ for p in (0.0, 0.3):
 duels.loc["attention by hand"]
 
 # %% [markdown]
-# "Without it" is PyTorch's `F.scaled_dot_product_attention`, whose fast kernel for CPUs can't drop weights: plain operations take its place.
+# "Without it" is PyTorch's `F.scaled_dot_product_attention`. Its fast kernel for CPUs has no dropout, so plain operations take its place.
 #
 # ## A loss that never holds all logits
 #
 # > **In short.** The logits are the largest tensor of the step. Make a few rows at a time, and overwrite them.
 #
-# For 2,048 targets and 8,192 words the logits $z = XW^\top + b$ take 64 MiB. But look at the gradients of the smoothed loss (chapter 6):
+# For 2,048 targets and 8,192 words the logits $z = XW^\top + b$ take 64 MiB. The gradients of the smoothed loss (chapter 6) are:
 #
 # $$ \frac{\partial\ell}{\partial z} = P - Y,\qquad \frac{\partial\ell}{\partial X} = (P - Y)\,W,\qquad \frac{\partial\ell}{\partial W} = (P - Y)^\top X $$
 #
-# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). The labels are one entry a row, and $\varepsilon/V$ is the same everywhere: from each row of $\partial\ell/\partial X$ it subtracts $\varepsilon\,\bar w$, where $\bar w$ (D,) is the mean row of $W$. (The smoothed loss also needs each row's mean logit, $x\cdot\bar w + \bar b$.) So a loop makes `chunk` rows of logits at a time, and does this to them:
+# with $P = \mathrm{softmax}(z)$ and $Y = (1-\varepsilon)\,\mathrm{onehot}(y) + \varepsilon/V$. Only $P$ is a full matrix (N, V). The labels are one entry a row, and $\varepsilon/V$ is the same everywhere: from each row of $\partial\ell/\partial X$ it subtracts $\varepsilon\,\bar w$, where $\bar w$ (D,) is the mean row of $W$. So a loop makes `chunk` rows of logits at a time, and does this to them:
 #
 # 1. overwrite them with $P$;
 # 2. subtract $1-\varepsilon$ at each label;
-# 3. take two products.
+# 3. take the two products.
 #
-# The gradients are ready before the backward pass begins. In validation nobody needs them. A `Function` isn't told of `torch.no_grad()`, so the caller says whether they are `wanted`. The caller also gives real rows only, no padding.
+# So the gradients are ready before the backward pass begins. Validation doesn't need them, but a `Function` isn't told about `torch.no_grad()`, so the caller says whether they are `wanted`.
 
 
 # %%
@@ -434,7 +436,7 @@ class LinearCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients from the way forward, times the loss's own."""
+        """The gradients that `forward` stored, times the loss's own."""
         return *(stored * grad for stored in ctx.saved_tensors), *[None] * 6
 
 
@@ -464,24 +466,23 @@ for precision, reports in both.items():
 duels.loc["loss in chunks"]
 
 # %% [markdown]
-# Both keep 10 MiB: the textbook rows and weights, ours their gradients. The textbook keeps the logits as well. The whole step saves more: on its way back the textbook's loss holds five tensors as large as the logits, 320 MiB (a test counts them).
+# Both keep 10 MiB: the textbook keeps rows and weights, ours their gradients. The textbook also keeps the logits. The whole step saves more: in its backward pass the textbook's loss holds five tensors as large as the logits, 320 MiB.
 #
 # ## One pass, in C
 #
-# > **In short.** PyTorch's kernels come one after the other, and each reads and writes all numbers. A loop of our own does in one pass what several did.
+# > **In short.** PyTorch's kernels run one after the other, and each reads and writes all numbers. A loop of our own does in one pass what several did.
 #
-# The C behind [`passes.py`](../scripts/engine/passes.py) has the formulas of this chapter as loops over rows. It is compiled when first needed; a machine without a C compiler keeps the code above. Three things it can do that PyTorch's operations can't:
+# The C behind [`passes.py`](../scripts/engine/passes.py) has this chapter's formulas as loops over rows. A machine without a C compiler uses the code above. The C can do two things that PyTorch's operations can't:
 #
-# - **Dropout keeps no mask.** The way back draws the same bits again.
-# - **Attention stays with its rows.** The numbers of one head of one sentence fit into the nearest cache. There is no rectangle and no padding, and on the way back the weights are computed again (chapter 23 does that for long texts).
-# - **Numbers change their format on the way.** A norm reads 32 bits and writes 16.
+# - **Dropout keeps no mask.** The backward pass draws the same bits again.
+# - **Attention stays with its rows.** The numbers of one head of one sentence fit into the nearest cache. The backward pass computes the weights again (chapter 23 does that for long texts).
 #
-# To draw bits again one needs a generator without a state. Philox (Salmon et al. 2011) makes 128 bits of a *counter*, here the place of the number, and a *key*, the seed: ten rounds of two multiplications whose upper halves are mixed with the rest.
+# To draw the same bits again we need a generator without a state. Philox (Salmon et al. 2011) makes 128 bits from a *counter*, here the place of the number, and a *key*, the seed.
 
 
 # %%
 def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
-    """Philox4x32-10: four words of 32 bits, of a counter of four and a key of two."""
+    """Philox4x32-10: four words of 32 bits, from a counter of four and a key of two."""
     a, b, c, d = counter
     for i in range(10):
         first, second = key[0] + i * 0x9E3779B9, key[1] + i * 0xBB67AE85
@@ -501,13 +502,13 @@ print(
 duels.loc["small things in C"]
 
 # %% [markdown]
-# "Without it" is the code of this chapter. A counter also makes the bits independent of threads: whoever computes a row finds the same.
+# "Without it" is the code above, without the C.
 #
 # ## bfloat16
 #
-# > **In short.** On some processors products of 16-bit numbers cost a fraction of those of 32. Round there, and keep all else in 32 bits.
+# > **In short.** On most of today's GPUs and a few CPUs, products of 16-bit numbers cost a fraction of those of 32-bit numbers. Use 16 bits for products only.
 #
-# bfloat16, or bf16, is the first half of a float32: the same range, and 8 binary digits in place of 24. Rounding moves a number by at most 1/256 of itself. A product rounds three times (both factors and the result) and sums in 32 bits. All else (weights, residual sums, LayerNorm, softmax, the loss, the optimizer) has 32 bits. (Micikevicius et al. 2018; PyTorch's `autocast` does much the same.) Most GPUs of today have instructions for such products, few CPUs have.
+# bfloat16, or bf16, is the first half of a float32: the same range, but 8 binary digits instead of 24. A product rounds three times (both factors and the result) and sums in 32 bits. Everything else (weights, residual sums, LayerNorm, softmax, the loss, the optimizer) stays in 32 bits (Micikevicius et al. 2018; PyTorch's `autocast` does much the same).
 #
 # **Predict.** By the profiler, products are three quarters of our step in float32. In bf16 this machine does a large product at twice the rate. How many times as long does a step take in float32 as in bf16?
 
@@ -521,9 +522,9 @@ print(f"{products['float32']:.0%} at {gain:.1f} times the rate: about {most:.2f}
 print(f"measured: {wide['times']:.2f} ({min(wide['rounds']):.2f} to {max(wide['rounds']):.2f})")
 
 # %% [markdown]
-# More than that. In bf16 products take little more than a third of the time that they take in float32, and not half (the account stands below); most likely because in float32 those for the weights' gradients go to MKL. That makes 1.9. The rest shrinks as well, from 90 ms to 72.
+# More than the estimate: in bf16 products take little more than a third of their time in float32, not half. The rest shrinks as well, from 90 ms to 72.
 #
-# And is as much learned? Chapter 9's `small` was trained to its end in both, with one seed, on the same machine. An earlier pair, on another machine and before there was C, is shown as well.
+# Does the model learn as much? Chapter 9's `small` was trained to the end in both, with one seed, on the same machine. An earlier pair is from another machine, before our C was written.
 
 # %%
 pair, earlier = (load_record(f"precision-multi30k{end}") for end in ("", "-earlier"))
@@ -537,18 +538,18 @@ for name, run in runs.items():
 pd.DataFrame(bleu).T.round(2)
 
 # %% [markdown]
-# The loss is as low in both pairs. BLEU of bf16 is 0.05 to 0.35 lower in the first; in the earlier pair 0.9 lower on validation and 0 to 0.4 on the tests. That is never higher, and two pairs with one seed can't say whether it is chance. 1.65 is less than the step's ratio, though both count steps alone; the two trainings didn't take turns.
+# In bf16 the loss is as low in both pairs. BLEU is 0.05 to 0.35 lower in the first; in the earlier pair it is 0.9 lower on validation and 0 to 0.4 on the tests. It is never higher, and two pairs with one seed can't say whether that is chance. The trainings' ratio, 1.65, is less than the step's; the trainings didn't take turns.
 #
 # ## Around the step
 #
 # > **In short.** Three settings are outside the model: memory, the optimizer's kernel, and threads.
 #
-# **Freed memory.** The C library returns a large freed tensor to the operating system. The next comes fresh, in pages of 4 KiB, each zeroed first. Four settings of glibc keep what is freed, in one heap for all threads.
+# **Freed memory.** The C library returns a large freed tensor to the operating system. The next one gets fresh pages of 4 KiB, each zeroed first. Four settings of glibc keep what is freed.
 
 
 # %%
 def keep_memory() -> bool:
-    """Have the C library keep freed memory for the next tensor. False where it isn't glibc."""
+    """Have the C library keep freed memory for the next tensor. False if it isn't glibc."""
     if platform.libc_ver()[0] != "glibc":
         return False
     settings = {  # by the numbers of mallopt(3)
@@ -561,7 +562,7 @@ def keep_memory() -> bool:
 
 
 # %% [markdown]
-# **Adam.** `torch.optim.Adam` passes over all weights many times; with `fused=True`, once. (Chapter 11 books 5 ms for either, but much of the plain one under sums.) **Threads.** One for each core. **Predict.** How many times as long does a step take with one thread in place of two?
+# **Adam.** `torch.optim.Adam` passes over all weights many times; with `fused=True`, once. **Threads.** We use one for each core. **Predict.** How many times as long does a step take with one thread instead of two?
 
 # %%
 print(f"one thread: {record['reports']['one thread']['times']:.2f} times as long")
@@ -572,28 +573,28 @@ duels.loc[["freed memory kept", "the fused Adam"]]
 #
 # ## What each part is worth
 #
-# > **In short.** Most parts are worth their code. Where products are fast, what isn't a product counts more.
+# > **In short.** Most parts are worth their code. If products are fast, everything else counts more.
 
 # %%
 switches_chart(duels.reset_index())
 
 # %% [markdown]
-# Of 20 lines (ten parts, two precisions) 15 are clear, two are likely, and three tell nothing. "Can't tell" is not "worth nothing": to see one percent takes more rounds. In bf16, where products are fast, five parts are worth more than in float32 in each round: LayerNorm, attention, the loss, dropout, and C.
+# Of 20 duels (ten parts, two precisions) 15 are clear, two are likely, and for three we can't tell. That doesn't mean "worth nothing": seeing one percent takes more rounds. In bf16 five parts are worth more than in float32 in every round: LayerNorm, attention, the loss, dropout, and C.
 #
-# **Predict.** How many times as long as ours in float32 does the textbook's code take for a real token: padded, in buckets, with freed memory kept?
+# **Predict.** How many times as long as ours in float32 does the textbook's code take for a real token: padded to 72, in buckets, in buckets with freed memory kept?
 
 # %%
 names = ["textbook, padded to 72", "textbook", "textbook, memory kept"]
 race_frame(record["reports"]).loc[names].round(2)
 
 # %% [markdown]
-# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets. All tricks of this chapter together are worth 2.2 in float32, and 4.7 with bf16 (which is 2.1 times as fast again, says the race below).
+# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets. All this chapter's tricks together are worth a factor of 2.2 in float32, and 4.7 with bf16.
 #
 # ## Where the time goes now
 #
 # > **In short.** Products are three quarters of our step in float32. In bf16 they are cheap, and little more than half.
 #
-# Chapter 11's account of a step, in milliseconds, freed memory kept. **Predict** which rows shrink.
+# This is chapter 11's account of a step, in milliseconds, with freed memory kept. **Predict** which rows shrink.
 
 # %%
 account.loc["all"] = account.sum()
@@ -601,13 +602,13 @@ print(*(f"{name}: {share:.0%} is products" for name, share in products.items()),
 (1000 * account).round().astype(int)
 
 # %% [markdown]
-# Products get faster by the other library, and in bf16 by smaller factors. What is around them falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Python and autograd take 28 ms, and 23 in bf16. Unwatched, a step takes 0.33 s: 1.9 times the floor, the least that chapter 11 computes for it. The textbook's takes 3.7 times.
+# Products get faster with the other library, and in bf16 with smaller factors. The rest falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Without the profiler, a step takes 0.33 s: 1.9 times chapter 11's floor. The textbook's takes 3.7 times the floor.
 #
 # ## Against others
 #
-# > **In short.** The same batches on the same machine, in turns; of each program the best of the settings that were tried.
+# > **In short.** The same batches on the same machine, in turns; for each program, the best of the settings that were tried.
 #
-# The others run in float32 and under `autocast`, as they come and with freed memory kept. All get the same three batches, a size tuned for nobody. Not equal: ours has the fused Adam, which this machine can hardly tell from the other; MarianMTModel and x-transformers have 1.5% more weights. And x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
+# The others run in float32 and under `autocast`, as they come and with freed memory kept. The batches' size is tuned for none of them. Not everything is equal: ours has the fused Adam, which hardly matters on this machine; MarianMTModel and x-transformers have 1.5% more weights; and x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
 
 # %%
 raced = race_frame(peers["reports"]).sort_values("times as long as ours")
@@ -618,11 +619,11 @@ raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # e
 #
 # ## On a GPU
 #
-# > **In short.** A GPU is done with one small task before Python asks for the next. So ask less often.
+# > **In short.** A GPU finishes one small task before Python asks for the next. So ask less often.
 #
-# The CPU *launches* each kernel by an order, which can take longer than the kernel. Each decision by the data ("how many rows are real?") makes the CPU wait for the GPU. So there we take PyTorch's own attention, bf16 by autocast, and **few static shapes**: each pair goes into the narrowest of eight widths, [chosen](../scripts/engine/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/engine/steps.py) is recorded once, and launched as one: a **CUDA graph**.
+# The CPU *launches* each kernel, and the launch can take longer than the kernel. Each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So there we use **few static shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/engine/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/engine/steps.py) is recorded once, and launched as a whole: a **CUDA graph**.
 #
-# An H200 was lent to us for some minutes. Here it takes steps of the small model on the same 24 batches, stage after stage in turns; each stage adds something (`python -m scripts.gpu --only waterfall-small`). **Predict.** Which stage gains most?
+# On a borrowed H200 we took steps of the small model on the same 24 batches. The stages of the table took turns; each adds something to the one before (`python -m scripts.gpu --only waterfall-small`). **Predict.** Which stage gains most?
 
 # %%
 waterfall = load_record("gpu-waterfall-small")
@@ -631,14 +632,14 @@ stages["ms per step"] = 1000 * stages["seconds_per_step"]
 stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 
 # %% [markdown]
-# `times` is the median ratio to the last stage. 16-bit factors gain nothing, for products weren't what took the time. The same orders, recorded, need a ninth: the others wait for Python. So few shapes are of use to the recording above all. And yet the share of the card's 16-bit products that is useful work, `mfu`, is 2.5%: this model is too small for such a card. The 18 passes of a whole training took 22 seconds of steps (`gpu-small-1`).
+# `times` is the median ratio to the last stage. 16-bit factors gain nothing, since products weren't what took the time. The recording gains most: the same launches take a ninth of the time, since they no longer wait for Python. Even so, the share of the card's 16-bit rate that is useful work, `mfu`, is 2.5%: this model is too small for such a card.
 #
 # ## Summary
 #
-# - A trick counts if it computes the same (in 16 bits: within a bound), and its ratio is clear of two equal programs'. Joint projections weren't clear, and left. The fused Adam isn't either; it is one argument, so it stays.
-# - Batching by length is worth 5; all tricks together 2.2 in float32, and 4.7 with bf16.
-# - A backward pass by hand keeps only what it needs, and `gradcheck` tests it. A mask needn't be kept if it can be drawn again.
-# - bf16 makes products cheap; then all else counts, and should be one pass each.
+# - A trick counts if it computes the same numbers (in 16 bits: within a bound), and if its ratio is clear of the control's. The fused Adam's isn't; it is one argument, so it stays.
+# - Batching by length is worth a factor of 5; all tricks together 2.2 in float32, and 4.7 with bf16.
+# - A backward pass by hand keeps only what it needs, and `gradcheck` tests it.
+# - bf16 makes products cheap; then everything else counts, and should take one pass each.
 #
 # ## What the paper did that we don't
 #
@@ -646,16 +647,18 @@ stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 #
 # ## Exercises
 #
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
+#
 # ### Exercise 1 · Attention without spreading
 #
 # *code · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
-# Some kernels for attention never spread rows. Write `packed_attention(q, k, v, lengths, causal)` for one head: `q`, `k`, `v` (N, d) with N the sum of `lengths`, to (N, d). Each row sees its own sentence; with `causal` only itself and what comes before it there. (`solution("packed_attention")` shows ours.)
+# Some kernels for attention never spread rows. Write `packed_attention(q, k, v, lengths, causal)` for one head: `q`, `k`, `v` (N, d) with N the sum of `lengths`, to (N, d). Each row sees its own sentence; with `causal`, only itself and what comes before it there. (`solution("packed_attention")` shows ours.)
 
 
 # %%
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], causal: bool) -> Tensor:
-    """Rows (N, d) of sentences of these lengths, one behind the other, to (N, d)."""
+    """Rows (N, d) of sentences of these lengths, one after the other, to (N, d)."""
     ...
 
 
@@ -666,7 +669,7 @@ check(packed_attention)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# The *z-loss* keeps logits from drifting (Chowdhery et al. 2022): $\sum_n (\log Z_n)^2$ with $Z_n = \sum_v e^{z_{nv}}$. Write `chunked_z_loss(x, weight, bias, chunk)` for x (N, D), weight (V, D), bias (V,), which never holds more than `chunk` rows of logits, backward pass included. A `Function` as above can do it. It is shorter with `torch.utils.checkpoint.checkpoint`, which forgets what lies within a call, and computes it again on the way back. (`solution("chunked_z_loss")` shows ours.)
+# The *z-loss* keeps logits from drifting (Chowdhery et al. 2022): $\sum_n (\log Z_n)^2$ with $Z_n = \sum_v e^{z_{nv}}$. Write `chunked_z_loss(x, weight, bias, chunk)` for x (N, D), weight (V, D), bias (V,), which never holds more than `chunk` rows of logits, backward pass included. A `Function` as above can do it. It is shorter with `torch.utils.checkpoint.checkpoint`, which forgets what lies within a call and computes it again in the backward pass. (`solution("chunked_z_loss")` shows ours.)
 
 
 # %%
@@ -683,7 +686,7 @@ check(chunked_z_loss)
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
 # 1. In `AttentionCore.backward`, use `weights` where `thinned` stands. Does `gradcheck` without dropout notice? With it?
-# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become? Suppose that a test counts what is dropped of 400,000 entries, and allows five standard deviations: does it notice?
+# 2. Take 8 random bits an entry in `keep_mask` rather than 16. Which rate does p = 0.1 become? Suppose that a test counts how many of 400,000 entries are dropped, and allows five standard deviations: does it notice?
 #
 # <details><summary>Answers</summary>
 #

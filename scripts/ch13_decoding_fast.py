@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 13 · Decoding fast
 #
-# After this chapter you can make a search many times faster, prove that it finds the same, and count what each step saves: rows, copies and products.
+# After this chapter you can make a search many times faster, prove that it finds the same texts, and count what each step saves: rows, copies and products.
 #
 # | | |
 # |---|---|
@@ -81,7 +81,7 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## The same translations
 #
-# [Chapter 8](ch08_decoding.ipynb) wrote its searches to be read. Each has a fast twin that gives the same answers:
+# [Chapter 8](ch08_decoding.ipynb) wrote its searches to be read. Each has a fast twin:
 #
 # | chapters 6 and 8, to read | the fast one | where it stands |
 # |---|---|---|
@@ -90,21 +90,21 @@ torch.set_default_dtype(torch.float64)
 # | `greedy_decode`, `beam_search` | `cached_greedy`, `cached_beam_search` | [`scripts/engine/searching.py`](../scripts/engine/searching.py) |
 # | `decode_rows` | `search_rows` | [`scripts/engine/translating.py`](../scripts/engine/translating.py) |
 #
-# In double precision twins write the same tokens (`tests/test_engine_decoding.py` holds them to it). Most cells *count* what an idea saves; seconds come from a record, at the end.
+# In double precision twins write the same tokens (`tests/test_engine_decoding.py` checks it).
 #
 # ## Finished sentences leave
 #
-# > **In short.** A batch goes on until its longest text ends. Rows whose texts have ended are computed all the same, and thrown away. Let them go.
+# > **In short.** A batch goes on until its longest text ends. Rows whose texts have ended are still computed, and thrown away. Let them go.
 #
-# B texts of $T_1, \dots, T_B$ tokens need $\sum_b T_b$ rows of the decoder. Where all stay, $B \cdot \max_b T_b$ are computed. To take rows out of a cache (`keep`) means copying. Two things keep that cheap:
+# B texts of $T_1, \dots, T_B$ tokens need $\sum_b T_b$ rows of the decoder. If all stay, $B \cdot \max_b T_b$ are computed. Taking rows out of a cache (`keep`) means copying. Two things keep that cheap:
 #
-# - **Few rows move.** The last unfinished rows take the places of the ended ones.
-# - **Not at every step.** We wait until at least a tenth of the batch has ended. (Exercise 1 asks for the best share.)
+# - **Few rows move.** The last unfinished rows take the places of those that have ended.
+# - **Not at every step.** We wait until at least a tenth of the batch has ended.
 
 
 # %%
 def close_gaps(going: Tensor) -> Tensor:
-    """Which of a batch's rows go on, where going (B,) says so: the last take the ended ones' places."""
+    """Which rows of a batch go on, by going (B,): the last of them take the ended ones' places."""
     left = int(going.sum())
     rows = torch.arange(left, device=going.device)
     # Gaps among the first `left` places, and rows behind them that go on: there are as many.
@@ -117,10 +117,10 @@ going = torch.tensor([True, False, True, True, False, False, True])
 print("going on:", going.nonzero().squeeze(1).tolist(), " new batch:", close_gaps(going).tolist())
 
 # %% [markdown]
-# Only row 6 moves, into the gap at place 1. (`CachedDecoding` copies that row alone; chapter 8's `CopiedCache` all.) Now the loop. New since chapter 8's `write_one_by_one` are the last `if`, and `live`: which source each row belongs to.
+# Only row 6 moves, into the gap at place 1. In the loop below, `live` (which source each row belongs to) and the last `if` are new since chapter 8's `write_one_by_one`.
 
 # %%
-ALMOST = 0.9  # a batch is packed anew when no more than this share of it is unfinished
+ALMOST = 0.9  # a batch is packed again when no more than this share of it is unfinished
 
 
 def write_and_leave(
@@ -132,7 +132,7 @@ def write_and_leave(
     """One text for each source: ids (B, ≤ max_len), padded after eos, and their log-probabilities (B,).
 
     `choose` takes the decoding and its last positions x (N, D); it gives tokens (N,), and their
-    log-probabilities where it knows them.
+    log-probabilities if it knows them.
     """
     ids = src.new_full((len(src), max_len), PAD)  # (B, max_len)
     total = torch.zeros(len(src), dtype=torch.float64, device=src.device)  # (B,)
@@ -157,7 +157,7 @@ def write_and_leave(
 
 
 # %% [markdown]
-# Both loops translate 64 test sentences of the sample corpus, with chapter 8's `CopiedCache` and the small model that ships. `choose` notes the rows that it gets. **Predict.** Which share of the rows does the plain loop compute for nothing?
+# Both loops translate 64 test sentences of the sample corpus with its small model. **Predict.** What share of the rows does the plain loop compute for nothing?
 
 # %%
 sentences = [german for german, _ in load_corpus("sample")["test"][:64]]
@@ -196,9 +196,9 @@ rows_chart(per_step)
 # %% [markdown]
 # ## Sentences of similar length, side by side
 #
-# > **In short.** Leaving saves rows. It doesn't save steps, and it doesn't save padding in the source. Sorting by length does.
+# > **In short.** Leaving saves rows, but neither steps nor padding in the source. Sorting by length saves those.
 #
-# A step costs something however few its rows: all weights are read, and Python calls every kernel. So the texts of a batch should end together, and long sources tend to have long translations. **Predict.** The same 64 sentences in four batches, as they come and sorted by length: what does sorting save, rows, steps or padding?
+# A step costs something however few its rows are: all weights are read, and Python calls every kernel. So the texts of a batch should end together, and long sources tend to have long translations. **Predict.** We translate the same 64 sentences in four batches, as they come and sorted by length. What does sorting save: rows, steps or padding?
 
 # %%
 orders = {"as they come": sources, "sorted": sorted(sources, key=len)}
@@ -215,27 +215,27 @@ for order, rows in orders.items():
 pd.DataFrame(table)
 
 # %% [markdown]
-# It saves hardly a row, but one step in eight, and half of the padding. `search_rows` sorts whole files.
+# Sorting saves hardly any rows, but one step in eight, and half of the padding.
 #
 # ## What can be done once
 #
-# > **In short.** A search takes many small steps. What doesn't change from step to step is done before the first.
+# > **In short.** A search takes many small steps. Do whatever doesn't change once, before the first.
 #
 # What `CachedDecoding` prepares:
 #
 # | done once | instead of |
 # |---|---|
-# | the weights of queries, keys and values joined | three small products at every step: of so few rows, the calls cost more than the products |
+# | the weights of queries, keys and values joined | three small products at every step |
 # | keys and values of the source, for all layers in one product | a product for each layer |
 # | room for keys and values to come | a longer tensor at every step |
 #
-# The last row is about copies. `torch.cat` makes a new tensor and copies all that was there: $0 + 1 + \dots + (T-1) = T(T-1)/2$ positions in T steps. A tensor with places to spare takes the new ones without a copy. When full, it is replaced by one of twice the size: fewer than 2T positions are copied in all.
+# `torch.cat` makes a new tensor and copies the old one: $0 + 1 + \dots + (T-1) = T(T-1)/2$ positions in T steps. A tensor with places to spare takes the new ones without a copy. When it is full, it is replaced by one of twice the size: fewer than 2T positions are copied in all.
 #
 # ## A family tree instead of copies
 #
-# > **In short.** After each step of a beam, the survivors change places. Don't move their pasts: note who descends from whom, and let everyone look only at ancestors.
+# > **In short.** After each step of a beam, the survivors change places. Don't move their pasts: let each survivor look only at its ancestors.
 #
-# `CopiedCache.follow` copies the whole cache into the new order. But no key or value has changed, only *whose* they are. So all K prefixes of a sentence share one memory of L tokens, K more at each step, and nothing in it moves. Beside it stands `ancestors` (B, K, L): does this token belong to that prefix's past? A new token is its own ancestor. A prefix that follows another takes over its row.
+# `CopiedCache.follow` copies the whole cache into the new order. But no key or value has changed, only *whose* it is. So all K prefixes of a sentence share one memory of L tokens, K more at each step, and nothing in it moves. Beside it we keep `ancestors` (B, K, L): does this token belong to that prefix's past? A new token is its own ancestor. A prefix that continues another takes over that one's row.
 
 
 # %%
@@ -257,7 +257,7 @@ class FamilyTree:
 
 
 # %% [markdown]
-# Chapter 8's phrase book, with a beam of 3. First *the*, *a*, *one* survive, then *a dog*, *the dog*, *the hound*, then *a dog sleeps*, *a dog is*, *the hound sleeps*. **Predict.** Two of the ten cached tokens are nobody's ancestors any more. Which?
+# Take chapter 8's phrase book, with a beam of 3. First *the*, *a*, *one* survive, then *a dog*, *the dog*, *the hound*, then *a dog sleeps*, *a dog is*, *the hound sleeps*. **Predict.** Two of the ten cached tokens are nobody's ancestors any more. Which?
 
 # %%
 tree, cached = FamilyTree(sources=1), []
@@ -282,23 +282,17 @@ print("nobody's:", [f"{cached[i]} ({i})" for i in nobodys])
 family_chart(family, pasts, cached)
 
 # %% [markdown]
-# Attention masked by the tree finds for each prefix what it finds over that prefix's own tokens alone (a test holds it to that). What does the tree cost? For one layer and one sentence after T steps:
+# Masked by the tree, attention gives each prefix the same as over that prefix's tokens alone.
 #
-# | | copied | family tree |
-# |---|---|---|
-# | held | 2·K·T·D numbers | as many, and the K·L of `ancestors` (once for all layers) |
-# | moved at each step | all of it | `ancestors` |
-# | queries times keys | K·T | K·L ≈ K²·T |
-#
-# The tree multiplies K times as much, mostly for tokens that are then hidden. But a processor multiplies many numbers in the time of a trip to memory: we expect copying to win for very wide beams only (not measured).
+# What does the tree cost, for one layer and one sentence after T steps? At each step it moves only the K·L entries of `ancestors`, while copying moves 2·K·T·D numbers. But it multiplies K times as much: K·L ≈ K²·T queries with keys instead of K·T. A processor multiplies many numbers in the time of one trip to memory, so we expect copying to win only for very wide beams (not measured).
 #
 # ## The largest of many logits
 #
 # > **In short.** A beam wants the 2K best of 8,192 logits. Take the largest of each block of 64 first, and sort only in the blocks that count.
 #
-# A processor finds a block's maximum quickly: it compares many pairs at once. And the k largest logits lie in the k blocks with the largest maxima: each of these k maxima is larger than every logit of any other block.
+# The k largest logits lie in the k blocks with the largest maxima: each of these k maxima is larger than every logit in any other block.
 #
-# A beam compares log-probabilities of *different* prefixes, so it needs each row's log-sum-exp too. `torch.logsumexp` first looks for the largest logit $z^*$, so that no power overflows. We know it:
+# A beam compares log-probabilities of *different* prefixes, so it also needs each row's log-sum-exp. `torch.logsumexp` first looks for the largest logit $z^*$, so that no power overflows. We know $z^*$ already:
 #
 # $$\log\sum_v e^{z_v} = z^* + \log\sum_v e^{z_v - z^*},\qquad z^* = \max_v z_v$$
 
@@ -338,26 +332,26 @@ print(f"of 8,192 logits, topk(8) sees {maxima + near}: {maxima} maxima and {near
 #
 # > **In short.** Greedy decoding wants one token of 8,192, and no probability. Let a coarse, cheap product propose a few, compute those exactly, and prove that no other can be larger.
 #
-# The logits are a step's largest product: $x$ (N, D) with the table $W$ (V, D). In whole numbers of 8 bits, the table takes a quarter of float32's memory, and a processor multiplies four in the room of one. How large can the mistakes be? With $\hat x$ and $\hat w$ for the rounded rows:
+# The logits are a step's largest product: $x$ (N, D) with the table $W$ (V, D). In whole numbers of 8 bits, the table takes a quarter of float32's memory, and a processor multiplies four numbers in place of one. How large can the error be? With $\hat x$ and $\hat w$ for the rounded rows:
 #
 # $$x\cdot w - \hat x\cdot\hat w = x\cdot(w-\hat w) + (x-\hat x)\cdot\hat w$$
 #
-# and a product is never larger than the product of the lengths (Cauchy and Schwarz):
+# and a dot product is never larger than the product of the two lengths (Cauchy and Schwarz):
 #
 # $$ |x\cdot w - \hat x\cdot\hat w| \;\le\; \lVert x\rVert\,\lVert w-\hat w\rVert + \lVert x-\hat x\rVert\,\lVert\hat w\rVert \;=\; e $$
 #
-# With the largest $\lVert w-\hat w\rVert$ and $\lVert\hat w\rVert$ of the table, a row has one bound $e$ for all tokens. A token whose coarse value lies more than $2e$ below the best can't be the largest: not even if it is $e$ too small, and the best $e$ too large.
+# With the table's largest $\lVert w-\hat w\rVert$ and $\lVert\hat w\rVert$, a row has one bound $e$ for all tokens. A token whose coarse value, $\hat x\cdot\hat w$, lies more than $2e$ below the best can't be the largest, not even if it is $e$ too small and the best $e$ too large.
 
 
 # %%
 def in_8_bits(x: Tensor) -> tuple[Tensor, float]:
-    """x rounded to whole numbers from −127 to 127, and the unit that they count."""
+    """x rounded to whole numbers from −127 to 127, and the unit they are counted in."""
     unit = x.abs().max().item() / 127 or 1.0
     return (x / unit).round_(), unit
 
 
 # %% [markdown]
-# First we multiply the whole numbers as ordinary ones. The Multi30k model translates our 64 sentences; its table has 8,192 tokens. **Predict.** How often is the best-looking token the wrong one? How many tokens does the bound leave over?
+# The Multi30k model translates our 64 sentences; its table has 8,192 tokens. **Predict.** How often is the best-looking token the wrong one? How many tokens does the bound leave over?
 
 # %%
 shipped = load_model(ROOT / "models" / "multi30k-de-en", "cpu")
@@ -381,24 +375,24 @@ print(f"left over of {len(table):,} tokens: {left.double().mean():.1f} a row, {l
 bound_chart(rough[misled[0]], exact[misled[0]], error[misled[0]].item())
 
 # %% [markdown]
-# Few are left over: to compute them exactly is cheap. Without the bound a few tokens would be wrong, unnoticed.
+# Few are left over, so it is cheap to compute them exactly. Without the bound a few tokens would be wrong, unnoticed.
 #
-# [`Screen`](../scripts/engine/decoding.py) does it with real 8-bit products, and looks by blocks, as above. Where more than 64 tokens a row are left over on average, it computes all. The proof needs 8-bit products that are *exact*; on some processors their sums overflow, so the engine tries first. A test holds the texts equal. Only greedy search can use this: a beam needs every logit, for the log-sum-exp.
+# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact*: on some processors their sums overflow. Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
 #
 # ## Eight bits in every product
 #
-# > **In short.** Give up the proof, and round what goes into *every* product to 8 bits. It is much faster, and a few texts change. BLEU says what that costs.
+# > **In short.** Give up the proof, and round what goes into *every* product to 8 bits. It is much faster, and a few texts change.
 #
-# One unit for all of $W$ wastes bits: a row of small weights counts in the steps of the largest. So each row of $x$ (N, D) gets a unit $u_n$ of its own, and each row of a weight matrix $W$ (F outputs, D inputs) a unit $s_f$. They leave the sum again:
+# One unit for all of $W$ wastes bits: a row of small weights is rounded in the steps of the largest. So each row of $x$ (N, D) gets a unit $u_n$ of its own, and each row of a weight matrix $W$ (F outputs, D inputs) a unit $s_f$. The units can be taken out of the sum:
 #
 # $$ y_{nf} \;\approx\; u_n\, s_f \sum_d q_{nd}\, p_{fd} + b_f, \qquad u_n = \frac{\max_d |x_{nd}|}{127}, \quad q_{nd} = \operatorname{round}\!\left(\frac{x_{nd}}{u_n}\right) $$
 #
-# and $p$ is $W$ rounded in the same way. The sum is one of whole numbers, and exact: all that is lost is lost in rounding.
+# and $p$ is $W$ rounded in the same way. The sum of whole numbers is exact: only the rounding loses anything.
 
 
 # %%
 def row_units(rows: Tensor) -> Tensor:
-    """What one of 127 steps counts in each of the rows (N, D): (N, 1)."""
+    """What one of 127 steps is worth in each of the rows (N, D): (N, 1)."""
     return rows.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127  # a row of zeros stays one
 
 
@@ -409,7 +403,7 @@ def rounded_product(x: Tensor, weight: Tensor, unit_x: Tensor, unit_w: Tensor) -
 
 
 # %% [markdown]
-# The widest product of the Multi30k model's last layer, for our 64 sentences. **Predict.** How much smaller is the error with units of their own?
+# We take the widest product of the Multi30k model's last layer, for our 64 sentences. **Predict.** How much smaller is the error with a unit for each row?
 
 # %%
 seen = []
@@ -425,7 +419,7 @@ for name, units in ways.items():
     print(f"{name}: {error.norm() / exact.norm():.2%} of the product's size")
 
 # %% [markdown]
-# **Pitfall: one unit for the whole batch.** PyTorch's `quantized.linear_dynamic` rounds a whole batch in the steps of its largest number. Then a sentence's translation depends on who stands beside it. Here one row gets a neighbour that is ten times as large:
+# **Pitfall: one unit for the whole batch.** PyTorch's `quantized.linear_dynamic` rounds a whole batch in the steps of its largest number. Then a sentence's translation depends on its neighbours. Here one row gets a neighbour that is ten times as large:
 
 # %%
 alone, crowded = x[:1], torch.cat((x[:1], 10 * x[1:2]))
@@ -436,11 +430,11 @@ for name, units in ways.items():
     print(f"{name}: the first row's product changes by {change:.1%}")
 
 # %% [markdown]
-# `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` takes it by itself (`--precision auto`) where such products are exact; in the library one has to ask for it.
+# `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` uses it by default (`--precision auto`) if such products are exact.
 #
-# Around a product of whole numbers stand small things: find a row's largest, divide, round, scale the sums, add the bias. For each PyTorch reads and writes all numbers anew. The C behind [`kernels.py`](../scripts/engine/kernels.py), compiled when first needed, takes one pass. So it does with the attention of one new token, and the largest logits. A machine without a compiler goes PyTorch's way and finds the same.
+# The C behind [`kernels.py`](../scripts/engine/kernels.py) rounds, scales and adds the bias in one pass.
 #
-# What do 8 bits cost? The Multi30k model, on its validation split and both test sets:
+# What do 8 bits cost the Multi30k model in BLEU, on its validation split and both test sets?
 
 # %%
 timed = load_record("decoding-speed")
@@ -451,7 +445,7 @@ pd.DataFrame(timed["scores"]).pivot(index=["split", "beam"], columns="program", 
 #
 # > **In short.** Chapter 8's rule stops after K endings, and can miss a better text that is still unfinished. A bound on what such texts can reach makes the stop safe.
 #
-# A phrase book in which that rule fails, with a beam of 2. (α = 0: probabilities decide.) **Predict.** Which text is the best of all? Does the beam drop it?
+# Here is a phrase book for which that rule fails, with a beam of 2 and α = 0. **Predict.** Which text is the best of all? Does the beam drop it?
 
 # %%
 LATE: dict[str, dict[str, float]] = {
@@ -471,7 +465,7 @@ best_text, best_p = every_sentence(LATE)[0]
 print("best of all:", " ".join(best_text), f"({best_p:.2f})")
 
 # %% [markdown]
-# The beam never dropped it: it stopped too early. An unfinished prefix has a log-probability $s \le 0$. What follows can only lower it, and the divisor $T^\alpha$ is largest at the length limit. So no text that begins with this prefix can score above
+# The beam never dropped the best text: it stopped too early. An unfinished prefix has a log-probability $s \le 0$. What follows can only lower it, and the divisor $T^\alpha$ is largest at the length limit. So no text that begins with this prefix can score above
 #
 # $$\text{hope} = \frac{s}{T_{\max}^{\,\alpha}}$$
 #
@@ -480,12 +474,12 @@ print("best of all:", " ".join(best_text), f"({best_p:.2f})")
 
 # %%
 def hope(log_prob: float, max_len: int, alpha: float) -> float:
-    """The score that no text can exceed which begins with a prefix of this log-probability."""
+    """The score that no text can exceed if it begins with a prefix of this log-probability."""
     return log_prob / max_len**alpha
 
 
 # %% [markdown]
-# **Pitfall.** Dividing by the length *so far* looks natural, and is no bound: with α > 0 a prefix that adds likely tokens improves its score. All prefixes of chapter 8's phrase book, for four α:
+# **Pitfall.** Dividing by the length *so far* looks natural, but is no bound: with α > 0 a prefix that adds likely tokens improves its score. We try all prefixes of chapter 8's phrase book, for four α:
 
 # %%
 broken, tried = dict.fromkeys(("by the length limit", "by the length so far"), 0), 0
@@ -500,7 +494,7 @@ for words, p in every_sentence(NEXT_WORD):  # the last word is </s>
 print(f"of {tried} (sentence, prefix, α) the text beats the hope in: {broken}")
 
 # %% [markdown]
-# `cached_beam_search(…, exact=True)` waits for this, as does `python -m scripts.translate --exact`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
+# `cached_beam_search(…, exact=True)` stops by this rule, as does `python -m scripts.translate --exact`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
 
 # %%
 raced = speed_frame(timed).set_index(["program", "beam"]).sort_index()
@@ -511,13 +505,13 @@ better = patient["bleu"] - usual["bleu"]
 print(f"{changed:.0f} of 1,000 texts change, in {slower:.2f} times the time; BLEU {better:+.2f}")
 
 # %% [markdown]
-# A fifth more time, for four texts in a hundred. The gain in BLEU isn't tested against chance (chapter 10 shows how).
+# The gain in BLEU isn't tested against chance (chapter 10 shows how).
 #
 # ## Against others
 #
-# > **In short.** CTranslate2 is a program in C++ made for this purpose. On this machine ours keeps up with it on whole files, in 32 bits and in 8. One sentence at a time, ours is slower.
+# > **In short.** On this machine ours keeps up with CTranslate2, a C++ program made for this, on whole files. One sentence at a time, ours is slower.
 #
-# The race ([`scripts/bench/decoding.py`](../scripts/bench/decoding.py)): 1,000 sentences of Multi30k, sorted by length, on two threads of one machine, in turns, five rounds. CTranslate2 gets the batches that are fastest for it, of five sizes tried; ours are cut by cost, up to 2,048 prefixes and 16,384 source positions. The ratio counts: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
+# In the [race](../scripts/bench/decoding.py) the programs translate 1,000 sentences of Multi30k, sorted by length, on two threads of one machine, in turns, in five rounds. CTranslate2 gets the batches that are fastest for it, of five sizes tried; ours are cut by estimated cost. What counts is the ratio: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
 
 # %%
 decoding_speed_chart(timed)
@@ -534,11 +528,11 @@ for beam, name in ((1, "greedy"), (4, "beam 4")):
     print(f"{name}: 8 bits {gain:.1f} times as fast as 32, and {whole:.0f} times as the textbook")
 
 # %% [markdown]
-# - **In 32 bits** both write the same 1,000 texts.
-# - **In 8 bits** 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits), and BLEU by at most two tenths of a point, up or down.
-# - **The textbook** recomputes each prefix (100 sentences, one round). A cache, this chapter's ideas, a batch for each core and 8 bits together make the factor (with the beam, larger batches, too).
+# - **In 32 bits** both programs write the same 1,000 texts.
+# - **In 8 bits** 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits), and BLEU by at most two tenths of a point.
+# - **The textbook** recomputes each prefix (100 sentences, one round). A cache, this chapter's ideas, a batch for each core and 8 bits together give the last factor of each line (with the beam, larger batches, too).
 #
-# **One sentence at a time** is another sport. All weights are read for one row, or four, and each call from Python costs as much as a small product. So up to 8 rows (in 8 bits 32) go another way: one call of C passes all layers of the decoder. Milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):
+# **One sentence at a time**, all weights are read for one row, or four, and each call from Python costs as much as a small product. So steps of up to 8 rows (in 8 bits 32) take another path: one call of C runs all layers of the decoder. The table shows milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):
 
 # %%
 alone = pd.DataFrame(timed["one_at_a_time"]).set_index(["program", "beam"])
@@ -549,33 +543,32 @@ for bits in ("float32", "int8"):
 alone[["p50", "p99"]].round().astype(int).unstack()
 
 # %% [markdown]
-# CTranslate2 has no Python inside. In ours Python still chooses the beam's tokens.
+# CTranslate2 has no Python inside; in ours Python still chooses the beam's tokens.
 #
 # ## Where the time goes now
 #
-# > **In short.** In 8 bits products are little more than a quarter of the time. Rounding, attention and copies share most of the rest.
+# > **In short.** In 8 bits products are little more than a quarter of the time. Rounding, attention and copies take most of the rest.
 #
-# PyTorch's profiler watched our search in 8 bits, in large batches on one thread.
+# The profiler's account of our search in 8 bits, in large batches on one thread:
 
 # %%
 decoding_account_chart(timed, "ours, int8")
 
 # %% [markdown]
-# Faster products would gain little now. What is left is to read and write less: to round, multiply and scale back rows while they are in the cache.
+# Faster products would gain little now.
 #
 # ## Summary
 #
-# - Finished sentences leave the batch, a tenth at a time, and few rows move. Sorting by length saves steps and padding.
-# - Do before the first step what doesn't change, and give the cache room.
+# - Finished sentences leave the batch, a tenth at a time. Sorting by length saves steps and padding.
+# - Do whatever doesn't change once, before the first step, and give the cache room.
 # - A beam's cache needn't move: a matrix of ancestors says whose it is.
-# - To find the largest, look at blocks first, or let few bits propose and a bound decide.
+# - To find the largest logit, look at blocks first, or let few bits propose and a bound decide.
 # - Rounded to 8 bits, with a unit for each row, all products get faster and a few texts change.
-# - For few rows calls cost more than products: put more into one call.
 # - K endings don't prove that a beam is done. A bound on its best prefix does.
 #
 # ## What the paper did that we don't
 #
-# It allows an output as long as the input plus 50, and ends earlier where possible (§6.1). Ours allows twice the longest input of the batch plus 10.
+# It allows an output as long as the input plus 50, and ends earlier if possible (§6.1). Ours allows twice the longest input of the batch plus 10.
 #
 # ## Exercises
 #
@@ -585,7 +578,7 @@ decoding_account_chart(timed, "ours, int8")
 #
 # *code · difficulty ●○○ · worth ●●○ · 15 minutes*
 #
-# `write_and_leave` packs when at most `almost` of the batch's rows are unfinished. Suppose that packing costs as much as `packing` rows. What does a batch cost whose texts have `lengths` tokens? Count the rows of every step, and the packings; after the last step nobody packs. *Further:* for our 64 `texts` and `packing=10`, which `almost` is cheapest? (`solution("decoding_cost")` shows ours.)
+# `write_and_leave` packs when at most `almost` of the batch's rows are unfinished. Suppose that packing costs as much as `packing` rows. What does a batch cost whose texts have `lengths` tokens? Count the rows of every step, and the packings; after the last step nothing is packed. *Further:* for our 64 `texts` and `packing=10`, which `almost` is cheapest? (`solution("decoding_cost")` shows ours.)
 
 
 # %%

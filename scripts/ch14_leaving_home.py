@@ -79,9 +79,9 @@ from scripts.engine.searching import cached_beam_search
 # %% [markdown]
 # ## What has to leave
 #
-# > **In short.** A translator is four things: numbers, a list of operations, a search, and a tokenizer. Who brings which must be settled.
+# > **In short.** A translator is four things: numbers, a list of operations, a search, and a tokenizer. We must settle who brings which.
 #
-# PyTorch is made for training. A phone or a web page wants none of it. The *exporter* writes files, from Python; the *host* is the program that runs them.
+# PyTorch is made for training; a phone or a web page wants none of it. The *exporter* writes files, from Python; the *host* is the program that runs them.
 #
 # | who brings … | ONNX | CTranslate2 | the series' web page |
 # |---|---|---|---|
@@ -91,9 +91,9 @@ from scripts.engine.searching import cached_beam_search
 # | the tokenizer | the host | the host | the page, in JavaScript |
 #
 # - **ONNX** (Open Neural Network Exchange) is a file format for lists of operations: multiply these, add those. A *runtime* carries them out, and knows nothing of translation.
-# - **CTranslate2** knows what a Transformer is. It runs the kinds that it knows, fast, and nothing else.
+# - **CTranslate2** knows what a Transformer is. It is fast at the kinds that it knows, and runs no others.
 #
-# We take the small model that comes with the series (N = 2, D = 128) and forty sentences of the sample corpus. What must come out: the tokens of chapter 6's `greedy_decode`.
+# We take the small model that comes with the series (N = 2, D = 128) and forty sentences of the sample corpus. Each program must write the tokens of chapter 6's `greedy_decode`.
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en")
@@ -111,17 +111,17 @@ print(sources[0], "→", texts[0])
 #
 # > **In short.** A plain list of operations has no loop that lasts until `</s>`. So we export one *step*, and the host repeats it. What doesn't change between steps is computed once, by a second graph.
 #
-# That is what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives the first, called `cross`. A step takes the second, `past`, and returns them with its own added, `present`:
+# Between steps the host keeps what chapter 8's `CopiedCache` kept: the keys and values that cross-attention makes of the source, and those that self-attention made of earlier tokens. The encoder's graph gives the first, called `cross`. A step takes the second, `past`, and returns them with its own added, as `present`:
 #
 # $$ \text{encoder}: (\text{src}, \text{mask}) \mapsto \text{cross} \qquad \text{step}: (\text{token}, \text{position}, \text{past}, \text{cross}, \text{mask}) \mapsto (\text{logits}, \text{present}) $$
 #
-# cross is (N, 2, R, H, S, d_k) and past (N, 2, R, H, T, d_k): for each of N layers keys first, values second. T counts the tokens read before this step. For a beam the host repeats rows of cross and src_mask, until they are R.
+# cross is (N, 2, R, H, S, d_k) and past (N, 2, R, H, T, d_k): for each of N layers keys first, values second. T counts the tokens read before this step. For a beam the host repeats rows of cross and src_mask until there are R.
 
 # %%
 two_graphs()
 
 # %% [markdown]
-# Two modules, without weights of their own: they call chapter 8's functions on our model.
+# The two modules have no weights of their own: they call chapter 8's functions on our model.
 
 
 # %%
@@ -161,9 +161,9 @@ class OnnxDecoderStep(nn.Module):
 #
 # > **In short.** PyTorch writes a graph by *recording*: it runs the module once on an example and notes each operation. Sizes that may vary are named; everything else is frozen.
 #
-# A dimension with a name (`"R"`, `"S"`, `"T"`) may have any size. The others keep the example's: N, H, d_k and V belong to the model, so that is right. `"T+1"` too is only a name: nothing adds 1.
+# A dimension with a name (`"R"`, `"S"`, `"T"`) may have any size. The others keep the example's: N, H, d_k and V belong to the model, so that is right. `"T+1"` is only a name, too: nothing adds 1.
 #
-# Recording is PyTorch's older way (`dynamo=False`). Since 2.9 the default is another, built on `torch.export`, which needs one package more.
+# Recording is PyTorch's older way (`dynamo=False`). Since 2.9 the default is another exporter, built on `torch.export`.
 
 
 # %%
@@ -183,7 +183,7 @@ def record_graph(
     """`module` as an ONNX graph (the package onnx calls it a ModelProto), recorded on example `inputs`.
 
     `sizes` names for each input and output the dimensions that may vary.
-    Raises ValueError where the package onnx is missing.
+    Raises ValueError if the package onnx is missing.
     """
     need_packages("onnx")
     import onnx
@@ -203,10 +203,6 @@ def record_graph(
             dynamo=False,  # record
         )
     return onnx.load_from_string(graph.getvalue())
-
-
-# %% [markdown]
-# The examples: ones for the encoder; for a step, random inputs of these sizes from `step_example`.
 
 
 # %%
@@ -229,7 +225,7 @@ def step_graph(model: EncoderDecoder, kind: type[OnnxDecoderStep] = OnnxDecoderS
 #
 # > **In short.** Two graphs, one file of weights, a tokenizer and a page of NumPy: that is a translator.
 #
-# Both graphs use the embedding table, the largest tensor of all. ONNX lets a graph point into another file, so `save_graphs` puts the large tensors of both into `weights.bin`, each once. `graph_config` lists what else a host must know: sizes, and the special ids.
+# Both graphs use the embedding table, the largest tensor of all. ONNX lets a graph point into another file, so `save_graphs` puts the large tensors of both into `weights.bin`, each once. `graph_config` lists what else a host must know: sizes and special ids.
 
 
 # %%
@@ -237,7 +233,7 @@ def export_onnx(trained: Trained, folder: Path) -> None:
     """Write encoder.onnx, decoder_step.onnx, weights.bin, tokenizer.model and config.json.
 
     Float32, opset 17; the graphs are `OnnxEncoder` and `OnnxDecoderStep`. Files of these names are
-    replaced. Raises ValueError where the package onnx is missing.
+    replaced. Raises ValueError if the package onnx is missing.
     """
     model = trained.model
     graphs = {"encoder.onnx": encoder_graph(model), "decoder_step.onnx": step_graph(model)}
@@ -255,7 +251,7 @@ if have_packages("onnx"):
     print(f"weights.bin: {(home / 'weights.bin').stat().st_size / 1e6:.1f} MB")
 
 # %% [markdown]
-# Now the host. It gets each graph as a function that takes arrays by name and gives a list of arrays. `graph_function` makes that of a file, with ONNX Runtime; it drops arrays that the graph has no input for. All the rest is NumPy.
+# The host gets each graph as a function that takes arrays by name and returns a list of arrays. `graph_function` makes one from a file, with ONNX Runtime. All the rest is NumPy.
 
 
 # %%
@@ -291,7 +287,7 @@ def onnx_greedy(folder: Path, rows: Sequence[Sequence[int]], max_len: int) -> li
 
 
 # %% [markdown]
-# **Predict.** The runtime adds in another order than PyTorch: the logits' last digits differ. In how many of the forty sentences will rounding tip a choice?
+# **Predict.** The runtime adds in another order than PyTorch, so the logits' last digits differ. In how many of the forty sentences will rounding change a choice?
 
 # %%
 if have_packages("onnx", "onnxruntime"):
@@ -299,15 +295,15 @@ if have_packages("onnx", "onnxruntime"):
     print("the same tokens in all forty")
 
 # %% [markdown]
-# None. Rounding tips a choice only where two tokens are almost equally good, and there either would do. The tests ask for equal tokens on 200 sentences.
+# In none. Rounding changes a choice only if two tokens are almost equally good, and then either would do.
 #
 # ## What a recording freezes
 #
-# > **In short.** A Python number in the module's code becomes a constant in the graph. The export succeeds, the shapes fit, and the sentences are wrong. A warning tells of it, among others that are harmless.
+# > **In short.** A Python number in the module's code becomes a constant in the graph. The export succeeds, the shapes fit, and the sentences are wrong. A warning says so, among others that are harmless.
 #
-# **Pitfall.** Our step's `position` is a tensor. If it passes through `int()` on its way, as in `pe[int(position)]`, the recording notes the example's value (`step_graph` records with T = 2), and every token stands for ever at position 2.
+# **Pitfall.** Our step's `position` is a tensor. If it passes through `int()` on its way, as in `pe[int(position)]`, the recording keeps the example's value (`step_graph` records with T = 2), and every token stands at position 2 for ever.
 #
-# PyTorch warns of each tensor that becomes a Python number, also of √d_k (a `float`) and a check of lengths (a `bool`), which are rightly frozen. One gets used to it, and silences all. `record_graph` silences all but those of an integer.
+# PyTorch warns about each tensor that becomes a Python number, including √d_k (a `float`) and a check of lengths (a `bool`), which are rightly frozen. It is tempting to silence all warnings. `record_graph` silences all but those about an integer.
 
 
 # %%
@@ -319,7 +315,7 @@ class FrozenPosition(OnnxDecoderStep):
 
 
 # %% [markdown]
-# **Predict.** Decoded with the frozen graph, will these sentences be noise?
+# **Predict.** Decoded with the frozen graph, will the forty sentences be noise?
 
 # %%
 if have_packages("onnx", "onnxruntime"):
@@ -335,9 +331,9 @@ if have_packages("onnx", "onnxruntime"):
         print(f"right:  {texts[i]}\nfrozen: {tokenizer.decode(spoiled[i])}")
 
 # %% [markdown]
-# No: English phrases, and some sentences wholly right. One would look for the fault in the training. (The newer exporter, tried with PyTorch 2.13, kept `int(position)` as an operation, and was right.)
+# No: they are English phrases, and some sentences are wholly right. You would look for the fault in the training. (The newer exporter, tried with PyTorch 2.13, kept `int(position)` as an operation, and was right.)
 #
-# Without the warning, a check at *other* sizes than the recorded ones notices it. Our test (`tests/test_ch14_export.py`) compares single steps on random inputs. At the recorded two earlier tokens the frozen graph passes: a test on the export's own example finds nothing.
+# Even without the warning, a check at *other* sizes than the recorded ones finds the fault (`tests/test_ch14_export.py`). With two earlier tokens, as recorded, the frozen graph passes: a test on the export's own example finds nothing.
 #
 # ## CTranslate2: names for names
 #
@@ -346,7 +342,7 @@ if have_packages("onnx", "onnxruntime"):
 # Its `TransformerSpec` is an empty Transformer with named places. We fill them, as [chapter 4](ch04_encoder_decoder.ipynb) did for `nn.Transformer`. Three things need care:
 #
 # - It stacks the projections of query, key and value into one matrix (3D, D), and for cross-attention key and value (2D, D).
-# - It would compute positions with all sines first, then all cosines. So it gets our table.
+# - It would compute positions with all sines first, then all cosines, so it gets our table.
 # - It multiplies embeddings by √D itself, so it gets the bare table.
 
 
@@ -394,9 +390,9 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
     """Write model.bin, config.json, the vocabulary and tokenizer.model for CTranslate2.
 
     Float32, tied tables once; `ctranslate2.Translator(folder, compute_type="int8")` may round it on
-    loading. Sources are pieces without `</s>`, which it adds. Its score is ours where its
+    loading. Sources are pieces without `</s>`, which it adds. Its score is ours if its
     `length_penalty` is our `alpha` and its `min_decoding_length` is 0. Files of these names are
-    replaced. Raises ValueError where the package ctranslate2 is missing.
+    replaced. Raises ValueError if the package ctranslate2 is missing.
     """
     need_packages("ctranslate2")
     from ctranslate2.specs import TransformerSpec
@@ -422,7 +418,7 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
 
 
 # %% [markdown]
-# Greedy decoding first. (CTranslate2 reads and writes pieces, not ids.) Then its beam search, whose defaults aren't ours: a beam of 2, α = 1, and at least one token before `</s>`. We set ours: no shortest length, α = 0.6, and our beam, here 4. **Predict.** How many of forty texts does each default change?
+# CTranslate2 reads and writes pieces, not ids. We try greedy decoding, then its beam search, whose defaults aren't ours: a beam of 2, α = 1, and at least one token before `</s>`. We set no minimum length, α = 0.6, and a beam of 4. **Predict.** How many of forty texts does each default change?
 
 # %%
 if have_packages("ctranslate2"):
@@ -450,17 +446,17 @@ if have_packages("ctranslate2"):
 #
 # ### In 8 bits
 #
-# CTranslate2 may round the weights of embeddings and linear layers to 8 bits on loading, each row of a matrix with a scale of its own:
+# CTranslate2 can round the weights of embeddings and linear layers to 8 bits on loading, each row of a matrix with a scale of its own:
 #
 # $$ W_{ij} \approx s_i\, q_{ij}, \qquad s_i = \frac{\max_j |W_{ij}|}{127}, \qquad q_{ij} \in \{-127, \dots, 127\} $$
 #
-# No weight moves by more than $s_i / 2$. And while it runs, it rounds what goes into a linear layer to 8 bits, too. Of 1,000 captions about one in twenty comes out differently (chapter 13 has the record). So in 8 bits one can't promise the same tokens.
+# No weight moves by more than $s_i / 2$. While it runs, it also rounds what goes into a linear layer to 8 bits. Of 1,000 captions about one in twenty comes out differently (chapter 13 has the record).
 #
 # ## In the browser
 #
-# > **In short.** ONNX Runtime exists for browsers, too. Two such graphs, a loop in JavaScript, and a model becomes a web page: no sentence leaves the reader's machine.
+# > **In short.** ONNX Runtime also runs in browsers. With two graphs and a loop in JavaScript, a model becomes a web page, and no sentence leaves the reader's machine.
 #
-# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the Multi30k model. Its encoder's graph is the one above. Its step's graph has one output more: where cross-attention looked. Weights travel in 16 bits, as the model that ships is stored: nothing more is rounded, and the page computes in 32.
+# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the Multi30k model. Its graphs are those above, but its step has one more output: where cross-attention looked. Weights travel in 16 bits, as the model's file stores them; the page computes in 32.
 #
 # Its loop is `host_greedy` in another language:
 #
@@ -472,20 +468,19 @@ if have_packages("ctranslate2"):
 # | keep the longer past | `logits, past = …` | `this.past = found.present` |
 # | a beam's survivors | `past[:, :, origin]` (exercise 1) | `pickRows(this.Tensor, this.past, origin)` |
 #
-# A beam repeats `cross` and `src_mask` once. After that the last line is all that it needs *of the graphs*: the rows of `past` follow the prefixes that survived.
+# For a beam the table's last line is needed, too: the rows of `past` follow the prefixes that survived.
 #
-# **Pitfall.** The tokenizer is a part of the model, and a list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words otherwise than chapter 7's merges, on which the model was trained. So a page needs the merges, too.
+# **Pitfall.** The tokenizer is a part of the model, and a list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words differently from chapter 7's merges, on which the model was trained. So a page needs the merges, too.
 #
-# Both exports are a command: `python -m scripts.export FOLDER`. And where a program can start another, `python -m scripts.translate` is enough: it writes one line for each line that it reads.
+# One command makes both exports: `python -m scripts.export FOLDER`.
 #
 # ## Summary
 #
 # - To leave PyTorch, say who brings the numbers, the operations, the search and the tokenizer.
 # - ONNX: one graph for the source, one for a step. `present` of one step is `past` of the next, and the loop belongs to the host.
-# - A recording freezes what isn't a tensor. Heed the warning, and check at sizes that were not recorded.
-# - CTranslate2: weights by name. Its defaults are other than ours, and a comparison needs equal settings.
+# - A recording freezes what isn't a tensor. Heed the warning, and check at sizes that weren't recorded.
+# - CTranslate2 takes weights by name, and its defaults aren't ours.
 # - In float32 ONNX Runtime, CTranslate2 and the page (`tests/test_living.py`) wrote the same tokens on every sentence that we tried.
-# - The tokenizer leaves with the model.
 #
 # ## Exercises
 #
@@ -521,7 +516,7 @@ check(host_beam)
 #
 # *project · difficulty ●●● · worth ●●○ · 300 minutes*
 #
-# Run the two graphs where this series doesn't: in Rust, Go, Swift or C#, all of which have ONNX Runtime. Bring the tokenizer from a library for SentencePiece. Hold it against `onnx_greedy` on a file of sentences, token by token, before you look at its speed. How large is the program, and how long does it take to its first token?
+# Run the two graphs where this series doesn't: in Rust, Go, Swift or C#, all of which have ONNX Runtime. Bring the tokenizer from a library for SentencePiece. Compare it with `onnx_greedy` on a file of sentences, token by token, before you look at its speed. How large is the program, and how long does it take until its first token?
 
 # %% [markdown]
 # Next: [Chapter 15 · Looking inside](ch15_looking_inside.ipynb)

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 15 · Looking inside
 #
-# After this chapter you can draw what every head of a trained translator looks at, with the right names; put it into numbers, beside what a head without knowledge would give; and measure how well attention aligns words.
+# After this chapter you can draw what every head of a trained translator looks at, with the right names; compare it in numbers with a head that knows nothing; and measure how well attention aligns words.
 #
 # | | |
 # |---|---|
@@ -75,9 +75,9 @@ from scripts.engine.searching import cached_greedy
 # %% [markdown]
 # ## The model under the lens
 #
-# > **In short.** We take the model that ships and let it do what it always does: translate. We only look over its shoulder.
+# > **In short.** We let the model that ships with the series translate, and look over its shoulder.
 #
-# It was trained on 29,000 captions. It has three encoder and three decoder layers of eight heads. So there are three kinds of attention, 24 heads of each, 72 in all. What do we show it? Fifty captions of our own, in the manner of Multi30k, each with an English translation.
+# The model was trained on 29,000 captions. It has three encoder layers and three decoder layers. A decoder layer has two attentions, its own and cross-attention, so there are three kinds, each with 24 heads (eight a layer): 72 in all. The model will translate fifty captions of our own. Here are two, with our translations.
 
 # %%
 torch.set_default_dtype(torch.float64)  # the same numbers on every machine
@@ -92,7 +92,7 @@ for pair in (captions[2], captions[15]):
 #
 # > **In short.** A map belongs to the words that went in. So translate first, then let the model read its own translation once, and take the weights of that pass.
 #
-# `MultiHeadedAttention` keeps its last weights (chapter 2: before dropout). One pass over the source and the finished translation fills all nine layers at once: under the causal mask each position sees what it saw while writing.
+# `MultiHeadedAttention` keeps its last weights, before dropout (chapter 2). One pass over the source and the finished translation fills all nine layers: under the causal mask each position sees what it saw while writing.
 #
 # | kind | queries (rows) | keys (columns) | weights |
 # |---|---|---|---|
@@ -100,7 +100,7 @@ for pair in (captions[2], captions[15]):
 # | decoder | what was written so far | the same | (N, H, T, T), causal |
 # | cross | what was written so far | source pieces | (N, H, T, S) |
 #
-# A decoder's query has two names. At position t it has just *read* $y_{t-1}$, and it is about to *write* $y_t$. We show both: "A → dog". The keys of the decoder's own attention are what was read, from `<s>` on.
+# A decoder's query has two names. At position t it has just *read* $y_{t-1}$, and it is about to *write* $y_t$. We show both: "A → dog". The keys of the decoder's own attention are the tokens read so far, from `<s>` on.
 
 
 # %%
@@ -128,10 +128,6 @@ def attention_maps(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> dict[str,
         kind: torch.stack([layer.attn[0] for layer in layers])
         for kind, layers in attention_layers(model).items()
     }
-
-
-# %% [markdown]
-# A `Look` keeps the maps together with the words that they belong to.
 
 
 # %%
@@ -201,7 +197,7 @@ def map_labels(look: Look, kind: str) -> tuple[list[str], list[str]]:
 
 
 # %% [markdown]
-# Check. The maps belong to the translation that is shown: asked again at each position, the pass chooses the very tokens that greedy decoding chose.
+# Check: in this pass the model chooses, at each position, the token that greedy decoding chose.
 
 # %%
 park = look_at(trained, captions[2].texts[0])
@@ -213,9 +209,9 @@ print(" ".join(map(piece_label, park.source)), "→", " ".join(map(piece_label, 
 # %% [markdown]
 # ## The explorer
 #
-# All 72 maps of five captions, in one chart. In Jupyter, and on the rendered page, there are four pickers below it. On GitHub you see the map that they start with, cross 2.8. (Names of heads are layer.head, both counted from 1: 2.8 is the second layer's eighth. In code they count from 0, `[1, 7]`.)
+# One chart holds all 72 maps of five captions. On GitHub, where its four pickers don't work, you see only cross 2.8. (A head is named layer.head, both counted from 1: 2.8 is the eighth head of the second layer. In code it is `[1, 7]`.)
 #
-# **Predict.** In the cell above, the German sentence begins with the park, and the English one ends with it. In the map of a head that finds translations, where will the weights of "in", "a" and "park" lie?
+# **Predict.** The German sentence above begins with the park, and the English one ends with it. In the map of a head that finds translations, where will the weights of "in a park" lie?
 
 # %%
 shown = [park, *(look_at(trained, captions[i].texts[0]) for i in (0, 11, 9, 15))]
@@ -230,13 +226,13 @@ start = {"sentence": maps[0]["sentence"], "kind": "cross", "layer": 2, "head": 8
 map_explorer(maps, start)
 
 # %% [markdown]
-# In the lower left. "In" looks half at *Im*, the "a" before "park" wholly at *Im* (it is *in dem*, "in the"), and "park" wholly at *Park*. Above them most words find theirs, not all: "An" looks at *alter*, "on" misses *auf*. (The map is shown first because its head aligns well, as we'll see.) Nobody told the model what a translation of a *word* is; it was only asked for the next one.
+# In the lower left. The query about to write "in" gives half of its weight to *Im* (short for *in dem*, "in the"), the next one, for "a", gives all of it to *Im*, and the one for "park" all to *Park*. Not every word finds its translation: "on" misses *auf*. (We show this head first because it aligns well.)
 #
 # ### The right names
 #
 # > **In short.** A map is numbers without names. Wrong names look just as convincing, so names need a check.
 #
-# The model itself can be asked: exchange one token, and see which rows of the first layer's maps move.
+# We can ask the model: exchange one token, and see which rows of the first layer's maps move.
 
 
 # %%
@@ -249,19 +245,19 @@ def moved_rows(model: EncoderDecoder, look: Look, kind: str, side: str, at: int)
 
 
 # %% [markdown]
-# **Pitfall.** *Labelling the decoder's own map with source words.* That map looks at the English words written so far. With the German ones beside it, it still looks fine, all the more if both are of the same length, as here. But the decoder's first self-attention comes before any look at the source. Exchange a German word, and that map doesn't move. Exchange the token that is *read* at position t, and it moves from row t on.
+# **Pitfall.** *Labelling the decoder's own map with source words.* That map looks at the English words written so far. Labelled with the German words it still looks fine. But the decoder's first self-attention comes before any look at the source. Exchange a German word, and the first layer's map doesn't move. Exchange the token that is *read* at position t, and it moves from row t on.
 
 # %%
 same_length = look_at(trained, captions[3].texts[0])
 assert same_length.src.shape == same_length.tgt.shape  # the shape doesn't object
 assert not moved_rows(model, same_length, "decoder", "src", at=2).any()
 moved = moved_rows(model, same_length, "decoder", "tgt", at=4)
-print("rows that move when the token read at 4 is another:", moved.nonzero().flatten().tolist())
+print("rows that move when the token read at 4 is exchanged:", moved.nonzero().flatten().tolist())
 print("wrong names:", " ".join(map(piece_label, same_length.source)))
 print("right names:", " ".join(map(piece_label, same_length.read)))
 
 # %% [markdown]
-# **Pitfall.** *Cross-attention turned on its side, with another text's words.* Weights are a distribution over *keys*. So rows are queries if rows sum to 1; with the source down the side they don't. And the queries belong to the text that the decoder *read*. The reference translation is another text: no weight was ever computed for its words.
+# **Pitfall.** *Cross-attention turned on its side, with another text's words.* Weights are a distribution over *keys*, so if the rows are queries, each sums to 1. And the queries belong to the text that the decoder *read*. No weight was ever computed for the words of the reference translation.
 
 # %%
 cross_map = park.maps["cross"][1, 7]  # (T, S)
@@ -273,17 +269,17 @@ print("reference:", captions[2].texts[1])
 # %% [markdown]
 # ## Numbers, not only pictures
 #
-# > **In short.** 72 maps times thousands of sentences: nobody can look at them all, and whoever looks picks what they like. So: a few numbers for each head, averaged over many sentences.
+# > **In short.** Nobody can look at 72 maps for each of a thousand sentences. So compute a few numbers for each head, averaged over all.
 #
-# For a row $w$ of weights, of the query at position t:
+# For the row $w$ of weights of the query at position t:
 #
 # | number | formula | says |
 # |---|---|---|
-# | entropy | $-\sum_s w_s \log_2 w_s$ | 0: one key alone; $\log_2 n$: n keys alike |
+# | entropy | $-\sum_s w_s \log_2 w_s$ | 0: one key alone; $\log_2 n$: n keys equally |
 # | share at an offset | mean of $w_{t+o}$ | o = 0: the same place; −1: the previous token; 1: the next |
-# | share on the separator | weight on `</s>`; in the decoder's own attention on `<s>` | looks at nothing in particular? |
+# | share on the separator | weight on `</s>`; in the decoder's own attention on `<s>` | perhaps the head looks at nothing in particular |
 #
-# In the decoder's own attention offset 0 is the token just read, 1 is masked, and for `<s>` only the later half of the queries counts: early ones have little else to look at.
+# In the decoder's own attention offset 0 is the token just read, and 1 is masked. For `<s>` only the later half of the queries counts, since early ones have little else to look at.
 
 
 # %%
@@ -339,12 +335,12 @@ assert share_at(previous, -1) == 1 and share_at(previous, 0) == share_at(previou
 assert attention_entropy(previous).abs().max() == 0
 
 # %% [markdown]
-# One number means nothing without another to compare it with. A head that knows nothing spreads its weight evenly: a row over n keys gives each 1/n. So we take the same numbers of *even* attention.
+# A number alone means nothing. A head that knows nothing spreads its weight evenly: each of n keys gets 1/n. We compute the same numbers for such *even* attention.
 
 
 # %%
 def even_look(look: Look) -> Look:
-    """The same sentences under a model of one head that looks at all it may see alike."""
+    """The same sentence under a model of one head that looks equally at all it may see."""
     maps = {
         kind: (w[:1, :1] > 0) / (w[:1, :1] > 0).sum(-1, keepdim=True)
         for kind, w in look.maps.items()
@@ -358,9 +354,9 @@ for name, look, head in (("encoder 2.1", park, (1, 0)), ("even", even_look(park)
     print(f"{name}, in one sentence:", ", ".join(f"{what} {x:.2f}" for what, x in numbers))
 
 # %% [markdown]
-# Now all heads, over 1,014 validation sentences of Multi30k and the model's own translations (`python -m scripts.studies.heads --save true` made the record; minutes).
+# Now all heads, over 1,014 validation sentences of Multi30k and the model's own translations (`python -m scripts.studies.heads --save true` makes the record in minutes).
 #
-# **Predict.** Clark et al. (2019) took BERT apart. Some of its heads give more than half of their weight to the neighbouring token. Many more look at the separator `[SEP]`, as if to say "nothing here for me". In large language models the first token takes this part, and is called an *attention sink* (Xiao et al. 2023). Will you find both kinds in a small translator?
+# **Predict.** In BERT, Clark et al. (2019) found some heads that give more than half of their weight to the neighbouring token. Many more look at the separator `[SEP]`. In large language models the first token plays this part, and is called an *attention sink* (Xiao et al. 2023). Will a small translator have both kinds of head?
 
 # %%
 record = load_record("heads-multi30k")
@@ -380,20 +376,20 @@ for kind, rows in heads.groupby("kind", sort=False):
     print(f"{kind}, least entropy:", ", ".join(f"{name} {bits:.1f} bits" for name, bits in sharp))
 
 # %% [markdown]
-# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention would; the next one gives 16%. None reaches one half, as in BERT. In the decoder three lead with 36 to 42%, but even attention gives 17% there, and the others follow without a gap. In cross-attention the same place gets four times as much as from even attention, and its neighbours twice as much: weight lies near the diagonal.
-# - **Sinks**: a trace. In the encoder and in cross-attention the separators get *less* than from even attention, on average. In the decoder two heads of the first layer, 1.4 and 1.7, give `<s>` twice as much as even attention (0.23 and 0.21, not 0.10). On average the 24 give less.
+# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention gives. None reaches one half, as some in BERT do. In the decoder no such group stands out. In cross-attention the same place gets four times as much as from even attention: weight lies near the diagonal.
+# - **Sinks**: only a trace. In all three kinds the separators get *less* than from even attention, on average. But two heads of the decoder's first layer, 1.4 and 1.7, give `<s>` twice as much as even attention (0.23 and 0.21, not 0.10).
 #
-# A finding about one model is a question to the next one, not a fact about attention. And a weight isn't yet an effect: whether a head is of any use is [chapter 16](ch16_intervening.ipynb)'s question.
+# These are findings about one model, not facts about attention. Whether a head is of any use is [chapter 16](ch16_intervening.ipynb)'s question.
 #
 # ## Cross-attention as word alignment
 #
-# > **In short.** Which German word is each English word's? People can say. So ask the heads the same, and count their mistakes.
+# > **In short.** Which German word does each English word translate? People can say. So ask the heads the same question, and count their mistakes.
 #
-# For each of our fifty pairs we drew the links by hand ([`captions.py`](../scripts/corpora/captions.py)). A *sure* link is one that everyone would draw. A *possible* link is one that somebody might: German "sitzt" is English "is sitting", so "sitting" is sure and "is" possible. With $S$ the sure links (here not a length), $P \supseteq S$ all of them, and $A$ those that a method finds, the *alignment error rate* is (Och and Ney 2003)
+# For each of our fifty pairs we drew the links by hand ([`captions.py`](../scripts/corpora/captions.py)). A *sure* link is one that everyone would draw; a *possible* link is one that somebody might. German "sitzt" is English "is sitting": its link to "sitting" is sure, the one to "is" possible. With $S$ the sure links (here not a length), $P \supseteq S$ all of them, and $A$ those that a method finds, the *alignment error rate* (Och and Ney 2003) is
 #
 # $$ \mathrm{AER} = 1 - \frac{|A \cap S| + |A \cap P|}{|A| + |S|}. $$
 #
-# To leave out a possible link costs nothing; to find it counts as right. A sure one left out costs, and so does a wrong one.
+# A possible link costs nothing if it is left out, and counts as right if it is found.
 
 
 # %%
@@ -429,14 +425,14 @@ counts = [
 print(f"{counts[0]} sure links and {counts[1]} merely possible ones in {len(captions)} captions")
 
 # %% [markdown]
-# Heads look at pieces, links are between words. As Clark et al. did: weight *to* a word is the sum over its pieces, weight *from* a word the mean over its pieces.
+# Heads look at pieces, but links are between words. So, as in Clark et al., weight *to* a word is summed over its pieces, and weight *from* it is averaged.
 
 
 # %%
 def word_of_piece(pieces: Sequence[str], words: Sequence[str]) -> list[int]:
     """For each piece the position of the word that it belongs to; a special token has -1.
 
-    Raises ValueError where the pieces don't spell the words.
+    Raises ValueError if the pieces don't spell the words.
     """
     ends = list(itertools.accumulate(len(word) for word in words))
     spelt, owners = "", []
@@ -466,7 +462,7 @@ def weights_of_words(weights: Tensor, rows: Sequence[int], columns: Sequence[int
 
 
 # %% [markdown]
-# Check, a case by hand: word 0 has two pieces.
+# Check: cases by hand.
 
 # %%
 assert word_of_piece(["▁Kl", "etter", "er", ".", "</s>"], ["Kletterer", "."]) == [0, 0, 0, 1, -1]
@@ -475,9 +471,9 @@ by_hand = weights_of_words(pieces, [0, 0, 1], [0, 0, 1])
 torch.testing.assert_close(by_hand, torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
 
 # %% [markdown]
-# The links are those of *our* English text, so the decoder must read our text: teacher forcing. Each English word gets the German word of its largest weight. But in whose row? The query at position t has read word t − 1 and is about to write word t. The literature has both: the query that *writes* the word, and the one a step later that has *read* it (Kobayashi et al. 2020, Chen et al. 2020).
+# The links belong to *our* English text, so the decoder must read it: teacher forcing. Each English word gets the German word of its largest weight. But in which row? The literature uses both the query about to *write* the word and the one a step later, which has *read* it (Kobayashi et al. 2020, Chen et al. 2020).
 #
-# **Predict.** Which of the two shows the alignment better: the one that must guess the word, or the one that was given it?
+# **Predict.** Which shows the alignment better: the query that must guess the word, or the one that was given it?
 
 
 # %%
@@ -523,20 +519,20 @@ rates = {moment: error_rates(captions, maps) for moment, maps in word_maps.items
 alignment_rates_chart(rates)
 
 # %% [markdown]
-# The one that must guess shows it better, in all 24 heads. (They aren't 24 independent proofs: both panels read nearly the same rows, one word apart.) It seems that each query fetches the German word that it needs next. In deeper models the query that has read the word was found better, in the lower layers (Exercise 3). So measure it in your own model.
+# The one that must guess, in all 24 heads. (These aren't 24 independent proofs: the panels read nearly the same rows, one word apart.) Each query seems to fetch the German word that it needs next.
 #
-# How good is the best head? To compare it with:
+# How good is the best head? We compare it with
 #
-# - a random German word; and the word at the same relative place, a guess that knows no word;
-# - the mean over all heads;
-# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from sentence pairs alone. Its table, p(English word | German word), is even at first. It shares each English word out among the German words of its sentence (and an empty one) by this table, makes a new table of the shares, and repeats that five times. It knows nothing of order. It learned from the training pairs and these fifty, without their links. ([`scripts/studies/heads.py`](../scripts/studies/heads.py) has it in thirty lines.)
+# - a random German word, and the word at the same relative place: guesses that know no word;
+# - the mean of all heads' weights;
+# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from the training pairs and these fifty, without their links ([`scripts/studies/heads.py`](../scripts/studies/heads.py)). Its table, p(English word | German word), begins with equal entries. The table shares each English word out among the German words of its sentence (and an empty one); the shares make a new table, and so on, five times.
 #
-# A head is chosen among 24, and the best of 24 looks good by luck. So each half of the captions is judged by the head that was best on the other half. In brackets stand the middle 95% of 10,000 redraws of the fifty captions.
+# The best of 24 heads can look good by luck. So each half of the captions is aligned by the head that was best on the other half. The printed brackets hold the middle 95% of 10,000 redraws of the fifty captions.
 
 
 # %%
 def diagonal_links(pair: AlignedPair) -> set[tuple[int, int]]:
-    """The guess of one who knows no word: the German word at the same relative place."""
+    """A guess that knows no word: the German word at the same relative place."""
     slope = (len(pair.german) - 1) / (len(pair.english) - 1)
     return {(round(j * slope), j) for j in range(len(pair.english))}
 
@@ -556,7 +552,7 @@ methods = {
     "IBM Model 1": [{tuple(map(int, link.split("-"))) for link in line} for line in on_record],
 }
 one_by_one = np.arange(50)
-draws = np.random.default_rng(0).integers(50, size=(10_000, 50))  # captions drawn anew
+draws = np.random.default_rng(0).integers(50, size=(10_000, 50))  # captions drawn again
 errors, again = {}, {}
 for name, links in methods.items():
     hits, sizes = np.array(
@@ -575,20 +571,20 @@ for name in ("the same relative place", "mean over all heads", "IBM Model 1"):
 alignment_methods_chart(errors)
 
 # %% [markdown]
-# A random word is wrong nine times in ten, and so are most heads in the right panel of the chart before. In the left one, 13 of 24 do no better than the guess by place, though for some the difference is tiny. But the best head makes six tenths of that guess's errors, 0.21 against 0.36, though nobody ever told the model what a word's translation is. Whether it is better than the mean over all heads is open: that interval touches 0. And the dictionary of 1993 beats it: aligning is *its* task, and it has read the English word, which the head must help to find.
+# Of the 24 heads in the left panel, 13 do no better than the guess by place (for some the difference is tiny). But the best head makes six tenths of that guess's errors, 0.21 against 0.36, although the model was never told what a word's translation is. Whether this head beats the mean over all is open: that interval touches 0. The dictionary of 1993 does better, but it has read the English word, which the head must help to find.
 #
-# Only fifty captions are judged, and one annotator drew all links.
+# Only fifty captions are judged, and one person drew all the links.
 #
 # ## Summary
 #
-# - A map belongs to the text that went through: translate first, then look. Rows are queries, columns keys; a decoder's query has two names, what it read and what it writes.
+# - A map belongs to the text that went through the model: translate first, then look. Rows are queries, columns keys.
 # - Wrong names look right. Exchange a token, and see what moves.
-# - Numbers over many sentences, beside what even attention would give, instead of a picture that pleases. This model has previous-token heads, and hardly any sinks at its separators.
+# - Trust numbers over many sentences, beside those of even attention, not a picture. This model has previous-token heads, and hardly any sinks.
 # - Some heads of cross-attention align words, in the query that is about to write: better than a guess by place, not as well as IBM Model 1.
 #
 # ## What the paper did that we don't
 #
-# It shows maps of single sentences, of the encoder of a six-layer model, and says that heads "appear to exhibit behavior related to the syntactic and semantic structure". We count, over many sentences, beside a baseline; and our model is a three-layer one that knows captions.
+# It shows maps of single sentences, from the encoder of a six-layer model, and says that heads "appear to exhibit behavior related to the syntactic and semantic structure". We count over many sentences, beside a baseline, in a small model that knows only captions.
 #
 # ## Exercises
 #
@@ -602,7 +598,7 @@ alignment_methods_chart(errors)
 #
 # <details><summary>An answer</summary>
 #
-# (a) 2.1, 2.4, 2.8 and 3.3. (b) Cross-attention 1.5. (c) 3.6 and 2.7, whose entropy is the lowest, about 0.6 bits. Whether they are important no map can say; chapter 16 silences them.
+# (a) 2.1, 2.4, 2.8 and 3.3. (b) Cross-attention 1.5. (c) 3.6 and 2.7, whose entropy is the lowest, about 0.6 bits. No map can say whether they are important; chapter 16 silences them.
 #
 # </details>
 #
@@ -610,7 +606,7 @@ alignment_methods_chart(errors)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# The second layer doesn't look at words. It looks at what the first made of them. *Attention rollout* (Abnar and Zuidema 2020) follows the weights down to the words: average each layer's heads, mix this half and half with the identity (for the residual road), and multiply the layers, the later one on the left. For an encoder's maps (N, H, S, S), return the S × S matrix whose row t estimates how much of each word reaches position t. (`solution("rollout")` shows ours.)
+# The second layer doesn't look at words. It looks at what the first made of them. *Attention rollout* (Abnar and Zuidema 2020) follows the weights down to the words: average each layer's heads, mix this half and half with the identity (for the residual connection), and multiply the layers, the later one on the left. For an encoder's maps (N, H, S, S), return the S × S matrix whose row t estimates how much of each word reaches position t. (`solution("rollout")` shows ours.)
 
 
 # %%
@@ -630,7 +626,7 @@ check(rollout)
 #
 # <details><summary>An answer</summary>
 #
-# A query that has read word t − 1 can look up its source and so learn how far the translation has come; the layers above can then look for what comes next. That takes a layer or two. With three layers, each cross-attention may have to fetch something for the next word at once. The charts are in line with it: even in the first layer the query about to write is the better one. They don't prove it.
+# A query that has read word t − 1 can look up its source and so learn how far the translation has come; the layers above can then look for what comes next. With only three layers, each cross-attention may have to fetch something for the next word at once. The charts fit this, but don't prove it: even in the first layer the query about to write is the better one.
 #
 # </details>
 #

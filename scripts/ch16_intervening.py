@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 16 · Intervening
 #
-# After this chapter you can find out what a part of a model is worth by changing it: silence a head, put its mean in its place, or patch in what it said of another sentence. And you can say what pictures of attention don't prove.
+# After this chapter you can find out what a part of a model is worth by changing it: silence a head, replace it by its mean, or patch in a state from another sentence; and you can say what pictures of attention don't prove.
 #
 # | | |
 # |---|---|
@@ -89,9 +89,9 @@ park = look_at(trained, captions[2].texts[0])
 #
 # > **In short.** To learn what a part is for, take it away and see what breaks.
 #
-# The heads of a layer are added up (chapter 2): head i speaks through its own $d_k$ rows of $W^O$, the columns of `.weight`. So to silence it, set these to 0, translate, and put them back.
+# The heads of a layer are added up (chapter 2): head i speaks through its own $d_k$ rows of $W^O$, the columns of `.weight`. So to silence the head, set these to 0, translate, and put them back.
 #
-# Zero is a harsh choice: the layers above have never met a layer without that head's part. **Mean-ablation** may be milder: the head goes on to say what it says on average, which is no news about any sentence. If head i's mean output is $\bar h_i$ ($d_k$,), that is a constant, $\bar h_i W^O_i$ of shape (D,), so it fits into the layer's bias.
+# Zero is harsh: the layers above have never met a layer without that head's part. **Mean-ablation** may be milder: the head always says its average, which carries no information about any sentence. If head i's mean output is $\bar h_i$ ($d_k$,), it adds the constant $\bar h_i W^O_i$ of shape (D,), which goes into the layer's bias.
 
 
 # %%
@@ -101,7 +101,7 @@ def heads_silenced(
 ) -> Iterator[None]:
     """Some heads, each a layer and a number from 0, add nothing inside the block.
 
-    Or always the same: with `instead`, a vector (d_k,) for each. Head i speaks only through its
+    Or always the same, with `instead`: a vector (d_k,) for each. Head i speaks only through its
     rows of W^O, so these are 0 meanwhile, and what it says instead goes into the bias.
     Afterwards both are what they were, to the bit, even after an error. Raises IndexError for a
     head that a layer doesn't have.
@@ -126,7 +126,7 @@ def heads_silenced(
 
 
 # %% [markdown]
-# Check: with one head replaced by a constant, the layer's output is what the formula says.
+# Check the formula, with one head replaced by a constant.
 
 # %%
 torch.manual_seed(0)
@@ -141,13 +141,13 @@ with torch.no_grad():
         torch.testing.assert_close(project(x), wanted)
 
 # %% [markdown]
-# **Pitfall.** *A hook that nobody calls.* The usual way hooks a function to `project_output`, which zeroes the head's part of what comes in. But our fast decoder reads the layer's weights and never calls the module. The hook sleeps, no translation changes, and the conclusion is that no head is worth anything. So change something that all paths read, and check that something changed.
+# **Pitfall.** *A hook that nothing calls.* One usually hooks a function to `project_output` that zeroes the head's part of its input. But our fast decoder reads the layer's weights and never calls the module. So no translation changes, and no head seems to be worth anything. Change something that all paths read, and check that something changed.
 
 
 # %%
 @contextmanager
 def heads_silenced_by_hook(heads: Iterable[tuple[MultiHeadedAttention, int]]) -> Iterator[None]:
-    """The way that sleeps on the fast path: zero each head's part where the module is called."""
+    """Has no effect on the fast path: zeroes each head's part when the module is called."""
 
     def hush(linear: nn.Linear, given: tuple[Tensor], head: int, h: int) -> Tensor:
         parts = given[0].unflatten(-1, (h, -1)).clone()  # (B, T, H, d_k)
@@ -173,11 +173,11 @@ assert torch.equal(by_hook, blind) and not torch.equal(blind, whole)
 print("with cross-attention silenced:", trained.tokenizer.decode(blind[0].tolist()))
 
 # %% [markdown]
-# Cut off from the source, the decoder still writes English: a caption about nothing in particular. It is a language model, too.
+# Cut off from the source, the decoder still writes an English caption: it is a language model, too.
 #
 # ## What is each head worth?
 #
-# BLEU sees a head only where a *word* changes, so it would need many sentences. The probability of the reference moves a little with every change. So ask how much $-\log p$ of the reference goes up, in nats a token, under teacher forcing. That needs no search, either.
+# BLEU notices a head only if a *word* changes. The probability of the reference moves with every change, and needs no search. So we call a head's *worth* how much $-\log p$ of the reference goes up without it, under teacher forcing, in nats a token.
 
 
 # %%
@@ -208,7 +208,7 @@ def reference_losses(model: EncoderDecoder, batch: Batch, memory: Tensor | None 
 
 
 # %% [markdown]
-# And for mean-ablation, what each head says. Hooks are right here: they only listen, on the path that calls them.
+# For mean-ablation, hooks are right: they only listen to what each head says.
 
 
 # %%
@@ -239,7 +239,7 @@ def said_by_heads(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
 
 
 # %% [markdown]
-# Check: PyTorch's loss is the same. Then one head, both ways, on four captions, which prove nothing yet.
+# Check: PyTorch's loss is the same. Then one head, both ways, on four captions, which prove nothing.
 
 # %%
 few = make_batch(encode_pairs([pair.texts for pair in captions[:4]], trained.tokenizer))
@@ -257,9 +257,9 @@ for name, instead in (("silent", ()), ("its mean", [words["encoder"][1, :, 0].me
     print(f"encoder 2.1, {name}: {change:+.4f} nats a token")
 
 # %% [markdown]
-# Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save true`, minutes). The means are over all positions of the same pairs. For each head a paired t-test compares the losses of the 1,014 references with and without it.
+# Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save true`, minutes). For each head a paired t-test compares the references' losses with and without it.
 #
-# Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's steps (`pass_together`, in [`verdict.py`](../scripts/studies/verdict.py)) guard against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on, up to the first that isn't.
+# Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, in [`verdict.py`](../scripts/studies/verdict.py)) guards against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on; heads *pass* up to the first that fails.
 #
 # **Predict.** How many of the 72 pass? And is the mean really milder than silence?
 
@@ -279,11 +279,11 @@ print("the mean is milder than silence, of 24 each:", milder.to_dict())
 worth_chart(record["heads"], passed["silent"], record["splits"]["val"])
 
 # %% [markdown]
-# A third of them pass when silent, about half when replaced by their mean. (To pass says that the loss changes, not that the head has a job of its own.) None costs much: even intervals corrected for 72 heads (not shown) stay below 0.014 nats, of 1.60. (Michel et al. 2019 found that most heads of a larger translator, and of BERT, can go alone.) Without a head the loss goes up for 71 of 72. Any disturbance of a trained model may cost a little, so noise of the same size would be a fair baseline. We didn't run it.
+# A third of them pass when silent, about half when replaced by their mean. None costs much, compared with the model's loss of 1.60 nats. For 71 of 72 heads silence raises the loss. But any disturbance of a trained model may cost a little; the fair baseline, noise of the same size, wasn't run.
 #
-# Is the mean milder? Mostly not: for 17 of 48 heads of self-attention, and for none of cross-attention. So measure both.
+# The mean is milder for only 17 of 48 heads of self-attention, and for none of cross-attention.
 #
-# One more look. Cross-attention 2.8 and 1.5 were the best aligners of chapter 15. **Predict.** What are they worth, given all the others? And how well does the costliest head align?
+# **Predict.** Cross-attention 2.8 and 1.5 were the best aligners of chapter 15. What are they worth? And how well does the costliest head of cross-attention align?
 
 # %%
 looks = [look_at(trained, *pair.texts) for pair in captions]  # teacher forcing
@@ -296,11 +296,11 @@ judged = judged.sort_values("AER").iloc[[0, 1, -1]]
 print(judged.round({"silent": 4, "AER": 2}).to_string(index=False))
 
 # %% [markdown]
-# Hardly anything for the two best aligners, given the others: they may stand in for each other. The costliest head of cross-attention is the *worst* aligner. Over all 24, error and worth show no clear relation (0.28, p 0.18). A striking map is no proof of worth, and a dull map doesn't prove that there is none.
+# The two best aligners are worth hardly anything, given the others: they may stand in for each other. The costliest is the *worst* aligner. Over all 24, error and worth show no clear relation (rank correlation 0.28, p 0.18). A striking map is no proof of worth.
 #
 # ### All eight together
 #
-# Do most heads matter little, or has each its stand-ins? Let *all eight* heads of a layer fall silent.
+# Do most heads matter little, or does each have stand-ins? Silence *all eight* heads of a layer.
 
 # %%
 by_layer = pd.DataFrame(record["layers"]).rename(columns={"silent": "together"})
@@ -309,9 +309,9 @@ by_layer["times"] = (by_layer["together"] / by_layer["added"]).round(1)
 by_layer.round({"together": 3, "added": 3})
 
 # %% [markdown]
-# ("Added": the eight alone, added up; "times": together / added.) All eight together cost more than their sum in every layer, in cross-attention five to seven times as much. Would any eight heads? No: nine random heads (below) cost 0.017 to 0.033, about their sum (nine mean worths are 0.024). So heads of cross-attention stand in for one another. Without a whole layer of them 0.12 nats are lost at most.
+# In every layer, all eight together cost more than the sum of the eight worths (*added*), in cross-attention five to seven times as much. Heads chosen at random don't do this: nine of them (below) cost about their sum. So heads of cross-attention stand in for one another.
 #
-# How far can one go? Michel et al. (2019) silenced heads in the order of a gradient's estimate of their worth. Our order is the chart's, from validation pairs, and is judged on a test split. Five random orders stand beside it.
+# Michel et al. (2019) found that most heads of a larger translator can be removed one at a time. We silence more and more together: by their worth on validation pairs, least first, and in five random orders. A test split judges.
 
 # %%
 pruned = pd.DataFrame(record["pruning"]).pivot(index="silent", columns="order", values="nats")
@@ -324,15 +324,15 @@ print("of 45, heads of cross-attention, and nats:", at_45[["cross", "nats"]].to_
 pruning_chart(record)
 
 # %% [markdown]
-# At first the order helps: with 9 heads silent, 0.004 nats are lost, and 0.017 or more at random. Then it turns. With 36 silent it is in the middle of the random orders, with 45 behind all five. (Five are few: of six orders one is the last, by chance alone.) A worth was measured with all the others there, stand-ins too. The order doesn't spare cross-attention: 16 of its first 36 heads are of cross-attention, where 12 would be even. And by and large, the more of them are among the 45, the more is lost.
+# At first the order helps: with 9 heads silent, 0.004 nats are lost, and 0.017 or more at random. Later it doesn't: with 36 silent it is in the middle of the five random orders, with 45 it is worse than all (five are few). Each worth was measured with all the other heads there, stand-ins too. By and large, the more heads of cross-attention are among the 45, the more is lost.
 #
 # ## Patching
 #
-# > **In short.** Silence says *that* a part matters. To see *what* it carries, give it another sentence's state, and see what changes.
+# > **In short.** Silence says *that* a part matters. To see *what* it carries, give it another sentence's state.
 #
 # "Eine Frau liest ihrem Sohn ein Buch vor": *A woman reads a book to her son.* With "Ein Mann … seinem Sohn" it is *his*. How does the decoder know which to write? German says it twice, in the subject and in "ihrem".
 #
-# So run both sentences. In the first run, replace *one* vector of the encoder by that of the second run: the state after layer n at position s. Then go on as always, and let the decoder read "A woman reads a book to". The outcome is one number,
+# So run both sentences. In the first, replace *one* vector of the encoder, the state after layer n at position s, by that of the second. Then go on as usual, and let the decoder read "A woman reads a book to". The outcome is one number,
 #
 # $$ \log p(\text{her}) - \log p(\text{his}). $$
 
@@ -387,7 +387,7 @@ clean, foreign = (
 print(f"log p(her) − log p(his): {clean:+.1f}, and {foreign:+.1f} with all of the other's source")
 
 # %% [markdown]
-# The second number is the check: the English text still says "woman", but the source decides. **Predict.** One vector at a time now: ten positions, four depths. Is exchanging "Frau" enough to turn *her* into *his*? Is "ihrem"?
+# The second number is the check: the English text still says "woman", but the source decides. **Predict.** Exchange one vector at a time: ten positions, four depths. Is exchanging "Frau" enough to turn *her* into *his*? Is "ihrem"?
 
 
 # %%
@@ -411,15 +411,15 @@ print(f"both words at once: {both:+.1f}")
 patch_chart(table, words)
 
 # %% [markdown]
-# Two columns stand out, at every depth. At the first three, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, odds of almost 4 to 1 for *his*, and "Frau" counts less there: in its last layer the encoder seems to have brought some of it from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does. No other state alone matters.
+# Two columns stand out, at every depth. At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, and "Frau" counts less: the last layer seems to have brought some information from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does. No other state matters alone.
 #
-# One sentence pair, chosen because it works. A patch shows what *this* run rests on; whether the model always reads "ihrem" so takes hundreds of pairs. (Meng et al. 2022, looking for facts, put clean states back into noisy runs.)
+# This is one sentence pair, chosen because it works; it would take hundreds to know whether the model always reads "ihrem" like this. (Meng et al. 2022, looking for facts, put clean states back into noisy runs.)
 #
 # ## The logit lens
 #
-# > **In short.** If the decoder had to speak after its first layer already, what would it say?
+# > **In short.** If the decoder had to speak after its first layer, what would it say?
 #
-# In a pre-norm model (chapter 4) x goes through all layers, each sublayer adds to it, and the last norm and the generator read it. This x is called the **residual stream**. So apply these two to the stream after *any* layer (nostalgebraist 2020: the *logit lens*).
+# In a pre-norm model (chapter 4) x goes through all layers, each sublayer adds to it, and the last norm and the generator read it. This x is called the **residual stream**. So apply the norm and the generator to the stream after *any* layer (nostalgebraist 2020: the *logit lens*).
 
 
 # %%
@@ -465,11 +465,11 @@ early = (here, len(looks[::2]), agreement[1].item())
 lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read], early)
 
 # %% [markdown]
-# The bare embedding repeats the word just read. After the first layer the lens agrees with the final choice in three of ten cases (fewer than two of ten without each text's last two positions), after the second in about eight. It is a crude instrument, ground for the last layer: "not readable yet" is not "not there yet".
+# The bare embedding repeats the word just read. After the first layer the lens agrees with the final choice in three of ten cases (fewer than two of ten without each text's last two positions), after the second in about eight. The lens is a crude instrument, made for the last layer: "not readable yet" is not "not there yet".
 #
 # ## What attention weights do not tell
 #
-# > **In short.** A weight says where a head looked. It doesn't say what it saw there, nor whether anybody cared.
+# > **In short.** A weight says where a head looked, not what it saw there, nor whether it mattered.
 #
 # ### The weight is not the contribution
 #
@@ -477,7 +477,7 @@ lens_chart(tops, final.tolist(), [piece_label(piece) for piece in dog.read], ear
 #
 # $$ w_s \cdot v_s, \qquad v_s = (x_s W^V_i + b_i)\,W^O_i \quad \text{of shape (D,)}. $$
 #
-# A large weight on a short $v_s$ says little (Kobayashi et al. 2020). We take the decoder's first self-attention, over our fifty captions.
+# A large weight on a short $v_s$ says little (Kobayashi et al. 2020). We take the decoder's first self-attention.
 
 
 # %%
@@ -520,11 +520,11 @@ both = {"weight": share.tolist(), "share of the contribution": contribution.toli
 pd.DataFrame(both, index=going_on[: row + 1]).T.round(2)
 
 # %% [markdown]
-# One row, chosen to show it: the `<s>` has more than six tenths of its weight, and three tenths of the contribution. (Shares of lengths: contributions can also cancel.) Over all rows of this layer it has 18% of the weight, and 14% of the contribution. In nine of ten rows the same key has the most of both; many rows are short, so that is less than it sounds.
+# (The table compares lengths of contributions.) In this row, chosen to show it, `<s>` has more than six tenths of the weight, and three tenths of the contribution. Over all rows of this layer it has 18% and 14%. In nine of ten rows the same key has the most of both; many rows are short, so that is less than it sounds.
 #
 # ### The weight is not the effect
 #
-# **Erasure**: *hide* a source token from the encoder and from cross-attention, and see how much less likely the words of our translation become (teacher forcing). If weights told what matters, tokens with much weight should be those whose absence hurts.
+# **Erasure**: *hide* a source token from the encoder and from cross-attention, and see how much less likely the words of our translation become. If weights told what matters, hiding the tokens with much weight should hurt most.
 
 
 # %%
@@ -562,28 +562,28 @@ print(f"{len(erased)} tokens; {erased['needs the source'].mean():.0%} need the s
 print(erased[told].mean().round(2).to_dict())
 erased["lead"] = erased["most weight"].astype(int) - erased["same place"].astype(int)
 sums = erased.groupby("caption")["lead"].agg(["sum", "size"]).to_numpy()
-draws = sums[np.random.default_rng(0).integers(50, size=(10_000, 50))].sum(1)  # captions anew
+draws = sums[np.random.default_rng(0).integers(50, size=(10_000, 50))].sum(1)  # captions again
 low, high = np.quantile(draws[:, 0] / draws[:, 1], (0.025, 0.975))
 print(f"most weight, less same place: {low:+.2f} to {high:+.2f}")
 erased.groupby("needs the source")[told].mean().round(2)
 
 # %% [markdown]
-# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. The rank correlation is that of its weights and effects. The weights do better than a guess by place, 66% against 52%; over captions drawn anew the lead is 8 to 19 points. Where a token needs the source, they point well, 77% against 50%. In the other three of ten cases the place is ahead, 56% to 39%. But half of these are full stops and ends, where place leads by 70% to 35%; for the others it is a tie. (The rank correlation is low in both groups.)
+# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. For 66% of written tokens, the source token with the most weight is the one whose absence hurts most; for 52%, the one at the same relative place is. Over captions drawn again the lead is 8 to 19 points. If a token needs the source, the weights point well, 77% against 50%; in the other three of ten cases place leads, 56% to 39%, but only thanks to full stops and ends: for the others it is a tie. The rank correlation of weights and effects is low in both groups.
 #
-# Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that weights aren't worthless because of that, and asked for the right baselines. (Hiding is no oracle either: the encoder misses the token, too, and the model has never seen a sentence with a hole.)
+# Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that this doesn't make weights worthless, and asked for the right baselines. (Hiding isn't the truth either: the model has never seen a sentence with a hole.)
 #
 # ## Summary
 #
 # - Change something that every path reads, put it back, and check that something changed.
-# - A head's worth is what is lost without it, given all the others. Seventy-two tests need a correction. Likelihood moves even where no word changes.
-# - Worths don't add up: heads have stand-ins. So silencing by worth helps for a few heads; for many it does no better than five random orders.
+# - A head's worth is what is lost without it, given all the others. Many tests need a correction.
+# - Worths don't add up: heads have stand-ins. So silencing by worth helps for a few heads, not for many.
 # - Patching shows what a state carries: in our pair, *her* rests on two German words at once.
 # - The lens shows the answer forming from layer to layer.
 # - A weight is not a contribution, and what is looked at may not matter.
 #
 # ## What the paper did that we don't
 #
-# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to, and say that such behaviour "seems related to the structure of the sentence". It intervenes nowhere. We do, in a smaller model, on captions.
+# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to, and say that such behaviour "seems related to the structure of the sentence". It intervenes nowhere.
 #
 # ## Exercises
 #
@@ -609,11 +609,11 @@ check(values_silenced)
 #
 # *think · difficulty ●●○ · worth ●●● · 10 minutes*
 #
-# Two heads of a layer do the same. Silencing either costs nothing, silencing both costs 3 BLEU. What is each worth, and what does a ranking by worth do with them? A colleague silences heads, picks the 20 that cost least on the test set, and reports the pruned model's BLEU on that same set. What is wrong? And which of zero and mean should one use for a head that always says the same?
+# Two heads of a layer do the same thing. Silencing either costs nothing, silencing both costs 3 BLEU. What is each worth, and what does a ranking by worth do with them? A colleague silences heads, picks the 20 that cost least on the test set, and reports the pruned model's BLEU on that same set. What is wrong? And which of zero and mean should one use for a head that always says the same thing?
 #
 # <details><summary>An answer</summary>
 #
-# Each is worth nothing *given the other*. A ranking throws both out first, and loses 3 BLEU at the second. The 20 were chosen for their luck on those sentences, so the figure is too good; choose on validation. A head that always says the same carries no news, and its mean shows that: nothing changes. Its zero may break the layers above, which count on the constant.
+# Each is worth nothing *given the other*. A ranking throws both out first, and loses 3 BLEU at the second. The 20 were chosen for their luck on those sentences, so the figure is too good; choose on validation. A head that always says the same thing carries no information, and its mean shows that: nothing changes. Zero may break the layers above, which count on the constant.
 #
 # </details>
 #

@@ -93,9 +93,9 @@ torch.set_default_dtype(torch.float64)
 #
 # $$ p(x_1, \dots, x_T) = \prod_{t=1}^{T} p(x_t \mid x_0, \dots, x_{t-1}) $$
 #
-# Each factor may use the tokens before it, and no others. That is the causal mask of chapter 1, and with it all T factors come out of *one* pass.
+# Each factor may use only the tokens before it. With the causal mask of chapter 1 all T factors come out of *one* pass.
 #
-# A decoder layer (chapter 4) has three sublayers: self-attention, attention to the source, feed-forward. Here is no source. Without the one in the middle, two are left, and that *is* chapter 4's `EncoderLayer`. "Encoder" and "decoder" differ by the mask. So the whole model is an embedding, one stack and a generator.
+# A decoder layer (chapter 4) has three sublayers: self-attention, attention to the source, feed-forward. Without a source there is no middle one, and what is left *is* chapter 4's `EncoderLayer`: "encoder" and "decoder" differ only in the mask.
 
 
 # %%
@@ -171,9 +171,9 @@ assert same[:10].all() and not same[10:].any()
 #
 # ## Bits per character
 #
-# > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. And it compares any two models of the same text, if they have the same alphabet.
+# > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. The number compares any two models of the same text with the same alphabet.
 #
-# We take *characters* as tokens. The alphabet is small, hardly anything is unknown, and the oldest kind of language model (Markov 1913, Shannon 1948) can take part.
+# Our tokens are *characters*. The alphabet is small, hardly anything is unknown, and the oldest kind of language model (Markov 1913, Shannon 1948) can take part.
 
 
 # %%
@@ -211,7 +211,7 @@ rows_of = {name: [characters.encode(text) for text in lines] for name, lines in 
 print(len(characters), "ids; the characters:", "".join(characters.alphabet))
 
 # %% [markdown]
-# With $T_i$ the characters of text $i$, its end counted:
+# With $T_i$ the number of characters of text $i$, its end included:
 #
 # $$ \text{bits per character} = -\frac{1}{\sum_i T_i} \sum_i \log_2 p(x^{(i)}) $$
 
@@ -233,20 +233,20 @@ assert abs(bits_per_character([3 * math.log(32), 2 * math.log(32)], two) - 5) < 
 assert bits_per_character([3 * math.log(2), 0.0], two) == 3 / 5  # not (1 + 0) / 2
 
 # %% [markdown]
-# **Pitfall.** *Figures that count different things.* A loss per piece and one per character differ by a piece's length. Count `</s>` in one model and not in the other, or take the mean of the texts' means, and the second digit moves, which is as much as models differ by. And a character that becomes `<unk>` comes cheaper: the model needn't say which one it was. So take the same symbols, convert all to bits of the same text, and divide by one count.
+# **Pitfall.** *Figures that count different things.* A loss per piece and one per character differ by a piece's length. Count `</s>` in one model only, or take the mean of the texts' means, and the second digit moves; models differ by no more than that. And a character that becomes `<unk>` costs less, since the model needn't say which one it was. So take the same symbols and the same text, convert to bits, and divide by the same count.
 #
 # ## The baseline: count
 #
-# > **In short.** An n-gram model counts what followed the last n − 1 characters. Its art is in contexts that it has seen rarely.
+# > **In short.** An n-gram model counts what followed the last n − 1 characters. The art is in contexts that it has seen rarely.
 #
-# Without a strong baseline, a number says nothing. Ours is *modified Kneser-Ney*, interpolated (Chen and Goodman 1998), for words the best of the classical models. (For characters compressors are a rival: *On Multi30k* has one.) With w a character, h what stands before it, c(hw) how often the two occur together, h′ the same as h without its first character, and v all that may come next:
+# Without a strong baseline, a number says nothing. Ours is *modified Kneser-Ney*, interpolated (Chen and Goodman 1998), the best of the classical models for words. With w a character, h what stands before it, c(hw) how often the two occur together, h′ the same as h without its first character, and v all that may come next:
 #
 # $$ p(w\mid h) = \frac{c(hw) - d(c(hw))}{\sum_v c(hv)} + \frac{\sum_v d(c(hv))}{\sum_v c(hv)}\; p(w\mid h') $$
 #
-# Each count c gives up a little, d(c), with d(0) = 0. What was given up goes to the shorter context; the empty one falls back on 1/(V − 2), since `<pad>` and `<s>` never come next. Two ideas make this good:
+# Each count c gives up a little, d(c), with d(0) = 0. What is given up goes to the shorter context; the empty context falls back on 1/(V − 2), since `<pad>` and `<s>` never come next. Two ideas matter:
 #
-# - d depends on whether the count is 1, 2 or more, and is *estimated*. With $n_i$ the number of n-grams of one length whose count is i, and $Y = n_1/(n_1 + 2n_2)$, it is $d(i) = i - (i+1)\,Y\,n_{i+1}/n_i$, for 3 and more $d(3)$.
-# - For every context but the longest, c(hv) is not how often hv occurs, but the number of *different* characters in front of it. After `q` comes `u`, often. That says little about where else `u` may stand. (Nothing stands in front of `<s>`: what begins with it keeps its plain count.)
+# - d depends on whether the count is 1, 2 or more, and is *estimated*. If $n_i$ n-grams of one length have the count i, and $Y = n_1/(n_1 + 2n_2)$, then $d(i) = i - (i+1)\,Y\,n_{i+1}/n_i$; for 3 and more it is $d(3)$.
+# - For every context except the longest, c(hv) is not how often hv occurs, but the number of *different* characters in front of it. `u` often comes after `q`, but that says little about where else `u` may stand. (Nothing stands in front of `<s>`: what begins with it keeps its plain count.)
 
 
 # %%
@@ -263,7 +263,7 @@ def gram_counts(rows: Sequence[Sequence[int]], order: int) -> list[Counter[tuple
 def discounts(table: Counter[tuple[int, ...]]) -> tuple[float, ...]:
     """What is taken off counts of 0, of 1, of 2, and of 3 and more (Chen and Goodman 1998, eq. 26).
 
-    For tables in which a number is missing: 0, ½, 1, 1½.
+    For tables in which one of the numbers is missing: 0, ½, 1, 1½.
     """
     n = Counter(table.values())
     if not all(n[i] for i in (1, 2, 3, 4)):
@@ -328,7 +328,7 @@ for context in ("The do", "xyz"):
     assert abs(sum(chances.values()) - 1) < 1e-12 and min(chances.values()) > 0
 
 # %% [markdown]
-# Doctors, donkeys and dogs: the only captions that begin so. Neither *xyz* nor *yz* was ever seen, so it asks what follows *z*. That was always *o*, 63 times. But only one character ever stood before *zo*, so c = 1, and about half of that is given up.
+# Doctors, donkeys and dogs: the only captions that begin like this. Neither *xyz* nor *yz* was ever seen, so the model asks what follows *z*. That was always *o*, 63 times. But only one character ever stood before *zo*, so c = 1, and about half of that is given up.
 #
 # **Predict.** How many bits does a character cost when the model sees 0, 1, 2, 4, or 6 characters before it? (n is one more than these.)
 
@@ -343,13 +343,13 @@ ngrams = pd.DataFrame(ngrams).T.rename_axis("n")
 ngrams.round(2).astype({"entries": int})
 
 # %% [markdown]
-# A grammar wrote these captions: six characters nearly tell the next one. The entries are the tables' size.
+# Fewer and fewer: a grammar wrote these captions, and six characters nearly determine the next one. The entries are the tables' size.
 #
 # ## One question
 #
-# > **In short.** A batch holds rows, a mask, and the right answer wherever something is asked. Here: at every position, the next character.
+# > **In short.** A batch holds rows, a mask, and the right answer wherever something is asked. Here that is the next character, at every position.
 #
-# Ids (B, T), labels (B, T) with `PAD` where nothing is asked, a mask. (Padding stands at the end: the causal mask hides it from every real position, and its labels are `PAD`.) The next chapter asks other questions, with the same class and the same loss, which is chapter 6's.
+# A label `PAD` means that nothing is asked. (Padding stands at the end: the causal mask hides it from every real position.) The next chapter asks other questions, with the same class and the same loss, chapter 6's.
 
 
 # %%
@@ -388,15 +388,15 @@ def stack_loss(model: OneStack, batch: Asked, criterion: LabelSmoothing) -> tupl
 
 
 # %% [markdown]
-# **Pitfall.** *The question that contains its answer.* Forget the shift, and each position is asked for the token that it reads; the loss falls to almost nothing (we try it below). Or turn the mask around. Look at the question before you train: may an asked position see the place where its label stands?
+# **Pitfall.** *The question that contains its answer.* Forget the shift, and each position is asked for the token that it reads; the loss falls to almost nothing. Turning the mask around has the same fault. Check the question before you train: may an asked position see the place of its label?
 
 
 # %%
 def sees_its_answer(batch: Asked) -> bool:
     """Whether a "what comes next" question lets some asked position look at its own label directly.
 
-    A roundabout way through two layers would leak, too; it isn't looked for. Labels that aren't the next token count as
-    seen: where the shift was forgotten, each position reads its own.
+    A roundabout way through two layers would leak, too; it isn't looked for. Labels that aren't the
+    next token count as seen: if the shift was forgotten, each position reads its own.
     """
     T = batch.ids.size(1)
     asked = batch.labels[:, :-1] != PAD  # (B, T-1)
@@ -421,7 +421,7 @@ wrong = {
 assert not sees_its_answer(right) and all(map(sees_its_answer, wrong.values()))
 
 # %% [markdown]
-# To judge the model, we need −ln p of each row, as from `KneserNey.nats`.
+# To judge a model, we need −ln p of each row, as from `KneserNey.nats`.
 
 
 # %%
@@ -461,7 +461,7 @@ def learn(
 
 
 # %% [markdown]
-# The sample corpus's English captions, 2,000 of them, once, about 500 steps, in double precision so that every machine finds the same. (Positions are learned: a table for 128 characters is small.) The tables count the same 2,000. **Predict.** Will it beat counting pairs? Triples?
+# The model reads 2,000 English captions of the sample corpus once, in about 500 steps. The tables count the same 2,000. **Predict.** Will the model beat counting pairs? Triples?
 
 # %%
 captions = rows_of["train"][:2000]
@@ -488,9 +488,9 @@ print(f"counting pairs {by_pairs:.1f}, counting triples {by_triples:.1f} bits pe
 print(f"mini-GPT, {size:,} numbers: {found:.1f}")
 
 # %% [markdown]
-# Between the two. It beats pairs, so it looks further back than one character; of two it doesn't make as much yet as a table does.
+# It beats pairs, so it looks further back than one character; but not triples: it doesn't yet use two characters as well as a table does.
 #
-# **Predict.** And without the shift, so that each position is asked for the token that it reads?
+# **Predict.** What does a model learn without the shift, if each position is asked for the token that it reads?
 
 # %%
 copier, batch = mini_gpt(captions[:500], unshifted), unshifted(few)
@@ -501,13 +501,13 @@ print(f"the token that it reads: {copying / math.log(2):.2f} bits on new caption
 print(f"the next one: {nexts_cost:.0f} bits")
 
 # %% [markdown]
-# It has learned to copy, from 500 captions. Knowing nothing, with all characters equally likely, would cost 5.3 bits: it does far worse. What will such a model write?
+# To copy. With all characters equally likely, the next one would cost 5.3 bits: the copier does far worse.
 #
 # ## Writing
 #
-# > **In short.** Draw a character from the model's distribution, append it, go on. The temperature says how daring the draw is.
+# > **In short.** Draw a character from the model's distribution, append it, and go on. The temperature says how daring the draw is.
 #
-# Chapter 13's `write_and_leave` goes on until every text has ended; chapter 8's `sharpened` applies the temperature. What is missing is a cache for one stack. For each layer it keeps the keys and values of all tokens so far, (B, H, L, d_k), so that each token is computed once.
+# Chapter 13's `write_and_leave` goes on until every text has ended; chapter 8's `sharpened` applies the temperature. What is missing is a cache for one stack: for each layer, the keys and values of all tokens so far, (B, H, L, d_k).
 
 
 # %%
@@ -554,7 +554,7 @@ class StackDecoding:
 
 
 # %% [markdown]
-# No mask in `step`: what lies in the future isn't there yet. Check: step by step gives what the whole row gives in one pass.
+# `step` needs no mask: what lies in the future isn't there yet. Check: step by step gives the same as the whole row in one pass.
 
 # %%
 whole = pad_rows(few[:5])[:, :20]
@@ -589,13 +589,13 @@ for temperature in (0.5, 1.0):
 print("the copier's ids:", sample_texts(copier, 1, 0.5, seed=1, max_len=8)[0].tolist())
 
 # %% [markdown]
-# The copier says `<s>` after `<s>`, for ever. The other: words of the right length, a few true ones, a capital at the start and a full stop at the end. That is what 2,000 captions, seen once, have taught it. For more it takes more passes and a larger model; and real text, to have something to say.
+# The copier writes `<s>` after `<s>`, for ever. The other model writes words of the right length, a few of them real, with a capital at the start and a full stop at the end.
 #
 # ## On Multi30k
 #
-# > **In short.** A larger one, trained on real captions three times, at a rate that was looked for. It ends just behind the best table of counts, and ahead of a compressor.
+# > **In short.** A larger model, trained on real captions with three seeds, ends just behind the best table of counts, and ahead of a compressor.
 #
-# The record (`python -m scripts.studies.gpt`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984) counts contexts, too, and falls back on shorter ones in its own way. Of it (in the library pyppmd) we ask how many bits the test captions add to the packed training captions; it learns from them meanwhile. The figures are those of test_2016_flickr; validation chose n. **Predict.** The tables grow with n. Where do they stop getting better?
+# The record (`python -m scripts.studies.gpt`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984; library pyppmd) counts contexts, too. We ask how many bits the test captions add to the packed training captions, while PPM goes on learning. The figures are for test_2016_flickr; validation chose n. **Predict.** The tables improve with n. Where do they stop getting better?
 
 # %%
 gpt, test = load_record("gpt-multi30k")["runs"], "test_2016_flickr"
@@ -608,9 +608,9 @@ print(f"mini-GPT, {models[0]['parameters']:,} numbers:", *(f"{run[test]:.3f}" fo
 counting_chart(tables, [run[test] for run in models], test)
 
 # %% [markdown]
-# At n = 12. Captions repeat themselves, and that table's 3.4 million entries may remember how. The model has 0.8 million numbers, and each seed ends just behind: by at most 0.005 bits, and 0.013 on validation. On the test it is level with n = 10 (which leads on validation), and ahead of smaller n and, by 0.02, of PPM.
+# At n = 12. Captions repeat themselves, and that table's 3.4 million entries may remember how. The model has 0.8 million numbers, and each seed ends just behind: by at most 0.005 bits, and 0.013 on validation. On the test it is level with the table of n = 10 (on validation, behind it), and ahead of smaller n and, by 0.02, of PPM.
 #
-# Did each side get the same care? A table has its discounts, and only n to choose. For the model, rates were tried with three dropouts, two passes each, by another seed. In bits on validation (NaN: not tried):
+# Did each side get the same care? For a table only n must be chosen. For the model, rates were tried with three dropouts, two passes each, with another seed. In bits on validation (NaN: not tried):
 
 # %%
 tried = pd.DataFrame([run for run in gpt if run.get("seed") == 0])
@@ -623,9 +623,9 @@ for run in models:
     print(f"the eighth pass: {learned:.3f} bits in training, {held_out:.3f} on validation after it")
 
 # %% [markdown]
-# Without dropout it is best: in two passes little is learned by heart. After eight that may be otherwise, which we didn't try. By then the model knows the training captions better than new ones, by 0.12 or 0.13 bits, and validation hardly falls: the rate is nearly 0. What a mini-GPT of this size can reach, the record doesn't say.
+# The model is best without dropout: in two passes little is learned by heart. After eight that may differ; we didn't try. By then the model knows the training captions better than new ones, by 0.12 or 0.13 bits. The record doesn't say what a mini-GPT of this size can reach.
 #
-# What it writes: the first of 200 texts at each temperature, and what the 200 are like. **Predict.** At which temperature does it use the most different words? Does it recite the training captions?
+# What does it write? Here is the first of 200 texts at each temperature, with figures for all 200. **Predict.** At which temperature does it use the most different words? Does it recite the training captions?
 
 # %%
 for temperature, part in models[0]["samples"].items():
@@ -634,19 +634,19 @@ for temperature, part in models[0]["samples"].items():
     print("   ", part["texts"][0])
 
 # %% [markdown]
-# (All four draw with the same seed, so they begin alike.) In 200 training captions 30% of the words are different ones: temperature 1 comes nearest. Low, it says what is likeliest everywhere; high, it invents spellings. Training never had *rown* and *ofsion*. (The tests count both.) At 0.5 it copied one whole caption. But copies are counted exactly: a caption with one letter changed would count as new.
+# At the highest. (All four use the same seed, so they begin the same way.) In 200 training captions 30% of the words are different ones: temperature 1 comes nearest. At low temperatures the model says what is likeliest; at high ones it invents spellings, such as *rown* and *ofsion*. It recites almost nothing: one whole caption, at 0.5. But only exact copies are counted: a caption with one letter changed would count as new.
 #
 # ## Summary
 #
 # - A decoder alone is an encoder with a causal mask. One pass asks every position for its next token.
 # - Compare language models in bits of the same text, by one count, against a baseline that is hard to beat.
-# - A loss that is too good may come from a question that contains its answer. Look at the question first.
+# - A loss that is too good may come from a question that contains its answer. Check the question first.
 # - To write: a cache of keys and values, a draw, a temperature.
 # - A comparison is worth as much as the care that each side got.
 #
 # ## What the paper did that we don't
 #
-# It has no model of this kind. GPT (Radford et al. 2018) trained twelve layers on books: post-norm, with learned positions, pieces instead of characters, GELU for ReLU, and dropout 0.1. Ours on record has 0.8 million parameters; GPT had 117 million.
+# It has no model of this kind. GPT (Radford et al. 2018) trained twelve layers on books: post-norm, with learned positions, pieces instead of characters, GELU instead of ReLU, and dropout 0.1. Our model on record has 0.8 million parameters; GPT had 117 million.
 #
 # ## Exercises
 #
@@ -672,12 +672,12 @@ check(bits_from_pieces)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Short texts waste a row's length. So language models pack several into one row, and each position sees its own text up to itself. `owner` (B, T) holds the number of each position's text, −1 for padding. Give the mask (B, T, T), boolean. Padding looks at itself only, so that no softmax is empty. *Further:* what else has to change, beside the mask? (`solution("packed_mask")` shows ours.)
+# Short texts waste a row's length. So language models pack several into one row, and each position sees its own text up to itself. `owner` (B, T) holds the number of each position's text, −1 for padding. Give the mask (B, T, T), boolean. Padding looks at itself only, so that no softmax is empty. *Further:* what else has to change, besides the mask? (`solution("packed_mask")` shows ours.)
 
 
 # %%
 def packed_mask(owner: Tensor) -> Tensor:
-    """Who may look at whom where rows hold several texts: owner (B, T) to (B, T, T) of bool."""
+    """Who may look at whom if rows hold several texts: owner (B, T) to (B, T, T) of bool."""
     ...
 
 

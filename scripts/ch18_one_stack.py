@@ -26,7 +26,7 @@
 #
 # *If you read only three cells:* the three maps of *One layer, three masks*, the function `asked_pairs`, the table of *Side by side*.
 #
-# Shapes: **B** batch, **S** source length, **T** target length, or the whole row's where there is one stack, **D** `d_model`, **F** `d_ff`, **N** layers, **V** vocabulary, **P** the prefix's length, **n** a row's.
+# Shapes: **B** batch, **S** source length, **T** target length (with one stack, the whole row's), **D** `d_model`, **F** `d_ff`, **N** layers, **V** vocabulary, **P** the prefix's length, **n** a row's.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -84,15 +84,15 @@ torch.set_default_dtype(torch.float64)
 #
 # > **In short.** A layer doesn't know what it is for. The mask decides who may look at whom; mask and question decide whether the stack judges, writes or translates.
 #
-# In a layer, only attention moves anything between positions. So the mask M, (T, T), tells the variants apart:
+# In a layer, only attention moves anything between positions. So the variants differ in the mask M, (T, T):
 #
 # | variant | position t may look at s | known as |
 # |---|---|---|
-# | encoder alone | always (but for padding) | BERT |
-# | decoder alone | where $s \le t$ | GPT |
-# | prefix language model | where $s \le t$, or s lies in the first P positions | UniLM (Dong et al. 2019); Raffel et al. (2020, T5) gave the name |
+# | encoder alone | always (except padding) | BERT |
+# | decoder alone | if $s \le t$ | GPT |
+# | prefix language model | if $s \le t$, or s lies in the first P positions | UniLM (Dong et al. 2019); Raffel et al. (2020, T5) gave the name |
 #
-# The first two we have: `padding_mask` and `subsequent_mask`. The third is their mixture.
+# The first two are `padding_mask` and `subsequent_mask`. The third combines them.
 
 
 # %%
@@ -100,7 +100,7 @@ def prefix_mask(prefix: Tensor, size: int) -> Tensor:
     """Who may look at whom in a prefix language model: True where allowed, (B, size, size).
 
     `prefix` (B,) holds each row's prefix length. Every position sees the whole prefix; behind the
-    prefix, nobody sees what comes later. With prefix 0 it is `subsequent_mask`.
+    prefix, none sees what comes later. With prefix 0 it is `subsequent_mask`.
     """
     within = torch.arange(size, device=prefix.device) < prefix[:, None]  # (B, size)
     return subsequent_mask(size, prefix.device) | within[:, None, :]  # (B, size, size)
@@ -109,7 +109,7 @@ def prefix_mask(prefix: Tensor, size: int) -> Tensor:
 # %% [markdown]
 # **Predict.** Two layers of chapter 17's `OneStack`, seven positions, a prefix of three. Which inputs can change which outputs? Does the second layer open new ways?
 #
-# We don't draw the masks. We measure, by autograd, how strongly each output reacts to each input.
+# Autograd tells how strongly each output reacts to each input.
 
 # %%
 torch.manual_seed(0)
@@ -128,13 +128,13 @@ for name, strength in maps.items():
 influence_panels(maps)
 
 # %% [markdown]
-# A second layer opens nothing: what these masks allow in two steps, they allow in one.
+# Those that the mask allows, no others. The second layer opens nothing: what these masks allow in two steps, they allow in one.
 #
 # ## An encoder alone: hidden words
 #
-# > **In short.** Who sees the whole text can't be asked for the next token. So hide some tokens, and ask for those.
+# > **In short.** A model that sees the whole text can't be asked for the next token. So hide some tokens, and ask for those.
 #
-# Devlin et al. (2019) choose 15% of the tokens. Of these 80% are replaced by a mask token, 10% by a random one, and 10% stay as they are. Why the exceptions? BERT is later used on texts without gaps, so it must have something to say about a word that stands there, too. And with random words among them, no word can be trusted blindly.
+# Devlin et al. (2019) choose 15% of the tokens. Of these, 80% are replaced by a mask token, 10% by a random one, and 10% stay as they are. Why the exceptions? BERT is later used on texts without gaps, so it must have something to say about a visible word, too. And with random words among them, it can't trust any word blindly.
 
 
 # %%
@@ -175,7 +175,7 @@ for ids in (batch.ids, batch.labels):  # what is read, and what is asked
 # %% [markdown]
 # Of the three that are asked, one has become the gap, one another piece (*hungr*), and one stayed (*l*).
 #
-# **Pitfall.** *The loss over all positions.* Take all ids as labels, and most questions show their own answer. The mean loss looks splendid, and what the model practises is copying. Count before you train: of the positions that are asked, how many show the right answer? **Predict** both shares.
+# **Pitfall.** *The loss over all positions.* Take all ids as labels, and most questions show their own answer. The mean loss looks splendid, but the model practises copying. Count before you train: of the positions that are asked, how many show the right answer? **Predict** both shares.
 
 
 # %%
@@ -193,13 +193,13 @@ right, wrong = (share_given_away(hidden, asked) for asked in (labels, everywhere
 print(f"given away: {right:.1%} of the chosen tokens, {wrong:.1%} where all are asked")
 
 # %% [markdown]
-# Of the chosen tokens 10% stay as they are; the random ones seldom hit; the rest is the draw. Where all are asked, the unchosen show their answer, too.
+# About 10% of the chosen tokens, those that stay as they are. If all are asked, the unchosen ones show theirs, too.
 #
 # ## Then a class
 #
 # > **In short.** Take the verb out of a German caption: was it singular or plural? A model that has practised on gaps needs few labels to learn it.
 #
-# *Ein Mann mit zwei Hunden* ▁▁ *durch den Park*: läuft or laufen? The verb agrees with its subject, and the nearest noun need not be the subject (Linzen et al. 2016 tested language models with this). The label costs nothing: it stands in the text. A rule finds the verb ([`scripts/corpora/gaps.py`](../scripts/corpora/gaps.py)); it knows some thirty verbs, and skips captions with none of them or several, or with a plural form beside a modal verb (*kann … laufen* is singular).
+# *Ein Mann mit zwei Hunden* ▁▁ *durch den Park*: läuft or laufen? The verb agrees with its subject, which need not be the nearest noun (Linzen et al. 2016 tested language models with this). The label costs nothing, since it stands in the text: a rule finds the verb if it is one of some thirty ([`scripts/corpora/gaps.py`](../scripts/corpora/gaps.py)).
 
 # %%
 for text in ("Zwei Hunde laufen durch den Park.", "Ein Mann mit zwei Hunden läuft durch den Park."):
@@ -207,7 +207,7 @@ for text in ("Zwei Hunde laufen durch den Park.", "Ein Mann mit zwei Hunden läu
     print(" ".join(item.words), "→", "plural" if item.plural else "singular")
 
 # %% [markdown]
-# **The baseline** is a bag of words: one weight for each word, and for each pair of neighbours. The gap counts as a word, so it knows what stands beside the gap.
+# **The baseline** is a bag of words: one weight for each word, and for each pair of neighbours. The gap counts as a word, so the model knows what stands beside it.
 #
 # $$ p(\text{plural}\mid x) = \sigma\Bigl(b + \sum_{f \in x} w_f\Bigr), \qquad \min_{w, b}\; \sum_i -\ln p(y_i \mid x_i) + \frac{\lambda}{2} \sum_f w_f^2 $$
 #
@@ -273,7 +273,7 @@ def share_right(logits: Tensor, items: Sequence[GapItem]) -> float:
 
 
 # %% [markdown]
-# **Predict.** On the sample corpus: how much better than "always singular" is a bag of words with 20 labels? With 200?
+# **Predict.** On the sample corpus, how much better than "always singular" is a bag of words with 20 labels? With 200?
 
 # %%
 gaps = german_gaps(corpus)
@@ -286,7 +286,7 @@ for size in (20, 200):
 # %% [markdown]
 # These twenty labels don't beat "always singular"; two hundred do.
 #
-# **The classifier** is the encoder that filled gaps. Its generator stays unused; a head of D + 1 numbers, zero at first, reads the vector *at the gap*. Then all of it is trained further.
+# **The classifier** is the encoder that filled gaps. A head of D + 1 numbers, zero at first, reads the vector *at the gap*, and all is trained further.
 
 
 # %%
@@ -307,7 +307,7 @@ class NumberClassifier(nn.Module):
 
 
 # %% [markdown]
-# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It saw their verbs, and guessed hidden ones: nearly this question.) Then bags of words, encoders from scratch and pretrained encoders learned from 100, from 1,000 and from all labels, with eight seeds each. A seed draws which captions have labels, their order, and the first weights; but all pretrained encoders begin as the same masked model. 533 labelled validation captions choose λ for each bag, a learning rate for each kind of encoder and number of labels, and when a training ends, after twelve rounds at most (a round reads all labelled captions: 100 of them twenty times, 1,000 twice). Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
+# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It guessed hidden verbs, too: nearly this question.) Then bags of words, encoders from scratch and encoders that begin as this model (*pretrained*) learned from 100, 1,000 and all labels, with eight seeds each. 533 validation captions choose λ, learning rates and when a training ends, after twelve rounds at most. Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
 
 # %%
 bag, encoders = "bag of words", ("pretrained", "from scratch")
@@ -336,17 +336,17 @@ print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(rows, columns=columns.split(", ")).set_index(["kind", "labels"])
 
 # %% [markdown]
-# What we ask for is a ratio, so logarithms of errors are compared: six comparisons on each of three sets of captions, by the rule of [`verdict.py`](../scripts/studies/verdict.py). *Told* means, on all captions: the difference is larger than seeds explain. *Hard* captions have *mit*, *in*, *auf* or another such preposition before the verb.
+# Errors are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/studies/verdict.py)), for six pairs at once. *Told*: on all captions, the difference is larger than seeds explain. The last two columns tell the same of the *hard* captions, with *mit*, *in*, *auf* or another such preposition before the verb (which often brings a second noun), and of the others.
 #
-# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions, where the preposition often brings a second noun, and on the others. An encoder from scratch can't be told from the bag, at any number of labels. So what helps is what was read without labels, and not the architecture alone.
+# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions and on the others. An encoder from scratch shows no clear difference from the bag. So what helps is what was read without labels, not the architecture alone.
 #
-# The seeds don't vary the test captions (with all labels the lead is 13 of 940), nor the masked model. With all labels the bag's eight runs are one and the same. With 1,000 labels the pretrained encoders used all twelve rounds: longer might help them. With 100, all were best after one: shorter might.
+# The seeds vary neither the test captions (with all labels the lead is 13 of 940) nor the masked model, so chance in these isn't counted.
 #
 # ## Translating with one stack
 #
-# > **In short.** A translation is a continuation. Write the source, a separator, and let the model go on in the other language.
+# > **In short.** A translation is a continuation. Write the source and a separator, and let the model go on in the other language.
 #
-# One row holds `source </s> <s> target </s>`. The `<s>` that begins every target is the separator: no new token is needed. Asked is the target alone. Two masks are possible: causal, or the prefix mask, under which the source's positions see each other in both directions, as in an encoder.
+# One row holds `source </s> <s> target </s>`. The `<s>` that begins every target is the separator. Only the target is asked. Two masks are possible: causal, or prefix, under which the source is read in both directions.
 
 
 # %%
@@ -371,7 +371,7 @@ batch = asked_pairs([pair], "prefix")
 print(batch.ids.tolist()[0], "asks", batch.labels.tolist()[0], "(0 asks nothing)")
 
 # %% [markdown]
-# **Pitfall.** *Asking for the source as well.* Under the causal mask that is fine: the model also becomes a language model of the source. Under the prefix mask the source's next token is in plain sight: about half of the questions are copying, and the mean loss looks better for it. Chapter 17's `sees_its_answer` tells. **Predict** its two answers.
+# **Pitfall.** *Asking for the source as well.* Under the causal mask that is fine: the model also becomes a language model of the source. Under the prefix mask the source's next token is visible: about half of the questions are copying, and the mean loss looks better. **Predict** what chapter 17's `sees_its_answer` says of each.
 
 # %%
 for sees in ("causal", "prefix"):
@@ -380,7 +380,7 @@ for sees in ("causal", "prefix"):
     print(f"{sees}: {sees_its_answer(Asked(everything.ids, everything.labels, mask))}")
 
 # %% [markdown]
-# **Decoding.** The source is read once, under its mask. Then the target goes on behind it, by chapter 17's `StackDecoding`. In a batch, short sources are padded. So padding must stay hidden; and a target's first token stands behind its *own* source.
+# **Decoding.** The source is read once, then chapter 17's `StackDecoding` writes the target behind it. In a batch, short sources are padded: the padding must stay hidden, and a target's first token stands behind its *own* source.
 
 
 # %%
@@ -418,7 +418,7 @@ def stack_greedy(
     sees: Literal["causal", "prefix"] = "causal",
     reading: type[AfterSource] = AfterSource,
 ) -> Tensor:
-    """The likeliest token, again and again, behind src (B, S): ids (B, ≤ max_len), as `greedy_decode`.
+    """The likeliest token at every step, behind src (B, S): ids (B, ≤ max_len), as `greedy_decode`.
 
     `src_mask` isn't needed.
     """
@@ -428,7 +428,7 @@ def stack_greedy(
 
 
 # %% [markdown]
-# Does it work? The smallest test of a translator: eight pairs, learned by heart under each mask. If question, mask, positions and cache agree, all eight come back.
+# The smallest test of a translator: eight pairs, learned by heart under each mask. If question, mask, positions and cache agree, all come back.
 
 # %%
 pairs = corpus["train"][:8]
@@ -446,7 +446,7 @@ for sees in ("causal", "prefix"):
     print(f"{sees}: {recalled} of 8 come back")
 
 # %% [markdown]
-# **Pitfall.** *Positions behind padding.* Let all targets begin at the *batch's* width, and where a target stands depends on the other sentences of the batch, with a gap behind its source that training never showed. The longest source doesn't notice.
+# **Pitfall.** *Positions behind padding.* If all targets begin at the *batch's* width, a target's position depends on the other sentences of the batch, and behind its source there is a gap that training never showed. The longest source isn't affected.
 
 
 # %%
@@ -475,9 +475,9 @@ for words, by in (moved[0], moved[-1]):
 # %% [markdown]
 # ## Two stacks or one
 #
-# > **In short.** With as many weights, one causal stack can't be told from the encoder-decoder by BLEU; by its loss it lies a little behind. The prefix mask lies behind by both.
+# > **In short.** With equally many weights, one causal stack and the encoder-decoder show no clear difference in BLEU; by loss the stack is a little worse. The prefix mask is worse by both.
 #
-# With F = 2D an encoder layer holds about $8D^2$ numbers and a decoder layer $12D^2$. So 2 + 2 layers weigh as much as 5 of one stack. The record is [`stacks-multi30k.json`](../results/stacks-multi30k.json) (`python -m scripts.studies.stacks --save true`): the base of [chapter 19](ch19_ablations.ipynb) (2 + 2 layers, D = 64, 2,000 pieces) with F = 2D, without dropout, five passes over Multi30k. All learn from the same batches, each with the learning rate at which its validation loss was lowest; then three other seeds count. BLEU is greedy, on the validation captions. In one stack a target's positions go on behind its source's, so its first word stands elsewhere each time; *positions anew* begins them at 0. **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
+# With F = 2D an encoder layer holds about $8D^2$ numbers and a decoder layer $12D^2$, so 2 + 2 layers have as many weights as 5 of one stack. The record is [`stacks-multi30k.json`](../results/stacks-multi30k.json) (`python -m scripts.studies.stacks --save true`): the base of [chapter 19](ch19_ablations.ipynb) (D = 64) with F = 2D, without dropout, five passes over Multi30k. Each model got the learning rate at which its validation loss was lowest, and was then trained with three other seeds. BLEU is greedy, on the validation captions. In one stack a target's positions go on behind its source's; *positions anew* begins them at 0. **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
 
 # %%
 RIVALS = {  # each row, and the one that it has to beat
@@ -507,19 +507,17 @@ kinds = by_kind[["lr", "trained", "loss", "bleu"]].mean()
 kinds.round(4)
 
 # %% [markdown]
-# - **Two stacks or one.** By BLEU no difference can be told. That is no proof of equality: the interval goes from −0.70 to +0.76. By the loss the encoder-decoder is ahead, by 0.05 nats a piece.
-# - **Causal or prefix.** The prefix mask costs 3.4 BLEU; where both begin positions anew, 1.5 (a comparison that wasn't planned). Most of the loss's difference is there in training already: mostly it learns less. In T5, pretrained and with relative positions, prefix beat causal (Raffel et al. 2020). Ours has neither, and one set of weights must read both ways and one way.
-# - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask no difference can be told.
+# - **Two stacks or one.** BLEU shows no clear difference, but that doesn't prove equality: the interval goes from −0.70 to +0.76. By the loss the encoder-decoder is ahead, by 0.05 nats a piece.
+# - **Causal or prefix.** The prefix mask costs 3.4 BLEU. Most of the difference in loss is there in training already (column *trained*: the last pass). In T5, pretrained and with relative positions, prefix beat causal (Raffel et al. 2020). Ours has neither.
+# - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask there is no clear difference.
 #
-# (Holm's method ran over each measure's four tests; over all eight the same five pass.)
-#
-# *What the record can't say:* what longer training or larger models would give; or one stack for equal *work*. It did about 1.6 times as much, by the counts that follow, the generator's included.
+# *What the record can't say:* what longer training or larger models would give, or an encoder-decoder with equal *work*: one stack did about 1.6 times as much, by the counts below, generator included.
 #
 # ## Side by side
 #
-# > **In short.** Mask and labels say what each is for. What each costs follows from counting.
+# > **In short.** Mask and labels say what each variant is for. What each costs follows from counting.
 #
-# With $a = 4D^2 + 2DF$ for a layer's matrices, the multiplications of one pass over S source and T target tokens (or a row of n), without the generator's VD for each question. The full square is counted, the masked half too, and the source's last outputs, which nobody reads:
+# With $a = 4D^2 + 2DF$ for a layer's matrices, these are the multiplications of one pass over S source and T target tokens (or a row of n), without the generator's VD for each question. Attention's full square is counted, with its masked half, and the source's last outputs, which nothing reads:
 #
 # | | matrices | attention |
 # |---|---|---|
@@ -542,7 +540,7 @@ def pair_products(N: int, D: int, d_ff: int, S: int, T: int) -> int:
 
 
 # %% [markdown]
-# **Predict.** Say S = 14, T = 12. With as many weights, which does more work for a pair, and by what factor?
+# **Predict.** Say S = 14, T = 12. With equally many weights, which does more work for a pair, and by what factor?
 
 # %%
 D, d_ff, V, S, T = 64, 128, 2000, 14, 12
@@ -565,20 +563,20 @@ frame["multiplications"] = work.map("{:,}".format)
 frame
 
 # %% [markdown]
-# In one stack every token, source or target, passes all five layers. In the encoder-decoder a source token passes only the encoder, and a target token only the decoder. Say which you hold fixed, weights or work.
+# One stack, by a factor of about two: every token, source or target, passes all five layers. In the encoder-decoder a source token passes only the encoder, and a target token only the decoder.
 #
-# Why, then, are most large models decoders alone? They need no pairs: any text trains them, and each of its tokens is asked. One row can hold an instruction, ten examples and a question. And a shared beginning can be read once (exercise 3).
+# Why, then, are most large models decoders alone? They need no pairs: any text trains them, and each of its tokens is asked. And a shared beginning can be read once (exercise 3).
 #
 # ## Summary
 #
 # - One layer serves all. The mask says what it sees, the labels say what it is asked.
-# - Hidden words train a model that sees both ways. With a hundred labels such an encoder made three tenths of the errors of a bag of words. From scratch, it can't be told from the bag.
+# - Hidden words train a model that sees both ways. With a hundred labels such an encoder made three tenths of the errors of a bag of words; from scratch, it showed no clear difference.
 # - A translation is a continuation. Mind positions behind padding, and questions that show their answer.
-# - By BLEU one causal stack couldn't be told from two; by its loss it was a little worse, and the prefix mask worse by both. Equal weights are not equal work.
+# - By BLEU one causal stack showed no clear difference from two; by its loss it was a little worse, and the prefix mask was worse by both. Equally many weights are not equal work.
 #
 # ## What the paper did that we don't
 #
-# It has the encoder-decoder alone. The masked encoder is BERT's (Devlin et al. 2019), which also asks whether two sentences follow each other, and reads a class at its first token; we read at the gap, where the question is. The prefix mask is UniLM's (Dong et al. 2019); Raffel et al. (2020) compared encoder-decoder, causal and prefix stack, and found the first ahead.
+# It has only the encoder-decoder. The masked encoder is BERT's (Devlin et al. 2019), the prefix mask UniLM's (Dong et al. 2019). Raffel et al. (2020) compared encoder-decoder, causal and prefix stack, and found the first ahead.
 #
 # ## Exercises
 #
@@ -622,7 +620,7 @@ check(hide_words)
 #
 # <details><summary>An answer</summary>
 #
-# Under the causal one. There the instruction's vectors depend on the instruction alone. Under the prefix mask they look at the question as well, and must be computed anew for each.
+# Under the causal one. There the instruction's vectors depend on the instruction alone. Under the prefix mask they look at the question as well, and must be computed again for each question.
 #
 # </details>
 #

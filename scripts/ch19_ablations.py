@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 19 · Ablations
 #
-# After this chapter you can take a model apart one piece at a time, prove that the piece is really gone, and say which difference is a difference and which is chance.
+# After this chapter you can take a model apart one piece at a time, prove that the piece is really gone, and say which differences are real and which are chance.
 #
 # | | |
 # |---|---|
@@ -76,11 +76,9 @@ torch.set_default_dtype(torch.float64)  # "equal" can be checked to many digits
 # %% [markdown]
 # ## A model that can be trained a hundred times
 #
-# > **In short.** To know what a part is worth, train the model without it. To know whether the difference is real, train both more than once, and each at a rate that suits it. So the model has to be cheap.
+# > **In short.** To know what a part is worth, train the model without it. To know whether the difference is real, train both several times, each at a learning rate that suits it.
 #
-# *Ablation* is a surgeon's word: to take away. The paper's Table 3 does it with the base model: fewer heads, shorter keys, other sizes, more or less dropout, learned positions. Each row took hours on eight GPUs. Ours takes minutes on one CPU core, because all is small: the model, the vocabulary, and the time, five passes over the 29,000 pairs of Multi30k.
-#
-# So this is a study of a small model, trained for a short time. Its answers are about that.
+# *Ablation* is a surgeon's word for taking something away. The paper's Table 3 does this to the base model: fewer heads, shorter keys, other sizes, more or less dropout, learned positions. Each of its rows took hours on eight GPUs. One of ours takes minutes on one CPU core: the model and its vocabulary are small, and a training is five passes over the 29,000 pairs of Multi30k.
 
 # %%
 STUDY = replace(
@@ -117,11 +115,11 @@ print(f"{everything:,} parameters, of which {layer_parameters(base_model):,} in 
 # %% [markdown]
 # ## Operating on a model
 #
-# > **In short.** Some changes are a setting. For the others, build the standard model, and then change a part. Prove that the operation did what its name says, before you spend a training on it.
+# > **In short.** Some changes are settings, others are operations on the built model. Prove that an operation did what its name says before you spend a training run on it.
 #
-# Heads, layers, widths, dropout, smoothing, norm placement and warm-up are settings of chapter 9's `TrainConfig`. Positions, residual roads, the scale and $d_k$ are not. For each of these we write a short function that changes a built model.
+# Heads, layers, widths, dropout, smoothing, norm placement and warm-up are settings of chapter 9's `TrainConfig`. Positions, residual roads, the scale and $d_k$ need an operation: a short function that changes a built model.
 #
-# All checks use one patient: a small model with random weights, and a batch of two sentences.
+# All checks use one *patient*, a small model with random weights, and two sentences.
 
 # %%
 PATIENT = replace(STUDY, d_model=32, d_ff=48, dropout=0.0)
@@ -153,7 +151,7 @@ def loss_on(model: EncoderDecoder, batch: Batch) -> float:
 # %% [markdown]
 # ### Positions: none, or learned
 #
-# To take positions away, let them add zeros. The paper's row (E) puts a learned table in their place (chapter 3).
+# To take positions away, let them add zeros. The paper's row (E) has a learned table instead (chapter 3).
 
 
 # %%
@@ -196,7 +194,7 @@ print("two decoder layers see it:", last_word_moves(2))
 assert not last_word_moves(1) and last_word_moves(2)
 
 # %% [markdown]
-# An encoder without positions reads a bag of words. A decoder of one layer knows which words came, and which came last (the query itself), but not their order. A decoder of two layers reads more. Through the causal mask, the first layer mixes word 2 from two words and word 3 from three. So their vectors tell where they stood, and the second layer can read that (Haviv et al. 2022). That is why the study has three rows: no positions at all, none in the encoder, none in the decoder.
+# The loss doesn't change: an encoder without positions reads a bag of words. A decoder of one layer knows which words came, and which came last (the query itself), but can't tell their order. A second layer can: because of the causal mask, the first layer mixes word 2's vector from two words and word 3's from three, so each vector shows where it stood (Haviv et al. 2022).
 #
 # ### No residual roads
 #
@@ -233,11 +231,11 @@ torch.testing.assert_close(whole(x, torch.sin), x + bare(x, torch.sin))
 # %% [markdown]
 # ### No $1/\sqrt{d_k}$
 #
-# The division sits inside `attention`, which several chapters have in forms of their own. We need not change any of them. Queries that are $\sqrt{d_k}$ times as long, divided by $\sqrt{d_k}$, are queries that nobody divided:
+# The division sits inside `attention`, of which several chapters have their own version. We needn't change any: if the queries are $\sqrt{d_k}$ times as long, the division cancels out:
 #
 # $$ \frac{(\sqrt{d_k}\, W^Q x) \cdot k}{\sqrt{d_k}} = (W^Q x) \cdot k $$
 #
-# PyTorch calls such a thing a *parametrization*: the layer uses a function of the weight that it learns. The gradient passes through the function, so the training is that of a model without the division.
+# In PyTorch this is a *parametrization*: the layer uses a function of the weight that it learns. The gradient passes through the function, so the model trains like one without the division.
 
 
 # %%
@@ -269,7 +267,7 @@ def drop_scale(model: EncoderDecoder) -> None:
 # %% [markdown]
 # ### Shorter keys
 #
-# Rows (B) of Table 3 shorten queries and keys to $d_k$ numbers a head. Values keep $D/H$. So scores are computed from fewer numbers, and nothing else changes. Our `MultiHeadedAttention` never asks how wide its projections are: two other linear maps will do.
+# Rows (B) of Table 3 shorten queries and keys to $d_k$ numbers a head. Values keep $D/H$, so only the scores change. `MultiHeadedAttention` never asks how wide its projections are, so we can replace two of them.
 
 
 # %%
@@ -284,7 +282,7 @@ def set_d_k(model: EncoderDecoder, d_k: int) -> None:
 
 
 # %% [markdown]
-# Check both against PyTorch's own attention, which takes the scale as an argument.
+# Check both against PyTorch's attention, which takes the scale as an argument.
 
 
 # %%
@@ -310,9 +308,9 @@ print(f"d_k = 3 instead of 8: {gone:,} parameters fewer in six attentions")
 # %% [markdown]
 # ## The rows
 #
-# > **In short.** A row is a name, some settings, and an operation. One table holds them all. One check compares each row's loss with that of the model that was built.
+# > **In short.** A row is a name, some settings, and an operation. One check compares each row's loss with that of the model that was built.
 #
-# **Pitfall.** *An operation that the training doesn't see.* The series trains by chapter 12's fast path. It walks over the modules and reads their weights; it never calls `SublayerConnection.forward`. Replace that method, and the fast path goes on adding $x$, without a word. The row "no residual" would be the base under another name, and its result a headline: residual roads aren't needed! So each row says how its loss is computed.
+# **Pitfall.** *An operation that the training doesn't see.* The series trains by chapter 12's fast path, which walks over the modules and reads their weights. It never calls `SublayerConnection.forward`. Replace that method, and the fast path still adds $x$, without a warning. The row "no residual" would be the base under another name, and its result would be a headline: residual roads aren't needed! So each row says how its loss is computed.
 
 
 # %%
@@ -371,7 +369,7 @@ STUDY_ROWS: dict[str, StudyRow] = {
 }
 
 # %% [markdown]
-# The check: with the same weights, a row's own way must give the loss that the textbook's classes give. Dropout is off, and no step is made. So the settings of dropout and warm-up can't be seen this way; the training reads them.
+# Check: with the same weights, a row's own way must give the loss of the textbook's classes. Dropout is off and no step is made, so this check can't see dropout and warm-up.
 
 
 # %%
@@ -393,11 +391,11 @@ assert agree == len(STUDY_ROWS)
 assert not trained_as_built(replace(STUDY_ROWS["no residual"], way="fast"))  # the headline, caught
 
 # %% [markdown]
-# The training itself is chapter 9's. `python -m scripts.studies.table3 --save true` trains what is missing, and goes on where it stopped ([`table3.py`](../scripts/studies/table3.py)).
+# `python -m scripts.studies.table3 --save true` trains what is missing, as in chapter 9, and continues where it stopped ([`table3.py`](../scripts/studies/table3.py)).
 #
 # ## A base that suits the study
 #
-# > **In short.** A part's worth is measured inside a model, at a rate. So first find what suits the model, and then what suits each change.
+# > **In short.** First find what suits the model, and then which learning rate suits each change.
 #
 # The paper's base has a dropout of 0.1, for a training of 100,000 steps. **Predict.** Which dropout suits five passes?
 
@@ -410,11 +408,11 @@ of_base.pivot(index="dropout", columns="lr", values="loss").rename_axis(columns=
 )
 
 # %% [markdown]
-# None. At every rate less dropout is better: 2.10 nats a piece without, 2.52 with 0.2. Perhaps so small a model has no time, in five passes, to learn its captions by heart. So the base has no dropout, and its peak rate is 0.0084.
+# None. At every rate less dropout is better: at the best one, 2.10 nats a piece without, 2.52 with 0.2. So the base has no dropout, and its peak rate is 0.0084.
 #
-# The rows that change depth, width, norm, warm-up, the residual roads or the scale may want another rate. For each of these we try the base's rate, its half and its double, and go on in the better direction until the best rate has worse ones on both sides.
+# Some rows may need another rate. For eleven we try the base's rate, half of it and twice it, and go on in the better direction until the best rate has worse ones on both sides.
 #
-# **Predict.** Which model wants a higher rate, the wide one or the narrow one?
+# **Predict.** Which model needs a higher rate, the wide one or the narrow one?
 
 
 # %%
@@ -434,21 +432,21 @@ rates = best_rates(without, rate)
 rates.round(4)
 
 # %% [markdown]
-# The gain is what a row would lose at the base's rate. (By chance two seeds may differ by 0.045: 1.96·√2 times their spread, 0.016.) The narrow model wants twice that rate, the wide one and post-norm half of it. Without residual roads it is an eighth.
+# The gain is what a row would lose at the base's rate. (By chance two seeds may differ by 0.045: 1.96·√2 times their spread, 0.016.) The narrow model needs twice the base's rate, the wide one and post-norm half of it, and the model without residual roads an eighth.
 #
-# **Pitfall.** *One rate for all.* At the base's rate post-norm without warm-up would be 1.4 nats worse than it need be, and the wide model's lead would shrink by 0.18. A table made that way ranks how well each row suits the base's rate. (These are single runs, with the sweep's seed. The rows that aren't here, such as the numbers of heads, have the base's rate unswept.)
+# **Pitfall.** *One rate for all.* At the base's rate post-norm without warm-up would be 1.4 nats worse than it need be, and the wide model's lead would shrink by 0.18. A table made that way ranks how well each row suits the base's rate.
 #
 # ## What is a difference, and what is chance
 #
-# > **In short.** Train one model with three seeds and you get three losses. A change must move the loss by clearly more than chance does. And with many rows, what chance seldom does it will do somewhere.
+# > **In short.** Train one model with three seeds and you get three losses. A change must move the loss by clearly more than chance does. And with many rows, even a rare accident happens somewhere.
 #
-# Table 3 gives one number a row, and no spread. Here each row has three runs, with seeds that no sweep has seen. Each row's own scatter is known badly. So we assume that all rows scatter alike, and add up the squares of their distances from their own means:
+# Table 3 gives one number a row, and no spread. Here each row has three runs, with seeds that no sweep has used. Three are too few to know one row's scatter, so we assume that all rows scatter by the same amount, and pool the runs' squared distances from their row's mean:
 #
 # $$ s^2 = \frac{\sum_r \sum_i (L_{ri} - \bar L_r)^2}{\sum_r (n_r - 1)}, \qquad t_r = \frac{\bar L_r - \bar L_{\text{base}}}{s\sqrt{1/n_r + 1/n_{\text{base}}}} $$
 #
-# with $n_r$ runs of row $r$ and $L_{ri}$ the loss of its $i$-th: on the validation pairs, plain $-\ln p$ per piece, without smoothing or dropout. If the row were no different from the base, $t_r$ would follow Student's distribution. Its tails, $p$, say how often chance alone goes so far. This is the one rule of the series, for chapter 9's recipes, too. It stands in [`verdict.py`](../scripts/studies/verdict.py): `pooled_spread` is $s$, `verdicts` does all rows, with an interval for each difference. Student's distribution comes from SciPy.
+# with $n_r$ runs of row $r$ and $L_{ri}$ the loss of its $i$-th run: plain $-\ln p$ per piece on the validation pairs, without smoothing or dropout. If the row were no different from the base, $t_r$ would follow Student's distribution, whose tails, $p$, say how often chance alone goes so far. The whole series judges by this rule, in [`verdict.py`](../scripts/studies/verdict.py) (`pooled_spread` is $s$).
 #
-# **Pitfall.** *The best of many.* A table of twenty-five rows, each tested at the customary 5%. **Predict.** If *no* row makes a difference, in how many of 200 such studies will at least one look like a discovery?
+# **Pitfall.** *The best of many.* Take a table of twenty-five rows, each tested at the customary 5%. **Predict.** If *no* row makes a difference, in how many of 200 such studies will at least one look like a discovery?
 
 
 # %%
@@ -459,7 +457,7 @@ def study_of_nothing(rng: random.Random, rows: int = 25) -> dict[str, list[float
 
 
 def against_base(losses: dict[str, list[float]]) -> dict[str, str]:
-    """Which row each has to beat: all the base."""
+    """Which row each has to beat: the base, for all."""
     return {name: THE_BASE for name in losses if name != THE_BASE}
 
 
@@ -474,15 +472,15 @@ for name, count in alarms.items():
     print(f"{name}: found something in {count} of 200 studies of nothing")
 
 # %% [markdown]
-# Two in five studies discover something that isn't there. (Rows that share a base share its luck: alarms come in bunches. Independent rows would do worse; see Exercise 1.)
+# Two in five studies discover something that isn't there. (Independent rows, without a common base, would do worse: Exercise 1.)
 #
-# The remedy is old. With $m$ rows, ask of each that $p < 0.05/m$ (Bonferroni). Holm's way (1979) is as safe and a little less strict: the smallest p must be below $0.05/m$, the next one below $0.05/(m-1)$, and so on, up to the first that isn't. A row that passes is *told apart*. Exercise 2 writes it.
+# The remedy: with $m$ rows, ask of each that $p < 0.05/m$ (Bonferroni). Holm's method (1979; Exercise 2) is as safe and a little less strict: the smallest $p$ must be below $0.05/m$, the next one below $0.05/(m-1)$, and so on, up to the first that fails. (The printed line *all rows together* uses it.) A row that passes is *told apart* from the base.
 #
 # ## What the recorded runs show
 #
-# > **In short.** Each dot is a run. The band is what the base does with other seeds. Look at the band first; but to be told apart a row's mean must lie about 0.04 from zero.
+# > **In short.** Each dot is a run. The band spans the base's own seeds. To be told apart, a row's mean must lie about 0.04 from zero.
 #
-# The record is [`table3-multi30k.json`](../results/table3-multi30k.json). Beside our rows stand the paper's that change the same thing by about as much: we halve two layers, Table 3 goes from six to four. (For dropout, the paper's difference is from its row without.) Both are differences in nats per piece: ours of the validation loss, the paper's of its perplexity's logarithm.
+# The record is [`table3-multi30k.json`](../results/table3-multi30k.json). Beside our rows stand the paper's that change the same thing by about as much: we go from two layers to one, Table 3 from six to four. (For dropout, the paper's difference is from its row without.) Differences are in nats per piece.
 
 # %%
 # Perplexities of the paper's Table 3, of the row that changes the same thing by about as much.
@@ -540,7 +538,7 @@ def judged(losses: dict[str, list[float]], level: float = 0.05) -> pd.DataFrame:
 
 
 # %% [markdown]
-# **Predict.** Which single change helps most? Which harms most? And do ours and the paper's agree?
+# **Predict.** Which change helps most? Which harms most? And does the paper agree?
 
 # %%
 by_row = counted(runs)
@@ -572,28 +570,28 @@ print(f"the paper's differences have the same sign in {signs.sum()} of {len(sign
 print("not in", ", ".join(signs[~signs].index))
 
 # %% [markdown]
-# The interval from low to high holds 95% for a row on its own; the verdict tests all rows together, so it asks for more.
+# The interval from low to high is a 95% interval for a row on its own. The verdict tests all rows together, so it is stricter.
 #
-# Do all rows scatter alike? Not quite: one row, nearly broken, makes a third of the sum of squares. Without it two more rows pass. So for these two the verdict depends on the assumption. And four layers pass by the common scatter only: by their own and the base's (Welch's test, p = 0.08) they wouldn't.
+# Do all rows scatter by the same amount? Not quite: *no residual* makes up a third of the sum of squares, and without it two more rows pass. And four layers pass only by the pooled scatter: by their own and the base's (Welch's test, p = 0.08) they wouldn't.
 #
 # What the record says, *in this setting*:
 #
-# - **Width** helps most: `d_model` 128 has the lowest loss, 0.24 nats below the base, and 33.1 BLEU against 30.1. (Its layers hold 2.8 times as much.) Half the width costs 0.39. The feed-forward layer's width matters less: half of it costs 0.05.
-# - **Without residual roads** the model hardly learns, with only two layers a side, and though a rate was found for it: 2 BLEU. Chapter 5 shows a possible reason, that the gradient's direct road is gone; we didn't measure it here.
-# - **Without $1/\sqrt{d_k}$** the loss is 0.23 nats higher, though $d_k$ is only 16. A model could learn shorter queries to make up for it. Whether it did, we didn't measure.
-# - **Post-norm** costs 0.15 nats with warm-up. To drop warm-up costs post-norm 0.17 more, and the base, which is pre-norm, 0.18: here post-norm needs it no more than pre-norm.
-# - **Positions** are needed in the encoder: 25 BLEU without. In the decoder they are worth 0.03 nats, and whether that is more than chance depends on the assumption above. Learned or sinusoids: no difference is seen, here and in the paper.
-# - **Heads**: one, two and eight aren't told apart from four; sixteen, of four numbers each, are worse. Shorter keys for four heads are worse, too.
+# - **Width** helps most: `d_model` 128 has the lowest loss, 0.24 nats below the base, and 33.1 BLEU against 30.1. (Its layers hold 2.8 times as many parameters.) Half the width costs 0.39.
+# - **Without residual roads** the harm is greatest: the model hardly learns (2 BLEU), even with only two layers a side and a rate of its own. Perhaps that is because the gradient's direct road is gone (chapter 5); we didn't measure it.
+# - **Without $1/\sqrt{d_k}$** the loss is 0.23 nats higher, though $d_k$ is only 16.
+# - **Post-norm** costs 0.15 nats with warm-up. Dropping warm-up costs post-norm 0.17 more, and the base, which is pre-norm, 0.18: here post-norm needs warm-up no more than pre-norm does.
+# - **Positions** are needed in the encoder: 25 BLEU without. In the decoder they are worth 0.03 nats, a difference that passes only if *no residual* is left out. Learned positions make no visible difference, here or in the paper.
+# - **Heads**: one, two and eight aren't told apart from four; sixteen, of four numbers each, are worse. So are shorter keys for four heads.
 # - **Depth**: one layer costs 0.10, and four a side cost 0.04 instead of gaining, at the rates found; the paper's eight change next to nothing.
-# - **Dropout**: 0.1 costs 0.19 nats here. The paper's gained 0.16 by it.
+# - **Dropout** of 0.1 costs 0.19 nats here, and gains 0.16 in the paper.
 #
-# And do ours and the paper's agree? In sign yes on widths, lengths of keys and smoothing, no on eight heads, more layers and dropout. In size often not: `d_model` is worth two and a half to over four times as much here. (The sign of a small difference may be chance.)
+# In sign, our results and the paper's agree except on eight heads, more layers and dropout. (The sign of a small difference may be chance.) In size they often disagree: `d_model` is worth two and a half to over four times as much here.
 #
 # ## What they can't show
 #
 # > **In short.** "Within noise" isn't "without effect". And a verdict holds for one size, one corpus, five passes.
 #
-# **Predict.** How far from the base must a row lie, to be called different? Less than the base's own three seeds differ, or more?
+# **Predict.** How far from the base must a row lie to be called different? Less than the base's own three seeds differ, or more?
 
 # %%
 error = spread * math.sqrt(1 / 3 + 1 / 3)
@@ -603,24 +601,24 @@ print(f"to pass first of {len(judgement)}: {first:.3f} nats; alone: {single:.3f}
 print(f"the base's seeds: {max(by_row[THE_BASE]) - min(by_row[THE_BASE]):.3f} nats apart")
 
 # %% [markdown]
-# More, for the row that passes first; less, for a row that is tested alone. (Holm's later steps ask a little less than the first: four layers pass at 0.042.) So a true effect of 0.02 nats, which Table 3 would print as 4.92 against 5.02, is mostly missed here. Some of the paper's rows (A) are of that size. More seeds would tell.
+# More if it is to pass first, less if it is tested alone. (Holm's later steps ask a little less: four layers pass at 0.042.) So a true effect of 0.02 nats, which Table 3 would print as 4.92 against 5.02, is mostly missed here, and some of the paper's rows (A) are of that size.
 #
-# - **Five passes.** The paper's models trained for much longer, gained by dropout, and didn't lose by depth. Whether time is the reason, a study of one length can't say.
-# - **The loss isn't BLEU.** Without smoothing the loss is lower by 0.07, and with twice as much it is higher by 0.14. BLEU, 0.4 lower in both, tells neither from the base. A model taught to aim at 90% or 80% pays for it in nats.
-# - **Rates were swept by factors of two**, for eleven rows, with one seed. By parabolas through the sweeps, finer ones might gain one layer 0.09 and four layers 0.04 (neither would then be worse), no warm-up 0.08, and post-norm without it 0.15. The rows that weren't swept have the base's rate, which may count against them.
-# - **The sentences** are another chance, which chapter 10 measures. Verdicts here are about seeds alone.
+# - **Five passes.** The paper's models trained for much longer. A study of one length can't say whether that is why they gained by dropout and didn't lose by depth.
+# - **The loss isn't BLEU.** Without smoothing the loss is 0.07 lower, and with twice as much it is 0.14 higher: a model that is taught to aim at 90% or 80% pays for it in nats. BLEU, 0.4 lower in both, tells neither from the base.
+# - **Rates were swept by factors of two**, for eleven rows, with one seed. Parabolas through the sweeps suggest what finer ones might gain: one layer 0.09 and four layers 0.04 (neither would then be worse), no warm-up 0.08, and post-norm without it 0.15. The other rows use the base's rate, which may count against them.
+# - **The sentences** are another source of chance, which chapter 10 measures. Verdicts here are about seeds alone.
 #
 # ## Summary
 #
-# - Change one thing, and prove that it was changed. A path that doesn't see the change measures nothing.
-# - A difference counts only where it exceeds the spread between seeds. With many rows the bar is higher for each.
+# - Change one thing, and prove that it was changed.
+# - A difference counts only if it exceeds the spread between seeds. With many rows the bar is higher for each.
 # - Try the rule on studies of nothing before you trust it.
-# - "Within noise" means that so few runs can't tell. Say how much they could have told.
-# - What all rows share is part of every verdict. Give each side the rate that suits it.
+# - "Within noise" means that so few runs can't tell. Say how small a difference they could have seen.
+# - Give each row the rate that suits it.
 #
 # ## What the paper did that we don't
 #
-# It trains the base model for 100,000 steps, gives one number a row, and reports perplexity per piece and BLEU on newstest2013. It has the row "big", which our data couldn't feed. It doesn't say whether rates were tuned for each row, and its smaller differences may be chance.
+# It reports perplexity per piece and BLEU on newstest2013. It has the row "big", for which we have too little data. It doesn't say whether rates were tuned for each row, and its smaller differences may be chance.
 #
 # ## Exercises
 #
@@ -646,7 +644,7 @@ check(false_alarms)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# *Adjusted* p-values say what Holm's steps say, without a level. Sort the p; multiply the k-th smallest of m by $m - k + 1$; let none be smaller than the one before it, and none larger than 1. Return them in the order in which the p came. (`solution("holm")` shows ours.)
+# *Adjusted* p-values say what Holm's steps say, without a level. Sort the p-values; multiply the k-th smallest of m by $m - k + 1$; let none be smaller than the one before it, and none larger than 1. Return them in the original order. (`solution("holm")` shows ours.)
 
 
 # %%
@@ -678,6 +676,6 @@ check(shared_layers)
 #
 # *project · difficulty ●●● · worth ●●● · 60 minutes*
 #
-# Add a row to `STUDY_ROWS` in `scripts/ch19_ablations.py`: the shared layers of Exercise 3, say (which `way` does it need?). Write down the verdict that you expect. Put its name into `SWEPT` of [`table3.py`](../scripts/studies/table3.py) and run `python -m scripts.studies.table3 --save true`: only your runs are missing. Does its best rate differ from the base's? And what does one more row do to the verdicts of all others?
+# Add a row to `STUDY_ROWS` in `scripts/ch19_ablations.py`: the shared layers of Exercise 3, say (which `way` does it need?). Write down the verdict that you expect. Put its name into `SWEPT` of [`table3.py`](../scripts/studies/table3.py) and run `python -m scripts.studies.table3 --save true`: only your runs are missing. Does its best rate differ from the base's? And what does one more row do to the verdicts of all the others?
 #
 # Next: [Chapter 20 · Scaling](ch20_scaling.ipynb)

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 20 · Scaling
 #
-# After this chapter you can fit a scaling law in size and data, choose between two laws by runs that neither has seen, say how sure its numbers are, and tell what a small study can't say.
+# After this chapter you can fit a scaling law in size and data, choose between two laws by runs that neither has seen, say how sure the law's numbers are, and tell what a small study can't say.
 #
 # | | |
 # |---|---|
@@ -64,9 +64,9 @@ Law = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # theta, N, D 
 # %% [markdown]
 # ## Two laws
 #
-# > **In short.** As a model and its data grow, the loss falls along a surface that flattens. Two laws describe it. They differ in what a larger model gains where data are few.
+# > **In short.** As a model and its data grow, the loss falls, ever more slowly. Two laws describe this. They differ in what a larger model gains when data are few.
 #
-# Hoffmann et al. (2022) *add* what a model loses by its size and what it loses by its data, above a floor. The floor is meant to be what no model can remove, since how a text goes on is never certain:
+# Hoffmann et al. (2022) *add* two losses, one due to the model's size and one due to its data, to a floor. The floor is meant to be the loss that no model can remove, since how a text goes on is never certain:
 #
 # $$ L(N, D) = E + \frac{A}{N^{\alpha}} + \frac{B}{D^{\beta}} $$
 #
@@ -77,15 +77,13 @@ Law = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # theta, N, D 
 # | symbol | meaning |
 # |---|---|
 # | $L$ | validation loss, nats per piece |
-# | $N$ | parameters; which of them, we'll have to ask |
+# | $N$ | parameters (which of them: see below) |
 # | $D$ | target tokens in the training pairs, each counted once |
-# | $E$ | the floor: what more of both doesn't remove |
+# | $E$ | the floor: what remains with unlimited $N$ and $D$ |
 # | $A, B$, or $N_c, D_c$ | the scale of what can be removed |
-# | $\alpha, \beta$ | how fast it goes: with data without end, ten times as many parameters leave $10^{-\alpha}$ of their part |
+# | $\alpha, \beta$ | how fast it goes: with unlimited data, ten times as many parameters leave $10^{-\alpha}$ of their part of the loss |
 #
-# In the additive law a larger model gains as much from few data as from many. In the joint law the larger of two terms rules: where data are few, size gains little. The models differed, too. Hoffmann's read nearly every token once. Kaplan's, for this law, read small sets again and again until validation was no better. Ours will come close to that.
-#
-# In code, a law is a function of its numbers $\theta$, and of N and D.
+# In the additive law a larger model gains as much on few data as on many. In the joint law the larger of the two terms dominates: when data are few, size gains little. The trainings differed, too. Hoffmann's models read nearly every token once. Kaplan's, for this law, read small sets again and again until validation stopped improving, much as ours will.
 
 
 # %%
@@ -117,9 +115,9 @@ for law, losses in exact.items():
 # %% [markdown]
 # ## Fit them
 #
-# > **In short.** A library's least squares finds the numbers. What should be small is the error of $\log L$, so that a percent counts the same everywhere.
+# > **In short.** A library's least squares finds the numbers. It minimises the squared error of $\log L$, so a percent counts the same everywhere.
 #
-# The problem isn't convex, so a fit may end in a valley that isn't the deepest. We start from several guesses and keep the best end.
+# The problem isn't convex, so we start from several guesses and keep the best fit.
 
 # %%
 STARTS = {
@@ -161,9 +159,9 @@ for law, theta in truths.items():
     np.testing.assert_allclose(fit_law(law, N, D, exact[law]), theta, rtol=1e-3)
 
 # %% [markdown]
-# Laws without noise are found again. But which law is the right one for our runs? To fit well is easy for a law with many numbers. So let both predict runs that they haven't seen: hide the largest size and the largest part of the data, fit the rest, predict the hidden.
+# Without noise, the fit recovers each law. But which law is right for our runs? A law with many numbers easily fits well. So hide the runs of the largest size and those with the most data, fit each law to the rest, and let it predict what is hidden.
 #
-# **Predict.** Each law in turn is true, and each run is off by about 1%. How far off is the wrong law's prediction?
+# **Predict.** Let each law in turn be true, and each run be off by about 1%. How far off is the wrong law's prediction?
 
 
 # %%
@@ -188,13 +186,13 @@ for true, losses in exact.items():
 pd.DataFrame(rivals).T.rename_axis("true law; held-out error of")
 
 # %% [markdown]
-# The wrong law misses three to five times as far, and the right one wins in all of 20 studies. So thirty places can tell these two apart.
+# The wrong law misses by three to five times as much as the right one, which wins in all 20 studies. So thirty places can distinguish the two.
 #
 # ## How sure?
 #
-# > **In short.** Other seeds would have given other points, and those another law. Draw seeds anew from those that we have, fit, and see where the numbers lie.
+# > **In short.** Other seeds would have given other points, and so another law. Redraw from the seeds that we have, fit again, and see how the numbers move.
 #
-# Each draw of this *bootstrap* picks, at each place, as many seeds as were run, with repetition, and takes their mean. With few seeds that scatters too little: with S of them by $\sqrt{(S-1)/S}$. So we widen by the inverse.
+# Each draw of this *bootstrap* picks, at each place, as many seeds as were run, with repetition, and takes their mean. With S seeds such means scatter too little, by a factor of $\sqrt{(S-1)/S}$. So we widen by the inverse.
 
 
 # %%
@@ -217,12 +215,12 @@ def bootstrap(
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """Between which two 95% of values (R,) lie."""
+    """The two numbers between which 95% of values (R,) lie."""
     return tuple(np.quantile(values, (0.025, 0.975)).tolist())
 
 
 # %% [markdown]
-# **Predict.** Thirty places, three seeds each, each run off by about 1%. How exactly do they tell the additive law's floor where it is 1.2? And where the joint law is true, which has none?
+# **Predict.** Take thirty places with three seeds each, every run off by about 1%. How precisely does the additive law find its floor if that is 1.2? And if the joint law is true, which has none?
 
 # %%
 for true, losses in exact.items():
@@ -231,15 +229,15 @@ for true, losses in exact.items():
     print(f"true: {true.__name__}. The floor: 95% of the draws from {low:.2f} to {high:.2f}")
 
 # %% [markdown]
-# In the first case the truth lies inside. In the second the interval is *narrower*, and the floor that it is so sure of doesn't exist.
+# In the first case the truth lies inside the interval. In the second the interval is *narrower*, and the floor that it is so sure of doesn't exist.
 #
-# **Pitfall.** *Trust in an interval.* This one knows the noise of seeds. It takes the law for granted, and all else that the runs share.
+# **Pitfall.** *Trust in an interval.* This one knows the noise of seeds. It takes the law for granted, and everything else that the runs share.
 #
 # ## The grid
 #
 # > **In short.** Ninety trainings choose the joint law: the fewer the captions, the less a larger model gains.
 #
-# The model is that of chapter 19, without dropout, in six widths; depth, heads and vocabulary stay, and $d_{ff} = 4\,d_{model}$. Each width learns from all of Multi30k's pairs, from half, … from a sixteenth. The smaller the part, the more passes it may have. A run ends early when validation has been no better for three passes, and the weights of its best pass count. A run is *finished* when it took all its passes.
+# The model is that of chapter 19, without dropout, in six widths; depth, heads and vocabulary stay the same, and $d_{ff} = 4\,d_{model}$. Each width learns from all of Multi30k's pairs, from half of them, and so on to a sixteenth; the smaller the part, the more passes. A run ends early if validation hasn't improved for three passes, and the weights of its best pass count. A run that took all its passes is *finished*.
 
 # %%
 WIDTHS = (16, 24, 32, 48, 64, 96)  # d_model
@@ -267,7 +265,7 @@ assert all(small < large for large, small in zip(nested, nested[1:], strict=Fals
 print("pairs in the parts:", ", ".join(f"{len(part):,}" for part in nested))
 
 # %% [markdown]
-# A learning rate that is right for one size is wrong for another, and then we'd measure how well rates were chosen. So the rate is swept at the four corners of the grid (21 more runs), and interpolated between them. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save true`).
+# Each size needs its own learning rate, so the rate is swept at the four corners of the grid (21 more runs), and interpolated between them. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save true`).
 
 
 # %%
@@ -296,7 +294,7 @@ def grid_of(record: dict[str, Any]) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 # %% [markdown]
-# **Predict.** Which gains more from the smallest model on the smallest part: 14 times as many parameters, or 16 times as many captions?
+# **Predict.** Start from the smallest model on the smallest part. Which gains more: 14 times as many parameters, or 16 times as many captions?
 
 # %%
 places, seeds = grid_of(load_record("grid-multi30k"))
@@ -309,7 +307,9 @@ table = places.pivot(index="all", columns="tokens", values="loss").round(2)
 table.rename_axis("parameters")
 
 # %% [markdown]
-# From the smallest model on the smallest part the captions gain 0.85 nats, the parameters 0.19. On all captions the same parameters gain 1.21. Which law has room for that? We fit four times: N without and with the tables of embeddings, then the finished runs alone, then D as the tokens read.
+# The table holds the mean validation losses. From the smallest place the captions gain 0.85 nats, the parameters 0.19. On all captions the same parameters gain 1.21.
+#
+# We fit each law four times: with N without the embedding tables, with them, then to the finished runs alone, then with D as the tokens read. In brackets is the bootstrap's interval.
 
 # %%
 inside = (places["d_model"].lt(96) & places["share"].gt(1)).to_numpy()
@@ -344,13 +344,13 @@ lines = {law.__name__: law(fitted[law, "all parameters"][0], N, D) for law in (a
 grid_chart(places.assign(N=N, D=D, **lines), "joint", "additive")
 
 # %% [markdown]
-# The additive law cannot describe it: its errors fan out, one way on few tokens, the other way on many. (Sixty other starts find no better fit.) The joint law has a number less, misses a third as much, and predicts the hidden runs better, whichever parameters are counted. (That changes α, 0.21 or 0.30, not the choice.) So it is chosen. And the additive law is sure of a floor, as in our experiment: 0.99 by all runs, and zero by the finished ones. (Zero is the bound that we set. A number at its own bound isn't an estimate. The joint law, given a floor, leaves it there, too.)
+# The additive law can't describe the grid: its errors fan out, one way on few tokens, the other way on many. The joint law has one number fewer, misses by a third as much, and predicts the hidden runs better, whichever parameters are counted. So we choose the joint law. The additive law is sure of a floor, as in the experiment above: 0.99 from all runs, but zero from the finished ones. (Zero is the bound that we set, and a number at its bound isn't an estimate.)
 #
-# The joint law isn't the whole truth: it misses by 1.2%, and chance alone would make 0.5%. Early stops may have a part in that: fitted to the finished runs alone it misses by 0.4%, and chance would make 0.3%.
+# The joint law isn't the whole truth: it misses by 1.2%, and chance alone would make 0.5%. Early stops may be part of the reason: for the finished runs alone the two are 0.4% and 0.3%.
 #
-# **Pitfall.** *Another D.* Here D is the text that there is. Hoffmann's is the text that was read. Look at the last two rows: with what each run had read at its best pass, the additive law is the better one. (How long a run reads depends on its size: then D isn't independent of N, and the contest isn't fair.) A law holds for what it was fitted to.
+# **Pitfall.** *Another D.* Here D is the text that exists; Hoffmann's is the text that was read. In the table's last two rows D is what each run had read at its best pass, and the additive law is the better one. (How long a run reads depends on its size, so the contest isn't fair.)
 #
-# What to add next? For a twofold of either, the law says how much the loss falls. **Predict.** For the largest model, on a sixteenth and on all captions: twice the parameters, or twice the captions?
+# The joint law forecasts how much the loss falls. **Predict.** For the largest model, on a sixteenth of the captions and on all, which helps more: twice the parameters, or twice the captions?
 
 
 # %%
@@ -375,13 +375,13 @@ for part, view, at in (
 twice.T.rename_axis("the captions; nats less")
 
 # %% [markdown]
-# On a sixteenth more captions help, and more parameters hardly do. On all of them both help. How sure are we? One of these steps is among the fitted runs: from a sixteenth to an eighth the largest model fell by 0.57, outside of the interval. And the finished runs forecast other numbers for both, outside of the intervals, too. An interval knows the noise of seeds, not what the law misses.
+# On a sixteenth, more captions help, and more parameters hardly do. On all captions both help, captions more. But don't trust the intervals. One of these steps was run: from a sixteenth to an eighth the largest model's loss fell by 0.57, outside the interval. And on all captions the finished runs forecast numbers outside the intervals.
 #
 # ## Two laws from one set of runs
 #
-# > **In short.** A law is used to choose a size. Two fits of the additive law, to much the same published runs, choose different ones.
+# > **In short.** A law is used to choose a size. Two fits of the additive law, to much the same published runs, choose different sizes.
 #
-# A training takes about $6ND$ operations: for each parameter and token two forward and four backward. So for a budget C, each N has its $D = C/(6N)$, and one N is best. Besiroglu et al. (2024) read most of the runs of Hoffmann et al. off a figure and fitted them anew: the printed constants don't fit them, and the printed intervals are too narrow. They also found more digits of the constants in that paper's source. **Predict.** How far apart are the best sizes, for the budget of Chinchilla, the model that Hoffmann et al. trained (70 billion parameters, 1.4 trillion tokens)?
+# A training takes about $6ND$ operations: for each parameter and token two forward and four backward. So for a budget C, each N has its $D = C/(6N)$, and one N is best. Besiroglu et al. (2024) read most of the runs of Hoffmann et al. off a figure and fitted the law again: the printed constants don't fit these runs, and the printed intervals are too narrow. The source of Hoffmann's paper has more digits of the constants. **Predict.** How far apart are the best sizes for the budget of Chinchilla, the model that Hoffmann et al. trained (70 billion parameters, 1.4 trillion tokens)?
 
 # %%
 budget = 6 * 70e9 * 1.4e12
@@ -400,29 +400,27 @@ for name, (E, A, alpha, B, beta) in constants.items():
 pd.DataFrame(best_for).T
 
 # %% [markdown]
-# The refit agrees with Chinchilla's own size, and with two other methods in Hoffmann's paper: about twenty tokens a parameter. The printed constants don't. Some of that is rounding, as the second row shows.
+# The refit agrees with Chinchilla's own size, and with two other methods in Hoffmann's paper: about twenty tokens per parameter. The printed constants don't. Some of that is rounding (second row).
 #
 # ## How far 29,000 pairs carry
 #
-# > **In short.** They choose between two laws. They don't find a floor.
+# > **In short.** They are enough to choose between two laws, but not to find a floor.
 #
-# - **Why the joint law?** From little text a large model soon learns by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse. So what a large model could learn in more passes never counts.
-# - **Is it the training's fault?** A run that stops early stops while the rate is still high. But the finished runs alone choose the joint law, too. What they can't separate is text from length: on all captions they read 4.3 million tokens, on a quarter 2.1 (on less, none finished). So β measures both together.
-# - **What it doesn't say**: the entropy of captions (the joint law falls to zero, which no text can); what ten million parameters do (ours end below one million); what dropout, made for large models on little text, would change.
-# - **Text that comes again** has laws of its own. Muennighoff et al. (2023) find that up to four passes are nearly as good as new text, and later ones less and less. Our best weights came after 7 to 18.
-# - **Chinchilla's rule** of twenty tokens a parameter is for text that is read once.
+# - **Why the joint law?** A large model soon learns a small text by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse. What it could learn in more passes never counts.
+# - **Is it the training's fault?** A run that ends early ends while the rate is still high. The finished runs alone choose the joint law, too. But they can't separate the amount of text from the length of training: on all captions they read 4.3 million tokens, on a quarter 2.1. So β measures both together.
+# - **What the grid doesn't say**: the entropy of captions (the joint law falls to zero, which no text can); what ten million parameters do (ours end below one million); what dropout would change.
+# - **Repeated text** has laws of its own. Muennighoff et al. (2023) find that up to four passes are nearly as good as new text, and later ones are worth less and less. Our best weights came after 7 to 18 passes. Chinchilla's rule of twenty tokens per parameter is for text that is read once.
 #
 # ## Summary
 #
-# - A scaling law is a form and a few numbers. A library fits the numbers; the error is that of $\log L$.
-# - Choose the form by runs that the fit hasn't seen.
-# - An interval knows the noise. It doesn't know the form.
-# - Where a small text is read again and again without dropout, size and data act together: more of one is worth less while the other is short.
-# - Say which parameters you count, and which tokens, and give each size its own rate.
+# - A scaling law is a form and a few numbers. Choose the form by runs that the fit hasn't seen.
+# - An interval knows the noise, not whether the form is right.
+# - When a small text is read again and again without dropout, size and data act together: more of one is worth less while the other is short.
+# - Say which parameters and which tokens you count, and give each size its own rate.
 #
 # ## What the paper did that we don't
 #
-# It has no scaling study. Its "big" model has three times the parameters of the base model, and is trained for three times as many steps.
+# Its "big" model has three times the parameters of the base model, and is trained for three times as many steps.
 #
 # ## Exercises
 #
@@ -432,7 +430,7 @@ pd.DataFrame(best_for).T
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Turn a law around: for $L = E + A/N^\alpha$, give the N that reaches `loss`; A is `scale`. What if the floor forbids it? Then the answer is infinite. (`solution("size_for_loss")` shows ours.)
+# Turn a law around: for $L = E + A/N^\alpha$, give the N that reaches `loss`; A is `scale`. If the floor forbids it, the answer is infinite. (`solution("size_for_loss")` shows ours.)
 
 
 # %%
@@ -464,7 +462,7 @@ check(best_size)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# `held_out` hides the largest. Hide each in turn: `leave_one_out(x, losses, fit)` calls `fit(x, losses)` with the other n − 1 places, and gets a function that predicts losses (m,) from x (m,). (For our grid, let x be row numbers of `places`.) Return the root of the mean squared residual of $\log L$ at the hidden places. (`solution("leave_one_out")` shows ours.) With it the joint law misses by 1.5% on our grid, and by 2.5% where the ends are hidden: to predict outside is harder.
+# `held_out` hides the largest. Hide each in turn: `leave_one_out(x, losses, fit)` calls `fit(x, losses)` with the other n − 1 places, and gets a function that predicts losses (m,) from x (m,). (For our grid, let x be row numbers of `places`.) Return the root of the mean squared residual of $\log L$ at the hidden places. (`solution("leave_one_out")` shows ours.) With it the joint law misses by 1.5% on our grid, and by 2.5% if the ends are hidden: predicting outside is harder.
 
 
 # %%
@@ -484,9 +482,9 @@ check(leave_one_out)
 #
 # <details><summary>An answer</summary>
 #
-# The pieces are others: a nat *per piece* depends on the vocabulary. The texts are others: captions of photographs are far more predictable. And the task is another: we predict a sentence whose translation is given.
+# The pieces differ: a nat *per piece* depends on the vocabulary. The texts differ: captions of photographs are far more predictable. And the task differs: we predict a sentence whose translation is given.
 #
-# The exponents don't depend on the unit of the loss. But they depend on text, task, which parameters are counted, how well each size was trained, and on the form: in the table of *The grid* the same runs give an α from 0.21 to 0.54.
+# The exponents don't depend on the unit of the loss. But they depend on the text, the task, which parameters are counted, how well each size was trained, and the form: in the table of *The grid* the same runs give an α from 0.21 to 0.54.
 #
 # </details>
 #

@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 22 · Today's block
 #
-# After this chapter you can read the code of a current language model's layer: you have written each of its parts as a drop-in for a part of chapters 2 to 4, held it against something independent, and put the block together.
+# After this chapter you can read the code of a current language model's layer: you will have written each part as a drop-in for a part of chapters 2 to 4, checked it, and put the block together.
 #
 # | | |
 # |---|---|
@@ -79,24 +79,24 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## What changed, and what did not
 #
-# > **In short.** The plan of 2017 stands: attention, a feed-forward layer, and sums that carry everything on. Nearly every *part* has been replaced since.
+# > **In short.** The plan of 2017 stands: attention, a feed-forward layer, and a residual sum around each. Nearly every *part* has been replaced.
 #
 # | part of 2017 | chapter | what came after | what its authors claim |
 # |---|---|---|---|
 # | LayerNorm | 4 | RMSNorm (2019) | fewer operations |
-# | feed-forward with ReLU | 4 | SwiGLU (2020), ReLU² (2021) | more from as many weights |
-# | sinusoids, added once | 3 | rotary positions (2021) | scores that know the distance |
+# | feed-forward with ReLU | 4 | SwiGLU (2020), ReLU² (2021) | better results from as many weights |
+# | sinusoids, added once | 3 | rotary positions (2021) | scores that depend on distance |
 # | a key and a value for each head | 2 | grouped queries (2023) | a smaller cache |
 # | scores of any size | 1 | QK-norm (2020, 2023) | better with little data; steadier training |
 # | norm after each sum | 4, 5 | norm before each sublayer (chapter 4) | training without a long warm-up |
 # | Xavier's start for every matrix | 5 | zeroed outputs (2019) | steadier first steps |
 # | Adam | 6 | Muon (2024) | fewer steps |
 #
-# Llama 3 has RMSNorm, SwiGLU, rotary positions and grouped queries; Qwen3 adds QK-norm. Each part comes alone first, then the block.
+# Llama 3 has RMSNorm, SwiGLU, rotary positions and grouped queries; Qwen3 adds QK-norm.
 #
 # ### A seam
 #
-# Chapter 2's layer does three things in one method. To replace one at a time we separate them: `remember` makes keys and values, `query_heads` makes queries, `mix` attends; `look` puts the last two together, over what was kept. What `remember` returns is what a decoder keeps in its cache. `start` is the position of the first token; chapter 2's layer ignores it, rotary positions will need it.
+# Chapter 2's layer does three things in one method. To replace them singly, we separate them: `remember` makes keys and values (a decoder's cache), `query_heads` makes queries, and `mix` attends. `look` applies the last two to what was kept. `start`, the position of the first token, is for rotary positions.
 
 
 # %%
@@ -139,7 +139,7 @@ class OpenAttention(MultiHeadedAttention):
 
 
 # %% [markdown]
-# One instrument for this chapter and the next: run a layer a token at a time, as a decoder does, and keep what `remember` returns. Causal attention in one go must give the same.
+# For this chapter and the next, `token_by_token` runs a layer as a decoder does, with a cache. Causal attention over the whole text must give the same outputs.
 
 
 # %%
@@ -151,7 +151,7 @@ def appended(kept: Sequence[Tensor] | None, new: Sequence[Tensor]) -> tuple[Tens
 
 
 def token_by_token(layer: nn.Module, x: Tensor, forgetful: bool = False) -> Tensor:
-    """Causal self-attention over x (B, T, D) with a cache, a token at a time: (B, T, D).
+    """Causal self-attention over x (B, T, D) with a cache, one token at a time: (B, T, D).
 
     `forgetful` tells each token that it is the first: a fault, to be found.
     """
@@ -175,7 +175,7 @@ torch.testing.assert_close(token_by_token(opened, x), opened(x, x, x, causal))
 #
 # > **In short.** LayerNorm centres, scales, stretches and shifts. Leave out the centring and the shift, and the vector's length is still under control.
 #
-# [Zhang and Sennrich (2019)](https://arxiv.org/abs/1910.07467). For $x, \gamma \in \mathbb{R}^D$:
+# [Zhang and Sennrich (2019)](https://arxiv.org/abs/1910.07467) define, for $x, \gamma \in \mathbb{R}^D$:
 #
 # $$ \mathrm{RMSNorm}(x)_i = \gamma_i\,\frac{x_i}{\sqrt{\frac1D\sum_j x_j^2 + \epsilon}} $$
 
@@ -195,7 +195,7 @@ class RMSNorm(nn.Module):
 
 
 # %% [markdown]
-# It is `nn.RMSNorm`. And on a vector of mean 0 it is LayerNorm, since the variance is the mean square there. **Predict.** Which of the two notices `3 * x`, and which `x + 3`?
+# This is `nn.RMSNorm`. On a vector of mean 0 it is LayerNorm, since the variance is then the mean square. **Predict.** Which of the two norms notices `3 * x`, and which `x + 3`?
 
 # %%
 torch.manual_seed(0)
@@ -210,13 +210,13 @@ for norm in (LayerNorm(16, eps=0.0), RMSNorm(16, eps=0.0)):
 # %% [markdown]
 # ## SwiGLU and ReLU²
 #
-# > **In short.** ReLU lets a hidden unit through or not. A gate decides how much of it, and is learned from the same input. ReLU² is a unit that gates itself.
+# > **In short.** ReLU lets a hidden unit through or not. A gate, learned from the same input, decides how much of it passes. ReLU² gates itself.
 #
-# SwiGLU ([Shazeer 2020](https://arxiv.org/abs/2002.05202)): two maps widen $x$. One of them, passed through $\mathrm{SiLU}(z) = z\,\sigma(z)$, becomes the gate of the other:
+# In SwiGLU ([Shazeer 2020](https://arxiv.org/abs/2002.05202)) two maps widen $x$. One of them, passed through $\mathrm{SiLU}(z) = z\,\sigma(z)$, becomes the gate of the other:
 #
 # $$ \mathrm{SwiGLU}(x) = \big(\mathrm{SiLU}(xW_g) \odot xW_1\big)\,W_2, \qquad W_g, W_1: (D, F'),\quad W_2: (F', D) $$
 #
-# Three matrices in place of two, so at $F' = \tfrac23 F$ it has as many weights as the layer of 2017.
+# Its three matrices have as many weights as 2017's two if $F' = \tfrac23 F$.
 
 
 # %%
@@ -226,7 +226,7 @@ def gated_width(d_ff: float) -> int:
 
 
 class SwiGLU(nn.Module):
-    """(SiLU(x·W_g) ⊙ x·W₁)·W₂ at each position alike, without biases (Shazeer 2020, eq. 6)."""
+    """(SiLU(x·W_g) ⊙ x·W₁)·W₂ at every position, without biases (Shazeer 2020, eq. 6)."""
 
     def __init__(self, d_model: int, width: int, dropout: float = 0.1):
         super().__init__()
@@ -241,12 +241,12 @@ class SwiGLU(nn.Module):
 
 
 # %% [markdown]
-# ReLU² ([So et al. 2021](https://arxiv.org/abs/2109.08668)) costs no third matrix. $\mathrm{ReLU}(z)^2 = \mathrm{ReLU}(z)\cdot z$: gate and gated are the same map.
+# ReLU² ([So et al. 2021](https://arxiv.org/abs/2109.08668)) needs no third matrix. $\mathrm{ReLU}(z)^2 = \mathrm{ReLU}(z)\cdot z$: the gate and what it gates are the same map.
 
 
 # %%
 class SquaredReLU(PositionwiseFeedForward):
-    """max(0, x·W₁ + b₁)²·W₂ + b₂ at each position alike (So et al. 2021)."""
+    """max(0, x·W₁ + b₁)²·W₂ + b₂ at every position (So et al. 2021)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) to (..., D), through (..., d_ff)."""
@@ -254,7 +254,7 @@ class SquaredReLU(PositionwiseFeedForward):
 
 
 # %% [markdown]
-# What the three let through:
+# What each lets through:
 
 # %%
 z = torch.linspace(-3, 2, 101)
@@ -263,9 +263,9 @@ gates_chart(z, {"SiLU, SwiGLU's gate": F.silu(z), "ReLU²": z.relu().square(), "
 # %% [markdown]
 # ## Rotary positions
 #
-# > **In short.** Don't add a position to the word. Turn its query and its key by an angle that grows with the position. Then a score depends on the *difference* of the positions alone.
+# > **In short.** Don't add a position to the word. Turn its query and its key by an angle that grows with the position. Then a score depends only on the *difference* of the positions.
 #
-# Rotary position embedding, or RoPE ([Su et al. 2021](https://arxiv.org/abs/2104.09864)). Take the features in pairs, $(x_0, x_1), (x_2, x_3), \dots$, as points in a plane. At position $m$ pair $i$ is turned by $m\omega_i$, with chapter 3's frequencies $\omega_i = 10000^{-2i/d}$ ($d = d_k$ features of one head). All pairs together are a matrix $R_m$ $(d, d)$, and
+# Rotary position embedding, or RoPE ([Su et al. 2021](https://arxiv.org/abs/2104.09864)), takes the features in pairs, $(x_0, x_1), (x_2, x_3), \dots$, as points in a plane. At position $m$, pair $i$ is turned by the angle $m\omega_i$, with chapter 3's frequencies $\omega_i = 10000^{-2i/d}$ ($d = d_k$, the features of one head). All these turns together are a matrix $R_m$ $(d, d)$, and
 #
 # $$ (R_m q)^\top (R_n k) = q^\top R_m^\top R_n\,k = q^\top R_{n-m}\,k $$
 #
@@ -287,7 +287,7 @@ def rotated(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:
 
 
 # %% [markdown]
-# Check. Chapter 3's `shift_matrix` is $R$, turning the other way (its pairs are sine and cosine, in that order). And the property itself: move both words by any amount, and no score changes.
+# Check: chapter 3's `shift_matrix` is $R$, turning the other way. And if all words move by the same amount, no score changes.
 
 # %%
 torch.manual_seed(0)
@@ -300,7 +300,7 @@ for start in (1, 10, 200):
 
 
 # %% [markdown]
-# The drop-in turns queries and keys after the projection, in every layer. Then a layer sees order. Chapter 3's `equivariance_gap` shows it: it is 0 for a layer that is blind to order. Cross-attention isn't turned: "three words back" means nothing from an English word to a German one.
+# The drop-in turns queries and keys after the projection. Then a layer sees order: chapter 3's `equivariance_gap`, 0 for a layer blind to order, is now larger. Cross-attention isn't turned: "three words back" means nothing from an English word to a German one.
 
 
 # %%
@@ -328,7 +328,7 @@ full = rotary(x, x, x, causal)
 torch.testing.assert_close(token_by_token(rotary, x), full)
 
 # %% [markdown]
-# **Predict.** Ten times the same word; for once its query and its key are the same vector, too. What pattern do the scores make?
+# **Predict.** A text repeats one word ten times, and for once the word's query and key are the same vector. What pattern do the scores make?
 
 # %%
 same = rotated(torch.ones(10, 32))
@@ -342,9 +342,9 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** There are two layouts. Ours pairs neighbours (0, 1), (2, 3), …, as the paper does. Other code, Hugging Face's Llama among it, pairs feature $i$ with feature $i + d/2$. Both pass the shift test. But weights trained with one and run with the other give nonsense, without an error. Compare with a *trained* reference.
+# **Pitfall.** There are two layouts. Ours pairs neighbours (0, 1), (2, 3), …, as the paper does. Other code, including Hugging Face's Llama, pairs feature $i$ with feature $i + d/2$. Both pass the shift test, but weights trained with one and run with the other give nonsense, without an error. Compare with a *trained* model.
 #
-# **Pitfall.** With a cache a token's position has to come from outside. Forget `start`, and every word stands at position 0.
+# **Pitfall.** With a cache, a token's position has to come from outside. Forget `start`, and every word stands at position 0.
 
 
 # %%
@@ -367,16 +367,16 @@ print(
 # %% [markdown]
 # ## One key for many heads
 #
-# > **In short.** A decoder keeps a key and a value for each token, head and layer. Let several heads share one key and one value, and that shrinks.
+# > **In short.** A decoder keeps a key and a value for each token, head and layer. Let several heads share one key and one value, and that memory shrinks.
 #
-# Multi-query attention ([Shazeer 2019](https://arxiv.org/abs/1911.02150)) has one head of keys and values for all H heads of queries. Grouped-query attention ([Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) has G of them, each for H/G heads of queries. A token costs $2\,G d_k$ numbers a layer in place of $2\,H d_k$.
+# Multi-query attention ([Shazeer 2019](https://arxiv.org/abs/1911.02150)) has one head of keys and values for all H heads of queries. Grouped-query attention ([Ainslie et al. 2023](https://arxiv.org/abs/2305.13245)) has G of them, each for H/G heads of queries. A token then costs $2\,G d_k$ numbers per layer instead of $2\,H d_k$.
 
 
 # %%
 class GroupedAttention(OpenAttention):
     """`groups` heads of keys and values for `h` heads of queries (Shazeer 2019; Ainslie et al. 2023).
 
-    Raises ValueError where `h` is not a multiple of `groups`.
+    Raises ValueError if `h` is not a multiple of `groups`.
     """
 
     def __init__(self, h: int, d_model: int, dropout: float = 0.1, groups: int = 1):
@@ -396,7 +396,7 @@ class GroupedAttention(OpenAttention):
 
 
 # %% [markdown]
-# Check, against PyTorch's own attention and with a cache:
+# Check against PyTorch's own attention, and with a cache:
 
 # %%
 for groups in (4, 2, 1):
@@ -409,7 +409,7 @@ for groups in (4, 2, 1):
     print(f"G = {groups}: {k[0, :, 0].numel() + v[0, :, 0].numel()} numbers kept for a token")
 
 # %% [markdown]
-# **Pitfall.** `repeat` for `repeat_interleave`. Both make H heads of G. Weights from elsewhere then read another head's keys. With G = 1 or G = H there is no difference, so the two easiest tests are blind to it.
+# **Pitfall.** `repeat` for `repeat_interleave`. Both make H heads out of G. With `repeat`, a trained model's heads read another group's keys. With G = 1 or G = H there is no difference, so the two easiest tests don't notice.
 
 # %%
 k = torch.arange(2).view(1, 2, 1, 1)  # group 0 and group 1
@@ -419,13 +419,13 @@ print("repeat_interleave:", k.repeat_interleave(2, dim=1).flatten().tolist())
 # %% [markdown]
 # ## QK-norm
 #
-# > **In short.** Queries and keys can grow while a model trains, until softmax sees one word only. Norm both, and no score can exceed $\sqrt{d_k}$, times each norm's largest learned scale.
+# > **In short.** Queries and keys can grow in training until softmax sees only one word. Normalise both, and no score can exceed $\sqrt{d_k}$ times the largest learned scale of each norm.
 #
-# [Henry et al. (2020)](https://arxiv.org/abs/2010.04245) divided queries and keys by their lengths. [Dehghani et al. (2023)](https://arxiv.org/abs/2302.05442) put a LayerNorm there; large models diverged without it. Our form is Qwen3's: each head's query and key pass an RMSNorm before they are turned. Their lengths become $\sqrt{d_k}$ (if all $\gamma_i = 1$), so by Cauchy and Schwarz
+# [Henry et al. (2020)](https://arxiv.org/abs/2010.04245) divided queries and keys by their lengths. [Dehghani et al. (2023)](https://arxiv.org/abs/2302.05442) put a LayerNorm there; large models diverged without it. Our form is Qwen3's: each head's query and key pass through an RMSNorm before they are turned. Their lengths become $\sqrt{d_k}$ (if all $\gamma_i = 1$), so by the Cauchy-Schwarz inequality
 #
 # $$ \frac{|q \cdot k|}{\sqrt{d_k}} \le \frac{\|q\|\,\|k\|}{\sqrt{d_k}} = \sqrt{d_k} $$
 #
-# A rotation keeps lengths, so the bound survives it.
+# A rotation keeps lengths, so the bound still holds after it.
 
 
 # %%
@@ -447,20 +447,18 @@ class NormedAttention(GroupedAttention):
 
 
 class TodaysAttention(RotaryAttention, NormedAttention):
-    """Self-attention with grouped queries, QK-norm and rotary positions."""
+    """Self-attention with grouped queries, QK-norm and rotary positions, in this order."""
 
 
 # %% [markdown]
-# (Python asks `RotaryAttention` first, and its `super()` is here `NormedAttention`. So what is normed gets turned.)
-#
-# **Predict.** We multiply the weights that make queries and keys by 1 to 16. What becomes of the largest attention weight, with and without QK-norm?
+# **Predict.** We multiply the weights that make queries and keys by 1 to 16. What happens to the largest attention weight, with and without QK-norm?
 
 # %%
 torch.manual_seed(0)
 text, sure, plain = torch.randn(1, 32, 64), [], RotaryAttention(4, 64, 0.0)  # (B, T, D)
 initialise(plain)  # as in chapter 5
 normed = TodaysAttention(4, 64, 0.0, groups=4)
-normed.load_state_dict(plain.state_dict(), strict=False)  # but for the norms the same layer
+normed.load_state_dict(plain.state_dict(), strict=False)  # the same layer, except for the norms
 for name, of in {"without": plain, "QK-norm": normed}.items():
     for size in (1, 2, 4, 8, 16):
         layer = copy.deepcopy(of)
@@ -476,9 +474,9 @@ sharpness_chart(sure)
 # %% [markdown]
 # ## Outputs that begin at zero
 #
-# > **In short.** Begin each sublayer's last matrix at zero. Then, in a pre-norm model, every fresh layer passes its input on, and joins in as it learns.
+# > **In short.** Start each sublayer's last matrix at zero. Then, in a pre-norm model, every fresh layer passes its input on unchanged.
 #
-# A sublayer adds $f(x)W$ to $x$. Fixup ([Zhang et al. 2019](https://arxiv.org/abs/1901.09321)) starts with $W = 0$. Does it learn? $W$ does: its gradient is $f(x)^\top$ times the one that arrives. What stands before $W$ follows a step later.
+# A sublayer adds $f(x)W$ to $x$. Fixup ([Zhang et al. 2019](https://arxiv.org/abs/1901.09321)) starts with $W = 0$. $W$ can still learn: its gradient is $f(x)^\top$ times the gradient that arrives. The weights before it follow a step later.
 
 
 # %%
@@ -501,7 +499,7 @@ feed = fresh.decoder.layers[0].feed_forward
 assert feed.contract.weight.grad.abs().max() > 0 and (feed.expand.weight.grad == 0).all()
 
 # %% [markdown]
-# **Pitfall.** Zeroing *both* matrices of a layer. Each waits for the other: with $f(x) = 0$ and $W = 0$ both gradients stay 0 for ever. Nothing warns you.
+# **Pitfall.** Zeroing *both* matrices of a layer. Each waits for the other: with $f(x) = 0$ and $W = 0$ both gradients stay 0 for ever.
 
 # %%
 nn.init.zeros_(feed.expand.weight)
@@ -516,7 +514,7 @@ print("largest gradients of a layer that was zeroed twice:", dead)
 #
 # > **In short.** A gradient matrix has a few strong directions and many weak ones. Gradient descent steps mostly along the strong ones. Adam evens out single numbers; Muon evens out directions.
 #
-# Every matrix is a sum $U\Sigma V^\top = \sum_i \sigma_i u_i v_i^\top$, in which the $u_i$ are perpendicular unit vectors, and so are the $v_i$. The *singular value* $\sigma_i \ge 0$ says how strongly it acts in direction i. Take as this matrix the running average of a weight's gradients. Muon's step ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)) is $U V^\top$: the same directions, all equally strong, times $\sqrt{\max(1, \text{rows}/\text{columns})}$ (not in the code below). It needs no decomposition. Since $(XX^\top)X = U\Sigma^3 V^\top$, an odd polynomial changes the singular values and leaves $U$ and $V$ alone, and this one brings them near 1 in five rounds. Its authors chose the numbers so that small values grow fast, at the price of not settling at 1:
+# Every matrix is a sum $U\Sigma V^\top = \sum_i \sigma_i u_i v_i^\top$, in which the $u_i$ are perpendicular unit vectors, and so are the $v_i$. The *singular value* $\sigma_i \ge 0$ says how strongly the matrix acts in direction i. Muon ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)) takes as this matrix the running average of a weight's gradients. Its step is $U V^\top$, the same directions with equal strength, times $\sqrt{\max(1, \text{rows}/\text{columns})}$ (not in the code below). No decomposition is needed: since $(XX^\top)X = U\Sigma^3 V^\top$, an odd polynomial changes the singular values and leaves $U$ and $V$ alone. This one brings the values near 1 in five rounds; small ones grow fast, at the price of not settling at 1:
 #
 # $$ X \leftarrow 3.4445\,X - 4.7750\,(XX^\top)X + 2.0315\,(XX^\top)^2X $$
 
@@ -533,7 +531,7 @@ def orthogonalised(matrix: Tensor, rounds: int = 5) -> Tensor:
 
 
 # %% [markdown]
-# A real gradient: the shipped small model, 64 sentences, one feed-forward matrix (256, 128). **Predict.** How many of its 128 singular values hold 90% of $\sum_i \sigma_i^2$, the sum of all squared entries?
+# Take a real gradient, of one feed-forward matrix (256, 128) of the shipped small model, over 64 sentences. **Predict.** How many of its 128 singular values hold 90% of $\sum_i \sigma_i^2$, the sum of all squared entries?
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
@@ -557,14 +555,14 @@ print(f"all but the last now lie between {low:.2f} and {high:.2f}; the last: {af
 spectrum_chart({"gradient": S / S[0], "after five rounds": after})
 
 # %% [markdown]
-# (The last direction: the LayerNorm before this matrix centres its output, so one direction of the input hardly varies, and hardly shows in the gradient.) Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam. [`optimizers.py`](../scripts/engine/optimizers.py) has the whole, with momentum.
+# Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam. [`optimizers.py`](../scripts/engine/optimizers.py) has the whole optimizer.
 
 # %% [markdown]
 # ## The block of today
 #
-# > **In short.** Take chapter 4's Transformer and exchange its parts. What holds them together stays.
+# > **In short.** Take chapter 4's Transformer and exchange its parts.
 #
-# `exchange` walks through a model and replaces what is of a kind. Self-attention gets everything above. Only the decoder's shares keys: an encoder has no cache. (In Ainslie et al. cross-attention shares them, too; ours keeps a key and a value for each head.) Nothing is added to the embeddings. Each step can be taken alone.
+# Self-attention gets everything above, but only the decoder's shares keys and values: an encoder has no cache. (Ainslie et al. share them in cross-attention, too.)
 
 
 # %%
@@ -634,7 +632,7 @@ less_by_groups = 2 * 2 * (128 + 1) * 64  # layers, k and v, inputs and a bias, s
 print(f"{less_by_groups:,} of the difference are grouped keys' and values'")
 
 # %% [markdown]
-# Check: an encoder layer once more, in PyTorch's own functions and `rotated`. This is the block on half a screen.
+# Check: an encoder layer must equal one made of PyTorch's own functions and `rotated`.
 
 # %%
 torch.manual_seed(0)
@@ -659,7 +657,7 @@ y = y + feed.contract(F.silu(feed.gate(z)) * feed.expand(z))
 torch.testing.assert_close(layer(x, None), y)
 
 # %% [markdown]
-# And the decoder's self-attention, with a cache: the same, for half of 2017's numbers a token, with two groups for four heads.
+# The decoder's self-attention must give the same outputs with a cache.
 
 # %%
 attend = translator.decoder.layers[0].self_attn
@@ -670,11 +668,11 @@ print(f"{kept} numbers kept for a token; 2017's attention keeps {2 * 32}")
 # %% [markdown]
 # ## On record
 #
-# > **In short.** Alone, rotary positions and Muon are ahead of 2017's block, and zeroed outputs behind. The whole block is ahead of 2017's, after three passes and after nine. After three it is further ahead without zeroed outputs, or with Muon. For the other parts no difference in BLEU can be told.
+# > **In short.** Alone, rotary positions and Muon are ahead of 2017's block, and zeroed outputs are behind. The whole block is ahead, too, and further ahead without zeroed outputs, or with Muon. For the other parts, no difference in BLEU is detected.
 #
-# All of it in a small model: [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save true`). The base is chapter 19's (two layers of width 64, without dropout), with three passes over Multi30k, not five. A sweep gave each row the rate at which its validation loss was lowest, with worse ones on both sides, a factor of two apart. Then three other seeds count. BLEU, by a beam of 4, is of the validation captions, which by their loss chose rate and pass, too.
+# We tried all of this in a small model: [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save true`). The base is chapter 19's (two layers of width 64, without dropout), with three passes over Multi30k instead of five. A sweep gave each row the rate with the lowest validation loss. The scores are of three other seeds. BLEU, with a beam of 4, is that of the validation captions, whose loss also chose rate and pass.
 #
-# *Today* is the whole block, by Adam. *Today, not zeroed* leaves zeroed outputs out. (It and chapter 23's *latent, decoder alone* came later, to explain the others.) **Predict.** Which part alone helps most? And is the block better than its best part?
+# *Today* is the whole block, trained with Adam. (*Today, not zeroed* and chapter 23's *latent, decoder alone* came later, to explain the others.) **Predict.** Which part alone helps most? And is the block better than its best part?
 
 # %%
 OF_THIS_CHAPTER = {  # each row, and the one that it has to beat
@@ -731,18 +729,18 @@ print("told apart by the loss alone:", also)
 block_means(shown)
 
 # %% [markdown]
-# *first* and *last* are the training losses of the first and the last pass, *loss* is that of validation, in nats a piece. The verdicts are on BLEU; all nineteen rows of three passes, those of chapters 23 and 24, too, are tested together.
+# *first* and *last* are the training losses of the first and last pass, and *loss* is the validation loss, in nats per piece. The verdicts are on BLEU, with all nineteen rows of three passes, those of chapters 23 and 24 included, tested together.
 #
-# - **Rotary positions** gain 3.0 BLEU, as much as two more passes bring 2017's block (30.1, chapter 19's base). The training loss gains as much as validation's. In the first pass it is no lower than SwiGLU's (both 4.08).
-# - **Muon** gains 1.5 on 2017's block (in nats as much as rotary positions, 0.18) and 5.5 on today's. One rate serves it and, for tables, norms and biases, Adam: 0.0336 was best for both blocks, if barely.
-# - **Zeroed outputs** cost 2.4. At 0.0042, their best rate, the sweep has 2.53 for them and 2.49 for 2017's; at 0.0084, 2017's best, 2.90 and 2.32. So they cost more at the higher rate. Our tables are tied, so a fresh model tends to predict the word that it has just read; with zeroed outputs nothing disturbs that. Whether that is the reason we didn't test.
-# - **The block** is 1.4 below rotary positions alone (not tested). Without zeroed outputs it gains 2.5; that it is then 1.1 above rotary alone wouldn't pass with the nineteen. With Muon it is 3.0 higher still, zeroed as it is.
-# - **SwiGLU** has a lower validation loss, by 0.08 nats: that is told apart. Its 0.8 BLEU isn't.
-# - **RMSNorm, ReLU², QK-norm, grouped and multi-query attention:** no difference can be told, by either measure. Most were made for something else: fewer operations, a smaller cache, steadier training. There, to lose nothing is all one wants. That isn't shown either: each interval is 1.7 BLEU wide. But at twice its best rate 2017's block loses 0.34 nats; with QK-norm, but also with SwiGLU, 0.05 (one run each).
+# - **Rotary positions** gain 3.0 BLEU, as much as two more passes give 2017's block (30.1, chapter 19's base).
+# - **Muon** gains 1.5 on 2017's block and 5.5 on today's.
+# - **Zeroed outputs** cost 2.4. One possible reason, untested: our tables are tied, so a fresh model tends to predict the word it has just read, and with zeroed outputs nothing disturbs that.
+# - **The block** is 1.4 below rotary positions alone (not tested). Without zeroed outputs it gains 2.5 and is 1.1 above rotary alone, a difference that wouldn't pass with the nineteen. With Muon, zeroed outputs included, it is another 3.0 higher.
+# - **SwiGLU** lowers the validation loss by 0.08 nats, which passes the test. Its 0.8 BLEU doesn't.
+# - **RMSNorm, ReLU², QK-norm, grouped and multi-query attention:** no difference is detected by either measure. Most were made for something else: fewer operations, a smaller cache, steadier training. That they lose nothing isn't shown either: each interval is 1.7 BLEU wide.
 #
 # ### Three times as long
 #
-# Nine passes, for the two blocks alone. For each a dropout of 0 or 0.1 and the rate were chosen anew. **Predict.** Does the lead of today's block grow, or shrink?
+# The two blocks also got nine passes. For each, the rate was chosen again, and a dropout of 0 or 0.1. **Predict.** Does the lead of today's block grow or shrink?
 
 # %%
 scores = block_runs(epochs=9).groupby("row")["bleu"].agg(list).to_dict()
@@ -752,20 +750,20 @@ print(verdict_line("today", longer, "2017"), "(nine)")
 block_means(["2017", "today"], epochs=9)
 
 # %% [markdown]
-# After nine passes the lead is 2.9 BLEU, after three it was 1.6. That growth, tested like one row's gain, is 1.3 ± 1.2: borderline. In training loss the lead grows from 0.15 nats to 0.21; in validation loss it is 0.14 and 0.16, a growth of 0.02 ± 0.04. So today's block fits the training captions better; how much carries over is open. A dropout of 0.1 costs 2017's block 0.15 nats of validation and today's 0.11, in the sweep's one run each. The blocks without zeroed outputs and with Muon weren't trained so long.
+# After nine passes the lead is 2.9 BLEU; after three it was 1.6. That growth, tested like one row's gain, is 1.3 ± 1.2: borderline. In training loss the lead grows from 0.15 nats to 0.21, in validation loss by 0.02 ± 0.04. How much of it carries over to new captions is open.
 #
-# *What the record can't say:* what these parts do in a large model, or in a longer training; nor whether Muon gains by zeroed outputs or in spite of them.
+# *What the record can't say:* what these parts do in a large model, or in longer training; nor whether Muon gains on today's block because of zeroed outputs or in spite of them.
 #
 # ## Summary
 #
 # - RMSNorm is LayerNorm without centring and shift. SwiGLU gates one map of the input by another; ReLU² gates a map by itself.
-# - Rotary positions turn queries and keys, so that a score knows the distance alone.
-# - With G groups a decoder keeps $2Gd_k$ numbers a token and layer. QK-norm bounds the scores.
+# - Rotary positions turn queries and keys, so a score depends on the distance alone.
+# - With G groups a decoder keeps $2Gd_k$ numbers per token and layer. QK-norm bounds the scores.
 # - Zeroed outputs make a fresh pre-norm layer the identity. Muon makes a step's singular values nearly equal.
 #
 # ## What these papers did that we don't
 #
-# They judged these parts in larger models, from translation to vision. The language models that combine them today are decoders alone, a thousand times larger and more, mostly without biases.
+# They judged these parts in larger models. Today's language models, which combine them, are decoders alone, a thousand times larger or more, mostly without biases.
 #
 # ## Exercises
 #
@@ -823,7 +821,7 @@ check(alibi_bias)
 #
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# Why are values not turned? And an RMSNorm whose scales are all 1 may stand before the rotation or after it. Why may one with learned scales stand before it only?
+# Why are values not turned? An RMSNorm whose scales are all 1 may stand before the rotation or after it. Why may one with learned scales stand only before it?
 #
 # <details><summary>An answer</summary>
 #

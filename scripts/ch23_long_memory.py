@@ -81,9 +81,9 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## What a token costs
 #
-# > **In short.** A decoder keeps a key and a value for every token, head and layer, and reads all of it again for each new token. For long texts that memory can grow as large as the weights, and larger.
+# > **In short.** A decoder keeps a key and a value for every token, head and layer, and reads all of them again for each new token. For long texts that memory can outgrow the weights.
 #
-# Chapter 8 kept keys and values so as not to compute them twice. The price, in numbers for each token and layer:
+# What a cache (chapter 8) holds, in numbers per token and layer:
 #
 # | what is kept | numbers | the idea |
 # |---|---|---|
@@ -106,7 +106,7 @@ def kept_numbers(kind: str, h: int, d_k: int, groups: int, latent: int, rotary: 
 
 
 # %%
-# Eight groups are our supposition, to compare: it has none.
+# Eight groups are our assumption, for comparison: DeepSeek-V2 has none.
 deepseek = {"h": 128, "d_k": 128, "groups": 8, "latent": 512, "rotary": 64}
 for kind in ("multi-head", "grouped-query", "multi-query", "latent"):
     per_token = 60 * kept_numbers(kind, **deepseek) * 2  # bytes, all layers
@@ -116,9 +116,9 @@ for kind in ("multi-head", "grouped-query", "multi-query", "latent"):
 print(f"and its weights: {236e9 * 2 / 2**30:,.0f} GiB")
 
 # %% [markdown]
-# 366 GiB for one text, nearly as much as its weights. Multi-query would keep least. But DeepSeek-V2's authors report that latents did better than attention with all heads, and groups worse. We can't check that.
+# One text needs 366 GiB, nearly as much as the weights. DeepSeek-V2's authors report (we can't check it) that latents did better than attention with all heads, and groups worse.
 #
-# All these grow with the length, T. Two more ideas of this chapter don't. A **window** keeps the last $w$ tokens only. **Linear attention** keeps one matrix a head, whatever the length: the *state*. Here is what one layer keeps, by the formulas. The sizes are our choice, so the order of groups and latents means nothing.
+# All of these caches grow with the length, T. With two more ideas they stop growing. A **window** keeps only the last $w$ tokens. **Linear attention** keeps one matrix per head, the *state*.
 
 # %%
 lengths, small = range(0, 8193, 256), {"h": 8, "d_k": 64, "groups": 2, "latent": 256, "rotary": 32}
@@ -135,26 +135,26 @@ cache_growth_chart(lengths, mib)
 # %% [markdown]
 # ## Latent attention
 #
-# > **In short.** Don't keep keys and values. Keep one short vector from which all heads' keys and values can be made. And don't even make them: move the making into the query.
+# > **In short.** Don't keep keys and values. Keep one short vector from which all heads' keys and values can be made. While decoding, don't even make them: move that work to the query.
 #
-# Multi-head latent attention, MLA ([DeepSeek-V2](https://arxiv.org/abs/2405.04434), §2.1). For a token $h_t \in \mathbb{R}^D$ and a latent width $d_c \ll 2Hd_k$:
+# This is multi-head latent attention, MLA ([DeepSeek-V2](https://arxiv.org/abs/2405.04434), §2.1). For a token $h_t \in \mathbb{R}^D$ and a latent width $d_c \ll 2Hd_k$:
 #
 # $$ c_t = \mathrm{norm}(W^{DKV} h_t) \in \mathbb{R}^{d_c}, \qquad k_{t,i} = W^{UK}_i c_t, \qquad v_{t,i} = W^{UV}_i c_t \qquad (i = 1 \dots H) $$
 #
-# with $W^{DKV}$ $(d_c, D)$, $W^{UK}_i$ and $W^{UV}_i$ $(d_k, d_c)$. ($D$ for down, $U$ for up; the norm is chapter 22's RMSNorm.) Only $c_t$ is kept. A score needs no key, since the matrix can change sides: then it is applied once for each query, and not once for each key. The same holds for the values, with attention weights $a_t$:
+# with $W^{DKV}$ $(d_c, D)$, $W^{UK}_i$ and $W^{UV}_i$ $(d_k, d_c)$. ($D$ for down, $U$ for up; the norm is chapter 22's RMSNorm.) Only $c_t$ is kept. A score needs no key, since the matrix can change sides. It is then applied once per query instead of once per key. The same holds for the values, with attention weights $a_t$:
 #
 # $$ q_i \cdot k_{t,i} = q_i^\top W^{UK}_i c_t = \big({W^{UK}_i}^\top q_i\big)\cdot c_t, \qquad \sum_t a_{t}\, W^{UV}_i c_t = W^{UV}_i \sum_t a_{t}\, c_t $$
 #
-# So while decoding it is multi-query attention: the latent is the one key and the one value. But a score then costs $d_c$ products a head in place of $d_k$ (512 against 128). So it is worth it for one new token only, for which the keys of the whole text would have to be made again. In training, keys made once serve all queries.
+# So while decoding, this is multi-query attention: the latent is the one key and the one value. But a score then costs $d_c$ products per head instead of $d_k$ (512 against 128). That pays off for a single new token, but not in training, where keys made once serve all queries.
 #
-# Rotary positions (chapter 22) would spoil this. For a query at position s, a rotation stands between, $q_i^\top R_{t-s} W^{UK}_i c_t$, and another one for each distance: the matrix can no longer change sides once for all keys. So what depends on position gets a small key of its own, made of the token and shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query has a matching part $q^R_i$, turned by the query's own position:
+# Rotary positions would spoil this. For a query at position s, a rotation stands in between, $q_i^\top R_{t-s} W^{UK}_i c_t$, a different one for each distance, so the matrix can't move to the query once for all keys. So positions get a small key of their own, made from the token and shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query has a matching part $q^R_i$, turned by the query's own position:
 #
 # $$ \text{score} = \frac{q_i\cdot k_{t,i} + q^R_i\cdot k^R_t}{\sqrt{d_k + d_R}} $$
 
 
 # %%
 class LatentAttention(nn.Module):
-    """Keys and values from one short vector a token, positions in a rotary key beside it (DeepSeek-V2, §2.1).
+    """Keys and values from one short vector per token, positions in a rotary key beside it (DeepSeek-V2, §2.1).
 
     `latent` is d_c and `rotary` is d_R; 0 leaves positions out, as cross-attention must. One query
     is answered without making keys (`absorbed`), several with (`expanded`): the same numbers.
@@ -222,7 +222,7 @@ class LatentAttention(nn.Module):
 
 
 # %% [markdown]
-# Check. `token_by_token` (chapter 22) reads with a cache, the absorbed way; the whole text at once takes the expanded way. Both must agree. And what four layers really keep of a token has the formula's size.
+# Check: reading with a cache (the absorbed way) and the whole text at once (the expanded way) must agree. And what each layer keeps must have the formula's size.
 
 # %%
 torch.manual_seed(0)
@@ -243,9 +243,9 @@ for kind, layer in layers.items():
     print(f"{kind}: {kept} numbers a token")
 
 # %% [markdown]
-# What does the latent give up? DeepSeek-V2's 512 numbers stand for $2 \cdot 128 \cdot 128 = 32{,}768$. Those were made from a vector of 5,120 anyway, so the space shrinks from 5,120 to 512. Training must find one that is enough.
+# What does the latent give up? DeepSeek-V2's 512 numbers replace $2 \cdot 128 \cdot 128 = 32{,}768$. Those were made from a vector of 5,120 anyway, so the space shrinks from 5,120 dimensions to 512.
 #
-# **Pitfall.** *The cached token at the wrong place.* With a cache, a layer sees one token and can't know where it stands: it must be told (`start`). Say nothing, and all rotary keys are turned alike. Nothing crashes.
+# **Pitfall.** *The cached token at the wrong place.* Without `start`, a layer with a cache turns all rotary keys as if at position 0. Nothing crashes.
 
 # %%
 right = latent(x, x, x, causal)
@@ -255,9 +255,9 @@ print(f"outputs of up to {right.abs().max():.3f} move by up to {gap.abs().max():
 # %% [markdown]
 # ## Windows, and some global layers
 #
-# > **In short.** Let most layers see only the nearest words, and a few layers see everything. Through the few, far words can arrive.
+# > **In short.** Let most layers see only the nearest words. Distant words arrive through a few layers that see everything.
 #
-# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150); Mistral 7B, [2023](https://arxiv.org/abs/2310.06825)). Work grows with $Tw$, not with $T^2$, and the cache holds $w$ tokens. What lies outside isn't lost at once: the neighbour saw *its* neighbours. So N layers reach $N(w-1)$ words back, each passing on what it saw.
+# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150); Mistral 7B, [2023](https://arxiv.org/abs/2310.06825)). Work grows with $Tw$, not with $T^2$, and the cache holds $w$ tokens. What lies outside isn't lost at once: each neighbour saw *its* neighbours. So N layers reach $N(w-1)$ words back.
 
 
 # %%
@@ -281,9 +281,9 @@ class WindowedAttention(OpenAttention):
 
 
 # %% [markdown]
-# (A mask still computes all scores. Kernels for windows skip what is hidden.)
+# (Our layer still computes all scores.)
 #
-# Check: a decoder that *keeps* only the last $w$ tokens says the same as the whole text at once.
+# Check: a decoder that *keeps* only the last $w$ tokens gives the same outputs as the whole text at once.
 
 # %%
 torch.manual_seed(0)
@@ -296,7 +296,7 @@ torch.testing.assert_close(torch.cat(out, dim=1), local(x, x, x, causal))
 print(f"kept of 12 tokens: keys and values of {kept[0].size(2)}")
 
 # %% [markdown]
-# **Predict.** Three layers with a window of 3. How far back can the last word know? And if only the middle layer is global?
+# **Predict.** With three layers and a window of 3, how far back can the last word see? And if the middle layer is global?
 
 
 # %%
@@ -324,7 +324,7 @@ for name, seen in reaches.items():
 reach_chart(reaches)
 
 # %% [markdown]
-# Today's models mix the two. Gemma 2 ([2024](https://arxiv.org/abs/2408.00118)) alternates them. Gemma 3 ([2025](https://arxiv.org/abs/2503.19786)) has five local layers, with a window of 1,024, for each global one. What does that save?
+# Gemma 2 ([2024](https://arxiv.org/abs/2408.00118)) alternates local and global layers. Gemma 3 ([2025](https://arxiv.org/abs/2503.19786)) has five local layers, with a window of 1,024, for each global one.
 
 # %%
 for n in (1_024, 8_192, 131_072):
@@ -332,17 +332,17 @@ for n in (1_024, 8_192, 131_072):
     print(f"{n:,} tokens: {share:.0%} of the cache of six global layers")
 
 # %% [markdown]
-# Nothing on a short text, nearly five sixths on a long one.
+# On a short text this saves none of the cache, on a long one nearly five sixths.
 #
 # ## Linear attention
 #
-# > **In short.** Replace the softmax by a plain product, and the sum over all words can be made *before* the query comes. Then one small matrix is the whole memory.
+# > **In short.** Replace the exponential in the softmax by a plain product, and the sum over all words can be made *before* the query comes. Then one small matrix is the whole memory.
 #
-# [Katharopoulos et al. (2020)](https://arxiv.org/abs/2006.16236) write $\phi(q)\cdot\phi(k)$ in place of $e^{q\cdot k}$, with $\phi(x) = \mathrm{elu}(x) + 1 > 0$. A product of three matrices may be bracketed either way, $(QK^\top)V = Q(K^\top V)$. For query i, and with a sum $z$ for the denominator:
+# [Katharopoulos et al. (2020)](https://arxiv.org/abs/2006.16236) write $\phi(q)\cdot\phi(k)$ instead of $e^{q\cdot k}$, with $\phi(x) = \mathrm{elu}(x) + 1 > 0$. A product of three matrices may be bracketed either way, $(QK^\top)V = Q(K^\top V)$. For query i:
 #
 # $$ o_i = \frac{\sum_j \big(\phi(q_i)\cdot\phi(k_j)\big)\, v_j}{\sum_j \phi(q_i)\cdot\phi(k_j)} = \frac{M^\top \phi(q_i)}{\phi(q_i)\cdot z}, \qquad M = \sum_j \phi(k_j)\, v_j^\top, \quad z = \sum_j \phi(k_j) $$
 #
-# On the right no T × T matrix is left. The state $M$ is $(d_k, d_v)$ and $z$ is $(d_k)$, whatever the length. If the sums run over $j \le i$, it is a recurrence: each token *adds* to $M$. (The class at the end of the cell makes a layer of it, for this chapter's record.)
+# On the right no T × T matrix is left. The state $M$ is $(d_k, d_v)$ and $z$ is $(d_k)$, whatever the length. If the sums run over $j \le i$, this is a recurrence: each token *adds* to $M$.
 
 
 # %%
@@ -383,7 +383,7 @@ class LinearAttention(OpenAttention):
     """
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """As in `OpenAttention`; without a mask in a time linear in the length."""
+        """As in `OpenAttention`; without a mask, in time linear in the length."""
         if mask is None:
             return linear_attention(q, k, v)
         return masked_linear_attention(q, k, v, mask)
@@ -400,13 +400,13 @@ print("three forms, the same numbers")
 # %% [markdown]
 # ### From adding to correcting: the delta rule
 #
-# > **In short.** The state is a small memory: value $v$ is written under key $k$. Plain linear attention only ever adds. The delta rule first looks up what is stored under the key, and writes the *difference*.
+# > **In short.** The state is a small memory: value $v$ is written under key $k$. Plain linear attention only adds. The delta rule first looks up what is stored under the key, and writes the *difference*.
 #
-# Leave out the denominator and $\phi$, and give the keys length 1. Writing is then $M \leftarrow M + k v^\top$, and reading is $M^\top q$. Under one key two values get added up. Schlag et al. ([2021](https://arxiv.org/abs/2102.11174)) correct instead, with a rate $\beta \in [0, 1]$ that a layer computes from the token:
+# Leave out the denominator and $\phi$, and give the keys length 1. Writing is then $M \leftarrow M + k v^\top$, and reading is $M^\top q$. Schlag et al. ([2021](https://arxiv.org/abs/2102.11174)) correct instead of adding, with a rate $\beta \in [0, 1]$ that a layer computes from the token:
 #
 # $$ M \;\leftarrow\; M + \beta\, k\, \big(v - M^\top k\big)^\top $$
 #
-# With $\beta = 1$ the old value is replaced, with $\beta = 0$ nothing is written. (A step of gradient descent on $\tfrac12\lVert M^\top k - v\rVert^2$, the *delta rule* of Widrow and Hoff, 1960.)
+# With $\beta = 1$ the old value is replaced; with $\beta = 0$ nothing is written. (This is a gradient step on $\tfrac12\lVert M^\top k - v\rVert^2$, the *delta rule* of Widrow and Hoff, 1960.)
 
 
 # %%
@@ -422,7 +422,7 @@ def delta_attention(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# **Predict.** "The dog is in the garden. The dog is in the house." The key is *dog* both times, the value is *garden*, then *house*. Ask for the dog: what do the two rules answer? And softmax attention without positions?
+# **Predict.** "The dog is in the garden. The dog is in the house." The key is *dog* both times, the value is *garden*, then *house*. Ask for the dog: what do adding, the delta rule, and softmax attention without positions answer?
 
 # %%
 garden, house = torch.eye(2)
@@ -437,16 +437,16 @@ torch.testing.assert_close(delta[-1], house)
 torch.testing.assert_close(plain[-1], garden + house)
 
 # %% [markdown]
-# Softmax can't tell equal keys apart either; positions have to help it. (With its denominator, adding would say 0.5 and 0.5 as well.) The delta rule has overwritten.
+# Softmax can't distinguish equal keys either; positions have to help it. The delta rule has overwritten the old value.
 #
-# (Each step waits for the one before. Solving a triangular system gives all at once, so such layers train fast, in chunks: [Yang et al. 2024](https://arxiv.org/abs/2406.06484).)
+# (In training, solving a triangular system gives all steps of a chunk at once: [Yang et al. 2024](https://arxiv.org/abs/2406.06484).)
 #
-# **Predict.** Write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? An error of 1 is as bad as answering zero. Beside the rules stand the best state of this size, by least squares, and softmax attention, which keeps all pairs. We try it twice: with the scores $q \cdot k$ as they are (at most 1), and *sharp*, with scores times 20.
+# **Predict.** We write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? (An error of 1 is as bad as answering zero.) For comparison there are the best state of this size, by least squares, and softmax attention, which keeps all pairs: with the scores $q \cdot k$ (at most 1), and *sharp*, with scores times 20.
 
 
 # %%
 def recall_errors(pairs: int, d: int = 16, draws: int = 20) -> dict[str, float]:
-    """Relative error of `pairs` values read back under their keys, a mean, for each memory."""
+    """Mean relative error of `pairs` values read back under their keys, for each memory."""
     torch.manual_seed(pairs)
     k, v = F.normalize(torch.randn(2, draws, pairs, d), dim=-1)  # (draws, N, d) each
     asked = torch.cat((k, k), dim=1)  # write them all, then read: a rate of 0 writes nothing
@@ -474,21 +474,21 @@ recall_chart(
 )
 
 # %% [markdown]
-# Up to 16 pairs would fit. The delta rule loses earlier: a write with $\beta = 1$ changes what overlapping keys read, too. Above 16 no state holds all. Softmax keeps all, but finds them only if it is sharp: a model must learn large scores. (Keys of length 1 make the plain one blunter than it is in a fresh layer.)
+# The delta rule's error grows well before 16 pairs, because a write with $\beta = 1$ also changes what overlapping keys read.
 #
-# Many models with such a memory keep some layers of full attention. Qwen3-Next (2025), for one, has three layers of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)) for one of attention. "Gated" means that the state also fades (exercise 2).
+# Many models with such a memory keep some layers of full attention. Qwen3-Next (2025) has one such layer for every three of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)), whose state also fades (exercise 2).
 #
 # ## FlashAttention
 #
-# > **In short.** The T × T weights are large, and nobody wants them: they are only on the way. Take a tile of queries and of keys, keep a running softmax, and the large matrix never exists.
+# > **In short.** The T × T weights are only an intermediate result, and a large one. Take a tile of queries and of keys at a time, keep a running softmax, and the large matrix never exists.
 #
-# The ideas so far change the function. This one doesn't: the same numbers, less memory while computing. (The cache stays.) Tiles, and weights that are computed again on the way back, are of [Dao et al. 2022](https://arxiv.org/abs/2205.14135). The order of the loops here, and the one division at the end, are of [Dao 2023](https://arxiv.org/abs/2307.08691).
+# The ideas so far change the function. This one gives the same numbers with less memory. Tiles, and weights computed again in the backward pass, come from [Dao et al. 2022](https://arxiv.org/abs/2205.14135). The order of our loops comes from [Dao 2023](https://arxiv.org/abs/2307.08691).
 #
-# The obstacle is the softmax. It needs the largest score and the sum over *all* keys, and a tile knows only some. Both can be corrected later. For one query, after some tiles, let $m$ be the largest score so far, $\ell = \sum_j e^{s_j - m}$ and $a = \sum_j e^{s_j - m} v_j$. Before the first tile, $m = -\infty$ and the sums are 0. A new tile with scores $s'$ brings
+# The obstacle is the softmax. It needs the largest score and the sum over *all* keys, and a tile has only some of them. Both can be corrected later. For one query, after some tiles, let $m$ be the largest score so far, $\ell = \sum_j e^{s_j - m}$ and $a = \sum_j e^{s_j - m} v_j$. Before the first tile, $m = -\infty$ and the sums are 0. A new tile with scores $s'$ gives
 #
 # $$ m' = \max(m, \max_j s'_j), \qquad \ell \leftarrow e^{m - m'}\ell + \sum_j e^{s'_j - m'}, \qquad a \leftarrow e^{m - m'}a + \sum_j e^{s'_j - m'} v_j $$
 #
-# and then $m \leftarrow m'$. At the end the output is $a/\ell$. **Predict.** Four scores in two tiles: 1, 3, then 6, 2. By which factor must the first tile's sum shrink?
+# and then $m \leftarrow m'$. At the end the output is $a/\ell$. **Predict.** Four scores come in two tiles: 1, 3, then 6, 2. By what factor must the first tile's sum shrink?
 
 # %%
 first, second = torch.tensor([1.0, 3.0]), torch.tensor([6.0, 2.0])
@@ -503,13 +503,13 @@ print(f"the first tile's sum: {total:.4f}, times {shrink:.4f}; with the second: 
 print(f"nothing shrunk: {total + (second - new_m).exp().sum():.4f}")
 
 # %% [markdown]
-# **Pitfall.** *Forgetting to shrink.* If the largest score happens to stand in the first tile, the factor is $e^0 = 1$, and the slip doesn't show. So a test needs scores that rise from tile to tile.
+# **Pitfall.** *Forgetting to shrink.* If the largest score happens to be in the first tile, the factor is $e^0 = 1$, and the mistake doesn't show. So a test needs scores that rise from tile to tile.
 #
-# For the way back, beside q, k, v and the output, one number a query is kept: $L_i = m + \log \ell$. From it each tile's weights are computed *again*, $p_{ij} = e^{s_{ij} - L_i}$. We write $\partial/\partial v_j$ for the loss's gradient by $v_j$. With the outputs $o_i = a/\ell$, their gradients $g_i$, and $\delta_i = g_i \cdot o_i$:
+# For the backward pass, keep q, k, v, the output and one number per query: $L_i = m + \log \ell$. From it each tile's weights are computed *again*, $p_{ij} = e^{s_{ij} - L_i}$. Let $\partial/\partial v_j$ be the loss's gradient with respect to $v_j$. With the outputs $o_i = a/\ell$, their gradients $g_i$, and $\delta_i = g_i \cdot o_i$:
 #
 # $$ \frac{\partial}{\partial v_j} = \sum_i p_{ij}\, g_i, \qquad \frac{\partial}{\partial s_{ij}} = p_{ij}\,(g_i\cdot v_j - \delta_i), \qquad \frac{\partial}{\partial q_i} = \frac1{\sqrt{d}}\sum_j \frac{\partial}{\partial s_{ij}}\, k_j, \qquad \frac{\partial}{\partial k_j} = \frac1{\sqrt{d}}\sum_i \frac{\partial}{\partial s_{ij}}\, q_i $$
 #
-# The softmax's own gradient has a sum over all keys, $\sum_j p_{ij}\,(g_i\cdot v_j)$. No tile knows it. But it equals $g_i\cdot o_i = \delta_i$, which is known.
+# The softmax's own gradient has a sum over all keys, $\sum_j p_{ij}\,(g_i\cdot v_j)$, which no tile knows. But it equals $g_i\cdot o_i = \delta_i$, which is known.
 
 
 # %%
@@ -536,7 +536,7 @@ class TiledAttention(Function):
     """softmax(QKᵀ/√d)·V without the T × S matrix, forward and backward (Dao 2023).
 
     apply(q, k, v, causal, size): q (..., T, d), k and v (..., S, d), tiles of `size` tokens;
-    `causal` needs T = S. To (..., T, d). The paper's way back has its loops the other way round.
+    `causal` needs T = S. To (..., T, d). In the paper's backward pass the loops are the other way round.
     """
 
     @staticmethod
@@ -580,7 +580,7 @@ class TiledAttention(Function):
 
 
 # %% [markdown]
-# Check: outputs and gradients equal those of PyTorch's own attention, which knows nothing of our tiles. Tiles of one token, tiles that don't divide the length, one tile for all.
+# Check: outputs and gradients must equal those of PyTorch's own attention.
 
 # %%
 torch.manual_seed(0)
@@ -598,12 +598,12 @@ for causal, size in itertools.product((False, True), (1, 3, 4, 64)):
 print("outputs and gradients agree: causal or not, tiles of 1, 3, 4 and 64")
 
 # %% [markdown]
-# And its memory: the bytes that autograd keeps for the way back, on the `meta` device, which has shapes and no numbers. **Predict.** When the text is twice as long, by which factor does it grow with tiles, and in chapter 1?
+# We also count the bytes that autograd keeps for the backward pass. **Predict.** When the text is twice as long, by what factor does this memory grow with tiles, and with chapter 1's attention?
 
 
 # %%
 def backward_mib(way: Callable[..., Tensor], n: int) -> float:
-    """MiB kept for the way back by `way`(q, k, v) with 8 heads of 64 at length n, in float32."""
+    """MiB kept for the backward pass by `way`(q, k, v), with 8 heads of 64 at length n, in float32."""
     kind = {"device": "meta", "dtype": torch.float32, "requires_grad": True}
     heads = [torch.empty(1, 8, n, 64, **kind) for _ in range(3)]
     return saved_bytes(way, *heads) / 2**20
@@ -624,15 +624,15 @@ for name, sizes in mib.items():
 kept_for_backward_chart(mib)
 
 # %% [markdown]
-# The textbook's 272 MiB: two T × T matrices a head (256), the mask (4), q, k and v (12). Only the last grow twofold, hence 3.8. The tiles' 16: q, k, v and the output (L is small). (The two T × T: the softmax's, and chapter 1's guard for rows that see nothing.)
+# The textbook's 272 MiB are two T × T matrices per head (256), the mask (4), and q, k and v (12). Only q, k and v grow twofold, not fourfold, hence the 3.8. The tiles' 16 MiB are q, k, v and the output.
 #
-# In plain PyTorch tiles save memory. Time we didn't measure: each tile still goes through the main memory. The paper's point is the GPU's small fast memory. A tile fits into it, and computing weights again there is cheaper than fetching them. `F.scaled_dot_product_attention` has that kernel, where masks and device allow it.
+# We didn't measure time: in plain PyTorch each tile still goes through the main memory. The paper's point is the GPU's small fast memory. A tile fits into it, and computing weights again there is cheaper than fetching them. `F.scaled_dot_product_attention` has that kernel, if masks and device allow it.
 #
 # ## On short captions
 #
-# > **In short.** In the decoder's self-attention neither groups nor latents cost what can be told from chance. In the encoder and across, latents do. A window is ahead of 2017's attention.
+# > **In short.** In the decoder's self-attention, no loss from groups or latents can be told from chance. In the encoder and in cross-attention, latents lose. A window is ahead of 2017's attention.
 #
-# Chapter 22's record has these layers, too. A caption has 18 or 19 pieces, so nothing is saved. The question is what each layer costs where there is little to remember. Groups are in the decoder's self-attention (in one row across, too); windows and linear attention also in the encoder's. Latents bring rotary positions: in the decoder alone they have to beat *rotary*, with the encoder and then across the row before. **Predict.** Which loses most? Does it matter in which attention keys are saved?
+# Chapter 22's record has these layers, too. On average a caption has 18 or 19 pieces. What does each layer cost when there is little to remember? Groups are in the decoder's self-attention (in one row in cross-attention, too); windows and linear attention also in the encoder's. Latents bring rotary positions: their first row has to beat *rotary*, each further row the one before. **Predict.** Which loses most? Does it matter in which attention keys are saved?
 
 # %%
 said, rows = block_verdicts(), ["grouped-query", "multi-query", "multi-query, across too"]
@@ -642,24 +642,24 @@ for row in rows:
 block_means(["2017", "rotary", *rows])
 
 # %% [markdown]
-# - **Groups and multi-query.** In the decoder's self-attention no loss can be told; up to 1.2 BLEU may hide. With one group across, too, BLEU is 1.2 lower. The interval leaves 0 out, but it is for one row alone; among nineteen the row doesn't pass.
-# - **Latents** keep as little as multi-query, 32 numbers a token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary* either. In the encoder, where no cache is saved, they cost 1.8, and across another 2.8. Whether 24 numbers are too few, or one rotary key in the encoder, we didn't ask.
-# - **A window of 4** (in the encoder 3 to each side) is 1.6 ahead of 2017's, with nothing taken away but far words. It tells near from far, as rotary positions do. That may be the reason; we didn't test it.
+# - **Groups and multi-query.** In the decoder's self-attention no loss is detected; up to 1.2 BLEU may be hidden. With one group in cross-attention, too, BLEU is 1.2 lower. The interval for this row alone leaves 0 out, but among nineteen the row doesn't pass.
+# - **Latents** keep as little as multi-query, 32 numbers per token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary*. In the encoder, where no cache is saved, they cost 1.8, and in cross-attention another 2.8. We didn't test why.
+# - **A window of 4** (in the encoder 3 to each side) is 1.6 ahead of 2017's attention. The reason may be that it distinguishes near from far, as rotary positions do; we didn't test it.
 # - **Linear attention** can't be told from softmax.
 #
 # *What the record can't say:* anything about long texts, for which all this was made.
 #
 # ## Summary
 #
-# - A cache costs $2Hd_k$ numbers a token and layer; groups make it $2Gd_k$, latents $d_c + d_R$.
+# - A cache costs $2Hd_k$ numbers per token and layer; groups make it $2Gd_k$, latents $d_c + d_R$.
 # - Latents work because a matrix can move from the key to the query. A rotation can't, so positions have a key of their own.
-# - Windows keep $w$ tokens. N layers reach $N(w-1)$ back at most, and one global layer everything.
-# - Linear attention keeps one matrix. Adding mixes values up; the delta rule corrects what stands under a key. For keys of $d$ numbers a state holds at most $d$ arbitrary pairs exactly.
-# - Softmax can be computed in tiles if what was added is shrunk whenever the maximum rises. The weights never exist.
+# - Windows keep $w$ tokens. N layers reach at most $N(w-1)$ words back; one global layer reaches everything.
+# - Linear attention keeps one matrix. The delta rule corrects what is stored there under a key. For keys of $d$ numbers a state holds at most $d$ arbitrary pairs exactly.
+# - Softmax can be computed in tiles if what was added is shrunk whenever the maximum rises.
 #
 # ## What these papers did that we don't
 #
-# DeepSeek-V2 compresses queries too. FlashAttention is a GPU kernel, with masks, and with dropout that is drawn again from a seed; ours is its algorithm.
+# DeepSeek-V2 compresses queries, too. FlashAttention is a GPU kernel, with masks and dropout; ours is its algorithm.
 #
 # ## Exercises
 #
@@ -669,7 +669,7 @@ block_means(["2017", "rotary", *rows])
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# You get an iterator over tiles, each a pair of scores (n,) and values (n, d). Return softmax(all scores) · all values, (d,), having held one tile at a time. A score of −∞ is a hidden key. A whole tile may be hidden, even the first (beware of −∞ − (−∞)), but some score isn't. (`solution("online_softmax")` shows ours.)
+# You get an iterator over tiles, each a pair of scores (n,) and values (n, d). Return softmax(all scores) · all values, (d,), holding only one tile at a time. A score of −∞ is a hidden key. A whole tile may be hidden, even the first (beware of −∞ − (−∞)), but not every score is. (`solution("online_softmax")` shows ours.)
 
 
 # %%
@@ -705,7 +705,7 @@ check(gated_delta)
 #
 # <details><summary>An answer</summary>
 #
-# The score would be $(R_m q)^\top R_n W^{UK} c_n = q^\top R_{n-m} W^{UK} c_n$. To absorb $W^{UK}$ into the query, $q^\top R_{n-m} W^{UK}$ would have to be made for each distance: as much work as making the keys. To keep turned keys would need their full $Hd_k$ numbers.
+# The score would be $(R_m q)^\top R_n W^{UK} c_n = q^\top R_{n-m} W^{UK} c_n$. To absorb $W^{UK}$ into the query, $q^\top R_{n-m} W^{UK}$ would have to be made for each distance: as much work as making the keys. Keeping turned keys would take their full $Hd_k$ numbers.
 #
 # One key for all heads is multi-query attention, for the part of the score that depends on position. How much a head cares, and at which distance, is in the query's part.
 #

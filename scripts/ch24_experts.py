@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 24 · Experts
 #
-# After this chapter you can build a layer that holds many feed-forward networks and asks only a few of them for each token, keep all of them busy, and place what else you will read about in the code of current models.
+# After this chapter you can build a layer that holds many feed-forward networks and uses only a few of them for each token, keep all of them busy, and recognise other ideas in current models' code.
 #
 # | | |
 # |---|---|
@@ -63,16 +63,16 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## A mixture of experts
 #
-# > **In short.** Many feed-forward layers in place of one. A small router sends each token to the few that it scores highest. The model holds more, and a token costs hardly more multiplications than in a dense layer as wide as those few together.
+# > **In short.** Use many feed-forward layers instead of one. A small router sends each token to the few that it scores highest. The model holds more, but a token costs hardly more multiplications than in a dense layer as wide as those few together.
 #
-# Most of a large Transformer's numbers are in its feed-forward layers, and each token meets all of them. Mixtures of experts ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538); Switch, [Fedus et al. 2021](https://arxiv.org/abs/2101.03961); DeepSeekMoE, [Dai et al. 2024](https://arxiv.org/abs/2401.06066)) change that. For a token $x \in \mathbb{R}^D$, a router $W_r$ (D, E) and experts $f_1, \dots, f_E$:
+# Most of a large Transformer's parameters are in its feed-forward layers, and each token meets all of them. Mixtures of experts ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538); Switch, [Fedus et al. 2021](https://arxiv.org/abs/2101.03961); DeepSeekMoE, [Dai et al. 2024](https://arxiv.org/abs/2401.06066)) change that. For a token $x \in \mathbb{R}^D$, a router $W_r$ (D, E) and experts $f_1, \dots, f_E$:
 #
 # $$ p = \mathrm{softmax}(x W_r), \qquad y = \sum_{e\,\in\,\mathrm{top}\,k} \frac{p_e}{\sum_{e'\in\,\mathrm{top}\,k} p_{e'}}\, f_e(x) \;+\; f_\text{shared}(x) $$
 #
-# - **Top k.** Only the k likeliest experts compute, and their weights are made to sum to 1 again. That is a choice: DeepSeek-V2 leaves them as they are. With k = 1 rescaling would be a mistake: the weight would always be 1, and the router would get no gradient. Switch keeps $p_e$ then, and so do we.
-# - **Shared.** What all tokens need is learned once, by an expert that everyone visits.
+# - **Top k.** Only the k likeliest experts compute, and their weights are rescaled to sum to 1. With k = 1, rescaling would be a mistake: the weight would always be 1, and the router would get no gradient. Switch then keeps $p_e$, and so do we.
+# - **Shared.** What all tokens need is learned once, by an expert that every token visits.
 #
-# **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096, each with eight SwiGLU experts (chapter 22) of width 14,336, two for each token. Its attention has 32 heads of 128 in 8 groups, its vocabulary 32,000 pieces, with one table for reading and another for writing. How many parameters has it in all, and how many does one token meet?
+# **Predict.** Mixtral 8×7B ([Jiang et al. 2024](https://arxiv.org/abs/2401.04088)) has 32 layers of width 4,096, each with eight SwiGLU experts (chapter 22) of width 14,336, two for each token. Its attention has 32 heads of 128 in 8 groups, its vocabulary 32,000 pieces, with one table for reading and another for writing. How many parameters does it have in all, and how many does one token meet?
 
 # %%
 D, width, vocab, layers = 4096, 14336, 32_000, 32
@@ -82,11 +82,11 @@ for name, experts in (("in all", 8), ("met by a token", 2)):
     print(f"{name}: {(layers * (experts * expert + other) + 2 * vocab * D) / 1e9:.1f} billion")
 
 # %% [markdown]
-# The paper says 47 and 13. The eight share attention and tables, which are small beside them.
+# The paper says 47 and 13.
 #
 # ### Everyone to their experts
 #
-# Earlier code gave each expert *room* for so many tokens, and dropped the rest: they passed the layer unchanged. **Dropless** code sorts instead ([MegaBlocks, Gale et al. 2022](https://arxiv.org/abs/2211.15841)). Write down all N·k visits, sort them by expert, cut the list where the expert changes. Each expert gets as many as come.
+# Earlier code gave each expert *room* for a fixed number of tokens and dropped the rest: they passed the layer unchanged. **Dropless** code ([MegaBlocks, Gale et al. 2022](https://arxiv.org/abs/2211.15841)) sorts all N·k visits by expert instead, and cuts the list where the expert changes.
 
 
 # %%
@@ -95,7 +95,7 @@ def dispatch(rows: Tensor, chosen: Tensor, share: Tensor, experts: Sequence[nn.M
     order = chosen.flatten().argsort(stable=True)  # (N·k,): visits, by expert
     visitor = order // chosen.size(1)  # (N·k,): whose visit
     counts = chosen.flatten().bincount(minlength=len(experts)).tolist()
-    parts = rows[visitor].split(counts)  # E times (count, D): nobody is left out
+    parts = rows[visitor].split(counts)  # E times (count, D): no visit is left out
     done = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
     weighted = done * share.flatten()[order].unsqueeze(-1)  # (N·k, D)
     return torch.zeros_like(rows).index_add(0, visitor, weighted)
@@ -108,7 +108,7 @@ print("expert of each visit, sorted:", chosen.flatten()[order].tolist())
 print("the token that visits:       ", (order // 2).tolist())
 
 # %% [markdown]
-# Now the layer. Padding must not be routed, so `forward` takes `real`, which says where there are words. `balance_penalty`, `visits` and `bias` are the next section's; a `bias` is a *buffer*: no gradient, but stored with the weights.
+# Padding must not be routed, so `forward` takes `real`, which says where there are words. `balance_penalty`, `visits` and `bias` belong to the next section. `bias` is a *buffer*: it has no gradient, but is saved with the weights.
 
 
 # %%
@@ -156,7 +156,7 @@ class MixtureOfExperts(nn.Module):
         return probs, chosen, share
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """x (..., D) to (..., D); zeros where real (...) is False: there stands padding."""
+        """x (..., D) to (..., D); zeros where real (...) is False, at padding."""
         rows = x.flatten(0, -2) if real is None else x[real]  # (N, D): places don't matter
         probs, chosen, share = self.route(rows)
         self.penalty = balance_penalty(probs, chosen)
@@ -178,7 +178,7 @@ def active_parameters(model: nn.Module) -> int:
 
 
 # %% [markdown]
-# Check. One expert alone *is* the dense layer. And a loop over tokens that knows nothing of sorting finds the same.
+# Check. One expert alone *is* the dense layer. And a loop over tokens, without sorting, must give the same results.
 
 # %%
 torch.manual_seed(0)
@@ -200,12 +200,12 @@ print(f"parameters: {count:,}, of which a token meets {active_parameters(layer):
 # %% [markdown]
 # ## Keeping the experts busy
 #
-# > **In short.** Left alone, a router may pick the same few. One explanation: an expert that is chosen learns, and one that has learned is chosen. Somebody has to look after the others.
+# > **In short.** Left alone, a router may always pick the same few experts. One explanation: an expert that is chosen learns, and one that has learned is chosen.
 #
 # Two remedies:
 #
-# - **A penalty** in the loss (Switch). With $v_e$ the share of visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and at most E/k, if all tokens are sure of the same k experts. (It is 1, too, when the probabilities are even but all visits go to the same few. So look at the visits as well.) The loss becomes `loss + 0.01 * sum(layer.penalty for layer in mixtures)`, say (the toy below takes 0.1). Its gradient pulls at the router, against the task if need be.
-# - **A bias** outside of the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step (`move_bias` for each mixture), add $u$ (`speed`) to the bias of every expert that had less than its fair share, and take $u$ from those that had more. The bias decides who is *chosen*; the weights stay the router's, and no gradient is bent.
+# - **A penalty** in the loss (Switch). With $v_e$ the share of visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and at most E/k, when all tokens are sure of the same k experts. (It is also 1 when only the probabilities are even, so look at the visits as well.) The loss becomes, for example, `loss + 0.01 * sum(layer.penalty for layer in mixtures)`. Its gradient pulls at the router, against the task if need be.
+# - **A bias** outside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step (`move_bias`), add $u$ (`speed`) to the bias of every expert that had less than its fair share, and take $u$ from those that had more. The bias decides who is *chosen*; the weights stay the router's, and no gradient is changed.
 
 
 # %%
@@ -228,7 +228,7 @@ for name, (probs, chosen) in cases.items():
     print(f"{name}: penalty {balance_penalty(probs, chosen):.2f}")
 
 # %% [markdown]
-# A toy: one layer of eight experts, two for each token, learns a small function. The inputs have a common direction: their mean is 1, not 0. **Predict.** Without a remedy, how many experts still have 2% of the visits after 200 steps? And with a mean of 0?
+# In a toy, one layer of eight experts, two per token, learns a small function. The inputs have a mean of 1, not 0. **Predict.** Without a remedy, how many experts still have 2% of the visits after 200 steps? And with a mean of 0?
 
 
 # %%
@@ -265,11 +265,11 @@ histories = {remedy: routings[remedy][0] for remedy in ("none", "penalty", "bias
 routing_chart(histories)
 
 # %% [markdown]
-# With inputs around zero nothing collapses here. Perhaps a common direction lets the same few win for every token. And the collapse costs nothing that we see: the three errors with a mean of 1 are about the same. Perhaps three experts are enough for this function. What a collapse wastes is parameters and, on several GPUs, time.
+# With a mean of 1 only three experts stay in use; with a mean of 0 nothing collapses here. The collapse costs nothing that we see: the three errors with a mean of 1 are about the same. But it wastes parameters and, on several GPUs, time.
 #
-# One toy with one seed shows that a collapse can happen, not why, and not which remedy is better.
+# One toy with one seed shows that a collapse can happen, but not why, or which remedy is better.
 #
-# **Pitfall.** *Routed padding.* Chapter 4's feed-forward layer needs no mask: nobody looks at padding's results. A mixture does, when it counts visits. Here is an encoder layer that passes the mask on. **Predict.** A sentence of 12 words padded to 48 places, eight experts, two a token. All padding is the same vector, as with rotary positions. So: how many visits are counted with the padding, and what share has the busiest expert at least?
+# **Pitfall.** *Routed padding.* Chapter 4's feed-forward layer needs no mask: nothing looks at padding's results. A mixture does, when it counts visits. **Predict.** A sentence of 12 words is padded to 48 places; there are eight experts, two per token. All padding is the same vector, as with rotary positions. With a layer that knows no mask, how many visits are counted, and what share does the busiest expert have at least?
 
 
 # %%
@@ -303,9 +303,9 @@ alone = layer(x[:, :12], padding_mask(src[:, :12]))
 torch.testing.assert_close(alone, seen["SparseEncoderLayer"])
 
 # %% [markdown]
-# Thirty-six equal paddings go to the same two experts: 36 of the 96 visits each, 37.5%, before any word comes. The words' results are the same, but the penalty speaks mostly of padding. Notice it by the visits: they must be k times the number of *words*.
+# The 36 equal padding vectors go to the same two experts: 36 of the 96 visits each, 37.5%, before any word comes. The words' results are the same, but the penalty mostly measures padding. So check that the visits are k times the number of *words*.
 #
-# **Pitfall.** *A bias that isn't saved.* It is no parameter: no optimizer knows it. Kept as a plain attribute, it stays out of `state_dict`, and after loading the experts are chosen without it. A *persistent* buffer is saved.
+# **Pitfall.** *A bias that isn't saved.* Kept as a plain attribute, the bias stays out of `state_dict`, and after loading the experts are chosen without it. A *persistent* buffer is saved.
 
 # %%
 trained = routings["bias"][1]
@@ -319,31 +319,31 @@ moved = (loaded.route(rows)[1].sort().values != before).any(-1).double().mean()
 print(f"without the bias, {moved:.0%} of the tokens change an expert")
 
 # %% [markdown]
-# (Our $u$ is ten times the default: a large bias.)
+# (Our $u$ is ten times the default, so the bias is large.)
 #
 # ## On record
 #
-# > **In short.** Seven tenths more parameters, and no gain that can be told.
+# > **In short.** Seven tenths more parameters bring no gain that can be told from chance.
 #
-# Do experts pay off in a small translator? In chapter 22's record each layer has eight and a shared one; a token meets two and that one, together about as wide as the dense layer. The penalty counts 0.01, and the encoder's padding isn't routed. They are SwiGLUs, so that row is their rival.
+# In chapter 22's record each layer has eight experts and a shared one. A token meets two and the shared one, together about as wide as the dense layer. The penalty's weight is 0.01, and the encoder's padding isn't routed. The experts are SwiGLUs, so SwiGLU is the row to beat.
 
 # %%
 print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["experts"]))
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# 620,000 parameters, of which a token meets 362,000, about as many as the base has: no difference can be told, with an interval from −1.4 to +0.3 BLEU. A routed expert sees only its part of 29,000 captions; where tokens are many, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
+# The model has 620,000 parameters. A token meets 362,000 of them, about as many as the base has. No difference is detected, with an interval from −1.4 to +0.3 BLEU. Each routed expert learns from only a part of 29,000 captions; with many more tokens, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
 #
 # ## What else there is
 #
-# You will meet these names in the code of current models. Each is one idea:
+# You will meet these names in current models' code:
 #
 # | name | the idea | source |
 # |---|---|---|
-# | multi-token prediction | extra output layers (called *heads*, but not attention's) guess the tokens after the next one; the guesses can also speed up decoding | [Gloeckle et al. 2024](https://arxiv.org/abs/2404.19737) |
-# | differential attention | two softmaxes, one subtracted from the other, so that noise in both cancels | [Ye et al. 2024](https://arxiv.org/abs/2410.05258) |
-# | gated attention | each head's output is multiplied by a sigmoid of the input, so that a head can stay silent | [Qiu et al. 2025](https://arxiv.org/abs/2505.06708) |
-# | soft-capping | logits and scores pass through $c\tanh(z/c)$, so that none grows beyond c | [Gemma 2, 2024](https://arxiv.org/abs/2408.00118) |
+# | multi-token prediction | extra output layers guess the tokens after the next one; the guesses can also speed up decoding | [Gloeckle et al. 2024](https://arxiv.org/abs/2404.19737) |
+# | differential attention | two softmaxes, one subtracted from the other, so noise in both cancels | [Ye et al. 2024](https://arxiv.org/abs/2410.05258) |
+# | gated attention | each head's output is multiplied by a sigmoid of the input, so a head can stay silent | [Qiu et al. 2025](https://arxiv.org/abs/2505.06708) |
+# | soft-capping | logits and scores pass through $c\tanh(z/c)$, so none grows beyond c | [Gemma 2, 2024](https://arxiv.org/abs/2408.00118) |
 # | hyper-connections | several residual roads side by side, mixed by learned weights | [Zhu et al. 2024](https://arxiv.org/abs/2409.19606) |
 # | Mamba-2 | a state that fades by a factor computed from the token: a kind of linear attention (chapter 23) | [Dao and Gu 2024](https://arxiv.org/abs/2405.21060) |
 # | native sparse attention | blocks of keys are summarised, the best are read in full, a window sees the nearest | [Yuan et al. 2025](https://arxiv.org/abs/2502.11089) |
@@ -351,14 +351,14 @@ block_means(["2017", "SwiGLU", "experts"])
 #
 # ## Summary
 #
-# - A router sends each token to k of E experts. The model holds E experts, and a token meets k (and the shared ones).
-# - Dropless: sort the visits by expert, and each expert gets as many as come.
-# - Padding isn't routed and isn't counted.
-# - Left alone, routing may collapse. A penalty in the loss works against that, or a bias outside of it, which is saved with the weights.
+# - The model holds E experts. A router sends each token to k of them; shared ones see every token.
+# - Dropless code sorts the visits by expert, and drops none.
+# - Padding is neither routed nor counted.
+# - Left alone, routing may collapse. A penalty in the loss works against that, or a bias outside it, which is saved with the weights.
 #
 # ## What these papers did that we don't
 #
-# They place experts on different GPUs and send tokens between them. DeepSeek-V3 has 256 routed experts and one shared, 8 active, and scores them by sigmoids.
+# They place experts on different GPUs. DeepSeek-V3 has 256 routed experts and one shared, 8 active, and scores them by sigmoids.
 #
 # ## Exercises
 #
@@ -368,7 +368,7 @@ block_means(["2017", "SwiGLU", "experts"])
 #
 # *code · difficulty ●○○ · worth ●●● · 15 minutes*
 #
-# Of a router's logits (N, E), give the numbers of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in this chapter's formula. Mind `top = 1`. (`solution("router")` shows ours.)
+# From a router's logits (N, E), give the indices of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in this chapter's formula. Mind `top = 1`. (`solution("router")` shows ours.)
 
 
 # %%
@@ -398,7 +398,7 @@ check(dropped_share)
 # %% [markdown]
 # <details><summary>The three routers</summary>
 #
-# The router left alone loses about half of the visits: three experts have room for 15.6% each, and hardly anyone visits the other five. The two that are balanced lose hardly anything.
+# The router left alone loses about half of the visits: three experts have room for 15.6% each, and hardly any token visits the other five. The two that are balanced lose hardly anything.
 #
 # </details>
 #
@@ -410,16 +410,16 @@ check(dropped_share)
 #
 # <details><summary>An answer</summary>
 #
-# A raised bias would make an expert *louder* for every token that visits it, whether it suits them or not.
+# A raised bias would make an expert *louder* for every token that visits it, whether it suits the token or not.
 #
-# Visits are counts: they change in jumps, so their derivative is 0 or doesn't exist. The probabilities carry the gradient. $v_e$ says how much each counts: the more visits an expert has, the harder its probability is pushed down.
+# Visits are counts: they change in jumps, so their derivative is 0 or doesn't exist. The probabilities carry the gradient, and $v_e$ says how much each counts: the more visits an expert has, the harder its probability is pushed down.
 #
 # </details>
 #
 # ## Goodbye
 #
-# You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, resume it, and find out where its time goes. You can translate with it, and say with an interval how good that is. You can look inside, silence a head, and know what such a picture doesn't prove. You can tell a law from a line through five points. And you can open the code of a model that was published this morning, and recognise its parts.
+# You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, resume it, and find out where its time goes. You can translate with it, and say with an interval how good that is. You can look inside, silence a head, and know what that doesn't prove. You can tell a law from a line through five points. And you can open the code of a model that was published this morning, and recognise its parts.
 #
-# What is left is to make something of your own. Take another pair of languages, another part from the table above, a question that nobody has asked. Measure it, give chance its due, and say what you found, small as it may be. That is how every paper in these chapters began.
+# What is left is to make something of your own. Take another pair of languages, another part from the table above, a question that nobody has asked. Measure it, allow for chance, and say what you found, however small. That is how every paper in these chapters began.
 #
 # Thank you for reading. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.

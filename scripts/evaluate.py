@@ -1,6 +1,6 @@
 """sacreBLEU of a model on a corpus: `python -m scripts.evaluate --corpus sample`.
 
-Cased BLEU comes first, the figure that we report. Lower-cased BLEU and chrF2 stand below it, for
+Cased BLEU comes first: the figure that we report. Lower-cased BLEU and chrF2 follow, for
 comparison with papers that give them. Each has its signature.
 """
 
@@ -43,7 +43,7 @@ def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list
 
 
 def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> list[str]:
-    """Cased BLEU, lower-cased BLEU and chrF2, from 0 to 100, each in a line with its signature."""
+    """Cased BLEU, lower-cased BLEU and chrF2, from 0 to 100, each on a line with its signature."""
     cased, lower = (corpus_bleu(outputs, references, lowercase=low) for low in (False, True))
     letters = corpus_chrf(outputs, references)
     return [
@@ -71,7 +71,7 @@ main = Command(
     __name__,
     EvaluateOptions,
     run_evaluate,
-    "Measure a model by sacreBLEU.",
+    "Score a model with sacreBLEU.",
     flags=DRAWS,
     memory=FULL,
 )

@@ -31,7 +31,7 @@ class ExportOptions:
 
 
 def run_export(options: ExportOptions) -> None:
-    """Write the model in the chosen formats. Raises ValueError where that can't be."""
+    """Write the model in the chosen formats. Raises ValueError if that isn't possible."""
     writers = {"onnx": export_onnx, "ctranslate2": export_ctranslate2}
     chosen = list(writers) if options.format == "both" else [options.format]
     need_packages(*chosen)  # before anything is written

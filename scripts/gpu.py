@@ -3,7 +3,7 @@
 It does what has no record yet, in order of worth, within the minutes it is given; the same command
 goes on from there. `--list` says what is owed. `--device cpu --tiny` tries it without a GPU.
 
-For a machine without a network, `--pack build/gpu` writes what that one lacks. There, in the
+For a machine without a network, `--pack build/gpu` writes what it lacks. There, in the
 repository's folder, `build/gpu/start --minutes 9 --out FOLDER` does the work; `--collect FOLDER` at
 home puts in place what came back.
 """
@@ -31,7 +31,7 @@ class GpuOptions(Settings):
     """How long, what, and where."""
 
     minutes: float = 9.0
-    """When to end. What isn't done then goes on in the next call."""
+    """When to end. The next call goes on with what isn't done by then."""
     out: str = ""
     """A folder for what must come home: records.json, log.txt, the best model."""
     pack: str = ""
@@ -45,7 +45,7 @@ class GpuOptions(Settings):
 
 
 def run_agenda(options: GpuOptions) -> int:
-    """What the options ask for. Raises ValueError where the GPU for it is missing."""
+    """Do what the options ask for. Raises ValueError if the GPU for it is missing."""
     items = agenda()
     names = [item.name for item in items]
     if options.list:
@@ -65,7 +65,7 @@ def run_agenda(options: GpuOptions) -> int:
 
 FLAGS = {
     "list": "Only say what is owed, and how long it takes.",
-    "tiny": "All of it at tiny size, on few pairs of the sample corpus.",
+    "tiny": "All of it at tiny size, on a few pairs of the sample corpus.",
 }
 main = Command(
     __name__, GpuOptions, run_agenda, "Do what is owed on a GPU.", flags=FLAGS, interrupted=GOES_ON

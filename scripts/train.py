@@ -1,8 +1,8 @@
 r"""Train a translator, as chapter 9 does: `python -m scripts.train --preset sample`.
 
-What a run writes is in `runs/NAME`, or below the folder that SERIES_RUNS names. Under torchrun it
-uses several GPUs, or several machines, which must all see that folder to resume. On two with four
-GPUs each, of which the first has the address 10.0.0.1, with NUMBER 0 on it and 1 on the other:
+A run writes to `runs/NAME`, or to NAME in the folder that SERIES_RUNS names. Under torchrun it uses
+several GPUs, or several machines, which must all see that folder to resume. On two machines with
+four GPUs each, the first at the address 10.0.0.1, with NUMBER 0 on it and 1 on the other:
 
     torchrun --nnodes=2 --node-rank=NUMBER --master-addr=10.0.0.1 --master-port=29500 \
         --nproc-per-node=4 -m scripts.train --preset small
@@ -25,7 +25,7 @@ from scripts.engine.signals import Stopped
 
 
 def report(record: dict[str, Any]) -> str:
-    """What a training came to: BLEU on each test split and a few translations, for the terminal."""
+    """What a run came to: BLEU on each test split and a few translations, for the terminal."""
     tests = record["test"].items()
     lines = [f"{split}: BLEU {test['bleu']:.1f}  ({test['signature']})" for split, test in tests]
     for sample in record["samples"][:5]:
@@ -35,7 +35,7 @@ def report(record: dict[str, Any]) -> str:
 
 @dataclass
 class TrainOptions(TrainConfig):
-    """The options of the command: those of a training, the preset they begin with, and resuming."""
+    """The options of the command: those of a run, the preset they start from, and resuming."""
 
     preset: str = "small"
     """sample, narrow, small or base: what the other options default to."""
@@ -43,7 +43,7 @@ class TrainOptions(TrainConfig):
 
 
 def preset_named(name: str) -> TrainConfig:
-    """The preset `name`. Raises ValueError where there is none."""
+    """The preset `name`. Raises ValueError if there is none."""
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}: choose from {', '.join(PRESETS)}")
     return PRESETS[name]
@@ -59,7 +59,7 @@ class TrainCommand(Command):
 
 
 def train(options: TrainOptions) -> int:
-    """Train as asked and print BLEU and translations; the exit code: 128 + signal when stopped."""
+    """Train as asked, print BLEU and translations; return 0, or 128 + signal if stopped."""
     try:
         record = run(plain_config(options), options.resume)
     except Stopped as stopped:

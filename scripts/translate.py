@@ -1,7 +1,7 @@
 """Translate texts, or lines of a file or a pipe: `python -m scripts.translate "Ein Hund schläft."`.
 
 It keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon
-as there is one; and one clear line, never a traceback, where something is wrong.
+as there is one; and one clear line, never a traceback, if something is wrong.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -29,8 +29,8 @@ from scripts.engine.models import Trained, default_model, load_model
 from scripts.engine.settings import pick_device
 from scripts.engine.translating import DecodeOptions, decode_hypotheses
 
-GROUP_LINES = 512  # are decoded together at most
-LINE_BYTES = 2**16  # of a line are read: 256 for each token that the model takes
+GROUP_LINES = 512  # decoded together at most
+LINE_BYTES = 2**16  # read of a line at most: 256 for each token that the model takes
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class InputLine:
 
 
 def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
-    """The lines of `stream` in groups: those at hand, at most `GROUP_LINES`, and first fewer.
+    """The lines of `stream` in groups: those at hand, at most `GROUP_LINES`, and fewer at first.
 
-    `read1` waits until there is something: so a person gets an answer to each line. Only a newline
-    ends one: with the ten more that `splitlines` knows, lines would lose their partners. A last
-    line without a newline counts; the nothing after a last newline doesn't.
+    `read1` waits only until there is something, so a person gets an answer to each line. Only a
+    newline ends one: `splitlines` knows ten other ends, and output would no longer match input. A
+    last line without a newline counts; an empty one after a last newline doesn't.
     """
     last, most = InputLine(b"", 0), 16
     while chunk := stream.read1(LINE_BYTES):
@@ -61,14 +61,14 @@ def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
 
 
 def text_stream(texts: Iterable[str]) -> BinaryIO:
-    """Texts as a stream of bytes, each ended by a newline; bytes that are no text stay so."""
+    """Texts as a stream of bytes, each ended by a newline; bytes that aren't text are kept."""
     return io.BytesIO("".join(f"{text}\n" for text in texts).encode("utf-8", "surrogateescape"))
 
 
 def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
     """A line to at most `MAX_LEN` ids, eos included; stderr is told what was changed."""
     whole = line.size == len(line.start)
-    text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a cut letter is left out
+    text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a letter cut in two is left out
     tokens = len(trained.tokenizer.encode(text.strip())) + 1  # and eos
     changes = {
         "is not UTF-8 (bad bytes are read as U+FFFD)": not line.start.startswith(text.encode()),
@@ -104,9 +104,9 @@ class TranslateOptions(ModelOptions):
     text: list[str] = field(default_factory=list)
     """Texts; each line of them gives a line of output."""
     input: str | None = None
-    """A file to translate, a sentence a line; by default standard input."""
+    """A file to translate, one sentence a line; by default standard input."""
     precision: Literal["auto", "float32", "int8"] = "auto"
-    """Of products; auto: int8 where its products are exact, but float32 with --sample."""
+    """Of products; auto: int8 if its products are exact, but float32 with --sample."""
     scores: bool = False
     """Print TEXT, a tab, SCORE: log-probability / length^alpha."""
 
@@ -121,7 +121,7 @@ def best_texts(
 ) -> list[tuple[str, float]]:
     """The best text of each of the lines from number `first`, and its score; else "" and 0.0.
 
-    No text holds a line end. A draw depends on line and number alone.
+    No text holds a line end. A draw depends on seed, line and number alone.
     """
     if options.sample:
         seeds = [(options.seed + first + i) % 2**63 for i in range(len(rows))]
@@ -137,14 +137,14 @@ def best_texts(
 
 
 def open_model(options: ModelOptions) -> Trained:
-    """The model that the options name. Raises ValueError or FileNotFoundError where it is unfit."""
+    """The model that the options name. Raises ValueError or FileNotFoundError if it is unfit."""
     keep_memory()
     folder = Path(options.model) if options.model else default_model()
     return load_model(folder, pick_device(options.device))
 
 
 def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[BinaryIO]:
-    """What to translate, as bytes. Raises ValueError where there is nothing to read from."""
+    """What to translate, as bytes. Raises ValueError if there is nothing to read from."""
     if options.text:
         return text_stream(options.text)
     if options.input is not None:
@@ -171,7 +171,7 @@ def run_translate(options: TranslateOptions) -> None:
 
 
 DRAWS = {"sample": "Draw each token."}  # an option that takes no value
-FULL = "lower --beam, or use --device cpu"  # where a GPU's memory is too small
+FULL = "lower --beam, or use --device cpu"  # if a GPU's memory is too small
 main = Command(
     __name__,
     TranslateOptions,

@@ -5,11 +5,11 @@ from exercising import assert_told_apart
 from scripts.exercises.ch00 import check_as_text
 
 WRONG = {
-    "is a str": list,
-    "are left": "".join,
-    "before the text": lambda pieces: "".join(pieces).replace("▁", " "),
+    "must be a str": list,
+    "are still in": "".join,
+    "at the start": lambda pieces: "".join(pieces).replace("▁", " "),
     "run together": lambda pieces: "".join(pieces).replace("▁", ""),
-    "only ▁ begins": lambda pieces: " ".join(pieces).replace("▁", ""),
+    "only ▁ starts": lambda pieces: " ".join(pieces).replace("▁", ""),
 }
 
 

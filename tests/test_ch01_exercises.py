@@ -38,19 +38,19 @@ def only(s):
 
 
 INSISTING = {
-    "without the division": lambda p: only(math.log(2 * p / (1 - p)) / 2),
+    "without dividing": lambda p: only(math.log(2 * p / (1 - p)) / 2),
     "two other words": lambda p: only(math.log(p / (1 - p))),
     "isn't the share": lambda p: only(10 * p),
     "only the first": lambda p: [5.0, -5.0, 0.0, 0.0],
-    "give it four": lambda p: [math.log(2 * p / (1 - p))],
+    "must have four": lambda p: [math.log(2 * p / (1 - p))],
 }
 
 WINDOW = {
-    "turned over": lambda n, r, gap: ~window_mask(n, r, gap),
+    "inverted": lambda n, r, gap: ~window_mask(n, r, gap),
     "a later one": lambda n, r, gap: window_mask(n, r, gap).mT,
     "see itself": lambda n, r, gap: torch.ones(1, n, n, dtype=torch.bool).tril(-1),
     "too far": lambda n, r, gap: window_mask(n, r + 1, gap),
-    "between the gaps": lambda n, r, gap: subsequent_mask(n).triu(-(r - 1) * gap),
+    "multiple of gap": lambda n, r, gap: subsequent_mask(n).triu(-(r - 1) * gap),
     "too narrow": lambda n, r, gap: window_mask(n, max(1, r - 1), gap),
     "boolean": lambda n, r, gap: window_mask(n, r, gap).double(),
     "(1, n, n)": lambda n, r, gap: window_mask(n, r, gap)[0],
@@ -80,13 +80,13 @@ def filled(fill):
 
 ADDITIVE = {
     "columns sum to 1": additive(lambda scores, mask: scores.softmax(-2)),
-    "without a bend": additive(bend=lambda pairs: pairs),
+    "without tanh": additive(bend=lambda pairs: pairs),
     "for the query": additive(swap=True),
     "√d_k": additive(scale=2.0),
-    "formula's": additive(bend=torch.relu),
-    "their mix": unmixed,
+    "formula gives": additive(bend=torch.relu),
+    "mixed by them": unmixed,
     "(T, S)": lambda *inputs: [x.mT for x in additive_attention(*inputs)],
-    "a tie": additive(filled(-1e9)),
+    "all are equal": additive(filled(-1e9)),
     "0/0": additive(filled(-math.inf)),
     "weight 0": additive(lambda scores, mask: scores.softmax(-1) * mask.any(-1, keepdim=True)),
     "one by one": lambda query, *rest: additive_attention(

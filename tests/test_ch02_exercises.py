@@ -37,7 +37,7 @@ BIAS = {
         None
     ],
     "wrong distance": lambda table, T, S: relative_bias(table.roll(1, 1), T, S),
-    "the shape is": lambda table, T, S: relative_bias(table, T, S)[0],
+    "the shape must be": lambda table, T, S: relative_bias(table, T, S)[0],
     "no gradient": lambda table, T, S: relative_bias(table.detach(), T, S),
 }
 
@@ -70,9 +70,9 @@ def too_small(layer, i):
 
 HEADS = {
     "changed": in_place,
-    "three": silenced,
-    "another head is gone: not 0, but 3": lambda layer, i: without_head(layer, 3 - i),
-    "answer otherwise": shifted_output,
+    "must be 3": silenced,
+    "the wrong head is gone: 3 instead of 0": lambda layer, i: without_head(layer, 3 - i),
+    "heads have changed": shifted_output,
     "owns": too_small,
 }
 

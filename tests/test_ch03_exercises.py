@@ -64,7 +64,7 @@ STRETCHED = {
     "begins again": padded_by(lambda table, more: table[:more]),
     "are 0": padded_by(lambda table, more: table.new_zeros(more, table.size(1))),
     "backwards": padded_by(lambda table, more: ahead(table, more, table[-1], torch.t)),
-    "don't go on": padded_by(lambda table, more: ahead(table, more, table[0])),
+    "don't continue": padded_by(lambda table, more: ahead(table, more, table[0])),
     "max_len rows": lambda table, max_len: table[:max_len],
     "was changed": overwritten,
     "must stay": lambda table, max_len: stretched(table, max_len) * 1.01,
@@ -72,9 +72,9 @@ STRETCHED = {
 }
 
 CONFUSED = {
-    "every order": lambda layers: 24,
-    "a second layer changes nothing": lambda layers: confused_anywhere(layers, None),
-    "no two agree": lambda layers: confused_anywhere(layers, subsequent_mask(4), last=False),
+    "all 24 orders": lambda layers: 24,
+    "the second layer changes nothing": lambda layers: confused_anywhere(layers, None),
+    "no two orders agree": lambda layers: confused_anywhere(layers, subsequent_mask(4), last=False),
     "are a set": lambda layers: 2,
     "reads outputs": lambda layers: confused(layers[:1]) if len(layers) == 1 else 2,
 }

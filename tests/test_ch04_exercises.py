@@ -55,8 +55,8 @@ LAYER = {
     "used first": lambda x, a, t, norms, flag: layer_from_parts(x, a, t, norms[::-1], flag),
     "both sublayers read x": wired("side by side"),
     "one LayerNorm serves": wired("one norm"),
-    "the normed x": wired("norm on the road", after=True),
-    "another layer": lambda x, a, t, norms, flag: layer_from_parts(x, t, a, norms, flag),
+    "the normalised x": wired("norm on the road", after=True),
+    "not the layer": lambda x, a, t, norms, flag: layer_from_parts(x, t, a, norms, flag),
 }
 
 

@@ -69,19 +69,19 @@ def detached(x, w, b, eps):
 
 
 NORM = {
-    "the biased one": lambda *given: normed(*given, correction=1),
-    "ε stands outside the root": lambda x, w, b, eps: (
+    "LayerNorm divides by D": lambda *given: normed(*given, correction=1),
+    "but belongs inside": lambda x, w, b, eps: (
         (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True, correction=0) + eps) * w + b
     ),
     "both of the chapter's slips": lambda x, w, b, eps: wrong_layer_norm(x, eps) * w + b,
     "ε is missing": lambda x, w, b, eps: normed(x, w, b, 0.0),
-    "the mean is left in": lambda *given: normed(*given, center=False),
+    "the mean isn't subtracted": lambda *given: normed(*given, center=False),
     "not by its root": lambda x, w, b, eps: (
         (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + eps) * w + b
     ),
-    "other numbers": lambda x, w, b, eps: normed(x, w, 0 * b, eps),
+    "not the numbers": lambda x, w, b, eps: normed(x, w, 0 * b, eps),
     "no gradient reaches": lambda *given: normed(*given).detach(),
-    "lacks their part": detached,
+    "their part is missing": detached,
 }
 
 

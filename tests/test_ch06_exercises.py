@@ -41,7 +41,7 @@ def unguarded(step, peak, warmup, total):
 
 
 LINEAR = {
-    "one late": lambda n, *rest: shifted(n, *rest, by=-1),
+    "one step late": lambda n, *rest: shifted(n, *rest, by=-1),
     "is wasted": lambda n, peak, warmup, total: (
         peak * min(n / warmup, max(0, total - n) / max(1, total - warmup))
     ),
@@ -49,8 +49,8 @@ LINEAR = {
     "warm-up is missing": lambda n, peak, warmup, total: (
         peak * min(1, (total + 1 - n) / (total + 1 - warmup))
     ),
-    "other rates": lambda n, *rest: shifted(n, *rest, by=1),
-    "would climb": unguarded,
+    "not the rates": lambda n, *rest: shifted(n, *rest, by=1),
+    "make the loss rise": unguarded,
     "step 0": lambda n, *rest: shifted(n, *rest),
 }
 
@@ -96,17 +96,17 @@ def all_at_once(model, batches, criterion):
 STREAMED = {
     "a mean of means": means(average=True),
     "a sum of means": means(average=False),
-    "a sum over tokens": undivided,
+    "the sum over all tokens": undivided,
     "before is still": kept,
     "only the last": lambda model, batches, criterion: streamed_gradient(
         model, list(batches)[-1:], criterion
     ),
-    "a step was taken": stepping,
-    "p.grad is empty": lambda model, *_: model.zero_grad(),
-    "another gradient": lambda model, batches, _: streamed_gradient(
+    "take no step": stepping,
+    "p.grad is None": lambda model, *_: model.zero_grad(),
+    "not the gradient": lambda model, batches, _: streamed_gradient(
         model, batches, LabelSmoothing(0.0)
     ),
-    "one backward pass": all_at_once,
+    "its own backward pass": all_at_once,
 }
 
 
@@ -117,12 +117,12 @@ def end_turned_too(src):
 
 
 REVERSED = {
-    "padding was turned": lambda src: F.pad(src.flip(1), (1, 0), value=BOS),
+    "padding was reversed": lambda src: F.pad(src.flip(1), (1, 0), value=BOS),
     "copy task": lambda src: F.pad(src, (1, 0), value=BOS),
     "stop at once": end_turned_too,
     "start symbol is missing": lambda src: reversed_target(src)[:, 1:],
     "never stop": lambda src: reversed_target(src).where(reversed_target(src) != EOS, PAD),
-    "another target": lambda src: F.pad(reversed_target(src), (0, 1)),
+    "the target must be": lambda src: F.pad(reversed_target(src), (0, 1)),
     "integers": lambda src: reversed_target(src).double(),
 }
 

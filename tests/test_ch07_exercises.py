@@ -124,31 +124,31 @@ def from_short_to_long(examples, max_tokens, rng):
 
 WRONG = {
     "word_numbers": {
-        leaky_numbers: "test set was read",
-        leaky_counts: "leak of counts",
+        leaky_numbers: "another split was read",
+        leaky_counts: "were other splits",
         renumbered: "ids 0 to 3",
-        above_the_bound: "bound itself inside",
+        above_the_bound: "occurs twice",
         alphabetical: "before a frequent one",
-        with_holes: "holes",
+        with_holes: "gaps",
     },
     "wasted_scores": {
         wasted_cells: "padded cells",
         mean_of_batch_shares: "divide once",
         useful: "useful share",
-        both_padded: "one padded partner",
+        both_padded: "one padded side",
         as_wide_as_the_corpus: "wide as its own longest row",
     },
     "budget_batches": {
-        token_batches: "longer side fits alone",
+        token_batches: "longer side alone would fit",
         forgetful_batches: "in no batch",
-        batches_by_real_tokens: "real tokens fit",
+        batches_by_real_tokens: "real tokens would fit",
         padded_twice: "in two places",
         unsorted_batches: "share batches",
         one_by_one: "far from full",
         from_short_to_long: "sorted by length",
         ignoring_the_seed: "another seed gives the same",
-        of_the_global_generator: "where else does chance",
-        silent_batches: "nobody is told",
+        of_the_global_generator: "what else is random",
+        silent_batches: "raise a ValueError",
     },
 }
 

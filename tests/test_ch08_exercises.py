@@ -84,14 +84,14 @@ def test_the_likeliest_text_is_told_from_what_is_nearly_it():
         check_likeliest_text,
         {
             "you found 'the dog sleeps'": by_greedy,
-            "could still win": by_a_beam,
+            "possible winner": by_a_beam,
             "you found 'a dog is sleeping'": depth_first(
                 bound=lambda total, depth: total / depth, slack=9.0
             ),
             "cut at the limit": depth_first(cut=False),
             "its log p isn't": off_by_the_last_token,
             "</s> at once": never_silent,
-            "13 suffice": depth_first(ordered=False),
+            "13 are enough": depth_first(ordered=False),
         },
     )
 
@@ -130,7 +130,7 @@ def test_each_unfit_table_is_told_apart():
         "beam of 2 finds": well_known_table,
         "beam of 3 misses": table_too_hard,
         "Greedy decoding finds": GREEDY,
-        "is there a circle": CIRCLE,
+        "is there a loop": CIRCLE,
         "'cat' is missing": NO_ROW,
         "'one' is missing": NOT_ONE,
         "'<s>' is missing": lambda: {"the": {END: 1.0}},
@@ -181,11 +181,11 @@ def not_brought_to_1(log_probs, share, temperature=1.0):
 
 def test_each_mistake_near_the_best_is_told_apart():
     wrong = {
-        "a share of the largest": absolute_bound,
+        "share times the largest": absolute_bound,
         "must stay": never_equal,
         "Each row": best_of_the_batch,
         "before the cut": cut_before_temperature,
-        "sum 1": not_brought_to_1,
+        "must sum to 1": not_brought_to_1,
     }
     assert_told_apart(ours.check_near_the_best, wrong)
 

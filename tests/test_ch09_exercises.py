@@ -101,22 +101,22 @@ def weighed_means(means: list[Tensor], tokens: list[int]) -> Tensor:
 
 WRONG = {
     "mean_over_ranks": {
-        mean_of_rank_means: "find [414.",
+        mean_of_rank_means: "get [414.",
         weighed_means: "0 times NaN",
-        sum_of_means: "find [1243.",
-        sum_over_tokens: "find [4960.",
+        sum_of_means: "get [1243.",
+        sum_over_tokens: "get [4960.",
         in_place: "belong to the processes",
-        forgetting_one: "find [270.",
+        forgetting_one: "get [270.",
     },
     "resumable_stream": {
-        stream_of(with_replacement): "each number once",
-        stream_of(lambda count, seed, number: shuffled(count, seed)): "equal batches",
+        stream_of(with_replacement): "lacks or repeats",
+        stream_of(lambda count, seed, number: shuffled(count, seed)): "the same batches",
         stream_of(lambda count, *_: random.Random().sample(range(count), count)): "what else",
         stream_of(lambda count, seed, number: shuffled(count, number)): "Another seed gives",
         lambda count, seed, drawn: ours.resumable_stream(count, seed, 0): "after 5 draws, it",
         by_one_generator(skips=False): "in a later pass",
         stream_of(seeds_everything): "Python's global generator",
-        stream_of(by_torchs_generator): "deals dropout, too",
+        stream_of(by_torchs_generator): "PyTorch's global generator",
     },
 }
 

@@ -56,7 +56,7 @@ def test_the_ingredients_chart_says_its_finding_and_marks_what_is_told():
     chart = ingredient_chart(load_record("recipe-multi30k"), "a finding", {"Muon"}).to_dict()
     assert chart["title"]["text"] == "a finding"
     points = max(chart["datasets"].values(), key=len)
-    marked = {row["changed"] for row in points if row["kind"] == "told apart from it"}
+    marked = {row["changed"] for row in points if row["kind"] == "differs from it"}
     assert marked == {"Muon"}
     assert {row["changed"] for row in points if row["kind"] == "the recipe"} == {"the recipe"}
 

@@ -87,7 +87,7 @@ WRONG = {
         ADDED: "not the sum",
         UNCLIPPED: "at most as often",
         from_nothing_to_one: "0 to 100",
-        SHORTEST: "7 are closest to 6",
+        SHORTEST: "7 is closest to 6",
         LISTED: "references of 6 and 4",
     },
 }
@@ -102,4 +102,4 @@ def test_each_mistake_has_a_message_of_its_own(name):
 def test_one_message_for_more_mistakes():
     assert "most often" in rejection(ours.check_many_references, FIRST_ONLY)
     assert "Counts are added" in rejection(ours.check_many_references, lower_cased)
-    assert "7 are closest to 6" in rejection(ours.check_many_references, LONGEST)
+    assert "7 is closest to 6" in rejection(ours.check_many_references, LONGEST)

@@ -79,7 +79,7 @@ def test_mistakes_in_the_sign_test_are_told_apart():
         "Ties are left out": ties_count_as_coins,
         "no outcome counts twice": above_one,
         "nothing is left": undecided,
-        "only its sign": weighs,
+        "Only the sign": weighs,
         "at least as uneven, in both directions: 0.1094, not 0.5": lambda first, second: 0.5,
     }
     assert_told_apart(ours.check_sign_test, wrong)

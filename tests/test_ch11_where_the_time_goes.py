@@ -220,17 +220,17 @@ def warmed_up(choose):
 
 WRONG = {
     "token_rate": {
-        "makes 91.0 of them": padded_rate,
-        "makes 73.6 of them": mean_of_rates,
-        "makes 68.0 of them": inputs_rate,
-        "makes 9.0 of them": sentences_rate,
+        "it would be 91.0": padded_rate,
+        "it would be 73.6": mean_of_rates,
+        "it would be 68.0": inputs_rate,
+        "it would be 9.0": sentences_rate,
     },
     "stopwatch": {
-        "You timed the order": impatient_stopwatch,
+        "You timed only the order": impatient_stopwatch,
         "The first call is in your time": cold_stopwatch,
-        "another: 0.5, and you find 2.10": warmed_up(statistics.mean),
-        "another: 0.5, and you find 0.25": warmed_up(min),
-        "another: 0.5, and you find 0.55": warmed_up(lambda t: 1.1 * statistics.median(t)),
+        "seconds: 0.5 s, but you get 2.10": warmed_up(statistics.mean),
+        "seconds: 0.5 s, but you get 0.25": warmed_up(min),
+        "seconds: 0.5 s, but you get 0.55": warmed_up(lambda t: 1.1 * statistics.median(t)),
     },
 }
 

@@ -85,15 +85,15 @@ def deaf_z_loss(x, weight, bias, chunk):
 
 WRONG = {
     "packed_attention": {
-        open_packing: "looks at its neighbour",
+        open_packing: "looks at other sentences",
         packing_that_sees_ahead: "causal=True a row sees what follows",
         always_causal: "causal=False a row does not see what follows",
-        unscaled: "The mix (N, d) is another",
+        unscaled: "The result isn't softmax",
     },
     "chunked_z_loss": {
-        deaf_z_loss: "gradient of 3 times the loss by x",
+        deaf_z_loss: "gradient of 3 times the loss with respect to x",
         looped_z_loss: "more than half of all logits",
-        without_the_rest: "the last and shorter one too",
+        without_the_rest: "the shorter last one",
         naive_exp: "overflow",
     },
 }

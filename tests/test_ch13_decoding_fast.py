@@ -56,14 +56,14 @@ def no_more(left, live, almost, first):
 
 
 COSTS = {
-    "you find 18": lambda lengths, *_: sum(lengths),
-    "you find 38": packing_when(lambda left, live, almost, _: left <= almost * live and almost > 0),
-    "you find 31": packing_when(lambda left, live, almost, _: 0 < left < almost * live),
-    "you find 40": packing_when(lambda left, live, almost, _: 0 < left < live and almost > 0),
-    "you find 36": packing_when(
+    "you get 18": lambda lengths, *_: sum(lengths),
+    "you get 38": packing_when(lambda left, live, almost, _: left <= almost * live and almost > 0),
+    "you get 31": packing_when(lambda left, live, almost, _: 0 < left < almost * live),
+    "you get 40": packing_when(lambda left, live, almost, _: 0 < left < live and almost > 0),
+    "you get 36": packing_when(
         lambda left, live, almost, first: 0 < left <= almost * first and left < live
     ),
-    "you find 28": lambda lengths, almost, packing: (
+    "you get 28": lambda lengths, almost, packing: (
         decoding_cost(lengths, almost, 0) + packing * (almost > 0 and len(lengths) > 2)
     ),
 }
@@ -72,7 +72,7 @@ COSTS = {
 def test_what_was_never_packed_was_not_paid_for_and_nobody_leaves_late():
     paying = packing_when(no_more, pays=lambda packed, left: True)
     assert "never packed" in rejection(check_decoding_cost, paying)
-    assert "you find 38" in rejection(check_decoding_cost, packing_when(no_more, late=1))
+    assert "you get 38" in rejection(check_decoding_cost, packing_when(no_more, late=1))
 
 
 def walker(chained=True):
@@ -89,10 +89,10 @@ def walker(chained=True):
 
 
 TRACES = {
-    "you find [[[1, 5, 9]": lambda tokens, origins: tokens.permute(1, 2, 0),
-    "you find [[[9, 6, 1]": lambda tokens, origins: trace_back(tokens, origins).flip(-1),
-    "you find [[[2, 6, 9]": walker(chained=False),
-    "you find [[[1, 1], [3, 3]]": lambda tokens, origins: trace_back(tokens, origins).permute(
+    "you get [[[1, 5, 9]": lambda tokens, origins: tokens.permute(1, 2, 0),
+    "you get [[[9, 6, 1]": lambda tokens, origins: trace_back(tokens, origins).flip(-1),
+    "you get [[[2, 6, 9]": walker(chained=False),
+    "you get [[[1, 1], [3, 3]]": lambda tokens, origins: trace_back(tokens, origins).permute(
         2, 0, 1
     ),
 }
@@ -101,11 +101,11 @@ BOUNDS = {
     "best-looking token is ruled out": lambda rough, error: rough - error > rough.amax(1, True),
     "both may be 4.2": lambda rough, error: rough + error >= rough.amax(1, True),
     "a tie counts": lambda rough, error: rough + error > (rough - error).amax(1, True),
-    "beside at least 4.3": lambda rough, error: (
+    "the second at least 4.3": lambda rough, error: (
         rough + error >= (rough - error).gather(1, rough.argmax(1, True))
     ),
     "its own largest": lambda rough, error: rough + error >= (rough - error).amax(),
-    "You find tensor([[6., 2.": lambda rough, error: rough + error,
+    "You get tensor([[6., 2.": lambda rough, error: rough + error,
 }
 
 WRONG = [(check_decoding_cost, COSTS), (check_trace_back, TRACES), (check_may_be_largest, BOUNDS)]

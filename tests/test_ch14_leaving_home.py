@@ -70,10 +70,10 @@ def a_beam(equal=False, follows=True, normal=True, adds=True, cached=True, best_
 def test_beams_of_the_host_are_told_apart():
     ours.check_host_beam(a_beam())
     wrong = {
-        "make copies": a_beam(equal=True),
-        "past follows its text": a_beam(follows=False),
-        "hand back the last present": a_beam(cached=False),
-        "the best text comes first": a_beam(best_first=False),
+        "give copies": a_beam(equal=True),
+        "past must follow its text": a_beam(follows=False),
+        "feed back the last present": a_beam(cached=False),
+        "the best text must come first": a_beam(best_first=False),
     }
     assert_told_apart(ours.check_host_beam, wrong)
     for slip in ("adds", "normal"):

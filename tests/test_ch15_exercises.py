@@ -42,10 +42,10 @@ def one_head(maps):
 def test_each_mistake_in_rollout_has_a_message_of_its_own():
     wrong = {
         "wrong order": first_on_the_left,
-        "residual road is missing": no_residual,
+        "The identity is missing": no_residual,
         "not half and half": not_halved,
         "a mean over the layers": averaged,
         "cell by cell": cell_by_cell,
-        "another matrix": one_head,
+        "isn't the matrix": one_head,
     }
     assert_told_apart(check_rollout, wrong)

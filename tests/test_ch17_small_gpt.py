@@ -374,9 +374,9 @@ def test_mistakes_with_pieces_are_told_apart():
         "per piece": lambda nats, texts, tokenizer: nats / math.log(2),
         "These are nats": in_nats,
         "ends are missing": without_ends,
-        "in the sum, but not in the count": ends_above_alone,
+        "count as pieces, but not as characters": ends_above_alone,
         "mean of means": mean_of_means,
-        "should be": lambda nats, texts, tokenizer: 0.0,
+        "should give": lambda nats, texts, tokenizer: 0.0,
     }
     assert_told_apart(check_bits_from_pieces, wrong)
 
@@ -402,9 +402,7 @@ def test_mistakes_with_packing_are_told_apart():
         "sees a later one": lambda owner: same(owner) & real(owner) | itself(owner),
         "doesn't see itself": lambda owner: same(owner) & causal & real(owner),
         "Padding looks at another": lambda owner: same(owner) & causal,
-        "the beginning of its own": lambda owner: (
-            packed_mask(owner) & torch.ones(8, 8).triu(-1).bool()
-        ),
+        "in its own text": lambda owner: packed_mask(owner) & torch.ones(8, 8).triu(-1).bool(),
         "boolean": lambda owner: packed_mask(owner).float(),
         "The shape": lambda owner: packed_mask(owner)[:1],
     }

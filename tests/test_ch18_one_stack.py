@@ -366,10 +366,10 @@ def hide_unasked(ids, starts, gap, generator):
 
 def test_mistakes_with_whole_words_are_told_apart():
     wrong = {
-        "hidden in part": hide_pieces,
+        "Only a part of a word": hide_pieces,
         "not 15%": hide_more,
-        "still to be seen": hide_and_ask_all,
+        "that isn't hidden": hide_and_ask_all,
         "special token": hide_specials,
-        "isn't asked": hide_unasked,
+        "its label is PAD": hide_unasked,
     }
     assert_told_apart(check_hide_words, wrong)

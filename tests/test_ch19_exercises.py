@@ -55,15 +55,15 @@ def on_a_copy(model):
 
 WRONG = {
     "false_alarms": {
-        "add up": lambda rows, level: rows * level,
+        "just be added": lambda rows, level: rows * level,
         "at least one": lambda rows, level: (1 - level) ** rows,
         "happens in": lambda rows, level: level,
     },
     "holm": {
         "Bonferroni": lambda ps: [min(1.0, p * len(ps)) for p in ps],
-        "order the p came in": lambda ps: sorted(holm(ps)),
+        "of ps": lambda ps: sorted(holm(ps)),
         "largest so far": without_the_largest_so_far,
-        "values in": lambda ps: [0.0],
+        "values went in": lambda ps: [0.0],
         "above 1": above_one,
     },
     "shared_layers": {

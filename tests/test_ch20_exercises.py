@@ -63,9 +63,9 @@ WRONG = {
     "size_for_loss": {
         "Subtract E": floor_forgotten,
         "negative exponent": upside_down,
-        "is at N": power_not_root,
+        "is reached at N": power_not_root,
         "No size reaches": below_the_floor,
-        "ends with": at_the_floor,
+        "raises": at_the_floor,
     },
     "best_size": {
         "exponent of C": exchanged,

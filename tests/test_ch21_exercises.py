@@ -81,10 +81,10 @@ WRONG = {
         "*least* similar": least_like,
         "equally similar": last_of_equals,
         "people's texts": peoples_own,
-        "3 pairs in": all_in_one,
+        "3 pairs went in": all_in_one,
     },
     "policy_loss": {
-        "sign is turned": loss_with(others, sign=-1.0),
+        "sign is wrong": loss_with(others, sign=-1.0),
         "own mark": loss_with(own_mean),
         "over all sources": loss_with(of_all),
         "no baseline": loss_with(nothing),
@@ -92,7 +92,7 @@ WRONG = {
         "mean was taken first": by_source,
         "not of log P": loss_with(others, of=torch.exp),
         "flows into the marks": through_the_marks,
-        "One number": for_each,
+        "one number": for_each,
     },
 }
 

@@ -15,14 +15,14 @@ WRONG = {
         "the shape": lambda k, h: k,
         "first group": lambda k, h: k[:, [0] * h],
         "keys of no group": lambda k, h: k.repeat_interleave(h // k.size(1), 2).view(2, h, 5, 3),
-        "all heads read it": lambda k, h: k[:, [0, 0, 0, 1, 1, 1]] if k.size(1) > 1 else k,
+        "all heads must read it": lambda k, h: k[:, [0, 0, 0, 1, 1, 1]] if k.size(1) > 1 else k,
     },
     "half_layout": {
         "Nothing was moved": lambda weight, h: weight,
         "another head": lambda weight, h: half_layout(weight, 1),
         "way back": lambda weight, h: weight.unflatten(0, (h, 2, -1)).transpose(1, 2).flatten(0, 2),
         "must occur once": lambda weight, h: weight * 2,
-        "stays one": lambda weight, h: weight[:4],
+        "keep its shape": lambda weight, h: weight[:4],
     },
     "alibi_bias": {
         "The shape": lambda h, T, S: alibi_bias(h, T, S).unsqueeze(0),
@@ -32,7 +32,7 @@ WRONG = {
         "whatever h is": lambda h, T, S: torch.stack(
             [alibi_bias(h, T, S)[0] * 2 ** (8 / h) / 2 ** (n + 1) for n in range(h)]
         ),
-        "short sight to far": lambda h, T, S: alibi_bias(h, T, S).flip(0),
+        "in reverse": lambda h, T, S: alibi_bias(h, T, S).flip(0),
         "slope times distance": lambda h, T, S: -alibi_bias(h, T, S).square(),
     },
 }

@@ -53,8 +53,8 @@ WRONG = {
         "shrink what was added": online(shrink=False),
         "overflow": online(shift=False, skip=False),
         "must start at −∞": online(start=0.0),
-        "is no number": online(skip=False),
-        "count by their sums": mean_of_softmaxes,
+        "is not a number": online(skip=False),
+        "Add up the tiles' sums": mean_of_softmaxes,
         "one tile holds everything": lambda parts: next(parts)[1].mean(0),
     },
     "gated_delta": {

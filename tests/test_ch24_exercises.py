@@ -62,7 +62,7 @@ WRONG = {
         "probability among all": half_when_alone,
     },
     "dropped_share": {
-        "number of visits": dropping(count=True),
+        "number of dropped visits": dropping(count=True),
         "not for tokens": dropping(room=lambda c, e, f: math.ceil(f * len(c) / e)),
         "to an empty one": lambda chosen, experts, factor: 0.0,
         "rounded up": dropping(room=lambda c, e, f: int(f * c.numel() / e)),

@@ -1,8 +1,8 @@
-"""Sphinx extension: a name of the series leads to the cell that defines it.
+"""Sphinx extension: a name of the series links to the cell that defines it.
 
 In code, the imports from `scripts.…` and every use of what they bring, and of what the page itself
 defines, become links; so do such names in prose. The links are woven into the highlighted HTML at
-the places that the syntax tree tells, so text, colours and the copy button stay as they are.
+the places that the syntax tree gives, so text, colours and the copy button stay as they are.
 """
 
 import ast
@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
 
 def bound(node: ast.AST) -> set[str]:
-    """The names that a statement or a whole tree assigns, below functions too."""
+    """The names that a statement or a whole tree assigns, inside functions too."""
     stored = {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     }
@@ -59,7 +59,7 @@ def definitions(tree: ast.Module) -> dict[str, ast.AST]:
 
 
 class Series:
-    """What each module of the series defines, and where it has it from otherwise.
+    """What each module of the series defines, and where it has other names from.
 
     A module goes by its path below `scripts`: "ch01_attention", "translate", "engine.translate".
     """
@@ -79,7 +79,7 @@ class Series:
     def resolve(self, module: str, name: str) -> tuple[str, str] | None:
         """The module that defines what `module` calls `name`, and its name there.
 
-        Where the name is a module's, that module and "".
+        If the name is a module's, that module and "".
         """
         if name in self.defined.get(module, ()):
             return module, name
@@ -107,7 +107,7 @@ def source(node: ast.ImportFrom) -> str:
 
 
 def uses(node: ast.AST, hidden: frozenset[str] = frozenset()):
-    """Names that are read, but for those that a function or a comprehension binds itself."""
+    """Names that are read, except those that a function or a comprehension binds itself."""
     if isinstance(node, SCOPES):
         hidden |= bound(node)
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in hidden:
@@ -119,7 +119,7 @@ def uses(node: ast.AST, hidden: frozenset[str] = frozenset()):
 def marks(text: str, series: Series, module: str, known: dict[str, tuple[str, str]]) -> list[Mark]:
     """The links of a block of code; `known`, the page's names so far, is brought up to date.
 
-    Code that is no Python (a shell command, a cell with magics) has none.
+    Code that isn't Python (a shell command, a cell with magics) has none.
     """
     try:
         tree = ast.parse(text)
@@ -144,7 +144,7 @@ def marks(text: str, series: Series, module: str, known: dict[str, tuple[str, st
                 start = place(alias.lineno, alias.col_offset)
                 found.append(Mark(start, start + len(alias.name), *target))
                 known[alias.asname or alias.name] = target
-    for node in tree.body:  # what the show assigns is no longer the series' name
+    for node in tree.body:  # a name that the page assigns is no longer the series'
         others = bound(node) if not isinstance(node, (*SCOPES, ast.ClassDef)) else set()
         if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in imports(tree):
             others = {alias.asname or alias.name for alias in node.names}

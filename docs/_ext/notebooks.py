@@ -1,7 +1,7 @@
 """Sphinx extension: what a notebook needs on the site beyond what MyST-NB does.
 
 A chart becomes a figure that holds its PNG and its Vega-Lite JSON: _static/charts.js draws the JSON
-where scripts run. Solutions and the first cell fold. Links to files of the repository lead to the
+if scripts run. Solutions and the first cell fold. Links to files of the repository lead to the
 site's own pages.
 """
 
@@ -47,7 +47,7 @@ def figure(spec: dict, picture: str, size: dict) -> str:
 
 
 def prepared(notebook: dict, stem: str, up: str) -> tuple[dict, dict[str, bytes]]:
-    """The notebook as MyST-NB shall read it, and its charts' pictures by file name.
+    """The notebook as MyST-NB should read it, and its charts' pictures by file name.
 
     `stem` begins the pictures' names; `up` leads from the page to the site's top.
     """
@@ -89,12 +89,12 @@ def read_source(app, docname, source):
 
 def write_page(app, page, template, context, doctree):
     """Before a page is written: the scripts that it needs, and a button for the .py."""
-    if "body" in context:  # a fold is called what it shows
+    if "body" in context:  # a fold is named after what it shows
         context["body"] = context["body"].replace(' aria-label="Toggle hidden content"', "")
     if '<figure class="chart">' in context.get("body", ""):
         app.add_js_file("vega.js", defer="defer")
         app.add_js_file("charts.js", defer="defer")
-    if page == "search":  # from a folder a browser can't fetch the pages that excerpts come from
+    if page == "search":  # opened from a folder, a browser can't fetch what excerpts come from
         app.add_js_file(None, body=NO_EXCERPTS, priority=300)
     script = page.replace("notebooks/", "scripts/") + ".py"
     if page.startswith("notebooks/"):

@@ -1,6 +1,6 @@
 """Where the time of some work goes: PyTorch's profiler, its operations booked by kind.
 
-The caller chooses the kinds. Our functions in C are seen as FILE::NAME. What the profiler doesn't
+The caller chooses the kinds. Our functions in C appear as FILE::NAME. What the profiler doesn't
 see is Python.
 """
 
@@ -18,7 +18,7 @@ Kinds = Mapping[str, str]  # each with patterns of operations' names; the first 
 
 
 def kind_of(operation: str, kinds: Kinds) -> str | None:
-    """The kind under which an operation is booked; None where no pattern fits."""
+    """The kind under which an operation is booked; None if no pattern fits."""
     for kind, patterns in kinds.items():
         if any(fnmatchcase(operation, pattern) for pattern in patterns.split()):
             return kind

@@ -1,7 +1,7 @@
 """What travels to a bare machine with a GPU (`pack`), and what comes back (`bring`, `collect`).
 
-The machine has Python, PyTorch, NumPy and the repository, and no network. This is no installation:
-what is packed serves `scripts.gpu` alone, and lies outside of the repository there.
+The machine has Python, PyTorch, NumPy and the repository, and no network. What is packed
+isn't an installation: it serves `scripts.gpu` alone, and lies outside the repository there.
 """
 
 import shutil
@@ -19,7 +19,7 @@ from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_file
 from scripts.ladder.agenda import Settings, at_hand, is_done, log_text
 from scripts.ladder.rungs import val_bleu
 
-# What the agenda, and pytest for it, import beside PyTorch and NumPy; a test blocks all else.
+# What the agenda, and pytest for it, import besides PyTorch and NumPy; a test blocks all else.
 WHEELS = (
     *("sentencepiece", "safetensors", "sacrebleu", "regex", "portalocker", "tabulate", "colorama"),
     *("lxml", "jsonargparse", "docstring-parser", "PyYAML", "tqdm"),
@@ -34,7 +34,7 @@ LARGEST = 16 * 2**20  # bytes of a file that may come back
 def pack(folder: Path) -> int:
     """Write what a bare machine lacks into `folder`: wheels, corpus, commit, the script `start`.
 
-    Returns the bytes in all. Raises ValueError where pip has no such wheels.
+    Returns the bytes in all. Raises ValueError if pip has no such wheels.
     """
     for part in ("wheels", "corpus"):
         shutil.rmtree(folder / part, ignore_errors=True)  # two versions of one wheel stop pip
@@ -43,7 +43,7 @@ def pack(folder: Path) -> int:
     command += [f"{name}=={version(name)}" for name in WHEELS]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        last = (done.stderr.strip() or "no word").splitlines()[-1]
+        last = (done.stderr.strip() or "no reason given").splitlines()[-1]
         raise ValueError(f"pip could not download the wheels: {last}")
     for name in MULTI30K_SHA256:
         shutil.copyfile(multi30k_file(name), folder / "corpus" / name)
@@ -87,11 +87,11 @@ def bring(names: Collection[str], settings: Settings, out: str) -> None:
 def collect(folder: Path, names: Collection[str]) -> str:
     """Put in place what `bring` wrote: the records of items `names`, of the seeds, and a model.
 
-    Returns the log. Raises FileNotFoundError or ValueError for what isn't of `bring`.
+    Returns the log. Raises FileNotFoundError or ValueError for what `bring` didn't write.
     """
     told = load_record("records", folder)
     if not {"tiny", "device", "model", "records"} <= {*told}:
-        raise ValueError(f"{folder / 'records.json'} is none of the agenda's")
+        raise ValueError(f"{folder / 'records.json'} isn't one of the agenda's")
     settings = Settings(told["device"], tiny=told["tiny"])
     for name in {f"gpu-{name}" for name in names} & told["records"].keys():
         save_record(name, told["records"][name], settings.records)

@@ -1,8 +1,8 @@
 """Translating a test set against CTranslate2: `python -m scripts.bench.decoding`.
 
-Whole files, and one sentence at a time, by the same weights in 32 and in 8 bits. All programs take
-turns, round after round, so that a slow minute hits all; what counts is their ratio in a round. It
-needs the packages of `pip install -e '.[bench]'`, and a quarter of an hour.
+Whole files, and one sentence at a time, with the same weights in 32 and in 8 bits. All programs
+take turns, round after round, so that a slow minute hits all; what counts is their ratio in a
+round. It needs the packages of `pip install -e '.[bench]'`, and a quarter of an hour.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -40,7 +40,7 @@ from scripts.engine.scores import corpus_bleu, held_out_splits
 from scripts.engine.translating import DecodeOptions, decode_ids
 from scripts.translate import ModelOptions, open_model
 
-EXACT = "ours, exact stop"  # differs for a beam alone
+EXACT = "ours, exact stop"  # differs only for a beam
 BEAMS, BATCHES = (1, 4), (16, 32, 64, 128, 256)
 Way = Callable[[Sequence[Sequence[int]], int], list]  # (encoded sources, beam) to ids
 
@@ -101,7 +101,7 @@ def taken(work: Callable[[], Any]) -> float:
 def race(
     ways: Mapping[str, Way], pairs: Sequence[tuple], trained: Trained, rounds: int, threads: int
 ) -> list[dict[str, Any]]:
-    """Ways and beams in turns on (ids, reference): seconds of a round, BLEU, texts as in ours."""
+    """Ways and beams in turns on (ids, reference): seconds a round, BLEU, texts that equal ours."""
     rows, references = zip(*pairs, strict=True)
     seconds: dict[tuple[str, int], list[float]] = {}
     written: dict[tuple[str, int], list] = {}
@@ -132,13 +132,13 @@ def bleu_of(trained: Trained, ids: Sequence[Sequence[int]], references: Sequence
 
 
 def equal_texts(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> int:
-    """How many of the rows hold the same tokens, however their end is told."""
+    """How many of the rows hold the same tokens, however their end is marked."""
     bare = [[[t for t in row if t not in (EOS, PAD)] for row in rows] for rows in (one, other)]
     return sum(a == b for a, b in zip(*bare, strict=True))
 
 
 def one_at_a_time(ways: Mapping[str, Way], rows: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Milliseconds for a sentence alone, on one thread: the first, the median, one of a hundred."""
+    """Milliseconds for a sentence alone, on one thread: first, median, 99th percentile."""
     reports = []
     for beam in BEAMS:
         times = {name: [] for name in ways}
@@ -182,7 +182,7 @@ KINDS = {
 def decoding_account(run: Callable[[], object]) -> dict[str, float]:
     """Seconds of `run()` by kind of operation, on one thread (and PyTorch stays at one)."""
     torch.set_num_threads(1)
-    account(run, KINDS, "")  # the profiler's own first time takes seconds
+    account(run, KINDS, "")  # the profiler's first use takes seconds
     found = account(run, KINDS, "Python and the rest")
     return {kind: round(seconds, 4) for kind, seconds in found.items()}
 
@@ -196,7 +196,7 @@ class SpeedTestOptions:
     rounds: int = 5
     """Passes of each program, in turns; the median counts."""
     sentences: int = 1000
-    """Of the test set. A second race takes 300 of them, a third, with the textbook, 100."""
+    """Of the test set. A second race takes 300 of them; a third, with the textbook, 100."""
     save: bool = False
     """Keep the result as results/decoding-speed.json."""
 

@@ -2,7 +2,7 @@
 
 Stage by stage from the textbook's step to the recorded one, each of them some settings of
 `scripts.train`, on the same batches, in turns; what counts is the ratio of times, round by round.
-It is no training and no profile, which would say why. `scripts.gpu` puts it on record.
+It trains nothing, and isn't a profile, which would say why. `scripts.gpu` puts it on record.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -61,7 +61,7 @@ class WaterfallOptions:
 
 
 class Task:
-    """What all stages do alike on one device: `plan`, steps of one batch, as indices of `examples`.
+    """What all stages share on one device: `plan`, steps of one batch, as indices of `examples`.
 
     `labels` are each step's real target tokens, `flops` the operations that all steps need.
     """
@@ -93,7 +93,7 @@ class Racer:
     """A stage at work, with its own model and optimizer, after its first lap.
 
     `seconds` are those of its laps, `loss` the last one's in nats a token, `peak_bytes` the most
-    memory of a GPU that it took in the first.
+    GPU memory that it took in the first.
     """
 
     def __init__(self, stage: TrainConfig, task: Task):
@@ -115,7 +115,7 @@ class Racer:
     def lap(self) -> None:
         """A step on each batch, until the device is done with them.
 
-        Raises FloatingPointError where one isn't finite: from there on no weight moved.
+        Raises FloatingPointError if one isn't finite: from there on no weight moved.
         """
         start = time.perf_counter()
         for number in range(len(self.task.plan)):
@@ -157,12 +157,12 @@ def report(racer: Racer, reference: Racer, rate: float) -> dict[str, Any]:
 def waterfall(options: WaterfallOptions) -> dict[str, Any]:
     """The record of the waterfall, without its provenance; `not_run` names what takes a GPU.
 
-    Raises ValueError where the device is missing.
+    Raises ValueError if the device is missing.
     """
     task = Task(options, pick_device(options.device))
     lacks = () if task.device.type == "cuda" else OF_A_GPU
     racers = {name: Racer(stage, task) for name, stage in STAGES.items() if name not in lacks}
-    for _ in range(1 + ROUNDS):  # recordings emptied PyTorch's store: one lap to refill it
+    for _ in range(1 + ROUNDS):  # recordings emptied PyTorch's cache: one lap to refill it
         for racer in racers.values():
             racer.lap()
     rate, (*_, reference) = product_rate(task.device), racers
@@ -183,7 +183,7 @@ def waterfall(options: WaterfallOptions) -> dict[str, Any]:
 
 
 def run_bench(options: WaterfallOptions) -> None:
-    """Run the waterfall, and print a line a stage."""
+    """Run the waterfall, and print a line for each stage."""
     record = waterfall(options)
     for name, one in record["stages"].items():
         low, high = min(one["rounds"]), max(one["rounds"])

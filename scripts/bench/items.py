@@ -32,7 +32,7 @@ NEXT = ("final-more-1", "final-long-1", "final-long-2")  # the likeliest to ship
 KINDS = ("bleu", "bleu_greedy")  # of a test's scores
 TRUTH = 2.0  # minutes for the tests that all kinds of a step agree
 
-# Short trainings: what they all change of the small preset, and what each.
+# Short trainings: what all of them change in the small preset, and what each changes.
 BRIEF = {"epochs": 5, "average": 0}
 RATES = {f"adam-{rate:g}": {"lr": rate} for rate in (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)} | {
     f"muon-{rate:g}": {"optimizer": "muon", "muon_lr": rate}
@@ -43,7 +43,7 @@ STUDIES = {"table3": table3, "block": block, "grid": grid, "stacks": stacks, "gp
 
 
 def base(settings: Settings) -> dict[str, Any]:
-    """The record of the base preset with both tests' scores; trains, or goes on, without one."""
+    """The record of the base preset with both tests' scores; trains, or goes on, if none exists."""
     config = settings.config(PRESETS["base"], "base")
     if found := on_record(settings.folder("base") / "record.json", config):
         return found
@@ -54,7 +54,7 @@ def base(settings: Settings) -> dict[str, Any]:
 
 
 def brief(config: TrainConfig) -> dict[str, Any]:
-    """Validation BLEU of a short training: the best, and each epoch's. To diverge is a result."""
+    """Validation BLEU of a short training: the best, and each epoch's. Diverging is a result."""
     try:
         history = learned(config, data_of(config.corpus, config.vocab))
     except Diverged as error:
@@ -77,7 +77,7 @@ def rates(settings: Settings) -> dict[str, Any]:
 
 
 def many_runs(name: str, settings: Settings) -> dict[str, Any]:
-    """The record of one of `STUDIES`: of all its runs, several at once; of one at tiny size."""
+    """The record of one of `STUDIES`: all its runs, several at once; one at tiny size."""
     of = STUDIES[name]
     plan = (lambda runs: of.wanted_runs([])[-1:]) if settings.tiny else of.wanted_runs
     study = Study("runs", asdict(settings.config(of.BASE, name)), plan, of.work)
@@ -88,7 +88,7 @@ def many_runs(name: str, settings: Settings) -> dict[str, Any]:
 def steps_agree(settings: Settings) -> dict[str, Any]:
     """Whether all kinds of a step agree: what pytest says of the file that tests it.
 
-    In a process of its own, which may lose the GPU. Raises RuntimeError where no test ran.
+    In a process of its own, which may lose the GPU. Raises RuntimeError if no test ran.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "--tb=no", "--noconftest"]
     command += ["-p", "no:cacheprovider", "tests/test_steps_agree.py"]
@@ -143,7 +143,7 @@ def agenda() -> list[Item]:
 
 
 def sum_up(settings: Settings) -> None:
-    """Save the record gpu-small of the seeds that are done, where any is."""
+    """Save the record gpu-small of the seeds that are done, if any are."""
     paths = [settings.record(name) for name in SMALLS]
     runs = [load_record(path.stem, path.parent) for path in paths if path.is_file()]
     if not runs:

@@ -1,6 +1,6 @@
 """Typical operations of a training step, each alone: what the roofline of chapter 11 shows.
 
-FLOPs of what is no product are a convention, and bytes the least that must move. How much of a
+FLOPs of what isn't a product are a convention, and bytes the least that must move. How much of a
 step each takes is `scripts.bench.accounts`' business.
 """
 

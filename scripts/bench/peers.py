@@ -1,7 +1,7 @@
-"""Other people's Transformers of the series' sizes: what a training step races against.
+"""Other people's Transformers in the series' sizes: what a training step races against.
 
 Each takes a chapter's batch and gives its logits; weights start as the package starts them. None of
-them is a reference for our results: tests hold these against `nn.Transformer` with our weights.
+them is a reference for our results: tests compare those with `nn.Transformer` on our weights.
 """
 
 import warnings
@@ -17,7 +17,7 @@ from scripts.ch11_where_the_time_goes import Shape
 
 
 def both(sides: tuple[str, str], settings: dict[str, Any]) -> dict[str, Any]:
-    """The same settings for two sides, whose names stand before those of the settings."""
+    """The same settings for two sides, whose names go before those of the settings."""
     return {f"{side}_{name}": value for side in sides for name, value in settings.items()}
 
 

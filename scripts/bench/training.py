@@ -78,7 +78,7 @@ class Contender:
 
     @property
     def sizes(self) -> Shape:
-        """The model's shape, whole."""
+        """The model's full shape."""
         return replace(SMALL, **(self.shape or {}))
 
 
@@ -180,7 +180,7 @@ RUNNER: list[Runner] = []  # a process's own
 
 
 def begin(*given: Any) -> None:
-    """The first that a contender's process does."""
+    """The first thing that a contender's process does."""
     RUNNER.append(Runner(*given))
 
 
@@ -200,9 +200,9 @@ def peak_bytes() -> int:
 
 
 class Worker:
-    """A contender's process; each of its passes over the batches takes so many seconds a token.
+    """A contender's process, and how many seconds a token each pass over the batches takes.
 
-    Its methods raise BrokenProcessPool, a RuntimeError, where the process died.
+    Its methods raise BrokenProcessPool, a RuntimeError, if the process has died.
     """
 
     def __init__(self, contender: Contender, options: BenchOptions):
@@ -236,7 +236,7 @@ class Worker:
 
 
 def race(reference: str, contenders: dict[str, Contender], options: BenchOptions) -> dict[str, Any]:
-    """The record of duels: of the `reference`, one of the contenders, with each of the others.
+    """The record of duels: the `reference`, one of the contenders, against each of the others.
 
     In a contender's report `times` is its time for a target token over the reference's, the median
     of the `rounds`, and `mfu` the share that it reached of the machine's rate of products.
@@ -370,7 +370,7 @@ def growth_setting(axis: str, value: int) -> tuple[Shape, int, int]:
 
 
 def growth_point(axis: str, value: int, how: dict[str, Any] | None) -> dict[str, Any]:
-    """Seconds, kept memory and operations of a step at one place of one axis."""
+    """Seconds, kept memory and operations of a step at one point of one axis."""
     shape, sentences, length = growth_setting(axis, value)
     sides = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1)).tolist()
     pairs = [Example(source[1:], target) for source, target in zip(*sides, strict=True)]
@@ -401,7 +401,7 @@ BENCHES = {"peers": bench_peers, "steps": bench_steps, "base": bench_base, "grow
 
 def run_bench(options: BenchOptions) -> None:
     """Run the benchmark, print its table, and save the record if the options say so."""
-    import pandas as pd  # here: a GPU's machine lacks it, whose benchmark takes batches from here
+    import pandas as pd  # here: `bench.gpu` imports this module on a machine without it
 
     record = BENCHES[options.benchmark](options)
     if options.save:

@@ -11,7 +11,7 @@ FETCHED = "from-attention-to-translation"  # the folder into which the first cel
 
 
 def settle() -> None:
-    """Put this series first on the path; install what it needs where it was just fetched."""
+    """Put this series first on the path; install what it needs if it was just fetched."""
     sys.path.insert(0, str(ROOT_FOUND))  # first, so that no other package named scripts shadows it
     for name, module in list(sys.modules.items()):
         place = str(getattr(module, "__file__", ""))

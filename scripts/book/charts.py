@@ -24,7 +24,7 @@ from scripts import Late
 
 alt, pd = Late("altair"), Late("pandas")  # a training imports chapters, but draws nothing
 
-# Okabe and Ito's colours without the yellow: told apart by colour-blind eyes, and legible on white.
+# Okabe and Ito's colours without the yellow: distinct to colour-blind eyes, and legible on white.
 PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444"]
 SEQUENTIAL = ["#F7FBFF", "#C6DBEF", "#6BAED6", "#2171B5", "#08306B"]
 DIVERGING = ["#7F3B08", "#E08214", "#FDD9AE", "#F7F7F7", "#B5D5EA", "#4393C3", "#053061"]
@@ -62,7 +62,7 @@ def json_and_png(spec: dict, **_) -> tuple[dict, dict]:
     """
     import base64
 
-    import vl_convert  # heavy, and needed only where a chart is really shown
+    import vl_convert  # heavy, and needed only when a chart is really shown
 
     version = ".".join(alt.SCHEMA_VERSION.split(".")[:2])  # "v5.20.1" -> "v5.20"
     for scale in (2, 1):
@@ -100,7 +100,7 @@ def _squeezed(png: bytes) -> bytes:
 
 @functools.cache
 def switch_on() -> None:
-    """The theme, and the renderer: from here on a chart that is shown is the series' kind."""
+    """The theme, and the renderer: from then on every chart shown has the series' look."""
     alt.theme.register("series", enable=True)(series_theme)
     alt.renderers.register("series", json_and_png)
     if "google.colab" not in sys.modules:  # Colab draws Altair's own output, and not this one
@@ -160,12 +160,12 @@ def heatmap(
     cell: int | None = None,
     words: tuple[str, str] = ("allowed", "hidden"),
 ) -> alt.LayerChart:
-    """A matrix as coloured cells, row 0 on top; labels may repeat, each keeps its own place.
+    """A matrix as coloured cells, row 0 on top; labels may repeat, and each keeps its own place.
 
     `matrix` is (rows, columns): numbers, where NaN and infinities show as grey cells, or booleans,
     whose two colours are named by `words`. Without `rows` or `columns` the positions are shown.
     `scheme` is "sequential" (pale to dark blue) or "diverging" (brown, white at 0, blue above).
-    `numbers` writes each value into its cell (by default where there are at most 12 × 12);
+    `numbers` writes each value into its cell (by default if there are at most 12 × 12);
     `domain` fixes the colours' ends; `cell` is a cell's side in pixels.
 
     >>> heatmap([[0.9, 0.1], [0.3, 0.7]], ["the", "dog"], ["der", "Hund"], value_title="weight")
@@ -243,7 +243,7 @@ def panels(
 ) -> alt.ConcatChart:
     """Matrices of one shape side by side, each under its name, all on one colour scale from 0.
 
-    Labels and title of the rows stand at the first panel of each line. `look` is for `heatmap`.
+    The first panel of each line has the rows' labels and title. `look` is for `heatmap`.
 
     >>> panels({"head 1": weights[0], "head 2": weights[1]}, words, words, value_title="weight")
     """

@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_type_hints
 
-GOES_ON = "interrupted: the same command goes on where it was"  # said by one that resumes
+GOES_ON = "interrupted: the same command goes on where it left off"  # said by one that resumes
 
 
 def launch(module: str) -> int:
-    """Import `module` and run its `main`; the exit code, 130 where Ctrl-C comes while it loads."""
+    """Import `module` and run its `main`. Returns the exit code, 130 for Ctrl-C while it loads."""
     try:
         main = importlib.import_module(module).main
     except KeyboardInterrupt:
@@ -35,8 +35,8 @@ def launch(module: str) -> int:
 class Command:
     """A command: the module's name, a dataclass of its options, and the function that takes one.
 
-    `about` is for --help; `places` and `flags` are those of `read`, `interrupted` and `memory`
-    what is said after Ctrl-C and when the GPU's memory is full.
+    `about` is for --help; `places` and `flags` are those of `read`; `interrupted` and `memory`
+    are said after Ctrl-C and when the GPU's memory is full.
     """
 
     prog: str
@@ -68,8 +68,8 @@ def read(
 ) -> Any:
     """The command line as the dataclass `kind`, each of whose fields is an option.
 
-    Of its fields, `places` stand without a name in front and `flags` take no value; both come with
-    their help. `defaults` replace those of the fields. Raises ValueError, in one line, for what
+    Of its fields, `places` are given without a name and `flags` take no value; both come with their
+    help. `defaults` replace those of the fields. Raises ValueError, in one line, for what
     makes no sense.
     """
     from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
@@ -96,8 +96,8 @@ def as_typed(
 ) -> str:
     """The command that repeats and records what `options` did, as one line.
 
-    It names what isn't the default, and the fields in `always`; those in `places` stand without a
-    name in front. Where it ran goes without saying.
+    It names what isn't the default, and the fields in `always`; those in `places` come without a
+    name. Where it ran is left out.
     """
     default = type(options)()
     words = ["python", "-m", prog, *(getattr(options, place) for place in places)]
@@ -126,7 +126,7 @@ def serve(
             sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
         code = run(parse(sys.argv[1:] if argv is None else argv))
         print(end="", flush=True)
-    except BrokenPipeError:  # as in `| head -1`: as for `cat`, and not worth a word
+    except BrokenPipeError:  # as in `| head -1`: as with `cat`, not worth a word
         return 141
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
@@ -145,7 +145,7 @@ def serve(
 
 
 def release_output() -> None:
-    """Flush what is printed. Where that fails, let it go, or Python fails once more at its exit."""
+    """Flush what is printed. If that fails, drop it, or Python fails again when it exits."""
     for stream in (sys.stdout, sys.stderr):
         try:
             print(end="", file=stream, flush=True)

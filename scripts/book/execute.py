@@ -1,7 +1,7 @@
 """Executes notebooks and stores their outputs: `python -m scripts.book.execute notebooks/….ipynb`.
 
-`make notebooks` does so. What `jupyter nbconvert --execute` can't be told is done here: no times of
-day go into the file, and of a progress bar only its last state, which is all that a preview shows.
+`make notebooks` does so. It does what `jupyter nbconvert --execute` can't: no times of day go into
+the file, and of a progress bar only its last state, which is all that a preview shows.
 """
 
 import sys
@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 
 
 def execute(path: Path) -> None:
-    """Run a notebook from top to bottom in its folder, and rewrite it. Raises where a cell does."""
+    """Run a notebook from top to bottom in its folder, and rewrite it. Raises if a cell does."""
     book = nbformat.read(path, as_version=4)
     for cell in book.cells:
         cell.metadata.pop("execution", None)

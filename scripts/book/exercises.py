@@ -1,7 +1,8 @@
 """Exercises in a chapter: `check(your_function)` judges it, `solution("its_name")` shows ours.
 
-Both look into `scripts.exercises`, and only when they are called. There, a function of the
-exercise's name is our solution, and `check_NAME` raises an AssertionError that says what is wrong.
+Both look into `scripts.exercises`, and only when they are called. There, the function
+with the exercise's name is our solution, and `check_NAME` raises an AssertionError that says what
+is wrong.
 """
 
 import dis
@@ -22,10 +23,10 @@ FOLDER = ROOT / "scripts/exercises"
 
 
 def check(function: Callable[..., Any], name: str = "") -> None:
-    """Says nothing if `function` solves the exercise of its name, or of `name`.
+    """Says nothing if `function` solves the exercise of the same name, or the exercise `name`.
 
-    A stub, whose body is `...` or raises NotImplementedError, is told so in a printed line. Raises
-    AssertionError that says what is wrong, and ValueError where there is no such exercise.
+    For a stub, whose body is `...` or raises NotImplementedError, it prints "not tried yet". Raises
+    an AssertionError that says what is wrong, or a ValueError if there is no such exercise.
     """
     name = name or function.__name__
     checker = getattr(home_of(name), f"check_{name}")
@@ -38,9 +39,9 @@ def check(function: Callable[..., Any], name: str = "") -> None:
 
 
 def solution(name: str) -> None:
-    """Print our solution of the exercise, behind what else it takes from its module.
+    """Print our solution of the exercise, after what else it uses from its module.
 
-    Raises ValueError where there is no such exercise.
+    Raises ValueError if there is no such exercise.
     """
     home = home_of(name)
     ours = getattr(home, name)
@@ -50,16 +51,16 @@ def solution(name: str) -> None:
 
 
 def home_of(name: str) -> ModuleType:
-    """The module of the exercise `name`. Raises ValueError where there is none."""
+    """The module of the exercise `name`. Raises ValueError if there is none."""
     for path in sorted(FOLDER.glob("ch*.py")):
         if name in names_in(path):
             return importlib.import_module(f"scripts.exercises.{path.stem}")
     known = ", ".join(one for path in sorted(FOLDER.glob("ch*.py")) for one in names_in(path))
-    raise ValueError(f"no exercise is called {name!r}; there are {known}")
+    raise ValueError(f"no exercise is called {name!r}; the exercises are {known}")
 
 
 def names_in(path: Path) -> list[str]:
-    """The exercises of a module, read from its text: to import all would take seconds."""
+    """The names of a module's exercises, read from its text: importing all would take seconds."""
     return re.findall(r"^def check_(\w+)\(", path.read_text("utf-8"), re.MULTILINE)
 
 
@@ -72,12 +73,12 @@ def is_stub(function: Callable[..., Any]) -> bool:
 
 
 def rejection(check: Callable[[Any], None], candidate: Any) -> str:
-    """What `check` says against `candidate`; raises ValueError if it has nothing to say."""
+    """What `check` says is wrong with `candidate`; raises ValueError if it accepts it."""
     try:
         check(candidate)
     except AssertionError as answer:
         return str(answer)
-    raise ValueError(f"{check.__name__} accepts a candidate that is wrong")
+    raise ValueError(f"{check.__name__} accepts a wrong candidate")
 
 
 def same_numbers(got: Any, wanted: Tensor) -> bool:
@@ -88,6 +89,6 @@ def same_numbers(got: Any, wanted: Tensor) -> bool:
 
 
 def blame(got: Any, mistakes: dict[str, Tensor], otherwise: str) -> NoReturn:
-    """Raises an AssertionError: the message in `mistakes` whose result is `got`, or `otherwise`."""
+    """Raises AssertionError: the message in `mistakes` whose result is `got`, or `otherwise`."""
     found = (message for message, result in mistakes.items() if same_numbers(got, result))
     raise AssertionError(next(found, otherwise))

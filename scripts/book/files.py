@@ -5,9 +5,9 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, whole or not at all; what stood there before stays until then.
+    """Write `content` to `path`, whole or not at all; what was there before stays until then.
 
-    Raises OSError, in one line, where the disk is full or won't be written.
+    Raises OSError, in one line, if the disk is full or can't be written.
     """
     partial = path.with_name(path.name + ".partial")
     try:
@@ -20,12 +20,12 @@ def write_whole(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
         raise OSError(
             f"could not write {path} ({error.strerror}); what was saved before is untouched: "
-            "make room, and give the command again (a training: with --resume)"
+            "make room, and run the command again (a training run: with --resume)"
         ) from error
 
 
 def writable(folder: Path) -> Path:
-    """`folder`, made where it is missing. Raises ValueError where it can't be written."""
+    """`folder`, made if it is missing. Raises ValueError if it can't be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".probe"
@@ -33,6 +33,6 @@ def writable(folder: Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise ValueError(
-            f"can't write to {folder} ({error.strerror}): choose another (for a training by --name)"
+            f"can't write to {folder} ({error.strerror}): choose another (for a run, by --name)"
         ) from error
     return folder

@@ -1,7 +1,7 @@
-"""The first code cell of every chapter, which makes the chapter at home wherever it is opened.
+"""The first code cell of every chapter, which finds the series wherever the chapter is opened.
 
 `python -m scripts.book.first_cell` stamps the cell into every chapter; `make notebooks` does so.
-Change it here, never in a chapter. The series' address stands in pyproject.toml, at [project.urls].
+Change it here, never in a chapter. The series' address is in pyproject.toml, at [project.urls].
 """
 
 import importlib
@@ -31,7 +31,7 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 
 
 def repository() -> str:
-    """The series' public address from pyproject.toml, or "" while it has none."""
+    """The series' public address from pyproject.toml, or "" if it has none."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return project.get("urls", {}).get("Repository", "")
 
@@ -58,13 +58,13 @@ def stamp(script: str, chapter: str) -> str:
 
 
 def packages() -> list[str]:
-    """What chapters need by pyproject.toml, but for the kernel: that is running."""
+    """What chapters need by pyproject.toml, except the kernel, which is running."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     return [one for one in project["dependencies"] if not one.startswith("ipykernel")]
 
 
 def install(needed: list[str]) -> None:
-    """Installs what is needed and isn't here; the torch that is here stays."""
+    """Install what is needed and missing; a torch that is here stays."""
     try:
         keep = f"torch=={metadata.version('torch')}"
     except metadata.PackageNotFoundError:

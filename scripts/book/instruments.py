@@ -14,7 +14,7 @@ def influence(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """How strongly each position of `function(x)` reacts to each position of `x`: (T, S).
 
     `function` maps x (S, d) to (T, d'), or (1, S, d) to (1, T, d'). An entry is the norm of the
-    derivatives of output t by input s, by autograd: exactly 0 where t can't depend on s.
+    derivatives of output t with respect to input s, by autograd: exactly 0 if t can't depend on s.
     """
     batched = x.dim() == 3
     jacobian = torch.autograd.functional.jacobian(function, x.detach())
@@ -64,7 +64,7 @@ def traced(model: nn.Module, steps: str) -> Iterator[list[tuple[str, str, str]]]
     """Rows of what runs inside the `with`: a step's name, the shapes it reads, the shape it gives.
 
     `steps` is a regular expression: the modules of `model` whose whole name it matches. Masks
-    (boolean tensors) are left out. A step inside another ends first, and stands first.
+    (boolean tensors) are left out. A step inside another ends first, and comes first.
     """
     rows: list[tuple[str, str, str]] = []
 
@@ -84,7 +84,7 @@ def traced(model: nn.Module, steps: str) -> Iterator[list[tuple[str, str, str]]]
 def scramble(model: nn.Module, seed: int = 0, size: float = 0.1) -> None:
     """Add normal noise, `size` times standard, to every parameter.
 
-    So no bias is 0 and no LayerNorm is trivial: a comparison of two models then sees each of them.
+    Then no bias is 0 and no LayerNorm trivial, and a comparison of two models sees each of them.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

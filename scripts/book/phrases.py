@@ -26,13 +26,13 @@ class PhraseBook(nn.Module):
         self.generator = nn.Identity()
 
     def encode(self, src: Tensor, src_mask: Tensor | None = None) -> Tensor:
-        """src (B, S) to a memory that nobody reads, (B, S, 1)."""
+        """src (B, S) to a memory that nothing reads, (B, S, 1)."""
         return torch.zeros(*src.shape, 1, dtype=torch.float64)
 
     def decode(
         self, memory: Tensor, src_mask: Tensor | None, tgt: Tensor, tgt_mask: Tensor | None = None
     ) -> Tensor:
-        """tgt (B, T) to log-probabilities (B, T, V), of which position t looks at token t alone."""
+        """tgt (B, T) to log-probabilities (B, T, V), where position t looks at token t alone."""
         return self.log_table[tgt]
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class PhraseBook(nn.Module):
         return self.log_table[tokens.flatten()]
 
     def logits(self, x: Tensor) -> Tensor:
-        """What `step` gave says already what may come next."""
+        """What `step` gave already says what may come next."""
         return self.generator(x)
 
     def text(self, ids: Iterable[int]) -> str:

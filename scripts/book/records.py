@@ -1,4 +1,4 @@
-"""Recorded runs: one JSON a run in `results/`, with the provenance that lets anyone repeat it."""
+"""Recorded runs: a JSON file each in `results/`, with the provenance that lets anyone repeat it."""
 
 import hashlib
 import json
@@ -20,9 +20,9 @@ RECORDED = ("torch", "sacrebleu", "sentencepiece", "safetensors", "numpy")
 
 
 def git_commit() -> str:
-    """The commit the code stands at, "+changes" where scripts/ differs, or "unknown".
+    """The code's commit, with "+changes" if scripts/ differs, or "unknown".
 
-    A copy of the code that isn't its repository has $SERIES_COMMIT, which says it.
+    For a copy of the code outside its repository, $SERIES_COMMIT says it.
     """
 
     def git(*words: str) -> str:

@@ -1,7 +1,7 @@
 """Fifty captions of our own in the manner of Multi30k, in two languages, aligned by hand.
 
 A line is German | English | links. A link joins a German position and an English one, counted from
-0: `3-2` is a sure link, which everyone would draw, and `3p2` a possible one, which somebody might.
+0: `3-2` is a sure link, which everyone would draw, and `3p2` a possible one, which some might.
 """
 
 import re

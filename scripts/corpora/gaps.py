@@ -1,4 +1,4 @@
-"""German captions without their verb: singular or plural? The label stands in the text itself.
+"""German captions without their verb: singular or plural? The label is in the text itself.
 
 The rule knows some thirty verbs of captions, and skips captions in which it finds none or several.
 """
@@ -16,7 +16,7 @@ NUMBER = {  # a finite verb of captions, third person: singular to plural
     "schläft": "schlafen", "isst": "essen", "liest": "lesen", "sieht": "sehen", "zieht": "ziehen",
     "kauft": "kaufen", "trinkt": "trinken", "ist": "sind", "hat": "haben", "wird": "werden",
 }  # fmt: skip
-MODAL = {  # beside one of these a plural form is the infinitive
+MODAL = {  # beside one of these a plural form is an infinitive
     "kann", "können", "könnte", "muss", "müssen", "soll", "sollen", "will", "wollen", "darf",
     "dürfen", "mag", "mögen", "möchte", "möchten", "lässt", "lassen", "würde", "würden",
 }  # fmt: skip
@@ -25,7 +25,7 @@ PUNCTUATION = str.maketrans({mark: f" {mark} " for mark in '.,;:!?"()'})
 
 @dataclass(frozen=True)
 class GapItem:
-    """A German caption without its verb: the words before and behind the gap, and its number."""
+    """A German caption without its verb: the words before and after the gap, and its number."""
 
     before: tuple[str, ...]
     behind: tuple[str, ...]
@@ -43,7 +43,7 @@ def spaced(text: str) -> str:
 
 
 def gap_item(text: str) -> GapItem | None:
-    """The caption with its finite verb taken out, or None where the rule does not find just one.
+    """The caption with its finite verb taken out, or None if the rule doesn't find exactly one.
 
     The rule: exactly one word of the caption is in `NUMBER`; a plural form, which German also uses
     as the infinitive, doesn't follow "zu", is followed by a word, and no modal verb is near.

@@ -11,10 +11,10 @@ FEW = 200  # pairs to train on
 def load_corpus(name: str) -> dict[str, list[tuple[str, str]]]:
     """A corpus's splits, each of (German, English) pairs.
 
-    "sample" is generated, offline; "few" are its shortest pairs, for trials; then "multi30k".
+    "sample" is generated, offline; "few" are the sample's shortest pairs; then there is "multi30k".
     """
     if name == "sample":
-        return dict(sample_corpus())  # its own, should somebody change it
+        return dict(sample_corpus())  # a copy, which the caller may change
     if name == "few":
         size = dict.fromkeys(sample_corpus(), 4) | {"train": FEW}
         return {

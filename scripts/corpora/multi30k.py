@@ -23,8 +23,8 @@ MULTI30K_SHA256 = {
 def multi30k_file(name: str) -> Path:
     """The path of one gzip file of Multi30k: in `MULTI30K_DIR` if that is set, else downloaded.
 
-    Raises FileNotFoundError where it can be had from neither, ValueError where its checksum is
-    wrong; both say what to do.
+    Raises FileNotFoundError if it is in neither place, ValueError if its checksum is wrong; both
+    say what to do.
     """
     folder = os.environ.get("MULTI30K_DIR")
     if folder:
@@ -39,9 +39,9 @@ def multi30k_file(name: str) -> Path:
 
 
 def download_multi30k(name: str) -> Path:
-    """Fetch one file into the user's cache: three tries more, a progress bar, a checksum.
+    """Fetch one file into the user's cache: three more tries, a progress bar, a checksum.
 
-    Raises FileNotFoundError where the download fails and ValueError where what came is damaged.
+    Raises FileNotFoundError if the download fails and ValueError if what came is damaged.
     """
     import pooch
 
@@ -72,7 +72,7 @@ def read_lines(path: Path) -> list[str]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing or no file: check the path")
+        raise FileNotFoundError(f"{path} is missing or not a file: check the path")
     data = path.read_bytes()
     try:
         if path.suffix == ".gz":
@@ -88,7 +88,7 @@ def read_lines(path: Path) -> list[str]:
 def parallel(source: list[str], target: list[str], name: str) -> list[tuple[str, str]]:
     """Line i of one list with line i of the other, stripped.
 
-    Raises ValueError where the two differ in length: then no line can be trusted.
+    Raises ValueError if the two differ in length: then no line can be trusted.
     """
     if len(source) != len(target):
         raise ValueError(

@@ -19,7 +19,7 @@ Pair = tuple[str, str]
 
 
 class Noun(NamedTuple):
-    """`oblique` is accusative and dative: the nominative, but in weak nouns (Junge, Jungen)."""
+    """`oblique`: accusative and dative; the nominative, except in weak nouns (Junge, Jungen)."""
 
     gender: str  # "m", "f" or "n"
     singular: str
@@ -76,7 +76,7 @@ def nouns(table: str) -> tuple[Noun, ...]:
 
 
 def adjectives(table: str) -> tuple[Adjective, ...]:
-    """From `alt = old, müde/müd = tired`: with the stem where it differs."""
+    """From `alt = old, müde/müd = tired`: with the stem if it differs."""
     made = []
     for entry in table.split(","):
         german, english = entry.split("=")
@@ -124,7 +124,7 @@ def places(table: str) -> tuple[Place, ...]:
     return tuple(made)
 
 
-NOUNS = {  # Mädchen and Kind stand twice: else neuter people would be rare
+NOUNS = {  # Mädchen and Kind occur twice: else neuter people would be rare
     "person": nouns("""
         m Mann Männer man/men; f Frau Frauen woman/women; m Junge/Jungen Jungen boy;
         n Mädchen Mädchen girl; n Kind Kinder child/children; n Mädchen Mädchen girl;
@@ -351,7 +351,7 @@ ARTICLES = {  # nominative, accusative, dative: masculine, feminine, neuter, plu
 }
 MANY = "zwei=two, drei=three, vier=four, fünf=five, viele=many, einige=some, mehrere=several"
 QUANTITIES = dict(word_pairs(MANY))  # before plurals
-WORDS_BEFORE = (("ein",) * 4 + ("der", "dieser"), ("der", "dieser", *QUANTITIES))  # one, more
+WORDS_BEFORE = (("ein",) * 4 + ("der", "dieser"), ("der", "dieser", *QUANTITIES))  # one, several
 CONTRACTIONS = {"in dem": "im", "an dem": "am", "in das": "ins", "an das": "ans"}
 
 
@@ -378,7 +378,7 @@ def determiner(word: str, case: str, gender: str) -> str:
 
 
 def ending(word: str, case: str, gender: str) -> str:
-    """An adjective's: weak after der and dieser, mixed after ein, strong after a quantity."""
+    """An adjective's ending: weak after der, dieser; mixed after ein; strong after a quantity."""
     if gender == "p":
         return "e" if word in QUANTITIES and case != "dative" else "en"
     if case == "dative" or (case == "accusative" and gender == "m"):
@@ -405,7 +405,7 @@ def noun_phrase(
 
 
 def prepositional(preposition: str, phrase: Phrase, english: str) -> Phrase:
-    """`in dem Park` is said `im Park`."""
+    """`in dem Park` becomes `im Park`."""
     first, _, rest = phrase.german.partition(" ")
     start = f"{preposition} {first}"
     german = join_words(CONTRACTIONS.get(start, start), rest)
@@ -497,7 +497,7 @@ class Dealer:
         self.decks: dict[str, list] = {}
 
     def deal(self, name: str, items):
-        """The next item of the deck `name`; when it runs out, `items` are shuffled anew."""
+        """The next item of the deck `name`; when it runs out, `items` are shuffled again."""
         deck = self.decks.setdefault(name, [])
         if not deck:
             deck.extend(items)
@@ -723,7 +723,7 @@ def without_rare_words(pairs: list[Pair], least: int = 11) -> list[Pair]:
 SAMPLE_SIZES = {"train": 6000, "val": 300, "test": 400, "test_unseen": 300}
 
 
-@cache  # it takes seconds, and many ask
+@cache  # it takes seconds, and many callers ask
 def sample_corpus(seed: int = 0) -> dict[str, list[Pair]]:
     """Splits 'train', 'val', 'test', 'test_unseen' -> list of (german, english) sentence pairs."""
     total = sum(SAMPLE_SIZES[name] for name in ("train", "val", "test"))

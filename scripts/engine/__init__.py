@@ -1,1 +1,1 @@
-"""The chapters' model at full speed and full safety."""
+"""The chapters' model, fast and safe."""

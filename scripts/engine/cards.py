@@ -1,6 +1,6 @@
 """A trained model's card, written from its record, and the model's place in `models/`.
 
-The record is made where the run ends; this module only puts it into words.
+The record is made at the end of the run; this module only puts it into words.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Torn-proof saving and loading of tensors and of a training's state: safetensors, never pickle.
+"""Crash-safe saving and loading of tensors and of a run's state: safetensors, never pickle.
 
-A file is there whole or not at all, and a checksum shows what the disk spoiled later. What is not a
-tensor travels as JSON in the file's own metadata.
+A file is there whole or not at all, and a checksum shows later damage by the disk. What is not a
+tensor is stored as JSON in the file's own metadata.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from scripts.book.files import write_whole
 
-STATE = "state-{:08d}.safetensors"  # a training's state after so many steps
+STATE = "state-{:08d}.safetensors"  # a run's state after that many steps
 
 
 def digest(tensors: dict[str, Tensor], meta: str) -> str:
@@ -40,7 +40,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the meta that `save_tensors` wrote.
 
-    Raises FileNotFoundError where nothing is, ValueError where it is torn, spoiled or foreign.
+    Raises FileNotFoundError if there is none, ValueError if it is truncated, damaged or foreign.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at {path}: train one first, or give another path")
@@ -64,27 +64,27 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], origin: Path) -> None:
     """Copy `tensors` into the model's parameters, in place, so that tied ones stay tied.
 
-    Raises ValueError where names or shapes differ: the file is of another configuration.
+    Raises ValueError if names or shapes differ: the file belongs to another configuration.
     """
     own = weights(model)
     wrong = sorted(own.keys() ^ tensors.keys())
     wrong = wrong or [name for name, p in own.items() if p.shape != tensors[name].shape]
     if wrong:
         raise ValueError(
-            f"{origin} is of another configuration ({wrong[0]} differs): "
+            f"{origin} belongs to another configuration ({wrong[0]} differs): "
             "use the config that it was trained with"
         )
-    model.load_state_dict(tensors, strict=False)  # a tied one has other names, too
+    model.load_state_dict(tensors, strict=False)  # a tied one also has other names
 
 
 def rng_states(device: torch.device) -> dict[str, Tensor]:
-    """The states of the random generators that a training on `device` draws from."""
+    """The states of the random generators that a run on `device` draws from."""
     of_gpu = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state()} | of_gpu
 
 
 def set_rng_states(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what `rng_states` gave, but for a device that isn't in use."""
+    """Put back what `rng_states` gave, except for a device that isn't in use."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
@@ -98,7 +98,7 @@ def save_training(
     rngs: list[dict[str, Tensor]],
     meta: dict[str, Any],
 ) -> Path:
-    """Save weights, optimizer and each process's random states. The state before stays as well."""
+    """Save weights, optimizer and each process's random states. The previous state stays, too."""
     tensors = {f"model.{name}": t for name, t in weights(model).items()}
     for index, slots in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{slot}": t for slot, t in slots.items()}
@@ -111,7 +111,7 @@ def save_training(
 
 
 def saved_states(folder: Path, kind: str = "state") -> list[Path]:
-    """The states in `folder`, the oldest first; or, of the kind "epoch", weights to be averaged."""
+    """The states in `folder`, oldest first; or, for the kind "epoch", the weights to average."""
     return sorted(folder.glob(f"{kind}-*.safetensors"))
 
 
@@ -124,7 +124,7 @@ def keep_newest(paths: list[Path], count: int) -> None:
 def newest_state(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any], list[str]]:
     """The newest good state in `folder`: path, tensors, meta, and what is wrong with newer ones.
 
-    Raises FileNotFoundError where there is none, ValueError where none is good.
+    Raises FileNotFoundError if there is none, ValueError if none is good.
     """
     complaints: list[str] = []
     for path in reversed(saved_states(folder)):
@@ -133,7 +133,7 @@ def newest_state(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any],
         except ValueError as error:
             complaints.append(str(error).split(":")[0])
     if complaints:
-        raise ValueError(f"no good checkpoint in {folder} ({'; '.join(complaints)}): start anew")
+        raise ValueError(f"no good checkpoint in {folder} ({'; '.join(complaints)}): start again")
     raise FileNotFoundError(f"no checkpoint in {folder}: run without --resume first")
 
 
@@ -142,7 +142,7 @@ def restore_training(
 ) -> list[dict[str, Tensor]]:
     """Put a saved state back into model and optimizer; returns each process's random states.
 
-    Raises ValueError, with nothing changed, where they are of another configuration.
+    Raises ValueError, with nothing changed, if they belong to another configuration.
     """
     parts: dict[str, dict[Any, Any]] = {"model": {}, "optimizer": {}, "rng": {}}
     for name, tensor in tensors.items():

@@ -1,7 +1,7 @@
 """C beside Python: a file of this folder, compiled once for this very processor and loaded.
 
-Whoever calls a function of it must also know PyTorch's way to do the same, for machines without a
-compiler. What the files hold is told by `kernels.py` (decoding) and `passes.py` (training).
+A caller must also have PyTorch's way to do the same, for machines without a compiler. `kernels.py`
+(decoding) and `passes.py` (training) say what the files hold.
 """
 
 import ctypes
@@ -20,21 +20,21 @@ from torch import Tensor
 HERE = Path(__file__).parent
 FLAGS = ["-O3", "-march=native", "-mprefer-vector-width=512", "-fno-math-errno"]
 FLAGS += ["-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC"]
-LANES = 16  # numbers that go together: a head's width must be a multiple of it
-P = ctypes.c_void_p  # a pointer, or a whole number of 64 bits
+LANES = 16  # numbers processed together: a head's width must be a multiple of it
+P = ctypes.c_void_p  # a pointer, or a 64-bit integer
 
 
 def for_threads() -> list[str]:
-    """Flags for C on several threads: PyTorch's own, for a second set would be in their way."""
+    """Flags for C on several threads: PyTorch's own, as a second set would be in their way."""
     package = Path(torch.__path__[0])
     bundled = [*package.glob("lib/libgomp*"), *package.with_name("torch.libs").glob("libgomp*")]
     return ["-fopenmp", "-Wl,--as-needed", *map(str, bundled)]
 
 
 def built(name: str, folder: Path) -> Path:
-    """The compiled NAME.c in `folder`, made where it isn't there yet for this processor.
+    """The compiled NAME.c in `folder`, made if there is none yet for this processor.
 
-    Raises OSError or CalledProcessError where there is no compiler, or it won't.
+    Raises OSError or CalledProcessError if there is no compiler, or it fails.
     """
     about = Path("/proc/cpuinfo").read_text().splitlines()
     processor = sorted({line for line in about if line.startswith("flags")})
@@ -48,13 +48,13 @@ def built(name: str, folder: Path) -> Path:
             fresh = Path(own) / "fresh.so"
             command = [os.environ.get("CC", "cc"), *FLAGS, source, *last, "-o", fresh, "-lm"]
             subprocess.run(command, check=True, capture_output=True)
-            fresh.replace(path)  # whole or not at all, should another process look
+            fresh.replace(path)  # whole or not at all, in case another process looks
     return path
 
 
 @functools.cache
 def loaded(name: str) -> ctypes.CDLL | None:
-    """The compiled functions of NAME.c; None on a machine that can't make them."""
+    """The compiled functions of NAME.c; None on a machine that can't compile them."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     try:
         return ctypes.CDLL(str(built(name, Path(home) / "from-attention-to-translation")))
@@ -63,7 +63,7 @@ def loaded(name: str) -> ctypes.CDLL | None:
 
 
 def call(file: str, name: str, *given: Any) -> None:
-    """The function `name` of FILE.c: tensors by their place, whole numbers with 64 bits."""
+    """Call `name` of FILE.c: tensors as pointers, integers as 64 bits."""
     function = getattr(loaded(file), name)
     if function.argtypes is None:
         function.argtypes = [P] * len(given)

@@ -1,7 +1,7 @@
 """A corpus, encoded, and each epoch's batches, with BPE-dropout if asked.
 
-An epoch's plan follows from the settings and its number alone, so that a resumed run meets the
-batches of one that was never interrupted.
+An epoch's plan follows from the settings and its number alone, so that a resumed run gets the
+same batches as one that was never interrupted.
 """
 
 import bisect
@@ -24,7 +24,7 @@ from scripts.engine.static import static_batches, static_lengths
 
 @dataclass
 class TrainingData:
-    """A corpus, encoded: what a training reads."""
+    """A corpus, encoded: what a run reads."""
 
     corpus: dict[str, list[tuple[str, str]]]
     tokenizer: BPETokenizer
@@ -44,9 +44,9 @@ def prepare(config: TrainConfig) -> TrainingData:
 def epoch_plan(
     config: TrainConfig, data: TrainingData, epoch: int, world: int = 1
 ) -> list[list[list[int]]]:
-    """An epoch's optimizer steps, each of `accumulate` × `world` batches, similar in their work.
+    """An epoch's optimizer steps, each of `accumulate` × `world` batches of similar work.
 
-    Raises ValueError where there are too few pairs for a step.
+    Raises ValueError if there are too few pairs for a step.
     """
     rng = random.Random(f"{config.seed}:{epoch}")
     if config.step in ("static", "graphed"):
@@ -83,21 +83,21 @@ def batches_of(
 def split_anew(
     texts: Sequence[str], tokenizer: BPETokenizer, p: float, seed: int
 ) -> list[list[int]]:
-    """Texts to ids by BPE that skips merges at rate p (Provilkov et al. 2020), by the seed."""
+    """Texts to ids by BPE that skips merges at rate p (Provilkov et al. 2020), seeded."""
     draw = partial(tokenizer.processor.encode, enable_sampling=True, alpha=p)
-    sentencepiece.set_random_generator_seed(seed)  # a thread begins with it, so we take a new one
+    sentencepiece.set_random_generator_seed(seed)  # a thread starts from it, so we take a new one
     with ThreadPoolExecutor(1) as pool:
         return list(pool.map(draw, texts))
 
 
 def epoch_examples(config: TrainConfig, data: TrainingData, epoch: int) -> list[Example]:
-    """The training split as this epoch sees it: with BPE-dropout in other pieces than the last."""
+    """The training split as this epoch sees it: with BPE-dropout, in different pieces each time."""
     if config.bpe_dropout == 0:
         return data.train
     seed = random.Random(f"pieces:{config.seed}:{epoch}").getrandbits(31)
     sides = list(zip(*data.corpus["train"], strict=True))
     texts = [text for side in sides for text in side]
     rows = split_anew(texts, data.tokenizer, config.bpe_dropout, seed)
-    rows = [row[: MAX_LEN - 1] for row in rows]  # what falls into too many pieces keeps its end
+    rows = [row[: MAX_LEN - 1] for row in rows]  # too many pieces are cut; eos still follows
     pairs = zip(rows[: len(sides[0])], rows[len(sides[0]) :], strict=True)
     return [Example([*src, EOS], [BOS, *tgt, EOS]) for src, tgt in pairs]

@@ -1,8 +1,8 @@
 """A decoding in progress that computes each token once, fast on a CPU.
 
-The same four methods as chapter 8's `CopiedCache` (`step`, `logits`, `follow`, `keep`), held equal
-by tests. What can be done once is done before the first step; a beam's prefixes share one
-cache, and a family tree says whose is what. `engine.searching` searches with it.
+It has the four methods of chapter 8's `CopiedCache` (`step`, `logits`, `follow`, `keep`), and tests
+hold them equal. What can be done once is done before the first step; a beam's prefixes share one
+cache, and a family tree says which entries each prefix sees. `engine.searching` searches with it.
 """
 
 import functools
@@ -23,7 +23,7 @@ from scripts.ch13_decoding_fast import BLOCK, best_logits, in_8_bits
 from scripts.engine.fast import FAST, FastPath, switches_for
 from scripts.engine.kernels import Layers, Map, attend, round_rows, scale_sums
 
-PATH = FastPath(replace(FAST, compiled=False))  # which is for many rows, and gradients
+PATH = FastPath(replace(FAST, compiled=False))  # its C is for many rows, and gradients
 FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
 Norm = nn.LayerNorm | None
 
@@ -62,7 +62,7 @@ class Packed:
 
 
 class Packed8(Packed):
-    """The same with factors of 8 bits: 127 steps for each row of x, and for each output."""
+    """The same with 8-bit factors: 127 steps for each row of x, and for each output."""
 
     def __init__(self, *linears: nn.Linear):
         whole, self.units = round_rows(torch.cat([linear.weight.detach() for linear in linears]))
@@ -71,7 +71,7 @@ class Packed8(Packed):
         self.few = Map(self.table, self.bias, self.units)
 
     def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
-        """As in `Packed`; the sums of whole numbers are exact."""
+        """As in `Packed`; the sums of integers are exact."""
         whole, unit = round_rows(x, norm)
         sums = torch._int_mm(whole, self.table)  # (N, F)
         return scale_sums(sums, unit, self.units, self.bias, more, relu)
@@ -81,12 +81,12 @@ PACKED = {"float32": Packed, "int8": Packed8}
 
 
 def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Tensor:
-    """Rows (N, parts·H·d_k) to (parts, B, H, S, d_k). Padding is hidden, and gets the first row."""
+    """Rows (N, parts·H·d_k) to (parts, B, H, S, d_k). Padding (hidden) gets the first row."""
     B, S = layout.shape
     number = torch.arange(len(rows), device=rows.device)
-    number = number.new_zeros(B * S).index_copy_(0, layout.slots, number)  # of each cell's row
+    number = number.new_zeros(B * S).index_copy_(0, layout.slots, number)  # each cell's row
     blocks = torch.arange(parts * heads, device=rows.device).view(parts, 1, heads, 1)
-    places = number.view(B, 1, S) * (parts * heads) + blocks  # (parts, B, H, S): of pieces of d_k
+    places = number.view(B, 1, S) * (parts * heads) + blocks  # (parts, B, H, S): pieces of d_k
     return F.embedding(places, rows.reshape(len(rows) * parts * heads, -1))
 
 
@@ -117,8 +117,8 @@ class PreparedLayer:
     ) -> Tensor:
         """A decoder layer for k new tokens of each sentence: x (B·k, D) to (B·k, D).
 
-        Their keys and values go into the last k places of `past` (2, B, H, L, d_k), of which
-        `family` (B, k, L) says what is theirs; `real` (B, 1, S) says it of `source`
+        Their keys and values go into the last k places of `past` (2, B, H, L, d_k). `family`
+        (B, k, L) says which places are theirs; `real` (B, 1, S) says so for `source`
         (2, B, H, S, d_k).
         """
         q, kv = self.look_back(x, self.before[0]).tensor_split([x.size(1)], dim=1)  # (B·k, D), 2·D
@@ -137,7 +137,7 @@ class PreparedLayer:
 
 @functools.cache
 def exact_in_8_bits() -> bool:
-    """Whether this machine's products of 8-bit integers are exact, in the worst case too."""
+    """Whether this machine's products of 8-bit integers are exact, even in the worst case."""
     ones = torch.ones(64, 64, dtype=torch.int8)
     try:
         sums = [torch._int_mm(a * ones, b * ones) for a in (127, -127) for b in (127, -127)]
@@ -162,11 +162,11 @@ class Screen:
         error = x.norm(dim=1) * self.lost + (x - grid * whole).norm(dim=1) * self.size
         unit = grid * self.unit
         rough = torch._int_mm(whole.to(torch.int8), self.table)  # (N, V)
-        rough += (self.bias / unit).round_().to(torch.int32)  # wrong by half a unit
+        rough += (self.bias / unit).round_().to(torch.int32)  # off by at most half a unit
         return rough, unit, 1.001 * error + unit  # a little to spare, for rounded norms and bias
 
     def candidates(self, rough: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-        """What may be largest of outputs (N, V), wrong by up to error (N,): rows, places (P,)."""
+        """Which outputs (N, V), wrong by up to error (N,), may be largest: rows, places (P,)."""
         blocks = rough.unflatten(1, (-1, BLOCK))  # (N, V / 64, 64)
         peaks = blocks.amax(dim=-1)  # (N, V / 64)
         least = peaks.amax(dim=-1) - (2 * error).ceil().to(rough.dtype)  # (N,)
@@ -176,7 +176,7 @@ class Screen:
         return rows[which], block[which] * BLOCK + column
 
     def largest(self, x: Tensor, outputs: Callable[[Tensor], Tensor]) -> Tensor:
-        """Where the largest output of each row of x (N, D) stands, (N,); `outputs` gives all."""
+        """The place of the largest output for each row of x (N, D), (N,); `outputs` gives all."""
         rough, unit, error = self.roughly(x)
         rows, places = self.candidates(rough, error / unit)  # (P,) each
         if len(rows) > BLOCK * len(x):  # hardly anything is excluded
@@ -188,23 +188,23 @@ class Screen:
 
 
 class PreparedModel:
-    """A model made ready for searching: its weights, laid out once; later changes are unseen."""
+    """A model made ready for searching: its weights, laid out once; later changes don't count."""
 
     def __init__(self, model: EncoderDecoder, precision: str = "float32"):
         self.model, self.generator, self.precision = model, model.generator, precision
-        self.parts = list(model.modules())  # looking for them takes as long as a step of decoding
+        self.parts = list(model.modules())  # finding them takes as long as a step of decoding
         self.modules, self.parameters = lambda: self.parts, model.parameters
         pack = PACKED[precision]
         self.readers = [PreparedLayer(layer, pack) for layer in model.encoder.layers]
         self.writers = [PreparedLayer(layer, pack) for layer in model.decoder.layers]
         attentions = [layer.src_attn for layer in model.decoder.layers]
-        self.few = Layers(self.writers, model.decoder.norm)  # what writes a few rows
+        self.few = Layers(self.writers, model.decoder.norm)  # for a few rows
         self.source_map = pack(*(m for a in attentions for m in (a.project_key, a.project_value)))
         self.vocabulary = pack(model.generator.proj)
 
     @functools.cached_property
     def screen(self) -> Screen | None:
-        """What finds the likeliest token quickly, where the table is large and products exact."""
+        """What finds the likeliest token quickly, if the table is large and products are exact."""
         V = len(self.generator.proj.weight)
         suits = self.precision == "float32" and self.vocabulary.onednn and exact_in_8_bits()
         return Screen(self.generator.proj) if suits and V >= 4096 and V % BLOCK == 0 else None
@@ -240,13 +240,13 @@ class PreparedModel:
 
 
 def made_ready(model: nn.Module | PreparedModel, precision: str = "float32") -> Any:
-    """A Transformer as a `PreparedModel`; what is one, or can't be, as it is."""
+    """A Transformer as a `PreparedModel`; what is one, or can't be, stays as it is."""
     return PreparedModel(model, precision) if hasattr(model, "tgt_embed") else model
 
 
 @functools.cache
 def only_itself(k: int, device: torch.device) -> Tensor:
-    """Of k new tokens, each sees itself alone (k, k)."""
+    """A mask (k, k): of k new tokens, each sees itself alone."""
     return torch.eye(k, dtype=torch.bool, device=device)
 
 
@@ -271,7 +271,7 @@ class CachedDecoding:
         self.ancestors = torch.cat((self.ancestors, itself), dim=-1)
         family = None if k == 1 else self.ancestors  # an only child descends from all
         used, room = self.ancestors.size(-1), self.past.size(-2)
-        if used > room:  # for as many steps as the source has; after that it doubles
+        if used > room:  # first for as many steps as the source has tokens, then doubled
             size = max(used, 2 * room or k * (self.source.size(-2) + 4))
             self.past = F.pad(self.past, (0, 0, 0, size - room))
         past = self.past[..., :used, :]  # (layers, 2, B, H, L, d_k)
@@ -279,12 +279,12 @@ class CachedDecoding:
         return self.model.write(x, past, family, self.source, self.real)
 
     def follow(self, origin: Tensor) -> None:
-        """Let the prefixes be those numbered origin (B, k), of each source's own."""
+        """Let the prefixes be those numbered origin (B, k), counted within each source."""
         where = origin.unsqueeze(-1).expand(-1, -1, self.ancestors.size(-1))
         self.ancestors = self.ancestors.gather(1, where)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with the sources numbered rows (N,); those that change their place are copied."""
+        """Go on with the sources numbered rows (N,); those that move are copied."""
         N = len(rows)
         places = (rows != torch.arange(N, device=rows.device)).nonzero().squeeze(1)
         for x in (self.source, self.past[..., : self.ancestors.size(-1), :]):

@@ -1,6 +1,6 @@
 """What exporting needs besides the model: packages, files for large tensors, runtimes.
 
-The graphs themselves, and what the other programs' names mean, are chapter 14.
+The graphs themselves, and what the other programs' names mean, are in chapter 14.
 """
 
 import importlib.util
@@ -17,14 +17,14 @@ from scripts.ch06_training import BOS, EOS, PAD, UNK
 
 
 def need_packages(*names: str, extra: str = "export") -> None:
-    """Raise ValueError, with the remedy, where one of these packages is missing."""
+    """Raise ValueError, with the remedy, if one of these packages is missing."""
     absent = [name for name in names if importlib.util.find_spec(name) is None]
     if absent:
         raise ValueError(f"{absent[0]} is not installed: pip install -e '.[{extra}]'")
 
 
 def have_packages(*names: str) -> bool:
-    """Whether these packages are installed; where one is missing, the remedy is printed."""
+    """Whether these packages are installed; if one is missing, the remedy is printed."""
     try:
         need_packages(*names)
     except ValueError as error:
@@ -37,7 +37,7 @@ def step_example(model: EncoderDecoder, R: int, S: int, T: int) -> dict[str, Ten
     """Random inputs of a decoder step, by name: R rows, S source tokens, T earlier tokens."""
     sizes, dtype = graph_config(model), model.generator.proj.weight.dtype
     each, d_k = (sizes["layers"], 2, R, sizes["heads"]), sizes["d_k"]
-    draw = torch.Generator().manual_seed(0)  # its own: exporting must not disturb anyone's
+    draw = torch.Generator().manual_seed(0)  # its own: exporting must not disturb any other
     return {
         "tokens": torch.randint(sizes["vocab"], (R, 1), generator=draw),
         "position": torch.tensor([T]),
@@ -61,7 +61,7 @@ def graph_config(model: EncoderDecoder) -> dict[str, int]:
 
 
 def save_graphs(folder: Path, graphs: Mapping[str, Any]) -> None:
-    """Write ONNX graphs into `folder` by name; large tensors, equal ones once, to weights.bin."""
+    """Write ONNX graphs into `folder` by name; large tensors go to weights.bin, equal ones once."""
     from onnx.external_data_helper import set_external_data
 
     places: dict[bytes, int] = {}
@@ -81,7 +81,7 @@ def save_graphs(folder: Path, graphs: Mapping[str, Any]) -> None:
 
 
 def graph_function(graph: Path | bytes) -> Callable[..., list[np.ndarray]]:
-    """A graph, a file or its bytes, as a function of arrays by name, by ONNX Runtime on one thread.
+    """A graph (a file, or its bytes) as a function of named arrays: ONNX Runtime on one thread.
 
     Arrays that it has no input for are left out.
     """

@@ -1,8 +1,8 @@
-"""The fast path through the chapters' model: the same weights, outputs and gradients, sooner.
+"""The fast path through the chapters' model: the same weights, outputs and gradients, faster.
 
 `FastPath` walks through the modules of chapter 4 row by row, with the tricks of chapter 12; it owns
-no weights. A switch for each trick says whether it is taken, so that each can be held against the
-textbook's way and timed alone. It trains; what decodes is in `engine.decoding`.
+no weights. A switch for each trick says whether it is taken, so that each can be compared with the
+textbook's way and timed alone. It trains; `engine.decoding` decodes.
 """
 
 import math
@@ -36,15 +36,15 @@ from scripts.ch12_going_fast import (
 from scripts.engine import passes
 from scripts.engine.passes import Attend, Drop, NormRows
 
-BYTES_AT_ONCE = 16 * 2**20  # of logits: they stay in the last cache
+BYTES_AT_ONCE = 16 * 2**20  # of logits: they stay in the last-level cache
 
 
 @dataclass(frozen=True)
 class Switches:
     """Which of chapter 12's tricks the forward and backward pass take.
 
-    `FAST` has all on that keep the numbers, `PLAIN` none: the textbook's own operations, called
-    from here. `HALF` rounds the factors of products; `STATIC` has what suits a GPU.
+    In `FAST` all are on that keep the numbers, in `PLAIN` none: the textbook's own operations,
+    called from here. `HALF` rounds the factors of products; `STATIC` has what suits a GPU.
     """
 
     packed: bool = True  # rows for real tokens only
@@ -53,15 +53,15 @@ class Switches:
     loss: Literal["textbook", "ours"] = "ours"
     random_bits: bool = True  # dropout masks from 16 random bits an entry
     onednn: bool = True  # oneDNN's products; which library is faster depends on the machine
-    compiled: bool = True  # norm, attention, dropout and the loss's softmax in C, if it can be had
+    compiled: bool = True  # norm, attention, dropout and the loss's softmax in C, if it compiles
     half: bool = False  # products of 16-bit factors; all else stays in 32 bits
 
 
 FAST = Switches()
 PLAIN = Switches(False, False, "textbook", "textbook", False, False, False)
 HALF = replace(FAST, half=True)
-# Rows and our loss choose cells by the data, which a GPU would wait for; our attention, dropout's
-# 16 bits and oneDNN were written for a CPU.
+# Packed rows and our loss choose cells by the data, and a GPU would have to wait for that; our
+# attention, dropout's 16 bits and oneDNN were written for a CPU.
 STATIC = replace(PLAIN, fused_norm=True, attention="sdpa")
 
 
@@ -91,7 +91,7 @@ class FastPath:
         return self.how.compiled and passes.suits(x, *kinds)
 
     def norm(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """x (N, D) to (N, D), in 16 bits where products are: a product comes next."""
+        """x (N, D) to (N, D), in 16 bits if products are: a product comes next."""
         if self.how.fused_norm and not isinstance(norm, nn.Identity):
             if self.in_c(x, torch.float32):
                 kind = torch.bfloat16 if self.how.half else x.dtype
@@ -157,8 +157,8 @@ class FastPath:
         """The heads' work without projections, from rows to (N, D).
 
         The rows are queries, keys and values (N, 3·D); or queries (N, D), and `others` keys and
-        values (M, 2·D). `places` are the layouts of queries and of keys. Hidden are padding, or, if
-        `causal`, the future (padding comes later); or what a `bias` says, which is added to scores.
+        values (M, 2·D). `places` are the layouts of queries and of keys. Hides padding; or, if
+        `causal`, the future (padding comes later); or what `bias`, added to the scores, says.
         """
         features = getattr(layer, "feature_dropout", 0.0) if layer.training else 0.0  # UniDrop's
         rows, others = (x if x is None else self.dropped(x, features) for x in (rows, others))
@@ -188,7 +188,7 @@ class FastPath:
     ) -> Tensor:
         """The same for rectangles: q (B, T, D), k and v (B, S, D), to (B, T, D).
 
-        PyTorch's fastest kernel knows the future by name; a mask of numbers rules the kernel out.
+        PyTorch's fastest kernel takes the causal mask by name; a mask of numbers rules it out.
         """
         q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
         p, by_name = dropout_rate(layer), bias is None and causal and self.how.attention == "sdpa"
@@ -274,7 +274,7 @@ class FastPath:
         memory = self.encode(model, batch.src, src_layout)
         x = self.decode(model, memory, src_layout, batch.tgt, layout)  # (N, D)
         labels = layout.rows(batch.tgt_y)
-        if layout.full and self.how.loss == "ours":  # which knows of no padding
+        if layout.full and self.how.loss == "ours":  # which knows nothing of padding
             real = layout.rows(is_target)
             x, labels = x[real], labels[real]
         return x, labels

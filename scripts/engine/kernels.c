@@ -1,5 +1,5 @@
-/* What a step of decoding does besides its products, each in one pass over its numbers; and a decoder
-   for few rows in one call.
+/* What a step of decoding does besides its products, each in one pass over its numbers; and a
+   decoder for a few rows in one call.
 
    scripts/engine/kernels.py calls it. Tensors are contiguous, unless strides are given. */
 
@@ -18,7 +18,7 @@ static inline float sum_of(sixteen x) {
     return z[0] + z[1];
 }
 
-/* One query of 16·w numbers over its n keys, which stand at the places `at`. */
+/* One query of 16·w numbers over its n keys, which are at the places `at`. */
 static inline __attribute__((always_inline)) void look(
     const float *q, const float *k, const float *v, const int32_t *at, int64_t n, int64_t w,
     float scale, float *out) {
@@ -43,7 +43,7 @@ static inline __attribute__((always_inline)) void look(
     for (int64_t i = 0; i < w; i++) *(sixteen *)(out + 16 * i) = mean[i] / sum;
 }
 
-/* Keys and values (layers, B, H, L, 16·w) by strides; at which of them one may look. */
+/* Keys and values (layers, B, H, L, 16·w) by strides, and which of them may be seen. */
 typedef struct {
     float *keys, *values;
     int64_t layer, sentence, head, L, masks;
@@ -89,7 +89,7 @@ static void normalise(const float *x, int64_t D, const Norm *norm, float *out) {
     SIMD for (int64_t j = 0; j < D; j++) out[j] = (x[j] - mean) * per * weight[j] + bias[j];
 }
 
-/* Each row of x (N, D) as bytes q and their unit: x = unit·q, the largest is ±127. If there is a
+/* Each row of x (N, D) as bytes q and their unit: x ≈ unit·q, the largest is ±127. If there is a
    norm, x is normalised first. */
 void round_rows(const float *x, int64_t N, int64_t D, const Norm *norm, int8_t *q, float *unit) {
     float normal[D];
@@ -107,8 +107,8 @@ void round_rows(const float *x, int64_t N, int64_t D, const Norm *norm, int8_t *
     }
 }
 
-/* Whole sums (N, F) of bytes' products to unit[n]·units[f]·sum + bias[f], and `more` (N, F) on top;
-   or what is negative to 0. */
+/* Integer sums (N, F) of bytes' products to unit[n]·units[f]·sum + bias[f], plus `more` (N, F)
+   unless null; with `relu`, negative results become 0. */
 void scale_sums(const int32_t *sums, int64_t N, int64_t F, const float *unit, const float *units,
                 const float *bias, const float *more, int64_t relu, float *out) {
     for (int64_t i = 0; i < N; i++, sums += F, out += F) {
@@ -118,8 +118,8 @@ void scale_sums(const int32_t *sums, int64_t N, int64_t F, const float *unit, co
     }
 }
 
-/* The k largest of each row of z (N, V), largest first, of equals the first: values and places
-   (N, k). `total` gets each row's log of the sum of e^z, where it isn't null. */
+/* The k largest of each row of z (N, V), largest first, of equals the earlier first: values and
+   places (N, k). `total` gets each row's log of the sum of e^z, if it isn't null. */
 void best_of_rows(const float *z, int64_t N, int64_t V, int64_t k, float *top, int64_t *place,
                   float *total) {
     for (int64_t i = 0; i < N; i++, z += V, top += k, place += k) {
@@ -150,7 +150,7 @@ void best_of_rows(const float *z, int64_t N, int64_t V, int64_t k, float *top, i
     }
 }
 
-/* A decoder in one call. For a few rows calls cost more than what is computed. */
+/* A decoder in one call. For a few rows calls cost more than the computation. */
 
 typedef struct {
     const void *weight; /* (D, F); or, where `units` isn't null, bytes (F/16, D/4, 16, 4) */
@@ -170,15 +170,15 @@ typedef struct {
 const int64_t multiplies_bytes = 1;
 typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
 
-/* Sixteen sums, and on each the products of four bytes u by four of w. */
+/* Sixteen sums, plus in each the products of four bytes of u by four of w. */
 static inline ints add_fours(ints sum, const uint8_t *u, const int8_t *w) {
     int32_t four;
     memcpy(&four, u, 4);
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), _mm512_loadu_si512(w));
 }
 
-/* The sums (N, F) of bytes' products, four rows at a time. Processors multiply unsigned bytes q + 128
-   by signed ones. */
+/* The sums (N, F) of bytes' products, four rows at a time. The processor multiplies unsigned bytes,
+   q + 128, by signed ones. */
 static void multiply_bytes(const Map *m, const int8_t *q, int64_t N, int32_t *sums) {
     int64_t D = m->D, F = m->F;
     uint8_t u[(N + 3) * D];
@@ -204,7 +204,8 @@ const int64_t multiplies_bytes = 0;
 static void multiply_bytes(const Map *m, const int8_t *q, int64_t N, int32_t *sums) {}
 #endif
 
-/* norm(x)·W + b, and `more` on top, or what is negative to 0: x (N, D), the others (N, F). */
+/* norm(x)·W + b, plus `more` unless null; with `relu`, negative results become 0. x (N, D), the
+   others (N, F). */
 void apply(const Map *m, const Norm *norm, const float *x, int64_t N, const float *more,
            int64_t relu, float *out) {
     int64_t D = m->D, F = m->F;
@@ -245,7 +246,7 @@ static void join(const Map *m, const Norm *norm, const float *y, int64_t N, floa
         else memcpy(x + i * D, sum + i * D, D * sizeof(float));
 }
 
-/* `count` layers and the norm after them, in place: x (B·K, H·16·w) are K new tokens of each of B
+/* `count` layers and the norm after them, in place: x (B·K, H·16·w) holds K new tokens of each of B
    sentences, whose keys and values become the last of `own`. */
 void decode_layers(const Layer *l, int64_t count, const Norm *last, float *x, int64_t B, int64_t K,
                    int64_t H, int64_t w, const Past *own, const Past *source) {

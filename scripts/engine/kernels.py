@@ -1,7 +1,7 @@
 """The functions of `kernels.c`, on tensors: compiled once for this machine, if it has a compiler.
 
-They do a step's small things in one pass each, where PyTorch takes several. Without a compiler, on
-a GPU and in double precision each goes PyTorch's way.
+Each does a small part of a decoding step in one pass, where PyTorch takes several. Without a
+compiler, on a GPU and in double precision, each goes PyTorch's way.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from scripts.ch13_decoding_fast import best_logits, log_sum_exp
 from scripts.engine import compiled
 from scripts.engine.compiled import LANES, P
 
-MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that are few: other products are faster for more
+MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that count as few: for more, other products are faster
 MOST_NUMBERS = 65536  # in few rows
 
 
@@ -39,21 +39,21 @@ class Norm(ctypes.Structure):
 
 
 def norm_of(norm: nn.Module | None) -> Norm:
-    """The same norm; whoever asks keeps its weights."""
+    """The same norm; the caller must keep its weights alive."""
     if norm is None or isinstance(norm, nn.Identity):
         return Norm()
     return Norm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
 
 
 class Past(ctypes.Structure):
-    """Keys and values, and at which of them one may look, as `kernels.c` has them."""
+    """Keys and values, and which of them may be seen, as `kernels.c` has them."""
 
     _fields_ = [(name, P) for name in ("keys", "values", "layer", "sentence", "head")]
     _fields_ += [(name, P) for name in ("L", "masks", "may")]
 
 
 def past_of(past: Tensor, allowed: Tensor | None) -> Past:
-    """Of past (layers, 2, B, H, L, d_k), or that of one layer, and a mask (B, k or 1, L)."""
+    """From past (layers, 2, B, H, L, d_k), or that of one layer, and a mask (B, k or 1, L)."""
     *_, values, sentence, head, _, _ = past.stride()
     keys, given = past.data_ptr(), (past.stride(0), sentence, head, past.size(-2))
     if allowed is not None:
@@ -70,10 +70,10 @@ def takes_heads(q: Tensor, past: Tensor) -> bool:
 
 
 def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:
-    """softmax(QKᵀ/√d_k)·V of few queries (§3.2.1, eq. 1): rows q (B·k, H·d_k) to (B·k, H·d_k).
+    """softmax(QKᵀ/√d_k)·V for a few queries (§3.2.1, eq. 1): rows q (B·k, H·d_k) to (B·k, H·d_k).
 
     Keys and values are past (2, B, H, L, d_k), contiguous in the last two dimensions. `allowed`
-    (B, k or 1, L) says at which keys a query may look: one at least.
+    (B, k or 1, L) says at which keys a query may look: at least one.
     """
     _, B, H, _, d = past.shape
     if not takes_heads(q, past):
@@ -127,15 +127,15 @@ def best_of_rows(
 
 
 class Map(ctypes.Structure):
-    """A linear map for few rows, as `kernels.c` has it."""
+    """A linear map for a few rows, as `kernels.c` has it."""
 
     _fields_ = [(name, P) for name in ("weight", "bias", "units", "sums")]
     _fields_ += [(name, ctypes.c_int64) for name in ("D", "F")]
 
     def __init__(self, table: Tensor, bias: Tensor, units: Tensor | None = None):
-        """Of a table (D, F) and a bias (F,); with `units` (F,), of a table of bytes.
+        """From a table (D, F) and a bias (F,); with `units` (F,), the table holds bytes.
 
-        `most` says how many rows are few: none where it can't be multiplied here.
+        `most` says how many rows are few: 0 if this machine can't multiply it.
         """
         (D, F), sums = table.shape, None
         fits = D % 4 == 0 if units is None else D % 8 == F % 16 == 0 and multiplies_bytes()
@@ -148,13 +148,13 @@ class Map(ctypes.Structure):
         super().__init__(*(None if x is None else x.data_ptr() for x in self.held), D, F)
 
     def takes(self, x: Tensor) -> bool:
-        """Whether x (N, D) are few rows."""
+        """Whether x (N, D) has few rows."""
         return x.size(0) <= self.most and takes(x)
 
     def __call__(
         self, x: Tensor, norm: nn.Module | None, more: Tensor | None, relu: bool
     ) -> Tensor:
-        """norm(x)·W + b, plus `more` or cut at 0: few rows x (N, D) to (N, F)."""
+        """norm(x)·W + b, plus `more` or cut at 0: a few rows x (N, D) to (N, F)."""
         x, out = x.contiguous(), x.new_empty(x.size(0), self.F)
         by = ctypes.byref(norm_of(norm))
         compiled.call("kernels", "apply", ctypes.byref(self), by, x, x.size(0), more, relu, out)
@@ -175,7 +175,7 @@ class Layer(ctypes.Structure):
 
 
 class Layers:
-    """A decoder's layers and the norm after them, for few rows."""
+    """A decoder's layers and the norm after them, for a few rows."""
 
     def __init__(self, layers: Sequence[Any], last: nn.Module):
         self.most = min(getattr(layer, name).few.most for layer in layers for name in MAPS)
@@ -183,7 +183,7 @@ class Layers:
         self.held = layers, last
 
     def takes(self, x: Tensor, past: Tensor) -> bool:
-        """Whether x (N, D) are few rows, with heads that `attend` takes."""
+        """Whether x (N, D) has few rows, with heads that `attend` takes."""
         return x.size(0) <= self.most and takes_heads(x, past)
 
     def decode(

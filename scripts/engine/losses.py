@@ -1,7 +1,7 @@
 """How a run computes a batch's loss: its path, its precision, compiled or not, with R-Drop.
 
 The settings say what is wanted, the device what there is; `resolved` brings the two together, and
-what it decides is part of the run. Any of these is one function of (model, batch, criterion).
+what it decides is part of the run. The result is one function of (model, batch, criterion).
 """
 
 from collections.abc import Callable
@@ -39,20 +39,20 @@ def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> Train
     """`config` with its precision and kind of step decided: what a run is, what its record says.
 
     Raises ValueError for a recording by several processes, as it holds a whole step, and for
-    batches of few shapes with BPE-dropout, which makes other lengths each epoch.
+    batches of few shapes with BPE-dropout, which changes the lengths each epoch.
     """
     step = config.step
     able = device.type == "cuda" and world == 1 and config.fused and not config.compile
     if step == "auto":
         few = able and not config.bpe_dropout
-        # Several batches in a step come in too many sequences to record; and before 2.10 PyTorch's
-        # deterministic kernels can't be recorded.
+        # Several batches in a step have too many sequences of shapes to record; and before 2.10
+        # PyTorch's deterministic kernels can't be recorded.
         records = config.accumulate == 1 and not (config.deterministic and OLD_KERNELS)
         step = ("graphed" if records else "static") if few else "eager"
     if step == "graphed" and not able:
-        raise ValueError("--step graphed is for one process on a GPU, --fused and not --compile")
+        raise ValueError("--step graphed needs one process on a GPU, --fused and no --compile")
     if step != "eager" and config.bpe_dropout:
-        raise ValueError(f"--step {step} can't be had with --bpe_dropout: use --step eager")
+        raise ValueError(f"--step {step} doesn't work with --bpe_dropout: use --step eager")
     return replace(config, precision=precision_on(config, device), step=step)
 
 
@@ -65,7 +65,7 @@ def r_drop_loss(
 ) -> tuple[Tensor, Tensor]:
     """The mean loss of two passes, and their disagreement (Wu, Li et al. 2021, equations 1 to 4).
 
-    Half of the paper's sum, so that it compares with `batch_loss`: ½ (CE₁ + CE₂) and weight/4 times
+    Half of the paper's sum, to be comparable with `batch_loss`: ½ (CE₁ + CE₂) and weight/4 times
     KL(p₁‖p₂) + KL(p₂‖p₁), which is Σ (p₁ − p₂)(log p₁ − log p₂). Both passes are one batch of twice
     the sentences: their masks differ, and a GPU starts half as many kernels.
     """
@@ -80,17 +80,17 @@ def r_drop_loss(
     return sum(losses) / 2 + weight / 4 * apart, sum(nlls) / 2
 
 
-@cache  # each validation asks for its function anew, and compiling takes a minute
+@cache  # each validation asks for its function again, and compiling takes a minute
 def compiled(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
-    """`function` with these arguments, rewritten by torch.compile: one object, whoever asks."""
+    """`function` with these arguments, rewritten by torch.compile: one object for all callers."""
     return torch.compile(partial(function, **fixed), dynamic=True)
 
 
 def loss_function_of(config: TrainConfig, device: torch.device, training: bool = False) -> LossOf:
-    """How the run computes a batch's loss. Validation, without dropout, leaves R-Drop out."""
+    """How the run computes a batch's loss. Validation has no dropout, and no R-Drop."""
     half, twice = precision_on(config, device) == "bf16", config.r_drop and training
     switches = switches_for(device, half)
-    if config.compile or config.step in ("static", "graphed"):  # no rows by the data's number
+    if config.compile or config.step in ("static", "graphed"):  # shapes mustn't depend on data
         switches = STATIC
     function, fixed = fast_loss, {"how": switches}
     if config.path == "textbook":
@@ -99,5 +99,5 @@ def loss_function_of(config: TrainConfig, device: torch.device, training: bool =
         rows_of = FastPath(switches).target_rows
         function, fixed = r_drop_loss, {"weight": config.r_drop, "rows_of": rows_of}
     loss_of = compiled(function, **fixed) if config.compile else partial(function, **fixed)
-    by_hand = switches.half and not twice  # R-Drop asks the plain generator
+    by_hand = switches.half and not twice  # R-Drop uses the plain generator
     return torch.autocast(device.type, torch.bfloat16)(loss_of) if half and not by_hand else loss_of

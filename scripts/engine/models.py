@@ -1,7 +1,7 @@
 """A trained model with its tokenizer and settings, in memory and in a folder.
 
-Weights are stored in 16 bits, tied tables once, whole or not at all. A training's state is another
-thing: `engine.checkpoints`.
+Weights are stored in 16 bits, tied tables once, whole or not at all. The state of a run in progress
+is something else: `engine.checkpoints`.
 """
 
 import json
@@ -18,7 +18,7 @@ from scripts.ch07_multi30k import BPETokenizer
 from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 from scripts.engine.settings import TrainConfig, build_model
 
-STUDIED = ROOT / "models" / "multi30k-de-en"  # chapter 9's: chapters and their records are of it
+STUDIED = ROOT / "models" / "multi30k-de-en"  # chapter 9's, which chapters and their records use
 STORED_DTYPE = torch.float16  # half the size; every score we report is of the weights as stored
 
 
@@ -50,7 +50,7 @@ def save_model(folder: Path, trained: Trained) -> None:
 def load_model(folder: Path, device: torch.device | str = "cpu") -> Trained:
     """What `save_model` wrote, in float32 and ready to translate.
 
-    Raises FileNotFoundError or ValueError, with the remedy, where a file is missing or unfit.
+    Raises FileNotFoundError or ValueError, with the remedy, if a file is missing or unfit.
     """
     folder = Path(folder)
     missing = [n for n in ("config.json", "tokenizer.model") if not (folder / n).is_file()]

@@ -1,6 +1,6 @@
-"""The optimizers of a training: Adam as in the paper (§5.3), or Muon inside the layers.
+"""The optimizers of a run: Adam as in the paper (§5.3), or Muon inside the layers.
 
-Rates are set from outside before each step (`engine.steps.set_rate`). Nothing waits for a GPU.
+Rates are set from outside before each step (`engine.steps.set_rate`). Nothing here waits for a GPU.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from scripts.engine.settings import multiplies_bf16
 
 
 def near_orthogonal(matrices: Tensor) -> Tensor:
-    """Matrices (n, a, b), singular values moved to about 1 (Jordan et al. 2024).
+    """Matrices (n, a, b), their singular values moved to about 1 (Jordan et al. 2024).
 
-    In 16 bits, which are enough for that, where the device has instructions for them.
+    In 16 bits, which are enough for that, if the device has instructions for them.
     """
     wide = matrices.bfloat16() if multiplies_bf16(matrices.device) else matrices.float()
-    wide = wide.mT if wide.size(1) > wide.size(2) else wide  # the smaller side gives the products
+    wide = wide.mT if wide.size(1) > wide.size(2) else wide  # products of the smaller side
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
     for _ in range(5):
         square = wide @ wide.mT  # S = X Xᵀ, and X becomes 3.4445 X + (−4.775 S + 2.0315 S²) X
@@ -28,9 +28,9 @@ def near_orthogonal(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, made near orthogonal, is the step (Jordan et al. 2024): for matrices inside layers.
+    """Each step is nearly orthogonal momentum (Jordan et al. 2024): for matrices inside layers.
 
-    Where `found_inf` is set and 1, as PyTorch's GradScaler sets it, a step changes nothing.
+    If `found_inf` is set and 1, as PyTorch's GradScaler sets it, a step changes nothing.
     """
 
     def __init__(self, params: Iterable[Any], lr: float | Tensor, momentum: float = 0.95):
@@ -50,7 +50,7 @@ class Muon(torch.optim.Optimizer):
             for (rows, columns), params in alike.items():
                 grad = torch.stack([p.grad for p in params])  # (n, a, b)
                 keep = group["momentum"]
-                if bad is not None:  # where it is 1: gradient 0, keep 1, rate 0, and nothing moves
+                if bad is not None:  # if it is 1: gradient 0, keep 1, rate 0, and nothing moves
                     grad, keep = grad.where(bad == 0, 0), 1 - (1 - keep) * (1 - bad)
                 buffers = [self.state[p]["momentum_buffer"] for p in params]
                 mean = torch.lerp(grad, torch.stack(buffers), keep)
@@ -61,7 +61,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class ActAsOne(torch.optim.Optimizer):
-    """Several optimizers, each for weights of its own, behind the face of one."""
+    """Several optimizers, each with its own weights, that act as one."""
 
     def __init__(self, *parts: torch.optim.Optimizer):
         self.parts = parts
@@ -93,7 +93,7 @@ def make_optimizer(config: Any, model: nn.Module) -> torch.optim.Optimizer:
     """
     everything = list(model.parameters())
     device = everything[0].device
-    cuda = device.type == "cuda"  # rate and count of steps are there, as a recording needs them
+    cuda = device.type == "cuda"  # rate and step count are kept there, as a recording needs
     rates = list(torch.ones(2, device=device)) if cuda else [1.0, 1.0]
     adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": config.fused, "capturable": cuda}
     if config.optimizer == "adam":

@@ -1,20 +1,20 @@
 /* What a training step does besides its products, each in one pass over its numbers; and attention,
    whose products are too small for a library.
 
-   C with OpenMP: scripts/engine/passes.py compiles it and calls it. Tensors are contiguous, unless
-   the distance of rows is given; `half` says that numbers are bfloat16, the first half of a float,
-   and not float. All sums are in float, and the same whoever makes them: rows are shared out among
-   `threads` in the same way each time. */
+   C with OpenMP, which scripts/engine/passes.py calls. Tensors are contiguous, unless the distance
+   between rows is given; `half` says that numbers are bfloat16, the first half of a float, and not
+   float. All sums are in float, and the same on every run: rows are shared out among `threads` in
+   the same way each time. */
 
 #include <stdlib.h>
 
 #include "simd.h"
 
 #define LANES 32
-#define BLOCK (8 * LANES) /* random numbers that are made together */
+#define BLOCK (8 * LANES) /* random numbers made together */
 #define PARALLEL _Pragma("omp parallel for schedule(static) num_threads(threads)")
 
-/* n numbers of x from `at`, as floats: where they stand, or in `room` if they are bfloat16. */
+/* n numbers of x from `at`, as floats: in place, or in `room` if they are bfloat16. */
 static inline const float *get(const void *x, int64_t half, int64_t at, int64_t n, float *room) {
     if (!half) return (const float *)x + at;
     const uint16_t *from = (const uint16_t *)x + at;
@@ -43,8 +43,8 @@ typedef struct {
 } Dropout;
 
 /* 16 random bits for each of n numbers of a row, in whole BLOCKs: Philox4x32-10 (Salmon et al.
-   2011, "Parallel random numbers: as easy as 1, 2, 3"). What comes depends on seed and place alone,
-   so the way back draws it again. The four words of 32 bits stand in lanes of 64. */
+   2011, "Parallel random numbers: as easy as 1, 2, 3"). The draw depends on seed and place alone,
+   so the backward pass draws it again. The four 32-bit words are in lanes of 64 bits. */
 void draw(uint64_t seed, int64_t row, int64_t n, uint16_t *out) {
     for (int64_t at = 0; at < n; at += BLOCK, out += BLOCK) {
         uint64_t a[LANES], b[LANES], c[LANES], d[LANES], *words = (uint64_t *)out;
@@ -78,8 +78,8 @@ static inline void thin(const float *x, int64_t n, const uint16_t *bits, uint16_
 
 #define WHOLE(n) (((n) + BLOCK - 1) / BLOCK * BLOCK)
 
-/* dropout(x) of `count` numbers, and `more` on top if it isn't null; 0 where there is a `gate`, which
-   is like x, and it isn't positive. */
+/* dropout(x) of `count` numbers, 0 where a `gate` (like x, or null) isn't positive; plus `more`
+   unless null. */
 void drop(const void *x, int64_t x_half, int64_t count, const float *more, const void *gate,
           const Dropout *how, void *out, int64_t out_half, int64_t threads) {
     PARALLEL for (int64_t b = 0; b < WHOLE(count) / BLOCK; b++) {
@@ -119,7 +119,7 @@ void norm(const float *x, int64_t N, int64_t D, const float *weight, const float
     }
 }
 
-/* Its gradients, of a gradient g (N, D): by x (N, D), by weight and bias (2, D). */
+/* Its gradients, from a gradient g (N, D): for x (N, D), for weight and bias (2, D). */
 void norm_back(const void *g, int64_t half, const float *x, int64_t N, int64_t D,
                const float *weight, const float *mean, const float *per, float *by_x,
                float *by_both, int64_t threads) {
@@ -148,7 +148,7 @@ void norm_back(const void *g, int64_t half, const float *x, int64_t N, int64_t D
     free(parts);
 }
 
-/* Overwrites x (n,) with its softmax; log Σ e^x. */
+/* Overwrites x (n,) with its softmax; returns log Σ e^x. */
 static inline float softmax(float *x, int64_t n) {
     float most = -INFINITY, sum = 0;
     _Pragma("omp simd reduction(max : most)") for (int64_t j = 0; j < n; j++)
@@ -179,14 +179,14 @@ typedef struct {
     int64_t B, H, d, half, causal;
 } Sentences;
 
-/* Queries, keys and values, or their gradients; numbers from one row to the next. */
+/* Queries, keys and values, or their gradients; numbers from one row's start to the next's. */
 typedef struct {
     void *q, *k, *v;
     int64_t q_row, k_row;
 } Heads;
 
-/* c (R, n) = a·b, for b (K, n), n a multiple of 16. Entry (r, k) of a is at r·across + k·along; past
-   the last row there are either 7 more, or `clamp` says that there aren't. */
+/* c (R, n) = a·b, for b (K, n), n a multiple of 16. Entry (r, k) of a is at r·across + k·along.
+   Past the last row 7 more can be read, unless `clamp` says that they can't. */
 static inline __attribute__((always_inline)) void multiply(
     const float *a, int64_t across, int64_t along, int clamp, const float *b, int64_t R, int64_t K,
     int64_t n, float *c) {
@@ -215,8 +215,8 @@ static void transposed_times(const float *a, int64_t width, const float *b, int6
     multiply(a, 1, width, 0, b, R, K, n, c);
 }
 
-/* One head of one sentence at work: T queries, S keys, in a thread's own room. Weights have a row for
-   each key, and a column for each query: so sixteen queries are looked after at once. */
+/* One head of one sentence at work: T queries, S keys, in a thread's own memory. Weights have a row
+   for each key and a column for each query, so sixteen queries are handled at once. */
 typedef struct {
     int64_t T, S, M; /* M is T, rounded up to whole sixteens */
     float *q, *k, *v, *g, *turned, *weights, *thinned, *slopes, *out;
@@ -254,7 +254,7 @@ static void spread(const float *x, int64_t half, int64_t at, int64_t row, int64_
     for (int64_t i = 0; i < n; i++) put(x + i * d, half, at + i * row, d, out);
 }
 
-/* x (T, d) with rows for columns: (d, M), and zeros after the T-th. */
+/* x (T, d) transposed: (d, M), with zeros after the T-th column. */
 static void turn(const float *x, int64_t T, int64_t M, int64_t d, float *out) {
     for (int64_t c = 0; c < d; c++) {
         for (int64_t i = 0; i < T; i++) out[c * M + i] = x[i * d + c];
@@ -285,7 +285,7 @@ static void soften(float *scores, int64_t S, int64_t M, float scale, int64_t cau
     }
 }
 
-/* From slopes (S, M), the gradient by weights, to that by scores. */
+/* From slopes (S, M), the gradient for weights, to that for scores. */
 static void soften_back(const float *weights, int64_t S, int64_t M, float scale, float *slopes) {
     for (int64_t j = 0; j < M; j += 16) {
         float mean[16] = {0};
@@ -338,7 +338,7 @@ void attend_rows(const Heads *x, const Sentences *s, const Dropout *how, void *o
     }
 }
 
-/* Its gradients by queries, keys and values, of a gradient g: rows of H·d. */
+/* Its gradients for queries, keys and values, from a gradient g: rows of H·d. */
 void attend_rows_back(const Heads *x, const Sentences *s, const Dropout *how, const void *g,
                       const Heads *by, int64_t threads) {
     PARALLEL for (int64_t t = 0; t < threads; t++) {

@@ -1,8 +1,8 @@
 """The functions of `passes.c` as operations with gradients, in float32 and bfloat16 on a CPU.
 
-They do what is small in a training step: dropout, LayerNorm, attention, the loss's softmax, each in
-one pass over its numbers, on all threads. `suits` says where they can; `engine.fast` takes chapter
-12's way elsewhere.
+They do the small parts of a training step: dropout, LayerNorm, attention, the loss's softmax, each
+in one pass over its numbers, on all threads. `suits` says when they can; otherwise `engine.fast`
+takes chapter 12's way.
 """
 
 import ctypes
@@ -45,11 +45,11 @@ def dropout_at(p: float) -> Dropout:
 
 
 class Drop(Function):
-    """dropout(x), or dropout(relu(x)), and `more` on top if there is more; of any shape."""
+    """dropout(x), or dropout(relu(x)), plus `more` if there is any; x of any shape."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, more: Tensor | None, p: float, relu: bool = False) -> Tensor:
-        """To the shape of x, in the dtype of `more`, or of x."""
+        """To the shape of x, in the dtype of `more`, if given, or of x."""
         ctx.how, ctx.kind, ctx.relu = dropout_at(p), x.dtype, relu
         kind = x.dtype if more is None else more.dtype
         out = pass_on(x, more, x if relu else None, ctx.how, kind)
@@ -59,7 +59,7 @@ class Drop(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The same mask; after relu, what came out tells of both."""
+        """The same mask; after relu, the output shows the zeros of both."""
         if ctx.relu:
             kept = Dropout(0, 0, ctx.how.scale)
             return pass_on(grad, None, *ctx.saved_tensors, kept, ctx.kind), None, None, None
@@ -95,7 +95,7 @@ class NormRows(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients by x, weight and bias."""
+        """Gradients for x, weight and bias."""
         x, weight, mean, per = ctx.saved_tensors
         grad, by_x, by_both = grad.contiguous(), torch.empty_like(x), x.new_empty(2, x.size(1))
         given = (grad.dtype == BF16, x, *x.shape, weight, mean, per, by_x, by_both)
@@ -119,7 +119,7 @@ def starts_of(layout: Layout) -> Tensor:
 
 
 class Sentences(ctypes.Structure):
-    """Whose rows are whose, as `passes.c` has it."""
+    """Which rows are whose, as `passes.c` has it."""
 
     _fields_ = [("q_start", P), ("k_start", P)]
     _fields_ += [(name, ctypes.c_int64) for name in ("B", "H", "d", "half", "causal")]
@@ -132,7 +132,7 @@ class Heads(ctypes.Structure):
 
 
 def heads_of(rows: Tensor, others: Tensor | None) -> Heads:
-    """Of rows (N, 3·D) of queries, keys and values; or (N, D) of queries, others (M, 2·D)."""
+    """From rows (N, 3·D) of queries, keys and values; or (N, D) of queries, others (M, 2·D)."""
     D, size = rows.size(1) // (3 if others is None else 1), rows.element_size()
     keys, at = (rows, D) if others is None else (others, 0)
     first = keys.data_ptr() + at * size
@@ -140,7 +140,7 @@ def heads_of(rows: Tensor, others: Tensor | None) -> Heads:
 
 
 class Attend(Function):
-    """softmax(QKᵀ/√d_k)·V (§3.2.1) from rows to rows, with dropout on the weights; keeps none."""
+    """softmax(QKᵀ/√d_k)·V (§3.2.1) from rows to rows, with dropout on the weights; stores none."""
 
     @staticmethod
     def forward(
@@ -154,12 +154,12 @@ class Attend(Function):
     ) -> Tensor:
         """Rows as in `heads_of`, to (N, D). `starts`: where each sentence's begin, (B + 1,) twice.
 
-        The first are the queries', the second those of keys and values.
+        First for the queries, then for keys and values.
         """
         D = rows.size(1) // (3 if others is None else 1)
         sizes = (len(starts[0]) - 1, h, D // h, rows.dtype == BF16, causal)
         ctx.sentences = Sentences(*(start.data_ptr() for start in starts), *sizes)
-        ctx.starts, ctx.how = starts, dropout_at(p)  # whoever has their places must keep them
+        ctx.starts, ctx.how = starts, dropout_at(p)  # C has their addresses: keep them alive
         ctx.save_for_backward(rows, others)
         given, out = (heads_of(rows, others), ctx.sentences, ctx.how), rows.new_empty(len(rows), D)
         pass_over("attend_rows", *map(ctypes.byref, given), out)
@@ -168,7 +168,7 @@ class Attend(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients by rows and others; the weights are computed again."""
+        """Gradients for rows and others; the weights are computed again."""
         by = [None if x is None else x.new_empty(x.shape) for x in ctx.saved_tensors]
         given, grad = (heads_of(*ctx.saved_tensors), ctx.sentences, ctx.how), grad.contiguous()
         pass_over("attend_rows_back", *map(ctypes.byref, given), grad, ctypes.byref(heads_of(*by)))
@@ -176,7 +176,7 @@ class Attend(Function):
 
 
 def softmax_rows_(logits: Tensor, wide: torch.dtype) -> Tensor:
-    """Overwrite logits z (n, V) with their softmax; log Σ exp z of each row, (n, 1)."""
+    """Overwrite logits z (n, V) with their softmax; return log Σ exp z of each row, (n, 1)."""
     log_z = torch.empty(len(logits), 1, dtype=wide)
     pass_over("probabilities", logits, logits.dtype == BF16, *logits.shape, log_z)
     return log_z

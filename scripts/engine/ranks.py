@@ -1,6 +1,6 @@
 """Several processes that train together, under torchrun: who is who, and what they tell each other.
 
-Alone, a process is number 0 of 1, and each operation does nothing. Gradients travel elsewhere.
+Alone, a process is number 0 of 1, and each operation does nothing. Gradients are shared elsewhere.
 """
 
 import math
@@ -43,7 +43,7 @@ class Ranks:
         return [math.fsum(column) for column in zip(*self.gather(values), strict=True)]
 
     def woven(self, shares: list[Any]) -> list[Any]:
-        """What `share` dealt out to the processes, gathered in the first order."""
+        """What `share` dealt out to the processes, gathered in the original order."""
         dealt = self.gather(shares)
         return [dealt[i % self.world][i // self.world] for i in range(sum(map(len, dealt)))]
 
@@ -54,12 +54,12 @@ ALONE = Ranks()
 class Poll:
     """Has any process been asked to stop? Each gives a signal's number, or 0; all hear the highest.
 
-    The answer comes one step late, so that nobody waits for it. Alone, a process hears itself.
+    The answer comes one step late, so that nothing waits for it. Alone, a process hears itself.
     """
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
-        # Over the CPU, whatever the gradients take: to read an answer mustn't wait for a GPU.
+        # Over the CPU, whatever the gradients use: reading an answer mustn't wait for a GPU.
         self.group = dist.new_group(backend="gloo") if ranks.world > 1 else None
         self.asked: tuple[Any, Tensor] | None = None
 

@@ -1,7 +1,7 @@
 """A whole run: from settings to a model in a folder, with its scores and its record.
 
-`python -m scripts.train` is `run` with a command line. It builds what `engine.training` goes on
-with, chooses the weights by validation, scores what it stored, and writes record and card.
+`python -m scripts.train` is `run` with a command line. It builds what `engine.training`
+needs, chooses the weights by validation, scores what it stored, and writes record and card.
 """
 
 import shlex
@@ -42,7 +42,7 @@ from scripts.engine.watching import gpu_row, in_words, tracker_of
 
 
 def validated_by(trained: Trained, data: TrainingData, ranks: Ranks = ALONE) -> dict[str, float]:
-    """Chapter 9's `validate`, by the run's own loss and the fast search."""
+    """Chapter 9's `validate`, with the run's own loss and the fast search."""
     loss_of = loss_function_of(trained.config, trained.device)
     return validate(trained, data, ranks, loss_of, fast_translate)
 
@@ -52,7 +52,7 @@ def join_gradients(take: Step) -> None:
     on = [take.device.index] if take.device.type == "cuda" else None
     module = nn.Module()  # it has the model's parameters, and computes the loss
     module.model, module.forward = take.model, partial(take.loss_of, take.model)
-    # The positions' table is a buffer, the same for all: nothing to send about.
+    # The position table is a buffer, the same in all processes: no need to send it.
     shared = DistributedDataParallel(module, device_ids=on, broadcast_buffers=False)
     take.loss_of, take.without_sync = lambda model, *given: shared(*given), shared.no_sync
 
@@ -66,7 +66,7 @@ def training_of(
     kind: Callable[..., Training] = Training,
     loss_for: Callable[..., LossOf] = loss_function_of,
 ) -> Training:
-    """A training as `config` asks for it; `loss_for` makes the loss of settings and device."""
+    """The training that `config` asks for; `loss_for` makes the loss from settings and device."""
     torch.manual_seed(config.seed)
     device = pick_device(config.device)
     if device.index is not None and device.type == "cuda":
@@ -82,7 +82,7 @@ def training_of(
         shapes = {"widths": static_lengths(data.train), "max_tokens": config.max_tokens}
     take = KINDS[config.step](model, criterion, optimizer, loss_of, config.clip, **shapes)
     if ranks.world > 1:
-        torch.manual_seed(config.seed + ranks.rank)  # the weights are alike, the dropout not
+        torch.manual_seed(config.seed + ranks.rank)  # equal weights, but different dropout
         join_gradients(take)
     return kind(config, data, folder, model, optimizer, take, ranks, resume)
 
@@ -98,7 +98,7 @@ def fit(
     """Train as `config` says; return the history, a row an epoch. `others` go to `training_of`.
 
     `folder` gets the best model (by validation BLEU), two states, and weights to be averaged. With
-    `resume` the run goes on as if nothing had happened. Raises Stopped, Diverged.
+    `resume` the run goes on as if it had never stopped. Raises Stopped, Diverged.
     """
     if ranks.first and not resume:
         start_anew(folder)
@@ -164,9 +164,9 @@ def finish(
     alphas: Sequence[float] = (),
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Choose the weights, and test them as stored: the record.
+    """Choose the weights, test them as stored, and return the record.
 
-    Where there are `alphas`, validation chooses the model's length penalty from them.
+    If there are `alphas`, validation chooses the model's length penalty from them.
     """
     chosen = average_if_better(config, data, folder)
     device = pick_device(config.device)
@@ -185,7 +185,7 @@ def finish(
         {"source": source, "reference": reference, "translation": text}
         for (source, reference), text in zip(data.corpus[next(iter(tests))], texts, strict=True)
     ]
-    # A resumed run is the run that was never interrupted, so its command is that one's.
+    # A resumed run equals one that was never interrupted: it has that one's command.
     options = [option for option in sys.argv[1:] if option != "--resume"]
     start = ["python"] if processes == 1 else ["torchrun", f"--nproc-per-node={processes}"]
     command = shlex.join([*start, "-m", "scripts.train", *options])
@@ -210,7 +210,7 @@ def finish(
 def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
     """Train, test and record one configuration; the record is in runs/NAME and is returned.
 
-    Under torchrun every process comes here; only the first writes, speaks and returns a record.
+    Under torchrun every process calls this; only the first writes, prints and returns a record.
     """
     device = pick_device(config.device)
     with join_ranks(device) as ranks:
@@ -224,7 +224,7 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
         if ranks.first:
             writable(folder)
             if config.publish:
-                writable(ROOT / "models" / config.publish)  # now, rather than after hours
+                writable(ROOT / "models" / config.publish)  # now, not hours later
             if ranks.world > 1:
                 dist.barrier()
             size = f"{len(data.train):,} training pairs, {len(data.tokenizer):,} BPE pieces"

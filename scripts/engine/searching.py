@@ -1,6 +1,6 @@
 """Greedy, sampled and beam search over `engine.decoding`: finished sentences leave the batch.
 
-They find what chapter 8's plain searches find; chapter 13 tells what makes them fast.
+They find what chapter 8's plain searches find; chapter 13 explains what makes them fast.
 """
 
 import math
@@ -51,7 +51,7 @@ def cached_greedy(model: nn.Module, src: Tensor, src_mask: Tensor | None, max_le
 def cached_sample(
     model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int, *how: Any, **named: Any
 ) -> tuple[Tensor, Tensor]:
-    """Texts by chapter 8's `drawer`, which takes `how`, and their log-probabilities as they are."""
+    """Texts by chapter 8's `drawer`, which takes `how`, and the model's own log-probabilities."""
     return cached_texts(model, src, src_mask, max_len, drawer(*how, **named))
 
 
@@ -68,9 +68,9 @@ class Search:
         self.scores = torch.zeros(len(src), 1, device=src.device)  # (B, k)
 
     def advance(self, final: bool) -> bool:
-        """One step: every prefix by every token, the best K of what doesn't end go on.
+        """One step: every prefix by every token; the best K that don't end go on.
 
-        Gives whether any has ended.
+        Returns whether any has ended.
         """
         B, k = self.tokens.shape
         x = self.decoding.step(self.tokens)  # (B·k, D)
@@ -83,7 +83,7 @@ class Search:
         ended = final or bool(ends.any())
         if ended:
             self.set_aside(best, origin, tokens, ends | final)
-            # Those that go on, best first, then the ended ones: they fill the room as impossible.
+            # Those that go on, best first, then the ended ones, as impossible fillers.
             best = best.masked_fill(ends, -math.inf)
             order = ends.int().argsort(dim=-1, stable=True)
             best, tokens, origin = (x.gather(1, order) for x in (best, tokens, origin))
@@ -116,7 +116,7 @@ class Search:
         return [not self.over[source] for source in self.live]
 
     def keep(self, going: list[bool]) -> None:
-        """Go on with these rows of the batch alone."""
+        """Go on with these rows of the batch only."""
         rows = close_gaps(torch.tensor(going, device=self.ids.device))
         self.live = [self.live[row] for row in rows.tolist()]
         self.tokens, self.ids, self.scores = (x[rows] for x in (self.tokens, self.ids, self.scores))

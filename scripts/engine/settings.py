@@ -20,7 +20,7 @@ from scripts.ch06_training import cosine_rate, inverse_sqrt_rate
 class TrainConfig:
     """Everything that decides a training run; each field is an option of the command line.
 
-    Raises ValueError where nothing would be trained or saved.
+    Raises ValueError if nothing would be trained or saved.
     """
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
@@ -70,7 +70,7 @@ class TrainConfig:
     seed: int = 1
     """Decides the weights' start, dropout and the batches' order."""
     average: int = 5
-    """How many epochs' last weights are averaged at the end; kept if validation BLEU gains."""
+    """How many of the last epochs' weights to average at the end; kept if validation BLEU gains."""
     beam: int = 5
     """Beam of the final scores; 1 is greedy decoding."""
     alpha: float = 0.6
@@ -78,15 +78,15 @@ class TrainConfig:
     path: Literal["fast", "textbook"] = "fast"
     """How the step is computed: chapter 12's way, or chapters 1 to 6's. The same numbers."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Of the products' factors; auto: bf16 where the device has such products, else float32."""
+    """Of the products' factors; auto: bf16 if the device has such products, else float32."""
     fused: bool = True
     """The optimizer updates all weights in one kernel."""
     compile: bool = False
-    """Let torch.compile rewrite the step; it takes a minute first."""
+    """Let torch.compile rewrite the step, which takes a minute first."""
     step: Literal["auto", "eager", "static", "graphed"] = "auto"
     """eager: any shape; static: few, cut on the device; graphed: recorded; auto: what suits."""
     deterministic: bool = False
-    """On a GPU, only kernels that always give the same bits; else a resumed run agrees nearly."""
+    """On a GPU, only kernels that always give the same bits; else a resumed run is only close."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, …"""
     save_every: int = 200
@@ -105,7 +105,7 @@ class TrainConfig:
 
 
 NARROW = {"layers": 2, "d_model": 128, "d_ff": 256, "heads": 4}
-# On every machine in the same precision: whether it has 16-bit products mustn't matter.
+# The same precision on every machine, whether or not it has 16-bit products.
 SAMPLE = NARROW | {"corpus": "sample", "vocab": 1000, "dropout": 0.0, "precision": "float32"}
 PAPERS = {"layers": 6, "d_model": 512, "d_ff": 2048, "norm_first": False, "dropout": 0.1}
 # A warm-up of 800 of 2,500 steps; the paper's is 4,000 of 100,000.
@@ -139,7 +139,7 @@ def build_model(config: TrainConfig, vocab: int) -> EncoderDecoder:
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device called `name`; "auto" takes a GPU where there is one, each process its own.
+    """The device called `name`; "auto" takes a GPU if there is one, each process its own.
 
     Raises ValueError for a device that this machine lacks.
     """

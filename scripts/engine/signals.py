@@ -1,6 +1,6 @@
-"""A training that is asked to stop ends its step and saves first.
+"""A run that is asked to stop finishes its step and saves first.
 
-This module only notes Ctrl-C and SIGTERM; the training looks at the note after each step.
+This module only notes Ctrl-C and SIGTERM; the run looks at the note after each step.
 """
 
 import signal
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Stopped(Exception):
-    """Somebody asked the training to stop, and it has saved its state."""
+    """The run was asked to stop, and it has saved its state."""
 
     def __init__(self, number: int, steps: int):
         self.number = number
@@ -32,7 +32,7 @@ class StopSignal:
         signal.signal(number, self.before[number])
 
     def __enter__(self) -> "StopSignal":
-        if threading.current_thread() is threading.main_thread():  # others get no signals
+        if threading.current_thread() is threading.main_thread():  # other threads get no signals
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.before[number] = signal.signal(number, self.note)
         return self

@@ -1,6 +1,6 @@
 """Batches of few shapes, cut out of a corpus that lives on the device.
 
-A GPU waits for nothing here: no count, no copy. `engine.steps` takes steps on them.
+Nothing here makes a GPU wait: no count, no copy. `engine.steps` takes steps on them.
 """
 
 import bisect
@@ -27,7 +27,7 @@ def static_lengths(examples: Sequence[Example], shapes: int = 8) -> list[int]:
     """The `shapes` widths that hold all examples with the fewest padded cells.
 
     Exact, by dynamic programming over the widths that occur. After k rounds `best[i]` has, for the
-    pairs of the i narrowest of them, the fewest cells in at most k widths, and those widths.
+    pairs of the i narrowest widths, the fewest cells in at most k widths, and those widths.
     """
     widths, counts = zip(*sorted(Counter(map(longer_side, examples)).items()), strict=True)
     below = [0, *accumulate(counts)]  # pairs among the i narrowest widths
@@ -45,7 +45,7 @@ def static_lengths(examples: Sequence[Example], shapes: int = 8) -> list[int]:
 
 
 class ResidentCorpus:
-    """A corpus on the device, of which batches are cut; `width` is that of the widest.
+    """A corpus on the device, from which batches are cut; `width` is that of the widest.
 
     The last row is the filler: a source of one eos, so that attention has a key, and no target.
     """
@@ -69,7 +69,7 @@ def narrowest(widths: Sequence[int], side: int) -> int:
 def static_batches(
     examples: Sequence[Example], widths: Sequence[int], max_tokens: int, rng: random.Random
 ) -> list[list[int]]:
-    """An epoch's batches: every pair once, each batch of pairs that take the same of the widths."""
+    """An epoch's batches: every pair once, each batch of pairs that need the same width."""
     if widths[-1] > max_tokens:
         raise ValueError(f"a sentence of {widths[-1]} tokens does not fit {max_tokens} a batch")
     groups: dict[int, list[int]] = {width: [] for width in widths}

@@ -1,9 +1,9 @@
-"""One optimizer step, in three kinds; none of them waits for the device, but to record.
+"""One optimizer step, in three kinds; none of them waits for the device, except to record.
 
 `eager` takes batches of any shape from the CPU; `static` cuts batches of a few shapes out of a
 corpus on the device; `graphed` is `static`, recorded once for each shape as a CUDA graph. What a
-step finds stays on the device until somebody asks (`look`): one that isn't finite changes nothing,
-and neither does any after it.
+step finds stays on the device until it is asked for (`look`). A step that isn't finite changes
+nothing, and neither does any after it.
 """
 
 import gc
@@ -32,14 +32,14 @@ class Figures(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether they are numbers. From the first step where they aren't, no weight moves."""
+        """Whether they are finite. From the first step at which they aren't, no weight moves."""
         return math.isfinite(self.loss + self.norm)
 
 
 class Step:
     """Optimizer steps on batches of any shape: the eager kind.
 
-    `loss_of` is of (model, batch, criterion), to two sums. `clip` bounds the gradient's norm. On a
+    `loss_of` maps (model, batch, criterion) to two sums. `clip` bounds the gradient's norm. On a
     GPU the optimizer must heed `found_inf`, as PyTorch's fused Adam and our Muon do.
     """
 
@@ -54,11 +54,11 @@ class Step:
         self.model, self.criterion, self.optimizer = model, criterion, optimizer
         self.loss_of, self.clip = loss_of, clip
         self.device = next(model.parameters()).device
-        # Where processes share a step, `join_gradients` puts here what keeps gradients at home.
+        # If processes share a step, `join_gradients` puts here what keeps gradients local.
         self.without_sync: Callable[[], AbstractContextManager] = nullcontext
         self.pending: list[Tensor] = []  # what the steps since the last look found, on the device
-        self.bad = torch.zeros((), device=self.device)  # 1 from the first step on that isn't finite
-        # On a CPU we ask `bad`, and skip. On a GPU asking would mean to wait: there the optimizer
+        self.bad = torch.zeros((), device=self.device)  # 1 from the first step that isn't finite
+        # On a CPU we ask `bad`, and skip. On a GPU asking would mean waiting: there the optimizer
         # (or each of those that act as one) reads it under PyTorch's name for it, if fused.
         unfused = any(group.get("fused") is False for group in optimizer.param_groups)
         self.asks = self.device.type == "cpu" or unfused
@@ -73,7 +73,7 @@ class Step:
         self.examples, self.plan, self.divisors = examples, plan, divisors
 
     def __call__(self, number: int) -> None:
-        """Take the step of that number, from 0, of the epoch that was loaded."""
+        """Take step `number`, from 0, of the loaded epoch."""
         group = [self.batch(indices) for indices in self.plan[number]]
         self.pending.append(self.run(group, self.divisors[number]))
 
@@ -128,7 +128,7 @@ class StaticStep(Step):
         if self.corpus is None:
             self.corpus = ResidentCorpus(examples, self.device, self.widths[-1])
         elif examples is not self.examples:
-            raise ValueError("a resident corpus stays: other pairs need another object")
+            raise ValueError("a resident corpus can't change: other pairs need another object")
         super().load(examples, plan, divisors)
         self.shapes = [tuple(map(self.shape, step)) for step in plan]
         flat: list[int] = []
@@ -145,7 +145,7 @@ class StaticStep(Step):
         return width, max(len(indices), self.max_tokens // width)
 
     def cut(self, rows: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Batch]:
-        """A step's batches out of the corpus; `rows` are indices of pairs, batch after batch."""
+        """A step's batches, cut from the corpus; `rows` are indices of pairs, batch after batch."""
         parts = rows.split([size for _, size in shapes])
         return [self.corpus.batch(part, w) for part, (w, _) in zip(parts, shapes, strict=True)]
 
@@ -155,13 +155,13 @@ class StaticStep(Step):
         self.pending.append(self.run(group, self.per[number]))
 
 
-# A step of one shape as a graph, and the memory by which it is fed (rows, per) and answers (found).
+# A step of one shape as a graph, and the memory for its inputs (rows, per) and answer (found).
 Recording = tuple[Any, Tensor, Tensor, Tensor]
 
 
 @contextmanager
 def other_stream() -> Iterator[None]:
-    """Work inside the block runs on another stream, after what came before, before what follows."""
+    """Run the block's work on another stream, after what came before and before what follows."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -170,7 +170,7 @@ def other_stream() -> Iterator[None]:
 
 
 class GraphedStep(StaticStep):
-    """Static steps, recorded once for each shape and replayed, by a capturable optimizer."""
+    """Static steps, recorded once for each shape and replayed, with a capturable optimizer."""
 
     aside: Callable[[], AbstractContextManager] = staticmethod(other_stream)
 
@@ -180,7 +180,7 @@ class GraphedStep(StaticStep):
         self.pool: Any = None  # one, for all recordings: they never run at the same time
 
     def recording(self, number: int) -> Recording:
-        """The recording for the shapes of that step: made, where there is none yet."""
+        """The recording for the shapes of that step, made if there is none yet."""
         shapes = self.shapes[number]
         if shapes not in self.recorded:
             self.recorded[shapes] = self.record(self.rows[number], self.per[number], shapes)
@@ -198,8 +198,8 @@ class GraphedStep(StaticStep):
         """Record the step for batches of these shapes. Weights and random state stay as before."""
         rows, per, generator = rows.clone(), per.clone(), self.random_state()
         before = self.bad.clone()
-        self.bad.fill_(1)  # while libraries choose their kernels, the optimizer shall not step
-        with self.aside():  # PyTorch wants warm-ups on another stream than the current one
+        self.bad.fill_(1)  # while libraries choose their kernels, the optimizer must not step
+        with self.aside():  # PyTorch wants warm-ups off the current stream
             for _ in range(3):
                 self.run(self.cut(rows, shapes), per)
         self.bad.copy_(before)
@@ -208,7 +208,7 @@ class GraphedStep(StaticStep):
         return graph, rows, per, found
 
     def random_state(self, state: Tensor | None = None) -> Tensor:
-        """The state of the device's random generator, which `state` sets."""
+        """The state of the device's random generator, first set to `state` if given."""
         if state is not None:
             torch.cuda.set_rng_state(state, self.device)
         return torch.cuda.get_rng_state(self.device)
@@ -217,12 +217,12 @@ class GraphedStep(StaticStep):
         """A graph of what `run` launches, and the tensor that it returned."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         collects = gc.isenabled()
-        gc.disable()  # to free an old graph now would spoil this one
+        gc.disable()  # freeing an old graph now would spoil this one
         try:
             with torch.cuda.graph(graph, pool=self.pool):
                 found = run()
         finally:
-            torch.cuda.set_stream(stream)  # PyTorch stays on the recording's where that fails
+            torch.cuda.set_stream(stream)  # if that fails, PyTorch stays on the recording's
             if collects:
                 gc.enable()
         self.pool = graph.pool()
@@ -233,14 +233,14 @@ KINDS = {"eager": Step, "static": StaticStep, "graphed": GraphedStep}
 
 
 def ask_for_determinism() -> None:
-    """Have PyTorch take only kernels that always give the same bits, and raise if it has none."""
+    """Have PyTorch use only kernels that always give the same bits, and raise if it has none."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product, once
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # we don't need that precaution
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set every group's rate to `rate` times its `initial_lr`; in place, for recordings read it."""
+    """Set every group's rate to `rate` times its `initial_lr`; in place, as recordings read it."""
     for group in optimizer.param_groups:
         value = rate * group["initial_lr"]
         if isinstance(group["lr"], Tensor):

@@ -1,6 +1,6 @@
 """A run in progress: its model, and all that its next step depends on.
 
-It saves its state, resumes from it to the bit, and ends where a number overflows or somebody asks.
+It saves its state, resumes from it to the bit, and ends if a number overflows or it is asked to.
 Which loss is computed, and how fast, is not its business.
 """
 
@@ -37,20 +37,20 @@ KEPT = ("epoch", "done", "seconds", "cpu_seconds", "history")  # in a state, as 
 
 
 def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """What makes a run what it is: all settings but where it runs, what it writes and reports."""
+    """A run's identity: all settings except where it runs and what it writes and reports."""
     free = ("device", "name", "publish", "tracker", "save_every", "average", "beam", "alpha")
     kept = {name: value for name, value in asdict(config).items() if name not in free}
     return kept | {"processes": ranks.world}
 
 
 def over_ranks(report: EpochReport, ranks: Ranks) -> EpochReport:
-    """The report over all processes: sums of losses and of tokens: no token counts twice."""
+    """The report over all processes: sums of losses and of tokens. No token counts twice."""
     loss, nll, tokens = ranks.totals(report.loss, report.nll, report.tokens)
     return EpochReport(loss, nll, int(tokens), report.grad_norms)
 
 
 class Diverged(ValueError):
-    """A loss or a gradient was not finite. Nothing was changed by it."""
+    """A loss or a gradient was not finite. It changed nothing."""
 
     def __init__(self, training: "Training", at: int, found: Figures):
         saved = saved_states(training.folder)
@@ -66,7 +66,7 @@ class Diverged(ValueError):
 
 
 class Training:
-    """A run in progress. `take` takes its steps, and is asked what they found once in `every`."""
+    """A run in progress. `take` takes its steps; once in `every` it is asked what they found."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Training:
         self.epoch, self.done = 1, 0  # the epoch in progress, and its steps that are done
         self.report = EpochReport()  # of the epoch in progress, and its time by two clocks
         self.seconds = self.cpu_seconds = 0.0
-        self.every = 1 if self.device.type == "cpu" else 50  # on a GPU to ask means to wait
+        self.every = 1 if self.device.type == "cpu" else 50  # on a GPU asking means waiting
         self.saved = time.monotonic()  # when the last state was written
         self.poll = Poll(ranks)
         if resume:
@@ -96,7 +96,7 @@ class Training:
 
     @property
     def trained(self) -> Trained:
-        """The model as it stands, ready to translate; nobody sees how it learned."""
+        """The model as it is now, ready to translate, with plain settings."""
         return Trained(self.model, self.data.tokenizer, plain_config(self.config))
 
     def plan(self, epoch: int) -> list[list[list[int]]]:
@@ -127,7 +127,7 @@ class Training:
         return over_ranks(self.report, self.ranks)
 
     def due(self) -> bool:
-        """Whether to save now. On a GPU steps are short and states large: not before 30 seconds."""
+        """Whether to save now. On a GPU steps are short and states large: at most every 30 s."""
         clocked = self.device.type != "cpu" and self.ranks.world == 1  # several clocks may disagree
         short = clocked and time.monotonic() - self.saved < 30
         return self.done % self.config.save_every == 0 and not short
@@ -145,7 +145,7 @@ class Training:
         return sum(len(self.examples[i].tgt) - 1 for batch in step for i in batch)
 
     def step(self) -> None:
-        """The next optimizer step: this process's share of the batches, weighed by all labels."""
+        """The next optimizer step: this process's share of the batches, divided by all labels."""
         step = self.steps[self.done]
         set_rate(self.optimizer, self.lr_at(self.state.steps + 1))
         self.take(self.done)
@@ -155,7 +155,7 @@ class Training:
         self.state.tokens += self.labels(step)
 
     def look(self) -> None:
-        """Add what the last steps found to the report. Raises Diverged where one wasn't finite."""
+        """Add what the last steps found to the report. Raises Diverged if one wasn't finite."""
         found = self.take.look()
         for at, figures in enumerate(found, self.done - len(found)):
             if not figures.finite:
@@ -183,13 +183,13 @@ class Training:
         self.save()
 
     def heed(self, stop: StopSignal) -> None:
-        """Save and leave where somebody asked to stop: all processes after the same step."""
+        """Save and leave if asked to stop: all processes after the same step."""
         if asked := self.poll(stop.number):
             self.save()
             raise Stopped(asked, self.state.steps)
 
     def save(self) -> None:
-        """Write the state, from which `restore` goes on as if nothing had happened."""
+        """Write the state, from which `restore` goes on as if the run had never stopped."""
         self.look()
         reports = self.ranks.gather(asdict(self.report))
         rngs = self.ranks.gather(rng_states(self.device))
@@ -201,7 +201,7 @@ class Training:
         self.saved = time.monotonic()
 
     def restore(self) -> None:
-        """Go back to the newest good state. Raises ValueError where that was another run."""
+        """Go back to the newest good state. Raises ValueError if that was another run."""
         path, tensors, meta, complaints = newest_state(self.folder)
         for complaint in complaints:
             tqdm.write(f"{complaint}: going on from {path.name} instead")
@@ -209,8 +209,8 @@ class Training:
             if (then := meta["run"].get(name)) != value:
                 what = "number of processes" if name == "processes" else f"--{name}"
                 raise ValueError(
-                    f"{path} is of another configuration, with another {what} ({then}): "
-                    "resume with the same options, or start anew under another --name"
+                    f"{path} belongs to another configuration, with another {what} ({then}): "
+                    "resume with the same options, or start again under another --name"
                 )
         rngs = restore_training(tensors, path, self.model, self.optimizer)
         set_rng_states(rngs[self.ranks.rank], self.device)
@@ -221,7 +221,7 @@ class Training:
 
 
 def start_anew(folder: Path) -> None:
-    """Clear away a finished run's states. Raises ValueError where a run waits to be resumed."""
+    """Clear away a finished run's states. Raises ValueError if a run waits to be resumed."""
     try:
         _, _, meta, _ = newest_state(folder)
         waits = meta["epoch"] <= meta["run"]["epochs"]

@@ -1,7 +1,7 @@
 """From sentences to translations at full speed: batches by cost, on as many threads as there are.
 
-`DecodeOptions` says how to search; the commands are built upon it. Chapter 8's `plain_translate`
-is the same in a few lines.
+`DecodeOptions` says how to search; the commands are built on it. Chapter 8's `plain_translate`
+does the same in a few lines.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from scripts.engine.models import Trained
 from scripts.engine.searching import cached_beam_search, cached_greedy, cached_sample
 
 Rows = Sequence[Sequence[int]]  # encoded sentences, each with its eos
-MAX_BEAM = 100  # wider costs memory and, as chapter 8 shows, buys nothing
+MAX_BEAM = 100  # wider costs memory and, as chapter 8 shows, gains nothing
 
 
 @dataclass
@@ -51,7 +51,7 @@ class DecodeOptions:
     seed: int = 0
     """With --sample: decides the draws."""
     precision: Literal["auto", "float32", "int8"] = "float32"
-    """Of products; auto: int8 where its products are exact, but float32 with --sample."""
+    """Of products; auto: int8 if its products are exact, but float32 with --sample."""
 
     def __post_init__(self):
         bounds = {
@@ -69,16 +69,16 @@ class DecodeOptions:
             raise ValueError("temperature, top_k and top_p are for sampling: add --sample")
 
     def precision_on(self, device: torch.device) -> str:
-        """The precision on `device`, decided. Raises ValueError where there is no such thing."""
+        """The precision on `device`, decided. Raises ValueError if it doesn't have that one."""
         eight = device.type == "cpu" and exact_in_8_bits()
         if self.precision == "auto":
             return "int8" if eight and not self.sample else "float32"
         if self.precision == "int8" and not eight:
-            raise ValueError(f"{device} has no exact products of 8 bits: use --precision float32")
+            raise ValueError(f"{device} has no exact 8-bit products: use --precision float32")
         return self.precision
 
     def of(self, trained: Trained) -> "DecodeOptions":
-        """These options, the length penalty decided."""
+        """These options, with the length penalty decided."""
         return replace(self, alpha=trained.config.alpha) if self.alpha is None else self
 
     def search(self, device: torch.device) -> Callable[..., list[list[Hypothesis]]]:
@@ -107,13 +107,13 @@ class DecodeOptions:
 CELLS_READ = 2**14  # source positions of a batch, padding included: enough to keep a core busy
 PREFIXES = 2048  # that are continued together
 CELLS_SEEN = 2**16  # prefixes times source positions: what attention's memory grows with
-STEP_COST = 16  # what a step costs besides its prefixes, in prefixes: weights are read
+STEP_COST = 16  # what a step costs besides its prefixes, in prefixes: it reads the weights
 
 
 def cut_by_cost(lengths: Sequence[int], width: int, most: float) -> list[int]:
-    """Where to cut `lengths`, longest first, for as few batches as cost at most `most` and fit.
+    """Where to cut `lengths`, longest first, into the fewest batches that fit and cost ≤ `most`.
 
-    Gives each batch's end. A batch of n sources up to L tokens long, `width` prefixes each, costs
+    Returns each batch's end. A batch of n sources up to L tokens long, `width` prefixes each, costs
     its tokens times `width`, and `STEP_COST` for each of about L steps.
     """
     ends, start, tokens = [], 0, 0
@@ -132,8 +132,8 @@ def cut_by_cost(lengths: Sequence[int], width: int, most: float) -> list[int]:
 def length_batches(rows: Rows, width: int, cores: int = 1) -> list[list[int]]:
     """Indices of `rows` in batches of similar length, the longest first; `width` prefixes a row.
 
-    They are as few as memory allows, but as many for each core, and the dearest is as cheap as it
-    can be: the cores finish together. A row without any token is in none.
+    There are as few as memory allows, but equally many for each core, and the dearest is as cheap
+    as it can be, so that the cores finish together. A row without any token is in none.
     """
     order = sorted((i for i, row in enumerate(rows) if len(row) > 1), key=lambda i: -len(rows[i]))
     lengths = [len(rows[i]) for i in order]
@@ -169,7 +169,7 @@ def search_rows(
     `search` takes (model, src (B, S), src_mask (B, 1, S), max_len), continues `width` prefixes of
     each source at once and gives a result for each. With `in_order` batches come one after the
     other, the same on every machine, as draws from one generator must. A text that doesn't end
-    is cut where the longest source of its batch says: then its neighbours decide its length.
+    is cut at a length set by its batch's longest source, so its neighbours decide it.
     """
     device = next(model.parameters()).device
     cores = 1 if in_order or device.type != "cpu" else torch.get_num_threads()
@@ -189,7 +189,7 @@ def search_rows(
 
 
 def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
-    """The model made ready once, and anew where weights changed."""
+    """The model made ready once, and again if weights changed."""
     now = [(p.data_ptr(), p._version) for p in trained.model.parameters()]
     if trained.ready.get(precision, (None,))[0] != now:
         trained.ready[precision] = now, made_ready(trained.model, precision)
@@ -199,7 +199,7 @@ def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
 def decode_hypotheses(
     trained: Trained, rows: Rows, options: DecodeOptions, nbest: int = 1
 ) -> list[list[Hypothesis]]:
-    """Up to `nbest` hypotheses for each encoded source, best first; none without any token."""
+    """Up to `nbest` hypotheses for each encoded source, best first; none if it has no token."""
     width = 1 if options.sample else options.beam
     search = options.of(trained).search(trained.device)
     ready = prepared(trained, options.precision_on(trained.device))
@@ -212,7 +212,7 @@ def decode_ids(trained: Trained, rows: Rows, options: DecodeOptions) -> list[Seq
     if options.beam > 1 or options.sample:
         return [best[0].ids if best else [] for best in decode_hypotheses(trained, rows, options)]
     ready = prepared(trained, options.precision_on(trained.device))
-    found = search_rows(ready, rows, cached_greedy)  # nobody asks for its probabilities
+    found = search_rows(ready, rows, cached_greedy)  # its probabilities aren't needed
     return [[] if ids is None else ids.tolist() for ids in found]
 
 

@@ -1,6 +1,6 @@
-"""What a training shows while it runs: a bar, a line and a row for each epoch, the GPU's state.
+"""What a run shows while it trains: a bar, a line and a row for each epoch, the GPU's state.
 
-The rows go to log.csv, and to a tracker if asked. Nothing here changes the training.
+The rows go to log.csv, and to a tracker if asked. Nothing here changes the run.
 """
 
 import csv
@@ -17,8 +17,8 @@ from scripts.book.files import write_whole
 
 
 def in_figures(training: Any) -> dict[str, str]:
-    """What the bar shows: loss, learning rate, and real target tokens a second of all processes."""
-    if not (training.report.tokens and training.seconds):  # nobody has looked, or counted, yet
+    """What the bar shows: loss, learning rate, and real target tokens a second in all processes."""
+    if not (training.report.tokens and training.seconds):  # nothing has been read, or timed, yet
         return {}
     rate = training.report.tokens * training.ranks.world / training.seconds
     loss, lr = training.report.loss_per_token, training.lr_at(training.state.steps)
@@ -47,7 +47,7 @@ def write_log(folder: Path, history: list[dict[str, float]]) -> None:
 
 
 def gpu_row(device: torch.device) -> dict[str, float]:
-    """GPUtil's view of the GPU: load from 0 to 1, memory in MiB, °C; nothing of a CPU."""
+    """GPUtil's view of the GPU: load from 0 to 1, memory in MiB, °C; nothing for a CPU."""
     if device.type != "cuda":
         return {}
     try:
@@ -55,7 +55,7 @@ def gpu_row(device: torch.device) -> dict[str, float]:
 
         ours = str(torch.cuda.get_device_properties(device).uuid)  # its index counts visible ones
         gpu = next(gpu for gpu in GPUtil.getGPUs() if ours in gpu.uuid)
-    except Exception:  # whatever nvidia-smi lacks: no training ends for want of a thermometer
+    except Exception:  # whatever nvidia-smi lacks: no run ends for want of a thermometer
         return {}
     return {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
 
@@ -69,7 +69,7 @@ def tracker_of(config: Any, folder: Path) -> Iterator[Callable[[dict[str, float]
     try:
         import wandb
     except ImportError as error:
-        raise ValueError("--tracker wandb needs that package: pip install wandb") from error
+        raise ValueError("--tracker wandb needs its package: pip install wandb") from error
     about = {"project": "from-attention-to-translation", "name": config.name, "dir": folder}
     with wandb.init(config=asdict(config), **about) as tracked:
         yield lambda row: tracked.log(row, step=int(row["epoch"]))

@@ -1,1 +1,1 @@
-"""Checkers and solutions of the chapters' exercises, a module a chapter."""
+"""Checkers and solutions of the chapters' exercises, one module per chapter."""

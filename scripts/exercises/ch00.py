@@ -16,8 +16,12 @@ def check_as_text(candidate: Callable[[list[str]], str]) -> None:
         ("", []),
     ):
         got = candidate(list(pieces))
-        assert isinstance(got, str), f"a text is a str, not a {type(got).__name__}"
-        assert "▁" not in got, "the marks ▁ are left in the text"
-        assert got == got.strip(), "the first mark became a blank before the text"
-        assert " " in got or " " not in text, "the words run together: a mark ▁ stands for a blank"
-        assert got == text, f"the pieces {pieces} make {text!r}, not {got!r}: only ▁ begins a word"
+        assert isinstance(got, str), f"the result must be a str, not a {type(got).__name__}"
+        assert "▁" not in got, "the marks ▁ are still in the text"
+        assert got == got.strip(), (
+            "a space at the start or end: the first ▁ must not become a space"
+        )
+        assert " " in got or " " not in text, (
+            "the words run together: ▁ before a word becomes a space"
+        )
+        assert got == text, f"the pieces {pieces} make {text!r}, not {got!r}: only ▁ starts a word"

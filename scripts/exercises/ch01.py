@@ -1,4 +1,4 @@
-"""Chapter 1's exercises: our solutions, and what checks a reader's."""
+"""Chapter 1's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
 import weakref
@@ -12,20 +12,20 @@ from scripts.ch01_attention import attention, masked_softmax
 
 
 def insisting_query(share: float) -> list[float]:
-    """The score is s·2/√4 = s, the two others are 0: share = eˢ / (eˢ + 2).
+    """The score is s·2/√4 = s, and the other two are 0: share = eˢ / (eˢ + 2).
 
-    So s is 0.6931, 5.2883 and 9.9034: each further nine costs about ln 10 = 2.3. A weight of
-    exactly 1 needs an infinite score.
+    So s is 0.6931, 5.2883 and 9.9034: each further nine in the share adds about ln 10 = 2.3. A
+    weight of exactly 1 needs an infinite score.
     """
     return [math.log(2 * share / (1 - share)), 0.0, 0.0, 0.0]
 
 
 def check_insisting_query(candidate: Callable[[float], list[float]]) -> None:
-    """Puts the four numbers before the keys of *a red ball* and reads the weight off."""
+    """Compares the four numbers with the keys of *a red ball* and reads off the weight."""
     key = torch.tensor([[2, 0, 0, 1], [0, 2, 0, 1], [0, 0, 2, 1]], dtype=torch.float64)  # (S, d_k)
     for share in (0.5, 0.9, 0.99, 0.9999):
         query = torch.as_tensor(candidate(share), dtype=torch.float64)
-        assert query.shape == (4,), "a query is compared with keys of four numbers: give it four"
+        assert query.shape == (4,), "the keys have four numbers, so the query must have four"
         assert not query[1:].any(), "only the first number may differ from 0"
         if not same_numbers(attention(query[None], key, key)[1][0, 0], torch.tensor(share)):
             undivided, two_words = (
@@ -33,15 +33,15 @@ def check_insisting_query(candidate: Callable[[float], list[float]]) -> None:
                 (key[:2] @ query / 2).softmax(-1)[0],
             )
             mistakes = {
-                "true without the division by √d_k: with it, a score is half of q · k": undivided,
-                "two other words take part: a score of 0 is e⁰ = 1 in the softmax": two_words,
+                "right only without dividing by √d_k: a score is half of q · k": undivided,
+                "two other words count too: a score of 0 becomes e⁰ = 1 in the softmax": two_words,
             }
-            otherwise = "the weight isn't the share: solve softmax's formula for s"
+            otherwise = "the weight isn't the share: solve the softmax formula for s"
             blame(torch.tensor(share), mistakes, otherwise)
 
 
 def window_mask(n: int, r: int, gap: int = 1) -> Tensor:
-    """Boolean (1, n, n): how far j lies behind i must be one of 0, gap, …, (r − 1)·gap.
+    """Boolean (1, n, n): i sees j if i − j is one of 0, gap, …, (r − 1)·gap.
 
     L layers with r = 3 and gaps 1, 3, 9, … look back over 2·(1 + 3 + … + 3^(L−1)) = 3^L − 1
     places, so log₃ n layers, rounded up, are enough: the paper's log_k n, reached by attention.
@@ -51,21 +51,27 @@ def window_mask(n: int, r: int, gap: int = 1) -> Tensor:
 
 
 def check_window_mask(candidate: Callable[[int, int, int], Tensor]) -> None:
-    """Holds the mask candidate(n, r, gap) against the definition, place by place."""
+    """Compares the mask candidate(n, r, gap) with the definition, place by place."""
     for n, r, gap in ((6, 6, 1), (7, 3, 1), (9, 3, 2), (4, 6, 1), (5, 1, 1)):
         mask = candidate(n, r, gap)
-        assert mask.shape == (1, n, n), "the shape is (1, n, n): one row for each word that looks"
-        assert mask.dtype == torch.bool, "numbers would be added to the scores: a mask is boolean"
+        assert mask.shape == (1, n, n), "the shape must be (1, n, n): one row for each query"
+        assert mask.dtype == torch.bool, (
+            "the mask must be boolean: numbers would be added to the scores"
+        )
         seen = [[any(i - m * gap == j for m in range(r)) for j in range(n)] for i in range(n)]
         wanted, mask = torch.tensor(seen), mask[0]  # (n, n)
         back = torch.arange(n).unsqueeze(1) - torch.arange(n)  # how far j lies behind i
-        assert not torch.equal(mask, ~wanted), "turned over: True means *may look* in this series"
-        assert not mask[back < 0].any(), "a position sees a later one: the window looks back only"
-        assert mask.diagonal().all(), "a position doesn't see itself: row 0 is left with nothing"
+        assert not torch.equal(mask, ~wanted), (
+            "the mask is inverted: in this series True means *may look*"
+        )
+        assert not mask[back < 0].any(), "a position sees a later one: the window only looks back"
+        assert mask.diagonal().all(), "a position doesn't see itself: row 0 would see nothing"
         too_far = "a position sees too far: it is itself one of the r, so it looks back r − 1 times"
         assert not mask[back > (r - 1) * gap].any(), too_far
-        assert not mask[back % gap != 0].any(), "the places between the gaps are open too"
-        assert torch.equal(mask, wanted), "a place is missing: the window is too narrow"
+        assert not mask[back % gap != 0].any(), (
+            "a distance that isn't a multiple of gap is allowed too"
+        )
+        assert torch.equal(mask, wanted), "an allowed position is missing: the window is too narrow"
 
 
 def additive_attention(
@@ -73,9 +79,9 @@ def additive_attention(
 ) -> tuple[Tensor, Tensor]:
     """Output (..., T, d_v) and weights (..., T, S), from scores uᵀ tanh(Wq + Mk).
 
-    It makes `a` numbers for each pair and sends them through memory, where a dot product writes
-    one. Without the tanh the score is uᵀWq + uᵀMk. Within a row the first term is the same for
-    all keys, and softmax ignores a shift: all queries get the same weights.
+    For each pair it writes `a` numbers to memory, a dot product only one. Without the tanh the
+    score is uᵀWq + uᵀMk. Within a row the first term is the same for all keys, and softmax ignores
+    a shift: all queries get the same weights.
     """
     pairs = (query @ w.T).unsqueeze(-2) + (key @ m.T).unsqueeze(-3)  # (..., T, S, a)
     weights = masked_softmax(pairs.tanh() @ u, mask)  # (..., T, S)
@@ -83,7 +89,7 @@ def additive_attention(
 
 
 def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) -> None:
-    """Holds weights and output against scores made pair by pair; then a mask, then a batch."""
+    """Compares weights and output with scores made pair by pair; then tries a mask and a batch."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((3, 4), (5, 4), (5, 2), (6, 4), (6, 4), (6,))  # query, key, value, w, m, u
     inputs = [torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes]
@@ -93,34 +99,38 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
         return torch.stack([torch.stack([(w @ q + m @ k).tanh() @ u for k in key]) for q in query])
 
     output, weights = candidate(*inputs)
-    assert weights.shape == (3, 5), "the weights are (T, S): one for each pair of query and key"
+    assert weights.shape == (3, 5), "the weights must be (T, S): one for each pair of query and key"
     right = scores(w, m)  # (T, S)
     flat = (key @ m.T @ u).expand(3, 5)
     mistakes = {
-        "the columns sum to 1, but the keys compete for a query: rows must": right.softmax(0),
-        "all queries get the same weights: without a bend, q only shifts its row": flat.softmax(-1),
-        "W is for the query and M for the key": scores(m, w).softmax(-1),
-        "divided by √d_k: these scores are no sums over d_k products": (right / 2).softmax(-1),
+        "the columns sum to 1, but the rows must: the keys compete for a query": right.softmax(0),
+        "all queries get the same weights: without tanh, q only shifts its row": flat.softmax(-1),
+        "W and M are swapped: W is for the query, M for the key": scores(m, w).softmax(-1),
+        "divided by √d_k: these scores are not sums of d_k products": (right / 2).softmax(-1),
     }
     if not same_numbers(weights, right.softmax(-1)):
-        blame(weights, mistakes, "other weights than the formula's, taken pair by pair")
+        blame(weights, mistakes, "not the weights that the formula gives, pair by pair")
     mixed = same_numbers(output, weights @ value)
-    assert mixed, "the weights are right; the output isn't their mix of values"
+    assert mixed, "the weights are right, but the output isn't the values mixed by them"
     mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
     masked = candidate(*inputs, mask)[1]
-    assert not masked.isnan().any(), "NaN: in a row that may look at nothing, −∞ alone gives 0/0"
-    assert not masked[1].any(), "a row that may look at nothing has weights: −10⁹ for all is a tie"
+    assert not masked.isnan().any(), (
+        "NaN: in a row that may look at nothing, all scores are −∞, which gives 0/0"
+    )
+    assert not masked[1].any(), (
+        "a row that may look at nothing has weights: with −10⁹ everywhere, all are equal"
+    )
     obeyed = same_numbers(masked, masked_softmax(right, mask))
-    assert obeyed, "what a mask forbids must get weight 0"
+    assert obeyed, "what the mask forbids must get weight 0"
     batch = candidate(torch.stack((query, -query)), key, value, w, m, u)[0]  # (B, T, d_v)
-    assert same_numbers(batch[0], output), "a batch is answered otherwise than one by one"
+    assert same_numbers(batch[0], output), "the results in a batch differ from those one by one"
 
 
 def streaming_attention(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
     """Attention's output (T, d_v) from key and value blocks that pass once.
 
     Both sums are measured against the largest score so far. When a larger one turns up, both
-    shrink by the same factor, and their quotient never notices.
+    shrink by the same factor, and their quotient stays the same.
     """
     largest = query.new_full((len(query), 1), -math.inf)  # (T, 1), the largest score so far
     mix, total = 0.0, 0.0  # Σ e^(s − largest)·v (T, d_v) and Σ e^(s − largest) (T, 1)
@@ -140,14 +150,14 @@ def passing_blocks(key: Tensor, value: Tensor, sizes: tuple[int, ...]) -> Iterat
     for k, v in zip(key.split(sizes), value.split(sizes), strict=True):
         k, v = k.clone(), v.clone()
         kept = sum(old() is not None for old in seen[:-2])
-        assert not kept, "a block is held when the next but one is asked for: keep sums, not blocks"
+        assert not kept, "an old block is still in memory: keep sums, not blocks"
         seen += [weakref.ref(k), weakref.ref(v)]
         yield k, v
         del k, v
 
 
 def check_streaming_attention(candidate: Callable[[Tensor, Iterator[tuple]], Tensor]) -> None:
-    """Holds the streamed output against `attention`, in blocks of several sizes."""
+    """Compares the streamed output with `attention`'s, in blocks of several sizes."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((3, 4), (12, 4), (12, 2))  # query, key, value
     query, key, value = (torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes)
@@ -159,14 +169,14 @@ def check_streaming_attention(candidate: Callable[[Tensor, Iterator[tuple]], Ten
         mistakes = {
             "the scores aren't divided by √d_k": attention(2 * query, key, value)[0],
             "only the last block counts": parts[-1],
-            "the blocks' own attentions are averaged: their sums must count": sum(parts)
+            "the blocks' outputs are averaged: add up both sums over all blocks": sum(parts)
             / len(parts),
         }
-        blame(got, mistakes, "right for no block sizes, or not for all: rescale both sums alike")
+        blame(got, mistakes, "wrong for some block sizes: rescale both sums by the same factor")
     for scale in (-400, 400):  # scores in the hundreds, the largest first or last
         steep = key * torch.linspace(1, 2, 12).unsqueeze(1).double() * scale
         got = candidate(query, passing_blocks(steep, value, (5, 4, 3)))
-        overflow = "NaN for large scores: e to the score overflows, subtract the largest"
+        overflow = "NaN for large scores: e^score overflows, so subtract the largest"
         assert not got.isnan().any(), overflow
-        shrink = "wrong for large scores: when a larger one turns up, what is summed must shrink"
+        shrink = "wrong for large scores: when a larger one comes, both sums must shrink"
         assert same_numbers(got, attention(query, steep, value)[0]), shrink

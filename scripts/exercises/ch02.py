@@ -1,4 +1,4 @@
-"""Chapter 2's exercises: our solutions under the exercises' names, and what judges yours."""
+"""Chapter 2's exercises: our solutions, and checkers that say what is wrong."""
 
 import copy
 from collections.abc import Callable
@@ -11,22 +11,24 @@ from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 
 
 def slice_heads(x: Tensor, h: int) -> Tensor:
-    """(B, T, D) to (B, H, T, D/H), head by head. The stack copies; `split_heads` shares memory."""
+    """(B, T, D) to (B, H, T, D/H), head by head. `stack` copies; `split_heads` shares memory."""
     d_k = x.size(-1) // h
     return torch.stack([x[..., i * d_k : (i + 1) * d_k] for i in range(h)], dim=1)
 
 
 def check_slice_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
-    """Asks candidate(x, h) for numbered entries, which say where each one must be."""
+    """Gives candidate(x, h) numbered entries, which show where each one ends up."""
     for tokens, h, d_k in ((4, 2, 3), (4, 4, 4), (3, 1, 5)):
         x = torch.arange(2 * tokens * h * d_k).view(2, tokens, h * d_k)  # (B, T, D)
         right = split_heads(x, h)  # (B, H, T, d_k)
         mistakes = {
-            "heads hold whole tokens: the entries were dealt out in memory order": x.view_as(right),
-            "a head takes every H-th feature; its slice should be consecutive": x.unflatten(
+            "heads hold whole tokens: the entries were split in memory order": x.view_as(right),
+            "a head takes every H-th feature, but its slice must be consecutive": x.unflatten(
                 -1, (-1, h)
             ).movedim(-1, 1),
-            "the tokens stand before the heads: each would attend alone": x.unflatten(-1, (h, -1)),
+            "the token axis is before the heads: no token would see another": x.unflatten(
+                -1, (h, -1)
+            ),
         }
         got = candidate(x, h)
         if not same_numbers(got, right):
@@ -41,24 +43,26 @@ def relative_bias(table: Tensor, T: int, S: int) -> Tensor:
 
 
 def check_relative_bias(candidate: Callable[[Tensor, int, int], Tensor]) -> None:
-    """Holds candidate(table, T, S) against a lookup, place by place; then asks for gradients."""
+    """Compares candidate(table, T, S) with a lookup, place by place; then checks the gradient."""
     for h, reach, T, S in ((2, 2, 4, 4), (3, 2, 6, 9), (1, 3, 3, 2)):
         table = torch.arange(h * (2 * reach + 1)).view(h, -1).double() / 10  # (H, 2R + 1)
         table.requires_grad_()
         bias = candidate(table, T, S)
-        assert bias.shape == (1, h, T, S), "the shape is (1, H, T, S): alike for all sentences"
+        assert bias.shape == (1, h, T, S), (
+            "the shape must be (1, H, T, S): the same for all sentences"
+        )
         apart = torch.arange(S) - torch.arange(T).unsqueeze(1)  # (T, S), j − i
         inside = apart.clamp(-reach, reach)
         columns = {
             "left and right are swapped: a key's distance is its place minus the query's": -inside,
             "left and right get the same number: the distance has a sign": inside.abs(),
-            "far keys take numbers from the table's other end: bound the distance": (apart + reach)
+            "far keys take numbers from the table's other end: clamp the distance": (apart + reach)
             % (2 * reach + 1)
             - reach,
         }
         mistakes = {said: table[:, reach + at].unsqueeze(0) for said, at in columns.items()}
         if not same_numbers(bias, table[:, reach + inside].unsqueeze(0)):
-            blame(bias, mistakes, "a number of the table stands at the wrong distance")
+            blame(bias, mistakes, "a number of the table is at the wrong distance")
         assert bias.requires_grad, "the table gets no gradient, so nothing would be learned"
 
 
@@ -81,26 +85,29 @@ def without_head(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
 def check_without_head(
     candidate: Callable[[MultiHeadedAttention, int], MultiHeadedAttention],
 ) -> None:
-    """Takes each head out of a layer of four; compares with the layer in which it is silent."""
+    """Takes each of four heads out of a layer; compares with the layer in which it is silent."""
     torch.manual_seed(0)
     layer = MultiHeadedAttention(h=4, d_model=12, dropout=0.0).double()
     before = copy.deepcopy(layer.state_dict())
     query, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
     wanted = []
     for i in range(4):
-        silent = copy.deepcopy(layer)  # as large as before, but W^O doesn't listen to head i
+        silent = copy.deepcopy(layer)  # as large as before, but W^O ignores head i
         silent.project_output.weight.data[:, 3 * i : 3 * i + 3] = 0
         wanted.append(silent(query, memory, memory))
     for i in range(4):
         smaller = candidate(layer, i)
         kept = all(torch.equal(now, before[name]) for name, now in layer.state_dict().items())
         assert kept and smaller is not layer, "the layer itself was changed: work on a copy"
-        assert smaller.h == 3, "it still splits into four heads: tell it that there are three"
+        assert smaller.h == 3, "the new layer still splits into four heads: its h must be 3"
         gone = [sum(p.numel() for p in one.parameters()) for one in (layer, smaller)]
         assert gone[0] - gone[1] == 3 * (12 + 1) * 3 + 12 * 3, (
-            "a head owns d_k rows of three matrices, their biases, and d_k columns of W^O"
+            "not the right number of parameters: a head owns d_k rows of three matrices, their "
+            "biases, and d_k columns of W^O"
         )
         got = smaller(query, memory, memory)
-        others = {f"another head is gone: not {i}, but {j}": wanted[j] for j in range(4) if j != i}
+        others = {
+            f"the wrong head is gone: {j} instead of {i}": wanted[j] for j in range(4) if j != i
+        }
         if not same_numbers(got, wanted[i]):
-            blame(got, others, "the other heads answer otherwise than before: what they own stays")
+            blame(got, others, "the other heads have changed: what they own must stay")

@@ -13,7 +13,7 @@ from scripts.ch02_multi_head_attention import MultiHeadedAttention
 
 
 def exact_table(length: int, d_model: int) -> Tensor:
-    """The sinusoids (length, D) in float64, whatever the default is."""
+    """The sinusoids (length, D) in float64, whatever the default dtype is."""
     speeds = 10_000.0 ** -(torch.arange(0, d_model, 2).double() / d_model)
     angle = torch.outer(torch.arange(length).double(), speeds)  # (length, D/2)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
@@ -26,13 +26,13 @@ def squared_gap(distance: int, d_model: int) -> float:
 
 
 def check_squared_gap(candidate: Callable[[int, int], float]) -> None:
-    """Holds candidate(distance, d_model) against two rows of a table."""
+    """Compares candidate(distance, d_model) with two rows of a table."""
     for d_model, distance in ((16, 7), (2, 1), (64, 40), (16, -7)):
         table = exact_table(60, d_model)
         a, b = table[10], table[10 + distance]
         gap, product = (a - b).square().sum(), a @ b
         mistakes = {
-            "that is the dot product: a squared gap also has the rows' own lengths": product,
+            "that is the dot product: a squared gap also needs the rows' own lengths": product,
             "a row's squared length is D/2, not D: sin² + cos² is 1 for each pair": 2
             * (d_model - product),
             "a row's squared length isn't 1: it is 1 for each of the D/2 pairs": 2 - 2 * product,
@@ -41,14 +41,14 @@ def check_squared_gap(candidate: Callable[[int, int], float]) -> None:
         }
         got = torch.as_tensor(candidate(distance, d_model), dtype=torch.float64)
         if not same_numbers(got, gap):
-            blame(got, mistakes, "not the table's numbers: which cosine is it for which pair?")
+            blame(got, mistakes, "not the table's numbers: which cosine belongs to which pair?")
 
 
 def stretched(table: Tensor, max_len: int) -> Tensor:
     """table (n, D) and further rows, each made from the one before by one map: (max_len, D).
 
-    Worthless where no one map leads from row to row, as in a table of noise. With n - 1 <= D rows
-    any table is fitted exactly, and that says nothing.
+    Worthless if no single map leads from row to row, as in a table of noise. With n - 1 <= D any
+    table is fitted exactly, which says nothing.
     """
     step = torch.linalg.lstsq(table[:-1], table[1:], driver="gelsd").solution  # (D, D)
     rows = list(table[:max_len])
@@ -65,20 +65,20 @@ def check_stretched(candidate: Callable[[Tensor, int], Tensor]) -> None:
         step = torch.linalg.lstsq(given[:-1], given[1:], driver="gelsd").solution  # (D, D)
         back = [given[-1] @ torch.linalg.matrix_power(step.T, k) for k in range(1, 17)]
         mistakes = {
-            "the last row is repeated: those positions can't be told apart": given[-1:].expand(
-                16, -1
-            ),
+            "the last row is repeated: those positions look the same": given[-1:].expand(16, -1),
             "the table begins again: position 24 looks like position 0": given[:16],
-            "the new rows are 0: no position at all": torch.zeros_like(table[24:]),
-            "the hands turn backwards: the map is for rows, used as row @ map": torch.stack(back),
+            "the new rows are 0: they say nothing about the position": torch.zeros_like(table[24:]),
+            "the hands turn backwards: the map is for rows, so use row @ map": torch.stack(back),
         }
         got = candidate(given, 40)
-        assert got.shape == table.shape, "the table must have max_len rows, of the old width"
+        assert got.shape == table.shape, "the table must have max_len rows of the old width"
         assert torch.equal(given, table[:24]), "the given table was changed: make a new one"
-        assert torch.equal(got[:24], given), "the learned rows must stay, to the last digit"
+        assert torch.equal(got[:24], given), "the learned rows must stay exactly the same"
         if not torch.allclose(got, table, atol=1e-6):
-            blame(got[24:], mistakes, "the new rows don't go on as the old ones do")
-        assert torch.equal(candidate(given, 10), given[:10]), "a shorter table is the old one, cut"
+            blame(got[24:], mistakes, "the new rows don't continue the pattern of the old ones")
+        assert torch.equal(candidate(given, 10), given[:10]), (
+            "a shorter table must be the old one, cut"
+        )
 
 
 @torch.no_grad()
@@ -97,10 +97,16 @@ def check_confused(candidate: Callable[[list[MultiHeadedAttention]], int]) -> No
     torch.manual_seed(0)
     layers = [MultiHeadedAttention(2, 8, dropout=0.0).double() for _ in range(2)]
     for weight in nn.ModuleList(layers).parameters():
-        nn.init.normal_(weight, std=0.7)  # sharp heads: plain averages would soon all be one
+        nn.init.normal_(weight, std=0.7)  # sharp heads: plain averages would soon all agree
     found = [candidate(layers[:n]) for n in (1, 2)]
-    assert found[0] != 24, "every order agrees: compare one output, the last, not a sum or a set"
-    assert found[0] != 1, "no two agree after one layer: compare the *last* output, up to rounding"
-    assert found[0] == 6, "after one layer the last token asks, and those before it are a set"
-    assert found[1] != 6, "a second layer changes nothing: so it is without the causal mask"
-    assert found[1] == 1, "a second layer reads outputs that know what came before them"
+    assert found[0] != 24, "all 24 orders agree: compare only the last output, not a sum or a set"
+    assert found[0] != 1, (
+        "no two orders agree after one layer: compare the *last* output, up to rounding"
+    )
+    assert found[0] == 6, (
+        "wrong after one layer: the last token is the query, and those before it are a set"
+    )
+    assert found[1] != 6, "the second layer changes nothing: is the causal mask missing?"
+    assert found[1] == 1, (
+        "wrong after two layers: the second reads outputs that depend on what came before"
+    )

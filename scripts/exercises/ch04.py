@@ -1,4 +1,4 @@
-"""Exercises of chapter 4: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 4's exercises: our solutions, and checkers that say what is wrong."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ from scripts.ch04_encoder_decoder import (
 def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
     """Attention, feed-forward and two LayerNorms, N times.
 
-    With F = 4D the matrices have 4D² + 2·4D² = 12D² numbers a layer; all else has 13D.
+    With F = 4D the matrices have 4D² + 2·4D² = 12D² numbers per layer; all else has 13D.
     """
     attention = 4 * (d_model * d_model + d_model)
     feed_forward = d_model * d_ff + d_ff + d_ff * d_model + d_model
@@ -26,7 +26,7 @@ def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
 
 
 def check_encoder_parameters(candidate: Callable[[int, int, int], int]) -> None:
-    """Holds candidate(N, d_model, d_ff) against encoders that are built and counted."""
+    """Compares candidate(N, d_model, d_ff) with encoders that are built and counted."""
     for N, D, F in ((1, 4, 6), (3, 8, 20)):
         with torch.device("meta"):
             layer = EncoderLayer(D, MultiHeadedAttention(2, D), PositionwiseFeedForward(D, F), 0.1)
@@ -39,7 +39,7 @@ def check_encoder_parameters(candidate: Callable[[int, int, int], int]) -> None:
             "contract": "half of the feed-forward is missing: it widens and narrows again",
         }
         counts = {"that is one layer; there are N": whole // N}
-        counts["each matrix has a bias, one number for each of its outputs"] = whole - N * (
+        counts["each matrix has a bias too: one number for each of its outputs"] = whole - N * (
             5 * D + F
         )
         for part, said in forgotten.items():
@@ -47,7 +47,11 @@ def check_encoder_parameters(candidate: Callable[[int, int, int], int]) -> None:
         got = candidate(N, D, F)
         if got != whole:
             mistakes = {said: torch.tensor(float(count)) for said, count in counts.items()}
-            blame(torch.tensor(float(got)), mistakes, "too few" if got < whole else "too many")
+            blame(
+                torch.tensor(float(got)),
+                mistakes,
+                "too few numbers" if got < whole else "too many numbers",
+            )
 
 
 def layer_from_parts(
@@ -60,15 +64,15 @@ def layer_from_parts(
 
 
 def layer_mistakes(layer: EncoderLayer, x: Tensor) -> dict[str, Tensor]:
-    """What wrong wirings of `layer`'s parts make of x (B, S, D), each by what to say of it."""
+    """What wrong wirings of `layer`'s parts make of x (B, S, D); the keys are the messages."""
     attend, think = lambda x: layer.self_attn(x, x, x), layer.feed_forward
     one, two = norms = [connection.norm for connection in layer.sublayer]
     norm_first = layer.sublayer[0].norm_first
-    no_road = "x isn't added back: the gradient has no direct road"
-    side_by_side = "both sublayers read x: the second must read what the first made"
+    no_road = "x isn't added back: the gradient has no direct path"
+    side_by_side = "both sublayers read x: the second must read the output of the first"
     mistakes = {
-        "the second sublayer's LayerNorm is used first": norms[::-1],
-        "one LayerNorm serves both sublayers; each has its own": [one, one],
+        "the LayerNorms are swapped: that of the second sublayer is used first": norms[::-1],
+        "one LayerNorm serves both sublayers, but each has its own": [one, one],
     }
     shared = {
         said: layer_from_parts(x, attend, think, used, norm_first)
@@ -76,7 +80,7 @@ def layer_mistakes(layer: EncoderLayer, x: Tensor) -> dict[str, Tensor]:
     }
     if not norm_first:
         return shared | {
-            "that is pre-norm: in post-norm the LayerNorm is taken of the sum": layer_from_parts(
+            "that is pre-norm: in post-norm the sum is normalised": layer_from_parts(
                 x, attend, think, norms, True
             ),
             no_road: two(think(one(attend(x)))),
@@ -84,12 +88,12 @@ def layer_mistakes(layer: EncoderLayer, x: Tensor) -> dict[str, Tensor]:
         }
     first = one(x) + attend(one(x))
     return shared | {
-        "that is post-norm: in pre-norm only what enters a sublayer is normed": layer_from_parts(
+        "that is post-norm: in pre-norm a sublayer's input is normalised": layer_from_parts(
             x, attend, think, norms, False
         ),
         no_road: think(two(attend(one(x)))),
         side_by_side: x + attend(one(x)) + think(two(x)),
-        "the normed x is added back: then a LayerNorm stands on the road": two(first)
+        "the normalised x is added back: then a LayerNorm is on the direct path": two(first)
         + think(two(first)),
     }
 
@@ -106,16 +110,16 @@ def check_layer_from_parts(candidate: Callable[..., Tensor]) -> None:
         norms = [connection.norm for connection in layer.sublayer]
         got = candidate(x, attend, layer.feed_forward, norms, norm_first)
         if not same_numbers(got, layer(x)):
-            blame(got, layer_mistakes(layer, x), "another layer than the formula's")
+            blame(got, layer_mistakes(layer, x), "not the layer that the formula gives")
 
 
 def fresh_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
-    """N layers, each built anew."""
+    """N layers, each built from scratch."""
     return nn.ModuleList(make() for _ in range(N))
 
 
 def check_fresh_stack(candidate: Callable[[Callable[[], nn.Module], int], nn.Module]) -> None:
-    """Looks at identity, memory, and first numbers of three layers made by the candidate."""
+    """Checks that the candidate's three layers are separate and start with different numbers."""
     torch.manual_seed(0)
     stack = candidate(lambda: PositionwiseFeedForward(4, 6), 3)
     assert isinstance(stack, nn.Module), (
@@ -124,13 +128,13 @@ def check_fresh_stack(candidate: Callable[[Callable[[], nn.Module], int], nn.Mod
     layers = list(stack)
     assert len(layers) == 3, "there must be N layers"
     assert len({id(layer) for layer in layers}) == 3, (
-        "one layer, N times: it has the parameters of one, and every step trains them for all"
+        "that is one layer, N times: all N share the same parameters"
     )
     weights = torch.stack([layer.expand.weight for layer in layers])
     biases = torch.stack([layer.expand.bias for layer in layers])
     assert not (weights[1:] == weights[0]).all(), (
-        "the layers start with the same numbers: a deep copy copies those too"
+        "the layers start with the same numbers: a deep copy copies them too"
     )
     assert not (biases[1:] == biases[0]).all(), (
-        "the weights differ, the biases don't: all layers have the same random ones"
+        "the weights differ, but the biases don't: all layers start with the same random ones"
     )

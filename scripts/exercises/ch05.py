@@ -1,4 +1,4 @@
-"""Exercises of chapter 5: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 5's exercises: our solutions, and checkers that say what is wrong."""
 
 import copy
 from collections.abc import Callable
@@ -21,39 +21,42 @@ from scripts.ch05_norms_and_first_steps import storage_addresses
 
 
 def two_sums_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm over x (..., D); the variance: the mean of squares less the square of the mean."""
+    """LayerNorm over x (..., D); the variance is the mean of squares minus the squared mean."""
     mean = x.sum(dim=-1, keepdim=True) / x.size(-1)  # (..., 1)
     variance = x.square().sum(dim=-1, keepdim=True) / x.size(-1) - mean.square()  # (..., 1)
     return (x - mean) * torch.rsqrt(variance + eps) * weight + bias
 
 
 def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> None:
-    """Compares with PyTorch's layer_norm on ordinary and small vectors, and the gradients by x."""
+    """Compares results and gradients with layer_norm's, on ordinary and on small vectors."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 6, 8, dtype=torch.float64, generator=generator) + 0.5  # (B, T, D)
-    x[:, 3:] *= 1e-3  # small vectors, for which ε counts
+    x[:, 3:] *= 1e-3  # small vectors, for which ε matters
     weight, bias = torch.linspace(0.5, 2, 8).double(), torch.linspace(-1, 1, 8).double()
     eps, x = 1e-5, x.requires_grad_()
     right = F.layer_norm(x, (8,), weight, bias, eps)
     middle = x - x.mean(-1, keepdim=True)
     spread, unbiased = (x.var(-1, keepdim=True, correction=c) for c in (0, 1))
     mistakes = {
-        "the variance is divided by D − 1; LayerNorm's is the biased one": (unbiased + eps).sqrt(),
-        "ε stands outside the root": spread.sqrt() + eps,
-        "ε outside, and D − 1 inside: both of the chapter's slips": unbiased.sqrt() + eps,
+        "the variance is divided by D − 1; LayerNorm divides by D": (unbiased + eps).sqrt(),
+        "ε is outside the root, but belongs inside": spread.sqrt() + eps,
+        "ε is outside the root, and D − 1 inside: both of the chapter's slips": unbiased.sqrt()
+        + eps,
         "ε is missing: a constant vector would be divided by 0": spread.sqrt(),
         "divided by the variance, not by its root": spread + eps,
     }
     mistakes = {said: middle / scale * weight + bias for said, scale in mistakes.items()}
-    mistakes["the mean is left in"] = (
+    mistakes["the mean isn't subtracted"] = (
         x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight + bias
     )
     got = candidate(x, weight, bias, eps)
     if not same_numbers(got, right):
-        blame(got, mistakes, "other numbers than layer_norm's")
+        blame(got, mistakes, "not the numbers of layer_norm")
     assert got.requires_grad, "no gradient reaches x"
     slopes = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (got, right)]
-    assert same_numbers(*slopes), "mean and variance depend on x too: the gradient lacks their part"
+    assert same_numbers(*slopes), (
+        "wrong gradient: mean and variance depend on x too, and their part is missing"
+    )
 
 
 def last_steps(layer: EncoderLayer | DecoderLayer) -> list[nn.Linear]:
@@ -66,7 +69,7 @@ def last_steps(layer: EncoderLayer | DecoderLayer) -> list[nn.Linear]:
 
 def deepened(model: EncoderDecoder, N: int) -> EncoderDecoder:
     """A copy of a pre-norm model with new layers on top that add nothing yet."""
-    model = copy.deepcopy(model)  # one copy of all: what is tied stays tied
+    model = copy.deepcopy(model)  # a copy of the whole: what is tied stays tied
     for stack in (model.encoder, model.decoder):
         for layer in clones(stack.layers[0], N - len(stack.layers)):
             initialise(layer)
@@ -93,16 +96,18 @@ def check_deepened(candidate: Callable[[EncoderDecoder, int], EncoderDecoder]) -
     assert len(new) == 4, "there must be N layers on each side: two old ones, two new ones"
     got = deep.generator(deep(src, tgt))
     assert same_numbers(got, right), (
-        "other outputs than before: a new layer adds something. Where does it come from?"
+        "the outputs have changed: a new layer adds something. Where does it come from?"
     )
-    assert len(set(storage_addresses(deep))) == 1, "the tables were tied, and aren't any more"
+    assert len(set(storage_addresses(deep))) == 1, (
+        "the embedding tables were tied, and no longer are"
+    )
     grown = [*model.encoder.layers, *model.decoder.layers]
     wanted = sum(p.numel() for layer in (model, *grown) for p in layer.parameters())
     assert sum(p.numel() for p in deep.parameters()) == wanted, (
-        "the new layers have not as many parameters as old ones: do layers appear more than once?"
+        "the new layers don't have as many parameters as the old ones: does one appear twice?"
     )
     F.cross_entropy(got.flatten(0, 1), tgt.flatten()).backward()
     dead = [step for layer in new for step in last_steps(layer) if not step.weight.grad.any()]
     assert not dead, (
-        "the new layers can never learn: where both factors are 0, so are both gradients"
+        "the new layers can never learn: if both factors of a product are 0, so are their gradients"
     )

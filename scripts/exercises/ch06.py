@@ -1,4 +1,4 @@
-"""Chapter 6's exercises: for each our solution under its name, and `check_NAME`, which judges."""
+"""Chapter 6's exercises: our solutions, and checkers that say what is wrong."""
 
 from collections.abc import Callable, Iterator
 
@@ -33,7 +33,7 @@ def linear_rate(step: int, peak: float, warmup: int, total: int) -> float:
 
 
 def check_linear_rate(candidate: Callable[[int, float, int, int], float]) -> None:
-    """Holds the rates of every step against the two straight lines; then the steps outside."""
+    """Compares each step's rate with the two straight lines; then tries steps outside."""
     for warmup, total in ((4, 10), (1, 5), (5, 5)):
         steps = range(1, total + 2)
         up = torch.tensor([n / warmup for n in steps]).double()
@@ -42,33 +42,37 @@ def check_linear_rate(candidate: Callable[[int, float, int, int], float]) -> Non
         right = torch.minimum(up, down)  # the lower line holds
         cosine = torch.tensor([cosine_rate(n, 1.0, warmup, total) for n in steps]).double()
         mistakes = {
-            "the first step has rate 0, and all are one late: steps count from 1": F.pad(
+            "the first step has rate 0, and all rates are one step late: steps count from 1": F.pad(
                 right[:-1], (1, 0)
             ),
             "the last step has rate 0 and is wasted: reach 0 one step later": torch.minimum(
                 up, early
             ).clamp(min=0),
-            "that falls like a cosine": cosine,
+            "the rate falls like a cosine, not in a straight line": cosine,
             "the warm-up is missing": down.clamp(max=1),
         }
         got = (
             torch.tensor([float(candidate(n, 0.25, warmup, total)) for n in steps]).double() / 0.25
         )
         if not same_numbers(got, right):
-            blame(got, mistakes, "other rates than those of the two straight lines")
+            blame(got, mistakes, "not the rates of the two straight lines")
         after = candidate(total + 3, 0.25, warmup, total)
-        assert after == 0, "after the last step the rate isn't 0: below it, the weights would climb"
+        assert after == 0, (
+            "after the last step the rate isn't 0: a rate below 0 would make the loss rise"
+        )
     try:
         candidate(0, 0.25, 4, 10)
     except ValueError:
         return
-    raise AssertionError("step 0 is accepted: whoever forgets the + 1 won't notice")
+    raise AssertionError(
+        "step 0 is accepted: raise a ValueError, or a forgotten + 1 goes unnoticed"
+    )
 
 
 def streamed_gradient(
     model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing
 ) -> None:
-    """Adds up gradients of sums, and divides them once the tokens are known."""
+    """Adds up gradients of sums, and divides them once the number of tokens is known."""
     model.zero_grad()
     tokens = 0
     for batch in batches:
@@ -94,11 +98,11 @@ def check_streamed_gradient(
     train_step(model, group, criterion, still)
     right, tokens = gradient_of(model), sum(batch.ntokens for batch in group)
     mistakes = {
-        "a mean of means: a token of a small batch weighs more than one of a large": sum(alone) / 3,
+        "a mean of means: a token of a small batch counts more than others": sum(alone) / 3,
         "a sum of means: it grows with the number of batches": sum(alone),
-        "a sum over tokens: it must be divided by their number in the end": right * tokens,
-        "what stood in p.grad before is still in it": right + 1,
-        "only the last batch is left: each one's gradient is added to those before": alone[-1],
+        "the sum over all tokens: divide it by their number at the end": right * tokens,
+        "what was in p.grad before is still there": right + 1,
+        "only the last batch counts: add each batch's gradient to those before": alone[-1],
     }
     before = parameters_to_vector(model.parameters()).detach().clone()
     for p in model.parameters():
@@ -107,13 +111,15 @@ def check_streamed_gradient(
     hook = model.generator.proj.bias.register_hook(passes.append)
     candidate(model, iter(group), criterion)
     hook.remove()
-    assert torch.equal(parameters_to_vector(model.parameters()), before), "a step was taken"
-    assert all(p.grad is not None for p in model.parameters()), "p.grad is empty"
+    assert torch.equal(parameters_to_vector(model.parameters()), before), (
+        "the weights have changed: take no step"
+    )
+    assert all(p.grad is not None for p in model.parameters()), "p.grad is None, but must be set"
     got = gradient_of(model)
     if not same_numbers(got, right):
-        blame(got, mistakes, "another gradient than that of one large batch")
+        blame(got, mistakes, "not the gradient of one large batch")
     assert len(passes) == len(group), (
-        "one backward pass for all: until then the graphs of all batches were in memory"
+        "each batch needs its own backward pass: otherwise all their graphs are in memory at once"
     )
 
 
@@ -126,7 +132,7 @@ def reversed_target(src: Tensor) -> Tensor:
 
 
 def check_reversed_target(candidate: Callable[[Tensor], Tensor]) -> None:
-    """Holds candidate(src) against lists that are turned round one by one."""
+    """Compares candidate(src) with lists that are reversed one by one."""
     rows = [[5, 6, 7], [8, 9], [4, 5, 6, 13, 8], [12]]
 
     def tensor(rows: list[list[int]]) -> Tensor:
@@ -136,10 +142,10 @@ def check_reversed_target(candidate: Callable[[Tensor], Tensor]) -> None:
     right = tensor([[BOS, *row[::-1], EOS] for row in rows])  # (B, S+1)
     mistakes = {
         "nothing is reversed: that is the copy task": F.pad(src, (1, 0), value=BOS),
-        "padding was turned round too: it must stay behind the end": F.pad(
+        "the padding was reversed too: it must stay at the end": F.pad(
             src.flip(1), (1, 0), value=BOS
         ),
-        "the end symbol was turned round too: the model would learn to stop at once": tensor(
+        "the end symbol comes first: the model would learn to stop at once": tensor(
             [[BOS, EOS, *row[::-1]] for row in rows]
         ),
         "the start symbol is missing: the decoder has nothing to read at first": right[:, 1:],
@@ -147,5 +153,5 @@ def check_reversed_target(candidate: Callable[[Tensor], Tensor]) -> None:
     }
     got = candidate(src.clone())
     if not same_numbers(got, right):
-        blame(got, mistakes, "another target than <s>, the symbols backwards, </s>, padding")
+        blame(got, mistakes, "the target must be <s>, the symbols backwards, </s>, padding")
     assert got.dtype == src.dtype, "ids must stay integers"

@@ -29,25 +29,25 @@ def check_word_numbers(candidate: Callable[..., dict[str, int]]) -> None:
     )
     seen = sorted(found.keys() - counts.keys() - set(SPECIALS))
     assert not seen, (
-        f"{seen[0]!r} has an id, and no training sentence holds it: the test set was read, and can "
-        "no longer say how often a word is unknown"
+        f"{seen[0]!r} has an id, but is in no training sentence: another split was read, and can "
+        "no longer show how often a word is unknown"
     )
     assert counts.keys() <= found.keys(), "with min_freq=1 a word of the training split has no id"
     assert sorted(found.values()) == list(range(len(found))), (
-        "the ids have holes, or two words share one: they are rows of a table, 0 to V − 1"
+        "the ids have gaps, or two words share one: they are rows of a table, 0 to V − 1"
     )
     ordered = [counts[word] for word in sorted(counts, key=found.__getitem__)]
-    assert ordered == sorted(ordered, reverse=True), "a rare word stands before a frequent one"
+    assert ordered == sorted(ordered, reverse=True), "a rare word comes before a frequent one"
     twice = candidate(splits, 2).keys() - set(SPECIALS)
     assert not twice & {"schläft", "Ball"}, (
-        "with min_freq=2 a word is known that training has once: its second occurrence is in "
-        "another split, a leak of counts rather than of words"
+        "with min_freq=2 a word has an id that the training split has only once: were other splits "
+        "counted too, or is min_freq ignored?"
     )
-    assert twice == {"ein", "Hund"}, "min_freq=2: is the bound itself inside?"
+    assert twice == {"ein", "Hund"}, "with min_freq=2 a word that occurs twice must have an id"
 
 
 def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> float:
-    """1 − Σ n² / Σ w², w the longest row of a sentence's batch."""
+    """1 − Σ n² / Σ w², where w is the longest row in the sentence's batch."""
     useful = computed = 0
     for batch in batches:
         squares = [lengths[i] ** 2 for i in batch]
@@ -57,25 +57,25 @@ def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> f
 
 
 def check_wasted_scores(candidate: Callable[..., float]) -> None:
-    """Counts by hand for small batches."""
+    """Compares with counts by hand for small batches."""
 
     def near(found: float, value: float) -> bool:
         return abs(found - value) < 1e-12
 
     found = candidate([2, 4], [[0, 1]])
     mistakes = {
-        1 / 4: "those are padded cells: a score belongs to two cells, a query and a key",
-        20 / 32: "that is the useful share: what is asked for is the rest",
-        4 / 32: "scores between two paddings alone are counted: one padded partner is enough",
+        1 / 4: "that is the share of padded cells: a score belongs to two, a query and a key",
+        20 / 32: "that is the useful share: the wasted share is the rest",
+        4 / 32: "only scores between two paddings are counted: one padded side is enough",
     }
     for value, message in mistakes.items():
         assert not near(found, value), f"lengths 2 and 4: {message}"
     assert near(found, 12 / 32), "lengths 2 and 4: the first row needs 2 × 2 scores and gets 4 × 4"
     found = candidate([1, 2, 10, 10, 10, 10], [[0, 1], [2, 3, 4, 5]])
-    assert not near(found, 3 / 16), "the mean of the batches' shares: add up first, divide once"
+    assert not near(found, 3 / 16), "a mean of the batches' shares: add up first, then divide once"
     assert near(found, 3 / 408), (
-        "a batch of lengths 1 and 2, and one of four tens, waste 3 of 408 scores: is each batch as "
-        "wide as its own longest row?"
+        "a batch of lengths 1 and 2 and a batch of four tens waste 3 of 408 scores: is each batch "
+        "as wide as its own longest row?"
     )
 
 
@@ -91,7 +91,7 @@ def budget_batches(
     for i in order:
         pair = [len(examples[i].src), len(examples[i].tgt)]
         if sum(pair) > max_tokens:
-            raise ValueError(f"a pair of {pair} tokens does not fit {max_tokens} a batch")
+            raise ValueError(f"a pair of {pair} tokens does not fit into a batch of {max_tokens}")
         longest = list(map(max, longest, pair))
         if (len(batches[-1]) + 1) * sum(longest) > max_tokens:
             batches.append([])
@@ -111,29 +111,37 @@ def check_budget_batches(candidate: Callable[..., list[list[int]]]) -> None:
     batches = candidate(examples, budget, random.Random(0))
     times = Counter(i for batch in batches for i in batch)
     assert len(times) == len(examples), (
-        f"{len(examples) - len(times)} examples are in no batch: does the one that is still being "
-        "filled at the end get out?"
+        f"{len(examples) - len(times)} examples are in no batch: is the last batch, "
+        "only partly full, missing?"
     )
-    assert max(times.values()) == 1, "some example is in two places: one epoch shows it twice"
+    assert max(times.values()) == 1, "an example is in two places: one epoch would show it twice"
     sides = [list(zip(*(lengths[i] for i in batch), strict=True)) for batch in batches]
     widths = [max(source) + max(target) for source, target in sides]
     cells = [len(batch) * width for batch, width in zip(batches, widths, strict=True)]
     longer = max(len(source) * max(*source, *target) for source, target in sides)
     real = max(sum(source) + sum(target) for source, target in sides)
     if max(cells) > budget:
-        why = "the longer side fits alone, and both are in memory" if longer <= budget else ""
-        why = "its real tokens fit, and padding takes the rest" if real <= budget else why
-        raise AssertionError(f"a batch takes {max(cells)} of {budget} cells: {why or 'too many'}")
-    assert padding_share(lengths, batches) < 0.15, "short and long sentences share batches"
-    assert sum(cells) > 0.8 * budget * len(batches), "the batches are far from full: more steps"
+        why = "the longer side alone would fit, but both are in memory" if longer <= budget else ""
+        why = "its real tokens would fit, but padding counts too" if real <= budget else why
+        raise AssertionError(
+            f"a batch takes {max(cells)} cells, but the limit is {budget}: {why or 'too many'}"
+        )
+    assert padding_share(lengths, batches) < 0.15, (
+        "short and long sentences share batches: too much padding"
+    )
+    assert sum(cells) > 0.8 * budget * len(batches), (
+        "the batches are far from full: an epoch would take more steps"
+    )
     assert widths not in (sorted(widths), sorted(widths, reverse=True)), (
-        "the batches come sorted by length: each epoch ends with its longest or shortest sentences"
+        "the batches are sorted by length: each epoch ends with its longest or shortest sentences"
     )
     first, again, other = (candidate(examples, budget, random.Random(seed)) for seed in (0, 0, 1))
-    assert first == again, "the same seed gives other batches: where else does chance come in?"
-    assert first != other, "another seed gives the same batches: every epoch would be alike"
+    assert first == again, (
+        "the same seed gives different batches: what else is random, besides rng?"
+    )
+    assert first != other, "another seed gives the same batches: every epoch would be the same"
     try:
         candidate([*examples, Example([EOS] * 200, [BOS] * 100)], budget, random.Random(0))
     except ValueError:
         return
-    raise AssertionError("a pair of 200 and 100 tokens fits no batch of 256, and nobody is told")
+    raise AssertionError("a pair of 200 and 100 tokens fits no batch of 256: raise a ValueError")

@@ -1,4 +1,4 @@
-"""Exercises of chapter 8: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 8's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,23 +23,25 @@ from scripts.ch08_decoding import (
 
 
 def check_misleading_table(candidate: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
-    """Searches the table that candidate() gives, by beams of 1, 2 and 3."""
+    """Searches the table that candidate() gives, with beams of 1, 2 and 3."""
     table, words = candidate(), {START}
     for _ in range(8):
         for word in words:
             right = math.isclose(sum(table.get(word, {}).values()), 1)
             assert right, f"The row of {word!r} is missing or doesn't sum to 1."
         words = {following for word in words for following in table[word]} - {END}
-    assert not words, "A sentence has eight words and no end yet: is there a circle?"
+    assert not words, "A sentence has eight words and still no end: is there a loop?"
     likeliest = every_sentence(table)[0][0]
     found = [beam_by_hand(table, beam)[0][0][0] == likeliest for beam in (1, 2, 3)]
-    assert not found[0], "Greedy decoding finds the likeliest sentence. Begin it differently."
-    assert not found[1], "A beam of 2 finds it. At some step its beginning has to be third best."
-    assert found[2], "A beam of 3 misses it, too. No more than two beginnings may ever be better."
+    assert not found[0], (
+        "Greedy decoding finds it. At some step its next word must not be the likeliest."
+    )
+    assert not found[1], "A beam of 2 finds it. At some step its beginning must be only third best."
+    assert found[2], "A beam of 3 misses it too. No more than two beginnings may ever be better."
 
 
 def misleading_table() -> dict[str, dict[str, float]]:
-    """The likelier a first word, the more the table hesitates after it."""
+    """The likelier the first word, the less sure the table is about the next ones."""
     return NEXT_WORD | {START: {"the": 0.36, "a": 0.33, "one": 0.31}}
 
 
@@ -49,20 +51,22 @@ def check_likeliest_text(candidate: Callable[[nn.Module, Tensor, int], Hypothesi
     silent = {START: {"a": 0.6, END: 0.4}, "a": {"dog": 0.5, "hound": 0.5}}
     for table, limit, wanted, p, why in (
         (NEXT_WORD, 10, "a dog sleeps", 0.16, "Greedy decoding and the best mean miss it."),
-        (misleading_table(), 10, "one dog sleeps", 0.1395, "You dropped what could still win."),
+        (misleading_table(), 10, "one dog sleeps", 0.1395, "You dropped a possible winner."),
         (silent, 10, "", 0.4, "The empty text, </s> at once, may be the likeliest."),
-        (NEXT_WORD, 2, "a dog", 0.32, "With max_len = 2 it is cut at the limit."),
+        (NEXT_WORD, 2, "a dog", 0.32, "With max_len = 2 the text is cut at the limit."),
     ):
         book = PhraseBook(table)
         calls, found = count_calls(book.generator, partial(candidate, book, src, limit))
         said = book.text(found.ids)
-        assert said == wanted, f"The likeliest is {wanted!r}, and you found {said!r}. {why}"
-        assert math.isclose(math.exp(found.log_prob), p), "The text is right, its log p isn't."
-        assert calls <= 13, f"It asked {calls} times; 13 suffice with the likeliest word first."
+        assert said == wanted, f"The likeliest text is {wanted!r}, but you found {said!r}. {why}"
+        assert math.isclose(math.exp(found.log_prob), p), "The text is right, but its log p isn't."
+        assert calls <= 13, (
+            f"You called the model {calls} times. 13 are enough if the likeliest comes first."
+        )
 
 
 def likeliest_text(model: nn.Module, src: Tensor, max_len: int) -> Hypothesis:
-    """Goes on with the likeliest of all prefixes, until that is a finished text."""
+    """Always continues the likeliest of all prefixes, until that is a finished text."""
     with dropout_off(model):
         memory, prefixes = model.encode(src, None), [(0.0, ())]  # (1, S, D); -log p and ids
         while True:
@@ -78,14 +82,16 @@ def check_near_the_best(candidate: Callable[[Tensor, float, float], Tensor]) -> 
     """`candidate(log_probs, share, temperature)`: (B, V) to (B, V)."""
     p = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.3, 0.25, 0.25, 0.2]], dtype=torch.float64)
     for rows, share, temperature, kept, message in (
-        (p[:1], 0.4, 1.0, [[0, 1]], "The bound is a share of the largest p, not a p itself."),
+        (p[:1], 0.4, 1.0, [[0, 1]], "The bound is share times the largest p, not share itself."),
         (p[:1], 1.0, 1.0, [[0]], "With share 1 the likeliest token must stay."),
         (p, 0.6, 1.0, [[0], [0, 1, 2, 3]], "Each row has its own likeliest token."),
-        (p[:1], 0.4, 0.5, [[0]], "The temperature comes before the cut."),
+        (p[:1], 0.4, 0.5, [[0]], "Apply the temperature before the cut."),
     ):
         found = candidate(rows.log(), share, temperature)
         assert [(row > 0).nonzero().flatten().tolist() for row in found] == kept, message
-        assert abs(found.sum() - len(rows)) < 1e-6, "What is left must be brought to sum 1."
+        assert abs(found.sum() - len(rows)) < 1e-6, (
+            "What is left must sum to 1: divide it by its sum."
+        )
 
 
 def near_the_best(log_probs: Tensor, share: float, temperature: float = 1.0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Exercises of chapter 9: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 9's exercises: our solutions, and checkers that say what is wrong."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -11,18 +11,20 @@ from scripts.book.exercises import same_numbers
 
 
 def check_mean_over_ranks(candidate: Callable[[list[Tensor], list[int]], Tensor]) -> None:
-    """Holds candidate(means, tokens) against the mean over the tokens themselves."""
+    """Compares candidate(means, tokens) with the mean over the tokens themselves."""
     rows = torch.arange(32.0, dtype=torch.float64).view(16, 2).square()  # a gradient for each token
     for tokens in ([3, 12, 1], [3, 0, 13]):
         means = [part.mean(0) for part in rows.split(tokens)]
         given = torch.stack(means)
         found = candidate(means, tokens)
         unchanged = torch.stack(means).allclose(given, equal_nan=True)
-        assert unchanged, "You changed the gradients handed in. They belong to the processes."
-        assert not found.isnan().any(), "A share without tokens makes all NaN: 0 times NaN is NaN."
+        assert unchanged, "You changed the gradients passed in. They belong to the processes."
+        assert not found.isnan().any(), (
+            "A process without tokens makes all NaN: 0 times NaN is NaN."
+        )
         assert same_numbers(found, rows.mean(0)), (
-            f"Of shares of {tokens} tokens the mean over all is {rows.mean(0).tolist()}, and you "
-            f"find {found.tolist()}. In a mean of means the tokens of a small share count more."
+            f"For shares of {tokens} tokens the mean over all is {rows.mean(0).tolist()}, but you "
+            f"get {found.tolist()}. In a mean of means the tokens of a small share count more."
         )
 
 
@@ -32,7 +34,7 @@ def mean_over_ranks(means: list[Tensor], tokens: list[int]) -> Tensor:
 
 
 def check_resumable_stream(candidate: Callable[[int, int, int], Iterator[int]]) -> None:
-    """Holds what candidate(count, seed, drawn) goes on with against one long stream."""
+    """Compares resumed streams of candidate(count, seed, drawn) with one long stream."""
 
     def take(number: int, seed: int = 1, drawn: int = 0) -> list[int]:
         return list(islice(candidate(12, seed, drawn), number))
@@ -41,14 +43,14 @@ def check_resumable_stream(candidate: Callable[[int, int, int], Iterator[int]]) 
     whole = take(36)
     first, second = whole[:12], whole[12:24]
     for holds, message in (
-        (sorted(first) == sorted(second) == [*range(12)], "A pass doesn't show each number once."),
-        (first != second, "Two passes have the same order: each epoch would have equal batches."),
-        (take(36) == whole, "The same seed gives another stream: what else decides the order?"),
+        (sorted(first) == sorted(second) == [*range(12)], "A pass lacks or repeats a number."),
+        (first != second, "Two passes have the same order: epochs would have the same batches."),
+        (take(36) == whole, "The same seed gives a different stream: what else decides the order?"),
         (take(12, seed=2) != first, "Another seed gives the same order."),
         (take(7, drawn=5) == whole[5:12], "Resumed after 5 draws, it doesn't go on where it was."),
-        (take(19, drawn=17) == whole[17:], "Resumed in a later pass, it goes on with another."),
-        (random.getstate() == python, "Python's global generator was used, or seeded."),
-        (torch.equal(torch.get_rng_state(), pytorch), "PyTorch's generator deals dropout, too."),
+        (take(19, drawn=17) == whole[17:], "Resumed in a later pass, it goes on with a wrong one."),
+        (random.getstate() == python, "Python's global generator was used or seeded."),
+        (torch.equal(torch.get_rng_state(), pytorch), "PyTorch's global generator was used."),
     ):
         assert holds, message
 

@@ -1,4 +1,4 @@
-"""Exercises of chapter 10: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 10's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
 from collections import Counter
@@ -8,21 +8,21 @@ from scripts.ch10_judging import BleuParts, ngram_counts, tokens_13a
 
 
 def check_sign_test(candidate: Callable[[list[float], list[float]], float]) -> None:
-    """Holds candidate(first, second) against counted outcomes of coins."""
+    """Compares candidate(first, second) with counted outcomes of coins."""
     wins = [1.0] * 8 + [-1.0] * 2  # 0, 1, 2, 8, 9 or 10 heads of ten: 112 of 1,024
     for gains, right, why in (
-        (wins, 112 / 1024, "8 wins, 2 losses: ask what is at least as uneven, in both directions"),
+        (wins, 112 / 1024, "8 wins, 2 losses: count all at least as uneven, in both directions"),
         ([*wins, 0.0, 0.0, 0.0, 0.0], 112 / 1024, "Ties are left out"),
         ([1.0, 1.0, -1.0, -1.0], 1, "An even split is no evidence, and no outcome counts twice"),
-        ([0.0, 0.0], 1, "Where all sentences are equal, nothing is left"),
-        ([0.1, 0.1, 90.0], 0.25, "How *much* better a system is doesn't matter, only its sign"),
+        ([0.0, 0.0], 1, "If all sentences are ties, nothing is left"),
+        ([0.1, 0.1, 90.0], 0.25, "Only the sign of a difference counts, not how *large* it is"),
     ):
         found = candidate([5.0] * len(gains), [5.0 + gain for gain in gains])
         assert abs(found - right) < 1e-9, f"{why}: {right:.4f}, not {found:.4f}."
 
 
 def sign_test(first: list[float], second: list[float]) -> float:
-    """The two tails of a binomial at one half, which together are at most 1."""
+    """The two tails of a binomial with p = 1/2, together at most 1."""
     wins = sum(b > a for a, b in zip(first, second, strict=True))
     losses = sum(b < a for a, b in zip(first, second, strict=True))
     n = wins + losses
@@ -31,7 +31,7 @@ def sign_test(first: list[float], second: list[float]) -> float:
 
 
 def check_many_references(candidate: Callable[[list[str], list[list[str]]], float]) -> None:
-    """Holds candidate(outputs, references) against sacreBLEU."""
+    """Compares candidate(outputs, references) with sacreBLEU."""
     from sacrebleu.metrics import BLEU
 
     outputs = ["A dog sleeps in the garden.", "Two men play.", "A child jumps into the cold water."]
@@ -44,12 +44,14 @@ def check_many_references(candidate: Callable[[list[str], list[list[str]]], floa
         (outputs, one, "Counts are added over the corpus, then divided; the score is 0 to 100"),
         (stutter, again, "An n-gram matches at most as often as a reference has it"),
         (stutter, three, "What counts is the reference that has an n-gram most often, not the sum"),
-        ([of[6]], [[of[4], of[7], of[9]]], "Of 4, 7 and 9 words 7 are closest to 6"),
-        ([of[5]], [[of[6], of[4]]], "5 words, references of 6 and 4: at a tie the shorter counts"),
+        ([of[6]], [[of[4], of[7], of[9]]], "Of 4, 7 and 9 words, 7 is closest to 6"),
+        ([of[5]], [[of[6], of[4]]], "5 words, references of 6 and 4: in a tie the shorter counts"),
     ):
         found = candidate(texts, references)
         right = BLEU().corpus_score(texts, [*zip(*references, strict=True)]).score
-        assert abs(found - right) < 1e-6, f"{why}. sacreBLEU has {right:.2f}, you {found:.2f}."
+        assert abs(found - right) < 1e-6, (
+            f"{why}. sacreBLEU gives {right:.2f}, you get {found:.2f}."
+        )
 
 
 def many_references(outputs: list[str], references: list[list[str]]) -> float:

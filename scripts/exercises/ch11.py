@@ -1,4 +1,4 @@
-"""Exercises of chapter 11: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 11's exercises: our solutions, and checkers that say what is wrong."""
 
 import statistics
 from collections.abc import Callable
@@ -17,20 +17,20 @@ def check_token_rate(candidate: Callable[[list[Batch], list[float]], float]) -> 
     ]
     found = 4 * float(candidate(batches, [2.0, 0.5, 1.5]))
     assert abs(found - 63) < 1e-6, (
-        "In all 4 seconds 63 tokens are asked: each </s>, and no <s> and no padding. Your rate "
-        f"makes {found:.1f} of them. Divide all tokens by all seconds."
+        "In 4 seconds the model is asked for 63 tokens: each </s> counts, <s> and padding don't. "
+        f"At your rate it would be {found:.1f}. Divide all tokens by all seconds."
     )
 
 
 def token_rate(batches: list[Batch], seconds: list[float]) -> float:
-    """All that the model is asked to predict, by all the time."""
+    """All tokens that the model is asked to predict, divided by all seconds."""
     return sum(int((batch.tgt_y != PAD).sum()) for batch in batches) / sum(seconds)
 
 
 class PretendDevice:
     """A device with a clock of its own, in seconds: `work` gives an order, `wait` waits for all.
 
-    Orders take `durations`, the last of which stays; to give one takes `launch`.
+    Orders take `durations`, the last of which repeats; giving one takes `launch`.
     """
 
     launch = 2**-10
@@ -51,22 +51,22 @@ class PretendDevice:
 
 
 def check_stopwatch(candidate: Callable[..., float]) -> None:
-    """Holds candidate(work, wait, clock, rounds) against a device whose times are known."""
-    disturbed = (5.0, *(0.25, 0.5, 9.0, 0.5, 0.25) * 20)  # each five in a row have one median
+    """Checks candidate(work, wait, clock, rounds) on a device whose times are known."""
+    disturbed = (5.0, *(0.25, 0.5, 9.0, 0.5, 0.25) * 20)  # any five in a row have the same median
     for durations, rounds, wanted, why in (
-        ((0.25,), 1, 0.25, "You timed the order alone. Wait before you read the clock again"),
-        ((5.0, 0.25), 1, 0.25, "The first call is in your time. Wait until it is done"),
-        (disturbed, 5, 0.5, "The median of 0.25, 0.5, 9, 0.5 and 0.25 seconds is another"),
+        ((0.25,), 1, 0.25, "You timed only the order. Wait before you read the clock again"),
+        ((5.0, 0.25), 1, 0.25, "The first call is in your time. Let it end before you start"),
+        (disturbed, 5, 0.5, "That isn't the median of 0.25, 0.5, 9, 0.5 and 0.25 seconds"),
     ):
         device = PretendDevice(*durations)
         found = candidate(device.work, device.wait, device.clock, rounds)
-        assert abs(found - wanted) < 0.03, f"{why}: {wanted}, and you find {found:.2f}."
+        assert abs(found - wanted) < 0.03, f"{why}: {wanted} s, but you get {found:.2f} s."
 
 
 def stopwatch(
     work: Callable[[], Any], wait: Callable[[], Any], clock: Callable[[], float], rounds: int
 ) -> float:
-    """Warm up, then wait, time, wait: the median."""
+    """Warms up; then each round waits, works and waits again: the median."""
     work()
     times = []
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Exercises of chapter 12: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 12's exercises: our solutions, and checkers that say what is wrong."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ from scripts.ch01_attention import attention, subsequent_mask
 
 
 def check_packed_attention(candidate: Callable[..., Tensor]) -> None:
-    """Holds candidate(q, k, v, lengths, causal) against our own, and against what goes wrong."""
+    """Compares candidate(q, k, v, lengths, causal) with our own, and with common mistakes."""
     torch.manual_seed(7)
     lengths, qkv = [4, 1, 6, 2], torch.randn(3, 13, 5, dtype=torch.float64)
     for causal, sees in ((False, "does not see"), (True, "sees")):
@@ -21,28 +21,28 @@ def check_packed_attention(candidate: Callable[..., Tensor]) -> None:
         if not same_numbers(found, packed_attention(*qkv, lengths, causal)):
             ahead = f"With causal={causal} a row {sees} what follows it in its own sentence."
             mistakes = {
-                "A sentence looks at its neighbour.": packed_attention(*qkv, [13], causal),
+                "A sentence looks at other sentences.": packed_attention(*qkv, [13], causal),
                 ahead: packed_attention(*qkv, lengths, not causal),
             }
-            blame(found, mistakes, "The mix (N, d) is another: in each sentence softmax(QKᵀ/√d)·V.")
+            blame(found, mistakes, "The result isn't softmax(QKᵀ/√d)·V within each sentence.")
 
 
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool
 ) -> Tensor:
-    """Attention under a mask of blocks: a row and a column that belong to the same sentence."""
+    """Attention with a block mask: row and column must belong to the same sentence."""
     numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))  # (N,)
     mask = numbers[:, None] == numbers  # (N, N)
     return attention(q, k, v, mask & subsequent_mask(len(q))[0] if causal else mask)[0]
 
 
 def check_chunked_z_loss(candidate: Callable[..., Tensor]) -> None:
-    """`candidate(x, weight, bias, chunk)`: Σ (log Z)² and its gradients, the logits never kept."""
+    """`candidate(x, weight, bias, chunk)`: Σ (log Z)² and its gradients; no logits are kept."""
     torch.manual_seed(8)
     x, *given = (torch.randn(s, dtype=torch.float64) for s in ((7, 4), (11, 4), (11,)))
     for size, message in (
-        (1, "with several chunks. Each adds to it, the last and shorter one too"),
-        (1000, "for logits of a thousand. Their exp overflows; logsumexp takes care of them"),
+        (1, "with several chunks. Add up all, including the shorter last one"),
+        (1000, "for logits of about 1,000. Their exp overflows; logsumexp avoids that"),
     ):
         leaves = [t.clone().requires_grad_() for t in (size * x, *given)]
         wanted, found = F.linear(*leaves).logsumexp(1).square().sum(), candidate(*leaves, 3)
@@ -51,14 +51,16 @@ def check_chunked_z_loss(candidate: Callable[..., Tensor]) -> None:
             torch.autograd.grad(3 * y, leaves, materialize_grads=True) for y in (found, wanted)
         ]
         for name, a, b in zip(("x", "weight", "bias"), *grads, strict=True):
-            assert torch.allclose(a, b), f"The gradient of 3 times the loss by {name} is wrong."
+            assert torch.allclose(a, b), (
+                f"The gradient of 3 times the loss with respect to {name} is wrong."
+            )
     leaves = [torch.ones(s, requires_grad=True) for s in ((64, 4), (512, 4), (512,))]
     kept = saved_bytes(lambda: candidate(*leaves, 8)) / leaves[0].itemsize
-    assert kept < 64 * 512 / 2, "Autograd keeps more than half of all logits for the way back."
+    assert kept < 64 * 512 / 2, "Autograd keeps more than half of all logits for the backward pass."
 
 
 def chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-    """Each chunk's logits are thrown away, and computed again on the way back."""
+    """Each chunk's logits are thrown away, and computed again in the backward pass."""
 
     def part(rows: Tensor) -> Tensor:
         return F.linear(rows, weight, bias).logsumexp(1).square().sum()

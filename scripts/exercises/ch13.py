@@ -1,4 +1,4 @@
-"""Exercises of chapter 13: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 13's exercises: our solutions, and checkers that say what is wrong."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,14 +19,15 @@ def check_decoding_cost(candidate: Callable[[Sequence[int], float, float], float
     ):
         found = candidate(lengths, almost, 5.0)
         case = f"Texts of {lengths} tokens, almost={almost}, packing=5"
-        assert found == wanted, f"{case}: {why}. That costs {wanted}, and you find {found}."
+        assert found == wanted, f"{case}: {why}. That costs {wanted}, but you get {found}."
 
 
 def decoding_cost(lengths: Sequence[int], almost: float, packing: float) -> float:
     """Step by step, as `write_and_leave` does it.
 
     Further: for the 64 texts and packing=10, almost=0.65 is cheapest with 1,210 rows. 0.9 costs
-    1,231, packing at each ending (0.999) 1,240, after each step (1.0) 1,370, and never (0.0) 1,856.
+    1,231, packing whenever a text ends (0.999) 1,240, after each step (1.0) 1,370, and never (0.0)
+    1,856.
     """
     live, cost = len(lengths), 0.0
     for step in range(1, max(lengths) + 1):
@@ -38,19 +39,19 @@ def decoding_cost(lengths: Sequence[int], almost: float, packing: float) -> floa
 
 
 def check_trace_back(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Holds candidate(tokens, origins) against the texts of two small beams."""
+    """Compares candidate(tokens, origins) with the texts of two small beams."""
     tokens = torch.arange(1, 13).view(3, 2, 2)  # (T, B, K): each token occurs once
     origins = torch.tensor([[[0, 0], [0, 0]], [[1, 0], [0, 0]], [[1, 1], [1, 0]]])
     found = candidate(tokens, origins)
     texts = [[[1, 6, 9], [1, 6, 10]], [[3, 8, 11], [3, 7, 12]]]  # (B, K, T)
     assert found.tolist() == texts, (
-        f"For tokens {tokens.tolist()} and origins {origins.tolist()} the texts are {texts}, and "
-        f"you find {found.tolist()}. An origin is looked up at the place where you are now."
+        f"For tokens {tokens.tolist()} and origins {origins.tolist()} the texts are {texts}, but "
+        f"you get {found.tolist()}. Look up an origin at the place where you are now."
     )
 
 
 def trace_back(tokens: Tensor, origins: Tensor) -> Tensor:
-    """From the last step to the first: read the token at one's place, and go to its origin."""
+    """From the last step to the first: reads the token at its place, then goes to its origin."""
     at, read = torch.arange(tokens.size(2), device=tokens.device).expand_as(tokens[0]), []
     for new, origin in zip(tokens.flip(0), origins.flip(0), strict=True):
         read.append(new.gather(1, at))
@@ -59,19 +60,24 @@ def trace_back(tokens: Tensor, origins: Tensor) -> Tensor:
 
 
 def check_may_be_largest(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Holds candidate(rough, error), (N, V) each, against intervals that are easily read."""
+    """Compares candidate(rough, error), (N, V) each, with intervals that are easy to read."""
     for rough, error, wanted, message in (
         ([[5.0, 1.0]], [[1.0, 1.0]], [[1, 0]], "The best-looking token is ruled out."),
-        ([[5.0, 4.0]], [[1.0, 0.5]], [[1, 1]], "From 3.5 to 4.5, beside 4 to 6: both may be 4.2."),
-        ([[5.0, 3.0]], [[1.0, 1.0]], [[1, 1]], "From 4 to 6 and from 2 to 4: a tie counts."),
-        ([[5.0, 4.5, 1.0]], [[3.0, 0.2, 1.5]], [[1, 1, 0]], "At most 2.5, beside at least 4.3."),
+        ([[5.0, 4.0]], [[1.0, 0.5]], [[1, 1]], "3.5 to 4.5 and 4 to 6 overlap: both may be 4.2."),
+        ([[5.0, 3.0]], [[1.0, 1.0]], [[1, 1]], "4 to 6 and 2 to 4 both contain 4: a tie counts."),
+        (
+            [[5.0, 4.5, 1.0]],
+            [[3.0, 0.2, 1.5]],
+            [[1, 1, 0]],
+            "The last is at most 2.5, the second at least 4.3.",
+        ),
         ([[9.0], [2.0]], [[1.0], [1.0]], [[1], [1]], "Each row has its own largest."),
     ):
         found = candidate(torch.tensor(rough), torch.tensor(error))
-        assert found.dtype == torch.bool and found.tolist() == wanted, f"{message} You find {found}"
+        assert found.dtype == torch.bool and found.tolist() == wanted, f"{message} You get {found}"
 
 
 def may_be_largest(rough: Tensor, error: Tensor) -> Tensor:
-    """Whose upper end reaches the highest lower end of its row."""
-    surely = (rough - error).amax(dim=1, keepdim=True)  # (N, 1): what the largest has at least
+    """True if the upper end reaches the highest lower end of the row."""
+    surely = (rough - error).amax(dim=1, keepdim=True)  # (N, 1): the largest is at least this
     return rough + error >= surely

@@ -1,4 +1,4 @@
-"""Chapter 14's exercises: for each our solution under its name, and `check_NAME`, which judges."""
+"""Chapter 14's exercise: our solution, and a checker that says what is wrong."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from scripts.ch06_training import BOS
 def host_beam(
     step: Callable[..., list[np.ndarray]], past: np.ndarray, beam: int, length: int
 ) -> list[list[int]]:
-    """Weighs all continuations of all rows; tokens, ids and `past` follow the survivors."""
+    """Scores all continuations of all rows; ids, scores and `past` follow the survivors."""
     ids, scores = np.full((1, 1), BOS), np.zeros((1, 1))
     for at in range(length):
         logits, past = step(tokens=ids[:, -1:], position=np.array([at]), past=past)
@@ -24,11 +24,11 @@ def host_beam(
 
 
 def check_host_beam(candidate: Callable[..., list[list[int]]]) -> None:
-    """Holds the texts against ours, around a step whose `past` is what it has read."""
+    """Compares the texts with ours, for a step whose `past` is what it has read."""
     weights = 2 * np.random.default_rng(0).standard_normal((8, 9, 9))  # (length, V, V)
 
     def step(tokens: np.ndarray, position: np.ndarray, past: np.ndarray) -> list[np.ndarray]:
-        before = "past has one place for each token before position: hand back the last present"
+        before = "past has one place for each token before position: feed back the last present"
         assert position.tolist() == [past.shape[-2]], before
         new = np.ones((2, 2, 1, 4, 1, 3)) * tokens.reshape(-1, 1, 1, 1)
         present = np.concatenate((past, new), axis=-2)  # (N, 2, R, H, T+1, d_k)
@@ -38,7 +38,9 @@ def check_host_beam(candidate: Callable[..., list[list[int]]]) -> None:
     for beam in (1, 2, 4):
         given = step, np.zeros((2, 2, 1, 4, 0, 3)), beam, len(weights)
         texts, right = candidate(*given), host_beam(*given)
-        copies = f"{beam} different texts are wanted: equal rows at the first step make copies"
+        copies = f"the texts must differ: {beam} equal rows at the first step give copies"
         assert len({*map(tuple, texts)}) == beam, copies
-        assert texts == right or sorted(texts) != sorted(right), "the best text comes first"
-        assert texts == right, "past follows its text; a score is the sum of its log-probabilities"
+        assert texts == right or sorted(texts) != sorted(right), "the best text must come first"
+        assert texts == right, (
+            "past must follow its text; a score is the sum of its log-probabilities"
+        )

@@ -1,4 +1,4 @@
-"""Exercises of chapter 15: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 15's exercise: our solution, and a checker that says what is wrong."""
 
 from collections.abc import Callable
 
@@ -9,27 +9,27 @@ from scripts.book.exercises import blame, same_numbers
 
 
 def check_rollout(candidate: Callable[[Tensor], Tensor]) -> None:
-    """Holds candidate(maps) against the product written out, on three random layers."""
+    """Compares candidate(maps) with the product written out, for three random layers."""
     draws = torch.Generator().manual_seed(0)
     maps = torch.randn(3, 2, 5, 5, generator=draws, dtype=torch.float64).mul(2).softmax(-1)
     means = maps.mean(1)
     first, second, third = (means + torch.eye(5, dtype=torch.float64)) / 2
     right, bare = third @ second @ first, means[2] @ means[1] @ means[0]
     mistakes = {
-        "The layers stand in the wrong order: what layer 2 looks at is what layer 1 made, so the "
-        "later layer stands on the left.": first @ second @ third,
-        "Without the identity the residual road is missing: half of a position is itself.": bare,
+        "The layers are in the wrong order: layer 2 looks at what layer 1 made, so the later layer "
+        "is on the left.": first @ second @ third,
+        "The identity is missing: half of a position comes from the residual connection.": bare,
         "The identity was added, but not half and half: the rows sum to more than 1.": 8 * right,
         "That is a mean over the layers. What one passes on, the next mixes again: multiply.": (
             (first + second + third) / 3
         ),
-        "Multiplied cell by cell. To follow the roads, take a product of matrices.": (
+        "The maps are multiplied cell by cell. Use the product of matrices.": (
             third * second * first
         ),
     }
     got = candidate(maps)
     if not same_numbers(got, right):
-        blame(got, mistakes, "For three layers of two heads it's another matrix.")
+        blame(got, mistakes, "This isn't the matrix for three layers of two heads.")
 
 
 def rollout(maps: Tensor) -> Tensor:

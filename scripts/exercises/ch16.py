@@ -1,4 +1,4 @@
-"""Exercises of chapter 16: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 16's exercise: our solution, and a checker that says what is wrong."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -13,7 +13,7 @@ Silencer = Callable[[MultiHeadedAttention, int], AbstractContextManager]
 
 
 def check_values_silenced(candidate: Silencer) -> None:
-    """Holds `with candidate(layer, head):` against a head silenced in the chapter's way."""
+    """Compares `with candidate(layer, head):` with a head silenced in the chapter's way."""
     torch.manual_seed(0)
     layer = MultiHeadedAttention(h=4, d_model=16, dropout=0.0).double()
     nn.init.normal_(layer.project_value.bias)
@@ -30,21 +30,21 @@ def check_values_silenced(candidate: Silencer) -> None:
         silent = layer(x, x, x)
     assert not torch.allclose(silent, whole), "Nothing changed: the head still speaks."
     assert as_before(), (
-        "After the block the layer must be what it was, to the bit. Keep a clone: a view changes "
+        "After the block the layer must be exactly what it was. Keep a clone: a view changes "
         "with the weights."
     )
     assert torch.allclose(silent, wanted), (
-        "The head isn't silent, or something else is. Its values are rows i·d_k to (i + 1)·d_k of "
-        "the value matrix, *and* that part of the bias."
+        "The head isn't silent, or another one is too. Its values come from rows i·d_k to "
+        "(i + 1)·d_k of the value matrix, *and* from that part of the bias."
     )
     with suppress(KeyError), candidate(layer, 1):
         raise KeyError("an error inside the block")
-    assert as_before(), "An error inside the block left the head silent: undo it in `finally`."
+    assert as_before(), "An error inside the block leaves the head silent: undo it in `finally`."
 
 
 @contextmanager
 def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
-    """A head whose values are all 0 blends zeros."""
+    """A head whose values are all 0 mixes only zeros."""
     rows = [p.detach().unflatten(0, (layer.h, -1))[head] for p in layer.project_value.parameters()]
     before = [tensor.clone() for tensor in rows]
     try:

@@ -1,4 +1,4 @@
-"""Exercises of chapter 17: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 17's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from scripts.ch07_multi30k import BPETokenizer
 
 
 def check_bits_from_pieces(candidate: Callable[[float, Sequence[str], Any], float]) -> None:
-    """Holds candidate(nats_per_piece, texts, tokenizer) against texts whose pieces are known."""
+    """Checks candidate(nats_per_piece, texts, tokenizer) on texts whose pieces are known."""
 
     class Halves:
         """A tokenizer whose pieces are two characters long; the last one may be shorter."""
@@ -26,49 +26,51 @@ def check_bits_from_pieces(candidate: Callable[[float, Sequence[str], Any], floa
     each = [bits * (math.ceil(len(x) / 2) + 1) / (len(x) + 1) for x in texts]
     mistakes = {
         "These are nats: a bit is ln 2 nats.": 1.7 * (pieces + 3) / (characters + 3),
-        "This is per piece: a piece stands for several characters.": bits,
-        "The ends are missing: a model is asked for each text's </s>, too. Count it above and "
-        "below.": bits * pieces / characters,
-        "The ends are in the sum, but not in the count: divide by characters and ends.": (
+        "This is per piece: a piece has several characters.": bits,
+        "The ends are missing: a model is asked for each text's </s> too. Count it as a piece and "
+        "as a character.": bits * pieces / characters,
+        "The ends count as pieces, but not as characters: divide by characters plus ends.": (
             bits * (pieces + 3) / characters
         ),
-        "A mean of means: short texts would weigh as much as long ones.": sum(each) / 3,
+        "A mean of means: short texts would count as much as long ones.": sum(each) / 3,
     }
     for message, value in mistakes.items():
         assert abs(found - value) > 1e-9, message
     wanted = bits * (pieces + 3) / (characters + 3)
-    assert abs(found - wanted) < 1e-9, f"1.7 nats a piece should be {wanted:.4f}, not {found:.4f}."
+    assert abs(found - wanted) < 1e-9, (
+        f"1.7 nats a piece should give {wanted:.4f}, not {found:.4f}."
+    )
 
 
 def bits_from_pieces(nats_per_piece: float, texts: Sequence[str], tokenizer: BPETokenizer) -> float:
-    """All nats of all texts, in bits, over all characters and ends."""
+    """All nats of all texts, in bits, divided by all characters and ends."""
     pieces = sum(len(tokenizer.encode(text)) + 1 for text in texts)
     characters = sum(len(text) + 1 for text in texts)
     return nats_per_piece * pieces / characters / math.log(2)
 
 
 def check_packed_mask(candidate: Callable[[Tensor], Tensor]) -> None:
-    """Holds the mask candidate(owner) against the definition, place by place."""
+    """Compares the mask candidate(owner) with the definition, place by place."""
     owner = torch.tensor([[0, 0, 0, 1, 1, 2, -1, -1], [0, 1, 1, 1, 1, 1, 1, 1]])
     mask = candidate(owner)
-    assert mask.shape == (2, 8, 8), "The shape is (B, T, T): who looks, at whom."
-    assert mask.dtype == torch.bool, "A mask is boolean, True where attention is allowed."
+    assert mask.shape == (2, 8, 8), "The shape must be (B, T, T): who looks, and at whom."
+    assert mask.dtype == torch.bool, "The mask must be boolean: True where attention is allowed."
     assert not mask.triu(1).any(), "A position sees a later one: the mask must be causal as well."
     itself = mask.diagonal(0, 1, 2)
-    assert itself.all(), "A position doesn't see itself, and padding then sees nothing."
+    assert itself.all(), "A position doesn't see itself: then padding sees nothing."
     looker, seen = owner[:, :, None], owner[:, None, :]
     padding, other = (looker < 0) | (seen < 0), looker != seen  # (B, T, T)
     sees = mask.tril(-1)  # besides itself
-    assert not (sees & padding).any(), "Padding looks at another position: only itself is allowed."
+    assert not (sees & padding).any(), "Padding looks at another position: it may only see itself."
     assert not (sees & other).any(), "A text sees the one before it: their numbers differ."
     enough = mask | ~packed_mask(owner)
-    assert enough.all(), "A position doesn't see the beginning of its own text."
+    assert enough.all(), "A position doesn't see all that comes before it in its own text."
 
 
 def packed_mask(owner: Tensor) -> Tensor:
-    """The same text, not later, and no padding; or the position itself.
+    """Allowed: the same text, not later, and no padding; or the position itself.
 
-    The positions have to begin anew with each text, too: else its numbers depend on its neighbours.
+    Positions must start again with each text, too: otherwise its result depends on its place.
     """
     same = owner[:, :, None] == owner[:, None, :]  # (B, T, T)
     seen = same & (owner >= 0)[:, :, None] & subsequent_mask(owner.size(1), owner.device)

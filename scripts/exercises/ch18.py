@@ -1,4 +1,4 @@
-"""Exercises of chapter 18: our solution, and a checker that tells the common mistakes apart."""
+"""Chapter 18's exercise: our solution, and a checker that says what is wrong."""
 
 from collections.abc import Callable
 
@@ -23,13 +23,15 @@ def check_hide_words(
     assert asked.any() and not asked[[0, -1]].any(), "A special token was hidden, or nothing was."
     assert torch.equal(labels[asked], ids[asked]), "A label isn't the token that was there."
     assert (hidden[asked] == gap).all(), (
-        "An asked piece is still to be seen: labels must be PAD where nothing is hidden."
+        "A label asks for a piece that isn't hidden: labels must be PAD where nothing is hidden."
     )
-    assert torch.equal(hidden[~asked], ids[~asked]), "A piece was hidden that isn't asked."
+    assert torch.equal(hidden[~asked], ids[~asked]), "A piece was hidden, but its label is PAD."
     words = starts.long().cumsum(0) - 1  # (T,): each piece's word
     count = torch.bincount(words, weights=asked.double())
     whole = (count == 0) | (count == torch.bincount(words))
-    assert whole.all(), "A word is hidden in part: its other pieces give it away. Draw once a word."
+    assert whole.all(), (
+        "Only a part of a word is hidden: the rest gives it away. Draw once per word."
+    )
     share = float((count > 0).double().mean())
     assert abs(share - 0.15) < 0.02, f"{share:.0%} of the words are hidden, not 15%."
 
@@ -37,7 +39,7 @@ def check_hide_words(
 def hide_words(
     ids: Tensor, starts: Tensor, gap: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """One draw a word, handed to all its pieces."""
+    """One draw per word, used for all its pieces."""
     word = starts.long().cumsum(0) - 1  # (T,)
     draw = torch.rand(int(word[-1]) + 1, generator=generator)  # (words,)
     chosen = (draw[word] < 0.15) & (ids > EOS)  # (T,)

@@ -1,4 +1,4 @@
-"""Exercises of chapter 19: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 19's exercises: our solutions, and checkers that say what is wrong."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,40 +11,40 @@ from scripts.ch19_ablations import patient, two_sentences
 
 
 def check_false_alarms(candidate: Callable[[int, float], float]) -> None:
-    """Holds candidate(rows, level) against a simulation: a p of pure chance is uniform."""
+    """Compares candidate(rows, level) with a simulation: by pure chance, p is uniform."""
     for rows, level in ((1, 0.05), (25, 0.05), (2, 0.5), (300, 0.01)):
         draws = torch.rand(20_000, rows, generator=torch.Generator().manual_seed(0))
         simulated = (draws < level).any(dim=1).double().mean().item()
         given, asked = candidate(rows, level), f"{rows} rows at {level}: "
         assert given <= 1, (
-            f"{asked}{given:.2f} is no probability. Chances of events that can happen together "
-            "don't add up."
+            f"{asked}{given:.2f} is not a probability. Chances of events that can happen "
+            "together can't just be added."
         )
         assert not abs(given - (1 - simulated)) < 0.02 < abs(given - simulated), (
-            f"{asked}{given:.2f} is the chance of no alarm at all; asked is at least one."
+            f"{asked}{given:.2f} is the chance of no alarm at all. Find that of at least one."
         )
         assert abs(given - simulated) < 0.02, (
-            f"{asked}{given:.2f}, but it happens in {simulated:.2f} of the simulated studies."
+            f"{asked}{given:.2f}, but an alarm happens in {simulated:.2f} of the simulated studies."
         )
 
 
 def false_alarms(rows: int, level: float) -> float:
-    """1 − the probability that all of them stay silent."""
+    """1 − the probability that no row gives an alarm."""
     return 1 - (1 - level) ** rows
 
 
 def check_holm(candidate: Callable[[Sequence[float]], Sequence[float]]) -> None:
-    """Holds candidate(ps) against values by hand."""
+    """Compares candidate(ps) with values computed by hand."""
     ps = [0.04, 0.001, 0.03, 0.015, 0.6]
     wanted = [0.09, 0.005, 0.09, 0.06, 0.6]
     given = [round(float(p), 9) for p in candidate(list(ps))]
-    assert len(given) == len(ps), f"{len(ps)} values in, {len(given)} out."
+    assert len(given) == len(ps), f"{len(ps)} values went in, but {len(given)} came out."
     mistakes = {
         (0.2, 0.005, 0.15, 0.075, 1.0): "Every p was multiplied by m: that is Bonferroni. The k-th "
-        "smallest faces m − k + 1.",
-        (0.005, 0.06, 0.09, 0.09, 0.6): "The right values, sorted. Return them in the order the p "
-        "came in.",
-        (0.08, 0.005, 0.09, 0.06, 0.6): "0.04 became 0.08, less than 0.09 of the smaller p = 0.03. "
+        "smallest is multiplied by m − k + 1.",
+        (0.005, 0.06, 0.09, 0.09, 0.6): "The right values, but sorted. Return them in the order "
+        "of ps.",
+        (0.08, 0.005, 0.09, 0.06, 0.6): "0.04 became 0.08, less than the 0.09 of p = 0.03. "
         "Take the largest so far.",
     }
     assert tuple(given) not in mistakes, mistakes[tuple(given)]
@@ -53,7 +53,7 @@ def check_holm(candidate: Callable[[Sequence[float]], Sequence[float]]) -> None:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Step up from the smallest, and never below what was reached."""
+    """Goes up from the smallest, and never falls below what was reached."""
     adjusted, reached = [0.0] * len(ps), 0.0
     for k, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
         reached = max(reached, min(1.0, ps[i] * (len(ps) - k)))
@@ -62,7 +62,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def check_shared_layers(candidate: Callable[[EncoderDecoder], Any]) -> None:
-    """Holds a model of three layers, after candidate(model), against one before it."""
+    """Compares a model of three layers after candidate(model) with one before it."""
     model, before, batch = patient(layers=3), patient(layers=3), two_sentences()
     candidate(model)
     layers, first = model.encoder.layers, before.encoder.layers[0]
@@ -73,8 +73,8 @@ def check_shared_layers(candidate: Callable[[EncoderDecoder], Any]) -> None:
     pairs = list(zip(list(layers[0].parameters()) * 3, every, strict=True))
     tied = all(a is b for a, b in pairs)
     assert tied or not all(torch.equal(a, b) for a, b in pairs), (
-        "Equal today, but copies: after one step of training they part. Put the very same module "
-        "in every place."
+        "The layers are equal, but copies: one step of training makes them differ. Put the very "
+        "same module in every place."
     )
     assert tied, "The layers' weights differ: nothing is shared."
     same = map(torch.equal, model.decoder.parameters(), before.decoder.parameters())
@@ -85,6 +85,6 @@ def check_shared_layers(candidate: Callable[[EncoderDecoder], Any]) -> None:
 
 
 def shared_layers(model: EncoderDecoder) -> None:
-    """The first layer in every place; a module that is met twice is one module."""
+    """The first layer in every place; PyTorch counts a repeated module once."""
     layers = model.encoder.layers
     model.encoder.layers = nn.ModuleList([layers[0]] * len(layers))

@@ -1,4 +1,4 @@
-"""Exercises of chapter 20: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 20's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
 from collections.abc import Callable
@@ -10,22 +10,22 @@ Fit = Callable[[np.ndarray, np.ndarray], Callable[[np.ndarray], np.ndarray]]
 
 
 def check_size_for_loss(candidate: Callable[[float, float, float, float], float]) -> None:
-    """Holds candidate(floor, scale, alpha, loss) against the law itself."""
+    """Compares candidate(floor, scale, alpha, loss) with the law itself."""
     close = partial(math.isclose, rel_tol=1e-6)
     for E, A, alpha, N in ((2.0, 50.0, 0.3, 1e6), (0.0, 9.0, 0.1, 3e5), (1.69, 406.4, 0.34, 7e10)):
         loss = E + A / N**alpha
         given, asked = candidate(E, A, alpha, loss), f"E = {E}, A = {A}, α = {alpha}: "
         assert E == 0 or not close(given, (A / loss) ** (1 / alpha)), (
-            f"{asked}only what lies *above* the floor melts. Subtract E first."
+            f"{asked}only the part of the loss *above* the floor shrinks. Subtract E first."
         )
         assert not close(given, 1 / N), f"{asked}that is 1/N: the power has a negative exponent."
-        assert close(given, N), f"{asked}loss {loss:.3f} is at N = {N:g}."
+        assert close(given, N), f"{asked}a loss of {loss:.3f} is reached at N = {N:g}."
     for loss in (2.0, 1.5):
         try:
             given = candidate(2.0, 50.0, 0.3, loss)
         except ArithmeticError as error:
-            raise AssertionError(f"A loss of {loss} at a floor of 2 ends with {error!r}.") from None
-        unreached = f"No size reaches {loss} when the floor is 2: {math.inf}, not {given}."
+            raise AssertionError(f"A loss of {loss} at a floor of 2 raises {error!r}.") from None
+        unreached = f"No size reaches {loss} if the floor is 2: return {math.inf}, not {given}."
         assert given == math.inf, unreached
 
 
@@ -35,7 +35,7 @@ def size_for_loss(floor: float, scale: float, alpha: float, loss: float) -> floa
 
 
 def check_best_size(candidate: Callable[[float, float, float, float, float], float]) -> None:
-    """Holds candidate(C, A, alpha, B, beta) against a search over sizes."""
+    """Compares candidate(C, A, alpha, B, beta) with a search over sizes."""
     close = partial(math.isclose, rel_tol=1e-3)
     grid = np.geomspace(10, 1e14, 200_001)
     for C, A, alpha, B, beta in (
@@ -49,23 +49,23 @@ def check_best_size(candidate: Callable[[float, float, float, float, float], flo
         )
         given, tokens = candidate(C, A, alpha, B, beta), C / (6 * right)
         assert not close(given, careless), (
-            "That is the answer for C = N·D. A token costs about 6 operations a parameter."
+            "That is the answer for C = N·D. A token costs about 6 operations per parameter."
         )
         mistaken = close(given, tokens) and not close(tokens, right)
         assert not mistaken, "That is the best number of tokens D, not the size N."
         assert close(given, right), (
-            f"At C = {C:g} the lowest loss is at N = {right:.4g}, not {given:.4g}. Is the exponent "
-            "of C β/(α+β)? The faster the loss falls with data, the larger the model may be."
+            f"At C = {C:g} the lowest loss is at N = {right:.4g}, not {given:.4g}. The exponent "
+            "of C is β/(α+β): the faster the loss falls with data, the larger the model may be."
         )
 
 
 def best_size(C: float, A: float, alpha: float, B: float, beta: float) -> float:
-    """αA/N^α = βB/D^β at the best place: what is won and lost by a little more N balances."""
+    """αA/N^α = βB/D^β at the best N: there, a slightly larger N gains as much as it costs."""
     return (alpha * A / (beta * B)) ** (1 / (alpha + beta)) * (C / 6) ** (beta / (alpha + beta))
 
 
 def check_leave_one_out(candidate: Callable[[np.ndarray, np.ndarray, Fit], float]) -> None:
-    """Holds candidate(x, losses, fit) against a fit that predicts the mean of what it saw."""
+    """Checks candidate(x, losses, fit) with a fit that predicts the mean of what it saw."""
     x = np.array([1.0, 2.0, 4.0, 8.0])
     losses = np.array([4.0, 3.0, 2.5, 2.0])
     seen: list[list[float]] = []
@@ -81,7 +81,7 @@ def check_leave_one_out(candidate: Callable[[np.ndarray, np.ndarray, Fit], float
     )
     logs, plain = np.log(losses / others), losses - others
     for wrong, why in (
-        (np.sqrt((plain**2).mean()), "Residuals are of log L, not of L."),
+        (np.sqrt((plain**2).mean()), "The residuals must be of log L, not of L."),
         (abs(logs).mean(), "That is the mean size of the residuals, not the root mean square."),
         (logs.mean(), "With their signs, residuals cancel. Square them first."),
     ):

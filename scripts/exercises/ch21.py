@@ -1,4 +1,4 @@
-"""Exercises of chapter 21: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 21's exercises: our solutions, and checkers that say what is wrong."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,24 +7,24 @@ from torch import Tensor
 
 
 def common_letters(a: str, b: str) -> float:
-    """A similarity: how many different letters two texts share, of all that they have."""
+    """A similarity: of all different letters in two texts, the share that both have."""
     return len(set(a) & set(b)) / len(set(a) | set(b))
 
 
 def check_closest_to_people(candidate: Callable[..., list[str]]) -> None:
-    """Holds candidate(candidates, references, similarity) against pairs that tell rules apart."""
+    """Checks candidate(candidates, references, similarity) on pairs for which rules differ."""
     candidates = [["xyz", "abq", "abc"], ["abc", "mno"], ["pq", "qp", "qpx"]]
     references = ["abc", "mn", "qp"]
     found = list(candidate(candidates, references, common_letters))
-    assert len(found) == 3, f"3 pairs in, {len(found)} texts out."
+    assert len(found) == 3, f"3 pairs went in, but {len(found)} texts came out."
     mistakes = {
         ("xyz", "abc", "pq"): "These are the teacher's likeliest. Compare with the person's text.",
-        ("abc", "mn", "qp"): "These are people's texts: the teacher's hypotheses are asked for.",
+        ("abc", "mn", "qp"): "These are people's texts: return the teacher's hypotheses.",
         ("xyz", "abc", "qpx"): "These are the *least* similar ones.",
-        ("abc", "mno", "qp"): "'pq' and 'qp' are equally similar, and 'pq' is likelier: it stays.",
+        ("abc", "mno", "qp"): "'pq' and 'qp' are equally similar, and 'pq' is likelier: it wins.",
     }
     assert tuple(found) not in mistakes, mistakes[tuple(found)]
-    assert found == ["abc", "mno", "pq"], f"Wanted ['abc', 'mno', 'pq'], not {found}."
+    assert found == ["abc", "mno", "pq"], f"It should be ['abc', 'mno', 'pq'], not {found}."
 
 
 def closest_to_people(
@@ -32,21 +32,23 @@ def closest_to_people(
     references: Sequence[str],
     similarity: Callable[[str, str], float],
 ) -> list[str]:
-    """`max` keeps the first of equals, which is the likeliest."""
+    """`max` returns the first of equals, which is the likeliest."""
     both = zip(candidates, references, strict=True)
     return [max(texts, key=lambda text: similarity(text, reference)) for texts, reference in both]
 
 
 def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tensor]) -> None:
-    """Holds the gradient of candidate(log_probs, risks, counts) against the formula's."""
+    """Compares the gradient of candidate(log_probs, risks, counts) with the formula's."""
     log_probs = torch.tensor([-1.0, -2.0, -9.0, -4.0, -5.0], dtype=torch.float64)
     risks = torch.tensor([0.2, 0.8, 0.5, 0.1, 0.7], dtype=torch.float64, requires_grad=True)
     given = log_probs.clone().requires_grad_()
     loss = candidate(given, risks, [3, 2])
-    assert loss.dim() == 0, f"One number is wanted, the mean over all: not {tuple(loss.shape)}."
+    assert loss.dim() == 0, (
+        f"The loss must be one number, the mean over all, not of shape {tuple(loss.shape)}."
+    )
     push, through = torch.autograd.grad(loss, (given, risks), allow_unused=True)
     flows = through is not None and through.any()
-    assert not flows, "A gradient flows into the marks. They are numbers: detach them."
+    assert not flows, "A gradient flows into the marks. They are constants: detach them."
     assert push is not None, "No gradient reaches the log-probabilities."
     marks = risks.detach()
     easy, hard = marks.split([3, 2])
@@ -57,19 +59,19 @@ def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tenso
     one, two = against_others(easy), against_others(hard)
     right = torch.cat((one, two)) / 5
     mistakes = {
-        "Its sign is turned: what is worse than the others would become likelier.": -right,
-        "The candidate's own mark is in its baseline: the mean is of the *others*.": (
+        "The sign is wrong: what is worse than the others would become likelier.": -right,
+        "The candidate's own mark is in its baseline: take the mean of the *others*.": (
             torch.cat((easy - easy.mean(), hard - hard.mean())) / 5
         ),
-        "The baseline is over all sources: easy ones would always win. Take the source's own.": (
+        "The baseline is over all sources: easy ones would always win. Use one per source.": (
             against_others(marks) / 5
         ),
         "There is no baseline: everything that isn't perfect is pushed down.": marks / 5,
-        "That is the sum; asked is the mean over all candidates.": 5 * right,
+        "That is the sum, not the mean over all candidates.": 5 * right,
         "Each source's mean was taken first. Here all candidates count the same.": (
             torch.cat((one / 3, two / 2)) / 2
         ),
-        "The gradient is one of P, not of log P.": right * log_probs.exp(),
+        "That is the gradient of P, not of log P.": right * log_probs.exp(),
     }
     for why, wrong in mistakes.items():
         assert not torch.allclose(push, wrong), why
@@ -77,7 +79,7 @@ def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tenso
 
 
 def policy_loss(log_probs: Tensor, risks: Tensor, counts: Sequence[int]) -> Tensor:
-    """The others' mean is the sum without one's own mark, over one fewer."""
+    """The others' mean is the sum without the candidate's own mark, divided by one fewer."""
     marks = risks.detach()
     baselines = [(own.sum() - own) / (len(own) - 1) for own in marks.split(list(counts))]
     return (log_probs * (marks - torch.cat(baselines))).mean()

@@ -1,4 +1,4 @@
-"""Exercises of chapter 22: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 22's exercises: our solutions, and checkers that say what is wrong."""
 
 from collections.abc import Callable
 
@@ -11,45 +11,47 @@ from scripts.ch22_todays_block import rotated, rotated_in_halves
 
 
 def check_shared_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
-    """Holds candidate(k, h) against the owner of each head."""
-    k = torch.arange(60.0).view(2, 2, 5, 3)  # (B, G, S, d_k), and no number twice
+    """Compares candidate(k, h) with the keys that each head should have."""
+    k = torch.arange(60.0).view(2, 2, 5, 3)  # (B, G, S, d_k), no number occurs twice
     found = candidate(k, 6)
     right = isinstance(found, Tensor) and found.shape == (2, 6, 5, 3)
-    assert right, "Six heads of two groups have the shape (2, 6, 5, 3)."
+    assert right, "For six heads of two groups the shape must be (2, 6, 5, 3)."
     if not same_numbers(found, k[:, [0, 0, 0, 1, 1, 1]]):
         mistakes = {
-            "Heads take turns, 0, 1, 0, 1, …: that is `repeat`. Neighbours share: 0, 0, 0, 1, 1, "
-            "1. With one group, or as many as heads, you would not notice.": k[:, [0, 1] * 3],
+            "Heads take turns, 0, 1, 0, 1, …: that is `repeat`. Neighbours must share: 0, 0, 0, 1, "
+            "1, 1. With one group, or one per head, you would not notice.": k[:, [0, 1] * 3],
             "Every head reads the first group.": k[:, [0] * 6],
         }
-        blame(found, mistakes, "Some heads have keys of no group, or of another than their own.")
-    assert same_numbers(candidate(k[:, :1], 4), k[:, [0] * 4]), "With one group all heads read it."
+        blame(found, mistakes, "Some heads have keys of no group, or of the wrong group.")
+    assert same_numbers(candidate(k[:, :1], 4), k[:, [0] * 4]), (
+        "With one group, all heads must read it."
+    )
 
 
 def shared_heads(k: Tensor, h: int) -> Tensor:
-    """A new axis for those who share, then groups and sharers joined."""
+    """A new axis for the heads that share a group, then both axes joined."""
     each = h // k.size(1)
     return k.unsqueeze(2).expand(-1, -1, each, -1, -1).flatten(1, 2)
 
 
 def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
-    """Holds candidate(weight, h) against the scores of both layouts."""
+    """Compares the scores of both layouts, after candidate(weight, h)."""
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(2, 24, 24, generator=generator, dtype=torch.float64)  # query's, key's
     x, h, d_k = torch.randn(1, 5, 24, generator=generator, dtype=torch.float64), 3, 8
     moved = [candidate(weight, h) for weight in weights]
-    assert moved[0].shape == (24, 24), "A weight of shape (24, 24) stays one."
-    same = (moved[0][:, None] == weights[0]).all(-1).tolist()  # which row stands where
+    assert moved[0].shape == (24, 24), "The weight must keep its shape, (24, 24)."
+    same = (moved[0][:, None] == weights[0]).all(-1).tolist()  # which row is where
     places = [row.index(True) if any(row) else -1 for row in same]
     once = sorted(places) == list(range(24))
-    assert once, "Each row of the weight must occur once, as it is: only their order changes."
+    assert once, "Each row of the weight must occur once, unchanged: only the order changes."
     assert places != list(range(24)), (
-        "Nothing was moved. The program would turn features 0 and 4 of a head together, which "
-        "belong to different pairs: nonsense, without an error."
+        "Nothing was moved. The program would turn features 0 and 4 of a head as one pair, but "
+        "they belong to different pairs: nonsense, without an error."
     )
     assert all(i // d_k == at // d_k for at, i in enumerate(places)), (
-        "A row has moved into another head. The halves are those of each head's d_k features, not "
-        "of all D."
+        "A row has moved into another head. Take the halves of each head's d_k features, not of "
+        "all D."
     )
 
     def scores(turn: Callable[[Tensor], Tensor], query: Tensor, key: Tensor) -> Tensor:
@@ -57,8 +59,8 @@ def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
         return q @ k.mT  # (1, H, T, T)
 
     assert same_numbers(scores(rotated_in_halves, *moved), scores(rotated, *weights)), (
-        "Each head kept its rows, but in a wrong order: first the first features of all pairs "
-        "(0, 2, 4, …), then the second ones (1, 3, 5, …). Yours may be the way back."
+        "Each head kept its rows, but in the wrong order. First come the even ones (0, 2, 4, …), "
+        "then the odd ones (1, 3, 5, …). Yours may be the way back to our layout."
     )
 
 
@@ -68,7 +70,7 @@ def half_layout(weight: Tensor, h: int) -> Tensor:
 
 
 def check_alibi_bias(candidate: Callable[[int, int, int], Tensor]) -> None:
-    """Holds candidate(h, T, S) against the formula, entry by entry."""
+    """Compares candidate(h, T, S) with the formula, entry by entry."""
     h, T, S = 4, 2, 5
 
     def by_hand(sign: int = -1, first: int = S - T, shift: int = 1, steps: float = 8) -> Tensor:
@@ -77,18 +79,18 @@ def check_alibi_bias(candidate: Callable[[int, int, int], Tensor]) -> None:
         return sign * torch.tensor([[[m * d for d in row] for row in far] for m in slopes])
 
     found = candidate(h, T, S)
-    assert isinstance(found, Tensor) and found.shape == (h, T, S), "The shape is (h, T, S)."
+    assert isinstance(found, Tensor) and found.shape == (h, T, S), "The shape must be (h, T, S)."
     if not same_numbers(found, by_hand()):
         mistakes = {
-            "The sign: far words are preferred so. A penalty lowers the score.": by_hand(sign=1),
+            "The sign is wrong: it prefers far words. A penalty lowers the score.": by_hand(sign=1),
             "The queries are the last T of the S positions, not the first.": by_hand(first=0),
             "The slopes begin at 2^(−8/h), for head 1; yours begin at 1.": by_hand(shift=0),
             "The slopes go down to 2^(−8) whatever h is; yours are 1/2, 1/4, …": by_hand(steps=h),
-            "Heads are numbered from short sight to far sight.": by_hand().flip(0),
+            "The heads are in reverse: head 1 has the steepest slope.": by_hand().flip(0),
         }
-        blame(found, mistakes, "The penalty is slope times distance, and the distance |i − j|.")
+        blame(found, mistakes, "The penalty is slope times distance; the distance is |i − j|.")
 
 
 def alibi_bias(h: int, T: int, S: int) -> Tensor:
-    """Chapter 2's bias with the paper's slopes, of which the last T queries are asked."""
+    """Chapter 2's bias with the paper's slopes, cut to the last T queries."""
     return distance_bias(S, [2.0 ** (-8 * n / h) for n in range(1, h + 1)])[0, :, S - T :]

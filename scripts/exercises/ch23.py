@@ -1,4 +1,4 @@
-"""Exercises of chapter 23: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 23's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ Tile = tuple[Tensor, Tensor]  # scores (n,) and values (n, d)
 
 
 def check_online_softmax(candidate: Callable[[Iterator[Tile]], Tensor]) -> None:
-    """Holds candidate(parts) against a softmax over everything at once."""
+    """Compares candidate(parts) with a softmax over everything at once."""
     generator = torch.Generator().manual_seed(0)
     scores, v = (torch.randn(size, generator=generator).double() for size in ((12,), (12, 4)))
     falling = 2 * scores.sort(descending=True).values
@@ -25,15 +25,15 @@ def check_online_softmax(candidate: Callable[[Iterator[Tile]], Tensor]) -> None:
         found = candidate((scores[part], v[part]) for part in tiles(12, size))
         return same_numbers(found, scores.softmax(0) @ v)
 
-    assert agrees(falling, 12), "Wrong even where one tile holds everything: softmax(scores) @ v."
+    assert agrees(falling, 12), "Wrong even if one tile holds everything: give softmax(scores) @ v."
     cases = {
-        "Right for one tile, wrong for three. Tiles count by their sums: neither the mean of their "
+        "Right for one tile, wrong for three. Add up the tiles' sums: neither the mean of their "
         "softmaxes nor the last one is the softmax of all.": falling,
         "Right while the largest score comes first, wrong when the maximum rises: shrink what was "
         "added before, sum and mixture, by e^(old maximum − new maximum).": falling.flip(0),
         "Scores near 1,000 overflow: subtract the running maximum.": falling + 1000,
-        "Scores near −1,000 all become 0: the running maximum must start at −∞, not at 0.": low,
-        "A first tile of −∞ alone gives NaN: −∞ − (−∞) is no number. Skip it.": hidden,
+        "Scores near −1,000 all give 0: the running maximum must start at −∞, not at 0.": low,
+        "A first tile with only −∞ gives NaN: −∞ − (−∞) is not a number. Skip it.": hidden,
     }
     for message, scores in cases.items():
         assert agrees(scores), message
@@ -53,16 +53,18 @@ def online_softmax(parts: Iterator[Tile]) -> Tensor:
 
 
 def check_gated_delta(candidate: Callable[..., Tensor]) -> None:
-    """Holds candidate(q, k, v, alpha, beta) against the rule, and against what is often written."""
+    """Compares candidate(q, k, v, alpha, beta) with the rule, and with common mistakes."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 6, 4, generator=generator).double()
     k, (alpha, beta) = F.normalize(k, dim=-1), torch.rand(2, 6, generator=generator).double()
     ones = torch.ones_like(alpha)
     early, after = fading(q, k, v, ones, beta, early=True), fading(q, k, v, alpha, beta, after=True)
     found = candidate(q, k, v, ones, beta)
-    assert isinstance(found, Tensor) and found.shape == v.shape, "The answer is one (T, d) tensor."
+    assert isinstance(found, Tensor) and found.shape == v.shape, (
+        "The result must be one (T, d) tensor."
+    )
     mistakes = {
-        "With alpha = 1 it should be the delta rule. Yours adds, and never looks up what is "
+        "With alpha = 1 it should be the delta rule. Yours only adds, and never looks up what is "
         "stored under the key.": fading(q, k, v, ones, beta, correct=0.0),
         "Each token reads before it has written: write first, then read.": early,
     }
@@ -70,17 +72,19 @@ def check_gated_delta(candidate: Callable[..., Tensor]) -> None:
         blame(found, mistakes, "With alpha = 1 it isn't the delta rule: M + β k (v − Mᵀk)ᵀ.")
     mistakes = {
         "Nothing fades: alpha isn't used.": delta_attention(q, k, v, beta),
-        "The correction looks at the state before it faded. Fade first, then ask what is stored "
-        "under the key.": fading(q, k, v, alpha, beta, stale=True),
-        "What was just written fades, too. Fade first, then write.": after,
+        "The correction looks at the state before it faded. Fade first, then look up what is "
+        "stored under the key.": fading(q, k, v, alpha, beta, stale=True),
+        "What was just written fades too. Fade first, then write.": after,
     }
     found = candidate(q, k, v, alpha, beta)
     if not same_numbers(found, gated_delta(q, k, v, alpha, beta)):
-        blame(found, mistakes, "With alpha below 1: first M ← α M, then the delta rule's step.")
+        blame(
+            found, mistakes, "Wrong for alpha below 1: first M ← α M, then the delta rule's step."
+        )
 
 
 def fading(q, k, v, alpha, beta, correct=1.0, stale=False, after=False, early=False) -> Tensor:
-    """The gated delta rule with one slip or another."""
+    """The gated delta rule, with a mistake for each argument that isn't the default."""
     state, out = torch.zeros(k.size(1), v.size(1), dtype=v.dtype), []
     for t in range(len(v)):
         before = state

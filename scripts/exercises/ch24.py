@@ -1,4 +1,4 @@
-"""Exercises of chapter 24: our solutions, and checkers that tell the common mistakes apart."""
+"""Chapter 24's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
 from collections.abc import Callable
@@ -10,20 +10,22 @@ from scripts.book.exercises import same_numbers
 
 
 def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> None:
-    """Holds candidate(logits, top) against the chapter's formula."""
+    """Compares candidate(logits, top) with the chapter's formula."""
     logits = 2 * torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).double()
     logits.requires_grad_()
     chosen, share = candidate(logits, 2)
-    assert chosen.shape == share.shape == (7, 2), "Two experts for each of seven tokens: (7, 2)."
+    assert chosen.shape == share.shape == (7, 2), (
+        "Two experts for each of seven tokens: shapes (7, 2)."
+    )
     ranked = logits.argsort(descending=True)
     assert not torch.equal(chosen, ranked.flip(-1)[:, :2]), "These are the least likely experts."
     likeliest = torch.equal(chosen, ranked[:, :2])
-    assert likeliest, "Wanted are the experts with the largest logits, the likeliest first."
+    assert likeliest, "Return the experts with the largest logits, the likeliest first."
     sums = share.sum(-1)
-    assert (sums < 1.0001).all(), "The weights of a token sum to 1, not to more."
+    assert (sums < 1.0001).all(), "The weights of a token must sum to 1, not to more."
     assert (sums > 0.9999).all(), (
         "The weights of a token sum to less than 1: a softmax over all experts was cut off after "
-        "the best two. Divide by what is left."
+        "the best two. Divide by the sum of what is left."
     )
     odds = (logits.gather(-1, chosen) * torch.tensor([1.0, -1.0]).double()).sum(-1).exp()
     assert same_numbers(share[:, 0] / share[:, 1], odds), (
@@ -33,24 +35,26 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
     alone = candidate(logits, 1)[1]
     assert alone.requires_grad and torch.autograd.grad(alone.sum(), logits)[0].abs().max() > 1e-3, (
         "With top = 1 every weight is 1, whatever the logits are: no gradient, and the router "
-        "never learns. Leave the probability as it is then."
+        "never learns. Leave the probability as it is if top = 1."
     )
     right = same_numbers(alone, logits.softmax(-1).amax(-1, keepdim=True))
-    assert right, "With top = 1 the weight is the chosen expert's probability among all experts."
+    assert right, (
+        "With top = 1 the weight must be the chosen expert's probability among all experts."
+    )
 
 
 def router(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """A softmax over the best alone: the same as one over all, divided by what the best have."""
+    """A softmax over the best only: the same as one over all, divided by the sum of the best."""
     best, chosen = logits.topk(top, dim=-1)
     return chosen, best.softmax(-1) if top > 1 else logits.softmax(-1).gather(-1, chosen)
 
 
 def check_dropped_share(candidate: Callable[[Tensor, int, float], float]) -> None:
-    """Holds candidate(chosen, experts, factor) against cases that are counted by eye."""
+    """Compares candidate(chosen, experts, factor) with cases that are easy to count."""
     even, crowd = torch.arange(12).view(6, 2) % 4, torch.tensor([[0, 1]] * 6)
     cases = {
         "Six tokens, two visits each, four experts: there is room for three visits at each, and "
-        "all fit. Room is for visits, N·k of them, not for tokens.": (even, 4, 1.0, 0),
+        "all fit. The room is for visits, N·k of them, not for tokens.": (even, 4, 1.0, 0),
         "All six tokens visit experts 0 and 1, and there is room for three at each: six of the "
         "visits are dropped. A full expert's visits don't go to an empty one.": (crowd, 4, 1.0, 6),
         "1.2 · 12 / 4 is 3.6, rounded up: there is room for four at each.": (crowd, 4, 1.2, 4),
@@ -59,13 +63,13 @@ def check_dropped_share(candidate: Callable[[Tensor, int, float], float]) -> Non
     for message, (chosen, experts, factor, right) in cases.items():
         found = candidate(chosen, experts, factor)
         assert right == 0 or found != right, (
-            "That is the number of visits that are dropped. Wanted is their share of all visits."
+            "That is the number of dropped visits. Return their share of all visits."
         )
         assert math.isclose(found, right / 12, abs_tol=1e-9), message
 
 
 def dropped_share(chosen: Tensor, experts: int, factor: float) -> float:
-    """What comes beyond the room, expert by expert, over all visits."""
+    """The visits beyond the room, summed over the experts, divided by all visits."""
     room = math.ceil(factor * chosen.numel() / experts)
     visits = chosen.flatten().bincount(minlength=experts)
     return (visits - room).clamp(min=0).sum().item() / chosen.numel()

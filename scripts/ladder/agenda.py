@@ -1,8 +1,8 @@
-"""An agenda: items in order of worth, done within the minutes given, and gone on with next time.
+"""An agenda: items in order of worth, done within the minutes given, and continued next time.
 
 An item is done when its record is there. One that is stopped goes on in the next call where this
-one ended; one that fails is tried once more in the next call, after those never tried. One that
-needs what others leave waits for them. The GPU's agenda and the queue of studies both work so.
+one ended; one that fails is tried again in the next call, after those never tried. One that needs
+what others leave waits for them. The GPU's agenda and the queue of studies both work this way.
 """
 
 import _thread
@@ -28,37 +28,37 @@ from scripts.engine.losses import resolved
 from scripts.engine.settings import TrainConfig
 from scripts.engine.signals import Stopped
 
-TRIES = 2  # after so many failures an item is left alone
+TRIES = 2  # after this many failures an item is left alone
 
 
 @dataclass
 class Settings:
     """What an agenda's command is asked for: which items, on what, how large.
 
-    And where they leave what. Folders and records are known by the agenda's `prefix`. Records go to
-    results/ if they are of full size, from the `kind` of device that the agenda is for, and are to
-    be saved. All else stays below the folder of runs.
+    And where the items leave their results. Folders and records are known by the agenda's `prefix`.
+    Records go to results/ if they are of full size, from the `kind` of device that the agenda is
+    for, and are to be saved. All else stays below the folder of runs.
     """
 
     device: Literal["cuda", "cpu"] = "cuda"
     """A CPU's records stay below runs/, and say what they lack."""
     only: str = ""
-    """Names of items, with commas between them, done with what they need; else all."""
+    """Names of items, with commas between them, done with what they need; by default all."""
     tiny: bool = False
-    """All of it at tiny size, on few pairs of the sample corpus."""
+    """All of it at tiny size, on a few pairs of the sample corpus."""
     list: bool = False
     """Only say what is owed, how long it takes, and what is done."""
 
     prefix = "gpu"
     kind = "cuda"
     save = True
-    reserve = 0.75  # minutes at the end for the scores of a training that is just over
+    reserve = 0.75  # minutes at the end to score a training that has just ended
 
     def __post_init__(self):
         self.device = torch.device(self.device)
 
     def check(self, time: float, known: Collection[str]) -> None:
-        """Raise ValueError where there is no time, or no such item."""
+        """Raise ValueError if there is no time, or no such item."""
         if not time > 0:
             raise ValueError("the time must be more than 0")
         for name in self.names:
@@ -106,7 +106,7 @@ class Settings:
         return f"python -m scripts.gpu --only {name}{where}{' --tiny' if self.tiny else ''}"
 
     def takes(self, minutes: float) -> float:
-        """How long that which takes so many minutes at full size takes here."""
+        """How many minutes work takes here that takes `minutes` at full size."""
         return minutes / 60 if self.tiny else minutes
 
     def config(self, config: TrainConfig, name: str) -> TrainConfig:
@@ -161,7 +161,7 @@ def log_text(settings: Settings) -> str:
 
 
 def note(name: str, end: str, seconds: float, settings: Settings) -> None:
-    """One more line, in the log and on the terminal: how an item ended that was begun."""
+    """Add a line to the log, and print it: how an item that was begun has ended."""
     line = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {name}  {end}  {seconds:.1f} s"
     settings.root.mkdir(parents=True, exist_ok=True)
     write_whole(settings.log, f"{log_text(settings)}{line}\n".encode())
@@ -169,7 +169,7 @@ def note(name: str, end: str, seconds: float, settings: Settings) -> None:
 
 
 def failures(settings: Settings) -> Counter[str]:
-    """How often each item has failed since it was last done, by what the log says."""
+    """How often each item has failed since it was last done, according to the log."""
     failed: Counter[str] = Counter()
     for name, end in re.findall(r"^\S+ \S+  (\S+)  (done|failed)", log_text(settings), re.M):
         failed[name] = failed[name] + 1 if end == "failed" else 0
@@ -180,10 +180,10 @@ def owed(items: Sequence[Item], settings: Settings) -> list[Item]:
     """What is to be done: all, those never tried before those that failed; or what is asked for.
 
     What failed too often is left alone unless it is asked for. What is needed and isn't at hand
-    comes along: even what is done, where its folder went with a machine.
+    comes along: even what is done, if its folder is gone with a machine.
     """
     failed, names, waiting, needed = failures(settings), settings.names, [], set()
-    for item in reversed(items):  # what is needed stands before what needs it
+    for item in reversed(items):  # what is needed comes before what needs it
         wanted = (not names or item.name in names) and not is_done(item.name, settings)
         wanted |= item.name in needed and not at_hand(item.name, settings)
         if wanted and (names or failed[item.name] < TRIES):
@@ -193,7 +193,7 @@ def owed(items: Sequence[Item], settings: Settings) -> list[Item]:
 
 
 def listing(items: Sequence[Item], settings: Settings) -> str:
-    """What is owed, what isn't, and how long each should take: a line an item."""
+    """What is owed, what isn't, and how long each should take: a line for each."""
 
     def row(name: str, minutes: float, state: str, about: str = "") -> str:
         time = f"{minutes:.1f} min" if minutes < 60 else f"{minutes / 60:.2f} h"
@@ -218,16 +218,16 @@ def listing(items: Sequence[Item], settings: Settings) -> str:
 class OutOfTime(SystemExit):
     """The minutes are over, or a signal came from outside, and no training is running.
 
-    No Exception, so that nobody takes it for a failure. Its code is the call's.
+    Not an Exception, so that nothing takes it for a failure. Its code is the call's.
     """
 
 
 class Clock:
-    """The minutes of a call. In a `with` block it rings twice, by what SIGTERM does.
+    """The minutes of a call. In a `with` block it rings twice, as SIGTERM does.
 
     At the first ring, `reserve` minutes before the end, a training saves its state and stops; what
-    else is running, such as the scores of one that is over, may use the reserve. At the second ring
-    it ends, too, by OutOfTime.
+    else is running, such as the scoring of one that has ended, may use the reserve. At the second
+    ring that ends, too, by OutOfTime.
     """
 
     def __init__(self, minutes: float, reserve: float, now: Callable[[], float] = time.monotonic):
@@ -239,7 +239,7 @@ class Clock:
         return (self.end - self.now()) / 60
 
     def fits(self, item: Item, settings: Settings) -> bool:
-        """Whether to begin `item` now. One that resumes wants a minute before the first ring."""
+        """Whether to begin `item` now. One that resumes needs a minute before the first ring."""
         if item.resumes:
             return self.left() - self.reserve >= settings.takes(1.0)
         return self.left() >= settings.takes(item.minutes)
@@ -254,7 +254,7 @@ class Clock:
         signal.signal(signal.SIGTERM, self.before)
 
     def run(self) -> None:
-        """Ring at both times, unless all is over before."""
+        """Ring at both times, unless all is over before then."""
         for early in (self.reserve, 0.0):
             if not self.over.wait(60 * max(0.0, self.left() - early)):
                 self.ring()
@@ -279,8 +279,8 @@ class Clock:
 def attempt(item: Item, settings: Settings) -> str:
     """Do `item` and write its record, in its folder and among the records, with its provenance.
 
-    One that doesn't resume is taken from its folder, where it is there. Returns "done", or what
-    went wrong, in one line. Raises OSError where the disk is full, Stopped or OutOfTime.
+    If one that doesn't resume has a record in its folder, that is taken. Returns "done", or what
+    went wrong, in one line. Raises OSError if the disk is full, Stopped or OutOfTime.
     """
     command, folder = settings.repeat(item.name), settings.folder(item.name)
     lacking = ["anything of this on a GPU"] if settings.device.type != settings.kind else []
@@ -293,7 +293,7 @@ def attempt(item: Item, settings: Settings) -> str:
         save_record("record", record, folder)
         save_record(settings.record(item.name).stem, record, settings.records)
     except Exception as error:
-        # A bare OSError, and no special case such as a missing file, is a full disk.
+        # A bare OSError, not a special case such as a missing file, is a full disk.
         if isinstance(error, (Stopped, BrokenPipeError)) or type(error) is OSError:
             raise
         return "failed: " + " ".join(f"{type(error).__name__}: {error}".split())[:500]
@@ -301,7 +301,7 @@ def attempt(item: Item, settings: Settings) -> str:
 
 
 def answers(device: torch.device) -> bool:
-    """Whether `device` still computes. After some faults a GPU does no more for this process."""
+    """Whether `device` still computes. After some faults a GPU is lost for this process."""
     gc.collect()  # what a failed item held is free only now
     try:
         if device.type == "cuda":
@@ -316,8 +316,8 @@ def answers(device: torch.device) -> bool:
 def do(item: Item, settings: Settings, clock: Clock, after: Callable[[], Any]) -> int:
     """Attempt `item`, note how that ended, and call `after`.
 
-    Returns the code of the call's exit if it ends now, else 0: 128 + the signal where one stopped
-    it that isn't the clock's, 2 where the GPU is gone.
+    Returns the code of the call's exit if it ends now, else 0: 128 + the signal if one that
+    isn't the clock's stopped it, 2 if the GPU is gone.
     """
     start, end, code = clock.now(), "stopped: goes on next time", 0
     try:
@@ -337,12 +337,12 @@ def do(item: Item, settings: Settings, clock: Clock, after: Callable[[], Any]) -
 def serve(
     items: Sequence[Item], settings: Settings, clock: Clock, after: Callable[[], Any] = lambda: None
 ) -> int:
-    """Do what is owed of `items` as far as the clock lets, and say what is left.
+    """Do what is owed of `items` as far as the clock allows, and say what is left.
 
     Returns the exit code, as `do`.
     """
     waiting, code = owed(items, settings), 0
-    after()  # what was made before comes along; and a folder that won't do is found now
+    after()  # what was made before comes along; an unusable folder shows now
     try:
         with clock:
             for item in waiting:

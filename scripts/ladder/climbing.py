@@ -1,8 +1,8 @@
 """The ladder: recipes for the best small translator, each trained to its end.
 
-What the rungs are stands in `scripts.ladder.rungs`. The queue (`scripts.ladder.queue`) climbs on
-a processor, `scripts.gpu` on a GPU. Validation BLEU decides everything; the test sets are read for
-a run that may ship, and for no other.
+`scripts.ladder.rungs` says what the rungs are. The queue (`scripts.ladder.queue`) climbs on a
+processor, `scripts.gpu` on a GPU. Validation BLEU decides everything; the test sets are read only
+for a run that may ship.
 """
 
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ from scripts.ladder.rungs import GPU, RUNGS, RUNS, THREAD, Rung, val_bleu
 from scripts.studies.rows import data_of
 from scripts.studies.runner import Run, kept_at
 
-MARGIN = 4.0  # BLEU that a rung may lie behind the best one when it is half way
+MARGIN = 4.0  # BLEU that a rung may be behind the best one at half time
 WRITING = DecodeOptions(beam=5)  # how models translate the training pairs
 ALPHAS = (0.6, 1.0, 1.4, 1.8)  # length penalties that a run which may ship chooses from
-AT_ONCE = 2000  # texts that are kept together: what is lost when the writing is cut off
+AT_ONCE = 2000  # texts that are kept together: the most that is lost if the writing is cut off
 
 
 def ladder_items(hours: bool) -> list[Item]:
-    """An item for each run, in order, with its time of a thread, or on a GPU."""
+    """An item for each run, in order, with its time on one thread, or on a GPU."""
     costs = THREAD if hours else GPU
     rungs = {name: RUNGS[of] for name, of in RUNS.items()}
     rungs = {name: rung for name, rung in rungs.items() if not (hours and rung.gpu)}
@@ -59,13 +59,13 @@ def model_of(name: str, settings: Settings) -> Path:
 
 
 def weights_sha256(name: str, settings: Settings) -> str:
-    """What its record says of a model's weights."""
+    """The SHA-256 of a model's weights, from its record."""
     home, where = ("record", settings.folder(name)) if name in RUNS else (name, RESULTS)
     return load_record(home, where)["weights_sha256"]
 
 
 def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str]:
-    """What model `name` makes of `sentences`; it is kept in the folder of runs, in parts."""
+    """What model `name` makes of `sentences`; kept in parts in the folder of runs."""
     folder, model = settings.folder(name), model_of(name, settings)
     key = {"weights_sha256": weights_sha256(name, settings), "search": asdict(WRITING)}
 
@@ -81,7 +81,7 @@ def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str
 
 
 def standing(names: Sequence[str], settings: Settings) -> list[str]:
-    """Those of the runs `names` that weren't ended at half time. Raises ValueError if none is."""
+    """The runs of `names` that weren't ended at half time. Raises ValueError if none is left."""
     left = [
         name
         for name in names
@@ -106,7 +106,7 @@ def pairs_of(rung: Rung, settings: Settings, vocab: int) -> TrainingData:
 
 
 def config_of(name: str, settings: Settings) -> LessonConfig:
-    """The settings of run `name`, but for what its pairs and teachers turn out to be."""
+    """The settings of run `name`, except what its pairs and teachers turn out to be."""
     rung = RUNGS[RUNS[name]]
     base = LessonConfig(**asdict(PRESETS["small"]) | rung.changes)
     base.seed = int(name.rpartition("-")[2])
@@ -123,10 +123,10 @@ class HalfTime(Exception):
 
 
 def too_far_behind(bleus: Sequence[float], epochs: int, best: Sequence[float]) -> str:
-    """Why a run of so many `epochs` is ended now; "" where it goes on.
+    """Why a run of `epochs` epochs is ended now; "" if it goes on.
 
-    It is asked at half of its epochs. Then the highest of its validation `bleus` may lie `MARGIN`
-    under the highest that the `best` run had at the same share of its own way.
+    This is decided after half of its epochs. Then the highest of its validation `bleus` may lie
+    `MARGIN` below the highest that the `best` run had after the same share of its own epochs.
     """
     if len(bleus) != epochs // 2 or not bleus or not best:
         return ""
@@ -138,14 +138,14 @@ def too_far_behind(bleus: Sequence[float], epochs: int, best: Sequence[float]) -
 
 
 class RungTraining(Training):
-    """A run of the ladder in progress: it ends at half time where it is hopeless."""
+    """A run of the ladder in progress: it ends at half time if it is hopeless."""
 
     def __init__(self, *given: Any, best: Sequence[float] = (), **named: Any):
         super().__init__(*given, **named)
         self.best = best
 
     def train_epoch(self, stop: StopSignal | None = None) -> EpochReport:
-        """As in `Training`. Raises HalfTime, and trains no further, where it is hopeless."""
+        """As in `Training`. Raises HalfTime, and trains no further, if the run is hopeless."""
         bleus = [row["val_bleu"] for row in self.history]
         why = too_far_behind(bleus, self.config.epochs, self.best)
         if why and self.done == 0:
@@ -154,7 +154,7 @@ class RungTraining(Training):
 
 
 def best_history(but: str, settings: Settings) -> list[float]:
-    """Validation BLEU after each epoch of the best run there is, run `but` left out."""
+    """Validation BLEU after each epoch of the best run so far, leaving out run `but`."""
     names = [n for n, of in RUNS.items() if n != but and not RUNGS[of].turned]
     runs = [load_record(p.stem, p.parent) for p in map(settings.record, names) if p.is_file()]
     runs = [run for run in runs if "ended" not in run]
@@ -165,7 +165,7 @@ def best_history(but: str, settings: Settings) -> list[float]:
 
 
 def learned(config: TrainConfig, data: TrainingData, **others: Any) -> list[Run]:
-    """Train as `config` says, or go on: the history. `others` are those of `fit`."""
+    """Train as `config` says, or go on; the history. `others` go to `fit`."""
     folder = writable(runs_folder() / config.name)
     states = saved_states(folder)
     if states:
@@ -174,7 +174,7 @@ def learned(config: TrainConfig, data: TrainingData, **others: Any) -> list[Run]
 
 
 def on_record(path: Path, config: TrainConfig) -> Run | None:
-    """The record at `path`, if any. Raises ValueError where it is of another run than `config`."""
+    """The record at `path`, if any. Raises ValueError if it isn't of `config`'s run."""
     if not path.is_file():
         return None
     found = load_record(path.stem, path.parent)
@@ -208,7 +208,7 @@ def validated(config: LessonConfig, data: TrainingData, folder: Path, history: l
 
 
 def climbed(name: str, settings: Settings) -> Run:
-    """The record of run `name`; trains, or goes on, where there is none."""
+    """The record of run `name`; trains, or goes on, if there is none."""
     rung, config, folder = RUNGS[RUNS[name]], config_of(name, settings), settings.folder(name)
     data = pairs_of(rung, settings, config.vocab)
     if rung.forward or rung.reverse:

@@ -22,10 +22,10 @@ def ensemble_probs(
     criterion: nn.Module,
     rows_of: Callable[..., tuple[Tensor, Tensor]] = FAST_PATH.target_rows,
 ) -> Tensor:
-    """The mean of the teachers' probabilities of each next token: (N, V), as `rows_of` has rows.
+    """The mean of the teachers' probabilities of each next token: (N, V), for `rows_of`'s rows.
 
-    Probabilities are averaged and not logits: a token stays likely if one teacher believes in it.
-    Dropout is off, and no gradient goes back. Raises ValueError where there is no teacher.
+    Probabilities are averaged, not logits: a token stays likely if one teacher believes in it.
+    Dropout is off, and no gradient goes back. Raises ValueError if there is no teacher.
     """
     if not teachers:
         raise ValueError("an ensemble has at least one model")
@@ -38,10 +38,10 @@ def ensemble_probs(
 
 
 class TaughtLoss(nn.Module):
-    """A criterion with a teacher: (1 − λ) times the one it is given, λ times −Σ q log p.
+    """A criterion with a teacher: (1 − λ) times the one it is given, plus λ times −Σ q log p.
 
     q (N, V) are the teacher's probabilities, as they are (temperature 1). By a row's logits the
-    gradient is p − (1 − λ) q₀ − λ q, with q₀ the target of the criterion it is given.
+    gradient is p − (1 − λ) q₀ − λ q, where q₀ is the given criterion's target.
     """
 
     def __init__(self, criterion: nn.Module, probs: Tensor, weight: float):

@@ -1,4 +1,4 @@
-"""Data diversification: models of both directions translate the training pairs once more.
+"""Data diversification: models of both directions translate the training pairs again.
 
 Nguyen, Joty, Wu and Aw, "Data Diversification: A Simple Strategy For Neural Machine Translation"
 (2020). With k forward and k backward models each pair comes in up to 2k + 1 wordings, and nothing
@@ -29,9 +29,9 @@ def diversified(
     """`data` with more training pairs: the real ones first, then what the models wrote.
 
     Each of `forward` holds a model's translation of every source, which becomes a target; each of
-    `reverse` one of every target, which becomes a source. A pair comes once, however many wrote it,
-    and what a model wrote only if it is `sound`. Validation and tests stay as people wrote them.
-    Raises ValueError where a model wrote too many texts, or too few.
+    `reverse` one of every target, which becomes a source. A pair is kept once, however many wrote
+    it, and what a model wrote only if it is `sound`. Validation and tests stay as people wrote
+    them. Raises ValueError if a model wrote too many texts, or too few.
     """
     real = data.corpus["train"]
     sources, targets = zip(*real, strict=True)
@@ -45,12 +45,12 @@ def diversified(
 
 
 def sound(pair: tuple[str, str]) -> bool:
-    """Whether no side is empty, or ran on and on: past three times the other and five words."""
+    """Whether no side is empty or too long: over three times the other's words, plus five."""
     short, long = sorted(len(side.split()) for side in pair)
     return short > 0 and long <= 3 * short + 5
 
 
 def pairs_sha256(data: TrainingData) -> str:
-    """What tells these training pairs from others: the SHA-256 of their texts, in hex."""
+    """What identifies these training pairs: the SHA-256 of their texts, in hex."""
     text = json.dumps(data.corpus["train"], ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

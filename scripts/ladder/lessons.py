@@ -17,31 +17,31 @@ from scripts.ladder.unidrop import with_unidrop
 
 @dataclass
 class LessonConfig(TrainConfig):
-    """Everything that decides a training with a lesson: a resume under another is refused."""
+    """Everything that decides a training with a lesson: resuming under another is refused."""
 
     feature_drop: float = 0.0
     """Dropout of queries, keys and values."""
     layer_drop: float = 0.0
     """Chance that a layer is missing from a step."""
     word_drop: float = 0.0
-    """Chance that a source's word is missing, in every other sentence."""
+    """Chance that a source word is missing, in about half of the sentences."""
     taught: float = 0.0
     """The teachers' part of the loss; the rest is the corpus's."""
     teachers: str = ""
     """The SHA-256 of each teacher's weights."""
     pairs: str = ""
-    """The SHA-256 of the training pairs, where they aren't the corpus's own."""
+    """The SHA-256 of the training pairs, if they aren't the corpus's own."""
 
     def __post_init__(self):
         super().__post_init__()
         if self.path == "textbook" and (self.feature_drop or self.taught):
             raise ValueError("feature_drop and taught are for --path fast")
         if self.layer_drop and self.step == "graphed":
-            raise ValueError("a recording has all its layers: layer_drop can't be had with it")
+            raise ValueError("a recording has all its layers: layer_drop can't be used with it")
 
 
 def lesson_of(config: TrainConfig) -> dict[str, Any]:
-    """What `config` has beyond a TrainConfig, and isn't off."""
+    """What `config` has beyond a TrainConfig and that isn't off."""
     plain = asdict(plain_config(config))
     return {name: value for name, value in asdict(config).items() if value and name not in plain}
 
@@ -52,7 +52,7 @@ def lesson_loss(
     teachers: Sequence[nn.Module] = (),
     training: bool = True,
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """How a batch's loss is computed. Raises ValueError where teachers are missing or idle."""
+    """How a batch's loss is computed. Raises ValueError if teachers are missing or idle."""
     if bool(teachers) != bool(config.taught):
         raise ValueError(f"{len(teachers)} teachers, and {config.taught:g} of the loss is theirs")
     loss_of = loss_function_of(config, device, training)

@@ -1,9 +1,9 @@
 """The queue: what takes hours of one thread, beside other work: `python -m scripts.ladder.queue`.
 
 It does the items that have no record yet, in order, within the hours it is given; `--list true`
-says what they are. It takes one thread, at the lowest priority. Killed at any moment, the same
-command goes on to the same weights. With `--save true` each item's record goes to results/ as soon
-as it is there.
+says what they are. It takes one thread, at the lowest priority. It may be killed at any moment:
+the same command then goes on, to the same weights. With `--save true` each item's record goes to
+results/ as soon as it is there.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -51,7 +51,7 @@ class QueueOptions(Settings):
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Inside the block no other queue works in `root`. Raises ValueError where one does already."""
+    """Inside the block no other queue works in `root`. Raises ValueError if one does already."""
     import fcntl  # not on Windows
 
     with open(writable(root) / "ladder.lock", "w") as lock:
@@ -63,7 +63,7 @@ def alone(root: Path) -> Iterator[None]:
 
 
 def run_queue(options: QueueOptions) -> int:
-    """What the options ask for. Returns the exit code."""
+    """Do what the options ask for. Returns the exit code."""
     items = ladder_items(hours=True)
     if options.list:
         print(listing(items, options))

@@ -1,6 +1,6 @@
 """The rungs of the ladder: each recipe for a small translator, and what its runs came to.
 
-A rung is a change of the small preset, and perhaps a lesson: dropout of other kinds, pairs that
+A rung is a change to the small preset, and perhaps a lesson: other kinds of dropout, pairs that
 models wrote, teachers. Runs are named after rung and seed. `scripts.ladder.climbing` trains them;
 this module only says what they are, and reads their records.
 """
@@ -14,12 +14,12 @@ from typing import Any
 from scripts.book.records import RESULTS, load_record
 from scripts.engine.settings import PRESETS
 
-R_DROP, TEACHER = 2.65, 0.45  # times the work; more work for each teacher
+R_DROP, TEACHER = 2.65, 0.45  # R-Drop's work, as a multiple; what each teacher adds
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: of an epoch of the small preset, what Muon adds, a validation, 29,000 texts."""
+    """Seconds for: an epoch of the small preset, what Muon adds, a validation, 29,000 texts."""
 
     epoch: float
     muon: float
@@ -27,31 +27,31 @@ class Costs:
     texts: float
 
 
-# One thread with 16-bit products (without, three to five times as long); and an H200, whose epochs
+# One thread with 16-bit products (three to five times as long without); and an H200, whose epochs
 # are on record (gpu-small-1): the rest is rounded up from a log, and Muon's part is a guess.
 THREAD, GPU = Costs(85, 45, 6, 240), Costs(1.15, 0.6, 1.5, 18)
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A recipe: the step of the ladder that it belongs to, and what is changed of the preset."""
+    """A recipe: the step of the ladder that it belongs to, and what it changes in the preset."""
 
     step: int
     about: str
     changes: dict[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (1,)
     forward: tuple[str, ...] = ()
-    """Runs, or models that ship, whose translations of the sources are learned from, too."""
+    """Runs, or models that ship, whose translations of the sources are learned from."""
     reverse: tuple[str, ...] = ()
     """Runs whose translations of the targets become sources."""
     teachers: tuple[str, ...] = ()
     """Runs that together teach word by word."""
     turned: bool = False
-    """It learns to translate back. Its BLEU is of another language, and compares with nothing."""
+    """It learns to translate back. Its BLEU is of another language, so it can't be compared."""
     candidate: bool = False
     """It may ship, so its test scores are read."""
     gpu: bool = False
-    """For a GPU alone: of one thread it would take more than the 100 minutes."""
+    """For a GPU alone: on one thread it would take more than 100 minutes."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ class Rung:
 
     @property
     def passes(self) -> int:
-        """Passes over so many pairs as the corpus has."""
+        """Passes over as many pairs as the corpus has."""
         return self.epochs * (1 + len(self.forward) + len(self.reverse))
 
     @property
@@ -84,18 +84,17 @@ class Rung:
 
 SHIPPED = "multi30k-de-en"  # its weights are at hand
 BY_MUON = {"optimizer": "muon"}
-UPON: dict[str, Any] = {}  # what steps 2 to 6 stand on: by hand, from the table, after step 1
+UPON: dict[str, Any] = {}  # what steps 2 to 6 build on: set by hand, from the table, after step 1
 ONCE = {"forward": ("small-1",), "reverse": ("reverse-1",)}
 BOTH = {"forward": ("small-1", "long-1"), "reverse": ("reverse-1", "reverse-adam-1")}
 BEST = {"forward": (SHIPPED,), "reverse": ("reverse-adam-1", "reverse-adam-2")}
 ALL = BEST | {"forward": (SHIPPED, "long-1")}
 TEACHERS = ("long-1", "diverse-1", "diverse-more-1")
 UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
-MORE = UPON | {"epochs": 24}  # noise wants a longer run
-TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes a longer time
+MORE = UPON | {"epochs": 24}  # noise needs a longer run
+TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes need one, too
 
-# What isn't for a GPU alone takes at most 100 minutes of one thread: a machine that goes takes no
-# more along.
+# What isn't for a GPU alone takes at most 100 minutes of one thread: a lost machine loses no more.
 RUNGS: dict[str, Rung] = {
     "small": Rung(0, "today's recipe", seeds=(1, 2, 3), candidate=True),
     "muon": Rung(1, "Muon", BY_MUON),
@@ -158,7 +157,7 @@ def val_bleu(record: dict[str, Any]) -> float:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Values with their mean and standard deviation, which one value alone hasn't."""
+    """Values with their mean and standard deviation, which one value alone doesn't have."""
     deviation = round(statistics.stdev(values), 3) if len(values) > 1 else None
     return {"mean": round(statistics.mean(values), 3), "deviation": deviation, "each": [*values]}
 
@@ -166,8 +165,8 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 def ladder_table(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """A row for each rung of which the queue left a record: none, some or all of them.
 
-    The gain is over the first rung's mean; None where that is missing, or where the rung
-    translates back.
+    The gain is over the first rung's mean; None if that is missing, or if the rung translates
+    back.
     """
     rows, base = [], None
     for name, rung in RUNGS.items():

@@ -22,7 +22,7 @@ WHOLE = 0.5  # the chance that a sentence loses no word, whatever the rate
 def fewer_features(model: nn.Module, p: float) -> Iterator[None]:
     """Inside the block every attention of `model` drops entries of its queries, keys and values.
 
-    Each with chance `p`, while the model is in training mode, by the fast path alone.
+    Each with chance `p`, while the model is in training mode, on the fast path alone.
     """
     parts = [part for part in model.modules() if p and hasattr(part, "project_query")]
     try:
@@ -56,10 +56,10 @@ def fewer_layers(model: nn.Module, p: float) -> Iterator[None]:
 
 
 def drop_words(src: Tensor, p: float, whole: float = WHOLE) -> Tensor:
-    """Source ids (B, S) with words missing: padding stands in their place, and nobody looks at it.
+    """Source ids (B, S) with words missing: padding takes their place, and nothing looks at it.
 
-    A sentence stays whole with chance `whole`; of another each token goes with chance `p`. The
-    others keep their positions, and the end of the sentence stays.
+    A sentence stays whole with chance `whole`; of any other, each token goes with chance `p`. The
+    rest keep their positions, and the end of the sentence stays.
     """
     goes = torch.rand(src.shape, device=src.device) < p  # (B, S)
     touched = torch.rand(len(src), 1, device=src.device) >= whole  # (B, 1)

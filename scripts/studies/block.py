@@ -1,8 +1,8 @@
 """2017's block, today's, and each part alone (chapters 22 to 24): `scripts.studies.block`.
 
-Every row has the rate that a sweep found best for it; what counts are three fresh seeds. The two
-blocks are also trained three times as long, with dropout chosen for each. Runs that are on record
-aren't done again, so the hours may come in pieces.
+Every row uses the rate that a sweep found best for it; what counts is three fresh seeds. The two
+blocks are also trained three times as long, with dropout chosen for each. Runs on record aren't
+repeated, so the work can be done in pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -45,13 +45,13 @@ from scripts.studies.runner import Hours, Run, go_on
 BASE = replace(STUDY, epochs=3, dropout=0.0, path="textbook", name="block")
 SHORT, LONG = BASE.epochs, 3 * BASE.epochs
 LONG_DROPOUTS = (0.0, 0.1)
-BALANCE = 0.01  # what an unequal use of experts costs a token, beside its loss
+BALANCE = 0.01  # weight of the experts' balance penalty, added to each token's loss
 
 
 def parts_loss(
     model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing
 ) -> tuple[Tensor, Tensor]:
-    """Chapter 6's `batch_loss`; in training also each mixture's balance penalty for each token."""
+    """Chapter 6's `batch_loss`, in training with each mixture's balance penalty for each token."""
     x = model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)  # (B, T, D)
     real = batch.tgt_y != PAD  # (B, T)
     loss, nll = criterion(model.generator(x[real]), batch.tgt_y[real])
@@ -63,18 +63,18 @@ def parts_loss(
 
 
 class BlockRow(StudyRow):
-    """A row whose parts no fast path knows: what is done to 2017's model, and other settings."""
+    """A row with parts that no fast path knows: steps that change 2017's model, and settings."""
 
     def __init__(self, *steps: Callable[[EncoderDecoder], None], **changes: Any):
         super().__init__("parts", changes, partial(all_done, steps), "textbook")
 
     def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
-        """The textbook's loss, and what unequal experts cost."""
+        """The textbook's loss plus the balance penalty."""
         return parts_loss
 
 
 def all_done(steps: Sequence[Callable[[EncoderDecoder], None]], model: EncoderDecoder) -> None:
-    """Change the model by all steps, in their order."""
+    """Apply all steps to the model, in order."""
     for step in steps:
         step(model)
 
@@ -91,17 +91,17 @@ def latent(h: int, d_model: int, dropout: float, rotary: bool = True) -> LatentA
 
 
 def experts(d_model: int, d_ff: int, dropout: float) -> MixtureOfExperts:
-    """Eight experts and a shared one, of which two and that one serve a token: as much work."""
+    """Eight experts, of which each token visits two, and a shared one: as much work as before."""
     count, top, shared = 8, 2, 1
-    visited = top + shared  # gated, three matrices each; the router has its share
+    visited = top + shared  # gated, three matrices each; the router takes its share
     width = round(2 * d_ff / (3 * visited) - count / (3 * visited))
     return MixtureOfExperts(d_model, width, dropout, count, top, shared)
 
 
 def leave_padding_out(model: EncoderDecoder) -> None:
-    """Tell the encoder's mixtures where there are words.
+    """Tell the encoder's mixtures which positions hold words.
 
-    Batches are sorted by their targets, so the decoder meets next to no padding (0.06%).
+    Batches are sorted by their targets, so the decoder sees next to no padding (0.06%).
     """
 
     def told(_: str, old: Any) -> SparseEncoderLayer:
@@ -114,22 +114,22 @@ def leave_padding_out(model: EncoderDecoder) -> None:
 
 
 def attention(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder], None]:
-    """The step that exchanges self-attention."""
+    """The step that replaces self-attention."""
     return partial(attend_by, kind=kind, **more)
 
 
 def like(kind: Callable[..., Any], **more: Any) -> Callable[[str, Any], Any]:
-    """What makes a `kind` of an attention's sizes."""
+    """A function that makes a `kind` with an attention's sizes."""
     return lambda _, old: kind(old.h, old.project_query.in_features, old.dropout.p, **more)
 
 
 def across(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder], None]:
-    """The step that exchanges cross-attention, once self-attention is another."""
+    """The step that replaces cross-attention, after self-attention has been replaced."""
     return partial(exchange, kind=OpenAttention, make=like(kind, **more))
 
 
 def latents_where_a_cache_is(model: EncoderDecoder) -> None:
-    """Latents for rotary keys, in the decoder alone."""
+    """Replace rotary attention with latents, in the decoder alone."""
     exchange(model.decoder, RotaryAttention, like(latent))
 
 
@@ -168,7 +168,7 @@ ROWS = {
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: both blocks, then each part alone, then both blocks for longer."""
+    """All that is wanted so far: both blocks, then each part alone, then both blocks for longer."""
     plan, rates = Wanted(runs), {}
     for row in (OLD, NEW):
         place = {"row": row, "epochs": SHORT, "dropout": BASE.dropout}

@@ -1,9 +1,9 @@
-"""Encoders and bags of words tell number (chapter 18): `python -m scripts.studies.classify`.
+"""Encoders and bags of words classify number (chapter 18): `python -m scripts.studies.classify`.
 
-A masked model reads the German captions; then encoders from scratch, encoders that begin as it, and
-bags of words learn from few labels and from many. Each encoder has a rate of its own for each
-number of labels, and ends when validation no longer gains; each bag has its best penalty. Runs that
-are on record aren't done again, so the hours may come in pieces.
+A masked model learns from the German captions. Then encoders from scratch, encoders that begin with
+its weights, and bags of words learn from few labels and from many. Each encoder has its own rate
+for each number of labels, and stops when validation no longer improves; each bag has its best
+penalty. Runs on record aren't repeated, so the work can be done in pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -43,13 +43,13 @@ MASKED = replace(BASE, epochs=24, max_tokens=1024, lr=2e-3)  # the model that fi
 BAG, SCRATCH, PRETRAINED = "bag of words", "from scratch", "pretrained"
 PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 LABELS = (100, 1000, 0)  # how many; 0: all
-DRAWS = tuple(range(1, 9))  # seeds: which captions have a label, and where the weights begin
-TOGETHER, ROUND, ROUNDS = 32, 2000, 12  # captions of a step, of a round; rounds at most
+DRAWS = tuple(range(1, 9))  # seeds: which captions have a label, and the first weights
+TOGETHER, ROUND, ROUNDS = 32, 2000, 12  # captions in a step, in a round; rounds at most
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Captions with a gap, by split, and how they are read."""
+    """Captions and those with a gap, by split, and their tokenizer."""
 
     texts: Mapping[str, Sequence[str]]
     items: Mapping[str, Sequence[GapItem]]
@@ -58,7 +58,7 @@ class Gaps:
 
 @cache
 def gaps_of(corpus: str, vocab: int) -> Gaps:
-    """The German captions of a corpus; a worker prepares them once."""
+    """The German captions of a corpus; each worker prepares them once."""
     pairs = load_corpus(corpus)
     texts = {name: [spaced(german) for german, _ in part] for name, part in pairs.items()}
     return Gaps(texts, german_gaps(pairs), BPETokenizer.train(texts["train"], vocab))
@@ -70,7 +70,7 @@ def misled(item: GapItem) -> bool:
 
 
 def judged_on(items: Mapping[str, Sequence[GapItem]]) -> dict[str, Sequence[GapItem]]:
-    """What is judged: validation, test, and test's captions that may mislead."""
+    """What is judged: validation, test, and the test captions that may mislead."""
     hard = [item for item in items["test"] if misled(item)]
     return {"val": items["val"], "test": items["test"], "misled": hard}
 
@@ -78,7 +78,7 @@ def judged_on(items: Mapping[str, Sequence[GapItem]]) -> dict[str, Sequence[GapI
 def shares(
     logits_of: Callable[[Sequence[GapItem]], Tensor], items: Mapping[str, Sequence[GapItem]]
 ) -> Run:
-    """The share told right of each part that is judged."""
+    """The share classified correctly in each part that is judged."""
     parts = judged_on(items)
     return {name: round(share_right(logits_of(part), part), 4) for name, part in parts.items()}
 
@@ -87,7 +87,7 @@ def shares(
 
 
 def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
-    """A stack that has learned to fill gaps; trained where no run has done it before."""
+    """A stack that has learned to fill gaps; trained if no run has done so before."""
     vocab, encode = len(gaps.tokenizer), gaps.tokenizer.encode
     rows = {
         name: [[BOS, *encode(text)[:250], EOS] for text in gaps.texts[name]]
@@ -133,7 +133,7 @@ class Labelled:
 
 
 def labelled(items: Sequence[GapItem], tokenizer: BPETokenizer) -> Labelled:
-    """A row each: `<s>`, the pieces before the gap, the gap (id V), those behind it, `</s>`."""
+    """A row each: `<s>`, the pieces before the gap, the gap (id V), those after it, `</s>`."""
     rows = []
     for item in items:
         before, behind = (tokenizer.encode(" ".join(part)) for part in (item.before, item.behind))
@@ -144,14 +144,14 @@ def labelled(items: Sequence[GapItem], tokenizer: BPETokenizer) -> Labelled:
 def number_loss(
     model: NumberClassifier, batch: Labelled, criterion: LabelSmoothing
 ) -> tuple[Tensor, Tensor]:
-    """The sum of −ln p of what is right, twice: nothing is smoothed."""
+    """The sum of −ln p of the right answers, twice: nothing is smoothed."""
     logits = model(batch.ids)
     loss = F.binary_cross_entropy_with_logits(logits, batch.plural.to(logits), reduction="sum")
     return loss, loss
 
 
 def parts(items: Sequence[GapItem], tokenizer: BPETokenizer, size: int = 64) -> Iterable[Labelled]:
-    """All items, some at a time."""
+    """All items, `size` at a time."""
     return (labelled(items[i : i + size], tokenizer) for i in range(0, len(items), size))
 
 
@@ -163,7 +163,7 @@ def drawn(count: int, rng: random.Random) -> list[list[int]]:
 
 
 def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretrained: bool) -> Run:
-    """An encoder on labelled `items`, from the masked model's weights or from scratch."""
+    """An encoder trained on labelled `items`, from the masked model's weights or from scratch."""
     gap, val = len(gaps.tokenizer), [*parts(gaps.items["val"], gaps.tokenizer)]
     torch.manual_seed(config.seed)
     fresh = partial(one_stack, config, gap + 1)
@@ -193,7 +193,7 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
 
 
 def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
-    """Of bags of words on labelled `items` the one that does best on validation; and counts."""
+    """The bag of words on labelled `items` that does best on validation; and counts."""
     val = gaps.items["val"]
     bags = {penalty: fit_bag_of_words(items, penalty) for penalty in PENALTIES}
     best = max(bags, key=lambda penalty: share_right(bags[penalty](val), val))
@@ -204,7 +204,7 @@ def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: the bags, each encoder's sweeps, then the draws that count."""
+    """All that is wanted so far: the bags, each encoder's sweeps, then the draws that count."""
     plan = Wanted(runs)
     plan.wanted += [{"row": BAG, "labels": n, "seed": seed} for n, seed in product(LABELS, DRAWS)]
     for row, labels in product((PRETRAINED, SCRATCH), LABELS):
@@ -226,5 +226,5 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
 
 study = partial(go_on, module=__name__, name="classify", base=BASE, plan=wanted_runs, work=work)
 main = Command(
-    __name__, Hours, study, "Train encoders and bags of words to tell number.", interrupted=GOES_ON
+    __name__, Hours, study, "Classify number with encoders and bags of words.", interrupted=GOES_ON
 )

@@ -1,4 +1,4 @@
-"""What chapter 7 says of Multi30k, from its files: `python -m scripts.studies.corpus`."""
+"""What chapter 7 says about Multi30k, from its files: `python -m scripts.studies.corpus`."""
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
     from scripts.book.command import launch
@@ -32,7 +32,7 @@ PICKED = (1691, 5070, 5120, 12678, 15574, 16498, 16663, 25222)  # something is w
 
 
 def quoted_captions(train: list[tuple[str, str]]) -> list[list[int | str]]:
-    """Twenty pairs, each after its line from 0: every 2,900th, shortest, longest, and `PICKED`."""
+    """Twenty pairs, each after its line (from 0): every 2,900th, shortest, longest, `PICKED`."""
     by_length = sorted(range(len(train)), key=lambda i: (len(train[i][1]), i))
     chosen = (*range(0, len(train), EVERY), by_length[0], by_length[-1], *PICKED)
     return [[i, *train[i]] for i in chosen]
@@ -57,7 +57,7 @@ def unknown_words(pairs: dict[str, list[tuple[str, str]]]) -> list[dict[str, Any
 
 
 def word_counts(texts: Sequence[str]) -> dict[str, int]:
-    """How many different words `texts` hold, and how many of them once."""
+    """How many different words `texts` hold, and how many of them occur once."""
     counts = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
     return {"different": len(counts), "once": sum(times == 1 for times in counts.values())}
 
@@ -69,7 +69,7 @@ def length_shares(texts: Sequence[str]) -> dict[str, float]:
 
 
 def multi30k_facts() -> dict[str, Any]:
-    """What chapter 7 says of Multi30k, computed from its files: about half a minute."""
+    """What chapter 7 says about Multi30k, computed from its files in about half a minute."""
     pairs = multi30k()
     texts, tests = (
         dict(zip(("German", "English"), zip(*pairs[split], strict=True), strict=True))
@@ -105,11 +105,11 @@ class CorpusOptions:
 
 
 def record_multi30k(options: CorpusOptions) -> None:
-    """Compute the facts, print how many pairs they are of, and save them if the options say so."""
+    """Compute the facts, save them if the options say so, and print the number of pairs."""
     record = provenance(as_typed(__name__, options)) | multi30k_facts()
     if options.save:
         save_record(CORPUS_RECORD, record)
     print(", ".join(f"{split}: {count:,} pairs" for split, count in record["pairs"].items()))
 
 
-main = Command(__name__, CorpusOptions, record_multi30k, "The facts of Multi30k, from its files.")
+main = Command(__name__, CorpusOptions, record_multi30k, "Facts about Multi30k, from its files.")

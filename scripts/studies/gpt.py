@@ -1,8 +1,8 @@
 """A small language model, and tables of counts (chapter 17): `python -m scripts.studies.gpt`.
 
-For each dropout the rate is swept in short trainings. The best of all serves three long ones, with
-fresh seeds. The tables take minutes. Runs that are on record aren't done again, so the hours may
-come in pieces.
+For each dropout, short trainings sweep the rate. The best of all is used in three long ones, with
+fresh seeds. The tables take minutes. Runs on record aren't repeated, so the work can be done in
+pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -43,7 +43,7 @@ from scripts.studies.rows import Wanted, one_run
 from scripts.studies.runner import Hours, Run, go_on
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
-LONGEST = 250  # characters of a caption at most
+LONGEST = 250  # characters; longer captions are cut
 BASE = replace(
     STUDY,
     layers=4,
@@ -76,7 +76,7 @@ def texts_of(corpus: str) -> Texts:
 
 @cache
 def letters_of(corpus: str) -> tuple[TrainingData, dict[str, list[list[int]]]]:
-    """What a model of characters reads: targets without a source; and each split's rows of ids."""
+    """What a character model reads: targets without a source; and each split's rows of ids."""
     texts = texts_of(corpus)
     characters = Characters(texts["train"])
     rows = {name: [*map(characters.encode, lines)] for name, lines in texts.items()}
@@ -101,7 +101,7 @@ def counted(corpus: str) -> Run:
 
 
 def packed(corpus: str) -> Run:
-    """Bits per character of PPM (variant H): what the captions add to a packed training split."""
+    """Bits per character of PPM (variant H): what captions add to a compressed training split."""
     import pyppmd
 
     def size(text: str, order: int) -> int:
@@ -139,7 +139,7 @@ class LanguageRow(StudyRow):
 
 
 def samples_of(model: OneStack, characters: Characters, rows: Sequence[Sequence[int]]) -> Run:
-    """At each temperature three texts of 200, and what all are like beside the training `rows`."""
+    """At each temperature three of 200 texts, and how all compare with the training `rows`."""
     known, samples = {characters.decode(row) for row in rows}, {}
     for temperature in TEMPERATURES:
         drawn = sample_texts(model, 200, temperature, 1).tolist()
@@ -170,7 +170,7 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: the tables, each dropout's rate, and then the best one's seeds."""
+    """All that is wanted so far: the tables, each dropout's rate, and then the best one's seeds."""
     plan, place = Wanted(runs), {"row": MODEL, "epochs": SHORT}
     tables = [COUNTS, PPM] if find_spec("pyppmd") else [COUNTS]  # not on every machine
     plan.wanted += [{"row": table} for table in tables]
@@ -191,5 +191,5 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
 
 study = partial(go_on, module=__name__, name="gpt", base=BASE, plan=wanted_runs, work=work)
 main = Command(
-    __name__, Hours, study, "Train a small language model, and count.", interrupted=GOES_ON
+    __name__, Hours, study, "Train a small language model, and count n-grams.", interrupted=GOES_ON
 )

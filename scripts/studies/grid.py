@@ -1,8 +1,8 @@
 """Loss by parameters and data (chapter 20): `python -m scripts.studies.grid`.
 
-Models of six widths learn from five shares of the training pairs, until validation no longer gains.
-The rate is swept at the grid's four corners, and interpolated between them. Runs that are on record
-aren't done again, so the hours may come in pieces.
+Models of six widths learn from five shares of the training pairs, until validation no longer
+improves. The rate is swept at the grid's four corners, and interpolated between them. Runs on
+record aren't repeated, so the work can be done in pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -28,7 +28,7 @@ ENDS = [(width, share) for width in (min(WIDTHS), max(WIDTHS)) for share in (1, 
 
 
 def rate_at(width: int, share: int, corners: Mapping[tuple[int, int], float]) -> float:
-    """The peak rate, from those of the corners: linear in all three logarithms, to three digits."""
+    """The peak rate, interpolated between the corners' in all three logarithms, to three digits."""
     along = math.log(width / min(WIDTHS)) / math.log(max(WIDTHS) / min(WIDTHS))
     across = math.log(share) / math.log(max(PASSES))
     weights = [a * b for a in (1 - along, along) for b in (1 - across, across)]  # as in ENDS
@@ -37,7 +37,7 @@ def rate_at(width: int, share: int, corners: Mapping[tuple[int, int], float]) ->
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: the corners' sweeps, then the whole grid."""
+    """All that is wanted so far: the corners' sweeps, then the whole grid."""
     plan = Wanted(runs)
     corners = {end: plan.sweep(BASE.lr, d_model=end[0], share=end[1]) for end in ENDS}
     if None not in corners.values():
@@ -55,4 +55,4 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
 
 
 study = partial(go_on, module=__name__, name="grid", base=BASE, plan=wanted_runs, work=work)
-main = Command(__name__, Hours, study, "Train a grid of sizes and of data.", interrupted=GOES_ON)
+main = Command(__name__, Hours, study, "Train a grid of model and data sizes.", interrupted=GOES_ON)

@@ -44,7 +44,7 @@ from scripts.studies.subject import Corpus, Pairs, Rows, StudyOptions, Texts, en
 
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
 
-PRUNING_STEP = 9  # heads silenced more at each point of the curve
+PRUNING_STEP = 9  # how many more heads are silenced at each point of the curve
 RANDOM_ORDERS = 5
 BATCH = 100  # sentences of similar length
 
@@ -54,11 +54,11 @@ def word_translation(
 ) -> dict[tuple[str, str], float]:
     """IBM Model 1 (Brown et al. 1993): p(English word | German word), learned from pairs alone.
 
-    Every English word comes from one German word of its sentence, or from none (""), each position
-    being as likely as the next. `rounds` of expectation maximisation, from the even distribution.
+    Every English word comes from one German word of its sentence, or from none (""), all positions
+    being equally likely. `rounds` of expectation maximisation, from the uniform distribution.
     """
     ids: dict[tuple[str, str], int] = {}
-    cells, groups = [], []  # of each word pair of each sentence: its id, and whom it explains
+    cells, groups = [], []  # for each word pair of each sentence: its id, and what it explains
     targets = ((german, target) for german, english in pairs for target in english)
     for group, (german, target) in enumerate(targets):
         cells += [ids.setdefault((source, target), len(ids)) for source in ("", *german)]
@@ -67,7 +67,7 @@ def word_translation(
     cell, owner, source_of = map(np.array, (cells, groups, [last[source] for source, _ in ids]))
     p = np.ones(len(ids))
     for _ in range(rounds):
-        shares = p[cell]  # expectation: who explains each English word
+        shares = p[cell]  # expectation: what explains each English word
         shares /= np.bincount(owner, shares)[owner]
         counts = np.bincount(cell, shares, len(ids))  # maximisation
         p = counts / np.bincount(source_of, counts)[source_of]
@@ -80,7 +80,7 @@ def split_words(text: str) -> list[str]:
 
 
 def model_1_links(pairs: Pairs, ours: Sequence[AlignedPair]) -> list[str]:
-    """For each of our captions "0-0 1-1 …": each English word's link to what explains it best.
+    """For each of our captions a line "0-0 1-1 …": each English word linked to its best source.
 
     IBM Model 1 learns from `pairs` and our captions' texts; it never sees their links.
     """
@@ -96,7 +96,7 @@ def model_1_links(pairs: Pairs, ours: Sequence[AlignedPair]) -> list[str]:
 
 
 class Judge:
-    """How likely a model finds the references of some pairs, whatever heads are missing."""
+    """How likely a model finds the references of some pairs, with any of its heads missing."""
 
     def __init__(self, trained: Trained, pairs: Pairs):
         examples = sorted(encode_pairs(pairs, trained.tokenizer), key=lambda one: len(one.tgt))
@@ -122,7 +122,7 @@ class Judge:
             return torch.cat([reference_losses(self.model, *one) for one in both])
 
     def cost(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> tuple[float, float]:
-        """What is lost in nats a token, and Student's p over the pairs' losses."""
+        """What is lost in nats a token, and the p of a t test over the pairs' losses."""
         change = (self.losses(heads, instead) - self.whole).double()
         p = float(ttest_1samp(change, 0).pvalue) if change.any() else 1.0
         return round(change.sum().item() / self.tokens, 5), float(f"{p:.3g}")
@@ -160,7 +160,7 @@ def pruning_curve(judge: Judge, orders: Mapping[str, Sequence[Head]]) -> list[di
 
 
 def numbers_on_record(trained: Trained, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Each kind's numbers (N, H, 7) over greedy translations of `rows`, and even attention's."""
+    """Each kind's numbers (N, H, 7) over greedy translations of `rows`, and an even attention's."""
     found = search_rows(trained.model, rows, cached_greedy)
     looks = []
     for row, ids in zip(tqdm(rows, desc="maps"), found, strict=True):
@@ -182,7 +182,7 @@ def named(numbers: Tensor) -> dict[str, float]:
 
 
 def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
-    """All that the record says about the heads, but where it came from."""
+    """All that the record says about the heads, except its provenance."""
     splits = ("val", held_out_splits(corpus)[0])
     val, test = (corpus[name][: options.sentences] for name in splits)
     numbers, even = numbers_on_record(trained, encoded(trained, val)[0])
@@ -212,7 +212,7 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
 
 
 def run_inspect(options: StudyOptions) -> None:
-    """Make the record, save it if the options say so, and print the five dearest heads."""
+    """Make the record, save it if the options say so, and print the five most costly heads."""
     record = recorded(__name__, "heads", options, inspect_model)
     for row in sorted(record["heads"], key=lambda row: -row["silent"])[:5]:
         print(f"{row['kind']} {row['layer']}.{row['head']}: {row['silent']:+.3f} nats a token")

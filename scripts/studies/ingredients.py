@@ -1,7 +1,7 @@
 """What each ingredient of chapter 9's recipe is worth: `python -m scripts.studies.ingredients`.
 
-The narrow preset is trained with one of them changed at a time. A run that is done is only read
-when the command is given again, so that it goes on where it stopped.
+The narrow preset is trained with one of them changed at a time. The same command goes on where it
+stopped: finished runs are only read.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too

@@ -36,13 +36,13 @@ ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8, 2.0)
 BEAMS = (1, 2, 3, 4, 5, 8, 12)
 LENGTH_EDGES = (1, 8, 11, 14, 18)  # words of the source: where each bucket begins
 FREQUENCY_EDGES = (0, 1, 3, 10, 100)  # occurrences in training: where each bucket begins
-QUOTED = 5  # sentences in full at either end; the corpus is not ours to publish
+QUOTED = 5  # sentences quoted in full at either end; the corpus is not ours to publish
 
 
 def ranked_texts(
     trained: Trained, found: Sequence[Sequence[Hypothesis]], alpha: float
 ) -> list[str]:
-    """Each source's best hypothesis at length penalty `alpha`, as text; none is the empty text."""
+    """Each source's best hypothesis at length penalty `alpha`, as text; empty if there is none."""
     return [trained.tokenizer.decode(h.ids) for h in searches.first_by(found, alpha)]
 
 
@@ -100,7 +100,7 @@ def recall_by_frequency(
     """For each bucket of training frequency: the reference's words, and how many the output has.
 
     A word counts as found at most as often as the output has it. `sentences` are those whose rarest
-    word falls into the bucket, `bleu` is theirs (None without any).
+    word falls into the bucket, `bleu` is theirs (None if there are none).
     """
     seen = Counter(word for text in training for word in plain_words(text))
     labels = bucket_labels(FREQUENCY_EDGES)
@@ -141,7 +141,7 @@ def beam_against_greedy(greedy: Texts, beam: Texts, references: Texts) -> dict[s
 
 
 def scores_of(outputs: Texts, references: Texts) -> dict[str, float]:
-    """BLEU, chrF2 and length as for `searches`, and lower-cased BLEU."""
+    """BLEU, chrF2 and length as in `searches`, and lower-cased BLEU."""
     scores = searches.scores_of(outputs, references)
     lowercased = round(corpus_bleu(outputs, references, lowercase=True).score, 2)
     return {"bleu": scores["bleu"], "bleu_lowercased": lowercased} | scores
@@ -219,7 +219,7 @@ def listed(found: Sequence[tuple[int, float]], pairs: Pairs, outputs: Texts) -> 
 
 
 def analyse_model(trained: Trained, corpus: Corpus, options: AnalyseOptions) -> dict[str, Any]:
-    """All that the record says about a model's translations of a split, but where they came from.
+    """All that the record says about a model's translations of a split, except its provenance.
 
     Raises ValueError for an unknown split.
     """

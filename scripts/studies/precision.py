@@ -1,7 +1,7 @@
 """One recipe trained to its end in both precisions: `python -m scripts.studies.precision`.
 
-It goes on where it stopped. Both trainings take as many threads as PyTorch does; on a machine with
-other work, compare `cpu_seconds`, which doesn't count pauses.
+It goes on where it stopped. Both trainings take as many threads as PyTorch chooses; on a machine
+with other work, compare `cpu_seconds`, which doesn't count pauses.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -39,7 +39,7 @@ class PairOptions:
 
 
 def one_run(options: PairOptions, precision: str) -> dict[str, Any]:
-    """The record of the training in `precision`; trains, or goes on, where there is none yet."""
+    """The record of the training in `precision`; trains, or goes on, if there is none yet."""
     name = f"{options.corpus}-{precision}"
     changes = {"corpus": options.corpus, "precision": precision, "device": "cpu", "name": name}
     config = resolved(replace(PRESETS[options.preset], **changes), torch.device("cpu"))

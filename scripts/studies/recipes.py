@@ -1,8 +1,8 @@
 """Pairs that models write, and minimum risk (chapter 21): `python -m scripts.studies.recipes`.
 
-Back-translation has one pair in sixteen, and the English of the others. Every row has the rate that
-a sweep found best for it; what counts are three fresh seeds. Runs that are on record aren't done
-again, so the hours may come in pieces; models that others need are kept in the folder of runs.
+Back-translation gets one pair in sixteen, and only the English of the others. Every row uses the
+rate that a sweep found best for it; what counts is three fresh seeds. Runs on record aren't
+repeated, so the work can be done in pieces; models that others need are kept in the folder of runs.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -48,7 +48,7 @@ from scripts.studies.runner import Hours, Run, go_on, kept_at
 from scripts.studies.tuning import Tuning, cross_entropy, fine_tuned, minimum_risk
 
 BASE = replace(STUDY, dropout=0.0, name="recipes")
-SHARE, PASSES = 16, (8, 16, 32)  # one pair in so many has both sides; passes over these, planned
+SHARE, PASSES = 16, (8, 16, 32)  # one pair in so many has both sides; passes over these to try
 TUNING_LR = 5e-4  # where the sweeps of fine-tuning begin
 ALL, TAUGHT, MORE, RISK = (
     "all pairs",
@@ -90,7 +90,7 @@ def teacher_texts(corpus: str) -> Run:
 
 def reverse_texts(setting: Mapping[str, Any], wanted: Run) -> list[str]:
     """Sources that a reverse model writes for the targets without one, as the row asks."""
-    seed = max(1, wanted["seed"])  # a sweep takes the first model that counts
+    seed = max(1, wanted["seed"])  # a sweep uses the first of the models that count
     model = kept_model(setting, REVERSE, wanted["reverse_lr"], seed)
     how = DecodeOptions(beam=1, sample=wanted["row"] == SAMPLED, seed=seed)
     pairs = data_of(setting["corpus"], setting["vocab"]).corpus["train"]
@@ -99,7 +99,7 @@ def reverse_texts(setting: Mapping[str, Any], wanted: Run) -> list[str]:
 
 
 def read_by(setting: Mapping[str, Any], wanted: Run) -> tuple[TrainingData, Run]:
-    """What a row learns from; and what is known of the texts that a model wrote for it."""
+    """What a row learns from; and what is known about the texts that a model wrote for it."""
     data, row = data_of(setting["corpus"], setting["vocab"]), wanted["row"]
     if row == TAUGHT:
         texts = teacher_texts(setting["corpus"])
@@ -123,7 +123,7 @@ def read_by(setting: Mapping[str, Any], wanted: Run) -> tuple[TrainingData, Run]
 
 
 def kept_model(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> Trained:
-    """A model that others need; trained where no run has done it before."""
+    """A model that others need; trained if no run has done so before."""
     config, wanted = config_of(setting, row, lr, seed), {"row": row, "seed": seed}
     data, _ = read_by(setting, wanted)
     torch.manual_seed(seed)
@@ -151,7 +151,7 @@ def scored(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
 
 
 def student_scored(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
-    """As `scored`; and the loss where the teacher's translations are the references."""
+    """As `scored`; and the loss with the teacher's translations as references."""
     sources = [source for source, _ in data.corpus["val"]]
     pairs = list(zip(sources, teacher_texts(trained.config.corpus)["val"], strict=True))
     other = replace(data, val=encode_pairs(pairs, data.tokenizer))
@@ -179,7 +179,7 @@ def tuned(setting: Mapping[str, Any], wanted: Run) -> Run:
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: what others need first, each row's sweep, then its seeds."""
+    """All that is wanted so far: what others need first, each row's sweep, then its seeds."""
     plan, rates = Wanted(runs), {}
     for row in (ALL, REVERSE, TAUGHT):
         rates[row] = plan.sweep(BASE.lr, row=row)
@@ -191,7 +191,7 @@ def wanted_runs(runs: Sequence[Run]) -> list[Run]:
             place = {"row": row, "reverse_lr": rates[REVERSE]}
             plan.seeds(plan.sweep(BASE.lr, **place), **place)
     if rates[ALL] is not None:
-        for row in (MORE, RISK):  # each at the rate that is best for the mark
+        for row in (MORE, RISK):  # each at the rate with the lowest risk
             place = {"row": row, "before_lr": rates[ALL]}
             plan.seeds(plan.sweep(TUNING_LR, by="risk", **place), **place)
     return plan.wanted
@@ -210,5 +210,5 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
 
 study = partial(go_on, module=__name__, name="recipes", base=BASE, plan=wanted_runs, work=work)
 main = Command(
-    __name__, Hours, study, "Learn from what models write, and from marks.", interrupted=GOES_ON
+    __name__, Hours, study, "Learn from models' texts, and by minimum risk.", interrupted=GOES_ON
 )

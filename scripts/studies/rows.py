@@ -1,7 +1,7 @@
 """Trains a row of a study, a model that differs from the base in one thing, and scores it.
 
-Each epoch is validated, and the weights of the best one are kept. Which rows there are is said by
-the chapters; which of them are trained, at which rate and with which seeds, by each study's plan.
+Each epoch is validated, and the weights of the best one are kept. The chapters say which rows
+there are; each study's plan says which are trained, at which rate and with which seeds.
 """
 
 import copy
@@ -50,11 +50,11 @@ def fit_best(
     validate: Callable[[], float],
     loss_of: LossOf,
 ) -> tuple[Losses, Losses]:
-    """Train a pass over the batches of each plan; leave the model with the weights of the best.
+    """Train one pass over the batches of each plan; the model ends with the weights of the best.
 
-    Returns two losses after each epoch: what `validate` says, and that of training as it went. It
-    ends after `PATIENCE` epochs that are no better. Raises FloatingPointError where a loss or a
-    gradient overflowed.
+    Returns two losses for each epoch: what `validate` says, and that of training as it goes. It
+    ends after `PATIENCE` epochs that are no better. Raises FloatingPointError if a loss or a
+    gradient overflows.
     """
     optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
     rate_at = learning_rate(config, sum(map(len, plans)) // config.accumulate)
@@ -77,7 +77,7 @@ def fit_best(
 
 
 def nats(model: nn.Module, batches: Iterable[Any], loss_of: LossOf) -> float:
-    """Mean loss of a token of `batches`, not smoothed, dropout off."""
+    """Mean loss per token of `batches`, not smoothed, dropout off."""
     report = run_epoch(batches, model, LabelSmoothing(0.0), loss_of=loss_of)
     return report.nll / report.tokens
 
@@ -93,7 +93,7 @@ def validation_loss(
 def train_row(
     row: StudyRow, config: TrainConfig, data: TrainingData
 ) -> tuple[EncoderDecoder, Losses, Losses]:
-    """Train one model; it with the weights of its best epoch, then the losses of `fit_best`."""
+    """Train one model; return it, with its best epoch's weights, and the losses of `fit_best`."""
     torch.manual_seed(config.seed)
     device = pick_device(config.device)
     model = row.build(config, len(data.tokenizer)).to(device)
@@ -111,7 +111,7 @@ def train_row(
 
 def translations(row: StudyRow, trained: Trained, sources: Sequence[str]) -> list[str]:
     """Translations by a beam of 4."""
-    # The engine's cache walks the standard model; what it can't see decodes by the formula.
+    # The engine's cache knows only the standard model; other models decode by the formula.
     decode = fast_translate if row.way == "fast" else plain_translate
     return decode(trained, sources, beam=4)
 
@@ -127,7 +127,7 @@ def bleu(
 
 @cache
 def data_of(corpus: str, vocab: int, share: int = 1) -> TrainingData:
-    """What runs of a study read, of the training pairs 1/`share`; a worker prepares it once."""
+    """What runs of a study read, 1/`share` of the training pairs; each worker prepares it once."""
     if share > 1:
         return part_of(data_of(corpus, vocab), share)
     return prepare(TrainConfig(corpus=corpus, vocab=vocab))
@@ -137,7 +137,7 @@ def found_by(train: Callable[[], tuple[Any, Losses, Losses]], score: Callable[[A
     """What a run found: its losses in nats, what `score` says of the model, and its seconds.
 
     `train` gives the model and the losses of `fit_best`. `loss` is the best of validation, and None
-    where the run diverged.
+    if the run diverged.
     """
     start, found = time.perf_counter(), {"loss": None}
     try:
@@ -160,7 +160,7 @@ def one_run(
 ) -> Run:
     """Train a row in a study's setting, with what is wanted, on its corpus or on other `data`.
 
-    Runs of a sweep or of a share of the pairs aren't scored. Where Muon steps, Adam's rate is its.
+    Runs of a sweep or of a share of the pairs aren't scored. Muon steps at Adam's rate.
     """
     changes = {key: value for key, value in wanted.items() if key in setting}
     config = row.config(TrainConfig(**setting), **changes)
@@ -179,7 +179,7 @@ def trained_once(
 ) -> nn.Module:
     """`model` with the weights that `train` gives it, which other runs may need, too.
 
-    They are kept below the folder of runs, and only read where they are of the same `config`.
+    They are kept below the folder of runs, and read only if they are of the same `config`.
     """
     path, key = writable(runs_folder() / "kept") / f"{name}.safetensors", asdict(config)
     if path.is_file() and load_tensors(path)[1] == key:
@@ -191,7 +191,7 @@ def trained_once(
 
 
 class Wanted:
-    """A plan in the making: the runs wanted by now, of which some wait for a sweep to end."""
+    """A plan in the making: the runs wanted so far. Others wait for a sweep to end."""
 
     def __init__(self, runs: Sequence[Run]):
         self.runs, self.wanted = runs, []

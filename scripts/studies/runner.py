@@ -1,8 +1,8 @@
 """Many short trainings that answer one question: what is missing is run, what is done is on record.
 
 A plan says which runs are wanted, given those that are done: so rates are swept, and the best one
-serves the runs that count. The record is written anew after each run, and is all that the next
-call needs, on whatever machine.
+is used in the runs that count. The record is rewritten after each run, and is all that the next
+call needs, on any machine.
 """
 
 import json
@@ -26,7 +26,7 @@ from scripts.book.records import RESULTS, git_commit, load_record, provenance, s
 from scripts.ch12_going_fast import keep_memory
 from scripts.engine.settings import TrainConfig, pick_device
 
-Run = dict[str, Any]  # what sets it apart (its row, its rate, its seed), and then what was found
+Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what was found
 Plan = Callable[[Sequence[Run]], Sequence[Run]]
 Work = Callable[[Mapping[str, Any], Run], Run]
 
@@ -35,7 +35,8 @@ Work = Callable[[Mapping[str, Any], Run], Run]
 class Study:
     """A question: its record's name, what all runs share, which are wanted, what does one.
 
-    `work` gets the setting and what is wanted. It runs in another process: a module's function.
+    `work` gets the setting and what is wanted. It runs in another process, so it has to be a
+    module's function.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Study:
     work: Work
 
     def missing(self, runs: Sequence[Run]) -> list[Run]:
-        """Those wanted by now that aren't among `runs`."""
+        """Those wanted so far that aren't among `runs`."""
         return [wanted for wanted in self.plan(runs) if not these(runs, **wanted)]
 
 
@@ -56,7 +57,7 @@ def these(runs: Sequence[Run], **wanted: Any) -> list[Run]:
 def best_rate(runs: Sequence[Run], by: str = "loss") -> float:
     """The rate of the run in which `by` is lowest; one that diverged has none.
 
-    Raises ValueError where all have diverged.
+    Raises ValueError if all have diverged.
     """
     return min((run for run in runs if run["loss"] is not None), key=lambda run: run[by])["lr"]
 
@@ -64,7 +65,7 @@ def best_rate(runs: Sequence[Run], by: str = "loss") -> float:
 def sweep(runs: Sequence[Run], start: float, by: str = "loss") -> list[float]:
     """The rates to try: `start` and its neighbours by a factor of two, then on beyond the best.
 
-    `runs` are those done so far. It is over when it names no rate that they lack: then the best
+    `runs` are those done so far. The sweep is over when no rate is missing from them: then the best
     rate has worse ones on both sides.
     """
     rates, tried = {start / 2, start, 2 * start}, {run["lr"] for run in runs}
@@ -75,7 +76,7 @@ def sweep(runs: Sequence[Run], start: float, by: str = "loss") -> list[float]:
 
 
 def begun(study: Study, command: str, folder: Path) -> dict[str, Any]:
-    """The study's record as it stands; a new one where there is none with the same setting."""
+    """The study's record so far; a new one if there is none with the same setting."""
     with suppress(FileNotFoundError):
         record = load_record(study.name, folder)
         if record["setting"] == study.setting:
@@ -85,7 +86,7 @@ def begun(study: Study, command: str, folder: Path) -> dict[str, Any]:
 
 
 def kept_at(path: Path, given: Run, make: Callable[[], Run]) -> Run:
-    """`given` and what `make()` gave with it, from `path`; where it isn't there, it's made now."""
+    """`given` and what `make()` gave with it, from `path`; made now if it isn't there."""
     found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     if not given.items() <= found.items():
         found = given | make()
@@ -95,7 +96,7 @@ def kept_at(path: Path, given: Run, make: Callable[[], Run]) -> Run:
 
 
 def step_back() -> None:
-    """The lowest priority: for this process, those it starts, and where Linux groups by session."""
+    """The lowest priority for this process and those it starts; on Linux for its session, too."""
     os.nice(19)
     group = Path(f"/proc/{os.getpid()}/autogroup")
     with suppress(OSError):  # no such file, or not ours to write
@@ -104,7 +105,7 @@ def step_back() -> None:
 
 
 def one_thread() -> None:
-    """What a process of many does: no threads of its own, and freed memory stays its own."""
+    """What one process of many does: it uses one thread, and keeps the memory that it frees."""
     torch.set_num_threads(1)
     keep_memory()
 
@@ -114,9 +115,9 @@ class Hours:
     """How long, how many at once, and where to."""
 
     hours: float = 1.2
-    """No run begins after so many hours. The same command goes on with what is missing."""
+    """No run begins after this many hours. The same command goes on with what is missing."""
     workers: int = 2
-    """Runs at once, each on one thread of the lowest priority."""
+    """Runs at once, each on one thread at the lowest priority."""
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
     save: bool = False
@@ -126,7 +127,7 @@ class Hours:
 def go_on(
     options: Hours, module: str, name: str, base: TrainConfig, plan: Plan, work: Work
 ) -> dict[str, Any]:
-    """Do what is missing of a study in `base`'s setting, as far as the hours go; its record.
+    """Do what is missing of a study in `base`'s setting, as far as the hours allow; its record.
 
     `module` is the command's.
     """
@@ -134,7 +135,7 @@ def go_on(
     study = Study(f"{name}-{options.corpus}", setting, plan, work)
     folder = RESULTS if options.save else runs_folder() / "results"
     step_back()
-    command = as_typed(module, Hours(corpus=options.corpus))  # the hours come in pieces
+    command = as_typed(module, Hours(corpus=options.corpus))  # whatever the hours of each call
     return complete(study, command, folder, options.hours, options.workers)
 
 
@@ -143,7 +144,7 @@ def complete(
 ) -> dict[str, Any]:
     """Do what is missing, `workers` runs at once, and begin none after `hours`; the record."""
     record, end = begun(study, command, folder), time.monotonic() + 3600 * hours
-    code = {"commit": git_commit()}  # the one that workers import, whatever comes meanwhile
+    code = {"commit": git_commit()}  # what workers import, whatever is committed meanwhile
     running: dict[Future, Run] = {}
     with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
         while True:
@@ -159,5 +160,5 @@ def complete(
                 record["runs"].append(done)
                 save_record(study.name, record, folder)
                 tqdm.write(str(done))
-    print(f"{len(record['runs'])} runs are on record, {len(missing)} more are wanted by now")
+    print(f"{len(record['runs'])} runs are on record, {len(missing)} more are wanted so far")
     return record

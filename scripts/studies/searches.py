@@ -63,7 +63,7 @@ def empty_log_probs(trained: Trained, rows: Rows, size: int = 64) -> list[float]
 
 
 def first_by(found: Sequence[Sequence[Hypothesis]], alpha: float) -> list[Hypothesis]:
-    """Each source's best hypothesis at length penalty `alpha`; an empty one where there is none."""
+    """Each source's best hypothesis at length penalty `alpha`; an empty one if there is none."""
     nothing = Hypothesis((), 0.0, 1)
     return [max(some, key=lambda h: h.score(alpha), default=nothing) for some in found]
 
@@ -78,7 +78,7 @@ def widths(
     """
     nothing, table, outputs = empty_log_probs(trained, rows), [], {}
     for beam in BEAMS:
-        # a stop at `beam` endings doesn't depend on α: only the ranking does
+        # stopping at `beam` endings doesn't depend on α: only the ranking does
         found = decode_hypotheses(trained, rows, DecodeOptions(beam=beam, alpha=0.0), nbest=beam)
         for alpha in ALPHAS:
             best = first_by(found, alpha)
@@ -138,7 +138,7 @@ class SearchesOptions(StudyOptions):
     """Whose validation split is translated, and by which model."""
 
     sentences: int = 300
-    """The split's first so many."""
+    """How many, from the split's start."""
 
 
 def example(outputs: dict[tuple[int, float], list[str]]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def example(outputs: dict[tuple[int, float], list[str]]) -> dict[str, Any]:
 
 
 def compare_searches(trained: Trained, corpus: Corpus, options: SearchesOptions) -> dict[str, Any]:
-    """All that the record says of the searches."""
+    """All that the record says about the searches."""
     pairs = corpus["val"][: options.sentences]
     rows, references = encoded(trained, pairs)
     beams, outputs = widths(trained, rows, references)
@@ -185,5 +185,5 @@ def run_searches(options: SearchesOptions) -> None:
 
 
 main = Command(
-    __name__, SearchesOptions, run_searches, "Translate by many searches and draws (minutes)."
+    __name__, SearchesOptions, run_searches, "Translate by many searches and by sampling (minutes)."
 )

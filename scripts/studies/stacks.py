@@ -1,8 +1,8 @@
-"""Two stacks that translate, and one (chapter 18): `python -m scripts.studies.stacks`.
+"""Translating with two stacks, and with one (chapter 18): `python -m scripts.studies.stacks`.
 
-Each has a rate of its own; all learn from the same batches, and write greedily. Where d_ff = 2·D an
+Each has its own rate; all learn from the same batches, and decode greedily. With d_ff = 2·D an
 encoder layer has 8·D² weights and a decoder layer 12·D²: 2 + 2 layers weigh as much as 5 of one
-stack. Runs that are on record aren't done again, so the hours may come in pieces.
+stack. Runs on record aren't repeated, so the work can be done in pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -79,12 +79,12 @@ def pairs_of(batch: Batch) -> list[Example]:
 def restarted(ids: Tensor) -> Tensor:
     """The place of each of ids (B, T) in its own sentence: the target's begin at 0 again."""
     places = torch.arange(ids.size(1), device=ids.device).expand_as(ids)  # (B, T)
-    start = (ids == BOS).int().argmax(1, keepdim=True)  # (B, 1): bos begins a target, and only it
+    start = (ids == BOS).int().argmax(1, keepdim=True)  # (B, 1): bos begins targets alone
     return torch.where(places < start, places, places - start)
 
 
 class Restarted(AfterSource):
-    """Targets whose positions begin at 0, and not behind their sources."""
+    """Targets whose positions begin at 0, not after their sources."""
 
     def __init__(self, model: OneStack, src: Tensor, sees: Literal["causal", "prefix"]):
         super().__init__(model, src, sees)
@@ -93,7 +93,7 @@ class Restarted(AfterSource):
 
 @dataclass(frozen=True)
 class StackRow(StudyRow):
-    """One stack: what its source sees, and whether the target's positions begin anew."""
+    """One stack: what its source sees, and whether the target's positions begin again."""
 
     sees: Literal["causal", "prefix"] = "causal"
     anew: bool = False
@@ -131,13 +131,13 @@ ROWS = {
 
 
 def greedy(row: StudyRow, trained: Trained, sources: Sequence[str]) -> list[str]:
-    """Greedy translations by what suits the row."""
+    """Greedy translations, by the row's own search if it has one."""
     rows = [source_ids(source, trained.tokenizer) for source in sources]
     return decode_rows(trained, rows, getattr(row, "search", cached_greedy))
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: each row's sweep, then its seeds."""
+    """All that is wanted so far: each row's sweep, then its seeds."""
     plan = Wanted(runs)
     for row in ROWS:
         plan.seeds(plan.sweep(BASE.lr, row=row), row=row)
@@ -151,5 +151,5 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
 
 study = partial(go_on, module=__name__, name="stacks", base=BASE, plan=wanted_runs, work=work)
 main = Command(
-    __name__, Hours, study, "Train translators of two stacks and of one.", interrupted=GOES_ON
+    __name__, Hours, study, "Train translators with two stacks and with one.", interrupted=GOES_ON
 )

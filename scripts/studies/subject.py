@@ -29,7 +29,7 @@ class StudyOptions:
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to translate."""
     sentences: int | None = None
-    """Only the first so many of a split."""
+    """Only this many, from a split's start."""
     save: bool = False
     """Keep the result in results/, where the chapter finds it."""
 
@@ -54,7 +54,7 @@ def recorded(
     folder = Path(options.model or STUDIED)
     trained = open_model(replace(options, model=str(folder)))
     record = {
-        **provenance(as_typed(prog, options), trained.device),  # first: of the code that runs
+        **provenance(as_typed(prog, options), trained.device),  # first: names the code that runs
         "model": folder.resolve().name,
         "weights_sha256": sha256(folder / "model.safetensors"),
         "corpus": options.corpus,

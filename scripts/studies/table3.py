@@ -1,8 +1,8 @@
-"""Table 3, a rate of its own for each row that may need one: `python -m scripts.studies.table3`.
+"""Table 3, with its own rate for each row that may need one: `python -m scripts.studies.table3`.
 
 First the base's dropout and rate are swept, with a seed of their own. Then the rows that change
-depth, width, norm or dropout, or that may want other steps, are swept. What counts are the runs of
-three fresh seeds. Runs that are on record aren't done again, so the hours may come in pieces.
+depth, width, norm or dropout, or that may need other steps, are swept. What counts is the runs of
+three fresh seeds. Runs on record aren't repeated, so the work can be done in pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -26,7 +26,7 @@ SWEPT += ("no residual", "no √d_k", "no warm-up", "post-norm", "post-norm, no 
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted by now: the base's sweeps; then those of its rows, and the seeds."""
+    """All that is wanted so far: the base's sweeps; then those of its rows, and the seeds."""
     plan = Wanted(runs)
     rates = {d: plan.sweep(STUDY.lr, row=THE_BASE, dropout=d) for d in DROPOUTS}
     if None in rates.values():

@@ -32,9 +32,9 @@ TuningLoss = Callable[[EncoderDecoder, Sequence[Example]], Tensor]  # of a model
 class Tuning:
     """How a trained model goes on."""
 
-    lr: float = 5e-4  # of the first step; it falls to zero along a line
+    lr: float = 5e-4  # of the first step; it falls linearly to zero
     steps: int = 200
-    sentences: int = 16  # of a step
+    sentences: int = 16  # in a step
     candidates: int = 8  # draws for each source
     sharpness: float = 0.05  # the α of Q
 

@@ -12,11 +12,11 @@ with suppress(ModuleNotFoundError):  # a bare machine with a GPU trains; it does
 def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
     """The standard deviation within rows, and its degrees of freedom.
 
-    Raises ValueError where no row has two values.
+    Raises ValueError if no row has two values.
     """
     freedom = sum(len(row) - 1 for row in rows if row)
     if not freedom:
-        raise ValueError("no row was run twice: nothing is known of the spread between seeds")
+        raise ValueError("no row was run twice: nothing is known about the spread between seeds")
     squares = sum((x - sum(row) / len(row)) ** 2 for row in rows for x in row)
     return math.sqrt(squares / freedom), freedom
 
@@ -41,7 +41,7 @@ def pass_together(p: Sequence[float], level: float = 0.05) -> list[bool]:
 
 
 class Verdict(NamedTuple):
-    """What the seeds say of a row against the one that it has to beat."""
+    """What the seeds say about a row against the one that it has to beat."""
 
     difference: float  # the row's mean minus the other's
     low: float  # the true difference's interval, for this row alone: 95% at a level of 0.05
@@ -56,7 +56,7 @@ def verdicts(
 ) -> dict[str, Verdict]:
     """Each row of `against` compared with the row that it names; `rows` holds a value for each run.
 
-    One spread serves all rows, so a row of one run can be judged as well. Raises ValueError where
+    One spread serves all rows, so a row of one run can be judged as well. Raises ValueError if
     no row was run twice.
     """
     spread, freedom = pooled_spread(list(rows.values()))
@@ -75,7 +75,7 @@ def verdicts(
 
 
 def verdict_line(row: str, found: Verdict, rival: str, score: str = "BLEU") -> str:
-    """A row's verdict against its rival as a line; of the score, more is better."""
+    """A row's verdict against its rival, as a line; a higher score is better."""
     word = ("better" if found.difference > 0 else "worse") if found.told else "within noise"
     interval = f"{found.low:+.2f} to {found.high:+.2f}"
     return f"{row}: {score} {found.difference:+.2f} ({interval}) against {rival}, {word}"

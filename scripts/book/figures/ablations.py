@@ -24,7 +24,7 @@ def ablation_chart(
 
     `judged` has a line for each row, in the order of the drawing, with the columns verdict and
     paper's; `losses` has each row's runs and those of `base`, from whose mean all is measured.
-    `labels` rename rows. Beyond `reach` a triangle says how far.
+    `labels` rename rows. Beyond `reach` a triangle with its value replaces the dots.
     """
     mean = sum(losses[base]) / len(losses[base])
     names = {name: labels.get(name, name) for name in judged.index}
@@ -66,8 +66,7 @@ def ablation_chart(
     return titled(
         alt.layer(*layers).properties(width=430, height=20 * len(order)),
         "What each change does, what chance does, and what the paper found",
-        f"Each dot is a run; where fewer show, runs agree. The base has {len(losses[base])} seeds. "
-        "Letters name the groups of the paper's Table 3. A triangle lies further right, at the "
-        "mean given.",
+        f"Each dot is a run; where runs agree, fewer show. The base has {len(losses[base])} seeds. "
+        "Letters name the groups of the paper's Table 3. A triangle marks a mean further right.",
         wrap=84,
     )

@@ -82,8 +82,8 @@ def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
     return titled(
         drawn.properties(width=int(STEP * (steps + 0.5)), height=46 * int(tree["y"].max() + 2)),
         "A beam of two, step by step",
-        "Below each word: the probability of the whole text up to it. In each column those of the "
-        "two best that end are finished; of the others the two best go on. The winner begins with "
+        "Below each word: the probability of the whole text up to it. In each column any of the "
+        "two best that ends is finished; of the others the two best go on. The winner begins with "
         "the second-best word. Heights only spread the tree.",
     )
 
@@ -128,7 +128,7 @@ def kept_chart(source: Sequence[str], target: Sequence[str], kib: float) -> alt.
     return titled(
         drawn.properties(width=26 * (S + T), height=26 * T),
         "The source once, then one new position a step",
-        "Before the line the source, after it what the decoder has read. Each square stands "
+        "Left of the line: the source; right: what the decoder has read. Each square stands "
         "for a position's keys and values in all layers. At a row's end: what is kept by then.",
         wrap=72,
     )
@@ -162,6 +162,6 @@ def temperature_chart(
     return titled(
         drawn,
         "The lower the temperature, the more the likeliest word gets",
-        "The same three probabilities. A low temperature τ widens their distance, a high one "
+        "The same three probabilities. A low temperature τ spreads them apart, a high one "
         "levels them.",
     )

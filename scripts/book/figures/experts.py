@@ -15,7 +15,7 @@ SHADES = ["#08306B", "#2171B5", "#6BAED6", "#C6DBEF", "#FDD0A2", "#FDAE6B", "#F1
 
 
 def routing_chart(histories: Mapping[str, Tensor], mean_of: int = 5) -> alt.FacetChart:
-    """Shares of visits (steps, 8) as stacked areas, a panel for each remedy, the busiest below."""
+    """Shares of visits (steps, 8) as stacked areas, a panel for each remedy, the busiest lowest."""
     rows = []
     for remedy, history in histories.items():
         busiest_first = history[-20:].mean(0).argsort(descending=True)
@@ -41,8 +41,8 @@ def routing_chart(histories: Mapping[str, Tensor], mean_of: int = 5) -> alt.Face
     panels = chart.properties(width=175, height=200)
     return titled(
         panels.facet(column=alt.Column("remedy:N", sort=list(histories), title=None)),
-        "In this toy, routing collapses unless somebody minds",
-        "Share of visits of eight experts over 200 steps, means of five; the busiest at the end "
+        "In this toy, routing collapses unless it is balanced",
+        "Share of visits to eight experts over 200 steps, means of five; the busiest at the end "
         "is drawn lowest, and colours are ranks within a panel. Left: a few take all. Middle: the "
         "penalty evens it out. Right: the bias does, without touching the loss. Dashed: eighths.",
     )

@@ -39,7 +39,7 @@ def layer_diagram(heads: int = 4) -> alt.LayerChart:
         write(x + 7, y + 18, shape, "shape")
 
     def rail(y: float, head_end: float) -> None:
-        """A line along all heads, tied to each: what stands at it belongs to every head."""
+        """A line along all heads, tied to each: what touches it belongs to every head."""
         middles = [280 + (i - (heads - 1) / 2) * 362 / heads for i in range(heads)]
         rails.append((middles[0], middles[-1], y, y))
         rails.extend((x, x, y, head_end) for x in middles)

@@ -23,7 +23,7 @@ def _lettered(
     column_title: str = "",
     width: int = 44,
 ) -> alt.LayerChart:
-    """Coloured cells that carry a text of their own each; rows and columns must be distinct."""
+    """Coloured cells, each with a text of its own; rows and columns must be distinct."""
     frame = pd.DataFrame(
         [
             {"row": row, "column": column, "value": value, "text": text}
@@ -79,7 +79,7 @@ def worth_chart(
         alt.vconcat(*drawn),
         "What is lost when one head is silent",
         "Change of −log p of the reference, in thousandths of a nat a token; blue: the reference "
-        f"becomes less likely. {pairs:,} validation pairs. A star: it passes a test for all 72 at "
+        f"becomes less likely. {pairs:,} validation pairs. A star: passes a test of all 72 at "
         "once.",
     )
 
@@ -140,7 +140,7 @@ def lens_chart(
 ) -> alt.TopLevelMixin:
     """The likeliest token at each depth; coloured by the probability of the final one.
 
-    `agree` says how often layer 1 is right already: here, over how many captions, and there.
+    `agree` says how often layer 1 is already right: here; over how many captions; and there.
     """
     depths = ["embedding", *(f"layer {n}" for n in range(1, len(tops)))]
     drawn = _lettered(
@@ -157,7 +157,7 @@ def lens_chart(
         drawn,
         "What the decoder would say after each layer",
         "Each cell: the likeliest next token at that depth. Dark: the final token is already "
-        f"probable. After layer 1 it is the final one at {agree[0]} places; over {agree[1]} "
+        f"probable. After layer 1 both agree at {agree[0]} places; over {agree[1]} "
         f"captions at {agree[2]:.0%}. Bottom: the embedding, which only repeats what was read.",
         wrap=110,
     )

@@ -12,7 +12,7 @@ alt, pd = Late("altair"), Late("pandas")
 
 
 def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Beam against greedy: histograms of the coins' swaps, and below of the sentences' draws."""
+    """Beam against greedy: histograms of the coins' swaps and, below, of the sentences' draws."""
     compared = record["beam_against_greedy"]
     steps = {key: pd.DataFrame(compared[key]) for key in ("histogram_of_swaps", "histogram")}
     both = pd.concat(steps.values())
@@ -42,12 +42,12 @@ def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     difference = {measured: compared["difference"]}
     spread = {low: compared["low"], high: compared["high"]}
     x_title = "BLEU of the beam minus BLEU of greedy decoding"
-    equals = "Equals: a coin for each sentence swaps the two outputs"
+    equals = "Equals: a coin swaps each sentence's two outputs"
     upper = panel("histogram_of_swaps", GREY, equals, None, difference)
-    lower = panel("histogram", PALETTE[0], "Sentences drawn anew", x_title, difference | spread)
+    lower = panel("histogram", PALETTE[0], "Sentences resampled", x_title, difference | spread)
     return titled(
         alt.vconcat(upper, lower),
-        "The beam's lead is more than chance would give to equals",
+        "The beam's lead is larger than chance would explain",
         "No grey column reaches the measured difference. Between the dashed lines lie 95% of the "
         "draws.",
         wrap=76,
@@ -79,7 +79,7 @@ def length_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         alt.layer(spread, middle, number).properties(width=440, height=42 * len(frame)),
         "Only the longest captions score clearly lower",
         "BLEU by the words of the source. Each bar holds 95% of resampled sets of such sentences: "
-        "where bars overlap widely, the order may be chance.",
+        "if bars overlap widely, the order may be chance.",
         wrap=80,
     )
 

@@ -14,7 +14,7 @@ alt, pd = Late("altair"), Late("pandas")
 
 
 def recipe_chart(runs: pd.DataFrame, to_beat: Mapping[str, str]) -> alt.TopLevelMixin:
-    """BLEU of every run: above the rows that know all pairs, below those that know a part.
+    """BLEU of every run: above, the rows that know all pairs; below, those that know a part.
 
     `runs` has the columns row and bleu; `to_beat` names each row's rival.
     """
@@ -31,7 +31,7 @@ def recipe_chart(runs: pd.DataFrame, to_beat: Mapping[str, str]) -> alt.TopLevel
 
 
 def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
-    """Validation BLEU of each run of the ladder's rungs, but for those of another direction."""
+    """Validation BLEU of each run of the ladder's rungs, except those that translate back."""
     shown = [row for row in rows if row["gain"] is not None]
     order = [row["about"] for row in shown]
     runs = [{"rung": row["about"], "BLEU": bleu} for row in shown for bleu in row["each"]]

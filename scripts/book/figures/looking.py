@@ -73,7 +73,7 @@ def map_explorer(maps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) ->
 
 
 SHARES = ("same place", "previous", "next", "separator")
-DECODER_SHARES = ("same place", "previous", "separator")  # what stands ahead is masked
+DECODER_SHARES = ("same place", "previous", "separator")  # what lies ahead is masked
 
 
 def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
@@ -119,7 +119,7 @@ def alignment_methods_chart(errors: Mapping[str, float]) -> alt.TopLevelMixin:
     title = "alignment error rate, lower is better"
     return titled(
         bars(frame, "method", "AER", number_format=".2f", value_title=title),
-        "A translator aligns words without being asked to, a dictionary better",
-        "Fifty captions. Each half has the head that was best on the other half. Model 1 counted "
+        "A translator aligns words unasked; a dictionary does better",
+        "Fifty captions. Each half uses the head that was best on the other. Model 1 counted "
         "the training pairs and these captions, without their links.",
     )

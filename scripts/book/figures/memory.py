@@ -50,7 +50,7 @@ def reach_chart(reaches: Mapping[str, Tensor]) -> alt.HConcatChart:
         ),
         "What can reach what",
         "Which inputs have a gradient at which outputs, causal, window of 3. Each layer of windows "
-        "reaches two words farther; one global layer opens all roads.",
+        "reaches two words farther; one global layer reaches all.",
     )
 
 
@@ -67,7 +67,7 @@ def recall_chart(rows: Sequence[Mapping[str, float | str]]) -> alt.Chart:
         "A small memory fills up",
         "Pairs of random keys and values in 16 dimensions, all read back; means of 20 draws. "
         "A state has 16 × 16 numbers, however many pairs come. The best one holds 16 pairs; both "
-        "rules lose earlier. Softmax keeps every pair, and must be sharp to find it.",
+        "rules fail earlier. Softmax keeps every pair, and must be sharp to find it.",
     )
 
 

@@ -59,7 +59,7 @@ class Diagram:
 
 def stacks(N: int = 6) -> alt.LayerChart:
     """The two stacks of N layers each, and the memory that every decoder layer reads (Figure 1)."""
-    drawn, top = Diagram(), 40 + 34 * N  # where the last layer stands
+    drawn, top = Diagram(), 40 + 34 * N  # where the last layer is
     for x, side, ids in (
         (85, "encoder", "source ids (B, S)"),
         (405, "decoder", "target ids (B, T)"),
@@ -120,7 +120,7 @@ def decades(
 
 
 def layer_lines(frame: pd.DataFrame, columns: list[str], color: str) -> alt.HConcatChart:
-    """Columns side by side over the layers E1, …, D1, …; encoder and decoder are lines apart."""
+    """Columns side by side over the layers E1, …, D1, …; encoder and decoder are separate lines."""
     frame = rounded(frame[["layer", color, *columns]].assign(side=frame.layer.str[0]))
     layers = alt.X("layer:N", sort=None, title="layer", axis=alt.Axis(labelAngle=0))
     base = alt.Chart(frame).encode(

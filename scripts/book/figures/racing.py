@@ -1,4 +1,4 @@
-"""Drawings of fast decoding: what a bound leaves over, recorded races, and where time goes."""
+"""Drawings of fast decoding: what a bound leaves, recorded races, and where time goes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def family_chart(
         ),
         "One memory for three prefixes",
         "Each row is a prefix, each column a token whose keys and values are cached. A prefix "
-        "attends to its blue cells. Two columns have no blue cell: nobody descends from them, "
+        "attends to its blue cells. Two columns have no blue cell: nothing descends from them, "
         "and they stay where they are.",
     )
 
@@ -91,7 +91,7 @@ def bound_chart(rough: Tensor, exact: Tensor, error: float, count: int = 14) -> 
 
 
 def speed_frame(record: dict[str, Any]) -> pd.DataFrame:
-    """A row for each program and beam: sentences a second, BLEU, and its pace beside CTranslate2's.
+    """A row for each program and beam: sentences a second, BLEU, its pace against CTranslate2's.
 
     `ratio` is the median over the rounds of its speed over CTranslate2's of the same precision in
     the same round; `lowest` and `highest` are the rounds' own.
@@ -113,7 +113,7 @@ def speed_frame(record: dict[str, Any]) -> pd.DataFrame:
 
 
 def race_table(record: dict[str, Any]) -> pd.DataFrame:
-    """The race of the usual searches: pace beside CTranslate2's, BLEU, and how many texts agree."""
+    """The race of the usual searches: pace against CTranslate2's, BLEU, how many texts agree."""
     race = speed_frame(record).query("program != 'ours, exact stop'")
     spread = zip(race["ratio"], race["lowest"], race["highest"], strict=True)
     told = [f"{middle:.2f} ({low:.2f} to {high:.2f})" for middle, low, high in spread]
@@ -142,7 +142,7 @@ def decoding_speed_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         alt.layer(bars_, numbers).properties(width=420, height=alt.Step(20)),
         "On whole files ours keeps up with CTranslate2, in 32 bits and in 8",
         f"Medians of five rounds on {record['sentences']:,} sentences, two threads. The exact stop "
-        "concerns a beam only. How sure the order is, the table's spread says.",
+        "concerns only a beam. The table's spread says how sure the order is.",
     )
 
 
@@ -168,7 +168,7 @@ def decoding_account_chart(record: dict[str, Any], program: str) -> alt.TopLevel
     )
     return titled(
         bars_.properties(width=440, height=alt.Step(60)),
-        "In 8 bits no kind of work is half of the time",
-        "Our search in 8 bits, 1,000 sentences. Rounding and scaling are what 8 bits cost beside "
-        "their products.",
+        "In 8 bits no kind of work takes half the time",
+        "Our search in 8 bits, 1,000 sentences. Rounding and scaling are what 8 bits cost besides "
+        "products.",
     )

@@ -12,7 +12,7 @@ from scripts.book.records import load_record
 
 alt, pd = Late("altair"), Late("pandas")
 
-LOG_TICKS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]  # what a logarithmic axis is marked with
+LOG_TICKS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]  # the marks of a logarithmic axis
 
 
 def history_chart(name: str, title: str, caption: str) -> alt.HConcatChart:
@@ -62,7 +62,7 @@ def ingredient_chart(
     """
     frame = ingredient_frame(record)
     order = list(record["rows"])
-    kinds = ["the recipe", "told apart from it", "not told apart"]
+    kinds = ["the recipe", "differs from it", "no clear difference"]
     named = {name: kinds[1 if name in told else 2] for name in order} | {"the recipe": kinds[0]}
     frame["kind"] = frame["changed"].map(named)
     recipe = frame.loc[frame["changed"] == "the recipe", "BLEU"]
@@ -88,7 +88,7 @@ def ingredient_chart(
     return titled(
         alt.layer(band, dots).properties(width=440, height=26 * len(order)),
         title,
-        "Each point is a run; the band spans the recipe's own seeds. Told apart: its p passes a "
+        "Each point is a run; the band spans the recipe's own seeds. Differs: its p passes a "
         f"stricter bar, for {len(order) - 1} tests. Narrow model, "
         f"{record['config']['epochs']} epochs.",
         wrap=78,

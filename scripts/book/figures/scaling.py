@@ -1,4 +1,4 @@
-"""The drawing of scaling: a grid of sizes and data, its law, and what that misses."""
+"""The drawing of scaling: a grid of sizes and data, its law, and what the law misses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     upper = upper.properties(width=480, height=260)
     return titled(
         alt.vconcat(upper, *parts),
-        "Without dropout, size gains little where data are few",
+        "Without dropout, size gains little when data are few",
         f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
         "or below each law.",
         wrap=80,

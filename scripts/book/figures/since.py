@@ -54,6 +54,6 @@ def spectrum_chart(values: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     return titled(
         lines(pd.DataFrame(rows), "direction", "singular value", "matrix", zero=True, height=220),
         "Nearly equal steps, from very unequal ones",
-        "Singular values of a real gradient, divided by the largest, and of the step made of it. "
-        "(The very last was almost 0.)",
+        "Singular values of a real gradient, divided by the largest, and of the step made from it. "
+        "(The last was almost 0.)",
     )

@@ -23,7 +23,7 @@ def race_frame(reports: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def duel_frame(both: Mapping[str, Mapping[str, Any]], how_sure: Callable) -> pd.DataFrame:
-    """What each part of either precision is worth, and `how_sure(rounds, control)` that is."""
+    """What each part is worth in either precision, and `how_sure(rounds, control)` that is."""
     frames = {}
     for precision, reports in both.items():
         frame = race_frame(reports).filter(like="without ", axis=0).round(3)

@@ -1,4 +1,4 @@
-"""Drawing of chapters 17 and 18: language models beside counting, and one stack's variants."""
+"""Drawings of chapters 17 and 18: language models beside counting, and one stack's variants."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def counting_chart(
     return titled(
         alt.layer(curves, rule, name.encode(y="min(bits):Q", text="label:N")),
         "Three mini-GPTs end just behind the best table",
-        f"Multi30k's English captions, {split}: lower is better. Left out: n below 4, above 2.4 "
-        "bits. Mind the axis of bits: it begins above 1.",
+        f"Multi30k's English captions, {split}: lower is better. Left out: n < 4 (above 2.4 bits). "
+        "Mind the axis of bits: it begins above 1.",
     )
 
 

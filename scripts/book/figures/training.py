@@ -20,7 +20,7 @@ def learning_curves(
 ) -> alt.LayerChart:
     """One curve for each list of values, a value a step; dashed horizontal lines at the `marks`.
 
-    `every` so many steps are averaged into one point. `log_y` is for perplexities: it begins at 1.
+    `every` steps are averaged into one point. `log_y` is for perplexities: it begins at 1.
 
     >>> learning_curves({"warm-up": losses}, {"ln 10": 2.303}, every=5)
     """
