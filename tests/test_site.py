@@ -174,7 +174,7 @@ def test_one_page_lists_the_modules_beside_the_chapters(site, book):
     wanted = {path.relative_to(ROOT / "scripts").with_suffix(".html").as_posix() for path in plain}
     assert "engine/checkpoints.html" in wanted and wanted <= set(book["scripts/index.html"].links)
     text = (site / "scripts/index.html").read_text("utf-8")
-    assert "Torn-proof saving and loading" in text and "at full speed and full safety" in text
+    assert "Crash-safe saving and loading" in text and "model, fast and safe" in text
     front = book["index.html"].links
     assert "scripts/index.html" in front and not wanted & {
         one.removeprefix("scripts/") for one in front

@@ -150,9 +150,9 @@ def number_loss(
     return loss, loss
 
 
-def parts(items: Sequence[GapItem], tokenizer: BPETokenizer, size: int = 64) -> Iterable[Labelled]:
-    """All items, `size` at a time."""
-    return (labelled(items[i : i + size], tokenizer) for i in range(0, len(items), size))
+def parts(items: Sequence[GapItem], tokenizer: BPETokenizer) -> Iterable[Labelled]:
+    """All items, 64 at a time."""
+    return (labelled(items[i : i + 64], tokenizer) for i in range(0, len(items), 64))
 
 
 def drawn(count: int, rng: random.Random) -> list[list[int]]:

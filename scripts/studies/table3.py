@@ -1,8 +1,8 @@
 """Table 3, with its own rate for each row that may need one: `python -m scripts.studies.table3`.
 
 First the base's dropout and rate are swept, with a seed of their own. Then the rows that change
-depth, width, norm or dropout, or that may need other steps, are swept. What counts is the runs of
-three fresh seeds. Runs on record aren't repeated, so the work can be done in pieces.
+depth, width or norm, or that may need other steps, are swept. What counts is the runs of three
+fresh seeds. Runs on record aren't repeated, so the work can be done in pieces.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too

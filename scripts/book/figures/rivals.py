@@ -14,25 +14,24 @@ alt, pd = Late("altair"), Late("pandas")
 def rival_dots(
     runs: pd.DataFrame,
     to_beat: Mapping[str, str],
-    score: str = "bleu",
     title: str = "validation BLEU, greedy",
 ) -> alt.LayerChart:
     """Every run a dot, a tick at each row's mean, a diamond at the mean that it has to beat.
 
-    `runs` has the columns row and `score`; `to_beat` names each row's rival. Rivals that have none
+    `runs` has the columns row and bleu; `to_beat` names each row's rival. Rivals that have none
     come first.
     """
-    means = runs.groupby("row", sort=False)[score].mean()
+    means = runs.groupby("row", sort=False)["bleu"].mean()
     first = [row for row in to_beat.values() if row not in to_beat]
     rows = [row for row in dict.fromkeys((*first, *to_beat)) if row in means.index]
-    ends = [math.floor(runs[score].min()), math.ceil(runs[score].max())]
+    ends = [math.floor(runs["bleu"].min()), math.ceil(runs["bleu"].max())]
     scale = alt.Scale(domain=ends, nice=False, padding=10)
-    x = alt.X(f"{score}:Q", scale=scale, title=title, axis=alt.Axis(tickCount=6))
+    x = alt.X("bleu:Q", scale=scale, title=title, axis=alt.Axis(tickCount=6))
     axis = alt.Axis(grid=True, domain=False, ticks=False, labelLimit=260)
     y = alt.Y("row:N", sort=rows, title=None, axis=axis)
-    dots = alt.Chart(rounded(runs[["row", score]])).mark_circle(size=70, color=PALETTE[0])
+    dots = alt.Chart(rounded(runs[["row", "bleu"]])).mark_circle(size=70, color=PALETTE[0])
     ticks = alt.Chart(rounded(means.reset_index())).mark_tick(thickness=2, size=18, color=INK)
-    rivals = [{"row": row, score: means[to_beat[row]]} for row in rows if row in to_beat]
+    rivals = [{"row": row, "bleu": means[to_beat[row]]} for row in rows if row in to_beat]
     diamonds = alt.Chart(rounded(pd.DataFrame(rivals))).mark_point(shape="diamond", color=GREY)
     layers = [layer.encode(x=x, y=y) for layer in (diamonds, ticks, dots)]
     return alt.layer(*layers).properties(width=380, height=28 * len(rows))
