@@ -391,6 +391,14 @@ def test_the_picture_of_the_living_page_is_of_this_page():
     assert wanted in stamps(LIVING_PICTURE), "the head of tests/test_house_readme.py says how"
 
 
+def test_every_study_that_make_offers_is_there():
+    text = (ROOT / "Makefile").read_text("utf-8")
+    (listed,) = re.findall(r"^study:.*train what is missing of ([\w, ]+):", text, re.MULTILINE)
+    names = re.split(", | or ", listed)
+    assert len(names) > 5 and all(f"NAME ?= {name}" in text for name in names[:1])
+    assert not [name for name in names if not (ROOT / f"scripts/studies/{name}.py").is_file()]
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     write_picture()
@@ -398,11 +406,3 @@ if __name__ == "__main__":
         with open(picture, "rb") as file:
             LIVING_PICTURE.write_bytes(stamped(file.read(), "page", living_digest()))
     README.write_text(refreshed(README.read_text("utf-8")), "utf-8")
-
-
-def test_every_study_that_make_offers_is_there():
-    text = (ROOT / "Makefile").read_text("utf-8")
-    (listed,) = re.findall(r"^study:.*train what is missing of ([\w, ]+):", text, re.MULTILINE)
-    names = re.split(", | or ", listed)
-    assert len(names) > 5 and all(f"NAME ?= {name}" in text for name in names[:1])
-    assert not [name for name in names if not (ROOT / f"scripts/studies/{name}.py").is_file()]
