@@ -113,7 +113,7 @@ torch.set_default_dtype(torch.float64)  # so that every check can ask for many d
 titled(
     architecture_chart(),
     "The Transformer",
-    "Read each column from the bottom. A pale frame is a layer, and there are N of them, one upon the other. "
+    "Read each column from the bottom. A pale frame is a layer, and there are N of them, one above the other. "
     "Lines that pass by a box are residual connections. Dark chips are masks.",
     wrap=100,
 )

@@ -1,6 +1,6 @@
-"""What the tests share that run JavaScript: Node, headless Chromium, a server on this machine.
+"""Shared by the tests that run JavaScript: Node, headless Chromium, a server on this machine.
 
-Nothing is skipped: where a program is missing, the test fails and says which package brings it.
+Nothing is skipped: if a program is missing, the test fails and says which package has it.
 """
 
 import functools
@@ -18,7 +18,7 @@ import pytest
 
 
 def program(*names: str, package: str) -> str:
-    """The path of the first of these programs that is installed; else the test fails."""
+    """The path of the first of these programs that is installed; if none is, the test fails."""
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
         pytest.fail(f"{names[0]} is not installed: apt-get install {package}", pytrace=False)
@@ -40,12 +40,12 @@ def node() -> str:
 
 
 def run_script(script: Path, *arguments: str, request: dict) -> Any:
-    """What a script says to a request, both as JSON."""
+    """A script's answer to a request, both as JSON."""
     done = subprocess.run(
         [node(), str(script), *arguments],
         input=json.dumps(request).encode(),
         capture_output=True,
-        timeout=1800,  # on a busy machine
+        timeout=1800,  # for a busy machine
     )
     assert done.returncode == 0, done.stderr.decode()
     return json.loads(done.stdout)
@@ -58,7 +58,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """A plain static server with `folder` under a sub-path, as on a project's site; its address."""
+    """Serve `folder` under a sub-path, as on a project's site, and yield its address."""
     handler = functools.partial(QuietHandler, directory=str(folder.parent))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""All that a tiny model can write, scored by teacher forcing: what a search may be held against."""
+"""All that a tiny model can write, scored by teacher forcing: a reference for searches."""
 
 import itertools
 

@@ -16,13 +16,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads starve a
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "scripts").glob("ch[0-9][0-9]_*.py"))
-MODULES = sorted((ROOT / "scripts").rglob("*.py"))  # the chapters and all beside them
+MODULES = sorted((ROOT / "scripts").rglob("*.py"))  # the chapters and all other modules
 THREADS = torch.get_num_threads()
 
 
 @pytest.fixture(autouse=True)
 def torch_as_it_came():
-    """Each test begins with the threads and the default dtype that PyTorch came with."""
+    """Each test begins with PyTorch's own number of threads and default dtype."""
     torch.set_num_threads(THREADS)  # CTranslate2, for one, sets it for the whole process
     before = torch.get_default_dtype()
     yield
@@ -31,7 +31,7 @@ def torch_as_it_came():
 
 @pytest.fixture
 def float64(torch_as_it_came):
-    """Equal means equal to twelve digits; and the seed is the same for every test."""
+    """In float64, equal means to twelve digits; and every test gets the same seed."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
 
@@ -44,7 +44,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory):
-    """once(name, make) is a folder that all workers share; the first to ask lets `make` fill it."""
+    """once(name, make) is a folder that all workers share; the first to ask has `make` fill it."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
@@ -78,12 +78,12 @@ def forty_pairs():
 
 
 def pytest_collection_modifyitems(items):
-    """What takes minutes comes first: then no worker is left with it alone at the end."""
+    """What takes minutes comes first, so that no worker is left alone with it at the end."""
     items.sort(key=lambda item: item.path.name not in ("test_browser.py", "test_colab.py"))
 
 
 def pytest_sessionfinish(session):
-    """What `once` made weighs more than a gigabyte: it goes when all workers have left."""
+    """What `once` made takes more than a gigabyte: it is removed when all workers are done."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         base = session.config._tmp_path_factory.getbasetemp()
         for ready in base.glob("*.ready"):
@@ -92,7 +92,7 @@ def pytest_sessionfinish(session):
 
 @pytest.fixture(scope="session")
 def site(once) -> Path:
-    """The site."""
+    """The built site."""
 
     def build(folder: Path) -> None:
         command = [sys.executable, str(ROOT / "docs/build.py"), str(folder / "html")]

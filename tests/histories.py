@@ -11,7 +11,7 @@ from scripts.ch08_decoding import CopiedCache
 
 
 class PrefixDecoding:
-    """A decoding by the formula: it runs whole prefixes, of any model."""
+    """Decoding by the formula: it runs whole prefixes, through any model."""
 
     def __init__(self, model: nn.Module, src: Tensor, src_mask: Tensor | None):
         self.model, self.src_mask, self.logits = model, src_mask, model.generator
@@ -28,11 +28,11 @@ class PrefixDecoding:
         return self.model.decode(memory, mask, self.ids.flatten(0, 1), causal)[:, -1]
 
     def follow(self, origin: Tensor) -> None:
-        """Let the prefixes be those numbered origin (B, k), of each source's own."""
+        """Let the prefixes be those numbered origin (B, k), among each source's own."""
         self.ids = self.ids.gather(1, origin.unsqueeze(-1).expand(-1, -1, self.ids.size(-1)))
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with the sources numbered rows (N,) alone."""
+        """Go on with only the sources numbered rows (N,)."""
         self.memory, self.ids = self.memory[rows], self.ids[rows]
         self.src_mask = None if self.src_mask is None else self.src_mask[rows]
 
@@ -41,10 +41,10 @@ class PrefixDecoding:
 def history_gap(
     model: EncoderDecoder, kind: type = CopiedCache, forgetful: bool = False, steps: int = 6
 ) -> float:
-    """The largest difference of log-probabilities, with and without a cache.
+    """The largest difference between log-probabilities with and without a cache.
 
-    Prefixes change places after every step, and after the third one a sentence leaves. `forgetful`
-    is the control: after the first step the cache doesn't follow.
+    Prefixes change places after every step, and after the third one a sentence is dropped.
+    `forgetful` is the control: after the first step the cache doesn't follow.
     """
     src = pad_rows([[4, 5, 4, EOS], [5, EOS], [4, 4, 5, EOS]])  # (3, 4)
     ways = [way(model, src, padding_mask(src)) for way in (kind, PrefixDecoding)]

@@ -1,4 +1,4 @@
-"""What a chapter's variables hold when it has run: tests hold its sentences to them."""
+"""A chapter's variables after it has run: tests check its sentences against them."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
 
 @functools.cache
 def ran(chapter: str) -> SimpleNamespace:
-    """The names of the chapter's script after it ran headless, once in each process.
+    """The variables of the chapter's script after it ran headless, once in each process.
 
     No display, no network, no file left behind.
     """

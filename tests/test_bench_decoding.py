@@ -1,4 +1,4 @@
-"""Chapter 13's race: the programs do the same work, and the figures are what they say."""
+"""Chapter 13's race: the programs do the same work, and the figures mean what they say."""
 
 import importlib.util
 import itertools
@@ -67,7 +67,7 @@ def test_turns_are_taken_and_the_median_counts(trained, monkeypatch):
     def way(name):
         def run(rows, beam):
             clock.append((name, beam))
-            now[0] += costs[name] * beam * (10 if len(clock) <= 4 else 1)  # the first is a warm-up
+            now[0] += costs[name] * beam * (10 if len(clock) <= 4 else 1)  # round 1 warms up
             return [[4, EOS]] * 6
 
         return run
@@ -100,7 +100,7 @@ def test_the_account_sees_the_compiled_functions(trained, rows):
 
 def test_the_chart_comes_from_a_record():
     drawn = json.loads(decoding_speed_chart(load_record("decoding-speed")).to_json())
-    assert sum(len(rows) for rows in drawn["datasets"].values()) == 9  # the exact stop once
+    assert sum(len(rows) for rows in drawn["datasets"].values()) == 9  # the exact stop only once
 
 
 def test_a_missing_program_gets_one_line(capsys, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_missing_program_gets_one_line(capsys, monkeypatch):
 
 
 def test_the_race_on_record_is_won_as_told():
-    """Level with CTranslate2 or ahead at its own precision; BLEU nearly that of 32 bits."""
+    """Level with CTranslate2 or ahead of it, at the same precision; BLEU close to 32 bits'."""
     record = load_record("decoding-speed")
     frame = speed_frame(record).set_index(["program", "beam"])
     for beam in (1, 4):

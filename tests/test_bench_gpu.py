@@ -1,6 +1,6 @@
-"""The waterfall on a GPU, as far as a CPU can tell: same pairs, in turns, one thing more a stage.
+"""The waterfall on a GPU, as far as a CPU can tell: the same pairs, in turns, one change a stage.
 
-`Recorded` stands for a recording. Where it takes a GPU, `pretend_gpu` says that the CPU is one.
+`Recorded` stands in for a recording. Where a GPU is needed, `pretend_gpu` says the CPU is one.
 """
 
 import math
@@ -26,7 +26,7 @@ KINDS = {"eager", "static", "graphed"}
 
 @pytest.fixture(autouse=True)
 def graphed(monkeypatch):
-    """So that the last stage runs here, too."""
+    """The last stage runs here, too."""
     monkeypatch.setitem(gpu.KINDS, "graphed", Recorded)
 
 
@@ -71,10 +71,10 @@ def test_every_stage_trains_on_the_same_pairs(monkeypatch, task):
     pairs = [task.examples[i] for (batch,) in task.plan for i in batch]
     wanted = Counter((tuple(pair.src), tuple(pair.tgt[1:])) for pair in pairs)
     for name, stage in STAGES.items():
-        racer = Racer(stage, task)  # a recording warms up
+        racer = Racer(stage, task)  # a recording runs warm-ups
         seen.clear()
         racer.lap()
-        real = Counter({pair: times for pair, times in seen.items() if pair[1]})  # and no filler
+        real = Counter({pair: times for pair, times in seen.items() if pair[1]})  # not the filler
         assert real == wanted, name
         assert sum(times * len(pair[1]) for pair, times in real.items()) == sum(task.labels)
 
@@ -95,7 +95,7 @@ def test_all_stages_learn_the_same(plain):
 
 
 def test_the_textbooks_adam_is_not_fused_and_the_last_stages_is(task):
-    """And the textbook's is the fast one of those that wait: a GPU has it unless it is told."""
+    """And the textbook's is the fastest of those that wait: a GPU's default."""
     for stage in STAGES.values():
         racer = Racer(stage, task)
         (group,) = racer.optimizer.param_groups
@@ -106,9 +106,9 @@ def test_the_textbooks_adam_is_not_fused_and_the_last_stages_is(task):
 
 
 def test_only_the_first_stages_wait_for_every_step():
-    """`asks` is decided by the device and the optimizer: here by what a GPU would have."""
+    """`asks` depends on the device and the optimizer: here, those that a GPU would have."""
     for name, stage in STAGES.items():
-        with torch.device("meta"):  # no CPU
+        with torch.device("meta"):  # not a CPU
             model = torch.nn.Linear(2, 2)
         take = gpu.KINDS["eager"](model, None, gpu.adam_of(stage, model), None)
         assert take.asks is (stage.path == "textbook"), name
@@ -133,7 +133,7 @@ def test_useful_operations_are_those_of_real_tokens(task):
 
 
 def test_a_lap_ends_when_the_device_is_done(monkeypatch, task):
-    """On a device with a clock of its own: what is ordered takes its time when one waits for it."""
+    """On a device with its own clock: queued work takes its time when it is waited for."""
     racer, queue, now = Racer(STAGES["recorded"], task), [], [0.0]
     look = racer.take.look
 
@@ -155,10 +155,10 @@ def test_ratios_are_of_the_same_round(monkeypatch, task):
         for seconds in ([2.0, 6.0, 9.0], [1.0, 2.0, 9.0])
     )
     monkeypatch.setattr(gpu, "ROUNDS", 3)
-    found = gpu.report(slow, reference, 1e9)
+    found = gpu.report(slow, reference, 1e9)  # 6 / 2, the ratio of the medians, would be 3
     assert found["times"] == 2.0 and found["rounds"] == [2, 3, 1] and "peak_bytes" not in found
     found = gpu.report(reference, reference, 1e9)
-    assert found["rounds"] == [1.0] * 3  # and 6 / 2, of the medians, is 3
+    assert found["rounds"] == [1.0] * 3
     assert found["seconds_per_step"] == 2.0 / len(task.plan)
 
 
@@ -186,7 +186,7 @@ def test_the_tiny_waterfall_runs_on_a_cpu_and_names_what_it_lacks(monkeypatch, c
 
 @pytest.fixture
 def pretend_gpu(monkeypatch, task):
-    """A GPU, which is the meta device by name and the CPU by what it does; what it was told."""
+    """A device that is called a GPU, and whose work the CPU does; gives what it was told."""
     told = []
 
     class Device:
@@ -218,7 +218,7 @@ def test_on_a_gpu_every_stage_is_run(pretend_gpu):
 
 
 def test_the_peak_is_of_the_racer_alone(monkeypatch, task):
-    """With the counters of a GPU, reset before it is made."""
+    """With a GPU's counters, read before the racer is made and after its first lap."""
     told = []
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: told.append("reset"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: told.append("before") or 100)

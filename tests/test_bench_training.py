@@ -1,4 +1,4 @@
-"""Races of training steps: each is fed alike, paired round by round, and put on record."""
+"""Races of training steps: all get the same batches, are paired round by round, and recorded."""
 
 import json
 from dataclasses import asdict, replace
@@ -37,13 +37,13 @@ SHAPE = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "vocab": 1000}
 
 @pytest.fixture
 def rates(monkeypatch):
-    """What the machine's products can, known at once: in 16 bits it may take half a minute."""
+    """The machine's matrix rates, without measuring: in 16 bits that may take half a minute."""
     known = {torch.float32: 1e9, torch.bfloat16: 5e9}
     monkeypatch.setattr(training, "matrix_rate", lambda kind=torch.float32: known[kind])
 
 
 def test_pytorchs_transformer_with_our_weights_has_our_loss():
-    """Or the race would be against something else."""
+    """Otherwise the race would be against something else."""
     torch.manual_seed(7)
     model = series_model(replace(TINY, norm_first=True)).double().eval()
     peer = TorchTransformer(replace(TINY, norm_first=True)).double().eval()
@@ -67,7 +67,7 @@ def test_batches_of_each_kind_hold_their_budget():
 
 
 def test_a_pace_is_for_predicted_tokens_alone():
-    """The start sign is given, and not predicted."""
+    """The start sign is given, not predicted."""
     assert lengths_of([Example([5, EOS], [BOS, 7, EOS])]) == [(2, 2)]
 
 
@@ -130,7 +130,7 @@ def test_a_ratio_is_that_of_times_for_the_same_tokens(rates, monkeypatch):
 
 def test_a_dead_contender_is_an_error_and_not_a_hang():
     with pytest.raises(RuntimeError):
-        Worker(Contender(shape={"h": 7}), BenchOptions(corpus="sample"))  # 256 is no multiple
+        Worker(Contender(shape={"h": 7}), BenchOptions(corpus="sample"))  # 256 isn't a multiple
 
 
 @pytest.mark.parametrize("ours", [OURS, OURS_HALF], ids=["float32", "bf16"])
@@ -189,7 +189,7 @@ def record(name):
 
 
 def are_of(recorded, contenders):
-    """Whether a record has these contenders; `speed-steps` still knows a switch that left."""
+    """Whether a record has these contenders; `speed-steps` still has a switch that is gone."""
     wanted = {name: asdict(one) for name, one in contenders.items()}
     for one in (one for one in recorded.values() if one["how"]):
         one["how"].pop("joint_projections", None)

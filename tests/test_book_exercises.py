@@ -1,4 +1,4 @@
-"""`check` and `solution`: what a reader sees who solved an exercise, erred, or hasn't begun."""
+"""`check` and `solution`: what they print for right and wrong attempts, and for stubs."""
 
 import math
 import sys

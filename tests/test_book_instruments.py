@@ -24,7 +24,7 @@ def layer(x):
 
 
 def by_hand(x):
-    """Every derivative by itself: its output's gradient, then the norm over both widths."""
+    """Each output's gradient by itself, then the norm over both widths."""
     table = torch.zeros(3, 4, dtype=torch.float64)
     for t in range(3):
         for d in range(5):
@@ -67,7 +67,7 @@ def test_saved_bytes_counts_each_storage_once():
 
 
 class Halves(nn.Module):
-    """Two layers, the second inside a step of its own; a mask goes along."""
+    """Two layers, the second inside another module; a mask is passed along."""
 
     def __init__(self):
         super().__init__()

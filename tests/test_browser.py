@@ -1,7 +1,7 @@
 """The book in a browser: every page drawn, typeset and legible, and used as a reader uses it.
 
-docs/browser/site.mjs does what is done in headless Chromium. BOOK_PICTURES=folder keeps screenshots
-of the pages read, at a desk and on a phone, by day and by night.
+docs/browser/site.mjs does the work in headless Chromium. BOOK_PICTURES=folder keeps screenshots of
+the pages read, at the size of a desktop and of a phone, in light and in dark mode.
 """
 
 import json
@@ -17,7 +17,7 @@ SCRIPT = ROOT / "docs/browser/site.mjs"
 CHAPTER_PAGES = [f"notebooks/{path.stem}.html" for path in CHAPTERS]
 SMALL = "notebooks/ch09_training_run.html"  # few charts
 TALL = "notebooks/ch15_looking_inside.html"  # the map with its pickers
-READY = 10  # seconds, on a machine with other things to do; 3 on an idle one
+READY = 10  # seconds, on a busy machine; 3 on an idle one
 
 
 def read(task: str, home: str, **request):
@@ -26,7 +26,7 @@ def read(task: str, home: str, **request):
 
 
 def faults(answer: dict) -> dict[str, list[str]]:
-    """Of an answer of the task "pages" the pages with faults."""
+    """The pages with faults in an answer of the task "pages"."""
     return {name: page["faults"] for name, page in answer.items() if page["faults"]}
 
 
@@ -37,11 +37,11 @@ def home(site):
 
 
 def test_pages_are_drawn_typeset_legible_and_ask_no_stranger(site, home):
-    """Console, requests, charts, equations; axe-core by day and by night, the width of a phone.
+    """Console, requests, charts, equations; axe-core in light and dark mode, a phone's width.
 
-    Those last three take twice as long as all the rest: every eighth chapter and each page that is
-    one of a kind has them. Pages of modules are made by one template: the longest few are read.
-    With BOOK_WHOLE=1 every page is read in full.
+    Those last three take twice as long as all the rest: only every eighth chapter and each page
+    that is one of a kind has them. Pages of modules come from one template: only the longest few
+    are read. With BOOK_WHOLE=1 every page is read in full.
     """
     found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     names = [name for name in found if not name.startswith(("_static/", "living/"))]
@@ -76,7 +76,7 @@ def test_a_reader_searches_unfolds_copies_and_turns_pages(home):
     copied, shown = answer["copied"]
     assert copied.strip() == shown.strip() and len(copied) > 20
     assert answer["place"] == "notebooks/ch04_encoder_decoder.html#def-make_model"
-    assert answer["definition"] == ["make_model", True]  # it stands on the screen
+    assert answer["definition"] == ["make_model", True]  # it is on the screen
 
 
 def test_each_picker_of_the_map_changes_it(home):
@@ -105,11 +105,11 @@ def test_the_largest_page_is_soon_ready(site, home, record_property):
     assert seconds < READY
 
 
-# --- Faults, planted for real into copies of the site ---
+# --- Faults, planted in copies of the site ---
 
 
 def emptied(text: str) -> str:
-    """The page with the data of its last chart taken away."""
+    """The page without the data of its last chart."""
     start = text.rindex('<script type="application/json">') + len(
         '<script type="application/json">'
     )
@@ -135,7 +135,7 @@ IN_CHAPTER = {  # what is planted, and what is found then
     "error": (ending_with("<script>gone()</script>"), ["ReferenceError: gone is not defined"]),
     "equation": (ending_with(r'<p class="math">\(\frac{1}\)</p>'), ["has an error"]),
     "heading": (ending_with(HEADLESS), ["a table's heading can't be seen: h"]),
-    "dollars": (ending_with("<p>$$x$$</p>"), ["$$ stands in the text"]),
+    "dollars": (ending_with("<p>$$x$$</p>"), ["$$ is left in the text"]),
 }
 IN_PROSE = {
     "pale": (ending_with('<p style="color: #888">pale</p>'), ["light: color-contrast: 1 × "]),

@@ -1,4 +1,4 @@
-"""Chapter 0's exercise: the checker accepts the solution and tells common mistakes apart."""
+"""Chapter 0's exercise: the checker accepts another right answer and distinguishes mistakes."""
 
 from exercising import assert_told_apart
 

@@ -75,7 +75,7 @@ def test_the_sentence_that_is_followed_is_new_to_the_model_and_translated_rightl
     torch.testing.assert_close(looks.sum(dim=1), torch.ones_like(looks[:, 0]))
     most = {word: german[i] for word, i in zip(english, looks.argmax(dim=1).tolist(), strict=True)}
     assert most["taken"] == most["along"] == "mitgenommen" and most["hammer"] == "Hammer"
-    stop, end = german.index("."), german.index("</s>")  # the picture's caption says how much
+    stop, end = german.index("."), german.index("</s>")  # the picture's caption gives the weights
     weights = looks[english.index("taken"), stop], looks[english.index("."), end]
     said = [f"{float(weight):.2f}" for weight in weights]
     script = (ROOT / "scripts" / "ch00_start_here.py").read_text("utf-8")

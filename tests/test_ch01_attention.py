@@ -53,7 +53,7 @@ def reference(query, key, value, mask=None):
 
 
 def output_and_gradients(function, *inputs, **options):
-    """The output of `function(*inputs)` and its gradients, under random weights of the outputs."""
+    """The output of `function(*inputs)`, and the gradients of a randomly weighted sum of it."""
     inputs = tuple(t.detach().requires_grad_() for t in inputs)
     output = function(*inputs, **options)
     generator = torch.Generator().manual_seed(0)
@@ -117,7 +117,7 @@ def softmax_filled(scores, mask, fill):
 
 
 def empty_rows_are_silent(softmax, empty):
-    """Do rows `empty` (T) give output 0 and gradient 0, and everything finite?"""
+    """Do the rows `empty` (T) give output 0 and gradient 0, and is everything finite?"""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(3, len(empty), 4, dtype=torch.float64, generator=generator).unbind()
     q, k, v = (t.requires_grad_() for t in inputs)
@@ -133,10 +133,10 @@ def test_erratum_05_masked_rows_are_zero():
     added = torch.zeros(4, 4, dtype=torch.float64).masked_fill(~mask, -math.inf)
     empty = ~mask.any(-1)
     assert empty.tolist() == [True, True, False, False]
-    # ours: zeros, finite everywhere, no gradient from what saw nothing
+    # ours: zeros, finite everywhere, no gradient from a row that saw nothing
     assert empty_rows_are_silent(lambda s: masked_softmax(s, mask), empty)
     assert empty_rows_are_silent(lambda s: masked_softmax(s, added), empty)
-    # −1e9: a uniform row, over what the mask forbids; −∞ alone: NaN
+    # −1e9: a uniform row over what the mask forbids; −∞ alone: NaN
     scores = torch.randn(4, 4, dtype=torch.float64)
     assert (softmax_filled(scores, mask, -1e9)[empty] == 0.25).all()
     assert softmax_filled(scores, mask, -math.inf)[empty].isnan().all()
@@ -192,7 +192,7 @@ def test_influence_notices_a_causal_mask_that_is_wrong():
         return influence(lambda x: attention(x, x, x, mask)[0], x) > 0
 
     assert torch.equal(seen(right), right)
-    # turned over, True read as "hide", 0 and 1 as floats: added, not obeyed
+    # transposed; True read as "hide"; 0 and 1 as floats, which are added, not obeyed
     for wrong in (right.mT, ~right, right.double()):
         assert seen(wrong).triu(1).any()
 
@@ -235,7 +235,7 @@ def test_the_heads_task_and_its_answers():
     assert all(len(set(row)) == 4 for row in there.tolist())
     tables = torch.eye(7, dtype=torch.float64).expand(2, 7, 7)
     sure, even = 100 * torch.eye(7, dtype=torch.float64), torch.zeros(7, 3, dtype=torch.float64)
-    output, weights = look_up(asked, there, *tables, sure, sure)  # a word's vector fits itself
+    output, weights = look_up(asked, there, *tables, sure, sure)  # a word's vector matches itself
     torch.testing.assert_close(output, F.one_hot(asked, 7).double())
     torch.testing.assert_close(weights, (asked.unsqueeze(-1) == there.unsqueeze(-2)).double())
     assert (look_up(asked, there, *tables, even, even)[1] == 1 / 4).all()

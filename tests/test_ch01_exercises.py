@@ -1,4 +1,4 @@
-"""Chapter 1's exercises: each checker tells mistakes apart, and takes other right answers."""
+"""Chapter 1's exercises: each checker distinguishes mistakes and accepts other right answers."""
 
 import math
 

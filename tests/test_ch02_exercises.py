@@ -1,4 +1,4 @@
-"""Chapter 2's exercises: each checker accepts the solution and tells the common mistakes apart."""
+"""Chapter 2's exercises: each checker distinguishes the common mistakes."""
 
 import copy
 
@@ -55,7 +55,7 @@ def silenced(layer, i):
 
 
 def shifted_output(layer, i):
-    """The columns of W^O that stay belong to other heads than the rows that stay elsewhere."""
+    """W^O keeps the wrong heads' columns: not those whose rows the other matrices keep."""
     smaller = without_head(layer, i)
     output = without_head(layer, (i + 1) % layer.h).project_output
     smaller.project_output.weight = nn.Parameter(output.weight)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def pair(h=4, d_model=16):
-    """Our layer and PyTorch's with the same weights, biases not zero."""
+    """Our layer and PyTorch's with the same weights and non-zero biases."""
     theirs = nn.MultiheadAttention(d_model, h, batch_first=True)
     nn.init.normal_(theirs.in_proj_bias)
     nn.init.normal_(theirs.out_proj.bias)
@@ -44,7 +44,7 @@ def pair(h=4, d_model=16):
 
 
 def parity_gap(ours, theirs, length, mask, their_masks):
-    """Greatest difference of outputs, weights, and gradients by inputs and parameters."""
+    """Largest difference in outputs, weights, and gradients of inputs and parameters."""
     inputs = [torch.randn(2, n, 16, requires_grad=True) for n in (length, 6, 6)]
     mine = ours(*inputs, mask)
     other, weights = theirs(*inputs, average_attn_weights=False, **their_masks)
@@ -263,11 +263,11 @@ def test_erratum_06_kept_weights_sum_to_one_and_hold_no_graph():
             with pytest.raises(RuntimeError):
                 copy.deepcopy(layer)
 
-    zeros = torch.zeros(1_000, 10, 8)  # every true row is uniform, of 10 weights
+    zeros = torch.zeros(1_000, 10, 8)  # every true row is 10 equal weights
     wrong, right = KeepsDroppedWeights(4, 8, dropout=0.1), MultiHeadedAttention(4, 8, dropout=0.1)
     for layer in (wrong, right):
         layer(zeros[:, :1], zeros, zeros)
-    theory = math.sqrt(0.1 / 0.9 / 10)  # the spread of a dropped row's sum
+    theory = math.sqrt(0.1 / 0.9 / 10)  # the spread of a row's sum after dropout
     assert wrong.attn.sum(-1).std().item() == pytest.approx(theory, rel=0.15)
     assert right.attn.sum(-1).std() < 1e-12
 

@@ -48,7 +48,7 @@ def test_words_start_above_positions_thanks_to_root_of_d():
 
 
 def test_scaling_the_table_draws_no_more_random_numbers():
-    """Shipped weights rest on the order of draws: one normal number an entry, and no other."""
+    """Shipped weights depend on the order of draws: one normal number per entry, and no others."""
     torch.manual_seed(3)
     embed, after = Embeddings(8, 10), torch.rand(1)
     torch.manual_seed(3)
@@ -173,6 +173,6 @@ def test_erratum_26_odd_width_gets_a_clear_error(d_model):
         sinusoids(10, d_model)
     with pytest.raises(ValueError, match="even d_model"):
         PositionalEncoding(d_model)
-    with pytest.raises(ValueError) as crash:  # the version by slices: sizes, not the cause
+    with pytest.raises(ValueError) as crash:  # by slices, it names sizes, not the cause
         by_slices(10, d_model)
     assert "d_model" not in str(crash.value)

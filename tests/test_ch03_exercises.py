@@ -1,4 +1,4 @@
-"""Chapter 3's exercises: each checker accepts the solution and tells the common mistakes apart."""
+"""Chapter 3's exercises: each checker distinguishes mistakes and accepts other right answers."""
 
 import math
 from itertools import permutations
@@ -29,7 +29,7 @@ def ahead(table, more, start, turn=lambda step: step):
 
 
 def padded_by(make):
-    """A way to stretch a table (n, D): cut, or followed by make(table, number of rows wanted)."""
+    """A way to stretch a table (n, D): cut it, or append make(table, number of missing rows)."""
     return lambda table, max_len: torch.cat((table, make(table, max(0, max_len - len(table)))))[
         :max_len
     ]
@@ -42,7 +42,7 @@ def overwritten(table, max_len):
 
 
 def confused_anywhere(layers, mask, last=True):
-    """Like `confused`, without the mask, or for all outputs instead of the last."""
+    """Like `confused`, but without the mask, or for all outputs instead of the last."""
     x = torch.randn(4, 8)[torch.tensor(list(permutations(range(4))))]  # (24, T, D)
     for layer in layers:
         x = layer(x, x, x, mask)

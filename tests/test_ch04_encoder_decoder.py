@@ -1,4 +1,4 @@
-"""Chapter 4: the whole model against nn.Transformer, its counts, its masks, the slips refused."""
+"""Chapter 4: the whole model against nn.Transformer, its counts, its masks, what it refuses."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Chapter 4's exercises: each checker accepts the solution and tells the common mistakes apart."""
+"""Chapter 4's exercises: each checker distinguishes the common mistakes."""
 
 import pytest
 from exercising import assert_told_apart
@@ -31,7 +31,7 @@ COUNT = {
 
 
 def wired(which, after=False):
-    """The wiring that the message with `which` is about; with `after`, post-norm stays right."""
+    """The wrong wiring called `which`; with `after`, post-norm stays right."""
 
     def layer(x, attend, think, norms, norm_first):
         if after and not norm_first:
@@ -61,7 +61,7 @@ LAYER = {
 
 
 def copied(make, N):
-    """Deep copies, and new numbers for the matrices alone."""
+    """Deep copies, with new numbers for the matrices only."""
     stack = clones(make(), N)
     for p in stack.parameters():
         if p.dim() > 1:

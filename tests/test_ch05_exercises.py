@@ -1,4 +1,4 @@
-"""Chapter 5's exercises: each checker accepts the solution and tells the common mistakes apart."""
+"""Chapter 5's exercises: each checker distinguishes mistakes and accepts other right answers."""
 
 import copy
 

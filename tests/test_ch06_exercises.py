@@ -1,4 +1,4 @@
-"""Chapter 6's exercises: each checker accepts the solution and tells the common mistakes apart."""
+"""Chapter 6's exercises: each checker distinguishes the common mistakes."""
 
 import pytest
 import torch

@@ -74,7 +74,7 @@ def joined(batches):
 
 
 def step_gradient(model, group, criterion):
-    """The gradient that `train_step` would descend; the weights stay."""
+    """The gradient that `train_step` would follow; the weights don't change."""
     train_step(model, group, criterion, torch.optim.SGD(model.parameters(), lr=0.0))
     return gradient_of(model)
 
@@ -140,7 +140,7 @@ def test_label_smoothing_sums_half_precision_in_single(dtype):
 
 
 def smoothing_over_v_minus_2(logits, labels, smoothing):
-    """The wrong one: ε over V - 2 tokens, and a divergence, summed over the real tokens."""
+    """The wrong version: ε over V - 2 tokens, and a divergence, summed over the real tokens."""
     q = torch.full_like(logits, smoothing / (logits.size(-1) - 2))
     q = q.scatter(-1, labels.unsqueeze(-1), 1 - smoothing)
     q[..., PAD] = 0.0
@@ -153,7 +153,7 @@ def test_erratum_08_smoothing_is_cross_entropy_over_all_tokens(logits_and_labels
     reference = torch_smoothing(logits, labels, 0.1)
     torch.testing.assert_close(LabelSmoothing(0.1)(logits, labels)[0], reference)
     wrong = smoothing_over_v_minus_2(logits, labels, 0.1)
-    assert abs(wrong - reference) > 0.05 * reference  # another number …
+    assert abs(wrong - reference) > 0.05 * reference  # a different number …
 
     even_bet, one = torch.zeros(1, 1000), torch.tensor([5])
     assert math.isclose(LabelSmoothing(0.1)(even_bet, one)[1].exp().item(), 1000)
@@ -173,7 +173,7 @@ def test_erratum_09_pictures_hold_no_nan():
         torch.testing.assert_close(curve[:-1], torch.stack(losses))
         assert abs(p[curve.argmin()] - (1 - smoothing + smoothing / 14)) <= 0.01
     assert smoothed_penalty(p, 14, 0.0)[-1] == 0
-    assert (torch.tensor(0.0) * (1 - p[-1]).log()).isnan()  # what stands there without xlogy
+    assert (torch.tensor(0.0) * (1 - p[-1]).log()).isnan()  # what it would be without xlogy
 
 
 # --- schedule and clipping ---
@@ -226,7 +226,7 @@ def test_erratum_11_schedule_advances_once_an_optimizer_step():
 def test_erratum_12_steps_count_from_one():
     right = rates_used(lambda done: rate(done + 1, 512, warmup=5), 8)
     assert right == [rate(n, 512, warmup=5) for n in range(1, 9)]
-    late = rates_used(lambda done: rate(max(done, 1), 512, warmup=5), 8)  # the wrong mend
+    late = rates_used(lambda done: rate(max(done, 1), 512, warmup=5), 8)  # the wrong fix
     assert late[0] == late[1] and late[1:] == right[:-1]
     for step in (0, -1):
         with pytest.raises(ValueError, match="from 1"):
@@ -304,8 +304,8 @@ def test_a_step_that_is_no_number_is_refused_before_a_weight_has_changed(wrong):
         with pytest.raises(FloatingPointError):
             train_step(model, group, criterion, optimizer, clip=1.0, loss_of=loss_of)
         assert torch.equal(weights_of(model), before)
-        assert not optimizer.state  # nor have Adam's averages
-    train_step(model, group, criterion, optimizer)  # and a sound one goes through
+        assert not optimizer.state  # nor have Adam's averages changed
+    train_step(model, group, criterion, optimizer)  # but a sound step goes through
     assert not torch.equal(weights_of(model), before)
 
 
@@ -381,7 +381,7 @@ def test_copy_batches_are_copies_and_held_out_ones_are_never_trained_on(held_out
 
 
 class ScriptedModel(nn.Module):
-    """Stands in for a Transformer: says `script` (B, L), whatever it reads; counts its calls."""
+    """Stands in for a Transformer: says `script` (B, L) whatever it reads, and counts its calls."""
 
     def __init__(self, script):
         super().__init__()
@@ -440,6 +440,6 @@ def test_erratum_24_importing_the_chapter_runs_no_example(capsys, root):
     spec.loader.exec_module(module)
     assert capsys.readouterr() == ("", "")
     assert hasattr(module, "learn_to_copy") and not hasattr(module, "copiers")
-    # Without the definitions-only import the training would run: it stands at the top level.
+    # Without the definitions-only import the training would run: it is at the top level.
     lines = (root / "scripts" / "ch06_training.py").read_text("utf-8").splitlines()
     assert "copiers, curves, maps = {}, {}, {}" in lines

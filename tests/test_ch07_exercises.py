@@ -1,4 +1,4 @@
-"""Chapter 7's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 7's exercises: each checker distinguishes mistakes and accepts other right answers."""
 
 import random
 
@@ -54,7 +54,7 @@ def mean_of_batch_shares(lengths, batches):
 
 
 def both_padded(lengths, batches):
-    """Scores between a padded query and a padded key alone."""
+    """Only the scores between a padded query and a padded key."""
     wasted = total = 0
     for batch in batches:
         widest = max(lengths[i] for i in batch)
@@ -68,7 +68,7 @@ def as_wide_as_the_corpus(lengths, batches):
 
 
 def forgetful_batches(examples, max_tokens, rng):
-    """A batch is handed out when the next one begins. The last has no next."""
+    """A batch is handed out when the next one begins, so the last never is."""
     return budget_batches(examples, max_tokens, rng)[:-1]
 
 
@@ -85,7 +85,7 @@ def batches_by_real_tokens(examples, max_tokens, rng):
 
 
 def padded_twice(examples, max_tokens, rng):
-    """Fills the last batch up with a sentence that had its turn."""
+    """Fills up the last batch with a sentence that has already had its turn."""
     batches = budget_batches(examples, max_tokens, rng)
     return [*batches[:-1], [*batches[-1], batches[0][0]]]
 
@@ -160,7 +160,7 @@ def test_each_mistake_has_a_message_of_its_own(name):
 
 
 def test_another_right_answer_passes():
-    """A checker asks for the thing, not for our way to it."""
+    """A checker asks for the right result, not for our way to it."""
 
     def score_by_score(lengths, batches):
         wasted = total = 0

@@ -150,7 +150,7 @@ def test_tensors_search_as_the_plain_python_does(beam):
 
 
 def test_a_beam_that_keeps_only_the_best_k_loses_its_way():
-    """Were only K candidates kept, one that ends would cost a prefix: here "b", the better one."""
+    """With only K candidates kept, one that ends costs a prefix: here "b", the better one."""
     table = {
         "<s>": {"</s>": 0.5, "a": 0.3, "b": 0.2},
         "a": {"</s>": 0.1, "x": 0.3, "y": 0.3, "z": 0.3},
@@ -212,7 +212,7 @@ def test_top_k_keeps_exactly_k():
 
 
 def test_samples_repeat_with_their_seed(trained, lines):
-    """On as many threads as there are, too."""
+    """On any number of threads, too."""
     texts = [source for source, _ in lines[:5]]
 
     def drawn(seed: int, threads: int) -> list[str]:
@@ -246,7 +246,7 @@ def test_erratum_15_decoders_switch_dropout_off(trained, lines):
             torch.manual_seed(seed)
             rows = [torch.tensor([source_ids(text, trained.tokenizer)]) for text in texts]
             wrong.append(str([wrong_greedy(trained.model, row, 40) for row in rows]))
-        assert len(set(wrong)) > 1  # the same sentences, and another answer each time
+        assert len(set(wrong)) > 1  # the same sentences, but different answers
     finally:
         trained.model.eval()
 
@@ -270,7 +270,7 @@ def test_erratum_17_greedy_is_batched_and_stops(sources):
     assert (ours[:, -1] == EOS).all() and (ours[:, :-1] != EOS).all()
     wrong = torch.cat([wrong_greedy(book, row.unsqueeze(0), 30) for row in src])
     assert torch.equal(wrong[:, :4], ours) and wrong.shape == (7, 30)
-    assert (wrong[:, 4:] == EOS).all()  # 26 tokens too many, and calls for each row
+    assert (wrong[:, 4:] == EOS).all()  # 26 tokens too many, and separate calls for each row
 
 
 # Minimum Bayes risk
@@ -328,7 +328,7 @@ def test_a_cache_grows_by_one_position_a_step():
 
 
 class UnmovedCache(CopiedCache):
-    """Follows when prefixes become more, and not when they change places."""
+    """Follows when prefixes multiply, but not when they change places."""
 
     def follow(self, origin):
         if origin.numel() != self.past.size(2):
@@ -336,14 +336,14 @@ class UnmovedCache(CopiedCache):
 
 
 class MixedFamilies(CopiedCache):
-    """Takes the number of a prefix for the number of a row."""
+    """Mistakes a prefix's number for a row's."""
 
     def follow(self, origin):
         self.copy_rows(origin.flatten())
 
 
 class MaskStays(CopiedCache):
-    """Drops a sentence and keeps its mask."""
+    """Drops a sentence but keeps its mask."""
 
     def keep(self, rows):
         mask = self.src_mask
@@ -431,7 +431,7 @@ def test_the_record_holds_what_the_chapter_reads(record):
 
 
 def test_the_record_says_what_the_chapter_says(record):
-    """The figures in its prose."""
+    """The figures in the chapter's prose."""
     plain, normed = ({r["beam"]: r for r in record["beams"] if r["alpha"] == a} for a in (0, 0.6))
     assert 0.5 < plain[5]["bleu"] - plain[100]["bleu"] < 0.6
     assert max(normed.values(), key=lambda row: row["bleu"])["beam"] == 100
@@ -466,7 +466,7 @@ def test_order_is_kept_and_empty_stays_empty(trained, lines):
 
 def test_the_fast_searches_find_what_the_plain_ones_find(trained, lines):
     texts = [source for source, _ in lines[:20]]
-    torch.set_num_threads(1)  # one batch: this model never ends, and the batch limits its texts
+    torch.set_num_threads(1)  # one batch: this model never stops, so the batch limits its texts
     assert translate(trained, texts, DecodeOptions(beam=1)) == plain_translate(trained, texts)
     by_beam = fast_translate(trained, texts, beam=3, alpha=0.8)
     assert by_beam == plain_translate(trained, texts, beam=3, alpha=0.8)
@@ -563,8 +563,7 @@ def test_evaluate_scores_with_a_signature(folder, trained, lines, monkeypatch, c
     monkeypatch.setattr("scripts.evaluate.load_corpus", lambda name: {"val": [], "test": pairs})
     given = ("--model", str(folder), "--beam", "1")
     code, out, _ = command("evaluate", *given, capsys=capsys)
-    half = Trained(trained.model, trained.tokenizer, trained.config)
-    outputs = translate(half, [s for s, _ in pairs], DecodeOptions(beam=1))
+    outputs = translate(trained, [s for s, _ in pairs], DecodeOptions(beam=1))
     score = corpus_bleu(outputs, [t for _, t in pairs])
     assert code == 0 and out[0].startswith(
         f"test: BLEU {score.score:.2f}  greedy  ({score.signature})"

@@ -1,4 +1,4 @@
-"""Chapter 8's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 8's exercises: each checker distinguishes mistakes and accepts other right answers."""
 
 import math
 
@@ -71,12 +71,9 @@ def off_by_the_last_token(model, src, max_len):
 
 
 def never_silent(model, src, max_len):
-    """Leaves the empty text out."""
+    """Leaves out the empty text."""
     found = likeliest_text(model, src, max_len)
     return found if found.ids else hypothesis([4, 5, EOS], math.log(0.3))
-
-
-by_mean = depth_first(bound=lambda total, depth: total / depth, slack=9.0)
 
 
 def test_the_likeliest_text_is_told_from_what_is_nearly_it():
@@ -114,12 +111,12 @@ GREEDY = with_start({"the": 0.2, "a": 0.2, "one": 0.6})
 
 
 def well_known_table() -> dict[str, dict[str, float]]:
-    """the chapter's."""
+    """The chapter's table."""
     return NEXT_WORD
 
 
 def table_too_hard() -> dict[str, dict[str, float]]:
-    """the answer begins as the fourth best."""
+    """The answer's first word is only the fourth best."""
     table = misleading_table()
     start = {"the": 0.27, "a": 0.25, "some": 0.245, "one": 0.235}
     return table | {START: start, "some": {"dog": 0.5, "hound": 0.5}}
@@ -191,7 +188,7 @@ def test_each_mistake_near_the_best_is_told_apart():
 
 
 def test_another_way_near_the_best_passes():
-    """A checker asks for the thing, not for our way to it."""
+    """A checker asks for the right result, not for our way to it."""
 
     def in_logarithms(log_probs, share, temperature=1.0):
         best = log_probs.amax(dim=-1, keepdim=True)

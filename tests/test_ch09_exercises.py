@@ -1,4 +1,4 @@
-"""Chapter 9's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 9's exercises: each checker distinguishes mistakes and accepts other right answers."""
 
 import itertools
 import random
@@ -37,7 +37,7 @@ def forgetting_one(means, tokens):
 
 
 def stream_of(order_of, goes_on=True):
-    """`resumable_stream` whose passes have the orders order_of(count, seed, number)."""
+    """A `resumable_stream` whose passes have the orders order_of(count, seed, number)."""
 
     def stream(count, seed, drawn):
         while True:
@@ -53,7 +53,7 @@ def shuffled(count, *seeds):
 
 
 def by_one_generator(skips):
-    """One generator for all passes. Resumed, it skips what was drawn, or the place alone."""
+    """One generator for all passes. Resumed, it skips all draws, or only the last pass's."""
 
     def stream(count, seed, drawn):
         rng, left = random.Random(seed), drawn if skips else drawn % count
@@ -80,7 +80,7 @@ def by_torchs_generator(count, seed, number):
 
 
 def another_order_once_resumed(count, seed, drawn):
-    """Within a pass it goes on right, and then leaves out the next."""
+    """It finishes the pass correctly, but then leaves out the next."""
     rest = -drawn % count
     yield from itertools.islice(ours.resumable_stream(count, seed, drawn), rest)
     yield from ours.resumable_stream(count, seed, drawn + rest + (count if rest else 0))
@@ -90,12 +90,12 @@ def another_order_once_resumed(count, seed, drawn):
 
 
 def mean_of_rank_means(means: list[Tensor], tokens: list[int]) -> Tensor:
-    """what DistributedDataParallel does to means."""
+    """What DistributedDataParallel does to means."""
     return sum(means) / len(means)
 
 
 def weighed_means(means: list[Tensor], tokens: list[int]) -> Tensor:
-    """right until somebody has nothing."""
+    """Right until a process has no tokens."""
     return sum(mean * n for mean, n in zip(means, tokens, strict=True)) / sum(tokens)
 
 
@@ -132,7 +132,7 @@ def test_what_goes_on_wrong_after_the_pass_is_found_as_well():
 
 
 def test_other_right_answers_pass():
-    """A checker asks for the thing, not for our way to it."""
+    """A checker asks for the right result, not for our way to it."""
 
     def by_weights(means, tokens):
         shares = [n / sum(tokens) for n in tokens]

@@ -1,4 +1,4 @@
-"""Chapter 9's toy and its charts: what they hold, whatever is recorded."""
+"""Chapter 9's toy and charts: what holds whatever is recorded."""
 
 import pytest
 

@@ -45,16 +45,16 @@ from scripts.engine.steps import Step
 from scripts.engine.training import Training, over_ranks
 
 CPU = torch.device("cpu")
-PATIENCE = 240  # seconds until two processes that wait for each other are given up
+PATIENCE = 240  # seconds until two processes that wait for each other are given up on
 TINY = replace(BASE, vocab=300, max_tokens=512, average=2)
 
 
 @functools.cache
 def few_pairs() -> TrainingData:
-    """Some pairs of the sample corpus in 300 pieces: the same in every process that asks.
+    """Some pairs of the sample corpus, and 300 pieces: the same in every process that asks.
 
-    The sources of a held-out split are equally long. How far a decoder may run that finds no end
-    depends on the longest source of its batch, and two processes make other batches than one.
+    The sources of a held-out split are equally long. How far a decoder that finds no end may run
+    depends on the longest source in its batch, and two processes make different batches from one.
     """
     whole = load_corpus("sample")
     train = whole["train"][:500]
@@ -69,7 +69,7 @@ def few_pairs() -> TrainingData:
     return TrainingData(corpus, tokenizer, *examples)
 
 
-# Two processes that have joined, as torchrun would have started them, and do what they are told.
+# Two processes, joined as if torchrun had started them, that do what they are told.
 
 
 def free_port() -> int:
@@ -132,7 +132,7 @@ class Pair:
 
     def end(self, patience: float = 0) -> None:
         for _, pipe in self.started:
-            pipe.close()  # which tells a process that waits for work to leave
+            pipe.close()  # this tells a waiting process to leave
         for process, _ in self.started:
             process.join(patience)
             process.kill()
@@ -149,25 +149,25 @@ def pair():
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As in the processes: sums in the same order, to the last bit."""
+    """As in the processes: sums are the same to the last bit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-# What the two are asked to do. Each takes its Ranks first; alone, a test calls it with ALONE.
+# What the two are asked to do. Each task takes its Ranks first: ALONE, if there is one process.
 
 
 def exact(config: TrainConfig) -> TrainConfig:
-    """Without dropout, whose masks no two ways share, and with steps enough in an epoch."""
+    """No dropout, whose masks would differ, and enough steps in an epoch."""
     return replace(config, dropout=0.0, max_tokens=256, clip=0.5)
 
 
 def some_steps(
     ranks: Ranks, config: TrainConfig, steps: int, mean_of_means: bool = False
 ) -> dict[str, Any]:
-    """Train in double precision; the weights, what is reported, and the validation."""
+    """Train in double precision; return the weights, the report and the validation."""
 
     def double(*given: Any) -> torch.nn.Module:
         return built(*given).double()
@@ -210,7 +210,7 @@ def trained(
     stop_after: int = 0,
     stopped_rank: int = 0,
 ) -> dict[str, Any]:
-    """`fit`, with SIGTERM to one of the processes in its step `stop_after`; what came of it."""
+    """`fit`, with SIGTERM to one process in its step `stop_after`; returns what came of it."""
     step = Training.step
 
     def signalled(training: Training, *given: Any) -> None:
@@ -231,7 +231,7 @@ def trained(
 
 
 def polled(ranks: Ranks) -> list[int]:
-    """What four questions come to. The first process gives 0, 7, 1 and 0, the other 0, 0, 3, 0."""
+    """The answers to four polls. The first process says 0, 7, 1 and 0, the other 0, 0, 3 and 0."""
     poll = Poll(ranks)
     mine = [0, 7, 3 if ranks.world == 1 else 1, 0] if ranks.first else [0, 0, 3, 0]
     answers = [poll(number) for number in mine]
@@ -251,7 +251,7 @@ def dealt_and_gathered(ranks: Ranks, size: int) -> dict[str, Any]:
 
 
 def masks_and_weights(ranks: Ranks) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """What this process draws first after its model is made, and the model."""
+    """What this process draws right after its model is made, and the model's weights."""
     training = training_of(TINY, few_pairs(), Path("nowhere"), ranks=ranks)
     return torch.rand(8), {name: p.detach() for name, p in weights(training.model).items()}
 
@@ -275,7 +275,7 @@ def sent_in_a_step(ranks: Ranks, config: TrainConfig) -> dict[str, Any]:
 
 
 def counting(calls: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP's own averaging, and one more on the count where the last bucket goes."""
+    """DDP's own averaging; the last bucket of a step adds one to the count."""
     calls["sent"] += bucket.is_last()
     return allreduce_hook(None, bucket)
 
@@ -297,7 +297,7 @@ def test_what_is_shared_out_is_woven_together_again(pair, size):
         assert one["woven"] == alone["woven"]
         assert one["gather"] == [{"rank": 0}, {"rank": 1}]
         assert one["totals"] == [3, pytest.approx(0.3), 1e16 + 1.0]
-        assert one["polled"] == [0, 0, 7, 3]  # one step late, and alike
+        assert one["polled"] == [0, 0, 7, 3]  # one step late, and the same for both
 
 
 def test_gradients_travel_once_a_step_and_buffers_never(pair):
@@ -338,7 +338,7 @@ def tokens_of_ranks(config: TrainConfig, steps: int) -> list[list[int]]:
     ("path", "accumulate"), [("fast", 1), ("textbook", 1), ("fast", 2), ("textbook", 3)]
 )
 def test_two_processes_train_the_model_that_one_trains(pair, path, accumulate):
-    """20 steps in double precision on the same global batches: the same to nine digits."""
+    """Up to 20 steps in double precision on the same global batches: the same to nine digits."""
     config, steps = replace(exact(TINY), path=path, accumulate=accumulate), 20
     whole = replace(config, accumulate=2 * accumulate)  # as many batches a step in one process
     plan = epoch_plan(whole, few_pairs(), 1)
@@ -346,7 +346,7 @@ def test_two_processes_train_the_model_that_one_trains(pair, path, accumulate):
     steps = min(steps, len(plan))
     assert steps >= 20 // accumulate - 3
     dealt = tokens_of_ranks(config, steps)
-    assert sum(a != b for a, b in dealt) > steps // 2  # a mean of means would be another number
+    assert sum(a != b for a, b in dealt) > steps // 2  # a mean of means would differ
 
     alone = some_steps(ALONE, whole, steps)
     first, second = pair(some_steps, config, steps)
@@ -354,7 +354,7 @@ def test_two_processes_train_the_model_that_one_trains(pair, path, accumulate):
         first["own tokens"],
         second["own tokens"],
     ]
-    assert max(alone["norms"]) > config.clip  # so that a step follows the gradient's size
+    assert max(alone["norms"]) > config.clip  # clipping acts, so the gradient's size matters
     for name, weight in alone["weights"].items():
         assert weight.dtype == torch.float64
         assert first["weights"][name].equal(second["weights"][name]), name
@@ -375,7 +375,7 @@ def test_a_mean_of_the_processes_means_would_be_noticed(pair):
 
 
 def validated(ranks: Ranks) -> dict[str, float]:
-    """A validation whose translations are right: BLEU is 100 if each comes to its reference."""
+    """A validation whose translations are right: BLEU is 100 if each meets its own reference."""
     torch.manual_seed(0)
     data = few_pairs()
     echo = [(german, german) for german, _ in data.corpus["val"]]
@@ -396,7 +396,7 @@ def test_two_processes_validate_as_one(pair):
 
 
 def spread_of(steps: list[list[list[int]]], world: int, train: list[Any]) -> float:
-    """The busiest process's tokens over the mean, on average over the steps: 1 is perfect."""
+    """The busiest process's tokens over the mean, averaged over the steps: 1 is perfect."""
 
     def work(batches: list[list[int]]) -> int:
         return sum(len(train[i].src) + len(train[i].tgt) for batch in batches for i in batch)
@@ -460,7 +460,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def straight(pair, tmp_path_factory):
-    """A run of two processes that nothing disturbed: its folder and its steps an epoch."""
+    """An undisturbed run of two processes: its folder and its steps per epoch."""
     folder = tmp_path_factory.mktemp("straight") / "tiny"
     first, second = pair(trained, TINY, folder)
     assert len(first["history"]) == len(second["history"]) == TINY.epochs
@@ -474,7 +474,7 @@ def straight(pair, tmp_path_factory):
 def test_two_processes_go_on_as_if_never_stopped(pair, straight, tmp_path, stop, stopped_rank):
     """One process is told to stop; both leave after the next step, and resume bit for bit.
 
-    At the end of an epoch they leave at once: they meet there once more.
+    At the end of an epoch they leave at once: they meet there anyway.
     """
     whole, steps = straight
     told = {"in the first epoch": 3, "in the second": steps + 2}.get(stop, steps)
@@ -524,7 +524,7 @@ from test_ch09_processes import few_pairs
 pause = float(sys.argv.pop(1))
 run.prepare, step = lambda config: few_pairs(), Training.step
 
-def slowly(*given):  # so that a signal meets it at work
+def slowly(*given):  # so that a signal comes while it works
     time.sleep(pause)
     step(*given)
 
@@ -597,7 +597,7 @@ def test_a_stopped_torchrun_resumes_bit_for_bit(commanded, straight):
 
 
 def kinds_of(folder: Path) -> list[str]:
-    """The files of a run without the numbers in their names."""
+    """The names of a run's files, without the numbers."""
     return sorted("".join(c for c in path.name if not c.isdigit()) for path in folder.iterdir())
 
 

@@ -1,7 +1,7 @@
-"""Chapter 9: a training that is killed, stopped, torn, choked or poisoned ends as if it never was.
+"""Chapter 9: a run killed, stopped, torn, choked or poisoned ends as if nothing had happened.
 
-Processes are real and so are their deaths. Torch takes seconds to import, so one process does it
-and forks a child for each training (`serve`, below). "The same" means bit for bit, seconds aside.
+The processes are real, and so are their deaths. Torch takes seconds to import, so one process does
+it and forks a child for each run (`serve`, below). "The same" means bit for bit, timings aside.
 """
 
 import errno
@@ -52,7 +52,7 @@ from scripts.engine.steps import Step
 from scripts.engine.training import Diverged, Training
 
 TINY = replace(BASE, max_tokens=256, save_every=4, average=2, name="run")
-DATED = {"record.json", "README.md"}  # what a finished command adds says when it was
+DATED = {"record.json", "README.md"}  # a finished command adds these, with the date
 LONGEST = 60  # seconds until a child that hangs is ended
 
 
@@ -68,8 +68,8 @@ def few_pairs() -> TrainingData:
 
 
 def serve() -> None:
-    """For each line of JSON fork a child and say its number; say its exit code when asked."""
-    import jsonargparse  # noqa: F401 (this and the next two: or every child would import them)
+    """For each line of JSON, fork a child and print its process ID; its exit code when asked."""
+    import jsonargparse  # noqa: F401 (this and the next two: else every child would import them)
     import sacrebleu.metrics  # noqa: F401
     import torch._dynamo  # noqa: F401
 
@@ -114,7 +114,7 @@ def work(
 
 
 def die_writing(number: int, when: str) -> None:
-    """Have this process killed at its write of that number: half-way, or right after it."""
+    """Have this process killed half-way through its write of that number, or right after it."""
     writes, rename = itertools.count(1), os.replace
 
     def fatal(partial: Path, path: Path) -> None:
@@ -144,7 +144,7 @@ class Workshop:
         )
 
     def tell(self, line: str) -> int:
-        """Send a line; the number that comes back."""
+        """Send a line; return the number that comes back."""
         self.server.stdin.write(line + "\n")
         self.server.stdin.flush()
         return int(self.server.stdout.readline())
@@ -156,14 +156,14 @@ class Workshop:
         file_limit: int | None = None,
         fatal_write: tuple[int, str] | None = None,
     ) -> int:
-        """Start the command; the process's number. It stays taken until `end`."""
+        """Start the command; return its process ID, which stays taken until `end`."""
         home.mkdir(exist_ok=True)
         (home / "stderr").unlink(missing_ok=True)
         job = {"home": str(home), "options": options, "file_limit": file_limit}
         return self.tell(json.dumps(job | {"fatal_write": fatal_write}))
 
     def end(self) -> int:
-        """Wait for the process; its exit code, negative for the signal that killed it."""
+        """Wait for the process; return its exit code, or minus the signal that killed it."""
         return self.tell("")
 
     def run(self, home: Path, *options: str, **faults: Any) -> int:
@@ -181,7 +181,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def spoken(text: str) -> list[str]:
-    """The lines of a standard error, without the progress bars."""
+    """The lines of standard error, without the progress bars."""
     lines = (line.strip() for line in re.split(r"[\r\n]+", text))
     return [line for line in lines if line and not re.match(r"epoch \d+/\d+:", line)]
 
@@ -195,7 +195,7 @@ def said_by(home: Path) -> list[str]:
 
 
 def steps_saved(folder: Path) -> int:
-    """The steps of the newest state, 0 where there is none."""
+    """The steps of the newest state, 0 if there is none."""
     return max((int(path.stem.removeprefix("state-")) for path in saved_states(folder)), default=0)
 
 
@@ -224,7 +224,7 @@ class Crash(Exception):
 
 
 def crash(data: TrainingData, folder: Path, steps: int, config: TrainConfig = TINY) -> Path:
-    """Train into `folder` until the power fails after so many steps."""
+    """Train into `folder` until the power fails after that many steps."""
     remaining, whole = iter(range(steps)), Step.run
 
     def step(*given: Any) -> Any:
@@ -306,9 +306,9 @@ def test_ten_kills_in_a_row_change_nothing(workshop, straight_command, tmp_path)
 
 
 def test_killed_in_any_write(workshop, tmp_path):
-    """Near the end, a process dies half-way in its first write, the next in its second, and so on.
+    """Near the end of a run, the nth process dies half-way through its nth write.
 
-    What it left of a file is in nobody's way. Nor is dying right after the last state is there.
+    What it left of a file does no harm. Nor does dying right after the last state is written.
     """
     few = ("--average", "1", "--save_every", "20")
     straight, killed, other = (tmp_path / name for name in ("straight", "killed", "other"))
@@ -423,14 +423,14 @@ def test_every_recipe_resumes_exactly(data, tmp_path, changes):
 
 
 def flip(path: Path, at: int, bit: int = 0) -> None:
-    """Flip one bit of a file's byte."""
+    """Flip one bit of one byte of a file."""
     content = bytearray(path.read_bytes())
     content[at] ^= 1 << bit
     path.write_bytes(content)
 
 
 def spoil(path: Path, how: str) -> None:
-    """Damage a state as a disk, or a copy that broke off, would."""
+    """Damage a state as a disk, or an interrupted copy, would."""
     size = path.stat().st_size
     header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
     if how == "truncated":
@@ -444,7 +444,7 @@ def spoil(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "data", "header", "length"])
 def test_a_torn_state_gives_way_to_the_one_before(data, broken, straight, capsys, how):
-    """Resuming says which file is no good, goes on from the other, and ends the same."""
+    """Resuming says which file is no good, goes on from the other, and ends the same way."""
     before, newest = saved_states(broken)
     spoil(newest, how)
     fit(TINY, data, broken, resume=True)
@@ -471,7 +471,7 @@ def test_without_a_good_state_resuming_is_refused_in_one_line(data, broken, tmp_
 
 
 def test_a_full_disk_costs_nothing_that_was_saved(workshop, straight_command, tmp_path):
-    """A limit on the size of files stands for the disk: the system refuses the same write call."""
+    """A limit on file size stands in for a full disk: the system refuses the same write call."""
     folder = tmp_path / "runs/run"
     pid = workshop.start(tmp_path)
     until((folder / "log.csv").is_file)  # the second epoch is about to begin
@@ -496,7 +496,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(workshop, straight_command, tm
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch, call):
-    """The disk may refuse as late as at the flush or the rename: the old content stays."""
+    """The disk may refuse as late as the flush or the rename: the old content stays."""
     path = tmp_path / "file"
     checkpoints.write_whole(path, b"old")
 
@@ -516,7 +516,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch, call):
 
 
 def endless_gradient(loss: torch.Tensor) -> torch.Tensor:
-    """The loss is a number, its gradient isn't."""
+    """The loss is a number, but its gradient isn't."""
     loss.register_hook(lambda gradient: gradient * math.inf)
     return loss
 
@@ -552,7 +552,7 @@ def in_memory(training: Training) -> dict[str, Any]:
 def test_what_is_not_a_number_never_reaches_the_weights(
     data, straight, per_epoch, tmp_path, monkeypatch, kind
 ):
-    """The run ends before the step counts: in memory, on disk, and for whoever resumes."""
+    """The run ends before the step changes anything: in memory, on disk, or for a resumed run."""
     at, seen, step = per_epoch + 6, {}, Training.step
 
     def watched(training: Training, *given: Any) -> None:
@@ -578,7 +578,7 @@ def test_what_is_not_a_number_never_reaches_the_weights(
 
 
 def test_a_diverged_command_says_so_in_one_line(data, tmp_path, monkeypatch, capsys):
-    """Exit code 2; at the first step there is nothing to go back to, and it says that."""
+    """Exit code 2; at the first step there is nothing to go back to, and the message says so."""
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
     monkeypatch.setattr(engine_run, "prepare", lambda config: data)
     monkeypatch.setitem(PRESETS, "sample", TINY)
@@ -602,7 +602,7 @@ def test_a_run_that_waits_is_not_overwritten(data, broken, straight):
 
 
 def test_a_finished_run_is_begun_anew(data, straight, tmp_path):
-    """Nothing of the longer run before it is left over; and resuming a finished run is no work."""
+    """Nothing is left of the longer run before it, and resuming a finished run does nothing."""
     fit(replace(TINY, epochs=3, save_every=1000), data, tmp_path)
     fit(TINY, data, tmp_path)
     assert outcome(tmp_path) == straight
@@ -642,7 +642,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8
 
 
 def some_tensors() -> dict[str, torch.Tensor]:
-    """Tensors of each kind, 0-dimensional, empty and transposed ones among them."""
+    """Tensors of each dtype, with 0-dimensional, empty and transposed ones among them."""
     numbers = 100 * torch.rand(3, 5, generator=torch.Generator().manual_seed(0))
     tensors = {str(dtype).removeprefix("torch."): numbers.to(dtype) for dtype in DTYPES}
     scalars = {f"one {name}": tensor[1, 2].clone() for name, tensor in tensors.items()}
@@ -667,7 +667,7 @@ def test_the_same_tensors_make_the_same_file(tmp_path):
 
 
 def test_any_flipped_bit_is_noticed(tmp_path):
-    """50 positions each in the header and in the data, a random bit of each."""
+    """50 positions in the header and 50 in the data, a random bit at each."""
     path, luck = tmp_path / "file", random.Random(0)
     save_tensors(path, some_tensors(), {"text": "Mädchen"})
     whole = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Chapter 10's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 10's exercises: each checker distinguishes the common mistakes."""
 
 import statistics
 
@@ -76,7 +76,7 @@ def lower_cased(outputs, references):
 
 
 def mean_of_sentence_bleus(outputs: list[str], references: list[list[str]]) -> float:
-    """each sentence's own BLEU, and then their mean."""
+    """The mean of the sentences' own BLEUs."""
     pairs = zip(outputs, references, strict=True)
     return statistics.mean(many_references([one], [texts]) for one, texts in pairs)
 

@@ -1,4 +1,4 @@
-"""Chapter 10's measures: BLEU, chrF, the test, what flatters, the analysis."""
+"""Chapter 10's measures: BLEU, chrF, the significance test, what flatters, the analysis."""
 
 import copy
 import json
@@ -80,7 +80,7 @@ def record() -> dict:
 
 @pytest.fixture(scope="module")
 def fresh(trained) -> dict:
-    """The analysis of six sentences by the small model."""
+    """The analysis of the small model on six sentences."""
     options = AnalyseOptions(corpus="sample", split="test", sentences=6)
     return analyse_model(trained, sample_corpus(), options)
 
@@ -114,14 +114,14 @@ WORDS = ["a", "the", "man", "dog", "cat", "runs", "sits", "in", "red", "blue", "
 
 
 def made_up(sentences: int, rates: tuple[float, ...], seed: int) -> tuple[list[str], ...]:
-    """References of chance words, and for each rate a system that loses as many of them."""
+    """References of random words, and for each rate a system that loses that share of them."""
     rng = np.random.default_rng(seed)
     references = [" ".join(rng.choice(WORDS, rng.integers(6, 15))) for _ in range(sentences)]
     return references, *(lossy(references, rate, rng) for rate in rates)
 
 
 def dealt(first: list[str], second: list[str], coins: np.ndarray) -> tuple[list[str], list[str]]:
-    """Two systems' outputs, swapped where a coin shows 1: fair coins make the two equal."""
+    """Two systems' outputs, swapped where a coin shows 1: fair coins make the systems equal."""
     both = zip(first, second, coins, strict=True)
     swapped = [(b, a) if coin else (a, b) for a, b, coin in both]
     return [a for a, _ in swapped], [b for _, b in swapped]
@@ -140,7 +140,7 @@ def test_p_agrees_with_swapping_the_texts_themselves():
     measured = corpus_bleu(second, references).score - corpus_bleu(first, references).score
     assert ours.difference == pytest.approx(measured)
     assert ours.p == (1 + sum(abs(d) >= abs(measured) - 1e-9 for d in slow)) / 61
-    assert 0.05 < ours.p < 0.95  # or else this would be easy
+    assert 0.05 < ours.p < 0.95  # otherwise this would be too easy
 
 
 def test_a_clear_difference_has_a_small_p_and_a_small_one_has_not():
@@ -181,7 +181,7 @@ def test_the_same_in_other_digits_counts_as_far():
 
 
 def test_between_equals_five_percent_are_five_percent():
-    """Two systems whose outputs coins have dealt: 2,000 such pairs, p at most 0.05 in 4 to 6%."""
+    """Coins deal the outputs of 2,000 pairs of systems: p is at most 0.05 in 4 to 6% of them."""
     references, first, second = made_up(30, (0.2, 0.2), 5)
     counts = np.stack([sentence_parts(texts, references) for texts in (first, second)])
     rng, p = np.random.default_rng(0), []
@@ -220,7 +220,7 @@ def test_sums_over_sentences_give_the_corpus_bleu(pairs):
 
 
 def shaken(trained: Trained, spread: float) -> Trained:
-    """A worse model: a copy whose matrices have noise of `spread` times their own spread."""
+    """A worse model: a copy with noise in its matrices, `spread` times their own spread."""
     model, generator = copy.deepcopy(trained.model), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -430,7 +430,7 @@ def test_the_record_is_of_the_model_that_ships(record):
     folder = ROOT / "models" / record["model"]
     assert record["weights_sha256"] == sha256(folder / "model.safetensors")
     assert record["repeat"].startswith("python -m scripts.studies.judging")
-    if record["sentences"] == 1000:  # then two records speak of the same translations
+    if record["sentences"] == 1000:  # then two records are about the same translations
         recorded = load_record(record["model"])["test"][record["split"]]
         five = next(row for row in record["beams"] if row["beam"] == 5)
         assert recorded["search"] == record["search"]
@@ -439,7 +439,7 @@ def test_the_record_is_of_the_model_that_ships(record):
 
 
 def test_the_record_says_what_the_chapter_says(record):
-    """The figures and the misspelling in its prose."""
+    """The figures and the misspelling in the chapter's prose."""
     beams, figures = {row["beam"]: row for row in record["beams"]}, record["figures"]
     headline = figures["BLEU: cased, 13a, whole corpus"]
     assert headline == beams[5]["bleu"] and figures["letters"] > headline + 23
@@ -466,7 +466,7 @@ def test_the_record_says_what_the_chapter_says(record):
 
 
 def test_the_record_is_made_anew(record):
-    """Where the corpus is at hand: the counts, and the quoted sentences' translations."""
+    """If the corpus is at hand: the counts, and the quoted sentences' translations."""
     if not os.environ.get("MULTI30K_DIR"):
         labels = bucket_labels(FREQUENCY_EDGES)
         assert [row["frequency"] for row in record["frequencies"]] == labels
@@ -494,7 +494,7 @@ def test_erratum_20_bleu_is_measured_on_whole_texts(pairs):
     ours = corpus_bleu(outputs, references)
     assert "case:mixed" in ours.signature and "tok:13a" in ours.signature
     wrong = corpus_bleu([o.lower() for o in outputs], [r.lower() for r in references])
-    assert wrong.score > ours.score + 1  # a lower-cased figure passes over the missing capitals
+    assert wrong.score > ours.score + 1  # a lower-cased figure overlooks the missing capitals
     letters = corpus_bleu([" ".join(o) for o in outputs], [" ".join(r) for r in references])
     assert letters.score > ours.score + 1  # the finer the tokens, the more of them match
 

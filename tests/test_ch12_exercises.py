@@ -1,4 +1,4 @@
-"""Chapter 12's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 12's exercises: checkers distinguish common mistakes and accept other right answers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def always_causal(q, k, v, lengths, causal):
 
 
 def without_the_rest(x, weight, bias, chunk):
-    """Whole chunks alone, but for one that is all there is."""
+    """Only whole chunks, unless there is none."""
     whole = len(x) // chunk * chunk or len(x)
     return chunked_z_loss(x[:whole], weight, bias, chunk)
 
@@ -47,19 +47,19 @@ def naive_exp(x, weight, bias, chunk):
 
 
 def open_packing(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool) -> Tensor:
-    """the pack is one long sentence."""
+    """The pack is one long sentence."""
     return attention(q, k, v, subsequent_mask(len(q))[0] if causal else None)[0]
 
 
 def packing_that_sees_ahead(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool
 ) -> Tensor:
-    """blocks, and no triangle in them."""
+    """Blocks without a triangle in them."""
     return packed_attention(q, k, v, lengths, causal=False)
 
 
 class DeafZLoss(Function):
-    """Returns what it has made, whatever comes from above."""
+    """Ignores the gradient that comes from above."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class DeafZLoss(Function):
 
 
 def looped_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-    """chunks on the way there, and autograd remembers all of them."""
+    """Forward in chunks, but autograd remembers all of them."""
     parts = (F.linear(rows, weight, bias) for rows in x.split(chunk))
     return sum(logits.logsumexp(1).square().sum() for logits in parts)
 
@@ -106,7 +106,7 @@ def test_each_mistake_has_a_message_of_its_own(name):
 
 
 def test_other_right_answers_pass():
-    """A checker asks for the thing, not for our way to it."""
+    """A checker asks for the result, not for our way to it."""
 
     def sentence_by_sentence(q, k, v, lengths, causal):
         parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
@@ -119,7 +119,7 @@ def test_other_right_answers_pass():
         return torch.cat(outs)
 
     def by_one_matrix(x, weight, bias, chunk):
-        """The weights with the bias behind them: the gradients find their way through `cat`."""
+        """The bias as one more column of the weights: gradients flow through `cat`."""
         ones = torch.ones_like(x[:, :1])
         both = torch.cat((weight, bias[:, None]), 1), torch.zeros_like(bias)
         return chunked_z_loss(torch.cat((x, ones), 1), *both, chunk)

@@ -1,4 +1,4 @@
-"""Chapter 12: what it says of the records, and how sure it is."""
+"""Chapter 12: what it says about the records, and how sure it is."""
 
 import itertools
 import random
@@ -35,7 +35,7 @@ def test_a_line_is_as_sure_as_its_weakest_round(rounds, control, told):
 
 
 def test_equal_programs_are_clear_as_seldom_as_is_said():
-    """Twice in C(10, 5): once every round above, once every round below."""
+    """In 2 of C(10, 5) cases: every round above, or every round below."""
     rng = random.Random(0)
     draws = [[rng.random() for _ in range(10)] for _ in range(40_000)]
     share = sum(how_sure(d[:5], d[5:]) == "clear" for d in draws) / len(draws)
@@ -48,7 +48,7 @@ def test_the_control_is_ours_again():
 
 
 def test_a_function_is_not_told_of_no_grad():
-    """Why the caller says whether gradients are wanted. If this fails, PyTorch has learned it."""
+    """Why the caller says whether gradients are wanted. If this fails, PyTorch now tells it."""
 
     class Asked(torch.autograd.Function):
         @staticmethod
@@ -75,7 +75,7 @@ def test_the_chunked_loss_is_the_same_whether_gradients_are_wanted(kind):
 
 
 def peak_bytes(function):
-    """The most bytes that `function()` holds at once, beside what there was before."""
+    """The most bytes that `function()` holds at once, besides what there was before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         function()
     events = profiler.profiler.kineto_results.events()

@@ -40,7 +40,7 @@ LIMIT, ALPHA = 60, 0.6
 
 
 def ctranslate2_search(folder, pieces, max_len, beam=1, alpha=0.6, **how):
-    """The best translation of each source by the files of `export_ctranslate2`, all in pieces."""
+    """The best translation of each source by the files of `export_ctranslate2`, in pieces."""
     translator = ctranslate2.Translator(str(folder), compute_type="float32")
     ours = {"beam_size": beam, "length_penalty": alpha, "min_decoding_length": 0}
     found = translator.translate_batch(pieces, max_decoding_length=max_len, **ours | how)
@@ -48,7 +48,7 @@ def ctranslate2_search(folder, pieces, max_len, beam=1, alpha=0.6, **how):
 
 
 def cut(ids: list[int]) -> list[int]:
-    """What stands before eos."""
+    """What comes before eos."""
     return ids[: ids.index(EOS)] if EOS in ids else ids
 
 
@@ -68,7 +68,7 @@ def shipped(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def greedy(shipped) -> list[list[int]]:
-    """Our own greedy tokens of those sentences."""
+    """Our own greedy tokens for those sentences."""
     found = []
     for start in range(0, 200, 50):
         src = pad_rows(shipped.rows[start : start + 50])
@@ -124,7 +124,7 @@ def test_ctranslate2_scores_as_we_do(shipped):
         [tokenizer.pieces(shipped.lines[100])],
         beam_size=4,
         length_penalty=ALPHA,
-        min_decoding_length=0,  # its default, 1, shares out the chance of an early eos
+        min_decoding_length=0,  # its default, 1, gives the chance of an early eos to others
         return_scores=True,
     )
     assert found.scores[0] == pytest.approx(best.score(ALPHA), rel=1e-4)
@@ -138,7 +138,7 @@ def test_weights_are_stored_once_and_the_operations_are_plain(shipped):
     folder, model = shipped.folder, shipped.trained.model
     count = sum(weight.numel() for weight in weights(model).values())
     for file in ("onnx/weights.bin", "ctranslate2/model.bin"):
-        size = (folder / file).stat().st_size  # float32; with positions, or less the short biases
+        size = (folder / file).stat().st_size  # float32; plus positions, or minus the short biases
         assert 0.98 * 4 * count < size < 4 * count + 600_000
     assert sum(path.stat().st_size for path in (folder / "onnx").iterdir()) < 35e6
     for name in ("encoder.onnx", "decoder_step.onnx"):
@@ -158,7 +158,7 @@ def test_weights_are_stored_once_and_the_operations_are_plain(shipped):
     ids=lambda how: f"{'pre' if how[0] else 'post'}-norm, tie {how[1]}",
 )
 def untrained(request) -> Trained:
-    """A small model, every weight random, biases and norms too: a slip in a name would show."""
+    """A small model, every weight random, biases and norms too, so that a wrong name shows."""
     norm_first, tie = request.param
     sizes = {"layers": 2, "d_model": 32, "d_ff": 48, "heads": 4, "dropout": 0.3}
     config = TrainConfig(corpus="sample", norm_first=norm_first, tie=tie, **sizes)
@@ -168,7 +168,7 @@ def untrained(request) -> Trained:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.3 * torch.randn_like(weight))
-    return Trained(model, tokenizer, config)  # in train mode: an export must see to that
+    return Trained(model, tokenizer, config)  # in train mode: an export must cope with that
 
 
 LINES = ["Ein Hund schläft im Garten.", "Zwei Kinder", "Der Pirat kauft einen roten Hut. 你好"]
@@ -233,7 +233,7 @@ def test_a_frozen_position_is_found_out(untrained):
 
 
 def test_only_the_warning_of_an_integer_is_heard(monkeypatch):
-    """The chapter says which others there are: of √d_k, and of a check of lengths."""
+    """The chapter names the others: about √d_k, and about a check of lengths."""
     model = load_model(SAMPLE).model
     with warnings.catch_warnings(record=True) as heard:
         step_graph(model)
@@ -266,7 +266,7 @@ def test_the_command_exports(tmp_path, capsys):
     for name in ("onnx", "ctranslate2"):
         copied = (tmp_path / "new" / name / "tokenizer.model").read_bytes()
         assert copied == (SAMPLE / "tokenizer.model").read_bytes()
-    assert main(argv) == 0  # again, over what is there
+    assert main(argv) == 0  # again, over the existing files
 
 
 @pytest.mark.parametrize("name", ["onnx", "ctranslate2"])

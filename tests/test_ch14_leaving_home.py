@@ -1,4 +1,4 @@
-"""Chapter 14: checkers of its exercises tell the common mistakes apart; its quotes are true."""
+"""Chapter 14: its checkers distinguish the common mistakes; its quotes are true."""
 
 import re
 
@@ -19,7 +19,7 @@ from scripts.exercises import ch14 as ours
 
 
 def test_the_chapter_quotes_the_pages_script():
-    """The right column of its table of NumPy and JavaScript."""
+    """The right-hand column of its table of NumPy and JavaScript."""
     chapter = (ROOT / "scripts/ch14_leaving_home.py").read_text("utf-8")
     table = chapter.split("JavaScript (`docs/living/model.js`) |\n")[1].split("\n#\n")[0]
     quotes = [re.findall("`([^`]{8,})`", line.split(" | ")[-1]) for line in table.split("\n")[1:]]
@@ -30,7 +30,7 @@ def test_the_chapter_quotes_the_pages_script():
 
 
 def test_the_longest_piece_that_fits_is_another_cut():
-    """The chapter's pitfall of a host that has the list of pieces, and not the merges."""
+    """The chapter's pitfall: a host that has the list of pieces, but not the merges."""
     tokenizer = load_model(ROOT / "models" / "sample-de-en").tokenizer
     known = {tokenizer.processor.id_to_piece(i) for i in range(len(tokenizer))}
     sources = [source for source, _ in load_corpus("sample")["test"][:40]]
@@ -83,10 +83,10 @@ def test_beams_of_the_host_are_told_apart():
 
 @pytest.mark.parametrize("beam", [1, 2, 4])
 def test_the_hosts_beam_around_a_graphs_step_is_chapter_8s(beam):
-    """That one reads every prefix anew."""
+    """Chapter 8's beam reads every prefix again."""
     torch.manual_seed(1)
     model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).double().eval()
-    scramble(model, size=0.7)  # far from fresh, so that what was said before matters
+    scramble(model, size=0.7)  # far from fresh, so that earlier tokens matter
     src, length = torch.tensor([[4, 5, 6, 7, 3]]), 8
     with torch.no_grad():
         model.generator.proj.bias[EOS] = -1e9  # no text ends
@@ -104,7 +104,7 @@ def test_the_hosts_beam_around_a_graphs_step_is_chapter_8s(beam):
 
 
 def test_what_a_scale_for_each_row_is_worth():
-    """The answer to exercise 2's questions, as the chapter has it."""
+    """The answer to exercise 2's questions, as the chapter gives it."""
     W = load_model(ROOT / "models" / "sample-de-en").model.generator.proj.weight.detach()
     scales = W.abs().amax(dim=1, keepdim=True) / 127
     errors = [W - scale * (W / scale).round() for scale in (scales, scales.max())]

@@ -1,11 +1,9 @@
-"""Chapter 15's exercises: the checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 15's exercise: the checker distinguishes the common mistakes."""
 
 import torch
 from exercising import assert_told_apart
 
 from scripts.exercises.ch15 import check_rollout, rollout
-
-# Rollout
 
 
 def mixed(maps):

@@ -78,7 +78,7 @@ def spell(labels):
 
 
 def labels_complaint(trained, look, kind, matrix, rows, columns):
-    """What is wrong with a labelled map of a head, in words; "" where nothing is."""
+    """What is wrong with a labelled map of a head, in words; "" if nothing is."""
     source, translation = (
         trained.tokenizer.decode(ids[0].tolist()) for ids in (look.src, look.wanted)
     )
@@ -95,7 +95,7 @@ def labels_complaint(trained, look, kind, matrix, rows, columns):
         halves = [label.split(" → ") for label in labels]  # read → written, or one name
         for spelt in (spell(half[end] for half in halves) for end in (0, -1)):
             if spelt.replace(" ", "") != wanted.replace(" ", ""):
-                return f"the {side} spell {spelt!r}, where the model went through {wanted!r}"
+                return f"the {side} spell {spelt!r}, but the model went through {wanted!r}"
     return ""
 
 
@@ -144,14 +144,14 @@ def test_erratum_21_decoder_maps_carry_what_the_decoder_read(trained):
     look = look_at(trained, PAIRS[3].texts[0])
     source = [piece_label(piece) for piece in look.source]
     matrix = look.maps["decoder"][0, 0]
-    assert matrix.shape == (len(source), len(source))  # the wrong names fit by their number
+    assert matrix.shape == (len(source), len(source))  # the wrong names fit in number
     rows, columns = map_labels(look, "decoder")
     assert columns == [piece_label(piece) for piece in look.read] and columns[0] == "<s>"
     assert labels_complaint(trained, look, "decoder", matrix, rows, columns) == ""
     wrong = labels_complaint(trained, look, "decoder", matrix, source, source)
     assert "rows spell 'Eine Frau" in wrong and "'A woman" in wrong
     assert "columns spell" in labels_complaint(trained, look, "decoder", matrix, rows, source)
-    # and the model says so: the first map doesn't know the source
+    # and the model agrees: the first map doesn't know the source
     assert not moved_rows(trained.model, look, "decoder", "src", at=2).any()
     for at in range(1, look.tgt.size(1)):
         moved = moved_rows(trained.model, look, "decoder", "tgt", at)
@@ -346,7 +346,7 @@ def test_diagonal_links_are_the_diagonal():
 
 
 def brute_force_model_1(pairs, rounds):
-    """IBM Model 1 by dictionaries."""
+    """IBM Model 1 with dictionaries."""
     sources = {s for german, _ in pairs for s in ("", *german)}
     targets = {t for _, english in pairs for t in english}
     p = {(s, t): 1.0 for s in sources for t in targets}
@@ -394,7 +394,7 @@ def test_the_record_is_of_the_shipped_model_and_whole():
     assert layers == list(itertools.product(KINDS_OF_ATTENTION, range(1, 4)))
     starts = {p["nats"] for p in record["pruning"] if p["silent"] == 0}
     ends = [p["nats"] for p in record["pruning"] if p["silent"] == 72]
-    assert starts == {0} and max(ends) - min(ends) < 1e-4  # all orders begin and end alike
+    assert starts == {0} and max(ends) - min(ends) < 1e-4  # all orders begin and end the same way
 
 
 def test_the_records_numbers_are_those_of_our_captions_by_and_large(trained, forced):
@@ -421,7 +421,7 @@ def test_a_missing_model_is_a_line_too(capsys, tmp_path):
 
 
 def test_what_the_chapter_says_of_one_head():
-    """Of the explorer, and of the map that it opens with: cross-attention's head 2.8."""
+    """The explorer, and the map that it opens with: cross-attention's head 2.8."""
     said = ran("ch15")
     sizes = (said.trained.config.layers, said.trained.config.heads, len(said.captions))
     assert sizes == (3, 8, 50)

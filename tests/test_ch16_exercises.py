@@ -1,4 +1,4 @@
-"""Chapter 16's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 16's exercises: checkers distinguish common mistakes and accept other right answers."""
 
 from contextlib import contextmanager
 

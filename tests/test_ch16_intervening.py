@@ -40,7 +40,7 @@ from scripts.ch16_intervening import (
 from scripts.corpora.captions import aligned_pairs
 from scripts.engine.models import STUDIED, load_model
 from scripts.engine.searching import cached_greedy
-from scripts.studies.heads import Judge, main, pruning_curve, worth_of_each, worth_of_layers
+from scripts.studies.heads import Judge, pruning_curve, worth_of_each, worth_of_layers
 from scripts.studies.verdict import pass_together
 
 PAIRS = aligned_pairs()
@@ -67,7 +67,7 @@ def tiny():
 
 
 def padded():
-    """A padded batch of tiny ids."""
+    """A padded batch of ids that `tiny` knows."""
     ids = {old: 4 + old % 20 for old in range(4, 50)}
     src, tgt = (
         torch.tensor([[ids.get(i, i) for i in row] for row in side.tolist()]) for side in (SRC, TGT)
@@ -291,11 +291,6 @@ def test_erasure_is_the_loss_of_log_p(trained, park):
 
 
 # The record and its command
-
-
-def test_a_missing_model_is_a_line(capsys, tmp_path):
-    assert main(["--model", str(tmp_path)]) == 2
-    assert "error: " in capsys.readouterr().err
 
 
 # What the chapter says.

@@ -149,11 +149,11 @@ def test_a_verdict_is_students_t_over_the_pooled_spread_and_holms_steps():
     rows = {"base": [1.0, 3.0], "far": [12.0, 14.0], "one run": [14.0], "other": [12.5, 14.5]}
     found = verdicts(rows, {"far": "base", "one run": "base", "other": "far"})
     assert list(found) == ["far", "one run", "other"]
-    spread = math.sqrt(2.0)  # three rows of two runs, two apart: 3 degrees of freedom
+    spread = math.sqrt(2.0)  # three rows of two runs, each 2.0 apart: 3 degrees of freedom
     assert found["far"].t == pytest.approx(11 / spread)
     assert found["one run"].t == pytest.approx(12 / (spread * math.sqrt(1.5)))
     assert (found["other"].difference, found["other"].told) == (0.5, False)
-    for row in found:  # the printed table: 3.182 is passed once in 20 times, with 3 degrees
+    for row in found:  # the printed table: with 3 degrees, 3.182 is exceeded once in 20 times
         one, error = found[row], found[row].difference / found[row].t
         assert one.p == pytest.approx(2 * student.sf(one.t, 3))
         assert (one.high - one.difference) / error == pytest.approx(3.182, abs=1e-3)
@@ -229,7 +229,7 @@ def test_every_row_of_table_3_stands_beside_the_papers(record):
     assert set(TABLE3_PERPLEXITIES) == lettered | {"dropout 0.1", "dropout 0.2"}
     table = judged(counted(record["runs"]))["paper's"]
     assert table["1 head"] == pytest.approx(math.log(5.29 / 4.92))
-    assert table["dropout 0.2"] == pytest.approx(math.log(4.95 / 5.77))  # against none
+    assert table["dropout 0.2"] == pytest.approx(math.log(4.95 / 5.77))  # against no dropout
     assert set(table.dropna().index) == set(TABLE3_PERPLEXITIES)
 
 

@@ -1,4 +1,4 @@
-"""Chapter 19's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 19's exercises: each checker distinguishes the common mistakes."""
 
 import copy
 
@@ -31,7 +31,7 @@ def above_one(ps):
 
 
 def copied_layers(model):
-    """Looks the same before the first step, and is not."""
+    """Looks the same before the first step, but isn't."""
     model.encoder.layers = clones(model.encoder.layers[0], len(model.encoder.layers))
 
 

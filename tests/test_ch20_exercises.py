@@ -1,4 +1,4 @@
-"""Chapter 20's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 20's exercises: each checker distinguishes the common mistakes."""
 
 import math
 
@@ -31,7 +31,7 @@ def at_the_floor(floor, scale, alpha, loss):
 
 
 def exchanged(C, A, alpha, B, beta):
-    """β/(α+β) and α/(α+β) confused: right where they are equal, and wrong elsewhere."""
+    """β/(α+β) and α/(α+β) confused: right only if they are equal."""
     return (alpha * A / (beta * B)) ** (1 / (alpha + beta)) * (C / 6) ** (alpha / (alpha + beta))
 
 

@@ -1,4 +1,4 @@
-"""Chapter 20: laws are found again, intervals cover what they say, and the grid is read as told."""
+"""Chapter 20: fits recover laws, intervals cover what they say, the grid is read correctly."""
 
 import math
 from dataclasses import replace
@@ -60,7 +60,7 @@ def test_laws_are_what_they_say():
 
 
 def test_each_exponent_is_that_of_one_thing_where_the_other_has_no_end():
-    """What lies above the floor: ten times as much leaves 10^-exponent of it."""
+    """Ten times as much of one leaves 10^-exponent of what lies above the floor."""
     ten, endless = np.array([1e5, 1e6]), np.full(2, 1e60)
     for law, theta in TRUTHS.items():
         floor = theta[0] if law is additive else 0
@@ -85,7 +85,7 @@ def test_laws_without_noise_are_found_again(floor, exponents):
 @LAWS
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_other_search_finds_a_better_fit(law, seed):
-    """Nelder and Mead's, which needs no gradient, from the truth."""
+    """The other search: Nelder and Mead's, without gradients, started at the truth."""
     losses = noisy(law, seed)[:, 0]
 
     def cost(theta):
@@ -125,7 +125,7 @@ def test_the_held_out_places_are_not_looked_at(law):
 
 @LAWS
 def test_the_interval_covers_what_it_says(law):
-    """Of a place of the grid, and of one beyond it, in forty studies of three seeds."""
+    """For a place on the grid and one beyond it, in forty studies of three seeds."""
     places, held = (np.array([SIZE[12], 4 * SIZE.max()]), np.array([TOKENS[12], TOKENS.max()])), []
     wanted = law(TRUTHS[law], *places)
     for seed in range(40):
@@ -134,7 +134,7 @@ def test_the_interval_covers_what_it_says(law):
         low, high = np.quantile(losses, (0.025, 0.975), axis=0)
         held.append((low <= wanted) & (wanted <= high))
     share = np.mean(held, axis=0)
-    assert (share >= 0.8).all() and share.mean() < 0.999  # below: once in 2,000
+    assert (share >= 0.8).all() and share.mean() < 0.999  # below 0.8: once in 2,000
 
 
 @LAWS
@@ -271,7 +271,7 @@ def test_the_grid_is_read_as_it_is(chapter, record):
         return [float(number) for number in chapter.twice[part].iloc[row][6:-1].split(" to ")]
 
     assert not ends("a sixteenth", 1)[0] <= run <= ends("a sixteenth", 1)[1]
-    assert ends("all, by the finished runs", 0)[0] > ends("all", 0)[1]  # intervals apart
+    assert ends("all, by the finished runs", 0)[0] > ends("all", 0)[1]  # no overlap
     runs = [run for run in record["runs"] if run["seed"]]
     best = [run["losses"].index(run["loss"]) + 1 for run in runs]
     assert (min(best), max(best)) == (7, 18)

@@ -72,7 +72,7 @@ def test_back_translation_keeps_every_target_and_the_pairs_that_are_known(forty_
     assert made.train == encode_pairs(made.corpus["train"], forty_pairs.tokenizer)
     assert made.val is forty_pairs.val and made.corpus["val"] is forty_pairs.corpus["val"]
     with pytest.raises(ValueError):
-        back_translated(forty_pairs, known, lambda texts: texts[1:])  # a line got lost
+        back_translated(forty_pairs, known, lambda texts: texts[1:])  # a line is lost
 
 
 def test_a_distilled_corpus_keeps_sources_order_and_validation(forty_pairs):
@@ -222,7 +222,7 @@ def test_candidates_are_distinct_and_begin_with_the_reference(toy):
     alone = distinct_candidates(*given, torch.Generator().manual_seed(0))
     for texts, drawn, reference in zip(found, alone, references, strict=True):
         assert texts[0] == tuple(reference)
-        assert len(set(texts)) == len(texts) < 60  # sixty draws, most of them alike
+        assert len(set(texts)) == len(texts) < 60  # sixty draws, most of them equal
         assert set(drawn) | {tuple(reference)} == set(texts)
         for text in texts:
             assert 1 <= len(text) <= 3 and EOS not in text[:-1]
@@ -352,7 +352,7 @@ def test_what_the_chapter_says_of_minimum_risk(record):
     assert not said.judged[MORE].told and not said.by_chrf[MORE].told
     bleu = said.runs.groupby("row")["bleu"].agg(list).to_dict()
     together = verdicts({row: bleu[row] for row in {*TO_BEAT, *TO_BEAT.values()}}, TO_BEAT)
-    assert not together[RISK].told  # by one spread for all rows
+    assert not together[RISK].told  # with one spread for all rows
     losses = said.runs.set_index(["row", "seed"])["loss"]
     assert all(losses[RISK, seed] < losses[MORE, seed] for seed in (1, 2, 3))
     words = said.means["words"]

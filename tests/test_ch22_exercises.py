@@ -1,4 +1,4 @@
-"""Chapter 22's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 22's exercises: each checker distinguishes the common mistakes."""
 
 import pytest
 import torch

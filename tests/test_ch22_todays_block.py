@@ -160,7 +160,7 @@ def test_a_sentence_doesnt_notice_its_padding(name):
 
 
 def grouped_reference(layer, x, mask):
-    """What `layer` computes of x (B, T, D), one head at a time."""
+    """What `layer` computes from x (B, T, D), one head at a time."""
     d_k, heads = x.size(-1) // layer.h, []
     for head in range(layer.h):
         group = head * layer.groups // layer.h
@@ -230,7 +230,7 @@ def test_qk_norm_bounds_every_score_and_forgets_the_weights_size():
     with torch.no_grad():
         for p in (*layer.project_query.parameters(), *layer.project_key.parameters()):
             p *= 100
-    assert (layer(x, x, x) - before).abs().max() < 1e-2  # but for what eps does
+    assert (layer(x, x, x) - before).abs().max() < 1e-2  # except for what eps does
     q, (k, _) = layer.query_heads(x), layer.remember(x, x)
     scores = q @ k.repeat_interleave(2, dim=1).mT / math.sqrt(8)
     bound = layer.query_norm.weight.abs().max() * layer.key_norm.weight.abs().max() * math.sqrt(8)
@@ -322,7 +322,7 @@ def test_exchange_takes_exactly_one_kind():
     exchange(model, MultiHeadedAttention, make)
     assert len(seen) == 3 + 2 * 3 and {kind for _, kind in seen} == {MultiHeadedAttention}
     assert "decoder.layers.1.src_attn" in dict(seen)
-    exchange(model, MultiHeadedAttention, make)  # its child is another kind
+    exchange(model, MultiHeadedAttention, make)  # a subclass is another kind
     assert len(seen) == 9
 
 
@@ -356,7 +356,7 @@ def attended(q, k, v, mask, output):
 
 
 def todays_decoder_layer(layer, x, memory, src_mask):
-    """A decoder layer once more, with PyTorch's functions and complex numbers."""
+    """A decoder layer again, with PyTorch's functions and complex numbers."""
 
     def heads(linear, x):
         return F.linear(x, linear.weight, linear.bias).unflatten(-1, (-1, 8)).transpose(1, 2)
@@ -397,7 +397,7 @@ def test_every_dropout_of_todays_model_is_asked_for_and_at_work():
     assert {part.p for part in model.modules() if isinstance(part, nn.Dropout)} == {0.3}
     for layer in (LAYERS["grouped"](), LAYERS["today's"]()):
         layer, x = shaken(layer), torch.randn(1, 4, 32)
-        layer.dropout.p = 1.0  # nothing arrives but the bias
+        layer.dropout.p = 1.0  # only the bias arrives
         close(layer(x, x, x), layer.project_output.bias.expand(1, 4, 32))
 
 

@@ -1,4 +1,4 @@
-"""Chapter 23's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 23's exercises: checkers distinguish common mistakes and accept other right answers."""
 
 import math
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def online(start=-math.inf, shift=True, shrink=True, skip=True):
-    """The exercise's solution with one thing or another left out."""
+    """The exercise's solution with something left out."""
 
     def candidate(parts):
         best, total, mixed = start, 0.0, 0.0

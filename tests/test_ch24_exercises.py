@@ -1,4 +1,4 @@
-"""Chapter 24's exercises: each checker takes our solution, and tells the common mistakes apart."""
+"""Chapter 24's exercises: checkers distinguish common mistakes and accept other right answers."""
 
 import math
 
@@ -33,7 +33,7 @@ def half_when_alone(logits, top):
 
 
 def dropping(count=False, room=None, visits=None):
-    """The solution with another room, other visits, or a number in place of a share."""
+    """The solution with other room, other visits, or a number instead of a share."""
 
     def candidate(chosen, experts, factor):
         allowed = (room or (lambda c, e, f: math.ceil(f * c.numel() / e)))(chosen, experts, factor)

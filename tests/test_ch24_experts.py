@@ -1,4 +1,4 @@
-"""Chapter 24: a mixture of experts by loop, its padding, its balance, and what is stored of it."""
+"""Chapter 24: a mixture of experts by loop, its padding, its balance, and what of it is stored."""
 
 import copy
 
@@ -63,11 +63,11 @@ def test_a_mixture_drops_nobody_and_knows_no_order():
     layer.bias[3] = layer.bias[1] = 50.0  # all to the same two
     y = layer(x)
     assert layer.visits.tolist() == [0, 20, 0, 20]
-    p = (x @ layer.router.weight.T).softmax(-1)[..., [1, 3], None]  # the bias doesn't weigh
+    p = (x @ layer.router.weight.T).softmax(-1)[..., [1, 3], None]  # the bias isn't in the weights
     both = torch.stack((layer.experts[1](x), layer.experts[3](x)), dim=-2)
     close(y, (p * both).sum(-2) / p.sum(-2))
     y.sum().backward()
-    assert (layer.experts[0].gate.weight.grad == 0).all()  # nobody came, nothing to learn
+    assert (layer.experts[0].gate.weight.grad == 0).all()  # no token came, nothing to learn
     assert layer(x[:, :0]).shape == (1, 0, 6)
 
 
@@ -167,7 +167,7 @@ def test_without_a_common_direction_no_expert_is_left_out():
 def test_active_parameters():
     model = make_model(11, 11, N=1, d_model=8, d_ff=16, h=2)
     total = sum(p.numel() for p in model.parameters())
-    assert active_parameters(model) == total  # without experts nobody is idle
+    assert active_parameters(model) == total  # without experts nothing is idle
     layer = MixtureOfExperts(8, 6, experts=5, top=2, shared=1)
     model.encoder.layers[0].feed_forward = layer
     total = sum(p.numel() for p in model.parameters())

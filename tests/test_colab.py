@@ -1,4 +1,4 @@
-"""The one notebook that `make colab` writes: whole, in one namespace, and at home anywhere."""
+"""The one notebook that `make colab` writes: whole, in one namespace, and running anywhere."""
 
 import ast
 import builtins
@@ -24,7 +24,7 @@ from scripts.book.first_cell import first_cell
 sys.path.insert(0, str(ROOT / "docs"))
 import colab  # noqa: E402
 
-LIMIT = 20 * 2**20  # bytes; Colab is said to take notebooks of 20 MB
+LIMIT = 20 * 2**20  # bytes; Colab is said to take notebooks of up to 20 MB
 START = re.compile(r"# @title A fresh start for chapter (\d+)\n")
 FENCE = '''\
 """Refuses other hosts, and the folder FENCED_OFF, to every Python of this environment."""
@@ -86,7 +86,7 @@ def code_of(notebook) -> list[str]:
 
 
 def by_chapter(notebook) -> dict[int, list[str]]:
-    """The code cells of each chapter; what comes before them is -1."""
+    """The code cells of each chapter; -1 has those before the first."""
     chapters, number = {-1: []}, -1
     for text in code_of(notebook):
         if START.match(text):
@@ -97,7 +97,7 @@ def by_chapter(notebook) -> dict[int, list[str]]:
 
 
 def defined(tree: ast.Module) -> list[str]:
-    """The names that definitions make, imports apart, in order."""
+    """The names that definitions bind, without imports, in order."""
     nodes = [node for node in tree.body if is_definition(node)]
     return [
         name
@@ -108,7 +108,7 @@ def defined(tree: ast.Module) -> list[str]:
 
 
 def bound(node: ast.stmt) -> list[str]:
-    """The names that a definition or an import at the top level makes."""
+    """The names that a definition or an import at the top level binds."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return [(name.asname or name.name).split(".")[0] for name in node.names]
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -137,7 +137,7 @@ def test_the_same_chapters_give_the_same_bytes(written, tmp_path):
 
 
 def imports(text: str) -> Iterator[str]:
-    """What a cell imports, wherever it stands: dotted paths."""
+    """What a cell imports, anywhere in it, as dotted paths."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{name.name}" for name in node.names)
@@ -146,7 +146,7 @@ def imports(text: str) -> Iterator[str]:
 
 
 def test_only_chapter_0_imports_from_chapters(notebook):
-    """What others define stands above; what the package holds besides is imported as ever."""
+    """What the others define is above; what else the package has is imported as usual."""
     kept = set()
     for chapter, texts in by_chapter(notebook).items():
         names = {name for text in texts for name in imports(text)}
@@ -171,7 +171,7 @@ def test_every_definition_is_there_once_and_in_reading_order(notebook):
 
 
 def test_comments_and_prose_survive(notebook):
-    """Every line of every chapter is there, but for imports from chapters and first cells."""
+    """Every line of every chapter is there, except imports from chapters and first cells."""
     kept = {line for cell in notebook.cells for line in cell.source.splitlines()}
     for path in CHAPTERS:
         for cell in jupytext.read(path).cells:
@@ -206,7 +206,7 @@ def test_contents_and_links_lead_to_headings(notebook):
 
 
 def test_no_name_is_missing(notebook, tmp_path):
-    """Also in functions that the show never calls. Chapter 0 needs nothing that stands below."""
+    """Not even in functions that the show never calls. Chapter 0 needs nothing from below it."""
     chapters = by_chapter(notebook)
     start = [text for text in chapters.pop(-1) if "FILE_PARTS[" not in text]
     for name, texts in {
@@ -264,7 +264,7 @@ def identity(node: ast.stmt, name: str, chapter: int) -> str:
 
 
 def collisions(chapters: dict[int, list[str]]) -> list[str]:
-    """Definitions that are replaced under the feet of a function or of a later chapter's show."""
+    """Definitions that are replaced while a function or a later chapter's show needs them."""
     kinds, made = defaultdict(set), dict.fromkeys(dir(builtins), (-2, 0))
     needed, taken, shown = set(), [], defaultdict(list)
     for chapter, texts in chapters.items():
@@ -368,7 +368,7 @@ print(ROOT)
 
 
 def test_the_package_is_unpacked_beside_the_notebook_and_found_first(notebook, tmp_path):
-    """What an older notebook left goes, and so does another package that bears the name."""
+    """What an older notebook left is removed, and so is another package of that name."""
     (tmp_path / colab.HOME / "scripts").mkdir(parents=True)
     (tmp_path / colab.HOME / "scripts/gone.py").touch()
     cells = [text for text in by_chapter(notebook)[-1] if "FILE_PARTS" in text]
@@ -432,7 +432,7 @@ def install(folder: Path, first_cells: str) -> None:
     pins = (ROOT / "requirements.txt").read_text("utf-8").replace("-e .", "")
     (folder / "pins.txt").write_text(pins, "utf-8")
     (folder / "install.py").write_text(first_cells, "utf-8")
-    # To pip this "no" means "don't compile", its documentation says: an import does it in time.
+    # According to its documentation, "no" tells pip not to compile: imports will do that.
     how = {"PIP_CONSTRAINT": str(folder / "pins.txt"), "PIP_NO_COMPILE": "no"}
     online = environment(folder / "home", **how)
     runner = ["-m", "pip", "install", "--quiet", "ipykernel", "nbclient"]
@@ -478,14 +478,14 @@ FENCED = [  # what is tried, and what is said then
 
 
 def test_the_fence_holds(clean_python, tmp_path):
-    """One test: while the environment is made, nobody waits for it but one worker."""
+    """One test, so that only one worker waits while the environment is made."""
     for code, complaint in FENCED:
         done = run(clean_python, "-c", code, cwd=tmp_path, env=fenced(tmp_path / "home"))
         assert complaint in done.stderr and bool(done.returncode) == bool(complaint), done.stderr
 
 
 def told(cell) -> str:
-    """What a cell printed or showed, in words; progress bars write elsewhere."""
+    """What a cell printed or showed, as text; progress bars go to standard error."""
     kept = [o for o in cell.outputs if o.get("name") != "stderr"]
     return "".join(o.get("text") or o.get("data", {}).get("text/plain", "") for o in kept)
 
@@ -494,7 +494,7 @@ SHOWN = CHAPTERS[::4]  # nbval runs every show; here all definitions run, and th
 
 
 def with_few_shows(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook with all its definitions, and the shows of the chapters `SHOWN` alone."""
+    """The notebook with all its definitions, but only the shows of the chapters `SHOWN`."""
     shown, keeps = {int(path.stem[2:4]) for path in SHOWN}, True
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -538,14 +538,14 @@ def test_it_runs_from_an_empty_folder_and_says_what_the_chapters_say(
                 text = cell.source if chapter == CHAPTERS[0] else colab.at_home(cell.source)
                 if "have_packages(" in text:
                     assert "is not installed: pip install" in found[text]
-                elif text in found:  # other tests hold scripts and notebooks together
+                elif text in found:  # other tests compare scripts and notebooks
                     assert found[text] == told(cell), f"{chapter.stem}:\n{text}"
                     compared += 1
     assert compared > 75
 
 
 def as_repository(folder: Path) -> None:
-    """Makes the series, in `folder`, a repository that can be cloned."""
+    """Copies the series to `folder`, as a repository that can be cloned."""
     for path in [ROOT / "pyproject.toml", *MODULES]:
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)

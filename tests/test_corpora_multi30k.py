@@ -1,4 +1,4 @@
-"""Multi30k's files: each way in which they can be broken gets one line that says what to do."""
+"""Multi30k's files: for each way in which they can be broken, one line says what to do."""
 
 import gzip
 import hashlib
@@ -63,7 +63,7 @@ def test_only_a_newline_separates_lines(tmp_path):
     path = tmp_path / "text.de"
     path.write_text(text, encoding="utf-8", newline="")
     assert read_lines(path) == ["a\u2028b\x85c\x0cd", "e"]
-    assert len(text.splitlines()) == 5  # the wrong version shifts every later pair
+    assert len(text.splitlines()) == 5  # the wrong way: it would shift every later pair
 
 
 @pytest.fixture

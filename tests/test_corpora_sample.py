@@ -123,7 +123,7 @@ def test_lexicon_is_consistent():
         assert noun_phrase("ein", None, NOUN[noun], "nominative", plural=False).english == word
 
 
-# What shipped models and stored outputs rest on: a change here means training them anew.
+# What shipped models and stored outputs rest on: a change here means training them again.
 DIGESTS = {
     "train": "26c2bd69ba2e92c6830d7321c305c537",
     "val": "d0bbaecf4e44518f19b2d17b24ced87d",
@@ -147,7 +147,7 @@ def test_sample_corpus_is_what_it_promises(corpus):
     for side in (0, 1):
         assert len(counts[side]) >= 400 and min(counts[side].values()) >= 8
         sentences = [pair[side] for pairs in corpus.values() for pair in pairs]
-        assert len(sentences) == len(set(sentences))  # no sentence twice, in no split
+        assert len(sentences) == len(set(sentences))  # no sentence occurs twice
         for split in ("val", "test", "test_unseen"):
             words = {w for pair in corpus[split] for w in re.findall(r"\w+", pair[side].lower())}
             assert words <= set(counts[side])
@@ -155,12 +155,12 @@ def test_sample_corpus_is_what_it_promises(corpus):
         for german, english in pairs:
             assert german[0].isupper() and german.endswith(".") and english.endswith(".")
             assert 5 <= len(german.split()) <= 14
-    kinds = {"während", "weil", "dass"}  # verb-final clauses are there, and plenty
+    kinds = {"während", "weil", "dass"}  # there are plenty of verb-final clauses
     assert all(counts[0][word] > 100 for word in kinds)
 
 
 def combined(sentences, pattern):
-    """The (adjective, noun) pairs that stand so in English sentences, German base forms."""
+    """The (adjective, noun) pairs that fit the pattern in the English, in German base forms."""
     adjectives = {a.english: a.base for group in ADJECTIVES.values() for a in group}
     nouns = {x: n.singular for n in NOUN.values() for x in (n.english, n.english_plural)}
     found = []

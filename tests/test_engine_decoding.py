@@ -1,4 +1,4 @@
-"""The engine's decoder: a decoder that computes each token once says what the formula says."""
+"""The engine's decoder: computing each token once gives what the formula gives."""
 
 import itertools
 import math
@@ -58,7 +58,7 @@ WAYS = (PrefixDecoding, CachedDecoding)
 
 
 def random_model(seed: int = 0, vocab: int = 9, **changes):
-    """A small model in double precision that is far from uniform."""
+    """A small model in double precision whose predictions are far from uniform."""
     torch.manual_seed(seed)
     shape = {"N": 2, "d_model": 16, "d_ff": 32, "h": 2, "dropout": 0.3} | changes
     model = make_model(vocab, vocab, **shape).double()
@@ -94,7 +94,7 @@ def test_cached_greedy_is_greedy_and_a_beam_of_one_too(kind, seed):
     assert [until_end(row) for row in found] == expected
     best = [beams[0] for beams in cached_beam_search(model, SOURCES, MASK, 12, beam=1)]
     assert [list(h.ids) for h in best] == [[i for i in row if i != EOS] for row in expected]
-    assert model.training  # dropout was off meanwhile, and is as it was
+    assert model.training  # dropout was off meanwhile, and is on again
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -139,7 +139,7 @@ def test_sentences_neither_help_nor_disturb_each_other():
 # Stopping
 
 
-LATE = {  # the empty text and "no" have ended when the likeliest is still being written
+LATE = {  # the empty text and "no" have ended while the likeliest is still being written
     START: {"so": 0.45, END: 0.40, "no": 0.15},
     "so": {"be": 1.0},
     "be": {"it": 1.0},
@@ -163,7 +163,7 @@ def test_an_exact_search_waits_for_a_better_text(monkeypatch):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_exact_never_ends_with_less_and_sometimes_with_more(alpha):
-    """Over random models; and it finds what never stopping early finds."""
+    """Over random models; and it finds what a search that never stops early finds."""
     gains = 0
     for seed in range(25):
         model = random_model(seed)
@@ -182,7 +182,7 @@ def test_exact_never_ends_with_less_and_sometimes_with_more(alpha):
 
 
 def all_endings(model, max_len: int, beam: int, alpha: float):
-    """The same beam, which goes on to the length limit whatever has ended."""
+    """The same beam, but it goes on to the length limit, whatever has ended."""
     with dropout_off(model), torch.no_grad():
         search = Search(CachedDecoding(model, SOURCES, MASK), SOURCES, max_len, beam)
         for step in range(1, max_len + 1):
@@ -311,7 +311,7 @@ def test_threads_dont_switch_each_others_dropout_on(two_threads, monkeypatch):
 
 
 def rows_of(name: str) -> list[list[int]]:
-    """Sources for `name`: test_2016_flickr where it is at hand, else the sample corpus's test."""
+    """Sources for `name`: test_2016_flickr if it is at hand, else the sample corpus's test."""
     at_hand = name == "multi30k-de-en" and os.environ.get("MULTI30K_DIR")
     pairs = (
         load_corpus("multi30k")["test_2016_flickr"] if at_hand else load_corpus("sample")["test"]
@@ -322,8 +322,10 @@ def rows_of(name: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", ["sample-de-en", "multi30k-de-en"])
 def test_three_ways_to_be_greedy_on_a_test_set(name):
-    """On every fourth sentence, in double precision: a cache, a beam of one, and every eighth by
-    the formula write the same ids."""
+    """In double precision, on every fourth sentence: cache and beam of one write the same ids.
+
+    On every eighth, so does the formula.
+    """
     model, rows = load_model(ROOT / "models" / name, "cpu").model.double(), rows_of(name)[::4]
     cached = [until_end(row.tolist()) for row in search_rows(model, rows, cached_greedy, 1)]
     src = pad_rows(rows[::2])
@@ -386,7 +388,7 @@ def screened():
 
 @pytest.mark.parametrize(("outlier", "asks"), [(0.5, False), (2.0, False), (100.0, True)])
 def test_the_screen_finds_what_the_whole_product_finds(outlier, asks):
-    """However coarse the rounding; where little is excluded, it asks for all of it."""
+    """However coarse the rounding; if little is excluded, it asks for the whole product."""
     table, asked = rough_table(outlier), []
     x = torch.randn(64, 48, dtype=torch.float32)
 
@@ -415,7 +417,7 @@ def test_without_the_bound_the_screen_would_be_wrong(screened):
 
 
 def test_nothing_that_could_be_the_largest_is_excluded(screened):
-    """Of each row, exactly the places within two bounds of its best coarse value are left."""
+    """In each row, exactly the places within two bounds of its best coarse value are left."""
     screen, _, x = screened
     rough, unit, error = screen.roughly(x)
     kept = torch.zeros(rough.shape, dtype=torch.bool)
@@ -426,7 +428,7 @@ def test_nothing_that_could_be_the_largest_is_excluded(screened):
 
 
 def test_greedy_with_the_screen_is_greedy_in_single_precision():
-    """The shipped model in float32: the screened search, and the whole product at each step."""
+    """The shipped model in float32: the screened search against the whole product at each step."""
     trained = load_model(ROOT / "models" / "multi30k-de-en", "cpu")
     ready = PreparedModel(trained.model.eval())
     assert ready.screen is not None or not ready.vocabulary.onednn

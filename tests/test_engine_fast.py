@@ -1,4 +1,4 @@
-"""The fast path gives the textbook's numbers; what chapters 11 and 12 count is what is said."""
+"""The fast path gives the textbook's numbers; the counts of chapters 11 and 12 are right."""
 
 import importlib.util
 import inspect
@@ -81,7 +81,7 @@ def loss_and_gradients(
 
 
 def each_switch() -> list[Switches]:
-    """From all off to all on one by one, each alone on and alone off, and PyTorch's attention."""
+    """From all off to all on, one by one; each alone on or off; PyTorch's attention."""
     on, off = ({k: v for k, v in asdict(how).items() if k != "half"} for how in (FAST, PLAIN))
     alone = [replace(PLAIN, **{name: value}) for name, value in on.items()]
     without = [replace(FAST, **{name: value}) for name, value in off.items()]
@@ -126,7 +126,7 @@ def test_a_batch_without_padding_is_no_special_case(how):
 
 @pytest.mark.parametrize("shorter", [0, 1, 6])
 def test_rows_never_change_the_numbers(shorter):
-    """Eight pairs, some of them two tokens shorter: from no padding to much."""
+    """Eight pairs, some of them two tokens shorter: from no padding to a lot."""
     pair, short = Example([7, 8, 9, EOS], [BOS, 9, 8, 7, EOS]), Example([7, EOS], [BOS, 9, EOS])
     batch = make_batch([short] * shorter + [pair] * (8 - shorter))
     model = small_model(torch.float64)
@@ -162,7 +162,7 @@ def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same():
     loud = fast_loss(model, batch, CRITERION)
     assert not quiet[0].requires_grad and loud[0].requires_grad
     rows, labels = torch.randn(6, 16), torch.arange(6)
-    with torch.no_grad():  # the logits' product alone
+    with torch.no_grad():  # only the logits' product
         given = (model.generator, rows, labels, CRITERION)
         product = count_flops(lambda: FastPath(FAST).rows_loss(*given))
     assert product == 2 * 6 * 16 * 50
@@ -220,7 +220,7 @@ def test_attention_core_without_dropout_is_chapter_1s_and_pytorchs():
 
 
 def test_attention_core_drops_weights_and_not_outputs():
-    """With V the identity the output is the dropped weights: zeros, or the weight over 1 − p."""
+    """If V is the identity, the output is the dropped weights: 0, or the weight over 1 − p."""
     torch.manual_seed(3)
     q, k = torch.randn(2, 50, 2, 16, 8, dtype=torch.float64)
     v = torch.eye(16, dtype=torch.float64).expand(50, 2, 16, 16)
@@ -247,7 +247,7 @@ def test_masks_have_the_rate_and_their_entries_are_independent(p):
 
 @pytest.mark.parametrize("how", [FAST, PLAIN, HALF], ids=["fast", "plain", "half"])
 def test_dropout_reaches_every_place_at_its_rate(how):
-    """Each site, when its rate is set, changes the loss; with all at 0 it is evaluation's."""
+    """Each site, when its rate is set, changes the loss; with all at 0 the loss is evaluation's."""
     dtype = torch.float32 if how.half else torch.float64
     model, batch = small_model(dtype, dropout=0.0), example_batch(50)
     quiet = fast_loss(model, batch, CRITERION, how)[0]
@@ -298,7 +298,7 @@ def test_chunked_loss_takes_large_logits_and_confident_mistakes():
 
 
 def test_varlen_attention_has_no_dropout_still():
-    """Why the chapter leaves it: the day this fails, it is worth another look."""
+    """Why it isn't used: if this fails, it is worth another look."""
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return  # an older PyTorch has none at all
     varlen = importlib.import_module("torch.nn.attention.varlen")
@@ -337,9 +337,9 @@ print(int(kept), *faults)
 
 
 def test_memory_is_kept_from_one_thread_to_the_next():
-    """A later thread gets the first one's pages: where each has a heap of its own, all are new.
+    """A later thread gets the first one's pages; with a heap of its own it would get new ones.
 
-    Not each of them: a little that was put behind the freed block may leave too small a room.
+    Not every later thread: a small block behind the freed one may leave too little room.
     """
     command = [sys.executable, "-c", THREADS_THAT_COME_AND_GO]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -361,7 +361,7 @@ print(int(kept), *faults)
 
 
 def test_so_is_more_memory_than_the_largest_threshold():
-    """2³¹ − 1 bytes: beyond it the library would trim at each freed tensor, the whole run long."""
+    """Beyond 2³¹ − 1 bytes, the library would trim at each freed tensor, all through the run."""
     command = [sys.executable, "-c", MORE_THAN_TWO_GIB]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     kept, first, *later = map(int, answer.split())
@@ -391,7 +391,7 @@ def test_static_widths_are_the_best_there_are():
 
 
 def test_pytorchs_attention_hears_that_the_mask_is_causal_and_sees_no_future():
-    """Masks given as numbers rule its fastest kernel out. The loss stays the textbook's."""
+    """Masks given as numbers would rule out its fastest kernel. The loss stays the textbook's."""
     model, batch = series_model(TINY).eval(), example_batch(TINY.vocab)
     with mock.patch.object(
         torch.nn.functional, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
@@ -404,11 +404,11 @@ def test_pytorchs_attention_hears_that_the_mask_is_causal_and_sees_no_future():
 
 # Sixteen bits
 
-UNIT = 2.0**-8  # what rounding to bfloat16 moves a number by, at most, as a share of it
+UNIT = 2.0**-8  # the most that rounding to bfloat16 moves a number, as a share of it
 
 
 def within_rounding(found, a, b):
-    """Whether `found` is a @ b but for three roundings to bfloat16: both factors and the result."""
+    """Whether `found` is a @ b up to three roundings to bfloat16: both factors and the result."""
     most = (3 * UNIT + 4 * UNIT**2) * (a.double().abs() @ b.double().abs())
     return ((found.double() - a.double() @ b.double()).abs() <= most + 1e-30).all()
 
@@ -429,7 +429,7 @@ def test_a_product_in_16_bits_errs_by_its_roundings_alone(shape, onednn):
 
 
 def test_softmax_and_loss_are_computed_in_32_bits():
-    """Their inputs are rounded; what comes after must add nothing that 16 bits would."""
+    """Their inputs are rounded; what follows must add no errors of 16 bits."""
     torch.manual_seed(7)
     q, k, v = (torch.randn(3, 2, n, 16).bfloat16() for n in (5, 6, 6))
     wide = AttentionCore.apply(q.float(), k.float(), v.float(), None, 0.0)
@@ -474,6 +474,6 @@ def test_masks_follow_from_pytorchs_generator_alone():
     first, second = draw(), draw()
     torch.set_rng_state(state)
     assert first.equal(draw()) and second.equal(draw()) and not first.equal(second)
-    taken = 1 - first.view(-1, 4).mean(0)  # of each of the four that 64 bits give
+    taken = 1 - first.view(-1, 4).mean(0)  # for each of the four entries that 64 bits decide
     assert ((taken - 0.1).abs() < 5 * math.sqrt(0.1 * 0.9 / 100_000)).all()
     assert first.dtype == like.dtype

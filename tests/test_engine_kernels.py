@@ -1,4 +1,4 @@
-"""The compiled functions do what PyTorch's own do, and nobody needs them; decoding in few bits."""
+"""The compiled functions do what PyTorch's do, and nothing needs them; decoding in few bits."""
 
 import subprocess
 from functools import partial
@@ -24,7 +24,7 @@ from scripts.engine.translating import DecodeOptions, decode_ids, prepared, tran
 
 @pytest.fixture(params=["compiled", "PyTorch's"])
 def way(request, monkeypatch):
-    """Once as this machine has it, once as a machine without a compiler does."""
+    """Once as on this machine, once as on a machine without a compiler."""
     if request.param == "PyTorch's":
         monkeypatch.setattr(compiled, "loaded", lambda name: None)
     return request.param
@@ -48,7 +48,7 @@ def rows(trained):
 )
 @pytest.mark.parametrize("mask", ["each", "shared", "none"])
 def test_attention_over_a_cache_is_attention(way, shape, mask):
-    """Queries are a part of wider rows, keys and values a part of a tensor with room to grow."""
+    """Queries are part of wider rows, keys and values part of a tensor with room to grow."""
     B, k, H, L, d = shape
     torch.manual_seed(sum(shape))
     q = torch.randn(B * k, 3 * H * d)[:, : H * d]
@@ -129,7 +129,7 @@ def test_it_is_compiled_once_and_nothing_depends_on_it(name, tmp_path, monkeypat
     if compiled.loaded(name) is not None:
         path = built(tmp_path)
         monkeypatch.setenv("CC", "false")
-        assert built(tmp_path) == path  # not asked again
+        assert built(tmp_path) == path  # not compiled again
     monkeypatch.setenv("CC", "false")
     with pytest.raises(subprocess.CalledProcessError):
         built(tmp_path / "elsewhere")
@@ -164,7 +164,7 @@ def test_few_rows_are_multiplied_like_many(precision, rows, sizes):
     ("precision", "norm_first"), [("float32", True), ("float32", False), ("int8", True)]
 )
 def test_a_decoder_layer_in_one_call_is_the_layer(precision, norm_first):
-    """Two sentences of two lengths, and a beam whose prefixes change their places."""
+    """Two sentences of different lengths, and a beam whose prefixes change places."""
     torch.manual_seed(0)
     model = make_model(40, 40, 2, 64, 96, 2, norm_first=norm_first).eval()
     scramble(model, size=0.1)
@@ -200,7 +200,7 @@ def test_products_of_fewer_bits_are_near(way, precision):
     first, second, norm = nn.Linear(64, 96), nn.Linear(64, 32), nn.LayerNorm(64)
     packed = PACKED[precision](first, second)
     bound = {"float32": 1e-6, "int8": 2e-2}[precision]
-    for rows in (1, 80):  # few go another way than many
+    for rows in (1, 80):  # few and many go different ways
         x, more = torch.randn(rows, 64), torch.randn(rows, 128)
         with torch.no_grad():
             y = torch.cat((first(norm(x)), second(norm(x))), dim=1)
@@ -214,9 +214,9 @@ def test_products_of_fewer_bits_are_near(way, precision):
 
 
 def test_in_8_bits_neighbours_change_nothing(way, trained, rows):
-    """Each row has a unit of its own, and whole sums don't depend on their order."""
+    """Each row has a unit of its own, and integer sums don't depend on their order."""
     ready = PreparedModel(trained.model, "int8")
-    src = pad_rows(rows[:12])  # these rows aren't few, one alone is
+    src = pad_rows(rows[:12])  # twelve rows aren't few, one is
     with torch.inference_mode():
         together = CachedDecoding(ready, src, None).step(src.new_full((12, 1), 2))
         alone = CachedDecoding(ready, src[3:4], None).step(src.new_full((1, 1), 2))
@@ -244,7 +244,7 @@ def test_auto_takes_what_the_machine_has(monkeypatch):
         assert DecodeOptions(precision="auto", sample=True).precision_on(cpu) == "float32"
     with pytest.raises(ValueError, match="--precision float32"):
         DecodeOptions(precision="int8").precision_on(cpu)
-    assert DecodeOptions().precision_on(cpu) == "float32"  # a library's default is exact
+    assert DecodeOptions().precision_on(cpu) == "float32"  # the library's default is exact
 
 
 def test_a_model_is_made_ready_once_until_its_weights_change(trained):

@@ -1,4 +1,4 @@
-"""The compiled passes of a training step: the numbers and gradients of PyTorch's operations."""
+"""The compiled passes of a training step give PyTorch's numbers and gradients."""
 
 import itertools
 import math
@@ -198,7 +198,7 @@ def test_attention_is_the_textbooks(side, kind, h, d):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", SIDES)
 def test_attention_drops_weights_and_sends_gradients_through_what_is_left(side, kind):
-    """The masks are seen where each value is a row of the identity and all weights are equal."""
+    """The masks show when each value is a row of the identity and all weights are equal."""
     h, d, p = 2, 48, 0.25
     _, _, (queries, keys), causal = task(side, d, h)
     places, masks = (starts(queries), starts(keys)), []
@@ -238,7 +238,7 @@ def test_starts_are_where_the_rows_of_a_layout_begin():
     assert starts_of(Layout(real, packed=False)).tolist() == [0, 3, 6, 9]
     rows, cells = Layout(real, packed=True), Layout(real, packed=False)
     assert passes.attends([32] * 3, 2, [rows, Layout(real[::2, :2], packed=True)])
-    assert not passes.attends([32] * 3, 2, [rows, cells])  # which has cells without a token
+    assert not passes.attends([32] * 3, 2, [rows, cells])  # some cells hold no token
     assert not passes.attends([32] * 3, 4, [rows])
     assert not passes.attends([16, 16, 32], 1, [rows])
 
@@ -287,7 +287,7 @@ print(len([path for path in maps if "libgomp" in path]))
 
 
 def test_there_is_one_set_of_threads():
-    """A second would be in the way of PyTorch's: each spins for a while when its work ends."""
+    """A second set would get in the way of PyTorch's: each spins for a while after its work."""
     command = [sys.executable, "-c", LOADED]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1"]

@@ -1,7 +1,7 @@
-"""The three kinds of a step: the same weights, no traces, nothing that waits for the device.
+"""The three kinds of step: the same weights, no traces, nothing that waits for the device.
 
-A CPU can't record. Here `Recorded` stands for a GPU: its graph runs the recorded function anew, on
-the memory that the recording was given, which is what a replay does.
+A CPU can't record. Here `Recorded` stands in for a GPU: its graph runs the recorded function again,
+on the memory that the recording was given, as a replay does.
 """
 
 import copy
@@ -114,7 +114,7 @@ def assert_same(one, other, **how):
 @pytest.mark.parametrize("together", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_takes_the_textbooks_steps(kind, together, make):
-    """Other rectangles, fillers, and sums in another order: the weights agree to nine digits."""
+    """Other rectangles, fillers and another order of sums: Adam's losses agree to nine digits."""
     plan = a_plan(together)
     found_model, found = trained(kind, make, plan)
     model = a_model()
@@ -124,7 +124,7 @@ def test_every_kind_takes_the_textbooks_steps(kind, together, make):
         batches = [make_batch([PAIRS[i] for i in indices]) for indices in group]
         report = train_step(model, batches, CRITERION, optimizer, clip=1.0)
         wanted = (report.loss, report.nll, report.grad_norms[0])
-        # Muon rounds to 16 bits on its way, where the last digit of 64 may tip a number over.
+        # Muon rounds to 16 bits on the way, and the last of 64 bits may tip a number over.
         assert_close(tuple(figures), wanted, rtol=1e-9 if make is adam else 2e-2, atol=0.0)
     near = {"rtol": 1e-6, "atol": 1e-9} if make is adam else {"rtol": 0.0, "atol": 0.05}
     assert_same(model, found_model, **near)
@@ -228,11 +228,11 @@ def test_all_recordings_share_one_pool():
         assert not found.any()  # nothing is collected while it records
         with pytest.raises(ZeroDivisionError):
             GraphedStep.capture(step, lambda: 1 / 0)
-    assert gc.isenabled() and streams == ["the current"] * 5  # also where it failed
+    assert gc.isenabled() and streams == ["the current"] * 5  # also after the failure
 
 
 def test_an_optimizer_that_is_not_fused_is_asked_first():
-    """It has no `found_inf`, and takes offence at one."""
+    """It takes no `found_inf`, and fails if given one."""
     with torch.device("meta"):
         model = series_model(TINY)
     for fused, asks in ((False, True), (None, False)):
@@ -259,7 +259,7 @@ def test_nothing_in_a_step_waits_for_the_data(path):
 
 
 def test_an_epoch_crosses_to_the_device_at_once():
-    """A static step sends nothing: what it needs is there since `load`."""
+    """A static step sends nothing: what it needs has been there since `load`."""
     plan = a_plan()
     step = a_step("static", model := a_model(), adam(model))
     step.load(PAIRS, plan, labels(plan))
@@ -297,13 +297,6 @@ def test_static_batches_have_every_pair_once_in_few_shapes():
         static_batches(PAIRS, WIDTHS, WIDTHS[-1] - 1, random.Random(1))
 
 
-def test_masks_of_rectangles_are_a_batchs():
-    batch = make_batch(PAIRS[:7])
-    found = batch
-    for name in ("src_mask", "tgt_mask", "tgt", "tgt_y"):
-        assert getattr(found, name).equal(getattr(batch, name))
-
-
 def test_determinism_is_asked_for_and_can_be_had():
     before = torch.are_deterministic_algorithms_enabled()
     try:
@@ -312,6 +305,6 @@ def test_determinism_is_asked_for_and_can_be_had():
             assert torch.are_deterministic_algorithms_enabled()
             assert not torch.is_deterministic_algorithms_warn_only_enabled()
             assert steps.os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-        trained("static", adam, a_plan()[:2], dropout=0.1)  # and nothing here lacks such a kernel
+        trained("static", adam, a_plan()[:2], dropout=0.1)  # every kernel here is deterministic
     finally:
         torch.use_deterministic_algorithms(before)

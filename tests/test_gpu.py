@@ -1,4 +1,4 @@
-"""All that is owed on a GPU, at tiny size on a CPU: done in order, stopped, killed, gone on."""
+"""All that is owed to a GPU, at tiny size on a CPU: done in order, stopped, killed, continued."""
 
 import errno
 import json
@@ -36,7 +36,7 @@ HERE = Settings("cpu", tiny=True)
 NAMES = [item.name for item in items.agenda()]
 LADDER = [name for name in rungs.RUNS if name not in items.SMALLS]
 MAY_SHIP = [name for name, of in rungs.RUNS.items() if rungs.RUNGS[of].candidate]
-TESTED = [*MAY_SHIP, "base"]  # the others' tests stay unread
+TESTED = [*MAY_SHIP, "base"]  # for the others no test set is read
 
 
 def said(text: str) -> list[str]:
@@ -56,20 +56,20 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch) -> Path:
-    """A folder of runs of its own; it isn't made yet."""
+    """The test's own folder of runs; it isn't made yet."""
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
     return tmp_path / "runs"
 
 
 @pytest.fixture(scope="session")
 def whole(once) -> Path:
-    """A folder with `runs` and `out` of an agenda that nothing happened to; all workers read it."""
+    """A folder with `runs` and `out` of an undisturbed agenda; all workers read it."""
 
     def make(home: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("SERIES_RUNS", str(home / "runs"))
             before = contents(ROOT / "results")
-            # Work in processes of its own is tested with the runner; here each would take seconds.
+            # The runner's tests have separate processes; here each would take seconds.
             threads = lambda workers, context, begin: ThreadPoolExecutor(workers)  # noqa: E731
             patch.setattr(runner, "ProcessPoolExecutor", threads)
             assert gpu.main([*TINY, "--out", str(home / "out")]) == 0
@@ -80,12 +80,12 @@ def whole(once) -> Path:
 
 @pytest.fixture
 def done(whole, monkeypatch) -> Path:
-    """`whole`, as the place of the runs."""
+    """`whole`, with its runs as the folder of runs."""
     monkeypatch.setenv("SERIES_RUNS", str(whole / "runs"))
     return whole
 
 
-# The whole of it.
+# The whole agenda.
 
 
 def test_every_item_leaves_its_record(done):
@@ -166,15 +166,15 @@ def test_validation_picks_the_seed_and_the_test_has_no_say(runs):
 
 def test_what_is_done_is_not_done_again(done, monkeypatch, capsys):
     before = contents(HERE.root)
-    monkeypatch.setattr(Step, "run", None)  # whoever trains now fails
+    monkeypatch.setattr(Step, "run", None)  # training would fail now
     assert gpu.main([*TINY]) == 0 and "nothing asked for is owed" in capsys.readouterr().out
     after = contents(HERE.root)
-    summary = "results/gpu-small.json"  # made anew with each call: its date
+    summary = "results/gpu-small.json"  # written again by each call: its date
     assert {**before, summary: ""} == {**after, summary: ""}
 
 
 def test_a_record_that_got_lost_is_only_put_back(done, monkeypatch, tmp_path):
-    """The folder of an item still has it: as after a kill between two writes."""
+    """The item's folder still has it, as after a kill between two writes."""
     copy = shutil.copytree(done / "runs", tmp_path / "copy")
     monkeypatch.setenv("SERIES_RUNS", str(copy))
     path = HERE.records / "gpu-base.json"
@@ -185,7 +185,7 @@ def test_a_record_that_got_lost_is_only_put_back(done, monkeypatch, tmp_path):
     assert gpu.main([*TINY, "--only", "base,truth"]) == 0 and path.read_bytes() == old
     path.unlink()
     monkeypatch.setitem(PRESETS, "base", replace(PRESETS["base"], lr=1.0))
-    assert gpu.main([*TINY, "--only", "base"]) == 0  # another recipe's record isn't taken
+    assert gpu.main([*TINY, "--only", "base"]) == 0  # another recipe's record isn't accepted
     assert re.search("base  failed: .*holds another run", HERE.log.read_text("utf-8"))
     assert not path.exists()
 
@@ -253,7 +253,7 @@ def test_what_is_no_bundle_is_refused_in_one_line(held, tmp_path, runs, capsys):
     assert error.startswith("error: ") and error.count("\n") == 1 and not runs.exists()
 
 
-# Killed, and on a machine that has little.
+# Killed, on a machine with few packages.
 
 # Python reads this when it starts, in the process and in those that it starts.
 BARE = """
@@ -292,7 +292,7 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
-    """A process that died of SIGKILL in the second seed; it had the carried packages alone."""
+    """A process killed by SIGKILL in the second seed; it had only the carried packages."""
     home = tmp_path_factory.mktemp("killed")
     (home / "sitecustomize.py").write_text(f"WHEELS = {carry.WHEELS}\n{BARE}", "utf-8")
     path = {"SERIES_RUNS": str(home / "runs"), "PYTHONPATH": f"{home}{os.pathsep}{ROOT}"}
@@ -364,7 +364,7 @@ def clocks(monkeypatch) -> list[Clock]:
 
 
 def at_step(monkeypatch, number, act):
-    """Have `act` called after the training step of that number."""
+    """Have `act` called after training step `number`."""
     step = Training.step
 
     def acting(training, *given):
@@ -399,7 +399,7 @@ def test_when_the_minutes_are_over_a_training_is_saved_and_goes_on(
 
 
 def test_scores_may_use_the_reserve_and_then_end(runs, clocks, monkeypatch, capsys):
-    """A training is over, its scores aren't: the first ring lets them, the second doesn't."""
+    """A training has ended, but not its scoring: the first ring allows it, the second doesn't."""
     finish, rings = climbing.finish, []
 
     def slow(*given):
@@ -419,7 +419,7 @@ def test_scores_may_use_the_reserve_and_then_end(runs, clocks, monkeypatch, caps
 
 
 def test_a_clock_rings_twice_and_is_then_put_away():
-    """Real timers: the first ring is a training's business, the second ends whatever runs."""
+    """Real timers: the first ring is for a training, the second ends whatever runs."""
     waited, clock = time.monotonic() + 20, Clock(0.3 / 60, 0.2 / 60)
     first = []
     with pytest.raises(OutOfTime) as stop, clock:
@@ -608,11 +608,11 @@ def test_where_no_test_ran_nothing_is_recorded(said, monkeypatch):
         items.steps_agree(HERE)
 
 
-# Out of room.
+# Out of disk space.
 
 
 def test_a_full_disk_ends_it_in_one_line(runs, monkeypatch, capsys):
-    """All that was written before stays whole, and with room again the same command goes on."""
+    """All that was written before stays whole; once there is space, the same command goes on."""
     words, rename = [*TINY, "--only", "small-1"], os.replace
 
     def full(partial, path):
@@ -637,7 +637,7 @@ def test_a_full_disk_ends_it_in_one_line(runs, monkeypatch, capsys):
 
 @pytest.mark.parametrize("words", [(), TINY])
 def test_the_list_names_all_and_touches_nothing(words, runs, capsys):
-    """Without a GPU, too."""
+    """Even without a GPU."""
     results = contents(ROOT / "results")
     assert gpu.main([*words, "--list"]) == 0
     *rows, total = capsys.readouterr().out.splitlines()
@@ -650,7 +650,7 @@ def test_the_list_names_all_and_touches_nothing(words, runs, capsys):
 
 
 def test_the_order_is_that_of_worth():
-    """What may ship next stands before the other rungs, right behind what it needs."""
+    """What may ship next comes before the other rungs, right after what it needs."""
     soon = ["long-1", "reverse-adam-1", "reverse-adam-2", *items.NEXT]
     first = ["small-1", "truth", "small-2", "small-3", *soon, "waterfall-base", "waterfall-small"]
     later = [name for name in LADDER if name not in soon]
@@ -690,7 +690,7 @@ def test_only_a_gpus_records_of_full_size_are_results(runs):
 
 @pytest.fixture
 def packing(tmp_path, monkeypatch) -> list[list[str]]:
-    """pip pretends, and so does the corpus; the commands that pip was given."""
+    """A fake pip and a fake corpus; gives the commands that pip got."""
     commands = []
 
     def pip(command, **_):
@@ -710,7 +710,7 @@ def packing(tmp_path, monkeypatch) -> list[list[str]]:
 def test_what_is_packed(packing, tmp_path, capsys):
     folder = tmp_path / "pack"
     (folder / "wheels").mkdir(parents=True)
-    (folder / "wheels/old-1.0-py3-none-any.whl").touch()  # two versions would stop pip
+    (folder / "wheels/old-1.0-py3-none-any.whl").touch()  # with two versions pip would fail
     assert gpu.main(["--pack", str(folder)]) == 0 and "MiB" in capsys.readouterr().out
     (command,) = packing
     line = " ".join(command)
@@ -729,7 +729,7 @@ def test_what_is_packed(packing, tmp_path, capsys):
 
 
 def test_what_is_packed_starts(packing, tmp_path, capfd):
-    """With a Python that only says what it was told: installed once, then run with its options."""
+    """With a Python that only records its arguments: one installation, then each call's options."""
     folder = tmp_path / "pack"
     carry.pack(folder)
     start = folder / "start"
@@ -774,7 +774,7 @@ def test_the_pack_is_never_committed():
 
 
 def test_the_commit_is_the_packs_whatever_repository_is_there(tmp_path, monkeypatch):
-    """A lent machine may put the copy under a version control of its own."""
+    """A lent machine may put the copy under its own version control."""
     if (ROOT / ".git").exists():
         assert records.git_commit() not in ("c0ffee", "unknown")
     monkeypatch.setenv("SERIES_COMMIT", "c0ffee")

@@ -1,4 +1,4 @@
-"""Commands: options from a dataclass, one line for a mistake, a clean way out; what is repeated."""
+"""Commands: options from a dataclass, one line for a mistake, a clean exit, how to repeat them."""
 
 import importlib
 import json
@@ -129,7 +129,7 @@ def test_a_command_is_said_as_it_would_be_typed():
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_parses_serves_and_answers_while_libraries_load(name):
-    """It hands over to itself before it imports anything."""
+    """Run as a script, it calls `launch` before it imports anything else."""
     module = importlib.import_module(name)
     assert isinstance(module.main, Command) and module.__doc__
     text = (ROOT / f"{name.replace('.', '/')}.py").read_text("utf-8")
@@ -140,7 +140,7 @@ def test_a_command_parses_serves_and_answers_while_libraries_load(name):
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_every_record_says_how_to_repeat_it(path):
-    """Right after the command that made it; the module is there, and its parser takes it."""
+    """Right after the command that made it; the module exists, and its parser accepts it."""
     record = json.loads(path.read_text("utf-8"))
     assert list(record)[:2] == ["command", "repeat"]
     python, flag, module, *words = shlex.split(record["repeat"])

@@ -37,7 +37,7 @@ def test_both_lists_name_the_same_packages():
 def test_the_peers_of_the_benchmark_are_an_extra_alone():
     peers = {Requirement(one).name for one in PROJECT["optional-dependencies"]["bench"]}
     assert peers == {"transformers", "x-transformers", "ctranslate2"}
-    assert peers & exact().keys() == {"ctranslate2"}  # which the exports are tested with
+    assert peers & exact().keys() == {"ctranslate2"}  # the exports are tested with it
 
 
 def test_the_tracker_is_an_extra_alone_and_tested():
@@ -53,7 +53,7 @@ def test_every_exact_version_lies_in_its_range():
         assert ranges()[name].specifier.contains(pin.version), name
 
 
-def test_the_tested_versions_are_the_installed_ones_or_in_range():
+def test_installed_versions_are_in_range():
     for name, wanted in ranges().items():
         assert wanted.specifier.contains(metadata.version(name), prereleases=True), name
 
@@ -80,7 +80,7 @@ assert isinstance(GPUtil.getGPUs(), list)
 def test_gputil_works_where_the_standard_library_has_no_distutils(provider, works):
     """Python 3.12 dropped distutils, which GPUtil imports; setuptools brings its own.
 
-    The second case holds back setuptools' too, which shows that the hiding hides.
+    The second case hides setuptools' too, which shows that the hiding works.
     """
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_DISTUTILS],

@@ -1,4 +1,4 @@
-"""One direction: chapters rest on chapters before them; what composes chapters stands on top."""
+"""One direction: chapters build on earlier ones; what composes chapters is on top of them."""
 
 import ast
 import os
@@ -14,7 +14,7 @@ from conftest import CHAPTERS, MODULES, ROOT
 from scripts import bound_names, is_definition
 
 CHAPTER = re.compile(r"ch(\d\d)_\w+")
-GROUND = ("book", "corpora")  # what stands below the chapters
+GROUND = ("book", "corpora")  # what is below the chapters
 
 
 def dotted(path: Path, folder: Path) -> str:
@@ -24,7 +24,7 @@ def dotted(path: Path, folder: Path) -> str:
 
 
 def read(folder: Path = ROOT / "scripts") -> dict[str, ast.Module]:
-    """The syntax tree of each module, by its path below `scripts`; of exercises none.
+    """The syntax tree of each module except exercises, by its path below `scripts`.
 
     Exercises are imported when a reader calls `check` or `solution`, and by no other code.
     """
@@ -33,9 +33,9 @@ def read(folder: Path = ROOT / "scripts") -> dict[str, ast.Module]:
 
 
 def imported(tree: ast.AST, modules) -> dict[str, tuple[str, str]]:
-    """Names that imports bind, also inside functions: each to its module, and its name there.
+    """Names that imports bind, also inside functions: each with its module, and its name there.
 
-    The name is "" where it stands for the module itself.
+    That name is "" if it stands for the module itself.
     """
     found = {}
     for node in ast.walk(tree):
@@ -53,7 +53,7 @@ def imported(tree: ast.AST, modules) -> dict[str, tuple[str, str]]:
 
 
 def graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
-    """Each module with those that it imports."""
+    """Each module, with the modules that it imports."""
     return {
         name: {source for source, _ in imported(tree, trees).values()} & trees.keys() - {""}
         for name, tree in trees.items()
@@ -61,7 +61,7 @@ def graph(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
 
 
 def reached(name: str, edges: dict[str, set[str]]) -> set[str]:
-    """What a module may import, itself included, down to chapters, which are held one by one."""
+    """What a module leads to, itself included, down to chapters, which are checked separately."""
     found, waiting = set(), [name]
     while waiting:
         one = waiting.pop()
@@ -72,7 +72,7 @@ def reached(name: str, edges: dict[str, set[str]]) -> set[str]:
 
 
 def number(module: str) -> int | None:
-    """A chapter's number; None for a module that is no chapter."""
+    """A chapter's number; None for a module that isn't a chapter."""
     match = CHAPTER.fullmatch(module)
     return int(match[1]) if match else None
 
@@ -95,7 +95,7 @@ def misdirected(edges: dict[str, set[str]]) -> list[str]:
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
-    """Modules that import one another in a circle; none is the rule."""
+    """Modules that import one another in a circle, if there are any."""
     try:
         TopologicalSorter({name: to - {name} for name, to in edges.items()}).prepare()
     except CycleError as error:
@@ -116,13 +116,13 @@ def own_names(tree: ast.Module) -> set[str]:
 
 
 def maker(module: str, name: str, trees: dict[str, ast.Module]) -> str:
-    """The module that defines what `module` calls `name`, or has from another."""
+    """The module that defines what `module` calls `name`: itself, or one it imports from."""
     further = imported(trees[module], trees).get(name) if module in trees else None
     return maker(*further, trees) if further else module
 
 
 def asked_of_chapters(tree: ast.AST, trees: dict[str, ast.Module]) -> list[str]:
-    """Questions whether something is of a chapter's class: isinstance, issubclass, type, match."""
+    """Checks whether something is of a chapter's class: isinstance, issubclass, type, match."""
     names = imported(tree, trees)
     asked = []
     for node in ast.walk(tree):
@@ -186,7 +186,7 @@ def test_a_circle_is_found_though_an_import_hides_in_a_function(tmp_path):
 
 
 def test_public_names_are_unique_over_chapters_and_engine(trees):
-    """But for `main`, by which every chapter that is a command is called."""
+    """Except `main`, by which commands are called."""
     home = {}
     for module in sorted(trees):
         if number(module) is not None or module.startswith("engine."):
@@ -207,7 +207,7 @@ def test_a_plain_module_never_asks_for_a_chapters_class(path, trees):
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapter_with_the_engine_never_asks_for_an_earlier_chapters_class(path, trees):
-    """The engine's are of the package's classes, and in the one notebook ours are others."""
+    """The engine's objects are of the package's classes; in the one notebook ours are not."""
     tree = ast.parse(path.read_text("utf-8"))
     engine = any(source.startswith("engine.") for source, _ in imported(tree, trees).values())
     assert number(path.stem) == 0 or not engine or not asked_of_chapters(tree, trees)
@@ -269,7 +269,7 @@ print("kept")
 
 
 def test_a_model_made_in_main_is_saved_and_loaded(tmp_path):
-    """As in the one notebook, whose classes are no module's."""
+    """As in the one notebook, whose classes belong to no module."""
     done = subprocess.run(
         [sys.executable, "-c", IN_MAIN],
         cwd=tmp_path,

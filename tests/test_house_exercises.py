@@ -37,13 +37,13 @@ def test_a_chapter_has_the_stub_and_the_module_the_rest(chapter, name):
     stubs = [n for n in ast.parse(text).body if getattr(n, "name", "") == name]
     scope: dict = {}
     for stub in stubs:
-        assert ast.get_docstring(stub), f"{name}: the stub says nothing of what is wanted"
+        assert ast.get_docstring(stub), f"{name}: the stub doesn't say what is wanted"
         stub.args.defaults, stub.returns = [], None
         for argument in ast.walk(stub.args):
             if isinstance(argument, ast.arg):
                 argument.annotation = None
         exec(compile(ast.Module([stub], []), name, "exec"), scope)
-        assert is_stub(scope[name]), f"{name}: the answer stands beside the question"
+        assert is_stub(scope[name]), f"{name}: the stub holds the answer"
 
 
 @pytest.mark.parametrize("chapter", sorted({chapter for chapter, _ in EXERCISES}))
@@ -59,7 +59,7 @@ def test_no_stored_notebook_prints_a_solution(chapter):
 
 
 def test_no_other_module_imports_exercises():
-    """They import chapters: a circle would arise."""
+    """They import chapters: the imports would be circular."""
     for path in (ROOT / "scripts").rglob("*.py"):
         if FOLDER not in path.parents:
             assert "scripts.exercises import" not in path.read_text("utf-8"), path

@@ -1,4 +1,4 @@
-"""Who tests the tests? A fault planted in the code must make the tests that are named fail."""
+"""Who tests the tests? A fault planted in the code must make the named tests fail."""
 
 import shutil
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 import warm
 from conftest import ROOT
 
-# What is planted: the module below scripts/, the text as it stands there (exactly once), what
-# replaces it, and the tests that have to find it.
+# What is planted: the module below scripts/, the text as it is there (exactly once), what replaces
+# it, and the tests that have to find it.
 FAULTS = {
     "the feed-forward layer has no dropout": (
         "ch04_*",
@@ -98,7 +98,7 @@ FAULTS = {
         "ch08_*",
         "ids = torch.cat((ids[list(rows)], ids.new_tensor(tokens).unsqueeze(1)), dim=1)",
         "ids = torch.cat((ids, ids.new_tensor(tokens).unsqueeze(1)), dim=1)",
-        "test_ch09_recipe.py",
+        "test_ch08_decoding.py::test_a_wide_beam_finds_what_brute_force_finds",
     ),
     "sampling forgets its temperature": (
         "ch08_*",
@@ -218,7 +218,7 @@ FAULTS = {
         "ch09_*",
         "for tensors in loaded]).mean(dim=0)",
         "for tensors in loaded]).sum(dim=0)",
-        "test_ch09_training_run.py::test_averaging_is_the_mean",
+        "test_ch09_training_run.py::test_erratum_23_the_average_of_equals_is_the_same",
     ),
     "Muon forgets what momentum it has": (
         "engine/optimizers",
@@ -346,8 +346,8 @@ def server():
 
 @pytest.fixture
 def copy(tmp_path) -> Path:
-    """The series again, with scripts and tests of its own to spoil."""
-    for name in ("scripts", "tests"):  # compiled files too: a spoiled one is compiled anew
+    """A copy of the series, with its own scripts and tests to spoil."""
+    for name in ("scripts", "tests"):  # compiled files too: a spoiled one is compiled again
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for name in ("models", "results", "notebooks", "docs"):
@@ -357,14 +357,14 @@ def copy(tmp_path) -> Path:
 
 
 def run_tests(server, finders: set[str], *options: str, cwd: Path) -> tuple[int, str]:
-    """pytest on `finders`: files in tests/, patterns of them, or single tests; to a failure.
+    """pytest on `finders`, up to the first failure: files in tests/, patterns, or single tests.
 
     Gives its exit code and what it printed.
     """
     tests = []
     for file, colons, test in (finder.partition("::") for finder in sorted(finders)):
         found = sorted(cwd.glob(f"tests/{file}"))
-        assert found, f"no tests/{file}: say anew which file has to find the fault"
+        assert found, f"no tests/{file}: update which file has to find the fault"
         tests += [f"{path}{colons}{test}" for path in found]
     log = cwd / "log.txt"
     code = server(cwd, log, "pytest", *tests, "-x", "-q", "-p", "no:cacheprovider", *options)
@@ -376,7 +376,7 @@ def test_a_planted_fault_is_found(name, copy, server):
     module, right, wrong, finder = FAULTS[name]
     (script,) = copy.glob(f"scripts/{module}.py")
     text = script.read_text("utf-8")
-    assert text.count(right) == 1, f"{script.name} has changed: say anew where this fault goes"
+    assert text.count(right) == 1, f"{script.name} has changed: update where this fault goes"
     script.write_text(text.replace(right, wrong), "utf-8")
     code, said = run_tests(server, {finder}, cwd=copy)
     assert code == 1, said[-2000:]  # 1: tests ran, and one failed
@@ -384,7 +384,7 @@ def test_a_planted_fault_is_found(name, copy, server):
 
 
 def test_the_unspoiled_copy_is_sound(copy, server):
-    """The copy's tests are found and belong to the copy: what fails above, fails by its fault."""
+    """The copy's tests are found and belong to the copy: above, they fail because of the fault."""
     finders = {finder for *_, finder in FAULTS.values()}
     code, said = run_tests(server, finders, "--collect-only", cwd=copy)
     assert code == 0, said[-2000:]

@@ -1,4 +1,4 @@
-"""The first cell: it finds the series, or fetches it, and lets no stranger shadow it."""
+"""The first cell: it finds the series, or fetches it, and lets no other package shadow it."""
 
 import ast
 import os
@@ -40,7 +40,7 @@ def stranger(tmp_path) -> Path:
 
 
 def run(*command, cwd, **environment):
-    """Runs a command without this test's own packages' help; returns the finished process."""
+    """Runs a command without this test's own PYTHONPATH; returns the finished process."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SERIES_REPOSITORY")}
     return subprocess.run(
         [str(part) for part in command],

@@ -1,4 +1,4 @@
-"""The definitions-only import: a chapter's definitions arrive, its show stays at home."""
+"""The definitions-only import: a chapter's definitions arrive, its show isn't run."""
 
 import os
 import subprocess
@@ -126,7 +126,7 @@ assert torch.equal(generator, torch.random.get_rng_state()) and dtype == torch.g
 
 
 def test_importing_every_chapter_is_silent_and_leaves_only_definitions():
-    """ERRATA 24: there, an example runs on import in every worker."""
+    """Erratum 24: in the original, an example runs on import in every worker."""
     names = [path.stem for path in CHAPTERS]
     code = IMPORT_QUIETLY % (["module", "Late", "TypeVar", "_GenericAlias", "UnionType"],)
     done = python("-c", code, *names, cwd=ROOT)

@@ -18,7 +18,7 @@ BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 STEMS = [path.stem for path in BOOKS]
 MOST_IGNORED = 12  # cells whose output nbval may ignore: timings, devices, progress bars
 TESTS = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "tests").glob("test_*.py")))
-RAN = {*re.findall(r'ran\("(ch\d\d)"\)', TESTS)}  # tests of their sentences run these, headless too
+RAN = {*re.findall(r'ran\("(ch\d\d)"\)', TESTS)}  # run headless by the tests of their sentences
 VEGALITE = "application/vnd.vegalite.v5+json"
 
 
@@ -42,7 +42,7 @@ def test_every_chapter_is_a_notebook_and_a_script():
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_the_pair_is_in_step(stem):
-    """`jupytext --test` passes on a drifted pair; so the notebook is converted and compared."""
+    """`jupytext --test` passes on a drifted pair, so the notebook is converted and compared."""
     config = load_jupytext_configuration_file(str(ROOT / "jupytext.toml"))
     converted = jupytext.writes(read(stem), "py:percent", config=config)
     script = (ROOT / f"scripts/{stem}.py").read_text("utf-8")
@@ -83,7 +83,7 @@ def test_every_chart_is_a_picture_with_title_and_caption(stem):
         title = data[VEGALITE]["title"]
         assert title["text"] and title["subtitle"]
         assert sum(map(len, data[VEGALITE].get("datasets", {}).values())) <= 5_000
-    assert charts, "a chapter without a picture"
+    assert charts, "the chapter has no chart"
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -150,7 +150,7 @@ def test_few_outputs_are_ignored():
 
 @pytest.fixture(scope="module")
 def server():
-    """Runs scripts elsewhere, where there is no display, no GPU and no network."""
+    """Runs scripts in other processes, without display, GPU or network."""
     with pytest.MonkeyPatch.context() as patch:
         for name in (*HIDDEN, "PYTHONPATH"):
             patch.delenv(name, raising=False)
@@ -170,6 +170,6 @@ def test_the_script_runs_headless(path, server, tmp_path):
 
 
 def test_a_script_runs_from_its_own_command():
-    """As above, but by `python`, which imports all there is."""
+    """As above, but by `python`, which has to import everything."""
     done = subprocess.run([sys.executable, str(CHAPTERS[3])], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

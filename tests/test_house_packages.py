@@ -1,4 +1,4 @@
-"""Modules beside the chapters: names that shadow nothing, a wheel that holds all, few needs."""
+"""Modules beside the chapters: names that shadow nothing, a complete wheel, few dependencies."""
 
 import ast
 import os
@@ -19,14 +19,14 @@ OURS = "from-attention-to-translation"
 
 
 def python(*arguments, cwd: Path, **environment) -> subprocess.CompletedProcess:
-    """Runs Python without this test's own path."""
+    """Runs Python without this test's own PYTHONPATH."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=clean | environment, capture_output=True, text=True)
 
 
 def taken_names() -> set[str]:
-    """What modules of others are called: the standard library's, and every dependency's."""
+    """The names of others' modules: the standard library's, and every dependency's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = sum(project["optional-dependencies"].values(), project["dependencies"])
     listed = {re.match(r"[\w-]+", one)[0].replace("-", "_").lower() for one in wanted}
@@ -67,7 +67,7 @@ def climbs(tree: ast.AST) -> bool:
 
 
 def test_the_root_is_found_in_one_place():
-    """What the first cell runs is left alone: it is there before the series can be imported."""
+    """What the first cell runs is exempt: it runs before the series can be imported."""
     assert climbs(ast.parse("HOME = Path(__file__).resolve().parents[2]"))
     assert not climbs(ast.parse("HERE = Path(__file__).parent"))
     found = [path for path in MODULES if climbs(ast.parse(path.read_text("utf-8")))]
@@ -76,7 +76,7 @@ def test_the_root_is_found_in_one_place():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The folder in which the series' wheel was unpacked, made of a copy of what it needs."""
+    """The folder of the series' unpacked wheel, built from a copy of what it needs."""
     home = tmp_path_factory.mktemp("wheel")
     source, unpacked = home / "source", home / "unpacked"
     ignored = shutil.ignore_patterns("__pycache__")
@@ -100,7 +100,7 @@ def test_the_wheel_holds_every_module(wheel):
 
 
 def test_every_package_and_a_module_of_each_comes_from_the_wheel(wheel):
-    """An editable install would hide what the wheel lacks; so each says where it is from."""
+    """An editable install would hide what the wheel lacks, so each says where it is from."""
     names = [".".join(package.relative_to(ROOT).parts) for package in PACKAGES]
     for package, name in list(zip(PACKAGES, names, strict=True)):
         modules = sorted(p.stem for p in package.glob("*.py") if p.stem != "__init__")
@@ -159,7 +159,7 @@ except ModuleNotFoundError as error:
 
 
 def light() -> list[str]:
-    """The modules that must do without what draws and without old tokenizers."""
+    """The modules that must do without drawing packages and old tokenizers."""
     paths = [path.relative_to(ROOT).with_suffix("") for path in MODULES]
     names = [".".join(path.parts) for path in paths if path.name != "__init__"]
     wanted = r"scripts\.(corpora\.|engine\.|train$|gpu$|bench\.gpu$)"

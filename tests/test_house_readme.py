@@ -1,7 +1,7 @@
-"""README.md says what is so: its tables are those of the chapters, the records and the tests.
+"""README.md is true: its tables are those of the chapters, the records and the tests.
 
-`python tests/test_house_readme.py` writes the tables and docs/architecture.png anew. With a picture
-of the living page behind it, it writes docs/living.png, too:
+`python tests/test_house_readme.py` writes the tables and docs/architecture.png again. Given a
+picture of the living page, it also writes docs/living.png:
 
     LIVING_PICTURES=runs python -m pytest tests/test_living.py -k browser
     python tests/test_house_readme.py runs/desktop.png
@@ -43,7 +43,7 @@ def chapter_table():
             path, text = chapters[number], opening(chapters[number])
             title = re.search(rf"^# Chapter {number} · (.+)$", text, re.MULTILINE)[1]
             times = re.search(r"(\d+) minutes to read, (\d+) with the code; (.+?) to run", text)
-            assert times, f"{path.stem}: how long it takes to read and to run isn't said"
+            assert times, f"{path.stem} doesn't say how long it takes to read and to run"
             name = f"{number} · {title}" + " ●" * (number in order["short"])
             lines.append(
                 f"| [{name}](notebooks/{path.stem}.ipynb) | {times[1]} min | {times[2]} min "
@@ -53,7 +53,7 @@ def chapter_table():
 
 
 def records():
-    """The recorded trainings with scores on a test split, those whose models ship first."""
+    """The recorded trainings with scores on a test split, first those whose models ship."""
     every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
     order = sorted(every, key=lambda name: (not (ROOT / "models" / name).is_dir(), name))
     return {name: every[name] for name in order if is_training(every[name])}
@@ -199,7 +199,7 @@ def block(name, text):
 
 @functools.cache
 def erratum_tests():
-    """Row of the errata to the tests that check it: pairs of file and function."""
+    """The tests that check each row of the errata: pairs of file and function."""
     found = {}
     for path in sorted((ROOT / "tests").glob("test_*.py")):
         for name, row in re.findall(
@@ -222,7 +222,7 @@ def named_test(row):
 
 
 def picture_chart():
-    """The chart that the picture shows, in the series' look."""
+    """The chart that the picture shows, in the series' style."""
     from scripts.book.charts import switch_on
     from scripts.ch00_start_here import architecture_chart
 
@@ -246,7 +246,7 @@ def picture_chunks(png):
 
 
 def living_digest():
-    """The SHA-256 of what the living page looks like: its files and its model."""
+    """The SHA-256 of what the living page's look depends on: its files and its model."""
     from scripts.engine.models import default_model
 
     parts = [
@@ -278,7 +278,7 @@ def write_picture():
 
 
 def refreshed(text):
-    """The README with its tables made anew."""
+    """The README with its tables updated."""
     for name, make in BLOCKS.items():
         begin, end = block(name, text)
         text = text[:begin] + make() + "\n" + text[end:]
@@ -348,7 +348,7 @@ def test_every_module_named_is_there(page):
     named = set(re.findall(r"\bscripts/[\w/]+\.py\b", text))
     named |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (scripts[\w.]+)", text)}
     named = {name for name in named if "NAME" not in name and "NN" not in name}
-    named -= {"scripts/studies/.py"}  # whose name make is told
+    named -= {"scripts/studies/.py"}  # the name is make's argument
     assert not {name for name in named if not (ROOT / name).is_file()}
 
 
@@ -388,14 +388,14 @@ def test_the_picture_of_the_living_page_is_of_this_page():
     png = LIVING_PICTURE.read_bytes()
     assert png.startswith(b"\x89PNG") and len(png) < 300_000
     wanted = f"page\0{living_digest()}".encode()
-    assert wanted in stamps(LIVING_PICTURE), "the head of tests/test_house_readme.py says how"
+    assert wanted in stamps(LIVING_PICTURE), "the docstring of tests/test_house_readme.py says how"
 
 
 def test_every_study_that_make_offers_is_there():
     text = (ROOT / "Makefile").read_text("utf-8")
     (listed,) = re.findall(r"^study:.*train what is missing of ([\w, ]+):", text, re.MULTILINE)
     names = re.split(", | or ", listed)
-    assert len(names) > 5 and all(f"NAME ?= {name}" in text for name in names[:1])
+    assert len(names) > 5 and f"NAME ?= {names[0]}" in text
     assert not [name for name in names if not (ROOT / f"scripts/studies/{name}.py").is_file()]
 
 

@@ -1,7 +1,7 @@
-"""The living page: in a browser the same ids, tokens and texts as in Python.
+"""The living page: the same ids, tokens and texts in a browser as in Python.
 
-The page's own JavaScript runs in Node, and once more in headless Chromium. Nothing is skipped:
-where a program is missing, the tests fail and say which package brings it.
+The page's own JavaScript runs in Node, and again in headless Chromium. Nothing is skipped: if a
+program is missing, the tests fail and say which package has it.
 """
 
 import importlib.util
@@ -68,7 +68,7 @@ def site(trained, tmp_path_factory) -> Path:
 
 
 def strange_texts() -> list[str]:
-    """Texts that tempt a tokenizer to err."""
+    """Texts that may trip up a tokenizer."""
     draw = random.Random(7)
     texts = [
         *("", " ", "\t\n\r", "  zwei  Wörter  ", "\u00a0fest\u00a0verbunden\u00a0", "ﬁnden", "ﷺ"),
@@ -139,7 +139,7 @@ def cut(ids: list[int]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def answers(site):
-    """What the page's JavaScript says of each sentence, greedily and with beams of 4 and 5."""
+    """What the page's JavaScript makes of each sentence, greedily and with beams of 4 and 5."""
     wanted = [{"text": text, "beam": beam} for beam in (1, 4, 5) for text in SENTENCES]
     found = run_script(LIVING / "node.mjs", str(site), request={"translate": wanted})["translate"]
     return {(one["beam"], one["text"]): texts for one, texts in zip(wanted, found, strict=True)}
@@ -262,7 +262,7 @@ def address(site):
 
 @pytest.fixture(scope="module")
 def visit(site, address):
-    """What a reader with headless Chromium meets. LIVING_PICTURES=folder keeps the screenshots."""
+    """What a reader sees, in headless Chromium. LIVING_PICTURES=folder keeps the screenshots."""
     request = {
         "chromium": chromium(),
         "url": address,
@@ -290,8 +290,8 @@ def test_a_browser_translates_as_python_does(visit, trained):
 
 def test_the_first_translation_is_soon_there(visit):
     seconds = visit["firstSeconds"]
-    print(f"the first translation stands {seconds:.1f} s after opening")
-    assert seconds < 15  # on a machine with other things to do; 5 on an idle one
+    print(f"the first translation came {seconds:.1f} s after opening")
+    assert seconds < 15  # on a busy machine; 5 on an idle one
 
 
 def test_a_browser_has_no_complaint_and_asks_no_stranger(visit):

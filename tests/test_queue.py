@@ -1,4 +1,4 @@
-"""The queue at tiny size: killed and gone on with, what waits for what, half time, the table."""
+"""The queue at tiny size: killed and continued, what waits for what, half time, the table."""
 
 import json
 import os
@@ -35,7 +35,7 @@ TINY = ("--tiny", "true")
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """This process keeps its priority, its threads, and how it keeps memory."""
+    """This process keeps its priority, its threads, and its memory settings."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for name in ("step_back", "one_thread"):
@@ -46,7 +46,7 @@ def quiet(monkeypatch):
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch) -> Path:
-    """A folder of runs of its own."""
+    """The test's own folder of runs."""
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
     return tmp_path / "runs"
 
@@ -118,7 +118,7 @@ def test_killed_in_an_entry_the_same_command_goes_on_to_the_same_weights(
 
 @pytest.fixture(scope="module")
 def climbed(tmp_path_factory) -> Path:
-    """Runs of entries that others need, and of such that need them."""
+    """Runs that others need, and runs that need them."""
     home = tmp_path_factory.mktemp("climbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SERIES_RUNS", str(home))
@@ -132,7 +132,7 @@ def climbed(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def done(climbed, monkeypatch) -> Path:
-    """`climbed`, as the place of the runs."""
+    """`climbed`, set as the folder of runs."""
     monkeypatch.setenv("SERIES_RUNS", str(climbed))
     monkeypatch.setattr(climbing, "AT_ONCE", 50)
     return climbed
@@ -180,7 +180,7 @@ def test_a_diversified_run_learns_from_what_the_others_wrote(done):
 
 
 def test_writing_goes_on_where_it_was_cut_off(done, monkeypatch, tmp_path):
-    """And is done anew where the model is another."""
+    """And starts again if the model is a different one."""
     copy = shutil.copytree(done, tmp_path / "copy")
     monkeypatch.setenv("SERIES_RUNS", str(copy))
     sentences = [source for source, _ in climbing.data_of("few", 300).corpus["train"]]
@@ -203,7 +203,7 @@ def test_what_is_done_is_not_done_again_unless_its_model_is_gone_and_needed(
 ):
     copy = shutil.copytree(done, tmp_path / "copy")
     monkeypatch.setenv("SERIES_RUNS", str(copy))
-    monkeypatch.setattr(Step, "run", None)  # whoever trains now fails
+    monkeypatch.setattr(Step, "run", None)  # training would fail now
     words = [*TINY, "--only", "small-1,diverse-1"]
     assert queue.main(words) == 0
     shutil.rmtree(HERE.folder("small-1"))
@@ -218,7 +218,7 @@ def test_what_is_done_is_not_done_again_unless_its_model_is_gone_and_needed(
 
 
 def test_another_recipe_or_another_lesson_is_refused(done, monkeypatch, tmp_path):
-    """Where a run is done, and where it is half done."""
+    """If a run is done, and if it is half done."""
     copy = shutil.copytree(done, tmp_path / "copy")
     monkeypatch.setenv("SERIES_RUNS", str(copy))
     for name, changes in (("muon", {"clip": 0.5}), ("taught", {"taught": 0.4})):
@@ -235,7 +235,7 @@ def test_another_recipe_or_another_lesson_is_refused(done, monkeypatch, tmp_path
 
 
 def test_only_a_candidate_is_tested(runs, monkeypatch):
-    """With the length penalty that is best by validation, and no test has a say in it."""
+    """With the length penalty that is best by validation; no test set has a say in it."""
     asked, evaluate, val = [], engine_run.evaluate, climbing.data_of("few", 300).corpus["val"]
 
     def favoured(one, pairs, *how):
@@ -267,7 +267,7 @@ def test_only_a_candidate_is_tested(runs, monkeypatch):
 
 
 def test_killed_behind_its_tests_a_run_is_not_done(runs, monkeypatch):
-    """The scores are there, what the ladder adds isn't: the next call makes the record whole."""
+    """The scores are there, what the ladder adds isn't: the next call completes the record."""
     with monkeypatch.context() as patch:
         patch.setattr(climbing, "translate", lambda *_: (_ for _ in ()).throw(agenda.OutOfTime(0)))
         assert queue.main([*TINY, "--only", "small-1"]) == 0
@@ -341,12 +341,12 @@ def test_two_queues_do_not_work_at_once(runs, capsys):
         ([30, 20, 10], 6, [1, 20, 34, 40, 41, 42], False),  # its best counts, not its last
         ([10, 20], 6, [1, 50, 60, 60, 60, 60], False),  # before half time
         ([10, 20, 29, 30], 6, [90] * 6, False),  # after it
-        ([10, 20, 29], 6, [1, 33.5, 50], True),  # half of the best one's way are 2 of 3 epochs
+        ([10, 20, 29], 6, [1, 33.5, 50], True),  # half of the best one's 3 epochs counts as 2
         ([10, 20, 29], 6, [1, 33.0, 50], False),
         ([10, 20, 29], 6, [33.5, 90], True),
         ([10, 20, 29], 7, [90] * 6, True),  # half of 7 is 3
         ([1], 1, [90], False),  # one epoch has no half
-        ([1, 2, 3], 6, [], False),  # nobody to compare with
+        ([1, 2, 3], 6, [], False),  # nothing to compare with
     ],
 )
 def test_half_time(bleus, epochs, best, ended):
@@ -357,7 +357,7 @@ def test_half_time(bleus, epochs, best, ended):
 
 
 def test_a_hopeless_rung_is_ended_with_a_record(runs, monkeypatch, capsys):
-    """Killed before its record is there, it isn't trained any further."""
+    """If it is killed before its record is there, it isn't trained any further."""
     monkeypatch.setattr(climbing, "best_history", lambda but, settings: [50.0, 60.0])
     with monkeypatch.context() as patch:
         patch.setattr(climbing, "validated", None)
@@ -423,7 +423,7 @@ def test_the_table_of_none_one_and_all_records(tmp_path):
 
 
 def test_the_ladder_holds_together():
-    """What is needed comes first; no run is at stake for long; the first and last step may ship."""
+    """What is needed comes first; no run takes very long; the first and last step may ship."""
     seen = set()
     for item in ladder_items(hours=True):
         assert {*item.needs} <= seen, item.name

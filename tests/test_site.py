@@ -1,4 +1,4 @@
-"""The site that `make book` makes: whole, linked, and in need of no other host."""
+"""The site that `make book` makes: complete, linked, and without need of another host."""
 
 import ast
 import json
@@ -97,7 +97,7 @@ def book(site) -> dict[str, Page]:
 
 @pytest.fixture(scope="session")
 def written() -> Series:
-    """What the chapters and modules define, as their scripts have it."""
+    """What the chapters and modules define, read from their scripts."""
     return Series(ROOT / "scripts")
 
 
@@ -287,7 +287,7 @@ def test_a_name_passed_on_leads_to_where_it_is_made(series):
 
 @pytest.fixture
 def twins(tmp_path) -> Path:
-    """Two modules of one last name, a third that imports from both, and a chapter that does."""
+    """Two modules with the same last name, and a third and a chapter that import from both."""
     for name in ("engine", "bench"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f'"""All of {name}."""\n')

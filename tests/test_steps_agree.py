@@ -1,10 +1,10 @@
-"""All kinds of a step take the same steps, resume to the bit, and wait for nobody.
+"""All kinds of a step take the same steps, resume to the bit, and wait for nothing.
 
 Pairs are as long as a batch is wide, and batches are full. So each kind computes on the very same
-numbers, draws the very same dropout, and may differ by its kernels alone. Where there is a GPU, all
-of it runs there, at full size: `python -m scripts.gpu` has pytest run this file in a process of its
-own, on a machine that has PyTorch, NumPy and what travels. On a CPU `Recorded` stands for a GPU's
-recording.
+numbers, draws the very same dropout, and may differ only by its kernels. If there is a GPU, all of
+it runs there, at full size: `python -m scripts.gpu` has pytest run this file in its own process, on
+a machine that has PyTorch, NumPy and what was carried there. On a CPU `Recorded` stands in for a
+GPU's recording.
 """
 
 import os
@@ -39,7 +39,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the
 
 
 class Recorded(GraphedStep):
-    """Recording as on a GPU, on a CPU: a replay runs the recorded function anew, on its memory."""
+    """Recording as on a GPU, on a CPU: a replay runs the recorded function again, in its memory."""
 
     aside = staticmethod(nullcontext)
 
@@ -56,10 +56,10 @@ class Recorded(GraphedStep):
 ON_A_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_A_GPU else "cpu")
 KINDS = steps.KINDS if ON_A_GPU else steps.KINDS | {"graphed": Recorded}
-WIDTHS, ROWS = (12, 16), 256  # of a batch, and its tokens a side
+WIDTHS, ROWS = (12, 16), 256  # of batches, and their tokens a side
 VOCAB, COUNT = 1000, 8 if ON_A_GPU else 4
 SIZES = {} if ON_A_GPU else {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2}
-# The static kind's switches for all; a bound that the gradient meets, or it would show nothing.
+# The static kind's switches for all; and a bound low enough to clip the gradient.
 BASE = TrainConfig(**SIZES, vocab=VOCAB, max_tokens=ROWS, clip=0.1, step="static")
 # How far a kind may be from the eager one: its losses, its gradient, where its weights have gone.
 TOLERANCE = {"float32": 1e-4, "bf16": 2e-2}
@@ -76,7 +76,7 @@ class Outcome:
 
 
 def full_batches():
-    """Pairs, and a plan of `COUNT` steps of one batch, in turns of each width, without a filler."""
+    """Pairs, and a plan of `COUNT` steps of one batch, of each width in turn, without filler."""
     rng, pairs, plan = random.Random(0), [], []
     for number in range(COUNT):
         width = WIDTHS[number % len(WIDTHS)]
@@ -105,7 +105,7 @@ class Trial:
         self.gradient = torch.empty(0)
 
     def run(self, numbers):
-        """Take the steps of these numbers. It waits for nothing."""
+        """Take the steps of these numbers, without waiting."""
         for number in numbers:
             set_rate(self.optimizer, 1e-3)
             self.take(number)
@@ -114,9 +114,9 @@ class Trial:
                 self.gradient = torch.cat(gradients).clone()
 
     def weights(self):
-        """All weights as one vector, but for the keys' biases.
+        """All weights as one vector, except the keys' biases.
 
-        A softmax doesn't see them. Their gradient is rounding, of which Adam makes whole steps.
+        A softmax doesn't see them. Their gradient is rounding, which Adam turns into whole steps.
         """
         named = self.model.named_parameters()
         kept = [p.detach().flatten() for name, p in named if not name.endswith("project_key.bias")]
@@ -136,9 +136,9 @@ def outcome(kind, dropout, precision, optimizer):
 
 
 def apart(found, wanted):
-    """How far `found` is from `wanted`, as a share: the worst loss, the gradient, or the way gone.
+    """How far `found` is from `wanted`, as a share.
 
-    The largest of the three.
+    The largest of three: for the worst loss, for the gradient, and for the change of the weights.
     """
     worst = max(abs(a / b - 1) for a, b in zip(found.losses, wanted.losses, strict=True))
     gradient = (found.gradient - wanted.gradient).norm() / wanted.gradient.norm()
@@ -196,10 +196,10 @@ def test_a_resumed_training_ends_with_the_same_bits(kind):
     assert again.equal(straight)
 
 
-@pytest.mark.skipif(not ON_A_GPU, reason="nobody waits for a CPU")
+@pytest.mark.skipif(not ON_A_GPU, reason="nothing waits for a CPU")
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_step_waits_for_the_gpu(kind):
-    """Once it is warm. PyTorch raises where one does."""
+    """Once it is warm. PyTorch raises an error if one does."""
     trial = Trial(KINDS[kind], BASE)
     trial.run(range(len(WIDTHS)))
     torch.cuda.set_sync_debug_mode("error")
@@ -209,7 +209,7 @@ def test_no_step_waits_for_the_gpu(kind):
         torch.cuda.set_sync_debug_mode("default")
 
 
-# What errs is found.
+# Mistakes are found.
 
 
 class Forgetful(StaticStep):
@@ -253,7 +253,7 @@ def test_a_resume_without_the_random_state_is_found(monkeypatch):
 
 
 def test_pairs_fill_their_batches():
-    """Or the kinds would compute on other numbers, and draw other masks."""
+    """Otherwise the kinds would compute on different numbers, and draw different masks."""
     take = Trial(StaticStep, BASE).take
     for step, shapes in zip(take.plan, take.shapes, strict=True):
         assert [(len(batch), len(take.examples[batch[0]].src)) for batch in step] == [

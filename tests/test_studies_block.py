@@ -1,4 +1,4 @@
-"""The study of chapters 22 to 24: its rows are what they say, and so is what is said of them."""
+"""The study of chapters 22 to 24: its rows are what they say, and what is said of them is true."""
 
 import math
 import statistics

@@ -21,7 +21,7 @@ SMALL = replace(
 
 @pytest.fixture
 def few(monkeypatch, tmp_path):
-    """Some pairs of the sample corpus, short trainings, and a folder of runs that is empty."""
+    """Some pairs of the sample corpus, short trainings, and an empty folder of runs."""
     corpus = {name: pairs[:400] for name, pairs in load_corpus("sample").items()}
     monkeypatch.setattr(classify, "load_corpus", lambda name: corpus)
     monkeypatch.setattr(classify, "MASKED", SMALL)
@@ -63,7 +63,7 @@ def test_a_round_has_every_caption_equally_often():
 def test_the_masked_model_is_trained_once_and_is_where_the_pretrained_begin(few, monkeypatch):
     first = classify.masked_model(SMALL, few)
     with monkeypatch.context() as patch:
-        patch.setattr(classify, "fit_best", None)  # whoever trains now fails
+        patch.setattr(classify, "fit_best", None)  # training would fail now
         again = classify.masked_model(SMALL, few)
     assert all(map(torch.equal, first.parameters(), again.parameters()))
     begun = []

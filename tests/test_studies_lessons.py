@@ -72,7 +72,7 @@ def test_the_taught_loss_and_its_gradient_by_brute_force():
 
 
 def test_an_ensemble_is_the_mean_of_probabilities(batch):
-    """By each teacher's own classes; dropout off, no gradient, and their modes as before."""
+    """By each teacher's own classes, without dropout or gradient; the modes stay as before."""
     teachers = [a_model(1, dropout=0.5).train(), a_model(2, dropout=0.5).eval()]
     found = ensemble_probs(teachers, batch, CRITERION)
     assert [teacher.training for teacher in teachers] == [True, False]
@@ -117,7 +117,7 @@ def test_who_is_their_own_teacher_learns_nothing(batch):
 
 
 def test_attention_drops_queries_keys_and_values_in_training_alone(monkeypatch):
-    """Over one key the attention is that key's value: what is dropped of it is seen."""
+    """Over one key the attention is that key's value, which shows what is dropped of it."""
     model = a_model().train()
     layer = model.encoder.layers[0].self_attn
     rows, layout = torch.ones(40, 48), Layout(torch.ones(40, 1).bool(), packed=True)
@@ -135,11 +135,11 @@ def test_attention_drops_queries_keys_and_values_in_training_alone(monkeypatch):
         model.eval()
         assert attend().eq(1).all()
         model.train()
-    assert attend().eq(1).all()  # and nothing of it stays
+    assert attend().eq(1).all()  # nothing of it stays
 
 
 def test_layer_drop_is_the_mean_over_all_that_may_be_left(batch):
-    """The expected loss by brute force: each stack with each of its subsets but the empty one."""
+    """The expected loss by brute force: each stack with each of its non-empty subsets."""
     model, p, expected = a_model().train(), 0.3, 0.0
     whole = model.encoder.layers, model.decoder.layers
     chances = {(True, True): 0.7**2, (True, False): 0.21, (False, True): 0.21}
@@ -223,7 +223,7 @@ def data() -> TrainingData:
 def test_diversified_is_the_union_without_duplicates(data):
     real = data.corpus["train"]
     sources, targets = map(list, zip(*real, strict=True))
-    first = ["A B C D."] * 29 + [targets[29]]  # the last is what a person wrote already
+    first = ["A B C D."] * 29 + [targets[29]]  # the last one a person wrote already
     second = ["A B C D."] * 28 + ["", "C " * 60]  # and these are unsound
     reverse = ["D E F G."] * 30
     found = diversified(data, [first, second], [reverse])
@@ -256,7 +256,7 @@ TINY = replace(TINY, max_tokens=256, warmup=4, average=0, save_every=2, device="
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_a_lesson_leaves_a_plain_model(data, tmp_path, precision):
-    """It trains with all at once, in both precisions; what is saved is chapter 9's."""
+    """It trains with everything at once, in both precisions; what is saved is chapter 9's model."""
     drops = {"feature_drop": 0.2, "layer_drop": 0.3, "word_drop": 0.2}
     config = replace(TINY, **drops, taught=0.5, r_drop=1.0, epochs=1, precision=precision)
     teacher = build_model(TINY, len(data.tokenizer))

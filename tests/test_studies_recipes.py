@@ -20,7 +20,7 @@ SETTING = asdict(
 
 @pytest.fixture
 def few(forty_pairs, monkeypatch, tmp_path):
-    """Forty pairs, of which ten are known, short trainings, and a folder of runs that is empty."""
+    """Forty pairs, of which ten are known, short trainings, and an empty folder of runs."""
     monkeypatch.setattr(recipes, "data_of", lambda corpus, vocab: forty_pairs)
     monkeypatch.setattr(recipes, "SHARE", 4)
     monkeypatch.setattr(recipes, "PASSES", (1, 2))
@@ -47,7 +47,7 @@ def test_what_each_row_learns_from(few):
     assert read[REVERSE].corpus["train"] == [(english, german) for german, english in people]
     back = read[GREEDY].corpus["train"]
     assert [pair for i, pair in enumerate(back) if i in known] == people
-    assert [e for _, e in back] == [e for _, e in few.corpus["train"]]  # people's on this side
+    assert [e for _, e in back] == [e for _, e in few.corpus["train"]]  # people wrote this side
     taught, said = recipes.read_by(SETTING, place(TAUGHT))
     assert [g for g, _ in taught.corpus["train"]] == [g for g, _ in few.corpus["train"]]
     assert said["teacher"]["model"] == "sample-de-en" and said["train_bleu"] > 50
@@ -56,7 +56,7 @@ def test_what_each_row_learns_from(few):
 def test_a_model_that_others_need_is_trained_once(few, monkeypatch):
     first = recipes.kept_model(SETTING, REVERSE, 2e-3, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(recipes, "train_row", None)  # whoever trains now fails
+        patch.setattr(recipes, "train_row", None)  # training would fail now
         again = recipes.kept_model(SETTING, REVERSE, 2e-3, 1)
         texts = recipes.reverse_texts(SETTING, place(GREEDY, SWEEP))
         assert len(texts) == 30 and texts == recipes.reverse_texts(SETTING, place(GREEDY))
@@ -74,7 +74,7 @@ def test_each_row_is_scored_where_it_counts(few, row):
     assert ("loss_teacher" in found) == (row in (ALL, TAUGHT))
     assert ("back_bleu" in found) == (row == SAMPLED)
     swept = recipes.work(SETTING, place(row, SWEEP))
-    assert ("risk" in swept) == (row in (MORE, RISK))  # the mark by which its rate is chosen
+    assert ("risk" in swept) == (row in (MORE, RISK))  # the score that chooses its rate
 
 
 def test_what_others_need_comes_first_and_each_row_has_its_sweep():

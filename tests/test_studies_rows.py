@@ -1,4 +1,4 @@
-"""How rows are trained: where it ends, which weights stay, how the rate runs down; the search."""
+"""How rows are trained: when that ends, which weights stay, how the rate falls; and the search."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def few():
 
 
 def test_every_row_is_decoded_by_the_same_search():
-    """What the engine's cache can't walk gets a beam of 4, too: the same model, the same texts."""
+    """What the engine's cache can't run gets a beam of 4, too: the same model, the same texts."""
     trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
     sources = [german for german, _ in load_corpus("sample")["val"][:30]]
     texts = [translations(StudyRow("base", way=way), trained, sources) for way in ("fast", "apart")]
@@ -59,7 +59,7 @@ def test_a_validation_that_overflows_is_a_run_that_diverged(few, monkeypatch):
 
 
 def test_the_rate_runs_down_over_the_steps_that_are_made(few, monkeypatch):
-    """Several batches in a step are one step."""
+    """Several batches accumulated are one step."""
     real, totals, steps = rows.learning_rate, [], []
 
     def counted(config, total):
@@ -69,4 +69,4 @@ def test_the_rate_runs_down_over_the_steps_that_are_made(few, monkeypatch):
     monkeypatch.setattr(rows, "learning_rate", counted)
     config = replace(SMALL, epochs=1, max_tokens=256, accumulate=2)
     train_row(StudyRow("base"), config, few)
-    assert totals == [max(steps) - 1] and totals[0] > 1  # one more is asked for, and not made
+    assert totals == [max(steps) - 1] and totals[0] > 1  # one more is asked for, but not made

@@ -48,7 +48,7 @@ def test_a_sweep_stops_where_runs_diverge():
 
 
 def square(setting, wanted):
-    """Work for another process; it leaves a trace, so that one can count."""
+    """Work for another process; it leaves a trace, so that calls can be counted."""
     with open(setting["trace"], "a") as trace:
         trace.write(f"{wanted['x']}\n")
     return {"loss": wanted["x"] ** 2 + setting["more"]}
@@ -63,7 +63,7 @@ def first_two_then_best(runs):
 
 
 def a_study(tmp_path, more=0):
-    """Three runs of which the last waits for the others."""
+    """Three runs, the last of which waits for the others."""
     setting = {"trace": str(tmp_path / "trace"), "more": more}
     return Study("squares", setting, first_two_then_best, square)
 
@@ -107,7 +107,7 @@ def counted(runs, **place):
 
 
 def row_loss(run):
-    """A made-up loss: least without dropout, each swept row with another best rate."""
+    """A made-up loss: least without dropout, each swept row with its own best rate."""
     best = STUDY.lr * 2.0 ** ((SWEPT.index(run["row"]) % 4 - 2) if run["row"] in SWEPT else 1)
     return valley(best)(run["lr"]) + run["dropout"]
 
@@ -125,7 +125,7 @@ def test_table_3_asks_three_fresh_seeds_of_each_row_at_its_own_rate():
 
 
 def part_loss(run):
-    """A made-up loss: each part another best rate; dropout helps 2017's block when it's long."""
+    """A made-up loss: a best rate for each part; dropout helps 2017's block in long runs."""
     best = block.BASE.lr * 2.0 ** (len(run["row"]) % 4 - 1)
     helped = run["epochs"] == block.LONG and run["row"] == block.OLD
     return valley(best)(run["lr"]) + (-1 if helped else 1) * run["dropout"]

@@ -1,4 +1,4 @@
-"""The study of two stacks and of one: the same batches, as many weights, new positions."""
+"""The study of two stacks and of one: the same batches, equally many weights, new positions."""
 
 from dataclasses import asdict, replace
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: it works on a copy, and minimum risk lowers the risk that it marks."""
+"""Fine-tuning: it works on a copy, and minimum risk lowers the risk that it measures."""
 
 import copy
 from dataclasses import replace

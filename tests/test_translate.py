@@ -1,4 +1,4 @@
-"""The command `translate`: a line out for each line in, whatever they hold, and a clean way out."""
+"""The command `translate`: a line out for each line in, whatever it holds, and a clean exit."""
 
 import io
 import itertools
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ("--model", str(ROOT / "models/sample-de-en"), "--device", "cpu")
 GREEDY = (*SAMPLE, "--beam", "1")
 DOG, CAT = "Ein Hund schläft im Garten.", "Eine Katze schläft."
-LONGEST = 120  # seconds that any wait may take, on a machine that does much else
+LONGEST = 120  # seconds that any wait may take, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def translate(trained, monkeypatch, capsysbinary):
 
 @pytest.fixture
 def echo(monkeypatch):
-    """Puts a search in the place of ours that says what it was asked, and is done at once."""
+    """Replaces our search by one that returns what it was asked, at once."""
 
     def search(trained, rows, options):
         return [[Hypothesis(tuple(row[:-1]), -1.0, len(row))] if row[:-1] else [] for row in rows]
@@ -67,7 +67,7 @@ def echo(monkeypatch):
 
 
 def count_lines(data: bytes) -> int:
-    """What only a newline separates; a last line without one counts."""
+    """The number of lines: only a newline ends one, but a last line without it counts."""
     return data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
 
 
@@ -99,7 +99,7 @@ def test_texts_a_file_and_standard_input_give_the_same(translate, tmp_path):
     "text", ["null", "true", "1.5", "[1, 2]", "a: b", "{a: b}", "@x", "\udcff"]
 )
 def test_a_text_is_a_text_whatever_it_looks_like(text, translate, echo):
-    """The parser of the options reads YAML; texts must not be read so."""
+    """The parser of the options reads YAML; texts must not be read that way."""
     code, out, _ = translate(b"", text, *GREEDY)
     _, piped, _ = translate(text.encode("utf-8", "surrogateescape"), *GREEDY)
     assert (code, out) == (0, piped) and out.count(b"\n") == 1
@@ -173,7 +173,7 @@ def test_random_bytes_through_the_model(translate):
 
 def test_an_output_holds_no_line_end(trained, monkeypatch, echo):
     class Loose:
-        """A tokenizer that another might train: its pieces hold line ends."""
+        """A tokenizer that somebody else might train: its pieces hold line ends."""
 
         def decode(self, ids):
             return "a\nb\r\nc\u2028d\x85"
@@ -182,7 +182,7 @@ def test_an_output_holds_no_line_end(trained, monkeypatch, echo):
     assert command.best_texts(loose, [[5, EOS]], command.TranslateOptions())[0][0] == "a b c d"
 
 
-# Much
+# Long input
 
 
 def test_a_hundred_thousand_lines_come_out_in_order(translate, echo, german):
@@ -192,7 +192,7 @@ def test_a_hundred_thousand_lines_come_out_in_order(translate, echo, german):
 
 
 def test_a_real_search_keeps_the_order_over_many_groups(translate, german):
-    """Groups end where the reading stops, and each is sorted by length: nothing may show of it."""
+    """Groups end where the reading stops, and each is sorted by length: none of it may show."""
     texts = ["" if i % 7 == 3 else german[i % 5] for i in range(600)]
     outputs = split(translate("\n".join(german[:5]).encode(), *GREEDY)[1])
     once = dict(zip(german[:5], outputs, strict=True))
@@ -222,7 +222,7 @@ print(peak() - before, file=sys.stderr)
 
 
 def test_memory_does_not_grow_with_the_input(tmp_path, german):
-    """A line of 100 MB and 200,000 more: together 110 MB, of which a few are ever held."""
+    """A line of 100 MB and 200,000 more: together 110 MB, of which only a few are held at once."""
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(b"Hund " * 20_000 + b"\n" + b"Hund\n" * 2000)
     with large.open("wb") as file:
@@ -280,7 +280,7 @@ def test_a_letter_at_the_cut_is_left_out_not_replaced(trained, capsys):
 
 
 def test_lines_are_the_same_however_they_arrive():
-    """Whatever the pieces in which a stream hands over its bytes."""
+    """However a stream cuts its bytes into pieces."""
 
     class Dripping:
         def __init__(self, data: bytes, rng: random.Random):
@@ -323,7 +323,7 @@ def test_a_draw_depends_on_its_line_and_number_alone(translate, german):
     _, again, _ = translate("\n".join([lines[0], "", *lines[2:4]]).encode(), *how, "3")
     _, other, _ = translate("\n".join(lines).encode(), *how, "4")
     whole, again, other = split(whole), split(again), split(other)
-    assert again == [whole[0], "", *whole[2:4]]  # though fewer came along
+    assert again == [whole[0], "", *whole[2:4]]  # though there are fewer lines
     assert whole[0] != whole[1]  # the same text, another draw
     assert other[0] == whole[1]  # line 0 with seed 4 is line 1 with seed 3
     assert translate(DOG.encode(), *how, "9223372036854775807")[0] == 0  # the largest seed

@@ -1,4 +1,4 @@
-"""A model's tiny sizes, and padded batches for it, that several tests share."""
+"""A tiny model's sizes, and padded batches for it, shared by several tests."""
 
 import random
 
@@ -19,7 +19,7 @@ def masks() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def random_ids(rng: random.Random, count: int, vocab: int) -> list[int]:
-    """So many ids of words, drawn."""
+    """`count` random ids of words."""
     return [rng.randrange(EOS + 1, vocab) for _ in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""A process that has imported what is slow to import, and forks for each thing to be run."""
+"""A process that has imported what is slow to import, and forks for each thing to run."""
 
 import json
 import os
@@ -41,8 +41,8 @@ for line in sys.stdin:
 def server(**environment: str) -> Iterator[Callable[..., int]]:
     """Runs pytest or a script in another process, at once.
 
-    What it yields takes (folder, file for all that is printed, "pytest" or a script's path,
-    arguments), and gives the exit code.
+    It yields a function of (folder, file for all that is printed, "pytest" or a script's path,
+    arguments) that returns the exit code.
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -1,5 +1,5 @@
-// Draws a chart from its Vega-Lite JSON when it comes near the screen. Until then, and where
-// scripts are off or drawing fails, its PNG is shown.
+// Draws a chart from its Vega-Lite JSON when it comes near the screen. Until then, and if scripts
+// are off or drawing fails, its PNG is shown.
 "use strict";
 
 const OPTIONS = {

@@ -2,8 +2,8 @@
 //
 //     node site.mjs TASK < request.json
 //
-// TASK is one of those at the end of this file. The request names the program `chromium`, the address
-// `home` of the site, which ends in "/", and what its task takes. The answer is on standard output.
+// TASK is one of those at the end of this file. The request names the program `chromium`, the site's
+// address `home`, which ends in "/", and what the task needs. The answer goes to standard output.
 
 import { join } from "node:path";
 
@@ -14,11 +14,11 @@ const browser = await launch(request.chromium);
 const DESK = { width: 1280, height: 900 };
 const PHONE = { width: 390, height: 844 };
 const PATIENCE = 30000; // milliseconds
-const AT_ONCE = 2; // pages that are looked at side by side
+const AT_ONCE = 2; // pages that are checked at the same time
 
-// --- What is looked at on each page; these functions run in the page, and say what is wrong ---
+// --- What is checked on each page; these functions run in the page, and say what is wrong ---
 
-/** A promise that equations are typeset, where there are any. */
+/** A promise that equations are typeset, if there are any. */
 const typeset = () => document.querySelector(".math") && window.MathJax?.startup?.promise?.then(() => true);
 
 /** What is wrong with equations and tables. */
@@ -27,7 +27,7 @@ function textFaults() {
   document.querySelectorAll(".math").forEach((one, i) => {
     const set = one.querySelector("mjx-container");
     const { width = 0, height = 0 } = set?.getBoundingClientRect() ?? {};
-    const hidden = !one.checkVisibility(); // folded, or for print alone
+    const hidden = !one.checkVisibility(); // folded, or only for print
     if (!set || (!hidden && !(width > 2 && height > 2))) faults.push(`equation ${i + 1} isn't typeset`);
     if (one.querySelector("mjx-merror, [data-mjx-error]")) faults.push(`equation ${i + 1} has an error`);
   });
@@ -37,11 +37,11 @@ function textFaults() {
   }
   const prose = document.querySelector("main").cloneNode(true);
   prose.querySelectorAll("pre, code, script").forEach((one) => one.remove());
-  if (prose.textContent.includes("$$")) faults.push("$$ stands in the text");
+  if (prose.textContent.includes("$$")) faults.push("$$ is left in the text");
   return faults;
 }
 
-/** What is wrong with a drawn chart: each of its views has marks that can be seen, and it fits. */
+/** What is wrong with a drawn chart: each of its views must have visible marks, and it must fit. */
 function chartFaults(figure) {
   const svg = figure.querySelector("svg.marks");
   if (!svg) return ["isn't drawn"];
@@ -59,15 +59,15 @@ function chartFaults(figure) {
   }
   const faults = [];
   const lost = [...svg.querySelectorAll("path[d]")].some((one) => one.getAttribute("d").includes("NaN"));
-  if (lost) faults.push("has marks at no place");
+  if (lost) faults.push("has marks without a position");
   const { width, height } = svg.getBoundingClientRect();
-  if (width < 100 || height < 50) faults.push(`is ${width} × ${height} pixels small`);
+  if (width < 100 || height < 50) faults.push(`is only ${width} × ${height} pixels`);
   if (figure.scrollWidth > figure.clientWidth + 1) faults.push("is wider than the column");
   if (figure.querySelector("img").getBoundingClientRect().width) faults.push("shows its PNG as well");
   return faults;
 }
 
-/** What sticks out at the side of the screen. */
+/** What sticks out beyond the side of the screen. */
 function wideFaults() {
   const over = document.documentElement.scrollWidth - innerWidth;
   if (over <= 0) return [];
@@ -79,7 +79,7 @@ function wideFaults() {
   return [`${over} pixels stick out on a phone: ${names.join(" ")}`];
 }
 
-/** Takes away what says the same to axe many times: known colours of code, a chart's further marks. */
+/** Removes what axe would check many times over: known colours of code, a chart's further marks. */
 function thinOut() {
   const seen = new Set();
   for (const code of document.querySelectorAll("pre")) {
@@ -95,20 +95,20 @@ function thinOut() {
 
 // --- What is done with a page ---
 
-/** Opens an address and waits until its equations are set. */
+/** Opens an address and waits until its equations are typeset. */
 async function open(page, address) {
   await page.goto(address, { waitUntil: "load", timeout: PATIENCE });
   await page.evaluate(typeset);
 }
 
-/** Every chart in turn comes to the screen, is drawn, and is looked at. */
+/** Scrolls to each chart in turn, waits until it is drawn, and checks it. */
 async function charts(page) {
   const faults = [];
   let timeout = request.patience ?? PATIENCE;
   for (const [i, figure] of (await page.$$("figure.chart")).entries()) {
     await figure.evaluate((one) => one.scrollIntoView({ block: "center", behavior: "instant" }));
     const drawn = await page.waitForFunction((one) => one.dataset.drawn, figure, { timeout }).catch(() => null);
-    if (!drawn) timeout = 500; // where one isn't drawn, others won't be
+    if (!drawn) timeout = 500; // if one isn't drawn, others won't be
     const found = drawn ? await figure.evaluate(chartFaults) : ["isn't drawn"];
     faults.push(...found.map((fault) => `chart ${i + 1} ${fault}`));
   }
@@ -123,12 +123,12 @@ async function choose(page, mode) {
   await page.mouse.move(0, 0); // the menu closes when the mouse leaves it
 }
 
-/** Everything counts: what is far from the screen, and what shows only now and then. */
+/** Shows everything: what is far from the screen, and what shows only now and then. */
 const ALL = `div.cell { content-visibility: visible !important }
   #pst-back-to-top { display: block !important }
   * { transition: none !important }`;
 
-/** What axe-core finds by day and by night. */
+/** What axe-core finds in light and in dark mode. */
 async function manners(page) {
   await page.addStyleTag({ content: ALL });
   await page.evaluate(thinOut);
@@ -142,7 +142,7 @@ async function manners(page) {
   return faults;
 }
 
-/** Screenshots at up to five places of a page, at a desk and on a phone. */
+/** Screenshots at five places of a page, at the size of a desktop and of a phone. */
 async function pictures(page, name, mode) {
   for (const [device, size] of Object.entries({ desk: DESK, phone: PHONE })) {
     await page.setViewportSize(size);
@@ -183,7 +183,7 @@ async function look(context, complaints, name) {
 
 // --- Tasks ---
 
-/** Each page of the list `pages`, some at once. `brief`: without axe and phone. */
+/** Checks each page of the list `pages`, several at once. `brief`: without axe and phone. */
 async function pages() {
   const answer = {};
   const waiting = [...request.pages];
@@ -200,7 +200,7 @@ async function pages() {
   return answer;
 }
 
-/** How many seconds until the page `page` is ready: loaded, equations set, charts in view drawn. */
+/** Seconds until the page `page` is ready: loaded, equations typeset, charts in view drawn. */
 async function speed() {
   const context = await reader(browser, request.home, [], { viewport: DESK });
   const page = await context.newPage();
@@ -214,7 +214,7 @@ async function speed() {
   return (Date.now() - started) / 1000;
 }
 
-/** Presses the link or heading `one` by the keyboard: a mouse may miss what late equations move. */
+/** Presses the link or heading `one` with the keyboard: a mouse may miss what late equations move. */
 const press = (page, one) => page.locator(one).first().press("Enter");
 
 /** Follows the link `one` to an address like `wanted`. */
@@ -224,7 +224,7 @@ async function follow(page, one, wanted) {
   await page.evaluate(typeset);
 }
 
-/** What a reader does: searches, follows links, unfolds, copies, turns on the dark, turns pages. */
+/** What a reader does: searches, follows links, unfolds, copies, leaves dark mode, turns pages. */
 async function reading() {
   const answer = { complaints: [] };
   const context = await reader(browser, request.home, answer.complaints, {
@@ -260,7 +260,7 @@ async function reading() {
   return answer;
 }
 
-/** Types words into the search field; to the addresses of what is found. */
+/** Types words into the search field; gives the addresses of what is found. */
 async function search(page, words) {
   await page.click(".search-button-field");
   await page.keyboard.type(words);
@@ -269,7 +269,7 @@ async function search(page, words) {
   return page.locator("#search-results li a").evaluateAll((all) => all.map((one) => one.getAttribute("href")));
 }
 
-/** Chooses another value in each picker of the map on `page`; to whether each changed the map. */
+/** Chooses another value in each picker of the map on `page`; says whether each changed the map. */
 async function pickers() {
   const page = await (await reader(browser, request.home, [], { viewport: DESK })).newPage();
   await open(page, request.home + request.page);
@@ -316,10 +316,10 @@ async function plain() {
     });
     faults.push(...found.map((fault) => `${name}: ${fault}`));
   }
-  return [...complaints.filter((line) => !line.startsWith("failed:")), ...faults]; // scripts are refused
+  return [...complaints.filter((line) => !line.startsWith("failed:")), ...faults]; // scripts are blocked
 }
 
-/** From a folder: the search. */
+/** The search, with the site opened from a folder. */
 async function folder() {
   const complaints = [];
   const page = await (await reader(browser, request.home, complaints, { viewport: DESK })).newPage();

@@ -4,7 +4,7 @@
 //
 // The request: {chromium, url, file, sentences: [{text, beam}], pictures: folder or null}. The answer, on
 // standard output: what was translated, how long it took, each complaint of the browser, what axe-core
-// finds, and what the page says where it cannot work.
+// finds, and what the page says if it can't work.
 
 import { join } from "node:path";
 
@@ -24,7 +24,7 @@ const shot = async (page, name) => {
 };
 const texts = (page, selector) => page.locator(selector).allTextContents();
 
-// A reader at a desk.
+// On a desktop.
 const desk = await visitor({ viewport: { width: 1200, height: 900 } });
 const page = await desk.newPage();
 let started = Date.now();
@@ -72,7 +72,7 @@ await page.selectOption("#layer", "1");
 await page.selectOption("#head", "mean");
 await shot(page, "desktop-table");
 
-// Stopped on its way: what was written stays, and the next translation works.
+// Stopped midway: what was written stays, and the next translation works.
 await page.selectOption("#pace", "250");
 await page.press("#german", "Enter");
 await page.waitForFunction(() => document.querySelectorAll("#tokens [role=option]").length >= 2);
@@ -85,7 +85,7 @@ await page.press("#german", "Enter");
 await finished(page, ++count);
 answer.empty = [await page.textContent("#status"), await page.textContent("#translation")];
 
-// Without a network, once it was loaded.
+// Without a network, after it has been loaded once.
 await page.waitForFunction(() => document.getElementById("offline").textContent, null, { timeout: 60000 });
 await desk.setOffline(true);
 const alone = await desk.newPage();
@@ -94,7 +94,7 @@ await finished(alone, 1);
 answer.offline = await alone.textContent("#translation");
 await desk.close();
 
-// A phone, in the dark.
+// On a phone, in dark mode.
 const phone = await visitor({
   viewport: { width: 390, height: 844 },
   deviceScaleFactor: 2,
@@ -108,7 +108,7 @@ await shot(small, "phone-dark");
 answer.axe.dark = await serious(small);
 await phone.close();
 
-// Where it cannot work it says so.
+// If it can't work, it says so.
 const trouble = async (name, url, options, prepare) => {
   const context = await browser.newContext({ serviceWorkers: "block", ...options });
   const one = await context.newPage();

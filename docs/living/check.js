@@ -1,4 +1,4 @@
-// Says kindly why the page can't work here; where it can, shows its controls, which are hidden at first.
+// Says why the page can't work here; if it can, shows its controls, which are hidden at first.
 // Plain old JavaScript: it must run where nothing else does.
 (function () {
   function trouble() {
@@ -10,11 +10,11 @@
       );
     }
     if (!modules) {
-      return "This browser is too old for the page: it doesn't know JavaScript modules. Any browser of the last years does.";
+      return "This browser is too old for the page: it doesn't know JavaScript modules. Any browser of recent years does.";
     }
     if (typeof WebAssembly !== "object") {
       return (
-        "This browser has no WebAssembly, or it is switched off (some browsers do so in a strict safety mode). " +
+        "This browser has no WebAssembly, or it is switched off (some browsers do this in a strict security mode). " +
         "The model computes with it, so nothing can be translated here. The chapters work without it."
       );
     }

@@ -6,7 +6,7 @@
 // What was decided at a step is kept with the text: `choices`, one for each token, each with the token,
 // its log-probability, the likeliest candidates and the cross-attention of that step.
 
-/** The `k` largest of `numbers[start…end-1]`, largest first, of equals the earlier: [place, number]. */
+/** The `k` largest of `numbers[start…end-1]`, largest first, equals by place: [place, number] each. */
 export function largest(numbers, k, start = 0, end = numbers.length) {
   const best = [];
   for (let i = start; i < end; i++) {
@@ -29,7 +29,7 @@ function logSumExp(numbers, most, start, end) {
 
 const SHOWN = 5; // candidates that are kept for the page
 
-/** What each of the prefixes may say next: its `k` likeliest tokens, and what to remember of the step. */
+/** How each of the prefixes may go on: its `k` likeliest tokens, and what to remember of the step. */
 function continuations({ logits, vocab, attention }, k) {
   return attention.map((weights, row) => {
     const [start, end] = [row * vocab, (row + 1) * vocab];
@@ -40,7 +40,7 @@ function continuations({ logits, vocab, attention }, k) {
   });
 }
 
-/** A text with one token more. */
+/** A text with one more token. */
 function longer(text, { token, logProb }, step) {
   return {
     ids: [...text.ids, token],
@@ -76,7 +76,7 @@ export async function greedy(decoding, { bos, eos }, limit, watch = async () => 
  * The `beam` best texts, best first.
  *
  * At each step every unfinished text is continued by every token, and of all continuations the `beam`
- * best go on. One of those that ends is set aside. The search is over when `beam` have ended.
+ * best go on. Those that end are set aside. The search is over when `beam` have ended.
  */
 export async function beamSearch(decoding, { bos, eos }, limit, beam, alpha, watch = async () => {}) {
   let unfinished = [nothing()];

@@ -1,8 +1,8 @@
-// The model in ONNX Runtime: two graphs as in chapter 14, one that reads the source, one that goes a step.
+// The model in ONNX Runtime, as two graphs (chapter 14): one reads the source, one takes a step.
 //
 // The runtime is handed in (`ort`), so that the page and the tests in Node use the same code.
 
-/** All numbers of 16 bits: entry i is the float16 with bit pattern i (IEEE 754: 1 sign, 5 exponent, 10 fraction). */
+/** All 16-bit floats: entry i is the float16 with bit pattern i (IEEE 754: 1 sign, 5 exponent, 10 fraction). */
 function everyHalf() {
   return Float32Array.from({ length: 2 ** 16 }, (_, bits) => {
     const sign = bits >> 15 ? -1 : 1;
@@ -15,9 +15,9 @@ function everyHalf() {
 
 /**
  * The weights as the graphs want them, from the packed file. The model ships in float16; every number
- * that fits in 16 bits without loss stays so on its way here, and becomes a float32 only now.
+ * that fits in 16 bits without loss travels in 16 bits, and becomes a float32 only here.
  *
- * `parts` lists [first byte in the result, how many numbers or bytes, "half" or "bytes"] in their order.
+ * `parts` lists [first byte in the result, how many numbers or bytes, "half" or "bytes"] in order.
  */
 export function unpack(packed, size, parts) {
   const table = everyHalf();
@@ -129,13 +129,13 @@ class Decoding {
     return { logits: found.logits.data, vocab, attention };
   }
 
-  /** Let the prefixes be those numbered `origin`; one may come up several times. */
+  /** Let the prefixes be those numbered `origin`; one may appear several times. */
   follow(origin) {
     this.past = pickRows(this.Tensor, this.past, origin);
   }
 }
 
-/** The weights of a step by layer and head (from 0), or their mean where either is null: S numbers. */
+/** The weights of a step by layer and head (from 0), or their mean if either is null: S numbers. */
 export function attentionOf(weights, { layers, heads }, layer, head) {
   const S = weights.length / (layers * heads);
   const mean = new Float32Array(S);

@@ -1,4 +1,4 @@
-// The page's tokenizer, model and searches without a browser: for the tests, and for who wants to script them.
+// The page's tokenizer, model and searches without a browser: for the tests, and for your own scripts.
 //
 //     node node.mjs FOLDER < request.json
 //

@@ -13,7 +13,7 @@ self.addEventListener("install", (event) => {
 });
 
 self.addEventListener("activate", (event) => {
-  const ours = `living-page ${self.registration.scope} `; // other pages of this host keep things, too
+  const ours = `living-page ${self.registration.scope} `; // other pages of this host have caches, too
   const old = (name) => name.startsWith(ours) && name !== CACHE;
   event.waitUntil(
     caches

@@ -5,7 +5,7 @@
 //    ordinary ones, tabs become spaces, …). Runs of spaces shrink to one, and a space is written ▁.
 // 2. Merge: of all neighbours that together are a piece, the pair with the best score is joined,
 //    until there is none left.
-// 3. Look up: each piece has an id. A run of letters that the model never met is one <unk>.
+// 3. Look up: each piece has an id. A run of letters that the model has never met is one <unk>.
 
 const SPACE = "▁"; // how SentencePiece writes a space
 const UNKNOWN_TEXT = " ⁇ "; // what <unk> looks like in a text
@@ -48,7 +48,7 @@ class Rules {
   }
 }
 
-/** How many bytes a letter has whose UTF-8 begins with `first`. */
+/** How many bytes a letter has if its UTF-8 begins with `first`. */
 function letterSize(first) {
   return first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
 }
@@ -108,7 +108,7 @@ export class Tokenizer {
     data.pieces.forEach((piece, id) => reserved.has(id) || this.ids.set(piece, id));
   }
 
-  /** The text as the pieces are cut from it. */
+  /** The text that the pieces are cut from. */
   normalise(text) {
     const bytes = new TextEncoder().encode(text);
     const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
@@ -156,7 +156,7 @@ export class Tokenizer {
     return symbols.map((symbol) => symbol.piece).filter(Boolean);
   }
 
-  /** The pieces that a text falls into; a run of unknown letters is one. */
+  /** The pieces of a text; a run of unknown letters is one. */
   split(text) {
     const split = [];
     let afterUnknown = false;
