@@ -107,7 +107,7 @@ torch.set_default_dtype(torch.float64)  # so that every check can ask for many d
 #
 # > **In short.** The encoder turns German tokens into vectors that know their context. The decoder writes English, one token at a time, and looks at those vectors whenever it needs them.
 #
-# Each box names the chapter that builds it.
+# Most boxes name the chapter that builds them.
 
 # %%
 titled(

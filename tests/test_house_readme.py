@@ -87,7 +87,7 @@ def results_table():
                 f"| {test['search']} | {record['parameters'] / 1e6:.1f} M "
                 f"| {took} min, {record['device']} |"
             )
-    lines += ["", "The commands that made them:", "", "```"]
+    lines += ["", "The commands:", "", "```"]
     lines += [record["repeat"] for record in found.values()] + ["```"]
     signatures = {test["signature"] for r in found.values() for test in r["test"].values()}
     lines += ["", "Signature: " + ", ".join(f"`{s}`" for s in sorted(signatures)) + "."]
@@ -154,7 +154,8 @@ def decoding_table():
     frame = speed_frame(race).query("program != 'ours, exact stop'").set_index(["program", "beam"])
     order = frame["sentences_per_second"].xs(1, level="beam").sort_values(ascending=False).index
     lines = [
-        "| program | greedy | beam 4 | BLEU: greedy, beam | our speed / its: greedy | beam 4 |"
+        "| sentences a second | greedy | beam 4 | BLEU: greedy, beam | our speed / its: greedy "
+        "| beam 4 |"
     ]
     lines += ["|---|---|---|---|---|---|"]
     for name in order:
