@@ -53,9 +53,16 @@ def chapter_table():
 
 
 def records():
-    """The recorded trainings with scores on a test split, first those whose models ship."""
+    """The recorded trainings with scores on a test split, first those whose models ship.
+
+    Without the ladder's later rungs: chapter 21 shows these.
+    """
+    from scripts.ladder.rungs import RUNGS
+
+    later = {name for name, rung in RUNGS.items() if rung.step}
     every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
     order = sorted(every, key=lambda name: (not (ROOT / "models" / name).is_dir(), name))
+    order = [name for name in order if re.sub(r"^(ladder|gpu)-|-\d$", "", name) not in later]
     return {name: every[name] for name in order if is_training(every[name])}
 
 
