@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import CHAPTERS, ROOT
 
-from scripts.book.command import Command, as_typed, read, serve
+from scripts.book.command import Command, as_typed, read
 from scripts.book.records import provenance
 
 RECORDS = sorted((ROOT / "results").glob("*.json"))
@@ -48,28 +48,30 @@ class ShoutOptions:
             raise ValueError("times must be at least 1")
 
 
-def parse(argv):
+def shouting(run, **says):
+    """A command that parses ShoutOptions and calls `run` with them."""
     places, flags = {"word": "What to shout."}, {"echo": "With an echo."}
-    return read("scripts.shout", ShoutOptions, argv, "Shout.", places, flags)
+    return Command("scripts.shout", ShoutOptions, run, "Shout.", places, flags, **says)
 
 
+@shouting
 def shout(options):
     print(" ".join(options.word).upper() * options.times)
 
 
 def test_fields_are_options(capsys):
-    assert parse([]) == ShoutOptions()
-    asked = parse(["1.5", "{a: b}", "--times", "3", "--echo", "--tone", "high"])
+    assert shout.parse([]) == ShoutOptions()
+    asked = shout.parse(["1.5", "{a: b}", "--times", "3", "--echo", "--tone", "high"])
     assert asked == ShoutOptions(["1.5", "{a: b}"], "high", 3, True)
     defaults = read("scripts.shout", ShoutOptions, ["--tone", "high"], defaults={"times": 9})
     assert (defaults.times, defaults.tone) == (9, "high")
-    assert serve(parse, shout, ["ho", "--times", "1"]) == 0
+    assert shout(["ho", "--times", "1"]) == 0
     assert capsys.readouterr().out == "HO\n"
 
 
 def test_help_tells_of_every_field(capsys):
     with pytest.raises(SystemExit) as done:
-        serve(parse, shout, ["--help"])
+        shout(["--help"])
     said = capsys.readouterr().out
     assert done.value.code == 0 and "python -m scripts.shout" in said
     for words in ("Shout.", "What to shout.", "How high.", "How often.", "With an echo."):
@@ -86,7 +88,7 @@ def test_help_tells_of_every_field(capsys):
     ],
 )
 def test_a_mistake_gets_one_line(argv, says, capsys):
-    assert serve(parse, shout, argv) == 2
+    assert shout(argv) == 2
     done = capsys.readouterr()
     assert done.out == "" and done.err.startswith("error: ") and says in done.err
     assert done.err.count("\n") == 1
@@ -105,10 +107,10 @@ def test_every_end_has_its_code(fault, code, says, capsys):
     def fail(options):
         raise fault
 
-    assert serve(parse, fail, [], "again goes on", "buy more") == code
+    assert shouting(fail, interrupted="again goes on", memory="buy more")([]) == code
     said = capsys.readouterr().err
     assert says in said and said.count("\n") == bool(says)
-    assert serve(parse, lambda options: 143, []) == 143  # a command may give its own
+    assert shouting(lambda options: 143)([]) == 143  # a command may give its own
 
 
 def test_a_fault_of_ours_keeps_its_traceback():
@@ -116,7 +118,7 @@ def test_a_fault_of_ours_keeps_its_traceback():
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        serve(parse, broken, [])
+        shouting(broken)([])
 
 
 def test_a_command_is_said_as_it_would_be_typed():

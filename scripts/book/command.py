@@ -36,7 +36,7 @@ class Command:
     """A command: the module's name, a dataclass of its options, and the function that takes one.
 
     `about` is for --help; `places` and `flags` are those of `read`; `interrupted` and `memory`
-    are said after Ctrl-C and when the GPU's memory is full.
+    are said after Ctrl-C and when the GPU's memory is full (there: what to do).
     """
 
     prog: str
@@ -53,8 +53,32 @@ class Command:
         return read(self.prog, self.options, argv, self.about, self.places, self.flags)
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """Do what the command line asks for. Returns the exit code."""
-        return serve(self.parse, self.run, argv, self.interrupted, self.memory)
+        """Do what the command line asks for. Returns the exit code.
+
+        That is 2 for a mistake or a fault, which get one line; 130 after Ctrl-C, 141 for a closed
+        pipe; else what `run` returns, if that is a number, or 0.
+        """
+        try:
+            if hasattr(sys.stdout, "reconfigure"):
+                sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
+            code = self.run(self.parse(sys.argv[1:] if argv is None else argv))
+            print(end="", flush=True)
+        except BrokenPipeError:  # as in `| head -1`: as with `cat`, not worth a word
+            return 141
+        except KeyboardInterrupt:
+            print(self.interrupted, file=sys.stderr)
+            return 130
+        except (ValueError, OSError) as error:
+            print("error:", " ".join(str(error).split()), file=sys.stderr)
+            return 2
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":  # torch's, which isn't imported here
+                raise
+            print(f"error: the GPU's memory is full: {self.memory}", file=sys.stderr)
+            return 2
+        finally:
+            release_output()
+        return code if isinstance(code, int) else 0
 
 
 def read(
@@ -106,42 +130,6 @@ def as_typed(
         if said and name not in ("device", "save", *places):
             words += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
     return shlex.join([*words, "--save", "true"])
-
-
-def serve(
-    parse: Callable[[Sequence[str]], Any],
-    run: Callable[[Any], Any],
-    argv: Sequence[str] | None = None,
-    interrupted: str = "interrupted",
-    memory: str = "CUDA_VISIBLE_DEVICES= hides it",
-) -> int:
-    """Run what the command line asks for. Returns the exit code.
-
-    That is 2 for a mistake or a fault, which get one line; 130 after Ctrl-C, 141 for a closed pipe;
-    else what `run` returns, if that is a number, or 0. `memory` says what to do when the GPU's is
-    full.
-    """
-    try:
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # whatever the locale says
-        code = run(parse(sys.argv[1:] if argv is None else argv))
-        print(end="", flush=True)
-    except BrokenPipeError:  # as in `| head -1`: as with `cat`, not worth a word
-        return 141
-    except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
-        return 130
-    except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's; not imported for its name alone
-            raise
-        print(f"error: the GPU's memory is full: {memory}", file=sys.stderr)
-        return 2
-    finally:
-        release_output()
-    return code if isinstance(code, int) else 0
 
 
 def release_output() -> None:
