@@ -34,7 +34,8 @@ def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
             line = line.encode(x=alt.X("at:Q", scale=scale))
             look = {"color": PALETTE[1], "strokeWidth": 2.5}
             look |= {} if label == measured else {"strokeDash": [5, 4], "strokeWidth": 1.5}
-            text = {"y": -8, "color": PALETTE[1]}
+            align = {low: "right", high: "left"}.get(label, "center")  # or they touch
+            text = {"y": -8, "color": PALETTE[1], "align": align}
             layers += [line.mark_rule(**look), line.mark_text(**text).encode(text="label:N")]
         heading = alt.Title(title, anchor="start", fontSize=13, fontWeight="normal", offset=18)
         return alt.layer(*layers).properties(width=460, height=120, title=heading)
