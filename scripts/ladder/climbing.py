@@ -34,7 +34,7 @@ from scripts.studies.rows import data_of
 from scripts.studies.runner import Run, kept_at
 
 MARGIN = 4.0  # BLEU that a rung may be behind the best one at half time
-WRITING = DecodeOptions(beam=5)  # how models translate the training pairs
+WRITING = DecodeOptions(beam=5, alpha=0.6)  # how models translate the training pairs
 ALPHAS = (0.6, 1.0, 1.4, 1.8)  # length penalties that a run which may ship chooses from
 AT_ONCE = 2000  # texts that are kept together: the most that is lost if the writing is cut off
 
