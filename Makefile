@@ -47,8 +47,6 @@ setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; again when
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	@! command -v npm >/dev/null || npm ci --prefix docs --ignore-scripts --no-audit --no-fund \
-	  --loglevel=error || echo "npm's packages are only for the book, and are installed when it is built"
 	@touch $@
 
 given:
@@ -63,6 +61,8 @@ run: setup  ## train a small translator on the sample corpus (CPU, 2 to 4 minute
 
 browser:
 	@.ci/tools
+	@test docs/node_modules/.package-lock.json -nt docs/package-lock.json || \
+	  npm ci --prefix docs --ignore-scripts --no-audit --no-fund --loglevel=error
 
 test: setup browser  ## all that CI runs: lint, tests, headless scripts, and every notebook against its stored outputs
 	$(call SAY,1/3 ruff: lint and format)

@@ -21,7 +21,6 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
 READ = ["notebooks/*.ipynb", "scripts/**/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
-VEGALITE = "5.20"  # the version that Altair 5 writes, as in scripts/book/charts.py
 # The site's pages that are sections of README.md, and how its links read there.
 FROM_README = {
     "measured": ("Results and speed", ["Results", "Speed"]),
@@ -158,11 +157,13 @@ def lay_out(source: Path) -> None:
 
 def put_beside(target: Path) -> None:
     """What the site has besides its pages: scripts, the living page, what draws charts and math."""
+    import altair
     import vl_convert
 
     shutil.rmtree(target, ignore_errors=True)
     (target / "_static").mkdir(parents=True)
-    library = vl_convert.javascript_bundle(vl_version=VEGALITE)
+    version = ".".join(altair.SCHEMA_VERSION.split(".")[:2])  # as in scripts/book/charts.py
+    library = vl_convert.javascript_bundle(vl_version=version)
     library = library.replace("schema/vega/v5.json", "schema/vega/v6.json")  # 6 is what draws
     # Inside a function its names can't clash with those of Sphinx's scripts.
     (target / "_static/vega.js").write_text(f"(() => {{\n{library}\n}})();\n", "utf-8")

@@ -44,9 +44,6 @@ from scripts.book.first_cell import install_missing
 
 install_missing()"""
 FRESH = '''\
-import random
-
-import numpy as np
 import pandas as pd
 import torch
 
@@ -58,8 +55,6 @@ def fresh_start() -> None:
     torch.set_default_dtype(torch.float32)
     torch.set_num_threads(NEW_KERNEL["threads"])
     torch.manual_seed(NEW_KERNEL["seed"])
-    np.random.seed(None)
-    random.seed()
     pd.reset_option("display.max_colwidth")'''
 UNPACK = f'''\
 import base64

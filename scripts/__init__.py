@@ -18,7 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent  # of the series: defined only here
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9_]{2,}")
-_DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_DEFINES = (*_IMPORTS, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _LATE = ("altair", "pandas", "scipy.optimize")  # slow to import, and not needed for training
 _UNREAD = __future__.annotations.compiler_flag  # annotations that name them aren't evaluated
 
@@ -40,19 +41,30 @@ def runs_folder():
     return Path(os.environ.get("SERIES_RUNS") or ROOT / "runs")
 
 
-def bound_names(target):
-    """The names that an assignment's target binds: several for a tuple, "" for a non-name."""
-    leaves = target.elts if isinstance(target, ast.Tuple) else [target]
+def bound_names(node):
+    """The names that an import, a definition or an assignment binds; "" where it isn't a name."""
+    match node:
+        case ast.Import() | ast.ImportFrom():
+            return [(one.asname or one.name).split(".")[0] for one in node.names]
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [node.name]
+    targets = getattr(node, "targets", None) or [node.target]
+    leaves = [leaf for t in targets for leaf in (t.elts if isinstance(t, ast.Tuple) else [t])]
     return [getattr(leaf, "id", "") for leaf in leaves]
 
 
 def is_definition(node):
     """Whether a top-level statement is a definition, which an import runs, and not show."""
-    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
     is_assignment = isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None
     return isinstance(node, _DEFINES) or (
-        is_assignment and all(_CONSTANT.fullmatch(name) for t in targets for name in bound_names(t))
+        is_assignment and all(map(_CONSTANT.fullmatch, bound_names(node)))
     )
+
+
+def definitions(tree):
+    """A module's own functions, classes and constants, in order: each name and its statement."""
+    own = (node for node in tree.body if is_definition(node) and not isinstance(node, _IMPORTS))
+    return [(name, node) for node in own for name in bound_names(node)]
 
 
 def _late(node):

@@ -70,8 +70,6 @@ plain_translate(translator, [mine])[0]
 
 # %%
 import math
-import os
-import platform
 
 import pandas as pd
 import torch
@@ -80,9 +78,10 @@ from torch import Tensor
 from scripts.book.charts import heatmap, titled
 from scripts.book.exercises import check
 from scripts.book.figures.start import architecture_chart
+from scripts.book.machine import machine_report
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import sinusoids
-from scripts.ch06_training import BOS, EOS, greedy_decode
+from scripts.ch06_training import BOS, greedy_decode
 from scripts.ch07_multi30k import source_ids
 from scripts.engine.models import Trained
 
@@ -151,7 +150,6 @@ src = torch.tensor([source_ids(text, tokenizer)])  # (B, S): the pieces' ids, an
 print(len(text), "characters")
 print(len(pieces), "pieces:", " | ".join(pieces))
 print(src.size(1), "ids:   ", src[0].tolist())
-assert src[0, -1] == EOS
 
 # %% [markdown]
 # **Pitfall.** A word isn't a token. The third id is the third word only if no word before it was split, and no error warns you. To count words, count the marks ▁.
@@ -222,12 +220,12 @@ for t in range(written.size(1)):  # and the same numbers: the decoder gets only 
     torch.testing.assert_close(alone, probabilities[:, t])
 
 # %%
-name = tokenizer.processor.id_to_piece
+piece_of = tokenizer.processor.id_to_piece
 rows = []
 for t, (best, second) in enumerate(probabilities[0, :8].topk(2).indices.tolist()):
     p, q = probabilities[0, t, [best, second]].tolist()
     before = "<s> " + tokenizer.decode(written[0, :t].tolist())
-    rows.append((before, name(best), f"{p:.2f}", name(second), f"{q:.2f}"))
+    rows.append((before, piece_of(best), f"{p:.2f}", piece_of(second), f"{q:.2f}"))
 pd.DataFrame(rows, columns=["written so far", "likeliest next", "p", "second", "p of the second"])
 
 # %% [markdown]
@@ -268,7 +266,7 @@ def by_words(weights: Tensor, target: list[str], source: list[str]) -> tuple[Ten
 
 # %%
 attn = model.decoder.layers[-1].src_attn.attn  # (B, H, T, S)
-english_pieces = [name(i) for i in written[0].tolist()]
+english_pieces = [piece_of(i) for i in written[0].tolist()]
 titled(
     heatmap(
         *by_words(attn[0].mean(dim=0), english_pieces, [*pieces, "</s>"]),
@@ -369,49 +367,6 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
 # ## Your machine
 #
 # Everything runs on a CPU. A GPU matters only for the long training of chapter 9.
-
-
-# %%
-def gpu_rows() -> list[tuple[str, str]]:
-    """What GPUtil says about each NVIDIA GPU, or plainly that there is none; it never fails.
-
-    GPUtil asks the program nvidia-smi. If that is missing or broken, PyTorch is asked for names.
-    """
-    rows = []
-    try:
-        import GPUtil
-
-        gpus = GPUtil.getGPUs()
-    except Exception as error:  # whatever the parsing of nvidia-smi's answer runs into
-        gpus = []
-        rows.append(("GPUtil", f"gave no answer ({type(error).__name__})"))
-    for gpu in gpus:
-        load = "load not reported" if math.isnan(gpu.load) else f"load {gpu.load:.0%}"
-        memory = f"{gpu.memoryUsed:,.0f} of {gpu.memoryTotal:,.0f} MiB in use"
-        rows.append((f"GPU {gpu.id}", f"{gpu.name}, {memory}, {load}"))
-    if torch.cuda.is_available():
-        if not gpus:
-            names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-            rows += [(f"GPU {i}", name) for i, name in enumerate(names)]
-    elif gpus:
-        rows.append(("note", "this PyTorch can't use the GPU: everything runs on the CPU"))
-    else:
-        rows.append(("GPU", "none found: everything runs on the CPU, and that is enough"))
-    return rows
-
-
-# %%
-def machine_report() -> pd.DataFrame:
-    """Python, PyTorch, CPU threads, and each GPU with its memory and load: one row each."""
-    threads = f"PyTorch uses {torch.get_num_threads()} of {os.cpu_count()}"
-    rows = [
-        ("Python", platform.python_version()),
-        ("PyTorch", torch.__version__),
-        ("CPU threads", threads),
-        *gpu_rows(),
-    ]
-    return pd.DataFrame(rows, columns=["part", "found"])
-
 
 # %%
 # NBVAL_IGNORE_OUTPUT

@@ -85,23 +85,20 @@ torch.set_default_dtype(torch.float64)
 class Embeddings(nn.Module):
     """Token ids to vectors, times √d_model (§3.4). `lut` is the look-up table, of variance 1/d_model.
 
-    `width`, for later chapters, is the table's own width; if it differs from `d_model`, a linear
-    map (no bias) takes one to the other. Raises TypeError for ids that are not integers.
+    Raises TypeError for ids that are not integers.
     """
 
-    def __init__(self, d_model: int, vocab: int, width: int | None = None):
+    def __init__(self, d_model: int, vocab: int):
         super().__init__()
-        width = width or d_model
         self.d_model = d_model
-        self.lut = nn.Embedding(vocab, width)  # (V, width), of variance 1
+        self.lut = nn.Embedding(vocab, d_model)  # (V, D), of variance 1
         self.lut.weight.data *= d_model**-0.5
-        self.widen = nn.Identity() if width == d_model else nn.Linear(width, d_model, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids (B, T) of int64 or int32, to (B, T, D)."""
         if ids.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"token ids must be int64 or int32, not {ids.dtype}")
-        return self.widen(self.lut(ids)) * math.sqrt(self.d_model)  # (B, T, D)
+        return self.lut(ids) * math.sqrt(self.d_model)  # (B, T, D)
 
 
 # %% [markdown]
@@ -210,12 +207,13 @@ def who_bites(positions: nn.Module, steps: int = 80) -> float:
     held_back = pairs.sum(dim=1) % 4 == 0  # always both orders of a pair
 
     embed, attend = Embeddings(d, names + 1), MultiHeadedAttention(2, d, dropout=0.0)
-    model = nn.ModuleList([embed, positions, attend, nn.Linear(d, names)])
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    head = nn.Linear(d, names)
+    parts = nn.ModuleList([embed, positions, attend, head])
+    optimizer = torch.optim.Adam(parts.parameters(), lr=0.01)
 
     def answer(ids: Tensor) -> Tensor:
         x = positions(embed(ids))  # (B, T, D)
-        return model[-1](attend(x, x, x)[:, 1])  # (B, names): from the verb's place
+        return head(attend(x, x, x)[:, 1])  # (B, names): from the verb's place
 
     for _ in range(steps):
         loss = F.cross_entropy(answer(ids[~held_back]), pairs[~held_back, 0])
@@ -255,6 +253,11 @@ assert no_positions == 0.5
 
 
 # %%
+def speeds(d_model: int) -> Tensor:
+    """ω (D/2,): the angle by which each hand turns from one position to the next; in float64."""
+    return 10_000.0 ** -(torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+
+
 def sinusoids(length: int, d_model: int) -> Tensor:
     """PE[pos, 2i] = sin(pos / 10000^(2i/D)), PE[pos, 2i+1] = cos of the same (§3.5): (length, D).
 
@@ -262,9 +265,8 @@ def sinusoids(length: int, d_model: int) -> Tensor:
     """
     if d_model % 2:
         raise ValueError(f"sinusoidal positions need an even d_model, not {d_model}")
-    position = torch.arange(length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
-    exponent = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model  # (D/2,)
-    angle = position * 10_000.0**-exponent  # (length, D/2)
+    position = torch.arange(length, dtype=torch.float64)  # (length,)
+    angle = torch.outer(position, speeds(d_model))  # (length, D/2)
     waves = torch.stack((angle.sin(), angle.cos()), dim=-1)  # (length, D/2, 2)
     return waves.flatten(-2).to(torch.get_default_dtype())  # (length, D): sin, cos, sin, cos, …
 
@@ -349,8 +351,15 @@ torch.testing.assert_close(add_positions(x), x + sinusoids(5, 16))
 one_by_one = [add_positions(x[:, t : t + 1], start=t) for t in range(5)]
 torch.testing.assert_close(torch.cat(one_by_one, dim=1), add_positions(x))
 assert not list(add_positions.parameters()) and not add_positions.state_dict()
-seen = equivariance_gap(lambda x: attend(y := add_positions(x), y, y), x[0])
-assert seen > 0.01  # with positions, the attention layer from above sees order
+
+
+def attend_with_positions(x: Tensor) -> Tensor:
+    """The attention layer from above on x (B, T, D) with positions added, to (B, T, D)."""
+    placed = add_positions(x)  # (B, T, D)
+    return attend(placed, placed, placed)
+
+
+assert equivariance_gap(attend_with_positions, x[0]) > 0.01  # now it sees order
 
 # %% [markdown]
 # **Pitfall.** What if the sequence is longer than the table? In Python a slice past the end is no error: `pe[start:end]` has fewer rows. Then the addition usually fails, but not always.
@@ -423,7 +432,7 @@ titled(
 # %%
 def shift_matrix(k: int, d_model: int) -> Tensor:
     """R_k (D, D), a rotation in each pair of features: PE[pos + k] = R_k · PE[pos] for all pos (§3.5)."""
-    theta = k * 10_000.0 ** -(torch.arange(0, d_model, 2).double() / d_model)  # (D/2,)
+    theta = k * speeds(d_model)  # (D/2,)
     cos, sin = theta.cos(), theta.sin()
     blocks = torch.stack([cos, sin, -sin, cos], dim=-1).view(-1, 2, 2)  # (D/2, 2, 2)
     return torch.block_diag(*blocks)  # (D, D)
@@ -481,7 +490,7 @@ print(f"random    {shift_error(torch.randn(200, 16), k=3):.4f}")
 pe = sinusoids(50, 128)
 products = pe @ pe.T  # (50, 50)
 for distance in range(50):
-    expected = torch.cos(distance * 10_000.0 ** -(torch.arange(0, 128, 2) / 128)).sum()
+    expected = torch.cos(distance * speeds(128)).sum()
     torch.testing.assert_close(products.diagonal(distance), expected.expand(50 - distance))
 for distance in (0, 1, 2, 4, 8, 16, 31, 34, 37, 40, 43):
     print(f"{distance:2} apart: {products[0, distance] / 64:.3f}")
@@ -530,14 +539,16 @@ class LearnedPositions(nn.Module):
 # %%
 torch.manual_seed(9)
 fresh = F.normalize(LearnedPositions(128).pe[:32].detach(), dim=-1)  # (32, D)
-look = {"scheme": "diverging", "domain": (-1, 1), "numbers": False, "value_title": "cosine"}
 titled(
     panels(
         {"sinusoids": products[:32, :32] / 64, "learned, before training": fresh @ fresh.T},
         row_title="position",
         column_title="position",
+        value_title="cosine",
+        scheme="diverging",
+        domain=(-1, 1),
+        numbers=False,
         cell=8,
-        **look,
     ),
     "Sinusoids know who is near, a fresh table does not",
     "Cosine of each pair of 32 positions, D = 128. Left: each diagonal has one value, high near "

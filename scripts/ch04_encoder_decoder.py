@@ -59,13 +59,8 @@ from scripts.book.exercises import check
 from scripts.book.figures.model import stacks
 from scripts.book.instruments import influence, scramble, traced
 from scripts.ch01_attention import padding_mask, subsequent_mask
-from scripts.ch02_multi_head_attention import MultiHeadedAttention
-from scripts.ch03_embeddings_and_positions import (
-    MAX_LEN,
-    Embeddings,
-    LearnedPositions,
-    PositionalEncoding,
-)
+from scripts.ch02_multi_head_attention import MultiHeadedAttention, torch_attention_state
+from scripts.ch03_embeddings_and_positions import Embeddings, PositionalEncoding
 
 torch.set_default_dtype(torch.float64)  # so that "equal" can be checked to many digits
 
@@ -265,19 +260,16 @@ class Decoder(nn.Module):
 class Generator(nn.Module):
     """Vectors to scores over the vocabulary: the linear map before the softmax (§3.4).
 
-    It returns logits (..., V), not probabilities. `width` is that of the embedding tables (chapter 3);
-    if it isn't `d_model`, `narrow` brings the vectors to it.
+    It returns logits (..., V), not probabilities.
     """
 
-    def __init__(self, d_model: int, vocab: int, width: int | None = None):
+    def __init__(self, d_model: int, vocab: int):
         super().__init__()
-        width = width or d_model
-        self.narrow = nn.Identity() if width == d_model else nn.Linear(d_model, width, bias=False)
-        self.proj = nn.Linear(width, vocab)
+        self.proj = nn.Linear(d_model, vocab)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) to logits (..., V)."""
-        return self.proj(self.narrow(x))
+        return self.proj(x)
 
 
 # %%
@@ -359,31 +351,23 @@ def make_model(
     *,
     norm_first: bool = False,
     tie: Literal["none", "decoder", "all"] = "none",
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal",
-    width: int | None = None,
-    max_len: int = MAX_LEN,
 ) -> EncoderDecoder:
     """A Transformer, the paper's base model unless told otherwise (§3, Table 3).
 
-    `dropout` goes to every part. `width` is the tables' own, if it differs from `d_model`.
-
-    Raises ValueError for sizes or choices that don't fit together.
+    `dropout` goes to every part. Raises ValueError for sizes or choices that don't fit together.
     """
-    kinds = {"sinusoidal": PositionalEncoding, "learned": LearnedPositions}
-    if positions not in kinds:
-        raise ValueError(f'positions must be "sinusoidal" or "learned", not {positions!r}')
     attn = clones(MultiHeadedAttention(h, d_model, dropout), 3)
     ff = clones(PositionwiseFeedForward(d_model, d_ff, dropout), 2)
 
     def embed(vocab: int) -> nn.Sequential:
-        table = Embeddings(d_model, vocab, width)
-        return nn.Sequential(table, kinds[positions](d_model, dropout, max_len))
+        return nn.Sequential(Embeddings(d_model, vocab), PositionalEncoding(d_model, dropout))
 
     model = EncoderDecoder(
         Encoder(EncoderLayer(d_model, attn[0], ff[0], dropout, norm_first), N, norm_first),
-        Decoder(DecoderLayer(d_model, *attn[1:], ff[1], dropout, norm_first), N, norm_first),
-        *(embed(vocab) for vocab in (src_vocab, tgt_vocab)),
-        Generator(d_model, tgt_vocab, width),
+        Decoder(DecoderLayer(d_model, attn[1], attn[2], ff[1], dropout, norm_first), N, norm_first),
+        embed(src_vocab),
+        embed(tgt_vocab),
+        Generator(d_model, tgt_vocab),
     )
     initialise(model)
     tie_weights(model, tie)  # last: the shared table keeps the embeddings' scale
@@ -468,14 +452,14 @@ looks, a, b = torch.randn(3, 1, 5, 16)  # three of (1, T, D)
 
 
 def stack_of_mixers(x: Tensor, thinks: list) -> Tensor:
-    """Six attentions whose weights `looks` decides, each followed by its feed-forward, if any."""
-    for i, attend in enumerate(attends):
+    """Six attentions whose weights `looks` decides, each followed by its part of `thinks`."""
+    for attend, think in zip(attends, thinks, strict=True):
         x = x + attend(looks, looks, x)
-        x = x + thinks[i](x) if thinks else x
+        x = x + think(x)
     return x
 
 
-for name, parts in (("attention only", []), ("with feed-forward", thinks)):
+for name, parts in (("attention only", [torch.zeros_like] * 6), ("with feed-forward", thinks)):
     f = partial(stack_of_mixers, thinks=parts)
     bend = f(a + b) - f(a) - f(b) + f(torch.zeros_like(a))
     print(f"{name:18} {(bend.norm() / f(a + b).norm()).item():.4f}")
@@ -645,11 +629,7 @@ def torch_layer_state(layer: EncoderLayer | DecoderLayer) -> dict[str, Tensor]:
     state = {}
     for ours, theirs in (("self_attn", "self_attn"), ("src_attn", "multihead_attn")):
         if attn := getattr(layer, ours, None):
-            stacked = (attn.project_query, attn.project_key, attn.project_value)
-            state[f"{theirs}.in_proj_weight"] = torch.cat([part.weight for part in stacked])
-            state[f"{theirs}.in_proj_bias"] = torch.cat([part.bias for part in stacked])  # (3D,)
-            state[f"{theirs}.out_proj.weight"] = attn.project_output.weight
-            state[f"{theirs}.out_proj.bias"] = attn.project_output.bias
+            state |= {f"{theirs}.{name}": w for name, w in torch_attention_state(attn).items()}
     named = {"linear1": layer.feed_forward.expand, "linear2": layer.feed_forward.contract}
     named |= {f"norm{i + 1}": part.norm for i, part in enumerate(layer.sublayer)}
     for theirs, module in named.items():
@@ -658,10 +638,10 @@ def torch_layer_state(layer: EncoderLayer | DecoderLayer) -> dict[str, Tensor]:
 
 
 # %%
-def to_torch_transformer(model: EncoderDecoder, final_norms: bool | None = None) -> nn.Transformer:
+def to_torch_transformer(model: EncoderDecoder, final_norms: bool = False) -> nn.Transformer:
     """PyTorch's own Transformer with `model`'s weights; embeddings and generator stay outside.
 
-    `final_norms`: keep the LayerNorms at the ends of the stacks; by default if `model` has them.
+    `final_norms`: keep both final LayerNorms of a post-norm model, which the paper doesn't have.
     """
     layer = model.encoder.layers[0]
     norm_first = layer.sublayer[0].norm_first
@@ -689,16 +669,16 @@ def to_torch_transformer(model: EncoderDecoder, final_norms: bool | None = None)
 
 
 def torch_vectors(
-    theirs: nn.Transformer, model: EncoderDecoder, src: Tensor, tgt: Tensor, pad: int = 0
+    theirs: nn.Transformer, model: EncoderDecoder, src: Tensor, tgt: Tensor
 ) -> Tensor:
     """What `nn.Transformer` makes of src (B, S) and tgt (B, T), with `model`'s embeddings: (B, T, D)."""
     return theirs(
         model.src_embed(src),
         model.tgt_embed(tgt),
         tgt_mask=~subsequent_mask(tgt.size(1))[0],  # True = hidden
-        src_key_padding_mask=src == pad,
-        tgt_key_padding_mask=tgt == pad,
-        memory_key_padding_mask=src == pad,
+        src_key_padding_mask=src == 0,
+        tgt_key_padding_mask=tgt == 0,
+        memory_key_padding_mask=src == 0,
     )
 
 
@@ -748,9 +728,8 @@ for norm_first in (False, True):
 # %%
 torch.manual_seed(0)
 model = make_model(50, 60, **size)
-for state in ("fresh", "scrambled"):
-    if state == "scrambled":
-        scramble(model)
+for state, noise in (("fresh", 0.0), ("scrambled", 0.1)):
+    scramble(model, size=noise)
     plain = to_torch_transformer(model, final_norms=True)
     gap = (torch_vectors(plain, model, src, tgt) - model(src, tgt, src_mask, tgt_mask)).abs().max()
     print(f"{state:9} largest difference from the plain nn.Transformer {gap.item():.4f}")
@@ -833,8 +812,8 @@ check(fresh_stack)
 #
 # *think · difficulty ●●○ · worth ●●○ · 10 minutes*
 #
-# Break `torch_layer_state` on purpose: swap key and value, or put zeros in place of `linear1.bias`. Which of these two faults do the *outputs* in
-# `assert_parity` show? And which would they show without `scramble`?
+# Break the copying on purpose: swap key and value in `torch_attention_state` (chapter 2), or put zeros in place of `linear1.bias` in
+# `torch_layer_state`. Which of these two faults do the *outputs* in `assert_parity` show? And which would they show without `scramble`?
 #
 # <details><summary>An answer</summary>
 #

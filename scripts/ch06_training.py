@@ -203,8 +203,7 @@ print(f"loss {losses[0]:.1f} at first, {losses[-1]:.1f} after 50 steps")
 # and perplexity is $\exp$ of its mean. **Predict.** We take the last batch again, padded to 40 places. What happens to its loss?
 
 # %%
-src = F.pad(batch.src, (0, 29))  # (B, 40)
-wide = Batch(src, F.pad(src, (1, 0), value=BOS))
+wide = Batch(F.pad(batch.src, (0, 29)), F.pad(batch.full, (0, 29)))  # (B, 40), (B, 41)
 rows = []
 for given in (batch, wide):
     logits = model.generator(model(given.src, given.tgt, given.src_mask, given.tgt_mask))
@@ -245,17 +244,11 @@ print([round(move, 4) for move in weights.tolist()])
 
 
 # %%
-def rate(step: int, model_size: int, factor: float = 1.0, warmup: int = 4000) -> float:
+def rate(step: int, model_size: int, warmup: int = 4000) -> float:
     """The paper's learning rate at `step` = 1, 2, …: linear warm-up, then 1/√step (§5.3, eq. 3)."""
     if step < 1:
         raise ValueError(f"steps count from 1, as in the paper, not {step}")
-    return factor * model_size**-0.5 * min(step**-0.5, step * warmup**-1.5)
-
-
-# %%
-def inverse_sqrt_rate(step: int, peak: float, warmup: int) -> float:
-    """The paper's curve, named by its peak: `peak` at `step` = `warmup`, then falling as 1/√step."""
-    return peak * min(step / warmup, math.sqrt(warmup / step))
+    return model_size**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 
 # %%
@@ -500,6 +493,14 @@ class EpochReport:
         """exp of the unsmoothed loss a token: among how many tokens the model still hesitates."""
         return math.exp(self.nll / self.tokens)
 
+    def __iadd__(self, other: "EpochReport") -> "EpochReport":
+        """`report += other`: add what another report has summed."""
+        self.loss += other.loss
+        self.nll += other.nll
+        self.tokens += other.tokens
+        self.grad_norms += other.grad_norms
+        return self
+
 
 # %%
 def batch_loss(
@@ -527,12 +528,11 @@ def train_step(
     """
     optimizer.zero_grad(set_to_none=True)
     per = sum(batch.ntokens for batch in group)  # the group's tokens, not each batch's own
-    report = EpochReport(tokens=per)
+    report = EpochReport()
     for batch in group:
         loss, nll = loss_of(model, batch, criterion)
         (loss / per).backward()
-        report.loss += loss.item()
-        report.nll += nll.item()
+        report += EpochReport(loss.item(), nll.item(), batch.ntokens)
     norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
     report.grad_norms.append(norm.item())
     if not math.isfinite(report.loss + norm.item()):
@@ -595,12 +595,15 @@ print("by remainder, after:", [i + 1 for i in range(25) if i % 10 == 0])
 #
 # **Pitfall: a step on what is not a number.** If one loss overflows to ∞, its gradient contains a NaN, so the norm is NaN, and clipping multiplies *all* gradients by it. One step later every weight is NaN. So `train_step` checks first.
 
+
 # %%
+def overflowing(*given) -> list[Tensor]:
+    """`batch_loss`, if both sums overflowed."""
+    return [math.inf * total for total in batch_loss(*given)]
+
+
 try:
-    train_step(
-        *(model, parts, criterion, torch.optim.Adam(model.parameters())),
-        loss_of=lambda *given: [math.inf * total for total in batch_loss(*given)],
-    )
+    train_step(model, parts, criterion, still, loss_of=overflowing)
 except FloatingPointError as error:
     print("FloatingPointError:", error)
 
@@ -608,16 +611,6 @@ except FloatingPointError as error:
 # ## The loop, and validation
 #
 # > **In short.** A low loss on training data may only show what was learned by heart. Ask about data that the model never saw.
-
-
-# %%
-@dataclass
-class TrainState:
-    """What a training has done so far; each run makes its own, so none inherits another's."""
-
-    steps: int = 0  # optimizer steps
-    sentences: int = 0
-    tokens: int = 0  # target tokens, padding not counted
 
 
 # %%
@@ -632,9 +625,7 @@ def evaluate_group(
     report = EpochReport()
     for batch in group:
         loss, nll = loss_of(model, batch, criterion)
-        report.loss += loss.item()
-        report.nll += nll.item()
-        report.tokens += batch.ntokens
+        report += EpochReport(loss.item(), nll.item(), batch.ntokens)
     return report
 
 
@@ -649,31 +640,22 @@ def run_epoch(
     accumulate: int = 1,
     clip: float = math.inf,
     loss_of: Callable[..., tuple[Tensor, Tensor]] = batch_loss,
-    state: TrainState | None = None,
 ) -> EpochReport:
     """One pass over `batches`: training with an optimizer, evaluation (no gradients) without.
 
     `accumulate` batches make one optimizer step, and the schedule advances once a step. `clip` and
-    `loss_of` are as in `train_step`. `state` is counted up in place.
+    `loss_of` are as in `train_step`.
     """
     training = optimizer is not None
     model.train(training)
     total = EpochReport()
     for group in grouped(batches, accumulate):
         if training:
-            report = train_step(model, group, criterion, optimizer, clip, loss_of)
+            total += train_step(model, group, criterion, optimizer, clip, loss_of)
             if scheduler is not None:
                 scheduler.step()
         else:
-            report = evaluate_group(model, group, criterion, loss_of)
-        total.loss += report.loss
-        total.nll += report.nll
-        total.tokens += report.tokens
-        total.grad_norms += report.grad_norms
-        if state is not None:
-            state.steps += training
-            state.sentences += sum(batch.src.size(0) for batch in group)
-            state.tokens += report.tokens
+            total += evaluate_group(model, group, criterion, loss_of)
     return total
 
 
@@ -711,7 +693,7 @@ nothing = saved_bytes(lambda: run_epoch(unseen, model, plain))
 print(f"kept for 64 rows: {kept / 1e6:.0f} million bytes; with no_grad {nothing}")
 
 # %% [markdown]
-# **Pitfall: a counter that remembers.** Python makes a default value once: with `state=TrainState()` in `run_epoch`'s signature, a second run would go on counting where the first stopped.
+# **Pitfall: a counter that remembers.** Python makes a default value once: with `total=EpochReport()` in `run_epoch`'s signature, a second run would go on counting where the first stopped. So `run_epoch` makes its report inside, and `default_factory` makes each report a list of its own.
 #
 # **Pitfall: an import that trains.** If examples run whenever a module is imported, every worker of a multi-GPU training runs them again. Here an import runs only definitions.
 #
@@ -727,20 +709,20 @@ recipes = {
     "ours": (lambda n: cosine_rate(n, 0.01, 40, 200), 1.0),
 }
 exam = next(copy_batches(1, size=250, seed=1000, held_out=True))
-row = Batch(exam.src[:1], F.pad(exam.src[:1], (1, 0), value=BOS))
-copiers, curves, maps = {}, {}, {}
+row = Batch(exam.src[:1], exam.full[:1])
+copiers, curves = {}, {}
 for name, (schedule, clip) in recipes.items():
     model, criterion = tiny_model(), LabelSmoothing(0.1)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9, fused=True
     )  # 1.0: the schedule multiplies it
     scheduler = LambdaLR(optimizer, lambda done, schedule=schedule: schedule(done + 1))
-    copiers[name], curves[name] = model, []
+    copiers[name], curves[name], maps = model, [], {}  # maps: in the end the last recipe's, ours
     for step, batch in enumerate(copy_batches(200, size=32, seed=0), start=1):
         report = run_epoch([batch], model, criterion, optimizer, scheduler, clip=clip)
         curves[name].append(report.perplexity)
         if step in (1, 50, 100, 200):  # a look at the cross-attention, for later
-            batch_loss(model, row, criterion)
+            model(row.src, row.tgt, row.src_mask, row.tgt_mask)
             maps[step] = model.decoder.layers[-1].src_attn.attn[0].mean(dim=0)  # over heads: (T, S)
 
 # %%
@@ -775,11 +757,10 @@ def greedy_decode(
     src_mask: Tensor | None,
     max_len: int,
     start_symbol: int = BOS,
-    end_symbol: int = EOS,
 ) -> Tensor:
     """The likeliest token, again and again: src (B, S) to ids (B, ≤ max_len), without the start.
 
-    Each row ends with `end_symbol`, unless `max_len` tokens came first, and is padded after it. The
+    Each row ends with `EOS`, unless `max_len` tokens came first, and is padded after it. The
     loop stops when every row has ended. Dropout is off while it runs.
     """
     was_training = model.training
@@ -792,7 +773,7 @@ def greedy_decode(
         last = model.decode(memory, src_mask, ids, mask)[:, -1]  # (B, D)
         token = model.generator(last).argmax(dim=-1)  # (B,)
         ids = torch.cat((ids, token.masked_fill(ended, PAD).unsqueeze(1)), dim=1)  # (B, T+1)
-        ended |= token == end_symbol
+        ended |= token == EOS
         if ended.all():
             break
     model.train(was_training)
@@ -898,7 +879,7 @@ one_batch, answers = next(copy_batches(1, size=4, seed=9)), {}
 for name, model in {"healthy": healthy, "loud": loud, "detached": detached}.items():
     first = train_step(model, [one_batch], plain, torch.optim.SGD(model.parameters(), lr=0.0))
     norms = [
-        sum(p.grad.square().sum() for p in part.parameters() if p.grad is not None) ** 0.5
+        nn.utils.get_total_norm([p.grad for p in part.parameters() if p.grad is not None])
         for part in model.children()
     ]
     learned = loss_curve(model, [one_batch] * 80)[-1]
@@ -918,20 +899,21 @@ pd.DataFrame(answers, index=names).T.round(1)
 
 
 # %%
-faults = {
-    "healthy": lambda batch: None,
-    "no causal mask": lambda batch: setattr(batch, "tgt_mask", padding_mask(batch.tgt)),
-    "labels not shifted": lambda batch: setattr(batch, "tgt_y", batch.tgt),
-}
+def noise(fault: str) -> Iterator[Batch]:
+    """The unrelated `pairs` as batches, each with the fault named."""
+    for src, tgt in pairs:
+        batch = Batch(src, F.pad(F.pad(tgt, (1, 0), value=BOS), (0, 1), value=EOS))
+        if fault == "no causal mask":
+            batch.tgt_mask = padding_mask(batch.tgt)
+        if fault == "labels not shifted":
+            batch.tgt_y = batch.tgt
+        yield batch
+
+
 torch.manual_seed(10)
 pairs, on_noise = torch.randint(EOS + 1, COPY_VOCAB, (100, 2, 16, 6)), {}
-for name, spoil in faults.items():
-    noise = [
-        Batch(src, F.pad(F.pad(tgt, (1, 0), value=BOS), (0, 1), value=EOS)) for src, tgt in pairs
-    ]
-    for batch in noise:
-        spoil(batch)
-    on_noise[name] = loss_curve(tiny_model(d_model=32), noise)
+for fault in ("healthy", "no causal mask", "labels not shifted"):
+    on_noise[fault] = loss_curve(tiny_model(d_model=32), noise(fault))
 print({name: round(sum(curve[-10:]) / 10, 1) for name, curve in on_noise.items()})
 titled(
     learning_curves(on_noise, {"the best an honest model can do": 6 * math.log(10) / 7}, every=5),

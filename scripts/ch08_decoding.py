@@ -46,6 +46,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -344,16 +345,18 @@ def decode_rows(
 
 
 # %%
-def searcher(beam: int = 1, alpha: float = 0.6) -> Callable[..., list[Sequence[int]]]:
-    """Greedy decoding, or the best of a beam, as `decode_rows` wants it."""
-
-    def search(model, src, src_mask, max_len):
-        if beam == 1:
-            return greedy_decode(model, src, src_mask, max_len).tolist()
-        found = beam_search(model, src, src_mask, max_len, beam, alpha)
-        return [hypotheses[0].ids if hypotheses else () for hypotheses in found]
-
-    return search
+def best_ids(
+    model: EncoderDecoder,
+    src: Tensor,
+    src_mask: Tensor | None,
+    max_len: int,
+    beam: int = 1,
+    alpha: float = 0.6,
+) -> list[Sequence[int]]:
+    """The ids of each source's text: greedy, or the best of a beam. src (B, S) to B lists."""
+    if beam == 1:
+        return greedy_decode(model, src, src_mask, max_len).tolist()
+    return [found[0].ids for found in beam_search(model, src, src_mask, max_len, beam, alpha)]
 
 
 def plain_translate(
@@ -364,7 +367,7 @@ def plain_translate(
     size = 64 if beam == 1 else 32
     if trained.device.type == "cuda":  # only large batches keep it busy
         size = 1024 // beam
-    return decode_rows(trained, rows, searcher(beam, alpha), size)
+    return decode_rows(trained, rows, partial(best_ids, beam=beam, alpha=alpha), size)
 
 
 # %%
@@ -409,10 +412,9 @@ for seed in range(3):
 
 # %%
 record = load_record("searches-multi30k")
-by_alpha = {a: {row["beam"]: row for row in record["beams"] if row["alpha"] == a} for a in (0, 0.6)}
-table = pd.DataFrame(by_alpha[0]).T[["log_prob", "length_ratio", "bleu"]]
-table["bleu, α = 0.6"] = [row["bleu"] for row in by_alpha[0.6].values()]
-table.rename_axis("K")
+beams = pd.DataFrame(record["beams"]).set_index("beam").rename_axis("K")
+plain, normed = (beams[beams["alpha"] == a] for a in (0, 0.6))
+plain[["log_prob", "length_ratio", "bleu"]].assign(**{"bleu, α = 0.6": normed["bleu"]})
 
 # %% [markdown]
 # Wider beams find likelier outputs, and shorter ones. BLEU falls by half a point from K = 5 to 100, which on 300 captions may be chance. With α = 0.6 no harm is seen even at K = 100.
@@ -450,9 +452,9 @@ def keys_values_of(layer: MultiHeadedAttention, x: Tensor) -> Tensor:
 def attend_to_stored(
     layer: MultiHeadedAttention, x: Tensor, stored: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """`layer` at x (R, 1, D), with keys and values that are at hand, (2, R, H, S, d_k): (R, 1, D)."""
-    query = split_heads(layer.project_query(x), layer.h)  # (R, H, 1, d_k)
-    found, _ = attention(query, stored[0], stored[1], mask)  # (R, H, 1, d_k)
+    """`layer` at x (R, T, D), with keys and values that are at hand, (2, R, H, S, d_k): (R, T, D)."""
+    query = split_heads(layer.project_query(x), layer.h)  # (R, H, T, d_k)
+    found, _ = attention(query, stored[0], stored[1], mask)  # (R, H, T, d_k)
     return layer.project_output(merge_heads(found))
 
 
@@ -481,7 +483,8 @@ def decoder_step(
             return attend_to_stored(own, x, longer[-1])
 
         x = layer.sublayer[0](x, look_back)
-        x = layer.sublayer[1](x, lambda x: attend_to_stored(layer.src_attn, x, cross[n], mask))  # noqa: B023
+        look_over = partial(attend_to_stored, layer.src_attn, stored=cross[n], mask=mask)
+        x = layer.sublayer[1](x, look_over)
         x = layer.sublayer[2](x, layer.feed_forward)
     return model.decoder.norm(x)[:, -1], torch.stack(longer)
 
@@ -619,7 +622,7 @@ def keep_nucleus(log_probs: Tensor, p: float) -> Tensor:
         raise ValueError(f"top_p must be above 0 and at most 1, not {p}")
     ordered, place = log_probs.sort(dim=-1, descending=True)
     before = ordered.exp().cumsum(dim=-1) - ordered.exp()  # what the likelier ones sum to
-    return ordered.masked_fill(before >= p, -torch.inf).gather(-1, place.argsort(dim=-1))
+    return log_probs.scatter(-1, place, ordered.masked_fill(before >= p, -torch.inf))
 
 
 # %%
@@ -630,7 +633,7 @@ def sharpened(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
     log_probs = log_probs.double()  # so that the smallest temperatures neither overflow nor vanish
-    best = log_probs.max(dim=-1, keepdim=True).values  # (B, 1)
+    best = log_probs.amax(dim=-1, keepdim=True)  # (B, 1)
     log_probs = ((log_probs - best) / temperature).log_softmax(dim=-1)
     if top_k is not None:
         log_probs = keep_top(log_probs, top_k).log_softmax(dim=-1)

@@ -67,11 +67,10 @@ from scripts.engine.checkpoints import load_tensors, newest_state, save_tensors,
 from scripts.engine.data import TrainingData, batches_of, epoch_plan, prepare
 from scripts.engine.models import Trained
 from scripts.engine.optimizers import make_optimizer
-from scripts.engine.ranks import ALONE, Ranks
 from scripts.engine.scores import corpus_bleu
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, pick_device
 from scripts.engine.steps import Step
-from scripts.engine.training import Diverged, Training, over_ranks
+from scripts.engine.training import Diverged, Training
 from scripts.studies.verdict import Verdict, verdicts
 
 # %% [markdown]
@@ -178,23 +177,21 @@ history.loc[[10, 11, 12], ["train_loss", "val_loss", "val_bleu"]].round(2)
 def validate(
     trained: Trained,
     data: TrainingData,
-    ranks: Ranks = ALONE,
     loss_of: Callable[..., tuple[Tensor, Tensor]] = batch_loss,
     translate: Callable[[Trained, Sequence[str]], list[str]] = plain_translate,
 ) -> dict[str, float]:
-    """Perplexity (teacher-forced) and greedy BLEU on the validation split, shared among `ranks`."""
-    plan = ranks.share(token_batches(data.val, trained.config.max_tokens))
+    """Perplexity (teacher-forced) and greedy BLEU on the validation split."""
+    plan = token_batches(data.val, trained.config.max_tokens)
     criterion = LabelSmoothing(trained.config.smoothing)
     batches = batches_of(data.val, plan, trained.device)
-    report = over_ranks(run_epoch(batches, trained.model, criterion, loss_of=loss_of), ranks)
+    report = run_epoch(batches, trained.model, criterion, loss_of=loss_of)
     sources, references = zip(*data.corpus["val"], strict=True)
-    translations = ranks.woven(translate(trained, ranks.share(sources)))  # in the old order
-    bleu = corpus_bleu(translations, references).score
+    bleu = corpus_bleu(translate(trained, sources), references).score
     return {"val_loss": report.loss_per_token, "val_ppl": report.perplexity, "val_bleu": bleu}
 
 
 # %% [markdown]
-# (Skip what says `ranks`: with one process it changes nothing.) The loss is the smoothed one, so the perplexity isn't its exponential. The toy's last two epochs:
+# The loss is the smoothed one, so the perplexity isn't its exponential. The toy's last two epochs:
 
 # %%
 rows = {}
@@ -361,7 +358,8 @@ def train_all(training: Training) -> None:
 drops = replace(tiny, dropout=0.1, save_every=3)
 with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):  # no progress bar
     whole, broken = Path(folder, "whole"), Path(folder, "broken")
-    whole.mkdir(), broken.mkdir()
+    whole.mkdir()
+    broken.mkdir()
     train_all(new_training(drops, few, whole))
 
     interrupted = new_training(drops, few, broken)
@@ -370,13 +368,12 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):  #
         interrupted.step()  # one optimizer step: `done` counts the epoch's
         if interrupted.due():  # every `save_every` steps
             interrupted.save()
-    _, _, meta, _ = newest_state(broken)  # path, tensors, the rest, complaints
-    lost = interrupted.done - meta["done"]
+    lost = interrupted.done - newest_state(broken).meta["done"]
     del interrupted  # the power fails
 
     torch.manual_seed(12345)  # whatever happened in between
     train_all(new_training(drops, few, broken, resume=True))
-    (_, unbroken, *_), (_, mended, *_) = newest_state(whole), newest_state(broken)
+    unbroken, mended = (newest_state(run).tensors for run in (whole, broken))
 assert unbroken.keys() == mended.keys()
 assert all(unbroken[name].equal(mended[name]) for name in unbroken)
 print(f"{lost} steps were computed twice, and all {len(unbroken)} tensors have the same bits")
@@ -412,9 +409,9 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
     spoiled = bytearray(newest.read_bytes())
     spoiled[-1] ^= 64
     newest.write_bytes(spoiled)
-    found, _, _, complaints = newest_state(Path(folder))
-    print(complaints[0].replace(folder, "FOLDER"))
-    print("going on from", found.name)
+    found = newest_state(Path(folder))
+    print(found.complaints[0].replace(folder, "FOLDER"))
+    print("going on from", found.path.name)
 
 # %% [markdown]
 # ## When a number isn't one
@@ -429,8 +426,8 @@ adam = torch.optim.Adam(victim.parameters(), lr=1e-3)
 (batch,) = batches_of(data.train, [[0, 1, 2]], device)
 (math.nan * batch_loss(victim, batch, criterion)[0]).backward()
 adam.step()
-weights_then = parameters_to_vector(victim.parameters())
-print(f"{weights_then.isfinite().sum()} of {len(weights_then):,} weights")
+left = parameters_to_vector(victim.parameters())
+print(f"{left.isfinite().sum()} of {len(left):,} weights")
 
 # %% [markdown]
 # A `Step` checks loss and gradient first, and `Training` says where it happened.

@@ -154,8 +154,7 @@ def bleu_parts(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[s
             found, wanted = ngram_counts(output, n), ngram_counts(reference, n)
             matches[n - 1] += (found & wanted).total()  # & keeps the smaller count of each
             totals[n - 1] += found.total()
-    lengths = (sum(map(len, texts)) for texts in (outputs, references))
-    return BleuParts(matches, totals, *lengths)
+    return BleuParts(matches, totals, sum(map(len, outputs)), sum(map(len, references)))
 
 
 # %% [markdown]
@@ -203,7 +202,7 @@ by_beam = {row["beam"]: row for row in analysis["beams"]}
 rows = {}
 for name, outputs, width in (("greedy", greedy_outputs, 1), ("beam of 5", beam_outputs, 5)):
     thousand = by_beam[width]
-    penalty = BleuParts([], [], thousand["length_ratio"], 1).brevity_penalty  # only c / r counts
+    penalty = min(1.0, math.exp(1 - 1 / thousand["length_ratio"]))
     rows[name] = {
         "BLEU of ten": corpus_bleu(outputs, references).score,
         f"of {analysis['sentences']:,}": thousand["bleu"],
@@ -391,8 +390,8 @@ class PairedDifference:
     low: float  # 2.5% of the draws are below
     high: float  # 2.5% of the draws are above
     p: float  # how often equals differ so far or further, in either direction
-    draws: tuple[float, ...]  # the difference in each draw of the sentences
-    swaps: tuple[float, ...]  # the difference in each trial of the coins
+    draws: np.ndarray  # the difference in each draw of the sentences
+    swaps: np.ndarray  # the difference in each trial of the coins
 
 
 # %%
@@ -414,15 +413,14 @@ def paired_difference(
     both = [sentence_parts(texts, references) for texts in (first, second)]
     counts = np.stack(both)  # (2, N, 10)
     rng, size = np.random.default_rng(seed), len(references)
-    draws = rng.choice(size, size=(samples, size))  # (samples, N), with repetition
-    before, after = (bleu_of_draws(one, draws) for one in counts)  # (samples,) each
+    drawn = rng.choice(size, size=(samples, size))  # (samples, N), with repetition
+    before, after = (bleu_of_draws(one, drawn) for one in counts)  # (samples,) each
+    draws = after - before
     swaps = swapped_differences(counts, rng.integers(2, size=(trials, size)))  # (trials,)
-    difference = float(np.diff(bleu_of_sums(counts.sum(axis=1)))[0])
-    low, high = np.percentile(after - before, [2.5, 97.5]).tolist()
-    p = randomisation_p(swaps, difference)
-    return PairedDifference(
-        difference, low, high, p, tuple((after - before).tolist()), tuple(swaps.tolist())
-    )
+    one, other = bleu_of_sums(counts.sum(axis=1)).tolist()
+    low, high = np.percentile(draws, [2.5, 97.5]).tolist()
+    p = randomisation_p(swaps, other - one)
+    return PairedDifference(other - one, low, high, p, draws, swaps)
 
 
 # %% [markdown]
@@ -464,7 +462,7 @@ chance_chart(analysis)
 
 # %%
 def sacrebleu_p(
-    first: Sequence[str], second: Sequence[str], references: Sequence[str], samples: int = 1000
+    first: Sequence[str], second: Sequence[str], references: Sequence[str], samples: int
 ) -> float:
     """What sacreBLEU's paired bootstrap calls p: here to be examined, not to be used."""
     from sacrebleu.metrics import BLEU
@@ -486,9 +484,10 @@ rng, alarms = np.random.default_rng(0), Counter()
 for _ in range(200):
     texts = [english[i] for i in rng.choice(len(english), 20, replace=False)]
     equals = [lossy(texts, 0.2, rng) for _ in range(2)]
-    sums = np.stack([sentence_parts(one, texts) for one in equals])  # (2, N, 10)
+    sums = np.stack([sentence_parts(outputs, texts) for outputs in equals])  # (2, N, 10)
     swaps = swapped_differences(sums, rng.integers(2, size=(199, 20)))  # (199,)
-    p = randomisation_p(swaps, np.diff(bleu_of_sums(sums.sum(axis=1)))[0])
+    one, other = bleu_of_sums(sums.sum(axis=1))
+    p = randomisation_p(swaps, other - one)
     alarms["swaps"] += p <= 0.05
     alarms["sacreBLEU's bootstrap"] += sacrebleu_p(*equals, texts, samples=199) <= 0.05
 for name, count in alarms.items():

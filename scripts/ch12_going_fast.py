@@ -216,9 +216,7 @@ class LinearProduct(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients with respect to x, weight and bias."""
         x, weight = ctx.saved_tensors
-        by_x = affine(
-            grad, weight.T, None, ctx.onednn
-        )  # grad·W: affine multiplies by the transpose
+        by_x = affine(grad, weight.T, None, ctx.onednn)  # grad·W: affine transposes
         # The same product either way; it is quicker with the wider factor in front.
         by_weight = (x.T @ grad).T if grad.size(1) < x.size(1) else grad.T @ x
         return by_x, by_weight.to(ctx.kind), grad.sum(0).to(ctx.kind), None
@@ -263,9 +261,8 @@ def keep_mask(shape: torch.Size, p: float, like: Tensor) -> Tensor:
     """1 where an entry stays and 0 where dropout takes it: `shape`, in the dtype of `like`."""
     entries = math.prod(shape)
     seed = int(torch.randint(2**63 - 1, ()))  # from PyTorch's generator; NumPy's makes bits faster
-    bits = np.random.SFC64(seed).random_raw(-(-entries // 4)).view(np.int16)[:entries]
-    kept = torch.from_numpy(bits) >= round(p * DRAWS) - DRAWS // 2  # bits are read as signed
-    return kept.to(like.dtype).view(shape)
+    bits = np.random.SFC64(seed).random_raw(-(-entries // 4)).view(np.uint16)[:entries]
+    return torch.from_numpy(bits >= round(p * DRAWS)).to(like.dtype).view(shape)
 
 
 def keep_scale(p: float) -> float:
@@ -313,17 +310,18 @@ class AttentionCore(Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, p: float) -> Tensor:
         """q (B, H, T, d_k), k and v (B, H, S, d_k), bias broadcast to (B, H, T, S); to the shape of q."""
-        (*heads, T, d_k), ctx.p = q.shape, p
+        B, H, T, d_k = q.shape
+        ctx.p = p
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # (B·H, T or S, d_k), contiguous
         wide = torch.promote_types(q.dtype, torch.float32)  # softmax is for 32 bits and more
         weights = scaled_product(q, k.mT, d_k**-0.5).to(wide)  # (B·H, T, S)
         if bias is not None:
-            weights.view(*heads, T, -1).add_(bias)
+            weights.view(B, H, T, -1).add_(bias)
         torch.softmax(weights, dim=-1, out=weights)
         kept = keep_mask(weights.shape, p, q) if p else None
         ctx.save_for_backward(q, k, v, weights, kept)
         thinned = weights.to(q.dtype) if kept is None else weights.to(q.dtype) * kept
-        return scaled_product(thinned, v, keep_scale(p)).unflatten(0, heads)
+        return scaled_product(thinned, v, keep_scale(p)).unflatten(0, (B, H))
 
     @staticmethod
     @once_differentiable
@@ -337,7 +335,7 @@ class AttentionCore(Function):
         if kept is not None:
             by_weights *= kept
         wide, scale = weights.dtype, q.size(-1) ** -0.5
-        by_scores = torch._softmax_backward_data(by_weights.to(wide), weights, -1, wide)
+        by_scores = torch._softmax_backward_data(by_weights.to(wide), weights, -1, wide)  # ∂ℓ/∂Z
         by_scores = by_scores.to(q.dtype)
         by_q, by_k = scaled_product(by_scores, k, scale), scaled_product(by_scores.mT, q, scale)
         return *(x.unflatten(0, heads) for x in (by_q, by_k, by_v)), None, None
@@ -409,7 +407,6 @@ class LinearCrossEntropy(Function):
         factors, offset = weight.to(x.dtype), bias.to(x.dtype)
         mean_weight, mean_bias = weight.mean(0), bias.mean()  # the mean logit is x·w̄ + b̄
         nll, spread = weight.new_zeros(()), weight.new_zeros(())
-        every = torch.arange(chunk, device=x.device)
         by_x, by_weight, by_bias = (torch.zeros_like(t, dtype=kind) for t in (x, weight, bias))
         chunks = (t.split(chunk) for t in (x, labels[:, None], by_x))
         for rows, label, by_rows in zip(*chunks, strict=True):
@@ -421,7 +418,7 @@ class LinearCrossEntropy(Function):
             if wanted:
                 # Before the products: later it would be a small difference of two rounded numbers.
                 at_label = ((right - log_z).exp() - certain).to(x.dtype)
-                logits[every[: len(rows)], label.squeeze(1)] = at_label.squeeze(1)
+                logits.scatter_(1, label, at_label)
                 by_rows.copy_(affine(logits, factors.T, None, onednn))
                 by_weight += logits.T @ rows
                 by_bias += logits.sum(0)
@@ -452,7 +449,7 @@ assert gradcheck(lambda *w: chunked(*w)[0], leaves)
 # **Predict.** For 2,048 rows and 8,192 columns in single precision: how much does the textbook's loss keep for the backward pass, and how much does ours?
 
 # %%
-proj, labels = nn.Linear(SMALL.d_model, SMALL.vocab).float(), torch.arange(2048)
+proj, labels = nn.Linear(SMALL.d_model, SMALL.vocab, dtype=torch.float32), torch.arange(2048)
 x = torch.randn(2048, SMALL.d_model, dtype=torch.float32, requires_grad=True)
 given = (x, proj.weight, proj.bias, labels, 0.1, 512, False)
 kept = {
@@ -493,12 +490,10 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 
 
 # %%
-zeros = philox([0, 0, 0, 0], [0, 0])
-assert zeros == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # the authors' own answer
-print(*(f"{word:08x}" for word in zeros))
-print(
-    *(f"{word:08x}" for word in philox([1, 0, 0, 0], [0, 0]))
-)  # the next place: nothing in common
+authors_answer = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+assert philox([0, 0, 0, 0], [0, 0]) == authors_answer
+for place in ([0, 0, 0, 0], [1, 0, 0, 0]):  # neighbours, with nothing in common
+    print(*(f"{word:08x}" for word in philox(place, [0, 0])))
 duels.loc["small things in C"]
 
 # %% [markdown]
@@ -514,7 +509,7 @@ duels.loc["small things in C"]
 
 # %%
 account = pd.DataFrame(record["accounts"])  # seconds of a step by kind, as in chapter 11
-products = account.iloc[:2].sum() / account.sum()  # attention's stand under "in C" in ours
+products = account.loc[["matrix products", "attention's products"]].sum() / account.sum()
 peers = load_record("speed-peers")
 gain, wide = peers["matrix_rate_bf16"] / peers["matrix_rate"], peers["reports"]["ours, float32"]
 most = 1 / (1 - products["float32"] + products["float32"] / gain)

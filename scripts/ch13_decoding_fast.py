@@ -43,6 +43,7 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 # %%
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -143,7 +144,7 @@ def write_and_leave(
         chosen, log_probs = choose(decoding, decoding.step(tokens))
         ids[live, t] = chosen.masked_fill(~going, PAD)
         if log_probs is not None:
-            total[live] += log_probs.masked_fill(~going, 0.0).to(total.dtype)
+            total[live] += log_probs.masked_fill(~going, 0.0)
         going &= chosen != EOS
         left = int(going.sum())
         if left == 0:
@@ -161,7 +162,7 @@ def write_and_leave(
 
 # %%
 sentences = [german for german, _ in load_corpus("sample")["test"][:64]]
-trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
+trained = load_model(ROOT / "models" / "sample-de-en")
 sources = [source_ids(german, trained.tokenizer) for german in sentences]
 
 
@@ -176,7 +177,7 @@ def watched(
         return decoding.logits(x).argmax(dim=-1), None
 
     with torch.no_grad():
-        decoding = CopiedCache(trained.model.double().eval(), src, padding_mask(src))
+        decoding = CopiedCache(trained.model, src, padding_mask(src))
         ids, _ = way(decoding, src, 2 * src.size(1) + 10, choose)
     return [until_end(row) for row in ids.tolist()], seen
 
@@ -354,7 +355,7 @@ def in_8_bits(x: Tensor) -> tuple[Tensor, float]:
 # The Multi30k model translates our 64 sentences; its table has 8,192 tokens. **Predict.** How often is the best-looking token the wrong one? How many tokens does the bound leave over?
 
 # %%
-shipped = load_model(ROOT / "models" / "multi30k-de-en", "cpu")
+shipped = load_model(ROOT / "models" / "multi30k-de-en")
 _, steps = watched(write_and_leave, shipped, [source_ids(g, shipped.tokenizer) for g in sentences])
 x, layer = torch.cat(steps), shipped.model.generator.proj  # (N, D)
 table, bias = layer.weight.detach(), layer.bias.detach()  # (V, D), (V,)
@@ -403,19 +404,13 @@ def rounded_product(x: Tensor, weight: Tensor, unit_x: Tensor, unit_w: Tensor) -
 
 
 # %% [markdown]
-# We take the widest product of the Multi30k model's last layer, for our 64 sentences. **Predict.** How much smaller is the error with a unit for each row?
+# We take the logits' product again, without the bias. **Predict.** How much smaller is the error with a unit for each row?
 
 # %%
-seen = []
-expand = shipped.model.decoder.layers[-1].feed_forward.expand
-hook = expand.register_forward_pre_hook(lambda layer, given: seen.append(given[0].flatten(0, -2)))
-watched(write_and_leave, shipped, [source_ids(g, shipped.tokenizer) for g in sentences])
-hook.remove()
-x, weight = torch.cat(seen), expand.weight.detach()  # (N, D), (F, D)
-exact = x @ weight.T
+exact = x @ table.T  # (N, V)
 ways = {"one unit": lambda m: row_units(m).amax(0, True), "a unit for each row": row_units}
 for name, units in ways.items():
-    error = rounded_product(x, weight, units(x), units(weight)) - exact
+    error = rounded_product(x, table, units(x), units(table)) - exact
     print(f"{name}: {error.norm() / exact.norm():.2%} of the product's size")
 
 # %% [markdown]
@@ -424,8 +419,9 @@ for name, units in ways.items():
 # %%
 alone, crowded = x[:1], torch.cat((x[:1], 10 * x[1:2]))
 for name, units in ways.items():
-    products = (rounded_product(m, weight, units(m), row_units(weight)) for m in (alone, crowded))
-    before, after = (product[0] for product in products)
+    before, after = (
+        rounded_product(m, table, units(m), row_units(table))[0] for m in (alone, crowded)
+    )
     change = (after - before).norm() / before.norm()
     print(f"{name}: the first row's product changes by {change:.1%}")
 
@@ -473,7 +469,7 @@ print("best of all:", " ".join(best_text), f"({best_p:.2f})")
 
 
 # %%
-def hope(log_prob: float, max_len: int, alpha: float) -> float:
+def hope(log_prob: float | Tensor, max_len: int, alpha: float) -> float | Tensor:
     """The score that no text can exceed if it begins with a prefix of this log-probability."""
     return log_prob / max_len**alpha
 
@@ -485,7 +481,7 @@ def hope(log_prob: float, max_len: int, alpha: float) -> float:
 broken, tried = dict.fromkeys(("by the length limit", "by the length so far"), 0), 0
 for words, p in every_sentence(NEXT_WORD):  # the last word is </s>
     so_far = 0.0
-    for t, (before, word) in enumerate(zip((START, *words), words, strict=False), start=1):
+    for t, (before, word) in enumerate(pairwise((START, *words)), start=1):
         so_far += math.log(NEXT_WORD[before][word])
         for alpha in (0.0, 0.3, 0.6, 1.0):
             score, tried = math.log(p) / len(words) ** alpha, tried + 1

@@ -50,6 +50,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from scripts import ROOT
@@ -293,11 +294,6 @@ def share_at(weights: Tensor, offset: int) -> Tensor:
     return weights.diagonal(offset, dim1=-2, dim2=-1).mean(-1)
 
 
-def share_on(weights: Tensor, keys: Tensor) -> Tensor:
-    """Mean over the queries of the weight on the marked keys: (..., T, S) and (S,) boolean, to (...)."""
-    return weights[..., keys].sum(-1).mean(-1)
-
-
 # %%
 HEAD_NUMBERS = ("entropy", "same place", "previous", "next", "separator")
 
@@ -317,7 +313,7 @@ def head_numbers(look: Look, kind: str) -> Tensor:
             share_at(weights, 0),
             share_at(weights, -1),
             share_at(weights, 1).nan_to_num(),  # a source of one piece has no next one
-            share_on(weights[..., early:, :], separator),
+            weights[..., early:, separator].sum(-1).mean(-1),
         ],
         dim=-1,
     )
@@ -341,10 +337,10 @@ assert attention_entropy(previous).abs().max() == 0
 # %%
 def even_look(look: Look) -> Look:
     """The same sentence under a model of one head that looks equally at all it may see."""
-    maps = {
-        kind: (w[:1, :1] > 0) / (w[:1, :1] > 0).sum(-1, keepdim=True)
-        for kind, w in look.maps.items()
-    }
+    maps = {}
+    for kind, weights in look.maps.items():
+        seen = weights[:1, :1] > 0  # (1, 1, T, S)
+        maps[kind] = seen / seen.sum(-1, keepdim=True)
     return replace(look, maps=maps)
 
 
@@ -418,11 +414,9 @@ cases = {
 }
 for name, (found, error) in cases.items():
     assert math.isclose(alignment_error([found], [sure], [possible]), error, abs_tol=1e-12), name
-counts = [
-    sum(len(links) for links in side)
-    for side in zip(*((p.sure, p.possible - p.sure) for p in captions), strict=True)
-]
-print(f"{counts[0]} sure links and {counts[1]} merely possible ones in {len(captions)} captions")
+surely = sum(len(pair.sure) for pair in captions)
+merely = sum(len(pair.possible - pair.sure) for pair in captions)
+print(f"{surely} sure links and {merely} merely possible ones in {len(captions)} captions")
 
 # %% [markdown]
 # Heads look at pieces, but links are between words. So, as in Clark et al., weight *to* a word is summed over its pieces, and weight *from* it is averaged.
@@ -453,12 +447,10 @@ def weights_of_words(weights: Tensor, rows: Sequence[int], columns: Sequence[int
     `rows` and `columns` say to which word each piece belongs, -1 to none. Over a word's own pieces
     rows are averaged, since each is a distribution, and columns are added (Clark et al. 2019, §4).
     """
-    row_of, column_of = (
-        torch.tensor([[owner == word for owner in owners] for word in range(max(owners) + 1)])
-        for owners in (rows, columns)
-    )  # (J, T), (I, S) boolean
-    row_of, column_of = row_of.to(weights.dtype), column_of.to(weights.dtype)
-    return (row_of / row_of.sum(-1, keepdim=True)) @ weights @ column_of.T  # (..., J, I)
+    row_of, column_of = (  # (T, J), (S, I); what belongs to no word gets no column
+        F.one_hot(torch.tensor(owners) + 1)[:, 1:].to(weights) for owners in (rows, columns)
+    )
+    return (row_of / row_of.sum(0)).T @ weights @ column_of  # (..., J, I)
 
 
 # %% [markdown]
@@ -498,15 +490,13 @@ def cross_word_weights(look: Look, pair: AlignedPair, moment: str) -> Tensor:
 def error_rates(pairs: Sequence[AlignedPair], weights: Sequence[Tensor]) -> Tensor:
     """AER of every head, each over the whole of `pairs`: word weights (N, H, J, I) to (N, H)."""
     sure, possible = [pair.sure for pair in pairs], [pair.possible for pair in pairs]
-    return torch.tensor(
-        [
-            [
-                alignment_error([best_links(w[n, h]) for w in weights], sure, possible)
-                for h in range(weights[0].size(1))
-            ]
-            for n in range(weights[0].size(0))
-        ]
-    )
+    N, H = weights[0].shape[:2]
+    rates = [
+        alignment_error([best_links(w[n, h]) for w in weights], sure, possible)
+        for n in range(N)
+        for h in range(H)
+    ]
+    return torch.tensor(rates).view(N, H)
 
 
 # %%
@@ -551,7 +541,8 @@ methods = {
     "best head of the other half": [best_links(w[best[i % 2]]) for i, w in enumerate(aligned)],
     "IBM Model 1": [{tuple(map(int, link.split("-"))) for link in line} for line in on_record],
 }
-one_by_one = np.arange(50)
+
+# %%
 draws = np.random.default_rng(0).integers(50, size=(10_000, 50))  # captions drawn again
 errors, again = {}, {}
 for name, links in methods.items():
@@ -561,9 +552,8 @@ for name, links in methods.items():
             for a, pair in zip(links, captions, strict=True)
         ]
     ).T  # (50,) each
-    errors[name], again[name] = (
-        1 - hits[rows].sum(-1) / sizes[rows].sum(-1) for rows in (one_by_one, draws)
-    )
+    errors[name] = 1 - hits.sum() / sizes.sum()
+    again[name] = 1 - hits[draws].sum(-1) / sizes[draws].sum(-1)
 for name in ("the same relative place", "mean over all heads", "IBM Model 1"):
     apart = again[name] - again["best head of the other half"]
     low, high = np.quantile(apart, (0.025, 0.975))

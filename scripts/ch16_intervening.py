@@ -41,6 +41,7 @@ if not (found := [at for home in homes for at in home.glob("scripts/book/at_home
 ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
 
 # %%
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -109,11 +110,8 @@ def heads_silenced(
     kept = []
     try:
         for number, (layer, head) in enumerate(heads):
-            if not 0 <= head < layer.h:
-                raise IndexError(f"head {head} of a layer that has {layer.h}")
             weight, bias = (p.detach() for p in layer.project_output.parameters())  # same memory
-            d_k = weight.size(1) // layer.h
-            columns = weight[:, head * d_k : (head + 1) * d_k]  # (D, d_k): `.weight` is transposed
+            columns = weight.unflatten(1, (layer.h, -1))[:, head]  # (D, d_k)
             kept.append((columns, columns.clone(), bias, bias.clone()))
             if instead:
                 bias += columns @ instead[number]
@@ -131,12 +129,13 @@ def heads_silenced(
 # %%
 torch.manual_seed(0)
 layer = model.decoder.layers[1].src_attn
-project, d_k = layer.project_output, model.generator.proj.in_features // layer.h
+project = layer.project_output
 with torch.no_grad():
-    x, constant = torch.randn(1, 5, layer.h * d_k), torch.randn(d_k)  # (1, T, D), (d_k,)
-    replaced = x.clone()
-    replaced[..., 3 * d_k : 4 * d_k] = constant
-    wanted = project(replaced)
+    x = torch.randn(1, 5, project.in_features)  # (1, T, D)
+    replaced = x.unflatten(-1, (layer.h, -1)).clone()  # (1, T, H, d_k)
+    constant = torch.randn(replaced.size(-1))  # (d_k,)
+    replaced[:, :, 3] = constant
+    wanted = project(replaced.flatten(2))
     with heads_silenced([(layer, 3)], [constant]):
         torch.testing.assert_close(project(x), wanted)
 
@@ -201,9 +200,8 @@ def reference_losses(model: EncoderDecoder, batch: Batch, memory: Tensor | None 
         memory = model.encode(batch.src, batch.src_mask) if memory is None else memory
         x = model.decode(memory, batch.src_mask, batch.tgt, batch.tgt_mask)  # (B, T, D)
     real = batch.tgt_y != PAD  # (B, T)
-    log_p = model.generator(x[real]).log_softmax(-1)  # (tokens, V)
-    losses = torch.zeros(real.shape, dtype=x.dtype, device=x.device)
-    losses[real] = -log_p.gather(-1, batch.tgt_y[real].unsqueeze(-1)).squeeze(-1)
+    losses = x.new_zeros(real.shape)
+    losses[real] = F.cross_entropy(model.generator(x[real]), batch.tgt_y[real], reduction="none")
     return losses.sum(-1)
 
 
@@ -218,42 +216,34 @@ def said_by_heads(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
 
     For "encoder" these are the source's positions, else the target's.
     """
-    said: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
-    real = {kind: (batch.src if kind == "encoder" else batch.tgt) != PAD for kind in said}
-    hooks = [
-        layer.project_output.register_forward_pre_hook(
-            lambda _, given, kind=kind, h=layer.h: said[kind].append(
-                given[0][real[kind]].unflatten(-1, (h, -1))
-            )
-        )
-        for kind, layers in attention_layers(model).items()
-        for layer in layers
-    ]
-    try:
-        with dropout_off(model):
-            model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {kind: torch.stack(parts) for kind, parts in said.items()}
+    layers, heard = attention_layers(model), {}
+
+    def listen(linear: nn.Linear, given: tuple[Tensor]) -> None:
+        heard[linear] = given[0]  # (B, T, D): all heads, side by side
+
+    with ExitStack() as hooks, dropout_off(model):
+        for layer in itertools.chain(*layers.values()):
+            hooks.enter_context(layer.project_output.register_forward_pre_hook(listen))
+        model(batch.src, batch.tgt, batch.src_mask, batch.tgt_mask)
+    said = {}
+    for kind, some in layers.items():
+        real = (batch.src if kind == "encoder" else batch.tgt) != PAD  # (B, T)
+        parts = [heard[layer.project_output][real].unflatten(-1, (layer.h, -1)) for layer in some]
+        said[kind] = torch.stack(parts)
+    return said
 
 
 # %% [markdown]
-# Check: PyTorch's loss is the same. Then one head, both ways, on four captions, which prove nothing.
+# One head, both ways, on four captions, which prove nothing.
 
 # %%
 few = make_batch(encode_pairs([pair.texts for pair in captions[:4]], trained.tokenizer))
-with torch.no_grad():
-    logits = model.generator(model(few.src, few.tgt, few.src_mask, few.tgt_mask))  # (B, T, V)
-summed = F.cross_entropy(
-    logits.flatten(0, 1), few.tgt_y.flatten(), ignore_index=PAD, reduction="sum"
-)
-torch.testing.assert_close(reference_losses(model, few).sum(), summed)
+before = reference_losses(model, few).sum()
 words = said_by_heads(model, few)
 previous = [(model.encoder.layers[1].self_attn, 0)]  # encoder 2.1, on the previous token
 for name, instead in (("silent", ()), ("its mean", [words["encoder"][1, :, 0].mean(0)])):
     with heads_silenced(previous, instead):
-        change = (reference_losses(model, few).sum() - summed) / few.ntokens
+        change = (reference_losses(model, few).sum() - before) / few.ntokens
     print(f"encoder 2.1, {name}: {change:+.4f} nats a token")
 
 # %% [markdown]
@@ -440,9 +430,8 @@ def logit_lens(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> Tensor:
 
     src (1, S) and tgt (1, T) to (N + 1, T, V); the last stage is what the model says.
     """
-    stages = decoder_stages(model, src, tgt).unsqueeze(1)  # (N + 1, 1, T, D)
-    logits = [model.generator(model.decoder.norm(stage)) for stage in stages]  # (1, T, V) each
-    return torch.cat([scores.log_softmax(-1) for scores in logits])
+    stages = decoder_stages(model, src, tgt)  # (N + 1, T, D)
+    return model.generator(model.decoder.norm(stages)).log_softmax(-1)
 
 
 # %% [markdown]
@@ -504,20 +493,18 @@ for look in looks:
     added = torch.einsum("hts,hsd->td", weights, heard)  # all heads, all keys
     torch.testing.assert_close(added + layer.self_attn.project_output.bias, output)  # the check
     parts = weights * heard.norm(dim=-1).unsqueeze(1)  # (H, T, T)
-    layer_maps.append((weights, parts / parts.sum(-1, keepdim=True)))
+    shares = torch.stack((weights, parts / parts.sum(-1, keepdim=True)))  # (2, H, T, T)
+    layer_maps.append(shares)
     same_key += (weights.argmax(-1) == parts.argmax(-1))[:, 1:].flatten().tolist()  # row 0: one key
 print(f"the same key has the most of both in {np.mean(same_key):.0%} of {len(same_key):,} rows")
-on_first = [torch.cat([of[i][:, 1:, 0].flatten() for of in layer_maps]).mean() for i in (0, 1)]
+on_first = torch.cat([pair[:, :, 1:, 0].flatten(1) for pair in layer_maps], dim=1).mean(1)  # (2,)
 print(f"<s> has {on_first[0]:.2f} of the weight, and {on_first[1]:.2f} of the contribution")
 
 row, look = 7, looks[8]  # one row of head 1.1, chosen to show it
-share, contribution = (of[0, row, : row + 1] for of in layer_maps[8])
-labels = [piece_label(piece) for piece in look.read]
-going_on = [
-    label + "+" * after.startswith("+") for label, after in zip(labels, labels[1:], strict=False)
-]
+share, contribution = layer_maps[8][:, 0, row, : row + 1]
+labels = [piece_label(piece) for piece in look.read[: row + 1]]
 both = {"weight": share.tolist(), "share of the contribution": contribution.tolist()}
-pd.DataFrame(both, index=going_on[: row + 1]).T.round(2)
+pd.DataFrame(both, index=labels).T.round(2)
 
 # %% [markdown]
 # (The table compares lengths of contributions.) In this row, chosen to show it, `<s>` has more than six tenths of the weight, and three tenths of the contribution. Over all rows of this layer it has 18% and 14%. In nine of ten rows the same key has the most of both; many rows are short, so that is less than it sounds.

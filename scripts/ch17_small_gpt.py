@@ -52,14 +52,15 @@ from typing import Literal
 
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.exercises import check
 from scripts.book.figures.stacks import counting_chart
 from scripts.book.records import load_record
-from scripts.ch01_attention import attention, subsequent_mask
-from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
+from scripts.ch01_attention import subsequent_mask
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch03_embeddings_and_positions import (
     MAX_LEN,
     Embeddings,
@@ -75,7 +76,13 @@ from scripts.ch04_encoder_decoder import (
 )
 from scripts.ch06_training import BOS, EOS, PAD, UNK, EpochReport, LabelSmoothing, run_epoch
 from scripts.ch07_multi30k import BPETokenizer, Example, pad_rows, token_batches
-from scripts.ch08_decoding import dropout_off, sharpened
+from scripts.ch08_decoding import (
+    attend_to_stored,
+    drawer,
+    dropout_off,
+    keys_values_of,
+    until_end,
+)
 from scripts.ch13_decoding_fast import write_and_leave
 from scripts.corpora.load import load_corpus
 from scripts.engine.optimizers import make_optimizer
@@ -127,13 +134,12 @@ def make_stack(
     dropout: float = 0.1,
     *,
     norm_first: bool = True,
-    tie: bool = True,
     positions: Literal["sinusoidal", "learned"] = "sinusoidal",
     max_len: int = 2 * MAX_LEN,
 ) -> OneStack:
     """One stack of N of chapter 4's encoder layers over `vocab` tokens, initialised as `make_model`.
 
-    `tie` shares the embedding table with the generator. Raises ValueError for unknown positions.
+    The generator shares the embedding table. Raises ValueError for unknown positions.
     """
     kinds = {"sinusoidal": PositionalEncoding, "learned": LearnedPositions}
     if positions not in kinds:
@@ -147,8 +153,7 @@ def make_stack(
         Generator(d_model, vocab),
     )
     initialise(model)
-    if tie:
-        model.generator.proj.weight = model.embed[0].lut.weight
+    model.generator.proj.weight = model.embed[0].lut.weight
     return model
 
 
@@ -197,11 +202,8 @@ class Characters:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The characters up to the first `</s>`; `<unk>` shows as a box."""
-        ids = list(ids)
-        ids = ids[: ids.index(EOS)] if EOS in ids else ids
-        return "".join(
-            "□" if i == UNK else self.alphabet[i - 4] for i in ids if i == UNK or i > EOS
-        )
+        kept = (i for i in until_end(ids) if i == UNK or i > EOS)
+        return "".join("□" if i == UNK else self.alphabet[i - 4] for i in kept)
 
 
 # %%
@@ -263,14 +265,14 @@ def gram_counts(rows: Sequence[Sequence[int]], order: int) -> list[Counter[tuple
 def discounts(table: Counter[tuple[int, ...]]) -> tuple[float, ...]:
     """What is taken off counts of 0, of 1, of 2, and of 3 and more (Chen and Goodman 1998, eq. 26).
 
-    For tables in which one of the numbers is missing: 0, ½, 1, 1½.
+    For tables in which one of the numbers is missing, or a result is negative: 0, ½, 1, 1½.
     """
-    n = Counter(table.values())
+    n, usual = Counter(table.values()), (0.0, 0.5, 1.0, 1.5)
     if not all(n[i] for i in (1, 2, 3, 4)):
-        return 0.0, 0.5, 1.0, 1.5
+        return usual
     y = n[1] / (n[1] + 2 * n[2])
     found = 0.0, *(i - (i + 1) * y * n[i + 1] / n[i] for i in (1, 2, 3))
-    return found if all(0 <= d <= i for i, d in enumerate(found)) else (0.0, 0.5, 1.0, 1.5)
+    return found if min(found) >= 0 else usual
 
 
 # %%
@@ -309,8 +311,7 @@ class KneserNey:
     def nats(self, row: Sequence[int]) -> float:
         """−ln p of a row after its `<s>`."""
         row = tuple(row)
-        pasts = (row[max(0, i - self.order + 1) : i] for i in range(1, len(row)))
-        return -sum(math.log(self.probability(*one)) for one in zip(row[1:], pasts, strict=True))
+        return -sum(math.log(self.probability(row[i], row[:i])) for i in range(1, len(row)))
 
 
 # %% [markdown]
@@ -427,18 +428,13 @@ assert not sees_its_answer(right) and all(map(sees_its_answer, wrong.values()))
 # %%
 def row_nats(model: OneStack, rows: Sequence[Sequence[int]], size: int = 64) -> list[float]:
     """−ln p of each row under a language model, dropout off; for `bits_per_character`."""
-    device = next(model.parameters()).device
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    nats = [0.0] * len(rows)
+    device, nats = next(model.parameters()).device, []
     with dropout_off(model), torch.no_grad():
-        for start in range(0, len(order), size):
-            part = order[start : start + size]
-            batch = asked_next([rows[i] for i in part]).to(device)
-            log_p = model.generator(model(batch.ids, batch.mask)).log_softmax(-1)  # (B, T, V)
-            each = log_p.gather(-1, batch.labels.unsqueeze(-1)).squeeze(-1)  # (B, T)
-            each = each.masked_fill(batch.labels == PAD, 0.0).double().sum(1)  # (B,)
-            for i, value in zip(part, each.tolist(), strict=True):
-                nats[i] = -value
+        for start in range(0, len(rows), size):
+            batch = asked_next(rows[start : start + size]).to(device)
+            logits = model.generator(model(batch.ids, batch.mask)).mT  # (B, V, T)
+            each = F.cross_entropy(logits, batch.labels, ignore_index=PAD, reduction="none")
+            nats += each.double().sum(1).tolist()  # (B, T) to (B,)
     return nats
 
 
@@ -507,7 +503,7 @@ print(f"the next one: {nexts_cost:.0f} bits")
 #
 # > **In short.** Draw a character from the model's distribution, append it, and go on. The temperature says how daring the draw is.
 #
-# Chapter 13's `write_and_leave` goes on until every text has ended; chapter 8's `sharpened` applies the temperature. What is missing is a cache for one stack: for each layer, the keys and values of all tokens so far, (B, H, L, d_k).
+# Chapter 13's `write_and_leave` goes on until every text has ended; chapter 8's `drawer` draws. What is missing is a cache for one stack: for each layer, the keys and values of all tokens so far, (B, H, L, d_k).
 
 
 # %%
@@ -516,7 +512,7 @@ class StackDecoding:
 
     def __init__(self, model: OneStack):
         self.model, self.length = model, 0
-        self.past: list[tuple[Tensor, Tensor] | None] = [None] * len(model.stack.layers)
+        self.past: list[Tensor | None] = [None] * len(model.stack.layers)
 
     def read(self, ids: Tensor, places: Tensor, mask: Tensor | None = None) -> Tensor:
         """New tokens ids (B, T) at places (B|1, T), mask (B, T, L + T) or all: to (B, T, D)."""
@@ -529,15 +525,11 @@ class StackDecoding:
 
     def look(self, i: int, attn: MultiHeadedAttention, mask: Tensor | None, x: Tensor) -> Tensor:
         """Self-attention of layer i from new x (B, T, D) to all that is cached and to itself."""
-        q, k, v = (
-            split_heads(project(x), attn.h)  # (B, H, T, d_k)
-            for project in (attn.project_query, attn.project_key, attn.project_value)
-        )
+        stored = keys_values_of(attn, x)  # (2, B, H, T, d_k)
         if self.past[i] is not None:
-            k, v = (torch.cat(pair, dim=2) for pair in zip(self.past[i], (k, v), strict=True))
-        self.past[i] = k, v  # (B, H, L + T, d_k) each
-        heads, _ = attention(q, k, v, None if mask is None else mask.unsqueeze(1))
-        return attn.project_output(merge_heads(heads))
+            stored = torch.cat((self.past[i], stored), dim=-2)  # (2, B, H, L + T, d_k)
+        self.past[i] = stored
+        return attend_to_stored(attn, x, stored, None if mask is None else mask.unsqueeze(1))
 
     def step(self, tokens: Tensor) -> Tensor:
         """Continue each text by one of tokens (B, 1): the last positions (B, D)."""
@@ -550,7 +542,7 @@ class StackDecoding:
 
     def keep(self, rows: Tensor) -> None:
         """Go on with the texts numbered rows (N,) alone."""
-        self.past = [(k[rows], v[rows]) for k, v in self.past]
+        self.past = [stored[:, rows] for stored in self.past]
 
 
 # %% [markdown]
@@ -570,13 +562,8 @@ def sample_texts(
 ) -> Tensor:
     """`count` texts drawn from a language model, from `<s>` on: ids (count, ≤ max_len)."""
     device = next(model.parameters()).device
-    generator = torch.Generator(device).manual_seed(seed)
     nothing = torch.empty(count, 0, dtype=torch.int64, device=device)  # (B, 0): no source
-
-    def draw(decoding: StackDecoding, x: Tensor) -> tuple[Tensor, None]:
-        p = sharpened(decoding.logits(x).log_softmax(-1), temperature)  # (N, V)
-        return torch.multinomial(p, 1, generator=generator).squeeze(1), None
-
+    draw = drawer(temperature, generator=torch.Generator(device).manual_seed(seed))
     with dropout_off(model), torch.no_grad():
         return write_and_leave(StackDecoding(model), nothing, max_len, draw)[0]
 
@@ -595,7 +582,7 @@ print("the copier's ids:", sample_texts(copier, 1, 0.5, seed=1, max_len=8)[0].to
 #
 # > **In short.** A larger model, trained on real captions with three seeds, ends just behind the best table of counts, and ahead of a compressor.
 #
-# The record (`python -m scripts.studies.gpt`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984; library pyppmd) counts contexts, too. We ask how many bits the test captions add to the packed training captions, while PPM goes on learning. The figures are for test_2016_flickr; validation chose n. **Predict.** The tables improve with n. Where do they stop getting better?
+# The record (`python -m scripts.studies.gpt --save true`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984; library pyppmd) counts contexts, too. We ask how many bits the test captions add to the packed training captions, while PPM goes on learning. The figures are for test_2016_flickr; validation chose n. **Predict.** The tables improve with n. Where do they stop getting better?
 
 # %%
 gpt, test = load_record("gpt-multi30k")["runs"], "test_2016_flickr"

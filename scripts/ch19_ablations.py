@@ -64,7 +64,7 @@ from scripts.book.records import load_record
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import LearnedPositions
-from scripts.ch04_encoder_decoder import EncoderDecoder, SublayerConnection, clones
+from scripts.ch04_encoder_decoder import EncoderDecoder, SublayerConnection, clones, initialise
 from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss
 from scripts.engine.losses import loss_function_of
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, pick_device
@@ -188,10 +188,8 @@ for name, operate in {"without positions": drop_positions, "with": None}.items()
     model = patient(operate)
     change = abs(loss_on(model, shuffled) - loss_on(model, batch))
     print(f"{name}: shuffling the source changes the loss by {change:.4f}")
-    assert change < 1e-12 if operate else change > 1e-3
 print("one decoder layer sees the order of its past:", last_word_moves(1))
 print("two decoder layers see it:", last_word_moves(2))
-assert not last_word_moves(1) and last_word_moves(2)
 
 # %% [markdown]
 # The loss doesn't change: an encoder without positions reads a bag of words. A decoder of one layer knows which words came, and which came last (the query itself), but can't tell their order. A second layer can: because of the causal mask, the first layer mixes word 2's vector from two words and word 3's from three, so each vector shows where it stood (Haviv et al. 2022).
@@ -276,8 +274,7 @@ def set_d_k(model: EncoderDecoder, d_k: int) -> None:
     for attn in attentions(model):
         for name in ("project_query", "project_key"):
             layer = nn.Linear(attn.project_query.in_features, attn.h * d_k)
-            nn.init.xavier_uniform_(layer.weight)
-            nn.init.zeros_(layer.bias)
+            initialise(layer)
             setattr(attn, name, layer)
 
 
@@ -450,9 +447,9 @@ rates.round(4)
 
 
 # %%
-def study_of_nothing(rng: random.Random, rows: int = 25) -> dict[str, list[float]]:
-    """A base and rows, three runs each, in which only the seeds differ."""
-    names = [THE_BASE, *(f"row {i}" for i in range(rows))]
+def study_of_nothing(rng: random.Random) -> dict[str, list[float]]:
+    """A base and 25 rows, three runs each, in which only the seeds differ."""
+    names = [THE_BASE, *(f"row {i}" for i in range(25))]
     return {name: [rng.gauss(0, 1) for _ in range(3)] for name in names}
 
 
@@ -520,10 +517,10 @@ def counted(runs: Sequence[dict[str, Any]], what: str = "loss") -> dict[str, lis
     return rows
 
 
-def judged(losses: dict[str, list[float]], level: float = 0.05) -> pd.DataFrame:
+def judged(losses: dict[str, list[float]]) -> pd.DataFrame:
     """Each row against the base: difference of the losses, its interval, the paper's, p, verdict."""
     table = {}
-    for name, found in verdicts(losses, against_base(losses), level).items():
+    for name, found in verdicts(losses, against_base(losses)).items():
         direction = "worse" if found.difference > 0 else "better"
         theirs = TABLE3_NO_DROPOUT if name.startswith("dropout") else TABLE3_BASE
         table[name] = {

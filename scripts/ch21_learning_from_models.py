@@ -44,7 +44,6 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 import copy
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -71,7 +70,6 @@ from scripts.engine.searching import cached_sample
 from scripts.engine.translating import DecodeOptions, translate
 from scripts.ladder.diversify import with_pairs
 from scripts.ladder.rungs import ladder_table
-from scripts.studies.judging import plain_words
 from scripts.studies.verdict import Verdict, verdict_line, verdicts
 
 # %%
@@ -97,31 +95,31 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 
 
 # %%
-TO_BEAT = {
+OF_ALL_PAIRS = {  # each row, and the one that it has to beat
     "teacher's translations": "all pairs",
     "more cross-entropy": "all pairs",
     "minimum risk": "more cross-entropy",
+}
+OF_A_PART = {
     "a part, back-translated": "a part",
     "a part, back-translated by sampling": "a part",
 }
+TO_BEAT = OF_ALL_PAIRS | OF_A_PART
 
 
 def recipe_verdicts(runs: pd.DataFrame, score: str = "bleu") -> dict[str, Verdict]:
     """Each row's score against that of the row that it has to beat; two families of rows."""
     scores, found = runs.groupby("row")[score].agg(list), {}
-    for part in (False, True):
-        pairs = {row: rival for row, rival in TO_BEAT.items() if rival.startswith("a part") == part}
-        found |= verdicts(
-            {row: scores[row] for row in dict.fromkeys([*pairs, *pairs.values()])}, pairs
-        )
+    for family in (OF_ALL_PAIRS, OF_A_PART):
+        found |= verdicts({row: scores[row] for row in (*family, *family.values())}, family)
     return found
 
 
 # %%
 runs = pd.DataFrame(load_record("recipes-multi30k")["runs"])
 runs = runs[runs["seed"] > 0]  # seed 0 chose the rates
-judged, by_row = recipe_verdicts(runs), runs.groupby("row", sort=False)
-means = by_row[["bleu", "chrf", "loss", "loss_teacher", "words"]].mean()
+judged = recipe_verdicts(runs)
+means = runs.groupby("row")[["bleu", "chrf", "loss", "loss_teacher", "words"]].mean()
 print(f"all pairs, people's text: BLEU {means.loc['all pairs', 'bleu']:.2f}")
 
 # %% [markdown]
@@ -132,9 +130,7 @@ trained = load_model(ROOT / "models" / "multi30k-de-en")
 trained.model.double().eval()
 captions = [(german, english) for _, german, english in load_record("multi30k-corpus")["captions"]]
 encoded = encode_pairs(captions, trained.tokenizer)
-few = TrainingData(
-    {"train": captions, "val": captions[:2]}, trained.tokenizer, encoded, encoded[:2]
-)
+few = TrainingData({"train": captions}, trained.tokenizer, encoded, [])
 teacher = partial(translate, trained, options=DecodeOptions(beam=1))
 
 # %% [markdown]
@@ -183,26 +179,10 @@ print(f"{right} of {len(captions)} pairs are still pairs")
 #
 # $$ H(w_{t+1} \mid w_t) = -\sum_{a, b} \frac{n_{ab}}{n} \log \frac{n_{ab}}{n_a}, $$
 #
-# where $n_{ab}$ counts pairs of neighbours, $n_a$ those that begin with $a$, and $n$ all of them.
-
-
-# %%
-def word_facts(texts: Sequence[str]) -> dict[str, float]:
-    """How many words and different words, and the next word's entropy in nats, given the last."""
-    firsts: Counter[str] = Counter()
-    neighbours: Counter[tuple[str, str]] = Counter()
-    for text in texts:
-        words = ["<s>", *plain_words(text), "</s>"]
-        firsts.update(words[:-1])
-        neighbours.update(itertools.pairwise(words))
-    entropy = -sum(n * math.log(n / firsts[a]) for (a, _), n in neighbours.items())
-    words = firsts.total() - len(texts)
-    types = len(firsts) - ("<s>" in firsts)
-    return {"words": words, "types": types, "entropy": round(entropy / max(1, firsts.total()), 4)}
-
+# where $n_{ab}$ counts pairs of neighbours, $n_a$ those that begin with $a$, and $n$ all of them. (`word_facts` in [`recipes.py`](../scripts/studies/recipes.py) counts.)
 
 # %%
-taught_by = by_row.first().loc["teacher's translations"]
+taught_by = runs[runs["row"] == "teacher's translations"].iloc[0]
 english = pd.DataFrame({"people": taught_by["people"], "the teacher": taught_by["facts"]}).T
 english = english.astype({"words": int, "types": int}).round(2)
 english.rename(columns={"types": "different words", "entropy": "next word's entropy (nats)"})
@@ -381,10 +361,7 @@ written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 
 # %%
 def sequence_log_probs(
-    model: EncoderDecoder,
-    src: Tensor,
-    src_mask: Tensor | None,
-    candidates: Sequence[Sequence[Sequence[int]]],
+    model: EncoderDecoder, src: Tensor, candidates: Sequence[Sequence[Sequence[int]]]
 ) -> Tensor:
     """log P of every candidate given its source, by teacher forcing: (N,), with its gradient.
 
@@ -397,10 +374,11 @@ def sequence_log_probs(
     lengths = torch.tensor([len(row) for row in rows], device=src.device)  # (N,)
     real = torch.arange(ids.size(1), device=src.device) < lengths.unsqueeze(1)  # (N, T)
     tgt = torch.cat((torch.full_like(ids[:, :1], BOS), ids[:, :-1]), dim=1)  # (N, T)
+    src_mask = padding_mask(src)  # (B, 1, S)
     memory = model.encode(src, src_mask)[owner]  # (N, S, D): each source is encoded once
-    mask = None if src_mask is None else src_mask[owner]  # (N, 1, S)
     # Padding comes last, so the causal mask hides it from all that counts.
-    x = model.decode(memory, mask, tgt, subsequent_mask(tgt.size(1), src.device))  # (N, T, D)
+    causal = subsequent_mask(tgt.size(1), src.device)
+    x = model.decode(memory, src_mask[owner], tgt, causal)  # (N, T, D)
     log_probs = model.generator(x[real]).log_softmax(dim=-1)  # (M, V), of the M real tokens
     chosen = log_probs.gather(-1, ids[real].unsqueeze(-1)).squeeze(-1)  # (M,)
     return chosen.new_zeros(len(rows)).index_add(0, real.nonzero()[:, 0], chosen)
@@ -439,17 +417,22 @@ def toy_texts(model: EncoderDecoder, src: Tensor) -> dict[tuple[int, ...], float
     texts = [(*ids, EOS) for n in (0, 1) for ids in itertools.product(words, repeat=n)]
     texts += [(*two, last) for two in itertools.product(words, repeat=2) for last in range(6)]
     with torch.no_grad():
-        log_probs = sequence_log_probs(model, src, None, [texts])
+        log_probs = sequence_log_probs(model, src, [texts])
     return dict(zip(texts, log_probs.exp().tolist(), strict=True))
+
+
+def true_risk(model: EncoderDecoder, src: Tensor) -> float:
+    """Σ P(y)·Δ(y) over all that can be written: no candidate set."""
+    return sum(p * toy_risk(text) for text, p in toy_texts(model, src).items())
 
 
 # %%
 probs = toy_texts(writer, one_source)
 texts = list(probs)
 marks = torch.tensor([toy_risk(text) for text in texts])  # (N,)
-log_probs = sequence_log_probs(writer, one_source, None, [texts])  # (N,)
+log_probs = sequence_log_probs(writer, one_source, [texts])  # (N,)
 risk = risk_of_candidates(log_probs, marks, [len(texts)], alpha=1.0).item()
-assert math.isclose(risk, sum(p * toy_risk(text) for text, p in probs.items()))
+assert math.isclose(risk, true_risk(writer, one_source))
 print(f"risk {risk:.4f}, of {len(texts)} texts")
 
 # %% [markdown]
@@ -463,7 +446,7 @@ print(f"risk {risk:.4f}, of {len(texts)} texts")
 by_chance = sorted(probs, key=probs.get, reverse=True)
 chosen = [text for text in by_chance if toy_risk(text) > 0][:6]
 names = [" ".join("end" if i == EOS else str(i) for i in text) for text in chosen]
-ell = sequence_log_probs(writer, one_source, None, [chosen]).detach().requires_grad_()
+ell = sequence_log_probs(writer, one_source, [chosen]).detach().requires_grad_()
 delta = torch.tensor([toy_risk(text) for text in chosen])
 for name, p, mark in zip(names, ell.exp().tolist(), delta.tolist(), strict=True):
     print(f"{name:<8} P {p:.3f}, Δ {mark:.2f}")
@@ -535,13 +518,13 @@ for name, references in {"drawn": None, "and the reference": [WANTED_TEXT]}.item
     descent = torch.optim.SGD(student.parameters(), lr=0.5)
     for _ in range(40):
         (drawn,) = distinct_candidates(student, one_source, 8, 3, generator, references)
-        logs = sequence_log_probs(student, one_source, None, [drawn])
+        logs = sequence_log_probs(student, one_source, [drawn])
         marks_of_drawn = torch.tensor([toy_risk(text) for text in drawn])
         descent.zero_grad()
         risk_of_candidates(logs, marks_of_drawn, [len(drawn)], alpha=0.5)[0].backward()
         descent.step()
-    after[name] = sum(p * toy_risk(text) for text, p in toy_texts(student, one_source).items())
-before = sum(p * toy_risk(text) for text, p in probs.items())
+    after[name] = true_risk(student, one_source)
+before = true_risk(writer, one_source)
 print(f"true risk before {before:.2f}, after:", {name: round(x, 2) for name, x in after.items()})
 
 # %% [markdown]

@@ -220,11 +220,6 @@ for norm in (LayerNorm(16, eps=0.0), RMSNorm(16, eps=0.0)):
 
 
 # %%
-def gated_width(d_ff: float) -> int:
-    """The width at which three matrices hold as many numbers as two of width `d_ff`."""
-    return round(2 * d_ff / 3)
-
-
 class SwiGLU(nn.Module):
     """(SiLU(x·W_g) ⊙ x·W₁)·W₂ at every position, without biases (Shazeer 2020, eq. 6)."""
 
@@ -273,14 +268,15 @@ gates_chart(z, {"SiLU, SwiGLU's gate": F.silu(z), "ReLU²": z.relu().square(), "
 
 
 # %%
-def rotated(x: Tensor, start: int = 0, base: float = 10_000.0) -> Tensor:
+def rotated(x: Tensor, start: int = 0) -> Tensor:
     """Pairs of neighbouring features turned by place times frequency (Su et al. 2021, eq. 34).
 
     x (..., T, d), d even, whose first token stands at position `start`; to (..., T, d).
     """
     size, kind = x.size(-1), {"device": x.device, "dtype": torch.float64}
     places = torch.arange(start, start + x.size(-2), **kind)  # (T,)
-    angle = places.unsqueeze(-1) * base ** -(torch.arange(0, size, 2, **kind) / size)  # (T, d/2)
+    frequency = 10_000.0 ** -(torch.arange(0, size, 2, **kind) / size)  # (d/2,)
+    angle = places.unsqueeze(-1) * frequency  # (T, d/2)
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     even, odd = x[..., 0::2], x[..., 1::2]  # (..., T, d/2)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
@@ -350,8 +346,10 @@ titled(
 # %%
 def rotated_in_halves(x: Tensor, start: int = 0) -> Tensor:
     """The other layout: feature i is paired with feature i + d/2. x (..., T, d) to (..., T, d)."""
-    paired = x.unflatten(-1, (2, -1)).transpose(-2, -1).flatten(-2)  # i and i + d/2 side by side
-    return rotated(paired, start).unflatten(-1, (-1, 2)).transpose(-2, -1).flatten(-2)
+    half = x.size(-1) // 2
+    paired = torch.stack((x[..., :half], x[..., half:]), dim=-1).flatten(-2)  # i beside i + d/2
+    turned = rotated(paired, start)
+    return torch.cat((turned[..., 0::2], turned[..., 1::2]), dim=-1)
 
 
 # %%
@@ -520,14 +518,15 @@ print("largest gradients of a layer that was zeroed twice:", dead)
 
 
 # %%
-def orthogonalised(matrix: Tensor, rounds: int = 5) -> Tensor:
+def orthogonalised(matrix: Tensor) -> Tensor:
     """A matrix (a, b) with its singular values moved near 1 (Jordan et al. 2024)."""
-    x = matrix.mT if len(matrix) > matrix.size(1) else matrix  # the smaller side gives the products
-    x = x / x.norm()  # no singular value above 1
-    for _ in range(rounds):
+    if len(matrix) > matrix.size(1):  # the smaller side gives the products
+        return orthogonalised(matrix.mT).mT
+    x = matrix / matrix.norm()  # no singular value above 1
+    for _ in range(5):
         square = x @ x.mT
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return x.mT if len(matrix) > matrix.size(1) else x
+    return x
 
 
 # %% [markdown]
@@ -576,29 +575,31 @@ def exchange(model: nn.Module, kind: type, make: Callable[[str, nn.Module], nn.M
             setattr(model.get_submodule(parent), last, new)
 
 
-def attend_by(model: nn.Module, kind: Callable[..., nn.Module], **more: int) -> None:
-    """Let self-attention be `kind(H, D, dropout, …)`; cross-attention is 2017's, opened.
+def attend_by(model: nn.Module, kind: Callable[..., nn.Module], groups: int | None = None) -> None:
+    """Let self-attention be `kind(H, D, dropout)`; cross-attention is 2017's, opened.
 
-    `groups` are the decoder's: an encoder keeps no cache, so it keeps all its heads.
+    `groups`, if the kind has them, are the decoder's: an encoder keeps no cache, so it keeps all
+    its heads.
     """
 
     def make(name: str, old: nn.Module) -> nn.Module:
         sizes = (old.h, old.project_query.in_features, old.dropout.p)
-        if not name.endswith("self_attn"):
+        if name.endswith("src_attn"):
             return OpenAttention(*sizes)
-        whole = {"groups": old.h} if "groups" in more and name.startswith("encoder") else {}
-        return kind(*sizes, **more | whole)
+        if groups is None:
+            return kind(*sizes)
+        return kind(*sizes, groups=old.h if name.startswith("encoder") else groups)
 
     exchange(model, MultiHeadedAttention, make)
 
 
 def feed_by(model: nn.Module, make: Callable[[int, int, float], nn.Module]) -> None:
     """Let each feed-forward layer be `make(D, F, dropout)`, of the old one's sizes."""
-
-    def renewed(_: str, old: nn.Module) -> nn.Module:
-        return make(old.expand.in_features, old.expand.out_features, old.dropout.p)
-
-    exchange(model, PositionwiseFeedForward, renewed)
+    exchange(
+        model,
+        PositionwiseFeedForward,
+        lambda _, old: make(old.expand.in_features, old.expand.out_features, old.dropout.p),
+    )
 
 
 def norm_by_length(model: nn.Module) -> None:
@@ -608,7 +609,7 @@ def norm_by_length(model: nn.Module) -> None:
 
 def gated(d_model: int, d_ff: int, dropout: float) -> nn.Module:
     """SwiGLU with as many weights as 2017's layer of width `d_ff`."""
-    return SwiGLU(d_model, gated_width(d_ff), dropout)
+    return SwiGLU(d_model, round(2 * d_ff / 3), dropout)
 
 
 def renew(model: EncoderDecoder, groups: int = 2) -> None:
@@ -632,7 +633,7 @@ less_by_groups = 2 * 2 * (128 + 1) * 64  # layers, k and v, inputs and a bias, s
 print(f"{less_by_groups:,} of the difference are grouped keys' and values'")
 
 # %% [markdown]
-# Check: an encoder layer must equal one made of PyTorch's own functions and `rotated`.
+# Check: an encoder layer must equal one made of PyTorch's own functions, `rotated`, and chapter 2's way to split heads.
 
 # %%
 torch.manual_seed(0)
@@ -642,16 +643,11 @@ scramble(translator, size=0.1)  # or its outputs would be 0
 layer, x = translator.encoder.layers[0], torch.randn(2, 7, 32)
 attend, feed, (first, second) = layer.self_attn, layer.feed_forward, layer.sublayer
 y = F.rms_norm(x, (32,), first.norm.weight, 1e-5)
-turned = []  # queries and keys (B, H, T, d_k)
-for project, norm in (
-    (attend.project_query, attend.query_norm),
-    (attend.project_key, attend.key_norm),
-):
-    heads = project(y).unflatten(-1, (-1, 8)).transpose(1, 2)
-    turned.append(rotated(F.rms_norm(heads, (8,), norm.weight, 1e-5)))
-v = attend.project_value(y).unflatten(-1, (-1, 8)).transpose(1, 2)
-heads = F.scaled_dot_product_attention(*turned, v)  # (B, H, T, d_k)
-y = x + attend.project_output(heads.transpose(1, 2).flatten(-2))
+projects = (attend.project_query, attend.project_key, attend.project_value)
+q, k, v = (split_heads(project(y), 4) for project in projects)  # (B, H, T, d_k) each
+q = rotated(F.rms_norm(q, (8,), attend.query_norm.weight, 1e-5))
+k = rotated(F.rms_norm(k, (8,), attend.key_norm.weight, 1e-5))
+y = x + attend.project_output(merge_heads(F.scaled_dot_product_attention(q, k, v)))
 z = F.rms_norm(y, (32,), second.norm.weight, 1e-5)
 y = y + feed.contract(F.silu(feed.gate(z)) * feed.expand(z))
 torch.testing.assert_close(layer(x, None), y)

@@ -95,21 +95,21 @@ torch.set_default_dtype(torch.float64)
 
 
 # %%
-def kept_numbers(kind: str, h: int, d_k: int, groups: int, latent: int, rotary: int) -> int:
-    """Numbers that one layer's self-attention keeps for each token that it has read."""
+def kept_numbers(h: int, d_k: int, groups: int, latent: int, rotary: int) -> dict[str, int]:
+    """Numbers that each kind of self-attention keeps in one layer, for each token that it has read."""
     return {
         "multi-head": 2 * h * d_k,
         "grouped-query": 2 * groups * d_k,
         "multi-query": 2 * d_k,
         "latent": latent + rotary,
-    }[kind]
+    }
 
 
 # %%
 # Eight groups are our assumption, for comparison: DeepSeek-V2 has none.
 deepseek = {"h": 128, "d_k": 128, "groups": 8, "latent": 512, "rotary": 64}
-for kind in ("multi-head", "grouped-query", "multi-query", "latent"):
-    per_token = 60 * kept_numbers(kind, **deepseek) * 2  # bytes, all layers
+for kind, kept in kept_numbers(**deepseek).items():
+    per_token = 60 * kept * 2  # bytes, all layers
     print(
         f"{kind}: {per_token / 2**10:,.1f} KiB a token, {1e5 * per_token / 2**30:,.1f} GiB in all"
     )
@@ -122,11 +122,12 @@ print(f"and its weights: {236e9 * 2 / 2**30:,.0f} GiB")
 
 # %%
 lengths, small = range(0, 8193, 256), {"h": 8, "d_k": 64, "groups": 2, "latent": 256, "rotary": 32}
+kept = kept_numbers(**small)
 numbers = {
-    "all heads": [n * kept_numbers("multi-head", **small) for n in lengths],
-    "latents": [n * kept_numbers("latent", **small) for n in lengths],
-    "groups": [n * kept_numbers("grouped-query", **small) for n in lengths],
-    "window": [min(n, 1024) * kept_numbers("multi-head", **small) for n in lengths],
+    "all heads": [n * kept["multi-head"] for n in lengths],
+    "latents": [n * kept["latent"] for n in lengths],
+    "groups": [n * kept["grouped-query"] for n in lengths],
+    "window": [min(n, 1024) * kept["multi-head"] for n in lengths],
     "state": [8 * 64 * 64 for _ in lengths],
 }
 mib = {kind: [2 * n / 2**20 for n in counts] for kind, counts in numbers.items()}
@@ -239,20 +240,12 @@ layers = {
 }
 for kind, layer in layers.items():
     kept = sum(part.numel() for part in layer.remember(token, token))
-    assert kept == kept_numbers(kind, **sizes)
+    assert kept == kept_numbers(**sizes)[kind]
     print(f"{kind}: {kept} numbers a token")
 
 # %% [markdown]
 # What does the latent give up? DeepSeek-V2's 512 numbers replace $2 \cdot 128 \cdot 128 = 32{,}768$. Those were made from a vector of 5,120 anyway, so the space shrinks from 5,120 dimensions to 512.
 #
-# **Pitfall.** *The cached token at the wrong place.* Without `start`, a layer with a cache turns all rotary keys as if at position 0. Nothing crashes.
-
-# %%
-right = latent(x, x, x, causal)
-gap = token_by_token(latent, x, forgetful=True) - right
-print(f"outputs of up to {right.abs().max():.3f} move by up to {gap.abs().max():.3f}")
-
-# %% [markdown]
 # ## Windows, and some global layers
 #
 # > **In short.** Let most layers see only the nearest words. Distant words arrive through a few layers that see everything.
@@ -445,12 +438,12 @@ torch.testing.assert_close(plain[-1], garden + house)
 
 
 # %%
-def recall_errors(pairs: int, d: int = 16, draws: int = 20) -> dict[str, float]:
+def recall_errors(pairs: int) -> dict[str, float]:
     """Mean relative error of `pairs` values read back under their keys, for each memory."""
     torch.manual_seed(pairs)
-    k, v = F.normalize(torch.randn(2, draws, pairs, d), dim=-1)  # (draws, N, d) each
+    k, v = F.normalize(torch.randn(2, 20, pairs, 16), dim=-1)  # (draws, N, d) each
     asked = torch.cat((k, k), dim=1)  # write them all, then read: a rate of 0 writes nothing
-    rates = torch.cat((torch.ones(draws, pairs), torch.zeros(draws, pairs)), dim=1)
+    rates = torch.tensor([1.0, 0.0]).repeat_interleave(pairs)  # (2N,), the same in each draw
     answers = {
         "sharp softmax": (20 * k @ k.mT).softmax(-1) @ v,
         "best state": k @ torch.linalg.lstsq(k, v).solution,
@@ -465,13 +458,7 @@ def recall_errors(pairs: int, d: int = 16, draws: int = 20) -> dict[str, float]:
 recalled = {n: recall_errors(n) for n in (1, 2, 4, 8, 12, 16, 24, 32)}
 for n in (4, 16, 32):
     print(f"{n} pairs:", ", ".join(f"{name} {e:.2f}" for name, e in recalled[n].items()))
-recall_chart(
-    [
-        {"pairs": n, "memory": name, "error": error}
-        for n, errors in recalled.items()
-        for name, error in errors.items()
-    ]
-)
+recall_chart(recalled)
 
 # %% [markdown]
 # The delta rule's error grows well before 16 pairs, because a write with $\beta = 1$ also changes what overlapping keys read.

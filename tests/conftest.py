@@ -37,12 +37,6 @@ def float64(torch_as_it_came):
 
 
 @pytest.fixture(scope="session")
-def root() -> Path:
-    """The repository's top folder."""
-    return ROOT
-
-
-@pytest.fixture(scope="session")
 def once(tmp_path_factory):
     """once(name, make) is a folder that all workers share; the first to ask has `make` fill it."""
     base = tmp_path_factory.getbasetemp()
@@ -75,6 +69,37 @@ def forty_pairs():
     corpus = {"train": pairs, "val": pairs[:8]}
     encoded = [encode_pairs(corpus[split], tokenizer) for split in ("train", "val")]
     return TrainingData(corpus, tokenizer, *encoded)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The model that chapters 15 and 16 look into, in float64."""
+    from scripts.engine.models import STUDIED, load_model
+
+    loaded = load_model(STUDIED)
+    loaded.model.double()
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def park(trained):
+    """Its pass over a caption about a park."""
+    from scripts.ch15_looking_inside import look_at
+    from scripts.corpora.captions import aligned_pairs
+
+    return look_at(trained, aligned_pairs()[2].texts[0])
+
+
+@pytest.fixture
+def tiny():
+    """A very small model in float64, with dropout, all its weights random."""
+    from scripts.book.instruments import scramble
+    from scripts.ch04_encoder_decoder import make_model
+
+    torch.manual_seed(0)
+    model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=4, dropout=0.1, norm_first=True).double()
+    scramble(model)
+    return model
 
 
 def pytest_collection_modifyitems(items):

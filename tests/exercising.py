@@ -1,8 +1,16 @@
 """What tests of exercises share."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from scripts.book.exercises import rejection
+
+def rejection(check: Callable[[Any], None], candidate: Any) -> str:
+    """What `check` says is wrong with `candidate`; raises ValueError if it accepts it."""
+    try:
+        check(candidate)
+    except AssertionError as answer:
+        return str(answer)
+    raise ValueError(f"{check.__name__} accepts a wrong candidate")
 
 
 def assert_told_apart(check: Callable, wrong: Mapping[str, Callable]) -> None:

@@ -136,7 +136,7 @@ def test_a_dead_contender_is_an_error_and_not_a_hang():
 @pytest.mark.parametrize("ours", [OURS, OURS_HALF], ids=["float32", "bf16"])
 def test_each_row_of_the_steps_differs_in_one_thing(ours):
     contenders = step_contenders(ours)
-    flat = {name: asdict(one) | {"how": None} | one.how for name, one in contenders.items()}
+    flat = {name: asdict(one) | {"how": None} | asdict(one.how) for name, one in contenders.items()}
     for name, other in flat.items():
         apart = sum(flat["ours"][key] != other[key] for key in other)
         assert apart == (name not in ("ours", "ours again")), name

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 import torch
+from exercising import rejection
 
-from scripts.book.exercises import blame, check, home_of, rejection, same_numbers, solution
+from scripts.book.exercises import blame, check, home_of, same_numbers, solution
 from scripts.ch01_attention import subsequent_mask
 
 
@@ -46,11 +47,7 @@ def documented_pass(n, r):
     pass
 
 
-def not_implemented(*_):
-    raise NotImplementedError
-
-
-STUBS = [dots, documented_dots, passes, only_documented, documented_pass, not_implemented]
+STUBS = [dots, documented_dots, passes, only_documented, documented_pass]
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=lambda f: f.__name__)
@@ -68,6 +65,12 @@ def returns_a_number(n, r, gap):
 def test_a_short_attempt_is_no_stub(attempt, capsys):
     with pytest.raises(AttributeError):  # the checker asks for the mask's shape
         check(attempt, "window_mask")
+    assert capsys.readouterr().out == ""
+
+
+def test_what_torch_cannot_do_is_no_stub(capsys):
+    with pytest.raises(NotImplementedError, match="softmax"):  # of integers
+        check(lambda n, r, gap: torch.arange(n).softmax(dim=0), "window_mask")
     assert capsys.readouterr().out == ""
 
 
@@ -95,6 +98,7 @@ def helper(n):
     return n
 
 
+@torch.no_grad()
 def takes_a_helper(n):
     return helper(n)
 
@@ -103,7 +107,7 @@ def test_solution_prints_what_ours_takes_from_its_module(monkeypatch, capsys):
     monkeypatch.setattr("scripts.book.exercises.home_of", lambda name: sys.modules[__name__])
     solution("takes_a_helper")
     printed = capsys.readouterr().out
-    assert printed.startswith("def helper(") and "\n\n\ndef takes_a_helper(" in printed
+    assert printed.startswith("def helper(") and "\n\n\n@torch.no_grad()\ndef takes_" in printed
 
 
 def test_rejection_is_the_answer_to_a_wrong_candidate():

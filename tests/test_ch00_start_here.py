@@ -1,12 +1,9 @@
-"""Chapter 0: the picture, the trace of a sentence, the parts, the report on the machine."""
+"""Chapter 0: the picture, the trace of a sentence, the parts."""
 
 import ast
-import math
 import re
 import socket
-import sys
 import tomllib
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -16,12 +13,10 @@ from scripts.book.figures.start import HEIGHT, WIDTH, architecture
 from scripts.ch00_start_here import (
     architecture_chart,
     by_words,
-    gpu_rows,
-    machine_report,
     next_token_probabilities,
 )
 from scripts.ch04_encoder_decoder import make_model
-from scripts.ch06_training import BOS, greedy_decode
+from scripts.ch06_training import greedy_decode
 from scripts.ch07_multi30k import load_corpus, source_ids
 from scripts.engine.models import load_model
 
@@ -82,35 +77,6 @@ def test_the_sentence_that_is_followed_is_new_to_the_model_and_translated_rightl
     assert f"\"{said[0]} on the full stop, and '.' puts {said[1]} on </s>.\"" in script
 
 
-def test_what_the_model_cannot_know_it_writes_with_less_confidence():
-    captioner = load_model(ROOT / "models" / "multi30k-de-en")
-    sure = []
-    for question in (MINE, "Die Bundesregierung beschloss ein Gesetz über die Rentenversicherung."):
-        ids = torch.tensor([source_ids(question, captioner.tokenizer)])
-        found = greedy_decode(captioner.model, ids, None, max_len=40)
-        sure.append(next_token_probabilities(captioner, ids, found).amax(dim=-1).mean())
-    assert sure[0] > 0.7 > 0.5 > sure[1]
-
-
-def test_all_steps_at_once_give_the_choices_of_one_after_the_other():
-    torch.manual_seed(5)
-    model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=2, dropout=0.0).eval()
-    src = torch.randint(4, 30, (1, 7))
-    written = greedy_decode(model, src, None, max_len=9)
-    trained = SimpleNamespace(model=model)
-    probabilities = next_token_probabilities(trained, src, written)
-    assert probabilities.shape == (1, written.size(1), 30)
-    assert torch.equal(probabilities.argmax(-1), written)
-    for t in range(written.size(1)):  # each row, computed alone from its own prefix
-        prefix = torch.cat((torch.tensor([[BOS]]), written[:, :t]), dim=1)
-        logits = model.generator(model(src, prefix, None, None if t == 0 else causal(t + 1)))
-        torch.testing.assert_close(probabilities[0, t], logits[0, -1].softmax(-1))
-
-
-def causal(size: int) -> torch.Tensor:
-    return torch.ones(1, size, size, dtype=torch.bool).tril()
-
-
 def test_the_picture_has_no_overlaps_and_its_words_fit():
     drawn = architecture()
     boxes, arrows, labels = drawn.boxes, drawn.arrows, drawn.labels
@@ -167,45 +133,3 @@ def test_the_table_of_chapters_has_the_series_parts_and_its_short_way():
                 expected.append(f"[{title}]({path.stem}.ipynb){short}")
     rows = re.findall(r"^# \| (\*\*[IV]+ · .+?\*\*|\[\d+ · .+?) \|", text, re.M)
     assert rows == expected
-
-
-def gpu(number: int, name: str, load: float):
-    return SimpleNamespace(id=number, name=name, load=load, memoryUsed=1024.0, memoryTotal=24576.0)
-
-
-def broken():
-    raise ValueError("invalid literal for int(): 'NVIDIA-SMI has failed'")
-
-
-TWO = [gpu(0, "Fake 4090", 0.37), gpu(1, "Fake MIG", math.nan)]
-SEEN = [
-    ("GPU 0", "Fake 4090, 1,024 of 24,576 MiB in use, load 37%"),
-    ("GPU 1", "Fake MIG, 1,024 of 24,576 MiB in use, load not reported"),
-]
-UNUSED = ("note", "this PyTorch can't use the GPU: everything runs on the CPU")
-NONE = ("GPU", "none found: everything runs on the CPU, and that is enough")
-NO_ANSWER = ("GPUtil", "gave no answer (ValueError)")
-
-
-@pytest.mark.parametrize(
-    "answer, cuda, rows",
-    [
-        (lambda: TWO, True, SEEN),
-        (lambda: TWO, False, [*SEEN, UNUSED]),
-        (lambda: [], False, [NONE]),
-        (broken, False, [NO_ANSWER, NONE]),
-        (broken, True, [NO_ANSWER, ("GPU 0", "Fake H200")]),
-        (None, False, [("GPUtil", "gave no answer (ModuleNotFoundError)"), NONE]),
-    ],
-)
-def test_report_names_every_gpu_or_says_why_there_is_none(monkeypatch, answer, cuda, rows):
-    module = ModuleType("GPUtil")
-    module.getGPUs = answer
-    monkeypatch.setitem(sys.modules, "GPUtil", module if answer else None)  # None: not installed
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "Fake H200")
-    assert gpu_rows() == rows
-    report = machine_report()
-    assert list(report["part"]) == ["Python", "PyTorch", "CPU threads", *(part for part, _ in rows)]
-    assert report.loc[1, "found"] == torch.__version__

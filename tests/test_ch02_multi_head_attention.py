@@ -1,9 +1,7 @@
 """Chapter 2: the layer against PyTorch's, its masks, its heads, and what it keeps."""
 
 import copy
-import gc
 import math
-import weakref
 
 import pytest
 import torch
@@ -11,17 +9,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import scripts.ch02_multi_head_attention as chapter
-from scripts.book.instruments import count_flops, influence
+from scripts.book.instruments import influence
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 from scripts.ch02_multi_head_attention import (
     KeepsDroppedWeights,
     MultiHeadedAttention,
     attention_head_by_head,
     distance_bias,
-    load_torch_attention,
     merge_heads,
     split_by_bare_view,
     split_heads,
+    torch_attention_state,
     train_heads,
     two_questions,
 )
@@ -35,11 +33,9 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 def pair(h=4, d_model=16):
     """Our layer and PyTorch's with the same weights and non-zero biases."""
-    theirs = nn.MultiheadAttention(d_model, h, batch_first=True)
-    nn.init.normal_(theirs.in_proj_bias)
-    nn.init.normal_(theirs.out_proj.bias)
     ours = MultiHeadedAttention(h, d_model, dropout=0.0)
-    load_torch_attention(ours, theirs)
+    theirs = nn.MultiheadAttention(d_model, h, batch_first=True)
+    theirs.load_state_dict(torch_attention_state(ours))
     return ours, theirs
 
 
@@ -53,9 +49,9 @@ def parity_gap(ours, theirs, length, mask, their_masks):
         torch.autograd.grad((out * probe).sum(), [*inputs, *layer.parameters()])
         for out, layer in ((mine, ours), (other, theirs))
     )
-    by_projection = torch.cat(left[3:9:2]), torch.cat(left[4:9:2])  # of weights, of biases
-    pairs = [(mine, other), (ours.attn, weights)]
-    pairs += zip((*left[:3], *by_projection, *left[9:]), right, strict=True)
+    *by_inputs, wq, bq, wk, bk, wv, bv, wo, bo = left
+    stacked = *by_inputs, torch.cat((wq, wk, wv)), torch.cat((bq, bk, bv)), wo, bo
+    pairs = [(mine, other), (ours.attn, weights), *zip(stacked, right, strict=True)]
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
@@ -98,12 +94,6 @@ def merge_without_transpose(x):
 def test_parity_notices_a_planted_fault(monkeypatch, name, fault):
     monkeypatch.setattr(chapter, name, fault)
     assert parity_gap(*pair(), 6, CAUSAL, {"attn_mask": ~CAUSAL[0]}) > 0.01
-
-
-def test_torch_layers_boolean_masks_mean_the_opposite():
-    ours, theirs = pair()
-    turned_round = {"key_padding_mask": PADDING[:, 0]}
-    assert not parity_gap(ours, theirs, 6, PADDING, turned_round) < 0.01  # or NaN
 
 
 def test_additive_masks_one_for_all_heads_or_one_each():
@@ -184,12 +174,6 @@ def test_memory_is_a_set_and_padding_is_invisible():
     torch.testing.assert_close(layer(query, elsewhere, elsewhere, PADDING), out)
 
 
-def test_gradients_by_finite_differences():
-    layer = MultiHeadedAttention(2, 4, dropout=0.0)
-    inputs = [torch.randn(1, n, 4, requires_grad=True) for n in (2, 3, 3)]
-    assert torch.autograd.gradcheck(layer, inputs)
-
-
 def test_dropout_falls_on_the_weights_and_only_while_training():
     layer = MultiHeadedAttention(4, 16, dropout=1.0)
     inputs = [torch.randn(2, n, 16) for n in (3, 7, 7)]
@@ -203,15 +187,6 @@ def test_dropout_falls_on_the_weights_and_only_while_training():
 def test_heads_must_divide_d_model():
     with pytest.raises(ValueError, match="32 is not a multiple of the number of heads 6"):
         MultiHeadedAttention(6, 32)
-
-
-def test_heads_are_free():
-    query, memory = torch.randn(1, 5, 16), torch.randn(1, 7, 16)
-    for h in (1, 2, 8):
-        layer = MultiHeadedAttention(h, 16, dropout=0.0)
-        assert sum(p.numel() for p in layer.parameters()) == 4 * (16 * 16 + 16)
-        products = 2 * 5 * 16**2 + 2 * 7 * 16**2 + 2 * 5 * 7 * 16
-        assert count_flops(layer, query, memory, memory) == 2 * products
 
 
 def test_the_task_asks_for_the_token_before_and_the_marked_one():
@@ -232,21 +207,6 @@ def test_one_head_does_not_catch_up_with_two_by_training_longer():
     assert two < 0.01 and abs(one - 5 / 12) < 0.03
 
 
-def bytes_held(layer, x):
-    """Bytes that autograd still holds after `layer(x, x, x)`, though its output was dropped."""
-    alive = weakref.WeakSet()
-
-    class Saved:
-        def __init__(self, tensor):
-            self.tensor = tensor.detach()  # with its graph it would keep itself alive
-            alive.add(self)
-
-    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
-        layer(x, x, x)
-    gc.collect()
-    return sum(saved.tensor.nbytes for saved in alive)
-
-
 def test_erratum_06_kept_weights_sum_to_one_and_hold_no_graph():
     x = torch.randn(4, 20, 16)
     for kind, is_right in ((MultiHeadedAttention, True), (KeepsDroppedWeights, False)):
@@ -255,11 +215,9 @@ def test_erratum_06_kept_weights_sum_to_one_and_hold_no_graph():
         off = (layer.attn.sum(-1) - 1).abs().max()
         assert bool(off < 1e-12) is is_right
         assert layer.attn.requires_grad is not is_right
-        assert (bytes_held(kind(4, 16), x) == 0) is is_right
         if is_right:
             copy.deepcopy(layer)
         else:
-            assert bytes_held(kind(4, 16), x) > layer.attn.nbytes
             with pytest.raises(RuntimeError):
                 copy.deepcopy(layer)
 

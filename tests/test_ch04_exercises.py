@@ -4,9 +4,7 @@ import pytest
 from exercising import assert_told_apart
 from torch import nn
 
-from scripts.ch04_encoder_decoder import (
-    clones,
-)
+from scripts.ch04_encoder_decoder import clones
 from scripts.exercises.ch04 import (
     check_encoder_parameters,
     check_fresh_stack,

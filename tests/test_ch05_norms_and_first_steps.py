@@ -9,8 +9,6 @@ from tiny import SMALL, SRC, TGT, masks
 from torch import nn
 from torch.nn import functional as F
 
-from scripts.book.instruments import scramble
-from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import (
     EncoderDecoder,
@@ -23,8 +21,6 @@ from scripts.ch04_encoder_decoder import (
     make_model,
 )
 from scripts.ch05_norms_and_first_steps import (
-    input_gradient,
-    is_post_norm,
     layer_signals,
     storage_addresses,
     wrong_initialise,
@@ -38,22 +34,6 @@ def training_step(model: EncoderDecoder) -> None:
     logits = model.generator(model(SRC, TGT, *masks()))
     F.cross_entropy(logits.flatten(0, 1), TGT.flatten()).backward()
     torch.optim.SGD(model.parameters(), lr=0.5).step()
-
-
-@pytest.mark.parametrize("size", [2, 8, 33])
-def test_layer_norm_is_pytorchs_forward_and_gradient(size):
-    ours, theirs = LayerNorm(size), nn.LayerNorm(size)
-    scramble(ours)
-    theirs.load_state_dict(ours.state_dict())
-    data = torch.cat((torch.randn(4, size), 1e-4 * torch.randn(4, size), torch.ones(1, size)))
-    results = []
-    for norm in (ours, theirs):
-        x = data.clone().requires_grad_()
-        y = norm(x)
-        results.append((y, *torch.autograd.grad(y.sin().sum(), (x, norm.weight, norm.bias))))
-    for mine, reference in zip(*results, strict=True):
-        assert mine.isfinite().all()
-        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-9)
 
 
 def test_erratum_02_layer_norm_has_biased_variance_and_eps_under_the_root():
@@ -81,7 +61,11 @@ def test_erratum_01_norm_placement_is_what_it_says():
     post, pre = SublayerConnection(16, 0.0), SublayerConnection(16, 0.0, norm_first=True)
     torch.testing.assert_close(post(x, sublayer), F.layer_norm(x + sublayer(x), (16,)))
     torch.testing.assert_close(pre(x, sublayer), x + sublayer(F.layer_norm(x, (16,))))
-    assert is_post_norm(post, 16) and not is_post_norm(pre, 16)
+
+    def is_pre(part):
+        return torch.equal(part(x, torch.zeros_like), x)
+
+    assert is_pre(pre) and not is_pre(post)
 
     class WrongPostNorm(SublayerConnection):
         """LayerNorm(x + Sublayer(x)), it claims."""
@@ -89,10 +73,10 @@ def test_erratum_01_norm_placement_is_what_it_says():
         def forward(self, x, sublayer):
             return x + self.dropout(sublayer(self.norm(x)))
 
-    assert not is_post_norm(WrongPostNorm(16, 0.0), 16)
+    assert is_pre(WrongPostNorm(16, 0.0))
     default = make_model(10, 10, **SMALL)
     layers = (*default.encoder.layers, *default.decoder.layers)
-    assert all(is_post_norm(part, 16) for layer in layers for part in layer.sublayer)
+    assert not any(is_pre(part) for layer in layers for part in layer.sublayer)
 
 
 def test_erratum_04_biases_start_at_zero_and_layers_differ():
@@ -143,28 +127,6 @@ def test_erratum_07_tied_tables_share_storage():
     assert len(set(storage_addresses(wrong))) == 3
     training_step(wrong)
     assert not torch.equal(wrong.generator.proj.weight, wrong.tgt_embed[0].lut.weight)
-
-
-def test_tied_gradient_is_the_sum_over_uses():
-    tied, untied = make_model(60, 60, **SMALL, tie="all"), make_model(60, 60, **SMALL)
-    untied.load_state_dict(tied.state_dict())
-    for model in (tied, untied):
-        model.generator(model(SRC, TGT, *masks())).sin().sum().backward()
-    uses = (untied.src_embed[0].lut, untied.tgt_embed[0].lut, untied.generator.proj)
-    torch.testing.assert_close(tied.src_embed[0].lut.weight.grad, sum(u.weight.grad for u in uses))
-
-
-def test_an_untrained_models_loss_is_near_log_v():
-    model = make_model(1000, 1000, N=2, d_model=64, d_ff=128, h=4, dropout=0.0, tie="all").eval()
-    src, tgt = torch.randint(4, 1000, (2, 32, 10))
-    with torch.no_grad():
-        logits = model.generator(model(src, tgt[:, :-1], None, subsequent_mask(9)))
-    loss = F.cross_entropy(logits.flatten(0, 1), tgt[:, 1:].flatten()).item()
-    assert abs(loss - math.log(1000) - 0.5) < 0.3
-
-
-def test_the_road_carries_the_gradient():
-    assert input_gradient(24, residual=False) < 1e-5 < 1 < input_gradient(24, residual=True)
 
 
 def test_signals_of_both_placements():

@@ -5,10 +5,9 @@ import random
 
 import pytest
 import torch
-from exercising import assert_told_apart
+from exercising import assert_told_apart, rejection
 from torch import Tensor
 
-from scripts.book.exercises import rejection
 from scripts.exercises import ch09 as ours
 from scripts.exercises.ch09 import mean_over_ranks
 

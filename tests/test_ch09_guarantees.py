@@ -6,21 +6,15 @@ from scripts.book.charts import PALETTE
 from scripts.book.figures.runs import history_chart, ingredient_chart
 from scripts.book.records import load_record
 from scripts.ch06_training import BOS
+from scripts.ch07_multi30k import Example
 from scripts.ch09_training_run import short_captions
 from scripts.engine.data import TrainingData, epoch_plan
 from scripts.engine.settings import PRESETS
 
 
-class Example:
-    """A stand-in for an encoded pair."""
-
-    def __init__(self, number):
-        self.src, self.tgt = [number], [BOS, number]
-
-
 def test_short_captions_keeps_pairs_and_their_ids_together():
     pairs = [("ein zwei drei", "c"), ("ein", "a"), ("ein zwei", "b"), ("eins", "d")]
-    examples = [Example(number) for number in range(4)]
+    examples = [Example([n], [BOS, n]) for n in range(4)]
     data = TrainingData({"train": pairs, "val": pairs}, None, examples, examples)
     few = short_captions(data, most=2, validation=2)
     assert [e.src[0] for e in few.train] == [1, 2, 3]
@@ -29,7 +23,7 @@ def test_short_captions_keeps_pairs_and_their_ids_together():
 
 
 def test_a_plan_does_not_depend_on_what_was_planned_before():
-    examples = [Example(number) for number in range(200)]
+    examples = [Example([n], [BOS, n]) for n in range(200)]
     data = TrainingData({}, None, examples, [])
     config = PRESETS["sample"]
     alone = epoch_plan(config, data, 3)

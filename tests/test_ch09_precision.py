@@ -45,7 +45,7 @@ def test_a_state_says_what_was_resolved_and_no_other_resumes_it(monkeypatch, dat
     training.load()
     training.step()
     training.save()
-    assert newest_state(tmp_path)[2]["run"]["precision"] == "bf16"
+    assert newest_state(tmp_path).meta["run"]["precision"] == "bf16"
     again = training_of(AUTO, data, tmp_path, resume=True)
     assert again.config.precision == "bf16" and again.state.steps == 1
     monkeypatch.setattr(losses, "multiplies_bf16", lambda device: False)

@@ -31,7 +31,6 @@ from scripts import ROOT, train
 from scripts.book.records import load_record
 from scripts.ch06_training import PAD
 from scripts.ch07_multi30k import BPETokenizer, encode_pairs, token_batches
-from scripts.ch09_training_run import validate
 from scripts.corpora.load import load_corpus
 from scripts.engine import run as engine_run
 from scripts.engine.checkpoints import newest_state, save_tensors, saved_states, weights
@@ -382,7 +381,8 @@ def validated(ranks: Ranks) -> dict[str, float]:
     data = replace(data, corpus={"val": echo})
     model = build_model(TINY, len(data.tokenizer)).double().eval()
     model = Trained(model, data.tokenizer, replace(TINY, max_tokens=80))  # several batches
-    return validate(model, data, ranks, translate=lambda trained, sentences: list(sentences))
+    with mock.patch.object(engine_run, "fast_translate", lambda _, sentences: sentences):
+        return engine_run.validated_by(model, data, ranks)
 
 
 def test_two_processes_validate_as_one(pair):
@@ -446,16 +446,16 @@ def test_too_few_pairs_for_a_step_are_refused():
 
 def assert_same_run(one: Path, other: Path) -> None:
     """The newest states of two folders are the same to the last bit, and so is what they report."""
-    (_, tensors, meta, _), (_, others, other_meta, _) = newest_state(one), newest_state(other)
-    assert tensors.keys() == others.keys()
-    assert {name.split(".")[1] for name in tensors if name.startswith("rng")} == {"0", "1"}
-    assert [name for name in tensors if not tensors[name].equal(others[name])] == []
+    left, right = newest_state(one), newest_state(other)
+    assert left.tensors.keys() == right.tensors.keys()
+    assert {name.split(".")[1] for name in left.tensors if name.startswith("rng")} == {"0", "1"}
+    assert [n for n, tensor in left.tensors.items() if not tensor.equal(right.tensors[n])] == []
     histories = [
-        [{k: v for k, v in row.items() if "seconds" not in k} for row in known["history"]]
-        for known in (meta, other_meta)
+        [{k: v for k, v in row.items() if "seconds" not in k} for row in known.meta["history"]]
+        for known in (left, right)
     ]
     assert histories[0] == histories[1]
-    assert meta["state"] == other_meta["state"]
+    assert left.meta["state"] == right.meta["state"]
 
 
 @pytest.fixture(scope="module")
@@ -482,7 +482,7 @@ def test_two_processes_go_on_as_if_never_stopped(pair, straight, tmp_path, stop,
     folder = tmp_path / "tiny"
     for stopped in pair(trained, TINY, folder, False, told, stopped_rank):
         assert f"SIGTERM after step {after}" in stopped["stopped"]
-    assert newest_state(folder)[2]["state"]["steps"] == after
+    assert newest_state(folder).meta["state"]["steps"] == after
     first, second = pair(trained, TINY, folder, True)
     assert len(first["history"]) == len(second["history"]) == TINY.epochs
     assert_same_run(folder, whole)
@@ -578,7 +578,7 @@ def commanded(tmp_path_factory):
         time.sleep(0.02)
     first.send_signal(signal.SIGTERM)
     stopped = finished(first)
-    left = newest_state(folder)[2]
+    left = newest_state(folder).meta
     resumed = finished(torchrun(tmp_path, 0, options(name="pair") + ["--resume"]))
     return folder, stopped, left, resumed
 

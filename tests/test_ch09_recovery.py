@@ -628,12 +628,12 @@ def test_what_a_run_keeps(data, tmp_path, monkeypatch):
     assert states == {checkpoints.STATE.format(number) for number in steps}
     log = pd.read_csv(tmp_path / "log.csv")
     assert log.to_dict("records") == history and list(log["epoch"]) == [1, 2, 3]
-    newest, (best, last) = newest_state(tmp_path)[1], (tmp_path / name for name in sorted(epochs))
+    newest, (best, last) = newest_state(tmp_path), (tmp_path / name for name in sorted(epochs))
     stored = load_tensors(tmp_path / "model.safetensors")[0]
     for name, tensor in load_tensors(best)[0].items():
         assert stored[name].equal(tensor.to(STORED_DTYPE))
     for name, tensor in load_tensors(last)[0].items():
-        assert newest[f"model.{name}"].equal(tensor)
+        assert newest.tensors[f"model.{name}"].equal(tensor)
 
 
 # Files.

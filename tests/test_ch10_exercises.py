@@ -1,14 +1,78 @@
 """Chapter 10's exercises: each checker distinguishes the common mistakes."""
 
+import math
 import statistics
 
-import pytest
-from exercising import assert_told_apart
+from exercising import assert_told_apart, rejection
 
-from scripts.book.exercises import rejection
 from scripts.ch10_judging import BleuParts, ngram_counts, tokens_13a
 from scripts.exercises import ch10 as ours
-from scripts.exercises.ch10 import many_references
+from scripts.exercises.ch10 import many_references, sign_test
+
+# The sign test
+
+
+def split(first, second):
+    """Wins, losses and their sum."""
+    pairs = list(zip(first, second, strict=True))
+    wins, losses = (sum(sign * b > sign * a for a, b in pairs) for sign in (1, -1))
+    return wins, losses, wins + losses
+
+
+def tail(n, most):
+    return sum(math.comb(n, k) for k in range(most + 1)) / 2**n
+
+
+def one_sided(first, second):
+    wins, losses, n = split(first, second)
+    return tail(n, min(wins, losses))
+
+
+def strictly_further(first, second):
+    wins, losses, n = split(first, second)
+    return 2 * tail(n, min(wins, losses) - 1)
+
+
+def just_this_split(first, second):
+    wins, losses, n = split(first, second)
+    return 2 * math.comb(n, min(wins, losses)) / 2**n
+
+
+def ties_count_as_coins(first, second):
+    wins, losses, n = split(first, second)
+    n = len(first)
+    return min(1.0, 2 * tail(n, n - max(wins, losses)))
+
+
+def above_one(first, second):
+    return 2 * one_sided(first, second)
+
+
+def undecided(first, second):
+    wins, losses, n = split(first, second)
+    return sign_test(first, second) if n else 0.5
+
+
+def weighs(first, second):
+    """The right answer, but the smallest differences count as ties."""
+    largest = max((abs(b - a) for a, b in zip(first, second, strict=True)), default=0)
+    second = [a if abs(b - a) < largest / 100 else b for a, b in zip(first, second, strict=True)]
+    return sign_test(first, second)
+
+
+def test_mistakes_in_the_sign_test_are_told_apart():
+    wrong = {
+        "directions: 0.1094, not 0.0547": one_sided,
+        "directions: 0.1094, not 0.0215": strictly_further,
+        "directions: 0.1094, not 0.0879": just_this_split,
+        "Ties are left out": ties_count_as_coins,
+        "no outcome counts twice": above_one,
+        "nothing is left": undecided,
+        "Only the sign": weighs,
+        "at least as uneven, in both directions: 0.1094, not 0.5": lambda first, second: 0.5,
+    }
+    assert_told_apart(ours.check_sign_test, wrong)
+
 
 # BLEU with several references
 
@@ -81,25 +145,17 @@ def mean_of_sentence_bleus(outputs: list[str], references: list[list[str]]) -> f
     return statistics.mean(many_references([one], [texts]) for one, texts in pairs)
 
 
-WRONG = {
-    "many_references": {
-        mean_of_sentence_bleus: "Counts are added over the corpus",
-        ADDED: "not the sum",
-        UNCLIPPED: "at most as often",
-        from_nothing_to_one: "0 to 100",
-        SHORTEST: "7 is closest to 6",
-        LISTED: "references of 6 and 4",
-    },
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_each_mistake_has_a_message_of_its_own(name):
-    wrong = {words: candidate for candidate, words in WRONG[name].items()}
-    assert_told_apart(getattr(ours, f"check_{name}"), wrong)
-
-
-def test_one_message_for_more_mistakes():
+def test_mistakes_with_many_references_are_told_apart():
+    wrong = {
+        "Counts are added over the corpus": mean_of_sentence_bleus,
+        "not the sum": ADDED,
+        "at most as often": UNCLIPPED,
+        "0 to 100": from_nothing_to_one,
+        "7 is closest to 6": SHORTEST,
+        "references of 6 and 4": LISTED,
+    }
+    assert_told_apart(ours.check_many_references, wrong)
+    # Some messages serve more mistakes.
     assert "most often" in rejection(ours.check_many_references, FIRST_ONLY)
     assert "Counts are added" in rejection(ours.check_many_references, lower_cased)
     assert "7 is closest to 6" in rejection(ours.check_many_references, LONGEST)

@@ -48,7 +48,6 @@ from scripts.studies.judging import (
     FREQUENCY_EDGES,
     LENGTH_EDGES,
     QUOTED,
-    AnalyseOptions,
     analyse_model,
     bleu_by_length,
     bucket_labels,
@@ -59,6 +58,7 @@ from scripts.studies.judging import (
     recall_by_frequency,
     worst_and_best,
 )
+from scripts.studies.subject import StudyOptions
 
 CHARTS = (chance_chart, length_chart, rare_word_chart)
 
@@ -81,14 +81,8 @@ def record() -> dict:
 @pytest.fixture(scope="module")
 def fresh(trained) -> dict:
     """The analysis of the small model on six sentences."""
-    options = AnalyseOptions(corpus="sample", split="test", sentences=6)
+    options = StudyOptions(corpus="sample", sentences=6)
     return analyse_model(trained, sample_corpus(), options)
-
-
-def spoiled(texts: list[str], share: float, seed: int) -> list[str]:
-    """The texts with about `share` of their words left out."""
-    rng = random.Random(seed)
-    return [" ".join(w for w in text.split() if rng.random() > share) for text in texts]
 
 
 # chrF
@@ -158,7 +152,7 @@ def test_the_other_order_leaves_p_and_mirrors_the_interval():
         for systems in ((first, second), (second, first))
     )
     assert there.p == back.p and 0.005 < there.p < 0.95
-    assert (back.difference, back.draws) == (-there.difference, tuple(-d for d in there.draws))
+    assert back.difference == -there.difference and np.array_equal(back.draws, -there.draws)
     assert (back.low, back.high) == pytest.approx((-there.high, -there.low))
 
 
@@ -167,7 +161,7 @@ def test_a_system_does_not_differ_from_itself(pairs):
     for outputs in (texts, [""] * 10, [text[:9] for text in texts]):
         itself = paired_difference(outputs, outputs, texts, trials=50, samples=20)
         assert itself.p == 1.0
-        assert itself.difference == itself.low == itself.high == 0 and set(itself.draws) == {0}
+        assert itself.difference == itself.low == itself.high == 0 and not itself.draws.any()
     with pytest.raises(ValueError, match="no sentences"):
         paired_difference([], [], [])
     with pytest.raises(ValueError, match="argument"):
@@ -188,7 +182,8 @@ def test_between_equals_five_percent_are_five_percent():
     for toss in rng.integers(2, size=(2000, 30)):
         equals = np.where(toss[:, None], counts[::-1], counts)  # (2, N, 10)
         swaps = swapped_differences(equals, rng.integers(2, size=(99, 30)))
-        p.append(randomisation_p(swaps, np.diff(bleu_of_sums(equals.sum(1)))[0]))
+        one, other = bleu_of_sums(equals.sum(1))
+        p.append(randomisation_p(swaps, other - one))
     assert 0.04 <= np.mean(np.array(p) <= 0.05) <= 0.06
     assert 0.47 < np.mean(np.array(p) <= 0.5) < 0.53 and max(p) > 0.95
 
@@ -207,7 +202,7 @@ def test_sacrebleus_p_is_as_the_pitfall_says(monkeypatch):
 
 def test_sums_over_sentences_give_the_corpus_bleu(pairs):
     references = [english for _, english in pairs[:30]]
-    outputs = spoiled(references, 0.2, 0)
+    outputs = lossy(references, 0.2, np.random.default_rng(0))
     counts = sentence_parts(outputs, references)  # (30, 10)
     draws = np.stack([np.arange(30), np.array([3] * 15 + [7] * 15)])
     whole, twice = bleu_of_draws(counts, draws)
@@ -252,8 +247,6 @@ def test_teacher_forcing_flatters_a_weak_model(trained, pairs):
     sources, references = zip(*pairs[:24], strict=True)
     real = corpus_bleu(translate(weak, sources, DecodeOptions(beam=1)), references).score
     assert corpus_bleu(forced_texts(weak, pairs[:24]), references).score > real + 5
-    same = shaken(trained, 0.0).model.state_dict()
-    assert all(torch.equal(same[k], v) for k, v in trained.model.state_dict().items())
 
 
 # Buckets
@@ -273,7 +266,7 @@ def test_every_number_has_one_bucket():
 
 def test_the_lengths_partition_the_sentences(pairs):
     sources, references = map(list, zip(*pairs, strict=True))
-    outputs = spoiled(references, 0.1, 0)
+    outputs = lossy(references, 0.1, np.random.default_rng(0))
     rows = bleu_by_length(sources, outputs, references, samples=30)
     assert sum(row["sentences"] for row in rows) == len(pairs) and len(rows) > 2
     names = [bucket_of(len(source.split()), LENGTH_EDGES) for source in sources]
@@ -408,7 +401,6 @@ def test_the_command_writes_a_record(fresh, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--split", "none"], "choose from train"),
         (["--sentences", "0"], "at least 1"),
         (["--sentences", "many"], "sentences"),
         (["--model", "no/such/folder"], "no config.json"),
@@ -466,22 +458,19 @@ def test_the_record_says_what_the_chapter_says(record):
 
 
 def test_the_record_is_made_anew(record):
-    """If the corpus is at hand: the counts, and the quoted sentences' translations."""
-    if not os.environ.get("MULTI30K_DIR"):
-        labels = bucket_labels(FREQUENCY_EDGES)
-        assert [row["frequency"] for row in record["frequencies"]] == labels
-        return
-    corpus = load_corpus(record["corpus"])
-    pairs = corpus[record["split"]][: record["sentences"]]
-    sources, references = map(list, zip(*pairs, strict=True))
-    lengths = bleu_by_length(sources, references, references, samples=1)
-    assert [row["sentences"] for row in lengths] == [row["sentences"] for row in record["lengths"]]
-    training = (english for _, english in corpus["train"])
-    words = [row["words"] for row in recall_by_frequency(references, references, training)]
-    assert words == [row["words"] for row in record["frequencies"]]
+    """The quoted sentences' translations; if the corpus is at hand, the counts and the quotes."""
     quoted = [row for end in ("worst", "best") for row in record[end] if "source" in row]
-    for row in quoted:
-        assert (row["source"], row["reference"]) == pairs[row["line"] - 1]
+    if os.environ.get("MULTI30K_DIR"):
+        corpus = load_corpus(record["corpus"])
+        pairs = corpus[record["split"]][: record["sentences"]]
+        sources, references = map(list, zip(*pairs, strict=True))
+        rows = bleu_by_length(sources, references, references, samples=1)
+        assert [row["sentences"] for row in rows] == [row["sentences"] for row in record["lengths"]]
+        training = (english for _, english in corpus["train"])
+        rows = recall_by_frequency(references, references, training)
+        assert [row["words"] for row in rows] == [row["words"] for row in record["frequencies"]]
+        for row in quoted:
+            assert (row["source"], row["reference"]) == pairs[row["line"] - 1]
     model = load_model(ROOT / "models" / record["model"])
     outputs = translate(model, [row["source"] for row in quoted], DecodeOptions(beam=5))
     same = sum(output == row["output"] for output, row in zip(outputs, quoted, strict=True))

@@ -1,7 +1,6 @@
 """Chapter 12: what it says about the records, and how sure it is."""
 
 import itertools
-import random
 from functools import partial
 
 import pytest
@@ -36,10 +35,10 @@ def test_a_line_is_as_sure_as_its_weakest_round(rounds, control, told):
 
 def test_equal_programs_are_clear_as_seldom_as_is_said():
     """In 2 of C(10, 5) cases: every round above, or every round below."""
-    rng = random.Random(0)
-    draws = [[rng.random() for _ in range(10)] for _ in range(40_000)]
-    share = sum(how_sure(d[:5], d[5:]) == "clear" for d in draws) / len(draws)
-    assert abs(share - 1 / 126) < 5 * (1 / 126 / len(draws)) ** 0.5
+    ranks = set(range(10))
+    halves = [(ours, ranks - set(ours)) for ours in itertools.combinations(ranks, 5)]
+    assert len(halves) == 252 == 2 * 126
+    assert sum(how_sure(*half) == "clear" for half in halves) == 2
 
 
 def test_the_control_is_ours_again():
@@ -153,10 +152,7 @@ def test_the_account_fits_the_chapters_words():
     assert (round(step, 2), round(step / floor, 1)) == (0.33, 1.9)
     alone = {one["operation"]: one["seconds"] for one in STEPS["operations"]}
     assert 1.7 < alone["dropout"] / alone["feed-forward, out"] < 2  # "nearly twice as long"
-    assert all(4 < 1000 * one["Adam and clipping"] < 6 for one in accounts.values())
-    ours = {kind: round(1000 * accounts["float32"][kind]) for kind in accounts["float32"]}
-    assert (ours["our functions in C"], ours["Python and autograd"]) == (36, 28)
-    assert round(1000 * accounts["bf16"]["Python and autograd"]) == 23
+    assert round(1000 * accounts["float32"]["our functions in C"]) == 36
     peers = load_record("speed-peers")
     gain = peers["matrix_rate_bf16"] / peers["matrix_rate"]
     assert 1.9 < gain < 2.2
@@ -193,5 +189,3 @@ def test_what_the_chapter_says_of_a_gpu():
     textbook, half, *_, static, recorded = load_record("gpu-waterfall-small")["stages"].values()
     assert half["times"] > textbook["times"] and round(static["times"]) == 9
     assert recorded["mfu"] == 0.025 and recorded["times"] == 1
-    run = load_record("gpu-small-1")
-    assert (len(run["history"]), run["seconds"], run["config"]["step"]) == (18, 22, "graphed")

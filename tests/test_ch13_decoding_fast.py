@@ -2,16 +2,15 @@
 
 import pytest
 import torch
-from exercising import assert_told_apart
+from exercising import assert_told_apart, rejection
 
-from scripts.book.exercises import rejection
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch08_decoding import CopiedCache
-from scripts.ch13_decoding_fast import ALMOST, FamilyTree, close_gaps, hope, log_sum_exp
+from scripts.ch13_decoding_fast import ALMOST, FamilyTree, close_gaps, log_sum_exp
 from scripts.exercises.ch13 import (
     check_decoding_cost,
     check_may_be_largest,
@@ -152,20 +151,6 @@ def test_a_log_sum_exp_of_large_logits_is_finite():
     torch.testing.assert_close(found, logits.logsumexp(1, keepdim=True))
 
 
-def test_the_hope_is_what_the_search_stops_by():
-    """`Search.undecided` uses the same bound: one finished text just above it, or just below."""
-    from scripts.ch08_decoding import Hypothesis
-    from scripts.engine.searching import Search
-
-    search = object.__new__(Search)
-    search.live, search.max_len, search.beam = [0], 12, 1
-    search.scores = torch.tensor([[-2.0, -3.0]], dtype=torch.float64)
-    bound = hope(-2.0, 12, alpha=0.6)
-    for gap, goes_on in ((1e-6, False), (-1e-6, True)):
-        search.finished, search.over = [[Hypothesis((), bound + gap, 1)]], [False]
-        assert search.undecided(0.6, exact=True) == [goes_on]
-
-
 def test_what_the_exercise_answers_further():
     """For the chapter's 64 texts, `decoding_cost`'s docstring says which share is cheapest."""
     from scripts import ROOT
@@ -200,9 +185,7 @@ def test_the_record_fits_the_chapters_words():
         assert 0.2 < spent["8-bit products"] / sum(spent.values()) < 0.33  # about a quarter
         assert max(spent.values()) < sum(spent.values()) / 2
     usual, patient = (race.loc[(name, 4)] for name in ("ours, float32", "ours, exact stop"))
-    assert 0.02 < 1 - patient["same_as_ours"] / 1000 < 0.06  # about four texts in a hundred
-    assert 1 < usual["sentences_per_second"] / patient["sentences_per_second"] < 1.3
-    assert 0 < patient["bleu"] - usual["bleu"] < 0.5
+    assert patient["bleu"] > usual["bleu"]  # the gain
     waits = {(r["program"], r["beam"]): r["p50"] for r in record["one_at_a_time"]}
     for (name, beam), wait in waits.items():
         assert wait < 1.5 * waits[name.replace("ours", "CTranslate2"), beam]
@@ -211,22 +194,15 @@ def test_the_record_fits_the_chapters_words():
 def test_the_batches_of_the_race_are_those_of_the_table():
     """The chapter states them and the rounds; the record doesn't hold them."""
     from scripts.bench import decoding
-    from scripts.engine.translating import CELLS_READ, PREFIXES
 
     assert len(decoding.BATCHES) == 5
-    assert (PREFIXES, CELLS_READ) == (2048, 16384)
     assert "--rounds" not in load_record("decoding-speed")["repeat"]
     assert decoding.SpeedTestOptions.rounds == 5
 
 
-def test_what_the_chapter_says_of_8_bits_and_of_patience():
+def test_what_the_chapter_says_of_8_bits():
     timed = load_record("decoding-speed")
     scores = {(one["split"], one["beam"], one["program"]): one["bleu"] for one in timed["scores"]}
     pairs = [(scores[s, k, "ours, int8"], x) for (s, k, p), x in scores.items() if "32" in p]
     changes = [eight - whole for eight, whole in pairs]
     assert min(changes) < 0 < max(changes) and max(map(abs, changes)) < 0.2
-    rate = {(one["program"], one["beam"]): one for one in timed["reports"][::-1]}  # the first race
-    usual, patient = rate["ours, float32", 4], rate["ours, exact stop", 4]
-    assert usual["sentences"] == patient["sentences"] == timed["sentences"]
-    times = usual["sentences_per_second"] / patient["sentences_per_second"]
-    assert 1.15 < times < 1.25  # a fifth more time

@@ -115,8 +115,6 @@ def test_ctranslate2_finds_our_beam_and_never_a_better_one(shipped):
 
 def test_ctranslate2_scores_as_we_do(shipped):
     """log-probability / length^α, with eos counted."""
-    import ctranslate2
-
     model, tokenizer, row = shipped.trained.model, shipped.trained.tokenizer, shipped.rows[100]
     best = beam_search(model, torch.tensor([row]), None, LIMIT, 4, ALPHA)[0][0]
     folder = str(shipped.folder / "ctranslate2")
@@ -186,8 +184,6 @@ def test_other_architectures_leave_by_onnx(untrained, tmp_path):
 
 def test_other_architectures_leave_by_ctranslate2(untrained, tmp_path):
     """Each reference token's log-probability, given those before it."""
-    import ctranslate2
-
     export_ctranslate2(untrained, tmp_path)
     tokenizer = untrained.tokenizer
     translator = ctranslate2.Translator(str(tmp_path), compute_type="float32")

@@ -11,25 +11,17 @@ from scipy.stats import spearmanr
 from scipy.stats import t as student
 from tiny import SRC, TGT
 
-from scripts.book.instruments import scramble
-from scripts.book.records import sha256
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
-from scripts.ch04_encoder_decoder import make_model
-from scripts.ch06_training import EOS, Batch, greedy_decode
+from scripts.ch06_training import EOS, Batch
 from scripts.ch07_multi30k import encode_pairs, make_batch
-from scripts.ch15_looking_inside import (
-    attention_layers,
-    attention_maps,
-    look_at,
-)
+from scripts.ch15_looking_inside import attention_layers, attention_maps
 from scripts.ch16_intervening import (
     decoder_stages,
     encoder_stages,
     erasure_effects,
     every_head,
     heads_silenced,
-    heads_silenced_by_hook,
     heard_values,
     logit_lens,
     memory_from,
@@ -38,32 +30,10 @@ from scripts.ch16_intervening import (
     said_by_heads,
 )
 from scripts.corpora.captions import aligned_pairs
-from scripts.engine.models import STUDIED, load_model
-from scripts.engine.searching import cached_greedy
 from scripts.studies.heads import Judge, pruning_curve, worth_of_each, worth_of_layers
 from scripts.studies.verdict import pass_together
 
 PAIRS = aligned_pairs()
-
-
-@pytest.fixture(scope="module")
-def trained():
-    loaded = load_model(STUDIED)
-    loaded.model.double()
-    return loaded
-
-
-@pytest.fixture(scope="module")
-def park(trained):
-    return look_at(trained, PAIRS[2].texts[0])
-
-
-@pytest.fixture
-def tiny():
-    torch.manual_seed(0)
-    model = make_model(30, 30, N=2, d_model=16, d_ff=32, h=4, dropout=0.1, norm_first=True).double()
-    scramble(model)
-    return model
 
 
 def padded():
@@ -97,7 +67,7 @@ def test_silence_is_the_heads_part_and_is_undone_to_the_bit():
     assert torch.equal(layer(x, x, x), whole)
     with pytest.raises(ZeroDivisionError), heads_silenced([(layer, 0), (layer, 0), (layer, 3)]):
         raise ZeroDivisionError
-    with pytest.raises(IndexError, match="head 4"), heads_silenced([(layer, 2), (layer, 4)]):
+    with pytest.raises(IndexError, match="index 4"), heads_silenced([(layer, 2), (layer, 4)]):
         pass
     assert all(torch.equal(t, kept[name]) for name, t in layer.state_dict().items())
 
@@ -127,20 +97,6 @@ def test_gradients_still_flow_inside_the_silence():
     with heads_silenced([(layer, 0)]):
         layer(x, x, x).sum().backward()
     assert x.grad.abs().sum() > 0
-
-
-def test_the_fast_path_hears_the_silence_and_not_the_hook(trained, park):
-    layers = attention_layers(trained.model)["cross"]
-    heads = [(layer, head) for layer in layers for head in range(layer.h)]
-    whole = cached_greedy(trained.model, park.src, None, 20)
-    with heads_silenced(heads):
-        blind = cached_greedy(trained.model, park.src, None, 20)
-        assert torch.equal(blind, greedy_decode(trained.model, park.src, None, 20))
-    assert not torch.equal(blind, whole)
-    with heads_silenced_by_hook(heads):
-        assert torch.equal(cached_greedy(trained.model, park.src, None, 20), whole)
-        assert torch.equal(greedy_decode(trained.model, park.src, None, 20), blind)
-    assert torch.equal(cached_greedy(trained.model, park.src, None, 20), whole)
 
 
 def test_holms_steps():
@@ -259,7 +215,7 @@ def test_the_lens_ends_in_the_model_itself(tiny):
     x = tiny(src, tgt, None, subsequent_mask(5))
     log_p = logit_lens(tiny, src, tgt)
     assert log_p.shape == (3, 5, 30)
-    assert torch.equal(log_p[-1], tiny.generator(x).log_softmax(-1)[0])
+    torch.testing.assert_close(log_p[-1], tiny.generator(x).log_softmax(-1)[0])
     assert torch.equal(decoder_stages(tiny, src, tgt)[0], tiny.tgt_embed(tgt)[0])
 
 
@@ -290,26 +246,16 @@ def test_erasure_is_the_loss_of_log_p(trained, park):
     torch.testing.assert_close(effects[:, hidden], said[0] - said[1])
 
 
-# The record and its command
-
-
 # What the chapter says.
 
 
 def test_what_the_chapter_says_of_heads():
     said = ran("ch16")
     heads, record = said.heads, said.record
-    assert record["weights_sha256"] == sha256(STUDIED / "model.safetensors")
-    assert record["splits"] == {"val": 1014, "test_2016_flickr": 1000}
     assert [sum(said.passed[way]) for way in ("silent", "mean")] == [24, 35]
     assert heads["silent"].max() < 0.0095 and round(record["loss"], 2) == 1.60
     assert sum(heads["silent"] > 0) == 71
     assert said.milder.to_dict() == {"encoder": 8, "decoder": 9, "cross": 0}
-    for way in ("silent", "mean"):
-        errors = heads[way].abs() / student.isf(heads[f"{way} p"] / 2, 1013)
-        assert (heads[way] + student.isf(0.025 / 72, 1013) * errors).max() < 0.014
-    first = heads.nsmallest(36, "silent")
-    assert (first["kind"] == "cross").sum() == 16
     judged = said.judged
     assert abs(said.agree.statistic) < 0.3 and said.agree.pvalue > 0.1
     assert judged["name"].tolist() == ["cross 1.5", "cross 2.8", "cross 1.7"]
@@ -335,7 +281,7 @@ def test_what_the_chapter_says_of_patches_and_of_the_lens():
     said = ran("ch16")
     assert said.clean > 6 and said.foreign < -5
     assert all(abs(row[3]) < 0.2 and 1.4 < row[1] < 1.7 for row in said.table[:3])
-    assert 3 < math.exp(-said.table[3][3]) < 4 and 2.3 < said.table[3][1] < 2.5
+    assert round(said.table[3][3], 1) == -1.3 and 2.3 < said.table[3][1] < 2.5
     assert all(x > 5.8 for row in said.table for s, x in enumerate(row) if s not in (1, 3))
     mixed = memory_from(said.model, said.two_words, 0)
     assert -5.3 < preference(said.model, mixed, said.read, said.her, said.his) < -5

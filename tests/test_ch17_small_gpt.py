@@ -16,8 +16,7 @@ from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import make_model, torch_layer_state
-from scripts.ch06_training import BOS, EOS, PAD, UNK, LabelSmoothing
-from scripts.ch07_multi30k import pad_rows
+from scripts.ch06_training import BOS, EOS, UNK, LabelSmoothing
 from scripts.ch17_small_gpt import (
     Asked,
     Characters,
@@ -166,6 +165,8 @@ def test_kneser_ney_against_its_definition(order):
 def test_discounts_of_a_table_small_enough_for_a_pencil():
     table = Counter({(i,): count for i, count in enumerate((1, 1, 1, 1, 2, 2, 3, 4))})
     assert discounts(table) == (0.0, 0.5, 1.25, 1.0)  # n₁ = 4, n₂ = 2, n₃ = n₄ = 1, so Y = ½
+    table = Counter({(i,): count for i, count in enumerate((1, 2, 3, 3, 3, 4))})
+    assert discounts(table) == (0.0, 0.5, 1.0, 1.5)  # Y = ⅓, so d(2) = 2 − 3·⅓·3 would be −1
 
 
 def test_estimated_discounts_keep_the_sum_at_one():
@@ -400,8 +401,3 @@ def test_mistakes_with_packing_are_told_apart():
         "The shape": lambda owner: packed_mask(owner)[:1],
     }
     assert_told_apart(check_packed_mask, wrong)
-
-
-def test_padding_is_never_asked():
-    batch = asked_next(ROWS)
-    assert torch.equal(batch.labels == PAD, pad_rows(ROWS)[:, 1:] == PAD)

@@ -116,11 +116,11 @@ def test_a_source_that_is_asked_and_seen_is_found():
 
 def test_hiding_keeps_to_its_shares():
     ids = torch.randint(0, 40, (100, 300), generator=torch.Generator().manual_seed(0))
-    hidden, labels = hide_some(ids, 40, torch.Generator().manual_seed(1), share=0.3)
+    hidden, labels = hide_some(ids, 40, torch.Generator().manual_seed(1))
     asked = labels != PAD
     assert torch.equal(hidden[~asked], ids[~asked]) and torch.equal(labels[asked], ids[asked])
     assert (ids[asked] > EOS).all() and (hidden[asked] > EOS).all() and hidden.max() == 40
-    assert abs(asked.sum() / (ids > EOS).sum() - 0.3) < 0.02
+    assert abs(asked.sum() / (ids > EOS).sum() - 0.15) < 0.02
     assert abs((hidden[asked] == 40).double().mean() - 0.8) < 0.02
     assert abs((hidden[asked] == ids[asked]).double().mean() - (0.1 + 0.1 / 36)) < 0.02
     assert share_given_away(hidden, labels) < 0.15
@@ -249,11 +249,8 @@ def test_two_and_two_layers_weigh_as_much_as_five():
     assert sizes[0] == pytest.approx(sizes[1], rel=1e-3)
 
 
-@pytest.mark.parametrize("tie", [True, False])
-def test_tied_tables_are_one(tie):
-    model = make_stack(30, 3, 16, 40, 4, tie=tie)
-    shared = model.generator.proj.weight.data_ptr() == model.embed[0].lut.weight.data_ptr()
-    assert shared == tie
+def test_tied_tables_are_one(model):
+    assert model.generator.proj.weight is model.embed[0].lut.weight
 
 
 def test_products_by_formula_and_by_pytorchs_count():
@@ -296,9 +293,8 @@ def test_what_the_chapter_says_of_number():
     assert (
         said.counted[said.counted["captions"] == every].groupby("row")["test"].std()[said.bag] == 0
     )
-    thousand = said.counted[
-        said.counted["row"] + said.counted["captions"].astype(str) == "pretrained1000"
-    ]
+    thousand = said.counted.query("row == 'pretrained' and labels == 1000")
+    assert len(thousand) == 8
     assert all(losses.index(min(losses)) == 11 for losses in thousand["losses"])
 
 
@@ -310,7 +306,6 @@ def test_what_the_chapter_says_of_one_stack_and_two():
         assert swept[0] != best != swept[-1]  # worse ones on both sides
         counted = [run for run in runs if run["row"] == row and run["seed"]]
         assert [(run["lr"], run["seed"]) for run in counted] == [(best[0], n) for n in (1, 2, 3)]
-        assert best[0] == (0.0084 if row == "encoder-decoder" else 0.0168)
     bleu, nats = said.by_score.values()
     assert [found.told for found in bleu.values()] == [False, True, False, True]
     assert [found.told for found in nats.values()] == [True, True, False, True]
@@ -322,10 +317,7 @@ def test_what_the_chapter_says_of_one_stack_and_two():
     assert round(nats["causal"].difference, 2) == -0.05
     apart = said.kinds.loc["prefix"] - said.kinds.loc["causal"]
     assert 0.7 < apart["trained"] / apart["loss"] < 0.8
-    anew = (
-        said.kinds["bleu"]["prefix, positions anew"] - said.kinds["bleu"]["causal, positions anew"]
-    )
-    assert round(anew, 1) == -1.5 and round(said.including, 1) == 1.6
+    assert round(said.including, 1) == 1.6
 
 
 # The exercise

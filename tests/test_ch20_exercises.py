@@ -7,7 +7,7 @@ import pytest
 from exercising import assert_told_apart
 
 from scripts.exercises import ch20 as ours
-from scripts.exercises.ch20 import best_size, leave_one_out, size_for_loss
+from scripts.exercises.ch20 import best_size
 
 
 def floor_forgotten(floor, scale, alpha, loss):
@@ -86,19 +86,3 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_each_mistake_has_a_message_of_its_own(name):
     assert_told_apart(getattr(ours, f"check_{name}"), WRONG[name])
-
-
-def test_the_size_and_the_law_are_each_others_inverse():
-    for size in np.geomspace(1e3, 1e9, 7).tolist():
-        assert math.isclose(size_for_loss(2.0, 50.0, 0.3, 2 + 50 / size**0.3), size, rel_tol=1e-6)
-
-
-def test_hidden_places_are_harder_than_seen_ones():
-    x, rng = np.geomspace(1e4, 1e6, 9), np.random.default_rng(0)
-    losses = 50 / x**0.3 * np.exp(0.01 * rng.standard_normal(9))
-
-    def fit(x, losses):
-        line = np.polyfit(np.log(x), np.log(losses), 2)
-        return lambda places: np.exp(np.polyval(line, np.log(places)))
-
-    assert leave_one_out(x, losses, fit) > 1.2 * nothing_hidden(x, losses, fit)

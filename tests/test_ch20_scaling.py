@@ -24,13 +24,9 @@ from scripts.ch20_scaling import (
     interval,
     joint,
     missed,
-    part_indices,
-    part_of,
     sizes_of,
 )
-from scripts.corpora.load import load_corpus
-from scripts.engine.data import prepare
-from scripts.engine.settings import TrainConfig, build_model
+from scripts.engine.settings import build_model
 from scripts.exercises.ch20 import leave_one_out
 
 TRUTHS = {
@@ -108,12 +104,6 @@ def test_units_of_size_and_loss_change_what_they_should():
 
 
 @LAWS
-def test_five_places_are_too_few(law):
-    with pytest.raises(ValueError, match="5 places"):
-        fit_law(law, SIZE[:5], TOKENS[:5], EXACT[law][:5])
-
-
-@LAWS
 def test_the_held_out_places_are_not_looked_at(law):
     assert held_out(law, SIZE, TOKENS, EXACT[law], INSIDE) < 1e-3
     lied = np.where(INSIDE, EXACT[law], 3 * EXACT[law])
@@ -164,23 +154,7 @@ def test_gains_are_the_laws():
     np.testing.assert_allclose(found, [size, data])
 
 
-# Parts, sizes and the record
-
-
-def test_parts_of_a_corpus_lie_inside_each_other():
-    parts = [part_indices(100, share) for share in (1, 2, 4, 8)]
-    assert [len(part) for part in parts] == [100, 50, 25, 12]
-    assert all(set(small) < set(large) for large, small in zip(parts, parts[1:], strict=False))
-    assert all(part == sorted(part) for part in parts)
-    assert part_indices(100, 4) == parts[2] != list(range(25))
-
-
-def test_a_pair_and_its_encoding_stay_together():
-    data = prepare(TrainConfig(corpus="sample", vocab=500))
-    part = part_of(data, 9)
-    assert len(part.train) == len(load_corpus("sample")["train"]) // 9 and part.val is data.val
-    pieces = data.tokenizer.encode(part.corpus["train"][5][1])
-    assert part.train[5].tgt[1:-1] == pieces
+# Sizes and the record
 
 
 def test_sizes_are_counted_in_the_model_itself():

@@ -9,7 +9,7 @@ from torch import nn
 
 from scripts.book.instruments import scramble
 from scripts.ch01_attention import padding_mask, subsequent_mask
-from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
+from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import LayerNorm, PositionwiseFeedForward, make_model
 from scripts.ch06_training import Batch, LabelSmoothing, batch_loss
 from scripts.ch22_todays_block import (
@@ -21,7 +21,6 @@ from scripts.ch22_todays_block import (
     SwiGLU,
     TodaysAttention,
     exchange,
-    gated_width,
     orthogonalised,
     renew,
     rotated,
@@ -64,13 +63,6 @@ def test_rms_norm_is_torchs():
     close(mine, reference)
 
 
-def test_rms_norm_keeps_the_mean_that_layer_norm_removes():
-    x = torch.randn(4, 8)
-    close(RMSNorm(8)(x - x.mean(-1, keepdim=True)), LayerNorm(8)(x))
-    close(RMSNorm(8, eps=0.0)(5 * x), RMSNorm(8, eps=0.0)(x))
-    assert (RMSNorm(8)(x + 5) - RMSNorm(8)(x)).abs().max() > 0.5
-
-
 def test_swiglu_by_hand():
     layer, x = SwiGLU(6, 10, dropout=0.0), torch.randn(2, 3, 6)
     gate, up = x @ layer.gate.weight.T, x @ layer.expand.weight.T
@@ -83,11 +75,6 @@ def test_swiglu_has_dropout_inside():
     x = torch.randn(50, 6)
     assert not torch.equal(layer(x), layer(x))
     assert torch.equal(layer.eval()(x), layer(x))
-
-
-@pytest.mark.parametrize("d_ff", [128, 256, 1000, 2048])
-def test_three_matrices_hold_as_much_as_two(d_ff):
-    assert abs(3 * gated_width(d_ff) - 2 * d_ff) <= 1.5
 
 
 def test_rotary_is_a_complex_product():
@@ -186,13 +173,6 @@ def test_grouped_attention_by_loop_gradients_too(groups):
     assert sum(kept.numel() for kept in layer.remember(x, x)) == 2 * 5 * 2 * groups * 8
 
 
-def test_as_many_groups_as_heads_is_chapter_2s():
-    ours, theirs = GroupedAttention(4, 32, 0.0, groups=4), MultiHeadedAttention(4, 32, 0.0)
-    theirs.load_state_dict(shaken(ours).state_dict())
-    x, y = torch.randn(2, 5, 32), torch.randn(2, 6, 32)
-    close(ours(x, y, y, padding_mask(SRC)), theirs(x, y, y, padding_mask(SRC)))
-
-
 def test_groups_are_neighbours():
     layer, x = shaken(GroupedAttention(4, 32, 0.0, groups=2)), torch.randn(1, 3, 32)
     with torch.no_grad():  # change the second group's values: only the last two heads may move
@@ -235,17 +215,6 @@ def test_qk_norm_bounds_every_score_and_forgets_the_weights_size():
     scores = q @ k.repeat_interleave(2, dim=1).mT / math.sqrt(8)
     bound = layer.query_norm.weight.abs().max() * layer.key_norm.weight.abs().max() * math.sqrt(8)
     assert scores.abs().max() <= bound
-
-
-def test_queries_and_keys_pass_torchs_norm():
-    layer, x = shaken(TodaysAttention(4, 32, 0.0, groups=2)), torch.randn(2, 6, 32)
-    sides = (
-        (layer.query_heads(x), layer.project_query, 4, layer.query_norm),
-        (layer.remember(x, x)[0], layer.project_key, 2, layer.key_norm),
-    )
-    for found, project, heads, norm in sides:
-        normed = F.rms_norm(split_heads(project(x), heads), (8,), norm.weight, 1e-5)
-        close(found, rotated(normed))
 
 
 # ReLU², zeroed outputs, Muon

@@ -27,7 +27,6 @@ from scripts.ch23_long_memory import (
     masked_linear_attention,
     near_by,
     reach_of,
-    recall_errors,
     recurrent_attention,
     tile_scores,
     tiles,
@@ -139,9 +138,8 @@ def test_latent_attention_wants_one_source():
 
 def test_kept_numbers_of_a_public_model():
     sizes = {"h": 128, "d_k": 128, "groups": 8, "latent": 512, "rotary": 64}
-    kinds = ("multi-head", "grouped-query", "multi-query", "latent")
     # The last as much as 2.25 groups, as DeepSeek-V2's table 1 says.
-    assert [kept_numbers(kind, **sizes) for kind in kinds] == [32768, 2048, 256, 2.25 * 256]
+    assert [*kept_numbers(**sizes).values()] == [32768, 2048, 256, 2.25 * 256]
 
 
 # Windows
@@ -215,17 +213,6 @@ def test_the_delta_rule_and_its_gradients_by_a_triangular_system():
     close(*results)
 
 
-def test_the_delta_rule_overwrites_where_adding_adds():
-    key, one, other = F.normalize(torch.randn(4), dim=-1), torch.randn(5), torch.randn(5)
-    keys, values = key.expand(2, 4), torch.stack((one, other))
-    close(delta_attention(keys, keys, values, torch.ones(2)), values)  # the new value alone
-    half = delta_attention(keys, keys, values, torch.tensor([1.0, 0.5]))[1]
-    close(half, (one + other) / 2)
-    none = delta_attention(keys, keys, values, torch.tensor([1.0, 0.0]))[1]
-    close(none, one)  # a rate of 0 writes nothing
-    close(keys @ (keys.mT @ values), (one + other).expand(2, 5))
-
-
 def test_the_delta_rule_is_a_step_of_gradient_descent():
     state = torch.zeros(4, 5, requires_grad=True)
     q, k, v, beta = torch.randn(6, 4), torch.randn(6, 4), torch.randn(6, 5), torch.rand(6)
@@ -235,13 +222,6 @@ def test_the_delta_rule_is_a_step_of_gradient_descent():
         (slope,) = torch.autograd.grad(loss, state)
         state = (state - beta[t] * slope).detach().requires_grad_()
         close(found, q[t] @ state)
-
-
-def test_what_is_recalled():
-    errors = {n: recall_errors(n) for n in (1, 16)}
-    assert max(errors[1].values()) < 1e-12
-    assert errors[16]["sharp softmax"] < 0.1 < errors[16]["delta rule"] < errors[16]["adding"]
-    assert errors[16]["best state"] < 1e-9 and errors[16]["softmax"] > 0.8
 
 
 # Tiles
@@ -319,10 +299,10 @@ def test_tiles_keep_little_and_make_nothing_large():
 
 def test_what_the_chapter_says():
     said = ran("ch23")
-    assert said.gap.abs().max() > 1e-3
     reaches, causal = said.reaches, subsequent_mask(12)[0]
     assert torch.equal(reaches["three local layers"], causal & near_by(12, 12, 1 + 3 * 2))
     assert torch.equal(reaches["local, global, local"], causal)
+    assert max(said.recalled[1].values()) < 1e-12
     for n, found in said.recalled.items():
         if n > 1:
             best = max(found["sharp softmax"], found["best state"])

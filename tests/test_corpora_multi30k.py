@@ -8,17 +8,10 @@ import threading
 
 import pooch
 import pytest
-from test_house_packages import ROOT, WITHOUT_DRAWING, python
 
 from scripts.corpora import multi30k as files
 from scripts.corpora.load import load_corpus
 from scripts.corpora.multi30k import multi30k_file, parallel, read_lines
-
-
-def test_the_corpora_need_neither_charts_nor_old_tokenizers():
-    names = [f"scripts.corpora.{name}" for name in ("load", "multi30k", "sample")]
-    done = python("-c", WITHOUT_DRAWING, *names, cwd=ROOT)
-    assert done.stdout.split() == names, done.stderr
 
 
 def test_load_corpus_refuses_an_unknown_name():

@@ -143,21 +143,21 @@ def test_it_is_compiled_once_and_nothing_depends_on_it(name, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-@pytest.mark.parametrize("rows", [1, 3, 8, 9, 32, 33])
 @pytest.mark.parametrize("sizes", [(64, 160), (36, 44), (1024, 8192)])
-def test_few_rows_are_multiplied_like_many(precision, rows, sizes):
-    torch.manual_seed(rows)
+def test_few_rows_are_multiplied_like_many(precision, sizes):
+    torch.manual_seed(0)
     pack, norm = PACKED[precision](nn.Linear(*sizes)), LayerNorm(sizes[0])
     scramble(norm)
-    x, more = torch.randn(rows, 2 * sizes[0])[:, : sizes[0]], torch.randn(rows, sizes[1])
     most, fits = 8, True
     if precision == "int8":
         most, fits = 32, sizes != (36, 44) and kernels.multiplies_bytes()
-    fits = fits and rows <= most and rows * max(sizes) <= kernels.MOST_NUMBERS
-    assert pack.few.takes(x) == fits
     bits = {"rtol": 0, "atol": 0} if precision == "int8" else {"rtol": 1e-4, "atol": 1e-4}
-    for given in ((None, None, False), (norm, None, True), (norm, more, False)):
-        torch.testing.assert_close(pack(x, *given), pack.many(x, *given), **bits)
+    for rows in (1, 3, 8, 9, 32, 33):
+        x, more = torch.randn(rows, 2 * sizes[0])[:, : sizes[0]], torch.randn(rows, sizes[1])
+        few = fits and rows <= most and rows * max(sizes) <= kernels.MOST_NUMBERS
+        assert pack.few.takes(x) == few
+        for given in ((None, None, False), (norm, None, True), (norm, more, False)):
+            torch.testing.assert_close(pack(x, *given), pack.many(x, *given), **bits)
 
 
 @pytest.mark.parametrize(
@@ -225,13 +225,13 @@ def test_in_8_bits_neighbours_change_nothing(way, trained, rows):
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_fewer_bits_write_nearly_the_same_texts(way, trained, rows, beam):
-    found = {
-        precision: decode_ids(trained, rows, DecodeOptions(beam=beam, precision=precision))
-        for precision in ("float32", *(["int8"] if exact_in_8_bits() else []))
-    }
-    for precision, texts in found.items():
-        same = sum(list(a) == list(b) for a, b in zip(texts, found["float32"], strict=True))
-        assert same >= 54, precision
+    if not exact_in_8_bits():
+        pytest.fail("no exact product of 8-bit integers here")
+    wide, few = (
+        decode_ids(trained, rows, DecodeOptions(beam=beam, precision=precision))
+        for precision in ("float32", "int8")
+    )
+    assert sum(list(a) == list(b) for a, b in zip(wide, few, strict=True)) >= 54
 
 
 def test_auto_takes_what_the_machine_has(monkeypatch):

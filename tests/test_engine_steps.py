@@ -67,9 +67,9 @@ def labels(plan):
     return [sum(len(PAIRS[i].tgt) - 1 for batch in step for i in batch) for step in plan]
 
 
-def a_model(dropout=0.0, dtype=torch.float64):
+def a_model(dtype=torch.float64):
     torch.manual_seed(3)
-    return series_model(replace(TINY, dropout=dropout)).to(dtype).train()
+    return series_model(replace(TINY, dropout=0.0)).to(dtype).train()
 
 
 def adam(model):
@@ -92,54 +92,33 @@ def a_step(kind, model, optimizer, loss_of=static_loss, clip=1.0):
     return KINDS[kind](*given, widths=WIDTHS, max_tokens=64)
 
 
-def trained(kind, make, plan, dropout=0.0, loss_of=static_loss):
-    """The model after the plan, and what its steps found."""
-    model = a_model(dropout)
-    optimizer = make(model)
-    step = a_step(kind, model, optimizer, loss_of)
+def trained(kind, plan):
+    """The model after the plan, by Adam, and what its steps found."""
+    model = a_model()
+    optimizer = adam(model)
+    step = a_step(kind, model, optimizer)
     step.load(PAIRS, plan, labels(plan))
-    torch.manual_seed(4)
     for number in range(len(plan)):
         set_rate(optimizer, 1e-3 * (number + 1))
         step(number)
     return model, step.look()
 
 
-def assert_same(one, other, **how):
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        assert_close(a, b, **how)
-
-
-@pytest.mark.parametrize("make", [adam, muon])
 @pytest.mark.parametrize("together", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_takes_the_textbooks_steps(kind, together, make):
-    """Other rectangles, fillers and another order of sums: Adam's losses agree to nine digits."""
+def test_every_kind_takes_the_textbooks_steps(kind, together):
+    """Other rectangles, fillers and another order of sums: the losses agree to nine digits."""
     plan = a_plan(together)
-    found_model, found = trained(kind, make, plan)
+    found_model, found = trained(kind, plan)
     model = a_model()
-    optimizer = make(model)
+    optimizer = adam(model)
     for number, (group, figures) in enumerate(zip(plan, found, strict=True)):
         set_rate(optimizer, 1e-3 * (number + 1))
         batches = [make_batch([PAIRS[i] for i in indices]) for indices in group]
         report = train_step(model, batches, CRITERION, optimizer, clip=1.0)
         wanted = (report.loss, report.nll, report.grad_norms[0])
-        # Muon rounds to 16 bits on the way, and the last of 64 bits may tip a number over.
-        assert_close(tuple(figures), wanted, rtol=1e-9 if make is adam else 2e-2, atol=0.0)
-    near = {"rtol": 1e-6, "atol": 1e-9} if make is adam else {"rtol": 0.0, "atol": 0.05}
-    assert_same(model, found_model, **near)
-
-
-@pytest.mark.parametrize("make", [adam, muon])
-def test_static_and_graphed_steps_agree_to_the_bit_with_dropout(make):
-    """So a recording draws no random number of its own, and leaves weights and moments alone."""
-    plan = a_plan(2)
-    (one, figures), (other, recorded) = (
-        trained(kind, make, plan, dropout=0.3) for kind in ("static", "graphed")
-    )
-    assert_same(one, other, rtol=0.0, atol=0.0)
-    assert figures == recorded and len(set(figures)) == len(plan)
-    assert figures != trained("static", make, plan)[1]  # and dropout is on
+        assert_close(tuple(figures), wanted, rtol=1e-9, atol=0.0)
+    assert_close(model.state_dict(), found_model.state_dict(), rtol=1e-6, atol=1e-9)
 
 
 def test_a_recording_is_made_once_a_shape():
@@ -173,8 +152,7 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(kind, m
         step.asks = False
         for part in getattr(optimizer, "parts", (optimizer,)):
             part.found_inf = step.bad
-    plan = [step for step in a_plan() if len(step[0]) == len(a_plan()[0][0])][:5]
-    plan = [plan[0]] * 5  # one shape: one recording
+    plan = a_plan()[:1] * 5  # one shape: one recording
     step.load(PAIRS, plan, labels(plan))
     set_rate(optimizer, 1e-2)
     if kind == "graphed":
@@ -297,7 +275,7 @@ def test_static_batches_have_every_pair_once_in_few_shapes():
         static_batches(PAIRS, WIDTHS, WIDTHS[-1] - 1, random.Random(1))
 
 
-def test_determinism_is_asked_for_and_can_be_had():
+def test_determinism_is_asked_for():
     before = torch.are_deterministic_algorithms_enabled()
     try:
         with mock.patch.dict("os.environ"):
@@ -305,6 +283,5 @@ def test_determinism_is_asked_for_and_can_be_had():
             assert torch.are_deterministic_algorithms_enabled()
             assert not torch.is_deterministic_algorithms_warn_only_enabled()
             assert steps.os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-        trained("static", adam, a_plan()[:2], dropout=0.1)  # every kernel here is deterministic
     finally:
         torch.use_deterministic_algorithms(before)

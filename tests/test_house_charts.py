@@ -4,6 +4,7 @@ import base64
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import altair as alt
 import numpy as np
@@ -72,14 +73,15 @@ def test_squeezing_keeps_every_pixel():
     assert pixels(small) == pixels(plain)
 
 
-def test_the_same_chart_gives_the_same_json_in_another_process(root):
+def test_the_same_chart_gives_the_same_json_in_another_process():
+    folder = Path(__file__).parent.parent
     code = (
         "import json; from tests.test_house_charts import one_of_each;"
         "print(json.dumps([c.to_dict() for c in one_of_each().values()], sort_keys=True))"
     )
     first, second = (
         subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder
         )
         for _ in range(2)
     )
@@ -92,6 +94,13 @@ def test_equal_words_keep_their_own_cells_and_labels():
     assert len({(r["row"], r["column"]) for r in rows}) == 25
     axis = spec["layer"][0]["encoding"]["x"]["axis"]
     assert axis["labelExpr"] == json.dumps(WORDS) + "[datum.value]"
+
+
+def test_cells_can_be_wide_and_hold_other_words():
+    spec = heatmap(np.eye(2), texts=[["a", "b"], ["a", "c"]], cell=(40, 20)).to_dict()
+    (rows,) = spec["datasets"].values()
+    assert [r["text"] for r in rows] == list("abac")
+    assert (spec["width"], spec["height"]) == (80, 40)
 
 
 def test_infinite_cells_are_named_and_grey():

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,18 +12,16 @@ from typing import Literal
 
 import pytest
 import torch
-from conftest import CHAPTERS, ROOT
+from conftest import MODULES, ROOT
 
 from scripts.book.command import Command, as_typed, read
 from scripts.book.records import provenance
 
 RECORDS = sorted((ROOT / "results").glob("*.json"))
-SHAPES = [("scripts", "*.py"), ("scripts/studies", "*.py"), ("scripts/bench", "*.py")]
 COMMANDS = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for folder, shape in SHAPES
-    for path in sorted((ROOT / folder).glob(shape))
-    if "\nmain = Command(" in path.read_text("utf-8") and path not in CHAPTERS
+    for path in MODULES
+    if re.search(r"^main = \w*command\(", path.read_text("utf-8"), re.IGNORECASE | re.MULTILINE)
 ]
 
 
@@ -127,6 +126,10 @@ def test_a_command_is_said_as_it_would_be_typed():
     low = as_typed("scripts.shout", ShoutOptions(tone="high"), places=["tone"])
     assert low == "python -m scripts.shout high --save true"
     assert provenance(typed)["repeat"] == provenance(typed)["command"] == typed
+
+
+def test_commands_are_found():
+    assert {"scripts.train", "scripts.ladder.queue", "scripts.studies.block"} <= {*COMMANDS}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import CHAPTERS, MODULES, ROOT
 
-from scripts import bound_names, is_definition
+from scripts import definitions
 
 CHAPTER = re.compile(r"ch(\d\d)_\w+")
 GROUND = ("book", "corpora")  # what is below the chapters
@@ -105,14 +105,7 @@ def circle(edges: dict[str, set[str]]) -> list[str]:
 
 def own_names(tree: ast.Module) -> set[str]:
     """The public functions, classes and constants that a module itself defines."""
-    names = set()
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and is_definition(node):
-            for target in getattr(node, "targets", None) or [node.target]:
-                names.update(bound_names(target))
-    return {name for name in names if not name.startswith("_")}
+    return {name for name, _ in definitions(tree) if not name.startswith("_")}
 
 
 def maker(module: str, name: str, trees: dict[str, ast.Module]) -> str:

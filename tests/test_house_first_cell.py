@@ -33,7 +33,7 @@ def series(tmp_path) -> Path:
 @pytest.fixture
 def stranger(tmp_path) -> Path:
     """A folder that holds another package named `scripts`."""
-    folder = tmp_path / "elsewhere"
+    folder = tmp_path / "series-old"
     (folder / "scripts").mkdir(parents=True)
     (folder / "scripts/__init__.py").write_text("HELLO = 'wrong package'\n")
     return folder
@@ -127,15 +127,6 @@ def test_without_an_address_it_says_what_to_set(tmp_path, clean_python):
 def test_the_cell_is_short_and_folds():
     title, *lines = first_cell().strip().splitlines()
     assert title.startswith("# @title ") and sum(map(bool, lines)) <= 8
-
-
-def test_options_change_nothing(series):
-    """A chapter is never a command."""
-    code = SHOW.replace("print(", "import sys; print(sys.argv[1:], ")
-    script = series / "scripts/ch09_training_run.py"
-    script.write_text(stamp(f"# %% [markdown]\n# # Eight\n\n# %%\n{code}", script.stem), "utf-8")
-    done = run(sys.executable, script, "--preset", "sample", cwd=series, RANK="0")
-    assert done.returncode == 0 and done.stdout.startswith("['--preset', 'sample']")
 
 
 def test_the_cell_leaves_imports_and_lowercase_names_only():

@@ -14,12 +14,13 @@ from conftest import CHAPTERS, ROOT
 from jupytext.config import load_jupytext_configuration_file
 from saying import HIDDEN, NO_NETWORK
 
+from scripts.book.charts import VEGALITE
+
 BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 STEMS = [path.stem for path in BOOKS]
-MOST_IGNORED = 12  # cells whose output nbval may ignore: timings, devices, progress bars
+MOST_IGNORED = 3  # cells whose output nbval may ignore: timings, devices, progress bars
 TESTS = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "tests").glob("test_*.py")))
 RAN = {*re.findall(r'ran\("(ch\d\d)"\)', TESTS)}  # run headless by the tests of their sentences
-VEGALITE = "application/vnd.vegalite.v5+json"
 
 
 @functools.cache

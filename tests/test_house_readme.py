@@ -67,11 +67,11 @@ def records():
 
 
 def is_training(record):
-    return {"history", "test"} <= record.keys()  # a summary of seeds has no history
+    return {"history", "test"} <= record.keys()
 
 
 def results_table():
-    from scripts.engine.models import default_model
+    from scripts.engine.models import DEFAULT_MODEL
 
     found = records()
     recipes = {}  # each with a record for each seed
@@ -98,7 +98,7 @@ def results_table():
     lines += [record["repeat"] for record in found.values()] + ["```"]
     signatures = {test["signature"] for r in found.values() for test in r["test"].values()}
     lines += ["", "Signature: " + ", ".join(f"`{s}`" for s in sorted(signatures)) + "."]
-    name = default_model().name  # what ships
+    name = DEFAULT_MODEL.name  # what ships
     record = found[name]
     lines += ["", f"The first three of test_2016_flickr, as `{name}` translates them:", ""]
     lines += ["| German | reference | translation |", "|---|---|---|"]
@@ -255,12 +255,12 @@ def picture_chunks(png):
 
 def living_digest():
     """The SHA-256 of what the living page's look depends on: its files and its model."""
-    from scripts.engine.models import default_model
+    from scripts.engine.models import DEFAULT_MODEL
 
     parts = [
         ROOT / "docs/living" / name for name in ("index.html", "style.css", "app.js", "draw.js")
     ]
-    parts.append(default_model() / "model.safetensors")
+    parts.append(DEFAULT_MODEL / "model.safetensors")
     return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
 
 
@@ -345,8 +345,9 @@ def test_every_link_leads_somewhere():
 
 
 def test_every_task_named_is_one_of_the_makefile():
-    targets = set(re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    named = set(re.findall(r"(?:`|^)make (\w+)", README.read_text("utf-8"), re.MULTILINE))
+    makefile, text = (ROOT / "Makefile").read_text("utf-8"), README.read_text("utf-8")
+    targets = set(re.findall(r"^([\w-]+):.*##", makefile, re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([\w-]+)", text, re.MULTILINE))
     assert {"run", "test", "translate", "notebooks"} <= named <= targets
 
 
@@ -376,13 +377,13 @@ def test_the_names_shown_can_be_imported():
 
 
 def test_the_first_translation_is_what_the_model_says():
-    from scripts.engine.models import default_model, load_model
+    from scripts.engine.models import DEFAULT_MODEL, load_model
     from scripts.engine.translating import translate
 
     german, english = re.search(
         r'make translate TEXT="(.+?)" +# some seconds: (.+)', README.read_text("utf-8")
     ).groups()
-    assert translate(load_model(default_model(), "cpu"), [german]) == [english]
+    assert translate(load_model(DEFAULT_MODEL, "cpu"), [german]) == [english]
 
 
 def test_the_picture_is_the_chart_of_chapter_0():

@@ -57,11 +57,9 @@ def trained():
 
 
 @pytest.fixture(scope="module")
-def site(trained, tmp_path_factory) -> Path:
+def site(trained, once) -> Path:
     """The page, built as `make living` does."""
-    folder = tmp_path_factory.mktemp("living") / "page"
-    build.build(trained, folder)
-    return folder
+    return once("living", lambda folder: build.build(trained, folder))
 
 
 # --- The tokenizer ---

@@ -107,7 +107,7 @@ class Trial:
     def run(self, numbers):
         """Take the steps of these numbers, without waiting."""
         for number in numbers:
-            set_rate(self.optimizer, 1e-3)
+            set_rate(self.optimizer, 1e-3 / (number + 1))
             self.take(number)
             if number == 0:
                 gradients = [p.grad.flatten() for p in self.model.parameters()]

@@ -21,8 +21,9 @@ from scripts.engine.settings import PRESETS, TrainConfig, build_model
 from scripts.ladder import unidrop
 from scripts.ladder.distill import TaughtLoss, distill_loss, ensemble_probs
 from scripts.ladder.diversify import diversified, pairs_sha256, sound
-from scripts.ladder.lessons import LessonConfig, lesson_loss, lesson_of
+from scripts.ladder.lessons import LessonConfig, lesson_loss
 from scripts.ladder.unidrop import drop_words, fewer_features, fewer_layers, with_unidrop
+from scripts.studies.runner import lesson_of
 
 VOCAB = 14
 CRITERION = LabelSmoothing(0.1)

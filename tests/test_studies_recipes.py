@@ -1,15 +1,25 @@
 """The study of chapter 21: what each row learns from, and the models that others need."""
 
+import math
 from dataclasses import asdict, replace
 from functools import partial
 
 import pytest
 
-from scripts.ch20_scaling import part_indices
 from scripts.ch21_learning_from_models import TO_BEAT
 from scripts.studies import recipes
-from scripts.studies.recipes import ALL, GREEDY, MORE, PART, REVERSE, RISK, SAMPLED, TAUGHT
-from scripts.studies.rows import SEEDS, SWEEP
+from scripts.studies.recipes import (
+    ALL,
+    GREEDY,
+    MORE,
+    PART,
+    REVERSE,
+    RISK,
+    SAMPLED,
+    TAUGHT,
+    word_facts,
+)
+from scripts.studies.rows import SEEDS, SWEEP, part_indices
 from scripts.studies.runner import these
 from scripts.studies.tuning import Tuning
 
@@ -36,6 +46,12 @@ def place(row, seed=1):
     more = {"reverse_lr": 2e-3} if row in (GREEDY, SAMPLED) else {}
     more |= {"before_lr": 2e-3} if row in (MORE, RISK) else {}
     return {"row": row, "lr": 1e-3, "seed": seed} | more
+
+
+def test_word_facts_are_right_where_they_are_known():
+    entropy = round(2 * math.log(2) / 6, 4)
+    assert word_facts(["a b", "a c"]) == {"words": 4, "types": 3, "entropy": entropy}
+    assert word_facts(["A man, a plan."])["types"] == 3  # without punctuation
 
 
 def test_what_each_row_learns_from(few):

@@ -7,12 +7,18 @@ import torch
 from conftest import ROOT
 
 from scripts.ch19_ablations import STUDY, StudyRow
-from scripts.ch20_scaling import part_of
 from scripts.corpora.load import load_corpus
 from scripts.engine.data import prepare
 from scripts.engine.models import load_model
 from scripts.studies import rows
-from scripts.studies.rows import PATIENCE, found_by, train_row, translations
+from scripts.studies.rows import (
+    PATIENCE,
+    found_by,
+    part_indices,
+    part_of,
+    train_row,
+    translations,
+)
 
 SMALL = replace(STUDY, corpus="sample", vocab=500, d_model=16, d_ff=16, heads=2, warmup=2)
 
@@ -23,6 +29,22 @@ def few():
     data = prepare(SMALL)
     corpus = {"train": data.corpus["train"][:60], "val": data.corpus["val"][:20]}
     return replace(data, corpus=corpus, train=data.train[:60], val=data.val[:20])
+
+
+def test_parts_of_a_corpus_lie_inside_each_other():
+    parts = [part_indices(100, share) for share in (1, 2, 4, 8)]
+    assert [len(part) for part in parts] == [100, 50, 25, 12]
+    assert all(set(small) < set(large) for large, small in zip(parts, parts[1:], strict=False))
+    assert all(part == sorted(part) for part in parts)
+    assert part_indices(100, 4) == parts[2] != list(range(25))
+    assert len(part_indices(29_000, 16)) == 1812  # chapter 21 says so
+
+
+def test_a_pair_and_its_encoding_stay_together(few):
+    part = part_of(few, 9)
+    assert len(part.train) == 60 // 9 and part.val is few.val
+    pieces = few.tokenizer.encode(part.corpus["train"][5][1])
+    assert part.train[5].tgt[1:-1] == pieces
 
 
 def test_every_row_is_decoded_by_the_same_search():

@@ -9,9 +9,8 @@ import torch
 
 from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing
 from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
-from scripts.ch20_scaling import part_of
 from scripts.studies import block, grid, rows, runner, table3
-from scripts.studies.rows import SEEDS, SWEEP, data_of
+from scripts.studies.rows import SEEDS, SWEEP, data_of, part_of
 from scripts.studies.runner import Hours, Study, best_rate, complete, go_on, sweep, these
 from scripts.studies.table3 import DROPOUTS, SWEPT, work
 
@@ -83,10 +82,20 @@ def test_runs_are_done_once_and_the_record_is_all_that_the_next_call_needs(tmp_p
     assert len((tmp_path / "trace").read_text().split()) == 3 + 2
 
 
-def test_another_setting_is_another_study(tmp_path):
+def test_a_record_in_another_setting_is_left_alone(tmp_path):
     complete(a_study(tmp_path), "a command", tmp_path, hours=1)
-    other = complete(a_study(tmp_path, more=1), "a command", tmp_path, hours=1)
-    assert sorted(run["loss"] for run in other["runs"]) == [5, 10, 65]
+    before = (tmp_path / "squares.json").read_bytes()
+    with pytest.raises(ValueError, match="squares.json holds a study in another setting"):
+        complete(a_study(tmp_path, more=1), "a command", tmp_path, hours=1)
+    assert (tmp_path / "squares.json").read_bytes() == before
+
+
+def test_what_a_plan_names_twice_is_run_once(tmp_path):
+    plan = lambda runs: [{"x": x} for x in (1, 2, 4, 2, 4, 8)]  # noqa: E731
+    study = replace(a_study(tmp_path), plan=plan)
+    assert study.missing([{"x": 4, "loss": 16}]) == [{"x": 1}, {"x": 2}, {"x": 8}]
+    complete(study, "a command", tmp_path, hours=1, workers=3)
+    assert sorted((tmp_path / "trace").read_text().split()) == ["1", "2", "4", "8"]
 
 
 def simulated(plan, loss_of, limit=400):
@@ -189,14 +198,13 @@ def test_a_part_is_in_the_place_it_is_named_after(name):
     assert model.generator.proj.weight is model.src_embed[0].lut.weight
 
 
-def test_padding_visits_no_expert():
+def test_the_encoders_padding_visits_no_expert():
     row = block.ROWS["experts"]
     model = row.build(replace(block.BASE, d_model=32, d_ff=48), 50)
     src = torch.tensor([[5, 6, 7, EOS], [5, EOS, 0, 0]])
     batch = Batch(src, torch.tensor([[BOS, 8, 9, EOS], [BOS, 8, 9, EOS]]))
     row.loss_of(block.BASE)(model, batch, LabelSmoothing(0.1))
-    for stack, words in ((model.encoder, 6), (model.decoder, 6)):
-        assert {layer.feed_forward.visits.sum().item() for layer in stack.layers} == {2 * words}
+    assert {layer.feed_forward.visits.sum().item() for layer in model.encoder.layers} == {2 * 6}
 
 
 TODAY = ("today", "today, Muon")
@@ -226,12 +234,12 @@ def test_the_command_keeps_the_record_where_it_is_asked_to(tmp_path, monkeypatch
     monkeypatch.setattr(runner, "step_back", lambda: None)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     options = Hours(hours=1, workers=1, corpus="sample")
-    given = ("scripts.studies.table3", "squares", STUDY, lambda runs: [{"x": 5}], epochs)
+    given = ("scripts.studies.squares", STUDY, lambda runs: [{"x": 5}], epochs)
     record = go_on(options, *given)
     assert record["runs"][0]["loss"] == STUDY.epochs
     assert record["setting"]["corpus"] == "sample"
     assert (tmp_path / "results" / "squares-sample.json").is_file()
-    assert record["command"] == "python -m scripts.studies.table3 --corpus sample --save true"
+    assert record["command"] == "python -m scripts.studies.squares --corpus sample --save true"
 
 
 def epochs(setting, wanted):

@@ -202,22 +202,20 @@ def test_a_real_search_keeps_the_order_over_many_groups(translate, german):
 
 
 MEASURE = """
-import resource, sys
+import sys
 from scripts import translate
+from scripts.bench.training import peak_bytes
 from scripts.ch08_decoding import Hypothesis
 
 def echo(trained, rows, options):
     return [[Hypothesis(tuple(row[:-1]), -1.0, len(row))] if row[:-1] else [] for row in rows]
 
-def peak():  # MB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
 translate.decode_hypotheses = echo
 small, large, model = sys.argv[1:]
 assert translate.main(["--input", small, "--model", model, "--device", "cpu"]) == 0
-before = peak()
+before = peak_bytes()
 assert translate.main(["--input", large, "--model", model, "--device", "cpu"]) == 0
-print(peak() - before, file=sys.stderr)
+print((peak_bytes() - before) / 2**20, file=sys.stderr)
 """
 
 

@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts import definitions
+
 BLOCK = re.compile(
     r'(<div class="highlight-i?python3? notranslate"><div class="highlight"><pre>)(.*?)(</pre>)',
     re.DOTALL,
@@ -44,18 +46,9 @@ def bound(node: ast.AST) -> set[str]:
     return stored | {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
 
 
-def definitions(tree: ast.Module) -> dict[str, ast.AST]:
-    """The public functions, classes and constants at a module's top, by name."""
-    found = {}
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.setdefault(node.name, node)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            for target in getattr(node, "targets", None) or [node.target]:
-                for leaf in target.elts if isinstance(target, ast.Tuple) else [target]:
-                    if isinstance(leaf, ast.Name) and re.fullmatch("[A-Z][A-Z0-9_]{2,}", leaf.id):
-                        found.setdefault(leaf.id, leaf)
-    return {name: node for name, node in found.items() if not name.startswith("_")}
+def public(tree: ast.Module) -> dict[str, ast.stmt]:
+    """The public functions, classes and constants at a module's top: where each is first made."""
+    return {name: node for name, node in reversed(definitions(tree)) if not name.startswith("_")}
 
 
 class Series:
@@ -67,7 +60,7 @@ class Series:
     def __init__(self, folder: Path):
         paths = [path for path in sorted(Path(folder).rglob("*.py")) if path.stem != "__init__"]
         trees = {below(p, folder): ast.parse(p.read_text("utf-8")) for p in paths}
-        self.defined = {module: set(definitions(tree)) for module, tree in trees.items()}
+        self.defined = {module: set(public(tree)) for module, tree in trees.items()}
         self.imported = {}
         for module, tree in trees.items():
             for node in imports(tree):
@@ -150,7 +143,7 @@ def marks(text: str, series: Series, module: str, known: dict[str, tuple[str, st
             others = {alias.asname or alias.name for alias in node.names}
         for name in others - series.defined.get(module, set()):
             known.pop(name, None)
-    for name, node in definitions(tree).items():
+    for name, node in public(tree).items():
         if name in series.defined.get(module, ()):
             start = place(node.lineno, node.col_offset)
             start = re.compile(rf"\b{name}\b").search(text, start).start()

@@ -1,8 +1,7 @@
 """Sphinx extension: what a notebook needs on the site beyond what MyST-NB does.
 
 A chart becomes a figure that holds its PNG and its Vega-Lite JSON: _static/charts.js draws the JSON
-if scripts run. Solutions and the first cell fold. Links to files of the repository lead to the
-site's own pages.
+if scripts run. The first cell folds. Links to files of the repository lead to the site's own pages.
 """
 
 import base64
@@ -12,33 +11,26 @@ import re
 from pathlib import Path
 
 VEGALITE = "application/vnd.vegalite.v5+json"
-FOLDED = {"bootstrap": "the first cell: needed only to run this chapter"}
+PROMPT = "Show the first cell: needed only to run this chapter"
 NO_EXCERPTS = (
     'if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;'
 )
 LINKS = {
     r"\]\(\.\./scripts/([\w/]+)\.py\)": r"](../scripts/\1.md)",
     r"\]\(\.\./models/([\w-]+)/?\)": r"](../models/\1/README.md)",
-    r"\]\(\.\./results/\)": r"](../results/index.md)",
 }
 
 
 def description(spec: dict) -> str:
     """A chart in words: its title and its caption."""
-    title = spec.get("title", "")
-    if isinstance(title, str):
-        return title or "A chart"
-    caption = title.get("subtitle", [])
-    lines = [caption] if isinstance(caption, str) else caption
-    return " ".join([f"{title.get('text', 'A chart')}.", *lines])
+    title = spec["title"]
+    return " ".join([f"{title['text']}.", *title["subtitle"]])
 
 
 def figure(spec: dict, picture: str, size: dict) -> str:
     """The HTML of a chart: `picture` is its PNG's address, `size` the PNG's width and height."""
     data = json.dumps(spec, ensure_ascii=False, separators=(",", ":")).replace("<", r"\u003c")
-    edges = "".join(
-        f' {name}="{round(size[name])}"' for name in ("width", "height") if name in size
-    )
+    edges = "".join(f' {name}="{round(size[name])}"' for name in ("width", "height"))
     alt = html.escape(description(spec))
     return (
         f'<figure class="chart"><img src="{picture}" alt="{alt}"{edges} loading="lazy">'
@@ -59,16 +51,15 @@ def prepared(notebook: dict, stem: str, up: str) -> tuple[dict, dict[str, bytes]
                 text = re.sub(pattern, target, text)
             cell["source"] = text
         tags = cell["metadata"].setdefault("tags", [])
-        for tag in FOLDED.keys() & set(tags):
+        if "bootstrap" in tags:
             tags.append("hide-input")
-            words = {"code_prompt_show": f"Show {FOLDED[tag]}", "code_prompt_hide": "Hide it"}
-            cell["metadata"]["mystnb"] = words
+            cell["metadata"]["mystnb"] = {"code_prompt_show": PROMPT, "code_prompt_hide": "Hide it"}
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if VEGALITE in data:
                 name = f"{stem}-{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode("".join(data["image/png"]))
-                size = output["metadata"].get("image/png", {})
+                size = output["metadata"]["image/png"]
                 markup = figure(data[VEGALITE], f"{up}_images/charts/{name}", size)
                 output["data"] = {"text/html": markup}
     return notebook, pictures

@@ -38,7 +38,7 @@ from scripts.ch14_leaving_home import (
 )
 from scripts.engine.checkpoints import weights
 from scripts.engine.export import graph_config, save_graphs, step_example
-from scripts.engine.models import Trained, default_model, load_model
+from scripts.engine.models import DEFAULT_MODEL, Trained, load_model
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parent  # holds package-lock.json, and node_modules once they are installed
@@ -151,13 +151,11 @@ def npm_packages() -> Path:
     """docs/node_modules, as package-lock.json has it; npm installs what is missing."""
     folder = PACKAGES / "node_modules"
     wanted = json.loads((PACKAGES / "package-lock.json").read_text("utf-8"))["packages"]
-    for name, package in wanted.items():
-        file = PACKAGES / name / "package.json"
-        if name and not (
-            file.is_file() and json.loads(file.read_text("utf-8"))["version"] == package["version"]
-        ):
-            break
-    else:
+    files = {PACKAGES / name / "package.json": package for name, package in wanted.items() if name}
+    if all(
+        file.is_file() and json.loads(file.read_text("utf-8"))["version"] == package["version"]
+        for file, package in files.items()
+    ):
         return folder
     if not (npm := shutil.which("npm")):
         raise SystemExit(
@@ -238,7 +236,7 @@ def build(trained: Trained, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the page that translates in a browser.")
     parser.add_argument("folder", type=Path, help="where to write it; made anew")
-    parser.add_argument("--model", type=Path, default=default_model(), help="a model's folder")
+    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL, help="a model's folder")
     options = parser.parse_args()
     build(load_model(options.model, "cpu"), options.folder)
     size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from scripts import ROOT
-from scripts.bench.items import SMALLS, sum_up
 from scripts.book.files import write_whole
 from scripts.book.records import git_commit, load_record, save_record
 from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_file
@@ -66,15 +65,13 @@ def best_model(names: Collection[str], settings: Settings) -> str:
 
 
 def bring(names: Collection[str], settings: Settings, out: str) -> None:
-    """Sum up the seeds, and write what the items `names` made on this machine into `out`, if any.
+    """Write what the items `names` made on this machine into `out`; nothing if that is "".
 
     That is records.json, log.txt, and the best model.
     """
-    here = [name for name in names if is_done(name, settings) and at_hand(name, settings)]
-    if {*here} & {*SMALLS}:
-        sum_up(settings)
     if not out:
         return
+    here = [name for name in names if is_done(name, settings) and at_hand(name, settings)]
     best = best_model(here, settings)
     told = {"tiny": settings.tiny, "device": settings.device.type, "model": best}
     told["records"] = {f"gpu-{name}": load_record("record", settings.folder(name)) for name in here}
@@ -85,7 +82,7 @@ def bring(names: Collection[str], settings: Settings, out: str) -> None:
 
 
 def collect(folder: Path, names: Collection[str]) -> str:
-    """Put in place what `bring` wrote: the records of items `names`, of the seeds, and a model.
+    """Put in place what `bring` wrote: the records of items `names`, and a model.
 
     Returns the log. Raises FileNotFoundError or ValueError for what `bring` didn't write.
     """
@@ -95,7 +92,6 @@ def collect(folder: Path, names: Collection[str]) -> str:
     settings = Settings(told["device"], tiny=told["tiny"])
     for name in {f"gpu-{name}" for name in names} & told["records"].keys():
         save_record(name, told["records"][name], settings.records)
-    sum_up(settings)
     if told["model"] in names:
         home = settings.folder(told["model"])
         home.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import EOS, PAD
 from scripts.ch07_multi30k import pad_rows, source_ids
-from scripts.ch08_decoding import searcher
+from scripts.ch08_decoding import best_ids
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.corpora.load import load_corpus
 from scripts.engine.export import need_packages
@@ -52,7 +52,7 @@ def textbook(trained: Trained, rows: Sequence[Sequence[int]], beam: int) -> list
     for start in range(0, len(rows), size):
         src = pad_rows(rows[start : start + size])  # (B, S)
         limit = min(MAX_LEN, 2 * src.size(1) + 10)
-        found += searcher(beam)(trained.model, src, padding_mask(src), limit)
+        found += best_ids(trained.model, src, padding_mask(src), limit, beam)
     return found
 
 
@@ -86,8 +86,9 @@ class CTranslate2:
         """From now on, take the batches that are fastest for `rows`."""
         for beam in BEAMS:
             seconds = {}
-            for self.batch[beam] in BATCHES:
-                seconds[self.batch[beam]] = min(taken(partial(self, rows, beam)) for _ in range(2))
+            for size in BATCHES:
+                self.batch[beam] = size
+                seconds[size] = min(taken(partial(self, rows, beam)) for _ in range(2))
             self.batch[beam] = min(seconds, key=seconds.get)
 
 

@@ -16,6 +16,5 @@ fi
 export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 export MULTI30K_DIR="$here/corpus"
 export SERIES_COMMIT="$(cat "$here/commit")"
-export CUBLAS_WORKSPACE_CONFIG=:4096:8  # or its sums differ from call to call
 export PYTHONUNBUFFERED=1 TQDM_MININTERVAL=30  # what is said is seen; bars say little
 exec python3 -m scripts.gpu "$@"

@@ -69,7 +69,7 @@ class Contender:
 
     model: str = "series"  # or one of PEERS
     batches: Literal["buckets", "fixed"] = "buckets"  # of similar length, or all padded to 72
-    how: dict[str, Any] | None = None  # our switches; None is the textbook's own code
+    how: Switches | None = None  # ours; None is the textbook's own code
     autocast: bool = False  # the forward pass under PyTorch's autocast in bfloat16
     keep_memory: bool = False
     fused_adam: bool = False
@@ -82,8 +82,8 @@ class Contender:
         return replace(SMALL, **(self.shape or {}))
 
 
-OURS = Contender(how=asdict(FAST), fused_adam=True, keep_memory=True)
-OURS_HALF = replace(OURS, how=asdict(HALF))
+OURS = Contender(how=FAST, fused_adam=True, keep_memory=True)
+OURS_HALF = replace(OURS, how=HALF)
 
 
 @dataclass
@@ -159,7 +159,7 @@ class Runner:
         self.criterion = LabelSmoothing(0.1)
         loss_of = peer_loss if contender.model in PEERS else batch_loss
         if contender.how is not None:
-            loss_of = partial(fast_loss, how=Switches(**contender.how))
+            loss_of = partial(fast_loss, how=contender.how)
         half = torch.autocast("cpu", torch.bfloat16)
         self.loss_of = half(loss_of) if contender.autocast else loss_of
 
@@ -250,7 +250,8 @@ def race(reference: str, contenders: dict[str, Contender], options: BenchOptions
         reports[name] = {"times": times, "rounds": ratios, **other.finish()}
     reports[reference] = {"times": 1.0, "rounds": [], **first.finish()}
     for name, report in reports.items():
-        half = contenders[name].autocast or (contenders[name].how or {}).get("half")
+        one = contenders[name]
+        half = one.autocast or (one.how and one.how.half)
         rate = rates["matrix_rate_bf16" if half else "matrix_rate"]
         report["mfu"] = round(report["flops_per_second"] / rate, 4)
     return {
@@ -292,7 +293,7 @@ WITHOUT = {
 
 def step_contenders(ours: Contender) -> dict[str, Contender]:
     """The path `ours`, the same again, and without each of its switches and settings."""
-    less = {name: {"how": ours.how | change} for name, change in WITHOUT.items()}
+    less = {name: {"how": replace(ours.how, **change)} for name, change in WITHOUT.items()}
     less |= {"freed memory kept": {"keep_memory": False}, "the fused Adam": {"fused_adam": False}}
     changed = {f"without {name}": replace(ours, **one) for name, one in less.items()}
     return {"ours": ours, "ours again": ours} | changed
@@ -369,7 +370,7 @@ def growth_setting(axis: str, value: int) -> tuple[Shape, int, int]:
     return replace(SMALL, **sizes), tokens // length, length
 
 
-def growth_point(axis: str, value: int, how: dict[str, Any] | None) -> dict[str, Any]:
+def growth_point(axis: str, value: int, how: Switches | None) -> dict[str, Any]:
     """Seconds, kept memory and operations of a step at one point of one axis."""
     shape, sentences, length = growth_setting(axis, value)
     sides = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1)).tolist()
@@ -391,7 +392,7 @@ def bench_growth(options: BenchOptions) -> dict[str, Any]:
         growth_point(axis, value, how)
         for axis, values in AXES.items()
         for value in tqdm(values, desc=axis)
-        for how in (None, asdict(FAST))
+        for how in (None, FAST)
     ]
     return {"shape": asdict(SMALL), "points": points}
 

@@ -14,8 +14,8 @@ def settle() -> None:
     """Put this series first on the path; install what it needs if it was just fetched."""
     sys.path.insert(0, str(ROOT_FOUND))  # first, so that no other package named scripts shadows it
     for name, module in list(sys.modules.items()):
-        place = str(getattr(module, "__file__", ""))
-        if name.split(".")[0] == "scripts" and str(ROOT_FOUND) not in place:
+        place = Path(str(getattr(module, "__file__", "")))
+        if name.split(".")[0] == "scripts" and not place.is_relative_to(ROOT_FOUND):
             del sys.modules[name]
     if Path(FETCHED).resolve() == ROOT_FOUND:
         from scripts.book.first_cell import install_missing

@@ -157,16 +157,18 @@ def heatmap(
     domain: Sequence[float] | None = None,
     numbers: bool | None = None,
     digits: int = 2,
-    cell: int | None = None,
+    cell: int | tuple[int, int] | None = None,
     words: tuple[str, str] = ("allowed", "hidden"),
+    texts: Sequence[Sequence[str]] | None = None,
 ) -> alt.LayerChart:
     """A matrix as coloured cells, row 0 on top; labels may repeat, and each keeps its own place.
 
     `matrix` is (rows, columns): numbers, where NaN and infinities show as grey cells, or booleans,
     whose two colours are named by `words`. Without `rows` or `columns` the positions are shown.
     `scheme` is "sequential" (pale to dark blue) or "diverging" (brown, white at 0, blue above).
-    `numbers` writes each value into its cell (by default if there are at most 12 × 12);
-    `domain` fixes the colours' ends; `cell` is a cell's side in pixels.
+    `numbers` writes each value into its cell (by default if there are at most 12 × 12), `texts`
+    (rows, columns) other words; `domain` fixes the colours' ends; `cell` is a cell's side in
+    pixels, or its width and height.
 
     >>> heatmap([[0.9, 0.1], [0.3, 0.7]], ["the", "dog"], ["der", "Hund"], value_title="weight")
     """
@@ -180,6 +182,7 @@ def heatmap(
         if labels is not None and len(labels) != size:
             raise ValueError(f"{len(labels)} labels for {size} {name}")
     cell = cell or max(4, min(42, 460 // max(height, width)))
+    across, down = cell if isinstance(cell, tuple) else (cell, cell)
     numbers = max(height, width) <= 12 if numbers is None else numbers
     is_mask = array.dtype == bool
 
@@ -194,7 +197,9 @@ def heatmap(
     else:
         frame["value"] = array.ravel().astype("float64")
         frame = rounded(frame)
-        if numbers:
+        if texts is not None:
+            frame["text"] = [text for line in texts for text in line]
+        elif numbers:
             frame["text"] = [_cell_text(v, digits) for v in frame["value"]]
 
     if is_mask:
@@ -208,15 +213,15 @@ def heatmap(
         colors = "diverging" if scheme == "diverging" else "heatmap"
         scale = alt.Scale(range=colors, domain=[float(low), float(high)], clamp=True)
         legend = alt.Legend(
-            title=value_title or None, gradientLength=max(60, min(180, height * cell))
+            title=value_title or None, gradientLength=max(60, min(180, height * down))
         )
         color = alt.Color("value:Q", scale=scale, legend=legend)
     chart = alt.Chart(frame).encode(
-        x=alt.X("column:O", axis=_cell_axis(columns, width, column_title, cell, flat=True)),
-        y=alt.Y("row:O", axis=_cell_axis(rows, height, row_title, cell, flat=False)),
+        x=alt.X("column:O", axis=_cell_axis(columns, width, column_title, across, flat=True)),
+        y=alt.Y("row:O", axis=_cell_axis(rows, height, row_title, down, flat=False)),
         tooltip=[name for name in ("from", "to", "row", "column", "value") if name in frame],
     )
-    edge = {"stroke": "white", "strokeWidth": 1} if cell >= 12 else {}
+    edge = {"stroke": "white", "strokeWidth": 1} if down >= 12 else {}
     layers = [chart.mark_rect(**edge).encode(color=color)]
     if not is_mask and len(finite) < len(frame):  # the layer above leaves these cells out
         layers.append(chart.mark_rect(color=PALE, **edge).transform_filter("!isValid(datum.value)"))
@@ -224,10 +229,10 @@ def heatmap(
         limit = 0.75 * high if scheme == "diverging" else low + 0.66 * (high - low)
         value = "abs(datum.value)" if scheme == "diverging" else "datum.value"
         dark = f"isValid(datum.value) && {value} > {limit:.6g}"
-        size = 12 if cell >= 34 else 10
+        size = 12 if across >= 34 else 10
         ink = alt.when(dark).then(alt.value("white")).otherwise(alt.value(INK))
         layers.append(chart.mark_text(fontSize=size).encode(text="text:N", color=ink))
-    return alt.layer(*layers).properties(width=width * cell, height=height * cell)
+    return alt.layer(*layers).properties(width=width * across, height=height * down)
 
 
 def panels(
@@ -329,7 +334,6 @@ def bars(
     value_title: str | None = None,
     number_format: str = ".3~g",
     color: str | None = None,
-    width: int = 400,
 ) -> alt.LayerChart:
     """Horizontal bars in the frame's order, each with its number at the end.
 
@@ -353,7 +357,7 @@ def bars(
         text=alt.Text(f"{_escape(value)}:Q", format=number_format)
     )
     drawn = alt.layer(base.mark_bar(color=PALETTE[0]).encode(**fill), numbers)
-    return drawn.properties(width=width, height=alt.Step(30))
+    return drawn.properties(width=400, height=alt.Step(30))
 
 
 def _scale(log: bool, zero: bool) -> alt.Scale:

@@ -1,7 +1,7 @@
 """Executes notebooks and stores their outputs: `python -m scripts.book.execute notebooks/….ipynb`.
 
-`make notebooks` does so. It does what `jupyter nbconvert --execute` can't: no times of day go into
-the file, and of a progress bar only its last state, which is all that a preview shows.
+`make notebooks` does so. No times of day go into the file, and of a progress bar only its last
+state, which is all that a preview shows: `jupyter nbconvert --execute` has no option for that.
 """
 
 import sys

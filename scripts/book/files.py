@@ -1,6 +1,7 @@
 """Files that are there whole or not at all."""
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -28,9 +29,8 @@ def writable(folder: Path) -> Path:
     """`folder`, made if it is missing. Raises ValueError if it can't be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise ValueError(
             f"can't write to {folder} ({error.strerror}): choose another (for a run, by --name)"

@@ -16,6 +16,7 @@ NUMBER = {  # a finite verb of captions, third person: singular to plural
     "schläft": "schlafen", "isst": "essen", "liest": "lesen", "sieht": "sehen", "zieht": "ziehen",
     "kauft": "kaufen", "trinkt": "trinken", "ist": "sind", "hat": "haben", "wird": "werden",
 }  # fmt: skip
+PLURAL = {*NUMBER.values()}
 MODAL = {  # beside one of these a plural form is an infinitive
     "kann", "können", "könnte", "muss", "müssen", "soll", "sollen", "will", "wollen", "darf",
     "dürfen", "mag", "mögen", "möchte", "möchten", "lässt", "lassen", "würde", "würden",
@@ -49,17 +50,16 @@ def gap_item(text: str) -> GapItem | None:
     as the infinitive, doesn't follow "zu", is followed by a word, and no modal verb is near.
     """
     words = tuple(spaced(text).split())
-    plurals = set(NUMBER.values())
-    found = [i for i, word in enumerate(words) if word in NUMBER or word in plurals]
+    found = [i for i, word in enumerate(words) if word in NUMBER or word in PLURAL]
     if len(found) != 1:
         return None
     at = found[0]
     before, verb, behind = words[:at], words[at], words[at + 1 :]
-    if verb in plurals and (
+    if verb in PLURAL and (
         not before or before[-1] == "zu" or not behind or behind[0] in ".," or MODAL & {*words}
     ):
         return None
-    return GapItem(before, behind, verb in plurals)
+    return GapItem(before, behind, verb in PLURAL)
 
 
 def german_gaps(corpus: dict[str, list[tuple[str, str]]]) -> dict[str, list[GapItem]]:

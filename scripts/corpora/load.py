@@ -14,7 +14,7 @@ def load_corpus(name: str) -> dict[str, list[tuple[str, str]]]:
     "sample" is generated, offline; "few" are the sample's shortest pairs; then there is "multi30k".
     """
     if name == "sample":
-        return dict(sample_corpus())  # a copy, which the caller may change
+        return dict(sample_corpus())  # a copy, into which a caller may put other splits
     if name == "few":
         size = dict.fromkeys(sample_corpus(), 4) | {"train": FEW}
         return {

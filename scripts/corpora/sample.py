@@ -706,15 +706,15 @@ def caption_words(pair: Pair) -> list[str]:
     return ["de:" + word for word in german] + english
 
 
-def without_rare_words(pairs: list[Pair], least: int = 11) -> list[Pair]:
-    """The pairs whose every word occurs at least `least` times among the pairs that remain.
+def without_rare_words(pairs: list[Pair]) -> list[Pair]:
+    """The pairs whose every word occurs at least 11 times among the pairs that remain.
 
     They become train, val and test, so in train alone a word may occur a few times less.
     """
     split = [(pair, caption_words(pair)) for pair in pairs]
     while True:
         counts = Counter(word for _, found in split for word in found)
-        kept = [row for row in split if all(counts[word] >= least for word in row[1])]
+        kept = [row for row in split if all(counts[word] >= 11 for word in row[1])]
         if len(kept) == len(split):
             return [pair for pair, _ in kept]
         split = kept

@@ -7,7 +7,7 @@ tensor is stored as JSON in the file's own metadata.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -121,15 +121,24 @@ def keep_newest(paths: list[Path], count: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def newest_state(folder: Path) -> tuple[Path, dict[str, Tensor], dict[str, Any], list[str]]:
-    """The newest good state in `folder`: path, tensors, meta, and what is wrong with newer ones.
+class SavedState(NamedTuple):
+    """A run's state, as it was read."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    meta: dict[str, Any]
+    complaints: list[str]  # what is wrong with newer ones
+
+
+def newest_state(folder: Path) -> SavedState:
+    """The newest good state in `folder`.
 
     Raises FileNotFoundError if there is none, ValueError if none is good.
     """
     complaints: list[str] = []
     for path in reversed(saved_states(folder)):
         try:
-            return path, *load_tensors(path), complaints
+            return SavedState(path, *load_tensors(path), complaints)
         except ValueError as error:
             complaints.append(str(error).split(":")[0])
     if complaints:

@@ -1,7 +1,8 @@
 """C beside Python: a file of this folder, compiled once for this very processor and loaded.
 
-A caller must also have PyTorch's way to do the same, for machines without a compiler. `kernels.py`
-(decoding) and `passes.py` (training) say what the files hold.
+A caller must also have PyTorch's way to do the same, for machines without a compiler, and for
+others than x86 under Linux. `kernels.py` (decoding) and `passes.py` (training) say what the files
+hold.
 """
 
 import ctypes
@@ -34,7 +35,7 @@ def for_threads() -> list[str]:
 def built(name: str, folder: Path) -> Path:
     """The compiled NAME.c in `folder`, made if there is none yet for this processor.
 
-    Raises OSError or CalledProcessError if there is no compiler, or it fails.
+    Raises OSError or CalledProcessError if there is no compiler, it fails, or this isn't Linux.
     """
     about = Path("/proc/cpuinfo").read_text().splitlines()
     processor = sorted({line for line in about if line.startswith("flags")})

@@ -7,7 +7,7 @@ cache, and a family tree says which entries each prefix sees. `engine.searching`
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
-from scripts.ch11_where_the_time_goes import affine, suits_onednn
+from scripts.ch11_where_the_time_goes import suits_onednn
 from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, best_logits, in_8_bits
-from scripts.engine.fast import FAST, FastPath, switches_for
+from scripts.engine.fast import FAST, FastPath
 from scripts.engine.kernels import Layers, Map, attend, round_rows, scale_sums
 
 PATH = FastPath(replace(FAST, compiled=False))  # its C is for many rows, and gradients
 FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up
-Norm = nn.LayerNorm | None
 
 
 class Packed:
@@ -36,25 +35,31 @@ class Packed:
         self.bias = torch.cat([linear.bias.detach() for linear in linears])  # (F,)
         self.table = weight.T.contiguous()  # (D, F)
         self.onednn = suits_onednn(weight)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.onednn else weight
+        if self.onednn:
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self.few = Map(self.table, self.bias)  # for a few rows
 
     def __call__(
-        self, x: Tensor, norm: Norm = None, more: Tensor | None = None, relu: bool = False
+        self,
+        x: Tensor,
+        norm: nn.Module | None = None,
+        more: Tensor | None = None,
+        relu: bool = False,
     ) -> Tensor:
         """norm(x)·Wᵀ + b, plus `more` or cut at 0: x (N, D) to (N, F)."""
         if self.few.takes(x):
             return self.few(x, norm, more, relu)
         return self.many(x, norm, more, relu)
 
-    def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
+    def many(self, x: Tensor, norm: nn.Module | None, more: Tensor | None, relu: bool) -> Tensor:
         """The same for any number of rows."""
         x = x if norm is None else PATH.norm(norm, x)
         if self.onednn and x.size(0) > FEW:
             if more is not None:
                 given = (x, more, self.weight, self.bias, "add")
                 return torch.ops.mkldnn._linear_pointwise.binary(*given)
-            return affine(x, self.weight, self.bias, onednn=True, relu=relu)
+            then = "relu" if relu else "none"
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, then, [], "")
         if more is not None:
             return torch.addmm(more, x, self.table).add_(self.bias)
         y = torch.addmm(self.bias, x, self.table)
@@ -70,7 +75,7 @@ class Packed8(Packed):
         self.table = whole.T  # (D, F)
         self.few = Map(self.table, self.bias, self.units)
 
-    def many(self, x: Tensor, norm: Norm, more: Tensor | None, relu: bool) -> Tensor:
+    def many(self, x: Tensor, norm: nn.Module | None, more: Tensor | None, relu: bool) -> Tensor:
         """As in `Packed`; the sums of integers are exact."""
         whole, unit = round_rows(x, norm)
         sums = torch._int_mm(whole, self.table)  # (N, F)
@@ -193,7 +198,6 @@ class PreparedModel:
     def __init__(self, model: EncoderDecoder, precision: str = "float32"):
         self.model, self.generator, self.precision = model, model.generator, precision
         self.parts = list(model.modules())  # finding them takes as long as a step of decoding
-        self.modules, self.parameters = lambda: self.parts, model.parameters
         pack = PACKED[precision]
         self.readers = [PreparedLayer(layer, pack) for layer in model.encoder.layers]
         self.writers = [PreparedLayer(layer, pack) for layer in model.decoder.layers]
@@ -209,9 +213,17 @@ class PreparedModel:
         suits = self.precision == "float32" and self.vocabulary.onednn and exact_in_8_bits()
         return Screen(self.generator.proj) if suits and V >= 4096 and V % BLOCK == 0 else None
 
+    def modules(self) -> list[nn.Module]:
+        """The model's parts, which `dropout_off` asks for."""
+        return self.parts
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The model's own, not the copies."""
+        return self.model.parameters()
+
     def read(self, src: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
         """Keys and values (layers, 2, B, H, S, d_k) of src (B, S), and which are real (B, 1, S)."""
-        layout = Layout(real, switches_for(src.device).packed)
+        layout = Layout(real, packed=src.is_cpu)
         x = PATH.embed(self.model.src_embed, src, layout)  # (N, D)
         real = None if layout.real is None else layout.real.unsqueeze(1)
         for layer in self.readers:
@@ -236,7 +248,7 @@ class PreparedModel:
 
     def logits(self, x: Tensor) -> Tensor:
         """The decoder's last rows (N, D) to logits (N, V)."""
-        return self.vocabulary(self.generator.narrow(x))
+        return self.vocabulary(x)
 
 
 def made_ready(model: nn.Module | PreparedModel, precision: str = "float32") -> Any:

@@ -56,7 +56,10 @@ def graph_config(model: EncoderDecoder) -> dict[str, int]:
         "d_k": layers[0].size // layers[0].self_attn.h,
         "vocab": model.generator.proj.out_features,
         "max_len": model.tgt_embed[1].pe.size(0),
-        **{"pad": PAD, "unk": UNK, "bos": BOS, "eos": EOS},
+        "pad": PAD,
+        "unk": UNK,
+        "bos": BOS,
+        "eos": EOS,
     }
 
 

@@ -58,7 +58,15 @@ class Switches:
 
 
 FAST = Switches()
-PLAIN = Switches(False, False, "textbook", "textbook", False, False, False)
+PLAIN = Switches(
+    packed=False,
+    fused_norm=False,
+    attention="textbook",
+    loss="textbook",
+    random_bits=False,
+    onednn=False,
+    compiled=False,
+)
 HALF = replace(FAST, half=True)
 # Packed rows and our loss choose cells by the data, and a GPU would have to wait for that; our
 # attention, dropout's 16 bits and oneDNN were written for a CPU.
@@ -90,16 +98,14 @@ class FastPath:
         """Whether the compiled functions are wanted, and can work on x."""
         return self.how.compiled and passes.suits(x, *kinds)
 
-    def norm(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """x (N, D) to (N, D), in 16 bits if products are: a product comes next."""
-        if self.how.fused_norm and not isinstance(norm, nn.Identity):
-            if self.in_c(x, torch.float32):
-                kind = torch.bfloat16 if self.how.half else x.dtype
-                return NormRows.apply(x, norm.weight, norm.bias, norm.eps, kind)
-            x = F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
-        else:
-            x = norm(x)
-        return x.bfloat16() if self.how.half else x
+    def norm(self, norm: nn.Module, x: Tensor, wide: bool = False) -> Tensor:
+        """x (N, D) to (N, D); in 16 bits if products are, for one comes next, unless `wide`."""
+        kind = torch.bfloat16 if self.how.half and not wide else x.dtype
+        if not self.how.fused_norm or isinstance(norm, nn.Identity):
+            return norm(x).to(kind)
+        if self.in_c(x, torch.float32):
+            return NormRows.apply(x, norm.weight, norm.bias, norm.eps, kind)
+        return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps).to(kind)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """x·Wᵀ + b in the dtype of x."""
@@ -140,10 +146,11 @@ class FastPath:
         self, connection: SublayerConnection, x: Tensor, sublayer: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """`connection` around `sublayer`: x (N, D) to (N, D)."""
-        p = dropout_rate(connection)
+        p, norm = dropout_rate(connection), connection.norm
         if connection.norm_first:
-            return self.dropped_sum(x, sublayer(self.norm(connection.norm, x)), p)
-        return self.norm(connection.norm, self.dropped_sum(x, sublayer(x), p))
+            return self.dropped_sum(x, sublayer(self.norm(norm, x)), p)
+        narrow = x.bfloat16() if self.how.half else x  # a product's factor; x itself stays wide
+        return self.norm(norm, self.dropped_sum(x, sublayer(narrow), p), wide=True)
 
     def attend(
         self,
@@ -161,7 +168,8 @@ class FastPath:
         `causal`, the future (padding comes later); or what `bias`, added to the scores, says.
         """
         features = getattr(layer, "feature_dropout", 0.0) if layer.training else 0.0  # UniDrop's
-        rows, others = (x if x is None else self.dropped(x, features) for x in (rows, others))
+        rows = self.dropped(rows, features)
+        others = None if others is None else self.dropped(others, features)
         parts = (layer.project_query, layer.project_key, layer.project_value)
         widths = [len(part.weight) for part in parts]  # D each, as a rule
         by_rows = self.how.attention == "ours" and self.in_c(rows) and bias is None
@@ -283,7 +291,7 @@ class FastPath:
         self, generator: Generator, x: Tensor, labels: Tensor, criterion: LabelSmoothing
     ) -> tuple[Tensor, Tensor]:
         """`criterion(generator(x), labels)`: x (N, D), labels (N,), to two sums in nats."""
-        x, proj = generator.narrow(x), generator.proj
+        proj = generator.proj
         if self.how.loss == "textbook":
             return criterion(self.linear(proj, x), labels)
         size = max(1, BYTES_AT_ONCE // (len(proj.weight) * x.element_size()))  # rows

@@ -138,8 +138,10 @@ class Map(ctypes.Structure):
         `most` says how many rows are few: 0 if this machine can't multiply it.
         """
         (D, F), sums = table.shape, None
-        fits = D % 4 == 0 if units is None else D % 8 == F % 16 == 0 and multiplies_bytes()
-        most = MOST_ROWS if units is None else MOST_ROWS_OF_BYTES
+        if units is None:
+            fits, most = D % 4 == 0, MOST_ROWS
+        else:
+            fits, most = D % 8 == 0 and F % 16 == 0 and multiplies_bytes(), MOST_ROWS_OF_BYTES
         self.most = min(most, MOST_NUMBERS // max(D, F)) if fits and takes(bias) else 0
         if self.most and units is not None:
             sums = table.sum(0, dtype=torch.int32)

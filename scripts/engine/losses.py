@@ -19,6 +19,7 @@ from scripts.engine.fast import (
     PLAIN,
     STATIC,
     FastPath,
+    Switches,
     fast_loss,
     switches_for,
 )
@@ -33,6 +34,15 @@ def precision_on(config: TrainConfig, device: torch.device) -> str:
     if config.precision != "auto":
         return config.precision
     return "bf16" if multiplies_bf16(device) else "float32"
+
+
+def switches_of(config: TrainConfig, device: torch.device) -> Switches:
+    """The fast path's switches for a run. In a static or compiled step no shape depends on data."""
+    if config.path == "textbook":
+        return PLAIN
+    if config.compile or config.step in ("static", "graphed"):
+        return STATIC
+    return switches_for(device, precision_on(config, device) == "bf16")
 
 
 def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> TrainConfig:
@@ -89,15 +99,14 @@ def compiled(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
 def loss_function_of(config: TrainConfig, device: torch.device, training: bool = False) -> LossOf:
     """How the run computes a batch's loss. Validation has no dropout, and no R-Drop."""
     half, twice = precision_on(config, device) == "bf16", config.r_drop and training
-    switches = switches_for(device, half)
-    if config.compile or config.step in ("static", "graphed"):  # shapes mustn't depend on data
-        switches = STATIC
-    function, fixed = fast_loss, {"how": switches}
-    if config.path == "textbook":
-        switches, function, fixed = PLAIN, batch_loss, {}
+    switches = switches_of(config, device)
     if twice:
         rows_of = FastPath(switches).target_rows
         function, fixed = r_drop_loss, {"weight": config.r_drop, "rows_of": rows_of}
+    elif config.path == "textbook":
+        function, fixed = batch_loss, {}
+    else:
+        function, fixed = fast_loss, {"how": switches}
     loss_of = compiled(function, **fixed) if config.compile else partial(function, **fixed)
     by_hand = switches.half and not twice  # R-Drop uses the plain generator
     return torch.autocast(device.type, torch.bfloat16)(loss_of) if half and not by_hand else loss_of

@@ -50,24 +50,25 @@ class Drop(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, more: Tensor | None, p: float, relu: bool = False) -> Tensor:
         """To the shape of x, in the dtype of `more`, if given, or of x."""
-        ctx.how, ctx.kind, ctx.relu = dropout_at(p), x.dtype, relu
+        ctx.how, ctx.kind = dropout_at(p), x.dtype
         kind = x.dtype if more is None else more.dtype
-        out = pass_on(x, more, x if relu else None, ctx.how, kind)
-        ctx.save_for_backward(*[out] * relu)
+        out = dropped(x, more, x if relu else None, ctx.how, kind)
+        ctx.save_for_backward(out if relu else None)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The same mask; after relu, the output shows the zeros of both."""
-        if ctx.relu:
+        (out,) = ctx.saved_tensors
+        if out is not None:
             kept = Dropout(0, 0, ctx.how.scale)
-            return pass_on(grad, None, *ctx.saved_tensors, kept, ctx.kind), None, None, None
+            return dropped(grad, None, out, kept, ctx.kind), None, None, None
         by_more = grad if ctx.needs_input_grad[1] else None
-        return pass_on(grad, None, None, ctx.how, ctx.kind), by_more, None, None
+        return dropped(grad, None, None, ctx.how, ctx.kind), by_more, None, None
 
 
-def pass_on(
+def dropped(
     x: Tensor, more: Tensor | None, gate: Tensor | None, how: Dropout, kind: torch.dtype
 ) -> Tensor:
     """What `drop` makes of x, as numbers of `kind`."""

@@ -19,12 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from scripts import ROOT, runs_folder
-from scripts.book.files import writable, write_whole
+from scripts.book.files import writable
 from scripts.book.records import provenance, save_record, sha256
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch09_training_run import average_checkpoints, validate
 from scripts.ch12_going_fast import keep_memory
-from scripts.engine.cards import model_card, publish
+from scripts.engine.cards import publish, write_card
 from scripts.engine.checkpoints import load_weights, newest_state, saved_states
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.losses import LossOf, loss_function_of, resolved
@@ -37,14 +37,18 @@ from scripts.engine.signals import StopSignal
 from scripts.engine.static import static_lengths
 from scripts.engine.steps import KINDS, Step, ask_for_determinism
 from scripts.engine.training import Training, start_anew
-from scripts.engine.translating import fast_translate
+from scripts.engine.translating import DecodeOptions, fast_translate
 from scripts.engine.watching import gpu_row, in_words, tracker_of
 
 
 def validated_by(trained: Trained, data: TrainingData, ranks: Ranks = ALONE) -> dict[str, float]:
-    """Chapter 9's `validate`, with the run's own loss and the fast search."""
+    """Chapter 9's `validate`, with the run's own loss and the fast search, shared among `ranks`."""
     loss_of = loss_function_of(trained.config, trained.device)
-    return validate(trained, data, ranks, loss_of, fast_translate)
+
+    def shared(trained: Trained, sources: Sequence[str]) -> list[str]:
+        return ranks.woven(fast_translate(trained, ranks.share(sources)))  # in the old order
+
+    return validate(trained, data, loss_of, shared)
 
 
 def join_gradients(take: Step) -> None:
@@ -149,7 +153,7 @@ def evaluate(
     """Translate `pairs`: BLEU, cased and lower-cased, signatures, and the translations."""
     sources, references = zip(*pairs, strict=True)
     hypotheses = fast_translate(trained, sources, beam, alpha)
-    found = {"search": f"beam {beam}, alpha {alpha:g}" if beam > 1 else "greedy"}
+    found = {"search": DecodeOptions(beam=beam, alpha=alpha).in_words()}
     for kind, lowercase in (("", False), ("_lowercased", True)):
         bleu = corpus_bleu(hypotheses, references, lowercase=lowercase)
         found |= {f"bleu{kind}": round(bleu.score, 2), f"signature{kind}": bleu.signature}
@@ -161,10 +165,11 @@ def finish(
     data: TrainingData,
     folder: Path,
     history: list[dict[str, float]],
+    command: str,
     alphas: Sequence[float] = (),
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Choose the weights, test them as stored, and return the record.
+    """Choose the weights, test them as stored, and return the record of what `command` ran.
 
     If there are `alphas`, validation chooses the model's length penalty from them.
     """
@@ -180,15 +185,9 @@ def finish(
         test = tests[split] = evaluate(trained, data.corpus[split], config.beam, config.alpha)
         greedy = evaluate(trained, data.corpus[split]) if config.beam > 1 else test
         test["bleu_greedy"] = greedy["bleu"]
-    texts = [test.pop("translations") for test in tests.values()][0]
-    samples = [
-        {"source": source, "reference": reference, "translation": text}
-        for (source, reference), text in zip(data.corpus[next(iter(tests))], texts, strict=True)
-    ]
-    # A resumed run equals one that was never interrupted: it has that one's command.
-    options = [option for option in sys.argv[1:] if option != "--resume"]
-    start = ["python"] if processes == 1 else ["torchrun", f"--nproc-per-node={processes}"]
-    command = shlex.join([*start, "-m", "scripts.train", *options])
+    texts = {split: test.pop("translations") for split, test in tests.items()}
+    split = next(iter(texts))
+    first = zip(data.corpus[split][:10], texts[split][:10], strict=True)
     record = {
         **provenance(command, device),
         "config": asdict(config),
@@ -200,7 +199,7 @@ def finish(
         "chosen_by_val_bleu": chosen,
         "history": [{k: round(v, 5) for k, v in row.items()} for row in history],
         "test": tests,
-        "samples": samples[:10],
+        "samples": [{"source": s, "reference": r, "translation": t} for (s, r), t in first],
     }
     if alphas:
         record["val_bleu_by_alpha"] = {f"{a:g}": bleu for a, bleu in by_alpha.items()}
@@ -213,6 +212,7 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
     Under torchrun every process calls this; only the first writes, prints and returns a record.
     """
     device = pick_device(config.device)
+    DecodeOptions(beam=config.beam, alpha=config.alpha)  # its errors now, not hours later
     with join_ranks(device) as ranks:
         config = resolved(config, device, ranks.world)
         if config.path == "fast" and device.type == "cpu":
@@ -232,9 +232,13 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
         history = fit(config, data, folder, resume, ranks)
     if not ranks.first:
         return None
-    record = finish(config, data, folder, history, processes=ranks.world)
+    # A resumed run equals one that was never interrupted: it has that one's command.
+    options = [option for option in sys.argv[1:] if option != "--resume"]
+    start = ["python"] if ranks.world == 1 else ["torchrun", f"--nproc-per-node={ranks.world}"]
+    command = shlex.join([*start, "-m", "scripts.train", *options])
+    record = finish(config, data, folder, history, command, processes=ranks.world)
     save_record("record", record, folder)
-    write_whole(folder / "README.md", model_card(record).encode())
+    write_card(folder, record)
     if config.publish:
         publish(folder, config.publish, record)
     return record

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scripts.ch06_training import BOS, EOS
 from scripts.ch08_decoding import Hypothesis, drawer, dropout_off, hypothesis
-from scripts.ch13_decoding_fast import ALMOST, close_gaps, write_and_leave
+from scripts.ch13_decoding_fast import ALMOST, close_gaps, hope, write_and_leave
 from scripts.engine.decoding import CachedDecoding
 from scripts.engine.kernels import MOST_ROWS, best_of_rows
 
@@ -29,8 +29,8 @@ def best_next(decoding: CachedDecoding, x: Tensor, k: int) -> tuple[Tensor, Tens
 def likeliest(decoding: CachedDecoding, x: Tensor) -> tuple[Tensor, None]:
     """The choice of greedy decoding: last positions x (N, D) to tokens (N,)."""
     model = decoding.model
-    if len(x) > MOST_ROWS and getattr(model, "screen", None) is not None:
-        return model.screen.largest(model.generator.narrow(x), model.vocabulary), None
+    if len(x) > MOST_ROWS and model.screen is not None:
+        return model.screen.largest(x, model.vocabulary), None
     return best_of_rows(decoding.logits(x), 1, total=False)[1].squeeze(1), None
 
 
@@ -107,12 +107,12 @@ class Search:
 
     def undecided(self, alpha: float, exact: bool) -> list[bool]:
         """Which rows of the batch have sentences that aren't done."""
-        hopes = (self.scores.max(dim=1).values / self.max_len**alpha).tolist()
-        for source, hope in zip(self.live, hopes, strict=True):
+        bounds = hope(self.scores.max(dim=1).values, self.max_len, alpha).tolist()
+        for source, bound in zip(self.live, bounds, strict=True):
             enough = len(self.finished[source]) >= self.beam
             if enough and exact:
-                enough = sorted(h.score(alpha) for h in self.finished[source])[-self.beam] >= hope
-            self.over[source] |= enough or hope == -math.inf  # nothing is left to continue
+                enough = sorted(h.score(alpha) for h in self.finished[source])[-self.beam] >= bound
+            self.over[source] |= enough or bound == -math.inf  # nothing is left to continue
         return [not self.over[source] for source in self.live]
 
     def keep(self, going: list[bool]) -> None:

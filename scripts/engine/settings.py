@@ -4,6 +4,7 @@ The command line is made from `TrainConfig`, checkpoints carry it, records show 
 config.json is one. Nothing here trains.
 """
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
-from scripts.ch06_training import cosine_rate, inverse_sqrt_rate
+from scripts.ch06_training import cosine_rate
 
 
 @dataclass
@@ -165,6 +166,11 @@ def multiplies_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported()
+
+
+def inverse_sqrt_rate(step: int, peak: float, warmup: int) -> float:
+    """The paper's curve, named by its peak: `peak` at step `warmup`, then falling as 1/√step."""
+    return peak * min(step / warmup, math.sqrt(warmup / step))
 
 
 def learning_rate(config: TrainConfig, total_steps: int) -> Callable[[int], float]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from scripts.ch06_training import Batch, LabelSmoothing
-from scripts.ch07_multi30k import Example, pad_rows
+from scripts.ch07_multi30k import Example, make_batch
 from scripts.engine.static import ResidentCorpus, longer_side, narrowest
 
 Plan = Sequence[Sequence[Sequence[int]]]  # an epoch: its steps, their batches, the pairs in them
@@ -79,8 +79,8 @@ class Step:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """These pairs, padded, on the device."""
-        sides = zip(*((self.examples[i].src, self.examples[i].tgt) for i in indices), strict=True)
-        return Batch(*(self.sent(pad_rows(side)) for side in sides))
+        batch = make_batch([self.examples[i] for i in indices])
+        return Batch(self.sent(batch.src), self.sent(batch.full))
 
     def sent(self, tensor: Tensor) -> Tensor:
         """The tensor on the device. From pinned memory, or the CPU would wait for the copy."""
@@ -118,8 +118,8 @@ class StaticStep(Step):
     `max_tokens // width` rows; fillers complete it.
     """
 
-    def __init__(self, *given: Any, widths: Sequence[int], max_tokens: int, **named: Any):
-        super().__init__(*given, **named)
+    def __init__(self, *given: Any, widths: Sequence[int], max_tokens: int):
+        super().__init__(*given)
         self.widths, self.max_tokens = widths, max_tokens
         self.corpus: ResidentCorpus | None = None
 

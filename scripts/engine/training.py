@@ -5,7 +5,7 @@ Which loss is computed, and how fast, is not its business.
 """
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from scripts.ch06_training import EpochReport, TrainState
+from scripts.ch06_training import EpochReport
 from scripts.engine.checkpoints import (
     keep_newest,
     newest_state,
@@ -34,6 +34,15 @@ from scripts.engine.steps import Figures, Step, set_rate
 from scripts.engine.watching import in_figures, write_log
 
 KEPT = ("epoch", "done", "seconds", "cpu_seconds", "history")  # in a state, as they are
+
+
+@dataclass
+class TrainState:
+    """What a training has done so far, in all its epochs and processes."""
+
+    steps: int = 0  # optimizer steps
+    sentences: int = 0
+    tokens: int = 0  # target tokens, padding not counted
 
 
 def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -160,10 +169,8 @@ class Training:
         for at, figures in enumerate(found, self.done - len(found)):
             if not figures.finite:
                 raise Diverged(self, at, figures)
-            self.report.loss += figures.loss
-            self.report.nll += figures.nll
-            self.report.tokens += self.labels(self.ranks.share(self.steps[at]))
-            self.report.grad_norms.append(figures.norm)
+            tokens = self.labels(self.ranks.share(self.steps[at]))
+            self.report += EpochReport(figures.loss, figures.nll, tokens, [figures.norm])
 
     def end_epoch(self, row: dict[str, float]) -> None:
         """Log an epoch; keep its model if it is the best so far, and the state in any case."""

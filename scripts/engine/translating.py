@@ -139,7 +139,10 @@ def length_batches(rows: Rows, width: int, cores: int = 1) -> list[list[int]]:
     lengths = [len(rows[i]) for i in order]
     batches = cores * math.ceil(len(cut_by_cost(lengths, width, math.inf)) / cores)
     dearest = sum(lengths) * width + STEP_COST * max(lengths, default=0)
-    few_enough = lambda most: len(cut_by_cost(lengths, width, most)) <= batches  # noqa: E731
+
+    def few_enough(most: int) -> bool:
+        return len(cut_by_cost(lengths, width, most)) <= batches
+
     ends = cut_by_cost(lengths, width, bisect_left(range(dearest), True, key=few_enough))
     return [order[a:b] for a, b in itertools.pairwise([0, *ends]) if a < b]
 

@@ -1,6 +1,5 @@
 """Chapter 3's exercises: our solutions, and checkers that say what is wrong."""
 
-import math
 from collections.abc import Callable
 from itertools import permutations
 
@@ -10,19 +9,18 @@ from torch import Tensor, nn
 from scripts.book.exercises import blame, same_numbers
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
+from scripts.ch03_embeddings_and_positions import speeds
 
 
 def exact_table(length: int, d_model: int) -> Tensor:
     """The sinusoids (length, D) in float64, whatever the default dtype is."""
-    speeds = 10_000.0 ** -(torch.arange(0, d_model, 2).double() / d_model)
-    angle = torch.outer(torch.arange(length).double(), speeds)  # (length, D/2)
+    angle = torch.outer(torch.arange(length).double(), speeds(d_model))  # (length, D/2)
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1)
 
 
 def squared_gap(distance: int, d_model: int) -> float:
     """‖PE_p − PE_q‖² at p − q = distance: D/2 + D/2 − 2 Σ cos(distance · ω_i)."""
-    speeds = [10_000 ** (-2 * i / d_model) for i in range(d_model // 2)]
-    return sum(2 - 2 * math.cos(distance * speed) for speed in speeds)
+    return (2 - 2 * torch.cos(distance * speeds(d_model))).sum().item()
 
 
 def check_squared_gap(candidate: Callable[[int, int], float]) -> None:

@@ -2,7 +2,7 @@
 
 An item is done when its record is there. One that is stopped goes on in the next call where this
 one ended; one that fails is tried again in the next call, after those never tried. One that needs
-what others leave waits for them. The GPU's agenda and the queue of studies both work this way.
+what others leave waits for them. The GPU's agenda and the ladder's queue both work this way.
 """
 
 import _thread
@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,6 @@ from typing import Any, Literal
 import torch
 
 from scripts import runs_folder
-from scripts.book.files import write_whole
 from scripts.book.records import RESULTS, load_record, provenance, save_record
 from scripts.engine.losses import resolved
 from scripts.engine.settings import TrainConfig
@@ -115,8 +115,7 @@ class Settings:
         config = replace(config, corpus=self.corpus, device=str(self.device), name=place)
         if self.tiny:
             size = {"layers": 1, "d_model": 32, "d_ff": 64, "heads": 2, "vocab": 300}
-            epochs, average = (2, 2) if config.average else (1, 0)  # a study's parts are many
-            size |= {"epochs": epochs, "average": average, "max_tokens": 512, "warmup": 4}
+            size |= {"epochs": 2, "average": 2, "max_tokens": 512, "warmup": 4}
             config = replace(config, **size, beam=2, save_every=2, precision="float32")
         return resolved(config, self.device)
 
@@ -125,8 +124,8 @@ class Settings:
 class Item:
     """What is owed: its name, the minutes it should take, what it is, what makes its record.
 
-    One that `resumes` may be stopped at any moment, and loses at most a step. `needs` names items
-    before it whose folders it reads.
+    One that `resumes` may be stopped at any moment: it goes on from what it has saved. `needs`
+    names items before it whose folders it reads.
     """
 
     name: str
@@ -164,7 +163,8 @@ def note(name: str, end: str, seconds: float, settings: Settings) -> None:
     """Add a line to the log, and print it: how an item that was begun has ended."""
     line = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {name}  {end}  {seconds:.1f} s"
     settings.root.mkdir(parents=True, exist_ok=True)
-    write_whole(settings.log, f"{log_text(settings)}{line}\n".encode())
+    with open(settings.log, "a", encoding="utf-8") as log:
+        log.write(line + "\n")
     print(line, flush=True)
 
 
@@ -286,9 +286,9 @@ def attempt(item: Item, settings: Settings) -> str:
     lacking = ["anything of this on a GPU"] if settings.device.type != settings.kind else []
     try:
         kept = not item.resumes and at_hand(item.name, settings)
-        record = load_record("record", folder) if kept else item.make(settings)
-        record = provenance(command, settings.device) | record
-        record |= {"command": command, "repeat": command}  # a training names the command it knows
+        record = provenance(command, settings.device)  # first: names the code that runs
+        record |= load_record("record", folder) if kept else item.make(settings)
+        record["repeat"] = command
         record["not_run"] = [*dict.fromkeys([*lacking, *record.get("not_run", [])])]
         save_record("record", record, folder)
         save_record(settings.record(item.name).stem, record, settings.records)
@@ -296,6 +296,7 @@ def attempt(item: Item, settings: Settings) -> str:
         # A bare OSError, not a special case such as a missing file, is a full disk.
         if isinstance(error, (Stopped, BrokenPipeError)) or type(error) is OSError:
             raise
+        traceback.print_exc()
         return "failed: " + " ".join(f"{type(error).__name__}: {error}".split())[:500]
     return "done"
 

@@ -12,26 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from scripts import ROOT, runs_folder
-from scripts.book.files import writable, write_whole
-from scripts.book.records import RESULTS, load_record, sha256
+from scripts.book.files import writable
+from scripts.book.records import load_record, sha256
 from scripts.ch06_training import EpochReport
 from scripts.ch21_learning_from_models import turned_around
-from scripts.engine.cards import model_card
+from scripts.engine.cards import write_card
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.data import TrainingData
 from scripts.engine.models import load_model
-from scripts.engine.run import average_if_better, finish, fit
-from scripts.engine.scores import corpus_bleu
+from scripts.engine.run import average_if_better, evaluate, finish, fit
 from scripts.engine.settings import PRESETS, TrainConfig, plain_config
 from scripts.engine.signals import StopSignal
 from scripts.engine.training import Training
 from scripts.engine.translating import DecodeOptions, translate
 from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.diversify import diversified, pairs_sha256
-from scripts.ladder.lessons import LessonConfig, lesson_loss, lesson_of
-from scripts.ladder.rungs import GPU, RUNGS, RUNS, THREAD, Rung, val_bleu
+from scripts.ladder.lessons import LessonConfig, lesson_loss
+from scripts.ladder.rungs import RUNGS, RUNS, Rung, val_bleu
 from scripts.studies.rows import data_of
-from scripts.studies.runner import Run, kept_at
+from scripts.studies.runner import Run, kept_at, lesson_of, on_record
 
 MARGIN = 4.0  # BLEU that a rung may be behind the best one at half time
 WRITING = DecodeOptions(beam=5, alpha=0.6)  # how models translate the training pairs
@@ -41,11 +40,11 @@ AT_ONCE = 2000  # texts that are kept together: the most that is lost if the wri
 
 def ladder_items(hours: bool) -> list[Item]:
     """An item for each run, in order, with its time on one thread, or on a GPU."""
-    costs = THREAD if hours else GPU
+    each = 1.6 if hours else 0.05  # minutes for as many pairs as the corpus has, roughly
     rungs = {name: RUNGS[of] for name, of in RUNS.items()}
     rungs = {name: rung for name, rung in rungs.items() if not (hours and rung.gpu)}
     return [
-        Item(name, rung.minutes(costs), rung.about, partial(climbed, name), True, rung.needs)
+        Item(name, each * rung.passes, rung.about, partial(climbed, name), True, rung.needs)
         for name, rung in rungs.items()
     ]
 
@@ -59,9 +58,8 @@ def model_of(name: str, settings: Settings) -> Path:
 
 
 def weights_sha256(name: str, settings: Settings) -> str:
-    """The SHA-256 of a model's weights, from its record."""
-    home, where = ("record", settings.folder(name)) if name in RUNS else (name, RESULTS)
-    return load_record(home, where)["weights_sha256"]
+    """The SHA-256 of a model's weights."""
+    return sha256(model_of(name, settings) / "model.safetensors")
 
 
 def written(name: str, sentences: Sequence[str], settings: Settings) -> list[str]:
@@ -173,26 +171,12 @@ def learned(config: TrainConfig, data: TrainingData, **others: Any) -> list[Run]
     return fit(config, data, folder, resume=bool(states), **others)
 
 
-def on_record(path: Path, config: TrainConfig) -> Run | None:
-    """The record at `path`, if any. Raises ValueError if it isn't of `config`'s run."""
-    if not path.is_file():
-        return None
-    found = load_record(path.stem, path.parent)
-    ours = asdict(plain_config(config)) | lesson_of(config)
-    if "val_bleu_by_alpha" in found:
-        ours["alpha"] = found["config"]["alpha"]  # validation chose it
-    if found["config"] | found.get("lesson", {}) != ours:
-        raise ValueError(f"{path.parent} holds another run: move it away")
-    return found
-
-
 def tested(
     name: str, settings: Settings, config: TrainConfig, data: TrainingData, history: list[Run]
 ) -> Run:
     """The record of a run that may ship, with the tests' scores."""
-    folder = settings.folder(name)
-    record = finish(plain_config(config), data, folder, history, ALPHAS)
-    return record | {"command": settings.repeat(name), "repeat": settings.repeat(name)}
+    command = settings.repeat(name)
+    return finish(plain_config(config), data, settings.folder(name), history, command, ALPHAS)
 
 
 def validated(config: LessonConfig, data: TrainingData, folder: Path, history: list[Run]) -> Run:
@@ -230,8 +214,7 @@ def climbed(name: str, settings: Settings) -> Run:
     else:
         record = validated(config, data, folder, history)
     trained = load_model(folder, config.device)
-    sources, references = zip(*data.corpus["val"], strict=True)
-    texts = translate(trained, sources, DecodeOptions(beam=config.beam, alpha=config.alpha))
+    beam = evaluate(trained, data.corpus["val"], config.beam, config.alpha)
     clock = "seconds" if settings.device.type == "cuda" else "cpu_seconds"
     learned_from = {
         kind: standing(getattr(rung, kind), settings) for kind in ("forward", "reverse", "teachers")
@@ -245,9 +228,9 @@ def climbed(name: str, settings: Settings) -> Run:
         "parameters": sum(p.numel() for p in trained.model.parameters()),
         "train_pairs": len(data.train),
         "hours": round(sum(row[clock] for row in history) / 3600, 3),
-        "val_bleu_beam": round(corpus_bleu(texts, references).score, 3),
+        "val_bleu_beam": beam["bleu"],
     }
     record |= made | ended
     if "test" in record:
-        write_whole(folder / "README.md", model_card(record).encode())
+        write_card(folder, record)
     return record

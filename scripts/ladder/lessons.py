@@ -1,16 +1,15 @@
 """Training with UniDrop and teachers: another loss for `engine.run.fit`. The model is the same."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from scripts.engine.fast import STATIC, FastPath, switches_for
-from scripts.engine.losses import loss_function_of, precision_on
-from scripts.engine.settings import TrainConfig, plain_config
+from scripts.engine.fast import FastPath
+from scripts.engine.losses import loss_function_of, precision_on, switches_of
+from scripts.engine.settings import TrainConfig
 from scripts.ladder.distill import distill_loss
 from scripts.ladder.unidrop import with_unidrop
 
@@ -40,12 +39,6 @@ class LessonConfig(TrainConfig):
             raise ValueError("a recording has all its layers: layer_drop can't be used with it")
 
 
-def lesson_of(config: TrainConfig) -> dict[str, Any]:
-    """What `config` has beyond a TrainConfig and that isn't off."""
-    plain = asdict(plain_config(config))
-    return {name: value for name, value in asdict(config).items() if value and name not in plain}
-
-
 def lesson_loss(
     config: LessonConfig,
     device: torch.device,
@@ -58,8 +51,7 @@ def lesson_loss(
     loss_of = loss_function_of(config, device, training)
     if teachers:
         half = precision_on(config, device) == "bf16"
-        how = STATIC if config.step != "eager" else switches_for(device, half)
-        rows_of = FastPath(how).target_rows
+        rows_of = FastPath(switches_of(config, device)).target_rows
         given = {"teachers": teachers, "weight": config.taught, "r_drop": config.r_drop}
         loss_of = partial(distill_loss, **given, rows_of=rows_of)
         loss_of = torch.autocast(device.type, torch.bfloat16)(loss_of) if half else loss_of

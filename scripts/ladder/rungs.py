@@ -14,23 +14,6 @@ from typing import Any
 from scripts.book.records import RESULTS, load_record
 from scripts.engine.settings import PRESETS
 
-R_DROP, TEACHER = 2.65, 0.45  # R-Drop's work, as a multiple; what each teacher adds
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds for: an epoch of the small preset, what Muon adds, a validation, 29,000 texts."""
-
-    epoch: float
-    muon: float
-    validation: float
-    texts: float
-
-
-# One thread with 16-bit products (three to five times as long without); and an H200, whose epochs
-# are on record (gpu-small-1): the rest is rounded up from a log, and Muon's part is a guess.
-THREAD, GPU = Costs(85, 45, 6, 240), Costs(1.15, 0.6, 1.5, 18)
-
 
 @dataclass(frozen=True)
 class Rung:
@@ -51,7 +34,7 @@ class Rung:
     candidate: bool = False
     """It may ship, so its test scores are read."""
     gpu: bool = False
-    """For a GPU alone: on one thread it would take more than 100 minutes."""
+    """For a GPU alone: one thread would take hours."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -60,39 +43,22 @@ class Rung:
         return tuple(name for name in names if name in RUNS)
 
     @property
-    def epochs(self) -> int:
-        """Passes over its pairs."""
-        return self.changes.get("epochs", PRESETS["small"].epochs)
-
-    @property
     def passes(self) -> int:
         """Passes over as many pairs as the corpus has."""
-        return self.epochs * (1 + len(self.forward) + len(self.reverse))
-
-    @property
-    def work(self) -> float:
-        """The work of its losses, in epochs of the small preset."""
-        each = R_DROP if self.changes.get("r_drop") else 1.0
-        return self.passes * (each + TEACHER * len(self.teachers))
-
-    def minutes(self, costs: Costs) -> float:
-        """What it should take, tests included, without the runs that it needs."""
-        seconds = costs.epoch * self.work + costs.validation * (self.epochs + 4)
-        seconds += costs.muon * self.passes if self.changes.get("optimizer") == "muon" else 0
-        return (seconds + costs.texts * (len(self.forward) + len(self.reverse))) / 60
+        epochs = self.changes.get("epochs", PRESETS["small"].epochs)
+        return epochs * (1 + len(self.forward) + len(self.reverse))
 
 
 SHIPPED = "multi30k-de-en"  # its weights are at hand
 BY_MUON = {"optimizer": "muon"}
-UPON: dict[str, Any] = {}  # what steps 2 to 6 build on: set by hand, from the table, after step 1
 ONCE = {"forward": ("small-1",), "reverse": ("reverse-1",)}
 BOTH = {"forward": ("small-1", "long-1"), "reverse": ("reverse-1", "reverse-adam-1")}
 BEST = {"forward": (SHIPPED,), "reverse": ("reverse-adam-1", "reverse-adam-2")}
 ALL = BEST | {"forward": (SHIPPED, "small-1")}
 TEACHERS = ("long-1", "diverse-1", "diverse-more-1")
 UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
-MORE = UPON | {"epochs": 24}  # noise needs a longer run
-TWICE = UPON | {"dropout": 0.3, "epochs": 16}  # and two passes need one, too
+MORE = {"epochs": 24}  # noise needs a longer run
+TWICE = {"dropout": 0.3, "epochs": 16}  # and two passes need one, too
 
 # What isn't for a GPU alone takes at most 100 minutes of one thread: a lost machine loses no more.
 RUNGS: dict[str, Rung] = {
@@ -107,17 +73,17 @@ RUNGS: dict[str, Rung] = {
     "feature-drop": Rung(3, "queries, keys, values dropped", MORE | {"feature_drop": 0.1}),
     "word-drop": Rung(3, "source words dropped", MORE | {"word_drop": 0.2}),
     "unidrop": Rung(3, "UniDrop: all three", MORE | UNIDROP),
-    "bpe-dropout": Rung(3, "BPE-dropout 0.1", UPON | {"bpe_dropout": 0.1, "epochs": 28}),
+    "bpe-dropout": Rung(3, "BPE-dropout 0.1", {"bpe_dropout": 0.1, "epochs": 28}),
     "reverse": Rung(4, "English to German, Muon", BY_MUON, turned=True),
     "reverse-adam": Rung(4, "English to German, Adam", {}, (1, 2), turned=True),
-    "diverse": Rung(4, "diversified, k = 1", UPON | {"epochs": 9}, **ONCE),
-    "diverse-more": Rung(4, "diversified, k = 2", UPON | {"epochs": 6}, **BOTH),
-    "taught": Rung(5, "taught by words", UPON | {"taught": 0.5, "epochs": 14}, teachers=TEACHERS),
+    "diverse": Rung(4, "diversified, k = 1", {"epochs": 9}, **ONCE),
+    "diverse-more": Rung(4, "diversified, k = 2", {"epochs": 6}, **BOTH),
+    "taught": Rung(5, "taught by words", {"taught": 0.5, "epochs": 14}, teachers=TEACHERS),
     # It may ship: Adam alone, and pairs that the best models at hand wrote.
     "final": Rung(
         6,
         "diversified by what was at hand",
-        UPON | {"epochs": 6, "average": 3},
+        {"epochs": 6, "average": 3},
         (1, 2),
         **BEST,
         candidate=True,
@@ -125,7 +91,7 @@ RUNGS: dict[str, Rung] = {
     "final-more": Rung(
         6,
         "two models each way, longer, dropout 0.3",
-        UPON | {"dropout": 0.3, "epochs": 10, "average": 3},
+        {"dropout": 0.3, "epochs": 10, "average": 3},
         (1, 2),
         **ALL,
         candidate=True,
@@ -133,7 +99,7 @@ RUNGS: dict[str, Rung] = {
     "final-long": Rung(
         6,
         "the same, twice as long",
-        UPON | {"dropout": 0.3, "epochs": 20, "average": 3},
+        {"dropout": 0.3, "epochs": 20, "average": 3},
         (1, 2, 3),
         **ALL,
         candidate=True,
@@ -142,7 +108,7 @@ RUNGS: dict[str, Rung] = {
     "agreed": Rung(
         6,
         "texts of three models, R-Drop 5",
-        UPON | {"dropout": 0.3, "r_drop": 5.0, "epochs": 16, "average": 3},
+        {"dropout": 0.3, "r_drop": 5.0, "epochs": 16, "average": 3},
         forward=(SHIPPED, "small-1", "small-3"),
         candidate=True,
         gpu=True,

@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import Tensor
 
-from scripts.book.command import GOES_ON, Command
 from scripts.ch04_encoder_decoder import EncoderDecoder, EncoderLayer
 from scripts.ch06_training import PAD, Batch, LabelSmoothing
 from scripts.ch19_ablations import STUDY, StudyRow, drop_positions
@@ -40,7 +39,7 @@ from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedA
 from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer
 from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import Wanted, one_run
-from scripts.studies.runner import Hours, Run, go_on
+from scripts.studies.runner import Run, study_command
 
 BASE = replace(STUDY, epochs=3, dropout=0.0, path="textbook", name="block")
 SHORT, LONG = BASE.epochs, 3 * BASE.epochs
@@ -113,9 +112,11 @@ def leave_padding_out(model: EncoderDecoder) -> None:
     exchange(model, EncoderLayer, told)
 
 
-def attention(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder], None]:
+def attention(
+    kind: Callable[..., Any], groups: int | None = None
+) -> Callable[[EncoderDecoder], None]:
     """The step that replaces self-attention."""
-    return partial(attend_by, kind=kind, **more)
+    return partial(attend_by, kind=kind, groups=groups)
 
 
 def like(kind: Callable[..., Any], **more: Any) -> Callable[[str, Any], Any]:
@@ -161,7 +162,7 @@ ROWS = {
     ),
     "latent": BlockRow(attention(latent), drop_positions),
     "latent, across too": BlockRow(attention(latent), across(latent, rotary=False), drop_positions),
-    "window of 4": BlockRow(attention(WindowedAttention, window=4)),
+    "window of 4": BlockRow(attention(partial(WindowedAttention, window=4))),
     "linear attention": BlockRow(attention(LinearAttention)),
     "experts": BlockRow(partial(feed_by, make=experts), leave_padding_out),
 }
@@ -193,7 +194,6 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(ROWS[wanted["row"]], setting, wanted)
 
 
-study = partial(go_on, module=__name__, name="block", base=BASE, plan=wanted_runs, work=work)
-main = Command(
-    __name__, Hours, study, "Train 2017's block, today's, and each part alone.", interrupted=GOES_ON
+main = study_command(
+    __name__, BASE, wanted_runs, work, "Train 2017's block, today's, and each part alone."
 )

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scripts.book.command import GOES_ON, Command
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import BPETokenizer, Example, pad_rows, token_batches
 from scripts.ch08_decoding import dropout_off
@@ -33,7 +32,7 @@ from scripts.corpora.gaps import GapItem, german_gaps, spaced
 from scripts.corpora.load import load_corpus
 from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import Wanted, fit_best, found_by, nats, trained_once
-from scripts.studies.runner import Hours, Run, go_on
+from scripts.studies.runner import Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 BASE = replace(
@@ -224,7 +223,6 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return encoder_run(config, gaps, some, wanted["row"] == PRETRAINED)
 
 
-study = partial(go_on, module=__name__, name="classify", base=BASE, plan=wanted_runs, work=work)
-main = Command(
-    __name__, Hours, study, "Classify number with encoders and bags of words.", interrupted=GOES_ON
+main = study_command(
+    __name__, BASE, wanted_runs, work, "Classify number with encoders and bags of words."
 )

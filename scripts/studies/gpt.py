@@ -12,13 +12,11 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 
-from scripts.book.command import GOES_ON, Command
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example
@@ -40,7 +38,7 @@ from scripts.engine.models import Trained
 from scripts.engine.scores import held_out_splits
 from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import Wanted, one_run
-from scripts.studies.runner import Hours, Run, go_on
+from scripts.studies.runner import Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 LONGEST = 250  # characters; longer captions are cut
@@ -74,6 +72,11 @@ def texts_of(corpus: str) -> Texts:
     return {name: [english[:LONGEST] for _, english in pairs[name]] for name in names}
 
 
+def held_out(splits: Mapping[str, Any]) -> list[str]:
+    """The names of the splits that nothing is learned from."""
+    return [name for name in splits if name != "train"]
+
+
 @cache
 def letters_of(corpus: str) -> tuple[TrainingData, dict[str, list[list[int]]]]:
     """What a character model reads: targets without a source; and each split's rows of ids."""
@@ -94,7 +97,7 @@ def counted(corpus: str) -> Run:
     for order in ORDERS:
         model = KneserNey(counts[:order], len(data.tokenizer))
         found.append({"order": order, "entries": sum(map(len, model.tables))})
-        for name in [*rows][1:]:
+        for name in held_out(rows):
             nats = [model.nats(row) for row in rows[name]]
             found[-1][name] = round(bits_per_character(nats, rows[name]), 4)
     return {"orders": found}
@@ -111,7 +114,7 @@ def packed(corpus: str) -> Run:
     lines = {name: "".join(line + "\n" for line in part) for name, part in texts.items()}
     for order in PPM_ORDERS:
         found.append({"order": order})
-        for name in [*texts][1:]:
+        for name in held_out(texts):
             more = size(lines["train"] + lines[name], order) - size(lines["train"], order)
             found[-1][name] = round(8 * more / len(lines[name]), 4)
     return {"orders": found}
@@ -160,7 +163,7 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
     model, characters = trained.model, trained.tokenizer
     bits = {
         name: round(bits_per_character(row_nats(model, rows[name]), rows[name]), 4)
-        for name in [*rows][1:]
+        for name in held_out(rows)
     }
     parameters = sum(p.numel() for p in model.parameters())
     return bits | {
@@ -172,8 +175,7 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
     """All that is wanted so far: the tables, each dropout's rate, and then the best one's seeds."""
     plan, place = Wanted(runs), {"row": MODEL, "epochs": SHORT}
-    tables = [COUNTS, PPM] if find_spec("pyppmd") else [COUNTS]  # not on every machine
-    plan.wanted += [{"row": table} for table in tables]
+    plan.wanted += [{"row": COUNTS}, {"row": PPM}]
     chosen = plan.best(BASE.lr, [place | {"dropout": dropout} for dropout in DROPOUTS])
     if chosen:
         plan.seeds(chosen.pop("lr"), **chosen | {"epochs": BASE.epochs})
@@ -189,7 +191,6 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(LanguageRow("gpt"), setting, wanted, written, data)
 
 
-study = partial(go_on, module=__name__, name="gpt", base=BASE, plan=wanted_runs, work=work)
-main = Command(
-    __name__, Hours, study, "Train a small language model, and count n-grams.", interrupted=GOES_ON
+main = study_command(
+    __name__, BASE, wanted_runs, work, "Train a small language model, and count n-grams."
 )

@@ -13,15 +13,13 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
-from scripts.book.command import GOES_ON, Command
 from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.ch20_scaling import PASSES, WIDTHS
 from scripts.studies.rows import Wanted, data_of, one_run
-from scripts.studies.runner import Hours, Run, go_on
+from scripts.studies.runner import Run, study_command
 
 BASE = replace(STUDY, dropout=0.0, name="grid")
 ENDS = [(width, share) for width in (min(WIDTHS), max(WIDTHS)) for share in (1, max(PASSES))]
@@ -54,5 +52,4 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return found | {"tokens": sum(len(example.tgt) - 1 for example in train)}
 
 
-study = partial(go_on, module=__name__, name="grid", base=BASE, plan=wanted_runs, work=work)
-main = Command(__name__, Hours, study, "Train a grid of model and data sizes.", interrupted=GOES_ON)
+main = study_command(__name__, BASE, wanted_runs, work, "Train a grid of model and data sizes.")

@@ -160,7 +160,7 @@ def pruning_curve(judge: Judge, orders: Mapping[str, Sequence[Head]]) -> list[di
 
 
 def numbers_on_record(trained: Trained, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Each kind's numbers (N, H, 7) over greedy translations of `rows`, and an even attention's."""
+    """Each kind's numbers (N, H, 5) over greedy translations of `rows`, and an even attention's."""
     found = search_rows(trained.model, rows, cached_greedy)
     looks = []
     for row, ids in zip(tqdm(rows, desc="maps"), found, strict=True):
@@ -177,7 +177,7 @@ def numbers_on_record(trained: Trained, rows: Rows) -> tuple[dict[str, Tensor], 
 
 
 def named(numbers: Tensor) -> dict[str, float]:
-    """A head's numbers (7,) by their names, for the record."""
+    """A head's numbers (5,) by their names, for the record."""
     return {k: round(v, 4) for k, v in zip(HEAD_NUMBERS, numbers.tolist(), strict=True)}
 
 

@@ -11,7 +11,6 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -202,14 +201,6 @@ def many_figures(trained: Trained, pairs: Pairs, outputs: Texts) -> dict[str, fl
     return {name: round(score, 2) for name, score in figures.items()}
 
 
-@dataclass
-class AnalyseOptions(StudyOptions):
-    """What is translated, and by which model; the training split says which words are rare."""
-
-    split: str | None = None
-    """One split of the corpus; by default the first test split."""
-
-
 def listed(found: Sequence[tuple[int, float]], pairs: Pairs, outputs: Texts) -> list[dict]:
     """Line numbers (from 1) and scores for the record; the first `QUOTED` with their texts."""
     rows: list[dict[str, Any]] = [{"line": i + 1, "chrf2": score} for i, score in found]
@@ -218,14 +209,12 @@ def listed(found: Sequence[tuple[int, float]], pairs: Pairs, outputs: Texts) -> 
     return rows
 
 
-def analyse_model(trained: Trained, corpus: Corpus, options: AnalyseOptions) -> dict[str, Any]:
-    """All that the record says about a model's translations of a split, except its provenance.
+def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
+    """All that the record says about translations of the first test split, except its provenance.
 
-    Raises ValueError for an unknown split.
+    The training split says which words are rare.
     """
-    split = options.split or held_out_splits(corpus)[0]
-    if split not in corpus:
-        raise ValueError(f"no split {split!r}: choose from {', '.join(corpus)}")
+    split = held_out_splits(corpus)[0]
     pairs = corpus[split][: options.sentences]
     rows, references = encoded(trained, pairs)
     beams, outputs = beam_sweep(trained, rows, references)
@@ -254,7 +243,7 @@ def analyse_model(trained: Trained, corpus: Corpus, options: AnalyseOptions) -> 
     }
 
 
-def run_analyse(options: AnalyseOptions) -> None:
+def run_analyse(options: StudyOptions) -> None:
     """Make the record, save it if the options say so, and print what it says of a beam of 5."""
     record = recorded(__name__, "decoding", options, analyse_model)
     five = next(row for row in record["beams"] if row["beam"] == 5)
@@ -265,5 +254,5 @@ def run_analyse(options: AnalyseOptions) -> None:
 
 
 main = Command(
-    __name__, AnalyseOptions, run_analyse, "Translate in many ways: where the model errs (minutes)."
+    __name__, StudyOptions, run_analyse, "Translate in many ways: where the model errs (minutes)."
 )

@@ -16,12 +16,14 @@ import torch
 
 from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
-from scripts.book.records import load_record, provenance, save_record
+from scripts.book.records import provenance, save_record
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.losses import resolved
 from scripts.engine.run import run
 from scripts.engine.settings import PRESETS
+from scripts.studies.runner import on_record
 
+PRESET = "small"
 KEPT = ("command", "commit", "date", "device", "parameters", "weights_sha256", "best_epoch")
 KEPT += ("chosen_by_val_bleu", "history", "test")
 
@@ -32,8 +34,6 @@ class PairOptions:
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to learn from."""
-    preset: Literal["small", "narrow", "sample"] = "small"
-    """The recipe."""
     save: bool = False
     """Write results/precision-CORPUS.json."""
 
@@ -42,14 +42,10 @@ def one_run(options: PairOptions, precision: str) -> dict[str, Any]:
     """The record of the training in `precision`; trains, or goes on, if there is none yet."""
     name = f"{options.corpus}-{precision}"
     changes = {"corpus": options.corpus, "precision": precision, "device": "cpu", "name": name}
-    config = resolved(replace(PRESETS[options.preset], **changes), torch.device("cpu"))
+    config = resolved(replace(PRESETS[PRESET], **changes), torch.device("cpu"))
     folder = runs_folder() / name
-    if not (folder / "record.json").is_file():
-        return run(config, resume=bool(saved_states(folder)))
-    record = load_record("record", folder)
-    if record["config"] != vars(config):
-        raise ValueError(f"{folder} holds another run: move it away")
-    return record
+    found = on_record(folder / "record.json", config)
+    return found or run(config, resume=bool(saved_states(folder)))
 
 
 def run_pair(options: PairOptions) -> dict[str, Any]:
@@ -63,7 +59,7 @@ def run_pair(options: PairOptions) -> dict[str, Any]:
     record = {
         **provenance(as_typed(__name__, options)),
         "corpus": options.corpus,
-        "preset": options.preset,
+        "preset": PRESET,
         "times_as_fast": {c: round(total(c, "float32") / total(c, "bf16"), 3) for c in clocks},
         "runs": {name: {key: one[key] for key in KEPT} for name, one in runs.items()},
     }

@@ -10,41 +10,38 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.studies.recipes"))
 
+import itertools
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
-import torch
-
 from scripts import ROOT, runs_folder
-from scripts.book.command import GOES_ON, Command
 from scripts.book.records import sha256
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch07_multi30k import encode_pairs
 from scripts.ch19_ablations import STUDY, StudyRow
-from scripts.ch20_scaling import part_indices, part_of
-from scripts.ch21_learning_from_models import (
-    back_translated,
-    distilled,
-    turned_around,
-    word_facts,
-)
+from scripts.ch21_learning_from_models import back_translated, distilled, turned_around
 from scripts.engine.data import TrainingData
 from scripts.engine.models import Trained, load_model
 from scripts.engine.scores import corpus_bleu, corpus_chrf
 from scripts.engine.settings import TrainConfig
 from scripts.engine.translating import DecodeOptions, translate
+from scripts.studies.judging import plain_words
 from scripts.studies.rows import (
     Wanted,
     data_of,
     found_by,
     one_run,
+    part_indices,
+    part_of,
     train_row,
     trained_once,
     validation_loss,
 )
-from scripts.studies.runner import Hours, Run, go_on, kept_at
+from scripts.studies.runner import Run, kept_at, study_command
 from scripts.studies.tuning import Tuning, cross_entropy, fine_tuned, minimum_risk
 
 BASE = replace(STUDY, dropout=0.0, name="recipes")
@@ -98,6 +95,16 @@ def reverse_texts(setting: Mapping[str, Any], wanted: Run) -> list[str]:
     return translate(model, [target for i, (_, target) in enumerate(pairs) if i not in known], how)
 
 
+def word_facts(texts: Sequence[str]) -> dict[str, float]:
+    """How many words and different words, and the next word's entropy in nats, given the last."""
+    lines = [["<s>", *plain_words(text), "</s>"] for text in texts]
+    firsts = Counter(word for line in lines for word in line[:-1])
+    neighbours = Counter(pair for line in lines for pair in itertools.pairwise(line))
+    total = firsts.total()
+    entropy = -sum(n * math.log(n / firsts[a]) for (a, _), n in neighbours.items()) / total
+    return {"words": total - len(texts), "types": len(firsts) - 1, "entropy": round(entropy, 4)}
+
+
 def read_by(setting: Mapping[str, Any], wanted: Run) -> tuple[TrainingData, Run]:
     """What a row learns from; and what is known about the texts that a model wrote for it."""
     data, row = data_of(setting["corpus"], setting["vocab"]), wanted["row"]
@@ -126,7 +133,6 @@ def kept_model(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> Tr
     """A model that others need; trained if no run has done so before."""
     config, wanted = config_of(setting, row, lr, seed), {"row": row, "seed": seed}
     data, _ = read_by(setting, wanted)
-    torch.manual_seed(seed)
     model = ROW.build(config, len(data.tokenizer))
 
     def train_it(model: EncoderDecoder) -> None:
@@ -208,7 +214,6 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(ROW, {**setting, "epochs": epochs}, wanted, score, data) | said
 
 
-study = partial(go_on, module=__name__, name="recipes", base=BASE, plan=wanted_runs, work=work)
-main = Command(
-    __name__, Hours, study, "Learn from models' texts, and by minimum risk.", interrupted=GOES_ON
+main = study_command(
+    __name__, BASE, wanted_runs, work, "Learn from models' texts, and by minimum risk."
 )

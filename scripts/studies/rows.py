@@ -6,6 +6,7 @@ there are; each study's plan says which are trained, at which rate and with whic
 
 import copy
 import math
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -23,7 +24,6 @@ from scripts.ch06_training import LabelSmoothing, run_epoch
 from scripts.ch07_multi30k import token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
-from scripts.ch20_scaling import part_of
 from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
 from scripts.engine.data import TrainingData, batches_of, epoch_plan, prepare
 from scripts.engine.losses import LossOf
@@ -123,6 +123,21 @@ def bleu(
     sources, references = zip(*data.corpus["val"], strict=True)
     score = corpus_bleu(translate(row, trained, sources), references).score
     return {"bleu": round(score, 2)}
+
+
+def part_indices(count: int, share: int) -> list[int]:
+    """Which 1/`share` of `count` pairs are a part, in order; smaller parts lie in larger ones."""
+    order = list(range(count))
+    random.Random("parts").shuffle(order)
+    return sorted(order[: count // share])
+
+
+def part_of(data: TrainingData, share: int) -> TrainingData:
+    """1/`share` of the training pairs, as `part_indices` chooses them; the rest as it is."""
+    kept = part_indices(len(data.train), share)
+    train = [data.train[i] for i in kept]
+    pairs = [data.corpus["train"][i] for i in kept]
+    return replace(data, corpus=data.corpus | {"train": pairs}, train=train)
 
 
 @cache

@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tqdm import tqdm
 
 from scripts import runs_folder
-from scripts.book.command import as_typed
+from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
-from scripts.engine.settings import TrainConfig, pick_device
+from scripts.engine.settings import TrainConfig, pick_device, plain_config
 
 Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what was found
 Plan = Callable[[Sequence[Run]], Sequence[Run]]
@@ -46,7 +46,11 @@ class Study:
 
     def missing(self, runs: Sequence[Run]) -> list[Run]:
         """Those wanted so far that aren't among `runs`."""
-        return [wanted for wanted in self.plan(runs) if not these(runs, **wanted)]
+        found: list[Run] = []
+        for wanted in self.plan(runs):
+            if not these([*runs, *found], **wanted):  # a plan may name one twice
+                found.append(wanted)
+        return found
 
 
 def these(runs: Sequence[Run], **wanted: Any) -> list[Run]:
@@ -76,11 +80,16 @@ def sweep(runs: Sequence[Run], start: float, by: str = "loss") -> list[float]:
 
 
 def begun(study: Study, command: str, folder: Path) -> dict[str, Any]:
-    """The study's record so far; a new one if there is none with the same setting."""
+    """The study's record so far; a new one if there is none.
+
+    Raises ValueError if it is of another setting.
+    """
     with suppress(FileNotFoundError):
         record = load_record(study.name, folder)
-        if record["setting"] == study.setting:
-            return record
+        if record["setting"] != study.setting:
+            path = folder / f"{study.name}.json"
+            raise ValueError(f"{path} holds a study in another setting: move it away")
+        return record
     device = pick_device(study.setting.get("device", "cpu"))
     return {**provenance(command, device), "setting": study.setting, "runs": []}
 
@@ -92,6 +101,25 @@ def kept_at(path: Path, given: Run, make: Callable[[], Run]) -> Run:
         found = given | make()
         text = json.dumps(found, ensure_ascii=False)
         write_whole(writable(path.parent) / path.name, text.encode())
+    return found
+
+
+def lesson_of(config: TrainConfig) -> Run:
+    """What `config` has beyond a TrainConfig and that isn't off."""
+    plain = asdict(plain_config(config))
+    return {name: value for name, value in asdict(config).items() if value and name not in plain}
+
+
+def on_record(path: Path, config: TrainConfig) -> Run | None:
+    """The record at `path`, if any. Raises ValueError if it isn't of `config`'s run."""
+    if not path.is_file():
+        return None
+    found = load_record(path.stem, path.parent)
+    ours = asdict(plain_config(config)) | lesson_of(config)
+    if "val_bleu_by_alpha" in found:
+        ours["alpha"] = found["config"]["alpha"]  # validation chose it
+    if found["config"] | found.get("lesson", {}) != ours:
+        raise ValueError(f"{path.parent} holds another run: move it away")
     return found
 
 
@@ -124,15 +152,13 @@ class Hours:
     """Keep the record in results/, and not below the folder of runs."""
 
 
-def go_on(
-    options: Hours, module: str, name: str, base: TrainConfig, plan: Plan, work: Work
-) -> dict[str, Any]:
+def go_on(options: Hours, module: str, base: TrainConfig, plan: Plan, work: Work) -> dict[str, Any]:
     """Do what is missing of a study in `base`'s setting, as far as the hours allow; its record.
 
-    `module` is the command's.
+    `module` is the command's, and the record is named after it.
     """
     setting = asdict(replace(base, corpus=options.corpus))
-    study = Study(f"{name}-{options.corpus}", setting, plan, work)
+    study = Study(f"{module.rpartition('.')[2]}-{options.corpus}", setting, plan, work)
     folder = RESULTS if options.save else runs_folder() / "results"
     step_back()
     command = as_typed(module, Hours(corpus=options.corpus))  # whatever the hours of each call
@@ -142,7 +168,10 @@ def go_on(
 def complete(
     study: Study, command: str, folder: Path, hours: float, workers: int = 1
 ) -> dict[str, Any]:
-    """Do what is missing, `workers` runs at once, and begin none after `hours`; the record."""
+    """Do what is missing, `workers` runs at once, and begin none after `hours`; the record.
+
+    Raises ValueError if what is on record is in another setting.
+    """
     record, end = begun(study, command, folder), time.monotonic() + 3600 * hours
     code = {"commit": git_commit()}  # what workers import, whatever is committed meanwhile
     running: dict[Future, Run] = {}
@@ -159,6 +188,12 @@ def complete(
                 done = running.pop(future) | future.result() | code
                 record["runs"].append(done)
                 save_record(study.name, record, folder)
-                tqdm.write(str(done))
+                print(done, flush=True)
     print(f"{len(record['runs'])} runs are on record, {len(missing)} more are wanted so far")
     return record
+
+
+def study_command(module: str, base: TrainConfig, plan: Plan, work: Work, about: str) -> Command:
+    """The command of the study that is the module of this name."""
+    run = partial(go_on, module=module, base=base, plan=plan, work=work)
+    return Command(module, Hours, run, about, interrupted=GOES_ON)

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from scripts.book.command import GOES_ON, Command
 from scripts.ch06_training import BOS, PAD, Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example, source_ids
 from scripts.ch08_decoding import decode_rows
@@ -32,7 +31,7 @@ from scripts.engine.models import Trained
 from scripts.engine.searching import cached_greedy
 from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import Wanted, bleu, one_run
-from scripts.studies.runner import Hours, Run, go_on
+from scripts.studies.runner import Run, study_command
 
 BASE = replace(STUDY, d_ff=2 * STUDY.d_model, dropout=0.0, name="stacks")
 LAYERS = 5  # of one stack
@@ -86,8 +85,8 @@ def restarted(ids: Tensor) -> Tensor:
 class Restarted(AfterSource):
     """Targets whose positions begin at 0, not after their sources."""
 
-    def __init__(self, model: OneStack, src: Tensor, sees: Literal["causal", "prefix"]):
-        super().__init__(model, src, sees)
+    def __init__(self, *given: Any):
+        super().__init__(*given)
         self.lengths = torch.zeros_like(self.lengths)
 
 
@@ -149,7 +148,6 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(ROWS[wanted["row"]], setting, wanted, partial(bleu, translate=greedy))
 
 
-study = partial(go_on, module=__name__, name="stacks", base=BASE, plan=wanted_runs, work=work)
-main = Command(
-    __name__, Hours, study, "Train translators with two stacks and with one.", interrupted=GOES_ON
+main = study_command(
+    __name__, BASE, wanted_runs, work, "Train translators with two stacks and with one."
 )

@@ -11,13 +11,11 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
     raise SystemExit(launch("scripts.studies.table3"))
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from scripts.book.command import GOES_ON, Command
 from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
 from scripts.studies.rows import SWEEP, Wanted, one_run
-from scripts.studies.runner import Hours, Run, go_on, these
+from scripts.studies.runner import Run, study_command, these
 
 BASE = STUDY
 DROPOUTS = (0.0, 0.05, 0.1, 0.2)
@@ -48,5 +46,4 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(STUDY_ROWS[wanted["row"]], setting, wanted)
 
 
-study = partial(go_on, module=__name__, name="table3", base=BASE, plan=wanted_runs, work=work)
-main = Command(__name__, Hours, study, "Train Table 3's rows.", interrupted=GOES_ON)
+main = study_command(__name__, BASE, wanted_runs, work, "Train Table 3's rows.")

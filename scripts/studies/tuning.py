@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import LabelSmoothing
@@ -54,7 +53,7 @@ def minimum_risk(trained: Trained, how: Tuning, seed: int) -> TuningLoss:
         for texts, example in zip(candidates, examples, strict=True):
             reference = tokenizer.decode(example.tgt)
             risks += chrf_risks([tokenizer.decode(ids) for ids in texts], reference)
-        log_probs = sequence_log_probs(model, src, padding_mask(src), candidates)  # (N,)
+        log_probs = sequence_log_probs(model, src, candidates)  # (N,)
         marks, counts = log_probs.new_tensor(risks), [len(texts) for texts in candidates]
         return risk_of_candidates(log_probs, marks, counts, how.sharpness).mean()
 

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
-with suppress(ModuleNotFoundError):  # a bare machine with a GPU trains; it doesn't judge
-    from scipy.special import stdtr, stdtrit  # Student's distribution, and its inverse
+from scripts import Late
+
+special = Late("scipy.special")  # a bare machine with a GPU trains; it doesn't judge
 
 
 def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -23,7 +23,7 @@ def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 def t_exceeded(p: float, freedom: int) -> float:
     """The |t| that chance alone exceeds with probability p: Student's two tails."""
-    return -stdtrit(freedom, p / 2).item()
+    return -special.stdtrit(freedom, p / 2).item()
 
 
 def pass_together(p: Sequence[float], level: float = 0.05) -> list[bool]:
@@ -67,7 +67,7 @@ def verdicts(
         error = spread * math.sqrt(1 / len(ours) + 1 / len(theirs))
         interval = (difference - reach * error, difference + reach * error)
         t = difference / error
-        found.append((difference, *interval, t, 2 * stdtr(freedom, -abs(t)).item()))
+        found.append((difference, *interval, t, 2 * special.stdtr(freedom, -abs(t)).item()))
     passed = pass_together([one[-1] for one in found], level)
     return {
         name: Verdict(*one, told) for name, one, told in zip(against, found, passed, strict=True)

@@ -11,6 +11,7 @@ alt, pd = Late("altair"), Late("pandas")
 
 KINDS = {"better": PALETTE[0], "worse": PALETTE[1], "within noise": GREY}
 X_TITLE = "validation loss minus the base's mean, nats per piece"
+REACH = 0.65  # where the axis ends
 
 
 def ablation_chart(
@@ -18,13 +19,12 @@ def ablation_chart(
     losses: Mapping[str, Sequence[float]],
     base: str,
     labels: Mapping[str, str],
-    reach: float = 0.65,
 ) -> alt.TopLevelMixin:
     """A dot for each run, a diamond for the paper's, a band for the base's own seeds.
 
     `judged` has a line for each row, in the order of the drawing, with the columns verdict and
     paper's; `losses` has each row's runs and those of `base`, from whose mean all is measured.
-    `labels` rename rows. Beyond `reach` a triangle with its value replaces the dots.
+    `labels` rename rows. Beyond `REACH` a triangle with its value replaces the dots.
     """
     mean = sum(losses[base]) / len(losses[base])
     names = {name: labels.get(name, name) for name in judged.index}
@@ -41,7 +41,7 @@ def ablation_chart(
 
     order = list(dict.fromkeys(runs["row"]))
     low = min(runs["difference"].min(), paper["difference"].min()) - 0.06
-    scale = alt.Scale(domain=[round(low, 2), reach], nice=False)
+    scale = alt.Scale(domain=[round(low, 2), REACH], nice=False)
     x = alt.X("difference:Q", scale=scale, title=X_TITLE, axis=alt.Axis(tickCount=8))
     y = alt.Y("row:N", sort=order, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False))
     fill = alt.Fill("what:N", scale=alt.Scale(range=[PALETTE[0]]), legend=key("square", 0.2))
@@ -53,12 +53,12 @@ def ablation_chart(
     shape = alt.Shape("what:N", scale=diamond, legend=key("diamond"))
     theirs = alt.Chart(rounded(paper.assign(what="the paper's row")))
     theirs = theirs.mark_point(size=70, strokeWidth=1.5, color=INK).encode(shape=shape)
-    near = alt.Chart(rounded(runs[runs["difference"] <= reach]))
+    near = alt.Chart(rounded(runs[runs["difference"] <= REACH]))
     dots = near.mark_circle(size=70, opacity=0.75).encode(x=x, y=y, color=color)
     layers = [band, theirs.encode(x=x, y=y), dots]
-    far = runs[runs["difference"] > reach].groupby(["row", "verdict"], as_index=False).mean()
+    far = runs[runs["difference"] > REACH].groupby(["row", "verdict"], as_index=False).mean()
     if len(far):
-        far = far.assign(text=far["difference"].map("{:+.2f}".format), edge=reach - 0.012)
+        far = far.assign(text=far["difference"].map("{:+.2f}".format), edge=REACH - 0.012)
         outside = alt.Chart(rounded(far)).encode(x=alt.X("edge:Q", scale=scale, title=X_TITLE), y=y)
         mark = outside.mark_point(shape="triangle-right", filled=True, size=90)
         text = outside.mark_text(align="right", dx=-9).encode(text="text:N")

@@ -14,13 +14,13 @@ alt, pd = Late("altair"), Late("pandas")
 SHADES = ["#08306B", "#2171B5", "#6BAED6", "#C6DBEF", "#FDD0A2", "#FDAE6B", "#F16913", "#8C2D04"]
 
 
-def routing_chart(histories: Mapping[str, Tensor], mean_of: int = 5) -> alt.FacetChart:
+def routing_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
     """Shares of visits (steps, 8) as stacked areas, a panel for each remedy, the busiest lowest."""
     rows = []
     for remedy, history in histories.items():
         busiest_first = history[-20:].mean(0).argsort(descending=True)
-        for at in range(0, len(history), mean_of):
-            shares = history[at : at + mean_of, busiest_first].mean(0)
+        for at in range(0, len(history), 5):
+            shares = history[at : at + 5, busiest_first].mean(0)
             for rank, share in enumerate(shares.tolist()):
                 rows.append({"remedy": remedy, "step": at, "rank": rank + 1, "share": share})
     chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_area(stroke="white", strokeWidth=0.5)

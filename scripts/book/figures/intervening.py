@@ -6,73 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import INK, PALETTE, heatmap, rounded, titled
+from scripts.book.charts import PALETTE, heatmap, rounded, titled
 
 alt, pd = Late("altair"), Late("pandas")
-
-
-def _lettered(
-    values: Sequence[Sequence[float]],
-    texts: Sequence[Sequence[str]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    domain: tuple[float, float],
-    value_title: str,
-    scheme: str = "heatmap",
-    column_title: str = "",
-    width: int = 44,
-) -> alt.LayerChart:
-    """Coloured cells, each with a text of its own; rows and columns must be distinct."""
-    frame = pd.DataFrame(
-        [
-            {"row": row, "column": column, "value": value, "text": text}
-            for row, line, words in zip(rows, values, texts, strict=True)
-            for column, value, text in zip(columns, line, words, strict=True)
-        ]
-    )
-    low, high = domain
-    middle = "abs(datum.value)" if scheme == "diverging" else "datum.value"
-    axis = alt.Axis(ticks=False, domain=False, labelAngle=0)
-    base = alt.Chart(rounded(frame)).encode(
-        x=alt.X("column:O", sort=None, title=column_title or None, axis=axis),
-        y=alt.Y("row:O", sort=None, title=None, axis=axis),
-    )
-    scale = alt.Scale(range=scheme, domain=[low, high], clamp=True)
-    cells = base.mark_rect(stroke="white").encode(
-        color=alt.Color("value:Q", title=value_title, scale=scale)
-    )
-    ink = alt.when(f"{middle} > {0.65 * high}").then(alt.value("white")).otherwise(alt.value(INK))
-    drawn = alt.layer(cells, base.mark_text(fontSize=11).encode(text="text:N", color=ink))
-    return drawn.properties(width=width * len(columns), height=26 * len(rows))
 
 
 def worth_chart(
     rows: Sequence[Mapping[str, Any]], passed: Sequence[bool], pairs: int
 ) -> alt.TopLevelMixin:
     """Likelihood lost by silencing each head, one panel a kind; a star marks those that passed."""
-    rows = [dict(row, star="*" * ok) for row, ok in zip(rows, passed, strict=True)]
-    largest = max(abs(row["silent"]) for row in rows)
+    frame = pd.DataFrame(rows)
+    thousandths = [f"{round(1000 * nats):+}" for nats in frame["silent"]]
+    frame["text"] = [t + "*" * ok for t, ok in zip(thousandths, passed, strict=True)]
+    frame["text"] = frame["text"].str.replace("-", "−").str.replace("+0", "0")
     drawn = []
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        by_layer: dict[str, list] = {}
-        for row in rows:
-            if row["kind"] == kind:
-                by_layer.setdefault(f"layer {row['layer']}", []).append(row)
-        lines_of = list(by_layer.values())
-        texts = [[f"{1000 * r['silent']:+.0f}{r['star']}" for r in line] for line in lines_of]
-        chart = _lettered(
-            [[row["silent"] for row in line] for line in lines_of],
-            [
-                [text.replace("-", "−").replace("+0", "0").replace("−0", "0") for text in line]
-                for line in texts
-            ],
-            list(by_layer),
-            [str(head + 1) for head in range(len(lines_of[0]))],
-            domain=(-largest, largest),
+    for kind, own in frame.groupby("kind", sort=False):
+        nats = own.pivot(index="layer", columns="head", values="silent")
+        chart = heatmap(
+            nats.to_numpy(),
+            [f"layer {n}" for n in nats.index],
+            list(nats.columns),
+            texts=own.pivot(index="layer", columns="head", values="text").to_numpy(),
+            domain=(-0.009, 0.009),
             value_title="nats a token",
             scheme="diverging",
             column_title="head" if kind == "cross" else "",
+            cell=(44, 26),
         )
         drawn.append(chart.properties(title=kind))
     return titled(
@@ -143,15 +102,15 @@ def lens_chart(
     `agree` says how often layer 1 is already right: here; over how many captions; and there.
     """
     depths = ["embedding", *(f"layer {n}" for n in range(1, len(tops)))]
-    drawn = _lettered(
+    drawn = heatmap(
         final[::-1],  # the last layer on top
-        tops[::-1],
         depths[::-1],
-        [f"{t + 1} {piece}" for t, piece in enumerate(read)],
+        read,
+        texts=tops[::-1],
         domain=(0, 1),
         value_title="p(final token)",
-        column_title="position, and the token read there",
-        width=62,
+        column_title="the token read there",
+        cell=(62, 26),
     )
     return titled(
         drawn,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import heatmap, lines, titled
+from scripts.book.charts import lines, panels, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -32,34 +32,24 @@ def cache_growth_chart(lengths: Sequence[int], mib: Mapping[str, Sequence[float]
     )
 
 
-def reach_chart(reaches: Mapping[str, Tensor]) -> alt.HConcatChart:
+def reach_chart(reaches: Mapping[str, Tensor]) -> alt.ConcatChart:
     """Panels of (T, T) booleans: which inputs (columns) reach which outputs (rows)."""
-    look = {"cell": 15, "words": ("reaches", "does not")}
+    look = {"row_title": "output", "column_title": "input", "cell": 15}
     return titled(
-        alt.hconcat(
-            *[
-                heatmap(
-                    seen,
-                    row_title="output" if first else "",
-                    column_title="input",
-                    **look,
-                ).properties(title=alt.Title(name, fontSize=13))
-                for first, (name, seen) in zip((True, False, False), reaches.items(), strict=True)
-            ],
-            spacing=25,
-        ),
+        panels(reaches, words=("reaches", "does not"), **look),
         "What can reach what",
         "Which inputs have a gradient at which outputs, causal, window of 3. Each layer of windows "
         "reaches two words farther; one global layer reaches all.",
     )
 
 
-def recall_chart(rows: Sequence[Mapping[str, float | str]]) -> alt.Chart:
+def recall_chart(recalled: Mapping[int, Mapping[str, float]]) -> alt.Chart:
     """Error of what is read back over the number of pairs, a curve for each memory."""
+    rows = [(n, name, error) for n, errors in recalled.items() for name, error in errors.items()]
+    frame = pd.DataFrame(rows, columns=["pairs", "memory", "error"])
     names = {"x_title": "pairs written", "y_title": "relative error of what is read"}
-    frame = pd.DataFrame(rows)
     chart = lines(frame, "pairs", "error", "memory", zero=True, points=True, **names)
-    pairs = sorted(frame["pairs"].unique().tolist())
+    pairs = sorted(recalled)
     chart.encoding.x.scale = alt.Scale(domain=[0, pairs[-1]], nice=False)
     chart.encoding.x.axis = alt.Axis(values=pairs)
     return titled(

@@ -13,16 +13,12 @@ from scripts.book.charts import PALETTE, heatmap, lines, rounded, titled
 alt, pd = Late("altair"), Late("pandas")
 
 
-def by_step(values: Mapping[str, Sequence[int]], name: str) -> pd.DataFrame:
-    """A row for each step of each way."""
-    table = [(t, n, way) for way, ns in values.items() for t, n in enumerate(ns, start=1)]
-    return pd.DataFrame(table, columns=["step", name, "way"])
-
-
 def rows_chart(per_step: Mapping[str, Sequence[int]]) -> alt.TopLevelMixin:
     """The rows of each step, for a batch in which all stay and one whose rows leave."""
+    table = [(t, n, way) for way, ns in per_step.items() for t, n in enumerate(ns, start=1)]
+    frame = pd.DataFrame(table, columns=["step", "rows", "way"])
     return titled(
-        lines(by_step(per_step, "rows"), "step", "rows", "way", zero=True),
+        lines(frame, "step", "rows", "way", zero=True),
         "Two rows in five belong to texts that have ended",
         "Rows that the decoder computes at each step for 64 sentences. What lies between the "
         "lines is computed for nothing.",
@@ -50,12 +46,12 @@ def family_chart(
     )
 
 
-def bound_chart(rough: Tensor, exact: Tensor, error: float, count: int = 14) -> alt.TopLevelMixin:
-    """The tokens that look best, with their intervals: coarse values (V,) and exact ones (V,)."""
-    shown, floor = rough.topk(count).indices, rough.max().item() - error
+def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin:
+    """The 14 tokens that look best, with their intervals: coarse values (V,), exact ones (V,)."""
+    shown, floor = rough.topk(14).indices, rough.max().item() - error
     frame = pd.DataFrame(
         {
-            "rank": range(1, count + 1),
+            "rank": range(1, len(shown) + 1),
             "coarse": rough[shown].tolist(),
             "low": (rough[shown] - error).tolist(),
             "high": (rough[shown] + error).tolist(),

@@ -38,21 +38,6 @@ def history_chart(name: str, title: str, caption: str) -> alt.HConcatChart:
     return titled(both_panels, title, caption, wrap=78)
 
 
-def ingredient_frame(record: dict[str, Any]) -> pd.DataFrame:
-    """A row for each run of the ablation: what was changed, its seed, its validation BLEU."""
-    return pd.DataFrame(
-        [
-            {
-                "changed": name,
-                "seed": run["seed"],
-                "BLEU": run["best"],
-            }
-            for name, row in record["rows"].items()
-            for run in row["runs"]
-        ]
-    )
-
-
 def ingredient_chart(
     record: dict[str, Any], title: str, told: Collection[str]
 ) -> alt.TopLevelMixin:
@@ -60,7 +45,9 @@ def ingredient_chart(
 
     The rows in `told` are marked as those that differ from the recipe by more than seeds do.
     """
-    frame = ingredient_frame(record)
+    rows = record["rows"].items()
+    runs = [(name, run["seed"], run["best"]) for name, row in rows for run in row["runs"]]
+    frame = pd.DataFrame(runs, columns=["changed", "seed", "BLEU"])
     order = list(record["rows"])
     kinds = ["the recipe", "differs from it", "no clear difference"]
     named = {name: kinds[1 if name in told else 2] for name in order} | {"the recipe": kinds[0]}
@@ -112,8 +99,8 @@ def score_table(*names: str) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("model")
 
 
-def sample_table(name: str, count: int = 4) -> pd.DataFrame:
-    """The first translations on record, each under its source and beside its reference."""
-    samples = load_record(name)["samples"][:count]
+def sample_table(name: str) -> pd.DataFrame:
+    """The first four translations on record, each under its source and beside its reference."""
+    samples = load_record(name)["samples"][:4]
     rows = [(i + 1, what, sample[what]) for i, sample in enumerate(samples) for what in sample]
     return pd.DataFrame(rows, columns=["caption", "what", "text"]).set_index(["caption", "what"])

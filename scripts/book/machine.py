@@ -1,0 +1,53 @@
+"""What this machine is: Python, PyTorch, its CPU threads, and each GPU with its memory and load."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+
+import torch
+
+from scripts import Late
+
+pd = Late("pandas")  # only the report needs it
+
+
+def gpu_rows() -> list[tuple[str, str]]:
+    """What GPUtil says about each NVIDIA GPU, or plainly that there is none; it never fails.
+
+    GPUtil asks the program nvidia-smi. If that is missing or broken, PyTorch is asked for names.
+    """
+    rows = []
+    try:
+        import GPUtil
+
+        gpus = GPUtil.getGPUs()
+    except Exception as error:  # whatever the parsing of nvidia-smi's answer runs into
+        gpus = []
+        rows.append(("GPUtil", f"gave no answer ({type(error).__name__})"))
+    for gpu in gpus:
+        load = "load not reported" if math.isnan(gpu.load) else f"load {gpu.load:.0%}"
+        memory = f"{gpu.memoryUsed:,.0f} of {gpu.memoryTotal:,.0f} MiB in use"
+        rows.append((f"GPU {gpu.id}", f"{gpu.name}, {memory}, {load}"))
+    if torch.cuda.is_available():
+        if not gpus:
+            names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+            rows += [(f"GPU {i}", name) for i, name in enumerate(names)]
+    elif gpus:
+        rows.append(("note", "this PyTorch can't use the GPU: everything runs on the CPU"))
+    else:
+        rows.append(("GPU", "none found: everything runs on the CPU, and that is enough"))
+    return rows
+
+
+def machine_report() -> pd.DataFrame:
+    """Python, PyTorch, CPU threads, and each GPU with its memory and load: one row each."""
+    threads = f"PyTorch uses {torch.get_num_threads()} of {os.cpu_count()}"
+    rows = [
+        ("Python", platform.python_version()),
+        ("PyTorch", torch.__version__),
+        ("CPU threads", threads),
+        *gpu_rows(),
+    ]
+    return pd.DataFrame(rows, columns=["part", "found"])
