@@ -22,10 +22,11 @@ THREADS = torch.get_num_threads()
 
 @pytest.fixture(autouse=True)
 def torch_as_it_came():
-    """Each test begins with PyTorch's own number of threads and default dtype."""
+    """Each test begins and ends with PyTorch's own number of threads and default dtype."""
     torch.set_num_threads(THREADS)  # CTranslate2, for one, sets it for the whole process
     before = torch.get_default_dtype()
     yield
+    torch.set_num_threads(THREADS)
     torch.set_default_dtype(before)
 
 

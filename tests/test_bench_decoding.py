@@ -12,13 +12,11 @@ from scripts.bench import decoding
 from scripts.book.figures.racing import decoding_speed_chart, speed_frame
 from scripts.book.records import load_record
 from scripts.ch06_training import EOS
-from scripts.ch07_multi30k import pad_rows, source_ids
+from scripts.ch07_multi30k import source_ids
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.corpora.load import load_corpus
 from scripts.engine import compiled
 from scripts.engine.models import load_model
-
-SOURCES = pad_rows([[4, 5, 6, 7, EOS], [7, EOS], [6, 6, 5, EOS]])
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from scripts.ch11_where_the_time_goes import step_flops
 CPU = torch.device("cpu")
 TINY = WaterfallOptions(corpus="sample", tiny=True, device="cpu")
 TRIAL = ["--device", "cpu", "--tiny", "true", "--corpus", "sample"]
-KINDS = {"eager", "static", "graphed"}
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,9 @@
 """Races of training steps: all get the same batches, are paired round by round, and recorded."""
 
-import json
 from dataclasses import asdict, replace
 
 import pytest
 import torch
-from conftest import ROOT
 from tiny import example_batch
 from torch.testing import assert_close
 
@@ -25,6 +23,7 @@ from scripts.bench.training import (
     race,
     step_contenders,
 )
+from scripts.book.records import load_record
 from scripts.ch04_encoder_decoder import to_torch_transformer
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import FIXED_WIDTH, Example
@@ -185,7 +184,7 @@ def test_a_mistake_on_the_command_line_gets_one_line(argv, capsys):
 
 
 def record(name):
-    return json.loads((ROOT / "results" / f"speed-{name}.json").read_text("utf-8"))
+    return load_record(f"speed-{name}")
 
 
 def are_of(recorded, contenders):

@@ -215,12 +215,8 @@ def test_samples_repeat_with_their_seed(trained, lines):
     texts = [source for source, _ in lines[:5]]
 
     def drawn(seed: int, threads: int) -> list[str]:
-        before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        try:
-            return translate(trained, texts, DecodeOptions(sample=True, seed=seed))
-        finally:
-            torch.set_num_threads(before)
+        return translate(trained, texts, DecodeOptions(sample=True, seed=seed))
 
     assert drawn(1, 1) == drawn(1, 2) == drawn(1, 2) != drawn(2, 1)
 
@@ -261,7 +257,7 @@ def test_dropout_comes_back_after_an_error(trained):
         trained.model.eval()
 
 
-def test_erratum_17_greedy_is_batched_and_stops(sources):
+def test_erratum_17_greedy_is_batched_and_stops():
     book = PhraseBook(NEXT_WORD)
     src = torch.full((7, 1), EOS)
     ours = greedy_decode(book, src, None, max_len=30)
@@ -382,14 +378,10 @@ def test_the_empty_output_is_scored_as_a_search_would(shipped):
 
 
 def test_a_seed_decides_what_is_drawn_on_any_number_of_threads(shipped):
-    rows = [[5, 6, 7, EOS], [8, 9, EOS]]
-    threads, drawn = torch.get_num_threads(), []
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            drawn.append(searches.drawn_texts(shipped, rows, range(3), temperature=1.0))
-    finally:
-        torch.set_num_threads(threads)
+    rows, drawn = [[5, 6, 7, EOS], [8, 9, EOS]], []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        drawn.append(searches.drawn_texts(shipped, rows, range(3), temperature=1.0))
     assert drawn[0] == drawn[1] and len(set(map(tuple, drawn[0]))) == 3
 
 

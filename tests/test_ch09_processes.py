@@ -149,10 +149,7 @@ def pair():
 @pytest.fixture(autouse=True)
 def one_thread():
     """As in the processes: sums are the same to the last bit."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # What the two are asked to do. Each task takes its Ranks first: ALONE, if there is one process.

@@ -146,7 +146,7 @@ def test_the_fused_optimizer_steps_alike(data):
 
 
 @pytest.mark.parametrize(("init", "spread"), [("scaled", 128**-0.5), ("xavier", (2 / 1128) ** 0.5)])
-def test_tables_start_with_the_spread_asked_for(data, init, spread):
+def test_tables_start_with_the_spread_asked_for(init, spread):
     model = build_model(replace(SAMPLE, embedding_init=init), 1000)
     table = model.tgt_embed[0].lut.weight
     assert table is model.generator.proj.weight

@@ -383,7 +383,7 @@ def test_an_analysis_of_a_few_sentences(fresh, trained, pairs):
     assert (worst["source"], worst["reference"], worst["output"]) == (*pairs[i], outputs[i])
 
 
-def test_the_command_writes_a_record(fresh, monkeypatch, tmp_path):
+def test_the_command_writes_a_record(fresh, monkeypatch):
     saved = {}
     monkeypatch.setattr(judging, "analyse_model", lambda *_: fresh)
     monkeypatch.setattr(subject, "save_record", lambda name, record: saved.update({name: record}))

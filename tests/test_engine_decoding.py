@@ -254,10 +254,7 @@ def test_cores_get_batches_of_equal_cost():
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_jobs_run_side_by_side_and_come_back_in_order(two_threads):

@@ -61,16 +61,6 @@ def name_of(how):
     return ",".join(f"{k}={v}" for k, v in asdict(how).items() if v)
 
 
-def examples(count, longest, seed=0, vocab=50):
-    rng = random.Random(seed)
-
-    def ids(n):
-        return [rng.randrange(EOS + 1, vocab) for _ in range(n)]
-
-    sizes = [(rng.randint(1, longest), rng.randint(1, longest)) for _ in range(count)]
-    return [Example([*ids(s), EOS], [BOS, *ids(t), EOS]) for s, t in sizes]
-
-
 def loss_and_gradients(
     loss_of: Callable[..., tuple[Tensor, Tensor]], model: EncoderDecoder, batch: Batch
 ) -> dict[str, Tensor]:
@@ -129,7 +119,7 @@ def test_a_batch_without_padding_is_no_special_case(how):
 def test_too_long_a_sentence_is_refused_as_by_the_textbook():
     model = small_model(torch.float64, positions=partial(PositionalEncoding, max_len=4))
     with pytest.raises(ValueError, match="longer than the maximum of 4"):
-        fast_loss(model, make_batch(examples(3, 9)), CRITERION)
+        fast_loss(model, example_batch(50), CRITERION)
 
 
 def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same():
@@ -281,30 +271,48 @@ def test_operations_by_hand_are_those_that_pytorch_counts(shape, how):
 # Around the step
 
 
-AGAIN_AND_AGAIN = """
-import resource, sys, threading, torch
+THREADS_THAT_COME_AND_GO = """
+import resource, threading, torch
 from scripts.ch12_going_fast import keep_memory
 
 kept, faults = keep_memory(), []
-for _ in range(int(sys.argv[1])):
+for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    exec(sys.argv[2])
+    thread = threading.Thread(target=torch.ones, args=(20_000_000,))  # 80 MB, 19,500 pages
+    thread.start()
+    thread.join()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 print(int(kept), *faults)
 """
-THREAD = "one = threading.Thread(target=torch.ones, args=(20_000_000,)); one.start(); one.join()"
 
 
-@pytest.mark.parametrize(
-    ("rounds", "allocate"), [(4, THREAD), (2, "torch.ones(2**29 + 2**26)")], ids=["80 MB", "2 GiB"]
-)
-def test_freed_memory_is_kept(rounds, allocate):
+def test_memory_is_kept_from_one_thread_to_the_next():
     """A later thread gets the first one's pages; with a heap of its own it would get new ones.
 
     Not every later thread: a small block behind the freed one may leave too little room.
-    Beyond 2³¹ − 1 bytes, the library would trim at each freed tensor, all through the run.
     """
-    command = [sys.executable, "-c", AGAIN_AND_AGAIN, str(rounds), allocate]
+    command = [sys.executable, "-c", THREADS_THAT_COME_AND_GO]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    kept, first, *later = map(int, answer.split())
+    assert not kept or min(later) < first / 5
+
+
+MORE_THAN_TWO_GIB = """
+import resource, torch
+from scripts.ch12_going_fast import keep_memory
+
+kept, faults = keep_memory(), []
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(3 * 2**28)  # 3 GiB
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(int(kept), *faults)
+"""
+
+
+def test_so_is_more_memory_than_the_largest_threshold():
+    """Beyond 2³¹ − 1 bytes, the library would trim at each freed tensor, all through the run."""
+    command = [sys.executable, "-c", MORE_THAN_TWO_GIB]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     kept, first, *later = map(int, answer.split())
     assert not kept or min(later) < first / 5

@@ -17,10 +17,11 @@ from unittest import mock
 import pytest
 import torch
 from test_steps_agree import Recorded
+from tiny import random_pairs
 from torch.testing import assert_close
 
-from scripts.ch06_training import BOS, EOS, PAD, Batch, LabelSmoothing, batch_loss, train_step
-from scripts.ch07_multi30k import Example, make_batch
+from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss, train_step
+from scripts.ch07_multi30k import make_batch
 from scripts.ch11_where_the_time_goes import TINY, series_model
 from scripts.engine import steps
 from scripts.engine.fast import STATIC, fast_loss
@@ -43,17 +44,7 @@ def static_loss(*given):
 KINDS = {"eager": Step, "static": StaticStep, "graphed": Recorded}
 
 
-def some_pairs(count=60, longest=14, seed=0):
-    rng = random.Random(seed)
-
-    def ids(n):
-        return [rng.randrange(EOS + 1, TINY.vocab) for _ in range(n)]
-
-    sizes = [(rng.randint(1, longest), rng.randint(1, longest)) for _ in range(count)]
-    return [Example([*ids(s), EOS], [BOS, *ids(t), EOS]) for s, t in sizes]
-
-
-PAIRS = some_pairs()
+PAIRS = random_pairs(60, 14, TINY.vocab)
 WIDTHS = static_lengths(PAIRS, 3)
 
 

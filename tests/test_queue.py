@@ -35,12 +35,9 @@ TINY = ("--tiny", "true")
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     """This process keeps its priority, its threads, and its memory settings."""
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for name in ("step_back", "one_thread"):
         monkeypatch.setattr(queue, name, lambda: None)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -276,7 +273,7 @@ def test_killed_behind_its_tests_a_run_is_not_done(runs, monkeypatch):
     assert {"test", "rung", "train_pairs", "val_bleu_beam"} <= record_of("small-1").keys()
 
 
-def test_a_candidates_card_names_the_models_that_it_learned_from(done, monkeypatch):
+def test_a_candidates_card_names_the_models_that_it_learned_from(done):
     found = model_card({**record_of("small-1"), "learned_from": {"forward": ["a"], "teachers": []}})
     assert "It learned from other models, too: a." in found
     assert "and alpha by a beam's (0.6: " in found
@@ -355,7 +352,7 @@ def test_half_time(bleus, epochs, best, ended):
         assert f"{len(bleus)} of {epochs} epochs" in why
 
 
-def test_a_hopeless_rung_is_ended_with_a_record(runs, monkeypatch, capsys):
+def test_a_hopeless_rung_is_ended_with_a_record(runs, monkeypatch):
     """If it is killed before its record is there, it isn't trained any further."""
     monkeypatch.setattr(climbing, "best_history", lambda but, settings: [50.0, 60.0])
     with monkeypatch.context() as patch:

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from test_studies_runner import simulated
 
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch
@@ -36,7 +37,7 @@ def test_tables_are_counted_on_training_and_asked_elsewhere(few):
     assert found[2]["entries"] == sum(map(len, three.tables))
 
 
-def test_ppm_packs_what_it_has_seen_before(few, monkeypatch):
+def test_ppm_packs_what_it_has_seen_before(few):
     setting = asdict(gpt.BASE) | {"corpus": "sample"}
     before = gpt.work(setting, {"row": gpt.PPM})["orders"]
     few["val"][:] = few["train"]
@@ -68,11 +69,13 @@ def test_a_model_learns_and_is_scored_where_it_counts(few):
 
 
 def test_each_dropouts_rate_is_swept_first_and_the_best_of_all_goes_on():
-    runs, rates = [], {0.0: 0.008, 0.1: 0.016, 0.2: 0.032}
-    while missing := [one for one in gpt.wanted_runs(runs) if not these(runs, **one)]:
-        for one in missing:
-            far = abs(one["lr"] - rates[one["dropout"]]) if "lr" in one else 0
-            runs.append(one | {"loss": 1 + far + abs(one.get("dropout", 0) - 0.1)})
+    rates = {0.0: 0.008, 0.1: 0.016, 0.2: 0.032}
+
+    def loss(one):
+        far = abs(one["lr"] - rates[one["dropout"]]) if "lr" in one else 0
+        return 1 + far + abs(one.get("dropout", 0) - 0.1)
+
+    runs = simulated(gpt.wanted_runs, loss)
     models = these(runs, row=gpt.MODEL)
     assert {run["epochs"] for run in models[:9]} == {gpt.SHORT}
     counted = these(models, epochs=gpt.BASE.epochs)

@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from test_studies_runner import simulated
 
 from scripts.book.instruments import scramble
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
@@ -104,9 +105,7 @@ def test_company_changes_no_pairs_loss(name):
 
 
 def test_each_row_has_its_sweep_and_its_seeds():
-    runs = []
-    while missing := [one for one in stacks.wanted_runs(runs) if not these(runs, **one)]:
-        runs += [one | {"loss": abs(one["lr"] - stacks.BASE.lr)} for one in missing]
+    runs = simulated(stacks.wanted_runs, lambda one: abs(one["lr"] - stacks.BASE.lr))
     for name in stacks.ROWS:
         rates = {run["lr"] for run in these(runs, row=name, seed=SWEEP)}
         assert rates == {stacks.BASE.lr / 2, stacks.BASE.lr, 2 * stacks.BASE.lr}

@@ -18,14 +18,16 @@ def masks() -> tuple[torch.Tensor, torch.Tensor]:
     return padding_mask(SRC), padding_mask(TGT) & subsequent_mask(TGT.size(1))
 
 
-def random_ids(rng: random.Random, count: int, vocab: int) -> list[int]:
-    """`count` random ids of words."""
-    return [rng.randrange(EOS + 1, vocab) for _ in range(count)]
+def random_pairs(count: int, longest: int, vocab: int) -> list[Example]:
+    """Pairs of up to `longest` random words on either side."""
+    rng = random.Random(0)
+
+    def words() -> list[int]:
+        return rng.choices(range(EOS + 1, vocab), k=rng.randint(1, longest))
+
+    return [Example([*words(), EOS], [BOS, *words(), EOS]) for _ in range(count)]
 
 
 def example_batch(vocab: int) -> Batch:
     """Six random pairs of unequal lengths, padded."""
-    rng = random.Random(0)
-    pairs = [(rng.randint(2, 9), rng.randint(2, 9)) for _ in range(6)]
-    sides = [(random_ids(rng, s, vocab), random_ids(rng, t, vocab)) for s, t in pairs]
-    return make_batch([Example([*src, EOS], [BOS, *tgt, EOS]) for src, tgt in sides])
+    return make_batch(random_pairs(6, 9, vocab))
