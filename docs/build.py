@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+
+from contents import parts
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -49,30 +50,16 @@ came out.
 """
 
 
-def opening(notebook: Path) -> tuple[str, str, str]:
-    """Number, title and promise of a chapter: what the cell with its title begins with."""
-    cells = json.loads(notebook.read_text("utf-8"))["cells"]
-    texts = ("".join(cell["source"]) for cell in cells)
-    heading, promise = next(t for t in texts if t.startswith("# Chapter ")).split("\n\n")[:2]
-    number, title = re.fullmatch(r"# Chapter (\d+) · (.+)", heading).groups()
-    return number, title, promise.replace("\n", " ").removeprefix("After this chapter ")
-
-
-def chapter_list(notebooks: list[Path]) -> str:
+def chapter_list() -> str:
     """The chapters by parts: a table of contents, and a list with what each promises."""
-    order = tomllib.loads((DOCS / "parts.toml").read_text("utf-8"))
-    chapters = {int(opening(path)[0]): path for path in notebooks}
     trees, promises = [], []
-    for part in order["parts"]:
-        contents = []
-        promises.append(f"### {part['name']}\n")
-        for number in part["chapters"]:
-            _, title, promise = opening(chapters[number])
-            name = f"{number} · {title}" + " ●" * (number in order["short"])
-            contents.append(f"{name} <notebooks/{chapters[number].stem}>")
-            promise = promise[0].upper() + promise[1:]
-            promises.append(f"**[{name}](notebooks/{chapters[number].name})**\n: {promise}\n")
-        trees += ["```{toctree}", ":hidden:", f":caption: {part['name']}", "", *contents, "```", ""]
+    for part, chapters in parts().items():
+        contents = [f"{one.name} <notebooks/{one.stem}>" for one in chapters]
+        trees += ["```{toctree}", ":hidden:", f":caption: {part}", "", *contents, "```", ""]
+        promises.append(f"### {part}\n")
+        promises += [
+            f"**[{one.name}](notebooks/{one.stem}.ipynb)**\n: {one.promise}\n" for one in chapters
+        ]
     short = "● marks the short way: in these chapters you build, train and judge a translator."
     return "\n".join([*trees, f"{short} What you take away from each:", "", *promises])
 
@@ -149,8 +136,7 @@ def lay_out(source: Path) -> None:
 
     index = (DOCS / "index.md").read_text("utf-8")
     index = re.sub(r"<!-- readme: (.+?) -->", lambda found: readme_section(found[1]), index)
-    chapters = chapter_list(sorted((source / "notebooks").glob("*.ipynb")))
-    index = re.sub(r"<!-- chapters: .*? -->", lambda _: chapters, index)
+    index = re.sub(r"<!-- chapters: .*? -->", lambda _: chapter_list(), index)
     (source / "index.md").write_text(index, "utf-8")
     shutil.copy2(DOCS / "architecture.png", source)
 

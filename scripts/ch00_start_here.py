@@ -391,7 +391,7 @@ machine_report()
 #
 # *code · difficulty ●○○ · worth ●○○ · 5 minutes*
 #
-# Write `as_text(pieces)`, which turns `pieces` back into a text. `solution("as_text")` shows ours.
+# Write `as_text(pieces)`, which turns `pieces` (perhaps none) back into a text. `solution("as_text")` shows ours.
 
 
 # %%

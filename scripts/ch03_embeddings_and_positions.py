@@ -620,7 +620,7 @@ check(stretched)
 #
 # *code · difficulty ●●● · worth ●●● · 30 minutes*
 #
-# The causal mask alone breaks the symmetry. How far? Write `confused(layers)`: apply a list of `MultiHeadedAttention`, one after the other, with the causal mask and without positions, to all 4! = 24 orders of four different random tokens. Count the orders whose *last* output equals that of the first order. Predict the number for one layer and for two. `solution("confused")` shows ours.
+# The causal mask alone breaks the symmetry. How far? Write `confused(layers)`: apply a list of `MultiHeadedAttention`, one after the other, with the causal mask and without positions, to all 24 orders of four random tokens (as wide as `project_query.in_features`). Count the orders whose *last* output equals that of the first order, up to rounding. Predict the number for one layer and for two. `solution("confused")` shows ours.
 
 
 # %%

@@ -774,7 +774,7 @@ check(encoder_parameters)
 #
 # *code · difficulty ●●○ · worth ●●● · 15 minutes*
 #
-# Write an encoder layer made of functions that all keep the shape (B, S, D). `attend` is the self-attention, `think` the feed-forward, `norms` the
+# Write an encoder layer made of functions that all keep the shape (B, S, D). `attend(x)` is the self-attention, `think(x)` the feed-forward, `norms` the
 # LayerNorms of the first and of the second sublayer. With `norm_first=False` it is the paper's layer, with True the pre-norm one. No dropout.
 # `solution("layer_from_parts")` shows ours.
 
@@ -792,7 +792,7 @@ check(layer_from_parts)
 # %% [markdown]
 # ### Exercise 3 · A stack of fresh layers
 #
-# *code · difficulty ●●○ · worth ●●○ · 10 minutes*
+# *code · difficulty ●○○ · worth ●●○ · 5 minutes*
 #
 # `clones` copies one layer, numbers and all, and `initialise` must then make the copies differ. Write `fresh_stack`, which
 # needs no such repair: `make()` builds a layer, and the result holds N layers in a form that PyTorch sees, none of which starts with the

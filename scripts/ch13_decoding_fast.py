@@ -404,7 +404,7 @@ def rounded_product(x: Tensor, weight: Tensor, unit_x: Tensor, unit_w: Tensor) -
 
 
 # %% [markdown]
-# We take the logits' product again, without the bias. **Predict.** How much smaller is the error with a unit for each row?
+# We take the logits' product again, without the bias: here $W$ is the table (V, D). **Predict.** How much smaller is the error with a unit for each row?
 
 # %%
 exact = x @ table.T  # (N, V)

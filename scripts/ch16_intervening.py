@@ -398,7 +398,7 @@ two_words = own[0].clone()
 two_words[:, [1, 3]] = others[0][:, [1, 3]]
 both = preference(model, memory_from(model, two_words, 0), read, her, his)
 print(f"both words at once: {both:+.1f}")
-patch_chart(table, words)
+patch_chart(table, words, clean)
 
 # %% [markdown]
 # Two columns stand out, at every depth. At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, and "Frau" counts less: the last layer seems to have brought some information from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does. No other state matters alone.

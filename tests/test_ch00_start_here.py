@@ -79,8 +79,8 @@ def test_the_sentence_that_is_followed_is_new_to_the_model_and_translated_rightl
 
 def test_the_picture_has_no_overlaps_and_its_words_fit():
     drawn = architecture()
-    boxes, arrows, labels = drawn.boxes, drawn.arrows, drawn.labels
-    solid = [box for box in boxes if box["kind"] != "layer"]
+    boxes = drawn.boxes
+    solid = [box for box in boxes if box["fill"] != "frame"]
     for i, a in enumerate(solid):
         assert a["x"] >= 0 and a["x2"] <= WIDTH and a["y"] >= 0 and a["y2"] <= HEIGHT, a["name"]
         for b in solid[i + 1 :]:
@@ -88,8 +88,8 @@ def test_the_picture_has_no_overlaps_and_its_words_fit():
             assert apart_x or a["y2"] <= b["y"] or b["y2"] <= a["y"], (a["name"], b["name"])
         assert 8 * len(a["name"]) <= a["x2"] - a["x"], a["name"]
         assert 6 * len(a["note"]) <= a["x2"] - a["x"], a["note"]
-    for text in labels:
-        if text["style"] == "shape":
+    for text in drawn.words:
+        if text["look"] == "beside":
             inside = [
                 box["name"]
                 for box in solid
@@ -99,11 +99,9 @@ def test_the_picture_has_no_overlaps_and_its_words_fit():
                 and text["y"] - 6 < box["y2"]
             ]
             assert not inside, (text["text"], inside)
-    tips = [leg for leg in arrows if leg["tip"]]
-    assert len(tips) == len({leg["arrow"] for leg in arrows})
-    for tip in tips:  # every arrow leads to a box
-        near = [b for b in boxes if b["x"] - 4 <= tip["x"] <= b["x2"] + 4]
-        assert any(b["y"] - 4 <= tip["y"] <= b["y2"] + 4 for b in near), tip
+    for *_, (x, y) in drawn.arrows:  # every arrow leads to a box
+        near = [b for b in boxes if b["x"] - 4 <= x <= b["x2"] + 4]
+        assert any(b["y"] - 4 <= y <= b["y2"] + 4 for b in near), (x, y)
 
 
 def test_the_picture_shows_every_part_the_model_has():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from exercising import assert_told_apart
+from exercising import assert_told_apart, rejection
 
 from scripts.ch01_attention import attention, masked_softmax, subsequent_mask
 from scripts.exercises.ch01 import (
@@ -78,6 +78,10 @@ def filled(fill):
     return lambda scores, mask: scores.masked_fill(~mask, fill).softmax(-1)
 
 
+def boolean_only(scores, mask):
+    return masked_softmax(scores, mask.bool())
+
+
 ADDITIVE = {
     "columns sum to 1": additive(lambda scores, mask: scores.softmax(-2)),
     "without tanh": additive(bend=lambda pairs: pairs),
@@ -86,6 +90,9 @@ ADDITIVE = {
     "formula gives": additive(bend=torch.relu),
     "mixed by them": unmixed,
     "(T, S)": lambda *inputs: [x.mT for x in additive_attention(*inputs)],
+    "changes nothing": lambda *inputs: additive_attention(*inputs[:6]),
+    "two things": lambda *inputs: additive_attention(*inputs)[1],
+    "of floats": additive(boolean_only),
     "all are equal": additive(filled(-1e9)),
     "0/0": additive(filled(-math.inf)),
     "weight 0": additive(lambda scores, mask: scores.softmax(-1) * mask.any(-1, keepdim=True)),
@@ -95,14 +102,14 @@ ADDITIVE = {
 }
 
 
-def streaming(subtract=True, rescale=True, scale=2.0, most=math.inf):
+def streaming(subtract=True, rescale=True, scale=2.0, most=math.inf, start=-math.inf, axis=-1):
     """Streaming attention with one thing changed."""
 
     def attend(query, blocks):
-        largest, mix, total = torch.tensor(-math.inf).double(), 0.0, 0.0
+        largest, mix, total = torch.tensor(start).double(), 0.0, 0.0
         for key, value in blocks:
             scores = (query @ key.T / scale).clamp(-most, most)
-            newest = torch.maximum(largest, scores.amax(-1, keepdim=True)) * subtract
+            newest = torch.maximum(largest, scores.amax(axis, keepdim=True)) * subtract
             shrink = (largest - newest).exp() if rescale and subtract else 1.0
             powers = (scores - newest).exp()
             mix = mix * shrink + powers @ value
@@ -124,7 +131,7 @@ STREAMING = {
     "only the last": last_alone,
     "averaged": lambda q, blocks: torch.stack([attention(q, k, v)[0] for k, v in blocks]).mean(0),
     "rescale both sums": streaming(rescale=False),
-    "overflows": streaming(subtract=False),
+    "each query its own": streaming(subtract=False),
     "must shrink": streaming(most=50),
     "keep sums, not blocks": lambda q, blocks: attention(
         q, *map(torch.cat, zip(*blocks, strict=True))
@@ -137,6 +144,11 @@ WRONG = [
     (check_additive_attention, ADDITIVE),
     (check_streaming_attention, STREAMING),
 ]
+
+
+@pytest.mark.parametrize("slip", [{"start": 0.0}, {"axis": (-2, -1)}], ids=str)
+def test_the_largest_score_may_be_negative_and_is_each_querys_own(slip):
+    assert "each query its own" in rejection(check_streaming_attention, streaming(**slip))
 
 
 @pytest.mark.parametrize("check, wrong", WRONG, ids=lambda x: getattr(x, "__name__", ""))

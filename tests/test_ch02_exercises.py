@@ -68,12 +68,26 @@ def too_small(layer, i):
     return smaller
 
 
+def own_dropout(layer, i):
+    smaller = without_head(layer, i)
+    smaller.dropout = nn.Dropout(0.1)
+    return smaller
+
+
+def shared_bias(layer, i):
+    smaller = without_head(layer, i)
+    smaller.project_output.bias = layer.project_output.bias
+    return smaller
+
+
 HEADS = {
     "changed": in_place,
     "must be 3": silenced,
     "the wrong head is gone: 3 instead of 0": lambda layer, i: without_head(layer, 3 - i),
     "heads have changed": shifted_output,
-    "owns": too_small,
+    "wrong shape": too_small,
+    "another dropout": own_dropout,
+    "share a tensor": shared_bias,
 }
 
 WRONG = [

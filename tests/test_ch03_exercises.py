@@ -69,13 +69,19 @@ STRETCHED = {
     "was changed": overwritten,
     "must stay": lambda table, max_len: stretched(table, max_len) * 1.01,
     "cut": lambda table, max_len: stretched(table, max(max_len, len(table))),
+    "must be a tensor": lambda table, max_len: list(stretched(table, max_len)),
+    "sinusoids only": padded_by(
+        lambda table, more: sinusoids(len(table) + more, table.size(1))[len(table) :]
+    ),
 }
 
 CONFUSED = {
     "all 24 orders": lambda layers: 24,
     "the second layer changes nothing": lambda layers: confused_anywhere(layers, None),
-    "no two orders agree": lambda layers: confused_anywhere(layers, subsequent_mask(4), last=False),
-    "are a set": lambda layers: 2,
+    "too few orders agree": lambda layers: confused_anywhere(
+        layers, subsequent_mask(4), last=False
+    ),
+    "are a set": lambda layers: 12,
     "reads outputs": lambda layers: confused(layers[:1]) if len(layers) == 1 else 2,
 }
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 COUNT = {
     "has a bias": lambda N, D, F: N * (4 * D * D + 2 * D * F + 4 * D),
-    "learns too": lambda N, D, F: encoder_parameters(N, D, F) - N * 4 * D,
+    "lacks 4D": lambda N, D, F: encoder_parameters(N, D, F) - N * 4 * D,
     "one LayerNorm for each": lambda N, D, F: encoder_parameters(N, D, F) - N * 2 * D,
     "fourth matrix": lambda N, D, F: encoder_parameters(N, D, F) - N * (D * D + D),
     "widens and narrows": lambda N, D, F: encoder_parameters(N, D, F) - N * (F * D + D),
@@ -46,7 +46,13 @@ def wired(which, after=False):
     return layer
 
 
+def in_place(x, attend, think, norms, norm_first):
+    x += attend(x)
+    return x
+
+
 LAYER = {
+    "x itself was changed": in_place,
     "that is pre-norm": lambda *parts: layer_from_parts(*parts[:4], True),
     "that is post-norm": lambda *parts: layer_from_parts(*parts[:4], False),
     "isn't added back": wired("no road"),

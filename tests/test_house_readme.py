@@ -1,220 +1,26 @@
-"""README.md is true: its tables are those of the chapters, the records and the tests.
+"""README.md is true: its tables are those of the chapters, the records and the tests."""
 
-`python tests/test_house_readme.py` writes the tables and docs/architecture.png again. Given a
-picture of the living page, it also writes docs/living.png:
-
-    LIVING_PICTURES=runs python -m pytest tests/test_living.py -k browser
-    python tests/test_house_readme.py runs/desktop.png
-"""
-
-import functools
-import hashlib
 import json
 import re
-import struct
 import sys
-import tomllib
-import zlib
 
 import pytest
 from conftest import CHAPTERS, ROOT
 
-README = ROOT / "README.md"
-PICTURE = ROOT / "docs" / "architecture.png"
-LIVING_PICTURE = ROOT / "docs" / "living.png"
+sys.path.insert(0, str(ROOT / "docs"))
+from readme import (  # noqa: E402
+    BLOCKS,
+    LIVING_PICTURE,
+    PICTURE,
+    README,
+    block,
+    chart_digest,
+    erratum_tests,
+    living_digest,
+    stamps,
+)
+
 ERRATA = [*range(1, 29)]
-
-
-def opening(path):
-    """The text of the cell with a chapter's title, without the comment signs."""
-    cells = path.read_text("utf-8").split("\n# %%")
-    cell = next(cell for cell in cells if "\n# # Chapter " in cell)
-    return re.sub(r"^# ?", "", cell, flags=re.MULTILINE)
-
-
-def chapter_table():
-    order = tomllib.loads((ROOT / "docs/parts.toml").read_text("utf-8"))
-    chapters = {int(path.name[2:4]): path for path in CHAPTERS}
-    assert [n for part in order["parts"] for n in part["chapters"]] == sorted(chapters)
-    lines = ["| chapter | read | with the code | run | script |", "|---|---|---|---|---|"]
-    for part in order["parts"]:
-        lines.append(f"| **{part['name']}** | | | | |")
-        for number in part["chapters"]:
-            path, text = chapters[number], opening(chapters[number])
-            title = re.search(rf"^# Chapter {number} · (.+)$", text, re.MULTILINE)[1]
-            times = re.search(r"(\d+) minutes to read, (\d+) with the code; (.+?) to run", text)
-            assert times, f"{path.stem} doesn't say how long it takes to read and to run"
-            name = f"{number} · {title}" + " ●" * (number in order["short"])
-            lines.append(
-                f"| [{name}](notebooks/{path.stem}.ipynb) | {times[1]} min | {times[2]} min "
-                f"| {times[3]} | [script](scripts/{path.name}) |"
-            )
-    return "\n".join(lines)
-
-
-def records():
-    """The recorded trainings with scores on a test split, first those whose models ship.
-
-    Without the ladder's later rungs: chapter 21 shows these.
-    """
-    from scripts.ladder.rungs import RUNGS
-
-    later = {name for name, rung in RUNGS.items() if rung.step}
-    every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
-    order = sorted(every, key=lambda name: (not (ROOT / "models" / name).is_dir(), name))
-    order = [name for name in order if re.sub(r"^(ladder|gpu)-|-\d$", "", name) not in later]
-    return {name: every[name] for name in order if is_training(every[name])}
-
-
-def is_training(record):
-    return {"history", "test"} <= record.keys()
-
-
-def results_table():
-    from scripts.engine.models import DEFAULT_MODEL
-
-    found = records()
-    recipes = {}  # each with a record for each seed
-    for name, record in found.items():
-        recipes.setdefault(re.sub(r"-\d$", "", name), {})[name] = record
-    lines = ["| model | test set | BLEU | greedy | lower-cased | search | parameters | trained |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for recipe, runs in recipes.items():
-        name, record = next(iter(runs.items()))
-        minutes = [max(1, round(run["seconds"] / 60)) for run in runs.values()]
-        took = " to ".join(map(str, sorted({min(minutes), max(minutes)})))
-        for split, test in record["test"].items():
-            kinds = ("bleu", "bleu_greedy", "bleu_lowercased")
-            scores = (
-                ", ".join(f"{run['test'][split][kind]:.1f}" for run in runs.values())
-                for kind in kinds
-            )
-            lines.append(
-                f"| [{recipe}](results/{name}.json) | {split} | {' | '.join(scores)} "
-                f"| {test['search']} | {record['parameters'] / 1e6:.1f} M "
-                f"| {took} min, {record['device']} |"
-            )
-    lines += ["", "The commands:", "", "```"]
-    lines += [record["repeat"] for record in found.values()] + ["```"]
-    signatures = {test["signature"] for r in found.values() for test in r["test"].values()}
-    lines += ["", "Signature: " + ", ".join(f"`{s}`" for s in sorted(signatures)) + "."]
-    name = DEFAULT_MODEL.name  # what ships
-    record = found[name]
-    lines += ["", f"The first three of test_2016_flickr, as `{name}` translates them:", ""]
-    lines += ["| German | reference | translation |", "|---|---|---|"]
-    parts = ("source", "reference", "translation")
-    lines += [f"| {' | '.join(pair[part] for part in parts)} |" for pair in record["samples"][:3]]
-    return "\n".join(lines)
-
-
-def speed_table():
-    """The race of chapter 12: how many times as long as ours in 16 bits a step takes."""
-    peers, base, steps = (
-        json.loads((ROOT / "results" / f"speed-{name}.json").read_text("utf-8"))
-        for name in ("peers", "base", "steps")
-    )
-    reports = peers["reports"]
-    columns = ["float32", "float32, memory kept", "bf16", "bf16, memory kept"]
-
-    def cell(name):
-        report = reports.get(name)
-        if report is None:
-            return ""
-        low, high = (pick(report["rounds"] or [1.0]) for pick in (min, max))
-        spread = f" ({low:.2f} to {high:.2f})" if low < high else ""
-        return f"{report['times']:.2f}{spread}"
-
-    lines = [f"| program | {' | '.join(columns)} | peak memory, bf16 |", "|---|" + "---|" * 5]
-    for program in dict.fromkeys(name.split(", ")[0] for name in reports):
-        kept = ", memory kept" * (program != "ours")
-        names = [f"{program}, {column}" for column in columns]
-        if program == "ours":  # which always keeps freed memory
-            names = ["", "ours, float32", "", "ours, bf16"]
-        peak = reports[f"{program}, bf16{kept}"]["peak_bytes"] / 2**20
-        lines.append(f"| {program} | {' | '.join(map(cell, names))} | {peak:,.0f} MiB |")
-    used = {name: report["mfu"] for name, report in base["reports"].items()}
-    wide, half = (
-        part["reports"]["without small things in C"]["times"] for part in (steps, steps["half"])
-    )
-    corpus = peers["corpus"].replace("multi30k", "Multi30k")
-    said = (
-        "Time of a full training step per real target token, as a multiple of ours in bf16, "
-        f"which takes {reports['ours, bf16']['seconds_per_step']:.2f} seconds a step: d_model 256, "
-        f"3+3 layers, 8,192 pieces, batches of {peers['max_tokens']:,} tokens a side in length "
-        f"buckets from {corpus}; {peers['device']}, a processor with bfloat16 products. Two "
-        f"processes take turns; medians of {peers['rounds']} rounds, and their range. The "
-        "others' bf16 is PyTorch's autocast. *Memory kept*: the process keeps what it frees "
-        "(chapter 12), as ours always does. The small operations of our step are in C, if there "
-        f"is a compiler; without one it takes {wide:.2f} times as long in float32, {half:.2f} in "
-        f"bf16. In float32, on the paper's base model, our path reaches {used['ours']:.0%} of the "
-        f"machine's matrix rate, the textbook's {used['textbook']:.0%}. The commands:"
-    )
-    lines += ["", said]
-    return "\n".join([*lines, "", "```", peers["repeat"], base["repeat"], "```"])
-
-
-def decoding_table():
-    """Chapter 13's race: sentences a second, and our speed over CTranslate2's, round by round."""
-    race = json.loads((ROOT / "results" / "decoding-speed.json").read_text("utf-8"))
-    from scripts.book.figures.racing import speed_frame
-
-    frame = speed_frame(race).query("program != 'ours, exact stop'").set_index(["program", "beam"])
-    order = frame["sentences_per_second"].xs(1, level="beam").sort_values(ascending=False).index
-    lines = [
-        "| sentences a second | greedy | beam 4 | BLEU: greedy, beam | our speed / its: greedy "
-        "| beam 4 |"
-    ]
-    lines += ["|---|---|---|---|---|---|"]
-    for name in order:
-        both = [frame.loc[(name, beam)] for beam in (1, 4)]
-        rates = " | ".join(f"{row['sentences_per_second']:,.0f}" for row in both)
-        scores = ", ".join(f"{row['bleu']:.1f}" for row in both)
-        against = [frame.loc[(name.replace("CTranslate2", "ours"), beam)] for beam in (1, 4)]
-        ratios = [
-            f"{row['ratio']:.2f} ({row['lowest']:.2f} to {row['highest']:.2f})"
-            if name.startswith("CTranslate2")
-            else ""
-            for row in against
-        ]
-        lines.append(f"| {name} | {rates} | {scores} | {' | '.join(ratios)} |")
-    alone = {(r["program"], r["beam"]): (r["p50"], r["p99"]) for r in race["one_at_a_time"]}
-    lines += ["", "| one sentence at a time, ms | greedy | beam 4 |", "|---|---|---|"]
-    for name in sorted(order, key=lambda name: (name.split(", ")[1], name)):
-        both = " | ".join("{:.0f}, {:.0f}".format(*alone[name, beam]) for beam in (1, 4))
-        lines.append(f"| {name} | {both} |")
-    lines += ["", f"Above: sentences of {race['split']} ({race['sentences']:,}) a second, from "]
-    lines[-1] += f"token ids to token ids; {race['device']}; medians of rounds in turns, with the "
-    lines[-1] += "same weights. CTranslate2 gets the batch size that suits it best. Below: "
-    lines[-1] += "milliseconds for a sentence on one thread, the median and the 99th percentile "
-    lines[-1] += "of 200. The processor has 8-bit products (AVX512-VNNI); on another machine "
-    lines[-1] += "the order may differ. The command:"
-    return "\n".join([*lines, "", "```", race["repeat"], "```"])
-
-
-BLOCKS = {
-    "chapters": chapter_table,
-    "results": results_table,
-    "speed": speed_table,
-    "decoding": decoding_table,
-}
-
-
-def block(name, text):
-    """Where a generated block begins and ends: after its opening mark, before its closing one."""
-    begin = text.index("-->\n", text.index(f"<!-- {name}:")) + len("-->\n")
-    return begin, text.index(f"<!-- end of {name} -->")
-
-
-@functools.cache
-def erratum_tests():
-    """The tests that check each row of the errata: pairs of file and function."""
-    found = {}
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
-        for name, row in re.findall(
-            r"^def (test_erratum_(\d\d)_\w+)", path.read_text("utf-8"), re.M
-        ):
-            found.setdefault(int(row), []).append((f"tests/{path.name}", name))
-    return found
 
 
 def errata_rows(text):
@@ -224,84 +30,11 @@ def errata_rows(text):
     return [(int(row), int(chapter), cell.strip()) for row, chapter, cell in rows]
 
 
-def named_test(row):
-    """The last cell of row `row`: its tests, each with a link to its file."""
-    return "<br>".join(f"[`{name}`]({file})" for file, name in erratum_tests().get(row, []))
-
-
-def picture_chart():
-    """The chart that the picture shows, in the series' style."""
-    from scripts.book.charts import switch_on
-    from scripts.ch00_start_here import architecture_chart
-
-    switch_on()
-    return architecture_chart()
-
-
-def chart_digest():
-    """The SHA-256 of what the picture shows: the chart's JSON."""
-    spec = json.dumps(picture_chart().to_dict(), sort_keys=True)
-    return hashlib.sha256(spec.encode()).hexdigest()
-
-
-def picture_chunks(png):
-    """Kind and body of each chunk of a PNG file."""
-    at = 8
-    while at < len(png):
-        (size,) = struct.unpack(">I", png[at : at + 4])
-        yield png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
-        at += size + 12
-
-
-def living_digest():
-    """The SHA-256 of what the living page's look depends on: its files and its model."""
-    from scripts.engine.models import DEFAULT_MODEL
-
-    parts = [
-        ROOT / "docs/living" / name for name in ("index.html", "style.css", "app.js", "draw.js")
-    ]
-    parts.append(DEFAULT_MODEL / "model.safetensors")
-    return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
-
-
-def stamped(png, kind, digest):
-    """A PNG file with the digest of what it shows, as a text chunk before its last one, IEND."""
-    body = f"tEXt{kind}\0{digest}".encode()
-    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
-    return png[:-12] + chunk + png[-12:]
-
-
-def stamps(path):
-    """The texts that a PNG file holds."""
-    return [body for kind, body in picture_chunks(path.read_bytes()) if kind == b"tEXt"]
-
-
-def write_picture():
-    """docs/architecture.png from chapter 0's chart, stamped with the chart's digest."""
-    import base64
-
-    data, _ = picture_chart()._repr_mimebundle_()
-    png = base64.b64decode(data["image/png"])
-    PICTURE.write_bytes(stamped(png, "chart", chart_digest()))
-
-
-def refreshed(text):
-    """The README with its tables updated."""
-    for name, make in BLOCKS.items():
-        begin, end = block(name, text)
-        text = text[:begin] + make() + "\n" + text[end:]
-    head, section = text.split("## Fixed here")
-    table, rest = section.split("\n## ", 1)
-    fill = lambda m: f"{m[1]} {named_test(int(m[2]))} |"  # noqa: E731
-    table = re.sub(r"^(\| (\d+) \| .+ \| \d+ \|).*\|$", fill, table, flags=re.MULTILINE)
-    return f"{head}## Fixed here{table}\n## {rest}"
-
-
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_tables_are_those_of_chapters_and_records(name):
     text = README.read_text("utf-8")
     begin, end = block(name, text)
-    assert text[begin:end].strip() == BLOCKS[name](), "run: python tests/test_house_readme.py"
+    assert text[begin:end].strip() == BLOCKS[name](), "run: python docs/readme.py"
 
 
 def test_every_shipped_model_has_its_result():
@@ -316,7 +49,7 @@ def test_fixed_here_has_every_row_and_every_row_its_test():
     for row, chapter, cell in rows:
         named = [(file, name) for name, file in re.findall(r"\[`(\w+)`\]\(([^)]+)\)", cell)]
         assert named, f"erratum {row} names no test"
-        assert named == erratum_tests().get(row), "run: python tests/test_house_readme.py"
+        assert named == erratum_tests().get(row), "run: python docs/readme.py"
         assert all(f"test_ch{chapter:02d}_" in file for file, _ in named), f"erratum {row}"
 
 
@@ -390,14 +123,14 @@ def test_the_picture_is_the_chart_of_chapter_0():
     png = PICTURE.read_bytes()
     assert png.startswith(b"\x89PNG") and len(png) < 200_000
     wanted = f"chart\0{chart_digest()}".encode()
-    assert wanted in stamps(PICTURE), "run: python tests/test_house_readme.py"
+    assert wanted in stamps(PICTURE), "run: python docs/readme.py"
 
 
 def test_the_picture_of_the_living_page_is_of_this_page():
     png = LIVING_PICTURE.read_bytes()
     assert png.startswith(b"\x89PNG") and len(png) < 300_000
     wanted = f"page\0{living_digest()}".encode()
-    assert wanted in stamps(LIVING_PICTURE), "the docstring of tests/test_house_readme.py says how"
+    assert wanted in stamps(LIVING_PICTURE), "docs/readme.py says how"
 
 
 def test_every_study_that_make_offers_is_there():
@@ -406,12 +139,3 @@ def test_every_study_that_make_offers_is_there():
     names = re.split(", | or ", listed)
     assert len(names) > 5 and f"NAME ?= {names[0]}" in text
     assert not [name for name in names if not (ROOT / f"scripts/studies/{name}.py").is_file()]
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    write_picture()
-    for picture in sys.argv[1:]:
-        with open(picture, "rb") as file:
-            LIVING_PICTURE.write_bytes(stamped(file.read(), "page", living_digest()))
-    README.write_text(refreshed(README.read_text("utf-8")), "utf-8")

@@ -226,7 +226,7 @@ def heatmap(
     if not is_mask and len(finite) < len(frame):  # the layer above leaves these cells out
         layers.append(chart.mark_rect(color=PALE, **edge).transform_filter("!isValid(datum.value)"))
     if "text" in frame:
-        limit = 0.75 * high if scheme == "diverging" else low + 0.66 * (high - low)
+        limit = 0.7 * high if scheme == "diverging" else low + 0.66 * (high - low)
         value = "abs(datum.value)" if scheme == "diverging" else "datum.value"
         dark = f"isValid(datum.value) && {value} > {limit:.6g}"
         size = 12 if across >= 34 else 10

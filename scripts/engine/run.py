@@ -135,8 +135,8 @@ def fit(
 def average_if_better(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, float]:
     """Validation BLEU of the best epoch and of the last epochs' mean; the better one is kept."""
     trained = load_model(folder, pick_device(config.device))
-    _, _, meta, _ = newest_state(folder)
-    scores = {"best epoch": max(row["val_bleu"] for row in meta["history"])}
+    history = newest_state(folder).meta["history"]
+    scores = {"best epoch": max(row["val_bleu"] for row in history)}
     paths = saved_states(folder, "epoch")[-config.average :]
     if config.average > 1 and len(paths) > 1:
         load_weights(trained.model, average_checkpoints(paths), paths[-1])

@@ -230,7 +230,7 @@ class Training:
 def start_anew(folder: Path) -> None:
     """Clear away a finished run's states. Raises ValueError if a run waits to be resumed."""
     try:
-        _, _, meta, _ = newest_state(folder)
+        meta = newest_state(folder).meta
         waits = meta["epoch"] <= meta["run"]["epochs"]
     except (FileNotFoundError, ValueError):
         waits = False  # nothing that could be resumed

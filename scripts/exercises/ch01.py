@@ -56,7 +56,7 @@ def check_window_mask(candidate: Callable[[int, int, int], Tensor]) -> None:
         mask = candidate(n, r, gap)
         assert mask.shape == (1, n, n), "the shape must be (1, n, n): one row for each query"
         assert mask.dtype == torch.bool, (
-            "the mask must be boolean: numbers would be added to the scores"
+            "the mask must be a boolean tensor: numbers would be added to the scores"
         )
         seen = [[any(i - m * gap == j for m in range(r)) for j in range(n)] for i in range(n)]
         wanted, mask = torch.tensor(seen), mask[0]  # (n, n)
@@ -98,7 +98,10 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
     def scores(w: Tensor, m: Tensor) -> Tensor:
         return torch.stack([torch.stack([(w @ q + m @ k).tanh() @ u for k in key]) for q in query])
 
-    output, weights = candidate(*inputs)
+    result = candidate(*inputs)
+    two = isinstance(result, tuple | list) and len(result) == 2
+    assert two, "return two things, as `attention` does: the output and the weights"
+    output, weights = result
     assert weights.shape == (3, 5), "the weights must be (T, S): one for each pair of query and key"
     right = scores(w, m)  # (T, S)
     flat = (key @ m.T @ u).expand(3, 5)
@@ -114,6 +117,7 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
     assert mixed, "the weights are right, but the output isn't the values mixed by them"
     mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
     masked = candidate(*inputs, mask)[1]
+    assert not same_numbers(masked, weights), "the mask changes nothing"
     assert not masked.isnan().any(), (
         "NaN: in a row that may look at nothing, all scores are −∞, which gives 0/0"
     )
@@ -122,6 +126,8 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
     )
     obeyed = same_numbers(masked, masked_softmax(right, mask))
     assert obeyed, "what the mask forbids must get weight 0"
+    added = same_numbers(candidate(*inputs, right)[1], masked_softmax(right, right))
+    assert added, "a mask of floats is added to the scores, as in `attention`"
     batch = candidate(torch.stack((query, -query)), key, value, w, m, u)[0]  # (B, T, d_v)
     assert same_numbers(batch[0], output), "the results in a batch differ from those one by one"
 
@@ -150,7 +156,7 @@ def passing_blocks(key: Tensor, value: Tensor, sizes: tuple[int, ...]) -> Iterat
     for k, v in zip(key.split(sizes), value.split(sizes), strict=True):
         k, v = k.clone(), v.clone()
         kept = sum(old() is not None for old in seen[:-2])
-        assert not kept, "an old block is still in memory: keep sums, not blocks"
+        assert not kept, "an old block is still in a list or a variable: keep sums, not blocks"
         seen += [weakref.ref(k), weakref.ref(v)]
         yield k, v
         del k, v
@@ -173,10 +179,11 @@ def check_streaming_attention(candidate: Callable[[Tensor, Iterator[tuple]], Ten
             / len(parts),
         }
         blame(got, mistakes, "wrong for some block sizes: rescale both sums by the same factor")
-    for scale in (-400, 400):  # scores in the hundreds, the largest first or last
-        steep = key * torch.linspace(1, 2, 12).unsqueeze(1).double() * scale
+    query = query.abs()
+    for scale in (-4000, 4000):  # all scores below -1,000, then all far above 0
+        steep = key.abs() * torch.linspace(1, 2, 12).unsqueeze(1).double() * scale
         got = candidate(query, passing_blocks(steep, value, (5, 4, 3)))
-        overflow = "NaN for large scores: e^score overflows, so subtract the largest"
-        assert not got.isnan().any(), overflow
+        largest = "NaN for scores far from 0: subtract the largest so far, each query its own"
+        assert not got.isnan().any(), largest
         shrink = "wrong for large scores: when a larger one comes, both sums must shrink"
         assert same_numbers(got, attention(query, steep, value)[0]), shrink

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from scripts.book.exercises import blame, same_numbers
+from scripts.book.instruments import scramble
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 
 
@@ -91,23 +92,32 @@ def check_without_head(
     before = copy.deepcopy(layer.state_dict())
     query, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
     wanted = []
+
+    def untouched() -> bool:
+        return all(torch.equal(now, before[name]) for name, now in layer.state_dict().items())
+
+    def shapes(module: nn.Module) -> dict[str, torch.Size]:
+        return {name: p.shape for name, p in module.named_parameters()}
+
     for i in range(4):
         silent = copy.deepcopy(layer)  # as large as before, but W^O ignores head i
         silent.project_output.weight.data[:, 3 * i : 3 * i + 3] = 0
         wanted.append(silent(query, memory, memory))
     for i in range(4):
         smaller = candidate(layer, i)
-        kept = all(torch.equal(now, before[name]) for name, now in layer.state_dict().items())
-        assert kept and smaller is not layer, "the layer itself was changed: work on a copy"
+        changed = "the layer itself was changed: work on a copy"
+        assert untouched() and smaller is not layer, changed
         assert smaller.h == 3, "the new layer still splits into four heads: its h must be 3"
-        gone = [sum(p.numel() for p in one.parameters()) for one in (layer, smaller)]
-        assert gone[0] - gone[1] == 3 * (12 + 1) * 3 + 12 * 3, (
-            "not the right number of parameters: a head owns d_k rows of three matrices, their "
-            "biases, and d_k columns of W^O"
+        assert shapes(smaller) == shapes(without_head(layer, i)), (
+            "a weight or bias has the wrong shape: a head owns d_k rows of three `.weight`s, their "
+            "biases, and d_k columns of `project_output.weight`"
         )
+        assert smaller.dropout.p == layer.dropout.p, "the new layer has another dropout probability"
         got = smaller(query, memory, memory)
         others = {
             f"the wrong head is gone: {j} instead of {i}": wanted[j] for j in range(4) if j != i
         }
         if not same_numbers(got, wanted[i]):
             blame(got, others, "the other heads have changed: what they own must stay")
+        scramble(smaller)
+        assert untouched(), "both layers share a tensor: training one would change the other"

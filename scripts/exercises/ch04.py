@@ -33,7 +33,8 @@ def check_encoder_parameters(candidate: Callable[[int, int, int], int]) -> None:
             whole = sum(p.numel() for p in Encoder(layer, N).parameters())
         sizes = {name: p.numel() for name, p in layer.named_parameters()}
         forgotten = {
-            "norm": "LayerNorm learns too: a scale and a shift for each feature",
+            "norm": "a layer lacks 4D numbers: a LayerNorm learns a scale and a shift, and "
+            "attention's matrices have biases",
             "sublayer.1.norm": "a layer has one LayerNorm for each of its two sublayers",
             "output": "attention's fourth matrix is missing: where do the joined heads go?",
             "contract": "half of the feed-forward is missing: it widens and narrows again",
@@ -108,7 +109,9 @@ def check_layer_from_parts(candidate: Callable[..., Tensor]) -> None:
         scramble(layer, size=0.3)
         attend = lambda x, layer=layer: layer.self_attn(x, x, x)  # noqa: E731
         norms = [connection.norm for connection in layer.sublayer]
-        got = candidate(x, attend, layer.feed_forward, norms, norm_first)
+        given = x.clone()
+        got = candidate(given, attend, layer.feed_forward, norms, norm_first)
+        assert torch.equal(given, x), "x itself was changed, as `+=` does: make a new tensor"
         if not same_numbers(got, layer(x)):
             blame(got, layer_mistakes(layer, x), "not the layer that the formula gives")
 

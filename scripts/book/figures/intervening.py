@@ -16,19 +16,20 @@ def worth_chart(
 ) -> alt.TopLevelMixin:
     """Likelihood lost by silencing each head, one panel a kind; a star marks those that passed."""
     frame = pd.DataFrame(rows)
-    thousandths = [f"{round(1000 * nats):+}" for nats in frame["silent"]]
-    frame["text"] = [t + "*" * ok for t, ok in zip(thousandths, passed, strict=True)]
-    frame["text"] = frame["text"].str.replace("-", "−").str.replace("+0", "0")
+    frame["lost"] = 1000 * frame["silent"]
+    shown = [f"{round(x):+}".replace("-", "−").replace("+0", "0") for x in frame["lost"]]
+    frame["text"] = [x + "*" * ok for x, ok in zip(shown, passed, strict=True)]
+    largest = frame["lost"].abs().max()
     drawn = []
     for kind, own in frame.groupby("kind", sort=False):
-        nats = own.pivot(index="layer", columns="head", values="silent")
+        lost = own.pivot(index="layer", columns="head", values="lost")
         chart = heatmap(
-            nats.to_numpy(),
-            [f"layer {n}" for n in nats.index],
-            list(nats.columns),
+            lost.to_numpy(),
+            [f"layer {n}" for n in lost.index],
+            list(lost.columns),
             texts=own.pivot(index="layer", columns="head", values="text").to_numpy(),
-            domain=(-0.009, 0.009),
-            value_title="nats a token",
+            domain=(-largest, largest),
+            value_title="nats / 1,000",
             scheme="diverging",
             column_title="head" if kind == "cross" else "",
             cell=(44, 26),
@@ -78,16 +79,18 @@ def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     )
 
 
-def patch_chart(table: Sequence[Sequence[float]], words: Sequence[str]) -> alt.TopLevelMixin:
+def patch_chart(
+    table: Sequence[Sequence[float]], words: Sequence[str], unpatched: float
+) -> alt.TopLevelMixin:
     """The preference for "her" after each patch: a row a depth, a column a source position."""
     depths = ["embedding", *(f"after layer {n}" for n in range(1, len(table)))]
     look = {"digits": 1, "numbers": True, "cell": 44}
-    drawn = heatmap(table, depths, words, scheme="diverging", domain=(-7, 7), **look)
+    drawn = heatmap(table, depths, words, scheme="diverging", **look)
     return titled(
         drawn,
         "Two words carry “her”",
         "log p(her) − log p(his), when one vector of the encoder comes from the sentence about the "
-        "man. Unpatched it is +6.4.",
+        f"man. Unpatched it is {unpatched:+.1f}.",
     )
 
 

@@ -5,77 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scripts import Late
-from scripts.book.charts import GREY, rounded
+from scripts.book.charts import rounded
+from scripts.book.figures.diagram import Diagram
 
 alt, pd = Late("altair"), Late("pandas")
-
-FILLS = {"ids": "#EEEEEE", "encoder": "#CFE3F2", "decoder": "#F7D9C4", "memory": "#CDEBDD"}
-FILLS |= {"sublayer": "#CFE3F2", "norm": "#F3E3F0", "add": "#FFFFFF", "title": "transparent"}
-
-
-class Diagram:
-    """Labelled boxes and arrows along given points, on a canvas in pixels, y upwards."""
-
-    def __init__(self):
-        self.boxes, self.arrows = [], []
-
-    def box(self, x: float, y: float, text: str, kind: str, half: float = 80) -> None:
-        """A box of height 22 that stands on (x, y) and is `half` wide to each side."""
-        box = {"x": x - half, "x2": x + half, "y": y, "y2": y + 22, "middle": x}
-        self.boxes.append(box | {"centre": y + 11, "text": text, "kind": kind})
-
-    def arrow(self, *points: tuple[float, float]) -> None:
-        """A line through `points` that ends in a tip, pointing up or to a side."""
-        dx = points[-1][0] - points[-2][0]
-        common = {"arrow": len(self.arrows), "angle": 90 * (dx > 0) - 90 * (dx < 0)}
-        self.arrows.append(
-            [{"x": x, "y": y, "order": i} | common for i, (x, y) in enumerate(points)]
-        )
-
-    def chart(self, width: int, height: int) -> alt.LayerChart:
-        x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, width], nice=False))
-        y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-6, height], nice=False))
-        kinds = list(dict.fromkeys(box["kind"] for box in self.boxes))
-        fill = alt.Scale(domain=kinds, range=[FILLS[kind] for kind in kinds])
-        color = alt.Color("kind:N", legend=None, scale=fill)
-        boxes = alt.Chart(pd.DataFrame(self.boxes))
-        framed = boxes.transform_filter("datum.kind != 'title'")
-        rects = framed.mark_rect(stroke=GREY, strokeWidth=1, cornerRadius=4)
-        middle = {"x": alt.X("middle:Q", axis=None), "y": alt.Y("centre:Q", axis=None)}
-        texts = boxes.mark_text().encode(**middle, text="text:N")
-        wires = alt.Chart(pd.DataFrame([point for arrow in self.arrows for point in arrow]))
-        tips = alt.Chart(pd.DataFrame([arrow[-1] for arrow in self.arrows]))
-        heads = tips.mark_point(shape="triangle-up", filled=True, size=50, color=GREY, opacity=1)
-        layers = [
-            wires.mark_line(color=GREY, strokeWidth=1.3).encode(
-                x, y, detail="arrow", order="order"
-            ),
-            rects.encode(x, y, x2="x2", y2="y2", color=color),
-            texts,
-            heads.encode(x, y, angle=alt.Angle("angle:Q", scale=None)),
-        ]
-        return alt.layer(*layers).properties(width=width, height=height)
 
 
 def stacks(N: int = 6) -> alt.LayerChart:
     """The two stacks of N layers each, and the memory that every decoder layer reads (Figure 1)."""
     drawn, top = Diagram(), 40 + 34 * N  # where the last layer is
-    for x, side, ids in (
-        (85, "encoder", "source ids (B, S)"),
-        (405, "decoder", "target ids (B, T)"),
+    for x, side, ids, fill in (
+        (85, "encoder", "source ids (B, S)", "blue"),
+        (405, "decoder", "target ids (B, T)", "orange"),
     ):
-        drawn.box(x, 0, ids, "ids")
-        drawn.box(x, 40, "embedding + position", "ids")
+        drawn.box(x, 0, ids, "grey")
+        drawn.box(x, 40, "embedding + position", "grey")
         drawn.arrow((x, 22), (x, 38))
         for n in range(1, N + 1):
-            drawn.box(x, 40 + 34 * n, f"{side} layer {n}", side)
+            drawn.box(x, 40 + 34 * n, f"{side} layer {n}", fill)
             drawn.arrow((x, 28 + 34 * n), (x, 38 + 34 * n))
         drawn.arrow((x, top + 22), (x, top + 32))
-    drawn.box(85, top + 34, "memory (B, S, D)", "memory")
+    drawn.box(85, top + 34, "memory (B, S, D)", "green")
     for n in range(1, N + 1):
         drawn.arrow((165, top + 45), (245, top + 45), (245, 51 + 34 * n), (322, 51 + 34 * n))
-    drawn.box(405, top + 34, "generator", "ids")
-    drawn.box(405, top + 74, "logits (B, T, V)", "ids")
+    drawn.box(405, top + 34, "generator", "grey")
+    drawn.box(405, top + 74, "logits (B, T, V)", "grey")
     drawn.arrow((405, top + 56), (405, top + 72))
     return drawn.chart(490, top + 104)
 
@@ -88,19 +42,20 @@ def wirings() -> alt.LayerChart:
         "pre-norm": ("norm", "sublayer", "add"),
     }
     for x, (title, order) in zip((95, 295), orders.items(), strict=True):
-        drawn.box(x, 0, "x (B, T, D)", "ids", 58)
+        drawn.box(x, 0, "x (B, T, D)", "grey", 58)
         y = 40
         for sublayer in ("self-attention", "feed-forward"):
             branch = y - 9
             for kind in order:
                 text = {"sublayer": sublayer, "add": "+", "norm": "LayerNorm"}[kind]
-                drawn.box(x, y, text, kind, 12 if kind == "add" else 58)
+                fill = {"sublayer": "blue", "add": "white", "norm": "pink"}[kind]
+                drawn.box(x, y, text, fill, 12 if kind == "add" else 58)
                 drawn.arrow((x, y - (18 if y == 40 else 12)), (x, y - 2))
                 if kind == "add":
                     drawn.arrow((x, branch), (x + 76, branch), (x + 76, y + 11), (x + 15, y + 11))
                 y += 34
         drawn.arrow((x, y - 12), (x, y + 4))
-        drawn.box(x, y + 8, title, "title")
+        drawn.word(x, y + 19, title)
     return drawn.chart(390, y + 34)
 
 
