@@ -630,6 +630,6 @@ check(resumable_stream)
 # Choose one. Write down what you expect, then train.
 #
 # - Run `python -m scripts.train --preset sample --name a`, then the same with `--name b`. Kill the second with `kill -9` during an epoch, and go on with `--resume`. Do both `model.safetensors` have the same `sha256sum`?
-# - Train the sample model with `--schedule inverse_sqrt --average 5`. Does averaging gain more than after the cosine, and why?
+# - Train the sample model with `--average 5`, and again with `--schedule inverse_sqrt` too. After which does averaging gain more, and why?
 #
 # Next: [Chapter 10 · Judging](ch10_judging.ipynb)

@@ -243,25 +243,32 @@ def forced_texts(
 
 
 # %%
+def bleu_by_many_names(
+    trained: Trained, pairs: Sequence[tuple[str, str]], outputs: Sequence[str]
+) -> dict[str, float]:
+    """What is called BLEU: one text for each pair of source and reference, scored in many ways."""
+    references = [reference for _, reference in pairs]
+    as_is = {"tokenize": "none", "force": True}  # split at spaces alone; force: without a warning
+    pieces = [
+        [" ".join(trained.tokenizer.pieces(text)) for text in side]
+        for side in (outputs, references)
+    ]
+    alone = [corpus_bleu([o], [r]).score for o, r in zip(outputs, references, strict=True)]
+    return {
+        "BLEU: cased, 13a, whole corpus": corpus_bleu(outputs, references).score,
+        "split at spaces": corpus_bleu(outputs, references, **as_is).score,
+        "lower-cased": corpus_bleu(outputs, references, lowercase=True).score,
+        "sub-word pieces": corpus_bleu(*pieces, **as_is).score,
+        "letters": corpus_bleu(outputs, references, tokenize="char").score,
+        "mean of the sentences' BLEU": sum(alone) / len(alone),
+        "teacher-forced": corpus_bleu(forced_texts(trained, pairs), references).score,
+    }
+
+
+# %%
 pairs = list(zip(sources, references, strict=True))
-as_is = {"tokenize": "none", "force": True}  # split at spaces alone; force: without a warning
-pieces = [
-    [" ".join(trained.tokenizer.pieces(text)) for text in side]
-    for side in (beam_outputs, references)
-]
-alone = [corpus_bleu([o], [r]).score for o, r in zip(beam_outputs, references, strict=True)]
-ten = {
-    "BLEU: cased, 13a, whole corpus": corpus_bleu(beam_outputs, references).score,
-    "split at spaces": corpus_bleu(beam_outputs, references, **as_is).score,
-    "lower-cased": corpus_bleu(beam_outputs, references, lowercase=True).score,
-    "sub-word pieces": corpus_bleu(*pieces, **as_is).score,
-    "letters": corpus_bleu(beam_outputs, references, tokenize="char").score,
-    "mean of the sentences' BLEU": sum(alone) / len(alone),
-    "teacher-forced": corpus_bleu(forced_texts(trained, pairs), references).score,
-}
-recorded = {name: analysis["figures"].get(name) for name in ten}
-both = {"ten captions": ten, "1,000, recorded": recorded}
-pd.DataFrame(both).round(1).astype(object).fillna("")
+ten = bleu_by_many_names(trained, pairs, beam_outputs)
+pd.DataFrame({"ten captions": ten, "1,000, recorded": analysis["figures"]}).round(1)
 
 # %% [markdown]
 # This series reports the first row. Two rows are higher:
@@ -589,7 +596,7 @@ check(sign_test)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# BLEU was made for several references. Write it, 0 to 100, for texts: `references[i]` lists all references of `outputs[i]`. An n-gram may match as often as it stands in the reference that has it *most* often; the reference length is that of the reference *closest* in length to the output, at a tie the shorter. All else is as in this chapter: whole corpus, tokens 13a. (`solution("many_references")` shows ours.)
+# BLEU was made for several references. Write it, 0 to 100, for texts: `references[i]` lists all references of `outputs[i]`. An n-gram may match as often as it stands in the reference that has it *most* often; the reference length is that of the reference *closest* in length to the output, at a tie the shorter. All else is as in this chapter: whole corpus, tokens 13a, smoothing. (`solution("many_references")` shows ours.)
 
 
 # %%

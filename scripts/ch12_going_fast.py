@@ -664,7 +664,7 @@ check(packed_attention)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# The *z-loss* keeps logits from drifting (Chowdhery et al. 2022): $\sum_n (\log Z_n)^2$ with $Z_n = \sum_v e^{z_{nv}}$. Write `chunked_z_loss(x, weight, bias, chunk)` for x (N, D), weight (V, D), bias (V,), which never holds more than `chunk` rows of logits, backward pass included. A `Function` as above can do it. It is shorter with `torch.utils.checkpoint.checkpoint`, which forgets what lies within a call and computes it again in the backward pass. (`solution("chunked_z_loss")` shows ours.)
+# The *z-loss* keeps logits from drifting (Chowdhery et al. 2022): $\sum_n (\log Z_n)^2$ with $Z_n = \sum_v e^{z_{nv}}$. Write `chunked_z_loss(x, weight, bias, chunk)` for x (N, D), weight (V, D), bias (V,), which never holds more than `chunk` rows of logits, backward pass included. A `Function` as above can do it. `checkpoint(part, rows, use_reentrant=False)` of `torch.utils.checkpoint` is shorter: it forgets what lies within `part(rows)`, and computes it again in the backward pass. (`solution("chunked_z_loss")` shows ours.)
 
 
 # %%

@@ -243,12 +243,13 @@ pd.DataFrame(table)
 class FamilyTree:
     """Whose past the cached tokens are: `ancestors` (B, k, L), True where a token is prefix k's."""
 
-    def __init__(self, sources: int):
-        self.ancestors = torch.zeros(sources, 1, 0, dtype=torch.bool)
+    def __init__(self, sources: int, device: torch.device | None = None):
+        self.ancestors = torch.zeros(sources, 1, 0, dtype=torch.bool, device=device)
 
     def enter(self, k: int) -> None:
         """k new tokens of each sentence, one for each prefix."""
-        itself = torch.eye(k, dtype=torch.bool).expand(len(self.ancestors), k, k)
+        itself = torch.eye(k, dtype=torch.bool, device=self.ancestors.device)
+        itself = itself.expand(len(self.ancestors), k, k)
         self.ancestors = torch.cat((self.ancestors, itself), dim=-1)  # (B, k, L + k)
 
     def follow(self, origin: Tensor) -> None:

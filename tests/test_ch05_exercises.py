@@ -44,9 +44,25 @@ def quiet(layer):
         all_to_zero(step)
 
 
+def without_values(layer):
+    """Another way to silence attention: its values are 0, not W^O."""
+    for part in (layer.self_attn, getattr(layer, "src_attn", layer.self_attn)):
+        all_to_zero(part.project_value)
+        nn.init.zeros_(part.project_output.bias)
+    all_to_zero(layer.feed_forward.contract)
+
+
+def by_half_the_formula(x, w, b, eps):
+    """Σ (x − μ)² = Σ x² − μ Σ x."""
+    total, squares = x.sum(-1, True), (x * x).sum(-1, True)
+    variance = (squares - total * total / len(w)) / len(w)
+    return (x - total / len(w)) / (variance + eps).sqrt() * w + b
+
+
 def test_another_way_to_write_a_solution_passes_too():
-    check_two_sums_norm(lambda x, w, b, eps: nn.functional.layer_norm(x, w.shape, w, b, eps))
+    check_two_sums_norm(by_half_the_formula)
     check_deepened(deepened_by(quiet))
+    check_deepened(deepened_by(without_values))
 
 
 def test_two_sums_go_wrong_far_from_zero():
@@ -82,6 +98,7 @@ NORM = {
     "not the numbers": lambda x, w, b, eps: normed(x, w, 0 * b, eps),
     "no gradient reaches": lambda *given: normed(*given).detach(),
     "their part is missing": detached,
+    "two sums alone": normed,
 }
 
 
@@ -104,8 +121,23 @@ def same_layer_twice(model, N):
     return deep
 
 
+def sharing(model, N):
+    deep = deepened(model, N)
+    deep.encoder.layers[0] = model.encoder.layers[0]
+    return deep
+
+
+def from_below(model, N):
+    deep = deepened(model, N)
+    for stack in (deep.encoder, deep.decoder):
+        stack.layers = nn.ModuleList([*stack.layers[2:], *stack.layers[:2]])
+    return deep
+
+
 DEEP = {
     "make a new model": in_place,
+    "would change both": sharing,
+    "on top of them": from_below,
     "two old ones": lambda model, N: copy.deepcopy(model),
     "adds something": deepened_by(lambda layer: None),
     "were tied": untied,

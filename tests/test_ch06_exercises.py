@@ -74,11 +74,20 @@ def undivided(model, batches, criterion):
         batch_loss(model, batch, criterion)[0].backward()
 
 
-def kept(model, batches, criterion):
-    old = [p.grad.clone() for p in model.parameters()]
-    streamed_gradient(model, batches, criterion)
-    for p, grad in zip(model.parameters(), old, strict=True):
-        p.grad += grad
+def added_up(forget):
+    """Gradients of sums; what was there is forgotten before each batch, or never."""
+
+    def gradient(model, batches, criterion):
+        tokens = 0
+        for batch in batches:
+            if forget:
+                model.zero_grad()
+            batch_loss(model, batch, criterion)[0].backward()
+            tokens += batch.ntokens
+        for p in model.parameters():
+            p.grad /= tokens
+
+    return gradient
 
 
 def stepping(model, batches, criterion):
@@ -86,27 +95,30 @@ def stepping(model, batches, criterion):
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-def all_at_once(model, batches, criterion):
+def counted_first(model, batches, criterion):
+    """Nothing is left of the iterator for the gradients."""
     model.zero_grad()
-    group = list(batches)
-    loss = sum(batch_loss(model, batch, criterion)[0] for batch in group)
-    (loss / sum(batch.ntokens for batch in group)).backward()
+    tokens = sum(batch.ntokens for batch in batches)
+    for batch in batches:
+        (batch_loss(model, batch, criterion)[0] / tokens).backward()
+
+
+def all_at_once(model, batches, criterion):
+    streamed_gradient(model, list(batches), criterion)
 
 
 STREAMED = {
     "a mean of means": means(average=True),
     "a sum of means": means(average=False),
     "the sum over all tokens": undivided,
-    "before is still": kept,
-    "only the last": lambda model, batches, criterion: streamed_gradient(
-        model, list(batches)[-1:], criterion
-    ),
+    "before is still": added_up(forget=False),
+    "only the last": added_up(forget=True),
     "take no step": stepping,
-    "p.grad is None": lambda model, *_: model.zero_grad(),
+    "p.grad is None": counted_first,
     "not the gradient": lambda model, batches, _: streamed_gradient(
         model, batches, LabelSmoothing(0.0)
     ),
-    "its own backward pass": all_at_once,
+    "only one batch": all_at_once,
 }
 
 
@@ -114,6 +126,11 @@ def end_turned_too(src):
     count = (src > PAD).sum(1, keepdim=True)
     turned = src.gather(1, (count - 1 - torch.arange(6)).clamp(min=0))
     return F.pad(turned * (torch.arange(6) < count), (1, 0), value=BOS)
+
+
+def in_place(src):
+    src.copy_(reversed_target(src)[:, 1:])
+    return F.pad(src, (1, 0), value=BOS)
 
 
 REVERSED = {
@@ -124,6 +141,7 @@ REVERSED = {
     "never stop": lambda src: reversed_target(src).where(reversed_target(src) != EOS, PAD),
     "the target must be": lambda src: F.pad(reversed_target(src), (0, 1)),
     "integers": lambda src: reversed_target(src).double(),
+    "src itself": in_place,
 }
 
 WRONG = [

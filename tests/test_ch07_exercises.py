@@ -32,8 +32,10 @@ def above_the_bound(splits, min_freq):
     return word_numbers(splits, min_freq if min_freq == 1 else min_freq + 1)
 
 
-def alphabetical(splits, min_freq):
-    words = sorted(word_numbers(splits, min_freq).keys() - set(SPECIALS))
+def unsorted_numbers(splits, min_freq):
+    """In the order in which the words appear."""
+    known = word_numbers(splits, min_freq)
+    words = dict.fromkeys(w for words in splits["train"] for w in words if w in known)
     return {word: i for i, word in enumerate([*SPECIALS, *words])}
 
 
@@ -84,6 +86,23 @@ def batches_by_real_tokens(examples, max_tokens, rng):
     return batches
 
 
+def batches_by_longest_pair(examples, max_tokens, rng):
+    """Takes the longest sum of a source and its target for the sum of the longest."""
+    batches, longest = [[]], 0
+    for i in sorted(range(len(examples)), key=lambda i: len(examples[i].src)):
+        pair = len(examples[i].src) + len(examples[i].tgt)
+        longest = max(longest, pair)
+        if longest * (len(batches[-1]) + 1) > max_tokens:
+            batches, longest = [*batches, []], pair
+        batches[-1].append(i)
+    rng.shuffle(batches)
+    return batches
+
+
+def half_for_each_side(examples, max_tokens, rng):
+    return token_batches(examples, max_tokens // 2, rng)
+
+
 def padded_twice(examples, max_tokens, rng):
     """Fills up the last batch with a sentence that has already had its turn."""
     batches = budget_batches(examples, max_tokens, rng)
@@ -116,10 +135,9 @@ def of_the_global_generator(examples, max_tokens, rng):
 
 
 def from_short_to_long(examples, max_tokens, rng):
-    def width(batch):
-        return max(len(examples[i].src) for i in batch) + max(len(examples[i].tgt) for i in batch)
-
-    return sorted(budget_batches(examples, max_tokens, rng), key=width)
+    """By their targets alone, so the widths of both sides aren't quite in order."""
+    batches = budget_batches(examples, max_tokens, rng)
+    return sorted(batches, key=lambda batch: max(len(examples[i].tgt) for i in batch))
 
 
 WRONG = {
@@ -128,7 +146,7 @@ WRONG = {
         leaky_counts: "were other splits",
         renumbered: "ids 0 to 3",
         above_the_bound: "occurs twice",
-        alphabetical: "before a frequent one",
+        unsorted_numbers: "before a frequent one",
         with_holes: "gaps",
     },
     "wasted_scores": {
@@ -142,6 +160,8 @@ WRONG = {
         token_batches: "longer side alone would fit",
         forgetful_batches: "in no batch",
         batches_by_real_tokens: "real tokens would fit",
+        batches_by_longest_pair: "a batch takes",
+        half_for_each_side: "but is refused",
         padded_twice: "in two places",
         unsorted_batches: "share batches",
         one_by_one: "far from full",

@@ -34,7 +34,7 @@ def by_greedy(model, src, max_len):
 
 
 def by_a_beam(model, src, max_len):
-    return beam_search(model, src, None, max_len, beam=2, alpha=0.0)[0][0]
+    return beam_search(model, src, None, max_len, beam=8, alpha=0.0)[0][0]
 
 
 def depth_first(bound=lambda total, depth: total, ordered=True, cut=True, slack=0.0):
@@ -70,6 +70,16 @@ def off_by_the_last_token(model, src, max_len):
     return Hypothesis(found.ids, found.log_prob + 0.1, found.length)
 
 
+def end_not_counted(model, src, max_len):
+    found = likeliest_text(model, src, max_len)
+    return Hypothesis(found.ids, found.log_prob, len(found.ids))
+
+
+def nothing_if_cut(model, src, max_len):
+    found = likeliest_text(model, src, max_len)
+    return found if found.length < max_len else None
+
+
 def never_silent(model, src, max_len):
     """Leaves out the empty text."""
     found = likeliest_text(model, src, max_len)
@@ -87,6 +97,8 @@ def test_the_likeliest_text_is_told_from_what_is_nearly_it():
             ),
             "cut at the limit": depth_first(cut=False),
             "its log p isn't": off_by_the_last_token,
+            "length counts": end_not_counted,
+            "None is no Hypothesis": nothing_if_cut,
             "</s> at once": never_silent,
             "13 are enough": depth_first(ordered=False),
         },
@@ -176,13 +188,25 @@ def not_brought_to_1(log_probs, share, temperature=1.0):
     return p * (near_the_best(log_probs, share, temperature) > 0)
 
 
+def only_cut_by_temperature(log_probs, share, temperature=1.0):
+    kept = near_the_best(log_probs, share, temperature) > 0
+    return log_probs.masked_fill(~kept, -math.inf).softmax(dim=-1)
+
+
+def in_place(log_probs, share, temperature=1.0):
+    log_probs /= temperature
+    return near_the_best(log_probs, share)
+
+
 def test_each_mistake_near_the_best_is_told_apart():
     wrong = {
-        "share times the largest": absolute_bound,
+        "the bound is 0.4 · 0.5": absolute_bound,
         "must stay": never_equal,
         "Each row": best_of_the_batch,
         "before the cut": cut_before_temperature,
         "must sum to 1": not_brought_to_1,
+        "lacks the temperature": only_cut_by_temperature,
+        "changed log_probs": in_place,
     }
     assert_told_apart(ours.check_near_the_best, wrong)
 

@@ -104,6 +104,11 @@ def first_alone(theirs, n, found):
     return ngram_counts(theirs[0], n)
 
 
+def best_alone(theirs, n, found):
+    """The one reference with the most matches."""
+    return max((ngram_counts(tokens, n) for tokens in theirs), key=lambda c: (found & c).total())
+
+
 def unlimited(theirs, n, found):
     known = generous(theirs, n, found)
     return type(found)({gram: times for gram, times in found.items() if gram in known})
@@ -124,7 +129,13 @@ def bleu_with(allowed_of=generous, length_of=closest):
     return bleu
 
 
+def unsmoothed(outputs, references):
+    parts = parts_of(outputs, references, generous, closest)
+    return parts.score if all(parts.matches) else 0.0
+
+
 UNCLIPPED, FIRST_ONLY, ADDED = map(bleu_with, (unlimited, first_alone, added))
+BEST_ALONE = bleu_with(best_alone)
 SHORTEST = bleu_with(length_of=lambda c, lengths: min(lengths))
 LONGEST = bleu_with(length_of=lambda c, lengths: max(lengths))
 LISTED = bleu_with(length_of=closest_listed)
@@ -151,11 +162,13 @@ def test_mistakes_with_many_references_are_told_apart():
         "not the sum": ADDED,
         "at most as often": UNCLIPPED,
         "0 to 100": from_nothing_to_one,
+        "such zeros are smoothed": unsmoothed,
         "7 is closest to 6": SHORTEST,
         "references of 6 and 4": LISTED,
     }
     assert_told_apart(ours.check_many_references, wrong)
     # Some messages serve more mistakes.
-    assert "most often" in rejection(ours.check_many_references, FIRST_ONLY)
+    for one in (FIRST_ONLY, BEST_ALONE):
+        assert "most often" in rejection(ours.check_many_references, one)
     assert "Counts are added" in rejection(ours.check_many_references, lower_cased)
     assert "7 is closest to 6" in rejection(ours.check_many_references, LONGEST)

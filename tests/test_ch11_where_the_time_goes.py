@@ -193,6 +193,15 @@ def counting_the_first(work, wait, clock, rounds):
     return statistics.mean(rounds_of(work, wait, clock, rounds + 1))
 
 
+def hasty_stopwatch(work, wait, clock, rounds):
+    """The first call isn't timed, but still runs when the clock starts."""
+    work()
+    start = clock()
+    work()
+    wait()
+    return statistics.median([clock() - start, *rounds_of(work, wait, clock, rounds - 1)])
+
+
 def warmed_up(choose):
     def stopwatch(work, wait, clock, rounds):
         work()
@@ -211,6 +220,7 @@ WRONG = {
     "stopwatch": {
         "You timed only the order": impatient_stopwatch,
         "The first call is in your time": cold_stopwatch,
+        "before you start: 0.25 s, but you get 5.25": hasty_stopwatch,
         "seconds: 0.5 s, but you get 2.10": warmed_up(statistics.mean),
         "seconds: 0.5 s, but you get 0.25": warmed_up(min),
         "seconds: 0.5 s, but you get 0.55": warmed_up(lambda t: 1.1 * statistics.median(t)),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from exercising import assert_told_apart
+from exercising import assert_told_apart, rejection
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
@@ -79,6 +79,16 @@ def looped_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor
     return sum(logits.logsumexp(1).square().sum() for logits in parts)
 
 
+def whole_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
+    """One checkpoint around all chunks, so that the backward pass makes all logits again."""
+    return checkpoint(looped_z_loss, x, weight, bias, chunk, use_reentrant=False)
+
+
+def few_chunks_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
+    """`Tensor.chunk` takes how many chunks there are, not how long they are."""
+    return chunked_z_loss(x, weight, bias, -(-len(x) // chunk))
+
+
 def deaf_z_loss(x, weight, bias, chunk):
     return DeafZLoss.apply(x, weight, bias)
 
@@ -92,7 +102,7 @@ WRONG = {
     },
     "chunked_z_loss": {
         deaf_z_loss: "gradient of 3 times the loss with respect to x",
-        looped_z_loss: "more than half of all logits",
+        looped_z_loss: "half of all logits",
         without_the_rest: "the shorter last one",
         naive_exp: "overflow",
     },
@@ -103,6 +113,11 @@ WRONG = {
 def test_each_mistake_has_a_message_of_its_own(name):
     wrong = {words: candidate for candidate, words in WRONG[name].items()}
     assert_told_apart(getattr(ours, f"check_{name}"), wrong)
+
+
+@pytest.mark.parametrize("candidate", [whole_z_loss, few_chunks_z_loss])
+def test_all_logits_at_once_are_noticed_in_the_backward_pass_too(candidate):
+    assert "half of all logits" in rejection(ours.check_chunked_z_loss, candidate)
 
 
 def test_other_right_answers_pass():
@@ -124,7 +139,33 @@ def test_other_right_answers_pass():
         both = torch.cat((weight, bias[:, None]), 1), torch.zeros_like(bias)
         return chunked_z_loss(torch.cat((x, ones), 1), *both, chunk)
 
+    def scaling_q_in_place(q, k, v, lengths, causal):
+        q *= q.size(-1) ** -0.5
+        return sentence_by_sentence(q * q.size(-1) ** 0.5, k, v, lengths, causal)
+
+    class ByAutograd(Function):
+        """All gradients are made in the forward pass, by autograd: it keeps logits for a moment."""
+
+        @staticmethod
+        def forward(ctx, x, weight, bias, chunk):
+            ours = [t.detach().requires_grad_() for t in (x, weight, bias)]
+            losses = []
+            with torch.enable_grad():
+                for start in range(0, len(x), chunk):
+                    rows = ours[0][start : start + chunk]
+                    losses.append(F.linear(rows, *ours[1:]).logsumexp(1).square().sum())
+                    losses[-1].backward()
+                    losses[-1] = losses[-1].detach()
+            ctx.save_for_backward(*(t.grad for t in ours))
+            return sum(losses)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return *(stored * grad for stored in ctx.saved_tensors), None
+
     ours.check_packed_attention(sentence_by_sentence)
+    ours.check_packed_attention(scaling_q_in_place)
+    ours.check_chunked_z_loss(ByAutograd.apply)
     ours.check_chunked_z_loss(by_one_matrix)
 
 

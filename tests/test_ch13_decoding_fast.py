@@ -80,17 +80,21 @@ TRACES = {
     "you get [[[1, 1], [3, 3]]": lambda tokens, origins: trace_back(tokens, origins).permute(
         2, 0, 1
     ),
+    "return a tensor": lambda tokens, origins: trace_back(tokens, origins).tolist(),
 }
 
 BOUNDS = {
-    "best-looking token is ruled out": lambda rough, error: rough - error > rough.amax(1, True),
+    "the best-looking token, and it alone": lambda rough, error: (
+        rough - error > rough.amax(1, True)
+    ),
     "both may be 4.2": lambda rough, error: rough + error >= rough.amax(1, True),
     "a tie counts": lambda rough, error: rough + error > (rough - error).amax(1, True),
     "the second at least 4.3": lambda rough, error: (
         rough + error >= (rough - error).gather(1, rough.argmax(1, True))
     ),
+    "You get [[True, False, False]]": lambda rough, error: rough >= rough.amax(1, True) - 2 * error,
     "its own largest": lambda rough, error: rough + error >= (rough - error).amax(),
-    "You get tensor([[6., 2.": lambda rough, error: rough + error,
+    "of bool, not tensor([[6., 2.": lambda rough, error: rough + error,
 }
 
 WRONG = [(check_decoding_cost, COSTS), (check_trace_back, TRACES), (check_may_be_largest, BOUNDS)]

@@ -45,21 +45,32 @@ def test_the_longest_piece_that_fits_is_another_cut():
     assert 0 < differ < len(sources)
 
 
-def a_beam(equal=False, follows=True, normal=True, adds=True, cached=True, best_first=True):
+def a_beam(
+    equal=False,
+    follows=True,
+    normal=True,
+    adds=True,
+    cached=True,
+    best_first=True,
+    moves=True,
+    scalar=False,
+):
     """`host_beam` with a slip for each argument that isn't the default."""
 
     def host_beam(step, past, beam, length):
         ids = np.full((beam if equal else 1, 1), BOS)
         scores, past = np.zeros((len(ids), 1)), past.repeat(len(ids), axis=2)
         for at in range(length):
-            logits, present = step(tokens=ids[:, -1:], position=np.array([at]), past=past)
+            position = at if scalar else np.array([at])
+            logits, present = step(tokens=ids[:, -1:], position=position, past=past)
             if normal:
                 logits = torch.from_numpy(logits).log_softmax(dim=-1).numpy()
             total = (logits + (scores if adds else 0)).ravel()
             best = (-total).argsort(kind="stable")[:beam]
             origin, tokens = np.divmod(best, logits.shape[-1])
             if cached:
-                past = present[:, :, origin if follows else np.arange(len(origin)) % len(ids)]
+                rows = origin if follows else np.arange(len(origin)) % len(ids)
+                past = present[:, :, rows] if moves else present
             ids = np.concatenate((ids[origin], tokens[:, None]), axis=1)
             scores = total[best, None]
         return ids[:, 1:].tolist()[:: 1 if best_first else -1]
@@ -74,6 +85,9 @@ def test_beams_of_the_host_are_told_apart():
         "past must follow its text": a_beam(follows=False),
         "feed back the last present": a_beam(cached=False),
         "the best text must come first": a_beam(best_first=False),
+        "ids without BOS": lambda *given: [[BOS, *text] for text in ours.host_beam(*given)],
+        "(2, 1), (1,) and 1 rows": a_beam(moves=False),
+        "(1, 1), () and 1 rows": a_beam(scalar=True),
     }
     assert_told_apart(ours.check_host_beam, wrong)
     for slip in ("adds", "normal"):

@@ -79,5 +79,6 @@ def same_numbers(got: Any, wanted: Tensor) -> bool:
 
 def blame(got: Any, mistakes: dict[str, Tensor], otherwise: str) -> NoReturn:
     """Raises AssertionError: the message in `mistakes` whose result is `got`, or `otherwise`."""
+    assert isinstance(got, Tensor), f"return a tensor, not a {type(got).__name__}"
     found = (message for message, result in mistakes.items() if same_numbers(got, result))
     raise AssertionError(next(found, otherwise))

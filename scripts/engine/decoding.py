@@ -19,7 +19,7 @@ from scripts.ch03_embeddings_and_positions import check_length
 from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLayer
 from scripts.ch11_where_the_time_goes import suits_onednn
 from scripts.ch12_going_fast import Layout
-from scripts.ch13_decoding_fast import BLOCK, best_logits, in_8_bits
+from scripts.ch13_decoding_fast import BLOCK, FamilyTree, best_logits, in_8_bits
 from scripts.engine.fast import FAST, FastPath
 from scripts.engine.kernels import Layers, Map, attend, round_rows, scale_sums
 
@@ -256,12 +256,6 @@ def made_ready(model: nn.Module | PreparedModel, precision: str = "float32") -> 
     return PreparedModel(model, precision) if hasattr(model, "tgt_embed") else model
 
 
-@functools.cache
-def only_itself(k: int, device: torch.device) -> Tensor:
-    """A mask (k, k): of k new tokens, each sees itself alone."""
-    return torch.eye(k, dtype=torch.bool, device=device)
-
-
 class CachedDecoding:
     """A decoding that computes each token once: the same methods as chapter 8's `CopiedCache`."""
 
@@ -270,7 +264,7 @@ class CachedDecoding:
         real = torch.ones_like(src, dtype=torch.bool) if src_mask is None else src_mask.squeeze(1)
         self.source, self.real = self.model.read(src, real)  # (layers, 2, B, H, S, d_k), (B, 1, S)
         self.past = self.source[..., :0, :]  # nothing yet; it will have room to grow
-        self.ancestors = real.new_empty(len(src), 1, 0)  # (B, k, L)
+        self.tree = FamilyTree(len(src), src.device)
         self.length, self.logits = 0, self.model.logits  # steps so far; rows to what may come next
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -278,11 +272,10 @@ class CachedDecoding:
         embedding, position = self.model.model.tgt_embed
         check_length(self.length + 1, position.pe.size(0))
         x = embedding(tokens).flatten(0, 1) + position.pe[self.length]  # (B·k, D)
-        B, k = tokens.shape
-        itself = only_itself(k, tokens.device).expand(B, k, k)
-        self.ancestors = torch.cat((self.ancestors, itself), dim=-1)
-        family = None if k == 1 else self.ancestors  # an only child descends from all
-        used, room = self.ancestors.size(-1), self.past.size(-2)
+        k = tokens.size(1)
+        self.tree.enter(k)
+        family = None if k == 1 else self.tree.ancestors  # an only child descends from all
+        used, room = self.tree.ancestors.size(-1), self.past.size(-2)
         if used > room:  # first for as many steps as the source has tokens, then doubled
             size = max(used, 2 * room or k * (self.source.size(-2) + 4))
             self.past = F.pad(self.past, (0, 0, 0, size - room))
@@ -292,15 +285,14 @@ class CachedDecoding:
 
     def follow(self, origin: Tensor) -> None:
         """Let the prefixes be those numbered origin (B, k), counted within each source."""
-        where = origin.unsqueeze(-1).expand(-1, -1, self.ancestors.size(-1))
-        self.ancestors = self.ancestors.gather(1, where)
+        self.tree.follow(origin)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with the sources numbered rows (N,); those that move are copied."""
         N = len(rows)
         places = (rows != torch.arange(N, device=rows.device)).nonzero().squeeze(1)
-        for x in (self.source, self.past[..., : self.ancestors.size(-1), :]):
+        for x in (self.source, self.past[..., : self.tree.ancestors.size(-1), :]):
             x.index_copy_(2, places, x.index_select(2, rows[places]))
         self.source, self.past = self.source[:, :, :N], self.past[:, :, :N]
-        self.ancestors = self.ancestors[rows]
+        self.tree.ancestors = self.tree.ancestors[rows]
         self.real = None if self.real is None else self.real[rows]

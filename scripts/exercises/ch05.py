@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 
 from scripts.book.exercises import blame, same_numbers
 from scripts.book.instruments import scramble
@@ -28,7 +29,7 @@ def two_sums_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor
 
 
 def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> None:
-    """Compares results and gradients with layer_norm's, on ordinary and on small vectors."""
+    """Compares with layer_norm, on ordinary and small vectors, and where two sums must fail."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 6, 8, dtype=torch.float64, generator=generator) + 0.5  # (B, T, D)
     x[:, 3:] *= 1e-3  # small vectors, for which ε matters
@@ -56,6 +57,11 @@ def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Ten
     slopes = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (got, right)]
     assert same_numbers(*slopes), (
         "wrong gradient: mean and variance depend on x too, and their part is missing"
+    )
+    far = x.detach() + 1e9  # its squares leave no digits for the variance
+    got, right = candidate(far, weight, bias, eps), F.layer_norm(far, (8,), weight, bias, eps)
+    assert not torch.allclose(got, right, atol=0.01), (
+        "right even at a mean of 10⁹, where two sums can't be: use the two sums alone"
     )
 
 
@@ -92,8 +98,18 @@ def check_deepened(candidate: Callable[[EncoderDecoder, int], EncoderDecoder]) -
     now = model.state_dict()
     kept = now.keys() == before.keys() and all(torch.equal(now[name], before[name]) for name in now)
     assert deep is not model and kept, "the model itself was changed: make a new model"
+    places = [{p.data_ptr() for p in one.parameters()} for one in (model, deep)]
+    assert places[0].isdisjoint(places[1]), (
+        "the new model uses weights of the old one: its training would change both"
+    )
     new = [*deep.encoder.layers[2:], *deep.decoder.layers[2:]]
     assert len(new) == 4, "there must be N layers on each side: two old ones, two new ones"
+    grown = [*model.encoder.layers, *model.decoder.layers]
+    below = [*deep.encoder.layers[:2], *deep.decoder.layers[:2]]
+    numbers = [parameters_to_vector(nn.ModuleList(part).parameters()) for part in (below, grown)]
+    assert same_numbers(*numbers), (
+        "the first two layers of each side must be the old ones: new layers come on top of them"
+    )
     got = deep.generator(deep(src, tgt))
     assert same_numbers(got, right), (
         "the outputs have changed: a new layer adds something. Where does it come from?"
@@ -101,13 +117,13 @@ def check_deepened(candidate: Callable[[EncoderDecoder, int], EncoderDecoder]) -
     assert len(set(storage_addresses(deep))) == 1, (
         "the embedding tables were tied, and no longer are"
     )
-    grown = [*model.encoder.layers, *model.decoder.layers]
     wanted = sum(p.numel() for layer in (model, *grown) for p in layer.parameters())
     assert sum(p.numel() for p in deep.parameters()) == wanted, (
         "the new layers don't have as many parameters as the old ones: does one appear twice?"
     )
     F.cross_entropy(got.flatten(0, 1), tgt.flatten()).backward()
-    dead = [step for layer in new for step in last_steps(layer) if not step.weight.grad.any()]
-    assert not dead, (
+    parts = [part for layer in new for part in layer.children() if part is not layer.sublayer]
+    matrices = [[p for p in part.parameters() if p.dim() > 1] for part in parts]
+    assert all(any(p.grad is not None and p.grad.any() for p in some) for some in matrices), (
         "the new layers can never learn: if both factors of a product are 0, so are their gradients"
     )

@@ -86,7 +86,7 @@ def streamed_gradient(
 def check_streamed_gradient(
     candidate: Callable[[EncoderDecoder, Iterator[Batch], LabelSmoothing], None],
 ) -> None:
-    """Compares with `train_step`'s gradient; counts backward passes; looks at the weights."""
+    """Compares with `train_step`'s gradient; looks at the weights and at each batch's turn."""
     sizes = ((8, 10), (4, 5), (1, 1))  # rows, and the length of the shortest
     group = [next(copy_batches(1, n, seed=1, lengths=(short, 10))) for n, short in sizes]
     model, criterion = tiny_model(d_model=16).double(), LabelSmoothing(0.1)
@@ -101,25 +101,36 @@ def check_streamed_gradient(
         "a mean of means: a token of a small batch counts more than others": sum(alone) / 3,
         "a sum of means: it grows with the number of batches": sum(alone),
         "the sum over all tokens: divide it by their number at the end": right * tokens,
-        "what was in p.grad before is still there": right + 1,
-        "only the last batch counts: add each batch's gradient to those before": alone[-1],
+        "only the last batch counts: add each batch's gradient to those before": (
+            alone[-1] * group[-1].ntokens / tokens
+        ),
     }
     before = parameters_to_vector(model.parameters()).detach().clone()
     for p in model.parameters():
-        p.grad = torch.ones_like(p)
+        p.grad = torch.full_like(p, torch.nan)
     passes: list[Tensor] = []
+    taken: list[int] = []  # how many backward passes came before each batch
+
+    def stream() -> Iterator[Batch]:
+        for batch in group:
+            taken.append(len(passes))
+            yield batch
+
     hook = model.generator.proj.bias.register_hook(passes.append)
-    candidate(model, iter(group), criterion)
+    candidate(model, stream(), criterion)
     hook.remove()
     assert torch.equal(parameters_to_vector(model.parameters()), before), (
         "the weights have changed: take no step"
     )
-    assert all(p.grad is not None for p in model.parameters()), "p.grad is None, but must be set"
+    assert all(p.grad is not None for p in model.parameters()), (
+        "p.grad is None after your last line. (An iterator gives its batches only once.)"
+    )
     got = gradient_of(model)
+    assert got.isfinite().all(), "what was in p.grad before is still there"
     if not same_numbers(got, right):
-        blame(got, mistakes, "not the gradient of one large batch")
-    assert len(passes) == len(group), (
-        "each batch needs its own backward pass: otherwise all their graphs are in memory at once"
+        blame(got, mistakes, "not the gradient of the smoothed loss per real token of all batches")
+    assert taken == [0, 1, 2], (
+        "only one batch may be in memory: take the next one after the backward pass of this one"
     )
 
 
@@ -151,7 +162,11 @@ def check_reversed_target(candidate: Callable[[Tensor], Tensor]) -> None:
         "the start symbol is missing: the decoder has nothing to read at first": right[:, 1:],
         "the end symbol is missing: decoding would never stop": right.where(right != EOS, PAD),
     }
-    got = candidate(src.clone())
+    given = src.clone()
+    got = candidate(given)
     if not same_numbers(got, right):
         blame(got, mistakes, "the target must be <s>, the symbols backwards, </s>, padding")
     assert got.dtype == src.dtype, "ids must stay integers"
+    assert torch.equal(given, src), (
+        "src itself was changed: the model would read what it must say, and only copy it"
+    )

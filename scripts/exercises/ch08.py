@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor, nn
 
+from scripts.book.exercises import same_numbers
 from scripts.book.instruments import count_calls
 from scripts.book.phrases import END, START, PhraseBook, every_sentence
 from scripts.ch06_training import BOS, EOS
@@ -49,17 +50,24 @@ def check_likeliest_text(candidate: Callable[[nn.Module, Tensor, int], Hypothesi
     """`candidate(model, src, max_len)` on phrase books whose likeliest texts are known."""
     src = torch.tensor([[EOS]])
     silent = {START: {"a": 0.6, END: 0.4}, "a": {"dog": 0.5, "hound": 0.5}}
+    nine = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    late = {START: dict.fromkeys(nine, 0.101) | {"ten": 0.091}, "ten": {"dogs": 1.0}}
+    late |= dict.fromkeys(nine, {"dogs": 0.4, "hounds": 0.3, "puppies": 0.3})
+    late |= dict.fromkeys(("dogs", "hounds", "puppies"), {END: 1.0})
     for table, limit, wanted, p, why in (
         (NEXT_WORD, 10, "a dog sleeps", 0.16, "Greedy decoding and the best mean miss it."),
-        (misleading_table(), 10, "one dog sleeps", 0.1395, "You dropped a possible winner."),
+        (late, 10, "ten dogs", 0.091, "You dropped a possible winner."),
         (silent, 10, "", 0.4, "The empty text, </s> at once, may be the likeliest."),
         (NEXT_WORD, 2, "a dog", 0.32, "With max_len = 2 the text is cut at the limit."),
     ):
         book = PhraseBook(table)
         calls, found = count_calls(book.generator, partial(candidate, book, src, limit))
+        assert hasattr(found, "ids"), f"{found!r} is no Hypothesis. {why}"
         said = book.text(found.ids)
         assert said == wanted, f"The likeliest text is {wanted!r}, but you found {said!r}. {why}"
-        assert math.isclose(math.exp(found.log_prob), p), "The text is right, but its log p isn't."
+        right = math.isclose(math.exp(found.log_prob), p, rel_tol=1e-6)
+        assert right, "The text is right, but its log p isn't."
+        assert found.length == len(wanted.split()) + (limit > 2), "The length counts </s> as well."
         assert calls <= 13, (
             f"You called the model {calls} times. 13 are enough if the likeliest comes first."
         )
@@ -82,16 +90,21 @@ def check_near_the_best(candidate: Callable[[Tensor, float, float], Tensor]) -> 
     """`candidate(log_probs, share, temperature)`: (B, V) to (B, V)."""
     p = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.3, 0.25, 0.25, 0.2]], dtype=torch.float64)
     for rows, share, temperature, kept, message in (
-        (p[:1], 0.4, 1.0, [[0, 1]], "The bound is share times the largest p, not share itself."),
+        (p[:1], 0.4, 1.0, [[0, 1]], "0.5, 0.25, 0.15, 0.1: with share 0.4 the bound is 0.4 · 0.5."),
         (p[:1], 1.0, 1.0, [[0]], "With share 1 the likeliest token must stay."),
         (p, 0.6, 1.0, [[0], [0, 1, 2, 3]], "Each row has its own likeliest token."),
-        (p[:1], 0.4, 0.5, [[0]], "Apply the temperature before the cut."),
+        (p[:1], 0.22, 0.5, [[0, 1]], "Temperature 0.5 squares each p, and comes before the cut."),
     ):
-        found = candidate(rows.log(), share, temperature)
+        given = rows.log()
+        found = candidate(given, share, temperature)
         assert [(row > 0).nonzero().flatten().tolist() for row in found] == kept, message
         assert abs(found.sum() - len(rows)) < 1e-6, (
             "What is left must sum to 1: divide it by its sum."
         )
+        assert given.equal(rows.log()), "You changed log_probs itself."
+    assert same_numbers(found[:, :2], torch.tensor([[0.8, 0.2]])), (
+        "The right tokens stay, but what is drawn from lacks the temperature."
+    )
 
 
 def near_the_best(log_probs: Tensor, share: float, temperature: float = 1.0) -> Tensor:

@@ -38,12 +38,22 @@ def check_many_references(candidate: Callable[[list[str], list[list[str]]], floa
     one = [["a dog is asleep in the garden."], ["Two women play."], ["A child jumps into water."]]
     stutter = ["in the garden in the garden in the garden a dog sleeps"]
     again = [["in the garden a dog sleeps and sleeps and sleeps again"]]
-    three = [["a dog in the garden", "in the garden a dog sleeps", "a dog sleeps in the garden"]]
+    three = [["the dog in the garden", "in the garden a dog sleeps", "a dog sleeps in the garden"]]
     of = {n: " ".join("abcdefghi"[:n]) for n in range(4, 10)}  # texts of n words that all match
     for texts, references, why in (
-        (outputs, one, "Counts are added over the corpus, then divided; the score is 0 to 100"),
+        (
+            outputs,
+            one,
+            "Counts are added over the corpus, of tokens 13a with their capitals; the score is "
+            "0 to 100",
+        ),
+        (outputs[1:2], one[1:2], "No triple matches, but such zeros are smoothed, as in BleuParts"),
         (stutter, again, "An n-gram matches at most as often as a reference has it"),
-        (stutter, three, "What counts is the reference that has an n-gram most often, not the sum"),
+        (
+            stutter,
+            three,
+            "For each n-gram the reference with it most often counts, not the sum",
+        ),
         ([of[6]], [[of[4], of[7], of[9]]], "Of 4, 7 and 9 words, 7 is closest to 6"),
         ([of[5]], [[of[6], of[4]]], "5 words, references of 6 and 4: in a tie the shorter counts"),
     ):

@@ -54,12 +54,13 @@ def check_stopwatch(candidate: Callable[..., float]) -> None:
     """Checks candidate(work, wait, clock, rounds) on a device whose times are known."""
     disturbed = (5.0, *(0.25, 0.5, 9.0, 0.5, 0.25) * 20)  # any five in a row have the same median
     for durations, rounds, wanted, why in (
-        ((0.25,), 1, 0.25, "You timed only the order. Wait before you read the clock again"),
         ((5.0, 0.25), 1, 0.25, "The first call is in your time. Let it end before you start"),
         (disturbed, 5, 0.5, "That isn't the median of 0.25, 0.5, 9, 0.5 and 0.25 seconds"),
     ):
         device = PretendDevice(*durations)
         found = candidate(device.work, device.wait, device.clock, rounds)
+        if found < 0.03:
+            why = "You timed only the order. Wait before you read the clock again"
         assert abs(found - wanted) < 0.03, f"{why}: {wanted} s, but you get {found:.2f} s."
 
 

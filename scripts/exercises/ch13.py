@@ -43,6 +43,7 @@ def check_trace_back(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
     tokens = torch.arange(1, 13).view(3, 2, 2)  # (T, B, K): each token occurs once
     origins = torch.tensor([[[0, 0], [0, 0]], [[1, 0], [0, 0]], [[1, 1], [1, 0]]])
     found = candidate(tokens, origins)
+    assert isinstance(found, Tensor), f"return a tensor, not a {type(found).__name__}"
     texts = [[[1, 6, 9], [1, 6, 10]], [[3, 8, 11], [3, 7, 12]]]  # (B, K, T)
     assert found.tolist() == texts, (
         f"For tokens {tokens.tolist()} and origins {origins.tolist()} the texts are {texts}, but "
@@ -62,19 +63,22 @@ def trace_back(tokens: Tensor, origins: Tensor) -> Tensor:
 def check_may_be_largest(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Compares candidate(rough, error), (N, V) each, with intervals that are easy to read."""
     for rough, error, wanted, message in (
-        ([[5.0, 1.0]], [[1.0, 1.0]], [[1, 0]], "The best-looking token is ruled out."),
-        ([[5.0, 4.0]], [[1.0, 0.5]], [[1, 1]], "3.5 to 4.5 and 4 to 6 overlap: both may be 4.2."),
+        ([[5.0, 1.0]], [[1.0, 1.0]], [[1, 0]], "the best-looking token, and it alone."),
+        ([[5.0, 4.0]], [[1.0, 0.5]], [[1, 1]], "4 to 6 and 3.5 to 4.5 overlap: both may be 4.2."),
         ([[5.0, 3.0]], [[1.0, 1.0]], [[1, 1]], "4 to 6 and 2 to 4 both contain 4: a tie counts."),
         (
             [[5.0, 4.5, 1.0]],
             [[3.0, 0.2, 1.5]],
             [[1, 1, 0]],
-            "The last is at most 2.5, the second at least 4.3.",
+            "the last is at most 2.5, the second at least 4.3.",
         ),
-        ([[9.0], [2.0]], [[1.0], [1.0]], [[1], [1]], "Each row has its own largest."),
+        ([[9.0], [2.0]], [[1.0], [1.0]], [[1], [1]], "each row has its own largest."),
     ):
         found = candidate(torch.tensor(rough), torch.tensor(error))
-        assert found.dtype == torch.bool and found.tolist() == wanted, f"{message} You get {found}"
+        of_bool = isinstance(found, Tensor) and found.dtype == torch.bool
+        assert of_bool, f"return a tensor of bool, not {found}"
+        case = f"For rough = {rough} and error = {error}"
+        assert found.tolist() == wanted, f"{case}: {message} You get {found.tolist()}."
 
 
 def may_be_largest(rough: Tensor, error: Tensor) -> Tensor:

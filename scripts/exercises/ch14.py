@@ -28,8 +28,13 @@ def check_host_beam(candidate: Callable[..., list[list[int]]]) -> None:
     weights = 2 * np.random.default_rng(0).standard_normal((8, 9, 9))  # (length, V, V)
 
     def step(tokens: np.ndarray, position: np.ndarray, past: np.ndarray) -> list[np.ndarray]:
+        shapes, R = (np.shape(tokens), np.shape(position)), past.shape[2]
+        assert shapes == ((R, 1), (1,)), (
+            "a step takes tokens (R, 1), position (1,) and R rows of past, one for each text, but "
+            f"yours are {shapes[0]}, {shapes[1]} and {R} rows"
+        )
         before = "past has one place for each token before position: feed back the last present"
-        assert position.tolist() == [past.shape[-2]], before
+        assert list(position) == [past.shape[-2]], before
         new = np.ones((2, 2, 1, 4, 1, 3)) * tokens.reshape(-1, 1, 1, 1)
         present = np.concatenate((past, new), axis=-2)  # (N, 2, R, H, T+1, d_k)
         read = present[0, 0, :, 0, :, 0].astype(int)  # (R, T+1)
@@ -38,6 +43,10 @@ def check_host_beam(candidate: Callable[..., list[list[int]]]) -> None:
     for beam in (1, 2, 4):
         given = step, np.zeros((2, 2, 1, 4, 0, 3)), beam, len(weights)
         texts, right = candidate(*given), host_beam(*given)
+        lists = isinstance(texts, list) and all(isinstance(text, list) for text in texts)
+        assert lists and [*map(len, texts)] == [len(weights)] * beam, (
+            f"return a list of {beam} texts, each a list of {len(weights)} ids without BOS"
+        )
         copies = f"the texts must differ: {beam} equal rows at the first step give copies"
         assert len({*map(tuple, texts)}) == beam, copies
         assert texts == right or sorted(texts) != sorted(right), "the best text must come first"

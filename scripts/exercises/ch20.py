@@ -39,9 +39,9 @@ def check_best_size(candidate: Callable[[float, float, float, float, float], flo
     close = partial(math.isclose, rel_tol=1e-3)
     grid = np.geomspace(10, 1e14, 200_001)
     for C, A, alpha, B, beta in (
-        (1e15, 50.0, 0.3, 80.0, 0.3),
         (1e18, 406.4, 0.34, 410.7, 0.28),
         (1e16, 20.0, 0.5, 200.0, 0.25),
+        (1e15, 50.0, 0.3, 80.0, 0.3),
     ):
         right, careless = (
             grid[(A * grid**-alpha + B * (C / (per * grid)) ** -beta).argmin()].item()
@@ -54,8 +54,8 @@ def check_best_size(candidate: Callable[[float, float, float, float, float], flo
         mistaken = close(given, tokens) and not close(tokens, right)
         assert not mistaken, "That is the best number of tokens D, not the size N."
         assert close(given, right), (
-            f"At C = {C:g} the lowest loss is at N = {right:.4g}, not {given:.4g}. The exponent "
-            "of C is β/(α+β): the faster the loss falls with data, the larger the model may be."
+            f"At C = {C:g} the lowest loss is at N = {right:.4g}, not {given:.4g}. There the slopes "
+            "cancel: αA/N^α = βB/D^β, with D = C/(6N). So the exponent of C is β/(α+β)."
         )
 
 
@@ -71,8 +71,8 @@ def check_leave_one_out(candidate: Callable[[np.ndarray, np.ndarray, Fit], float
     seen: list[list[float]] = []
 
     def fit(x: np.ndarray, losses: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        seen.append(x.tolist())
-        return lambda places: np.full(len(places), losses.mean())
+        seen.append([*x])
+        return lambda places: np.full(np.shape(places), np.mean(losses))
 
     given, others = float(candidate(x, losses, fit)), (losses.sum() - losses) / 3
     assert seen != [x.tolist()] * len(seen), "The fit saw every place: nothing was hidden."
@@ -87,7 +87,10 @@ def check_leave_one_out(candidate: Callable[[np.ndarray, np.ndarray, Fit], float
     ):
         assert abs(given - wrong) > 1e-9, why
     wanted = np.sqrt((logs**2).mean())
-    assert abs(given - wanted) < 1e-9, f"It should be {wanted:.4f}, not {given:.4f}."
+    assert abs(given - wanted) < 1e-9, (
+        f"It should be {wanted:.4f}, not {given:.4f}: the root of the mean of the squares, one for "
+        "each hidden place."
+    )
 
 
 def leave_one_out(x: np.ndarray, losses: np.ndarray, fit: Fit) -> float:

@@ -6,25 +6,34 @@ import torch
 from torch import Tensor
 
 
-def common_letters(a: str, b: str) -> float:
-    """A similarity: of all different letters in two texts, the share that both have."""
-    return len(set(a) & set(b)) / len(set(a) | set(b))
+def common_letters(hypothesis: str, reference: str) -> float:
+    """A similarity that, as chrF, charges more for a letter too few than for one too many."""
+    both = len(set(hypothesis) & set(reference))
+    return 5 * both / (len(set(hypothesis)) + 4 * len(set(reference)))
 
 
 def check_closest_to_people(candidate: Callable[..., list[str]]) -> None:
     """Checks candidate(candidates, references, similarity) on pairs for which rules differ."""
-    candidates = [["xyz", "abq", "abc"], ["abc", "mno"], ["pq", "qp", "qpx"]]
-    references = ["abc", "mn", "qp"]
-    found = list(candidate(candidates, references, common_letters))
-    assert len(found) == 3, f"3 pairs went in, but {len(found)} texts came out."
+    candidates = [("xyz", "abq", "abc"), ("m", "mnop"), ("pq", "qp", "qpx"), ("gh", "ij")]
+    references = ["abc", "mn", "qp", "kl"]
+    found = list(candidate(candidates, references, common_letters) or ())
+    assert len(found) == 4, f"4 pairs went in, but {len(found)} texts came out."
+    right = ["abc", "mnop", "pq", "gh"]  # nothing is like "kl": a tie
     mistakes = {
-        ("xyz", "abc", "pq"): "These are the teacher's likeliest. Compare with the person's text.",
-        ("abc", "mn", "qp"): "These are people's texts: return the teacher's hypotheses.",
-        ("xyz", "abc", "qpx"): "These are the *least* similar ones.",
-        ("abc", "mno", "qp"): "'pq' and 'qp' are equally similar, and 'pq' is likelier: it wins.",
+        ("xyz", "m", "pq", "gh"): (
+            "These are the teacher's likeliest. Compare with the person's text."
+        ),
+        ("abc", "mn", "qp", "kl"): "These are people's texts: return the teacher's hypotheses.",
+        ("xyz", "m", "qpx", "gh"): "These are the *least* similar ones.",
+        ("abc", "mnop", "qp", "ij"): (
+            "'pq' and 'qp' are equally similar, and 'pq' is likelier: it wins."
+        ),
+        ("abc", "m", "pq", "gh"): (
+            "`similarity` takes the hypothesis first, then the reference: the order matters."
+        ),
     }
     assert tuple(found) not in mistakes, mistakes[tuple(found)]
-    assert found == ["abc", "mno", "pq"], f"It should be ['abc', 'mno', 'pq'], not {found}."
+    assert found == right, f"It should be {right}, not {found}."
 
 
 def closest_to_people(
@@ -43,13 +52,13 @@ def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tenso
     risks = torch.tensor([0.2, 0.8, 0.5, 0.1, 0.7], dtype=torch.float64, requires_grad=True)
     given = log_probs.clone().requires_grad_()
     loss = candidate(given, risks, [3, 2])
-    assert loss.dim() == 0, (
-        f"The loss must be one number, the mean over all, not of shape {tuple(loss.shape)}."
+    assert isinstance(loss, Tensor) and loss.dim() == 0, (
+        f"The loss must be a tensor of one number, the mean over all, not {loss}."
     )
+    assert loss.requires_grad, "No gradient reaches the log-probabilities."
     push, through = torch.autograd.grad(loss, (given, risks), allow_unused=True)
     flows = through is not None and through.any()
     assert not flows, "A gradient flows into the marks. They are constants: detach them."
-    assert push is not None, "No gradient reaches the log-probabilities."
     marks = risks.detach()
     easy, hard = marks.split([3, 2])
 

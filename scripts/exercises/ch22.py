@@ -39,8 +39,12 @@ def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(2, 24, 24, generator=generator, dtype=torch.float64)  # query's, key's
     x, h, d_k = torch.randn(1, 5, 24, generator=generator, dtype=torch.float64), 3, 8
-    moved = [candidate(weight, h) for weight in weights]
-    assert moved[0].shape == (24, 24), "The weight must keep its shape, (24, 24)."
+    given = weights.clone()
+    moved = [candidate(weight, h) for weight in given]
+    assert torch.equal(given, weights), "The given weight was changed: make a new one."
+    for weight in moved:
+        kept = isinstance(weight, Tensor) and weight.shape == (24, 24)
+        assert kept, "The result must be a tensor of the weight's shape, (24, 24)."
     same = (moved[0][:, None] == weights[0]).all(-1).tolist()  # which row is where
     places = [row.index(True) if any(row) else -1 for row in same]
     once = sorted(places) == list(range(24))

@@ -1,6 +1,7 @@
 """Chapter 23's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 
 import torch
@@ -22,7 +23,17 @@ def check_online_softmax(candidate: Callable[[Iterator[Tile]], Tensor]) -> None:
     hidden[:4] = -math.inf
 
     def agrees(scores: Tensor, size: int = 4) -> bool:
-        found = candidate((scores[part], v[part]) for part in tiles(12, size))
+        given: list[weakref.ref] = []
+
+        def tile(part: slice) -> Tile:
+            assert sum(one() is not None for one in given) < 2, (
+                "An earlier tile is still in memory. Take one, update the sums, and let it go."
+            )
+            values = v[part]
+            given.append(weakref.ref(values))
+            return scores[part], values
+
+        found = candidate(tile(part) for part in tiles(12, size))
         return same_numbers(found, scores.softmax(0) @ v)
 
     assert agrees(falling, 12), "Wrong even if one tile holds everything: give softmax(scores) @ v."
@@ -69,7 +80,11 @@ def check_gated_delta(candidate: Callable[..., Tensor]) -> None:
         "Each token reads before it has written: write first, then read.": early,
     }
     if not same_numbers(found, delta_attention(q, k, v, beta)):
-        blame(found, mistakes, "With alpha = 1 it isn't the delta rule: M + β k (v − Mᵀk)ᵀ.")
+        blame(
+            found,
+            mistakes,
+            "With alpha = 1 it isn't the delta rule: write M + β k (v − Mᵀk)ᵀ, then read Mᵀq.",
+        )
     mistakes = {
         "Nothing fades: alpha isn't used.": delta_attention(q, k, v, beta),
         "The correction looks at the state before it faded. Fade first, then look up what is "

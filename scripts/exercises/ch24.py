@@ -13,27 +13,40 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
     """Compares candidate(logits, top) with the chapter's formula."""
     logits = 2 * torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).double()
     logits.requires_grad_()
-    chosen, share = candidate(logits, 2)
-    assert chosen.shape == share.shape == (7, 2), (
-        "Two experts for each of seven tokens: shapes (7, 2)."
-    )
+
+    def routed(top: int) -> tuple[Tensor, Tensor]:
+        found = candidate(logits, top)
+        two = isinstance(found, tuple | list) and len(found) == 2
+        assert two, "Return two tensors: the experts' indices, then their weights."
+        assert found[0].shape == found[1].shape == (7, top), (
+            f"Seven tokens and top = {top}: both shapes must be (7, {top})."
+        )
+        assert found[1].requires_grad, (
+            "No gradient flows from the weights to the logits. `item`, `tolist` and `detach` cut it."
+        )
+        return found[0], found[1]
+
+    chosen, share = routed(2)
     ranked = logits.argsort(descending=True)
     assert not torch.equal(chosen, ranked.flip(-1)[:, :2]), "These are the least likely experts."
     likeliest = torch.equal(chosen, ranked[:, :2])
-    assert likeliest, "Return the experts with the largest logits, the likeliest first."
+    assert likeliest, (
+        "First come the indices of the experts with the largest logits, the likeliest first; then "
+        "their weights."
+    )
     sums = share.sum(-1)
     assert (sums < 1.0001).all(), "The weights of a token must sum to 1, not to more."
     assert (sums > 0.9999).all(), (
         "The weights of a token sum to less than 1: a softmax over all experts was cut off after "
-        "the best two. Divide by the sum of what is left."
+        "the best two. Divide by the sum of what is left, token by token."
     )
     odds = (logits.gather(-1, chosen) * torch.tensor([1.0, -1.0]).double()).sum(-1).exp()
     assert same_numbers(share[:, 0] / share[:, 1], odds), (
         "The weights sum to 1, but their ratio isn't that of the softmax: normalise probabilities, "
         "not logits."
     )
-    alone = candidate(logits, 1)[1]
-    assert alone.requires_grad and torch.autograd.grad(alone.sum(), logits)[0].abs().max() > 1e-3, (
+    alone = routed(1)[1]
+    assert not same_numbers(alone, torch.ones(7, 1)), (
         "With top = 1 every weight is 1, whatever the logits are: no gradient, and the router "
         "never learns. Leave the probability as it is if top = 1."
     )

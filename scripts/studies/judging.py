@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from scripts.book.command import Command
-from scripts.ch07_multi30k import word_tokenizer
 from scripts.ch08_decoding import Hypothesis, sentence_chrf
 from scripts.ch10_judging import (
+    bleu_by_many_names,
     bleu_of_draws,
-    forced_texts,
     paired_difference,
     sentence_parts,
     tokens_13a,
@@ -179,28 +178,6 @@ def worst_and_best(
     return ranked[:count], ranked[::-1][:count]
 
 
-def many_figures(trained: Trained, pairs: Pairs, outputs: Texts) -> dict[str, float]:
-    """What else is called BLEU: the same outputs, and teacher forcing's, scored in other ways."""
-    references = [reference for _, reference in pairs]
-    spacy_texts, pieces = (
-        [[" ".join(split(text)) for text in side] for side in (outputs, references)]
-        for split in (word_tokenizer("en"), trained.tokenizer.pieces)
-    )
-    as_is = {"tokenize": "none", "force": True}
-    sentences = [corpus_bleu([o], [r]).score for o, r in zip(outputs, references, strict=True)]
-    figures = {
-        "BLEU: cased, 13a, whole corpus": corpus_bleu(outputs, references).score,
-        "lower-cased": corpus_bleu(outputs, references, lowercase=True).score,
-        "spaCy's tokens": corpus_bleu(*spacy_texts, **as_is).score,
-        "spaCy's tokens, lower-cased": corpus_bleu(*spacy_texts, lowercase=True, **as_is).score,
-        "sub-word pieces": corpus_bleu(*pieces, **as_is).score,
-        "letters": corpus_bleu(outputs, references, tokenize="char").score,
-        "mean of the sentences' BLEU": sum(sentences) / len(sentences),
-        "teacher-forced": corpus_bleu(forced_texts(trained, pairs), references).score,
-    }
-    return {name: round(score, 2) for name, score in figures.items()}
-
-
 def listed(found: Sequence[tuple[int, float]], pairs: Pairs, outputs: Texts) -> list[dict]:
     """Line numbers (from 1) and scores for the record; the first `QUOTED` with their texts."""
     rows: list[dict[str, Any]] = [{"line": i + 1, "chrf2": score} for i, score in found]
@@ -219,6 +196,7 @@ def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
     rows, references = encoded(trained, pairs)
     beams, outputs = beam_sweep(trained, rows, references)
     chosen = outputs[5]
+    named = bleu_by_many_names(trained, pairs, chosen)
     worst, best = worst_and_best(chosen, references)
     training = (english for _, english in corpus["train"])
     return {
@@ -234,7 +212,7 @@ def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
         "penalties": by_penalty(trained, pairs),
         "penalties_on_val": by_penalty(trained, corpus["val"][: options.sentences]),
         "beam_against_greedy": beam_against_greedy(outputs[1], chosen, references),
-        "figures": many_figures(trained, pairs, chosen),
+        "figures": {name: round(score, 2) for name, score in named.items()},
         "lengths": bleu_by_length([source for source, _ in pairs], chosen, references),
         "frequencies": recall_by_frequency(chosen, references, training),
         "exact": sum(o == r for o, r in zip(chosen, references, strict=True)),
