@@ -611,7 +611,7 @@ check(closest_to_people)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# Language models are tuned by a policy gradient called RLOO (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are as above; no gradient goes through the marks. (`solution("policy_loss")` shows ours.)
+# Language models are tuned by a policy gradient called RLOO (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are as above; let no gradient flow into the marks. (`solution("policy_loss")` shows ours.)
 
 
 # %%

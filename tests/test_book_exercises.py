@@ -68,6 +68,15 @@ def test_a_short_attempt_is_no_stub(attempt, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_forgotten_return_is_named():
+    def only_works(n, r, gap):
+        subsequent_mask(n).triu(-(r - 1) * gap)
+
+    with pytest.raises(AssertionError, match="`return` missing"):
+        check(only_works, "window_mask")
+    check(home_of("shared_layers").shared_layers)  # works in place, so that None is right
+
+
 def test_what_torch_cannot_do_is_no_stub(capsys):
     with pytest.raises(NotImplementedError, match="softmax"):  # of integers
         check(lambda n, r, gap: torch.arange(n).softmax(dim=0), "window_mask")

@@ -35,6 +35,10 @@ def exchanged(C, A, alpha, B, beta):
     return (alpha * A / (beta * B)) ** (1 / (alpha + beta)) * (C / 6) ** (alpha / (alpha + beta))
 
 
+def ratio_inverted(C, A, alpha, B, beta):
+    return (beta * B / (alpha * A) * (C / 6) ** beta) ** (1 / (alpha + beta))
+
+
 def residuals(x, losses, fit):
     out = []
     for i in range(len(x)):
@@ -69,6 +73,7 @@ WRONG = {
     },
     "best_size": {
         "exponent of C": exchanged,
+        "αA/N^α = βB/D^β": ratio_inverted,
         "number of tokens": lambda C, *law: C / (6 * best_size(C, *law)),
         "6 operations": lambda C, *law: best_size(6 * C, *law),
     },
@@ -86,3 +91,15 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_each_mistake_has_a_message_of_its_own(name):
     assert_told_apart(getattr(ours, f"check_{name}"), WRONG[name])
+
+
+def test_a_fit_may_be_given_lists_and_asked_for_one_place():
+    def one_by_one(x, losses, fit):
+        out = []
+        for i in range(len(x)):
+            seen = [j for j in range(len(x)) if j != i]
+            predict = fit([x[j] for j in seen], [losses[j] for j in seen])
+            out.append(np.log(losses[i] / predict(x[i])))
+        return np.sqrt(np.square(out).mean())
+
+    ours.check_leave_one_out(one_by_one)

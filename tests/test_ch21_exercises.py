@@ -28,6 +28,21 @@ def peoples_own(candidates, references, similarity):
     return list(references)
 
 
+def the_other_way_round(candidates, references, similarity):
+    return ours.closest_to_people(candidates, references, lambda a, b: similarity(b, a))
+
+
+def best_from_zero(candidates, references, similarity):
+    found = []
+    for texts, reference in zip(candidates, references, strict=True):
+        best, closest = 0, None
+        for text in texts:
+            if similarity(text, reference) > best:
+                best, closest = similarity(text, reference), text
+        found.append(closest)
+    return found
+
+
 def all_in_one(candidates, references, similarity):
     return [text for texts in candidates for text in texts]
 
@@ -81,7 +96,9 @@ WRONG = {
         "*least* similar": least_like,
         "equally similar": last_of_equals,
         "people's texts": peoples_own,
-        "3 pairs went in": all_in_one,
+        "4 pairs went in": all_in_one,
+        "order matters": the_other_way_round,
+        "None]": best_from_zero,
     },
     "policy_loss": {
         "sign is wrong": loss_with(others, sign=-1.0),
@@ -93,6 +110,8 @@ WRONG = {
         "not of log P": loss_with(others, of=torch.exp),
         "flows into the marks": through_the_marks,
         "one number": for_each,
+        "No gradient reaches": lambda logs, *marks: ours.policy_loss(logs.detach(), *marks),
+        "not -0.21": lambda *given: ours.policy_loss(*given).item(),
     },
 }
 

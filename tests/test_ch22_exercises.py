@@ -22,7 +22,8 @@ WRONG = {
         "another head": lambda weight, h: half_layout(weight, 1),
         "way back": lambda weight, h: weight.unflatten(0, (h, 2, -1)).transpose(1, 2).flatten(0, 2),
         "must occur once": lambda weight, h: weight * 2,
-        "keep its shape": lambda weight, h: weight[:4],
+        "the weight's shape": lambda weight, h: weight[:4],
+        "was changed": lambda weight, h: weight.copy_(half_layout(weight, h)),
     },
     "alibi_bias": {
         "The shape": lambda h, T, S: alibi_bias(h, T, S).unsqueeze(0),

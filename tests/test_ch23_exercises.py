@@ -38,6 +38,13 @@ def mean_of_softmaxes(parts):
     return torch.stack([scores.softmax(0) @ v for scores, v in parts]).mean(0)
 
 
+def in_two_passes(parts):
+    held = list(parts)
+    best = max(scores.max() for scores, _ in held)
+    total = sum((scores - best).exp().sum() for scores, _ in held)
+    return sum((scores - best).exp() @ v for scores, v in held) / total
+
+
 # A memory that fades
 
 
@@ -55,6 +62,7 @@ WRONG = {
         "must start at −∞": online(start=0.0),
         "is not a number": online(skip=False),
         "Add up the tiles' sums": mean_of_softmaxes,
+        "still in memory": in_two_passes,
         "one tile holds everything": lambda parts: next(parts)[1].mean(0),
     },
     "gated_delta": {

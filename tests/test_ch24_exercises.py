@@ -24,6 +24,21 @@ def always_normalised(logits, top):
     return chosen, best.softmax(-1)
 
 
+def logits_normalised(logits, top):
+    best, chosen = logits.topk(top)
+    return chosen, best / best.sum(-1, keepdim=True) if top > 1 else best.sigmoid()
+
+
+def without_gradient(logits, top):
+    chosen, share = ours.router(logits, top)
+    return chosen, torch.tensor(share.tolist())
+
+
+def flat_when_alone(logits, top):
+    best = logits.softmax(-1).max(-1)
+    return ours.router(logits, top) if top > 1 else (best.indices, best.values)
+
+
 def half_when_alone(logits, top):
     chosen, share = ours.router(logits, top)
     return chosen, share if top > 1 else share / 2
@@ -54,11 +69,11 @@ WRONG = {
             logits.topk(top)[1].flip(-1),
             logits.topk(top)[0].softmax(-1).flip(-1),
         ),
-        "not logits": lambda logits, top: (
-            logits.topk(top)[1],
-            torch.full((7, top), 1 / top),
-        ),
-        "Two experts for each": lambda logits, top: logits.softmax(-1).max(-1),
+        "not logits": logits_normalised,
+        "(7, 2)": lambda logits, top: logits.softmax(-1).max(-1),
+        "(7, 1)": flat_when_alone,
+        "two tensors": lambda logits, top: ours.router(logits, top)[1],
+        "No gradient": without_gradient,
         "probability among all": half_when_alone,
     },
     "dropped_share": {

@@ -6,6 +6,7 @@ is wrong.
 """
 
 import dis
+import functools
 import importlib
 import inspect
 import re
@@ -29,11 +30,25 @@ def check(function: Callable[..., Any], name: str = "") -> None:
     what is wrong, or a ValueError if there is no such exercise.
     """
     name = name or function.__name__
-    checker = getattr(home_of(name), f"check_{name}")
+    home = home_of(name)
     if is_stub(function):
         print(f"{name}: not tried yet")
     else:
-        checker(function)
+        checker, ours = getattr(home, f"check_{name}"), getattr(home, name)
+        gives = inspect.signature(ours).return_annotation is not None
+        checker(giving(function) if gives else function)
+
+
+def giving(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, but if it gives None it raises an AssertionError that says so."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        assert result is not None, "your function gives None: is `return` missing?"
+        return result
+
+    return called
 
 
 def solution(name: str) -> None:

@@ -54,8 +54,8 @@ def check_best_size(candidate: Callable[[float, float, float, float, float], flo
         mistaken = close(given, tokens) and not close(tokens, right)
         assert not mistaken, "That is the best number of tokens D, not the size N."
         assert close(given, right), (
-            f"At C = {C:g} the lowest loss is at N = {right:.4g}, not {given:.4g}. There the slopes "
-            "cancel: αA/N^α = βB/D^β, with D = C/(6N). So the exponent of C is β/(α+β)."
+            f"At C = {C:g} the lowest loss is at N = {right:.4g}, not {given:.4g}. There "
+            "αA/N^α = βB/D^β, with D = C/(6N). So the exponent of C is β/(α+β)."
         )
 
 

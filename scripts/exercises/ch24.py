@@ -16,13 +16,11 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
 
     def routed(top: int) -> tuple[Tensor, Tensor]:
         found = candidate(logits, top)
-        two = isinstance(found, tuple | list) and len(found) == 2
+        pair = isinstance(found, tuple | list)
+        two = pair and [isinstance(one, Tensor) for one in found] == [True, True]
         assert two, "Return two tensors: the experts' indices, then their weights."
         assert found[0].shape == found[1].shape == (7, top), (
             f"Seven tokens and top = {top}: both shapes must be (7, {top})."
-        )
-        assert found[1].requires_grad, (
-            "No gradient flows from the weights to the logits. `item`, `tolist` and `detach` cut it."
         )
         return found[0], found[1]
 
@@ -33,6 +31,9 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
     assert likeliest, (
         "First come the indices of the experts with the largest logits, the likeliest first; then "
         "their weights."
+    )
+    assert share.requires_grad, (
+        "No gradient flows from the weights to the logits: `item`, `tolist` and `detach` cut it."
     )
     sums = share.sum(-1)
     assert (sums < 1.0001).all(), "The weights of a token must sum to 1, not to more."
