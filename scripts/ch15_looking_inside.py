@@ -588,13 +588,13 @@ alignment_methods_chart(errors)
 #
 # <details><summary>An answer</summary>
 #
-# (a) 2.1, 2.4, 2.8 and 3.3. (b) Cross-attention 1.5. (c) 3.6 and 2.7, whose entropy is the lowest, about 0.6 bits. No map can say whether they are important; chapter 16 silences them.
+# (a) 2.1, 2.4, 2.8 and 3.3. (b) Cross-attention 1.5. (c) Among others 3.6 and 2.7, whose entropy is the lowest, about 0.6 bits. No map can say whether they are important; chapter 16 silences them.
 #
 # </details>
 #
 # ### Exercise 2 · Rollout
 #
-# *code · difficulty ●●○ · worth ●●○ · 20 minutes*
+# *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
 # The second layer doesn't look at words. It looks at what the first made of them. *Attention rollout* (Abnar and Zuidema 2020) follows the weights down to the words: average each layer's heads, mix this half and half with the identity (for the residual connection), and multiply the layers, the later one on the left. For an encoder's maps (N, H, S, S), return the S × S matrix whose row t estimates how much of each word reaches position t. (`solution("rollout")` shows ours.)
 

@@ -606,7 +606,7 @@ check(values_silenced)
 #
 # ### Exercise 3 · Prune and train again
 #
-# *project · difficulty ●●● · worth ●●○ · 120 minutes*
+# *project · difficulty ●●● · worth ●●○ · 240 minutes*
 #
 # Silence half of the heads by worth, keep them silent, and train the rest for one more epoch at a low rate (chapter 9's `Training`). How much of the loss comes back? Compare with a random half, and with a model that never had those heads.
 #

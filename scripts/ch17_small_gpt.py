@@ -675,6 +675,6 @@ check(packed_mask)
 #
 # *project · difficulty ●●○ · worth ●●● · 60 minutes*
 #
-# Counts remember, a model generalises. Count `triples` in all training captions, and let `mini` learn from them until it wins. Then mix the two: $p = \lambda\, p_{\text{table}} + (1 - \lambda)\, p_{\text{mini}}$ for each next character. Find λ on one half of the validation captions, and measure on the other. What does the mixture gain over the better of the two?
+# Counts remember, a model generalises. Count 4-grams in all training captions, and let `mini` read these captions until it wins. Then mix the two: $p = \lambda\, p_{\text{table}} + (1 - \lambda)\, p_{\text{mini}}$ for each next character. Find λ on one half of the validation captions, and measure on the other. What does the mixture gain over the better of the two? What if you mix `mini` and `triples`, which is far behind?
 #
 # Next: [Chapter 18 · One stack](ch18_one_stack.ipynb)

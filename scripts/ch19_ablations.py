@@ -655,7 +655,7 @@ check(holm)
 # %% [markdown]
 # ### Exercise 3 · One layer, many times
 #
-# *code · difficulty ●●○ · worth ●●○ · 20 minutes*
+# *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
 # Another operation. Make every encoder layer *the same layer*, the first, as in Dehghani et al. (2018) and ALBERT (Lan et al. 2020). The depth stays; the parameters of all other layers go. Change the model in place. (`solution("shared_layers")` shows ours.)
 

@@ -2,10 +2,12 @@
 
 from contextlib import contextmanager
 
-from exercising import assert_told_apart
+import torch
+from exercising import assert_told_apart, rejection
+from torch import nn
 
-from scripts.ch16_intervening import heads_silenced, heads_silenced_by_hook
-from scripts.exercises.ch16 import check_values_silenced
+from scripts.ch16_intervening import heads_silenced_by_hook
+from scripts.exercises.ch16 import check_values_silenced, values_silenced
 
 
 def silencer(rows_of, keep=lambda part: part.clone(), tidy=True):
@@ -35,26 +37,44 @@ def restore(parts, before):
         part.copy_(old)
 
 
+def value_rows_of(linear, part):
+    return [tensor.detach()[part] for tensor in linear.parameters()]
+
+
 def value_rows(layer, part):
-    return [tensor.detach()[part] for tensor in layer.project_value.parameters()]
+    return value_rows_of(layer.project_value, part)
+
+
+def as_wide_as_there_are_heads(layer, head):
+    return silencer(lambda layer, _: value_rows(layer, slice(4 * head, 4 * head + 4)))(layer, head)
 
 
 @contextmanager
-def does_nothing(layer, head):
-    yield
+def by_another_module(layer, head):
+    """The layer has other values for a while, in a module of their own."""
+    old, new = layer.project_value, nn.Linear(24, 24, dtype=torch.float64)
+    new.load_state_dict(old.state_dict())
+    for rows in value_rows_of(new, slice(6 * head, 6 * head + 6)):
+        rows.zero_()
+    layer.project_value = new
+    try:
+        yield
+    finally:
+        layer.project_value = old
 
 
 def test_each_mistake_in_silence_has_a_message_of_its_own():
     wrong = {
-        "still speaks": does_nothing,
+        "@contextmanager": values_silenced.__wrapped__,
+        "a hook won't do": lambda layer, head: heads_silenced_by_hook([(layer, head)]),
         "Keep a clone": silencer(value_rows, keep=lambda part: part),
         "part of the bias": silencer(lambda layer, part: value_rows(layer, part)[:1]),
         "`finally`": silencer(value_rows, tidy=False),
     }
     assert_told_apart(check_values_silenced, wrong)
+    assert "rows i·d_k" in rejection(check_values_silenced, as_wide_as_there_are_heads)
 
 
 def test_other_ways_are_taken():
     check_values_silenced(silencer(value_rows))
-    check_values_silenced(lambda layer, head: heads_silenced([(layer, head)]))
-    check_values_silenced(lambda layer, head: heads_silenced_by_hook([(layer, head)]))
+    check_values_silenced(by_another_module)

@@ -359,6 +359,11 @@ def ends_above_alone(nats, texts, tokenizer):
     return nats * pieces / sum(map(len, texts)) / math.log(2)
 
 
+def ends_below_alone(nats, texts, tokenizer):
+    characters = sum(map(len, texts)) + len(texts)
+    return nats * pieces_of(texts, tokenizer) / characters / math.log(2)
+
+
 def mean_of_means(nats, texts, tokenizer):
     return sum(bits_from_pieces(nats, [text], tokenizer) for text in texts) / len(texts)
 
@@ -369,6 +374,7 @@ def test_mistakes_with_pieces_are_told_apart():
         "These are nats": in_nats,
         "ends are missing": without_ends,
         "count as pieces, but not as characters": ends_above_alone,
+        "count as characters, but not as pieces": ends_below_alone,
         "mean of means": mean_of_means,
         "should give": lambda nats, texts, tokenizer: 0.0,
     }

@@ -13,7 +13,7 @@ from scripts.book.instruments import count_flops, scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import make_model, torch_layer_state
-from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
+from scripts.ch06_training import BOS, EOS, PAD, UNK, LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch, pad_rows
 from scripts.ch17_small_gpt import Asked, make_stack, sees_its_answer, stack_loss
 from scripts.ch18_one_stack import (
@@ -339,10 +339,18 @@ def hide_and_ask_all(ids, starts, gap, generator):
     return hidden, ids.masked_fill(ids <= EOS, PAD)
 
 
-def hide_specials(ids, starts, gap, generator):
+def hide_unknown(ids, starts, gap, generator):
+    return hide_words(ids.masked_fill(ids == UNK, UNK + EOS), starts, gap, generator)
+
+
+def hide_for_ever(ids, starts, gap, generator):
     hidden, labels = hide_words(ids, starts, gap, generator)
-    hidden[0], labels[0] = gap, ids[0]
-    return hidden, labels
+    ids.copy_(hidden)
+    return ids, labels
+
+
+def hide_at_random(ids, starts, gap, generator):
+    return hide_words(ids, starts, gap, torch.Generator().manual_seed(generator.seed()))
 
 
 def hide_unasked(ids, starts, gap, generator):
@@ -355,7 +363,9 @@ def test_mistakes_with_whole_words_are_told_apart():
         "Only a part of a word": hide_pieces,
         "not 15%": hide_more,
         "that isn't hidden": hide_and_ask_all,
-        "special token": hide_specials,
+        "special token": hide_unknown,
+        "itself was changed": hide_for_ever,
+        "one seed": hide_at_random,
         "its label is PAD": hide_unasked,
     }
     assert_told_apart(check_hide_words, wrong)

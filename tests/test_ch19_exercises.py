@@ -23,6 +23,15 @@ def without_the_largest_so_far(ps):
     return adjusted
 
 
+def only_the_one_before(ps):
+    order = sorted(range(len(ps)), key=lambda i: ps[i])
+    raised = [0.0, *(ps[i] * (len(ps) - k) for k, i in enumerate(order))]
+    adjusted = [0.0] * len(ps)
+    for k, i in enumerate(order, start=1):
+        adjusted[i] = min(1.0, max(raised[k - 1 : k + 1]))
+    return adjusted
+
+
 def above_one(ps):
     return [
         max(adjusted, p * 2) if p > 0.7 else adjusted
@@ -63,6 +72,7 @@ WRONG = {
         "Bonferroni": lambda ps: [min(1.0, p * len(ps)) for p in ps],
         "of ps": lambda ps: sorted(holm(ps)),
         "largest so far": without_the_largest_so_far,
+        "should become": only_the_one_before,
         "values went in": lambda ps: [0.0],
         "above 1": above_one,
     },

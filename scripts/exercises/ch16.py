@@ -4,31 +4,41 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
-from scripts.ch16_intervening import heads_silenced
 
 Silencer = Callable[[MultiHeadedAttention, int], AbstractContextManager]
 
 
 def check_values_silenced(candidate: Silencer) -> None:
-    """Compares `with candidate(layer, head):` with a head silenced in the chapter's way."""
+    """Looks at the values, by the layer's numbers, inside `with candidate(layer, head):`."""
     torch.manual_seed(0)
-    layer = MultiHeadedAttention(h=4, d_model=16, dropout=0.0).double()
+    layer = MultiHeadedAttention(h=4, d_model=24, dropout=0.0).double()
     nn.init.normal_(layer.project_value.bias)
-    x = torch.randn(1, 5, 16, dtype=torch.float64)
+    x = torch.randn(1, 5, 24, dtype=torch.float64)
     kept = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
-    whole = layer(x, x, x)
-    with heads_silenced([(layer, 2)]):
-        wanted = layer(x, x, x)
+
+    def values() -> Tensor:
+        return F.linear(x, layer.project_value.weight, layer.project_value.bias).detach()
+
+    whole = values()
+    wanted = whole.clone()
+    wanted[..., 12:18] = 0  # head 2
 
     def as_before() -> bool:
         return all(torch.equal(tensor, kept[name]) for name, tensor in layer.state_dict().items())
 
-    with candidate(layer, 2):
-        silent = layer(x, x, x)
-    assert not torch.allclose(silent, whole), "Nothing changed: the head still speaks."
+    block = candidate(layer, 2)
+    assert isinstance(block, AbstractContextManager), (
+        "`with` can't use what your function gives: put @contextmanager above it."
+    )
+    with block:
+        silent = values()
+    assert not torch.allclose(silent, whole), (
+        "Nothing changed in W^V and its bias, which all paths read: a hook won't do."
+    )
     assert as_before(), (
         "After the block the layer must be exactly what it was. Keep a clone: a view changes "
         "with the weights."

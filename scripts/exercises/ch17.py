@@ -32,6 +32,9 @@ def check_bits_from_pieces(candidate: Callable[[float, Sequence[str], Any], floa
         "The ends count as pieces, but not as characters: divide by characters plus ends.": (
             bits * (pieces + 3) / characters
         ),
+        "The ends count as characters, but not as pieces: `encode` leaves them out.": (
+            bits * pieces / (characters + 3)
+        ),
         "A mean of means: short texts would count as much as long ones.": sum(each) / 3,
     }
     for message, value in mistakes.items():
@@ -70,7 +73,8 @@ def check_packed_mask(candidate: Callable[[Tensor], Tensor]) -> None:
 def packed_mask(owner: Tensor) -> Tensor:
     """Allowed: the same text, not later, and no padding; or the position itself.
 
-    Positions must start again with each text, too: otherwise its result depends on its place.
+    Positions must start again with each text, too: otherwise its result depends on its place. And
+    no text's `</s>` may be asked for the next one's `<s>`.
     """
     same = owner[:, :, None] == owner[:, None, :]  # (B, T, T)
     seen = same & (owner >= 0)[:, :, None] & subsequent_mask(owner.size(1), owner.device)

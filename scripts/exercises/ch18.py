@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scripts.ch06_training import BOS, EOS, PAD
+from scripts.ch06_training import BOS, EOS, PAD, UNK
 
 
 def check_hide_words(
@@ -15,12 +15,16 @@ def check_hide_words(
     generator = torch.Generator().manual_seed(0)
     T, gap = 20_000, 99
     ids = torch.randint(EOS + 1, 90, (T,), generator=generator)
-    starts = torch.rand(T, generator=generator) < 0.5
-    ids[0], ids[-1] = BOS, EOS
-    starts[0] = starts[1] = starts[-1] = True
-    hidden, labels = candidate(ids.clone(), starts, gap, generator)
+    ids[::100], ids[0], ids[-1] = UNK, BOS, EOS
+    special = ids <= EOS
+    starts = (torch.rand(T, generator=generator) < 0.5) | special | special.roll(1)
+    given = ids.clone()
+    hidden, labels = candidate(given, starts, gap, generator.manual_seed(1))
+    assert torch.equal(given, ids), "`ids` itself was changed: make a new tensor."
     asked = labels != PAD
-    assert asked.any() and not asked[[0, -1]].any(), "A special token was hidden, or nothing was."
+    assert asked.any() and not asked[special].any(), (
+        "Nothing is asked, or a special token is: where nothing is asked, the label must be PAD."
+    )
     assert torch.equal(labels[asked], ids[asked]), "A label isn't the token that was there."
     assert (hidden[asked] == gap).all(), (
         "A label asks for a piece that isn't hidden: labels must be PAD where nothing is hidden."
@@ -34,6 +38,8 @@ def check_hide_words(
     )
     share = float((count > 0).double().mean())
     assert abs(share - 0.15) < 0.02, f"{share:.0%} of the words are hidden, not 15%."
+    again, _ = candidate(given, starts, gap, generator.manual_seed(1))
+    assert torch.equal(again, hidden), "Draw by `generator`: one seed must hide the same words."
 
 
 def hide_words(
