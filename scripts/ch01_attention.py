@@ -577,8 +577,8 @@ assert (found[0] - 0.2).abs().max() < 0.1 and (found[-1] > 0.9).all()
 titled(
     panels(maps, asking, standing, cell=37, domain=(0, 1), value_title="weight", per_line=3),
     "The head finds out where to look",
-    "Each row is a German word; its weights over the English words sum to 1. Trained on right answers alone, they go to "
-    "where the answer stands.",
+    "Each row is a German word; its weights over the English words sum to 1. Trained on right "
+    "answers alone, they go to where the answer stands.",
     wrap=95,
 )
 

@@ -389,7 +389,8 @@ signals = pd.concat(signals, ignore_index=True)
 titled(
     layer_lines(signals, ["output spread", "gradient"], "placement"),
     "Two placements of one LayerNorm, before any training",
-    "E1 to E6 are the encoder's layers, D1 to D6 the decoder's. Left: what a layer gives. Right: the gradient that arrives at its output.",
+    "E1 to E6 are the encoder's layers, D1 to D6 the decoder's. Left: what a layer gives. "
+    "Right: the gradient that arrives at its output.",
     wrap=76,
 )
 

@@ -314,8 +314,8 @@ assert curves["0.01 from the start"][-1] > 1.5 and curves["40 steps of warm-up"]
 titled(
     learning_curves(curves, {"ln 10, guessing": math.log(10)}, every=5),
     "Without a warm-up it doesn't learn to copy",
-    "Both at a rate of 0.01 in the end. Without warm-up the model is little better than guessing after 80 steps. "
-    "(Means of five steps.)",
+    "Both at a rate of 0.01 in the end. Without warm-up the model is little better than guessing "
+    "after 80 steps. (Means of five steps.)",
 )
 
 # %% [markdown]
@@ -732,7 +732,8 @@ titled(
     learning_curves(curves, {"": floor}, every=10, y_title="perplexity", log_y=True),
     "Both recipes learn to copy, ours a little sooner",
     "Perplexity on fresh training rows, means of ten steps. On the dashed line, 1.10, the smoothed "
-    "loss is lowest (perplexity alone can fall below it). Ours settles there. The paper's takes larger steps near the end, and jumps.",
+    "loss is lowest (perplexity alone can fall below it). Ours settles there. The paper's takes "
+    "larger steps near the end, and jumps.",
 )
 
 # %% [markdown]

@@ -553,15 +553,19 @@ def pair_products(N: int, D: int, d_ff: int, S: int, T: int) -> int:
 
 # %%
 D, d_ff, V, S, T = 64, 128, 2000, 14, 12
-one_row = stack_products(5, D, d_ff, S + T)
-columns = "variant, sees, asked, good for, layers, tokens, multiplications, cached tokens × layers"
-side_by_side = [
-    ("encoder alone", "all", "hidden tokens", "judging a text", "5", "14", stack_products(5, D, d_ff, S), 0),
-    ("decoder alone", "the past", "next token", "writing", "5", "12", stack_products(5, D, d_ff, T), 5 * T),
-    ("one stack, pairs", "past (and source)", "target", "rewriting a source", "5", "26", one_row, 5 * (S + T)),
-    ("encoder-decoder", "encoder: all; decoder: the past; across: all", "target", "rewriting a source", "2 + 2", "14 + 12", pair_products(2, D, d_ff, S, T), 2 * (S + T)),
-]  # fmt: skip
-frame = pd.DataFrame(side_by_side, columns=columns.split(", ")).set_index("variant")
+layered = "encoder: all; decoder: the past; across: all"
+products = [stack_products(5, D, d_ff, n) for n in (S, T, S + T)]
+side_by_side = {
+    "variant": ["encoder alone", "decoder alone", "one stack, pairs", "encoder-decoder"],
+    "sees": ["all", "the past", "past (and source)", layered],
+    "asked": ["hidden tokens", "next token", "target", "target"],
+    "good for": ["judging a text", "writing", "rewriting a source", "rewriting a source"],
+    "layers": ["5", "5", "5", "2 + 2"],
+    "tokens": ["14", "12", "26", "14 + 12"],
+    "multiplications": [*products, pair_products(2, D, d_ff, S, T)],
+    "cached tokens × layers": [0, 5 * T, 5 * (S + T), 2 * (S + T)],
+}
+frame = pd.DataFrame(side_by_side).set_index("variant")
 work, generator = frame["multiplications"], V * D * T
 without, including = (
     (work["one stack, pairs"] + more) / (work["encoder-decoder"] + more) for more in (0, generator)

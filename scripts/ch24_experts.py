@@ -209,7 +209,7 @@ print(f"parameters: {count:,}, of which a token meets {active_parameters(layer):
 
 # %%
 def move_bias(layer: MixtureOfExperts, speed: float = 1e-3) -> None:
-    """After a step: raise the bias of experts with less than the mean number of visits, lower those with more."""
+    """Raise the bias of experts with fewer visits than the mean, lower that of those with more."""
     visits = layer.visits.to(layer.bias.dtype)
     layer.bias += speed * (visits.mean() - visits).sign()
 

@@ -127,6 +127,7 @@ def ending_with(markup: str):
 FONT = "@font-face { font-family: f; src: url(http://example.org/f.woff) } h1 { font-family: f }"
 STRANGE = '<img src="http://example.org/x.png" alt="">'
 HEADLESS = '<table><tr style="display: none"><th>h</th></tr><tr><td>1</td></tr></table>'
+LONG = f'<div class="cell_input"><pre>{140 * "x"}</pre></div>'
 IN_CHAPTER = {  # what is planted, and what is found then
     "script": (str, ["404: _static/charts.js", "isn't drawn"]),
     "data": (emptied, ["has no visible marks"]),
@@ -136,6 +137,7 @@ IN_CHAPTER = {  # what is planted, and what is found then
     "equation": (ending_with(r'<p class="math">\(\frac{1}\)</p>'), ["has an error"]),
     "heading": (ending_with(HEADLESS), ["a table's heading can't be seen: h"]),
     "dollars": (ending_with("<p>$$x$$</p>"), ["$$ is left in the text"]),
+    "long": (ending_with(LONG), ["a line is too long for the page: xxx"]),
 }
 IN_PROSE = {
     "pale": (ending_with('<p style="color: #888">pale</p>'), ["light: color-contrast: 1 × "]),

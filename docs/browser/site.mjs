@@ -21,7 +21,7 @@ const AT_ONCE = 2; // pages that are checked at the same time
 /** A promise that equations are typeset, if there are any. */
 const typeset = () => document.querySelector(".math") && window.MathJax?.startup?.promise?.then(() => true);
 
-/** What is wrong with equations and tables. */
+/** What is wrong with equations, tables and code. */
 function textFaults() {
   const faults = [];
   document.querySelectorAll(".math").forEach((one, i) => {
@@ -34,6 +34,10 @@ function textFaults() {
   for (const one of document.querySelectorAll("main th")) {
     const hidden = !one.checkVisibility() && !one.closest("details");
     if (hidden && one.textContent.trim()) faults.push(`a table's heading can't be seen: ${one.textContent}`);
+  }
+  for (const code of document.querySelectorAll(".cell_input pre")) {
+    const cut = code.scrollWidth > code.clientWidth + 1;
+    if (cut) faults.push(`a line is too long for the page: ${code.textContent.trim().split("\n")[0]} …`);
   }
   const prose = document.querySelector("main").cloneNode(true);
   prose.querySelectorAll("pre, code, script").forEach((one) => one.remove());
