@@ -379,7 +379,7 @@ bound_chart(rough[misled[0]], exact[misled[0]], error[misled[0]].item())
 # %% [markdown]
 # Few are left over, so it is cheap to compute them exactly. Without the bound a few tokens would be wrong, unnoticed.
 #
-# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact*: on some processors their sums overflow. Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
+# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast*: without instructions for them (AVX512-VNNI) they take 20 times as long as in 32 bits. Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
 #
 # ## Eight bits in every product
 #
@@ -427,7 +427,7 @@ for name, units in ways.items():
     print(f"{name}: the first row's product changes by {change:.1%}")
 
 # %% [markdown]
-# `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` uses it by default (`--precision auto`) if such products are exact.
+# `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` uses it by default (`--precision auto`) where such products are exact and fast.
 #
 # The C behind [`kernels.py`](../scripts/engine/kernels.py) rounds, scales and adds the bias in one pass.
 #

@@ -106,7 +106,7 @@ class TranslateOptions(ModelOptions):
     input: str | None = None
     """A file to translate, one sentence a line; by default standard input."""
     precision: Literal["auto", "float32", "int8"] = "auto"
-    """Of products; auto: int8 if its products are exact, but float32 with --sample."""
+    """Of products; auto: int8 if that is exact and fast, but float32 with --sample."""
     scores: bool = False
     """Print TEXT, a tab, SCORE: log-probability / length^alpha."""
 

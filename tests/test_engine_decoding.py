@@ -41,6 +41,7 @@ from scripts.engine.decoding import (
     PreparedModel,
     Screen,
     exact_in_8_bits,
+    fast_in_8_bits,
 )
 from scripts.engine.models import load_model
 from scripts.engine.searching import Search, cached_beam_search, cached_greedy, cached_sample
@@ -403,7 +404,8 @@ def test_greedy_with_the_screen_is_greedy_in_single_precision():
     """The shipped model in float32: the screened search against the whole product at each step."""
     trained = load_model(ROOT / "models" / "multi30k-de-en", "cpu")
     ready = PreparedModel(trained.model.eval())
-    assert ready.screen is not None or not ready.vocabulary.onednn
+    assert (ready.screen is not None) == (ready.vocabulary.onednn and fast_in_8_bits())
+    ready.screen = Screen(trained.model.generator.proj)  # slow on some machines, never wrong
     rows = [source_ids(german, trained.tokenizer) for german, _ in load_corpus("sample")["test"]]
     src = pad_rows(rows[:100])
     quick = cached_greedy(ready, src, padding_mask(src), 40)

@@ -16,7 +16,13 @@ from scripts.ch06_training import BOS, EOS, PAD
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.corpora.load import load_corpus
 from scripts.engine import compiled, kernels, translating
-from scripts.engine.decoding import PACKED, CachedDecoding, PreparedModel, exact_in_8_bits
+from scripts.engine.decoding import (
+    PACKED,
+    CachedDecoding,
+    PreparedModel,
+    exact_in_8_bits,
+    fast_in_8_bits,
+)
 from scripts.engine.kernels import Layers
 from scripts.engine.models import load_model
 from scripts.engine.translating import DecodeOptions, decode_ids, prepared, translate
@@ -238,13 +244,21 @@ def test_auto_takes_what_the_machine_has(monkeypatch):
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     auto = DecodeOptions(precision="auto")
     for eight, expected in ((True, "int8"), (False, "float32")):
-        monkeypatch.setattr(translating, "exact_in_8_bits", lambda has=eight: has)
+        monkeypatch.setattr(translating, "fast_in_8_bits", lambda has=eight: has)
         assert auto.precision_on(cpu) == expected
         assert auto.precision_on(gpu) == "float32"
         assert DecodeOptions(precision="auto", sample=True).precision_on(cpu) == "float32"
+    monkeypatch.setattr(translating, "exact_in_8_bits", lambda: False)
     with pytest.raises(ValueError, match="--precision float32"):
         DecodeOptions(precision="int8").precision_on(cpu)
     assert DecodeOptions().precision_on(cpu) == "float32"  # the library's default is exact
+
+
+def test_eight_bits_are_fast_only_with_instructions_for_them(monkeypatch):
+    """Exact products can be slow ones: then the screen would take six times what it saves."""
+    for has in (False, True):
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda has=has: has)
+        assert fast_in_8_bits() == (has and exact_in_8_bits())
 
 
 def test_a_model_is_made_ready_once_until_its_weights_change(trained):

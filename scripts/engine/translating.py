@@ -22,7 +22,7 @@ from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import Hypothesis, dropout_off, hypothesis, until_end
-from scripts.engine.decoding import exact_in_8_bits, made_ready
+from scripts.engine.decoding import exact_in_8_bits, fast_in_8_bits, made_ready
 from scripts.engine.models import Trained
 from scripts.engine.searching import cached_beam_search, cached_greedy, cached_sample
 
@@ -51,7 +51,7 @@ class DecodeOptions:
     seed: int = 0
     """With --sample: decides the draws."""
     precision: Literal["auto", "float32", "int8"] = "float32"
-    """Of products; auto: int8 if its products are exact, but float32 with --sample."""
+    """Of products; auto: int8 if that is exact and fast, but float32 with --sample."""
 
     def __post_init__(self):
         bounds = {
@@ -70,10 +70,10 @@ class DecodeOptions:
 
     def precision_on(self, device: torch.device) -> str:
         """The precision on `device`, decided. Raises ValueError if it doesn't have that one."""
-        eight = device.type == "cpu" and exact_in_8_bits()
+        on_cpu = device.type == "cpu"
         if self.precision == "auto":
-            return "int8" if eight and not self.sample else "float32"
-        if self.precision == "int8" and not eight:
+            return "int8" if on_cpu and fast_in_8_bits() and not self.sample else "float32"
+        if self.precision == "int8" and not (on_cpu and exact_in_8_bits()):
             raise ValueError(f"{device} has no exact 8-bit products: use --precision float32")
         return self.precision
 
