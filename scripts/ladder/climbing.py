@@ -28,6 +28,7 @@ from scripts.engine.translating import DecodeOptions, translate
 from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.diversify import diversified, pairs_sha256
 from scripts.ladder.lessons import LessonConfig, lesson_loss
+from scripts.ladder.risk import RiskTraining
 from scripts.ladder.rungs import RUNGS, RUNS, Rung, val_bleu
 from scripts.studies.rows import data_of
 from scripts.studies.runner import Run, kept_at, lesson_of, on_record
@@ -92,7 +93,7 @@ def standing(names: Sequence[str], settings: Settings) -> list[str]:
 
 def pairs_of(rung: Rung, settings: Settings, vocab: int) -> TrainingData:
     """What a rung learns from: the corpus, turned around, or with what models wrote."""
-    data = data_of(settings.corpus, vocab)
+    data = data_of(settings.corpus, vocab, rung.share)
     if rung.turned:
         return turned_around(data)
     if not (rung.forward or rung.reverse):
@@ -198,12 +199,16 @@ def climbed(name: str, settings: Settings) -> Run:
     if rung.forward or rung.reverse:
         config.pairs = pairs_sha256(data)
     teachers = [settings.folder(one) for one in standing(rung.teachers, settings)]
+    config.start = weights_sha256(rung.start, settings) if rung.start else ""
     config.teachers = ",".join(sha256(one / "model.safetensors") for one in teachers)
     if found := on_record(folder / "record.json", config):
         return found
     models = [load_model(one, settings.device).model for one in teachers]
     slow = not (rung.turned or settings.device.type == "cuda")  # there, half a run is a minute
     kind = partial(RungTraining, best=best_history(name, settings) if slow else [])
+    if config.risk:  # a tiny model can't take the weights of a whole one
+        start = None if settings.tiny else model_of(rung.start, settings) / "model.safetensors"
+        kind = partial(RiskTraining, start=start)
     ended = {}
     try:
         history = learned(config, data, kind=kind, loss_for=partial(lesson_loss, teachers=models))
@@ -219,7 +224,8 @@ def climbed(name: str, settings: Settings) -> Run:
     learned_from = {
         kind: standing(getattr(rung, kind), settings) for kind in ("forward", "reverse", "teachers")
     }
-    models = {*learned_from["forward"], *learned_from["reverse"], *learned_from["teachers"]}
+    learned_from |= {"start": [rung.start]} if rung.start else {}
+    models = {one for names in learned_from.values() for one in names}
     made = {
         "rung": RUNS[name],
         "lesson": lesson_of(config),

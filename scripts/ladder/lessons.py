@@ -1,4 +1,7 @@
-"""Training with UniDrop and teachers: another loss for `engine.run.fit`. The model is the same."""
+"""Training with UniDrop, teachers or minimum risk: another loss for `engine.run.fit`.
+
+The model is the same.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from scripts.engine.fast import FastPath
 from scripts.engine.losses import loss_function_of, precision_on, switches_of
 from scripts.engine.settings import TrainConfig
 from scripts.ladder.distill import distill_loss
+from scripts.ladder.risk import risk_loss
 from scripts.ladder.unidrop import with_unidrop
 
 
@@ -28,6 +32,14 @@ class LessonConfig(TrainConfig):
     """The teachers' part of the loss; the rest is the corpus's."""
     teachers: str = ""
     """The SHA-256 of each teacher's weights."""
+    risk: float = 0.0
+    """How much the risk of the beam's texts weighs beside the corpus's loss."""
+    candidates: int = 0
+    """How many of the beam's texts are judged."""
+    sharpness: float = 0.0
+    """What their scores are multiplied by to make Q."""
+    start: str = ""
+    """The SHA-256 of the weights from which the training goes on."""
     pairs: str = ""
     """The SHA-256 of the training pairs, if they aren't the corpus's own."""
 
@@ -49,10 +61,12 @@ def lesson_loss(
     if bool(teachers) != bool(config.taught):
         raise ValueError(f"{len(teachers)} teachers, and {config.taught:g} of the loss is theirs")
     loss_of = loss_function_of(config, device, training)
+    path = FastPath(switches_of(config, device))
+    if config.risk:
+        return partial(risk_loss, weight=config.risk, sharpness=config.sharpness, path=path)
     if teachers:
         half = precision_on(config, device) == "bf16"
-        rows_of = FastPath(switches_of(config, device)).target_rows
         given = {"teachers": teachers, "weight": config.taught, "r_drop": config.r_drop}
-        loss_of = partial(distill_loss, **given, rows_of=rows_of)
+        loss_of = partial(distill_loss, **given, rows_of=path.target_rows)
         loss_of = torch.autocast(device.type, torch.bfloat16)(loss_of) if half else loss_of
     return with_unidrop(loss_of, config.feature_drop, config.layer_drop, config.word_drop)

@@ -29,6 +29,10 @@ class Rung:
     """Runs whose translations of the targets become sources."""
     teachers: tuple[str, ...] = ()
     """Runs that together teach word by word."""
+    start: str = ""
+    """The run, or model that ships, from whose weights it goes on."""
+    share: int = 1
+    """It learns from one in so many of the corpus's pairs."""
     turned: bool = False
     """It learns to translate back. Its BLEU is of another language, so it can't be compared."""
     candidate: bool = False
@@ -39,17 +43,19 @@ class Rung:
     @property
     def needs(self) -> tuple[str, ...]:
         """The runs whose models it uses."""
-        names = dict.fromkeys((*self.forward, *self.reverse, *self.teachers))
+        names = dict.fromkeys((*self.forward, *self.reverse, *self.teachers, self.start))
         return tuple(name for name in names if name in RUNS)
 
     @property
-    def passes(self) -> int:
-        """Passes over as many pairs as the corpus has."""
+    def passes(self) -> float:
+        """Passes over as many pairs as the corpus has, or what takes as long."""
         epochs = self.changes.get("epochs", PRESETS["small"].epochs)
-        return epochs * (1 + len(self.forward) + len(self.reverse))
+        sides = 1 + len(self.forward) + len(self.reverse)
+        return epochs * sides * (JUDGING if "risk" in self.changes else 1) / self.share
 
 
 SHIPPED = "multi30k-de-en"  # its weights are at hand
+JUDGING = 45  # times as long as on pairs alone: eight texts for each source are written and read
 BY_MUON = {"optimizer": "muon"}
 ONCE = {"forward": ("small-1",), "reverse": ("reverse-1",)}
 BOTH = {"forward": ("small-1", "long-1"), "reverse": ("reverse-1", "reverse-adam-1")}
@@ -57,6 +63,15 @@ BEST = {"forward": (SHIPPED,), "reverse": ("reverse-adam-1", "reverse-adam-2")}
 ALL = BEST | {"forward": (SHIPPED, "small-1")}
 TEACHERS = ("long-1", "diverse-1", "diverse-more-1")
 UNIDROP = {"layer_drop": 0.1, "feature_drop": 0.1, "word_drop": 0.2}
+BY_RISK = {
+    "risk": 150.0,
+    "candidates": 8,
+    "sharpness": 6.0,
+    "lr": 1e-4,
+    "warmup": 30,
+    "max_tokens": 512,
+}
+BY_RISK |= {"epochs": 1, "average": 0, "step": "eager", "precision": "float32"}
 MORE = {"epochs": 24}  # noise needs a longer run
 TWICE = {"dropout": 0.3, "epochs": 16}  # and two passes need one, too
 
@@ -104,6 +119,23 @@ RUNGS: dict[str, Rung] = {
         **ALL,
         candidate=True,
         gpu=True,
+    ),
+    "risk": Rung(
+        6,
+        "minimum risk, from the model that ships",
+        BY_RISK,
+        (1, 2),
+        start=SHIPPED,
+        share=2,
+        candidate=True,
+    ),
+    "risk-long": Rung(
+        6,
+        "the same, on all pairs, in larger steps",
+        BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
+        (1, 2),
+        start=SHIPPED,
+        candidate=True,
     ),
     "agreed": Rung(
         6,

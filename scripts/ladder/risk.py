@@ -1,0 +1,157 @@
+"""Minimum risk for a model that is already good: it learns from the texts of its own beam.
+
+Shen et al. (2016), chapter 21's formula; candidates from a beam, and cross-entropy beside it, as in
+Edunov, Ott, Auli, Grangier and Ranzato, "Classical Structured Prediction Losses for Sequence to
+Sequence Learning" (2018). The mark is BLEU of the single sentence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
+from scripts.ch07_multi30k import pad_rows
+from scripts.ch12_going_fast import Layout
+from scripts.ch21_learning_from_models import risk_of_candidates
+from scripts.engine.checkpoints import load_tensors, load_weights
+from scripts.engine.fast import FAST_PATH, FastPath
+from scripts.engine.training import Training
+from scripts.engine.translating import DecodeOptions, decode_hypotheses
+from scripts.studies.runner import kept_at
+
+AHEAD = 64  # steps whose candidates are written together, by the model as it then is
+ALPHA = 1.0  # of the beam that writes, and of the score from which Q is made
+Attempt = tuple[list[int], float]  # a text's ids, without bos and eos, and its risk
+
+
+def bleu_risks(texts: Sequence[str], reference: str) -> list[float]:
+    """1 − BLEU/100 of each text against one reference: 0 for the reference itself.
+
+    One is added to the counts of n-grams above the first, so that few matches differ from none
+    (Lin and Och 2004).
+    """
+    from sacrebleu.metrics import BLEU
+
+    metric = BLEU(smooth_method="add-k", smooth_value=1, effective_order=True)
+    return [1 - metric.sentence_score(text, [reference]).score / 100 for text in texts]
+
+
+class Judged(NamedTuple):
+    """A batch: B sources, and for each its reference, then its candidates: N texts in all."""
+
+    src: Tensor  # (B, S)
+    full: Tensor  # (N, T + 1): bos, a text, eos, padding
+    counts: list[int]  # of each source's texts, the reference among them
+    risks: Tensor  # (N,); 0 for references
+
+    @property
+    def owner(self) -> Tensor:
+        """Which source each text belongs to: (N,)."""
+        counts = torch.tensor(self.counts, device=self.src.device)
+        return torch.arange(len(self.src), device=self.src.device).repeat_interleave(counts)
+
+    @property
+    def given(self) -> Tensor:
+        """Which texts are references: (N,)."""
+        owner = self.owner
+        return torch.cat((owner.new_ones(1, dtype=torch.bool), owner[1:] != owner[:-1]))
+
+
+def text_rows(
+    model: nn.Module, batch: Judged, path: FastPath = FAST_PATH
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The decoder's rows (N_rows, D) for all texts, their labels, and each row's text (N_rows,).
+
+    Each source is encoded once, however many texts it has.
+    """
+    tgt, labels = batch.full[:, :-1], batch.full[:, 1:]  # (N, T)
+    is_source, is_target, owner = batch.src != PAD, labels != PAD, batch.owner
+    one, layout = (Layout(real, path.how.packed) for real in (is_source, is_target))
+    each = Layout(is_source[owner], path.how.packed)  # a copy of its source for each text
+    memory = one.spread(path.encode(model, batch.src, one))  # (B, S, D)
+    x = path.decode(model, each.gather(memory[owner]), each, tgt, layout)
+    text = torch.arange(len(tgt), device=tgt.device).unsqueeze(1).expand_as(tgt)
+    labels, text = layout.rows(labels), layout.rows(text)
+    real = labels != PAD
+    return x[real], labels[real], text[real]
+
+
+def risk_loss(
+    model: nn.Module,
+    batch: Judged,
+    criterion: LabelSmoothing,
+    weight: float,
+    sharpness: float,
+    path: FastPath = FAST_PATH,
+) -> tuple[Tensor, Tensor]:
+    """The references' two sums in nats; to the first, `weight` times the candidates' risk is added.
+
+    A source's risk counts once for each token of its reference. Q is made from the score by which
+    a beam chooses, log P / length^α, times `sharpness`.
+    """
+    x, labels, text = text_rows(model, batch, path)
+    given = batch.given[text]
+    loss, nll = path.rows_loss(model.generator, x[given], labels[given], criterion)
+    log_probs = model.generator(x[~given]).log_softmax(dim=-1)  # (M, V)
+    chosen = log_probs.gather(-1, labels[~given].unsqueeze(-1)).squeeze(-1)  # (M,)
+    scores = chosen.new_zeros(len(batch.full)).index_add(0, text[~given], chosen)  # (N,)
+    lengths = (batch.full[:, 1:] != PAD).sum(dim=1)  # (N,), eos counted
+    scores = (scores / lengths**ALPHA)[~batch.given]
+    counts = [count - 1 for count in batch.counts]
+    risks = risk_of_candidates(scores, batch.risks[~batch.given], counts, sharpness)  # (B,)
+    return loss + weight * (risks @ lengths[batch.given].to(risks.dtype)), nll
+
+
+class RiskTraining(Training):
+    """A training that goes on from a model's weights, and judges the texts of its own beam.
+
+    The model writes for `AHEAD` steps at once. What it wrote is kept until it writes again, so that
+    a run that was stopped goes on with the same texts.
+    """
+
+    def __init__(self, *given: Any, start: Path | None = None, **named: Any):
+        super().__init__(*given, **named)
+        if start is not None and self.state.steps == 0:
+            load_weights(self.model, load_tensors(start)[0], start)
+        self.take.batch = self.judged  # instead of the pairs alone
+        self.attempts: dict[int, list[Attempt]] = {}  # by pair
+
+    def step(self) -> None:
+        """As in `Training`, on candidates that the model wrote before one of the last steps."""
+        first = self.done - self.done % AHEAD
+        if self.done == first or not self.attempts:
+            pairs = [*chain.from_iterable(*zip(*self.steps[first : first + AHEAD], strict=True))]
+            key = {"run": asdict(self.config), "epoch": self.epoch, "first": first}
+            found = kept_at(self.folder / "attempts.json", key, partial(self.write, pairs))
+            self.attempts = dict(zip(pairs, found["attempts"], strict=True))
+        super().step()
+
+    def write(self, pairs: Sequence[int]) -> dict[str, list[list[Attempt]]]:
+        """The texts of the model's beam for the sources of these pairs, each with its risk."""
+        trained, count = self.trained, self.config.candidates
+        how = DecodeOptions(beam=count, alpha=ALPHA)
+        found = decode_hypotheses(trained, [self.examples[i].src for i in pairs], how, count)
+        texts = [[[t for t in one.ids if t != EOS] for one in best] for best in found]
+        decode, judged = trained.tokenizer.decode, []
+        for i, ids in zip(pairs, texts, strict=True):
+            risks = bleu_risks([*map(decode, ids)], decode(self.examples[i].tgt))
+            judged.append([*zip(ids, risks, strict=True)])
+        return {"attempts": judged}
+
+    def judged(self, indices: Sequence[int]) -> Judged:
+        """These pairs with their candidates, as one batch."""
+        full, counts, risks = [], [], []
+        for i in indices:
+            attempts = self.attempts[i]
+            full += [self.examples[i].tgt, *([BOS, *ids, EOS] for ids, _ in attempts)]
+            counts.append(1 + len(attempts))
+            risks += [0.0, *(risk for _, risk in attempts)]
+        src = pad_rows([self.examples[i].src for i in indices])
+        sides = (self.take.sent(side) for side in (src, pad_rows(full)))
+        return Judged(*sides, counts, torch.tensor(risks, device=self.device))
