@@ -463,7 +463,7 @@ recall_chart(recalled)
 # %% [markdown]
 # The delta rule's error grows well before 16 pairs, because a write with $\beta = 1$ also changes what overlapping keys read.
 #
-# Many models with such a memory keep some layers of full attention. Qwen3-Next (2025) has one such layer for every three of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)), whose state also fades (exercise 2).
+# Many models with such a memory keep some layers of full attention. Qwen3-Next (2025) has one such layer for every three of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)), whose state also fades (exercise 1).
 #
 # ## FlashAttention
 #
@@ -652,23 +652,7 @@ block_means(["2017", "rotary", *rows])
 #
 # `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
-# ### Exercise 1 · Softmax in one pass
-#
-# *code · difficulty ●●○ · worth ●●● · 20 minutes*
-#
-# You get an iterator over tiles, each a pair of scores (n,) and values (n, d). Return softmax(all scores) · all values, (d,), holding only one tile at a time. A score of −∞ is a hidden key. A whole tile may be hidden, even the first (beware of −∞ − (−∞)), but not every score is. (`solution("online_softmax")` shows ours.)
-
-
-# %%
-def online_softmax(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """The softmax's mixture (d,) of tiles of scores (n,) and values (n, d), in one pass."""
-    ...
-
-
-check(online_softmax)
-
-# %% [markdown]
-# ### Exercise 2 · A memory that fades
+# ### Exercise 1 · A memory that fades
 #
 # *code · difficulty ●○○ · worth ●●● · 15 minutes*
 #
@@ -682,6 +666,22 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) ->
 
 
 check(gated_delta)
+
+# %% [markdown]
+# ### Exercise 2 · Softmax in one pass
+#
+# *code · difficulty ●●○ · worth ●●● · 20 minutes*
+#
+# You get an iterator over tiles, each a pair of scores (n,) and values (n, d). Return softmax(all scores) · all values, (d,), holding only one tile at a time. A score of −∞ is a hidden key. A whole tile may be hidden, even the first (beware of −∞ − (−∞)), but not every score is. (`solution("online_softmax")` shows ours.)
+
+
+# %%
+def online_softmax(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """The softmax's mixture (d,) of tiles of scores (n,) and values (n, d), in one pass."""
+    ...
+
+
+check(online_softmax)
 
 # %% [markdown]
 # ### Exercise 3 · Why a key of its own

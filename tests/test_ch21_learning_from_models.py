@@ -379,6 +379,22 @@ def test_what_the_chapter_says_of_the_last_rung():
     assert {run["weights_sha256"] for run in runs}.isdisjoint({ships["weights_sha256"]})
 
 
+def test_what_the_chapter_says_of_minimum_risk_on_the_ladder():
+    rows, run = {row["rung"]: row for row in ladder_table()}, load_record("ladder-risk-long-1")
+    by_alpha = {row["alpha"]: row for row in load_record("decoding-multi30k")["penalties_on_val"]}
+    ships, best = by_alpha[0.6], max(by_alpha.values(), key=lambda row: row["bleu"])
+    assert run["learned_from"]["start"] == ["multi30k-de-en"]
+    assert run["their_sha256"]["multi30k-de-en"] == load_record("multi30k-de-en")["weights_sha256"]
+    assert (run["lesson"]["candidates"], run["config"]["alpha"]) == (8, 0.6)
+    assert (ships["bleu"], run["val_bleu_beam"]) == (42.3, 43.06)
+    assert (best["alpha"], best["bleu"]) == (1.4, 42.69) and run["val_bleu_beam"] < 42.69 + 0.5
+    assert round(1 - ships["length_ratio"], 2) == 0.03
+    assert abs(rows["risk-long"]["gain"]) < 0.2
+    assert rows["risk"]["beam"] < rows["risk-long"]["beam"]
+    assert [f"{test['bleu']:.1f}" for test in run["test"].values()] == ["42.6", "37.5"]
+    assert (rows["risk"]["seeds"], rows["risk-long"]["seeds"]) == (1, 1)
+
+
 def test_what_the_chapter_says_of_the_rung_on_a_gpu():
     run = load_record("gpu-agreed-1")
     small = [val_bleu(load_record(f"gpu-small-{seed}")) for seed in (1, 2, 3)]
