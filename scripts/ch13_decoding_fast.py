@@ -379,7 +379,7 @@ bound_chart(rough[misled[0]], exact[misled[0]], error[misled[0]].item())
 # %% [markdown]
 # Few are left over, so it is cheap to compute them exactly. Without the bound a few tokens would be wrong, unnoticed.
 #
-# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast*: without instructions for them (AVX512-VNNI) they take 20 times as long as in 32 bits. Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
+# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast*: without instructions for them (AVX512-VNNI) PyTorch's take many times as long as in 32 bits. Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
 #
 # ## Eight bits in every product
 #

@@ -255,7 +255,7 @@ def test_auto_takes_what_the_machine_has(monkeypatch):
 
 
 def test_eight_bits_are_fast_only_with_instructions_for_them(monkeypatch):
-    """Exact products can be slow ones: then the screen would take six times what it saves."""
+    """Exact products can be slow ones: then the screen would cost more than it saves."""
     for has in (False, True):
         monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda has=has: has)
         assert fast_in_8_bits() == (has and exact_in_8_bits())

@@ -152,7 +152,7 @@ def exact_in_8_bits() -> bool:
 
 
 def fast_in_8_bits() -> bool:
-    """Whether they are fast, too: without AVX512-VNNI they take 20 times as long as in 32 bits."""
+    """Whether they are fast, too: without AVX512-VNNI they take far longer than in 32 bits."""
     return torch.cpu._is_vnni_supported() and exact_in_8_bits()
 
 
