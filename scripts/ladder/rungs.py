@@ -137,6 +137,13 @@ RUNGS: dict[str, Rung] = {
         start=SHIPPED,
         candidate=True,
     ),
+    "risk-again": Rung(
+        6,
+        "and all pairs once more",
+        BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
+        start="risk-long-1",
+        candidate=True,
+    ),
     "agreed": Rung(
         6,
         "texts of three models, R-Drop 5",
