@@ -22,6 +22,24 @@ the terms of Flickr30k and its makers.""",
 }
 
 
+LEARNED = {
+    "forward": "It learned from translations by",
+    "reverse": "It learned from translations back by",
+    "teachers": "It was taught word by word by",
+    "start": "It went on from the weights of",
+    "mean_of": "Its weights are the mean of those of",
+}
+
+
+def lesson_in_words(record: dict[str, Any]) -> str:
+    """What a run of the ladder (chapter 21) had from its own beam, or from other models."""
+    lesson, learned = record.get("lesson", {}), record.get("learned_from", {})
+    said = [f"{LEARNED[kind]} {', '.join(names)}." for kind, names in learned.items() if names]
+    if lesson.get("risk"):
+        said.insert(0, f"Minimum risk, on {lesson['candidates']} texts of its own beam a source.")
+    return "".join(f" {sentence}" for sentence in said)
+
+
 def recipe_in_words(config: TrainConfig, processes: int = 1) -> str:
     """What a run did, in a sentence or two for its model card."""
     against_overfitting = {
@@ -33,10 +51,11 @@ def recipe_in_words(config: TrainConfig, processes: int = 1) -> str:
     used = [f"{name} {value:g}" for name, value in against_overfitting.items() if value]
     tokens = config.max_tokens * config.accumulate * processes
     rate = config.muon_lr if config.optimizer == "muon" else config.lr
+    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
     return (
         f"{config.layers}+{config.layers} layers, d_model {config.d_model}, d_ff {config.d_ff}, "
         f"{config.heads} heads, {'pre' if config.norm_first else 'post'}-norm, "
-        f"{config.vocab:,} joint BPE pieces, tied tables: {config.tie}. {config.epochs} epochs of "
+        f"{config.vocab:,} joint BPE pieces, tied tables: {config.tie}. {epochs} of "
         f"batches of {tokens:,} tokens; "
         f"{config.optimizer.capitalize()}, peak rate {rate:g} after {config.warmup} steps, "
         f"then {config.schedule.replace('_', ' ')}; {', '.join(used) or 'no dropout'}; "
@@ -55,8 +74,6 @@ def model_card(record: dict[str, Any]) -> str:
     alphas = record.get("val_bleu_by_alpha", {}).items()
     alphas = "; ".join(f"{alpha}: {bleu:.1f}" for alpha, bleu in alphas)
     by_alpha = f", and alpha by a beam's ({alphas})" if alphas else ""
-    models = [one for names in record.get("learned_from", {}).values() for one in names]
-    taught = f"\n\nIt learned from other models, too: {', '.join(models)}." if models else ""
     minutes, commit, date = record["seconds"] / 60, record["commit"][:12], record["date"][:10]
     return f"""# German to English, trained on {config.corpus}
 
@@ -77,11 +94,11 @@ by greedy BLEU on the validation split ({chosen}){by_alpha}.
 
 ## Data
 
-{CORPUS_TERMS[config.corpus]}{taught}
+{CORPUS_TERMS[config.corpus]}
 
 ## Recipe
 
-{recipe_in_words(config, record.get("processes", 1))}
+{recipe_in_words(config, record.get("processes", 1))}{lesson_in_words(record)}
 
 Reproduce it with one command, from the repository's root ({record["device"]},
 {minutes:.0f} minutes of training, commit `{commit}`, {date}):

@@ -165,15 +165,16 @@ def finish(
     data: TrainingData,
     folder: Path,
     history: list[dict[str, float]],
+    chosen: dict[str, float],
     command: str,
     alphas: Sequence[float] = (),
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Choose the weights, test them as stored, and return the record of what `command` ran.
+    """Test the weights in `folder` as stored, and return the record of what `command` ran.
 
-    If there are `alphas`, validation chooses the model's length penalty from them.
+    They were `chosen` by validation BLEU. If there are `alphas`, it chooses the model's length
+    penalty, too.
     """
-    chosen = average_if_better(config, data, folder)
     device = pick_device(config.device)
     trained, tests = load_model(folder, device), {}
     by_alpha = {a: evaluate(trained, data.corpus["val"], config.beam, a)["bleu"] for a in alphas}
@@ -236,7 +237,8 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
     options = [option for option in sys.argv[1:] if option != "--resume"]
     start = ["python"] if ranks.world == 1 else ["torchrun", f"--nproc-per-node={ranks.world}"]
     command = shlex.join([*start, "-m", "scripts.train", *options])
-    record = finish(config, data, folder, history, command, processes=ranks.world)
+    chosen = average_if_better(config, data, folder)
+    record = finish(config, data, folder, history, chosen, command, processes=ranks.world)
     save_record("record", record, folder)
     write_card(folder, record)
     if config.publish:

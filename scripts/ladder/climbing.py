@@ -6,8 +6,9 @@ for a run that may ship.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from scripts import ROOT, runs_folder
 from scripts.book.files import writable
 from scripts.book.records import load_record, sha256
 from scripts.ch06_training import EpochReport
+from scripts.ch09_training_run import average_checkpoints
 from scripts.ch21_learning_from_models import turned_around
 from scripts.engine.cards import write_card
-from scripts.engine.checkpoints import saved_states
+from scripts.engine.checkpoints import load_weights, saved_states
 from scripts.engine.data import TrainingData
-from scripts.engine.models import load_model
-from scripts.engine.run import average_if_better, evaluate, finish, fit
+from scripts.engine.models import load_model, save_model
+from scripts.engine.run import average_if_better, evaluate, finish, fit, validated_by
 from scripts.engine.settings import PRESETS, TrainConfig, plain_config
 from scripts.engine.signals import StopSignal
 from scripts.engine.training import Training
@@ -172,17 +174,25 @@ def learned(config: TrainConfig, data: TrainingData, **others: Any) -> list[Run]
     return fit(config, data, folder, resume=bool(states), **others)
 
 
-def tested(
-    name: str, settings: Settings, config: TrainConfig, data: TrainingData, history: list[Run]
+def averaged(
+    names: Sequence[str], config: LessonConfig, data: TrainingData, settings: Settings
+) -> tuple[list[Run], dict[str, float]]:
+    """Save the mean of these runs' weights: their histories, and validation BLEU, greedy."""
+    folder = writable(runs_folder() / config.name)
+    folders = [settings.folder(name) for name in names]
+    trained = load_model(folders[0], settings.device)
+    means = average_checkpoints([one / "model.safetensors" for one in folders])
+    load_weights(trained.model, means, folder)
+    save_model(folder, replace(trained, config=plain_config(config)))
+    histories = [load_record("record", one)["history"] for one in folders]
+    bleu = validated_by(load_model(folder, settings.device), data)["val_bleu"]
+    return [*chain.from_iterable(histories)], {f"mean of {len(names)} runs": round(bleu, 5)}
+
+
+def validated(
+    config: LessonConfig, folder: Path, history: list[Run], chosen: dict[str, float]
 ) -> Run:
-    """The record of a run that may ship, with the tests' scores."""
-    command = settings.repeat(name)
-    return finish(plain_config(config), data, settings.folder(name), history, command, ALPHAS)
-
-
-def validated(config: LessonConfig, data: TrainingData, folder: Path, history: list[Run]) -> Run:
-    """The record of any other run: nothing in it has seen a test set."""
-    chosen = average_if_better(plain_config(config), data, folder)
+    """The record of a run that may not ship: nothing in it has seen a test set."""
     return {
         "config": asdict(plain_config(config)),
         "weights_sha256": sha256(folder / "model.safetensors"),
@@ -192,38 +202,53 @@ def validated(config: LessonConfig, data: TrainingData, folder: Path, history: l
     }
 
 
+def trained_by(
+    name: str, config: LessonConfig, data: TrainingData, settings: Settings, teachers: Sequence[str]
+) -> tuple[list[Run], str]:
+    """Train run `name`, or go on: its history, and why it ended at half time, "" if it didn't."""
+    rung = RUNGS[RUNS[name]]
+    slow = not (rung.turned or settings.device.type == "cuda")  # there, half a run is a minute
+    kind = partial(RungTraining, best=best_history(name, settings) if slow else [])
+    if config.risk:  # a tiny model can't take the weights of a whole one
+        start = None if settings.tiny else model_of(rung.start, settings) / "model.safetensors"
+        kind = partial(RiskTraining, start=start)
+    models = [load_model(settings.folder(one), settings.device).model for one in teachers]
+    loss_for = partial(lesson_loss, teachers=models)
+    try:
+        return learned(config, data, kind=kind, loss_for=loss_for), ""
+    except HalfTime as end:
+        why, history = end.args
+        return history, why
+
+
 def climbed(name: str, settings: Settings) -> Run:
     """The record of run `name`; trains, or goes on, if there is none."""
     rung, config, folder = RUNGS[RUNS[name]], config_of(name, settings), settings.folder(name)
     data = pairs_of(rung, settings, config.vocab)
     if rung.forward or rung.reverse:
         config.pairs = pairs_sha256(data)
-    teachers = [settings.folder(one) for one in standing(rung.teachers, settings)]
+    teachers = standing(rung.teachers, settings)
     config.start = weights_sha256(rung.start, settings) if rung.start else ""
-    config.teachers = ",".join(sha256(one / "model.safetensors") for one in teachers)
+    for field, names in (("teachers", teachers), ("mean_of", rung.mean_of)):
+        setattr(config, field, ",".join(weights_sha256(one, settings) for one in names))
     if found := on_record(folder / "record.json", config):
         return found
-    models = [load_model(one, settings.device).model for one in teachers]
-    slow = not (rung.turned or settings.device.type == "cuda")  # there, half a run is a minute
-    kind = partial(RungTraining, best=best_history(name, settings) if slow else [])
-    if config.risk:  # a tiny model can't take the weights of a whole one
-        start = None if settings.tiny else model_of(rung.start, settings) / "model.safetensors"
-        kind = partial(RiskTraining, start=start)
-    ended = {}
-    try:
-        history = learned(config, data, kind=kind, loss_for=partial(lesson_loss, teachers=models))
-    except HalfTime as end:
-        ended["ended"], history = end.args
-    if rung.candidate and not ended:
-        record = tested(name, settings, config, data, history)
+    ended = ""
+    if rung.mean_of:
+        history, chosen = averaged(rung.mean_of, config, data, settings)
     else:
-        record = validated(config, data, folder, history)
+        history, ended = trained_by(name, config, data, settings, teachers)
+        chosen = average_if_better(plain_config(config), data, folder)
+    if rung.candidate and not ended:
+        command = settings.repeat(name)
+        record = finish(plain_config(config), data, folder, history, chosen, command, ALPHAS)
+    else:
+        record = validated(config, folder, history, chosen)
     trained = load_model(folder, config.device)
     beam = evaluate(trained, data.corpus["val"], config.beam, config.alpha)
     clock = "seconds" if settings.device.type == "cuda" else "cpu_seconds"
-    learned_from = {
-        kind: standing(getattr(rung, kind), settings) for kind in ("forward", "reverse", "teachers")
-    }
+    kinds = ("forward", "reverse", "teachers", "mean_of")
+    learned_from = {kind: standing(getattr(rung, kind), settings) for kind in kinds}
     learned_from |= {"start": [rung.start]} if rung.start else {}
     models = {one for names in learned_from.values() for one in names}
     made = {
@@ -236,7 +261,7 @@ def climbed(name: str, settings: Settings) -> Run:
         "hours": round(sum(row[clock] for row in history) / 3600, 3),
         "val_bleu_beam": beam["bleu"],
     }
-    record |= made | ended
+    record |= made | ({"ended": ended} if ended else {})
     if "test" in record:
         write_card(folder, record)
     return record

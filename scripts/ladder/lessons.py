@@ -40,6 +40,8 @@ class LessonConfig(TrainConfig):
     """What their scores are multiplied by to make Q."""
     start: str = ""
     """The SHA-256 of the weights from which the training goes on."""
+    mean_of: str = ""
+    """The SHA-256 of the weights whose mean is taken, instead of a training."""
     pairs: str = ""
     """The SHA-256 of the training pairs, if they aren't the corpus's own."""
 

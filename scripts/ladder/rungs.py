@@ -31,6 +31,8 @@ class Rung:
     """Runs that together teach word by word."""
     start: str = ""
     """The run, or model that ships, from whose weights it goes on."""
+    mean_of: tuple[str, ...] = ()
+    """Runs whose weights are averaged, instead of a training (Wortsman et al. 2022)."""
     share: int = 1
     """It learns from one in so many of the corpus's pairs."""
     turned: bool = False
@@ -43,12 +45,15 @@ class Rung:
     @property
     def needs(self) -> tuple[str, ...]:
         """The runs whose models it uses."""
-        names = dict.fromkeys((*self.forward, *self.reverse, *self.teachers, self.start))
+        used = (*self.forward, *self.reverse, *self.teachers, self.start, *self.mean_of)
+        names = dict.fromkeys(used)
         return tuple(name for name in names if name in RUNS)
 
     @property
     def passes(self) -> float:
         """Passes over as many pairs as the corpus has, or what takes as long."""
+        if self.mean_of:
+            return SCORING
         epochs = self.changes.get("epochs", PRESETS["small"].epochs)
         sides = 1 + len(self.forward) + len(self.reverse)
         return epochs * sides * (JUDGING if "risk" in self.changes else 1) / self.share
@@ -56,6 +61,7 @@ class Rung:
 
 SHIPPED = "multi30k-de-en"  # its weights are at hand
 JUDGING = 45  # times as long as on pairs alone: eight texts for each source are written and read
+SCORING = 2  # what it takes to read validation and tests
 BY_MUON = {"optimizer": "muon"}
 ONCE = {"forward": ("small-1",), "reverse": ("reverse-1",)}
 BOTH = {"forward": ("small-1", "long-1"), "reverse": ("reverse-1", "reverse-adam-1")}
@@ -135,6 +141,14 @@ RUNGS: dict[str, Rung] = {
         BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
         (1, 2),
         start=SHIPPED,
+        candidate=True,
+    ),
+    "risk-mean": Rung(
+        6,
+        "the mean of those runs' weights",
+        BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
+        start=SHIPPED,
+        mean_of=("risk-long-1", "risk-long-2"),
         candidate=True,
     ),
     "risk-again": Rung(
