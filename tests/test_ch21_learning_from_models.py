@@ -409,4 +409,9 @@ def test_the_ladders_chart_shows_each_run_that_compares():
     drawn = ladder_chart(ladder_table()).to_dict()
     (points,) = [rows for rows in drawn["datasets"].values() if "rung" in rows[0]]
     rows = [row for row in ladder_table() if row["gain"] is not None]
-    assert [one["rung"] for one in points] == [row["about"] for row in rows for _ in row["each"]]
+    for search, name in (("greedy", "each"), ("beam of 5", "each_beam")):
+        shown = [(one["rung"], one["BLEU"]) for one in points if one["search"] == search]
+        wanted = [(row["about"], bleu) for row in rows for bleu in row[name]]
+        assert shown == [(about, pytest.approx(bleu, abs=0.006)) for about, bleu in wanted]
+    best = max(rows, key=lambda row: row["beam"])
+    assert drawn["title"]["text"].endswith(best["about"])

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from scripts import ROOT
 from scripts.bench.gpu import WaterfallOptions, waterfall
 from scripts.engine.cards import write_card
+from scripts.engine.run import average_if_better
 from scripts.engine.settings import PRESETS
 from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.climbing import ladder_items, learned, tested
@@ -29,9 +30,11 @@ def base(settings: Settings) -> dict[str, Any]:
     config = settings.config(PRESETS["base"], "base")
     if found := on_record(settings.folder("base") / "record.json", config):
         return found
-    data = data_of(config.corpus, config.vocab)
-    record = tested("base", settings, config, data, learned(config, data))
-    write_card(settings.folder("base"), record)
+    data, folder = data_of(config.corpus, config.vocab), settings.folder("base")
+    history = learned(config, data)
+    chosen = average_if_better(config, data, folder)
+    record = tested("base", config, data, history, chosen, settings)
+    write_card(folder, record)
     return record
 
 

@@ -189,6 +189,19 @@ def averaged(
     return [*chain.from_iterable(histories)], {f"mean of {len(names)} runs": round(bleu, 5)}
 
 
+def tested(
+    name: str,
+    config: TrainConfig,
+    data: TrainingData,
+    history: list[Run],
+    chosen: dict[str, float],
+    settings: Settings,
+) -> Run:
+    """The record of a run that may ship, with the tests' scores."""
+    command = settings.repeat(name)
+    return finish(config, data, settings.folder(name), history, chosen, command, ALPHAS)
+
+
 def validated(
     config: LessonConfig, folder: Path, history: list[Run], chosen: dict[str, float]
 ) -> Run:
@@ -240,8 +253,7 @@ def climbed(name: str, settings: Settings) -> Run:
         history, ended = trained_by(name, config, data, settings, teachers)
         chosen = average_if_better(plain_config(config), data, folder)
     if rung.candidate and not ended:
-        command = settings.repeat(name)
-        record = finish(plain_config(config), data, folder, history, chosen, command, ALPHAS)
+        record = tested(name, plain_config(config), data, history, chosen, settings)
     else:
         record = validated(config, folder, history, chosen)
     trained = load_model(folder, config.device)

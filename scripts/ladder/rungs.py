@@ -194,6 +194,7 @@ def ladder_table(folder: Path = RESULTS) -> list[dict[str, Any]]:
         if not runs:
             continue
         bleu = spread([val_bleu(run) for run in runs])
+        beam = spread([run["val_bleu_beam"] for run in runs])
         base = bleu["mean"] if rung.step == 0 else base
         compares = base is not None and not rung.turned
         rows.append(
@@ -206,9 +207,10 @@ def ladder_table(folder: Path = RESULTS) -> list[dict[str, Any]]:
                 "seen": round(max(len(r["history"]) * r["train_pairs"] for r in runs) / 1e6, 2),
                 "hours": round(sum(run.get("hours", run["seconds"] / 3600) for run in runs), 2),
                 "val_bleu": bleu["mean"],
-                "beam": round(statistics.mean(run["val_bleu_beam"] for run in runs), 3),
+                "beam": beam["mean"],
                 "deviation": bleu["deviation"],
                 "each": bleu["each"],
+                "each_beam": beam["each"],
                 "gain": round(bleu["mean"] - base, 2) if compares else None,
                 "ended": next((run["ended"] for run in runs if "ended" in run), None),
                 "device": runs[0]["device"],

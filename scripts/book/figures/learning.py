@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import GREY, INK, rounded, titled
+from scripts.book.charts import PALETTE, rounded, titled
 from scripts.book.figures.rivals import rival_dots
 
 alt, pd = Late("altair"), Late("pandas")
@@ -33,19 +33,26 @@ def recipe_chart(runs: pd.DataFrame, to_beat: Mapping[str, str]) -> alt.TopLevel
 def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     """Validation BLEU of each run of the ladder's rungs, except those that translate back."""
     shown = [row for row in rows if row["gain"] is not None]
-    order = [row["about"] for row in shown]
-    runs = [{"rung": row["about"], "BLEU": bleu} for row in shown for bleu in row["each"]]
-    frame = rounded(pd.DataFrame(runs))
+    order, kinds = [row["about"] for row in shown], {"each": "greedy", "each_beam": "beam of 5"}
+    frame = pd.DataFrame(
+        {"rung": row["about"], "search": kind, "BLEU": bleu}
+        for row in shown
+        for name, kind in kinds.items()
+        for bleu in row[name]
+    )
     ends = [math.floor(frame["BLEU"].min()), math.ceil(frame["BLEU"].max())]
-    axis = alt.X("BLEU:Q", scale=alt.Scale(domain=ends), title="validation BLEU, greedy")
+    axis = alt.X("BLEU:Q", scale=alt.Scale(domain=ends), title="validation BLEU")
     y = alt.Y("rung:N", sort=order, title=None)
-    dots = alt.Chart(frame).mark_circle(size=75, color=INK).encode(x=axis, y=y)
-    first = pd.DataFrame({"BLEU": [shown[0]["val_bleu"]]})
-    rule = alt.Chart(first).mark_rule(color=GREY, strokeDash=[4, 4]).encode(x=axis)
-    best = max(shown, key=lambda row: row["val_bleu"])
+    names = [*kinds.values()]
+    fill = alt.Fill(
+        "search:N",
+        scale=alt.Scale(domain=names, range=["transparent", PALETTE[0]]),
+        legend=alt.Legend(title=None, orient="top", symbolStrokeColor=PALETTE[0]),
+    )
+    points = alt.Chart(rounded(frame)).mark_point(shape="circle", size=75, stroke=PALETTE[0])
+    best = max(shown, key=lambda row: row["beam"])
     return titled(
-        alt.layer(rule, dots).properties(width=420, height=28 * len(order)),
-        f"Highest by greedy decoding: {best['about']}",
-        "Each point is a whole training of the small model. Dashed: the recipe that ships, in 16 "
-        "bits.",
+        points.encode(x=axis, y=y, fill=fill).properties(width=420, height=28 * len(order)),
+        f"Highest with a beam: {best['about']}",
+        "Two marks for each run, most of them whole trainings of the small model.",
     )
