@@ -25,12 +25,11 @@ from scripts.engine.models import load_model, save_model
 from scripts.engine.run import average_if_better, evaluate, finish, fit, validated_by
 from scripts.engine.settings import PRESETS, TrainConfig, plain_config
 from scripts.engine.signals import StopSignal
-from scripts.engine.training import Training
 from scripts.engine.translating import DecodeOptions, translate
 from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.diversify import diversified, pairs_sha256
 from scripts.ladder.lessons import LessonConfig, lesson_loss
-from scripts.ladder.risk import RiskTraining
+from scripts.ladder.risk import RiskTraining, StartedTraining
 from scripts.ladder.rungs import RUNGS, RUNS, Rung, val_bleu
 from scripts.studies.rows import data_of
 from scripts.studies.runner import Run, kept_at, lesson_of, on_record
@@ -138,7 +137,7 @@ def too_far_behind(bleus: Sequence[float], epochs: int, best: Sequence[float]) -
     return f"after {len(bleus)} of {epochs} epochs {behind:.2f} BLEU behind the best rung's half"
 
 
-class RungTraining(Training):
+class RungTraining(StartedTraining):
     """A run of the ladder in progress: it ends at half time if it is hopeless."""
 
     def __init__(self, *given: Any, best: Sequence[float] = (), **named: Any):
@@ -221,10 +220,11 @@ def trained_by(
     """Train run `name`, or go on: its history, and why it ended at half time, "" if it didn't."""
     rung = RUNGS[RUNS[name]]
     slow = not (rung.turned or settings.device.type == "cuda")  # there, half a run is a minute
-    kind = partial(RungTraining, best=best_history(name, settings) if slow else [])
-    if config.risk:  # a tiny model can't take the weights of a whole one
-        start = None if settings.tiny else model_of(rung.start, settings) / "model.safetensors"
-        kind = partial(RiskTraining, start=start)
+    kind = RiskTraining if config.risk else RungTraining
+    if kind is RungTraining and slow:
+        kind = partial(kind, best=best_history(name, settings))
+    if rung.start and not settings.tiny:  # a tiny model can't take the weights of a whole one
+        kind = partial(kind, start=model_of(rung.start, settings) / "model.safetensors")
     models = [load_model(settings.folder(one), settings.device).model for one in teachers]
     loss_for = partial(lesson_loss, teachers=models)
     try:

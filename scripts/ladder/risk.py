@@ -42,6 +42,15 @@ def bleu_risks(texts: Sequence[str], reference: str) -> list[float]:
     return [1 - metric.sentence_score(text, [reference]).score / 100 for text in texts]
 
 
+class StartedTraining(Training):
+    """A training that begins with the weights in the file `start`, if there is one."""
+
+    def __init__(self, *given: Any, start: Path | None = None, **named: Any):
+        super().__init__(*given, **named)
+        if start is not None and self.state.steps == 0:
+            load_weights(self.model, load_tensors(start)[0], start)
+
+
 class Judged(NamedTuple):
     """A batch: B sources, and for each its reference, then its candidates: N texts in all."""
 
@@ -108,17 +117,15 @@ def risk_loss(
     return loss + weight * (risks @ lengths[batch.given].to(risks.dtype)), nll
 
 
-class RiskTraining(Training):
-    """A training that goes on from a model's weights, and judges the texts of its own beam.
+class RiskTraining(StartedTraining):
+    """A training that judges the texts of the model's own beam.
 
     The model writes for `AHEAD` steps at once. What it wrote is kept until it writes again, so that
     a run that was stopped goes on with the same texts.
     """
 
-    def __init__(self, *given: Any, start: Path | None = None, **named: Any):
+    def __init__(self, *given: Any, **named: Any):
         super().__init__(*given, **named)
-        if start is not None and self.state.steps == 0:
-            load_weights(self.model, load_tensors(start)[0], start)
         self.take.batch = self.judged  # instead of the pairs alone
         self.attempts: dict[int, list[Attempt]] = {}  # by pair
 

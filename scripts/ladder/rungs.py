@@ -143,6 +143,14 @@ RUNGS: dict[str, Rung] = {
         start=SHIPPED,
         candidate=True,
     ),
+    "onward": Rung(
+        6,
+        "more epochs, from the model that ships, dropout 0.3",
+        {"dropout": 0.3, "epochs": 6, "lr": 1e-3, "warmup": 200, "average": 3},
+        (1, 2),
+        start=SHIPPED,
+        candidate=True,
+    ),
     "risk-mean": Rung(
         6,
         "the mean of those runs' weights",
