@@ -152,7 +152,7 @@ RUNGS: dict[str, Rung] = {
     ),
     "risk-mean": Rung(
         6,
-        "the mean of those three runs' weights",
+        "the mean of these three runs' weights",
         BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
         start=SHIPPED,
         mean_of=("risk-long-1", "risk-long-2", "risk-again-1"),
