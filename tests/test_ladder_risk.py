@@ -1,5 +1,8 @@
 """Minimum risk on a beam's texts: against chapter 21's teaching form, and what a run does."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from conftest import ROOT
@@ -9,10 +12,21 @@ from scripts.ch06_training import EOS, LabelSmoothing
 from scripts.ch07_multi30k import encode_pairs, make_batch, pad_rows
 from scripts.ch21_learning_from_models import risk_of_candidates, sequence_log_probs
 from scripts.corpora.load import load_corpus
+from scripts.engine.checkpoints import weights
 from scripts.engine.fast import FAST, PLAIN, FastPath, fast_loss
 from scripts.engine.models import load_model
-from scripts.ladder import risk
-from scripts.ladder.risk import Judged, bleu_risks, risk_loss, text_rows
+from scripts.engine.run import training_of
+from scripts.ladder import climbing, risk
+from scripts.ladder.climbing import RungTraining
+from scripts.ladder.queue import QueueOptions
+from scripts.ladder.risk import (
+    Judged,
+    RiskTraining,
+    StartedTraining,
+    bleu_risks,
+    risk_loss,
+    text_rows,
+)
 
 TEXTS = [[[7, 9, 30], [8]], [[5, 6, 7, 8, 9, 10]], [[40, 41], [42], [43, 44, 45]]]
 
@@ -35,6 +49,33 @@ def batch(pairs) -> Judged:
         counts.append(1 + len(texts))
     risks = torch.tensor([0, 0.3, 0.9, 0, 0.5, 0, 0.1, 0.2, 0.8])
     return Judged(pad_rows([pair.src for pair in pairs]), pad_rows(full), counts, risks)
+
+
+def test_a_run_begins_with_the_weights_it_is_given_and_resumes_with_its_own(
+    trained, forty_pairs, tmp_path
+):
+    config = replace(trained.config, max_tokens=256, device="cpu")
+    kind = partial(StartedTraining, start=ROOT / "models/sample-de-en/model.safetensors")
+    training = training_of(config, forty_pairs, tmp_path, kind=kind)
+    given = weights(trained.model)
+    assert all(found.equal(given[name]) for name, found in weights(training.model).items())
+    training.load()
+    training.step()
+    training.save()
+    own = weights(training.model)
+    assert not any(found.equal(given[name]) for name, found in own.items())
+    again = training_of(config, forty_pairs, tmp_path, resume=True, kind=kind)
+    assert all(found.equal(own[name]) for name, found in weights(again.model).items())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("onward-1", RungTraining), ("risk-1", RiskTraining)])
+def test_a_rungs_start_reaches_its_training(name, kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    kinds, settings = [], QueueOptions()
+    monkeypatch.setattr(climbing, "learned", lambda *_, kind, loss_for: kinds.append(kind) or [])
+    climbing.trained_by(name, climbing.config_of(name, settings), None, settings, [])
+    start = ROOT / "models/multi30k-de-en/model.safetensors"
+    assert (kinds[0].func, kinds[0].keywords["start"]) == (kind, start)
 
 
 def test_owners_and_references(batch):

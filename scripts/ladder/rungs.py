@@ -166,6 +166,14 @@ RUNGS: dict[str, Rung] = {
         start=SHIPPED,
         candidate=True,
     ),
+    "onward-mean": Rung(
+        6,
+        "the mean of these two runs' weights",
+        {"dropout": 0.3, "epochs": 6, "lr": 1e-3, "warmup": 200},
+        start=SHIPPED,
+        mean_of=("onward-1", "onward-2"),
+        candidate=True,
+    ),
     "agreed": Rung(
         6,
         "texts of three models, R-Drop 5",
