@@ -154,8 +154,12 @@ class RungTraining(StartedTraining):
 
 
 def best_history(but: str, settings: Settings) -> list[float]:
-    """Validation BLEU after each epoch of the best run so far, leaving out run `but`."""
-    names = [n for n, of in RUNS.items() if n != but and not RUNGS[of].turned]
+    """Validation BLEU after each epoch of the best run so far that began from nothing.
+
+    Run `but` is left out, and those that translate back.
+    """
+    rungs = {name: RUNGS[of] for name, of in RUNS.items() if name != but}
+    names = [name for name, rung in rungs.items() if not (rung.turned or rung.start)]
     runs = [load_record(p.stem, p.parent) for p in map(settings.record, names) if p.is_file()]
     runs = [run for run in runs if "ended" not in run]
     return [row["val_bleu"] for row in max(runs, key=val_bleu)["history"]] if runs else []

@@ -139,6 +139,10 @@ class RiskTraining(StartedTraining):
             self.attempts = dict(zip(pairs, found["attempts"], strict=True))
         super().step()
 
+    def due(self) -> bool:
+        """Also before the model writes: no state may be older than the texts that are kept."""
+        return super().due() or self.done % AHEAD == 0
+
     def write(self, pairs: Sequence[int]) -> dict[str, list[list[Attempt]]]:
         """The texts of the model's beam for the sources of these pairs, each with its risk."""
         trained, count = self.trained, self.config.candidates
