@@ -559,7 +559,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead. So some ideas get a whole training of chapter 9's model, each as a rung of a ladder.
 #
-# A rung of [`rungs.py`](../scripts/ladder/rungs.py) changes something in chapter 9's whole recipe. (`python -m scripts.ladder.queue` trains them.) Test sets are read only for the rungs that were meant to ship, *final* and those below it.
+# A rung of [`rungs.py`](../scripts/ladder/rungs.py) changes something in chapter 9's whole recipe. (`python -m scripts.ladder.queue --only risk-long-2 --save true` trains the second seed of *risk-long*, and so on.) Test sets are read only for the rungs that were meant to ship, *final* and those below it.
 
 # %%
 climbed = ladder_table()

@@ -16,7 +16,7 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from scripts.book.command import Command, read
 from scripts.engine.run import run
@@ -37,16 +37,9 @@ def report(record: dict[str, Any]) -> str:
 class TrainOptions(TrainConfig):
     """The options of the command: those of a run, the preset they start from, and resuming."""
 
-    preset: str = "small"
-    """sample, narrow, small or base: what the other options default to."""
+    preset: Literal[*PRESETS] = "small"
+    """What the other options default to."""
     resume: bool = False
-
-
-def preset_named(name: str) -> TrainConfig:
-    """The preset `name`. Raises ValueError if there is none."""
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}: choose from {', '.join(PRESETS)}")
-    return PRESETS[name]
 
 
 class TrainCommand(Command):
@@ -55,7 +48,7 @@ class TrainCommand(Command):
     def parse(self, argv: Sequence[str]) -> TrainOptions:
         """The command line as options. Raises ValueError for what makes no sense."""
         given = (self.prog, self.options, argv, self.about, self.places, self.flags)
-        return read(*given, defaults=asdict(preset_named(read(*given).preset)))
+        return read(*given, defaults=asdict(PRESETS[read(*given).preset]))
 
 
 def train(options: TrainOptions) -> int:

@@ -533,6 +533,7 @@ def test_a_model_brings_its_own_length_penalty(shipped):
 
 def test_options_are_checked_in_python_too():
     assert DecodeOptions(alpha=0.6).in_words() == "beam 4, alpha 0.6"
+    assert DecodeOptions(alpha=0.6, exact=True).in_words() == "beam 4, alpha 0.6, exact stop"
     assert dataclasses.replace(DecodeOptions(), beam=1).in_words() == "greedy"
     with pytest.raises(ValueError, match="beam"):
         DecodeOptions(beam=0)

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import http.server
-import random
 import threading
 
 import pooch
@@ -11,7 +10,7 @@ import pytest
 
 from scripts.corpora import multi30k as files
 from scripts.corpora.load import load_corpus
-from scripts.corpora.multi30k import multi30k_file, parallel, read_lines
+from scripts.corpora.multi30k import multi30k_file, read_lines
 
 
 def test_load_corpus_refuses_an_unknown_name():
@@ -19,43 +18,27 @@ def test_load_corpus_refuses_an_unknown_name():
         load_corpus("wmt14")
 
 
-GOOD = gzip.compress(random.Random(0).randbytes(400).hex().encode())
-FLIPPED = GOOD[: len(GOOD) // 2] + bytes([GOOD[len(GOOD) // 2] ^ 255]) + GOOD[len(GOOD) // 2 + 1 :]
-LATIN = "Ein Mann läuft.\n".encode("latin-1")
-
-
 @pytest.mark.parametrize(
-    ("call", "name", "data", "error", "says"),
+    ("name", "data", "error", "says"),
     [
-        (multi30k_file, "train.de.gz", None, FileNotFoundError, "train.de.gz.*MULTI30K_DIR"),
-        (read_lines, "nothing.de", None, FileNotFoundError, "nothing.de is missing"),
-        (multi30k_file, "val.en.gz", GOOD, ValueError, "SHA-256.*fetch it again"),
-        (read_lines, "train.de.gz", GOOD[:-30], ValueError, "truncated or not gzip"),
-        (read_lines, "train.de.gz", b"no gzip at all", ValueError, "truncated or not gzip"),
-        (read_lines, "train.de.gz", FLIPPED, ValueError, "truncated or not gzip"),
-        (read_lines, "train.de", LATIN, ValueError, r"not UTF-8 \(byte 10\)"),
+        ("train.de.gz", None, FileNotFoundError, "train.de.gz.*MULTI30K_DIR"),
+        ("val.en.gz", gzip.compress(b"A dog."), ValueError, "SHA-256.*fetch it again"),
     ],
 )
-def test_a_broken_file_says_so_in_one_line(tmp_path, monkeypatch, call, name, data, error, says):
+def test_a_broken_file_says_so_in_one_line(tmp_path, monkeypatch, name, data, error, says):
     monkeypatch.setenv("MULTI30K_DIR", str(tmp_path))
     if data is not None:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(error, match=says) as found:
-        call(name if call is multi30k_file else tmp_path / name)
+        multi30k_file(name)
     assert "\n" not in str(found.value)
 
 
-def test_files_of_different_lengths_say_so():
-    with pytest.raises(ValueError, match="val: 2 source lines but 1 target lines"):
-        parallel(["Ein Hund.", "Eine Katze."], ["A dog."], "val")
-    assert parallel([" a "], ["b\r"], "x") == [("a", "b")]
-
-
-def test_only_a_newline_separates_lines(tmp_path):
-    text = "a\u2028b\x85c\x0cd\ne\n"
-    path = tmp_path / "text.de"
-    path.write_text(text, encoding="utf-8", newline="")
-    assert read_lines(path) == ["a\u2028b\x85c\x0cd", "e"]
+def test_only_a_newline_separates_lines(tmp_path, monkeypatch):
+    text = "a\u2028b\x85c\x0cd\n e\r\n"
+    (tmp_path / "text.gz").write_bytes(gzip.compress(text.encode()))
+    monkeypatch.setattr(files, "multi30k_file", tmp_path.joinpath)
+    assert read_lines("text.gz") == ["a\u2028b\x85c\x0cd", "e"]
     assert len(text.splitlines()) == 5  # the wrong way: it would shift every later pair
 
 
@@ -91,7 +74,7 @@ def host(tmp_path, monkeypatch):
 
 def test_a_download_is_checked_and_kept(host):
     path = multi30k_file("val.de.gz")
-    assert read_lines(path) == ["Ein Hund rennt."]
+    assert read_lines("val.de.gz") == ["Ein Hund rennt."]
     assert multi30k_file("val.de.gz") == path and host["requests"] == 1
 
 

@@ -1,7 +1,9 @@
 """README.md is true: its tables are those of the chapters, the records and the tests."""
 
+import importlib
 import json
 import re
+import shlex
 import sys
 
 import pytest
@@ -92,6 +94,21 @@ def test_every_module_named_is_there(page):
     named = {name for name in named if "NAME" not in name and "NN" not in name}
     named -= {"scripts/studies/.py"}  # the name is make's argument
     assert not {name for name in named if not (ROOT / name).is_file()}
+
+
+def quoted_commands():
+    pages = [README, *CHAPTERS, *(ROOT / "models").glob("*/README.md")]
+    text = "\n".join(page.read_text("utf-8") for page in pages)
+    return sorted(set(re.findall(r"(?:`|^)python -m (scripts\.[^`\n#]+)", text, re.MULTILINE)))
+
+
+@pytest.mark.parametrize("command", quoted_commands())
+def test_every_command_quoted_can_be_read(command):
+    """Its options exist and have values that fit."""
+    module, *words = shlex.split(command)
+    main = importlib.import_module(module).main
+    if words != ["--help"]:
+        main.parse(words)
 
 
 def test_the_layout_names_every_package():

@@ -395,7 +395,7 @@ def test_a_hopeless_rung_is_ended_with_a_record(runs, monkeypatch):
     """If it is killed before its record is there, it isn't trained any further."""
     monkeypatch.setattr(climbing, "best_history", lambda but, settings: [50.0, 60.0])
     with monkeypatch.context() as patch:
-        patch.setattr(climbing, "validated", None)
+        patch.setattr(climbing, "course", None)
         with pytest.raises(TypeError):
             climbing.climbed("small-1", HERE)
     monkeypatch.setattr(Step, "run", None)
@@ -405,7 +405,7 @@ def test_a_hopeless_rung_is_ended_with_a_record(runs, monkeypatch):
     assert len(found["history"]) == 1 and "test" not in found
     assert found["chosen_by_val_bleu"] == {"best epoch": found["history"][0]["val_bleu"]}
     (row,) = ladder_table(HERE.records)
-    assert row["ended"] == found["ended"] and row["epochs"] == 1
+    assert row["epochs"] == 1
     assert queue.main([*TINY, "--only", "small-1"]) == 0
     with pytest.raises(ValueError, match="all were ended"):
         climbing.standing(("small-1",), HERE)
@@ -431,8 +431,7 @@ def test_the_best_rung_is_of_the_same_language_and_not_oneself(runs):
 
 
 def fake(name: str, bleu: float, folder: Path, **more) -> None:
-    record = {"repeat": f"command {name}", "device": "a toaster", "seconds": 3600.0, "hours": 1.25}
-    record |= {"val_bleu_beam": bleu + 0.7, "train_pairs": 30_000}
+    record = {"hours": 1.25, "val_bleu_beam": bleu + 0.7, "train_pairs": 30_000}
     record["chosen_by_val_bleu"] = {"best epoch": bleu - 1, "mean of the last 5": bleu}
     save_record(f"ladder-{name}", record | {"history": [{}] * 7} | more, folder)
 
@@ -441,21 +440,19 @@ def test_the_table_of_none_one_and_all_records(tmp_path):
     assert ladder_table(tmp_path) == ladder_table(tmp_path / "nowhere") == []
     fake("muon-1", 42.0, tmp_path)
     (row,) = ladder_table(tmp_path)
-    assert (row["rung"], row["val_bleu"], row["gain"], row["deviation"]) == ("muon", 42, None, None)
+    assert (row["rung"], row["val_bleu"], row["gain"]) == ("muon", 42, None)
     for name in RUNS:
         fake(name, 41.0 if RUNS[name] == "small" else 42.0 + (name == "final-2"), tmp_path)
     rows = {row["rung"]: row for row in ladder_table(tmp_path)}
-    assert list(rows) == list(RUNGS) and [row["step"] for row in rows.values()] == sorted(
-        rung.step for rung in RUNGS.values()
-    )
+    steps = [rung.step for rung in RUNGS.values()]
+    assert list(rows) == list(RUNGS) and steps == sorted(steps)
     assert rows["small"]["gain"] == 0 and rows["muon"]["gain"] == 1
     assert rows["reverse"]["gain"] is None and rows["final"]["seeds"] == 2
     final = rows["final"]
     assert (final["val_bleu"], final["gain"], final["hours"]) == (42.5, 1.5, 2.5)
     assert final["beam"] == pytest.approx(43.2)
     assert final["seen"] == 0.21  # millions of pairs, in seven passes
-    assert final["deviation"] == pytest.approx(0.5**0.5, abs=1e-3) and final["epochs"] == 7
-    assert final["command"] == "command final-1" and final["ended"] is None
+    assert (final["each"], final["epochs"]) == ([42.0, 43.0], 7)
 
 
 def test_the_ladder_holds_together():
@@ -463,8 +460,7 @@ def test_the_ladder_holds_together():
     seen = set()
     for item in ladder_items(hours=True):
         assert {*item.needs} <= seen, item.name
-        assert item.resumes and item.make and item.minutes < 120
-        assert item.minutes > 10 or RUNGS[RUNS[item.name]].mean_of
+        assert item.resumes and item.make and 3 < item.minutes < 120
         seen.add(item.name)
     assert seen == {name for name, of in RUNS.items() if not RUNGS[of].gpu}
     for name, rung in RUNGS.items():

@@ -14,10 +14,10 @@ from typing import Any, Literal
 from scripts import ROOT
 from scripts.bench.gpu import WaterfallOptions, waterfall
 from scripts.engine.cards import write_card
-from scripts.engine.run import average_if_better
+from scripts.engine.run import average_if_better, finish
 from scripts.engine.settings import PRESETS
 from scripts.ladder.agenda import Item, Settings
-from scripts.ladder.climbing import ladder_items, learned, tested
+from scripts.ladder.climbing import ALPHAS, ladder_items, learned
 from scripts.ladder.rungs import RUNGS, RUNS
 from scripts.studies.rows import data_of
 from scripts.studies.runner import on_record
@@ -33,7 +33,7 @@ def base(settings: Settings) -> dict[str, Any]:
     data, folder = data_of(config.corpus, config.vocab), settings.folder("base")
     history = learned(config, data)
     chosen = average_if_better(config, data, folder)
-    record = tested("base", config, data, history, chosen, settings)
+    record = finish(config, data, folder, history, chosen, settings.repeat("base"), ALPHAS)
     write_card(folder, record)
     return record
 

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import os
-import zlib
 from pathlib import Path
 
 MULTI30K_URL = "https://github.com/multi30k/dataset/raw/master/data/task1/raw/"
@@ -27,12 +26,11 @@ def multi30k_file(name: str) -> Path:
     say what to do.
     """
     folder = os.environ.get("MULTI30K_DIR")
-    if folder:
-        path = Path(folder) / name
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: point MULTI30K_DIR at the gzip files")
-    else:
-        path = download_multi30k(name)
+    if not folder:
+        return download_multi30k(name)
+    path = Path(folder) / name
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: point MULTI30K_DIR at the gzip files")
     if hashlib.sha256(path.read_bytes()).hexdigest() != MULTI30K_SHA256[name]:
         raise ValueError(f"{path} is damaged (wrong SHA-256): delete it and fetch it again")
     return path
@@ -64,44 +62,15 @@ def download_multi30k(name: str) -> Path:
         ) from error
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, gzip or plain; only a newline separates them.
-
-    Raises FileNotFoundError for a missing file, ValueError for a truncated gzip file and for text
-    that is not UTF-8.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing or not a file: check the path")
-    data = path.read_bytes()
-    try:
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-        text = data.decode("utf-8")
-    except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{path} is truncated or not gzip: fetch it again") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 (byte {error.start}): convert it first") from error
-    return text.removesuffix("\n").split("\n")
-
-
-def parallel(source: list[str], target: list[str], name: str) -> list[tuple[str, str]]:
-    """Line i of one list with line i of the other, stripped.
-
-    Raises ValueError if the two differ in length: then no line can be trusted.
-    """
-    if len(source) != len(target):
-        raise ValueError(
-            f"{name}: {len(source)} source lines but {len(target)} target lines; "
-            "the two files must correspond line by line"
-        )
-    return [(s.strip(), t.strip()) for s, t in zip(source, target, strict=True)]
+def read_lines(name: str) -> list[str]:
+    """The lines of one file of Multi30k, stripped; only a newline separates them."""
+    text = gzip.decompress(multi30k_file(name).read_bytes()).decode()
+    return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
 def multi30k() -> dict[str, list[tuple[str, str]]]:
     """The four splits of Multi30k, German to English."""
-    corpus = {}
-    for split in MULTI30K_SPLITS:
-        sides = (read_lines(multi30k_file(f"{split}.{x}.gz")) for x in ("de", "en"))
-        corpus[split] = parallel(*sides, split)
-    return corpus
+    return {
+        split: [*zip(*(read_lines(f"{split}.{x}.gz") for x in ("de", "en")), strict=True)]
+        for split in MULTI30K_SPLITS
+    }

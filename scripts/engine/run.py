@@ -160,6 +160,22 @@ def evaluate(
     return found | {"translations": hypotheses}
 
 
+def course(
+    config: TrainConfig,
+    folder: Path,
+    history: list[dict[str, float]],
+    chosen: dict[str, float],
+) -> dict[str, Any]:
+    """What every record says of a training whose model is in `folder`."""
+    return {
+        "config": asdict(config),
+        "weights_sha256": sha256(folder / "model.safetensors"),
+        "seconds": round(sum(row["seconds"] for row in history)),
+        "chosen_by_val_bleu": chosen,
+        "history": [{k: round(v, 5) for k, v in row.items()} for row in history],
+    }
+
+
 def finish(
     config: TrainConfig,
     data: TrainingData,
@@ -191,14 +207,10 @@ def finish(
     first = zip(data.corpus[split][:10], texts[split][:10], strict=True)
     record = {
         **provenance(command, device),
-        "config": asdict(config),
+        **course(config, folder, history, chosen),
         "processes": processes,
         "parameters": sum(p.numel() for p in trained.model.parameters()),
-        "weights_sha256": sha256(folder / "model.safetensors"),
-        "seconds": round(sum(row["seconds"] for row in history)),
         "best_epoch": max(history, key=lambda row: row["val_bleu"])["epoch"],
-        "chosen_by_val_bleu": chosen,
-        "history": [{k: round(v, 5) for k, v in row.items()} for row in history],
         "test": tests,
         "samples": [{"source": s, "reference": r, "translation": t} for (s, r), t in first],
     }

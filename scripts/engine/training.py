@@ -123,12 +123,14 @@ class Training:
                 start, cpu = time.perf_counter(), time.process_time()
                 self.step()
                 over, due = self.done == len(self.steps), self.due()
-                if self.done % self.every == 0 or due or over:
+                looks = self.done % self.every == 0 or due or over
+                if looks:
                     self.look()
-                bar.set_postfix(in_figures(self), refresh=False)  # shown with the next update
-                bar.update()
                 self.seconds += time.perf_counter() - start
                 self.cpu_seconds += time.process_time() - cpu  # a pause doesn't count here
+                if looks:
+                    bar.set_postfix(in_figures(self), refresh=False)  # shown with the next update
+                bar.update()
                 if due and not over:
                     self.save()
                 if stop is not None:

@@ -101,7 +101,9 @@ class DecodeOptions:
             top = f", top {self.top_k}" if self.top_k else ""
             top += f", nucleus {self.top_p:g}" if self.top_p else ""
             return f"sampled at temperature {self.temperature:g}{top}, seed {self.seed}"
-        return "greedy" if self.beam == 1 else f"beam {self.beam}, alpha {self.alpha:g}"
+        if self.beam == 1:
+            return "greedy"
+        return f"beam {self.beam}, alpha {self.alpha:g}" + ", exact stop" * self.exact
 
 
 CELLS_READ = 2**14  # source positions of a batch, padding included: enough to keep a core busy

@@ -101,7 +101,7 @@ class Settings:
         return self.records / f"{self.prefix}-{name}.json"
 
     def repeat(self, name: str) -> str:
-        """The command that does item `name` alone."""
+        """The command that does item `name`, and what it needs."""
         where = " --device cpu" if self.device.type == "cpu" else ""
         return f"python -m scripts.gpu --only {name}{where}{' --tiny' if self.tiny else ''}"
 

@@ -22,7 +22,7 @@ from scripts.engine.cards import write_card
 from scripts.engine.checkpoints import load_weights, saved_states
 from scripts.engine.data import TrainingData
 from scripts.engine.models import load_model, save_model
-from scripts.engine.run import average_if_better, evaluate, finish, fit, validated_by
+from scripts.engine.run import average_if_better, course, evaluate, finish, fit, validated_by
 from scripts.engine.settings import PRESETS, TrainConfig, plain_config
 from scripts.engine.signals import StopSignal
 from scripts.engine.translating import DecodeOptions, translate
@@ -192,32 +192,6 @@ def averaged(
     return [*chain.from_iterable(histories)], {f"mean of {len(names)} runs": round(bleu, 5)}
 
 
-def tested(
-    name: str,
-    config: TrainConfig,
-    data: TrainingData,
-    history: list[Run],
-    chosen: dict[str, float],
-    settings: Settings,
-) -> Run:
-    """The record of a run that may ship, with the tests' scores."""
-    command = settings.repeat(name)
-    return finish(config, data, settings.folder(name), history, chosen, command, ALPHAS)
-
-
-def validated(
-    config: LessonConfig, folder: Path, history: list[Run], chosen: dict[str, float]
-) -> Run:
-    """The record of a run that may not ship: nothing in it has seen a test set."""
-    return {
-        "config": asdict(plain_config(config)),
-        "weights_sha256": sha256(folder / "model.safetensors"),
-        "seconds": round(sum(row["seconds"] for row in history)),
-        "chosen_by_val_bleu": chosen,
-        "history": [{k: round(v, 5) for k, v in row.items()} for row in history],
-    }
-
-
 def trained_by(
     name: str, config: LessonConfig, data: TrainingData, settings: Settings, teachers: Sequence[str]
 ) -> tuple[list[Run], str]:
@@ -252,14 +226,15 @@ def climbed(name: str, settings: Settings) -> Run:
         return found
     ended = ""
     if rung.mean_of:
-        history, chosen = averaged(rung.mean_of, config, data, settings)
+        history, chosen = averaged(standing(rung.mean_of, settings), config, data, settings)
     else:
         history, ended = trained_by(name, config, data, settings, teachers)
         chosen = average_if_better(plain_config(config), data, folder)
     if rung.candidate and not ended:
-        record = tested(name, plain_config(config), data, history, chosen, settings)
-    else:
-        record = validated(config, folder, history, chosen)
+        command = settings.repeat(name)
+        record = finish(plain_config(config), data, folder, history, chosen, command, ALPHAS)
+    else:  # nothing in it has seen a test set
+        record = course(plain_config(config), folder, history, chosen)
     trained = load_model(folder, config.device)
     beam = evaluate(trained, data.corpus["val"], config.beam, config.alpha)
     clock = "seconds" if settings.device.type == "cuda" else "cpu_seconds"

@@ -6,7 +6,6 @@ this module only says what they are, and reads their records.
 """
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -191,12 +190,6 @@ def val_bleu(record: dict[str, Any]) -> float:
     return max(record["chosen_by_val_bleu"].values())
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Values with their mean and standard deviation, which one value alone doesn't have."""
-    deviation = round(statistics.stdev(values), 3) if len(values) > 1 else None
-    return {"mean": round(statistics.mean(values), 3), "deviation": deviation, "each": [*values]}
-
-
 def ladder_table(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """A row for each rung of which the queue left a record: none, some or all of them.
 
@@ -209,28 +202,23 @@ def ladder_table(folder: Path = RESULTS) -> list[dict[str, Any]]:
         runs = [load_record(path.stem, folder) for path in paths if path.is_file()]
         if not runs:
             continue
-        bleu = spread([val_bleu(run) for run in runs])
-        beam = spread([run["val_bleu_beam"] for run in runs])
-        base = bleu["mean"] if rung.step == 0 else base
+        each, beams = [val_bleu(run) for run in runs], [run["val_bleu_beam"] for run in runs]
+        mean = round(statistics.mean(each), 3)
+        base = mean if rung.step == 0 else base
         compares = base is not None and not rung.turned
         rows.append(
             {
-                "step": rung.step,
                 "rung": name,
                 "about": rung.about,
                 "seeds": len(runs),
                 "epochs": max(len(run["history"]) for run in runs),
                 "seen": round(max(len(r["history"]) * r["train_pairs"] for r in runs) / 1e6, 2),
-                "hours": round(sum(run.get("hours", run["seconds"] / 3600) for run in runs), 2),
-                "val_bleu": bleu["mean"],
-                "beam": beam["mean"],
-                "deviation": bleu["deviation"],
-                "each": bleu["each"],
-                "each_beam": beam["each"],
-                "gain": round(bleu["mean"] - base, 2) if compares else None,
-                "ended": next((run["ended"] for run in runs if "ended" in run), None),
-                "device": runs[0]["device"],
-                "command": runs[0]["repeat"],
+                "hours": round(sum(run["hours"] for run in runs), 2),
+                "val_bleu": mean,
+                "gain": round(mean - base, 2) if compares else None,
+                "beam": round(statistics.mean(beams), 3),
+                "each": each,
+                "each_beam": beams,
             }
         )
     return rows
