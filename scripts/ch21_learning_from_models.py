@@ -262,7 +262,7 @@ smoothed, _ = LabelSmoothing(0.1)(logits, labels)
 torch.testing.assert_close(taught_by_words(logits, labels, ignorant, 0.1), smoothed)
 
 # %% [markdown]
-# (`TaughtLoss` in [`distill.py`](../scripts/ladder/distill.py) is the form for training.)
+# (`taught_loss` in [`distill.py`](../scripts/ladder/distill.py) is the form for training.)
 #
 # ## Data diversification
 #

@@ -34,7 +34,7 @@ from scripts.ch21_learning_from_models import (
     true_risk,
     turned_around,
 )
-from scripts.ladder.distill import TaughtLoss
+from scripts.ladder.distill import taught_loss
 from scripts.ladder.rungs import ladder_table, val_bleu
 from scripts.studies.recipes import ALL, GREEDY, MORE, PART, RISK, SAMPLED, TAUGHT
 from scripts.studies.runner import these
@@ -92,13 +92,13 @@ def test_a_distilled_corpus_keeps_sources_order_and_validation(forty_pairs):
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_the_loss_by_words_is_the_one_that_trains(weight):
-    """`TaughtLoss`, over plain cross-entropy; its gradient is p − (1 − λ) one-hot − λ q."""
+    """`taught_loss`, over plain cross-entropy; its gradient is p − (1 − λ) one-hot − λ q."""
     torch.manual_seed(0)
     logits = torch.randn(6, 11, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([4, 10, 3, 3, 7, 5])  # none is padding
     q = torch.randn(6, 11, dtype=torch.float64).softmax(-1)
     loss = taught_by_words(logits, labels, q, weight)
-    trained, _ = TaughtLoss(LabelSmoothing(0.0), q, weight)(logits, labels)
+    trained, _ = taught_loss(logits, labels, q, LabelSmoothing(0.0), weight)
     torch.testing.assert_close(loss, trained)
     one_hot = torch.nn.functional.one_hot(labels, 11)
     wanted = logits.softmax(-1) - (1 - weight) * one_hot - weight * q

@@ -49,6 +49,8 @@ class LessonConfig(TrainConfig):
         super().__post_init__()
         if self.path == "textbook" and (self.feature_drop or self.taught):
             raise ValueError("feature_drop and taught are for --path fast")
+        if self.taught and self.r_drop:
+            raise ValueError("a taught run can't have r_drop, too")
         if self.layer_drop and self.step == "graphed":
             raise ValueError("a recording has all its layers: layer_drop can't be used with it")
 
@@ -68,7 +70,7 @@ def lesson_loss(
         return partial(risk_loss, weight=config.risk, sharpness=config.sharpness, path=path)
     if teachers:
         half = precision_on(config, device) == "bf16"
-        given = {"teachers": teachers, "weight": config.taught, "r_drop": config.r_drop}
+        given = {"teachers": teachers, "weight": config.taught}
         loss_of = partial(distill_loss, **given, rows_of=path.target_rows)
         loss_of = torch.autocast(device.type, torch.bfloat16)(loss_of) if half else loss_of
     return with_unidrop(loss_of, config.feature_drop, config.layer_drop, config.word_drop)
