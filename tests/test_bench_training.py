@@ -1,5 +1,6 @@
 """Races of training steps: all get the same batches, are paired round by round, and recorded."""
 
+import time
 from dataclasses import asdict, replace
 
 import pytest
@@ -8,6 +9,7 @@ from tiny import example_batch
 from torch.testing import assert_close
 
 from scripts.bench import training
+from scripts.bench.accounts import account
 from scripts.bench.peers import PEERS, TorchTransformer, peer_loss
 from scripts.bench.training import (
     OURS,
@@ -161,6 +163,19 @@ def test_a_point_of_growth_is_a_step_of_that_size(monkeypatch):
     assert found.keys() == recorded.keys() and found["seconds"] > 0
     assert all(found[key] == recorded[key] for key in ("axis", "value", "path", "flops"))
     assert found["bytes"] == pytest.approx(recorded["bytes"], rel=0.02)
+
+
+def test_an_account_leaves_out_the_profilers_start_and_end():
+    took = []
+
+    def work():
+        start = time.perf_counter()
+        for _ in range(3000):
+            torch.ones(1)
+        took.append(time.perf_counter() - start)
+
+    found = account(work, {"ones": "aten::*"}, "the rest")
+    assert sum(found.values()) < took[0] + 0.03 and found["ones"] > 0
 
 
 def test_an_account_is_of_a_step():

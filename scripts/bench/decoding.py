@@ -183,7 +183,6 @@ KINDS = {
 def decoding_account(run: Callable[[], object]) -> dict[str, float]:
     """Seconds of `run()` by kind of operation, on one thread (and PyTorch stays at one)."""
     torch.set_num_threads(1)
-    account(run, KINDS, "")  # the profiler's first use takes seconds
     found = account(run, KINDS, "Python and the rest")
     return {kind: round(seconds, 4) for kind, seconds in found.items()}
 
