@@ -620,7 +620,7 @@ pd.DataFrame({"the model, in either order": texts["model"], "their mean": texts[
 #
 # > **In short.** Two tests may disagree about what validation chose.
 #
-# To ship, a model needs 43.2 on validation with a beam: 0.5 more than the 42.7 above. *Risk-mean* has it, and *diverse-more* (of which only the record is left). **Predict.** Which gain do you expect on the tests?
+# To ship, a model needs 43.2 on validation with a beam: 0.5 more than the 42.7 above. *Risk-mean* has it, and *diverse-more* (of which only the record is left). *Onward* is for comparison: six more passes of ordinary training from the same weights, two seeds. **Predict.** Which gain do you expect on the tests?
 
 # %%
 tests = ["test_2016_flickr", "test_2017_flickr"]
@@ -631,14 +631,14 @@ chapter9 = load_record("multi30k-de-en")
     if row["alpha"] == chapter9["config"]["alpha"]
 )
 bleus = {"chapter 9": {"validation": at_first} | {t: chapter9["test"][t]["bleu"] for t in tests}}
-for name in ("risk-long-1", "risk-long-2", "risk-again-1", "risk-mean-1"):
+for name in ("risk-long-1", "risk-long-2", "risk-again-1", "risk-mean-1", "onward-1", "onward-2"):
     run = load_record(f"ladder-{name}")
-    bleus[name] = {"validation": run["val_bleu_beam"]}
+    bleus[name] = {"validation": max(run["val_bleu_by_alpha"].values())}
     bleus[name] |= {test: run["test"][test]["bleu"] for test in tests}
 pd.DataFrame(bleus).T.round(1)
 
 # %% [markdown]
-# On test_2016_flickr, whose photographs are from the same collection as those of validation, all four are higher. On test_2017_flickr, whose photographs were collected later (Elliott et al. 2017), three are lower, and by greedy decoding all four. They are no four witnesses: they share their first weights, and the last one is a mean of the others. Perhaps minimum risk learned the habits of one collection; no run here tests that.
+# On test_2016_flickr, whose photographs are from the same collection as those of validation, all are higher. On test_2017_flickr, whose photographs were collected later (Elliott et al. 2017), three of the four by minimum risk are lower, and by greedy decoding all four. (They are no four witnesses: they share their first weights, and one is a mean of the others.) Is minimum risk to blame? *Onward* loses more there. So perhaps it is more of the same texts, however they are learned: the habits of one collection.
 #
 # We wanted a model that gains on both tests, so *risk-mean* doesn't ship. We decided that after reading them, against the rule: so they are no longer tests that chose nothing.
 #
