@@ -159,7 +159,7 @@ RUNGS: dict[str, Rung] = {
     ),
     "onward": Rung(
         6,
-        "more epochs, from the model that ships, dropout 0.3",
+        "no risk, six more epochs, dropout 0.3",
         {"dropout": 0.3, "epochs": 6, "lr": 1e-3, "warmup": 200, "average": 3},
         (1, 2),
         start=SHIPPED,
