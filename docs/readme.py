@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs" / "architecture.png"
 LIVING_PICTURE = ROOT / "docs" / "living.png"
-RUN = r"^(ladder|gpu)-|-\d$"  # what the name of a run's record adds to that of its rung
 
 
 def chapter_table():
@@ -40,19 +39,16 @@ def chapter_table():
 
 
 def records():
-    """The recorded trainings with scores on a test split: those whose models ship, their parts.
+    """The recorded trainings with scores on a test split, first those whose models ship.
 
-    Then the rest, without the ladder's later rungs: chapter 21 shows these.
+    Without the ladder's later rungs: chapter 21 shows these.
     """
     from scripts.ladder.rungs import RUNGS
 
     later = {name for name, rung in RUNGS.items() if rung.step}
     every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
-    ships = sorted(name for name in every if (ROOT / "models" / name).is_dir())
-    learned = [every[name].get("learned_from", {}) for name in ships]
-    parts = [f"ladder-{part}" for names in learned for part in names.get("mean_of", ())]
-    rest = [name for name in sorted(every) if re.sub(RUN, "", name) not in later]
-    order = dict.fromkeys((*ships, *parts, *rest))
+    order = sorted(every, key=lambda name: (not (ROOT / "models" / name).is_dir(), name))
+    order = [name for name in order if re.sub(r"^(ladder|gpu)-|-\d$", "", name) not in later]
     return {name: every[name] for name in order if is_training(every[name])}
 
 
