@@ -47,7 +47,7 @@ def test_a_state_says_what_was_resolved_and_no_other_resumes_it(monkeypatch, dat
     training.save()
     assert newest_state(tmp_path).meta["run"]["precision"] == "bf16"
     again = training_of(AUTO, data, tmp_path, resume=True)
-    assert again.config.precision == "bf16" and again.state.steps == 1
+    assert again.config.precision == "bf16" and again.steps_taken == 1
     monkeypatch.setattr(losses, "multiplies_bf16", lambda device: False)
     with pytest.raises(ValueError, match=r"another --precision \(bf16\): resume with the same"):
         training_of(AUTO, data, tmp_path, resume=True)

@@ -194,7 +194,7 @@ def some_steps(
                 "tokens": report.tokens,
                 **engine_run.validated_by(training.trained, training.data, ranks),
             },
-            "state": (training.state.steps, training.state.sentences, training.state.tokens),
+            "steps taken": training.steps_taken,
         }
 
 
@@ -211,7 +211,7 @@ def trained(
 
     def signalled(training: Training, *given: Any) -> None:
         step(training, *given)
-        if training.state.steps == stop_after and ranks.rank == stopped_rank:
+        if training.steps_taken == stop_after and ranks.rank == stopped_rank:
             signal.raise_signal(signal.SIGTERM)
 
     torch.manual_seed(987 + ranks.rank)  # what happened before must not matter
@@ -357,7 +357,7 @@ def test_two_processes_train_the_model_that_one_trains(pair, path, accumulate):
         torch.testing.assert_close(first["weights"][name], weight, rtol=0, atol=1e-9)
     assert first["row"] == second["row"] == pytest.approx(alone["row"], rel=0, abs=1e-9)
     assert first["norms"] == second["norms"] == pytest.approx(alone["norms"], rel=1e-9)
-    assert first["state"] == second["state"] == alone["state"]
+    assert first["steps taken"] == second["steps taken"] == alone["steps taken"]
 
 
 def test_a_mean_of_the_processes_means_would_be_noticed(pair):
@@ -452,7 +452,7 @@ def assert_same_run(one: Path, other: Path) -> None:
         for known in (left, right)
     ]
     assert histories[0] == histories[1]
-    assert left.meta["state"] == right.meta["state"]
+    assert left.meta["steps_taken"] == right.meta["steps_taken"]
 
 
 @pytest.fixture(scope="module")
@@ -479,7 +479,7 @@ def test_two_processes_go_on_as_if_never_stopped(pair, straight, tmp_path, stop,
     folder = tmp_path / "tiny"
     for stopped in pair(trained, TINY, folder, False, told, stopped_rank):
         assert f"SIGTERM after step {after}" in stopped["stopped"]
-    assert newest_state(folder).meta["state"]["steps"] == after
+    assert newest_state(folder).meta["steps_taken"] == after
     first, second = pair(trained, TINY, folder, True)
     assert len(first["history"]) == len(second["history"]) == TINY.epochs
     assert_same_run(folder, whole)
@@ -583,8 +583,8 @@ def commanded(tmp_path_factory):
 def test_torchrun_told_to_stop_saves_first(commanded):
     _, (code, out, err), left, _ = commanded
     assert code != 0 and "BLEU" not in out
-    assert f"stopped by SIGTERM after step {left['state']['steps']}, and saved" in err
-    assert left["epoch"] == 1 and left["done"] == left["state"]["steps"]
+    assert f"stopped by SIGTERM after step {left['steps_taken']}, and saved" in err
+    assert left["epoch"] == 1 and left["done"] == left["steps_taken"]
 
 
 def test_a_stopped_torchrun_resumes_bit_for_bit(commanded, straight):

@@ -351,7 +351,7 @@ def test_a_process_that_is_asked_to_stop_saves_first(
     steps = steps_saved(folder)
     (line,) = said_by(tmp_path)
     assert f"stopped by {number.name} after step {steps}, and saved" in line and "--resume" in line
-    assert 0 < steps < straight_command["meta"]["state"]["steps"]
+    assert 0 < steps < straight_command["meta"]["steps_taken"]
     assert workshop.run(tmp_path, "--resume") == 0
     assert outcome(folder) == straight_command
 
@@ -361,7 +361,7 @@ def test_stopping_at_any_moment_changes_nothing(
     data, straight, per_epoch, tmp_path, monkeypatch, moment
 ):
     """The signal comes within that step, or while the first epoch is validated."""
-    total = straight["meta"]["state"]["steps"]
+    total = straight["meta"]["steps_taken"]
     at = {"first step": 1, "epoch's last": per_epoch, "run's last": total}.get(moment, 1)
     place, name = (engine_run, "validate") if moment == "validation" else (Step, "run")
     calls, whole = itertools.count(1), getattr(place, name)
@@ -556,7 +556,7 @@ def test_what_is_not_a_number_never_reaches_the_weights(
     at, seen, step = per_epoch + 6, {}, Training.step
 
     def watched(training: Training, *given: Any) -> None:
-        if training.state.steps == at - 1:
+        if training.steps_taken == at - 1:
             seen.update(training=training, memory=in_memory(training), disk=contents(tmp_path))
         step(training, *given)
 

@@ -116,8 +116,8 @@ def test_accumulation_counts_optimizer_steps(data, tmp_path):
     plan = epoch_plan(training.config, data, 1)
     assert {len(step) for step in plan} == {3}
     training.train_epoch()
-    assert training.state.steps == len(plan)
-    expected = training.lr_at(training.state.steps)
+    assert training.steps_taken == len(plan)
+    expected = training.lr_at(training.steps_taken)
     assert training.optimizer.param_groups[0]["lr"] == pytest.approx(expected)
 
 
@@ -142,7 +142,7 @@ def test_the_kind_of_a_step_is_decided_once_and_kept(data, tmp_path):
     training = training_of(config, data, tmp_path)
     training.train_epoch()
     training.save()
-    assert training_of(config, data, tmp_path, resume=True).state == training.state
+    assert training_of(config, data, tmp_path, resume=True).steps_taken == training.steps_taken
     with pytest.raises(ValueError, match=r"another --step \(static\)"):
         training_of(replace(config, step="eager"), data, tmp_path, resume=True)
     on_cpu = replace(TINY, step="graphed")  # a model from a GPU is validated here all the same
@@ -165,7 +165,7 @@ def test_a_look_now_and_then_finds_what_a_look_each_step_does(data, tmp_path):
         return (loss * math.nan if len(calls) == 2 else loss), nll
 
     training.epoch, training.done, training.take.loss_of = 2, 0, poisoned
-    before = training.state.steps
+    before = training.steps_taken
     with pytest.raises(Diverged, match=rf"^step {before + 2} \(epoch 2, step 2 of it"):
         training.train_epoch()
     assert len(calls) == 3 and not saved_states(tmp_path)

@@ -272,7 +272,7 @@ def at_step(monkeypatch, number, act):
 
     def acting(training, *given):
         step(training, *given)
-        if training.state.steps == number:
+        if training.steps_taken == number:
             act()
 
     monkeypatch.setattr(Training, "step", acting)

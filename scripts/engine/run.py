@@ -113,7 +113,7 @@ def fit(
             report = training.train_epoch(stop)
             row = {
                 "epoch": training.epoch,
-                "lr": training.lr_at(training.state.steps),
+                "lr": training.lr_at(training.steps_taken),
                 "train_loss": report.loss_per_token,
                 "train_ppl": report.perplexity,
                 "grad_norm": sum(report.grad_norms) / len(report.grad_norms),

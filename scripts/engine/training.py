@@ -5,7 +5,7 @@ Which loss is computed, and how fast, is not its business.
 """
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,8 @@ from scripts.engine.signals import Stopped, StopSignal
 from scripts.engine.steps import Figures, Step, set_rate
 from scripts.engine.watching import in_figures, write_log
 
-KEPT = ("epoch", "done", "seconds", "cpu_seconds", "history")  # in a state, as they are
-
-
-@dataclass
-class TrainState:
-    """What a training has done so far, in all its epochs and processes."""
-
-    steps: int = 0  # optimizer steps
-    sentences: int = 0
-    tokens: int = 0  # target tokens, padding not counted
+# In a state, as they are.
+KEPT = ("steps_taken", "epoch", "done", "seconds", "cpu_seconds", "history")
 
 
 def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -65,7 +57,7 @@ class Diverged(ValueError):
         saved = saved_states(training.folder)
         good = f"the last good state is {saved[-1]}" if saved else "no state had been saved"
         pairs = [i for batch in training.steps[at] for i in batch]
-        number = training.state.steps - training.done + at + 1
+        number = training.steps_taken - training.done + at + 1
         super().__init__(
             f"step {number} (epoch {training.epoch}, step {at + 1} of it, learning rate "
             f"{training.lr_at(number):.3g}): loss {found.loss}, gradient's norm {found.norm}, on "
@@ -90,7 +82,7 @@ class Training:
     ):
         self.config, self.data, self.folder, self.ranks = config, data, folder, ranks
         self.model, self.optimizer, self.take, self.device = model, optimizer, take, take.device
-        self.state = TrainState()
+        self.steps_taken = 0  # by the optimizer, in all epochs
         self.history: list[dict[str, float]] = []
         self.epoch, self.done = 1, 0  # the epoch in progress, and its steps that are done
         self.report = EpochReport()  # of the epoch in progress, and its time by two clocks
@@ -157,13 +149,10 @@ class Training:
 
     def step(self) -> None:
         """The next optimizer step: this process's share of the batches, divided by all labels."""
-        step = self.steps[self.done]
-        set_rate(self.optimizer, self.lr_at(self.state.steps + 1))
+        set_rate(self.optimizer, self.lr_at(self.steps_taken + 1))
         self.take(self.done)
         self.done += 1
-        self.state.steps += 1
-        self.state.sentences += sum(map(len, step))
-        self.state.tokens += self.labels(step)
+        self.steps_taken += 1
 
     def look(self) -> None:
         """Add what the last steps found to the report. Raises Diverged if one wasn't finite."""
@@ -195,7 +184,7 @@ class Training:
         """Save and leave if asked to stop: all processes after the same step."""
         if asked := self.poll(stop.number):
             self.save()
-            raise Stopped(asked, self.state.steps)
+            raise Stopped(asked, self.steps_taken)
 
     def save(self) -> None:
         """Write the state, from which `restore` goes on as if the run had never stopped."""
@@ -204,9 +193,8 @@ class Training:
         rngs = self.ranks.gather(rng_states(self.device))
         if self.ranks.first:
             meta = {name: getattr(self, name) for name in KEPT}
-            meta |= {"reports": reports, "state": asdict(self.state)}
-            meta["run"] = identity(self.config, self.ranks)
-            save_training(self.folder, self.state.steps, self.model, self.optimizer, rngs, meta)
+            meta |= {"reports": reports, "run": identity(self.config, self.ranks)}
+            save_training(self.folder, self.steps_taken, self.model, self.optimizer, rngs, meta)
         self.saved = time.monotonic()
 
     def restore(self) -> None:
@@ -225,7 +213,6 @@ class Training:
         set_rng_states(rngs[self.ranks.rank], self.device)
         for name in KEPT:
             setattr(self, name, meta[name])
-        self.state = TrainState(**meta["state"])
         self.report = EpochReport(**meta["reports"][self.ranks.rank])
 
 
@@ -238,7 +225,7 @@ def start_anew(folder: Path) -> None:
         waits = False  # nothing that could be resumed
     if waits:
         raise ValueError(
-            f"{folder} holds a run that stopped after step {meta['state']['steps']}: "
+            f"{folder} holds a run that stopped after step {meta['steps_taken']}: "
             "go on with --resume, or choose another --name"
         )
     for path in (*saved_states(folder), *saved_states(folder, "epoch")):

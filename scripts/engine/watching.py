@@ -21,7 +21,7 @@ def in_figures(training: Any) -> dict[str, str]:
     if not (training.report.tokens and training.seconds):  # nothing has been read, or timed, yet
         return {}
     rate = training.report.tokens * training.ranks.world / training.seconds
-    loss, lr = training.report.loss_per_token, training.lr_at(training.state.steps)
+    loss, lr = training.report.loss_per_token, training.lr_at(training.steps_taken)
     return {"loss": f"{loss:.3f}", "lr": f"{lr:.2g}", "tok/s": f"{rate:,.0f}"}
 
 

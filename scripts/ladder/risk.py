@@ -47,7 +47,7 @@ class StartedTraining(Training):
 
     def __init__(self, *given: Any, start: Path | None = None, **named: Any):
         super().__init__(*given, **named)
-        if start is not None and self.state.steps == 0:
+        if start is not None and self.steps_taken == 0:
             load_weights(self.model, load_tensors(start)[0], start)
 
 
