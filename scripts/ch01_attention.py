@@ -65,7 +65,7 @@ from scripts.book.instruments import count_flops, influence, saved_bytes
 # $$q \cdot k = \sum_{i=1}^{d_k} q_i k_i = \lVert q \rVert \, \lVert k \rVert \cos\theta, \qquad q, k \in \mathbb{R}^{d_k}$$
 #
 # where $\theta$ is the angle between them. With queries as rows of $Q$ and keys as rows of $K$, $QK^\top$ $(T, S)$ holds all dot products.
-# Here are six words with three made-up features: alive, toy, big.
+# Six words have three made-up features: alive, toy, big.
 #
 # **Predict.** Which has the largest dot product with *dog* (2, 0, 1): dog itself, *puppy* (2, 1, −1), or *horse* (2, 0, 2)?
 
@@ -87,8 +87,8 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** *A dot product is not the cosine.* It also rewards length, and the horse's vector is long. The cosine divides by both
-# lengths. Attention keeps the plain dot product, so a long vector makes a word easy to find.
+# **Pitfall.** *A dot product is not the cosine.* It also rewards length, and the horse's vector is long. Attention keeps
+# the plain dot product, so a long vector makes a word easy to find.
 
 # %% [markdown]
 # ## 2. Softmax turns scores into shares
@@ -119,7 +119,7 @@ with np.errstate(all="ignore"):  # as the formula is written: e^1000 is too larg
 print("softmax(0, 2, 1) =", softmax_numpy(scores).round(4))
 
 # %% [markdown]
-# **Pitfall.** *Softmax as the formula is written* computes ∞/∞ for large scores. The result is NaN, without an error.
+# **Pitfall.** *Softmax as the formula is written* computes ∞/∞ for large scores, which is NaN.
 
 # %% [markdown]
 # ## 3. Attention by hand
@@ -147,9 +147,6 @@ keys = [[2, 0, 0, 1], [0, 2, 0, 1], [0, 0, 2, 1]]  # (3, 4)
 #       redness, roundness
 values = [[0, 0], [4, 0], [0, 4]]  # (3, 2)
 
-# %% [markdown]
-# Now *ball* looks at the three words:
-
 # %%
 query = queries[2]  # ball's
 steps = pd.DataFrame({"key of": phrase})
@@ -165,14 +162,12 @@ print(f"ball's output: redness {ball[0]:.4f}, roundness {ball[1]:.4f}")
 steps.round(4)
 
 # %% [markdown]
-# *ball* went in as a round thing without a colour, value (0, 4). It comes out as a *red* round thing.
+# *ball* went in as a round thing without a colour. It comes out as a *red* round thing.
 
 # %% [markdown]
 # ## 4. The same on one screen
 #
 # > **In short.** Two matrix products with a softmax between them.
-#
-# First in NumPy, for one sentence:
 
 
 # %%
@@ -251,7 +246,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 # %% [markdown]
-# We compare `attention` with NumPy, and with PyTorch's own function, gradients included:
+# We compare `attention` with NumPy and PyTorch, gradients included:
 
 # %%
 torch.manual_seed(1)
@@ -270,8 +265,8 @@ for b in range(2):
 print("output (B, T, d_v):", tuple(ours.shape), "weights (B, T, S):", tuple(weights.shape))
 
 # %% [markdown]
-# **Pitfall.** *Softmax over the wrong axis.* With `dim=-2` the queries compete for a key, not the keys for a query. The shapes fit, and
-# nothing fails. Each **row** of the weights must sum to 1.
+# **Pitfall.** *Softmax over the wrong axis.* With `dim=-2` the queries compete for a key, not the keys for a query. The shapes fit.
+# Each **row** of the weights must sum to 1.
 
 # %%
 wrong = (inputs[0] @ inputs[1].mT / math.sqrt(4)).softmax(dim=-2)  # (B, T, S) too
@@ -315,9 +310,6 @@ def softmax_slope(weights: Tensor) -> Tensor:
     return (weights * (1 - weights)).sum(-1)
 
 
-# %% [markdown]
-# We multiply four evenly spaced scores of spread 1 by a growing factor:
-
 # %%
 unit = torch.tensor([3.0, 1.0, -1.0, -3.0], dtype=torch.float64) / math.sqrt(5)  # spread 1
 spread = torch.logspace(-1, 1.5, 51, dtype=torch.float64)  # 0.1 to 32
@@ -353,8 +345,8 @@ measured.round(2)
 
 # %% [markdown]
 # **Pitfall.** *Dividing by $d_k$* (last row). All weights are nearly 1/16 = 0.06: the head starts as a plain average. The slope per *score*
-# is the largest here, but these scores react $\sqrt{d_k} = 22.6$ times less to queries and keys than those of the row above. Notice it by
-# the spread of a *fresh* model's scores, which should be near 1.
+# is the largest here, but the scores react 22.6 times less to queries and keys. Notice it by the spread of a *fresh* model's scores,
+# which should be near 1.
 
 # %% [markdown]
 # ## 6. Masks: who may look at whom
@@ -375,8 +367,8 @@ def padding_mask(ids: Tensor, pad: int = 0) -> Tensor:
 
 
 # %% [markdown]
-# **The causal mask.** In training, a decoder is given the whole target sentence, but a position must not see the words that it
-# predicts. Position $i$ may look at positions $0 \dots i$: $(1, T, T)$.
+# **The causal mask.** In training, a decoder is given the whole target sentence, but position $i$ may look only at positions
+# $0 \dots i$, not at the words that it predicts: $(1, T, T)$.
 
 
 # %%
@@ -396,7 +388,7 @@ for i, row in enumerate(subsequent_mask(4)[0]):
     print(f"row {i}: {sentence[i]:>4} may look at  {seen:<15}  to predict  {then}")
 
 # %% [markdown]
-# A position sees *itself*. That is not cheating: row $i$ predicts the word *after* word $i$.
+# A position may see *itself*: row $i$ predicts the word *after* word $i$.
 
 # %%
 ids = torch.tensor([[2, 7, 8, 9, 0, 0]])  # <s> a red ball <pad> <pad>: (B=1, S=6)
@@ -413,8 +405,8 @@ titled(
 )
 
 # %% [markdown]
-# How do we *know* that a mask hides? If output $i$ doesn't depend on input $j$, its derivative with respect to that input is exactly 0.
-# `influence(f, x)` gives the size of this derivative for all pairs.
+# Does a mask really hide? If output $i$ doesn't depend on input $j$, its derivative by that input is exactly 0. `influence(f, x)` gives
+# the size of this derivative for all pairs.
 
 # %%
 torch.manual_seed(2)
@@ -429,8 +421,8 @@ assert turned.triu(1).any()  # the pitfall below is noticed
 # **Pitfall.** *The mask turned over.* Rows and columns are swapped, or True means "hide" to one function and "allow" to the next. Then the
 # answer can be copied from the input. Notice it with `influence`: nothing to the right of the diagonal may have a gradient.
 #
-# **Why pad *queries* may be left unmasked.** A pad asks too, and gets an answer. But as a key it is hidden in every layer, and the loss
-# skips its prediction (chapter 6). So the answer never reaches a real word:
+# **Why pad *queries* may be left unmasked.** A pad asks too. But as a key it is hidden in every layer, and the loss skips its
+# prediction (chapter 6). So its answer never reaches a real word:
 
 # %%
 real = pads[0, 0]  # (6,): four real tokens, two pads
@@ -439,14 +431,12 @@ assert not padded[real][:, ~real].any()  # no real word depends on a pad
 assert padded[~real][:, real].all()  # the pads do look at real words
 
 # %% [markdown]
-# Hiding the pad rows as well would leave rows in which *nothing* is allowed.
-
-# %% [markdown]
 # ## 7. The row that may look at nothing
 #
 # > **In short.** Nothing to look at, nothing seen: the output is zero.
 #
-# Such rows occur when a batch is padded on the *left* under a causal mask, and when a source sentence is empty.
+# Such rows occur when pad queries are masked too, when a batch is padded on the *left* under a causal mask, and when a source sentence
+# is empty.
 #
 # **Predict.** In `<pad> <pad> a ball`, with a causal mask, rows 0 and 1 may look at nothing. Forbidden scores are usually set to −10⁹, or
 # to −∞, before the softmax. What does each put into row 0?
@@ -475,13 +465,13 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** *Masking with −10⁹*, as The Annotated Transformer and much later code do. It fails in two ways:
+# **Pitfall.** *Masking with −10⁹*, as The Annotated Transformer does. It fails in two ways:
 #
-# 1. **An empty row becomes uniform.** All its scores are equal, so each gets 1/S, forbidden ones included.
+# 1. **An empty row becomes uniform:** all its scores are equal.
 # 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; in an added mask −10⁹ becomes −∞, and an empty
 #    row becomes NaN.
 #
-# A bare −∞ gives 0/0; `nan_to_num` then repairs the output, but not always the gradient. So `masked_softmax` gives an empty row harmless
+# After a bare −∞, `nan_to_num` repairs the output, but not always the gradient. So `masked_softmax` gives an empty row harmless
 # scores *before* the softmax and sets its weights to 0 after it (`gradcheck` compares with finite differences):
 
 # %%
@@ -502,10 +492,10 @@ assert masked_softmax(left_scores.half(), left_mask).isfinite().all()  # in half
 # A model *learns* its queries and keys: each word has a vector $x$ of $D$ numbers, and two matrices $W^Q, W^K$ $(D, d_k)$ turn it into a
 # query $x W^Q$ or a key $x W^K$. Such a pair of matrices (chapter 2 adds a third, for values) is a **head**.
 #
-# Our task is a dictionary. Five German words look at their English translations, which stand in another order, and each must find its own.
-# All word vectors are random and fixed (a Transformer learns them too), so at first a word and its translation have *nothing* in common.
+# Our task is a dictionary: five German words look at their English translations, in another order, and each must find its own.
+# All word vectors are random and fixed, so at first a word and its translation have *nothing* in common.
 #
-# An English word's value is a row with a single 1, at the word's own place. So the output is a share for each English word, and the loss is
+# An English word's value has a single 1, at the word's own place. So the output is a share for each English word. The loss is
 # $-\ln w_y$, with $w_y$ the share of the right word $y$. By section 5, $\partial\,\text{loss} / \partial s_j = w_j - \mathbb{1}[j = y]$: a
 # step pushes the right word's score up and the others down.
 
@@ -529,7 +519,7 @@ def look_up(
 
 
 # %% [markdown]
-# Training is plain gradient descent. Both matrices start small, so the first weights are nearly even.
+# Both matrices start small, so the first weights are nearly even.
 #
 # **Predict.** What is the loss before training?
 
@@ -567,8 +557,8 @@ print(f"loss before: {losses[0]:.2f}; −ln(1/5) = {math.log(5):.2f}")
 print(f"right answers before: {right[0]:.0%}, in the last 20 steps: {np.mean(right[-20:]):.0%}")
 
 # %% [markdown]
-# Every step draws new combinations of the twelve words, so it is also a test (not of new words). Right answers rise from chance, one
-# in five, to all.
+# Every step draws new combinations of the twelve words, so it is also a test (not of new words). The weights follow the *words*: *heute*
+# finds *today* wherever it stands.
 
 # %%
 place = [standing.index(english[i]) for i in asked_ids[0]]  # where each translation stands
@@ -590,9 +580,6 @@ titled(
     "The loss falls from ln 5, an even guess among five",
     "One head, two matrices of 16 × 8 numbers, 200 steps of plain gradient descent.",
 )
-
-# %% [markdown]
-# The weights follow the *words*: *heute* finds *today* wherever it stands.
 
 # %% [markdown]
 # ## 9. What it costs
@@ -650,8 +637,8 @@ titled(
 # | convolutional | $O(k n D^2)$ | $O(1)$ | $O(\log_k n)$ |
 # | self-attention, restricted | $O(r n D)$ | $O(1)$ | $O(n/r)$ |
 #
-# The path $\log_k n$ is that of *dilated* convolutions, which skip places; plain ones, as below, need $(n-1)/(k-1)$ layers. To count a
-# path, we multiply masks: the product says what two layers in a row let through.
+# The path $\log_k n$ is that of *dilated* convolutions, which skip places; plain ones need $(n-1)/(k-1)$ layers. To count a path, we
+# multiply masks: the product says what two layers in a row let through.
 
 # %%
 n = 17
@@ -682,14 +669,10 @@ titled(
 )
 
 # %% [markdown]
-# With its projections, which Table 1 leaves out, attention takes about twice as many multiplications as a recurrent layer at $n = 32$,
-# $D = 512$. Attention wins in the other two columns.
-
-# %% [markdown]
 # ## Summary
 #
-# - Attention compares each query with each key, turns a row's scores into shares, and mixes the values with them.
-# - In a fresh model scores spread like $\sqrt{d_k}$. Dividing by it keeps softmax's gradient alive.
+# - Attention compares queries with keys, turns each row of scores into shares, and mixes the values.
+# - A fresh model's scores spread like $\sqrt{d_k}$. Dividing by it keeps softmax's gradient alive.
 # - Masks are True where attention is allowed. A row that may look at nothing gives zeros, and no gradient.
 # - Attention costs $4n^2D$ operations and keeps $n^2$ weights per head.
 #
@@ -699,7 +682,7 @@ titled(
 #
 # ## Exercises
 #
-# `check(f)` is silent when your function is right, and otherwise says what is wrong. `solution`, from `scripts.book.exercises`, shows our function and answers the questions.
+# `solution`, from `scripts.book.exercises`, also answers the questions.
 
 # %% [markdown]
 # ### Exercise 1 · A query that insists
@@ -758,7 +741,7 @@ check(additive_attention)
 # ### Exercise 4 · Attention that keeps nothing
 # *code · difficulty ●●● · worth ●●● · 45 minutes*
 #
-# Must attention keep $n^2$ weights? `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, with $s$ of any size. They
+# `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, with $s$ of any size. They
 # come only once, and may not be kept. For a query $(T, d_k)$, return the output $(T, d_v)$ that `attention` gives for all keys and values
 # at once. `solution("streaming_attention")` shows ours.
 #

@@ -26,7 +26,7 @@
 #
 # *If you read only three cells:* the drawing in "The layer in one picture", the class in "The layer on one screen", the maps in "Two questions at once".
 #
-# Shapes in all chapters: **B** batch, **S** source length (what is looked at), **T** target length (what looks), **D** `d_model`, **H** heads, **V** vocabulary. In this chapter also $d_k = D/H$, the width of one head.
+# Shapes: **B** batch, **S** source length (what is looked at), **T** target length (what looks), **D** `d_model`, **H** heads, **V** vocabulary; $d_k = D/H$ is the width of one head.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -116,9 +116,7 @@ titled(
 #
 # > **In short.** Each head gets all D features of a token, and a matrix that turns them into $d_k$ new ones.
 #
-# It is often said that the layer cuts a token into H slices. But it cuts the *projected* vector. Head 0 owns the first $d_k$ columns of $W^Q$, and each column has D numbers, one for each feature of the token.
-#
-# With the gradient we count a token's features that can change a head's output.
+# The layer is often said to cut a token into H slices, but it cuts the *projected* vector. Head 0 owns the first $d_k$ columns of $W^Q$, and each column has D numbers, one for each feature of the token.
 
 
 # %%
@@ -178,7 +176,7 @@ assert torch.equal(merge_heads(parts), entries)  # joining undoes splitting
 pd.DataFrame(parts[0, 1], index=names).map("{:03d}".format)
 
 # %% [markdown]
-# **Pitfall.** Why two steps? `x.view(B, H, T, d_k)` gives the same shape without an error, and is wrong. A view doesn't move entries. It takes them in the order of memory, token by token. So "head 0" gets *whole tokens*, the first half of the sentence, and "head 1" the second half, shown below.
+# **Pitfall.** `x.view(B, H, T, d_k)` alone gives the same shape, and is wrong. A view doesn't move entries. It takes them in the order of memory, token by token. So "head 0" gets *whole tokens*, the first half of the sentence, and "head 1" the second half:
 
 
 # %%
@@ -192,7 +190,7 @@ wrong_parts = split_by_bare_view(entries, h=2)  # (B, H, T, d_k)
 pd.DataFrame(wrong_parts[0, 1], index=[f"row {t}" for t in range(4)]).map("{:03d}".format)
 
 # %% [markdown]
-# How would you notice? Ask *which outputs depend on which inputs*. Under a causal mask, an output may depend only on its own position and earlier ones. Chapter 1's `influence` shows this for causal attention in two heads:
+# How would you notice? Under a causal mask, an output may depend only on its own position and earlier ones. Chapter 1's `influence` shows what it depends on:
 
 
 # %%
@@ -270,7 +268,7 @@ class MultiHeadedAttention(nn.Module):
 
 
 # %% [markdown]
-# To check the class, we compute one head at a time. (`nn.Linear` computes $x\,W^{\top}$, so a head's columns are *rows* of `.weight`.) Instead of joining the heads and multiplying by $W^O$, we *add* what each head sends through its own part of $W^O$. That is the same sum, and a good way to think of the layer: the heads' answers are added up.
+# To check the class, we compute one head at a time. (`nn.Linear` computes $x\,W^{\top}$, so a head's columns are *rows* of `.weight`.) Instead of joining the heads and multiplying by $W^O$, we *add* what each head sends through its own part of $W^O$. That is the same sum: the layer adds up its heads' answers.
 
 
 # %%
@@ -346,7 +344,7 @@ torch.testing.assert_close(stacked, wanted)
 print(f"outputs, weights and {len(grads)} gradients agree")
 
 # %% [markdown]
-# **Pitfall.** Three habits of `nn.MultiheadAttention` raise no error. In its boolean masks True means *hidden*, the opposite of ours, hence the `~`. The weights that it returns are *averaged over the heads*, unless you ask otherwise. And without `batch_first=True` it reads (T, B, D), and mixes sentences. A comparison with B, T and S all different shows each.
+# **Pitfall.** `nn.MultiheadAttention` has three habits. In its boolean masks True means *hidden*, the opposite of ours, hence the `~`. The weights that it returns are *averaged over the heads*, unless you ask otherwise. Without `batch_first=True` it reads (T, B, D), and mixes sentences. A comparison with B, T and S all different shows each.
 #
 # ## One class, three uses
 #
@@ -429,9 +427,9 @@ def train_heads(h: int, steps: int = 150) -> MultiHeadedAttention:
 
 
 # %% [markdown]
-# We compare one head of width 12 with two of width 6, at the same number of parameters and the same cost.
+# We compare one head of width 12 with two of width 6, at the same cost.
 #
-# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of the two values, independent and of variance 1, and $W^O$ must recover both from it. The best linear guess of $a$ has the mean squared error $(1-w)^2/(w^2+(1-w)^2)$, that of $b$ has $w^2/(w^2+(1-w)^2)$: together 1, so ½ on average, whatever the fixed $w$ is. Only if the marked token *is* the one before, in one case of six, is $a = b$; then $w = ½$ makes no error, so it is the best choice.
+# What can one head do? It gets a blend $w\,a + (1-w)\,b$ of the two values, independent and of variance 1, and $W^O$ must recover both from it. The best linear guess of $a$ has the mean squared error $(1-w)^2/(w^2+(1-w)^2)$, that of $b$ has $w^2/(w^2+(1-w)^2)$: together 1, so ½ on average, whatever $w$ is. Only if the marked token *is* the one before, in one case of six, is $a = b$; then $w = ½$ makes no error, so it is the best choice.
 #
 # **Predict.** What error will one head reach? And two?
 
@@ -466,7 +464,7 @@ titled(
 )
 
 # %% [markdown]
-# Nobody told the heads who does what. In large models few heads are so easy to read; chapter 15 looks at a trained translator's.
+# In large models few heads are so easy to read. Chapter 15 looks at a trained translator's.
 #
 # ## Keeping the weights to look at
 #
@@ -530,11 +528,10 @@ for h in (1, 8, 32):
     print(f"{h:2} heads: {parameters:,} parameters, {products:,} multiplications")
 
 # %% [markdown]
-# So more heads are free in parameters and multiplications, but each gets narrower. In the paper's Table 3 one head reaches 24.9 BLEU on the development set, 4 heads 25.5, 8 and 16 heads 25.8, and 32 heads, of width 16 each, 25.4.
+# But the more heads, the narrower each is. In the paper's Table 3 one head reaches 24.9 BLEU on the development set, 8 or 16 heads 25.8, and 32 heads, of width 16 each, 25.4.
 #
 # ## Summary
 #
-# - Query, key and value are roles of a token, each with its own matrix.
 # - Every head reads all D features of each token; only the projected vector is split, by `view` and then `transpose`.
 # - One head gives one blend. Several heads answer several questions, at the same cost.
 # - One class serves self-attention, causal attention and cross-attention, and agrees with PyTorch's. The output has the query's length.
@@ -544,8 +541,6 @@ for h in (1, 8, 32):
 # - The projections in the paper's formulas have no biases. Ours do, as in `nn.MultiheadAttention`.
 #
 # ## Exercises
-#
-# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · Split by slicing
 #

@@ -26,7 +26,7 @@
 #
 # *If you read only three cells:* "Attention cannot see order", its table of who sees order; "Sinusoidal positions", the function `sinusoids`; "A shift is a rotation", the picture of the clocks.
 #
-# Shapes in all chapters: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. With one sequence only, as here, its length is T.
+# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. With one sequence only, as here, its length is T.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -126,7 +126,7 @@ titled(
 )
 
 # %% [markdown]
-# A row that is not looked up learns nothing in that step. So rare words are rarely trained.
+# A row that is not looked up learns nothing in that step, so rare words are rarely trained.
 #
 # **Pitfall.** Ids must be integers all the way. They often pass through NumPy or mixed precision, so it is tempting to accept floats and cast them back. `Embeddings` refuses floats.
 #
@@ -341,7 +341,7 @@ class PositionalEncoding(nn.Module):
 
 
 # %% [markdown]
-# `start` is for decoding one token at a time (chapter 8). The table is a *buffer*: it moves to a GPU with the model, but isn't trained.
+# `start` is for decoding one token at a time (chapter 8).
 
 # %%
 torch.manual_seed(6)
@@ -362,7 +362,7 @@ def attend_with_positions(x: Tensor) -> Tensor:
 assert equivariance_gap(attend_with_positions, x[0]) > 0.01  # now it sees order
 
 # %% [markdown]
-# **Pitfall.** What if the sequence is longer than the table? In Python a slice past the end is no error: `pe[start:end]` has fewer rows. Then the addition usually fails, but not always.
+# **Pitfall.** If the sequence is longer than the table, the slice `pe[start:end]` has fewer rows, which is no error in Python. Then the addition usually fails, but not always.
 #
 # **Predict.** The table has 256 rows. Two tokens come at `start=255`. Without `check_length`, which positions do they get?
 
@@ -476,7 +476,7 @@ print(f"sinusoids {shift_error(sinusoids(200, 16), k=3):.4f}")
 print(f"random    {shift_error(torch.randn(200, 16), k=3):.4f}")
 
 # %% [markdown]
-# For the random table the share isn't 1, since fitting 16 numbers to 197 rows explains about 16/197 by chance.
+# For random numbers the share isn't 1: by chance, the fit explains about 16/197.
 #
 # ### Only the distance counts
 #
@@ -504,7 +504,7 @@ assert torch.equal(ahead[:47].argmax(dim=1), torch.arange(3, 50))
 #
 # which is largest at $q = p + k$. The last line of the cell above checks this for k = 3.
 #
-# Today's models keep the rotation but add nothing to the embeddings: they rotate the queries and keys themselves, in every layer. [Chapter 22](ch22_todays_block.ipynb) explains these *rotary positions*.
+# Today's models add nothing to the embeddings: they rotate the queries and keys, in every layer. [Chapter 22](ch22_todays_block.ipynb) explains these *rotary positions*.
 #
 # ## Learned positions
 #
@@ -534,7 +534,7 @@ class LearnedPositions(nn.Module):
 
 
 # %% [markdown]
-# The rows start small (0.02, beside 1 for words). Row 50 learns only from sentences of at least 51 tokens. If these are rare, the row stays noise, and beyond the table there is nothing. Sinusoids are defined everywhere, and the authors hoped that a model could use them beyond the lengths seen in training. Translation quality hardly differed: 25.7 BLEU with learned positions, 25.8 with sinusoids (Table 3, row E).
+# Row 50 learns only from sentences of at least 51 tokens. If these are rare, the row stays noise, and beyond the table there is nothing. Sinusoids are defined everywhere, and the authors hoped that a model could use them beyond the lengths seen in training. BLEU hardly differed: 25.7 with learned positions, 25.8 with sinusoids (Table 3, row E).
 
 # %%
 torch.manual_seed(9)
@@ -569,7 +569,6 @@ print(f"right with learned positions: {who_bites(LearnedPositions(32, dropout=0.
 # %% [markdown]
 # ## Summary
 #
-# - An embedding is a table, and ids must stay integers.
 # - Without positions, attention and the whole encoder are permutation-equivariant: they cannot know who bites.
 # - A sinusoidal position is D/2 clock hands. A shift by k is one rotation for all positions, and dot products depend only on the distance.
 # - The factor $\sqrt{D}$ lifts a small table (variance $1/D$) above the positions, whose length is $\sqrt{D/2}$.
@@ -577,12 +576,9 @@ print(f"right with learned positions: {who_bites(LearnedPositions(32, dropout=0.
 #
 # ## What the paper did that we don't
 #
-# - The paper shares one table between both embeddings and the last layer. In chapter 4 this is a switch.
-# - The paper's formula interleaves sines and cosines, as we do. Its published code puts all sines first. To a model that learns its matrices, the order makes no difference.
+# - The paper's published code puts all sines before all cosines. To a model that learns its matrices, the order makes no difference.
 #
 # ## Exercises
-#
-# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · The distance between two positions
 #
@@ -604,7 +600,7 @@ check(squared_gap)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# A model was trained with `LearnedPositions` of `max_len` 64, and must now read 100 tokens. Its table (64, D) must become a table of 100 rows. Write `stretched(table, max_len)`. The first rows are the learned ones, unchanged. Each further row follows from the one before by one linear map, fitted to the learned rows as in `shift_error`. If `max_len` is not larger, the table is cut. For sinusoids with many more rows than D, the continuation is exact except for rounding. For which tables is it worthless? `solution("stretched")` shows ours.
+# A model was trained with `LearnedPositions` of `max_len` 64, and must now read 100 tokens, so its table (64, D) needs 100 rows. Write `stretched(table, max_len)`. The first rows are the learned ones, unchanged. Each further row follows from the one before by one linear map, fitted to the learned rows as in `shift_error`. If `max_len` is not larger, the table is cut. For sinusoids with many more rows than D, the continuation is exact except for rounding. For which tables is it worthless? `solution("stretched")` shows ours.
 
 
 # %%

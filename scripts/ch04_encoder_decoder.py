@@ -28,8 +28,8 @@
 # *If you read only three cells:* the two layers under "The model on one screen", the table under "One pass, step by step",
 # the check under "The same as `nn.Transformer`".
 #
-# Shapes, here and everywhere: **B** batch, **S** source length, **T** target length, **D** = `d_model`,
-# **H** heads, **V** vocabulary. New here: **F** = `d_ff`, the width inside the feed-forward layer, and **N**, the number of layers.
+# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. New here: **F** = `d_ff`, the width inside the feed-forward layer, and **N**, the number
+# of layers.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -305,8 +305,8 @@ class EncoderDecoder(nn.Module):
 
 
 # %% [markdown]
-# `make_model` puts the Transformer together and calls two helpers. `initialise` chooses the numbers to start with.
-# `tie_weights` can let embeddings and generator share one table (§3.4). Chapter 5 explains both.
+# `make_model` calls two helpers, which chapter 5 explains. `initialise` chooses the numbers to start with.
+# `tie_weights` can let embeddings and generator share one table (§3.4).
 
 
 # %%
@@ -405,11 +405,8 @@ for name, read, given in rows:
     print(f"{name:32}{read:33}{given}")
 
 # %% [markdown]
-# The table shows three things:
-#
-# - From `src_embed.0` to the last `sublayer.2` all results are (B, S, 32) or (B, T, 32): one width, as in the paper (§3.1).
-# - Cross-attention, `src_attn`, reads (2, 4, 32) once and (2, 6, 32) twice: the query comes from the target, key and value from the memory.
-# - The vocabulary's 60 appears only in the last line.
+# Cross-attention, `src_attn`, reads (2, 4, 32) once and (2, 6, 32) twice: the query comes from the target, key and value from the memory.
+# The vocabulary's 60 appears only in the last line.
 #
 # ## Why keys and values come from the memory
 #
@@ -465,7 +462,7 @@ for name, parts in (("attention only", [torch.zeros_like] * 6), ("with feed-forw
     print(f"{name:18} {(bend.norm() / f(a + b).norm()).item():.4f}")
 
 # %% [markdown]
-# The feed-forward layers make the map nonlinear. But they move nothing between positions: `influence` (chapter 1) is 0 off the diagonal.
+# The feed-forward layers move nothing between positions: `influence` (chapter 1) is 0 off the diagonal.
 
 # %%
 from_position = influence(thinks[0], a)  # (T, T)
@@ -584,9 +581,8 @@ def parameters_by_hand(
 
 
 # %% [markdown]
-# The paper's models share one vocabulary of about 37,000 pieces of words between the two languages (§5.1) and tie all tables. Table 3 gives 65 million
-# parameters for *base* and 213 million for *big*. The third row below has the sizes of chapter 9's model, which is pre-norm and so has 1,024 more numbers.
-# On the `meta` device, tensors have a shape but no content.
+# The paper's models share one vocabulary of about 37,000 pieces of words between the two languages (§5.1) and tie all tables; their
+# sizes are in Table 3. The third row below has the sizes of chapter 9's model, which is pre-norm and so has two LayerNorms more.
 #
 # **Predict.** Which part is the largest in *base*? And in the small one?
 
@@ -616,11 +612,8 @@ pd.DataFrame(counted).rename(columns={"all": "all, millions", "paper": "paper, m
 # > **In short.** Copy our weights into PyTorch's Transformer. If every output and every gradient agrees, then each formula above
 # > means what the field means by it.
 #
-# Three things differ in the packaging:
-#
-# - PyTorch stacks query, key and value matrices into one `in_proj_weight` (3D, D).
-# - Its masks say what to **hide** (True = ignore), ours what to **allow**.
-# - It puts a final LayerNorm on both stacks, *even for post-norm*, where the paper has none. We remove it.
+# As in chapter 2, PyTorch stacks query, key and value matrices, and its masks say what to **hide**. It also puts a final LayerNorm on both
+# stacks, *even for post-norm*, where the paper has none. We remove it.
 
 
 # %%
@@ -740,18 +733,14 @@ for state, noise in (("fresh", 0.0), ("scrambled", 0.1)):
 # - The encoder turns the source into the memory, once per sentence. In cross-attention, keys and values come from the memory, queries from the target.
 # - Attention moves information between positions; the feed-forward layer works on each alone, and isn't linear.
 # - No output sees a later target token, and none at a real token sees a pad.
-# - Base has 63.1 million parameters (paper: 65), big 214.3 (paper: 213).
 # - Outputs and gradients equal those of `nn.Transformer`.
 #
 # ## What the paper did that we don't
 #
-# - §3.2.2 writes the attention projections as plain matrices, and the paper's code (tensor2tensor) has no biases there. We have them because `nn.Transformer` does.
-# - The generator in that code has no bias. Ours has one, starting at 0.
+# - The paper's code (tensor2tensor) has no biases in the attention projections (chapter 2) and none in the generator. Ours has them.
 # - We also use dropout on attention weights and inside the feed-forward layer, as the paper's later code and `nn.Transformer` do.
 #
 # ## Exercises
-#
-# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · Count an encoder
 #
@@ -818,7 +807,7 @@ check(fresh_stack)
 # <details><summary>An answer</summary>
 #
 # With `scramble`, both. Without it, swapped matrices still show, since they differ from the start. A forgotten bias doesn't: biases start at 0, so
-# the outputs agree. Only the gradients differ: the broken function converts them too, and puts zeros in place of the bias's gradient.
+# the outputs agree. Only the step shows it: PyTorch's bias has moved by its gradient, and the broken function again puts zeros in its place.
 #
 # </details>
 #

@@ -27,8 +27,7 @@
 #
 # *If you read only three cells:* the chart under "A road for the gradient", the table under "A table's first numbers", the chart under "Signals through twelve layers".
 #
-# Residual connections, LayerNorm, and the numbers that a model starts with are there mainly so that the model can learn. Shapes as before: **B** batch, **T** tokens,
-# **D** = `d_model`, **V** vocabulary, **N** layers.
+# Shapes as before: **B** batch, **T** tokens, **D** = `d_model`, **V** vocabulary, **N** layers.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -119,15 +118,15 @@ titled(
 )
 
 # %% [markdown]
-# Without the road the gradient is lost. With it the gradient even grows, since each layer adds something.
+# With the road the gradient even grows, since each layer adds something.
 #
 # ## LayerNorm
 #
 # > **In short.** Every token's vector is brought to the same scale: mean 0, variance 1. Then the model may stretch and shift each feature.
 #
 # Chapter 4 gave the formula; its variance is the mean of the D squares, $\sigma^2 = \frac1D \sum_i (x_i - \mu)^2$.
-# Unlike batch normalisation, LayerNorm looks at no other token, so a token's result doesn't depend on the batch or on padding. The small $\epsilon$ keeps the root above 0 for a constant vector.
-# The check: ours agrees with `nn.LayerNorm`, gradients included.
+# LayerNorm looks at no other token, so a token's result doesn't depend on the batch or on padding. The small $\epsilon$ keeps the root above 0 for a constant vector.
+# Ours agrees with `nn.LayerNorm`, gradients included:
 
 # %%
 torch.manual_seed(0)
@@ -171,7 +170,7 @@ print(f"noise: ours {LayerNorm(64)(noise).abs().max().item():.2f}, ε outside {s
 
 # %% [markdown]
 # The largest entry is 2.3 times the noise's size. With ε under the root we divide by $\sqrt{10^{-8} + 10^{-5}}$ = 0.0032, and it stays small: 0.07. With ε outside
-# we divide by $10^{-4} + 10^{-6}$, and the noise becomes a full signal: 2.32 (10⁻⁵ outside would give 2.1).
+# we divide by $10^{-4} + 10^{-6}$, and the noise becomes a full signal: 2.32.
 #
 # ## Before or after
 #
@@ -188,8 +187,7 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** A text may state post-norm above code that runs pre-norm, because the paper's own code changed to
-# pre-norm later. One test distinguishes the two: give the class a sublayer that returns zeros. Pre-norm must return $x$ itself, post-norm LayerNorm($x$).
+# **Pitfall.** A text may state post-norm above code that runs pre-norm. One test distinguishes the two: give the class a sublayer that returns zeros. Pre-norm must return $x$ itself, post-norm LayerNorm($x$).
 
 # %%
 x = 3 * torch.randn(4, 7, 16) + 1
@@ -205,7 +203,7 @@ assert torch.equal(pre(x, torch.zeros_like), x)
 #
 # If the entries of $x$ are independent with variance 1, and those of $W$ ($n_\text{in}$ to $n_\text{out}$) independent with mean 0, each entry of $xW$ has
 # variance $n_\text{in}\operatorname{Var}(W)$. Going backwards, the variance of the gradient is multiplied by
-# $n_\text{out}\operatorname{Var}(W)$. Both can be 1 only if $n_\text{in} = n_\text{out}$. Xavier initialisation (Glorot and Bengio, 2010) is a compromise; the paper's code uses it too:
+# $n_\text{out}\operatorname{Var}(W)$. Both can be 1 only if $n_\text{in} = n_\text{out}$. Xavier initialisation (Glorot and Bengio, 2010) is a compromise:
 #
 # $$ \operatorname{Var}(W) = \frac{2}{n_\text{in} + n_\text{out}}, \qquad W \sim U(-a, a),\; a = \sqrt{\frac{6}{n_\text{in} + n_\text{out}}} . $$
 #
@@ -230,7 +228,7 @@ for name, start in starts.items():
 # %% [markdown]
 # PyTorch's default loses a factor of $\sqrt3$ each time, 729 in twelve. `initialise` gives all matrices except the tables Xavier's variance, and sets all biases to 0.
 #
-# **Pitfall.** After copying the layers, a Xavier loop touches only "everything with more than one dimension". Biases have one dimension, so they
+# **Pitfall.** A Xavier loop over "everything with more than one dimension" leaves out the biases. In copied layers they
 # keep PyTorch's random default instead of 0, the same numbers in every copy.
 
 
@@ -304,8 +302,8 @@ for name, one in (("tied", tied), ("copied", untied)):
 # by $\sqrt D$ (chapter 3). In the generator, a score is a dot product of D terms with a vector of variance 1. With entries of variance $1/D$, embeddings and
 # logits both have a spread of about 1.
 #
-# A model that knows nothing has a loss of $\ln V$. If logits are independent $N(0, s^2)$ with a small $s$, the first loss is about $\ln V + s^2/2$, since
-# $\ln \sum_j e^{z_j} ≈ \ln V + s^2/2$.
+# A model that knows nothing has a loss of $\ln V$. If logits are independent $N(0, s^2)$ with a small $s$, then
+# $\ln \sum_j e^{z_j} ≈ \ln V + s^2/2$, which is about the first loss.
 #
 # **Predict.** V = 5000, so $\ln V$ = 8.52; D = 128. What will the first loss be for a table drawn from N(0, 1), PyTorch's default for `nn.Embedding`?
 
@@ -331,14 +329,12 @@ pd.DataFrame(rows)
 # %% [markdown]
 # With N(0, 1), $s = \sqrt{128}$ isn't small, and the formula (72.5) can't be trusted. The vector of the word just read is still in the output, and
 # the table is tied, so the model is sure of that word before any training. With Xavier's entries the loss is near $\ln V$, but the embeddings are far smaller
-# than the positions added to them (0.7 in root mean square). Look at the first loss in any training: if it is much above
+# than the positions added to them (0.7 in root mean square). If the first loss of a training is much above
 # $\ln V + \frac12$, something is already wrong.
 #
 # ## Signals through twelve layers
 #
 # > **In short.** The place of the LayerNorm decides how large a layer's output is, and how much gradient the layer gets.
-#
-# Two untrained models, post-norm and pre-norm, 6 + 6 layers each, get the same batch.
 
 
 # %%
@@ -371,7 +367,7 @@ def layer_signals(model: EncoderDecoder, src: Tensor, tgt: Tensor, labels: Tenso
 
 
 # %% [markdown]
-# **Predict.** In which of the two do the outputs grow with depth? In which does the gradient fade on its way down?
+# **Predict.** Two untrained models differ only in the LayerNorm's place. In which do the outputs grow with depth? In which does the gradient fade on its way down?
 
 # %%
 size = {"N": 6, "d_model": 128, "d_ff": 512, "h": 4, "dropout": 0.0}
@@ -396,7 +392,7 @@ titled(
 
 # %% [markdown]
 # In post-norm's decoder, the sum $x + f(x)$ has a spread above 1. Each LayerNorm divides the sum and its gradient by that spread, three times a layer.
-# The last layer gets eight times the gradient of the first.
+# So the gradient fades.
 #
 # In pre-norm nothing is divided, so the outputs grow. The gradient that arrives at the last layer also arrives at the first, plus what the sublayers send back: all
 # gradients lie within a factor of three.
@@ -414,8 +410,8 @@ assert common["E6"] > 0.8 and common["D6"] < 0.3
 #
 # > **In short.** Placement and warm-up decide how fast a deep model learns in its first steps.
 #
-# In warm-up the learning rate rises slowly from 0 (chapter 6). We run a race: forty steps of Adam on "copy these six
-# symbols", with 6 + 6 layers and a learning rate of 0.003. Post-norm runs without warm-up and with 25 steps of it.
+# In warm-up the learning rate rises slowly from 0 (chapter 6). The race is forty steps of Adam on "copy these six
+# symbols", with 6 + 6 layers and a rate of 0.003. Post-norm runs without warm-up and with 25 steps of it.
 
 
 # %%
@@ -456,7 +452,7 @@ assert max(ends[0]) < min(ends[1]) - 0.1 and max(ends[1]) < min(ends[2])  # no s
 # %% [markdown]
 # The seeds agree. At this size and this rate, pre-norm learns without warm-up, and warm-up helps post-norm. Xiong
 # et al. (2020) report the same for full training runs. It is not a law: in chapter 19's full runs, with two layers a side, dropping warm-up
-# costs both about the same, and post-norm's loss ends 0.15 higher.
+# costs both about the same.
 #
 # ## Summary
 #
@@ -503,8 +499,7 @@ check(two_sums_norm)
 #
 # *code · difficulty ●●● · worth ●●● · 30 minutes*
 #
-# Make a trained pre-norm model deeper, without starting over. Write `deepened`: a new model with N
-# layers on each side that computes exactly what `model` computes. The new layers come on top of
+# Write `deepened`: a new pre-norm model with N layers on each side that computes exactly what the trained `model` computes. The new layers come on top of
 # the old ones and can learn. Which numbers of a pre-norm layer must be 0 for it to be the identity? Which must *not* be? And why is there no
 # such trick for post-norm? `solution("deepened")` shows ours.
 

@@ -207,7 +207,7 @@ for row in facts["unknown"]:
     print(f"Multi30k, min_freq={row['min_freq']}: {real}, in {row['sentences']:.0%} of sentences")
 
 # %% [markdown]
-# Three unknown words in a hundred don't sound like many, but a quarter of the test sentences have one. German makes it worse, since anyone may make a new compound word: *Feuerwehrmann* (fireman), *Feuerwehrwagen* (fire engine), *Feuerwehrwagenfahrer* (its driver).
+# Three unknown words in a hundred don't sound like many, but a quarter of the test sentences have one. German makes it worse, since anyone may make a new compound word, such as *Feuerwehrwagenfahrer* (the driver of a fire engine).
 #
 # ## 4 · Subwords
 #
@@ -467,7 +467,7 @@ print("src_mask", batch.src_mask.int().tolist(), tuple(batch.src_mask.shape))
 print("tgt_mask", tuple(batch.tgt_mask.shape), "and", batch.ntokens, "labels that count")
 
 # %% [markdown]
-# *Keiner* is three pieces; *kleiner* would be one. The tensors and masks are those of chapter 6. Decoded, the rows are the two captions again:
+# *Keiner* is three pieces; *kleiner* would be one. Decoded, the rows are the two captions again:
 
 # %%
 assert [bpe.decode(row) for row in batch.src.tolist()] == [german for german, _ in two]
@@ -543,16 +543,10 @@ def token_batches(
     return batches
 
 
-# %% [markdown]
-# On the sample corpus:
-
 # %%
 train = encode_pairs(corpus["train"], tokenizer)  # of 1,000 pieces
 buckets = token_batches(train, 2048, random.Random(0))
 print(f"{len(buckets)} batches of {min(map(len, buckets))} to {max(map(len, buckets))} sentences")
-
-# %% [markdown]
-# **Picture.** Sixteen targets in random order, and sixteen from one bucket.
 
 # %%
 typical = sorted(buckets, key=lambda batch: len(train[batch[0]].tgt))[len(buckets) // 2]
@@ -685,16 +679,4 @@ def budget_batches(
 check(budget_batches)
 
 # %% [markdown]
-# ### Exercise 4 · Three verbs that begin alike
-#
-# *think · difficulty ●●○ · worth ●●○ · 10 minutes*
-#
-# Find sentences of the sample corpus in which *sieht* becomes *is looking at*, *is watching* and *sees*. What must a model look at to tell them apart, and how many words away is it?
-#
-# <details><summary>An answer</summary>
-#
-# *Sieht … an* is *is looking at*, *sieht … zu* is *is watching*, and *sieht, dass …* is *sees*. Between the two parts of the verb stands the object with all that describes it, so the second part is three to seven words away; *dass* is the very next word.
-#
-# </details>
-#
 # Next: [Chapter 8 · Decoding](ch08_decoding.ipynb)

@@ -73,7 +73,7 @@ from scripts.engine.settings import build_model
 #
 # > **In short.** The trained model never writes a sentence. Asked "what comes next?", it gives every word a probability. A search has to choose, word after word.
 #
-# The probability of a whole target sentence $y = (y_1, \dots, y_T)$, where $y_T$ is `</s>`, is a product, and its logarithm is a sum:
+# The probability of a target sentence $y = (y_1, \dots, y_T)$, where $y_T$ is `</s>`, is a product, and its logarithm is a sum:
 #
 # $$\log p(y \mid x) = \sum_{t=1}^{T} \log p(y_t \mid y_1, \dots, y_{t-1}, x)$$
 #
@@ -92,7 +92,7 @@ def next_log_probs(
 
 
 # %% [markdown]
-# We begin with a model that we can check by hand: a phrase book of nine words, in which the next word depends only on the last. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it.
+# We begin with a model that we can check by hand: a phrase book of nine words. The next word depends only on the last. `PhraseBook` has our Transformer's parts (`encode`, `decode`, `generator`), so our searches run on it.
 
 # %%
 NEXT_WORD: dict[str, dict[str, float]] = {
@@ -130,7 +130,7 @@ for text, p in list(probability.items())[:4]:
     print(f"p = {p:.3f}  {text}")
 
 # %% [markdown]
-# After "the", the likeliest first word, the model hesitates between three nouns; after "a" it doesn't, and "a dog sleeps" is almost twice as likely as greedy's sentence. This is a *search error*: the model knew better.
+# After "the", the likeliest first word, the model hesitates between three nouns; after "a" it doesn't. Greedy's sentence is a *search error*: the model knew better.
 #
 # **Pitfall: one sentence, a fixed number of steps.** Many first versions decode each sentence by itself, and go on long after its end, where the model was never trained:
 
@@ -159,7 +159,7 @@ for name, way in (("ours", ours), ("wrong", wrong)):
 #
 # > **In short.** Keep the K best unfinished sentences, not only one.
 #
-# At each step, each of the K prefixes is continued by each of the V words. Of the K likeliest candidates, those that end with `</s>` are finished. Of all that don't end, the K likeliest go on. The search stops when K sentences have finished. (A prefix that goes on could still win: chapter 13.) K = 1 is greedy decoding.
+# At each step, each of the K prefixes is continued by each of the V words. Of the K likeliest candidates, those that end with `</s>` are finished. Of all that don't end, the K likeliest go on. The search stops when K sentences have finished. K = 1 is greedy decoding.
 
 
 # %%
@@ -377,7 +377,7 @@ greedy, wide = (plain_translate(trained, questions, beam=K) for K in (1, 4))
 pd.DataFrame({"source": questions, "greedy": greedy, "beam of 4": wide})
 
 # %% [markdown]
-# The sample corpus has no pirate, and no search can fix what the model doesn't know. *Sweatering*, though, is a search error, and the beam corrects it. At step `max_len` the K best come out unfinished, so `max_len` = t shows the beam after t steps, with log-probabilities (and without *Sometimes, a girl*). At step 10 *swe* leads. **Predict.** At which step does *sell* take the lead?
+# The sample corpus has no pirate, and no search can fix what the model doesn't know. *Sweatering*, though, is a search error, and the beam corrects it. At step `max_len` the K best come out unfinished, so `max_len` = t shows the beam after t steps, with log-probabilities. At step 10 *swe* leads. **Predict.** At which step does *sell* take the lead?
 
 # %%
 src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
@@ -419,7 +419,7 @@ plain[["log_prob", "length_ratio", "bleu"]].assign(**{"bleu, α = 0.6": normed["
 # %% [markdown]
 # Wider beams find likelier outputs, and shorter ones. BLEU falls by half a point from K = 5 to 100, which on 300 captions may be chance. With α = 0.6 no harm is seen even at K = 100.
 #
-# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has ln(0.1/8,192) = −11.3, however long the source is. Our outputs have about −5; three times as long, they would fall below the empty one. For 3% of the captions the empty output is already likelier than all that a beam of 100 found. (The beam misses it: `</s>` isn't among the 100 likeliest first tokens.) Here is a caption where the curse strikes:
+# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has ln(0.1/8,192) = −11.3, however long the source is. Our outputs have about −5; three times as long, they would fall below the empty one. For 3% of the captions the empty output is already likelier than all that a beam of 100 found. Here is a caption where the curse strikes:
 #
 # - source: *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee.*
 # - reference: *A little girl donates to the Salvation Army near a storefront with white, plastic containers.*
@@ -490,7 +490,7 @@ def decoder_step(
 
 
 # %% [markdown]
-# In `CopiedCache`, `step` continues every prefix by a token, and `logits` turns what `step` returns into scores of the next token. (`follow` and `keep` are for chapter 13.)
+# `CopiedCache` holds the keys and values between steps. (`follow` and `keep` are for chapter 13.)
 
 
 # %%
@@ -602,7 +602,7 @@ kept_chart(*(list(map(piece, ids)) for ids in (hund[0].tolist(), read)), kib=a_p
 #
 # $$q(w) \propto p(w)^{1/\tau}$$
 #
-# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 the unlikely ones.
+# τ < 1 favours the likely words (τ → 0 is greedy decoding), τ > 1 gives the unlikely ones a larger share.
 #
 # Label smoothing (ε = 0.1) teaches our models to leave a tenth of the probability to all other words. So two settings cut unlikely words off. *Top-k* keeps the k likeliest. The *nucleus* (top-p, Holtzman et al. 2020) keeps the fewest words whose probabilities sum to at least p.
 
@@ -647,9 +647,6 @@ first_word = book.log_table[BOS].unsqueeze(0)  # (1, V)
 by_temperature = {t: sharpened(first_word, t)[0] for t in (0.25, 0.5, 1.0, 2.0)}
 temperature_chart(by_temperature, book.words)
 
-# %% [markdown]
-# `drawer` makes the rule by which `write_one_by_one` picks a token:
-
 
 # %%
 def drawer(
@@ -685,7 +682,7 @@ sampled = pd.DataFrame(record["sampling"]).fillna({"top_p": 1.0})
 sampled[["temperature", "top_p", "bleu", "chrf2"]]
 
 # %% [markdown]
-# Compared with greedy decoding, a plain draw costs 14 BLEU. The nucleus brings almost 6 of them back, and a low temperature nearly all.
+# A plain draw costs 14 BLEU. The nucleus brings almost 6 of them back, and a low temperature nearly all.
 #
 # ## Minimum Bayes risk
 #
@@ -732,12 +729,11 @@ for text in ("a dog sleeps", mbr_choice(drawn, sentence_chrf)):
 pd.DataFrame(record["mbr"])[["samples", "bleu", "chrf2"]]
 
 # %% [markdown]
-# One such sample has 38 BLEU; the one that agrees best with all 32 has 42.3. As far as 300 captions can tell, this is the level of a beam of 5 with α = 0.6. The price is 32 texts and up to 32² comparisons per sentence. With a learned $u$, people too prefer such a choice to the beam's (Freitag et al. 2022).
+# One such sample has 38 BLEU; the one that agrees best with all 32 has 42.3. As far as 300 captions can tell, this is the level of a beam of 5 with α = 0.6. The price is 32 texts and up to 32² comparisons per sentence.
 #
 # ## Summary
 #
-# - Greedy decoding can't go back.
-# - Beam search keeps K prefixes, out of K · V candidates.
+# - Greedy decoding can't go back. Beam search keeps K prefixes.
 # - Likelihood favours short outputs; a length penalty balances that.
 # - A wider beam finds likelier texts. Too wide a beam can do harm; on our captions we hardly see it.
 # - A cache keeps keys and values, so a step computes only one token.
@@ -772,7 +768,7 @@ check(misleading_table)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. With this, a search finds the likeliest text exactly (Stahlberg and Byrne 2019). Write `likeliest_text(model, src, max_len)` for one source (1, S). A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
+# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. With this, a search finds the likeliest text exactly. Write `likeliest_text(model, src, max_len)` for one source (1, S). A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
 
 
 # %%

@@ -78,7 +78,7 @@ from scripts.studies.verdict import Verdict, verdicts
 #
 # > **In short.** All the parts exist: corpus and batches (chapter 7), model (4), training step (6), search (8). One loop joins them.
 #
-# With a GPU this notebook makes a real run: all of Multi30k and the preset (named settings) `small`, for 18 epochs. Without one it is a toy that takes seconds, on short captions of the sample corpus. The outputs stored here are the toy's, in float64, so that the digits don't depend on the CPU.
+# With a GPU this notebook makes a real run: all of Multi30k and the preset (named settings) `small`, for 18 epochs. Without one it is a toy that takes seconds, on short captions of the sample corpus. The outputs stored here are the toy's.
 
 # %%
 gpu = torch.cuda.is_available()
@@ -330,7 +330,7 @@ pd.Series(astray, name="ends astray by").rename_axis("forgotten").to_frame()
 # - the random generators' states, from which dropout draws;
 # - the settings that change a step (resuming with others is refused).
 #
-# [`Training`](../scripts/engine/training.py), the class behind `python -m scripts.train`, saves all this after each epoch and every `save_every` steps. Unlike the small run, it needn't save the generator that shuffles the batches: `epoch_plan` seeds a new one from the run's seed and the epoch's number. The `Step` below is chapter 6's `train_step`.
+# [`Training`](../scripts/engine/training.py), the class behind `python -m scripts.train`, saves all this after each epoch and every `save_every` steps. It needn't save the generator that shuffles the batches: `epoch_plan` seeds a new one from the run's seed and the epoch's number. The `Step` below is chapter 6's `train_step`.
 
 
 # %%
@@ -418,7 +418,7 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
 #
 # > **In short.** One loss that is NaN ("not a number") makes nearly all weights NaN. Check before a weight moves, and say where it happened.
 #
-# A rate that is too high or a bug can make a loss overflow. **Predict.** How many weights survive one such step of a loop that doesn't check?
+# **Predict.** A loop that doesn't check takes a step on such a loss. How many weights survive?
 
 # %%
 victim = copy.deepcopy(model)
@@ -430,7 +430,7 @@ left = parameters_to_vector(victim.parameters())
 print(f"{left.isfinite().sum()} of {len(left):,} weights")
 
 # %% [markdown]
-# A `Step` checks loss and gradient first, and `Training` says where it happened.
+# `Step` checks first, and `Training` says where it happened:
 
 # %%
 with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
@@ -493,9 +493,9 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 # python -m scripts.train --preset small --resume   # after an interruption
 # ```
 #
-# `--help` lists the options, which are the fields of `TrainConfig`.
+# `--help` lists the options.
 #
-# A run writes into `runs/NAME`: the best model (its numbers rounded to 16 bits), the last two states, `log.csv`, a model card, and `record.json` with the command, machine, settings, epochs, and the test scores of the model *as loaded from its file*.
+# A run writes into `runs/NAME`: the best model (its numbers rounded to 16 bits), the last two states, `log.csv`, a model card, and `record.json` with the command, machine, settings, epochs, and test scores.
 #
 # The command computes the same step faster than our loop (chapter 12). `torchrun` starts a process for each GPU:
 #
@@ -510,7 +510,7 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 #
 # > **In short.** Look at curves, then scores, then sentences.
 #
-# The command printed below trained the shipped model on 29,000 pairs of captions ([record](../results/multi30k-de-en.json)). **Predict.** A model that always knew the next piece would have perplexity 1. At what perplexity does validation end, and why not at 1?
+# The command printed below trained the shipped model ([record](../results/multi30k-de-en.json)). **Predict.** A model that always knew the next piece would have perplexity 1. At what perplexity does validation end, and why not at 1?
 
 # %%
 print(record["repeat"])
@@ -530,13 +530,13 @@ history_chart(
 score_table("multi30k-de-en")
 
 # %% [markdown]
-# Read these four captions of test_2016_flickr before you trust a number:
+# Four captions of test_2016_flickr:
 
 # %%
 sample_table("multi30k-de-en")
 
 # %% [markdown]
-# Three translations are wrong: "throwing", "Boon", "spraying". Chapter 10 asks how far to trust 41.6 BLEU.
+# Three translations are wrong: "throwing", "Boon", "spraying".
 #
 # ## What each ingredient is worth
 #
@@ -572,7 +572,7 @@ for name in ("Muon", "Xavier's tables"):
 ingredient_chart(recipe, "Three changes do harm; no gain can be told from chance", told)
 
 # %% [markdown]
-# Three do harm, perhaps because five epochs are too few for them: dropout 0.3 and BPE-dropout hold back a model that has hardly begun to overfit, and a quarter of the rate learns too slowly. (BPE-dropout and R-Drop had one run each.) Muon and Xavier's tables would each pass alone. Here three rows come before them, so the bar is 0.05/5, and they fail.
+# Three do harm, perhaps because five epochs are too few: dropout 0.3 and BPE-dropout hold back a model that hardly overfits yet, and a quarter of the rate learns too slowly. (BPE-dropout and R-Drop had one run each.) Muon and Xavier's tables would each pass alone. Here three rows come before them, so the bar is 0.05/5, and they fail.
 #
 # ## Summary
 #
@@ -583,7 +583,7 @@ ingredient_chart(recipe, "Three changes do harm; no gain can be told from chance
 #
 # ## What the paper did that we don't
 #
-# - It trained its base model for 100,000 steps on eight GPUs, with about 25,000 tokens a side in a batch.
+# - It trained its base model for 100,000 steps, with about 25,000 tokens a side in a batch.
 # - It used post-norm and the inverse-square-root rate. Our `small` is pre-norm, with a cosine.
 # - It averaged the checkpoints of its final models (§6.1), and says nothing about seeds.
 #

@@ -90,7 +90,7 @@ pd.DataFrame({"source": sources, "reference": references} | two)
 #
 # > **In short.** How many of the output's words, pairs, triples and quadruples also occur in a human's translation? And is the output long enough?
 #
-# BLEU (Papineni et al. 2002) compares outputs with references. Its parts are summed over the *whole corpus*:
+# BLEU (Papineni et al. 2002) sums its parts over the *whole corpus*:
 #
 # 1. An **n-gram** is a run of n words. $p_n$ is the share of the output's n-grams that also occur in the reference. Each counts at most as often as it occurs there.
 # 2. A single safe word would have a precision of 100%. The **brevity penalty** corrects for that. With c tokens of output and r tokens of reference, it is $\text{BP} = \min(1, e^{\,1 - r/c})$.
@@ -158,7 +158,7 @@ def bleu_parts(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[s
 
 
 # %% [markdown]
-# Three of the beam's ten are short enough to count by eye. The outputs have 8 + 7 + 15 = 30 tokens (a full stop is one). **Predict.** How many of the 30 have a match? How many of the 27 pairs?
+# Three of the beam's ten are short enough to count by eye. The outputs have 30 tokens (a full stop is one). **Predict.** How many of the 30 have a match? How many of the 27 pairs?
 
 # %%
 chosen = [4, 8, 1]
@@ -173,7 +173,7 @@ print("matches", parts.matches, "of", parts.totals)
 print("precisions in %:", [round(p, 2) for p in parts.precisions])
 
 # %% [markdown]
-# Six words, in brackets, have no match ("terrier" only because of its capital). BLEU can't tell that "Boon" is nonsense and "repair" is right: each costs the same.
+# Six words, in brackets, have no match ("terrier" only because of its capital). BLEU can't tell that "Boon" is nonsense and "repair" is right.
 #
 # sacreBLEU (Post 2018), the standard program, finds the same parts. Its *signature* names what changes the number: one reference per sentence (`nrefs:1`), whether capitals count (`case:mixed`), the tokeniser, the smoothing, and the version.
 
@@ -213,7 +213,7 @@ print(analysis["model"], analysis["split"], analysis["signatures"]["bleu"])
 pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
-# On ten captions greedy decoding is ahead; on a thousand the beam is, by 1.4 points. Without the brevity penalty (last column) its lead would be two points: its n-grams match better, but its texts are shorter (96% of the references' length).
+# On ten captions greedy decoding is ahead; on a thousand the beam, by 1.4 points. Without the brevity penalty (last column) its lead would be two points: its n-grams match better, but its texts are shorter.
 #
 # To score your own model (with the corpus of [chapter 7](ch07_multi30k.ipynb)): `python -m scripts.evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5`.
 #
@@ -221,7 +221,7 @@ pd.DataFrame(rows).T.round(2)
 #
 # > **In short.** The same texts can score 40 or 65. A BLEU without its signature can't be compared.
 #
-# **Pitfall.** Some tutorials quote a BLEU that they never computed. Others report what looks like BLEU and isn't. In the table below, all rows except the last score the *same* texts. **Predict.** Which come out higher than the first?
+# **Pitfall.** Some tutorials quote a BLEU that they never computed. Others report what looks like BLEU and isn't. In the table all rows except the last score the *same* texts. **Predict.** Which come out higher than the first?
 
 
 # %%
@@ -276,13 +276,13 @@ pd.DataFrame({"ten captions": ten, "1,000, recorded": analysis["figures"]}).roun
 # - **Lower-cased**, a little: words match that differ only in capitals.
 # - **Letters**, by far: they match often, even in wrong words.
 #
-# *Split at spaces*, each full stop stays attached to the last word. *The mean over sentences* gives a caption of four words the same weight as one of thirty.
+# *The mean over sentences* gives a caption of four words the same weight as one of thirty.
 #
 # ### A BLEU that teacher forcing wrote
 #
-# **Pitfall.** For the last row of the table, we joined the model's first choices at every place of the *reference*. Each choice was made after the human's words, not the model's own.
+# **Pitfall.** For the last row we joined the model's first choices at every place of the *reference*, each made after the human's words.
 #
-# On the ten captions this figure is over three points *below* the same model's greedy BLEU (50.8), since the words needn't fit together. On the 1,000 it is about the same: 40.3 against 40.2. A weak model, which loses its way on its own words, would be flattered. So the figure is wrong in an unknown direction.
+# On the ten captions this figure is over three points *below* greedy BLEU (50.8), since the words needn't fit together. On the 1,000 it is about the same: 40.3 against 40.2. A weak model, which loses its way on its own words, would be flattered. So the figure is wrong in an unknown direction.
 #
 # ## chrF: letters instead of words
 #
@@ -327,7 +327,7 @@ for text in (near, far):
 print(f"1,000 captions: greedy {by_beam[1]['chrf2']:.1f}, the beam {by_beam[5]['chrf2']:.1f}")
 
 # %% [markdown]
-# BLEU doesn't distinguish the two; chrF does. On the thousand captions chrF prefers the beam, too.
+# BLEU doesn't distinguish the two; chrF does.
 #
 # ## What no counting sees
 #
@@ -335,7 +335,7 @@ print(f"1,000 captions: greedy {by_beam[1]['chrf2']:.1f}, the beam {by_beam[5]['
 #
 # **COMET** ([Rei et al. 2020](https://arxiv.org/abs/2009.09025)) is such a model. It reads source, output and reference, and predicts the verdict. In its authors' comparison it agreed with people better than earlier metrics.
 #
-# **People** are the standard for the others. [Freitag et al. (2021)](https://aclanthology.org/2021.tacl-1.87) had professional translators mark each error with its kind and weight (MQM). Their ranking of the systems was substantially different from that of crowd workers: it matters *who* judges. We have neither COMET nor judges, so at the end we read.
+# **People** are the standard for the others. [Freitag et al. (2021)](https://aclanthology.org/2021.tacl-1.87) had professional translators mark each error with its kind and weight (MQM). Their ranking of the systems differed substantially from that of crowd workers: it matters *who* judges. We have neither COMET nor judges, so at the end we read.
 #
 # ## Is the difference real?
 #
@@ -455,12 +455,12 @@ print(f"{narrower:.0f} times narrower; the root of 100 is 10 (ten captions tell 
 chance_chart(analysis)
 
 # %% [markdown]
-# None of ten thousand swaps gives so large a difference, and none of a thousand draws favours greedy decoding. So for this model and captions like these the beam has the higher BLEU, by 0.8 to 2. The interval shrinks about as $1/\sqrt N$.
+# So for this model and captions like these the beam has the higher BLEU, by 0.8 to 2. The interval shrinks about as $1/\sqrt N$.
 #
 # This result has two limits:
 #
 # - It is about other *sentences*, not about other training seeds (chapter 9).
-# - It is about BLEU. No readers were asked which they prefer.
+# - It is about BLEU. No readers were asked.
 #
 # **Pitfall.** *A p that finds equals different.* sacreBLEU's own paired bootstrap gives a p, too. Its draws scatter around the measured difference; those of equals would scatter around 0. So one must subtract the draws' mean, *then* drop the signs. sacreBLEU drops the signs first, and p comes out too small.
 #
@@ -505,7 +505,7 @@ for name, count in alarms.items():
 #
 # ### Choosing on the test set
 #
-# The beam's α is the paper's, 0.6. The record has eleven values, on two splits; those below 0.6, not shown, score lower on both.
+# The beam's α is the paper's, 0.6. The record has eleven values, on two splits; those below 0.6 score lower on both.
 
 # %%
 splits = {"validation": "penalties_on_val", "test": "penalties"}
@@ -518,7 +518,7 @@ chosen = by_alpha["validation"].idxmax()
 print(f"validation chooses α = {chosen}; on the test it has {by_alpha['test'][chosen]:.2f} BLEU")
 
 # %% [markdown]
-# **Pitfall.** To choose α by the test column and report its 42.06 is to train on the test set: the highest of eleven figures is partly luck. Choose on the validation split (the paper did, §6.1), and read the test once. That gives 41.90, still 0.3 above our 41.6. (Our 0.6 was fixed before we looked.)
+# **Pitfall.** To choose α by the test column and report its 42.06 is to train on the test set: the highest of eleven figures is partly luck. Choose on the validation split (the paper did, §6.1), and read the test once. (Our 0.6 was fixed before we looked.)
 #
 # ## Where does it err?
 #
@@ -537,7 +537,7 @@ print(f"{longest['sentences']} sources of 18 words or more: {gap:.0f} BLEU below
 length_chart(analysis)
 
 # %% [markdown]
-# Up to 17 words the bars overlap. The bar of the longest captions lies below them all. The chart can't say why.
+# Only the longest captions score lower. The chart can't say why.
 #
 # ### Rare words, common words
 #
@@ -566,7 +566,7 @@ sentence_table(analysis, "worst")
 # - BLEU is four clipped n-gram precisions and a brevity penalty, over a whole corpus. Report its signature.
 # - An interval and a p say what chance in the sentences can do.
 # - Test a test on equals before you trust its p. Choose on validation, report on test.
-# - A mismatch with one reference isn't yet a mistake. Somebody has to read.
+# - A mismatch isn't yet a mistake: somebody has to read.
 #
 # ## What the paper did that we don't
 #

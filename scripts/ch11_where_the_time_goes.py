@@ -72,7 +72,7 @@ torch.set_default_dtype(torch.float64)  # for the checks; whatever is timed here
 #
 # A training step of our model takes 0.65 seconds on the machine of this chapter's record. Is that good?
 #
-# We use chapter 9's model: 3 + 3 layers, D = 256, feed-forward 1,024, 8 heads, V = 8,192, all tables tied, in batches of 2,048 tokens a side; only dropout is 0.1 here, not 0.2. `BASE` has the sizes of the paper's base model, with our vocabulary.
+# We use chapter 9's model in batches of 2,048 tokens a side; only dropout is 0.1 here, not 0.2. `BASE` has the sizes of the paper's base model, with our vocabulary.
 
 
 # %%
@@ -115,7 +115,7 @@ print(f"our model {parameter_count(SMALL):,} weights, the base sizes {parameter_
 #
 # > **In short.** Almost all of a Transformer's arithmetic is matrix products. List them, and you have its costs.
 #
-# A *FLOP* is one addition or multiplication of two floating-point numbers (FLOP/s is a rate: FLOPs in a second). In the product of an $(i \times j)$ by a $(j \times k)$ matrix, each of the $ik$ results takes $j$ multiplications and as many additions:
+# A *FLOP* is one addition or multiplication of two floating-point numbers (FLOP/s: FLOPs in a second). In the product of an $(i \times j)$ by a $(j \times k)$ matrix, each of the $ik$ results takes $j$ multiplications and as many additions:
 #
 # $$ \text{FLOPs} = 2\,i\,j\,k $$
 #
@@ -242,7 +242,7 @@ shares = flop_shares(SMALL, even)
 flops_chart(shares)
 
 # %% [markdown]
-# The feed-forward layers take the most; more than a quarter is one product, the logits. Attention's famous quadratic part hardly counts for captions.
+# The feed-forward layers take the most; more than a quarter is one product, the logits.
 #
 # **Pitfall: FLOPs are not seconds.** An operation without any product can take longer than a large product.
 #
@@ -321,7 +321,7 @@ def memory_bandwidth() -> float:
 
 
 # %% [markdown]
-# This is the machine that last ran the notebook; yours may be many times faster:
+# This is the machine that last ran the notebook; yours may be faster:
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -331,7 +331,7 @@ print(f"{this_rate / 1e9:.0f} billion FLOP/s, {this_bandwidth / 1e9:.0f} billion
 # %% [markdown]
 # ## The roofline
 #
-# > **In short.** An operation takes as long as the slower of its two parts: multiplying numbers, or moving them. Its intensity decides which.
+# > **In short.** An operation takes at least as long as the slower of its two parts: multiplying numbers, or moving them. Its intensity decides which.
 #
 # With the rate $r$ in FLOP/s and the bandwidth $w$ in bytes a second, if the machine computes and moves at the same time:
 #
@@ -358,7 +358,7 @@ print(f"{took['feed-forward product'] / took['residual sum']:.0f} times as long"
 # %% [markdown]
 # Memory limits the sum, arithmetic the product.
 #
-# Now the machine of the record `results/speed-steps.json`: two threads of a CPU, in float32. Each operation of our step ran alone, and the shortest time counts. (`scripts/bench/operations.py` defines the FLOPs of what isn't a product.) Bytes are the least possible: inputs read once, results written once. **Predict.** Which operations are far below the roof? Can one be above it?
+# Now the machine of the record `results/speed-steps.json`: two threads of a CPU, in float32. Each operation of our step ran alone. (`scripts/bench/operations.py` defines the FLOPs of what isn't a product.) Bytes are the least possible. **Predict.** Which operations are far below the roof? Can one be above it?
 
 # %%
 record = load_record("speed-steps")
@@ -376,18 +376,18 @@ for o in record["operations"]:
     print(f"{o['operation']:20}{share:5.0%} of the roof")
 
 # %% [markdown]
-# - *Large products* reach less than half of the flat roof, the logits 31%. `F.linear` uses MKL, but the roof is the faster library's, here most likely oneDNN.
+# - *Large products* reach less than half of the flat roof. `F.linear` uses MKL, but the roof is the faster library's, here most likely oneDNN.
 # - *The residual sum* lies above the sloping roof, which is for numbers from memory. The sum's were most likely still in the *cache*, a small, much faster memory inside the processor.
 # - *Adam* lies above it, too, with tensors too large for most caches. We don't know why.
 # - *LayerNorm, softmax, scores* move fewer bytes than the sum, yet take three to five times as long. So memory isn't what holds them up.
-# - *Dropout and cross-entropy* reach 3% and 5%. Dropout draws a random number for each element, which counts as neither FLOPs nor bytes.
+# - *Dropout* draws a random number for each element, which counts as neither FLOPs nor bytes.
 
 # %% [markdown]
 # ## The floor of a step
 #
 # > **In short.** Put every product on the roof, let the optimizer touch each weight, and count the rest as free.
 #
-# Softmax, dropout, LayerNorm and sums could in principle be done while the numbers pass by anyway. Adam can't: it must read each weight with its gradient and two averages, and write the weight and the averages back.
+# Softmax, dropout, LayerNorm and sums could be done while the numbers pass by anyway. Adam can't: it must visit each weight, its gradient and its averages.
 
 
 # %%
@@ -408,9 +408,9 @@ floor_of_even = least_seconds(SMALL, even, r, w)
 print(f"{step_flops(SMALL, even) / r:.3f} seconds of FLOPs, {floor_of_even:.3f} with the traffic")
 
 # %% [markdown]
-# This floor is for float32 numbers that come from memory, at the rate we measured.
+# This floor is for float32 numbers that come from memory.
 #
-# The record's three batches of real captions have fewer real tokens than `even`, and so a lower floor. **Predict.** How many times the floor does the code of chapters 1 to 6 take? (The C library keeps freed memory here: chapter 12 says how.)
+# The record's three batches of real captions have fewer real tokens than `even`, so a lower floor. **Predict.** How many times the floor does the code of chapters 1 to 6 take? (The C library keeps freed memory here: chapter 12 says how.)
 
 # %%
 floor = record["floor_seconds"]
@@ -430,13 +430,13 @@ print(f"floor {paper_floor:.2f} s of 0.40 s: {paper_floor / 0.4:.0%}")
 print(f"100,000 steps: {100_000 * 8 * step_flops(paper, eighth):.1e} FLOPs counted")
 
 # %% [markdown]
-# A factor of three lies between the floor and the clock, exchange included. Table 2's $3.3\cdot10^{18}$ FLOPs are not a count: they are 12 hours × 8 GPUs × 9.5 TFLOP/s, what the GPUs *could* have done.
+# Table 2's $3.3\cdot10^{18}$ FLOPs are not a count: they are 12 hours × 8 GPUs × 9.5 TFLOP/s, what the GPUs *could* have done.
 #
 # ## Where the time goes
 #
 # > **In short.** A profiler notes when each operation begins and ends. Sum by kind, and compare each kind with its floor.
 #
-# PyTorch's profiler shows operations within operations: `aten::linear` calls `aten::addmm`. *Total* time includes all that an operation calls, *self* time doesn't. So add up self times. Here are the six operations with the most self time in one step. (`addmm` are the forward pass's products, `mm` those of the backward pass.)
+# PyTorch's profiler shows operations within operations: `aten::linear` calls `aten::addmm`. *Total* time includes all that an operation calls, *self* time doesn't. So add up self times. Here are the six operations with the most in one step. (`addmm` are the forward pass's products, `mm` those of the backward pass.)
 
 # %%
 # NBVAL_IGNORE_OUTPUT
@@ -479,7 +479,7 @@ for kind, seconds in sorted(over.items(), key=lambda item: -item[1])[:5]:
     print(f"{seconds / sum(over.values()):5.0%}  {kind}")
 
 # %% [markdown]
-# Almost half of the gap is products: they stay below the roof, and some multiply padding. A third is random bits and elementwise work. This list is chapter 12's plan.
+# Products stay below the roof, and some multiply padding. This list is chapter 12's plan.
 #
 # ## How cost grows
 #
@@ -523,13 +523,13 @@ pd.DataFrame(slopes, index=costs).T.round(2)
 # ## Summary
 #
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
-# - A machine has two rates, and an operation's intensity decides which is its limit: arithmetic for large products, memory for the rest.
-# - The floor is every product at the roof plus Adam's traffic. Our step takes 3.7 times that: the rest goes mostly to slow products, random bits and elementwise passes.
-# - At a fixed number of tokens, length costs little. Of the four axes, width has the largest exponent.
+# - A machine has two rates, and an operation's intensity decides which can be its limit.
+# - The floor is every product at the roof plus Adam's traffic. Our step takes 3.7 times that, mostly for slow products, random bits and elementwise passes.
+# - At a fixed number of tokens, length costs little. Width has the largest exponent.
 #
 # ## What the paper did that we don't
 #
-# It compares operations per layer (Table 1) and what GPUs could have done (Table 2). We count what is computed, and time it.
+# It compares operations per layer (Table 1) and what GPUs could have done (Table 2). We count and time what is computed.
 #
 # ## Exercises
 #

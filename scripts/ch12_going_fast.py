@@ -71,20 +71,9 @@ torch.set_default_dtype(torch.float64)  # so that "the same numbers" means to te
 #
 # > **In short.** A faster step must be the same step: the same weights, outputs and gradients. "Faster" is a ratio of two programs' times, measured in turns.
 #
-# Each trick is a switch of [`scripts/engine/fast.py`](../scripts/engine/fast.py), which is made of this chapter's pieces. For each switch, tests check that outputs and gradients equal the textbook's. (`half` rounds, so it is held to a bound. Dropout draws other masks, so outputs are compared without it.) A *kernel* is one compiled loop that does a whole operation.
+# Each trick is a switch of [`scripts/engine/fast.py`](../scripts/engine/fast.py), which is made of this chapter's pieces. For each switch, tests check that outputs and gradients equal the textbook's. (In 16 bits, as bfloat16 or *bf16*, they are held to a bound. Dropout draws other masks, so outputs are compared without it.) A *kernel* is one compiled loop that does a whole operation.
 #
-# | trick | switch |
-# |---|---|
-# | rows (N, D) for real tokens only | `packed` |
-# | LayerNorm as one kernel | `fused_norm` |
-# | products by another library | `onednn` |
-# | attention's backward pass by hand | `attention` |
-# | dropout: 16 random bits an entry | `random_bits` |
-# | logits and loss, a few rows at a time | `loss` |
-# | norm, dropout, attention, softmax: one pass each | `compiled` |
-# | factors of all products in bfloat16 (bf16) | `half` |
-#
-# What each is worth is recorded in `results/speed-steps.json`, for one machine and chapter 9's model, on three batches of at most 2,048 tokens a side. **Predict.** Our program was timed in many rounds on this machine. How far apart are the slowest and the fastest?
+# What each is worth is recorded in `results/speed-steps.json`, for one machine and chapter 9's model. **Predict.** Our program was timed in many rounds on this machine. How far apart are the slowest and the fastest?
 
 # %%
 record = load_record("speed-steps")
@@ -94,7 +83,7 @@ print(f"{found['lowest']:,.0f} to {found['highest']:,.0f} target tokens a second
 # %% [markdown]
 # They differ by a tenth. So in a *duel* two programs take steps in turn, and in each of five rounds only the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part, and also itself as it is. This last duel, the **control**, shows what chance does, and gives a rule for the others:
 #
-# - **clear**: every round's ratio is beyond all of the control's. Between equal programs the chance of that is $2/\binom{10}{5} = 1/126$: in 20 duels, 0.16 false ones.
+# - **clear**: every round's ratio is beyond all of the control's. Between equal programs the chance of that is $2/\binom{10}{5} = 1/126$.
 # - **likely**: all five are on one side of 1. Chance does that once in 16 times, so one of 20 may well be luck.
 # - **can't tell**: everything else.
 
@@ -113,13 +102,13 @@ for precision, reports in both.items():
     print(precision, *(f"{ratio:.2f}" for ratio in reports["ours again"]["rounds"]))
 
 # %% [markdown]
-# The ratios of two equal programs differ by 2 to 3%. In bf16 all five are below 1: the first in turn may be a little faster there.
+# The ratios of equal programs differ by 2 to 3%. In bf16 all five are below 1: the first in turn may be a little faster there.
 #
 # ## Rows instead of rectangles
 #
 # > **In short.** Only attention needs to know which tokens form a sentence. Give everything else a plain list of tokens, and padding is gone.
 #
-# Chapter 7's buckets leave some padding. A batch can instead be a list of rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them again.
+# Chapter 7's buckets leave some padding. So a batch becomes rows (N, D), one for each real token. Attention spreads them into a rectangle, and gathers them again.
 
 
 # %%
@@ -172,13 +161,13 @@ duels = duel_frame(both, how_sure)
 duels.loc["rows"]
 
 # %% [markdown]
-# The first column is the median ratio. Each line compares the finished program, including the C code below, with the same program without this part. (Without rows attention also takes a slower path, which flatters this line.)
+# The first column is the median ratio. Each line compares the finished program, including the C code below, with the same without this part. (Without rows attention also takes a slower path, which flatters this line.)
 #
 # ## One kernel for LayerNorm
 #
 # > **In short.** Five operations that each pass over the tensor cost more than four times the traffic of one.
 #
-# Chapter 4's LayerNorm takes mean and variance in one pass, then a difference, two products and a sum: the tensor is read five times and written four times. `F.layer_norm` does it all while a row is in the cache.
+# Chapter 4's LayerNorm reads the tensor five times (mean and variance, a difference, two products, a sum) and writes it four times. `F.layer_norm` does it all while a row is in the cache.
 
 # %%
 torch.manual_seed(0)
@@ -194,7 +183,7 @@ duels.loc["LayerNorm in one kernel"]
 #
 # > **In short.** Several libraries multiply matrices: ask which is faster *here*.
 #
-# On x86 `F.linear` uses MKL for float32; chapter 11's `affine` reaches oneDNN. We use it for $Y = XW^\top$ and for the gradient with respect to $X$.
+# On x86 `F.linear` uses MKL for float32; chapter 11's `affine` reaches oneDNN.
 #
 # A `Function` is an operation whose backward pass we write ourselves. `forward` keeps in `ctx` what will be needed. `backward` gets the gradient of the result and returns one for each argument: `None` for flags.
 
@@ -236,7 +225,7 @@ assert gradcheck(lambda *given: LinearProduct.apply(*given, True), leaves)
 duels.loc[["oneDNN's products", "joint projections"]]
 
 # %% [markdown]
-# In float32 the step takes 1.4 times as long without oneDNN. Don't expect that elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch calls oneDNN itself. Joint projections gain no more than the control does, so we removed them.
+# Don't expect float32's 1.4 elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch calls oneDNN itself. Joint projections gain no more than the control does, so we removed them.
 #
 # ## What dropout costs
 #
@@ -250,7 +239,7 @@ for name in ("feed-forward, out", "dropout", "dropout, 16 bits"):
     print(f"{name}: {1000 * seconds[name]:.1f} ms")
 
 # %% [markdown]
-# Nearly twice as long. `F.dropout` draws a random number for each entry, but a mask needs only a yes or a no. We cut 64 random bits into four numbers of 16 (the third line): an entry is dropped if its number, from 0 to 65,535, is below $p\cdot 65{,}536$, rounded.
+# Nearly twice as long. `F.dropout` draws a random number for each entry, but a mask needs only a yes or a no. We cut 64 random bits into four numbers of 16 (the third line): an entry is dropped if its number is below $p\cdot 65{,}536$, rounded.
 
 
 # %%
@@ -275,7 +264,7 @@ print(f"float32, no dropout: {record['reports']['no dropout at all']['times']:.2
 duels.loc["dropout from 16 bits"]
 
 # %% [markdown]
-# Now dropout costs little: a step without any is hardly shorter (the first line).
+# Now a step without any dropout is hardly shorter (the first line).
 #
 # ## Attention by hand
 #
@@ -374,7 +363,7 @@ duels.loc["attention by hand"]
 # 2. subtract $1-\varepsilon$ at each label;
 # 3. take the two products.
 #
-# So the gradients are ready before the backward pass begins. Validation doesn't need them, but a `Function` isn't told about `torch.no_grad()`, so the caller says whether they are `wanted`.
+# So the gradients are ready before the backward pass begins. Validation doesn't need them, so the caller says whether they are `wanted`.
 
 
 # %%
@@ -463,7 +452,7 @@ for precision, reports in both.items():
 duels.loc["loss in chunks"]
 
 # %% [markdown]
-# Both keep 10 MiB: the textbook keeps rows and weights, ours their gradients. The textbook also keeps the logits. The whole step saves more: in its backward pass the textbook's loss holds five tensors as large as the logits, 320 MiB.
+# Both keep 10 MiB: the textbook rows and weights, ours their gradients. The textbook also keeps the logits. The whole step saves more: in its backward pass the textbook's loss holds five tensors as large as the logits, 320 MiB.
 #
 # ## One pass, in C
 #
@@ -503,7 +492,7 @@ duels.loc["small things in C"]
 #
 # > **In short.** On most of today's GPUs and a few CPUs, products of 16-bit numbers cost a fraction of those of 32-bit numbers. Use 16 bits for products only.
 #
-# bfloat16, or bf16, is the first half of a float32: the same range, but 8 binary digits instead of 24. A product rounds three times (both factors and the result) and sums in 32 bits. Everything else (weights, residual sums, LayerNorm, softmax, the loss, the optimizer) stays in 32 bits (Micikevicius et al. 2018; PyTorch's `autocast` does much the same).
+# bfloat16, or bf16, is the first half of a float32: the same range, but 8 binary digits instead of 24. A product rounds three times (both factors and the result) and sums in 32 bits. Everything else stays in 32 bits (Micikevicius et al. 2018; PyTorch's `autocast` does much the same).
 #
 # **Predict.** By the profiler, products are three quarters of our step in float32. In bf16 this machine does a large product at twice the rate. How many times as long does a step take in float32 as in bf16?
 
@@ -517,7 +506,7 @@ print(f"{products['float32']:.0%} at {gain:.1f} times the rate: about {most:.2f}
 print(f"measured: {wide['times']:.2f} ({min(wide['rounds']):.2f} to {max(wide['rounds']):.2f})")
 
 # %% [markdown]
-# More than the estimate: in bf16 products take little more than a third of their time in float32, not half. The rest shrinks as well, from 90 ms to 72.
+# More than the estimate: in bf16 products take little more than a third of their time in float32, not half. The rest shrinks as well.
 #
 # Does the model learn as much? Chapter 9's `small` was trained to the end in both, with one seed, on the same machine. An earlier pair is from another machine, before our C was written.
 
@@ -533,13 +522,13 @@ for name, run in runs.items():
 pd.DataFrame(bleu).T.round(2)
 
 # %% [markdown]
-# In bf16 the loss is as low in both pairs. BLEU is 0.05 to 0.35 lower in the first; in the earlier pair it is 0.9 lower on validation and 0 to 0.4 on the tests. It is never higher, and two pairs with one seed can't say whether that is chance. The trainings' ratio, 1.65, is less than the step's; the trainings didn't take turns.
+# In bf16 the loss is as low in both pairs. BLEU is 0 to 0.9 lower, never higher. Two pairs with one seed can't say whether that is chance. The trainings' ratio, 1.65, is less than the step's; they didn't take turns.
 #
 # ## Around the step
 #
 # > **In short.** Three settings are outside the model: memory, the optimizer's kernel, and threads.
 #
-# **Freed memory.** The C library returns a large freed tensor to the operating system. The next one gets fresh pages of 4 KiB, each zeroed first. Four settings of glibc keep what is freed.
+# **Freed memory.** The C library returns a large freed tensor to the operating system. The next one gets fresh pages, each zeroed first. Four settings of glibc keep what is freed.
 
 
 # %%
@@ -574,7 +563,7 @@ duels.loc[["freed memory kept", "the fused Adam"]]
 switches_chart(duels.reset_index())
 
 # %% [markdown]
-# Of 20 duels (ten parts, two precisions) 15 are clear, two are likely, and for three we can't tell. That doesn't mean "worth nothing": seeing one percent takes more rounds. In bf16 five parts are worth more than in float32 in every round: LayerNorm, attention, the loss, dropout, and C.
+# For three of 20 duels we can't tell. That doesn't mean "worth nothing": seeing one percent takes more rounds. In bf16 five parts are worth more in every round: LayerNorm, attention, the loss, dropout, and C.
 #
 # **Predict.** How many times as long as ours in float32 does the textbook's code take for a real token: padded to 72, in buckets, in buckets with freed memory kept?
 
@@ -597,20 +586,20 @@ print(*(f"{name}: {share:.0%} is products" for name, share in products.items()),
 (1000 * account).round().astype(int)
 
 # %% [markdown]
-# Products get faster with the other library, and in bf16 with smaller factors. The rest falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Without the profiler, a step takes 0.33 s: 1.9 times chapter 11's floor. The textbook's takes 3.7 times the floor.
+# Products get faster with the other library, and in bf16 with smaller factors. The rest falls from 278 ms to 90 in float32: random bits, LayerNorm, softmax, attention and most sums are now 36 ms in C. Without the profiler, a step takes 0.33 s: 1.9 times chapter 11's floor. The textbook's takes 3.7 times.
 #
 # ## Against others
 #
 # > **In short.** The same batches on the same machine, in turns; for each program, the best of the settings that were tried.
 #
-# The others run in float32 and under `autocast`, as they come and with freed memory kept. The batches' size is tuned for none of them. Not everything is equal: ours has the fused Adam, which hardly matters on this machine; MarianMTModel and x-transformers have 1.5% more weights; and x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
+# The others run in float32 and under `autocast`, as they come and with freed memory kept. The batches' size is tuned for none of them. Not everything is equal: ours has the fused Adam; MarianMTModel and x-transformers have 1.5% more weights; and x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
 
 # %%
 raced = race_frame(peers["reports"]).sort_values("times as long as ours")
 raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # each one's best
 
 # %% [markdown]
-# That is for this model and machine; `make bench` repeats it on yours.
+# `make bench` repeats this race on your machine.
 #
 # ## On a GPU
 #
@@ -618,7 +607,7 @@ raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # e
 #
 # The CPU *launches* each kernel, and the launch can take longer than the kernel. Each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So there we use **few static shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/engine/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/engine/steps.py) is recorded once, and launched as a whole: a **CUDA graph**.
 #
-# On a borrowed H200 we took steps of the small model on the same 24 batches. The stages of the table took turns; each adds something to the one before (`python -m scripts.gpu --only waterfall-small`). **Predict.** Which stage gains most?
+# On a borrowed H200 we timed the small model's step in five stages, in turns; each adds something to the one before (`python -m scripts.gpu --only waterfall-small`). **Predict.** Which stage gains most?
 
 # %%
 waterfall = load_record("gpu-waterfall-small")
@@ -627,7 +616,7 @@ stages["ms per step"] = 1000 * stages["seconds_per_step"]
 stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 
 # %% [markdown]
-# `times` is the median ratio to the last stage. 16-bit factors gain nothing, since products weren't what took the time. The recording gains most: the same launches take a ninth of the time, since they no longer wait for Python. Even so, the share of the card's 16-bit rate that is useful work, `mfu`, is 2.5%: this model is too small for such a card.
+# `times` is the median ratio to the last stage. 16-bit factors gain nothing, since products weren't what took the time. The recording gains most: the same launches take a ninth of the time, since they no longer wait for Python. Still, the share of the card's 16-bit rate that is useful work, `mfu`, is 2.5%: this model is too small for such a card.
 #
 # ## Summary
 #

@@ -26,7 +26,7 @@
 #
 # *If you read only three cells:* `write_and_leave`, the matrix of *A family tree instead of copies*, `rounded_product`.
 #
-# Shapes: **B** batch, **T** target length, **D** `d_model`, **V** vocabulary; **K** the beam's width, **k** how many prefixes a sentence has at this step (1 at the first, then K), **L** cached tokens of a sentence, **N** rows of a step (B, or B·k). In `best_logits`, k is `topk`'s: how many are wanted.
+# Shapes: **B** batch, **T** target length, **D** `d_model`, **V** vocabulary; **K** the beam's width, **k** how many prefixes a sentence has at this step (1 at the first, then K), **L** cached tokens of a sentence, **N** rows of a step (B, or B·k).
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -82,14 +82,13 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## The same translations
 #
-# [Chapter 8](ch08_decoding.ipynb) wrote its searches to be read. Each has a fast twin:
+# [Chapter 8](ch08_decoding.ipynb) wrote its searches to be read. Their fast twins:
 #
 # | chapters 6 and 8, to read | the fast one | where it stands |
 # |---|---|---|
 # | `write_one_by_one` | `write_and_leave` | this chapter |
 # | `CopiedCache` | `CachedDecoding` | [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) |
 # | `greedy_decode`, `beam_search` | `cached_greedy`, `cached_beam_search` | [`scripts/engine/searching.py`](../scripts/engine/searching.py) |
-# | `decode_rows` | `search_rows` | [`scripts/engine/translating.py`](../scripts/engine/translating.py) |
 #
 # In double precision twins write the same tokens (`tests/test_engine_decoding.py` checks it).
 #
@@ -118,7 +117,7 @@ going = torch.tensor([True, False, True, True, False, False, True])
 print("going on:", going.nonzero().squeeze(1).tolist(), " new batch:", close_gaps(going).tolist())
 
 # %% [markdown]
-# Only row 6 moves, into the gap at place 1. In the loop below, `live` (which source each row belongs to) and the last `if` are new since chapter 8's `write_one_by_one`.
+# In the loop below, `live` and the last `if` are new since chapter 8's `write_one_by_one`.
 
 # %%
 ALMOST = 0.9  # a batch is packed again when no more than this share of it is unfinished
@@ -216,7 +215,7 @@ for order, rows in orders.items():
 pd.DataFrame(table)
 
 # %% [markdown]
-# Sorting saves hardly any rows, but one step in eight, and half of the padding.
+# Sorting saves steps and padding, but hardly any rows.
 #
 # ## What can be done once
 #
@@ -230,7 +229,7 @@ pd.DataFrame(table)
 # | keys and values of the source, for all layers in one product | a product for each layer |
 # | room for keys and values to come | a longer tensor at every step |
 #
-# `torch.cat` makes a new tensor and copies the old one: $0 + 1 + \dots + (T-1) = T(T-1)/2$ positions in T steps. A tensor with places to spare takes the new ones without a copy. When it is full, it is replaced by one of twice the size: fewer than 2T positions are copied in all.
+# `torch.cat` copies the old tensor: $T(T-1)/2$ positions in T steps. A tensor with places to spare takes the new ones without a copy. When it is full, it is replaced by one of twice the size: fewer than 2T positions are copied in all.
 #
 # ## A family tree instead of copies
 #
@@ -286,7 +285,7 @@ family_chart(family, pasts, cached)
 # %% [markdown]
 # Masked by the tree, attention gives each prefix the same as over that prefix's tokens alone.
 #
-# What does the tree cost, for one layer and one sentence after T steps? At each step it moves only the K·L entries of `ancestors`, while copying moves 2·K·T·D numbers. But it multiplies K times as much: K·L ≈ K²·T queries with keys instead of K·T. A processor multiplies many numbers in the time of one trip to memory, so we expect copying to win only for very wide beams (not measured).
+# What does the tree cost? At step T it moves only the K·L entries of a sentence's `ancestors`, while copying moves 2·K·T·D numbers in each layer. But it multiplies K times as much: each query meets the keys of all K prefixes. We expect copying to win only for very wide beams (not measured).
 #
 # ## The largest of many logits
 #
@@ -294,7 +293,7 @@ family_chart(family, pasts, cached)
 #
 # The k largest logits lie in the k blocks with the largest maxima: each of these k maxima is larger than every logit in any other block.
 #
-# A beam compares log-probabilities of *different* prefixes, so it also needs each row's log-sum-exp. `torch.logsumexp` first looks for the largest logit $z^*$, so that no power overflows. We know $z^*$ already:
+# A beam compares log-probabilities of *different* prefixes, so it also needs each row's log-sum-exp. The largest logit $z^*$ is taken out, so that no power overflows. We know it already:
 #
 # $$\log\sum_v e^{z_v} = z^* + \log\sum_v e^{z_v - z^*},\qquad z^* = \max_v z_v$$
 
@@ -353,7 +352,7 @@ def in_8_bits(x: Tensor) -> tuple[Tensor, float]:
 
 
 # %% [markdown]
-# The Multi30k model translates our 64 sentences; its table has 8,192 tokens. **Predict.** How often is the best-looking token the wrong one? How many tokens does the bound leave over?
+# The Multi30k model translates our 64 sentences. **Predict.** How often is the best-looking token the wrong one? How many tokens does the bound leave over?
 
 # %%
 shipped = load_model(ROOT / "models" / "multi30k-de-en")
@@ -377,9 +376,9 @@ print(f"left over of {len(table):,} tokens: {left.double().mean():.1f} a row, {l
 bound_chart(rough[misled[0]], exact[misled[0]], error[misled[0]].item())
 
 # %% [markdown]
-# Few are left over, so it is cheap to compute them exactly. Without the bound a few tokens would be wrong, unnoticed.
+# These few are cheap to compute exactly. Without the bound a few tokens would be wrong, unnoticed.
 #
-# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast*: without instructions for them (AVX512-VNNI) PyTorch's take many times as long as in 32 bits. Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
+# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast* (without AVX512-VNNI PyTorch's are slow). Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
 #
 # ## Eight bits in every product
 #
@@ -405,7 +404,7 @@ def rounded_product(x: Tensor, weight: Tensor, unit_x: Tensor, unit_w: Tensor) -
 
 
 # %% [markdown]
-# We take the logits' product again, without the bias: here $W$ is the table (V, D). **Predict.** How much smaller is the error with a unit for each row?
+# We take the logits' product again, without the bias. **Predict.** How much smaller is the error with a unit for each row?
 
 # %%
 exact = x @ table.T  # (N, V)
@@ -427,11 +426,9 @@ for name, units in ways.items():
     print(f"{name}: the first row's product changes by {change:.1%}")
 
 # %% [markdown]
-# `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` uses it by default (`--precision auto`) where such products are exact and fast.
+# `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` uses it by default where such products are exact and fast.
 #
-# The C behind [`kernels.py`](../scripts/engine/kernels.py) rounds, scales and adds the bias in one pass.
-#
-# What do 8 bits cost the Multi30k model in BLEU, on its validation split and both test sets?
+# What do 8 bits cost in BLEU?
 
 # %%
 timed = load_record("decoding-speed")
@@ -502,13 +499,13 @@ better = patient["bleu"] - usual["bleu"]
 print(f"{changed:.0f} of 1,000 texts change, in {slower:.2f} times the time; BLEU {better:+.2f}")
 
 # %% [markdown]
-# The gain in BLEU isn't tested against chance (chapter 10 shows how).
+# The gain in BLEU isn't tested against chance (chapter 10).
 #
 # ## Against others
 #
 # > **In short.** On this machine ours keeps up with CTranslate2, a C++ program made for this, on whole files. One sentence at a time, ours is slower.
 #
-# In the [race](../scripts/bench/decoding.py) the programs translate 1,000 sentences of Multi30k, sorted by length, on two threads of one machine, in turns, in five rounds. CTranslate2 gets the batches that are fastest for it, of five sizes tried; ours are cut by estimated cost. What counts is the ratio: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
+# In the [race](../scripts/bench/decoding.py) the programs translate 1,000 sentences of Multi30k, sorted by length, in turns. CTranslate2 gets the batches that are fastest for it, of five sizes tried; ours are cut by estimated cost. What counts is the ratio: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
 
 # %%
 decoding_speed_chart(timed)
@@ -525,11 +522,10 @@ for beam, name in ((1, "greedy"), (4, "beam 4")):
     print(f"{name}: 8 bits {gain:.1f} times as fast as 32, and {whole:.0f} times as the textbook")
 
 # %% [markdown]
-# - **In 32 bits** both programs write the same 1,000 texts.
 # - **In 8 bits** 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits), and BLEU by at most two tenths of a point.
 # - **The textbook** recomputes each prefix (100 sentences, one round). A cache, this chapter's ideas, a batch for each core and 8 bits together give the last factor of each line (with the beam, larger batches, too).
 #
-# **One sentence at a time**, all weights are read for one row, or four, and each call from Python costs as much as a small product. So steps of up to 8 rows (in 8 bits 32) take another path: one call of C runs all layers of the decoder. The table shows milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):
+# **One sentence at a time**, all weights are read for one row, or four, and each call from Python costs as much as a small product. So steps of few rows take another path: one call of [C](../scripts/engine/kernels.py) runs all layers of the decoder. Milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):
 
 # %%
 alone = pd.DataFrame(timed["one_at_a_time"]).set_index(["program", "beam"])
@@ -546,26 +542,23 @@ alone[["p50", "p99"]].round().astype(int).unstack()
 #
 # > **In short.** In 8 bits products are little more than a quarter of the time. Rounding, attention and copies take most of the rest.
 #
-# The profiler's account of our search in 8 bits, in large batches on one thread:
+# The profiler's account, in large batches:
 
 # %%
 decoding_account_chart(timed, "ours, int8")
 
 # %% [markdown]
-# Faster products would gain little now.
-#
 # ## Summary
 #
-# - Finished sentences leave the batch, a tenth at a time. Sorting by length saves steps and padding.
-# - Do whatever doesn't change once, before the first step, and give the cache room.
+# - Finished sentences leave the batch. Sorting by length saves steps and padding.
 # - A beam's cache needn't move: a matrix of ancestors says whose it is.
 # - To find the largest logit, look at blocks first, or let few bits propose and a bound decide.
-# - Rounded to 8 bits, with a unit for each row, all products get faster and a few texts change.
+# - With 8 bits in every product, a few texts change.
 # - K endings don't prove that a beam is done. A bound on its best prefix does.
 #
 # ## What the paper did that we don't
 #
-# It allows an output as long as the input plus 50, and ends earlier if possible (§6.1). Ours allows twice the longest input of the batch plus 10.
+# It allows an output as long as the input plus 50 (§6.1). Ours allows twice the batch's longest input plus 10.
 #
 # ## Exercises
 #

@@ -163,7 +163,7 @@ class OnnxDecoderStep(nn.Module):
 #
 # A dimension with a name (`"R"`, `"S"`, `"T"`) may have any size. The others keep the example's: N, H, d_k and V belong to the model, so that is right. `"T+1"` is only a name, too: nothing adds 1.
 #
-# Recording is PyTorch's older way (`dynamo=False`). Since 2.9 the default is another exporter, built on `torch.export`.
+# Recording is PyTorch's older way (`dynamo=False`). Since 2.9 the default is another exporter.
 
 
 # %%
@@ -251,7 +251,7 @@ if have_packages("onnx"):
     print(f"weights.bin: {(home / 'weights.bin').stat().st_size / 1e6:.1f} MB")
 
 # %% [markdown]
-# The host gets each graph as a function that takes arrays by name and returns a list of arrays. `graph_function` makes one from a file, with ONNX Runtime. All the rest is NumPy.
+# The host gets each graph as a function that takes arrays by name and returns a list of arrays. `graph_function` makes one from a file, with ONNX Runtime.
 
 
 # %%
@@ -303,7 +303,7 @@ if have_packages("onnx", "onnxruntime"):
 #
 # **Pitfall.** Our step's `position` is a tensor. If it passes through `int()` on its way, as in `pe[int(position)]`, the recording keeps the example's value (`step_graph` records with T = 2), and every token stands at position 2 for ever.
 #
-# PyTorch warns about each tensor that becomes a Python number, including √d_k (a `float`) and a check of lengths (a `bool`), which are rightly frozen. It is tempting to silence all warnings. `record_graph` silences all but those about an integer.
+# PyTorch warns about each tensor that becomes a Python number, including √d_k (a `float`) and a check of lengths (a `bool`), which are rightly frozen. `record_graph` silences all warnings but those about an integer.
 
 
 # %%
@@ -442,8 +442,6 @@ if have_packages("ctranslate2"):
         print(f"{name}={value}: texts that change: {changed}")
 
 # %% [markdown]
-# Before you compare two programs, make their settings equal.
-#
 # ### In 8 bits
 #
 # CTranslate2 can round the weights of embeddings and linear layers to 8 bits on loading, each row of a matrix with a scale of its own:
@@ -467,8 +465,6 @@ if have_packages("ctranslate2"):
 # | one step | `step(tokens=tokens, position=at, …)` | `await this.model.decoder.run` |
 # | keep the longer past | `logits, past = …` | `this.past = found.present` |
 # | a beam's survivors | `past[:, :, origin]` (exercise 1) | `pickRows(this.Tensor, this.past, origin)` |
-#
-# For a beam the table's last line is needed, too: the rows of `past` follow the prefixes that survived.
 #
 # **Pitfall.** The tokenizer is a part of the model, and a list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words differently from chapter 7's merges, on which the model was trained. So a page needs the merges, too.
 #

@@ -78,7 +78,7 @@ from scripts.engine.searching import cached_greedy
 #
 # > **In short.** We let the model that ships with the series translate, and look over its shoulder.
 #
-# The model was trained on 29,000 captions. It has three encoder layers and three decoder layers. A decoder layer has two attentions, its own and cross-attention, so there are three kinds, each with 24 heads (eight a layer): 72 in all. The model will translate fifty captions of our own. Here are two, with our translations.
+# The model has three encoder layers and three decoder layers. A decoder layer has two attentions, its own and cross-attention, so there are three kinds, each with 24 heads (eight a layer): 72 in all. The model will translate fifty captions of our own. Here are two, with our translations.
 
 # %%
 torch.set_default_dtype(torch.float64)  # the same numbers on every machine
@@ -93,7 +93,7 @@ for pair in (captions[2], captions[15]):
 #
 # > **In short.** A map belongs to the words that went in. So translate first, then let the model read its own translation once, and take the weights of that pass.
 #
-# `MultiHeadedAttention` keeps its last weights, before dropout (chapter 2). One pass over the source and the finished translation fills all nine layers: under the causal mask each position sees what it saw while writing.
+# `MultiHeadedAttention` keeps its last weights, before dropout (chapter 2). Under the causal mask each position sees in this pass what it saw while writing.
 #
 # | kind | queries (rows) | keys (columns) | weights |
 # |---|---|---|---|
@@ -210,7 +210,7 @@ print(" ".join(map(piece_label, park.source)), "→", " ".join(map(piece_label, 
 # %% [markdown]
 # ## The explorer
 #
-# One chart holds all 72 maps of five captions. On GitHub, where its four pickers don't work, you see only cross 2.8. (A head is named layer.head, both counted from 1: 2.8 is the eighth head of the second layer. In code it is `[1, 7]`.)
+# One chart holds all 72 maps of five captions. On GitHub, where its four pickers don't work, you see only cross 2.8. (A head is named layer.head: 2.8 is the eighth head of the second layer, in code `[1, 7]`.)
 #
 # **Predict.** The German sentence above begins with the park, and the English one ends with it. In the map of a head that finds translations, where will the weights of "in a park" lie?
 
@@ -227,7 +227,7 @@ start = {"sentence": maps[0]["sentence"], "kind": "cross", "layer": 2, "head": 8
 map_explorer(maps, start)
 
 # %% [markdown]
-# In the lower left. The query about to write "in" gives half of its weight to *Im* (short for *in dem*, "in the"), the next one, for "a", gives all of it to *Im*, and the one for "park" all to *Park*. Not every word finds its translation: "on" misses *auf*. (We show this head first because it aligns well.)
+# In the lower left. The query about to write "in" gives half of its weight to *Im* (short for *in dem*, "in the"), the one for "a" gives it all, and the one for "park" gives all to *Park*. Not every word finds its translation: "on" misses *auf*. (We show this head first because it aligns well.)
 #
 # ### The right names
 #
@@ -246,7 +246,7 @@ def moved_rows(model: EncoderDecoder, look: Look, kind: str, side: str, at: int)
 
 
 # %% [markdown]
-# **Pitfall.** *Labelling the decoder's own map with source words.* That map looks at the English words written so far. Labelled with the German words it still looks fine. But the decoder's first self-attention comes before any look at the source. Exchange a German word, and the first layer's map doesn't move. Exchange the token that is *read* at position t, and it moves from row t on.
+# **Pitfall.** *Labelling the decoder's own map with source words.* That map looks at the English words written so far. The decoder's first self-attention comes before any look at the source. Exchange a German word, and the first layer's map doesn't move. Exchange the token that is *read* at position t, and it moves from row t on.
 
 # %%
 same_length = look_at(trained, captions[3].texts[0])
@@ -280,7 +280,7 @@ print("reference:", captions[2].texts[1])
 # | share at an offset | mean of $w_{t+o}$ | o = 0: the same place; −1: the previous token; 1: the next |
 # | share on the separator | weight on `</s>`; in the decoder's own attention on `<s>` | perhaps the head looks at nothing in particular |
 #
-# In the decoder's own attention offset 0 is the token just read, and 1 is masked. For `<s>` only the later half of the queries counts, since early ones have little else to look at.
+# In the decoder's own attention offset 0 is the token just read. For `<s>` only the later half of the queries counts, since early ones have little else to look at.
 
 
 # %%
@@ -331,7 +331,7 @@ assert share_at(previous, -1) == 1 and share_at(previous, 0) == share_at(previou
 assert attention_entropy(previous).abs().max() == 0
 
 # %% [markdown]
-# A number alone means nothing. A head that knows nothing spreads its weight evenly: each of n keys gets 1/n. We compute the same numbers for such *even* attention.
+# A number alone means nothing. So we compare with a head that knows nothing. Its attention is *even*: each of n keys gets 1/n.
 
 
 # %%
@@ -350,7 +350,7 @@ for name, look, head in (("encoder 2.1", park, (1, 0)), ("even", even_look(park)
     print(f"{name}, in one sentence:", ", ".join(f"{what} {x:.2f}" for what, x in numbers))
 
 # %% [markdown]
-# Now all heads, over 1,014 validation sentences of Multi30k and the model's own translations (`python -m scripts.studies.heads --save true` makes the record in minutes).
+# Now all heads, over 1,014 validation sentences of Multi30k and the model's own translations (`python -m scripts.studies.heads --save true` makes the record).
 #
 # **Predict.** In BERT, Clark et al. (2019) found some heads that give more than half of their weight to the neighbouring token. Many more look at the separator `[SEP]`. In large language models the first token plays this part, and is called an *attention sink* (Xiao et al. 2023). Will a small translator have both kinds of head?
 
@@ -372,8 +372,8 @@ for kind, rows in heads.groupby("kind", sort=False):
     print(f"{kind}, least entropy:", ", ".join(f"{name} {bits:.1f} bits" for name, bits in sharp))
 
 # %% [markdown]
-# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention gives. None reaches one half, as some in BERT do. In the decoder no such group stands out. In cross-attention the same place gets four times as much as from even attention: weight lies near the diagonal.
-# - **Sinks**: only a trace. In all three kinds the separators get *less* than from even attention, on average. But two heads of the decoder's first layer, 1.4 and 1.7, give `<s>` twice as much as even attention (0.23 and 0.21, not 0.10).
+# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention gives. In the decoder no such group stands out. In cross-attention the same place gets four times as much as from even attention: weight lies near the diagonal.
+# - **Sinks**: only a trace. In all three kinds the separators get *less* than from even attention, on average. But two heads of the decoder's first layer, 1.4 and 1.7, give `<s>` twice as much as even attention.
 #
 # These are findings about one model, not facts about attention. Whether a head is of any use is [chapter 16](ch16_intervening.ipynb)'s question.
 #
@@ -419,7 +419,7 @@ merely = sum(len(pair.possible - pair.sure) for pair in captions)
 print(f"{surely} sure links and {merely} merely possible ones in {len(captions)} captions")
 
 # %% [markdown]
-# Heads look at pieces, but links are between words. So, as in Clark et al., weight *to* a word is summed over its pieces, and weight *from* it is averaged.
+# Heads look at pieces, but links are between words. So weight *to* a word is summed over its pieces, and weight *from* it is averaged.
 
 
 # %%
@@ -509,13 +509,13 @@ rates = {moment: error_rates(captions, maps) for moment, maps in word_maps.items
 alignment_rates_chart(rates)
 
 # %% [markdown]
-# The one that must guess, in all 24 heads. (These aren't 24 independent proofs: the panels read nearly the same rows, one word apart.) Each query seems to fetch the German word that it needs next.
+# The one that must guess, in all 24 heads. Each query seems to fetch the German word that it needs next.
 #
 # How good is the best head? We compare it with
 #
 # - a random German word, and the word at the same relative place: guesses that know no word;
 # - the mean of all heads' weights;
-# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from the training pairs and these fifty, without their links ([`scripts/studies/heads.py`](../scripts/studies/heads.py)). Its table, p(English word | German word), begins with equal entries. The table shares each English word out among the German words of its sentence (and an empty one); the shares make a new table, and so on, five times.
+# - **IBM Model 1** (Brown et al. 1993), a dictionary learned from sentence pairs alone ([`scripts/studies/heads.py`](../scripts/studies/heads.py)). Its table, p(English word | German word), begins with equal entries. It shares each English word out among the German words of its sentence (and an empty one). The shares make a new table, and so on, five times.
 #
 # The best of 24 heads can look good by luck. So each half of the captions is aligned by the head that was best on the other half. The printed brackets hold the middle 95% of 10,000 redraws of the fifty captions.
 
@@ -561,20 +561,20 @@ for name in ("the same relative place", "mean over all heads", "IBM Model 1"):
 alignment_methods_chart(errors)
 
 # %% [markdown]
-# Of the 24 heads in the left panel, 13 do no better than the guess by place (for some the difference is tiny). But the best head makes six tenths of that guess's errors, 0.21 against 0.36, although the model was never told what a word's translation is. Whether this head beats the mean over all is open: that interval touches 0. The dictionary of 1993 does better, but it has read the English word, which the head must help to find.
+# Of the 24 heads in the left panel, 13 do no better than the guess by place. But the best head makes six tenths of that guess's errors, 0.21 against 0.36, although the model was never told what a word's translation is. Whether this head beats the mean over all is open: that interval touches 0. The dictionary of 1993 does better, but it has read the English word, which the head must help to find.
 #
 # Only fifty captions are judged, and one person drew all the links.
 #
 # ## Summary
 #
-# - A map belongs to the text that went through the model: translate first, then look. Rows are queries, columns keys.
+# - A map belongs to the text that went through the model. Rows are queries, columns keys.
 # - Wrong names look right. Exchange a token, and see what moves.
 # - Trust numbers over many sentences, beside those of even attention, not a picture. This model has previous-token heads, and hardly any sinks.
 # - Some heads of cross-attention align words, in the query that is about to write: better than a guess by place, not as well as IBM Model 1.
 #
 # ## What the paper did that we don't
 #
-# It shows maps of single sentences, from the encoder of a six-layer model, and says that heads "appear to exhibit behavior related to the syntactic and semantic structure". We count over many sentences, beside a baseline, in a small model that knows only captions.
+# It shows maps of single sentences, from the encoder of a six-layer model, and says that heads "appear to exhibit behavior related to the syntactic and semantic structure". We count over many sentences, beside a baseline.
 #
 # ## Exercises
 #

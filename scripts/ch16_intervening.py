@@ -16,7 +16,7 @@
 # %% [markdown]
 # # Chapter 16 · Intervening
 #
-# After this chapter you can find out what a part of a model is worth by changing it: silence a head, replace it by its mean, or patch in a state from another sentence; and you can say what pictures of attention don't prove.
+# After this chapter you can find out what a part of a model is worth by changing it: silence a head, replace it by its mean, or patch in a state from another sentence; and say what pictures of attention don't prove.
 #
 # | | |
 # |---|---|
@@ -92,7 +92,7 @@ park = look_at(trained, captions[2].texts[0])
 #
 # The heads of a layer are added up (chapter 2): head i speaks through its own $d_k$ rows of $W^O$, the columns of `.weight`. So to silence the head, set these to 0, translate, and put them back.
 #
-# Zero is harsh: the layers above have never met a layer without that head's part. **Mean-ablation** may be milder: the head always says its average, which carries no information about any sentence. If head i's mean output is $\bar h_i$ ($d_k$,), it adds the constant $\bar h_i W^O_i$ of shape (D,), which goes into the layer's bias.
+# Zero is harsh: the layers above never met it in training. **Mean-ablation** may be milder: the head always says its average, which carries no information about any sentence. If head i's mean output is $\bar h_i$ ($d_k$,), it adds the constant $\bar h_i W^O_i$ of shape (D,), which goes into the layer's bias.
 
 
 # %%
@@ -176,7 +176,7 @@ print("with cross-attention silenced:", trained.tokenizer.decode(blind[0].tolist
 #
 # ## What is each head worth?
 #
-# BLEU notices a head only if a *word* changes. The probability of the reference moves with every change, and needs no search. So we call a head's *worth* how much $-\log p$ of the reference goes up without it, under teacher forcing, in nats a token.
+# BLEU notices a head only if a *word* changes. The probability of the reference moves with every change, and needs no search. So a head's *worth* is how much $-\log p$ of the reference goes up without it, under teacher forcing, in nats a token.
 
 
 # %%
@@ -234,7 +234,7 @@ def said_by_heads(model: EncoderDecoder, batch: Batch) -> dict[str, Tensor]:
 
 
 # %% [markdown]
-# One head, both ways, on four captions, which prove nothing.
+# One head, both ways, on four captions.
 
 # %%
 few = make_batch(encode_pairs([pair.texts for pair in captions[:4]], trained.tokenizer))
@@ -247,7 +247,7 @@ for name, instead in (("silent", ()), ("its mean", [words["encoder"][1, :, 0].me
     print(f"encoder 2.1, {name}: {change:+.4f} nats a token")
 
 # %% [markdown]
-# Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save true`, minutes). For each head a paired t-test compares the references' losses with and without it.
+# Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save true`). For each head a paired t-test compares the references' losses with and without it.
 #
 # Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, in [`verdict.py`](../scripts/studies/verdict.py)) guards against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on; heads *pass* up to the first that fails.
 #
@@ -269,7 +269,7 @@ print("the mean is milder than silence, of 24 each:", milder.to_dict())
 worth_chart(record["heads"], passed["silent"], record["splits"]["val"])
 
 # %% [markdown]
-# A third of them pass when silent, about half when replaced by their mean. None costs much, compared with the model's loss of 1.60 nats. For 71 of 72 heads silence raises the loss. But any disturbance of a trained model may cost a little; the fair baseline, noise of the same size, wasn't run.
+# A third of them pass when silent, about half when replaced by their mean. None costs much beside the model's loss of 1.60 nats. For 71 of 72 heads silence raises the loss. But any disturbance may do so: the fair baseline, noise of the same size, wasn't run.
 #
 # The mean is milder for only 17 of 48 heads of self-attention, and for none of cross-attention.
 #
@@ -286,7 +286,7 @@ judged = judged.sort_values("AER").iloc[[0, 1, -1]]
 print(judged.round({"silent": 4, "AER": 2}).to_string(index=False))
 
 # %% [markdown]
-# The two best aligners are worth hardly anything, given the others: they may stand in for each other. The costliest is the *worst* aligner. Over all 24, error and worth show no clear relation (rank correlation 0.28, p 0.18). A striking map is no proof of worth.
+# The two best aligners are worth hardly anything, given the others: they may stand in for each other. The costliest is the *worst* aligner. Over all 24, error and worth show no clear relation. A striking map is no proof of worth.
 #
 # ### All eight together
 #
@@ -301,7 +301,7 @@ by_layer.round({"together": 3, "added": 3})
 # %% [markdown]
 # In every layer, all eight together cost more than the sum of the eight worths (*added*), in cross-attention five to seven times as much. Heads chosen at random don't do this: nine of them (below) cost about their sum. So heads of cross-attention stand in for one another.
 #
-# Michel et al. (2019) found that most heads of a larger translator can be removed one at a time. We silence more and more together: by their worth on validation pairs, least first, and in five random orders. A test split judges.
+# Michel et al. (2019) found that most heads of a larger translator can be removed one at a time. We silence more and more together: by their worth, least first, and in five random orders.
 
 # %%
 pruned = pd.DataFrame(record["pruning"]).pivot(index="silent", columns="order", values="nats")
@@ -314,13 +314,13 @@ print("of 45, heads of cross-attention, and nats:", at_45[["cross", "nats"]].to_
 pruning_chart(record)
 
 # %% [markdown]
-# At first the order helps: with 9 heads silent, 0.004 nats are lost, and 0.017 or more at random. Later it doesn't: with 36 silent it is in the middle of the five random orders, with 45 it is worse than all (five are few). Each worth was measured with all the other heads there, stand-ins too. By and large, the more heads of cross-attention are among the 45, the more is lost.
+# At first the order helps: with 9 heads silent, 0.004 nats are lost, and 0.017 or more at random. Later it doesn't: with 36 silent it is in the middle of the five random orders, with 45 it is worse than all. Each worth was measured with all the other heads there, stand-ins too. By and large, the more heads of cross-attention are among the 45, the more is lost.
 #
 # ## Patching
 #
 # > **In short.** Silence says *that* a part matters. To see *what* it carries, give it another sentence's state.
 #
-# "Eine Frau liest ihrem Sohn ein Buch vor": *A woman reads a book to her son.* With "Ein Mann … seinem Sohn" it is *his*. How does the decoder know which to write? German says it twice, in the subject and in "ihrem".
+# "Eine Frau liest ihrem Sohn ein Buch vor": *A woman reads a book to her son.* With "Ein Mann … seinem Sohn" it is *his*. Two German words tell which: the subject and "ihrem".
 #
 # So run both sentences. In the first, replace *one* vector of the encoder, the state after layer n at position s, by that of the second. Then go on as usual, and let the decoder read "A woman reads a book to". The outcome is one number,
 #
@@ -401,9 +401,9 @@ print(f"both words at once: {both:+.1f}")
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# Two columns stand out, at every depth. At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, and "Frau" counts less: the last layer seems to have brought some information from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does. No other state matters alone.
+# Two columns stand out. At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, and "Frau" counts less: the last layer seems to have brought some information from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does.
 #
-# This is one sentence pair, chosen because it works; it would take hundreds to know whether the model always reads "ihrem" like this. (Meng et al. 2022, looking for facts, put clean states back into noisy runs.)
+# This is one sentence pair, chosen because it works. It doesn't show that the model always reads "ihrem" like this. (Meng et al. 2022, looking for facts, put clean states back into noisy runs.)
 #
 # ## The logit lens
 #
@@ -555,22 +555,21 @@ print(f"most weight, less same place: {low:+.2f} to {high:+.2f}")
 erased.groupby("needs the source")[told].mean().round(2)
 
 # %% [markdown]
-# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. For 66% of written tokens, the source token with the most weight is the one whose absence hurts most; for 52%, the one at the same relative place is. Over captions drawn again the lead is 8 to 19 points. If a token needs the source, the weights point well, 77% against 50%; in the other three of ten cases place leads, 56% to 39%, but only thanks to full stops and ends: for the others it is a tie. The rank correlation of weights and effects is low in both groups.
+# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. For 66% of written tokens, the source token with the most weight is the one whose absence hurts most; for 52%, the one at the same relative place is. Over captions drawn again the lead is 8 to 19 points. If a token needs the source, the weights point well, 77% against 50%. If it doesn't, place leads, but only thanks to full stops and ends. The rank correlation of weights and effects is low in both groups.
 #
 # Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that this doesn't make weights worthless, and asked for the right baselines. (Hiding isn't the truth either: the model has never seen a sentence with a hole.)
 #
 # ## Summary
 #
 # - Change something that every path reads, put it back, and check that something changed.
-# - A head's worth is what is lost without it, given all the others. Many tests need a correction.
+# - A head's worth is what is lost without it, given all the others.
 # - Worths don't add up: heads have stand-ins. So silencing by worth helps for a few heads, not for many.
 # - Patching shows what a state carries: in our pair, *her* rests on two German words at once.
-# - The lens shows the answer forming from layer to layer.
-# - A weight is not a contribution, and what is looked at may not matter.
+# - A weight is neither a contribution nor an effect.
 #
 # ## What the paper did that we don't
 #
-# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to, and say that such behaviour "seems related to the structure of the sentence". It intervenes nowhere.
+# Its Figures 3 to 5 show heads that seem to find a verb's distant partner, or what "its" refers to. It intervenes nowhere.
 #
 # ## Exercises
 #

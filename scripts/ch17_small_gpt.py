@@ -172,13 +172,13 @@ print("".join("=" if equal else "x" for equal in same))
 assert same[:10].all() and not same[10:].any()
 
 # %% [markdown]
-# The first ten don't change by a bit. From the 11th on, all change.
+# All from the 11th on. The first ten don't change by a bit.
 #
 # ## Bits per character
 #
 # > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. The number compares any two models of the same text with the same alphabet.
 #
-# Our tokens are *characters*. The alphabet is small, hardly anything is unknown, and the oldest kind of language model (Markov 1913, Shannon 1948) can take part.
+# Our tokens are *characters*. The alphabet is small, hardly anything is unknown, and the oldest kind of language model (Shannon 1948) can take part.
 
 
 # %%
@@ -248,7 +248,7 @@ assert bits_per_character([3 * math.log(2), 0.0], two) == 3 / 5  # not (1 + 0) /
 # Each count c gives up a little, d(c), with d(0) = 0. What is given up goes to the shorter context; the empty context falls back on 1/(V − 2), since `<pad>` and `<s>` never come next. Two ideas matter:
 #
 # - d depends on whether the count is 1, 2 or more, and is *estimated*. If $n_i$ n-grams of one length have the count i, and $Y = n_1/(n_1 + 2n_2)$, then $d(i) = i - (i+1)\,Y\,n_{i+1}/n_i$; for 3 and more it is $d(3)$.
-# - For every context except the longest, c(hv) is not how often hv occurs, but the number of *different* characters in front of it. `u` often comes after `q`, but that says little about where else `u` may stand. (Nothing stands in front of `<s>`: what begins with it keeps its plain count.)
+# - For every context except the longest, c(hv) is not how often hv occurs, but the number of *different* characters in front of it. `u` often comes after `q`, but that says little about where else `u` may stand. (What begins with `<s>` keeps its plain count.)
 
 
 # %%
@@ -344,13 +344,13 @@ ngrams = pd.DataFrame(ngrams).T.rename_axis("n")
 ngrams.round(2).astype({"entries": int})
 
 # %% [markdown]
-# Fewer and fewer: a grammar wrote these captions, and six characters nearly determine the next one. The entries are the tables' size.
+# Fewer and fewer: a grammar wrote these captions, and six characters nearly determine the next one.
 #
 # ## One question
 #
 # > **In short.** A batch holds rows, a mask, and the right answer wherever something is asked. Here that is the next character, at every position.
 #
-# A label `PAD` means that nothing is asked. (Padding stands at the end: the causal mask hides it from every real position.) The next chapter asks other questions, with the same class and the same loss, chapter 6's.
+# Padding stands at the end, where the causal mask hides it from every real position. The next chapter asks other questions, with the same class and the same loss, chapter 6's.
 
 
 # %%
@@ -420,9 +420,6 @@ wrong = {
     "mask turned around": Asked(right.ids, right.labels, right.mask.mT),
 }
 assert not sees_its_answer(right) and all(map(sees_its_answer, wrong.values()))
-
-# %% [markdown]
-# To judge a model, we need −ln p of each row, as from `KneserNey.nats`.
 
 
 # %%
@@ -582,7 +579,7 @@ print("the copier's ids:", sample_texts(copier, 1, 0.5, seed=1, max_len=8)[0].to
 #
 # > **In short.** A larger model, trained on real captions with three seeds, ends just behind the best table of counts, and ahead of a compressor.
 #
-# The record (`python -m scripts.studies.gpt --save true`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984; library pyppmd) counts contexts, too. We ask how many bits the test captions add to the packed training captions, while PPM goes on learning. The figures are for test_2016_flickr; validation chose n. **Predict.** The tables improve with n. Where do they stop getting better?
+# The record (`python -m scripts.studies.gpt --save true`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984; library pyppmd) counts contexts, too. We ask how many bits the test captions add to the packed training captions, while PPM goes on learning. Validation chose n. **Predict.** The tables improve with n. Where do they stop getting better?
 
 # %%
 gpt, test = load_record("gpt-multi30k")["runs"], "test_2016_flickr"
@@ -595,9 +592,9 @@ print(f"mini-GPT, {models[0]['parameters']:,} numbers:", *(f"{run[test]:.3f}" fo
 counting_chart(tables, [run[test] for run in models], test)
 
 # %% [markdown]
-# At n = 12. Captions repeat themselves, and that table's 3.4 million entries may remember how. The model has 0.8 million numbers, and each seed ends just behind: by at most 0.005 bits, and 0.013 on validation. On the test it is level with the table of n = 10 (on validation, behind it), and ahead of smaller n and, by 0.02, of PPM.
+# At n = 12. Captions repeat themselves, and that table's 3.4 million entries may remember how. The model has 0.8 million numbers, and each seed ends just behind: by at most 0.005 bits on the test, and 0.013 on validation. It is ahead of PPM by 0.02.
 #
-# Did each side get the same care? For a table only n must be chosen. For the model, rates were tried with three dropouts, two passes each, with another seed. In bits on validation (NaN: not tried):
+# Did each side get the same care? For a table only n must be chosen. For the model, rates were tried with three dropouts, two passes each. In bits on validation (NaN: not tried):
 
 # %%
 tried = pd.DataFrame([run for run in gpt if run.get("seed") == 0])
@@ -610,7 +607,7 @@ for run in models:
     print(f"the eighth pass: {learned:.3f} bits in training, {held_out:.3f} on validation after it")
 
 # %% [markdown]
-# The model is best without dropout: in two passes little is learned by heart. After eight that may differ; we didn't try. By then the model knows the training captions better than new ones, by 0.12 or 0.13 bits. The record doesn't say what a mini-GPT of this size can reach.
+# The model is best without dropout: in two passes little is learned by heart. After eight that may differ; we didn't try. By then the model knows the training captions better than new ones. The record doesn't say what a mini-GPT of this size can reach.
 #
 # What does it write? Here is the first of 200 texts at each temperature, with figures for all 200. **Predict.** At which temperature does it use the most different words? Does it recite the training captions?
 
@@ -621,19 +618,18 @@ for temperature, part in models[0]["samples"].items():
     print("   ", part["texts"][0])
 
 # %% [markdown]
-# At the highest. (All four use the same seed, so they begin the same way.) In 200 training captions 30% of the words are different ones: temperature 1 comes nearest. At low temperatures the model says what is likeliest; at high ones it invents spellings, such as *rown* and *ofsion*. It recites almost nothing: one whole caption, at 0.5. But only exact copies are counted: a caption with one letter changed would count as new.
+# At the highest. (All four use the same seed, so they begin the same way.) In 200 training captions 30% of the words are different ones: temperature 1 comes nearest. At low temperatures the model says what is likeliest; at high ones it invents spellings, such as *rown* and *ofsion*. It recites almost nothing: one whole caption, at 0.5. But only exact copies are counted.
 #
 # ## Summary
 #
 # - A decoder alone is an encoder with a causal mask. One pass asks every position for its next token.
 # - Compare language models in bits of the same text, by one count, against a baseline that is hard to beat.
 # - A loss that is too good may come from a question that contains its answer. Check the question first.
-# - To write: a cache of keys and values, a draw, a temperature.
 # - A comparison is worth as much as the care that each side got.
 #
 # ## What the paper did that we don't
 #
-# It has no model of this kind. GPT (Radford et al. 2018) trained twelve layers on books: post-norm, with learned positions, pieces instead of characters, GELU instead of ReLU, and dropout 0.1. Our model on record has 0.8 million parameters; GPT had 117 million.
+# It has no model of this kind. GPT (Radford et al. 2018) trained twelve layers, 117 million parameters, on books: post-norm, with learned positions, pieces instead of characters, GELU instead of ReLU, and dropout 0.1.
 #
 # ## Exercises
 #

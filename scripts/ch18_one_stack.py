@@ -91,7 +91,7 @@ torch.set_default_dtype(torch.float64)
 # |---|---|---|
 # | encoder alone | always (except padding) | BERT |
 # | decoder alone | if $s \le t$ | GPT |
-# | prefix language model | if $s \le t$, or s lies in the first P positions | UniLM (Dong et al. 2019); Raffel et al. (2020, T5) gave the name |
+# | prefix language model | if $s \le t$, or s lies in the first P positions | UniLM (Dong et al. 2019) |
 #
 # The first two are `padding_mask` and `subsequent_mask`. The third combines them.
 
@@ -110,7 +110,7 @@ def prefix_mask(prefix: Tensor, size: int) -> Tensor:
 # %% [markdown]
 # **Predict.** Two layers of chapter 17's `OneStack`, seven positions, a prefix of three. Which inputs can change which outputs? Does the second layer open new ways?
 #
-# Autograd tells how strongly each output reacts to each input.
+# Chapter 1's `influence` measures this.
 
 # %%
 torch.manual_seed(0)
@@ -174,7 +174,7 @@ for ids in (batch.ids, batch.labels):  # what is read, and what is asked
 # %% [markdown]
 # Of the three that are asked, one has become the gap, one another piece (*hungr*), and one stayed (*l*).
 #
-# **Pitfall.** *The loss over all positions.* Take all ids as labels, and most questions show their own answer. The mean loss looks splendid, but the model practises copying. Count before you train: of the positions that are asked, how many show the right answer? **Predict** both shares.
+# **Pitfall.** *The loss over all positions.* Take all ids as labels, and most questions show their own answer: the model practises copying. Count before you train: of the positions that are asked, how many show the right answer? **Predict** both shares.
 
 
 # %%
@@ -192,7 +192,7 @@ right, wrong = (share_given_away(hidden, asked) for asked in (labels, everywhere
 print(f"given away: {right:.1%} of the chosen tokens, {wrong:.1%} where all are asked")
 
 # %% [markdown]
-# About 10% of the chosen tokens, those that stay as they are. If all are asked, the unchosen ones show theirs, too.
+# About 10% of the chosen tokens, those that stay. If all are asked, the unchosen ones show theirs, too.
 #
 # ## Then a class
 #
@@ -311,7 +311,7 @@ class NumberClassifier(nn.Module):
 
 
 # %% [markdown]
-# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It guessed hidden verbs, too: nearly this question.) Then bags of words, encoders from scratch and encoders that begin as this model (*pretrained*) learned from 100, 1,000 and all labels, with eight seeds each. 533 validation captions choose λ, learning rates and when a training ends, after twelve rounds at most. Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
+# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It guessed hidden verbs, too: nearly this question.) Then bags of words, encoders from scratch and encoders that begin as this model (*pretrained*) learned from 100, 1,000 and all labels. Validation captions choose λ, learning rates and when a training ends, after twelve rounds at most. Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
 
 # %%
 bag, encoders = "bag of words", ("pretrained", "from scratch")
@@ -345,11 +345,11 @@ print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(table).T.rename_axis(["kind", "labels"])
 
 # %% [markdown]
-# Errors are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/studies/verdict.py)), for six pairs at once. *Told*: on all captions, the difference is larger than seeds explain. The last two columns tell the same of the *hard* captions, with *mit*, *in*, *auf* or another such preposition before the verb (which often brings a second noun), and of the others.
+# Errors are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/studies/verdict.py)), for six pairs at once. *Told*: on all captions, the difference is larger than seeds explain. The last two columns tell the same of the *hard* captions, where a preposition such as *mit* before the verb often brings a second noun, and of the others.
 #
 # With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions and on the others. An encoder from scratch shows no clear difference from the bag. So what helps is what was read without labels, not the architecture alone.
 #
-# The seeds vary neither the test captions (with all labels the lead is 13 of 940) nor the masked model, so chance in these isn't counted. With 1,000 labels every pretrained run was still best in its last allowed round, so more rounds might help it.
+# The seeds vary neither the test captions (with all labels the lead is 13 of 940) nor the masked model, so chance in these isn't counted.
 #
 # ## Translating with one stack
 #
@@ -455,7 +455,7 @@ for sees in ("causal", "prefix"):
     print(f"{sees}: {recalled} of 8 come back")
 
 # %% [markdown]
-# **Pitfall.** *Positions behind padding.* If all targets begin at the *batch's* width, a target's position depends on the other sentences of the batch, and behind its source there is a gap that training never showed. The longest source isn't affected.
+# **Pitfall.** *Positions behind padding.* If all targets begin at the *batch's* width, a target's position depends on the other sentences of the batch, and behind its source there is a gap that training never showed.
 
 
 # %%
@@ -486,7 +486,7 @@ for words, by in (moved[0], moved[-1]):
 #
 # > **In short.** With equally many weights, one causal stack and the encoder-decoder show no clear difference in BLEU; by loss the stack is a little worse. The prefix mask is worse by both.
 #
-# With F = 2D an encoder layer holds about $8D^2$ numbers and a decoder layer $12D^2$, so 2 + 2 layers have as many weights as 5 of one stack. The record is [`stacks-multi30k.json`](../results/stacks-multi30k.json) (`python -m scripts.studies.stacks --save true`): the base of [chapter 19](ch19_ablations.ipynb) (D = 64) with F = 2D, without dropout, five passes over Multi30k. Each model got the learning rate at which its validation loss was lowest, and was then trained with three other seeds. BLEU is greedy, on the validation captions. In one stack a target's positions go on behind its source's; *positions anew* begins them at 0. **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
+# With F = 2D an encoder layer holds about $8D^2$ numbers and a decoder layer $12D^2$, so 2 + 2 layers have as many weights as 5 of one stack. The record is [`stacks-multi30k.json`](../results/stacks-multi30k.json) (`python -m scripts.studies.stacks --save true`): the base of [chapter 19](ch19_ablations.ipynb) (D = 64) with F = 2D, without dropout, five passes over Multi30k. One seed found each model's learning rate, by validation loss; three others are compared. BLEU is greedy, on the validation captions. In one stack a target's positions go on behind its source's; *positions anew* begins them at 0. **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
 
 # %%
 RIVALS = {  # each row, and the one that it has to beat
@@ -520,7 +520,7 @@ kinds.round(4)
 # - **Causal or prefix.** The prefix mask costs 3.4 BLEU. Most of the difference in loss is there in training already (column *trained*: the last pass). In T5, pretrained and with relative positions, prefix beat causal (Raffel et al. 2020). Ours has neither.
 # - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask there is no clear difference.
 #
-# *What the record can't say:* what longer training or larger models would give, or an encoder-decoder with equal *work*: one stack did about 1.6 times as much, by the counts below, generator included.
+# *What the record can't say:* what longer training or larger models would give, or an encoder-decoder with equal *work*: one stack did about 1.6 times as much, generator included.
 #
 # ## Side by side
 #
@@ -583,13 +583,13 @@ frame
 # ## Summary
 #
 # - One layer serves all. The mask says what it sees, the labels say what it is asked.
-# - Hidden words train a model that sees both ways. With a hundred labels such an encoder made three tenths of the errors of a bag of words; from scratch, it showed no clear difference.
-# - A translation is a continuation. Mind positions behind padding, and questions that show their answer.
-# - By BLEU one causal stack showed no clear difference from two; by its loss it was a little worse, and the prefix mask was worse by both. Equally many weights are not equal work.
+# - Hidden words train a model that sees both ways. With a hundred labels such an encoder made three tenths of the errors of a bag of words.
+# - In one stack, mind positions behind padding, and questions that show their answer.
+# - One causal stack showed no clear difference from two in BLEU, and the prefix mask was worse. Equally many weights are not equal work.
 #
 # ## What the paper did that we don't
 #
-# It has only the encoder-decoder. The masked encoder is BERT's (Devlin et al. 2019), the prefix mask UniLM's (Dong et al. 2019). Raffel et al. (2020) compared encoder-decoder, causal and prefix stack, and found the first ahead.
+# It has only the encoder-decoder. Raffel et al. (2020) compared it with causal and prefix stacks, and found it ahead.
 #
 # ## Exercises
 #
@@ -621,7 +621,7 @@ check(hide_words)
 #
 # <details><summary>An answer</summary>
 #
-# Nothing was ever asked at `<s>`. A vector at the gap was trained to know which word is missing, and the verb's number is half of that. With few labels the difference should be large. With many, training moves the information to wherever the head reads. BERT gives its first token a job in pretraining for this reason.
+# Nothing was ever asked at `<s>`. A vector at the gap was trained to know which word is missing, and the verb's number is part of that. With few labels the difference should be large. With many, training moves the information to wherever the head reads.
 #
 # </details>
 #

@@ -78,7 +78,7 @@ torch.set_default_dtype(torch.float64)  # "equal" can be checked to many digits
 #
 # > **In short.** To know what a part is worth, train the model without it. To know whether the difference is real, train both several times, each at a learning rate that suits it.
 #
-# *Ablation* is a surgeon's word for taking something away. The paper's Table 3 does this to the base model: fewer heads, shorter keys, other sizes, more or less dropout, learned positions. Each of its rows took hours on eight GPUs. One of ours takes minutes on one CPU core: the model and its vocabulary are small, and a training is five passes over the 29,000 pairs of Multi30k.
+# *Ablation* is a surgeon's word for taking something away. The paper's Table 3 does this to the base model: fewer heads, shorter keys, other sizes, more or less dropout, learned positions. Each of its rows took hours on eight GPUs. One of ours takes minutes on one CPU core: a small model, and five passes over the 29,000 pairs of Multi30k.
 
 # %%
 STUDY = replace(
@@ -119,7 +119,7 @@ print(f"{everything:,} parameters, of which {layer_parameters(base_model):,} in 
 #
 # Heads, layers, widths, dropout, smoothing, norm placement and warm-up are settings of chapter 9's `TrainConfig`. Positions, residual roads, the scale and $d_k$ need an operation: a short function that changes a built model.
 #
-# All checks use one *patient*, a small model with random weights, and two sentences.
+# All checks use one *patient*, a small model with random weights.
 
 # %%
 PATIENT = replace(STUDY, d_model=32, d_ff=48, dropout=0.0)
@@ -196,7 +196,7 @@ print("two decoder layers see it:", last_word_moves(2))
 #
 # ### No residual roads
 #
-# $x + f(x)$ becomes $f(x)$. Norm and dropout stay where they are.
+# $x + f(x)$ becomes $f(x)$.
 
 
 # %%
@@ -265,7 +265,7 @@ def drop_scale(model: EncoderDecoder) -> None:
 # %% [markdown]
 # ### Shorter keys
 #
-# Rows (B) of Table 3 shorten queries and keys to $d_k$ numbers a head. Values keep $D/H$, so only the scores change. `MultiHeadedAttention` never asks how wide its projections are, so we can replace two of them.
+# Rows (B) of Table 3 shorten queries and keys, which changes only the scores. `MultiHeadedAttention` never asks how wide its projections are, so we can replace two of them.
 
 
 # %%
@@ -388,7 +388,7 @@ assert agree == len(STUDY_ROWS)
 assert not trained_as_built(replace(STUDY_ROWS["no residual"], way="fast"))  # the headline, caught
 
 # %% [markdown]
-# `python -m scripts.studies.table3 --save true` trains what is missing, as in chapter 9, and continues where it stopped ([`table3.py`](../scripts/studies/table3.py)).
+# `python -m scripts.studies.table3 --save true` trains the rows that the record lacks ([`table3.py`](../scripts/studies/table3.py)).
 #
 # ## A base that suits the study
 #
@@ -405,7 +405,7 @@ of_base.pivot(index="dropout", columns="lr", values="loss").rename_axis(columns=
 )
 
 # %% [markdown]
-# None. At every rate less dropout is better: at the best one, 2.10 nats a piece without, 2.52 with 0.2. So the base has no dropout, and its peak rate is 0.0084.
+# None. At every rate less dropout is better. So the base has no dropout, and its peak rate is 0.0084.
 #
 # Some rows may need another rate. For eleven we try the base's rate, half of it and twice it, and go on in the better direction until the best rate has worse ones on both sides.
 #
@@ -429,7 +429,7 @@ rates = best_rates(without, rate)
 rates.round(4)
 
 # %% [markdown]
-# The gain is what a row would lose at the base's rate. (By chance two seeds may differ by 0.045: 1.96·√2 times their spread, 0.016.) The narrow model needs twice the base's rate, the wide one and post-norm half of it, and the model without residual roads an eighth.
+# The gain is what a row would lose at the base's rate. (By chance two seeds may differ by 0.045.) The narrow model needs twice the base's rate, the wide one and post-norm half of it, and the model without residual roads an eighth.
 #
 # **Pitfall.** *One rate for all.* At the base's rate post-norm without warm-up would be 1.4 nats worse than it need be, and the wide model's lead would shrink by 0.18. A table made that way ranks how well each row suits the base's rate.
 #
@@ -477,7 +477,7 @@ for name, count in alarms.items():
 #
 # > **In short.** Each dot is a run. The band spans the base's own seeds. To be told apart, a row's mean must lie about 0.04 from zero.
 #
-# The record is [`table3-multi30k.json`](../results/table3-multi30k.json). Beside our rows stand the paper's that change the same thing by about as much: we go from two layers to one, Table 3 from six to four. (For dropout, the paper's difference is from its row without.) Differences are in nats per piece.
+# The record is [`table3-multi30k.json`](../results/table3-multi30k.json). Beside our rows stand the paper's that change the same thing by about as much.
 
 # %%
 # Perplexities of the paper's Table 3, of the row that changes the same thing by about as much.
@@ -569,12 +569,12 @@ print("not in", ", ".join(signs[~signs].index))
 # %% [markdown]
 # The interval from low to high is a 95% interval for a row on its own. The verdict tests all rows together, so it is stricter.
 #
-# Do all rows scatter by the same amount? Not quite: *no residual* makes up a third of the sum of squares, and without it two more rows pass. And four layers pass only by the pooled scatter: by their own and the base's (Welch's test, p = 0.08) they wouldn't.
+# Do all rows scatter by the same amount? Not quite: *no residual* makes up a third of the sum of squares, and without it two more rows pass. And four layers pass only by the pooled scatter, not by their own and the base's.
 #
 # What the record says, *in this setting*:
 #
 # - **Width** helps most: `d_model` 128 has the lowest loss, 0.24 nats below the base, and 33.1 BLEU against 30.1. (Its layers hold 2.8 times as many parameters.) Half the width costs 0.39.
-# - **Without residual roads** the harm is greatest: the model hardly learns (2 BLEU), even with only two layers a side and a rate of its own. Perhaps that is because the gradient's direct road is gone (chapter 5); we didn't measure it.
+# - **Without residual roads** the harm is greatest: the model hardly learns (2 BLEU), even with only two layers a side and a rate of its own. Perhaps that is because the gradient's direct road is gone (chapter 5).
 # - **Without $1/\sqrt{d_k}$** the loss is 0.23 nats higher, though $d_k$ is only 16.
 # - **Post-norm** costs 0.15 nats with warm-up. Dropping warm-up costs post-norm 0.17 more, and the base, which is pre-norm, 0.18: here post-norm needs warm-up no more than pre-norm does.
 # - **Positions** are needed in the encoder: 25 BLEU without. In the decoder they are worth 0.03 nats, a difference that passes only if *no residual* is left out. Learned positions make no visible difference, here or in the paper.
@@ -582,7 +582,7 @@ print("not in", ", ".join(signs[~signs].index))
 # - **Depth**: one layer costs 0.10, and four a side cost 0.04 instead of gaining, at the rates found; the paper's eight change next to nothing.
 # - **Dropout** of 0.1 costs 0.19 nats here, and gains 0.16 in the paper.
 #
-# In sign, our results and the paper's agree except on eight heads, more layers and dropout. (The sign of a small difference may be chance.) In size they often disagree: `d_model` is worth two and a half to over four times as much here.
+# In sign, our results and the paper's agree except on eight heads, more layers and dropout. In size they often disagree: `d_model` is worth two and a half to over four times as much here.
 #
 # ## What they can't show
 #
@@ -615,7 +615,7 @@ print(f"the base's seeds: {max(by_row[THE_BASE]) - min(by_row[THE_BASE]):.3f} na
 #
 # ## What the paper did that we don't
 #
-# It reports perplexity per piece and BLEU on newstest2013. It has the row "big", for which we have too little data. It doesn't say whether rates were tuned for each row, and its smaller differences may be chance.
+# It has the row "big", for which we have too little data. It doesn't say whether rates were tuned for each row, and its smaller differences may be chance.
 #
 # ## Exercises
 #

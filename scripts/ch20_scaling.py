@@ -20,13 +20,13 @@
 #
 # | | |
 # |---|---|
-# | In the paper | Table 3, rows (C), of [Attention Is All You Need](https://arxiv.org/abs/1706.03762); the best-known laws came three and five years later |
+# | In the paper | Table 3, rows (C), of [Attention Is All You Need](https://arxiv.org/abs/1706.03762) |
 # | Time | 20 minutes to read, 40 with the code; a quarter of a minute to run on a CPU |
 # | Before, after | [Chapter 19 · Ablations](ch19_ablations.ipynb) · [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb) |
 #
 # *If you read only three cells:* `additive` and `joint`, `held_out`, the chart of *The grid*.
 #
-# Shapes: **n** places where a loss was measured, **R** data sets fitted, **S** seeds of a place. In this chapter **N** is a number of parameters and **D** a number of tokens, as in the papers on scaling.
+# Shapes: **n** places where a loss was measured, **R** data sets fitted, **S** seeds of a place. In this chapter **N** is a number of parameters and **D** a number of tokens.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -81,7 +81,7 @@ Law = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # theta, N, D 
 # | $A, B$, or $N_c, D_c$ | the scale of what can be removed |
 # | $\alpha, \beta$ | how fast it goes: with unlimited data, ten times as many parameters leave $10^{-\alpha}$ of their part of the loss |
 #
-# In the additive law a larger model gains as much on few data as on many. In the joint law the larger of the two terms dominates: when data are few, size gains little. The trainings differed, too. Hoffmann's models read nearly every token once. Kaplan's, for this law, read small sets again and again until validation stopped improving, much as ours will.
+# In the additive law a larger model gains as much on few data as on many. In the joint law the larger of the two terms dominates: when data are few, size gains little. The trainings differed, too. Hoffmann's models read nearly every token once. Kaplan's, for this law, read small sets again and again until validation stopped improving, as ours will.
 
 
 # %%
@@ -153,7 +153,7 @@ for law, theta in truths.items():
     np.testing.assert_allclose(fit_law(law, N, D, exact[law]), theta, rtol=1e-3)
 
 # %% [markdown]
-# Without noise, the fit recovers each law. But which law is right for our runs? A law with many numbers easily fits well. So hide the runs of the largest size and those with the most data, fit each law to the rest, and let it predict what is hidden.
+# Which law is right for our runs? A law with many numbers easily fits well. So hide the runs of the largest size and those with the most data, fit each law to the rest, and let it predict what is hidden.
 #
 # **Predict.** Let each law in turn be true, and each run be off by about 1%. How far off is the wrong law's prediction?
 
@@ -181,7 +181,7 @@ for true, losses in exact.items():
 pd.DataFrame(rivals).T.rename_axis("true law; held-out error of")
 
 # %% [markdown]
-# The wrong law misses by three to five times as much as the right one, which wins in all 20 studies. So thirty places can distinguish the two.
+# The wrong law misses by three to five times as much. So thirty places can distinguish the two.
 #
 # ## How sure?
 #
@@ -237,14 +237,14 @@ for true, losses in exact.items():
 #
 # > **In short.** Ninety trainings choose the joint law: the fewer the captions, the less a larger model gains.
 #
-# The model is that of chapter 19, without dropout, in six widths; depth, heads and vocabulary stay the same, and $d_{ff} = 4\,d_{model}$. Each width learns from all of Multi30k's pairs, from half of them, and so on to a sixteenth. Each smaller part lies inside the larger ones; the smaller it is, the more passes. A run ends early if validation hasn't improved for three passes, and the weights of its best pass count. A run that took all its passes is *finished*.
+# The model is that of chapter 19, without dropout, in six widths; depth, heads and vocabulary stay the same, and $d_{ff} = 4\,d_{model}$. Each width learns from all of Multi30k's pairs, from half of them, and so on to a sixteenth. Each part lies inside the larger ones. A run ends early if validation hasn't improved for three passes, and the weights of its best pass count. A run that took all its passes is *finished*.
 
 # %%
 WIDTHS = (16, 24, 32, 48, 64, 96)  # d_model
 PASSES = {1: 8, 2: 12, 4: 16, 8: 24, 16: 32}  # at most, by the share of the pairs: 1/1, 1/2, …
 
 # %% [markdown]
-# Each size needs its own learning rate, so the rate is swept at the four corners of the grid (21 more runs), and interpolated between them. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save true`).
+# Each size needs its own learning rate, so the rate is swept at the four corners of the grid, and interpolated between them. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save true`).
 
 
 # %%
@@ -323,13 +323,13 @@ lines = {law.__name__: law(fitted[law, "all parameters"][0], N, D) for law in (a
 grid_chart(places.assign(N=N, D=D, **lines), "joint", "additive")
 
 # %% [markdown]
-# The additive law can't describe the grid: its errors fan out, one way on few tokens, the other way on many. The joint law has one number fewer, misses by a third as much, and predicts the hidden runs better, whichever parameters are counted. So we choose the joint law. The additive law is sure of a floor, as in the experiment above: 0.99 from all runs, but zero from the finished ones. (Zero is the bound that we set, and a number at its bound isn't an estimate.)
+# The additive law can't describe the grid: its errors fan out, one way on few tokens, the other way on many. The joint law has one number fewer, misses by a third as much, and predicts the hidden runs better, whichever parameters are counted. So we choose it. The additive law is sure of a floor, as in the experiment above: 0.99 from all runs, but zero from the finished ones. (Zero is the bound that we set, so it isn't an estimate.)
 #
 # The joint law isn't the whole truth: it misses by 1.2%, and chance alone would make 0.5%. Early stops may be part of the reason: for the finished runs alone the two are 0.4% and 0.3%.
 #
-# **Pitfall.** *Another D.* Here D is the text that exists; Hoffmann's is the text that was read. In the table's last two rows D is what each run had read at its best pass, and the additive law is the better one. (How long a run reads depends on its size, so the contest isn't fair.)
+# **Pitfall.** *Another D.* Here D is the text that exists; Hoffmann's is the text that was read. With that D (the table's last two rows), the additive law is the better one. (How long a run reads depends on its size, so the contest isn't fair.)
 #
-# The joint law forecasts how much the loss falls. **Predict.** For the largest model, on a sixteenth of the captions and on all, which helps more: twice the parameters, or twice the captions?
+# **Predict.** By the joint law, what helps the largest model more, on a sixteenth of the captions and on all: twice the parameters, or twice the captions?
 
 
 # %%
@@ -351,13 +351,13 @@ for part, view, at in (
 twice.T.rename_axis("the captions; nats less")
 
 # %% [markdown]
-# On a sixteenth, more captions help, and more parameters hardly do. On all captions both help, captions more. But don't trust the intervals. One of these steps was run: from a sixteenth to an eighth the largest model's loss fell by 0.57, outside the interval. And on all captions the finished runs forecast numbers outside the intervals.
+# On a sixteenth, more captions help, and more parameters hardly do. On all captions both help, captions more. But don't trust the intervals. One of these steps was run: from a sixteenth to an eighth the largest model's loss fell by 0.57, outside the interval. And the finished runs alone give other forecasts.
 #
 # ## Two laws from one set of runs
 #
 # > **In short.** A law is used to choose a size. Two fits of the additive law, to much the same published runs, choose different sizes.
 #
-# A training takes about $6ND$ operations: for each parameter and token two forward and four backward. So for a budget C, each N has its $D = C/(6N)$, and one N is best. Besiroglu et al. (2024) read most of the runs of Hoffmann et al. off a figure and fitted the law again: the printed constants don't fit these runs, and the printed intervals are too narrow. The source of Hoffmann's paper has more digits of the constants. **Predict.** How far apart are the best sizes for the budget of Chinchilla, the model that Hoffmann et al. trained (70 billion parameters, 1.4 trillion tokens)?
+# A training takes about $6ND$ operations: for each parameter and token two forward and four backward. So for a budget C, each N has its $D = C/(6N)$, and one N is best. Besiroglu et al. (2024) read most of Hoffmann's runs off a figure and fitted the law again: the printed constants don't fit these runs, and the printed intervals are too narrow. The source of Hoffmann's paper has more digits of the constants. **Predict.** How far apart are the best sizes for the budget of Chinchilla, the model that Hoffmann et al. trained (70 billion parameters, 1.4 trillion tokens)?
 
 # %%
 budget = 6 * 70e9 * 1.4e12
@@ -382,7 +382,7 @@ pd.DataFrame(best_for).T
 #
 # > **In short.** They are enough to choose between two laws, but not to find a floor.
 #
-# - **Why the joint law?** A large model soon learns a small text by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse. What it could learn in more passes never counts.
+# - **Why the joint law?** A large model soon learns a small text by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse.
 # - **Is it the training's fault?** A run that ends early ends while the rate is still high. The finished runs alone choose the joint law, too. But they can't separate the amount of text from the length of training: on all captions they read 4.3 million tokens, on a quarter 2.1. So β measures both together.
 # - **What the grid doesn't say**: the entropy of captions (the joint law falls to zero, which no text can); what ten million parameters do (ours end below one million); what dropout would change.
 # - **Repeated text** has laws of its own. Muennighoff et al. (2023) find that up to four passes are nearly as good as new text, and later ones are worth less and less. Our best weights came after 7 to 18 passes. Chinchilla's rule of twenty tokens per parameter is for text that is read once.
@@ -422,7 +422,7 @@ check(size_for_loss)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# Above, a search found the best N for a budget of C operations. There is a closed form: put $D = C/(6N)$ into $E + A/N^\alpha + B/D^\beta$, and set the derivative to zero. (`solution("best_size")` shows ours.)
+# The best N for a budget of C operations has a closed form: put $D = C/(6N)$ into $E + A/N^\alpha + B/D^\beta$, and set the derivative to zero. (`solution("best_size")` shows ours.)
 
 
 # %%
@@ -438,7 +438,7 @@ check(best_size)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# `held_out` hides the largest. Hide each in turn: `leave_one_out(x, losses, fit)` calls `fit(x, losses)` with the other n − 1 places, and gets a function that predicts losses (m,) from x (m,). (For our grid, let x be row numbers of `places`.) Return the root of the mean squared residual of $\log L$ at the hidden places. (`solution("leave_one_out")` shows ours.) With it the joint law misses by 1.5% on our grid, and by 2.5% if the ends are hidden: predicting outside is harder.
+# `held_out` hides the largest. Hide each in turn: `leave_one_out(x, losses, fit)` calls `fit(x, losses)` with the other n − 1 places, and gets a function that predicts losses (m,) from x (m,). (For our grid, let x be row numbers of `places`: the joint law then misses by 1.5%.) Return the root of the mean squared residual of $\log L$ at the hidden places. (`solution("leave_one_out")` shows ours.)
 
 
 # %%

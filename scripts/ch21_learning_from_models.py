@@ -89,9 +89,9 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # | back-translation (Sennrich et al. 2016) | a source for each target that lacks one | the forward model |
 # | minimum risk (Shen et al. 2016) | several attempts at each source | the model that wrote them |
 #
-# All but distillation by words are measured here: diversification on the ladder at the end, the other three in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds, a row that it has to beat, and a learning rate of its own. All scores are of the validation split, which also chose the rates. The verdict, on BLEU by greedy decoding, is that of [`verdict.py`](../scripts/studies/verdict.py). Rows that know only a part of the pairs are judged separately, since back-translation scatters more.
+# All but distillation by words are measured here: diversification on the ladder at the end, the other three in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds and a learning rate of its own. All scores are of the validation split, which also chose the rates. Verdicts ([`verdict.py`](../scripts/studies/verdict.py)) are on BLEU by greedy decoding. Rows that know only a part of the pairs are judged separately, since back-translation scatters more.
 #
-# Costs aren't equal: 200 steps of minimum risk took over ten times as long as 200 of cross-entropy, and training teachers and reverse models isn't counted.
+# Costs aren't equal: a step of minimum risk took over ten times as long as one of cross-entropy, and teachers and reverse models aren't counted.
 
 
 # %%
@@ -179,7 +179,7 @@ print(f"{right} of {len(captions)} pairs are still pairs")
 #
 # $$ H(w_{t+1} \mid w_t) = -\sum_{a, b} \frac{n_{ab}}{n} \log \frac{n_{ab}}{n_a}, $$
 #
-# where $n_{ab}$ counts pairs of neighbours, $n_a$ those that begin with $a$, and $n$ all of them. (`word_facts` in [`recipes.py`](../scripts/studies/recipes.py) counts.)
+# where $n_{ab}$ counts pairs of neighbours, $n_a$ those that begin with $a$, and $n$ all of them.
 
 # %%
 taught_by = runs[runs["row"] == "teacher's translations"].iloc[0]
@@ -262,8 +262,6 @@ smoothed, _ = LabelSmoothing(0.1)(logits, labels)
 torch.testing.assert_close(taught_by_words(logits, labels, ignorant, 0.1), smoothed)
 
 # %% [markdown]
-# (`taught_loss` in [`distill.py`](../scripts/ladder/distill.py) is the form for training.)
-#
 # ## Data diversification
 #
 # > **In short.** Let models of both directions translate the training pairs, and add what they write. No further text is needed.
@@ -340,9 +338,9 @@ written.loc["people's", "next word's entropy"] = made["people"].str["entropy"].m
 written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 
 # %% [markdown]
-# The part alone reaches a third of the BLEU of all pairs. Greedy German adds three BLEU, though that German itself has a BLEU of 8. Drawn German is as varied as people's, but far worse, and with it BLEU shows no gain.
+# Greedy German adds three BLEU, though that German itself has a BLEU of 8. Drawn German is as varied as people's, but far worse, and with it BLEU shows no gain.
 #
-# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. Nor is the comparison fair. The part alone was best after the seventh of 32 planned passes, while its rate was still high. The others were still getting better after five passes over sixteen times as many pairs.
+# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. Nor is the comparison fair. The part alone was best after its seventh pass of 32, while its rate was still high. The others were still getting better at the end.
 #
 # ## Minimum risk
 #
@@ -356,7 +354,7 @@ written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 #
 # $$ \tilde R(\theta) = \sum_{y \in \mathcal{S}} Q(y)\, \Delta(y, y^\star), \qquad Q(y) = \frac{P(y \mid x; \theta)^{\alpha}}{\sum_{y' \in \mathcal{S}} P(y' \mid x; \theta)^{\alpha}} $$
 #
-# `log_probs` (N,) holds $\ell_y = \log P(y \mid x)$ for the candidates of all B sources, `risks` (N,) their $\Delta$, and `counts` says how many each source has. Log-probabilities of whole sentences lie tens of nats apart: with $\alpha = 1$ one candidate would have nearly all of $Q$. Shen et al. take 0.005, our record 0.05.
+# Log-probabilities $\ell_y = \log P(y \mid x)$ of whole sentences lie tens of nats apart: with $\alpha = 1$ one candidate would have nearly all of $Q$. Shen et al. take 0.005, our record 0.05.
 
 
 # %%
@@ -393,7 +391,7 @@ def risk_of_candidates(
 
 
 # %% [markdown]
-# We check by brute force: list all that a model can write in up to 3 tokens, from a vocabulary of 6 (a text cut off at 3 counts, too). With *all* texts as candidates and $\alpha = 1$, $\tilde R$ is the risk itself. The mark here is the share of places where a text differs from the wanted one.
+# We check by brute force: list all that a model can write in up to 3 tokens, from a vocabulary of 6. With *all* texts as candidates and $\alpha = 1$, $\tilde R$ is the risk itself.
 
 # %%
 torch.manual_seed(0)
@@ -438,7 +436,7 @@ print(f"risk {risk:.4f}, of {len(texts)} texts")
 # %% [markdown]
 # ### Who is pushed up, who down
 #
-# The derivative is $\partial \tilde R / \partial \ell_y = \alpha\, Q(y)\, (\Delta(y, y^\star) - \tilde R)$. Descent pushes up the candidates that are better than their set's mean under $Q$, and the others down. (The *policy gradient* of exercise 2 is a relative; Williams 1992.)
+# The derivative is $\partial \tilde R / \partial \ell_y = \alpha\, Q(y)\, (\Delta(y, y^\star) - \tilde R)$. Descent pushes up the candidates that are better than their set's mean under $Q$, and the others down.
 #
 # **Pitfall: raw probabilities.** Leave out the denominator, and the loss is $\sum_{y \in \mathcal{S}} P(y)\,\Delta(y, y^\star)$. Its derivative $P(y)\,\Delta(y, y^\star)$ is never negative: every text of the set that isn't perfect is pushed down, and the probability goes mostly to texts that weren't drawn. Here are the writer's six likeliest imperfect texts, as token numbers; the wanted one is *5 4 end*.
 
@@ -464,7 +462,7 @@ table = pd.DataFrame({name: values.tolist() for name, values in columns.items()}
 table.set_axis(names).rename_axis("text")
 
 # %% [markdown]
-# The two whose Δ lies below the set's mean are pushed up. Raw P pushes down even *4 4 end*, which is nearly right.
+# The two that are better than the mean are pushed up. Raw P pushes down even *4 4 end*, which is nearly right.
 #
 # ### Drawing candidates
 #
@@ -545,7 +543,7 @@ means.loc[["all pairs", "more cross-entropy", "minimum risk"]].drop(columns="los
 # %% [markdown]
 # chrF, which minimum risk was trained on, went up beyond noise. But BLEU went down. The captions, a bit too short before, are now too long by half a word. In chrF recall counts twice as much as precision, while BLEU charges for each word too many.
 #
-# *What the record can't say:* what another $\alpha$ or more steps would do. (The reference was one of the candidates.) The ladder below tries BLEU as the mark. Judged together with the part rows, the change in BLEU would be within noise.
+# *What the record can't say:* what another $\alpha$ or more steps would do. (The reference was one of the candidates.) Judged together with the part rows, the change in BLEU would be within noise.
 #
 # **Pitfall.** Don't judge such a training by the score that it was trained on. Use another: BLEU, or a person.
 #
@@ -559,7 +557,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead. So some ideas get a whole training of chapter 9's model, each as a rung of a ladder.
 #
-# A rung of [`rungs.py`](../scripts/ladder/rungs.py) changes something in chapter 9's whole recipe. (`python -m scripts.ladder.queue --only risk-long-2 --save true` trains the second seed of *risk-long*, and so on.) Test sets are read only for the rungs that were meant to ship, *final* and those below it.
+# The rungs are in [`rungs.py`](../scripts/ladder/rungs.py). (`python -m scripts.ladder.queue --only risk-long-2 --save true` trains the second seed of *risk-long*.) Test sets are read only for the rungs that were meant to ship, *final* and those below it.
 
 # %%
 climbed = ladder_table()
@@ -570,13 +568,13 @@ pd.DataFrame(climbed)[columns].set_index("rung")
 ladder_chart(climbed)
 
 # %% [markdown]
-# *Seen* are the pairs that one run read, in millions; *hours* are those of one CPU thread, all seeds together. The *gain*, by greedy decoding, is over *small*, which trained chapter 9's recipe again, in 16 bits; *beam* is BLEU with a beam of 5. Two rungs translate into German, so their BLEU can't be compared with the rest. The optimizer Muon had one rate only; at a rate of its own it is ahead in chapter 22.
+# *Seen* counts the pairs that one run read, in millions; *hours* are of one CPU thread, all seeds together. The *gain*, by greedy decoding, is over *small*, which is chapter 9's recipe in 16 bits; *beam* is BLEU with a beam of 5. Two rungs translate into German, so their BLEU can't be compared. The optimizer Muon had one rate only; at a rate of its own it is ahead in chapter 22.
 #
-# Ten more passes with a dropout of 0.3 end 0.4 above today's recipe. Diversification reads fewer pairs than this *long* run, and ends higher: 0.8 above with one model of each direction (0.9 with a beam), 0.5 with two (1.3 with a beam). With one seed each, and two ways to decode that disagree, that is no verdict.
+# Diversification reads fewer pairs than *long*, and ends higher, with one model of each direction (k = 1) and with two. Which of the two is better depends on how one decodes. With one seed each, none of this is a verdict.
 #
-# *Final* took translations by chapter 9's model. On the tests its two seeds have 42.1 and 41.5 (test_2016_flickr), 37.5 and 37.6 (test_2017_flickr); chapter 9's model has 41.6 and 37.4. That is no clear gain. A rung on a GPU, with pairs that three models wrote (`python -m scripts.gpu --only agreed-1`), gained nothing either.
+# *Final* took translations by chapter 9's model. On the tests its two seeds show no clear gain over that model. A rung on a GPU, with pairs that three models wrote (`python -m scripts.gpu --only agreed-1`), gained nothing either.
 #
-# *Risk-long* goes on from the weights of chapter 9's model. It writes eight texts for each training source by beam search, and learns from their risk, with BLEU as the mark, and from the reference by cross-entropy ([`risk.py`](../scripts/ladder/risk.py)). So it learns from a beam's texts, and with a beam BLEU rises on validation: from 42.3 for chapter 9's model to 43.1 and 42.9, for two seeds. Greedy BLEU falls a little. Half of the gain may be length: chapter 9's model writes 3% too few words, and another length penalty (1.4, the best on validation) alone brings it to 42.7. *Risk*, with half of the pairs and smaller steps, gains less. *Risk-again* goes on from the first seed of *risk-long*, and gains nothing more.
+# *Risk-long* goes on from the weights of chapter 9's model. It writes eight texts for each training source by beam search, and learns from their risk, with BLEU as the mark, and from the reference by cross-entropy ([`risk.py`](../scripts/ladder/risk.py)). So it learns from a beam's texts, and with a beam BLEU rises on validation, from chapter 9's 42.3 to 43.1 and 42.9. Greedy BLEU falls a little. Half of the gain may be length: chapter 9's model writes 3% too few words, and another length penalty (1.4, the best on validation) alone brings it to 42.7. *Risk-again* goes on from the first seed of *risk-long*, and gains nothing more.
 #
 # ### One model from several
 #
@@ -638,7 +636,7 @@ for name in ("risk-long-1", "risk-long-2", "risk-again-1", "risk-mean-1", "onwar
 pd.DataFrame(bleus).T.round(1)
 
 # %% [markdown]
-# On test_2016_flickr, whose photographs are from the same collection as those of validation, all are higher. On test_2017_flickr, whose photographs were collected later (Elliott et al. 2017), three of the four by minimum risk are lower, and by greedy decoding all four. (They are no four witnesses: they share their first weights, and one is a mean of the others.) Is minimum risk to blame? *Onward* loses even more there (with one learning rate, and two seeds). So perhaps it is more of the same texts, however they are learned: the habits of one collection.
+# On test_2016_flickr, from the same collection as validation, all are higher. On test_2017_flickr, whose photographs were collected later (Elliott et al. 2017), three of the four by minimum risk are lower. (They are no four witnesses: they share their first weights.) Is minimum risk to blame? *Onward* loses even more there (with one learning rate, and two seeds). So perhaps it is more of the same texts, however they are learned: the habits of one collection.
 #
 # We wanted a model that gains on both tests, so *risk-mean* doesn't ship. We decided that after reading them, against the rule: so they are no longer tests that chose nothing.
 #
@@ -657,7 +655,7 @@ pd.DataFrame(bleus).T.round(1)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# Kim and Rush (§3.3) have a second way to write a corpus. Of a teacher's hypotheses take the one of highest `similarity(hypothesis, reference)`. `candidates[i]` are those of pair i, the likeliest first; in a tie the likelier one wins. Return a text for each pair. (`solution("closest_to_people")` shows ours.)
+# Kim and Rush (§3.3) have a second way to write a corpus. Of a teacher's hypotheses take the one of highest `similarity(hypothesis, reference)`. `candidates[i]` are those of pair i, the likeliest first; in a tie the likelier one wins. (`solution("closest_to_people")` shows ours.)
 
 
 # %%
@@ -677,7 +675,7 @@ check(closest_to_people)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# Language models are tuned by a policy gradient called RLOO (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are as above; let no gradient flow into the marks. (`solution("policy_loss")` shows ours.)
+# Language models are tuned by a policy gradient (Williams 1992) called RLOO (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are those of `risk_of_candidates`; let no gradient flow into the marks. (`solution("policy_loss")` shows ours.)
 
 
 # %%

@@ -20,7 +20,7 @@
 #
 # | | |
 # |---|---|
-# | In the paper | §3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), revisited; newer papers in place |
+# | In the paper | §3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), revisited |
 # | Time | 20 minutes to read, 45 with the code; 15 seconds to run on a CPU |
 # | Before, after | [Chapter 21 · Learning from models](ch21_learning_from_models.ipynb) · [Chapter 23 · Long memory](ch23_long_memory.ipynb) |
 #
@@ -96,7 +96,7 @@ torch.set_default_dtype(torch.float64)
 #
 # ### A seam
 #
-# Chapter 2's layer does three things in one method. To replace them singly, we separate them: `remember` makes keys and values (a decoder's cache), `query_heads` makes queries, and `mix` attends. `look` applies the last two to what was kept. `start`, the position of the first token, is for rotary positions.
+# Chapter 2's layer does three things in one method. We separate them: `remember` makes keys and values (a decoder's cache), `query_heads` makes queries, and `mix` attends. `start`, the position of the first token, is for rotary positions.
 
 
 # %%
@@ -139,7 +139,7 @@ class OpenAttention(MultiHeadedAttention):
 
 
 # %% [markdown]
-# For this chapter and the next, `token_by_token` runs a layer as a decoder does, with a cache. Causal attention over the whole text must give the same outputs.
+# `token_by_token` runs a layer as a decoder does, with a cache. Causal attention over the whole text must give the same outputs.
 
 
 # %%
@@ -248,9 +248,6 @@ class SquaredReLU(PositionwiseFeedForward):
         return self.contract(self.dropout(self.expand(x).relu().square()))
 
 
-# %% [markdown]
-# What each lets through:
-
 # %%
 z = torch.linspace(-3, 2, 101)
 gates_chart(z, {"SiLU, SwiGLU's gate": F.silu(z), "ReLU²": z.relu().square(), "ReLU": z.relu()})
@@ -338,7 +335,7 @@ titled(
 )
 
 # %% [markdown]
-# **Pitfall.** There are two layouts. Ours pairs neighbours (0, 1), (2, 3), …, as the paper does. Other code, including Hugging Face's Llama, pairs feature $i$ with feature $i + d/2$. Both pass the shift test, but weights trained with one and run with the other give nonsense, without an error. Compare with a *trained* model.
+# **Pitfall.** There are two layouts. Ours pairs neighbours, as the paper does. Other code, including Hugging Face's Llama, pairs feature $i$ with feature $i + d/2$. Both pass the shift test, but weights trained with one and run with the other give nonsense, without an error. Compare with a *trained* model.
 #
 # **Pitfall.** With a cache, a token's position has to come from outside. Forget `start`, and every word stands at position 0.
 
@@ -392,9 +389,6 @@ class GroupedAttention(OpenAttention):
         k, v = (x.repeat_interleave(each, dim=1) for x in (k, v))  # (B, H, S, d_k)
         return super().mix(q, k, v, mask)
 
-
-# %% [markdown]
-# Check against PyTorch's own attention, and with a cache:
 
 # %%
 for groups in (4, 2, 1):
@@ -530,7 +524,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# Take a real gradient, of one feed-forward matrix (256, 128) of the shipped small model, over 64 sentences. **Predict.** How many of its 128 singular values hold 90% of $\sum_i \sigma_i^2$, the sum of all squared entries?
+# Take a real gradient, of one feed-forward matrix (256, 128) of the shipped small model, over 64 sentences. **Predict.** How many of its 128 singular values hold 90% of $\sum_i \sigma_i^2$?
 
 # %%
 trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
@@ -561,7 +555,7 @@ spectrum_chart({"gradient": S / S[0], "after five rounds": after})
 #
 # > **In short.** Take chapter 4's Transformer and exchange its parts.
 #
-# Self-attention gets everything above, but only the decoder's shares keys and values: an encoder has no cache. (Ainslie et al. share them in cross-attention, too.)
+# Self-attention gets everything above, but only the decoder's shares keys and values: an encoder has no cache.
 
 
 # %%
@@ -633,7 +627,7 @@ less_by_groups = 2 * 2 * (128 + 1) * 64  # layers, k and v, inputs and a bias, s
 print(f"{less_by_groups:,} of the difference are grouped keys' and values'")
 
 # %% [markdown]
-# Check: an encoder layer must equal one made of PyTorch's own functions, `rotated`, and chapter 2's way to split heads.
+# Check: an encoder layer must equal one made of PyTorch's own functions.
 
 # %%
 torch.manual_seed(0)
@@ -652,9 +646,6 @@ z = F.rms_norm(y, (32,), second.norm.weight, 1e-5)
 y = y + feed.contract(F.silu(feed.gate(z)) * feed.expand(z))
 torch.testing.assert_close(layer(x, None), y)
 
-# %% [markdown]
-# The decoder's self-attention must give the same outputs with a cache.
-
 # %%
 attend = translator.decoder.layers[0].self_attn
 torch.testing.assert_close(token_by_token(attend, x), attend(x, x, x, subsequent_mask(7)))
@@ -666,7 +657,7 @@ print(f"{kept} numbers kept for a token; 2017's attention keeps {2 * 32}")
 #
 # > **In short.** Alone, rotary positions and Muon are ahead of 2017's block, and zeroed outputs are behind. The whole block is ahead, too, and further ahead without zeroed outputs, or with Muon. For the other parts, no difference in BLEU is detected.
 #
-# We tried all of this in a small model: [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save true`). The base is chapter 19's (two layers of width 64, without dropout), with three passes over Multi30k instead of five. A sweep gave each row the rate with the lowest validation loss. The scores are of three other seeds. BLEU, with a beam of 4, is that of the validation captions, whose loss also chose rate and pass.
+# The record of all this is [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save true`). The base is chapter 19's (two layers of width 64, without dropout), with three passes over Multi30k instead of five. A sweep gave each row its rate. The scores are of three other seeds. BLEU, with a beam of 4, is that of the validation captions, whose loss also chose rate and pass.
 #
 # *Today* is the whole block, trained with Adam. (*Today, not zeroed* and chapter 23's *latent, decoder alone* came later, to explain the others.) **Predict.** Which part alone helps most? And is the block better than its best part?
 
@@ -732,7 +723,7 @@ block_means(shown)
 # - **Zeroed outputs** cost 2.4. One possible reason, untested: our tables are tied, so a fresh model tends to predict the word it has just read, and with zeroed outputs nothing disturbs that.
 # - **The block** is 1.4 below rotary positions alone (not tested). Without zeroed outputs it gains 2.5 and is 1.1 above rotary alone, a difference that wouldn't pass with the nineteen. With Muon, zeroed outputs included, it is another 3.0 higher.
 # - **SwiGLU** lowers the validation loss by 0.08 nats, which passes the test. Its 0.8 BLEU doesn't.
-# - **RMSNorm, ReLU², QK-norm, grouped and multi-query attention:** no difference is detected by either measure. Most were made for something else: fewer operations, a smaller cache, steadier training. That they lose nothing isn't shown either: each interval is 1.7 BLEU wide.
+# - **RMSNorm, ReLU², QK-norm, grouped and multi-query attention:** no difference is detected by either measure. That they lose nothing isn't shown either: each interval is 1.7 BLEU wide.
 #
 # ### Three times as long
 #
@@ -746,20 +737,20 @@ print(verdict_line("today", longer, "2017"), "(nine)")
 block_means(["2017", "today"], epochs=9)
 
 # %% [markdown]
-# After nine passes the lead is 2.9 BLEU; after three it was 1.6. That growth, tested like one row's gain, is 1.3 ± 1.2: borderline. In training loss the lead grows from 0.15 nats to 0.21, in validation loss by 0.02 ± 0.04. How much of it carries over to new captions is open.
+# The lead grows by 1.3 ± 1.2 BLEU, tested like one row's gain: borderline. In training loss it grows from 0.15 nats to 0.21, but in validation loss by only 0.02 ± 0.04.
 #
 # *What the record can't say:* what these parts do in a large model, or in longer training; nor whether Muon gains on today's block because of zeroed outputs or in spite of them.
 #
 # ## Summary
 #
-# - RMSNorm is LayerNorm without centring and shift. SwiGLU gates one map of the input by another; ReLU² gates a map by itself.
+# - RMSNorm is LayerNorm without centring and shift. SwiGLU gates one map of the input by another.
 # - Rotary positions turn queries and keys, so a score depends on the distance alone.
-# - With G groups a decoder keeps $2Gd_k$ numbers per token and layer. QK-norm bounds the scores.
+# - Grouped queries shrink the cache. QK-norm bounds the scores.
 # - Zeroed outputs make a fresh pre-norm layer the identity. Muon makes a step's singular values nearly equal.
 #
 # ## What these papers did that we don't
 #
-# They judged these parts in larger models. Today's language models, which combine them, are decoders alone, a thousand times larger or more, mostly without biases.
+# They judged these parts in larger models. Today's language models are decoders alone, mostly without biases.
 #
 # ## Exercises
 #
@@ -769,7 +760,7 @@ block_means(["2017", "today"], epochs=9)
 #
 # *code · difficulty ●○○ · worth ●●○ · 10 minutes*
 #
-# From the keys of G groups, k (B, G, S, d_k), make keys for h heads, (B, h, S, d_k), as `GroupedAttention` needs it: neighbouring heads share. Do it without `repeat_interleave`. (`solution("shared_heads")` shows ours.)
+# From the keys of G groups make keys for h heads, as `GroupedAttention` needs them: neighbouring heads share. Do it without `repeat_interleave`. (`solution("shared_heads")` shows ours.)
 
 
 # %%
@@ -785,7 +776,7 @@ check(shared_heads)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# You have weights trained with our layout, where rotary pairs are neighbours, and a program that pairs feature i with feature i + d_k/2 (`rotated_in_halves`). Give the query's or key's weight (D, D) with its rows in another order, so that the program computes the same scores with h heads. (A bias, and QK-norm's scales, would need the same order; we leave them out.) (`solution("half_layout")` shows ours.)
+# You have weights trained with our layout, and a program with the other one (`rotated_in_halves`). Give the query's or key's weight (D, D) with its rows in another order, so that the program computes the same scores with h heads. (`solution("half_layout")` shows ours.)
 
 
 # %%
@@ -801,7 +792,7 @@ check(half_layout)
 #
 # *code · difficulty ●○○ · worth ●●○ · 15 minutes*
 #
-# ALiBi ([Press et al. 2021](https://arxiv.org/abs/2108.12409)) has no positions, and lowers each score by slope times distance, $m_n\,|i-j|$. Head $n = 1 \dots h$ has the slope $m_n = 2^{-8n/h}$. Write what is *added* to the scores (h, T, S), where the T queries are the last T of the S positions, as with a cache. (`solution("alibi_bias")` shows ours.)
+# ALiBi ([Press et al. 2021](https://arxiv.org/abs/2108.12409)) has no positions, and lowers each score by slope times distance, $m_n\,|i-j|$. Head $n = 1 \dots h$ has the slope $m_n = 2^{-8n/h}$. Write what is *added* to the scores (h, T, S). (`solution("alibi_bias")` shows ours.)
 
 
 # %%

@@ -20,7 +20,7 @@
 #
 # | | |
 # |---|---|
-# | In the paper | §3.2 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), and Table 1's "restricted" row; the later papers are named where they are used |
+# | In the paper | §3.2 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), and Table 1's "restricted" row |
 # | Time | 20 minutes to read, 50 with the code; a quarter of a minute to run on a CPU |
 # | Before, after | [Chapter 22 · Today's block](ch22_todays_block.ipynb) · [Chapter 24 · Experts](ch24_experts.ipynb) |
 #
@@ -116,9 +116,9 @@ for kind, kept in kept_numbers(**deepseek).items():
 print(f"and its weights: {236e9 * 2 / 2**30:,.0f} GiB")
 
 # %% [markdown]
-# One text needs 366 GiB, nearly as much as the weights. DeepSeek-V2's authors report (we can't check it) that latents did better than attention with all heads, and groups worse.
+# DeepSeek-V2's authors report that latents did better than attention with all heads, and groups worse.
 #
-# All of these caches grow with the length, T. With two more ideas they stop growing. A **window** keeps only the last $w$ tokens. **Linear attention** keeps one matrix per head, the *state*.
+# All of these caches grow with the length, T. Two more ideas stop that. A **window** keeps only the last $w$ tokens. **Linear attention** keeps one matrix per head, the *state*.
 
 # %%
 lengths, small = range(0, 8193, 256), {"h": 8, "d_k": 64, "groups": 2, "latent": 256, "rotary": 32}
@@ -146,7 +146,7 @@ cache_growth_chart(lengths, mib)
 #
 # $$ q_i \cdot k_{t,i} = q_i^\top W^{UK}_i c_t = \big({W^{UK}_i}^\top q_i\big)\cdot c_t, \qquad \sum_t a_{t}\, W^{UV}_i c_t = W^{UV}_i \sum_t a_{t}\, c_t $$
 #
-# So while decoding, this is multi-query attention: the latent is the one key and the one value. But a score then costs $d_c$ products per head instead of $d_k$ (512 against 128). That pays off for a single new token, but not in training, where keys made once serve all queries.
+# So while decoding, this is multi-query attention: the latent is the one key and the one value. But a score then costs $d_c$ products per head instead of $d_k$. That pays off for a single new token, but not in training, where keys made once serve all queries.
 #
 # Rotary positions would spoil this. For a query at position s, a rotation stands in between, $q_i^\top R_{t-s} W^{UK}_i c_t$, a different one for each distance, so the matrix can't move to the query once for all keys. So positions get a small key of their own, made from the token and shared by all heads: $k^R_t = R_t W^{KR} h_t$, with $W^{KR}$ $(d_R, D)$. Each head's query has a matching part $q^R_i$, turned by the query's own position:
 #
@@ -223,7 +223,7 @@ class LatentAttention(nn.Module):
 
 
 # %% [markdown]
-# Check: reading with a cache (the absorbed way) and the whole text at once (the expanded way) must agree. And what each layer keeps must have the formula's size.
+# Check: reading with a cache (the absorbed way) and the whole text at once (the expanded way) must agree.
 
 # %%
 torch.manual_seed(0)
@@ -244,13 +244,13 @@ for kind, layer in layers.items():
     print(f"{kind}: {kept} numbers a token")
 
 # %% [markdown]
-# What does the latent give up? DeepSeek-V2's 512 numbers replace $2 \cdot 128 \cdot 128 = 32{,}768$. Those were made from a vector of 5,120 anyway, so the space shrinks from 5,120 dimensions to 512.
+# What does the latent give up? DeepSeek-V2's 512 numbers replace $2 \cdot 128 \cdot 128 = 32{,}768$. But those were made from a vector of 5,120, so the space shrinks only tenfold.
 #
 # ## Windows, and some global layers
 #
 # > **In short.** Let most layers see only the nearest words. Distant words arrive through a few layers that see everything.
 #
-# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150); Mistral 7B, [2023](https://arxiv.org/abs/2310.06825)). Work grows with $Tw$, not with $T^2$, and the cache holds $w$ tokens. What lies outside isn't lost at once: each neighbour saw *its* neighbours. So N layers reach $N(w-1)$ words back.
+# With a window, position $i$ sees the keys closer than $w$ (Longformer, [Beltagy et al. 2020](https://arxiv.org/abs/2004.05150)). Work grows with $Tw$, not with $T^2$. What lies outside isn't lost at once: each neighbour saw *its* neighbours. So N layers reach $N(w-1)$ words back.
 
 
 # %%
@@ -317,7 +317,7 @@ for name, seen in reaches.items():
 reach_chart(reaches)
 
 # %% [markdown]
-# Gemma 2 ([2024](https://arxiv.org/abs/2408.00118)) alternates local and global layers. Gemma 3 ([2025](https://arxiv.org/abs/2503.19786)) has five local layers, with a window of 1,024, for each global one.
+# Gemma 3 ([2025](https://arxiv.org/abs/2503.19786)) has five local layers, with a window of 1,024, for each global one.
 
 # %%
 for n in (1_024, 8_192, 131_072):
@@ -325,8 +325,6 @@ for n in (1_024, 8_192, 131_072):
     print(f"{n:,} tokens: {share:.0%} of the cache of six global layers")
 
 # %% [markdown]
-# On a short text this saves none of the cache, on a long one nearly five sixths.
-#
 # ## Linear attention
 #
 # > **In short.** Replace the exponential in the softmax by a plain product, and the sum over all words can be made *before* the query comes. Then one small matrix is the whole memory.
@@ -430,11 +428,9 @@ torch.testing.assert_close(delta[-1], house)
 torch.testing.assert_close(plain[-1], garden + house)
 
 # %% [markdown]
-# Softmax can't distinguish equal keys either; positions have to help it. The delta rule has overwritten the old value.
+# Softmax can't distinguish equal keys either; positions have to help it.
 #
-# (In training, solving a triangular system gives all steps of a chunk at once: [Yang et al. 2024](https://arxiv.org/abs/2406.06484).)
-#
-# **Predict.** We write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? (An error of 1 is as bad as answering zero.) For comparison there are the best state of this size, by least squares, and softmax attention, which keeps all pairs: with the scores $q \cdot k$ (at most 1), and *sharp*, with scores times 20.
+# **Predict.** We write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? (An error of 1 is as bad as answering zero.) For comparison there are the best state of this size, by least squares, and softmax attention, with the scores $q \cdot k$, and *sharp*, with scores times 20.
 
 
 # %%
@@ -463,7 +459,7 @@ recall_chart(recalled)
 # %% [markdown]
 # The delta rule's error grows well before 16 pairs, because a write with $\beta = 1$ also changes what overlapping keys read.
 #
-# Many models with such a memory keep some layers of full attention. Qwen3-Next (2025) has one such layer for every three of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)), whose state also fades (exercise 1).
+# Qwen3-Next (2025) has one layer of full attention for every three of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)), whose state also fades (exercise 1).
 #
 # ## FlashAttention
 #
@@ -566,9 +562,6 @@ class TiledAttention(Function):
         return grad_q, grad_k, grad_v, None, None
 
 
-# %% [markdown]
-# Check: outputs and gradients must equal those of PyTorch's own attention.
-
 # %%
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 2, 2, 11, 8)  # (B, H, T, d) each
@@ -585,7 +578,7 @@ for causal, size in itertools.product((False, True), (1, 3, 4, 64)):
 print("outputs and gradients agree: causal or not, tiles of 1, 3, 4 and 64")
 
 # %% [markdown]
-# We also count the bytes that autograd keeps for the backward pass. **Predict.** When the text is twice as long, by what factor does this memory grow with tiles, and with chapter 1's attention?
+# **Predict.** For a text twice as long, how many times as much does autograd keep for the backward pass, with tiles and with chapter 1's attention?
 
 
 # %%
@@ -611,7 +604,7 @@ for name, sizes in mib.items():
 kept_for_backward_chart(mib)
 
 # %% [markdown]
-# The textbook's 272 MiB are two T × T matrices per head (256), the mask (4), and q, k and v (12). Only q, k and v grow twofold, not fourfold, hence the 3.8. The tiles' 16 MiB are q, k, v and the output.
+# The textbook's 272 MiB are two T × T matrices per head (256), the mask (4), and q, k and v (12). Only q, k and v grow twofold, not fourfold, hence the 3.8.
 #
 # We didn't measure time: in plain PyTorch each tile still goes through the main memory. The paper's point is the GPU's small fast memory. A tile fits into it, and computing weights again there is cheaper than fetching them. `F.scaled_dot_product_attention` has that kernel, if masks and device allow it.
 #
@@ -619,7 +612,7 @@ kept_for_backward_chart(mib)
 #
 # > **In short.** In the decoder's self-attention, no loss from groups or latents can be told from chance. In the encoder and in cross-attention, latents lose. A window is ahead of 2017's attention.
 #
-# Chapter 22's record has these layers, too. On average a caption has 18 or 19 pieces. What does each layer cost when there is little to remember? Groups are in the decoder's self-attention (in one row in cross-attention, too); windows and linear attention also in the encoder's. Latents bring rotary positions: their first row has to beat *rotary*, each further row the one before. **Predict.** Which loses most? Does it matter in which attention keys are saved?
+# Chapter 22's record has these layers, too. On average a caption has 18 or 19 pieces, so there is little to remember. Groups are in the decoder's self-attention (in one row in cross-attention, too); windows and linear attention also in the encoder's. Latents bring rotary positions: their first row has to beat *rotary*, each further row the one before. **Predict.** Which loses most? Does it matter in which attention keys are saved?
 
 # %%
 said, rows = block_verdicts(), ["grouped-query", "multi-query", "multi-query, across too"]
@@ -629,9 +622,9 @@ for row in rows:
 block_means(["2017", "rotary", *rows])
 
 # %% [markdown]
-# - **Groups and multi-query.** In the decoder's self-attention no loss is detected; up to 1.2 BLEU may be hidden. With one group in cross-attention, too, BLEU is 1.2 lower. The interval for this row alone leaves 0 out, but among nineteen the row doesn't pass.
-# - **Latents** keep as little as multi-query, 32 numbers per token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary*. In the encoder, where no cache is saved, they cost 1.8, and in cross-attention another 2.8. We didn't test why.
-# - **A window of 4** (in the encoder 3 to each side) is 1.6 ahead of 2017's attention. The reason may be that it distinguishes near from far, as rotary positions do; we didn't test it.
+# - **Groups and multi-query.** In the decoder's self-attention no loss is detected; up to 1.2 BLEU may be hidden. With one group in cross-attention, too, BLEU is 1.2 lower. The row's own interval leaves 0 out, but among nineteen the row doesn't pass.
+# - **Latents** keep as little as multi-query, 32 numbers per token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary*. In the encoder, where no cache is saved, they cost 1.8, and in cross-attention another 2.8.
+# - **A window of 4** (in the encoder 3 to each side) is 1.6 ahead of 2017's attention. The reason may be that it distinguishes near from far, as rotary positions do (untested).
 # - **Linear attention** can't be told from softmax.
 #
 # *What the record can't say:* anything about long texts, for which all this was made.
@@ -640,7 +633,7 @@ block_means(["2017", "rotary", *rows])
 #
 # - A cache costs $2Hd_k$ numbers per token and layer; groups make it $2Gd_k$, latents $d_c + d_R$.
 # - Latents work because a matrix can move from the key to the query. A rotation can't, so positions have a key of their own.
-# - Windows keep $w$ tokens. N layers reach at most $N(w-1)$ words back; one global layer reaches everything.
+# - Windows keep $w$ tokens. N layers reach at most $N(w-1)$ words back.
 # - Linear attention keeps one matrix. The delta rule corrects what is stored there under a key. For keys of $d$ numbers a state holds at most $d$ arbitrary pairs exactly.
 # - Softmax can be computed in tiles if what was added is shrunk whenever the maximum rises.
 #
@@ -692,7 +685,7 @@ check(online_softmax)
 #
 # <details><summary>An answer</summary>
 #
-# The score would be $(R_m q)^\top R_n W^{UK} c_n = q^\top R_{n-m} W^{UK} c_n$. To absorb $W^{UK}$ into the query, $q^\top R_{n-m} W^{UK}$ would have to be made for each distance: as much work as making the keys. Keeping turned keys would take their full $Hd_k$ numbers.
+# Turned keys would take their full $Hd_k$ numbers. And to absorb $W^{UK}$ into the query, $q^\top R_{n-m} W^{UK}$ would have to be made for each distance: as much work as making the keys.
 #
 # One key for all heads is multi-query attention, for the part of the score that depends on position. How much a head cares, and at which distance, is in the query's part.
 #

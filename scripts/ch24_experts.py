@@ -20,7 +20,7 @@
 #
 # | | |
 # |---|---|
-# | In the paper | §3.3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), the feed-forward layer; the later papers are named where they are used |
+# | In the paper | §3.3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), the feed-forward layer |
 # | Time | 15 minutes to read, 30 with the code; a quarter of a minute to run on a CPU |
 # | Before | [Chapter 23 · Long memory](ch23_long_memory.ipynb); this is the last chapter |
 #
@@ -203,7 +203,7 @@ print(f"parameters: {count:,}, of which a token meets {active_parameters(layer):
 #
 # Two remedies:
 #
-# - **A penalty** in the loss (Switch). With $v_e$ the share of visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and at most E/k, when all tokens are sure of the same k experts. (It is also 1 when only the probabilities are even, so look at the visits as well.) The loss becomes, for example, `loss + 0.01 * sum(layer.penalty for layer in mixtures)`. Its gradient pulls at the router, against the task if need be.
+# - **A penalty** in the loss (Switch). With $v_e$ the share of visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and at most E/k, when all tokens are sure of the same k experts. (It is also 1 when only the probabilities are even, so look at the visits, too.) The loss becomes, for example, `loss + 0.01 * sum(layer.penalty for layer in mixtures)`. Its gradient pulls at the router, against the task if need be.
 # - **A bias** outside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step (`move_bias`), add $u$ (`speed`) to the bias of every expert that had less than its fair share, and take $u$ from those that had more. The bias decides who is *chosen*; the weights stay the router's, and no gradient is changed.
 
 
@@ -264,7 +264,7 @@ histories = {remedy: routings[remedy][0] for remedy in ("none", "penalty", "bias
 routing_chart(histories)
 
 # %% [markdown]
-# With a mean of 1 only three experts stay in use; with a mean of 0 nothing collapses here. The collapse costs nothing that we see: the three errors with a mean of 1 are about the same. But it wastes parameters and, on several GPUs, time.
+# The collapse costs nothing that we see: the three errors with a mean of 1 are about the same. But it wastes parameters and, on several GPUs, time.
 #
 # One toy with one seed shows that a collapse can happen, but not why, or which remedy is better.
 #
@@ -318,8 +318,6 @@ moved = (loaded.route(rows)[1].sort().values != before).any(-1).double().mean()
 print(f"without the bias, {moved:.0%} of the tokens change an expert")
 
 # %% [markdown]
-# (Our $u$ is ten times the default, so the bias is large.)
-#
 # ## On record
 #
 # > **In short.** Seven tenths more parameters bring no gain that can be told from chance.
@@ -331,7 +329,7 @@ print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["expe
 block_means(["2017", "SwiGLU", "experts"])
 
 # %% [markdown]
-# The model has 620,000 parameters. A token meets 362,000 of them, about as many as the base has. No difference is detected, with an interval from −1.4 to +0.3 BLEU. Each routed expert learns from only a part of 29,000 captions; with many more tokens, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
+# The model has 620,000 parameters. A token meets 362,000 of them, about as many as the base has. Each routed expert learns from only a part of 29,000 captions; with many more tokens, experts may pay off. *What the record can't say:* whether all experts were in use (their visits weren't kept), and what the bias would do.
 #
 # ## What else there is
 #
