@@ -301,7 +301,8 @@ for d_k in (4, 64, 512):
 # $$\frac{\partial w_i}{\partial s_j} = w_i\,(\mathbb{1}[i = j] - w_j)$$
 #
 # If one weight is near 1 and the others near 0, all these derivatives are near 0. Then hardly any gradient reaches the scores, or the
-# queries and keys behind them. The sum of the diagonal, the *slope* $\sum_i w_i (1 - w_i)$, measures what gets through.
+# queries and keys behind them. The sum of the diagonal, the *slope* $\sum_i w_i (1 - w_i)$, measures what gets through. We stretch four
+# scores of spread 1 by a growing factor.
 
 
 # %%
@@ -345,8 +346,8 @@ measured.round(2)
 
 # %% [markdown]
 # **Pitfall.** *Dividing by $d_k$* (last row). All weights are nearly 1/16 = 0.06: the head starts as a plain average. The slope per *score*
-# is the largest here, but the scores react 22.6 times less to queries and keys. Notice it by the spread of a *fresh* model's scores,
-# which should be near 1.
+# is the largest here, but the scores react 22.6 times less to queries and keys than in the row above. Notice it by the spread of a
+# *fresh* model's scores, which should be near 1.
 
 # %% [markdown]
 # ## 6. Masks: who may look at whom
@@ -471,7 +472,7 @@ titled(
 # 2. **Half precision.** The largest float16 is 65,504. PyTorch refuses to fill with −10⁹; in an added mask −10⁹ becomes −∞, and an empty
 #    row becomes NaN.
 #
-# After a bare −∞, `nan_to_num` repairs the output, but not always the gradient. So `masked_softmax` gives an empty row harmless
+# After a bare −∞, `nan_to_num` (NaN becomes 0) repairs the output, but not always the gradient. So `masked_softmax` gives an empty row harmless
 # scores *before* the softmax and sets its weights to 0 after it (`gradcheck` compares with finite differences):
 
 # %%
@@ -627,7 +628,7 @@ titled(
 # > **In short.** Recurrence passes a word along from neighbour to neighbour. A convolution jumps a few places. Attention looks straight
 # > across.
 #
-# The paper's Table 1 compares layers of width $D$. A convolution sees $k$ places, restricted attention $r$. Sequential steps must wait for
+# The paper's Table 1 compares layers of width $D$, without attention's projections. A convolution sees $k$ places, restricted attention $r$. Sequential steps must wait for
 # each other; a path leads from one position to another.
 #
 # | layer | operations | sequential steps | longest path |
@@ -682,7 +683,7 @@ titled(
 #
 # ## Exercises
 #
-# `solution`, from `scripts.book.exercises`, also answers the questions.
+# `check(f)` is silent when your function is right, and otherwise says what is wrong. `solution`, from `scripts.book.exercises`, shows our function and answers the questions.
 
 # %% [markdown]
 # ### Exercise 1 · A query that insists

@@ -476,7 +476,7 @@ print(f"sinusoids {shift_error(sinusoids(200, 16), k=3):.4f}")
 print(f"random    {shift_error(torch.randn(200, 16), k=3):.4f}")
 
 # %% [markdown]
-# For random numbers the share isn't 1: by chance, the fit explains about 16/197.
+# For random numbers the share isn't 1: by chance, fitting 16 numbers to 197 rows explains about 16/197.
 #
 # ### Only the distance counts
 #
@@ -579,6 +579,8 @@ print(f"right with learned positions: {who_bites(LearnedPositions(32, dropout=0.
 # - The paper's published code puts all sines before all cosines. To a model that learns its matrices, the order makes no difference.
 #
 # ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · The distance between two positions
 #

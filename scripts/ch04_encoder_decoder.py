@@ -28,8 +28,7 @@
 # *If you read only three cells:* the two layers under "The model on one screen", the table under "One pass, step by step",
 # the check under "The same as `nn.Transformer`".
 #
-# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. New here: **F** = `d_ff`, the width inside the feed-forward layer, and **N**, the number
-# of layers.
+# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary. New here: **F** = `d_ff`, the width inside the feed-forward layer, and **N**, the number of layers.
 
 # %% tags=["bootstrap"]
 # @title Find the series: in a folder above, installed, or fetched
@@ -741,6 +740,8 @@ for state, noise in (("fresh", 0.0), ("scrambled", 0.1)):
 # - We also use dropout on attention weights and inside the feed-forward layer, as the paper's later code and `nn.Transformer` do.
 #
 # ## Exercises
+#
+# `check(f)` is silent when your function is right, and otherwise says what is wrong.
 #
 # ### Exercise 1 · Count an encoder
 #

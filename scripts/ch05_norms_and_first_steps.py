@@ -169,7 +169,7 @@ slip = wrong_layer_norm(noise, correction=0).abs().max()  # the second slip alon
 print(f"noise: ours {LayerNorm(64)(noise).abs().max().item():.2f}, ε outside {slip:.2f}")
 
 # %% [markdown]
-# The largest entry is 2.3 times the noise's size. With ε under the root we divide by $\sqrt{10^{-8} + 10^{-5}}$ = 0.0032, and it stays small: 0.07. With ε outside
+# The first slip leaves (D − 1)/D of the variance. For the second: the noise's largest entry is 2.3 times its size. With ε under the root we divide by $\sqrt{10^{-8} + 10^{-5}}$ = 0.0032, and it stays small: 0.07. With ε outside
 # we divide by $10^{-4} + 10^{-6}$, and the noise becomes a full signal: 2.32.
 #
 # ## Before or after
@@ -392,7 +392,7 @@ titled(
 
 # %% [markdown]
 # In post-norm's decoder, the sum $x + f(x)$ has a spread above 1. Each LayerNorm divides the sum and its gradient by that spread, three times a layer.
-# So the gradient fades.
+# So the gradient fades, to an eighth.
 #
 # In pre-norm nothing is divided, so the outputs grow. The gradient that arrives at the last layer also arrives at the first, plus what the sublayers send back: all
 # gradients lie within a factor of three.
@@ -410,7 +410,7 @@ assert common["E6"] > 0.8 and common["D6"] < 0.3
 #
 # > **In short.** Placement and warm-up decide how fast a deep model learns in its first steps.
 #
-# In warm-up the learning rate rises slowly from 0 (chapter 6). The race is forty steps of Adam on "copy these six
+# In warm-up the learning rate rises slowly from 0. We run a race: forty steps of Adam (chapter 6 explains both) on "copy these six
 # symbols", with 6 + 6 layers and a rate of 0.003. Post-norm runs without warm-up and with 25 steps of it.
 
 

@@ -129,7 +129,7 @@ for wanted in ("hebt eine", ", weil", ", die"):
     print(f"{german}\n    {english}")
 
 # %% [markdown]
-# Its fourth split asks what Multi30k can't: does a model learn words, or whole phrases by heart? About one combination of words in twelve is **held out**: an adjective with its noun, or a verb with its object. Sentences with such a combination go only to `test_unseen`. *Sad* with *chef* is one of them, in either order.
+# Its fourth split asks what Multi30k can't: does a model learn words, or whole phrases by heart? About one combination of words in twelve is **held out**: an adjective with its noun, or a verb with its object. Sentences with such a combination go only to `test_unseen`. *Sad* with *chef* is held out, in either order.
 
 # %%
 for phrase in ("sad clown", "cheerful chef", "sad chef", "chef is sad"):

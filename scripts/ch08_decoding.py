@@ -377,7 +377,7 @@ greedy, wide = (plain_translate(trained, questions, beam=K) for K in (1, 4))
 pd.DataFrame({"source": questions, "greedy": greedy, "beam of 4": wide})
 
 # %% [markdown]
-# The sample corpus has no pirate, and no search can fix what the model doesn't know. *Sweatering*, though, is a search error, and the beam corrects it. At step `max_len` the K best come out unfinished, so `max_len` = t shows the beam after t steps, with log-probabilities. At step 10 *swe* leads. **Predict.** At which step does *sell* take the lead?
+# The sample corpus has no pirate, and no search can fix what the model doesn't know. *Sweatering*, though, is a search error, and the beam corrects it. At step `max_len` the K best come out unfinished, so `max_len` = t shows the beam after t steps, with log-probabilities (and without *Sometimes, a girl*). At step 10 *swe* leads. **Predict.** At which step does *sell* take the lead?
 
 # %%
 src = torch.tensor([source_ids(german, trained.tokenizer)])  # (1, S)
@@ -419,7 +419,7 @@ plain[["log_prob", "length_ratio", "bleu"]].assign(**{"bleu, α = 0.6": normed["
 # %% [markdown]
 # Wider beams find likelier outputs, and shorter ones. BLEU falls by half a point from K = 5 to 100, which on 300 captions may be chance. With α = 0.6 no harm is seen even at K = 100.
 #
-# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has ln(0.1/8,192) = −11.3, however long the source is. Our outputs have about −5; three times as long, they would fall below the empty one. For 3% of the captions the empty output is already likelier than all that a beam of 100 found. Here is a caption where the curse strikes:
+# Why so little? Probably because captions are short. Label smoothing (chapter 6) asks this model to give each wrong token ε/V = 0.1/8,192. If it does, the empty output has ln(0.1/8,192) = −11.3, however long the source is. Our outputs have about −5; three times as long, they would fall below the empty one. For 3% of the captions the empty output is already likelier than all that a beam of 100 found. (The beam misses it: `</s>` isn't among the 100 likeliest first tokens.) Here is a caption where the curse strikes:
 #
 # - source: *Ein kleines Mädchen spendet an einer Ladenfront mit weißen Plastikbehältern für die Heilsarmee.*
 # - reference: *A little girl donates to the Salvation Army near a storefront with white, plastic containers.*

@@ -213,7 +213,7 @@ print(analysis["model"], analysis["split"], analysis["signatures"]["bleu"])
 pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
-# On ten captions greedy decoding is ahead; on a thousand the beam, by 1.4 points. Without the brevity penalty (last column) its lead would be two points: its n-grams match better, but its texts are shorter.
+# On ten captions greedy decoding is ahead; on a thousand the beam is, by 1.4 points. Without the brevity penalty (last column) its lead would be two points: its n-grams match better, but its texts are shorter.
 #
 # To score your own model (with the corpus of [chapter 7](ch07_multi30k.ipynb)): `python -m scripts.evaluate --model models/multi30k-de-en --split test_2016_flickr --beam 5`.
 #
@@ -221,7 +221,7 @@ pd.DataFrame(rows).T.round(2)
 #
 # > **In short.** The same texts can score 40 or 65. A BLEU without its signature can't be compared.
 #
-# **Pitfall.** Some tutorials quote a BLEU that they never computed. Others report what looks like BLEU and isn't. In the table all rows except the last score the *same* texts. **Predict.** Which come out higher than the first?
+# **Pitfall.** Some tutorials quote a BLEU that they never computed. Others report what looks like BLEU and isn't. In the table below, all rows except the last score the *same* texts. **Predict.** Which come out higher than the first?
 
 
 # %%
@@ -505,7 +505,7 @@ for name, count in alarms.items():
 #
 # ### Choosing on the test set
 #
-# The beam's α is the paper's, 0.6. The record has eleven values, on two splits; those below 0.6 score lower on both.
+# The beam's α is the paper's, 0.6. The record has eleven values, on two splits; those below 0.6, not shown, score lower on both.
 
 # %%
 splits = {"validation": "penalties_on_val", "test": "penalties"}
@@ -537,7 +537,7 @@ print(f"{longest['sentences']} sources of 18 words or more: {gap:.0f} BLEU below
 length_chart(analysis)
 
 # %% [markdown]
-# Only the longest captions score lower. The chart can't say why.
+# Only the longest captions score clearly lower: the other bars overlap. The chart can't say why.
 #
 # ### Rare words, common words
 #

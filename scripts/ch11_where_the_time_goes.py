@@ -436,7 +436,7 @@ print(f"100,000 steps: {100_000 * 8 * step_flops(paper, eighth):.1e} FLOPs count
 #
 # > **In short.** A profiler notes when each operation begins and ends. Sum by kind, and compare each kind with its floor.
 #
-# PyTorch's profiler shows operations within operations: `aten::linear` calls `aten::addmm`. *Total* time includes all that an operation calls, *self* time doesn't. So add up self times. Here are the six operations with the most in one step. (`addmm` are the forward pass's products, `mm` those of the backward pass.)
+# PyTorch's profiler shows operations within operations: `aten::linear` calls `aten::addmm`. *Total* time includes all that an operation calls, *self* time doesn't. So add up self times. Here are the six operations with the most self time in one step. (`addmm` are the forward pass's products, `mm` those of the backward pass.)
 
 # %%
 # NBVAL_IGNORE_OUTPUT

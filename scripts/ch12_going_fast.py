@@ -452,7 +452,7 @@ for precision, reports in both.items():
 duels.loc["loss in chunks"]
 
 # %% [markdown]
-# Both keep 10 MiB: the textbook rows and weights, ours their gradients. The textbook also keeps the logits. The whole step saves more: in its backward pass the textbook's loss holds five tensors as large as the logits, 320 MiB.
+# Both keep 10 MiB: the textbook keeps rows and weights, ours their gradients. The textbook also keeps the logits. The whole step saves more: in its backward pass the textbook's loss holds five tensors as large as the logits, 320 MiB.
 #
 # ## One pass, in C
 #
@@ -563,7 +563,7 @@ duels.loc[["freed memory kept", "the fused Adam"]]
 switches_chart(duels.reset_index())
 
 # %% [markdown]
-# For three of 20 duels we can't tell. That doesn't mean "worth nothing": seeing one percent takes more rounds. In bf16 five parts are worth more in every round: LayerNorm, attention, the loss, dropout, and C.
+# For three of 20 duels we can't tell. That doesn't mean "worth nothing": seeing one percent takes more rounds. In bf16 five parts are worth more than in float32, in every round: LayerNorm, attention, the loss, dropout, and C.
 #
 # **Predict.** How many times as long as ours in float32 does the textbook's code take for a real token: padded to 72, in buckets, in buckets with freed memory kept?
 
@@ -592,14 +592,14 @@ print(*(f"{name}: {share:.0%} is products" for name, share in products.items()),
 #
 # > **In short.** The same batches on the same machine, in turns; for each program, the best of the settings that were tried.
 #
-# The others run in float32 and under `autocast`, as they come and with freed memory kept. The batches' size is tuned for none of them. Not everything is equal: ours has the fused Adam; MarianMTModel and x-transformers have 1.5% more weights; and x-transformers has no biases in its attention, no dropout after a sublayer, and GELU.
+# The others run in float32 and under `autocast`, as they come and with freed memory kept. The batches' size is tuned for none of them. Not everything is equal: ours has the fused Adam; MarianMTModel and x-transformers have 1.5% more weights; and x-transformers has no biases in its attention, no dropout after a sublayer, and GELU instead of ReLU.
 
 # %%
 raced = race_frame(peers["reports"]).sort_values("times as long as ours")
 raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # each one's best
 
 # %% [markdown]
-# `make bench` repeats this race on your machine.
+# This is one model on one machine. `make bench` repeats the race on yours.
 #
 # ## On a GPU
 #

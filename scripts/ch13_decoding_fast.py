@@ -285,13 +285,13 @@ family_chart(family, pasts, cached)
 # %% [markdown]
 # Masked by the tree, attention gives each prefix the same as over that prefix's tokens alone.
 #
-# What does the tree cost? At step T it moves only the K·L entries of a sentence's `ancestors`, while copying moves 2·K·T·D numbers in each layer. But it multiplies K times as much: each query meets the keys of all K prefixes. We expect copying to win only for very wide beams (not measured).
+# What does the tree cost? At step T it moves only the K·L entries of a sentence's `ancestors`, while copying moves 2·K·T·D numbers in each layer. But it multiplies K times as much: each query meets the keys of all K prefixes. Multiplying costs a processor less than moving, so we expect copying to win only for very wide beams (not measured).
 #
 # ## The largest of many logits
 #
 # > **In short.** A beam wants the 2K best of 8,192 logits. Take the largest of each block of 64 first, and sort only in the blocks that count.
 #
-# The k largest logits lie in the k blocks with the largest maxima: each of these k maxima is larger than every logit in any other block.
+# The k largest logits (k is `topk`'s) lie in the k blocks with the largest maxima: each of these k maxima is larger than every logit in any other block.
 #
 # A beam compares log-probabilities of *different* prefixes, so it also needs each row's log-sum-exp. The largest logit $z^*$ is taken out, so that no power overflows. We know it already:
 #
@@ -376,9 +376,9 @@ print(f"left over of {len(table):,} tokens: {left.double().mean():.1f} a row, {l
 bound_chart(rough[misled[0]], exact[misled[0]], error[misled[0]].item())
 
 # %% [markdown]
-# These few are cheap to compute exactly. Without the bound a few tokens would be wrong, unnoticed.
+# The few that are left over are cheap to compute exactly. Without the bound a few tokens would be wrong, unnoticed.
 #
-# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast* (without AVX512-VNNI PyTorch's are slow). Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
+# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast* (PyTorch's are slow on processors without instructions for them, AVX512-VNNI). Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
 #
 # ## Eight bits in every product
 #
@@ -428,13 +428,15 @@ for name, units in ways.items():
 # %% [markdown]
 # `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` uses it by default where such products are exact and fast.
 #
-# What do 8 bits cost in BLEU?
+# What do 8 bits cost the Multi30k model in BLEU? (Beam 1 is greedy.)
 
 # %%
 timed = load_record("decoding-speed")
 pd.DataFrame(timed["scores"]).pivot(index=["split", "beam"], columns="program", values="bleu")
 
 # %% [markdown]
+# Less than 0.2, up or down.
+#
 # ## When may a beam stop?
 #
 # > **In short.** Chapter 8's rule stops after K endings, and can miss a better text that is still unfinished. A bound on what such texts can reach makes the stop safe.
@@ -505,7 +507,7 @@ print(f"{changed:.0f} of 1,000 texts change, in {slower:.2f} times the time; BLE
 #
 # > **In short.** On this machine ours keeps up with CTranslate2, a C++ program made for this, on whole files. One sentence at a time, ours is slower.
 #
-# In the [race](../scripts/bench/decoding.py) the programs translate 1,000 sentences of Multi30k, sorted by length, in turns. CTranslate2 gets the batches that are fastest for it, of five sizes tried; ours are cut by estimated cost. What counts is the ratio: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
+# In the [race](../scripts/bench/decoding.py) the programs translate 1,000 sentences of Multi30k, sorted by length, in turns, in five rounds. CTranslate2 gets the batches that are fastest for it, of five sizes tried; ours are cut by estimated cost. What counts is the ratio: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
 
 # %%
 decoding_speed_chart(timed)
@@ -519,7 +521,7 @@ speed = speed["sentences_per_second"]
 for beam, name in ((1, "greedy"), (4, "beam 4")):
     gain = speed[1000, "ours, int8", beam] / speed[1000, "ours, float32", beam]
     whole = speed[100, "ours, int8", beam] / speed[100, "textbook", beam]
-    print(f"{name}: 8 bits {gain:.1f} times as fast as 32, and {whole:.0f} times as the textbook")
+    print(f"{name}: {gain:.1f} times as fast as 32 bits, {whole:.0f} times as fast as the textbook")
 
 # %% [markdown]
 # - **In 8 bits** 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits), and BLEU by at most two tenths of a point.

@@ -227,7 +227,7 @@ start = {"sentence": maps[0]["sentence"], "kind": "cross", "layer": 2, "head": 8
 map_explorer(maps, start)
 
 # %% [markdown]
-# In the lower left. The query about to write "in" gives half of its weight to *Im* (short for *in dem*, "in the"), the one for "a" gives it all, and the one for "park" gives all to *Park*. Not every word finds its translation: "on" misses *auf*. (We show this head first because it aligns well.)
+# In the lower left. The query about to write "in" gives half of its weight to *Im* (short for *in dem*, "in the"), the one for "a" gives all to *Im*, and the one for "park" all to *Park*. Not every word finds its translation: "on" misses *auf*. (We show this head first because it aligns well.)
 #
 # ### The right names
 #
@@ -372,7 +372,7 @@ for kind, rows in heads.groupby("kind", sort=False):
     print(f"{kind}, least entropy:", ", ".join(f"{name} {bits:.1f} bits" for name, bits in sharp))
 
 # %% [markdown]
-# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention gives. In the decoder no such group stands out. In cross-attention the same place gets four times as much as from even attention: weight lies near the diagonal.
+# - **Positional heads**: in the encoder, yes. Four heads, all in the second and third layers, give 31 to 42% of their weight to the previous token, four to six times what even attention gives. None reaches one half. In the decoder no such group stands out. In cross-attention the same place gets four times as much as from even attention: weight lies near the diagonal.
 # - **Sinks**: only a trace. In all three kinds the separators get *less* than from even attention, on average. But two heads of the decoder's first layer, 1.4 and 1.7, give `<s>` twice as much as even attention.
 #
 # These are findings about one model, not facts about attention. Whether a head is of any use is [chapter 16](ch16_intervening.ipynb)'s question.
@@ -561,7 +561,7 @@ for name in ("the same relative place", "mean over all heads", "IBM Model 1"):
 alignment_methods_chart(errors)
 
 # %% [markdown]
-# Of the 24 heads in the left panel, 13 do no better than the guess by place. But the best head makes six tenths of that guess's errors, 0.21 against 0.36, although the model was never told what a word's translation is. Whether this head beats the mean over all is open: that interval touches 0. The dictionary of 1993 does better, but it has read the English word, which the head must help to find.
+# Of the 24 heads in the left panel of the chart before, 13 do no better than the guess by place. But the best head makes six tenths of that guess's errors, 0.21 against 0.36, although the model was never told what a word's translation is. Whether this head beats the mean over all is open: that interval touches 0. The dictionary of 1993 does better, but it has read the English word, which the head must help to find.
 #
 # Only fifty captions are judged, and one person drew all the links.
 #

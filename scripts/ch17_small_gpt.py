@@ -178,7 +178,7 @@ assert same[:10].all() and not same[10:].any()
 #
 # > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. The number compares any two models of the same text with the same alphabet.
 #
-# Our tokens are *characters*. The alphabet is small, hardly anything is unknown, and the oldest kind of language model (Shannon 1948) can take part.
+# Our tokens are *characters*. The alphabet is small, hardly anything is unknown, and the oldest kind of language model, counting (Shannon 1948), can take part.
 
 
 # %%
@@ -344,13 +344,13 @@ ngrams = pd.DataFrame(ngrams).T.rename_axis("n")
 ngrams.round(2).astype({"entries": int})
 
 # %% [markdown]
-# Fewer and fewer: a grammar wrote these captions, and six characters nearly determine the next one.
+# Fewer and fewer: a grammar wrote these captions, and six characters nearly determine the next one. (*Entries*: the n-grams in its tables, of all lengths.)
 #
 # ## One question
 #
 # > **In short.** A batch holds rows, a mask, and the right answer wherever something is asked. Here that is the next character, at every position.
 #
-# Padding stands at the end, where the causal mask hides it from every real position. The next chapter asks other questions, with the same class and the same loss, chapter 6's.
+# Padding stands at the end, where the causal mask hides it from every real position. The next chapter asks other questions, with the same class, `Asked`, and the same loss, chapter 6's.
 
 
 # %%

@@ -174,7 +174,7 @@ for ids in (batch.ids, batch.labels):  # what is read, and what is asked
 # %% [markdown]
 # Of the three that are asked, one has become the gap, one another piece (*hungr*), and one stayed (*l*).
 #
-# **Pitfall.** *The loss over all positions.* Take all ids as labels, and most questions show their own answer: the model practises copying. Count before you train: of the positions that are asked, how many show the right answer? **Predict** both shares.
+# **Pitfall.** *The loss over all positions.* Take all ids as labels, and most questions show their own answer: the model practises copying. Count before you train: of the positions that are asked, how many show the right answer? **Predict** the share, if the chosen tokens are asked, and if all are.
 
 
 # %%
@@ -345,7 +345,7 @@ print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(table).T.rename_axis(["kind", "labels"])
 
 # %% [markdown]
-# Errors are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/studies/verdict.py)), for six pairs at once. *Told*: on all captions, the difference is larger than seeds explain. The last two columns tell the same of the *hard* captions, where a preposition such as *mit* before the verb often brings a second noun, and of the others.
+# Errors are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/studies/verdict.py)), for six pairs at once. *Told*: on all captions, the difference is larger than seeds explain. The last two columns tell the same of the *hard* captions, with a preposition such as *mit* before the verb (it often brings a second noun), and of the others.
 #
 # With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions and on the others. An encoder from scratch shows no clear difference from the bag. So what helps is what was read without labels, not the architecture alone.
 #
@@ -520,13 +520,13 @@ kinds.round(4)
 # - **Causal or prefix.** The prefix mask costs 3.4 BLEU. Most of the difference in loss is there in training already (column *trained*: the last pass). In T5, pretrained and with relative positions, prefix beat causal (Raffel et al. 2020). Ours has neither.
 # - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask there is no clear difference.
 #
-# *What the record can't say:* what longer training or larger models would give, or an encoder-decoder with equal *work*: one stack did about 1.6 times as much, generator included.
+# *What the record can't say:* what longer training or larger models would give, or an encoder-decoder with equal *work*: one stack did about 1.6 times as much, generator included (see below).
 #
 # ## Side by side
 #
 # > **In short.** Mask and labels say what each variant is for. What each costs follows from counting.
 #
-# With $a = 4D^2 + 2DF$ for a layer's matrices, these are the multiplications of one pass over S source and T target tokens (or a row of n), without the generator's VD for each question. Attention's full square is counted, with its masked half, and the source's last outputs, which nothing reads:
+# With $a = 4D^2 + 2DF$ for a layer's matrices, these are the multiplications of one pass over S source and T target tokens (or a row of n), without the generator's VD for each question. Attention's masked half is counted, too, and so are one stack's last outputs for the source, which nothing reads:
 #
 # | | matrices | attention |
 # |---|---|---|
@@ -589,7 +589,7 @@ frame
 #
 # ## What the paper did that we don't
 #
-# It has only the encoder-decoder. Raffel et al. (2020) compared it with causal and prefix stacks, and found it ahead.
+# It has only the encoder-decoder. Raffel et al. (2020) compared that with causal and prefix stacks, and found it ahead.
 #
 # ## Exercises
 #

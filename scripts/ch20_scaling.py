@@ -181,7 +181,7 @@ for true, losses in exact.items():
 pd.DataFrame(rivals).T.rename_axis("true law; held-out error of")
 
 # %% [markdown]
-# The wrong law misses by three to five times as much. So thirty places can distinguish the two.
+# The wrong law misses by three to five times as much as the right one. So thirty places can distinguish the two.
 #
 # ## How sure?
 #
@@ -382,7 +382,7 @@ pd.DataFrame(best_for).T
 #
 # > **In short.** They are enough to choose between two laws, but not to find a floor.
 #
-# - **Why the joint law?** A large model soon learns a small text by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse.
+# - **Why the joint law?** A large model soon learns a small text by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse. So its size gains little.
 # - **Is it the training's fault?** A run that ends early ends while the rate is still high. The finished runs alone choose the joint law, too. But they can't separate the amount of text from the length of training: on all captions they read 4.3 million tokens, on a quarter 2.1. So β measures both together.
 # - **What the grid doesn't say**: the entropy of captions (the joint law falls to zero, which no text can); what ten million parameters do (ours end below one million); what dropout would change.
 # - **Repeated text** has laws of its own. Muennighoff et al. (2023) find that up to four passes are nearly as good as new text, and later ones are worth less and less. Our best weights came after 7 to 18 passes. Chinchilla's rule of twenty tokens per parameter is for text that is read once.

@@ -340,7 +340,7 @@ written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 # %% [markdown]
 # Greedy German adds three BLEU, though that German itself has a BLEU of 8. Drawn German is as varied as people's, but far worse, and with it BLEU shows no gain.
 #
-# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. Nor is the comparison fair. The part alone was best after its seventh pass of 32, while its rate was still high. The others were still getting better at the end.
+# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. Nor is the comparison fair. The part alone was best after its seventh pass of 32, while its rate was still high. The others were still getting better at the end of their five passes.
 #
 # ## Minimum risk
 #
@@ -675,7 +675,7 @@ check(closest_to_people)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# Language models are tuned by a policy gradient (Williams 1992) called RLOO (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are those of `risk_of_candidates`; let no gradient flow into the marks. (`solution("policy_loss")` shows ours.)
+# Language models are tuned by a policy gradient (Williams 1992) called RLOO (REINFORCE leave-one-out: Kool et al. 2019, Ahmadian et al. 2024). Each source has two or more drawn candidates; duplicates stay. A candidate's loss is $\log P(y)$ times its excess risk: $\Delta(y)$ minus the mean $\Delta$ of its source's *other* candidates. Return the mean over all N. `log_probs`, `risks` and `counts` are those of `risk_of_candidates` (`counts` says how many candidates each source has); let no gradient flow into the marks. (`solution("policy_loss")` shows ours.)
 
 
 # %%

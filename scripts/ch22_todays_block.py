@@ -555,7 +555,7 @@ spectrum_chart({"gradient": S / S[0], "after five rounds": after})
 #
 # > **In short.** Take chapter 4's Transformer and exchange its parts.
 #
-# Self-attention gets everything above, but only the decoder's shares keys and values: an encoder has no cache.
+# Self-attention gets everything above, but heads share keys and values in the decoder alone: an encoder has no cache.
 
 
 # %%

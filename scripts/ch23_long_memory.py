@@ -430,7 +430,7 @@ torch.testing.assert_close(plain[-1], garden + house)
 # %% [markdown]
 # Softmax can't distinguish equal keys either; positions have to help it.
 #
-# **Predict.** We write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? (An error of 1 is as bad as answering zero.) For comparison there are the best state of this size, by least squares, and softmax attention, with the scores $q \cdot k$, and *sharp*, with scores times 20.
+# **Predict.** We write N pairs with random keys into a state of 16 × 16, then read all of them back. How does the error grow with N? (An error of 1 is as bad as answering zero.) For comparison there are the best state of this size (by least squares), softmax attention with the scores $q \cdot k$ (at most 1), and *sharp softmax* with 20 times these scores.
 
 
 # %%
@@ -459,7 +459,7 @@ recall_chart(recalled)
 # %% [markdown]
 # The delta rule's error grows well before 16 pairs, because a write with $\beta = 1$ also changes what overlapping keys read.
 #
-# Qwen3-Next (2025) has one layer of full attention for every three of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)), whose state also fades (exercise 1).
+# Qwen3-Next (2025) keeps one layer of full attention for every three of *Gated DeltaNet* ([Yang et al. 2025](https://arxiv.org/abs/2412.06464)), whose state also fades (exercise 1).
 #
 # ## FlashAttention
 #
@@ -612,7 +612,7 @@ kept_for_backward_chart(mib)
 #
 # > **In short.** In the decoder's self-attention, no loss from groups or latents can be told from chance. In the encoder and in cross-attention, latents lose. A window is ahead of 2017's attention.
 #
-# Chapter 22's record has these layers, too. On average a caption has 18 or 19 pieces, so there is little to remember. Groups are in the decoder's self-attention (in one row in cross-attention, too); windows and linear attention also in the encoder's. Latents bring rotary positions: their first row has to beat *rotary*, each further row the one before. **Predict.** Which loses most? Does it matter in which attention keys are saved?
+# Chapter 22's record has these layers, too. On average a caption has 18 or 19 pieces, so there is little to remember. Groups are in the decoder's self-attention (in one row in cross-attention, too); windows and linear attention also in the encoder's. Latents bring rotary positions: their first row has to beat *rotary*, each further row the one before. **Predict.** Which loses most? Does it matter which attention keeps less?
 
 # %%
 said, rows = block_verdicts(), ["grouped-query", "multi-query", "multi-query, across too"]
@@ -623,7 +623,7 @@ block_means(["2017", "rotary", *rows])
 
 # %% [markdown]
 # - **Groups and multi-query.** In the decoder's self-attention no loss is detected; up to 1.2 BLEU may be hidden. With one group in cross-attention, too, BLEU is 1.2 lower. The row's own interval leaves 0 out, but among nineteen the row doesn't pass.
-# - **Latents** keep as little as multi-query, 32 numbers per token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary*. In the encoder, where no cache is saved, they cost 1.8, and in cross-attention another 2.8.
+# - **Latents** keep as little as multi-query, 32 numbers per token: $d_c = 24$ and $d_R = 8$. In the decoder alone they can't be told from *rotary*. In the encoder, which has no cache to shrink, they cost 1.8, and in cross-attention another 2.8.
 # - **A window of 4** (in the encoder 3 to each side) is 1.6 ahead of 2017's attention. The reason may be that it distinguishes near from far, as rotary positions do (untested).
 # - **Linear attention** can't be told from softmax.
 #
@@ -685,7 +685,7 @@ check(online_softmax)
 #
 # <details><summary>An answer</summary>
 #
-# Turned keys would take their full $Hd_k$ numbers. And to absorb $W^{UK}$ into the query, $q^\top R_{n-m} W^{UK}$ would have to be made for each distance: as much work as making the keys.
+# Turned keys would take their full $Hd_k$ numbers. If only $c$ is kept, a query at position $m$ needs $q^\top R_{n-m} W^{UK}$ for each distance: as much work as making the keys.
 #
 # One key for all heads is multi-query attention, for the part of the score that depends on position. How much a head cares, and at which distance, is in the query's part.
 #

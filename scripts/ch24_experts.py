@@ -322,7 +322,7 @@ print(f"without the bias, {moved:.0%} of the tokens change an expert")
 #
 # > **In short.** Seven tenths more parameters bring no gain that can be told from chance.
 #
-# In chapter 22's record each layer has eight experts and a shared one. A token meets two and the shared one, together about as wide as the dense layer. The penalty's weight is 0.01, and the encoder's padding isn't routed. The experts are SwiGLUs, so SwiGLU is the row to beat.
+# In chapter 22's record, each feed-forward layer of the row *experts* has eight experts and a shared one. A token meets two and the shared one, together about as wide as the dense layer. The penalty's weight is 0.01, and the encoder's padding isn't routed. The experts are SwiGLUs, so SwiGLU is the row to beat.
 
 # %%
 print(verdict_line("experts", block_verdicts()["experts"], RIVALS_OF_PARTS["experts"]))
