@@ -557,7 +557,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead. So some ideas get a whole training of chapter 9's model, each as a rung of a ladder.
 #
-# The rungs are in [`rungs.py`](../scripts/ladder/rungs.py). (`python -m scripts.ladder.queue --only risk-long-2 --save true` trains the second seed of *risk-long*.) Test sets are read only for the rungs that were meant to ship, *final* and those below it.
+# The rungs are in [`rungs.py`](../scripts/ladder/rungs.py). (`python -m scripts.ladder.queue --only risk-long-2 --save true` trains the second seed of *risk-long*.) Test sets are read only from *final* on: those rungs might ship, or are compared with one that might.
 
 # %%
 climbed = ladder_table()
@@ -568,7 +568,7 @@ pd.DataFrame(climbed)[columns].set_index("rung")
 ladder_chart(climbed)
 
 # %% [markdown]
-# *Seen* counts the pairs that one run read, in millions; *hours* are of one CPU thread, all seeds together. The *gain*, by greedy decoding, is over *small*, which is chapter 9's recipe in 16 bits; *beam* is BLEU with a beam of 5. Two rungs translate into German, so their BLEU can't be compared. The optimizer Muon had one rate only; at a rate of its own it is ahead in chapter 22.
+# *Seen* counts the pairs that one run read, in millions; *hours* are of one CPU thread, all seeds together (for a mean of runs, both are sums over its parts). The *gain*, by greedy decoding, is over *small*, which is chapter 9's recipe in 16 bits; *beam* is BLEU with a beam of 5. The *reverse* rungs translate into German, so their BLEU can't be compared with the others'. The optimizer Muon had one rate only; at a rate of its own it is ahead in chapter 22.
 #
 # Diversification reads fewer pairs than *long*, and ends higher, with one model of each direction (k = 1) and with two. Which of the two is better depends on how one decodes. With one seed each, none of this is a verdict.
 #
@@ -580,7 +580,7 @@ ladder_chart(climbed)
 #
 # > **In short.** Runs that went on from the same weights can be averaged into one model (Wortsman et al. 2022).
 #
-# *Risk-mean* trains nothing (its row adds up what three runs took). Each of its weights is the mean of that weight in both seeds of *risk-long* and in *risk-again*: `average_checkpoints` of [chapter 9](ch09_training_run.ipynb) does it. With a beam the mean has 43.4, more than each of the three.
+# *Risk-mean* trains nothing. Each of its weights is the mean of that weight in both seeds of *risk-long* and in *risk-again*: `average_checkpoints` of [chapter 9](ch09_training_run.ipynb) does it. With a beam the mean has 43.4, more than each of the three.
 #
 # **Pitfall: the mean of strangers.** The hidden features of a feed-forward layer have no order of their own: exchange two of them in both of its matrices, and every output stays the same. **Predict.** Here all are put into another order. Both models write the same texts. What does the mean of their weights write?
 
@@ -618,7 +618,7 @@ pd.DataFrame({"the model, in either order": texts["model"], "their mean": texts[
 #
 # > **In short.** Two tests may disagree about what validation chose.
 #
-# To ship, a model needs 43.2 on validation with a beam: 0.5 more than the 42.7 above. *Risk-mean* has it, and *diverse-more* (of which only the record is left). *Onward* is for comparison: six more passes of ordinary training from the same weights, two seeds. **Predict.** Which gain do you expect on the tests?
+# To ship, a model needs 43.2 on validation with a beam: 0.5 more than the 42.7 above. *Risk-mean* has it, and *diverse-more* (of which only the record is left). *Onward* is for comparison: six more epochs of ordinary training from the same weights, two seeds. **Predict.** Which gain do you expect on the tests?
 
 # %%
 tests = ["test_2016_flickr", "test_2017_flickr"]

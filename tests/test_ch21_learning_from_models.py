@@ -460,7 +460,7 @@ def test_the_ladders_chart_shows_each_run_that_compares():
     rows = [row for row in ladder_table() if row["gain"] is not None]
     for search, name in (("greedy", "each"), ("beam of 5", "each_beam")):
         shown = [(one["rung"], one["BLEU"]) for one in points if one["search"] == search]
-        wanted = [(row["about"], bleu) for row in rows for bleu in row[name]]
-        assert shown == [(about, pytest.approx(bleu, abs=0.006)) for about, bleu in wanted]
+        wanted = [(row["rung"], bleu) for row in rows for bleu in row[name]]
+        assert shown == [(rung, pytest.approx(bleu, abs=0.006)) for rung, bleu in wanted]
     best = max(rows, key=lambda row: row["beam"])
-    assert drawn["title"]["text"].endswith(best["about"])
+    assert drawn["title"]["text"].endswith(best["rung"])

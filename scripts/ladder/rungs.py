@@ -159,7 +159,7 @@ RUNGS: dict[str, Rung] = {
     ),
     "risk-mean": Rung(
         6,
-        "the mean of these three runs' weights",
+        "mean of risk-long (twice), risk-again",
         BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
         start=SHIPPED,
         mean_of=("risk-long-1", "risk-long-2", "risk-again-1"),
@@ -175,7 +175,7 @@ RUNGS: dict[str, Rung] = {
     ),
     "onward-mean": Rung(
         6,
-        "the mean of these two runs' weights",
+        "mean of onward's two runs",
         {"dropout": 0.3, "epochs": 6, "lr": 1e-3, "warmup": 200},
         start=SHIPPED,
         mean_of=("onward-1", "onward-2"),
@@ -193,7 +193,7 @@ RUNGS: dict[str, Rung] = {
     ),
     "widened-mean": Rung(
         6,
-        "the mean of these two runs' weights",
+        "mean of widened's two runs",
         {"dropout": 0.3, "epochs": 2, "lr": 1e-3, "warmup": 200},
         start=SHIPPED,
         mean_of=("widened-1", "widened-2"),

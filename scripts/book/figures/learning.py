@@ -33,9 +33,9 @@ def recipe_chart(runs: pd.DataFrame, to_beat: Mapping[str, str]) -> alt.TopLevel
 def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     """Validation BLEU of each run of the ladder's rungs, except those that translate back."""
     shown = [row for row in rows if row["gain"] is not None]
-    order, kinds = [row["about"] for row in shown], {"each": "greedy", "each_beam": "beam of 5"}
+    order, kinds = [row["rung"] for row in shown], {"each": "greedy", "each_beam": "beam of 5"}
     frame = pd.DataFrame(
-        {"rung": row["about"], "search": kind, "BLEU": bleu}
+        {"rung": row["rung"], "search": kind, "BLEU": bleu}
         for row in shown
         for name, kind in kinds.items()
         for bleu in row[name]
@@ -53,6 +53,6 @@ def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     best = max(shown, key=lambda row: row["beam"])
     return titled(
         points.encode(x=axis, y=y, fill=fill).properties(width=420, height=28 * len(order)),
-        f"Highest with a beam: {best['about']}",
+        f"Highest with a beam: {best['rung']}",
         "Two marks for each run: its texts by greedy decoding, and by a beam.",
     )
