@@ -199,6 +199,14 @@ RUNGS: dict[str, Rung] = {
         mean_of=("widened-1", "widened-2"),
         candidate=True,
     ),
+    "all-mean": Rung(
+        6,
+        "mean of risk-long (twice), risk-again, widened (twice)",
+        BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
+        start=SHIPPED,
+        mean_of=("risk-long-1", "risk-long-2", "risk-again-1", "widened-1", "widened-2"),
+        candidate=True,
+    ),
     "agreed": Rung(
         6,
         "texts of three models, R-Drop 5",
