@@ -41,14 +41,19 @@ def chapter_table():
 def records():
     """The recorded trainings with scores on a test split, first those whose models ship.
 
-    Without the ladder's later rungs: chapter 21 shows these.
+    Without the ladder's later rungs, unless they ship: chapter 21 shows these.
     """
     from scripts.ladder.rungs import RUNGS
 
     later = {name for name, rung in RUNGS.items() if rung.step}
     every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
-    order = sorted(every, key=lambda name: (not (ROOT / "models" / name).is_dir(), name))
-    order = [name for name in order if re.sub(r"^(ladder|gpu)-|-\d$", "", name) not in later]
+    ships = {name for name in every if (ROOT / "models" / name).is_dir()}
+    order = sorted(every, key=lambda name: (name not in ships, name))
+    order = [
+        name
+        for name in order
+        if name in ships or re.sub(r"^(ladder|gpu)-|-\d$", "", name) not in later
+    ]
     return {name: every[name] for name in order if is_training(every[name])}
 
 

@@ -618,7 +618,7 @@ pd.DataFrame({"the model, in either order": texts["model"], "their mean": texts[
 #
 # > **In short.** Two tests may disagree about what validation chose.
 #
-# To ship, a model needs 43.2 on validation with a beam: 0.5 more than the 42.7 above. *Risk-mean* has it, and *diverse-more* (of which only the record is left). *Onward* is for comparison: six more epochs of ordinary training from the same weights, two seeds. **Predict.** Which gain do you expect on the tests?
+# To ship, a model needs 43.2 on validation with a beam: 0.5 more than the 42.7 above. *Risk-mean* has it, and *diverse-more* (of which only the record is left). For comparison, two rungs go on from the same weights without risk, for about as many steps: *onward* on the corpus alone, *widened* on a diversified one (with two reverse models that went on from these weights, too). And *all-mean* is the mean of five runs: the three of *risk-mean* and both of *widened*. **Predict.** Which are better than chapter 9's model on both tests?
 
 # %%
 tests = ["test_2016_flickr", "test_2017_flickr"]
@@ -629,16 +629,18 @@ chapter9 = load_record("multi30k-de-en")
     if row["alpha"] == chapter9["config"]["alpha"]
 )
 bleus = {"chapter 9": {"validation": at_first} | {t: chapter9["test"][t]["bleu"] for t in tests}}
-for name in ("risk-long-1", "risk-long-2", "risk-again-1", "risk-mean-1", "onward-1", "onward-2"):
+compared = ["risk-long-1", "risk-long-2", "risk-again-1", "risk-mean-1"]
+compared += ["onward-1", "onward-2", "widened-1", "widened-2", "all-mean-1"]
+for name in compared:
     run = load_record(f"ladder-{name}")
     bleus[name] = {"validation": max(run["val_bleu_by_alpha"].values())}
     bleus[name] |= {test: run["test"][test]["bleu"] for test in tests}
 pd.DataFrame(bleus).T.round(1)
 
 # %% [markdown]
-# On test_2016_flickr, from the same collection as validation, all are higher. On test_2017_flickr, whose photographs were collected later (Elliott et al. 2017), three of the four by minimum risk are lower. (They are no four witnesses: they share their first weights.) Is minimum risk to blame? *Onward* loses even more there (with one learning rate, and two seeds). So perhaps it is more of the same texts, however they are learned: the habits of one collection.
+# On test_2016_flickr, from the same collection as validation, all are higher. On test_2017_flickr, whose photographs were collected later (Elliott et al. 2017), three of the four by minimum risk are lower. (They are no four witnesses: they share their first weights.) Is minimum risk to blame? *Onward* loses even more there, and *widened* nothing (two seeds each, at one learning rate). So perhaps it is more of the same texts, however they are learned: the habits of one collection.
 #
-# We wanted a model that gains on both tests, so *risk-mean* doesn't ship. We decided that after reading them, against the rule: so they are no longer tests that chose nothing.
+# *All-mean* is ahead on both tests: 42.8 and 38.0, not 41.6 and 37.4. So it ships: `make translate` uses it, while the chapters keep chapter 9's model. But the tests had a say, although validation alone should choose. *Risk-mean* didn't ship because of the second test, and this led us to *widened*. So the gain there is a little flattered: only captions that nobody has looked at could confirm it.
 #
 # ## Summary
 #
@@ -646,6 +648,7 @@ pd.DataFrame(bleus).T.round(1)
 # - Distillation gives a teacher's targets, as sequences (which gained here) or word by word.
 # - Diversification adds wordings; back-translation adds sources to people's targets.
 # - Minimum risk contrasts the model's own attempts.
+# - Runs that go on from the same weights can be averaged. The best model here is such a mean.
 #
 # ## Exercises
 #

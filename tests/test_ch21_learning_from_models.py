@@ -34,6 +34,7 @@ from scripts.ch21_learning_from_models import (
     true_risk,
     turned_around,
 )
+from scripts.engine.models import DEFAULT_MODEL
 from scripts.ladder.distill import taught_loss
 from scripts.ladder.rungs import ladder_table, val_bleu
 from scripts.studies.recipes import ALL, GREEDY, MORE, PART, RISK, SAMPLED, TAUGHT
@@ -402,7 +403,7 @@ def test_what_the_chapter_says_of_minimum_risk_on_the_ladder():
     bar = best["bleu"] + 0.5
     assert round(bar, 1) == 43.2
     passed = {name for name, row in rows.items() if row["beam"] > bar}
-    assert passed == {"risk-mean", "diverse-more"}
+    assert passed == {"risk-mean", "diverse-more", "all-mean"}
     parts = [f"risk-{name}" for name in ("long-1", "long-2", "again-1")]
     assert load_record("ladder-risk-mean-1")["learned_from"]["mean_of"] == parts
 
@@ -412,12 +413,26 @@ def test_what_the_chapter_says_of_the_second_test():
     before = bleus.pop("chapter 9")
     risks = {name: row for name, row in bleus.items() if name.startswith("risk")}
     onward = [row for name, row in bleus.items() if name.startswith("onward")]
-    assert (len(risks), len(onward)) == (4, 2)
+    widened = [row for name, row in bleus.items() if name.startswith("widened")]
+    assert (len(risks), len(onward), len(widened)) == (4, 2, 2)
     assert all(row["validation"] > before["validation"] + 0.5 for row in risks.values())
     assert all(row["test_2016_flickr"] > before["test_2016_flickr"] for row in bleus.values())
     second = [row["test_2017_flickr"] for row in risks.values()]
     assert [bleu < before["test_2017_flickr"] for bleu in second] == [False, True, True, True]
     assert max(row["test_2017_flickr"] for row in onward) < min(second)
+    for row in widened:
+        assert row["test_2017_flickr"] > before["test_2017_flickr"] - 0.05
+    tests = ("test_2016_flickr", "test_2017_flickr")
+    found = [[round(row[test], 1) for test in tests] for row in (bleus["all-mean-1"], before)]
+    assert found == [[42.8, 38.0], [41.6, 37.4]]
+    ships = load_record(DEFAULT_MODEL.name)
+    assert ships["weights_sha256"] == sha256(DEFAULT_MODEL / "model.safetensors")
+    assert ships["learned_from"]["mean_of"] == [*[*risks][:3], "widened-1", "widened-2"]
+    assert bleus["all-mean-1"]["validation"] > 42.69 + 0.5
+    onward, widened = (load_record(f"ladder-{name}-1") for name in ("onward", "widened"))
+    read = [run["train_pairs"] * len(run["history"]) for run in (onward, widened)]
+    assert 1 < read[1] / read[0] < 1.2
+    assert widened["learned_from"]["reverse"] == ["reverse-onward-1", "reverse-onward-2"]
     names = ["multi30k-de-en", *(f"ladder-{name}" for name in risks)]
     first, *others = (
         load_record(name)["test"]["test_2017_flickr"]["bleu_greedy"] for name in names

@@ -27,7 +27,7 @@ from scripts.ch14_leaving_home import OnnxDecoderStep
 from scripts.ch15_looking_inside import look_at, piece_label
 from scripts.corpora.load import load_corpus
 from scripts.engine.export import graph_function, step_example
-from scripts.engine.models import load_model
+from scripts.engine.models import DEFAULT_MODEL, load_model
 
 LIVING = ROOT / "docs" / "living"
 SENTENCES = [  # our own
@@ -53,7 +53,7 @@ build = living_build()
 
 @pytest.fixture(scope="module")
 def trained():
-    return load_model(ROOT / "models" / "multi30k-de-en", "cpu")
+    return load_model(DEFAULT_MODEL, "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -310,11 +310,14 @@ def test_killed_behind_its_tests_a_run_is_not_done(runs, monkeypatch):
 
 
 def test_a_candidates_card_names_the_models_that_it_learned_from(done):
-    learned = {"forward": ["a"], "teachers": [], "mean_of": ["b", "c"]}
-    lesson = {"risk": 9.0, "candidates": 8}
-    found = model_card({**record_of("small-1"), "learned_from": learned, "lesson": lesson})
-    assert "on 8 texts of its own beam a source. It learned from translations by a. Its" in found
-    assert "Its weights are the mean of those of b, c.\n" in found and "word by word" not in found
+    learned, lesson = {"forward": ["a"], "teachers": []}, {"risk": 9.0, "candidates": 8}
+    record = record_of("small-1") | {"learned_from": learned, "lesson": lesson}
+    found = model_card(record)
+    assert "on 8 texts of its own beam a source. It learned from translations by a.\n" in found
+    assert "word by word" not in found and "epochs of batches" in found
+    averaged = model_card(record | {"learned_from": {"mean_of": ["b", "c"]}})  # not trained itself
+    assert "Its weights are the mean of those of b, c.\n" in averaged
+    assert "epochs of batches" not in averaged and "own beam" not in averaged
     assert "and alpha by a beam's (0.6: " in found
     assert "learned from" not in (HERE.folder("small-1") / "README.md").read_text("utf-8")
     muon = TrainConfig(**record_of("muon-1")["config"])

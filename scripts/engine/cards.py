@@ -35,13 +35,22 @@ def lesson_in_words(record: dict[str, Any]) -> str:
     """What a run of the ladder (chapter 21) had from its own beam, or from other models."""
     lesson, learned = record.get("lesson", {}), record.get("learned_from", {})
     said = [f"{LEARNED[kind]} {', '.join(names)}." for kind, names in learned.items() if names]
-    if lesson.get("risk"):
+    if lesson.get("risk") and not learned.get("mean_of"):
         said.insert(0, f"Minimum risk, on {lesson['candidates']} texts of its own beam a source.")
     return "".join(f" {sentence}" for sentence in said)
 
 
+def sizes_in_words(config: TrainConfig) -> str:
+    """What the model is, in a sentence for its card."""
+    return (
+        f"{config.layers}+{config.layers} layers, d_model {config.d_model}, d_ff {config.d_ff}, "
+        f"{config.heads} heads, {'pre' if config.norm_first else 'post'}-norm, "
+        f"{config.vocab:,} joint BPE pieces, tied tables: {config.tie}."
+    )
+
+
 def recipe_in_words(config: TrainConfig, processes: int = 1) -> str:
-    """What a run did, in a sentence or two for its model card."""
+    """What a run did, in a sentence for its model's card."""
     against_overfitting = {
         "dropout": config.dropout,
         "label smoothing": config.smoothing,
@@ -53,10 +62,7 @@ def recipe_in_words(config: TrainConfig, processes: int = 1) -> str:
     rate = config.muon_lr if config.optimizer == "muon" else config.lr
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
     return (
-        f"{config.layers}+{config.layers} layers, d_model {config.d_model}, d_ff {config.d_ff}, "
-        f"{config.heads} heads, {'pre' if config.norm_first else 'post'}-norm, "
-        f"{config.vocab:,} joint BPE pieces, tied tables: {config.tie}. {epochs} of "
-        f"batches of {tokens:,} tokens; "
+        f" {epochs} of batches of {tokens:,} tokens; "
         f"{config.optimizer.capitalize()}, peak rate {rate:g} after {config.warmup} steps, "
         f"then {config.schedule.replace('_', ' ')}; {', '.join(used) or 'no dropout'}; "
         f"seed {config.seed}."
@@ -74,10 +80,13 @@ def model_card(record: dict[str, Any]) -> str:
     alphas = record.get("val_bleu_by_alpha", {}).items()
     alphas = "; ".join(f"{alpha}: {bleu:.1f}" for alpha, bleu in alphas)
     by_alpha = f", and alpha by a beam's ({alphas})" if alphas else ""
+    averaged = record.get("learned_from", {}).get("mean_of")  # each part has a record of its own
+    recipe = "" if averaged else recipe_in_words(config, record.get("processes", 1))
+    chapter = 21 if "rung" in record else 9
     minutes, commit, date = record["seconds"] / 60, record["commit"][:12], record["date"][:10]
     return f"""# German to English, trained on {config.corpus}
 
-A Transformer of {record["parameters"]:,} parameters, from chapter 9 of *From Attention to
+A Transformer of {record["parameters"]:,} parameters, from chapter {chapter} of *From Attention to
 Translation*. Weights in float16 (safetensors), tied tables once; `config.json` and \
 `tokenizer.model`
 beside them are all that it takes to load it.
@@ -98,7 +107,7 @@ by greedy BLEU on the validation split ({chosen}){by_alpha}.
 
 ## Recipe
 
-{recipe_in_words(config, record.get("processes", 1))}{lesson_in_words(record)}
+{sizes_in_words(config)}{recipe}{lesson_in_words(record)}
 
 Reproduce it with one command, from the repository's root ({record["device"]},
 {minutes:.0f} minutes of training, commit `{commit}`, {date}):
