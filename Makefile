@@ -103,7 +103,7 @@ ablate: setup  ## train with one ingredient changed at a time and compare: make 
 study: setup  ## train what is missing of table3, block, classify, gpt, grid, recipes or stacks: make study NAME=table3 (hours; resumes)
 	$(PY) -m scripts.studies.$(NAME) --save true $(ARGS)
 
-records: setup  ## make again the records about the model that ships (an hour; needs Multi30k)
+records: setup  ## make again the records about chapter 9's model (an hour; needs Multi30k)
 	$(PY) -m scripts.studies.judging --save true $(ARGS)
 	$(PY) -m scripts.studies.searches --save true $(ARGS)
 	$(PY) -m scripts.studies.heads --save true $(ARGS)

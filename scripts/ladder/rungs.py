@@ -58,7 +58,7 @@ class Rung:
         return epochs * sides * (JUDGING if "risk" in self.changes else 1) / self.share
 
 
-SHIPPED = "multi30k-de-en"  # its weights are at hand
+SHIPPED = "multi30k-de-en"  # chapter 9's; its weights are at hand
 JUDGING = 45  # times as long as on pairs alone: eight texts for each source are written and read
 SCORING = 2  # what it takes to read validation and tests
 BY_MUON = {"optimizer": "muon"}
@@ -98,7 +98,7 @@ RUNGS: dict[str, Rung] = {
     "reverse-adam": Rung(4, "English to German, Adam", {}, (1, 2), turned=True),
     "reverse-onward": Rung(
         4,
-        "English to German, from the model that ships",
+        "English to German, from chapter 9's model",
         {"epochs": 5, "average": 3},
         (1, 2),
         start=SHIPPED,
@@ -135,7 +135,7 @@ RUNGS: dict[str, Rung] = {
     ),
     "risk": Rung(
         6,
-        "minimum risk, from the model that ships",
+        "minimum risk, from chapter 9's model",
         BY_RISK,
         (1, 2),
         start=SHIPPED,
@@ -183,7 +183,7 @@ RUNGS: dict[str, Rung] = {
     ),
     "widened": Rung(
         6,
-        "diversified, from the model that ships",
+        "diversified, from chapter 9's model",
         {"dropout": 0.3, "epochs": 2, "lr": 1e-3, "warmup": 200, "average": 2},
         (1, 2),
         forward=(SHIPPED,),
