@@ -22,7 +22,7 @@ def test_load_corpus_refuses_an_unknown_name():
     ("name", "data", "error", "says"),
     [
         ("train.de.gz", None, FileNotFoundError, "train.de.gz.*MULTI30K_DIR"),
-        ("val.en.gz", gzip.compress(b"A dog."), ValueError, "SHA-256.*fetch it again"),
+        ("val.en.gz", gzip.compress(b"A dog.", mtime=0), ValueError, "SHA-256.*fetch it again"),
     ],
 )
 def test_a_broken_file_says_so_in_one_line(tmp_path, monkeypatch, name, data, error, says):
@@ -45,7 +45,7 @@ def test_only_a_newline_separates_lines(tmp_path, monkeypatch):
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     """A web server on this machine that serves one file, and `multi30k_file` pointed at it."""
-    content = gzip.compress(b"Ein Hund rennt.\n")
+    content = gzip.compress(b"Ein Hund rennt.\n", mtime=0)
     served = {"data": content, "requests": 0}
 
     class Handler(http.server.BaseHTTPRequestHandler):
