@@ -555,7 +555,7 @@ def test_the_list_names_all_and_touches_nothing(words, runs, capsys):
 
 def test_the_order_is_that_of_worth():
     """What may ship comes before the other rungs, right after what it needs."""
-    needed = ["reverse-adam-1", "reverse-adam-2"]
+    needed = ["reverse-adam-1", "reverse-adam-2", "reverse-onward-1", "reverse-onward-2"]
     small, others = MAY_SHIP[:3], MAY_SHIP[3:]
     first = ["small-1", "truth", *small[1:], *needed, *others, "waterfall-base", "waterfall-small"]
     later = [name for name in rungs.RUNS if name not in first]
