@@ -25,7 +25,7 @@ from scripts.book.command import Command
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch07_multi30k import source_ids
 from scripts.ch12_going_fast import keep_memory
-from scripts.engine.models import DEFAULT_MODEL, Trained, load_model
+from scripts.engine.models import DEFAULT_MODEL, STUDIED, Trained, load_model
 from scripts.engine.settings import pick_device
 from scripts.engine.translating import DecodeOptions, decode_hypotheses
 
@@ -139,7 +139,8 @@ def best_texts(
 def open_model(options: ModelOptions) -> Trained:
     """The model that the options name. Raises ValueError or FileNotFoundError if it is unfit."""
     keep_memory()
-    folder = Path(options.model) if options.model else DEFAULT_MODEL
+    best = DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else STUDIED  # all that the one notebook has
+    folder = Path(options.model) if options.model else best
     return load_model(folder, pick_device(options.device))
 
 

@@ -23,7 +23,7 @@ from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import source_ids
 from scripts.ch08_decoding import Hypothesis, beam_search
 from scripts.corpora.sample import sample_corpus
-from scripts.engine.models import Trained, load_model
+from scripts.engine.models import STUDIED, Trained, load_model
 
 SAMPLE = ("--model", str(ROOT / "models/sample-de-en"), "--device", "cpu")
 GREEDY = (*SAMPLE, "--beam", "1")
@@ -471,3 +471,11 @@ def test_make_hands_over_texts_and_files_untouched(name, tmp_path):
     done = subprocess.run(make, **how)
     assert done.returncode != 0 and b"FILE=path" in done.stdout
     assert not (ROOT / "here").exists()
+
+
+def test_without_the_best_model_chapter_9s_translates(monkeypatch, tmp_path):
+    """The one notebook carries chapter 9's model alone."""
+    monkeypatch.setattr(command, "DEFAULT_MODEL", tmp_path / "nowhere")
+    found = command.open_model(command.ModelOptions(device="cpu")).model.parameters()
+    for one, other in zip(found, load_model(STUDIED).model.parameters(), strict=True):
+        assert one.equal(other)

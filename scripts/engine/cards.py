@@ -35,7 +35,7 @@ def lesson_in_words(record: dict[str, Any]) -> str:
     """What a run of the ladder (chapter 21) had from its own beam, or from other models."""
     lesson, learned = record.get("lesson", {}), record.get("learned_from", {})
     said = [f"{LEARNED[kind]} {', '.join(names)}." for kind, names in learned.items() if names]
-    if lesson.get("risk") and not learned.get("mean_of"):
+    if lesson.get("risk"):
         said.insert(0, f"Minimum risk, on {lesson['candidates']} texts of its own beam a source.")
     return "".join(f" {sentence}" for sentence in said)
 

@@ -80,6 +80,12 @@ BY_RISK |= {"epochs": 1, "average": 0, "step": "eager", "precision": "float32"}
 MORE = {"epochs": 24}  # noise needs a longer run
 TWICE = {"dropout": 0.3, "epochs": 16}  # and two passes need one, too
 
+
+def mean_rung(about: str, *runs: str) -> Rung:
+    """A rung without a training: the mean of `runs`, which all began as chapter 9's model."""
+    return Rung(6, about, start=SHIPPED, mean_of=runs, candidate=True)
+
+
 # What isn't for a GPU alone takes at most 100 minutes of one thread: a lost machine loses no more.
 RUNGS: dict[str, Rung] = {
     "small": Rung(0, "today's recipe", seeds=(1, 2, 3), candidate=True),
@@ -157,13 +163,8 @@ RUNGS: dict[str, Rung] = {
         start="risk-long-1",
         candidate=True,
     ),
-    "risk-mean": Rung(
-        6,
-        "mean of risk-long (twice), risk-again",
-        BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
-        start=SHIPPED,
-        mean_of=("risk-long-1", "risk-long-2", "risk-again-1"),
-        candidate=True,
+    "risk-mean": mean_rung(
+        "mean of risk-long (twice), risk-again", "risk-long-1", "risk-long-2", "risk-again-1"
     ),
     "onward": Rung(
         6,
@@ -173,14 +174,7 @@ RUNGS: dict[str, Rung] = {
         start=SHIPPED,
         candidate=True,
     ),
-    "onward-mean": Rung(
-        6,
-        "mean of onward's two runs",
-        {"dropout": 0.3, "epochs": 6, "lr": 1e-3, "warmup": 200},
-        start=SHIPPED,
-        mean_of=("onward-1", "onward-2"),
-        candidate=True,
-    ),
+    "onward-mean": mean_rung("mean of onward's two runs", "onward-1", "onward-2"),
     "widened": Rung(
         6,
         "diversified, from chapter 9's model",
@@ -191,21 +185,14 @@ RUNGS: dict[str, Rung] = {
         start=SHIPPED,
         candidate=True,
     ),
-    "widened-mean": Rung(
-        6,
-        "mean of widened's two runs",
-        {"dropout": 0.3, "epochs": 2, "lr": 1e-3, "warmup": 200},
-        start=SHIPPED,
-        mean_of=("widened-1", "widened-2"),
-        candidate=True,
-    ),
-    "all-mean": Rung(
-        6,
+    "widened-mean": mean_rung("mean of widened's two runs", "widened-1", "widened-2"),
+    "all-mean": mean_rung(
         "mean of risk-long (twice), risk-again, widened (twice)",
-        BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
-        start=SHIPPED,
-        mean_of=("risk-long-1", "risk-long-2", "risk-again-1", "widened-1", "widened-2"),
-        candidate=True,
+        "risk-long-1",
+        "risk-long-2",
+        "risk-again-1",
+        "widened-1",
+        "widened-2",
     ),
     "agreed": Rung(
         6,
