@@ -54,5 +54,5 @@ def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
     return titled(
         points.encode(x=axis, y=y, fill=fill).properties(width=420, height=28 * len(order)),
         f"Highest with a beam: {best['rung']}",
-        "Two marks for each run: its texts by greedy decoding, and by a beam.",
+        "Two marks for each run: its texts by greedy decoding, and by a beam with α = 0.6.",
     )
