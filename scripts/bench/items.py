@@ -18,7 +18,7 @@ from scripts.engine.run import average_if_better, finish
 from scripts.engine.settings import PRESETS
 from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.climbing import ALPHAS, ladder_items, learned
-from scripts.ladder.rungs import RUNGS, RUNS
+from scripts.ladder.rungs import RUNS, rung_of
 from scripts.studies.rows import data_of
 from scripts.studies.runner import on_record
 
@@ -72,7 +72,7 @@ def waterfall_of(size: Literal["small", "base"], settings: Settings) -> dict[str
 def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
     first, *rungs = ladder_items(hours=False)
-    ships = {name for name, of in RUNS.items() if RUNGS[of].candidate}
+    ships = {name for name in RUNS if rung_of(name).candidate}
     soon = ships.union(*(rung.needs for rung in rungs if rung.name in ships))
     wide, small = (partial(waterfall_of, size) for size in ("base", "small"))
     return [

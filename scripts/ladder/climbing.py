@@ -30,7 +30,7 @@ from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.diversify import diversified, pairs_sha256
 from scripts.ladder.lessons import LessonConfig, lesson_loss
 from scripts.ladder.risk import RiskTraining, StartedTraining
-from scripts.ladder.rungs import RUNGS, RUNS, Rung, val_bleu
+from scripts.ladder.rungs import RUNS, Rung, rung_of, val_bleu
 from scripts.studies.rows import data_of
 from scripts.studies.runner import Run, kept_at, lesson_of, on_record
 
@@ -43,7 +43,7 @@ AT_ONCE = 2000  # texts that are kept together: the most that is lost if the wri
 def ladder_items(hours: bool) -> list[Item]:
     """An item for each run, in order, with its time on one thread, or on a GPU."""
     each = 1.6 if hours else 0.05  # minutes for as many pairs as the corpus has, roughly
-    rungs = {name: RUNGS[of] for name, of in RUNS.items()}
+    rungs = {name: rung_of(name) for name in RUNS}
     rungs = {name: rung for name, rung in rungs.items() if not (hours and rung.gpu)}
     return [
         Item(name, each * rung.passes, rung.about, partial(climbed, name), True, rung.needs)
@@ -107,7 +107,7 @@ def pairs_of(rung: Rung, settings: Settings, vocab: int) -> TrainingData:
 
 def config_of(name: str, settings: Settings) -> LessonConfig:
     """The settings of run `name`, except what its pairs and teachers turn out to be."""
-    rung = RUNGS[RUNS[name]]
+    rung = rung_of(name)
     base = LessonConfig(**asdict(PRESETS["small"]) | rung.changes)
     base.seed = int(name.rpartition("-")[2])
     if base.layer_drop and settings.device.type == "cuda":
@@ -158,7 +158,7 @@ def best_history(but: str, settings: Settings) -> list[float]:
 
     Run `but` is left out, and those that translate back.
     """
-    rungs = {name: RUNGS[of] for name, of in RUNS.items() if name != but}
+    rungs = {name: rung_of(name) for name in RUNS if name != but}
     names = [name for name, rung in rungs.items() if not (rung.turned or rung.start)]
     runs = [load_record(p.stem, p.parent) for p in map(settings.record, names) if p.is_file()]
     runs = [run for run in runs if "ended" not in run]
@@ -196,7 +196,7 @@ def trained_by(
     name: str, config: LessonConfig, data: TrainingData, settings: Settings, teachers: Sequence[str]
 ) -> tuple[list[Run], str]:
     """Train run `name`, or go on: its history, and why it ended at half time, "" if it didn't."""
-    rung = RUNGS[RUNS[name]]
+    rung = rung_of(name)
     slow = not (rung.turned or settings.device.type == "cuda")  # there, half a run is a minute
     kind = RiskTraining if config.risk else RungTraining
     if kind is RungTraining and slow:
@@ -214,7 +214,7 @@ def trained_by(
 
 def climbed(name: str, settings: Settings) -> Run:
     """The record of run `name`; trains, or goes on, if there is none."""
-    rung, config, folder = RUNGS[RUNS[name]], config_of(name, settings), settings.folder(name)
+    rung, config, folder = rung_of(name), config_of(name, settings), settings.folder(name)
     data = pairs_of(rung, settings, config.vocab)
     if rung.forward or rung.reverse:
         config.pairs = pairs_sha256(data)

@@ -6,7 +6,7 @@ this module only says what they are, and reads their records.
 """
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,12 @@ class Rung:
     teachers: tuple[str, ...] = ()
     """Runs that together teach word by word."""
     start: str = ""
-    """The run, or model that ships, from whose weights it goes on."""
+    """The run, or model that ships, from whose weights it goes on. {0} stands for its seed."""
     mean_of: tuple[str, ...] = ()
-    """Runs whose weights are averaged, instead of a training (Wortsman et al. 2022)."""
+    """Runs whose weights are averaged, instead of a training (Wortsman et al. 2022).
+
+    {0} stands for its seed, {1} for the next.
+    """
     share: int = 1
     """It learns from one in so many of the corpus's pairs."""
     turned: bool = False
@@ -81,9 +84,9 @@ MORE = {"epochs": 24}  # noise needs a longer run
 TWICE = {"dropout": 0.3, "epochs": 16}  # and two passes need one, too
 
 
-def mean_rung(about: str, *runs: str) -> Rung:
+def mean_rung(about: str, *runs: str, seeds: tuple[int, ...] = (1,)) -> Rung:
     """A rung without a training: the mean of `runs`, which all began as chapter 9's model."""
-    return Rung(6, about, start=SHIPPED, mean_of=runs, candidate=True)
+    return Rung(6, about, seeds=seeds, start=SHIPPED, mean_of=runs, candidate=True)
 
 
 # What isn't for a GPU alone takes at most 100 minutes of one thread: a lost machine loses no more.
@@ -152,7 +155,7 @@ RUNGS: dict[str, Rung] = {
         6,
         "the same, on all pairs, in larger steps",
         BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
-        (1, 2),
+        (1, 2, 3, 4),
         start=SHIPPED,
         candidate=True,
     ),
@@ -160,7 +163,8 @@ RUNGS: dict[str, Rung] = {
         6,
         "and all pairs once more",
         BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
-        start="risk-long-1",
+        (1, 3),
+        start="risk-long-{0}",
         candidate=True,
     ),
     "risk-mean": mean_rung(
@@ -179,7 +183,7 @@ RUNGS: dict[str, Rung] = {
         6,
         "diversified, from chapter 9's model",
         {"dropout": 0.3, "epochs": 2, "lr": 1e-3, "warmup": 200, "average": 2},
-        (1, 2),
+        (1, 2, 3, 4),
         forward=(SHIPPED,),
         reverse=("reverse-onward-1", "reverse-onward-2"),
         start=SHIPPED,
@@ -188,11 +192,12 @@ RUNGS: dict[str, Rung] = {
     "widened-mean": mean_rung("mean of widened's two runs", "widened-1", "widened-2"),
     "all-mean": mean_rung(
         "mean of risk-long (twice), risk-again, widened (twice)",
-        "risk-long-1",
-        "risk-long-2",
-        "risk-again-1",
-        "widened-1",
-        "widened-2",
+        "risk-long-{0}",
+        "risk-long-{1}",
+        "risk-again-{0}",
+        "widened-{0}",
+        "widened-{1}",
+        seeds=(1, 3),
     ),
     "agreed": Rung(
         6,
@@ -204,6 +209,13 @@ RUNGS: dict[str, Rung] = {
     ),
 }
 RUNS = {f"{name}-{seed}": name for name, rung in RUNGS.items() for seed in rung.seeds}
+
+
+def rung_of(run: str) -> Rung:
+    """The recipe of run NAME-SEED, with the names of the runs that this seed of it uses."""
+    rung, seed = RUNGS[RUNS[run]], int(run.rpartition("-")[2])
+    mean_of = tuple(name.format(seed, seed + 1) for name in rung.mean_of)
+    return replace(rung, start=rung.start.format(seed), mean_of=mean_of)
 
 
 def val_bleu(record: dict[str, Any]) -> float:
