@@ -455,7 +455,7 @@ print(f"{narrower:.0f} times narrower; the root of 100 is 10 (ten captions tell 
 chance_chart(analysis)
 
 # %% [markdown]
-# So for this model and captions like these the beam has the higher BLEU, by 0.8 to 2. The interval shrinks about as $1/\sqrt N$.
+# So for this model and captions like these the beam has the higher BLEU, by 0.8 to 2. The interval shrinks about as $1/\sqrt N$. (For two models of your own: `python -m scripts.evaluate --model ONE --against OTHER`.)
 #
 # This result has two limits:
 #

@@ -1,7 +1,8 @@
 """sacreBLEU of a model on a corpus: `python -m scripts.evaluate --corpus sample`.
 
 Cased BLEU comes first: the figure that we report. Lower-cased BLEU and chrF2 follow, for
-comparison with papers that give them. Each has its signature.
+comparison with papers that give them. Each has its signature. With `--against` a second model
+translates the same texts, and chapter 10's test says whether their difference is more than chance.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -11,10 +12,11 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from scripts.book.command import Command
+from scripts.ch10_judging import paired_difference
 from scripts.corpora.load import load_corpus
 from scripts.engine.models import Trained
 from scripts.engine.scores import corpus_bleu, corpus_chrf, held_out_splits
@@ -30,6 +32,8 @@ class EvaluateOptions(ModelOptions):
     """What to translate; by default what the model was trained on."""
     split: str | None = None
     """One split of it; by default each test split."""
+    against: str | None = None
+    """Another model's folder: is the first one's BLEU higher by more than chance in the texts?"""
 
 
 def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list[tuple[str, str]]]:
@@ -53,15 +57,34 @@ def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> 
     ]
 
 
+def difference_line(
+    ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], rival: str
+) -> str:
+    """Our BLEU minus theirs, as a line: an interval from draws of the texts, p from swaps."""
+    found = paired_difference(theirs, ours, references)
+    interval = f"95% of draws: {found.low:+.2f} to {found.high:+.2f}"
+    return f"against {rival} {found.difference:+.2f} BLEU  ({interval}; p = {found.p:.4f})"
+
+
+def outputs_of(trained: Trained, sources: Sequence[str], options: EvaluateOptions) -> list[str]:
+    """The model's translations of these lines; "" where it finds none."""
+    rows = [row for group in row_groups(trained, text_stream(sources)) for row in group]
+    return decode_texts(trained, rows, options)
+
+
 def run_evaluate(options: EvaluateOptions) -> None:
     """Translate, and print sacreBLEU's scores with signatures and the first few translations."""
     trained = open_model(options)
+    rival = open_model(replace(options, model=options.against)) if options.against else None
     for name, pairs in pairs_to_score(options, trained).items():
         print(f"translating {len(pairs):,} lines of {name}", file=sys.stderr)
         sources, references = zip(*pairs, strict=True)
-        rows = [row for group in row_groups(trained, text_stream(sources)) for row in group]
-        outputs = decode_texts(trained, rows, options)
-        for line in score_lines(outputs, references, options.of(trained).in_words()):
+        outputs = outputs_of(trained, sources, options)
+        lines = score_lines(outputs, references, options.of(trained).in_words())
+        if rival:
+            theirs = outputs_of(rival, sources, options)
+            lines.append(difference_line(outputs, theirs, references, options.against))
+        for line in lines:
             print(f"{name}: {line}")
         for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:
             print(f"\n  source       {source}\n  reference    {reference}\n  translation  {output}")

@@ -517,6 +517,23 @@ def test_evaluate_scores_with_a_signature(folder, trained, lines, monkeypatch, c
     assert f"  reference    {pairs[0][1]}" in out
 
 
+def test_evaluate_compares_two_models_text_by_text(folder, lines, monkeypatch, capsys):
+    """With itself a model has no difference; with another, chapter 10's, our BLEU minus theirs."""
+    pairs, other = lines[:12], ROOT / "models" / "sample-de-en"
+    monkeypatch.setattr("scripts.evaluate.load_corpus", lambda name: {"val": [], "test": pairs})
+    given = ("--model", str(folder), "--beam", "1", "--against")
+    _, out, _ = command("evaluate", *given, str(folder), capsys=capsys)
+    assert out[3].endswith("+0.00 BLEU  (95% of draws: +0.00 to +0.00; p = 1.0000)")
+    code, out, _ = command("evaluate", *given, str(other), capsys=capsys)
+    sources, references = zip(*pairs, strict=True)
+    both = [
+        translate(load_model(one, "cpu"), sources, DecodeOptions(beam=1)) for one in (folder, other)
+    ]
+    ours, theirs = (corpus_bleu(texts, references).score for texts in both)
+    assert code == 0 and ours < theirs
+    assert out[3].startswith(f"test: against {other} {ours - theirs:+.2f} BLEU  (")
+
+
 def test_a_model_brings_its_own_length_penalty(shipped):
     config = dataclasses.replace(shipped.config, alpha=3.0)
     own = dataclasses.replace(shipped, config=config)

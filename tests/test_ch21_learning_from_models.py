@@ -2,6 +2,8 @@
 
 import copy
 import math
+import os
+import re
 import statistics
 
 import pytest
@@ -35,6 +37,7 @@ from scripts.ch21_learning_from_models import (
     turned_around,
 )
 from scripts.engine.models import DEFAULT_MODEL
+from scripts.evaluate import main as evaluate
 from scripts.ladder.distill import taught_loss
 from scripts.ladder.rungs import ladder_table, val_bleu
 from scripts.studies.recipes import ALL, GREEDY, MORE, PART, RISK, SAMPLED, TAUGHT
@@ -479,3 +482,20 @@ def test_the_ladders_chart_shows_each_run_that_compares():
         assert shown == [(rung, pytest.approx(bleu, abs=0.006)) for rung, bleu in wanted]
     best = max(rows, key=lambda row: row["beam"])
     assert drawn["title"]["text"].endswith(best["rung"])
+
+
+@pytest.mark.skipif(not os.environ.get("MULTI30K_DIR"), reason="needs Multi30k at hand")
+def test_the_lead_is_more_than_chance_on_the_first_test_alone(capsys):
+    """The command that the chapter names prints the figures that it quotes."""
+    prose = (ROOT / "scripts" / "ch21_learning_from_models.py").read_text("utf-8")
+    words = re.search("python -m scripts.evaluate (--beam 5 --against models/[^`]*)`", prose)[1]
+    assert evaluate(words.split()) == 0
+    said = capsys.readouterr().out
+    for test in ("test_2016_flickr", "test_2017_flickr"):
+        line = re.search(f"{test}: against .*", said)[0]
+        quoted = re.search(rf"{test} (\+.*? \(.*? to .*?, p = .*?\))", prose)[1]
+        *found, p = map(float, re.findall(r"[+-]?\d+\.\d+", line))
+        *told, at = map(float, re.findall(r"[+-]?\d+\.\d+", quoted.replace("−", "-")))
+        assert f"(p = {at})" in (ROOT / "README.md").read_text("utf-8")
+        assert told == pytest.approx(found, abs=0.1)  # other cores may write a few other texts
+        assert at == pytest.approx(p, rel=0.3)
