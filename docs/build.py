@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -120,7 +121,6 @@ def readme_page(title: str, names: list[str]) -> str:
 
 def lay_out(source: Path) -> None:
     """Fills the folder `source` with what Sphinx reads."""
-    shutil.rmtree(source, ignore_errors=True)
     for path in sorted(path for pattern in READ for path in ROOT.glob(pattern)):
         target = source / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -164,14 +164,16 @@ def put_beside(target: Path) -> None:
 
 
 def build(target: Path) -> None:
-    """The whole site, from scratch."""
-    source, doctrees = target.parent / "source", target.parent / "doctrees"
-    shutil.rmtree(doctrees, ignore_errors=True)
-    lay_out(source)
-    put_beside(target)
+    """The whole site, from scratch, in place of one that was built before."""
+    if target.is_dir() and any(target.iterdir()) and not (target / "_static/vega.js").is_file():
+        raise SystemExit(f"{target} holds something else: name an empty or a new folder")
     options = ["--quiet", "--fail-on-warning", "--keep-going", "--jobs", "2", "--builder", "html"]
-    options += ["--conf-dir", str(DOCS), "--doctree-dir", str(doctrees), str(source), str(target)]
-    done = subprocess.run([sys.executable, "-m", "sphinx", *options])
+    with tempfile.TemporaryDirectory() as work:
+        source, doctrees = f"{work}/source", f"{work}/doctrees"
+        lay_out(Path(source))
+        put_beside(target)
+        options += ["--conf-dir", str(DOCS), "--doctree-dir", doctrees, source, str(target)]
+        done = subprocess.run([sys.executable, "-m", "sphinx", *options])
     if done.returncode:
         raise SystemExit("The site has faults, named above.")
     for path in target.rglob("*.map"):  # megabytes for the theme's developers alone

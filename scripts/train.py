@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from scripts.book.command import Command, read
+from scripts.book.command import Command
 from scripts.engine.run import run
 from scripts.engine.settings import PRESETS, TrainConfig, plain_config
 from scripts.engine.signals import Stopped
@@ -47,14 +47,15 @@ class TrainCommand(Command):
 
     def parse(self, argv: Sequence[str]) -> TrainOptions:
         """The command line as options. Raises ValueError for what makes no sense."""
-        given = (self.prog, self.options, argv, self.about, self.places, self.flags)
-        return read(*given, defaults=asdict(PRESETS[read(*given).preset]))
+        return super().parse(argv, asdict(PRESETS[super().parse(argv).preset]))
 
 
 def train(options: TrainOptions) -> int:
     """Train as asked, print BLEU and translations; return 0, or 128 + signal if stopped."""
     try:
-        record = run(plain_config(options), options.resume)
+        # A resumed run equals one that was never interrupted: it has that one's command.
+        given = [option for option in sys.argv[1:] if option != "--resume"]
+        record = run(plain_config(options), options.resume, given)
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.number

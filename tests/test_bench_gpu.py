@@ -14,13 +14,12 @@ from test_steps_agree import Recorded
 from torch.testing import assert_close
 
 from scripts.bench import gpu
-from scripts.bench.gpu import OF_A_GPU, STAGES, Racer, Task, WaterfallOptions
+from scripts.bench.gpu import OF_A_GPU, STAGES, Racer, Task
 from scripts.ch06_training import PAD
 from scripts.ch11_where_the_time_goes import step_flops
+from scripts.ladder.agenda import Settings
 
-CPU = torch.device("cpu")
-TINY = WaterfallOptions(corpus="sample", tiny=True, device="cpu")
-TRIAL = ["--device", "cpu", "--tiny", "true", "--corpus", "sample"]
+TINY = Settings("cpu", tiny=True)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +31,7 @@ def graphed(monkeypatch):
 @pytest.fixture(scope="module")
 def task() -> Task:
     """A tiny task."""
-    return Task(TINY, CPU)
+    return Task("small", TINY)
 
 
 @pytest.fixture
@@ -161,26 +160,22 @@ def test_ratios_are_of_the_same_round(monkeypatch, task):
     assert found["seconds_per_step"] == 2.0 / len(task.plan)
 
 
-# The command
+# The record
 
 
-def test_the_tiny_waterfall_runs_on_a_cpu_and_names_what_it_lacks(monkeypatch, capsys):
-    records, own = [], gpu.waterfall
-    monkeypatch.setattr(gpu, "waterfall", lambda *given: records.append(own(*given)) or records[0])
-    assert gpu.main(TRIAL) == 0
-    (record,), said = records, capsys.readouterr().out
+def test_the_tiny_waterfall_runs_on_a_cpu_and_names_what_it_lacks():
+    record = gpu.waterfall("small", TINY)
     assert record["not_run"] == [*OF_A_GPU] == ["recorded", "peak_bytes"]
     assert list(record["stages"]) == [name for name in STAGES if name != "recorded"]
     assert record["reference"] == "few shapes, corpus on the device"
     assert record["shape"]["N"] == 1 and record["count"] == 2
-    for name, report in record["stages"].items():
-        assert name in said and len(report["rounds"]) == gpu.ROUNDS
+    for report in record["stages"].values():
+        assert len(report["rounds"]) == gpu.ROUNDS
         assert report["times"] == statistics.median(report["rounds"])
         wanted = record["useful"] / report["seconds_per_step"] / record["matrix_rate"]
         assert_close(report["mfu"], wanted, rtol=1e-2, atol=1e-4)
         assert 0 < report["loss"] < 1.5 * math.log(300)
     assert record["stages"][record["reference"]]["times"] == 1.0
-    assert "not run: recorded" in said
 
 
 @pytest.fixture
@@ -191,9 +186,8 @@ def pretend_gpu(monkeypatch, task):
     class Device:
         type = "cuda"
 
-    def cpu_task(options, device):
-        told.append(options)
-        return SimpleNamespace(**vars(task) | {"device": device})
+    def cpu_task(size, settings):
+        return SimpleNamespace(**vars(task) | {"device": Device})
 
     class OnCpu(Racer):
         def __init__(self, stage, given):
@@ -201,7 +195,6 @@ def pretend_gpu(monkeypatch, task):
             super().__init__(stage, task)
             self.task = given
 
-    monkeypatch.setattr(gpu, "pick_device", lambda name: Device)
     monkeypatch.setattr(gpu, "product_rate", lambda device: 2e9)
     monkeypatch.setattr(gpu, "Task", cpu_task)
     monkeypatch.setattr(gpu, "Racer", OnCpu)
@@ -209,7 +202,7 @@ def pretend_gpu(monkeypatch, task):
 
 
 def test_on_a_gpu_every_stage_is_run(pretend_gpu):
-    record = gpu.waterfall(WaterfallOptions("small"))
+    record = gpu.waterfall("small", TINY)
     assert pretend_gpu.count("racer") == len(STAGES)
     assert list(record["stages"]) == list(STAGES) and record["not_run"] == []
     assert record["reference"] == "recorded"
@@ -225,19 +218,3 @@ def test_the_peak_is_of_the_racer_alone(monkeypatch, task):
     monkeypatch.setattr(Racer, "lap", lambda racer: told.append("lap"))
     racer = Racer(STAGES["bf16"], task)
     assert racer.peak_bytes == 250 and told == ["before", "lap", "after"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        ([], "no usable GPU"),
-        (["--size", "large"], "size"),
-        (["--device", "toaster"], "device"),
-    ],
-)
-def test_a_mistake_gets_one_line(argv, says, capsys):
-    if not argv and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert gpu.main(argv) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and says in error and error.count("\n") == 1

@@ -435,7 +435,7 @@ def test_what_resumes_needs_a_minute_beside_the_reserve(hands):
     ],
     ids=lambda fault: type(fault).__name__,
 )
-def test_what_fails_is_noted_and_tried_once_more_after_all_others(hands, fault):
+def test_what_fails_is_noted_and_tried_once_more_after_all_others(hands, fault, capsys):
     given = [hands.item(name, 1) for name in "abc"]
     hands.broken["a"] = fault
     assert call(hands, given, 2) == ["a", "b"]  # c doesn't fit any more
@@ -446,7 +446,9 @@ def test_what_fails_is_noted_and_tried_once_more_after_all_others(hands, fault):
     assert not (CPU.records / "gpu-a.json").exists()
     assert call(hands, given, 9) == ["c", "a"]
     assert "given up" in listing(given, CPU).splitlines()[0]
+    capsys.readouterr()
     assert call(hands, given, 9) == []
+    assert "failed too often: a;" in capsys.readouterr().out
 
 
 def test_what_works_the_second_time_is_no_failure_any_more(hands):

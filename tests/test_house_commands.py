@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import MODULES, ROOT
 
-from scripts.book.command import Command, as_typed, read
+from scripts.book.command import Command, as_typed
 from scripts.book.records import provenance
 
 RECORDS = sorted((ROOT / "results").glob("*.json"))
@@ -62,7 +62,7 @@ def test_fields_are_options(capsys):
     assert shout.parse([]) == ShoutOptions()
     asked = shout.parse(["1.5", "{a: b}", "--times", "3", "--echo", "--tone", "high"])
     assert asked == ShoutOptions(["1.5", "{a: b}"], "high", 3, True)
-    defaults = read("scripts.shout", ShoutOptions, ["--tone", "high"], defaults={"times": 9})
+    defaults = shout.parse(["--tone", "high"], {"times": 9})
     assert (defaults.times, defaults.tone) == (9, "high")
     assert shout(["ho", "--times", "1"]) == 0
     assert capsys.readouterr().out == "HO\n"

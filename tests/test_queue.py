@@ -27,7 +27,7 @@ from scripts.ladder.agenda import Clock, Item, at_hand, is_done, lacks, owed, se
 from scripts.ladder.climbing import ladder_items, too_far_behind
 from scripts.ladder.diversify import pairs_sha256
 from scripts.ladder.risk import RiskTraining
-from scripts.ladder.rungs import RUNGS, RUNS, ladder_table
+from scripts.ladder.rungs import RUNGS, RUNS, ladder_table, pairs_seen
 
 HERE = queue.QueueOptions(tiny=True)
 TINY = ("--tiny", "true")
@@ -209,6 +209,33 @@ def test_a_mean_of_runs_has_their_mean_weights_and_both_histories(done, monkeypa
     monkeypatch.setitem(RUNGS, "risk-mean", replace(rung, mean_of=("small-1", "taught-1")))
     with pytest.raises(ValueError, match="holds another run"):
         climbing.climbed("risk-mean-1", HERE)
+
+
+def test_a_mean_names_only_the_runs_that_went_to_their_end(done, monkeypatch, tmp_path):
+    """One that was ended at half time is in neither its weights nor its record."""
+    monkeypatch.setenv("SERIES_RUNS", str(shutil.copytree(done, tmp_path / "copy")))
+    path = HERE.folder("muon-1") / "record.json"
+    path.write_text(json.dumps(load_record("record", path.parent) | {"ended": "too far behind"}))
+    rung = replace(RUNGS["risk-mean"], mean_of=("small-1", "muon-1", "taught-1"))
+    monkeypatch.setitem(RUNGS, "risk-mean", rung)
+    found = climbing.climbed("risk-mean-1", HERE)
+    parts = [load_record(f"ladder-{name}", HERE.records) for name in ("small-1", "taught-1")]
+    assert found["lesson"]["mean_of"] == ",".join(part["weights_sha256"] for part in parts)
+    assert found["learned_from"]["mean_of"] == ["small-1", "taught-1"]
+    both = [pairs_seen(part, HERE.records) for part in parts]
+    assert pairs_seen(found, HERE.records) == sum(both) and both[0] == 2 * 200
+
+
+def test_each_seed_of_a_mean_has_its_own_runs():
+    """The queue's second seed of the model that ships shares no training with the first."""
+    first, second = (climbing.rung_of(f"all-mean-{seed}") for seed in (1, 3))
+    assert first.mean_of == tuple(load_record("ladder-all-mean-1")["learned_from"]["mean_of"])
+    assert len(second.mean_of) == len(first.mean_of) == 5
+    assert not {*first.mean_of} & {*second.mean_of} and {*second.mean_of} <= {*RUNS}
+    assert [climbing.rung_of(f"risk-again-{seed}").start for seed in (1, 3)] == [
+        "risk-long-1",
+        "risk-long-3",
+    ]
 
 
 def test_writing_goes_on_where_it_was_cut_off(done, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import ast
 import json
 import posixpath
 import re
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -350,6 +351,14 @@ def test_links_are_woven_into_the_colours(series):
     assert '<span class="nn"><a class="name" href="ch01_one.html" ' in linked
     assert f'<span class="n">{a}attend</a></span><span class="p">(' in linked and "&lt; 2" in linked
     assert re.sub(r"</?a[^>]*>", "", linked) == body
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    command = [sys.executable, str(ROOT / "docs/build.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode and "holds something else" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_chart_without_its_picture_stops_the_build():

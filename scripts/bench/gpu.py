@@ -1,33 +1,28 @@
-"""The waterfall of a training step on a GPU: `python -m scripts.bench.gpu --size small`.
+"""The waterfall of a training step on a GPU: `python -m scripts.gpu --only waterfall-small`.
 
 Stage by stage from the textbook's step to the recorded one, each of them some settings of
 `scripts.train`, on the same batches, in turns; what counts is the ratio of times, round by round.
-It trains nothing, and isn't a profile, which would say why. `scripts.gpu` puts it on record.
+It trains nothing, and isn't a profile, which would say why.
 """
-
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.bench.gpu"))
 
 import random
 import statistics
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from scripts.bench.training import bench_examples, lengths_of
-from scripts.book.command import Command
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch11_where_the_time_goes import BASE, SMALL, best_seconds, series_model, step_flops
 from scripts.engine.losses import loss_function_of
 from scripts.engine.optimizers import make_optimizer
-from scripts.engine.settings import TrainConfig, pick_device
+from scripts.engine.settings import TrainConfig
 from scripts.engine.static import static_batches, static_lengths
 from scripts.engine.steps import KINDS, set_rate
+from scripts.ladder.agenda import Settings
 
 SIZES = {"small": (SMALL, 2048), "base": (BASE, 4096)}  # each with the tokens a side of a batch
 COUNT, ROUNDS = 24, 5  # batches of a lap; laps of each stage, in turns
@@ -46,33 +41,19 @@ STAGES = {
 OF_A_GPU = ("recorded", "peak_bytes")  # what a CPU can't show
 
 
-@dataclass
-class WaterfallOptions:
-    """The command line."""
-
-    size: Literal["small", "base"] = "small"
-    """Chapter 9's model, or the paper's base model."""
-    corpus: Literal["auto", "sample", "multi30k"] = "auto"
-    """Where batches come from: Multi30k if MULTI30K_DIR is set, else the sample corpus."""
-    tiny: bool = False
-    """A minimal model and two batches, to see that it runs."""
-    device: Literal["cuda", "cpu"] = "cuda"
-    """A CPU leaves out what only a GPU can show."""
-
-
 class Task:
     """What all stages share on one device: `plan`, steps of one batch, as indices of `examples`.
 
     `labels` are each step's real target tokens, `flops` the operations that all steps need.
     """
 
-    def __init__(self, options: WaterfallOptions, device: torch.device):
-        self.device, count = device, 2 if options.tiny else COUNT
-        self.shape, self.max_tokens = SIZES[options.size]
-        if options.tiny:
+    def __init__(self, size: str, settings: Settings):
+        self.device, count = settings.device, 2 if settings.tiny else COUNT
+        self.shape, self.max_tokens = SIZES[size]
+        if settings.tiny:
             self.shape = replace(self.shape, N=1, d_model=16, d_ff=32, h=2, vocab=300)
             self.max_tokens = 128
-        self.corpus, self.examples = bench_examples(options.corpus, self.shape.vocab)
+        self.corpus, self.examples = bench_examples(settings.corpus, self.shape.vocab)
         self.widths = static_lengths(self.examples)
         batches = static_batches(self.examples, self.widths, self.max_tokens, random.Random(0))
         self.plan = [[batch] for batch in batches[:count]]
@@ -154,12 +135,9 @@ def report(racer: Racer, reference: Racer, rate: float) -> dict[str, Any]:
     return found | ({"peak_bytes": racer.peak_bytes} if task.device.type == "cuda" else {})
 
 
-def waterfall(options: WaterfallOptions) -> dict[str, Any]:
-    """The record of the waterfall, without its provenance; `not_run` names what takes a GPU.
-
-    Raises ValueError if the device is missing.
-    """
-    task = Task(options, pick_device(options.device))
+def waterfall(size: str, settings: Settings) -> dict[str, Any]:
+    """The record of the waterfall for a size of `SIZES`; `not_run` names what takes a GPU."""
+    task = Task(size, settings)
     lacks = () if task.device.type == "cuda" else OF_A_GPU
     racers = {name: Racer(stage, task) for name, stage in STAGES.items() if name not in lacks}
     for _ in range(1 + ROUNDS):  # recordings emptied PyTorch's cache: one lap to refill it
@@ -167,7 +145,7 @@ def waterfall(options: WaterfallOptions) -> dict[str, Any]:
             racer.lap()
     rate, (*_, reference) = product_rate(task.device), racers
     return {
-        "size": options.size,
+        "size": size,
         "corpus": task.corpus,
         "shape": asdict(task.shape),
         "matrix_rate": round(rate),
@@ -180,19 +158,3 @@ def waterfall(options: WaterfallOptions) -> dict[str, Any]:
         "stages": {name: report(one, racers[reference], rate) for name, one in racers.items()},
         "not_run": [*lacks],
     }
-
-
-def run_bench(options: WaterfallOptions) -> None:
-    """Run the waterfall, and print a line for each stage."""
-    record = waterfall(options)
-    for name, one in record["stages"].items():
-        low, high = min(one["rounds"]), max(one["rounds"])
-        times = f"{one['times']:.2f} times as long ({low:.2f} to {high:.2f})"
-        print(f"{name:40}{1e3 * one['seconds_per_step']:9.2f} ms,{one['mfu']:6.1%} MFU,  {times}")
-    for name in record["not_run"]:
-        print(f"not run: {name}")
-
-
-main = Command(
-    __name__, WaterfallOptions, run_bench, "Time steps on a GPU.", memory="use --size small"
-)

@@ -9,10 +9,10 @@ import re
 import subprocess
 import sys
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from scripts import ROOT
-from scripts.bench.gpu import WaterfallOptions, waterfall
+from scripts.bench.gpu import waterfall
 from scripts.engine.cards import write_card
 from scripts.engine.run import average_if_better, finish
 from scripts.engine.settings import PRESETS
@@ -64,17 +64,12 @@ def steps_agree(settings: Settings) -> dict[str, Any]:
     }
 
 
-def waterfall_of(size: Literal["small", "base"], settings: Settings) -> dict[str, Any]:
-    """The steps of going fast, one on top of the other."""
-    return waterfall(WaterfallOptions(size, settings.corpus, settings.tiny, str(settings.device)))
-
-
 def agenda() -> list[Item]:
     """What is owed to a GPU, in order of worth."""
     first, *rungs = ladder_items(hours=False)
     ships = {name for name in RUNS if rung_of(name).candidate}
     soon = ships.union(*(rung.needs for rung in rungs if rung.name in ships))
-    wide, small = (partial(waterfall_of, size) for size in ("base", "small"))
+    wide, small = (partial(waterfall, size) for size in ("base", "small"))
     return [
         first,  # one training comes before all doubts
         Item("truth", TRUTH, "all ways to a step agree", steps_agree),

@@ -2,7 +2,7 @@
 
 `peers` times ours against `nn.Transformer`, `MarianMTModel` and x-transformers (ten minutes; it
 needs the packages of `pip install -e '.[bench]'`). `steps` times ours without each of its switches,
-`base` the paper's base model, `growth` steps of many sizes. `scripts.bench.gpu` is for a GPU.
+`base` the paper's base model, `growth` steps of many sizes. For a GPU there is `bench.gpu`.
 
 Two processes are alive at a time, the reference and one contender. They take turns with passes over
 the same batches; what counts is their ratio, round by round, so that a slow moment hits both.
@@ -404,6 +404,7 @@ def run_bench(options: BenchOptions) -> None:
     """Run the benchmark, print its table, and save the record if the options say so."""
     import pandas as pd  # here: `bench.gpu` imports this module on a machine without it
 
+    torch.set_num_threads(OURS.threads)  # as the contenders have: for the machine's own rates
     record = BENCHES[options.benchmark](options)
     if options.save:
         command = as_typed(__name__, options, places=("benchmark",))

@@ -35,8 +35,9 @@ def launch(module: str) -> int:
 class Command:
     """A command: the module's name, a dataclass of its options, and the function that takes one.
 
-    `about` is for --help; `places` and `flags` are those of `read`; `interrupted` and `memory`
-    are said after Ctrl-C and when the GPU's memory is full (there: what to do).
+    Each field is an option, but `places` are given without a name and `flags` take no value; both
+    come with their help, and `about` is the command's. `interrupted` and `memory` are said after
+    Ctrl-C and when the GPU's memory is full (there: what to do).
     """
 
     prog: str
@@ -48,9 +49,29 @@ class Command:
     interrupted: str = "interrupted"
     memory: str = "CUDA_VISIBLE_DEVICES= hides it"
 
-    def parse(self, argv: Sequence[str]) -> Any:
-        """The command line as options. Raises ValueError for what makes no sense."""
-        return read(self.prog, self.options, argv, self.about, self.places, self.flags)
+    def parse(self, argv: Sequence[str], defaults: Mapping[str, Any] | None = None) -> Any:
+        """The command line as options; `defaults` replace those of the fields.
+
+        Raises ValueError, in one line, for what makes no sense.
+        """
+        from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+        helps = not {"-h", "--help"}.isdisjoint(argv)  # fields' docstrings, slow to collect
+        set_parsing_settings(docstring_parse_attribute_docstrings=helps)
+        about, hints = self.about, get_type_hints(self.options)
+        parser = ArgumentParser(f"python -m {self.prog}", description=about, exit_on_error=False)
+        for place, text in self.places.items():
+            kind = hints[place]
+            many = {"type": str, "nargs": "*"} if kind == list[str] else {"type": kind}
+            parser.add_argument(place, help=text, **many)
+        parser.add_class_arguments(self.options, skip={*self.places, *self.flags})
+        for flag, text in self.flags.items():
+            parser.add_argument(f"--{flag}", action="store_true", help=text)
+        parser.set_defaults(dict(defaults or {}))
+        try:
+            return self.options(**parser.parse_args(list(argv)).as_dict())
+        except ArgumentError as error:
+            raise ValueError(" ".join(str(error).split())) from error
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Do what the command line asks for. Returns the exit code.
@@ -79,40 +100,6 @@ class Command:
         finally:
             release_output()
         return code if isinstance(code, int) else 0
-
-
-def read(
-    prog: str,
-    kind: type,
-    argv: Sequence[str],
-    about: str = "",
-    places: Mapping[str, str] | None = None,
-    flags: Mapping[str, str] | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> Any:
-    """The command line as the dataclass `kind`, each of whose fields is an option.
-
-    Of its fields, `places` are given without a name and `flags` take no value; both come with their
-    help. `defaults` replace those of the fields. Raises ValueError, in one line, for what
-    makes no sense.
-    """
-    from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
-
-    places, flags, hints = places or {}, flags or {}, get_type_hints(kind)
-    helps = not {"-h", "--help"}.isdisjoint(argv)  # with the fields' docstrings, slow to collect
-    set_parsing_settings(docstring_parse_attribute_docstrings=helps)
-    parser = ArgumentParser(prog=f"python -m {prog}", description=about, exit_on_error=False)
-    for place, text in places.items():
-        many = {"type": str, "nargs": "*"} if hints[place] == list[str] else {"type": hints[place]}
-        parser.add_argument(place, help=text, **many)
-    parser.add_class_arguments(kind, skip={*places, *flags})
-    for flag, text in flags.items():
-        parser.add_argument(f"--{flag}", action="store_true", help=text)
-    parser.set_defaults(dict(defaults or {}))
-    try:
-        return kind(**parser.parse_args(list(argv)).as_dict())
-    except ArgumentError as error:
-        raise ValueError(" ".join(str(error).split())) from error
 
 
 def as_typed(

@@ -5,7 +5,6 @@ needs, chooses the weights by validation, scores what it stored, and writes reco
 """
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -219,8 +218,12 @@ def finish(
     return record
 
 
-def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
+def run(
+    config: TrainConfig, resume: bool = False, options: Sequence[str] = ()
+) -> dict[str, Any] | None:
     """Train, test and record one configuration; the record is in runs/NAME and is returned.
+
+    `options` are those of `scripts.train` that repeat it.
 
     Under torchrun every process calls this; only the first writes, prints and returns a record.
     """
@@ -245,8 +248,6 @@ def run(config: TrainConfig, resume: bool = False) -> dict[str, Any] | None:
         history = fit(config, data, folder, resume, ranks)
     if not ranks.first:
         return None
-    # A resumed run equals one that was never interrupted: it has that one's command.
-    options = [option for option in sys.argv[1:] if option != "--resume"]
     start = ["python"] if ranks.world == 1 else ["torchrun", f"--nproc-per-node={ranks.world}"]
     command = shlex.join([*start, "-m", "scripts.train", *options])
     chosen = average_if_better(config, data, folder)

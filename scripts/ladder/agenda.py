@@ -353,4 +353,7 @@ def serve(
         rest = [item.name for item in waiting if not is_done(item.name, settings)]
         goes_on = f"the same command goes on with: {', '.join(rest)}"
         print(goes_on if rest else "nothing asked for is owed any more")
+        failed = failures(settings)
+        if lost := [name for name in failed if failed[name] >= TRIES and name not in rest]:
+            print(f"failed too often: {', '.join(lost)}; --only NAME tries again")
     return code

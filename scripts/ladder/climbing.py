@@ -218,16 +218,19 @@ def climbed(name: str, settings: Settings) -> Run:
     data = pairs_of(rung, settings, config.vocab)
     if rung.forward or rung.reverse:
         config.pairs = pairs_sha256(data)
-    teachers = standing(rung.teachers, settings)
-    config.start = weights_sha256(rung.start, settings) if rung.start else ""
-    for field, names in (("teachers", teachers), ("mean_of", rung.mean_of)):
-        setattr(config, field, ",".join(weights_sha256(one, settings) for one in names))
+    kinds = ("forward", "reverse", "teachers", "mean_of")
+    learned_from = {kind: standing(getattr(rung, kind), settings) for kind in kinds}
+    learned_from |= {"start": [rung.start]} if rung.start else {}
+    for kind in ("teachers", "mean_of", "start"):
+        digests = [weights_sha256(one, settings) for one in learned_from.get(kind, [])]
+        setattr(config, kind, ",".join(digests))
     if found := on_record(folder / "record.json", config):
         return found
     ended = ""
     if rung.mean_of:
-        history, chosen = averaged(standing(rung.mean_of, settings), config, data, settings)
+        history, chosen = averaged(learned_from["mean_of"], config, data, settings)
     else:
+        teachers = learned_from["teachers"]
         history, ended = trained_by(name, config, data, settings, teachers)
         chosen = average_if_better(plain_config(config), data, folder)
     if rung.candidate and not ended:
@@ -238,9 +241,6 @@ def climbed(name: str, settings: Settings) -> Run:
     trained = load_model(folder, config.device)
     beam = evaluate(trained, data.corpus["val"], config.beam, config.alpha)
     clock = "seconds" if settings.device.type == "cuda" else "cpu_seconds"
-    kinds = ("forward", "reverse", "teachers", "mean_of")
-    learned_from = {kind: standing(getattr(rung, kind), settings) for kind in kinds}
-    learned_from |= {"start": [rung.start]} if rung.start else {}
     models = {one for names in learned_from.values() for one in names}
     made = {
         "rung": RUNS[name],

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 
 from scripts.book.command import GOES_ON, Command
 from scripts.book.files import writable
@@ -52,13 +53,11 @@ class QueueOptions(Settings):
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
     """Inside the block no other queue works in `root`. Raises ValueError if one does already."""
-    import fcntl  # not on Windows
-
-    with open(writable(root) / "ladder.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ValueError(f"another queue is at work in {root}") from error
+    try:
+        held = FileLock(writable(root) / "ladder.lock").acquire(timeout=0)
+    except Timeout as error:
+        raise ValueError(f"another queue is at work in {root}") from error
+    with held:
         yield
 
 

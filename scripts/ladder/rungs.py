@@ -223,6 +223,14 @@ def val_bleu(record: dict[str, Any]) -> float:
     return max(record["chosen_by_val_bleu"].values())
 
 
+def pairs_seen(record: dict[str, Any], folder: Path = RESULTS) -> int:
+    """How many pairs a run has read, with repetition; a mean of runs as many as they all."""
+    parts = record.get("learned_from", {}).get("mean_of", [])
+    if parts:
+        return sum(pairs_seen(load_record(f"ladder-{part}", folder), folder) for part in parts)
+    return len(record["history"]) * record["train_pairs"]
+
+
 def ladder_table(folder: Path = RESULTS) -> list[dict[str, Any]]:
     """A row for each rung of which the queue left a record: none, some or all of them.
 
@@ -245,7 +253,7 @@ def ladder_table(folder: Path = RESULTS) -> list[dict[str, Any]]:
                 "about": rung.about,
                 "seeds": len(runs),
                 "epochs": max(len(run["history"]) for run in runs),
-                "seen": round(max(len(r["history"]) * r["train_pairs"] for r in runs) / 1e6, 2),
+                "seen": round(max(pairs_seen(run, folder) for run in runs) / 1e6, 2),
                 "hours": round(sum(run["hours"] for run in runs), 2),
                 "val_bleu": mean,
                 "gain": round(mean - base, 2) if compares else None,

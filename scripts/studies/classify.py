@@ -86,7 +86,7 @@ def shares(
 
 
 def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
-    """A stack that has learned to fill gaps; trained if no run has done so before."""
+    """A stack that has learned to fill gaps; trained once, and kept."""
     vocab, encode = len(gaps.tokenizer), gaps.tokenizer.encode
     rows = {
         name: [[BOS, *encode(text)[:250], EOS] for text in gaps.texts[name]]

@@ -77,6 +77,7 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
     """Train every row of `INGREDIENTS` with every seed; the record."""
     base = replace(PRESETS["narrow"], corpus=options.corpus, device="cpu")
     keep_memory()
+    made = provenance(as_typed(__name__, options, always=("seeds", "base_seeds")))  # of this code
     data = prepare(base)  # no ingredient changes what is read
     scores: dict[str, list[dict[str, Any]]] = {name: [] for name in INGREDIENTS}
     most = max(options.seeds, options.base_seeds)
@@ -92,9 +93,8 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
         scores[name].append(score)
     for run_of in itertools.chain(*scores.values()):
         del run_of["config"]
-    command = as_typed(__name__, options, always=("seeds", "base_seeds"))
     rows = {name: {"changes": INGREDIENTS[name], "runs": runs} for name, runs in scores.items()}
-    record = provenance(command) | {"corpus": options.corpus, "config": asdict(base), "rows": rows}
+    record = made | {"corpus": options.corpus, "config": asdict(base), "rows": rows}
     if options.save:
         save_record(f"recipe-{options.corpus}", record)
     return record

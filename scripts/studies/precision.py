@@ -10,6 +10,7 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
     raise SystemExit(launch("scripts.studies.precision"))
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -43,13 +44,15 @@ def one_run(options: PairOptions, precision: str) -> dict[str, Any]:
     name = f"{options.corpus}-{precision}"
     changes = {"corpus": options.corpus, "precision": precision, "device": "cpu", "name": name}
     config = resolved(replace(PRESETS[PRESET], **changes), torch.device("cpu"))
+    words = ["--preset", PRESET, *chain(*((f"--{key}", value) for key, value in changes.items()))]
     folder = runs_folder() / name
     found = on_record(folder / "record.json", config)
-    return found or run(config, resume=bool(saved_states(folder)))
+    return found or run(config, bool(saved_states(folder)), words)
 
 
 def run_pair(options: PairOptions) -> dict[str, Any]:
     """Both trainings as one record, which is saved if the options say so."""
+    made = provenance(as_typed(__name__, options))  # first: names the code that runs
     runs = {precision: one_run(options, precision) for precision in ("float32", "bf16")}
 
     def total(clock: str, precision: str) -> float:
@@ -57,7 +60,7 @@ def run_pair(options: PairOptions) -> dict[str, Any]:
 
     clocks = ("seconds", "cpu_seconds")
     record = {
-        **provenance(as_typed(__name__, options)),
+        **made,
         "corpus": options.corpus,
         "preset": PRESET,
         "times_as_fast": {c: round(total(c, "float32") / total(c, "bf16"), 3) for c in clocks},

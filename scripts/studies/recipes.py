@@ -130,7 +130,7 @@ def read_by(setting: Mapping[str, Any], wanted: Run) -> tuple[TrainingData, Run]
 
 
 def kept_model(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> Trained:
-    """A model that others need; trained if no run has done so before."""
+    """A model that others need; trained once, and kept."""
     config, wanted = config_of(setting, row, lr, seed), {"row": row, "seed": seed}
     data, _ = read_by(setting, wanted)
     model = ROW.build(config, len(data.tokenizer))

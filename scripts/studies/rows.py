@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -194,14 +195,16 @@ def trained_once(
 ) -> nn.Module:
     """`model` with the weights that `train` gives it, which other runs may need, too.
 
-    They are kept below the folder of runs, and read only if they are of the same `config`.
+    They are kept below the folder of runs, and read only if they are of the same `config`. Of
+    several processes that want them at once, one trains, and the others wait.
     """
     path, key = writable(runs_folder() / "kept") / f"{name}.safetensors", asdict(config)
-    if path.is_file() and load_tensors(path)[1] == key:
-        load_weights(model, load_tensors(path)[0], path)
-    else:
-        train(model)
-        save_tensors(path, weights(model), key)
+    with FileLock(f"{path}.lock"):
+        if path.is_file() and load_tensors(path)[1] == key:
+            load_weights(model, load_tensors(path)[0], path)
+        else:
+            train(model)
+            save_tensors(path, weights(model), key)
     return model
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock
 
 from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
@@ -95,12 +96,15 @@ def begun(study: Study, command: str, folder: Path) -> dict[str, Any]:
 
 
 def kept_at(path: Path, given: Run, make: Callable[[], Run]) -> Run:
-    """`given` and what `make()` gave with it, from `path`; made now if it isn't there."""
-    found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    if not given.items() <= found.items():
-        found = given | make()
-        text = json.dumps(found, ensure_ascii=False)
-        write_whole(writable(path.parent) / path.name, text.encode())
+    """`given` and what `make()` gave with it, from `path`; made now if it isn't there.
+
+    Of several processes that want it at once, one makes it, and the others wait.
+    """
+    with FileLock(writable(path.parent) / f"{path.name}.lock"):
+        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if not given.items() <= found.items():
+            found = given | make()
+            write_whole(path, json.dumps(found, ensure_ascii=False).encode())
     return found
 
 
@@ -161,6 +165,7 @@ def go_on(options: Hours, module: str, base: TrainConfig, plan: Plan, work: Work
     study = Study(f"{module.rpartition('.')[2]}-{options.corpus}", setting, plan, work)
     folder = RESULTS if options.save else runs_folder() / "results"
     step_back()
+    one_thread()  # also here: the record says how many a run had
     command = as_typed(module, Hours(corpus=options.corpus))  # whatever the hours of each call
     return complete(study, command, folder, options.hours, options.workers)
 
