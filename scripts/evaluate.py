@@ -58,12 +58,12 @@ def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> 
 
 
 def difference_line(
-    ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], rival: str
+    ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], rival: str, how: str
 ) -> str:
-    """Our BLEU minus theirs, as a line: an interval from draws of the texts, p from swaps."""
+    """Our BLEU minus the rival's, as a line: an interval from draws of the texts, p from swaps."""
     found = paired_difference(theirs, ours, references)
-    interval = f"95% of draws: {found.low:+.2f} to {found.high:+.2f}"
-    return f"against {rival} {found.difference:+.2f} BLEU  ({interval}; p = {found.p:.4f})"
+    chance = f"95% of draws: {found.low:+.2f} to {found.high:+.2f}; p = {found.p:.4f}"
+    return f"{found.difference:+.2f} BLEU against {rival}  {how}  ({chance})"
 
 
 def outputs_of(trained: Trained, sources: Sequence[str], options: EvaluateOptions) -> list[str]:
@@ -83,7 +83,8 @@ def run_evaluate(options: EvaluateOptions) -> None:
         lines = score_lines(outputs, references, options.of(trained).in_words())
         if rival:
             theirs = outputs_of(rival, sources, options)
-            lines.append(difference_line(outputs, theirs, references, options.against))
+            said = (options.against, options.of(rival).in_words())
+            lines.append(difference_line(outputs, theirs, references, *said))
         for line in lines:
             print(f"{name}: {line}")
         for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:

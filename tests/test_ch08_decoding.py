@@ -523,7 +523,8 @@ def test_evaluate_compares_two_models_text_by_text(folder, lines, monkeypatch, c
     monkeypatch.setattr("scripts.evaluate.load_corpus", lambda name: {"val": [], "test": pairs})
     given = ("--model", str(folder), "--beam", "1", "--against")
     _, out, _ = command("evaluate", *given, str(folder), capsys=capsys)
-    assert out[3].endswith("+0.00 BLEU  (95% of draws: +0.00 to +0.00; p = 1.0000)")
+    chance = "(95% of draws: +0.00 to +0.00; p = 1.0000)"
+    assert out[3] == f"test: +0.00 BLEU against {folder}  greedy  {chance}"
     code, out, _ = command("evaluate", *given, str(other), capsys=capsys)
     sources, references = zip(*pairs, strict=True)
     both = [
@@ -531,7 +532,7 @@ def test_evaluate_compares_two_models_text_by_text(folder, lines, monkeypatch, c
     ]
     ours, theirs = (corpus_bleu(texts, references).score for texts in both)
     assert code == 0 and ours < theirs
-    assert out[3].startswith(f"test: against {other} {ours - theirs:+.2f} BLEU  (")
+    assert out[3].startswith(f"test: {ours - theirs:+.2f} BLEU against {other}  greedy  (")
 
 
 def test_a_model_brings_its_own_length_penalty(shipped):

@@ -38,7 +38,7 @@ from scripts.engine.data import TrainingData, epoch_plan, prepare
 from scripts.engine.models import Trained
 from scripts.engine.ranks import ALONE, Poll, Ranks, join_ranks
 from scripts.engine.run import fit, training_of
-from scripts.engine.settings import PRESETS, TrainConfig, build_model
+from scripts.engine.settings import PRESETS, TrainConfig, build_model, pick_device
 from scripts.engine.signals import Stopped
 from scripts.engine.steps import Step
 from scripts.engine.training import Training, over_ranks
@@ -619,6 +619,25 @@ def test_one_process_writes_and_speaks_for_all(commanded, tmp_path, monkeypatch,
     assert f"batches of {together:,} tokens" in (folder / "README.md").read_text("utf-8")
     assert (folder / "log.csv").read_text().count("\n") == 1 + TINY.epochs
     assert [p.name for p in folder.parent.iterdir()] == ["pair"]
+
+
+def test_the_command_on_record_says_how_many_machines(monkeypatch):
+    for world, here, start in ((1, 1, "python"), (2, 2, "torchrun --nproc-per-node=2")):
+        monkeypatch.setenv("WORLD_SIZE", str(world))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
+        assert engine_run.command_of(["--lr", "1"]) == f"{start} -m scripts.train --lr 1"
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert engine_run.command_of([]).startswith("torchrun --nnodes=4 --nproc-per-node=2 -m")
+
+
+def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert pick_device("auto") == torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ValueError, match="no 'cuda:2': this machine has 2 GPUs"):
+        pick_device("auto")
 
 
 def test_without_torchrun_a_process_is_alone(monkeypatch):

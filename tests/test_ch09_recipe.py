@@ -1,6 +1,7 @@
 """Chapter 9's recipe: its ingredients against independent references."""
 
 import copy
+import math
 import sys
 from dataclasses import replace
 from functools import partial
@@ -238,8 +239,8 @@ def test_the_better_of_best_epoch_and_mean_is_kept(data, tmp_path, monkeypatch, 
     monkeypatch.setattr(
         engine_run, "validate", lambda *_: {"val_loss": 1.0, "val_ppl": 1.0} | bleu_of()
     )
-    fit(config, few, tmp_path)
-    chosen = average_if_better(config, few, tmp_path)
+    history = fit(config, few, tmp_path)
+    chosen = average_if_better(config, few, tmp_path, history)
     assert chosen == {"best epoch": 3.0, "mean of the last 2": bleu[-1]}
     last = [load_tensors(tmp_path / f"epoch-00{epoch}.safetensors")[0] for epoch in (2, 3)]
     kept = weights(load_model(tmp_path).model)
@@ -288,6 +289,8 @@ def test_a_gpu_row_is_gputils(monkeypatch):
     assert "GPU 20%, 2,000 MiB, 42 °C" in in_words(
         {"epoch": 1, "train_loss": 1.0, "val_ppl": 2.0, "val_bleu": 3.0, "seconds": 4.0, **row}, 2
     )
+    cards[1].temperature = math.nan  # "[N/A]"
+    assert gpu_row(torch.device("cuda:0")) == {}
     cards.clear()
     assert gpu_row(torch.device("cuda:0")) == gpu_row(CPU) == {}
 

@@ -453,6 +453,22 @@ def test_a_torn_state_gives_way_to_the_one_before(data, broken, straight, capsys
     assert outcome(broken) == straight
 
 
+def test_the_thousandth_epoch_comes_after_the_one_before(tmp_path):
+    names = [f"epoch-{number:03d}.safetensors" for number in (998, 999, 1000)]
+    for name in names:
+        (tmp_path / name).touch()
+    assert [path.name for path in saved_states(tmp_path, "epoch")] == names
+
+
+def test_a_mistake_in_the_options_deletes_nothing(data, tmp_path):
+    """A finished run's states stay until another one really begins."""
+    fit(TINY, data, tmp_path)
+    kept = contents(tmp_path)
+    with pytest.raises(ValueError):
+        fit(replace(TINY, heads=3), data, tmp_path)
+    assert contents(tmp_path) == kept
+
+
 def test_without_a_good_state_resuming_is_refused_in_one_line(data, broken, tmp_path):
     for path, how in zip(saved_states(broken), ("data", "truncated"), strict=True):
         spoil(path, how)

@@ -228,7 +228,7 @@ def test_a_file_of_another_model_is_refused_in_one_line(untrained, data, tmp_pat
     assert_refused(tmp_path)
 
 
-FREE = {"device", "name", "publish", "tracker", "save_every", "average", "beam", "alpha"}
+FREE = {"device", "name", "publish", "tracker", "save_every", "beam", "alpha"}
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(TINY)])
@@ -269,6 +269,11 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
         (train, ["--device", "meta"], "no code for device 'meta'"),
         (train, ["--accumulate", "0"], "accumulate must be at least 1"),
         (train, ["--save_every", "0"], "save_every must be at least 1"),
+        (train, ["--heads", "0"], "heads must be at least 1"),
+        (train, ["--preset", "base", "--warmup", "0"], "warmup must be at least 1"),
+        (train, ["--dropout", "1"], "dropout must be from 0 to below 1"),
+        (train, ["--optimizer", "muon", "--lr", "0"], "lr must be more than 0"),
+        (train, ["--corpus", "sample"], "--vocab 8192 on sample: Vocabulary size too high"),
         (train, ["--preset", "sample", "--beam", "101"], "beam must be from 1 to 100"),
         (train, ["--preset", "sample", "--name", "/proc/nowhere"], "can't write"),
         (train, ["--preset", "sample", "--resume", "--name", "never-started"], "no checkpoint"),

@@ -1,7 +1,11 @@
 """The compiled functions do what PyTorch's do, and nothing needs them; decoding in few bits."""
 
+import copy
 import subprocess
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -143,6 +147,9 @@ def test_it_is_compiled_once_and_nothing_depends_on_it(name, tmp_path, monkeypat
     assert compiled.loaded.__wrapped__(name) is None
     monkeypatch.setenv("CC", "no-such-compiler")
     assert compiled.loaded.__wrapped__(name) is None
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home directory")))
+    assert compiled.loaded.__wrapped__(name) is None
 
 
 # Decoding in few bits
@@ -273,3 +280,17 @@ def test_a_model_is_made_ready_once_until_its_weights_change(trained):
     with torch.no_grad():
         weight.copy_(kept)
     assert translate(trained, ["Ein Hund schläft."]) == before
+
+
+def test_a_fused_step_changes_weights_too(trained):
+    """It raises no version number of what it writes."""
+    model = copy.deepcopy(trained.model).train()
+    ours = replace(trained, model=model, ready={})
+    ready = prepared(ours)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    versions = [p._version for p in model.parameters()]
+    optimizer.step()
+    assert versions == [p._version for p in model.parameters()]
+    assert prepared(ours) is not ready and prepared(ours) is prepared(ours)

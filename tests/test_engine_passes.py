@@ -254,6 +254,16 @@ def test_probabilities_are_the_softmax(kind):
     log_z = passes.softmax_rows_(ours, torch.float32)
     assert_close(log_z.double(), wide.logsumexp(1, keepdim=True), rtol=1e-6, atol=1e-5)
     assert_close(ours.double(), wide.softmax(1), rtol=2**-7 if kind == "bf16" else 1e-4, atol=1e-9)
+    again = passes.softmax_rows_(logits.clone(), KINDS[kind])
+    assert again.dtype == KINDS[kind] and again.equal(log_z.to(KINDS[kind]))
+
+
+def test_what_is_no_number_stays_none():
+    """Else a run would go on with it: no sum would show that it has diverged."""
+    logits = torch.tensor([[math.nan, 1.0, 2.0], [0.0, 1.0, -math.inf]], dtype=torch.float32)
+    log_z = passes.softmax_rows_(logits, torch.float32)
+    assert log_z.isnan().flatten().tolist() == [True, False]
+    assert_close(logits[1], torch.tensor([0.2689, 0.7311, 0.0]), rtol=1e-3, atol=1e-9)
 
 
 # All of them

@@ -32,8 +32,8 @@ def base(settings: Settings) -> dict[str, Any]:
         return found
     data, folder = data_of(config.corpus, config.vocab), settings.folder("base")
     history = learned(config, data)
-    chosen = average_if_better(config, data, folder)
-    record = finish(config, data, folder, history, chosen, settings.repeat("base"), ALPHAS)
+    chosen = average_if_better(config, data, folder, history)
+    record = finish(config, data, folder, history, chosen, ALPHAS)
     write_card(folder, record)
     return record
 

@@ -112,7 +112,8 @@ def save_training(
 
 def saved_states(folder: Path, kind: str = "state") -> list[Path]:
     """The states in `folder`, oldest first; or, for the kind "epoch", the weights to average."""
-    return sorted(folder.glob(f"{kind}-*.safetensors"))
+    paths = folder.glob(f"{kind}-*.safetensors")
+    return sorted(paths, key=lambda path: (len(path.name), path.name))  # epoch 1,000 is the last
 
 
 def keep_newest(paths: list[Path], count: int) -> None:
@@ -140,7 +141,7 @@ def newest_state(folder: Path) -> SavedState:
         try:
             return SavedState(path, *load_tensors(path), complaints)
         except ValueError as error:
-            complaints.append(str(error).split(":")[0])
+            complaints.append(str(error).rpartition(":")[0])
     if complaints:
         raise ValueError(f"no good checkpoint in {folder} ({'; '.join(complaints)}): start again")
     raise FileNotFoundError(f"no checkpoint in {folder}: run without --resume first")

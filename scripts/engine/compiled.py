@@ -40,7 +40,7 @@ def built(name: str, folder: Path) -> Path:
     about = Path("/proc/cpuinfo").read_text().splitlines()
     processor = sorted({line for line in about if line.startswith("flags")})
     source, last = HERE / f"{name}.c", for_threads() if name == "passes" else ["-fopenmp-simd"]
-    texts = [path.read_text() for path in (source, HERE / "simd.h")]
+    texts = [path.read_bytes() for path in (source, HERE / "simd.h")]
     known = hashlib.sha256(repr((texts, FLAGS, last, platform.machine(), processor)).encode())
     path = folder / f"{name}-{known.hexdigest()[:16]}.so"
     if not path.is_file():
@@ -55,11 +55,11 @@ def built(name: str, folder: Path) -> Path:
 
 @functools.cache
 def loaded(name: str) -> ctypes.CDLL | None:
-    """The compiled functions of NAME.c; None on a machine that can't compile them."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """The compiled functions of NAME.c; None on a machine that can't compile or keep them."""
     try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         return ctypes.CDLL(str(built(name, Path(home) / "from-attention-to-translation")))
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, RuntimeError, subprocess.CalledProcessError):
         return None
 
 

@@ -33,10 +33,17 @@ class TrainingData:
 
 
 def prepare(config: TrainConfig) -> TrainingData:
-    """Read the corpus, learn the BPE on its training split, and encode train and validation."""
+    """Read the corpus, learn the BPE on its training split, and encode train and validation.
+
+    Raises ValueError if the corpus can't give that many pieces.
+    """
     corpus = load_corpus(config.corpus)
     lines = (line for pair in corpus["train"] for line in pair)
-    tokenizer = BPETokenizer.train(lines, config.vocab)
+    try:
+        tokenizer = BPETokenizer.train(lines, config.vocab)
+    except RuntimeError as error:  # SentencePiece's own
+        why = str(error).rpartition("] ")[2]
+        raise ValueError(f"--vocab {config.vocab} on {config.corpus}: {why}") from error
     train, val = (encode_pairs(corpus[split], tokenizer) for split in ("train", "val"))
     return TrainingData(corpus, tokenizer, train, val)
 

@@ -300,13 +300,6 @@ class FastPath:
             given += (passes.softmax_rows_,)
         return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, *given)
 
-    def loss(
-        self, model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing
-    ) -> tuple[Tensor, Tensor]:
-        """`batch_loss`: the same model, the same two sums, the same gradients."""
-        x, labels = self.target_rows(model, batch, criterion)
-        return self.rows_loss(model.generator, x, labels, criterion)
-
 
 FAST_PATH = FastPath()
 
@@ -314,5 +307,7 @@ FAST_PATH = FastPath()
 def fast_loss(
     model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing, how: Switches = FAST
 ) -> tuple[Tensor, Tensor]:
-    """`batch_loss` by the fast path."""
-    return FastPath(how).loss(model, batch, criterion)
+    """`batch_loss` by the fast path: the same model, the same two sums, the same gradients."""
+    path = FastPath(how)
+    x, labels = path.target_rows(model, batch, criterion)
+    return path.rows_loss(model.generator, x, labels, criterion)

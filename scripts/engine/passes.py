@@ -178,6 +178,6 @@ class Attend(Function):
 
 def softmax_rows_(logits: Tensor, wide: torch.dtype) -> Tensor:
     """Overwrite logits z (n, V) with their softmax; return log Σ exp z of each row, (n, 1)."""
-    log_z = torch.empty(len(logits), 1, dtype=wide)
+    log_z = torch.empty(len(logits), 1, dtype=torch.float32)  # as C writes it
     pass_over("probabilities", logits, logits.dtype == BF16, *logits.shape, log_z)
-    return log_z
+    return log_z.to(wide)

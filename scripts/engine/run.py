@@ -4,6 +4,7 @@
 needs, chooses the weights by validation, scores what it stored, and writes record and card.
 """
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -24,7 +25,7 @@ from scripts.ch06_training import LabelSmoothing
 from scripts.ch09_training_run import average_checkpoints, validate
 from scripts.ch12_going_fast import keep_memory
 from scripts.engine.cards import publish, write_card
-from scripts.engine.checkpoints import load_weights, newest_state, saved_states
+from scripts.engine.checkpoints import load_weights, saved_states
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.losses import LossOf, loss_function_of, resolved
 from scripts.engine.models import Trained, load_model, save_model
@@ -103,11 +104,11 @@ def fit(
     `folder` gets the best model (by validation BLEU), two states, and weights to be averaged. With
     `resume` the run goes on as if it had never stopped. Raises Stopped, Diverged.
     """
-    if ranks.first and not resume:
-        start_anew(folder)
     training = training_of(config, data, folder, resume, ranks, **others)
     watched = config if ranks.first else replace(config, tracker="none")
     with StopSignal() as stop, tracker_of(watched, folder) as track:
+        if ranks.first and not resume:
+            start_anew(folder)  # only now: no mistake in the options deletes anything
         while training.epoch <= config.epochs:
             report = training.train_epoch(stop)
             row = {
@@ -131,10 +132,11 @@ def fit(
     return training.history
 
 
-def average_if_better(config: TrainConfig, data: TrainingData, folder: Path) -> dict[str, float]:
+def average_if_better(
+    config: TrainConfig, data: TrainingData, folder: Path, history: list[dict[str, float]]
+) -> dict[str, float]:
     """Validation BLEU of the best epoch and of the last epochs' mean; the better one is kept."""
     trained = load_model(folder, pick_device(config.device))
-    history = newest_state(folder).meta["history"]
     scores = {"best epoch": max(row["val_bleu"] for row in history)}
     paths = saved_states(folder, "epoch")[-config.average :]
     if config.average > 1 and len(paths) > 1:
@@ -181,17 +183,15 @@ def finish(
     folder: Path,
     history: list[dict[str, float]],
     chosen: dict[str, float],
-    command: str,
     alphas: Sequence[float] = (),
     processes: int = 1,
 ) -> dict[str, Any]:
-    """Test the weights in `folder` as stored, and return the record of what `command` ran.
+    """Test the weights in `folder` as stored; return the training's record, without provenance.
 
     They were `chosen` by validation BLEU. If there are `alphas`, it chooses the model's length
     penalty, too.
     """
-    device = pick_device(config.device)
-    trained, tests = load_model(folder, device), {}
+    trained, tests = load_model(folder, pick_device(config.device)), {}
     by_alpha = {a: evaluate(trained, data.corpus["val"], config.beam, a)["bleu"] for a in alphas}
     config = replace(config, alpha=max(by_alpha, key=by_alpha.get, default=config.alpha))
     if alphas:
@@ -205,7 +205,6 @@ def finish(
     split = next(iter(texts))
     first = zip(data.corpus[split][:10], texts[split][:10], strict=True)
     record = {
-        **provenance(command, device),
         **course(config, folder, history, chosen),
         "processes": processes,
         "parameters": sum(p.numel() for p in trained.model.parameters()),
@@ -218,16 +217,25 @@ def finish(
     return record
 
 
+def command_of(options: Sequence[str]) -> str:
+    """The command that trains with these options, on as many machines and processes as now."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    nodes = [f"--nnodes={world // here}"] * (world > here)
+    start = ["torchrun", *nodes, f"--nproc-per-node={here}"] if world > 1 else ["python"]
+    return shlex.join([*start, "-m", "scripts.train", *options])
+
+
 def run(
     config: TrainConfig, resume: bool = False, options: Sequence[str] = ()
 ) -> dict[str, Any] | None:
     """Train, test and record one configuration; the record is in runs/NAME and is returned.
 
-    `options` are those of `scripts.train` that repeat it.
-
-    Under torchrun every process calls this; only the first writes, prints and returns a record.
+    `options` are those of `scripts.train` that repeat it. Under torchrun every process calls this;
+    only the first writes, prints and returns a record.
     """
     device = pick_device(config.device)
+    made = provenance(command_of(options), device)  # first: names the code that runs
     DecodeOptions(beam=config.beam, alpha=config.alpha)  # its errors now, not hours later
     with join_ranks(device) as ranks:
         config = resolved(config, device, ranks.world)
@@ -248,10 +256,8 @@ def run(
         history = fit(config, data, folder, resume, ranks)
     if not ranks.first:
         return None
-    start = ["python"] if ranks.world == 1 else ["torchrun", f"--nproc-per-node={ranks.world}"]
-    command = shlex.join([*start, "-m", "scripts.train", *options])
-    chosen = average_if_better(config, data, folder)
-    record = finish(config, data, folder, history, chosen, command, processes=ranks.world)
+    chosen = average_if_better(config, data, folder, history)
+    record = made | finish(config, data, folder, history, chosen, processes=ranks.world)
     save_record("record", record, folder)
     write_card(folder, record)
     if config.publish:

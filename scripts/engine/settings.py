@@ -100,9 +100,14 @@ class TrainConfig:
     """Also save the model as models/PUBLISH and the record as results/PUBLISH.json."""
 
     def __post_init__(self):
-        for name in ("epochs", "accumulate", "save_every"):
+        sizes = ("layers", "d_model", "d_ff", "heads")
+        for name in (*sizes, "epochs", "accumulate", "warmup", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be from 0 to below 1, not {self.dropout}")
+        if self.lr <= 0:
+            raise ValueError(f"lr must be more than 0, not {self.lr}")
 
 
 NARROW = {"layers": 2, "d_model": 128, "d_ff": 256, "heads": 4}
@@ -154,10 +159,10 @@ def pick_device(name: str = "auto") -> torch.device:
         raise ValueError(f"no code for device {name!r}: use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("this machine has no usable GPU: use --device cpu or auto")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"no {name!r}: this machine has {torch.cuda.device_count()} GPUs")
     if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # torchrun numbers its processes
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # torchrun numbers processes
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"no {str(device)!r}: this machine has {torch.cuda.device_count()} GPUs")
     return device
 
 

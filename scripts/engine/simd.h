@@ -10,7 +10,7 @@ typedef float sixteen __attribute__((vector_size(64), aligned(4)));
 
 /* e^x for x <= 0: 2^n e^r with |r| <= (ln 2)/2, and Cephes' polynomial for e^r. */
 static inline float exponential(float x) {
-    x = x > -87.0f ? x : -87.0f;
+    x = x < -87.0f ? -87.0f : x; /* NaN stays */
     float n = floorf(x * 1.44269504f + 0.5f);
     float r = x - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;

@@ -39,7 +39,7 @@ KEPT = ("steps_taken", "epoch", "done", "seconds", "cpu_seconds", "history")
 
 def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
     """A run's identity: all settings except where it runs and what it writes and reports."""
-    free = ("device", "name", "publish", "tracker", "save_every", "average", "beam", "alpha")
+    free = ("device", "name", "publish", "tracker", "save_every", "beam", "alpha")
     kept = {name: value for name, value in asdict(config).items() if name not in free}
     return kept | {"processes": ranks.world}
 
@@ -203,7 +203,7 @@ class Training:
         for complaint in complaints:
             tqdm.write(f"{complaint}: going on from {path.name} instead")
         for name, value in identity(self.config, self.ranks).items():
-            if (then := meta["run"].get(name)) != value:
+            if (then := meta["run"].get(name, value)) != value:  # older states don't name all
                 what = "number of processes" if name == "processes" else f"--{name}"
                 raise ValueError(
                     f"{path} belongs to another configuration, with another {what} ({then}): "
@@ -221,7 +221,7 @@ def start_anew(folder: Path) -> None:
     try:
         meta = newest_state(folder).meta
         waits = meta["epoch"] <= meta["run"]["epochs"]
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, KeyError, ValueError):
         waits = False  # nothing that could be resumed
     if waits:
         raise ValueError(

@@ -195,10 +195,14 @@ def search_rows(
 
 def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
     """The model made ready once, and again if weights changed."""
-    now = [(p.data_ptr(), p._version) for p in trained.model.parameters()]
-    if trained.ready.get(precision, (None,))[0] != now:
-        trained.ready[precision] = now, made_ready(trained.model, precision)
-    return trained.ready[precision][1]
+    parts = [*trained.model.parameters()]
+    now = [(p.data_ptr(), p._version) for p in parts]
+    small = torch.cat([p.detach() for p in parts if p.dim() == 1])  # fused optimizers count nothing
+    before, bias, ready = trained.ready.get(precision, (None, small, None))
+    if before != now or not bias.equal(small):
+        ready = made_ready(trained.model, precision)
+        trained.ready[precision] = now, small, ready
+    return ready
 
 
 def decode_hypotheses(

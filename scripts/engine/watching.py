@@ -5,6 +5,7 @@ The rows go to log.csv, and to a tracker if asked. Nothing here changes the run.
 
 import csv
 import io
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -57,7 +58,8 @@ def gpu_row(device: torch.device) -> dict[str, float]:
         gpu = next(gpu for gpu in GPUtil.getGPUs() if ours in gpu.uuid)
     except Exception:  # whatever nvidia-smi lacks: no run ends for want of a thermometer
         return {}
-    return {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
+    row = {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
+    return row if all(map(math.isfinite, row.values())) else {}  # some say "[N/A]"
 
 
 @contextmanager

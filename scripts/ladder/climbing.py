@@ -232,10 +232,9 @@ def climbed(name: str, settings: Settings) -> Run:
     else:
         teachers = learned_from["teachers"]
         history, ended = trained_by(name, config, data, settings, teachers)
-        chosen = average_if_better(plain_config(config), data, folder)
+        chosen = average_if_better(plain_config(config), data, folder, history)
     if rung.candidate and not ended:
-        command = settings.repeat(name)
-        record = finish(plain_config(config), data, folder, history, chosen, command, ALPHAS)
+        record = finish(plain_config(config), data, folder, history, chosen, ALPHAS)
     else:  # nothing in it has seen a test set
         record = course(plain_config(config), folder, history, chosen)
     trained = load_model(folder, config.device)

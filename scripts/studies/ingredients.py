@@ -60,7 +60,7 @@ def ablation_run(config: TrainConfig, data: TrainingData, folder: Path) -> dict[
     """One run, scored on the validation split."""
     history = fit(config, data, writable(folder), resume=bool(saved_states(folder)))
     trained = load_model(folder, config.device)  # the best epoch's
-    means = average_if_better(config, data, folder)
+    means = average_if_better(config, data, folder, history)
     return {
         "seed": config.seed,
         "parameters": sum(p.numel() for p in trained.model.parameters()),
