@@ -13,7 +13,6 @@ from typing import Any
 
 from scripts import ROOT
 from scripts.bench.gpu import waterfall
-from scripts.engine.cards import write_card
 from scripts.engine.run import average_if_better, finish
 from scripts.engine.settings import PRESETS
 from scripts.ladder.agenda import Item, Settings
@@ -33,9 +32,7 @@ def base(settings: Settings) -> dict[str, Any]:
     data, folder = data_of(config.corpus, config.vocab), settings.folder("base")
     history = learned(config, data)
     chosen = average_if_better(config, data, folder, history)
-    record = finish(config, data, folder, history, chosen, ALPHAS)
-    write_card(folder, record)
-    return record
+    return finish(config, data, folder, history, chosen, ALPHAS)
 
 
 def steps_agree(settings: Settings) -> dict[str, Any]:

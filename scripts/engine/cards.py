@@ -17,8 +17,8 @@ CORPUS_TERMS = {
     "few": OURS,
     "multi30k": """29,000 pairs of captions: English ones from Flickr30k (Young et al. 2014),
 German translations made for research (Elliott et al. 2016). Not in the repository, which
-fetches it and checks its SHA-256 (scripts/corpora/multi30k.py). Use it, and this model, for research
-and teaching, under the terms of Flickr30k and its makers.""",
+fetches it and checks its SHA-256 (scripts/corpora/multi30k.py). Use it, and this model, for
+research and teaching, under the terms of Flickr30k and its makers.""",
 }
 
 

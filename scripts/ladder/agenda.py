@@ -24,6 +24,7 @@ import torch
 
 from scripts import runs_folder
 from scripts.book.records import RESULTS, load_record, provenance, save_record
+from scripts.engine.cards import write_card
 from scripts.engine.losses import resolved
 from scripts.engine.settings import TrainConfig
 from scripts.engine.signals import Stopped
@@ -290,6 +291,8 @@ def attempt(item: Item, settings: Settings) -> str:
         record |= load_record("record", folder) if kept else item.make(settings)
         record["repeat"] = command
         record["not_run"] = [*dict.fromkeys([*lacking, *record.get("not_run", [])])]
+        if "test" in record:
+            write_card(folder, record)
         save_record("record", record, folder)
         save_record(settings.record(item.name).stem, record, settings.records)
     except Exception as error:
