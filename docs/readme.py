@@ -100,10 +100,9 @@ def results_table():
 
 def speed_table():
     """The race of chapter 12: how many times as long as ours in 16 bits a step takes."""
-    peers, base, steps = (
-        json.loads((ROOT / "results" / f"speed-{name}.json").read_text("utf-8"))
-        for name in ("peers", "base", "steps")
-    )
+    from scripts.book.records import load_record
+
+    peers, base, steps = (load_record(f"speed-{name}") for name in ("peers", "base", "steps"))
     reports = peers["reports"]
     columns = ["float32", "float32, memory kept", "bf16", "bf16, memory kept"]
 
@@ -146,9 +145,10 @@ def speed_table():
 
 def decoding_table():
     """Chapter 13's race: sentences a second, and our speed over CTranslate2's, round by round."""
-    race = json.loads((ROOT / "results" / "decoding-speed.json").read_text("utf-8"))
     from scripts.book.figures.racing import speed_frame
+    from scripts.book.records import load_record
 
+    race = load_record("decoding-speed")
     frame = speed_frame(race).query("program != 'ours, exact stop'").set_index(["program", "beam"])
     order = frame["sentences_per_second"].xs(1, level="beam").sort_values(ascending=False).index
     lines = [

@@ -726,7 +726,7 @@ check(window_mask)
 #
 # $$\text{score}(q, k) = u^\top \tanh(W q + M k), \qquad W\ (a, d_q),\ M\ (a, d_k),\ u\ (a)$$
 #
-# Write it for query $(T, d_q)$, key $(S, d_k)$, value $(S, d_v)$ and any leading dimensions, with masks as in `attention`. Why is it slower
+# Write it for query $(T, d_q)$, key $(S, d_k)$, value $(S, d_v)$ and any leading dimensions, the same in all three, with masks as in `attention`. Why is it slower
 # in practice than a dot product? What would happen without the tanh? `solution("additive_attention")` shows ours.
 
 

@@ -665,7 +665,7 @@ check(wasted_scores)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# `token_batches` limits the longer side. Memory pays for both: let rows × (longest source + longest target) be at most `max_tokens`. Every example is in one batch, batches hold similar lengths, their order depends on `rng` alone, and an example that is too long by itself is a `ValueError`. `solution("budget_batches")` shows ours.
+# `token_batches` limits the longer side. Memory pays for both: let rows × (longest source + longest target) be at most `max_tokens`. Every example is in one batch, batches hold similar lengths and are as full as the limit allows, their order depends on `rng` alone, and an example that is too long by itself is a `ValueError`. `solution("budget_batches")` shows ours.
 
 
 # %%

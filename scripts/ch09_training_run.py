@@ -595,7 +595,7 @@ ingredient_chart(recipe, "Three changes do harm; no gain can be told from chance
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens of all processes. A process for which no sentence was left has 0 tokens, and its mean is 0/0, NaN. (`solution("mean_over_ranks")` shows ours.)
+# Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens of all processes. A process for which no sentence was left has 0 tokens, and its mean is 0/0, NaN; any other NaN must stay visible. (`solution("mean_over_ranks")` shows ours.)
 
 
 # %%

@@ -484,7 +484,7 @@ if have_packages("ctranslate2"):
 #
 # ### Exercise 1 · A beam in the host
 #
-# *code · difficulty ●●○ · worth ●●● · 25 minutes*
+# *code · difficulty ●●○ · worth ●●● · 40 minutes*
 #
 # Write a beam search in NumPy around a step's graph, for one source and without `</s>`, to keep it short. `BOS` of chapter 6 is the first token that it reads; after each step the `beam` likeliest continuations survive. Return those after `length` steps, each as a list of ids without `BOS`, best first. `step(tokens=…, position=…, past=…)` is the graph with the source's arrays filled in, for any number R of rows: it gives logits (R, V) and the longer past. You get the empty `past` (N, 2, 1, H, 0, d_k) of one row; from the second step on there are `beam` rows. (`solution("host_beam")` shows ours.)
 #
@@ -506,7 +506,13 @@ check(host_beam)
 #
 # *think · difficulty ●○○ · worth ●●○ · 15 minutes*
 #
-# Round `model.generator.proj.weight` as in *In 8 bits*. By how much is the root mean square error smaller than with one scale for the whole matrix? And the largest error? (Ours: 0.6 of it; and about the same, since the row of the largest weight has the largest scale.)
+# Predict first, then measure. Round `model.generator.proj.weight` as in *In 8 bits*. By how much is the root mean square error smaller than with one scale for the whole matrix? And the largest error? Why?
+#
+# <details><summary>An answer</summary>
+#
+# The root mean square error is 0.6 of the other: most rows have no large weight, so their scales are smaller. The largest error is about the same, since the row of the largest weight has the largest scale.
+#
+# </details>
 #
 # ### Exercise 3 · A third home
 #

@@ -580,10 +580,11 @@ erased.groupby("needs the source")[told].mean().round(2)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Silence head `head` of a `MultiHeadedAttention` inside a `with` block through $W^V$ and its bias instead of $W^O$. (Put `@contextmanager` above it.) Afterwards the layer is what it was, even after an error. (`solution("values_silenced")` shows ours.)
+# Silence head `head` of a `MultiHeadedAttention` inside a `with` block through $W^V$ and its bias instead of $W^O$. Afterwards the layer is what it was, even after an error. (`solution("values_silenced")` shows ours.)
 
 
 # %%
+@contextmanager
 def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
     """The head's values are 0 inside the block."""
     ...

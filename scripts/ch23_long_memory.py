@@ -665,6 +665,8 @@ check(gated_delta)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
+# You wrote this for keys and values in chapter 1 (`streaming_attention`). New here are hidden tiles. Whoever did it needs 10 minutes.
+#
 # You get an iterator over tiles, each a pair of scores (n,) and values (n, d). Return softmax(all scores) · all values, (d,), holding only one tile at a time. A score of −∞ is a hidden key. A whole tile may be hidden, even the first (beware of −∞ − (−∞)), but not every score is. (`solution("online_softmax")` shows ours.)
 
 

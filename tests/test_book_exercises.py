@@ -2,13 +2,16 @@
 
 import math
 import sys
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from exercising import rejection
 
-from scripts.book.exercises import blame, check, home_of, same_numbers, solution
+from scripts.book.exercises import check, compare, home_of, same_numbers, solution
 from scripts.ch01_attention import subsequent_mask
+from scripts.exercises.ch00 import as_text, check_as_text
 
 
 def window_mask(n, r, gap=1):
@@ -47,7 +50,11 @@ def documented_pass(n, r):
     pass
 
 
-STUBS = [dots, documented_dots, passes, only_documented, documented_pass]
+@contextmanager
+def decorated_dots(n, r): ...
+
+
+STUBS = [dots, documented_dots, passes, only_documented, documented_pass, decorated_dots]
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=lambda f: f.__name__)
@@ -63,7 +70,7 @@ def returns_a_number(n, r, gap):
 
 @pytest.mark.parametrize("attempt", [returns_a_number, lambda n, r, gap: n])
 def test_a_short_attempt_is_no_stub(attempt, capsys):
-    with pytest.raises(AttributeError):  # the checker asks for the mask's shape
+    with pytest.raises(AssertionError, match="return a tensor, not a int"):
         check(attempt, "window_mask")
     assert capsys.readouterr().out == ""
 
@@ -75,6 +82,33 @@ def test_a_forgotten_return_is_named():
     with pytest.raises(AssertionError, match="`return` missing"):
         check(only_works, "window_mask")
     check(home_of("shared_layers").shared_layers)  # works in place, so that None is right
+
+
+WRONG_TYPES = {
+    "window_mask": ([[True]], "return a tensor, not a list"),
+    "sign_test": ([0.5], "return a number, not a list"),
+    "hide_words": ((torch.zeros(2),), "return two tensors, not a tuple"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_a_wrong_type_is_named(name):
+    result, words = WRONG_TYPES[name]
+    with pytest.raises(AssertionError, match=words):
+        check(lambda *given: result, name)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_checker_runs_in_float64_and_leaves_the_default_as_it_was(raises):
+    def ours_unless(pieces):
+        assert not raises and torch.zeros(1).dtype == torch.float64
+        return as_text(pieces)
+
+    try:
+        check(ours_unless, "as_text")
+    except AssertionError:
+        assert raises
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_what_torch_cannot_do_is_no_stub(capsys):
@@ -120,21 +154,22 @@ def test_solution_prints_what_ours_takes_from_its_module(monkeypatch, capsys):
 
 
 def test_rejection_is_the_answer_to_a_wrong_candidate():
-    def seven(candidate):
-        assert candidate() == 7, "it isn't seven"
-
-    assert rejection(seven, lambda: 8).startswith("it isn't seven")
-    with pytest.raises(ValueError, match="seven accepts"):
-        rejection(seven, lambda: 7)
+    assert rejection(check_as_text, "".join) == "the marks ▁ are still in the text"
+    with pytest.raises(ValueError, match="check_as_text accepts"):
+        rejection(check_as_text, as_text)
     with pytest.raises(ZeroDivisionError):
-        rejection(seven, lambda: 1 / 0)
+        rejection(check_as_text, lambda pieces: 1 / 0)
 
 
-def test_same_numbers_and_blame():
+@pytest.mark.parametrize("kind", [torch.Tensor.tolist, np.asarray, torch.Tensor.float])
+def test_numbers_are_compared_whatever_holds_them(kind):
     ones = torch.ones(2, dtype=torch.float64)
-    assert same_numbers(ones + 1e-12, ones) and not same_numbers(ones + 1e-3, ones)
-    assert not same_numbers(ones[:1], ones) and not same_numbers([1.0, 1.0], ones)
-    assert not same_numbers(ones * math.nan, ones * math.nan)
-    for got, words in ((ones, "one"), (2 * ones, "two"), (3 * ones, "neither")):
+    assert same_numbers(kind(ones + 1e-8), ones) and not same_numbers(kind(ones + 1e-3), ones)
+    assert not same_numbers(kind(ones[:1]), ones) and not same_numbers(1.0, kind(ones))
+    assert not same_numbers(kind(ones * math.nan), ones * math.nan)
+    mistakes = {"right": ones, "two": 2 * ones, "again": kind(2 * ones)}
+    compare(kind(ones), ones, mistakes, "neither")
+    compare(kind(ones), 1.5 * ones, mistakes, "neither", rtol=0.5)
+    for got, words in ((2 * ones, "two"), (3 * ones, "neither")):
         with pytest.raises(AssertionError, match=words):
-            blame(got, {"one": ones, "two": 2 * ones}, "neither")
+            compare(kind(got), ones, mistakes, "neither")

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from scripts.book.instruments import (
+    MostAlive,
     count_calls,
     count_flops,
     influence,
@@ -110,3 +111,12 @@ def test_calls_are_counted_and_the_hook_is_gone_after_an_error():
     with pytest.raises(ZeroDivisionError):
         count_calls(module, lambda: module(x) / (1 // 0))
     assert not module._forward_hooks
+
+
+def test_most_alive_counts_what_is_held_at_once():
+    with MostAlive() as held:
+        parts = [torch.ones(100) for _ in range(8)]
+    with MostAlive() as passing:
+        for _ in range(8):
+            torch.ones(100).view(4, 25)  # the same storage
+    assert len(parts) == 8 and held.most == 8 * passing.most == 8 * 4 * 100

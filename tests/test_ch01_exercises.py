@@ -6,6 +6,7 @@ import pytest
 import torch
 from exercising import assert_told_apart, rejection
 
+from scripts.book.exercises import check
 from scripts.ch01_attention import attention, masked_softmax, subsequent_mask
 from scripts.exercises.ch01 import (
     additive_attention,
@@ -24,6 +25,17 @@ def test_another_way_to_write_a_solution_passes_too():
         )[None].bool()
     )
     check_insisting_query(lambda share: torch.tensor([math.log(2 / (1 / share - 1)), 0, 0, 0]))
+    check(pair_by_pair, "additive_attention")
+
+
+def pair_by_pair(query, key, value, w, m, u, mask=None):
+    """Into a tensor of the default dtype."""
+    scores = torch.zeros(*query.shape[:-1], key.size(-2))
+    for t in range(query.size(-2)):
+        for s in range(key.size(-2)):
+            scores[..., t, s] = (query[..., t, :] @ w.T + key[..., s, :] @ m.T).tanh() @ u
+    weights = masked_softmax(scores, mask)
+    return weights @ value, weights
 
 
 def test_growing_gaps_reach_three_to_the_layers_places():
@@ -91,7 +103,7 @@ ADDITIVE = {
     "mixed by them": unmixed,
     "(T, S)": lambda *inputs: [x.mT for x in additive_attention(*inputs)],
     "changes nothing": lambda *inputs: additive_attention(*inputs[:6]),
-    "two things": lambda *inputs: additive_attention(*inputs)[1],
+    "two tensors": lambda *inputs: additive_attention(*inputs)[1],
     "of floats": additive(boolean_only),
     "all are equal": additive(filled(-1e9)),
     "0/0": additive(filled(-math.inf)),
@@ -126,6 +138,24 @@ def last_alone(query, blocks):
     return output
 
 
+def held(query, blocks):
+    return attention(query, *map(torch.cat, zip(*blocks, strict=True)))[0]
+
+
+def glued(query, blocks):
+    """Copies, so that no block itself is kept."""
+    keys, values = query[:0], query[:0, :2]
+    for key, value in blocks:
+        keys, values = torch.cat((keys, key)), torch.cat((values, value))
+    return attention(query, keys, values)[0]
+
+
+def scores_kept(query, blocks):
+    """Scores, but no key; and a clone of each value."""
+    scores, values = zip(*((query @ k.T / 2, v.clone()) for k, v in blocks), strict=True)
+    return torch.cat(scores, -1).softmax(-1) @ torch.cat(values)
+
+
 STREAMING = {
     "√d_k": streaming(scale=1.0),
     "only the last": last_alone,
@@ -133,9 +163,7 @@ STREAMING = {
     "rescale both sums": streaming(rescale=False),
     "each query its own": streaming(subtract=False),
     "must shrink": streaming(most=50),
-    "keep sums, not blocks": lambda q, blocks: attention(
-        q, *map(torch.cat, zip(*blocks, strict=True))
-    )[0],
+    "keep sums, not blocks": held,
 }
 
 WRONG = [
@@ -144,6 +172,20 @@ WRONG = [
     (check_additive_attention, ADDITIVE),
     (check_streaming_attention, STREAMING),
 ]
+
+
+@pytest.mark.parametrize("slip", [glued, scores_kept])
+def test_copies_of_blocks_and_scores_are_found_in_memory(slip):
+    assert "in memory" in rejection(check_streaming_attention, slip)
+
+
+def test_a_batch_has_keys_of_its_own():
+    def one_batch_of_keys(query, key, value, w, m, u, mask=None):
+        pairs = (query @ w.T).unsqueeze(-2) + key @ m.T
+        weights = masked_softmax(pairs.tanh() @ u, mask)
+        return weights @ value, weights
+
+    assert "one by one" in rejection(check_additive_attention, one_batch_of_keys)
 
 
 @pytest.mark.parametrize("slip", [{"start": 0.0}, {"axis": (-2, -1)}], ids=str)

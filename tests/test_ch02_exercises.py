@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from exercising import assert_told_apart
+from exercising import assert_told_apart, rejection
 from torch import nn
 
 from scripts.ch02_multi_head_attention import distance_bias, split_by_bare_view, split_heads
@@ -80,6 +80,19 @@ def shared_bias(layer, i):
     return smaller
 
 
+@torch.no_grad()
+def with_width(layer, i, d_k):
+    """`without_head` for a given width of heads; the `out_features` stay what they were."""
+    layer = copy.deepcopy(layer)
+    width = layer.project_query.out_features
+    kept = [j for j in range(width) if j // d_k != i]
+    for linear in (layer.project_query, layer.project_key, layer.project_value):
+        linear.weight.data, linear.bias.data = linear.weight[kept], linear.bias[kept]
+    layer.project_output.weight.data = layer.project_output.weight[:, kept]
+    layer.h -= 1
+    return layer
+
+
 HEADS = {
     "changed": in_place,
     "must be 3": silenced,
@@ -88,6 +101,9 @@ HEADS = {
     "wrong shape": too_small,
     "another dropout": own_dropout,
     "share a tensor": shared_bias,
+    "second head": lambda layer, i: with_width(
+        layer, i, layer.project_query.in_features // layer.h
+    ),
 }
 
 WRONG = [
@@ -100,6 +116,11 @@ WRONG = [
 @pytest.mark.parametrize("check, wrong", WRONG, ids=lambda x: getattr(x, "__name__", ""))
 def test_each_mistake_gets_an_answer_of_its_own(check, wrong):
     assert_told_apart(check, wrong)
+
+
+def test_widths_must_follow_the_weights():
+    stale = rejection(check_without_head, lambda layer, i: with_width(layer, i, 3))
+    assert "in_features and out_features" in stale
 
 
 def test_a_fixed_penalty_is_one_of_the_tables_that_could_be_learned():

@@ -7,19 +7,21 @@ import pytest
 import torch
 from exercising import assert_told_apart
 
+from scripts.book.exercises import check
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch03_embeddings_and_positions import sinusoids
 from scripts.exercises import ch03
 from scripts.exercises.ch03 import confused, squared_gap, stretched
 
-pytestmark = pytest.mark.usefixtures("float64")
-
 
 def test_another_way_to_write_a_solution_passes_too():
-    ch03.check_squared_gap(
-        lambda distance, d: (sinusoids(50, d)[0] - sinusoids(50, d)[abs(distance)]).square().sum()
+    check(
+        lambda distance, d: (sinusoids(50, d)[0] - sinusoids(50, d)[abs(distance)]).square().sum(),
+        "squared_gap",
     )
-    ch03.check_stretched(padded_by(lambda table, more: ahead(table, more, table[-1])))
+    check(padded_by(lambda table, more: ahead(table, more, table[-1])), "stretched")
+    mask = subsequent_mask(4)
+    check(lambda layers: confused_anywhere(layers, mask), "confused")
 
 
 def ahead(table, more, start, turn=lambda step: step):
@@ -69,7 +71,7 @@ STRETCHED = {
     "was changed": overwritten,
     "must stay": lambda table, max_len: stretched(table, max_len) * 1.01,
     "cut": lambda table, max_len: stretched(table, max(max_len, len(table))),
-    "must be a tensor": lambda table, max_len: list(stretched(table, max_len)),
+    "return a tensor": lambda table, max_len: list(stretched(table, max_len)),
     "sinusoids only": padded_by(
         lambda table, more: sinusoids(len(table) + more, table.size(1))[len(table) :]
     ),

@@ -1,7 +1,7 @@
 """Chapter 4's exercises: each checker distinguishes the common mistakes."""
 
 import pytest
-from exercising import assert_told_apart
+from exercising import assert_told_apart, rejection
 from torch import nn
 
 from scripts.ch04_encoder_decoder import clones
@@ -13,18 +13,18 @@ from scripts.exercises.ch04 import (
     layer_from_parts,
 )
 
-pytestmark = pytest.mark.usefixtures("float64")
-
-
 COUNT = {
     "has a bias": lambda N, D, F: N * (4 * D * D + 2 * D * F + 4 * D),
     "lacks 4D": lambda N, D, F: encoder_parameters(N, D, F) - N * 4 * D,
-    "one LayerNorm for each": lambda N, D, F: encoder_parameters(N, D, F) - N * 2 * D,
+    "a LayerNorm is missing": lambda N, D, F: encoder_parameters(N, D, F) - N * 2 * D,
     "fourth matrix": lambda N, D, F: encoder_parameters(N, D, F) - N * (D * D + D),
     "widens and narrows": lambda N, D, F: encoder_parameters(N, D, F) - N * (F * D + D),
+    "only matrices": lambda N, D, F: N * (4 * D * D + 2 * D * F),
+    "feed-forward's two": lambda N, D, F: encoder_parameters(N, D, F) - N * (D + F),
+    "after the last layer": lambda N, D, F: encoder_parameters(N, D, F) + 2 * D,
     "there are N": lambda N, D, F: encoder_parameters(1, D, F),
     "too few": lambda N, D, F: N,
-    "too many": lambda N, D, F: encoder_parameters(N, D, F) + 2 * D,
+    "too many": lambda N, D, F: 2 * encoder_parameters(N, D, F),
 }
 
 
@@ -73,6 +73,11 @@ def copied(make, N):
     return stack
 
 
+def two_alike(make, N):
+    """All differ from the first, but the others not from each other."""
+    return nn.ModuleList([make(), *clones(make(), N - 1)])
+
+
 STACK = {
     "plain list": lambda make, N: [make() for _ in range(N)],
     "N layers": lambda make, N: nn.ModuleList([make()]),
@@ -92,3 +97,7 @@ WRONG = [
 @pytest.mark.parametrize("check, wrong", WRONG, ids=lambda x: getattr(x, "__name__", ""))
 def test_each_mistake_gets_an_answer_of_its_own(check, wrong):
     assert_told_apart(check, wrong)
+
+
+def test_two_of_three_alike_are_found():
+    assert "same numbers" in rejection(check_fresh_stack, two_alike)

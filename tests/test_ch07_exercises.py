@@ -2,9 +2,12 @@
 
 import random
 
+import numpy as np
 import pytest
+import torch
 from exercising import assert_told_apart
 
+from scripts.book.exercises import check
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import SPECIALS, Example, padding_share, token_batches
 from scripts.exercises import ch07
@@ -126,6 +129,10 @@ def silent_batches(examples, max_tokens, rng):
     return [[some[i] for i in batch] for batch in found]
 
 
+def with_an_empty_one(examples, max_tokens, rng):
+    return [*budget_batches(examples, max_tokens, rng), []]
+
+
 def ignoring_the_seed(examples, max_tokens, rng):
     return budget_batches(examples, max_tokens, random.Random(0))
 
@@ -168,6 +175,7 @@ WRONG = {
         from_short_to_long: "sorted by length",
         ignoring_the_seed: "another seed gives the same",
         of_the_global_generator: "what else is random",
+        with_an_empty_one: "a batch is empty",
         silent_batches: "raise a ValueError",
     },
 }
@@ -192,7 +200,19 @@ def test_another_right_answer_passes():
                 total += widest**2
         return wasted / total
 
-    ch07.check_wasted_scores(score_by_score)
+    def by_masks(lengths, batches):
+        """In numbers of the default dtype."""
+        useful = total = 0
+        for batch in batches:
+            width = torch.tensor([lengths[i] for i in batch])
+            real = torch.arange(int(width.max())) < width[:, None]
+            both = real[:, :, None] & real[:, None, :]
+            useful, total = useful + both.sum(), total + both.numel()
+        return (1 - useful / total).item()
+
+    check(score_by_score, "wasted_scores")
+    check(by_masks, "wasted_scores")
+    check(lambda *given: float(np.float32(wasted_scores(*given))), "wasted_scores")
 
 
 def test_the_budget_counts_both_rectangles():

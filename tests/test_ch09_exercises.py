@@ -3,11 +3,13 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
 from exercising import assert_told_apart, rejection
 from torch import Tensor
 
+from scripts.book.exercises import check
 from scripts.exercises import ch09 as ours
 from scripts.exercises.ch09 import mean_over_ranks
 
@@ -78,6 +80,11 @@ def by_torchs_generator(count, seed, number):
     return torch.randperm(count).tolist()
 
 
+def by_numpys_generator(count, seed, number):
+    np.random.seed(1000 * seed + number)
+    return np.random.permutation(count).tolist()
+
+
 def another_order_once_resumed(count, seed, drawn):
     """It finishes the pass correctly, but then leaves out the next."""
     rest = -drawn % count
@@ -98,6 +105,11 @@ def weighed_means(means: list[Tensor], tokens: list[int]) -> Tensor:
     return sum(mean * n for mean, n in zip(means, tokens, strict=True)) / sum(tokens)
 
 
+def hiding_all_nan(means, tokens):
+    shares = [n / sum(tokens) for n in tokens]
+    return sum(m.nan_to_num() * share for m, share in zip(means, shares, strict=True))
+
+
 WRONG = {
     "mean_over_ranks": {
         mean_of_rank_means: "get [414.",
@@ -106,6 +118,7 @@ WRONG = {
         sum_over_tokens: "get [4960.",
         in_place: "belong to the processes",
         forgetting_one: "get [270.",
+        hiding_all_nan: "your mean hides it",
     },
     "resumable_stream": {
         stream_of(with_replacement): "lacks or repeats",
@@ -116,6 +129,8 @@ WRONG = {
         by_one_generator(skips=False): "in a later pass",
         stream_of(seeds_everything): "Python's global generator",
         stream_of(by_torchs_generator): "PyTorch's global generator",
+        stream_of(by_numpys_generator): "NumPy's global generator",
+        stream_of(lambda count, seed, number: shuffled(count, seed + number)): "don't just add",
     },
 }
 
@@ -134,8 +149,8 @@ def test_other_right_answers_pass():
     """A checker asks for the right result, not for our way to it."""
 
     def by_weights(means, tokens):
-        shares = [n / sum(tokens) for n in tokens]
-        return sum(m.nan_to_num() * share for m, share in zip(means, shares, strict=True))
+        shares = torch.tensor(tokens) / sum(tokens)
+        return torch.einsum("rd,r->d", torch.stack(means)[shares > 0], shares[shares > 0])
 
-    ours.check_mean_over_ranks(by_weights)
-    ours.check_resumable_stream(by_one_generator(skips=True))
+    check(by_weights, "mean_over_ranks")
+    check(by_one_generator(skips=True), "resumable_stream")

@@ -118,6 +118,14 @@ def closest(c, lengths):
     return min((abs(n - c), n) for n in lengths)[1]
 
 
+def closest_in_all(outputs, references):
+    """One reference length for the corpus: the closest sum."""
+    parts = parts_of(outputs, references, generous, closest)
+    sums = [sum(len(tokens_13a(text)) for text in texts) for texts in zip(*references, strict=True)]
+    c = sum(len(tokens_13a(output)) for output in outputs)
+    return BleuParts(parts.matches, parts.totals, c, closest(c, sums)).score
+
+
 def closest_listed(c, lengths):
     return min(lengths, key=lambda n: abs(n - c))
 
@@ -165,6 +173,7 @@ def test_mistakes_with_many_references_are_told_apart():
         "such zeros are smoothed": unsmoothed,
         "7 is closest to 6": SHORTEST,
         "references of 6 and 4": LISTED,
+        "its own closest": closest_in_all,
     }
     assert_told_apart(ours.check_many_references, wrong)
     # Some messages serve more mistakes.

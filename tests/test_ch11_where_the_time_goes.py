@@ -223,6 +223,8 @@ WRONG = {
         "before you start: 0.25 s, but you get 5.25": hasty_stopwatch,
         "seconds: 0.5 s, but you get 2.10": warmed_up(statistics.mean),
         "seconds: 0.5 s, but you get 0.25": warmed_up(min),
+        "middle two's mean: 0.75 s, but you get 1.00": warmed_up(lambda t: sorted(t)[len(t) // 2]),
+        "middle two's mean: 0.75 s, but you get 0.50": warmed_up(statistics.median_low),
         "seconds: 0.5 s, but you get 0.55": warmed_up(lambda t: 1.1 * statistics.median(t)),
     },
 }

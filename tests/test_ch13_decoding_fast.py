@@ -92,7 +92,7 @@ BOUNDS = {
     "the second at least 4.3": lambda rough, error: (
         rough + error >= (rough - error).gather(1, rough.argmax(1, True))
     ),
-    "You get [[True, False, False]]": lambda rough, error: rough >= rough.amax(1, True) - 2 * error,
+    "You get [[True, False, True]]": lambda rough, error: rough >= rough.amax(1, True) - 2 * error,
     "its own largest": lambda rough, error: rough + error >= (rough - error).amax(),
     "of bool, not tensor([[6., 2.": lambda rough, error: rough + error,
 }
@@ -103,6 +103,13 @@ WRONG = [(check_decoding_cost, COSTS), (check_trace_back, TRACES), (check_may_be
 @pytest.mark.parametrize("check, wrong", WRONG, ids=lambda x: getattr(x, "__name__", ""))
 def test_each_mistake_gets_an_answer_of_its_own(check, wrong):
     assert_told_apart(check, wrong)
+
+
+def test_each_token_has_an_error_of_its_own():
+    def largest_error(rough, error):
+        return rough + error.amax(1, True) >= (rough - error).amax(1, True)
+
+    assert "at most 3.5" in rejection(check_may_be_largest, largest_error)
 
 
 def test_a_trace_is_what_a_beam_has_that_copies_its_ids():

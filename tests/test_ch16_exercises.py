@@ -1,11 +1,12 @@
 """Chapter 16's exercises: checkers distinguish common mistakes and accept other right answers."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from exercising import assert_told_apart, rejection
 from torch import nn
 
+from scripts.book.exercises import check
 from scripts.ch16_intervening import heads_silenced_by_hook
 from scripts.exercises.ch16 import check_values_silenced, values_silenced
 
@@ -50,6 +51,18 @@ def as_wide_as_there_are_heads(layer, head):
 
 
 @contextmanager
+def without_gradients(layer, head):
+    with torch.no_grad(), values_silenced(layer, head):
+        yield
+
+
+@contextmanager
+def swallowing(layer, head):
+    with values_silenced(layer, head), suppress(KeyError):
+        yield
+
+
+@contextmanager
 def by_another_module(layer, head):
     """The layer has other values for a while, in a module of their own."""
     old, new = layer.project_value, nn.Linear(24, 24, dtype=torch.float64)
@@ -69,12 +82,14 @@ def test_each_mistake_in_silence_has_a_message_of_its_own():
         "a hook won't do": lambda layer, head: heads_silenced_by_hook([(layer, head)]),
         "Keep a clone": silencer(value_rows, keep=lambda part: part),
         "part of the bias": silencer(lambda layer, part: value_rows(layer, part)[:1]),
-        "`finally`": silencer(value_rows, tidy=False),
+        "no_grad must end": without_gradients,
+        "is lost": swallowing,
+        "leaves the head silent": silencer(value_rows, tidy=False),
     }
     assert_told_apart(check_values_silenced, wrong)
     assert "rows i·d_k" in rejection(check_values_silenced, as_wide_as_there_are_heads)
 
 
 def test_other_ways_are_taken():
-    check_values_silenced(silencer(value_rows))
-    check_values_silenced(by_another_module)
+    check(silencer(value_rows), "values_silenced")
+    check(by_another_module, "values_silenced")

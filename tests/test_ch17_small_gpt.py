@@ -12,6 +12,7 @@ from exercising import assert_told_apart
 from saying import ran
 from torch import nn
 
+from scripts.book.exercises import check
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.ch01_attention import subsequent_mask
@@ -379,6 +380,10 @@ def test_mistakes_with_pieces_are_told_apart():
         "should give": lambda nats, texts, tokenizer: 0.0,
     }
     assert_told_apart(check_bits_from_pieces, wrong)
+
+
+def test_a_rounded_answer_is_right():
+    check(lambda *given: torch.tensor(bits_from_pieces(*given)).float(), "bits_from_pieces")
 
 
 def same(owner):

@@ -7,6 +7,7 @@ import torch
 from exercising import assert_told_apart
 from torch import nn
 
+from scripts.book.exercises import check
 from scripts.ch04_encoder_decoder import clones
 from scripts.ch06_training import LabelSmoothing, batch_loss
 from scripts.ch19_ablations import patient, two_sentences
@@ -81,7 +82,7 @@ WRONG = {
         "3 layers deep": one_layer_only,
         "first layer": the_last_layer,
         "decoder": both_stacks,
-        "nothing is shared": on_a_copy,
+        "Change it in place": on_a_copy,
     },
 }
 
@@ -97,6 +98,10 @@ def test_adjusted_values_say_what_the_steps_say():
         ps = (torch.rand(8, generator=rng, dtype=torch.float64) ** 4).tolist()
         for level in (0.01, 0.05, 0.2):
             assert [p <= level for p in holm(ps)] == pass_together(ps, level)
+
+
+def test_adjusted_values_may_be_rounded():
+    check(lambda ps: torch.tensor(holm(ps), dtype=torch.float32), "holm")
 
 
 @pytest.mark.parametrize("operate, alike", [(shared_layers, True), (copied_layers, False)])

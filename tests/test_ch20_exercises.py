@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from exercising import assert_told_apart
 
+from scripts.book.exercises import check
 from scripts.exercises import ch20 as ours
 from scripts.exercises.ch20 import best_size
 
@@ -59,6 +60,19 @@ def nothing_hidden(x, losses, fit):
     return np.sqrt(np.square(np.log(losses / fit(x, losses)(x))).mean()).item()
 
 
+def predicting(place):
+    """Predicts at place(x, i, kept) instead of at x[i]."""
+
+    def by_place(x, losses, fit):
+        out = []
+        for i in range(len(x)):
+            kept = np.arange(len(x)) != i
+            out.append(np.mean(fit(x[kept], losses[kept])(place(x, i, kept))))
+        return np.sqrt(np.square(np.log(losses / out)).mean())
+
+    return by_place
+
+
 def only_the_last(x, losses, fit):
     return abs(np.log(losses[-1:] / fit(x[:-1], losses[:-1])(x[-1:])).item())
 
@@ -83,6 +97,8 @@ WRONG = {
         "cancel": lambda *given: residuals(*given).mean().item(),
         "nothing was hidden": nothing_hidden,
         "once for each": only_the_last,
+        "not at i": predicting(lambda x, i, kept: i),
+        "not 0.3416": predicting(lambda x, i, kept: x[kept]),
         "It should be": lambda *given: np.sqrt(np.square(residuals(*given)).sum()).item(),
     },
 }
@@ -102,4 +118,4 @@ def test_a_fit_may_be_given_lists_and_asked_for_one_place():
             out.append(np.log(losses[i] / predict(x[i])))
         return np.sqrt(np.square(out).mean())
 
-    ours.check_leave_one_out(one_by_one)
+    check(one_by_one, "leave_one_out")

@@ -7,14 +7,13 @@ from exercising import assert_told_apart
 from scripts.exercises import ch22 as ours
 from scripts.exercises.ch22 import alibi_bias, half_layout
 
-pytestmark = pytest.mark.usefixtures("float64")
-
 WRONG = {
     "shared_heads": {
         "that is `repeat`": lambda k, h: k.repeat(1, h // k.size(1), 1, 1),
         "the shape": lambda k, h: k,
         "first group": lambda k, h: k[:, [0] * h],
         "keys of no group": lambda k, h: k.repeat_interleave(h // k.size(1), 2).view(2, h, 5, 3),
+        "Now do it without": lambda k, h: k.repeat_interleave(h // k.size(1), 1),
         "all heads must read it": lambda k, h: k[:, [0, 0, 0, 1, 1, 1]] if k.size(1) > 1 else k,
     },
     "half_layout": {

@@ -4,14 +4,12 @@ import math
 
 import pytest
 import torch
-from exercising import assert_told_apart
+from exercising import assert_told_apart, rejection
 
+from scripts.book.exercises import check
 from scripts.ch23_long_memory import delta_attention
 from scripts.exercises import ch23 as ours
 from scripts.exercises.ch23 import fading
-
-pytestmark = pytest.mark.usefixtures("float64")
-
 
 # Softmax in one pass
 
@@ -71,7 +69,7 @@ WRONG = {
         "Nothing fades": lambda q, k, v, alpha, beta: delta_attention(q, k, v, beta),
         "before it faded": forgetting(stale=True),
         "was just written fades": forgetting(after=True),
-        "one (T, d) tensor": lambda q, k, v, alpha, beta: None,
+        "one (T, d) tensor": lambda q, k, v, alpha, beta: v[0],
         "isn't the delta rule": lambda q, k, v, alpha, beta: v,
         "first M ← α M": lambda q, k, v, alpha, beta: fading(q, k, v, alpha**2, beta),
     },
@@ -92,4 +90,33 @@ def test_another_right_way_passes():
             out.append(state.T @ q[t])
         return torch.stack(out)
 
-    ours.check_gated_delta(by_matrices)
+    def beginning_with_the_first(parts):
+        """The first tile stays in variables of its own."""
+        first, values = next(parts)
+        best = first.max()
+        weights = (first - best).exp().nan_to_num()
+        total, mixed = weights.sum(), weights @ values
+        for scores, v in parts:
+            higher = torch.maximum(best, scores.max())
+            weights, shrink = (scores - higher).exp(), (best - higher).exp()
+            total, mixed, best = (
+                total * shrink + weights.sum(),
+                mixed * shrink + weights @ v,
+                higher,
+            )
+        return mixed / total
+
+    check(by_matrices, "gated_delta")
+    check(beginning_with_the_first, "online_softmax")
+
+
+def glued(parts):
+    """Copies, so that no tile itself is kept."""
+    scores, values = torch.zeros(0), torch.zeros(0, 4)
+    for new, v in parts:
+        scores, values = torch.cat((scores, new)), torch.cat((values, v))
+    return scores.softmax(0) @ values
+
+
+def test_copies_of_tiles_are_found_in_memory():
+    assert "in memory" in rejection(ours.check_online_softmax, glued)

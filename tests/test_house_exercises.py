@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import CHAPTERS, ROOT
 
-from scripts.book.exercises import FOLDER, is_stub, names_in
+from scripts.book.exercises import FOLDER, check, is_stub, names_in
 
 MODULES = sorted(FOLDER.glob("ch*.py"))
 TEXTS = {path.stem[:4]: path.read_text("utf-8") for path in CHAPTERS}
@@ -24,10 +24,10 @@ def test_names_are_unique():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("chapter, name", EXERCISES)
-def test_a_checker_accepts_our_solution(chapter, name, dtype):
+def test_a_checker_accepts_our_solution(chapter, name, dtype, capsys):
     torch.set_default_dtype(dtype)
-    ours = importlib.import_module(f"scripts.exercises.{chapter}")
-    assert getattr(ours, f"check_{name}")(getattr(ours, name)) is None
+    check(getattr(importlib.import_module(f"scripts.exercises.{chapter}"), name))
+    assert capsys.readouterr().out == "" and torch.get_default_dtype() == dtype
 
 
 @pytest.mark.parametrize("chapter, name", EXERCISES)
@@ -39,7 +39,7 @@ def test_a_chapter_has_the_stub_and_the_module_the_rest(chapter, name):
     scope: dict = {}
     for stub in stubs:
         assert ast.get_docstring(stub), f"{name}: the stub doesn't say what is wanted"
-        stub.args.defaults, stub.returns = [], None
+        stub.args.defaults, stub.returns, stub.decorator_list = [], None, []
         for argument in ast.walk(stub.args):
             if isinstance(argument, ast.arg):
                 argument.annotation = None

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,25 +27,39 @@ def check(function: Callable[..., Any], name: str = "") -> None:
     """Says nothing if `function` solves the exercise of the same name, or the exercise `name`.
 
     For a stub, whose body is `...`, it prints "not tried yet". Raises an AssertionError that says
-    what is wrong, or a ValueError if there is no such exercise.
+    what is wrong, or a ValueError if there is no such exercise. Meanwhile the default dtype is
+    float64: what a function makes then fits what it is given.
     """
     name = name or function.__name__
     home = home_of(name)
     if is_stub(function):
         print(f"{name}: not tried yet")
-    else:
-        checker, ours = getattr(home, f"check_{name}"), getattr(home, name)
-        gives = inspect.signature(ours).return_annotation is not None
-        checker(giving(function) if gives else function)
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        kind = inspect.signature(getattr(home, name)).return_annotation
+        getattr(home, f"check_{name}")(giving(function, kind))
+    finally:
+        torch.set_default_dtype(before)
 
 
-def giving(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, but if it gives None it raises an AssertionError that says so."""
+def giving(function: Callable[..., Any], kind: Any) -> Callable[..., Any]:
+    """`function`, but it raises AssertionError where the result isn't of our annotation `kind`."""
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        assert result is not None, "your function gives None: is `return` missing?"
+        name = type(result).__name__
+        two = (
+            isinstance(result, tuple | list)
+            and [isinstance(x, Tensor) for x in result] == [True] * 2
+        )
+        number = hasattr(result, "__float__")
+        assert kind is None or result is not None, "your function gives None: is `return` missing?"
+        assert kind is not Tensor or isinstance(result, Tensor), f"return a tensor, not a {name}"
+        assert kind != tuple[Tensor, Tensor] or two, f"return two tensors, not a {name}"
+        assert kind not in (int, float) or number, f"return a number, not a {name}"
         return result
 
     return called
@@ -79,21 +93,25 @@ def names_in(path: Path) -> list[str]:
 
 def is_stub(function: Callable[..., Any]) -> bool:
     """Whether the body does nothing: a docstring, `...` or `pass`."""
-    code = getattr(function, "__code__", None)
+    code = getattr(inspect.unwrap(function), "__code__", None)
     steps = dis.get_instructions(code) if code else []
     does = [(step.opname, step.argval) for step in steps if step.opname not in ("RESUME", "NOP")]
     return does in ([("LOAD_CONST", None), ("RETURN_VALUE", None)], [("RETURN_CONST", None)])
 
 
-def same_numbers(got: Any, wanted: Tensor) -> bool:
-    """Is `got` a tensor of `wanted`'s shape with the same numbers, up to rounding?"""
-    if not isinstance(got, Tensor) or got.shape != wanted.shape:
-        return False
-    return torch.allclose(got.double(), wanted.double(), rtol=1e-6, atol=1e-9)
+def same_numbers(got: Any, wanted: Any, rtol: float = 1e-6, atol: float = 1e-9) -> bool:
+    """Have two tensors, arrays, lists or numbers the same shape and, up to rounding, numbers?"""
+    got, wanted = (torch.as_tensor(one, dtype=torch.float64) for one in (got, wanted))
+    return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=rtol, atol=atol)
 
 
-def blame(got: Any, mistakes: dict[str, Tensor], otherwise: str) -> NoReturn:
-    """Raises AssertionError: the message in `mistakes` whose result is `got`, or `otherwise`."""
-    assert isinstance(got, Tensor), f"return a tensor, not a {type(got).__name__}"
-    found = (message for message, result in mistakes.items() if same_numbers(got, result))
-    raise AssertionError(next(found, otherwise))
+def compare(
+    got: Any, right: Any, mistakes: dict[str, Any], otherwise: str, **tolerance: float
+) -> None:
+    """Raises AssertionError unless `got` is `right`.
+
+    It says the message in `mistakes` whose numbers `got` has, or else `otherwise`.
+    """
+    if not same_numbers(got, right, **tolerance):
+        found = (said for said, wrong in mistakes.items() if same_numbers(got, wrong, **tolerance))
+        raise AssertionError(next(found, otherwise))

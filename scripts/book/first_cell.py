@@ -57,14 +57,13 @@ def stamp(script: str, chapter: str) -> str:
     return f"{script[:begin]}{MARK}{first_cell()}\n{script[end:]}".rstrip() + "\n"
 
 
-def packages() -> list[str]:
-    """What chapters need by pyproject.toml, except the kernel, which is running."""
+def install_missing() -> None:
+    """What the first cell does after it has fetched the series: a torch that is here stays.
+
+    The kernel is not installed: it is running.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    return [one for one in project["dependencies"] if not one.startswith("ipykernel")]
-
-
-def install(needed: list[str]) -> None:
-    """Install what is needed and missing; a torch that is here stays."""
+    needed = [one for one in project["dependencies"] if not one.startswith("ipykernel")]
     try:
         keep = f"torch=={metadata.version('torch')}"
     except metadata.PackageNotFoundError:
@@ -75,11 +74,6 @@ def install(needed: list[str]) -> None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
         subprocess.run([*pip, *needed], check=True)
     importlib.invalidate_caches()  # what was just installed can be imported without a restart
-
-
-def install_missing() -> None:
-    """What the first cell does after it has fetched the series."""
-    install(packages())
 
 
 if __name__ == "__main__":

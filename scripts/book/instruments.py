@@ -4,9 +4,13 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -57,6 +61,24 @@ def saved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         function(*inputs)
     return sum(size for size, _ in kept.values())
+
+
+class MostAlive(TorchDispatchMode):
+    """`most`: the bytes of the tensors made within the `with` that were alive at once, at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes, self.most = {}, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.sizes[StorageWeakRef(storage)] = storage.nbytes()
+        self.sizes = {ref: size for ref, size in self.sizes.items() if not ref.expired()}
+        self.most = max(self.most, sum(self.sizes.values()))
+        return result
 
 
 @contextmanager

@@ -683,11 +683,6 @@ def is_held_out(pair: Pair) -> bool:
     return zlib.crc32(" ".join(pair).encode()) % 12 == 0
 
 
-def is_unseen(sentence: Phrase) -> bool:
-    """Whether a sentence holds a combination that is held out: `test_unseen` is made of these."""
-    return any(map(is_held_out, sentence.pairs))
-
-
 def generate_sentences(seed: int) -> Iterator[tuple[str, str, bool]]:
     """German, English, and whether it is unseen; endless, no sentence of either language twice."""
     deal = Dealer(random.Random(seed))
@@ -697,7 +692,7 @@ def generate_sentences(seed: int) -> Iterator[tuple[str, str, bool]]:
         german, english = (text[0].upper() + text[1:] + "." for text in sentence[:2])
         if 5 <= len(german.split()) <= 14 and german not in found and english not in found:
             found.update((german, english))
-            yield german, english, is_unseen(sentence)
+            yield german, english, any(map(is_held_out, sentence.pairs))
 
 
 def caption_words(pair: Pair) -> list[str]:

@@ -1,13 +1,13 @@
 """Chapter 1's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
-import weakref
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare, same_numbers
+from scripts.book.instruments import MostAlive
 from scripts.ch01_attention import attention, masked_softmax
 
 
@@ -27,17 +27,14 @@ def check_insisting_query(candidate: Callable[[float], list[float]]) -> None:
         query = torch.as_tensor(candidate(share), dtype=torch.float64)
         assert query.shape == (4,), "the keys have four numbers, so the query must have four"
         assert not query[1:].any(), "only the first number may differ from 0"
-        if not same_numbers(attention(query[None], key, key)[1][0, 0], torch.tensor(share)):
-            undivided, two_words = (
-                (key @ query).softmax(-1)[0],
-                (key[:2] @ query / 2).softmax(-1)[0],
-            )
-            mistakes = {
-                "right only without dividing by √d_k: a score is half of q · k": undivided,
-                "two other words count too: a score of 0 becomes e⁰ = 1 in the softmax": two_words,
-            }
-            otherwise = "the weight isn't the share: solve the softmax formula for s"
-            blame(torch.tensor(share), mistakes, otherwise)
+        undivided, two_words = (key @ query).softmax(-1), (key[:2] @ query / 2).softmax(-1)
+        mistakes = {
+            "right only without dividing by √d_k: a score is half of q · k": undivided[0],
+            "two other words count too: a score of 0 becomes e⁰ = 1 in the softmax": two_words[0],
+        }
+        weight = attention(query[None], key, key)[1][0, 0]
+        otherwise = "the weight isn't the share: solve the softmax formula for s"
+        compare(share, weight, mistakes, otherwise)
 
 
 def window_mask(n: int, r: int, gap: int = 1) -> Tensor:
@@ -98,10 +95,7 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
     def scores(w: Tensor, m: Tensor) -> Tensor:
         return torch.stack([torch.stack([(w @ q + m @ k).tanh() @ u for k in key]) for q in query])
 
-    result = candidate(*inputs)
-    two = isinstance(result, tuple | list) and len(result) == 2
-    assert two, "return two things, as `attention` does: the output and the weights"
-    output, weights = result
+    output, weights = candidate(*inputs)
     assert weights.shape == (3, 5), "the weights must be (T, S): one for each pair of query and key"
     right = scores(w, m)  # (T, S)
     flat = (key @ m.T @ u).expand(3, 5)
@@ -111,8 +105,8 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
         "W and M are swapped: W is for the query, M for the key": scores(m, w).softmax(-1),
         "divided by √d_k: these scores are not sums of d_k products": (right / 2).softmax(-1),
     }
-    if not same_numbers(weights, right.softmax(-1)):
-        blame(weights, mistakes, "not the weights that the formula gives, pair by pair")
+    otherwise = "not the weights that the formula gives, pair by pair"
+    compare(weights, right.softmax(-1), mistakes, otherwise)
     mixed = same_numbers(output, weights @ value)
     assert mixed, "the weights are right, but the output isn't the values mixed by them"
     mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
@@ -128,7 +122,8 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
     assert obeyed, "what the mask forbids must get weight 0"
     added = same_numbers(candidate(*inputs, right)[1], masked_softmax(right, right))
     assert added, "a mask of floats is added to the scores, as in `attention`"
-    batch = candidate(torch.stack((query, -query)), key, value, w, m, u)[0]  # (B, T, d_v)
+    three = (torch.stack((x, -x, 2 * x)) for x in (query, key, value))  # B is T: nothing raises
+    batch = candidate(*three, w, m, u)[0]  # (B, T, d_v)
     assert same_numbers(batch[0], output), "the results in a batch differ from those one by one"
 
 
@@ -150,40 +145,40 @@ def streaming_attention(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) 
     return mix / total
 
 
-def passing_blocks(key: Tensor, value: Tensor, sizes: tuple[int, ...]) -> Iterator[tuple]:
-    """Yields key and value in blocks of `sizes`; asserts that at most the newest is still held."""
-    seen: list[weakref.ref] = []
-    for k, v in zip(key.split(sizes), value.split(sizes), strict=True):
-        k, v = k.clone(), v.clone()
-        kept = sum(old() is not None for old in seen[:-2])
-        assert not kept, "an old block is still in a list or a variable: keep sums, not blocks"
-        seen += [weakref.ref(k), weakref.ref(v)]
-        yield k, v
-        del k, v
-
-
 def check_streaming_attention(candidate: Callable[[Tensor, Iterator[tuple]], Tensor]) -> None:
-    """Compares the streamed output with `attention`'s, in blocks of several sizes."""
+    """Compares the streamed output with `attention`'s, in blocks of several sizes.
+
+    Then it weighs what is in memory.
+    """
     generator = torch.Generator().manual_seed(0)
     shapes = ((3, 4), (12, 4), (12, 2))  # query, key, value
     query, key, value = (torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes)
+
+    def streamed(key: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        pairs = zip(key.split(sizes), value.split(sizes), strict=True)
+        return candidate(query, ((k.clone(), v.clone()) for k, v in pairs))
+
     for sizes in ((12,), (1,) * 12, (5, 4, 3)):
-        got = candidate(query, passing_blocks(key, value, sizes))
-        if same_numbers(got, attention(query, key, value)[0]):
-            continue
-        parts = [attention(query, k, v)[0] for k, v in passing_blocks(key, value, sizes)]
+        pairs = zip(key.split(sizes), value.split(sizes), strict=True)
+        parts = [attention(query, k, v)[0] for k, v in pairs]
+        mean = sum(parts) / len(parts)
         mistakes = {
             "the scores aren't divided by √d_k": attention(2 * query, key, value)[0],
             "only the last block counts": parts[-1],
-            "the blocks' outputs are averaged: add up both sums over all blocks": sum(parts)
-            / len(parts),
+            "the blocks' outputs are averaged: add up both sums over all blocks": mean,
         }
-        blame(got, mistakes, "wrong for some block sizes: rescale both sums by the same factor")
+        otherwise = "wrong for some block sizes: rescale both sums by the same factor"
+        compare(streamed(key, sizes), attention(query, key, value)[0], mistakes, otherwise)
     query = query.abs()
     for scale in (-4000, 4000):  # all scores below -1,000, then all far above 0
         steep = key.abs() * torch.linspace(1, 2, 12).unsqueeze(1).double() * scale
-        got = candidate(query, passing_blocks(steep, value, (5, 4, 3)))
+        got = streamed(steep, (5, 4, 3))
         largest = "NaN for scores far from 0: subtract the largest so far, each query its own"
         assert not got.isnan().any(), largest
         shrink = "wrong for large scores: when a larger one comes, both sums must shrink"
         assert same_numbers(got, attention(query, steep, value)[0]), shrink
+    with MostAlive() as memory:
+        candidate(query, ((torch.randn(16, 4), torch.randn(16, 2)) for _ in range(64)))
+    assert memory.most < 64 * 16 * (4 + 2) * query.itemsize / 2, (
+        "more than half of all keys and values are in memory at once: keep sums, not blocks"
+    )

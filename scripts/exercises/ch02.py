@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare, same_numbers
 from scripts.book.instruments import scramble
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 
@@ -22,18 +22,14 @@ def check_slice_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
     for tokens, h, d_k in ((4, 2, 3), (4, 4, 4), (3, 1, 5)):
         x = torch.arange(2 * tokens * h * d_k).view(2, tokens, h * d_k)  # (B, T, D)
         right = split_heads(x, h)  # (B, H, T, d_k)
+        strided, tokens_first = x.unflatten(-1, (-1, h)).movedim(-1, 1), x.unflatten(-1, (h, -1))
         mistakes = {
             "heads hold whole tokens: the entries were split in memory order": x.view_as(right),
-            "a head takes every H-th feature, but its slice must be consecutive": x.unflatten(
-                -1, (-1, h)
-            ).movedim(-1, 1),
-            "the token axis is before the heads: no token would see another": x.unflatten(
-                -1, (h, -1)
-            ),
+            "a head takes every H-th feature, but its slice must be consecutive": strided,
+            "the token axis is before the heads: no token would see another": tokens_first,
         }
-        got = candidate(x, h)
-        if not same_numbers(got, right):
-            blame(got, mistakes, "not (B, H, T, d_k) with features h·d_k to (h + 1)·d_k in head h")
+        otherwise = "not (B, H, T, d_k) with features h·d_k to (h + 1)·d_k in head h"
+        compare(candidate(x, h), right, mistakes, otherwise)
 
 
 def relative_bias(table: Tensor, T: int, S: int) -> Tensor:
@@ -54,16 +50,15 @@ def check_relative_bias(candidate: Callable[[Tensor, int, int], Tensor]) -> None
         )
         apart = torch.arange(S) - torch.arange(T).unsqueeze(1)  # (T, S), j − i
         inside = apart.clamp(-reach, reach)
+        around = (apart + reach) % (2 * reach + 1) - reach
         columns = {
             "left and right are swapped: a key's distance is its place minus the query's": -inside,
             "left and right get the same number: the distance has a sign": inside.abs(),
-            "far keys take numbers from the table's other end: clamp the distance": (apart + reach)
-            % (2 * reach + 1)
-            - reach,
+            "far keys take numbers from the table's other end: clamp the distance": around,
         }
-        mistakes = {said: table[:, reach + at].unsqueeze(0) for said, at in columns.items()}
-        if not same_numbers(bias, table[:, reach + inside].unsqueeze(0)):
-            blame(bias, mistakes, "a number of the table is at the wrong distance")
+        mistakes = {said: table[None, :, reach + at] for said, at in columns.items()}
+        otherwise = "a number of the table is at the wrong distance"
+        compare(bias, table[None, :, reach + inside], mistakes, otherwise)
         assert bias.requires_grad, "the table gets no gradient, so nothing would be learned"
 
 
@@ -91,7 +86,6 @@ def check_without_head(
     layer = MultiHeadedAttention(h=4, d_model=12, dropout=0.0).double()
     before = copy.deepcopy(layer.state_dict())
     query, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
-    wanted = []
 
     def untouched() -> bool:
         return all(torch.equal(now, before[name]) for name, now in layer.state_dict().items())
@@ -99,10 +93,13 @@ def check_without_head(
     def shapes(module: nn.Module) -> dict[str, torch.Size]:
         return {name: p.shape for name, p in module.named_parameters()}
 
-    for i in range(4):
-        silent = copy.deepcopy(layer)  # as large as before, but W^O ignores head i
-        silent.project_output.weight.data[:, 3 * i : 3 * i + 3] = 0
-        wanted.append(silent(query, memory, memory))
+    def silent(columns: slice) -> Tensor:
+        """As large as before, but W^O ignores what comes from the columns."""
+        muted = copy.deepcopy(layer)
+        muted.project_output.weight.data[:, columns] = 0
+        return muted(query, memory, memory)
+
+    wanted = [silent(slice(3 * i, 3 * i + 3)) for i in range(4)]
     for i in range(4):
         smaller = candidate(layer, i)
         changed = "the layer itself was changed: work on a copy"
@@ -113,11 +110,16 @@ def check_without_head(
             "biases, and d_k columns of `project_output.weight`"
         )
         assert smaller.dropout.p == layer.dropout.p, "the new layer has another dropout probability"
-        got = smaller(query, memory, memory)
-        others = {
-            f"the wrong head is gone: {j} instead of {i}": wanted[j] for j in range(4) if j != i
-        }
-        if not same_numbers(got, wanted[i]):
-            blame(got, others, "the other heads have changed: what they own must stay")
+        others = {f"the wrong head is gone: {j} instead of {i}": wanted[j] for j in range(4)}
+        otherwise = "the other heads have changed: what they own must stay"
+        compare(smaller(query, memory, memory), wanted[i], others, otherwise)
         scramble(smaller)
         assert untouched(), "both layers share a tensor: training one would change the other"
+    try:
+        twice = candidate(candidate(layer, 0), 0)(query, memory, memory)
+    except (IndexError, RuntimeError):  # the shapes don't fit
+        twice = wanted[0]
+    assert same_numbers(twice, silent(slice(6))), (
+        "taking out a second head fails: d_k stays 3, and in_features and out_features must follow "
+        "the weights"
+    )

@@ -6,7 +6,7 @@ from itertools import permutations
 import torch
 from torch import Tensor, nn
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch03_embeddings_and_positions import speeds
@@ -29,17 +29,16 @@ def check_squared_gap(candidate: Callable[[int, int], float]) -> None:
         table = exact_table(60, d_model)
         a, b = table[10], table[10 + distance]
         gap, product = (a - b).square().sum(), a @ b
+        too_long = 2 * (d_model - product)
         mistakes = {
             "that is the dot product: a squared gap also needs the rows' own lengths": product,
-            "a row's squared length is D/2, not D: sin² + cos² is 1 for each pair": 2
-            * (d_model - product),
+            "a row's squared length is D/2, not D: sin² + cos² is 1 for each pair": too_long,
             "a row's squared length isn't 1: it is 1 for each of the D/2 pairs": 2 - 2 * product,
             "the cross term counts twice: (a − b)² = a² − 2ab + b²": d_model - product,
             "that is the length, not its square": gap.sqrt(),
         }
-        got = torch.as_tensor(candidate(distance, d_model), dtype=torch.float64)
-        if not same_numbers(got, gap):
-            blame(got, mistakes, "not the table's numbers: which cosine belongs to which pair?")
+        otherwise = "not the table's numbers: which cosine belongs to which pair?"
+        compare(candidate(distance, d_model), gap, mistakes, otherwise)
 
 
 def stretched(table: Tensor, max_len: int) -> Tensor:
@@ -72,13 +71,11 @@ def check_stretched(candidate: Callable[[Tensor, int], Tensor]) -> None:
             "the hands turn backwards: the map is for rows, so use row @ map": torch.stack(back),
         }
         got = candidate(given, 40)
-        kind = type(got).__name__
-        assert isinstance(got, Tensor), f"the result must be a tensor, not a {kind}"
         assert got.shape == table.shape, "the table must have max_len rows of the old width"
         assert torch.equal(given, table[:24]), "the given table was changed: make a new one"
         assert torch.equal(got[:24], given), "the learned rows must stay exactly the same"
-        if not torch.allclose(got, table, atol=1e-6):
-            blame(got[24:], mistakes, "the new rows don't continue the pattern of the old ones")
+        otherwise = "the new rows don't continue the pattern of the old ones"
+        compare(got[24:], table[24:], mistakes, otherwise, atol=1e-6)
         assert torch.equal(candidate(given, 10), given[:10]), (
             "a shorter table must be the old one, cut"
         )

@@ -5,14 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare
 from scripts.book.instruments import scramble
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
-from scripts.ch04_encoder_decoder import (
-    Encoder,
-    EncoderLayer,
-    PositionwiseFeedForward,
-)
+from scripts.ch04_encoder_decoder import Encoder, EncoderLayer, PositionwiseFeedForward
 
 
 def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
@@ -28,31 +24,23 @@ def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
 def check_encoder_parameters(candidate: Callable[[int, int, int], int]) -> None:
     """Compares candidate(N, d_model, d_ff) with encoders that are built and counted."""
     for N, D, F in ((1, 4, 6), (3, 8, 20)):
-        with torch.device("meta"):
-            layer = EncoderLayer(D, MultiHeadedAttention(2, D), PositionwiseFeedForward(D, F), 0.1)
-            whole = sum(p.numel() for p in Encoder(layer, N).parameters())
-        sizes = {name: p.numel() for name, p in layer.named_parameters()}
-        forgotten = {
-            "norm": "a layer lacks 4D numbers: a LayerNorm learns a scale and a shift, and "
+        layer = EncoderLayer(D, MultiHeadedAttention(2, D), PositionwiseFeedForward(D, F), 0.1)
+        whole = sum(p.numel() for p in Encoder(layer, N).parameters())
+        lacks = (whole - float(candidate(N, D, F))) / N
+        why = {
+            4 * D: "a layer lacks 4D numbers: a LayerNorm learns a scale and a shift, and "
             "attention's matrices have biases",
-            "sublayer.1.norm": "a layer has one LayerNorm for each of its two sublayers",
-            "output": "attention's fourth matrix is missing: where do the joined heads go?",
-            "contract": "half of the feed-forward is missing: it widens and narrows again",
+            2 * D: "a LayerNorm is missing in each layer, or the shifts of both are",
+            5 * D + F: "each matrix has a bias too: one number for each of its outputs",
+            9 * D + F: "only matrices are counted: biases and LayerNorms are missing",
+            D + F: "the feed-forward's two matrices have biases too",
+            D * D + D: "attention's fourth matrix is missing: where do the joined heads go?",
+            D * F + D: "half of the feed-forward is missing: it widens and narrows again",
+            -2 * D / N: "post-norm has no LayerNorm after the last layer",
+            whole * (N - 1) / N**2: "that is one layer; there are N",
         }
-        counts = {"that is one layer; there are N": whole // N}
-        counts["each matrix has a bias too: one number for each of its outputs"] = whole - N * (
-            5 * D + F
-        )
-        for part, said in forgotten.items():
-            counts[said] = N * sum(n for name, n in sizes.items() if part not in name)
-        got = candidate(N, D, F)
-        if got != whole:
-            mistakes = {said: torch.tensor(float(count)) for said, count in counts.items()}
-            blame(
-                torch.tensor(float(got)),
-                mistakes,
-                "too few numbers" if got < whole else "too many numbers",
-            )
+        number = f"{abs(lacks):g} numbers too {'few' if lacks > 0 else 'many'} in each layer"
+        assert lacks == 0, why.get(lacks, f"for N={N}, D={D} and F={F} there are {number}")
 
 
 def layer_from_parts(
@@ -69,6 +57,7 @@ def layer_mistakes(layer: EncoderLayer, x: Tensor) -> dict[str, Tensor]:
     attend, think = lambda x: layer.self_attn(x, x, x), layer.feed_forward
     one, two = norms = [connection.norm for connection in layer.sublayer]
     norm_first = layer.sublayer[0].norm_first
+    other = layer_from_parts(x, attend, think, norms, not norm_first)
     no_road = "x isn't added back: the gradient has no direct path"
     side_by_side = "both sublayers read x: the second must read the output of the first"
     mistakes = {
@@ -81,17 +70,13 @@ def layer_mistakes(layer: EncoderLayer, x: Tensor) -> dict[str, Tensor]:
     }
     if not norm_first:
         return shared | {
-            "that is pre-norm: in post-norm the sum is normalised": layer_from_parts(
-                x, attend, think, norms, True
-            ),
+            "that is pre-norm: in post-norm the sum is normalised": other,
             no_road: two(think(one(attend(x)))),
             side_by_side: two(one(x + attend(x)) + think(x)),
         }
     first = one(x) + attend(one(x))
     return shared | {
-        "that is post-norm: in pre-norm a sublayer's input is normalised": layer_from_parts(
-            x, attend, think, norms, False
-        ),
+        "that is post-norm: in pre-norm a sublayer's input is normalised": other,
         no_road: think(two(attend(one(x)))),
         side_by_side: x + attend(one(x)) + think(two(x)),
         "the normalised x is added back: then a LayerNorm is on the direct path": two(first)
@@ -112,8 +97,8 @@ def check_layer_from_parts(candidate: Callable[..., Tensor]) -> None:
         given = x.clone()
         got = candidate(given, attend, layer.feed_forward, norms, norm_first)
         assert torch.equal(given, x), "x itself was changed, as `+=` does: make a new tensor"
-        if not same_numbers(got, layer(x)):
-            blame(got, layer_mistakes(layer, x), "not the layer that the formula gives")
+        mistakes = layer_mistakes(layer, x)
+        compare(got, layer(x), mistakes, "not the layer that the formula gives")
 
 
 def fresh_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
@@ -133,11 +118,9 @@ def check_fresh_stack(candidate: Callable[[Callable[[], nn.Module], int], nn.Mod
     assert len({id(layer) for layer in layers}) == 3, (
         "that is one layer, N times: all N share the same parameters"
     )
-    weights = torch.stack([layer.expand.weight for layer in layers])
-    biases = torch.stack([layer.expand.bias for layer in layers])
-    assert not (weights[1:] == weights[0]).all(), (
-        "the layers start with the same numbers: a deep copy copies them too"
-    )
-    assert not (biases[1:] == biases[0]).all(), (
-        "the weights differ, but the biases don't: all layers start with the same random ones"
-    )
+    for name, message in (
+        ("weight", "two layers start with the same numbers: a deep copy copies them too"),
+        ("bias", "the weights differ, but the biases don't: two layers start with the same ones"),
+    ):
+        rows = torch.stack([getattr(layer.expand, name).flatten() for layer in layers])
+        assert len(rows.unique(dim=0)) == 3, message

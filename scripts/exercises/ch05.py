@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare, same_numbers
 from scripts.book.instruments import scramble
 from scripts.ch04_encoder_decoder import (
     DecoderLayer,
@@ -38,11 +38,11 @@ def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Ten
     right = F.layer_norm(x, (8,), weight, bias, eps)
     middle = x - x.mean(-1, keepdim=True)
     spread, unbiased = (x.var(-1, keepdim=True, correction=c) for c in (0, 1))
+    both = unbiased.sqrt() + eps
     mistakes = {
         "the variance is divided by D − 1; LayerNorm divides by D": (unbiased + eps).sqrt(),
         "ε is outside the root, but belongs inside": spread.sqrt() + eps,
-        "ε is outside the root, and D − 1 inside: both of the chapter's slips": unbiased.sqrt()
-        + eps,
+        "ε is outside the root, and D − 1 inside: both of the chapter's slips": both,
         "ε is missing: a constant vector would be divided by 0": spread.sqrt(),
         "divided by the variance, not by its root": spread + eps,
     }
@@ -51,8 +51,7 @@ def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Ten
         x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight + bias
     )
     got = candidate(x, weight, bias, eps)
-    if not same_numbers(got, right):
-        blame(got, mistakes, "not the numbers of layer_norm")
+    compare(got, right, mistakes, "not the numbers of layer_norm")
     assert got.requires_grad, "no gradient reaches x"
     slopes = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (got, right)]
     assert same_numbers(*slopes), (

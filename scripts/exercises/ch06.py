@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import (
     BOS,
@@ -41,21 +41,15 @@ def check_linear_rate(candidate: Callable[[int, float, int, int], float]) -> Non
         early = torch.tensor([(total - n) / max(1, total - warmup) for n in steps]).double()
         right = torch.minimum(up, down)  # the lower line holds
         cosine = torch.tensor([cosine_rate(n, 1.0, warmup, total) for n in steps]).double()
+        late, wasted = F.pad(right[:-1], (1, 0)), torch.minimum(up, early).clamp(min=0)
         mistakes = {
-            "the first step has rate 0, and all rates are one step late: steps count from 1": F.pad(
-                right[:-1], (1, 0)
-            ),
-            "the last step has rate 0 and is wasted: reach 0 one step later": torch.minimum(
-                up, early
-            ).clamp(min=0),
+            "the first step has rate 0, and all rates are one step late: steps count from 1": late,
+            "the last step has rate 0 and is wasted: reach 0 one step later": wasted,
             "the rate falls like a cosine, not in a straight line": cosine,
             "the warm-up is missing": down.clamp(max=1),
         }
-        got = (
-            torch.tensor([float(candidate(n, 0.25, warmup, total)) for n in steps]).double() / 0.25
-        )
-        if not same_numbers(got, right):
-            blame(got, mistakes, "not the rates of the two straight lines")
+        got = [float(candidate(n, 0.25, warmup, total)) / 0.25 for n in steps]
+        compare(got, right, mistakes, "not the rates of the two straight lines")
         after = candidate(total + 3, 0.25, warmup, total)
         assert after == 0, (
             "after the last step the rate isn't 0: a rate below 0 would make the loss rise"
@@ -127,8 +121,8 @@ def check_streamed_gradient(
     )
     got = gradient_of(model)
     assert got.isfinite().all(), "what was in p.grad before is still there"
-    if not same_numbers(got, right):
-        blame(got, mistakes, "not the gradient of the smoothed loss per real token of all batches")
+    otherwise = "not the gradient of the smoothed loss per real token of all batches"
+    compare(got, right, mistakes, otherwise)
     assert taken == [0, 1, 2], (
         "only one batch may be in memory: take the next one after the backward pass of this one"
     )
@@ -151,21 +145,18 @@ def check_reversed_target(candidate: Callable[[Tensor], Tensor]) -> None:
 
     src = tensor([[*row, EOS] for row in rows])[:, :6]  # (B, S)
     right = tensor([[BOS, *row[::-1], EOS] for row in rows])  # (B, S+1)
+    copied, padding_too = (F.pad(ids, (1, 0), value=BOS) for ids in (src, src.flip(1)))
+    end_first = tensor([[BOS, EOS, *row[::-1]] for row in rows])
     mistakes = {
-        "nothing is reversed: that is the copy task": F.pad(src, (1, 0), value=BOS),
-        "the padding was reversed too: it must stay at the end": F.pad(
-            src.flip(1), (1, 0), value=BOS
-        ),
-        "the end symbol comes first: the model would learn to stop at once": tensor(
-            [[BOS, EOS, *row[::-1]] for row in rows]
-        ),
+        "nothing is reversed: that is the copy task": copied,
+        "the padding was reversed too: it must stay at the end": padding_too,
+        "the end symbol comes first: the model would learn to stop at once": end_first,
         "the start symbol is missing: the decoder has nothing to read at first": right[:, 1:],
         "the end symbol is missing: decoding would never stop": right.where(right != EOS, PAD),
     }
     given = src.clone()
     got = candidate(given)
-    if not same_numbers(got, right):
-        blame(got, mistakes, "the target must be <s>, the symbols backwards, </s>, padding")
+    compare(got, right, mistakes, "the target must be <s>, the symbols backwards, </s>, padding")
     assert got.dtype == src.dtype, "ids must stay integers"
     assert torch.equal(given, src), (
         "src itself was changed: the model would read what it must say, and only copy it"

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from scripts.book.exercises import compare
 from scripts.ch06_training import BOS, EOS, PAD, UNK
 from scripts.ch07_multi30k import SPECIALS, Example, padding_share
 
@@ -58,25 +59,20 @@ def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> f
 
 def check_wasted_scores(candidate: Callable[..., float]) -> None:
     """Compares with counts by hand for small batches."""
-
-    def near(found: float, value: float) -> bool:
-        return abs(found - value) < 1e-12
-
-    found = candidate([2, 4], [[0, 1]])
     mistakes = {
-        1 / 4: "that is the share of padded cells: a score belongs to two, a query and a key",
-        20 / 32: "that is the useful share: the wasted share is the rest",
-        4 / 32: "only scores between two paddings are counted: one padded side is enough",
+        "that is the share of padded cells: a score belongs to two, a query and a key": 1 / 4,
+        "that is the useful share: the wasted share is the rest": 20 / 32,
+        "only scores between two paddings are counted: one padded side is enough": 4 / 32,
     }
-    for value, message in mistakes.items():
-        assert not near(found, value), f"lengths 2 and 4: {message}"
-    assert near(found, 12 / 32), "lengths 2 and 4: the first row needs 2 × 2 scores and gets 4 × 4"
+    otherwise = "lengths 2 and 4: the first row needs 2 × 2 scores and gets 4 × 4"
+    compare(candidate([2, 4], [[0, 1]]), 12 / 32, mistakes, otherwise)
     found = candidate([1, 2, 10, 10, 10, 10], [[0, 1], [2, 3, 4, 5]])
-    assert not near(found, 3 / 16), "a mean of the batches' shares: add up first, then divide once"
-    assert near(found, 3 / 408), (
+    mistakes = {"a mean of the batches' shares: add up first, then divide once": 3 / 16}
+    otherwise = (
         "a batch of lengths 1 and 2 and a batch of four tens waste 3 of 408 scores: is each batch "
         "as wide as its own longest row?"
     )
+    compare(found, 3 / 408, mistakes, otherwise)
 
 
 def budget_batches(
@@ -115,6 +111,7 @@ def check_budget_batches(candidate: Callable[..., list[list[int]]]) -> None:
         "only partly full, missing?"
     )
     assert max(times.values()) == 1, "an example is in two places: one epoch would show it twice"
+    assert all(batches), "a batch is empty"
     sides = [list(zip(*(lengths[i] for i in batch), strict=True)) for batch in batches]
     widths = [max(source) + max(target) for source, target in sides]
     cells = [len(batch) * width for batch, width in zip(batches, widths, strict=True)]

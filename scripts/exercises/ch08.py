@@ -62,7 +62,8 @@ def check_likeliest_text(candidate: Callable[[nn.Module, Tensor, int], Hypothesi
     ):
         book = PhraseBook(table)
         calls, found = count_calls(book.generator, partial(candidate, book, src, limit))
-        assert hasattr(found, "ids"), f"{found!r} is no Hypothesis. {why}"
+        made = "return a Hypothesis, as hypothesis(ids, log_prob) makes it"
+        assert hasattr(found, "ids"), f"{made}, not {found!r}"
         said = book.text(found.ids)
         assert said == wanted, f"The likeliest text is {wanted!r}, but you found {said!r}. {why}"
         right = math.isclose(math.exp(found.log_prob), p, rel_tol=1e-6)

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+from scripts.book.exercises import same_numbers
 from scripts.ch10_judging import BleuParts, ngram_counts, tokens_13a
 
 
@@ -18,7 +19,7 @@ def check_sign_test(candidate: Callable[[list[float], list[float]], float]) -> N
         ([0.1, 0.1, 90.0], 0.25, "Only the sign of a difference counts, not how *large* it is"),
     ):
         found = candidate([5.0] * len(gains), [5.0 + gain for gain in gains])
-        assert abs(found - right) < 1e-9, f"{why}: {right:.4f}, not {found:.4f}."
+        assert same_numbers(found, right), f"{why}: {right:.4f}, not {found:.4f}."
 
 
 def sign_test(first: list[float], second: list[float]) -> float:
@@ -40,28 +41,21 @@ def check_many_references(candidate: Callable[[list[str], list[list[str]]], floa
     again = [["in the garden a dog sleeps and sleeps and sleeps again"]]
     three = [["the dog in the garden", "in the garden a dog sleeps", "a dog sleeps in the garden"]]
     of = {n: " ".join("abcdefghi"[:n]) for n in range(4, 10)}  # texts of n words that all match
+    own = [of[5], of[8]], [[of[6], of[9]], [of[9], of[4]]]
+    corpus = "Counts are added over the corpus, of tokens 13a with capitals; the score is 0 to 100"
     for texts, references, why in (
-        (
-            outputs,
-            one,
-            "Counts are added over the corpus, of tokens 13a with their capitals; the score is "
-            "0 to 100",
-        ),
+        (outputs, one, corpus),
         (outputs[1:2], one[1:2], "No triple matches, but such zeros are smoothed, as in BleuParts"),
         (stutter, again, "An n-gram matches at most as often as a reference has it"),
-        (
-            stutter,
-            three,
-            "For each n-gram the reference with it most often counts, not the sum",
-        ),
+        (stutter, three, "For each n-gram the reference with it most often counts, not the sum"),
         ([of[6]], [[of[4], of[7], of[9]]], "Of 4, 7 and 9 words, 7 is closest to 6"),
         ([of[5]], [[of[6], of[4]]], "5 words, references of 6 and 4: in a tie the shorter counts"),
+        (*own, "Each output has its own closest reference: here of 6 and of 9 words"),
     ):
         found = candidate(texts, references)
         right = BLEU().corpus_score(texts, [*zip(*references, strict=True)]).score
-        assert abs(found - right) < 1e-6, (
-            f"{why}. sacreBLEU gives {right:.2f}, you get {found:.2f}."
-        )
+        message = f"{why}. sacreBLEU gives {right:.2f}, you get {found:.2f}."
+        assert same_numbers(found, right), message
 
 
 def many_references(outputs: list[str], references: list[list[str]]) -> float:

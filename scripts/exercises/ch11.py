@@ -53,9 +53,11 @@ class PretendDevice:
 def check_stopwatch(candidate: Callable[..., float]) -> None:
     """Checks candidate(work, wait, clock, rounds) on a device whose times are known."""
     disturbed = (5.0, *(0.25, 0.5, 9.0, 0.5, 0.25) * 20)  # any five in a row have the same median
+    even = (5.0, *(0.25, 0.5, 1.0, 9.0) * 20)  # and any four
     for durations, rounds, wanted, why in (
         ((5.0, 0.25), 1, 0.25, "The first call is in your time. Let it end before you start"),
         (disturbed, 5, 0.5, "That isn't the median of 0.25, 0.5, 9, 0.5 and 0.25 seconds"),
+        (even, 4, 0.75, "Of four rounds the median is the middle two's mean"),
     ):
         device = PretendDevice(*durations)
         found = candidate(device.work, device.wait, device.clock, rounds)

@@ -1,17 +1,14 @@
 """Chapter 12's exercises: our solutions, and checkers that say what is wrong."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare, same_numbers
+from scripts.book.instruments import MostAlive
 from scripts.ch01_attention import attention, subsequent_mask
 
 
@@ -21,13 +18,13 @@ def check_packed_attention(candidate: Callable[..., Tensor]) -> None:
     lengths, qkv = [4, 1, 6, 2], torch.randn(3, 13, 5, dtype=torch.float64)
     for causal, sees in ((False, "does not see"), (True, "sees")):
         found = candidate(*qkv.clone(), lengths, causal)
-        if not same_numbers(found, packed_attention(*qkv, lengths, causal)):
-            ahead = f"With causal={causal} a row {sees} what follows it in its own sentence."
-            mistakes = {
-                "A sentence looks at other sentences.": packed_attention(*qkv, [13], causal),
-                ahead: packed_attention(*qkv, lengths, not causal),
-            }
-            blame(found, mistakes, "The result isn't softmax(QKᵀ/√d)·V within each sentence.")
+        ahead = f"With causal={causal} a row {sees} what follows it in its own sentence."
+        mistakes = {
+            "A sentence looks at other sentences.": packed_attention(*qkv, [13], causal),
+            ahead: packed_attention(*qkv, lengths, not causal),
+        }
+        otherwise = "The result isn't softmax(QKᵀ/√d)·V within each sentence."
+        compare(found, packed_attention(*qkv, lengths, causal), mistakes, otherwise)
 
 
 def packed_attention(
@@ -37,24 +34,6 @@ def packed_attention(
     numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))  # (N,)
     mask = numbers[:, None] == numbers  # (N, N)
     return attention(q, k, v, mask & subsequent_mask(len(q))[0] if causal else mask)[0]
-
-
-class MostAlive(TorchDispatchMode):
-    """`most`: the bytes of the tensors made within the `with` that were alive at once, at most."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes, self.most = {}, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self.sizes[StorageWeakRef(storage)] = storage.nbytes()
-        self.sizes = {ref: size for ref, size in self.sizes.items() if not ref.expired()}
-        self.most = max(self.most, sum(self.sizes.values()))
-        return result
 
 
 def check_chunked_z_loss(candidate: Callable[..., Tensor]) -> None:
@@ -67,15 +46,13 @@ def check_chunked_z_loss(candidate: Callable[..., Tensor]) -> None:
     ):
         leaves = [t.clone().requires_grad_() for t in (size * x, *given)]
         wanted, found = F.linear(*leaves).logsumexp(1).square().sum(), candidate(*leaves, 3)
-        assert isinstance(found, Tensor), f"return a tensor, not a {type(found).__name__}"
-        assert torch.allclose(found, wanted), f"The loss is wrong {message}."
+        assert same_numbers(found, wanted), f"The loss is wrong {message}."
         grads = [
             torch.autograd.grad(3 * y, leaves, materialize_grads=True) for y in (found, wanted)
         ]
         for name, a, b in zip(("x", "weight", "bias"), *grads, strict=True):
-            assert torch.allclose(a, b), (
-                f"The gradient of 3 times the loss with respect to {name} is wrong."
-            )
+            wrong = f"The gradient of 3 times the loss with respect to {name} is wrong."
+            assert same_numbers(a, b), wrong
     leaves = [torch.ones(s, requires_grad=True) for s in ((128, 4), (512, 4), (512,))]
     with MostAlive() as memory:
         candidate(*leaves, 2).backward()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare
 
 
 def check_rollout(candidate: Callable[[Tensor], Tensor]) -> None:
@@ -15,21 +15,19 @@ def check_rollout(candidate: Callable[[Tensor], Tensor]) -> None:
     means = maps.mean(1)
     first, second, third = (means + torch.eye(5, dtype=torch.float64)) / 2
     right, bare = third @ second @ first, means[2] @ means[1] @ means[0]
+    mean = (first + second + third) / 3
     mistakes = {
         "The layers are in the wrong order: layer 2 looks at what layer 1 made, so the later layer "
         "is on the left.": first @ second @ third,
         "The identity is missing: half of a position comes from the residual connection.": bare,
         "The identity was added, but not half and half: the rows sum to more than 1.": 8 * right,
-        "That is a mean over the layers. What one passes on, the next mixes again: multiply.": (
-            (first + second + third) / 3
-        ),
-        "The maps are multiplied cell by cell. Use the product of matrices.": (
-            third * second * first
-        ),
+        "That is a mean over the layers. What one passes on, the next mixes again: multiply.": mean,
+        "The maps are multiplied cell by cell. Use the product of matrices.": first
+        * second
+        * third,
     }
-    got = candidate(maps)
-    if not same_numbers(got, right):
-        blame(got, mistakes, "This isn't the matrix for three layers of two heads.")
+    otherwise = "This isn't the matrix for three layers of two heads."
+    compare(candidate(maps), right, mistakes, otherwise)
 
 
 def rollout(maps: Tensor) -> Tensor:

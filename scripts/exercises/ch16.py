@@ -1,7 +1,7 @@
 """Chapter 16's exercise: our solution, and a checker that says what is wrong."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,8 @@ def check_values_silenced(candidate: Silencer) -> None:
         "`with` can't use what your function gives: put @contextmanager above it."
     )
     with block:
-        silent = values()
+        silent, gradients = values(), torch.is_grad_enabled()
+    assert gradients, "no_grad must end before `yield`: whoever uses the block may want gradients."
     assert not torch.allclose(silent, whole), (
         "Nothing changed in W^V and its bias, which all paths read: a hook won't do."
     )
@@ -47,9 +48,14 @@ def check_values_silenced(candidate: Silencer) -> None:
         "The head isn't silent, or another one is too. Its values come from rows i·d_k to "
         "(i + 1)·d_k of the value matrix, *and* from that part of the bias."
     )
-    with suppress(KeyError), candidate(layer, 1):
-        raise KeyError("an error inside the block")
-    assert as_before(), "An error inside the block leaves the head silent: undo it in `finally`."
+    try:
+        with candidate(layer, 1):
+            raise KeyError("an error inside the block")
+        raise AssertionError("An error inside the block is lost: use `finally` without `except`.")
+    except KeyError:
+        assert as_before(), (
+            "An error inside the block leaves the head silent: undo it in `finally`."
+        )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scripts.book.exercises import compare
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch07_multi30k import BPETokenizer
 
@@ -24,25 +25,19 @@ def check_bits_from_pieces(candidate: Callable[[float, Sequence[str], Any], floa
     pieces, characters = 3 + 1 + 7, 6 + 1 + 13
     found, bits = candidate(1.7, texts, Halves()), 1.7 / math.log(2)
     each = [bits * (math.ceil(len(x) / 2) + 1) / (len(x) + 1) for x in texts]
+    wanted = bits * (pieces + 3) / (characters + 3)
+    above, below = bits * (pieces + 3) / characters, bits * pieces / (characters + 3)
     mistakes = {
-        "These are nats: a bit is ln 2 nats.": 1.7 * (pieces + 3) / (characters + 3),
+        "These are nats: a bit is ln 2 nats.": wanted * math.log(2),
         "This is per piece: a piece has several characters.": bits,
         "The ends are missing: a model is asked for each text's </s> too. Count it as a piece and "
         "as a character.": bits * pieces / characters,
-        "The ends count as pieces, but not as characters: divide by characters plus ends.": (
-            bits * (pieces + 3) / characters
-        ),
-        "The ends count as characters, but not as pieces: `encode` leaves them out.": (
-            bits * pieces / (characters + 3)
-        ),
+        "The ends count as pieces, but not as characters: divide by characters plus ends.": above,
+        "The ends count as characters, but not as pieces: `encode` leaves them out.": below,
         "A mean of means: short texts would count as much as long ones.": sum(each) / 3,
     }
-    for message, value in mistakes.items():
-        assert abs(found - value) > 1e-9, message
-    wanted = bits * (pieces + 3) / (characters + 3)
-    assert abs(found - wanted) < 1e-9, (
-        f"1.7 nats a piece should give {wanted:.4f}, not {found:.4f}."
-    )
+    otherwise = f"1.7 nats a piece should give {wanted:.4f}, not {found:.4f}."
+    compare(found, wanted, mistakes, otherwise)
 
 
 def bits_from_pieces(nats_per_piece: float, texts: Sequence[str], tokenizer: BPETokenizer) -> float:

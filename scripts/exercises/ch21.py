@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from scripts.book.exercises import compare
+
 
 def common_letters(hypothesis: str, reference: str) -> float:
     """A similarity that, as chrF, charges more for a letter too few than for one too many."""
@@ -20,17 +22,11 @@ def check_closest_to_people(candidate: Callable[..., list[str]]) -> None:
     assert len(found) == 4, f"4 pairs went in, but {len(found)} texts came out."
     right = ["abc", "mnop", "pq", "gh"]  # nothing is like "kl": a tie
     mistakes = {
-        ("xyz", "abc", "pq", "gh"): (
-            "These are the teacher's likeliest. Compare with the person's text."
-        ),
+        ("xyz", "abc", "pq", "gh"): "These are the likeliest. Compare with the person's text.",
         ("abc", "mn", "qp", "kl"): "These are people's texts: return the teacher's hypotheses.",
         ("xyz", "abc", "qpx", "gh"): "These are the *least* similar ones.",
-        ("abc", "mnop", "qp", "ij"): (
-            "'pq' and 'qp' are equally similar, and 'pq' is likelier: it wins."
-        ),
-        ("abc", "m", "pq", "gh"): (
-            "`similarity` takes the hypothesis first, then the reference: the order matters."
-        ),
+        ("abc", "mnop", "qp", "ij"): "'pq' and 'qp' are equally similar, but 'pq' is likelier.",
+        ("abc", "m", "pq", "gh"): "`similarity` takes the hypothesis first: the order matters.",
     }
     assert tuple(found) not in mistakes, mistakes[tuple(found)]
     assert found == right, f"It should be {right}, not {found}."
@@ -52,9 +48,7 @@ def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tenso
     risks = torch.tensor([0.2, 0.8, 0.5, 0.1, 0.7], dtype=torch.float64, requires_grad=True)
     given = log_probs.clone().requires_grad_()
     loss = candidate(given, risks, [3, 2])
-    assert isinstance(loss, Tensor) and loss.dim() == 0, (
-        f"The loss must be a tensor of one number, the mean over all, not {loss}."
-    )
+    assert loss.dim() == 0, f"The loss must be one number, the mean over all, not {loss}."
     assert loss.requires_grad, "No gradient reaches the log-probabilities."
     push, through = torch.autograd.grad(loss, (given, risks), allow_unused=True)
     flows = through is not None and through.any()
@@ -66,25 +60,18 @@ def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tenso
         return group - (group.sum() - group) / (len(group) - 1)
 
     one, two = against_others(easy), against_others(hard)
-    right = torch.cat((one, two)) / 5
+    right, by_source = torch.cat((one, two)) / 5, torch.cat((one / 3, two / 2)) / 2
+    own, pooled = torch.cat((easy - easy.mean(), hard - hard.mean())), against_others(marks)
     mistakes = {
         "The sign is wrong: what is worse than the others would become likelier.": -right,
-        "The candidate's own mark is in its baseline: take the mean of the *others*.": (
-            torch.cat((easy - easy.mean(), hard - hard.mean())) / 5
-        ),
-        "The baseline is over all sources: easy ones would always win. Use one per source.": (
-            against_others(marks) / 5
-        ),
+        "The candidate's own mark is in its baseline: take the mean of the *others*.": own / 5,
+        "The baseline is over all sources: easy ones always win. Use one per source.": pooled / 5,
         "There is no baseline: everything that isn't perfect is pushed down.": marks / 5,
         "That is the sum, not the mean over all candidates.": 5 * right,
-        "Each source's mean was taken first. Here all candidates count the same.": (
-            torch.cat((one / 3, two / 2)) / 2
-        ),
+        "Each source's mean was taken first. Here all candidates count the same.": by_source,
         "That is the gradient of P, not of log P.": right * log_probs.exp(),
     }
-    for why, wrong in mistakes.items():
-        assert not torch.allclose(push, wrong), why
-    assert torch.allclose(push, right), f"The gradient should be {right.tolist()}, not {push}."
+    compare(push, right, mistakes, f"The gradient should be {right.tolist()}, not {push}.")
 
 
 def policy_loss(log_probs: Tensor, risks: Tensor, counts: Sequence[int]) -> Tensor:

@@ -1,11 +1,12 @@
 """Chapter 22's exercises: our solutions, and checkers that say what is wrong."""
 
+import inspect
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare, same_numbers
 from scripts.ch02_multi_head_attention import distance_bias, split_heads
 from scripts.ch22_todays_block import rotated, rotated_in_halves
 
@@ -14,18 +15,19 @@ def check_shared_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
     """Compares candidate(k, h) with the keys that each head should have."""
     k = torch.arange(60.0).view(2, 2, 5, 3)  # (B, G, S, d_k), no number occurs twice
     found = candidate(k, 6)
-    right = isinstance(found, Tensor) and found.shape == (2, 6, 5, 3)
-    assert right, "For six heads of two groups the shape must be (2, 6, 5, 3)."
-    if not same_numbers(found, k[:, [0, 0, 0, 1, 1, 1]]):
-        mistakes = {
-            "Heads take turns, 0, 1, 0, 1, …: that is `repeat`. Neighbours must share: 0, 0, 0, 1, "
-            "1, 1. With one group, or one per head, you would not notice.": k[:, [0, 1] * 3],
-            "Every head reads the first group.": k[:, [0] * 6],
-        }
-        blame(found, mistakes, "Some heads have keys of no group, or of the wrong group.")
-    assert same_numbers(candidate(k[:, :1], 4), k[:, [0] * 4]), (
-        "With one group, all heads must read it."
-    )
+    shape = "For six heads of two groups the shape must be (2, 6, 5, 3)."
+    assert found.shape == (2, 6, 5, 3), shape
+    mistakes = {
+        "Heads take turns, 0, 1, 0, 1, …: that is `repeat`. Neighbours must share: 0, 0, 0, 1, "
+        "1, 1. With one group, or one per head, you would not notice.": k[:, [0, 1] * 3],
+        "Every head reads the first group.": k[:, [0] * 6],
+    }
+    otherwise = "Some heads have keys of no group, or of the wrong group."
+    compare(found, k[:, [0, 0, 0, 1, 1, 1]], mistakes, otherwise)
+    single = same_numbers(candidate(k[:, :1], 4), k[:, [0] * 4])
+    assert single, "With one group, all heads must read it."
+    names = inspect.unwrap(candidate).__code__.co_names
+    assert "repeat_interleave" not in names, "It is right. Now do it without `repeat_interleave`."
 
 
 def shared_heads(k: Tensor, h: int) -> Tensor:
@@ -42,9 +44,8 @@ def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
     given = weights.clone()
     moved = [candidate(weight, h) for weight in given]
     assert torch.equal(given, weights), "The given weight was changed: make a new one."
-    for weight in moved:
-        kept = isinstance(weight, Tensor) and weight.shape == (24, 24)
-        assert kept, "The result must be a tensor of the weight's shape, (24, 24)."
+    kept = all(weight.shape == (24, 24) for weight in moved)
+    assert kept, "The result must have the weight's shape, (24, 24)."
     same = (moved[0][:, None] == weights[0]).all(-1).tolist()  # which row is where
     places = [row.index(True) if any(row) else -1 for row in same]
     once = sorted(places) == list(range(24))
@@ -83,16 +84,16 @@ def check_alibi_bias(candidate: Callable[[int, int, int], Tensor]) -> None:
         return sign * torch.tensor([[[m * d for d in row] for row in far] for m in slopes])
 
     found = candidate(h, T, S)
-    assert isinstance(found, Tensor) and found.shape == (h, T, S), "The shape must be (h, T, S)."
-    if not same_numbers(found, by_hand()):
-        mistakes = {
-            "The sign is wrong: it prefers far words. A penalty lowers the score.": by_hand(sign=1),
-            "The queries are the last T of the S positions, not the first.": by_hand(first=0),
-            "The slopes begin at 2^(−8/h), for head 1; yours begin at 1.": by_hand(shift=0),
-            "The slopes go down to 2^(−8) whatever h is; yours are 1/2, 1/4, …": by_hand(steps=h),
-            "The heads are in reverse: head 1 has the steepest slope.": by_hand().flip(0),
-        }
-        blame(found, mistakes, "The penalty is slope times distance; the distance is |i − j|.")
+    assert found.shape == (h, T, S), "The shape must be (h, T, S)."
+    mistakes = {
+        "The sign is wrong: it prefers far words. A penalty lowers the score.": by_hand(sign=1),
+        "The queries are the last T of the S positions, not the first.": by_hand(first=0),
+        "The slopes begin at 2^(−8/h), for head 1; yours begin at 1.": by_hand(shift=0),
+        "The slopes go down to 2^(−8) whatever h is; yours are 1/2, 1/4, …": by_hand(steps=h),
+        "The heads are in reverse: head 1 has the steepest slope.": by_hand().flip(0),
+    }
+    otherwise = "The penalty is slope times distance; the distance is |i − j|."
+    compare(found, by_hand(), mistakes, otherwise)
 
 
 def alibi_bias(h: int, T: int, S: int) -> Tensor:

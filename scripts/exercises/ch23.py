@@ -1,21 +1,21 @@
 """Chapter 23's exercises: our solutions, and checkers that say what is wrong."""
 
 import math
-import weakref
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scripts.book.exercises import blame, same_numbers
+from scripts.book.exercises import compare, same_numbers
+from scripts.book.instruments import MostAlive
 from scripts.ch23_long_memory import delta_attention, tiles
 
 Tile = tuple[Tensor, Tensor]  # scores (n,) and values (n, d)
 
 
 def check_online_softmax(candidate: Callable[[Iterator[Tile]], Tensor]) -> None:
-    """Compares candidate(parts) with a softmax over everything at once."""
+    """Compares candidate(parts) with a softmax over everything at once, and weighs it."""
     generator = torch.Generator().manual_seed(0)
     scores, v = (torch.randn(size, generator=generator).double() for size in ((12,), (12, 4)))
     falling = 2 * scores.sort(descending=True).values
@@ -23,17 +23,7 @@ def check_online_softmax(candidate: Callable[[Iterator[Tile]], Tensor]) -> None:
     hidden[:4] = -math.inf
 
     def agrees(scores: Tensor, size: int = 4) -> bool:
-        given: list[weakref.ref] = []
-
-        def tile(part: slice) -> Tile:
-            assert sum(one() is not None for one in given) < 2, (
-                "An earlier tile is still in memory. Take one, update the sums, and let it go."
-            )
-            values = v[part]
-            given.append(weakref.ref(values))
-            return scores[part], values
-
-        found = candidate(tile(part) for part in tiles(12, size))
+        found = candidate((scores[part].clone(), v[part].clone()) for part in tiles(12, size))
         return same_numbers(found, scores.softmax(0) @ v)
 
     assert agrees(falling, 12), "Wrong even if one tile holds everything: give softmax(scores) @ v."
@@ -48,6 +38,11 @@ def check_online_softmax(candidate: Callable[[Iterator[Tile]], Tensor]) -> None:
     }
     for message, scores in cases.items():
         assert agrees(scores), message
+    with MostAlive() as memory:
+        candidate((torch.randn(16), torch.randn(16, 4)) for _ in range(64))
+    assert memory.most < 64 * 16 * (1 + 4) * v.itemsize / 2, (
+        "More than half of all tiles are still in memory. Take one, update the sums, let it go."
+    )
 
 
 def online_softmax(parts: Iterator[Tile]) -> Tensor:
@@ -71,31 +66,23 @@ def check_gated_delta(candidate: Callable[..., Tensor]) -> None:
     ones = torch.ones_like(alpha)
     early, after = fading(q, k, v, ones, beta, early=True), fading(q, k, v, alpha, beta, after=True)
     found = candidate(q, k, v, ones, beta)
-    assert isinstance(found, Tensor) and found.shape == v.shape, (
-        "The result must be one (T, d) tensor."
-    )
+    assert found.shape == v.shape, "The result must be one (T, d) tensor."
     mistakes = {
         "With alpha = 1 it should be the delta rule. Yours only adds, and never looks up what is "
         "stored under the key.": fading(q, k, v, ones, beta, correct=0.0),
         "Each token reads before it has written: write first, then read.": early,
     }
-    if not same_numbers(found, delta_attention(q, k, v, beta)):
-        blame(
-            found,
-            mistakes,
-            "With alpha = 1 it isn't the delta rule: write M + β k (v − Mᵀk)ᵀ, then read Mᵀq.",
-        )
+    otherwise = "With alpha = 1 it isn't the delta rule: write M + β k (v − Mᵀk)ᵀ, then read Mᵀq."
+    compare(found, delta_attention(q, k, v, beta), mistakes, otherwise)
     mistakes = {
         "Nothing fades: alpha isn't used.": delta_attention(q, k, v, beta),
         "The correction looks at the state before it faded. Fade first, then look up what is "
         "stored under the key.": fading(q, k, v, alpha, beta, stale=True),
         "What was just written fades too. Fade first, then write.": after,
     }
-    found = candidate(q, k, v, alpha, beta)
-    if not same_numbers(found, gated_delta(q, k, v, alpha, beta)):
-        blame(
-            found, mistakes, "Wrong for alpha below 1: first M ← α M, then the delta rule's step."
-        )
+    given = q, k, v, alpha, beta
+    otherwise = "Wrong for alpha below 1: first M ← α M, then the delta rule's step."
+    compare(candidate(*given), gated_delta(*given), mistakes, otherwise)
 
 
 def fading(q, k, v, alpha, beta, correct=1.0, stale=False, after=False, early=False) -> Tensor:

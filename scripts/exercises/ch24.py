@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from scripts.book.exercises import same_numbers
+from scripts.book.exercises import compare, same_numbers
 
 
 def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> None:
@@ -15,14 +15,10 @@ def check_router(candidate: Callable[[Tensor, int], tuple[Tensor, Tensor]]) -> N
     logits.requires_grad_()
 
     def routed(top: int) -> tuple[Tensor, Tensor]:
-        found = candidate(logits, top)
-        pair = isinstance(found, tuple | list)
-        two = pair and [isinstance(one, Tensor) for one in found] == [True, True]
-        assert two, "Return two tensors: the experts' indices, then their weights."
-        assert found[0].shape == found[1].shape == (7, top), (
-            f"Seven tokens and top = {top}: both shapes must be (7, {top})."
-        )
-        return found[0], found[1]
+        chosen, share = candidate(logits, top)
+        shapes = f"Seven tokens and top = {top}: both shapes must be (7, {top})."
+        assert chosen.shape == share.shape == (7, top), shapes
+        return chosen, share
 
     chosen, share = routed(2)
     ranked = logits.argsort(descending=True)
@@ -75,11 +71,8 @@ def check_dropped_share(candidate: Callable[[Tensor, int, float], float]) -> Non
         "With two experts in all there is room for six at each: all fit.": (crowd, 2, 1.0, 0),
     }
     for message, (chosen, experts, factor, right) in cases.items():
-        found = candidate(chosen, experts, factor)
-        assert right == 0 or found != right, (
-            "That is the number of dropped visits. Return their share of all visits."
-        )
-        assert math.isclose(found, right / 12, abs_tol=1e-9), message
+        number = {"That is the number of dropped visits. Return their share of all visits.": right}
+        compare(candidate(chosen, experts, factor), right / 12, number, message)
 
 
 def dropped_share(chosen: Tensor, experts: int, factor: float) -> float:

@@ -36,7 +36,7 @@ class Rung:
     {0} stands for its seed, {1} for the next.
     """
     share: int = 1
-    """It learns from one in so many of the corpus's pairs."""
+    """It learns from one in so many of the corpus's pairs, and from no texts that models wrote."""
     turned: bool = False
     """It learns to translate back. Its BLEU is of another language, so it can't be compared."""
     candidate: bool = False
