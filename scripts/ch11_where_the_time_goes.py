@@ -527,10 +527,6 @@ pd.DataFrame(slopes, index=costs).T.round(2)
 # - The floor is every product at the roof plus Adam's traffic. Our step takes 3.7 times that, mostly for slow products, random bits and elementwise passes.
 # - At a fixed number of tokens, length costs little. Width has the largest exponent.
 #
-# ## What the paper did that we don't
-#
-# It compares operations per layer (Table 1) and what GPUs could have done (Table 2). We count and time what is computed.
-#
 # ## Exercises
 #
 # `check(f)` is silent when your function is right, and otherwise says what is wrong.

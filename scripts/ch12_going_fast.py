@@ -572,7 +572,7 @@ names = ["textbook, padded to 72", "textbook", "textbook, memory kept"]
 race_frame(record["reports"]).loc[names].round(2)
 
 # %% [markdown]
-# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets. All this chapter's tricks together are worth a factor of 2.2 in float32, and 4.7 with bf16.
+# Padded to 72, as in The Annotated Transformer, the textbook's code takes five times as long as in buckets. All this chapter's tricks together are worth a factor of 2.2 in float32, and 4.7 with bf16 (README's table of speed).
 #
 # ## Where the time goes now
 #
@@ -624,10 +624,6 @@ stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 # - Batching by length is worth a factor of 5; all tricks together 2.2 in float32, and 4.7 with bf16.
 # - A backward pass by hand keeps only what it needs, and `gradcheck` tests it.
 # - bf16 makes products cheap; then everything else counts, and should take one pass each.
-#
-# ## What the paper did that we don't
-#
-# It reports its cost in operations (Table 2). We report ratios of times.
 #
 # ## Exercises
 #
