@@ -165,7 +165,8 @@ def put_beside(target: Path) -> None:
 
 def build(target: Path) -> None:
     """The whole site, from scratch, in place of one that was built before."""
-    if target.is_dir() and any(target.iterdir()) and not (target / "_static/vega.js").is_file():
+    others = {path.name for path in target.glob("*")} - {"living"}
+    if others and not (target / "_static/vega.js").is_file():
         raise SystemExit(f"{target} holds something else: name an empty or a new folder")
     options = ["--quiet", "--fail-on-warning", "--keep-going", "--jobs", "2", "--builder", "html"]
     with tempfile.TemporaryDirectory() as work:

@@ -97,7 +97,7 @@ torch.set_default_dtype(torch.float64)  # so that every check can ask for many d
 #
 # $$ h_t = f(h_{t-1}, x_t), \qquad x_t, h_t \in \mathbb{R}^{D},\quad t = 1 \dots S $$
 #
-# This causes two problems. **Memory:** the last state $h_S$ has $D$ numbers, whether the sentence has five words or fifty. A translator that starts from $h_S$ alone gets worse as sentences get longer. **Time:** $h_{50}$ can't be computed before $h_{49}$, so the words of a sentence can't be read in parallel (§1).
+# This causes two problems. **Memory:** the last state $h_S$ has $D$ numbers, whether the sentence has five words or fifty. A translator that starts from $h_S$ alone may get worse as sentences get longer. **Time:** $h_{50}$ can't be computed before $h_{49}$, so the words of a sentence can't be read in parallel (§1).
 #
 # In 2014 Bahdanau et al. gave such translators (Sutskever et al.; Cho et al.) attention, a look back at every state, and solved the first problem. ByteNet (Kalchbrenner et al. 2016) and ConvS2S (Gehring et al. 2017) use convolutions, which work in parallel, but distant words are several layers apart. The **Transformer** (Vaswani et al. 2017) uses attention alone: any two words are one step apart, and all are handled at once. The price: every word looks at every word, so the work grows with $S^2$ ([chapter 1](ch01_attention.ipynb)).
 
@@ -324,7 +324,7 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
 #
 # Each chapter is also a Python script in `scripts/`, from which later chapters import. So an `import` tells you which chapter explains a name.
 #
-# Each idea comes first **In short**, then as a formula, as code with a check, and as a picture. A **Pitfall** is a mistake that raises no error, with a way to notice it. At **Predict**, stop and guess before you run the next cell. Every cell without `def` is there to be changed.
+# Each idea comes first **In short**, then as a formula, as code with a check, and as a picture. A **Pitfall** is a common mistake, with a way to notice it. At **Predict**, stop and guess before you run the next cell. Every cell without `def` is there to be changed.
 #
 # ● marks the short way: in these chapters you build, train and judge a translator.
 #

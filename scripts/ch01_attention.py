@@ -88,7 +88,7 @@ titled(
 
 # %% [markdown]
 # **Pitfall.** *A dot product is not the cosine.* It also rewards length, and the horse's vector is long. Attention keeps
-# the plain dot product, so a long vector makes a word easy to find.
+# the plain dot product, so length makes a score larger, up or down.
 
 # %% [markdown]
 # ## 2. Softmax turns scores into shares
@@ -591,7 +591,7 @@ titled(
 # needs $2n^2D$ for $QK^\top$ and as much for the mix: $4n^2D$. The four projections around it, such as $x W^Q$, are $D \times D$ each
 # (chapter 2) and need $8nD^2$. PyTorch can count them on the `meta` device, where tensors have a shape but no numbers.
 #
-# **Predict.** A caption has about 16 tokens. At $D = 512$, how large is attention's share of the operations?
+# **Predict.** A caption has about 16 tokens. At $D = 512$, how large is attention's share of this layer's work?
 
 # %%
 D, heads, shares = 512, 8, []
@@ -612,7 +612,7 @@ titled(
         value_title="attention's share",
         number_format=".1~%",
     ),
-    "1.5% of the operations for a caption, 80% at 4,096 words",
+    "1.5% of this layer's work for a caption, 80% at 4,096 words",
     "Attention's share, counted at D = 512; the rest are the projections. At n = 2D = 1,024 they are equal.",
 )
 
@@ -675,7 +675,7 @@ titled(
 # - Attention compares queries with keys, turns each row of scores into shares, and mixes the values.
 # - A fresh model's scores spread like $\sqrt{d_k}$. Dividing by it keeps softmax's gradient alive.
 # - Masks are True where attention is allowed. A row that may look at nothing gives zeros, and no gradient.
-# - Attention costs $4n^2D$ operations and keeps $n^2$ weights per head.
+# - Attention costs $4n^2D$ operations, and ours keeps $n^2$ weights per head.
 #
 # ## What the paper did that we don't
 #

@@ -579,7 +579,7 @@ check(slice_heads)
 #
 # *code · difficulty ●●○ · worth ●●● · 20 minutes*
 #
-# `distance_bias` is a fixed rule. A model could also *learn* which distances it prefers (Shaw et al. 2018; T5): a table of shape (H, 2R + 1) holds one number for each head and each signed distance from −R to R. Key j seen from query i has the distance j − i: column 0 is for keys R places to the left, column R for the query's own place. All keys further away share the outermost number. Write `relative_bias(table, T, S)`, the additive mask of shape (1, H, T, S). Gradients must reach the table. `solution("relative_bias")` shows ours.
+# `distance_bias` is a fixed rule. A model could also *learn* which distances it prefers (as T5 does): a table of shape (H, 2R + 1) holds one number for each head and each signed distance from −R to R. Key j seen from query i has the distance j − i: column 0 is for keys R places to the left, column R for the query's own place. All keys further away share the outermost number. Write `relative_bias(table, T, S)`, the additive mask of shape (1, H, T, S). Gradients must reach the table. `solution("relative_bias")` shows ours.
 
 
 # %%

@@ -126,7 +126,7 @@ titled(
 )
 
 # %% [markdown]
-# A row that is not looked up learns nothing in that step, so rare words are rarely trained.
+# A row that is not looked up gets no gradient from the lookup, so rare words are rarely trained.
 #
 # **Pitfall.** Ids must be integers all the way. They often pass through NumPy or mixed precision, so it is tempting to accept floats and cast them back. `Embeddings` refuses floats.
 #
@@ -395,10 +395,11 @@ alike = []
 with torch.no_grad():
     for kind, words in (("unscaled", embed.lut.weight), ("× √D", embed(torch.arange(400)))):
         length = words.norm(dim=-1).mean()
-        print(f"{kind:8}  word's length {length:4.1f}, position's {places[3].norm():.1f}")
         word, other = words[:200], words[200:]  # (200, D) each
         same_word = F.cosine_similarity(word + places[3], word + places[9]).mean().item()
         same_place = F.cosine_similarity(word + places[3], other + places[3]).mean().item()
+        cosines = f"cosine of one word {same_word:.2f}, of one place {same_place:.2f}"
+        print(f"{kind:8}  lengths {length:4.1f} and {places[3].norm():.1f}, {cosines}")
         alike += [(f"{kind}: same word, other place", same_word, kind)]
         alike += [(f"{kind}: other word, same place", same_place, kind)]
 alike = pd.DataFrame(alike, columns=["pair", "cosine", "words"])

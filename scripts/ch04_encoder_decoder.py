@@ -580,7 +580,7 @@ def parameters_by_hand(
 
 
 # %% [markdown]
-# The paper's models share one vocabulary of about 37,000 pieces of words between the two languages (§5.1) and tie all tables; their
+# The paper's English-German models share one vocabulary of about 37,000 pieces of words (§5.1) and tie all tables; their
 # sizes are in Table 3. The third row below has the sizes of chapter 9's model, which is pre-norm and so has two LayerNorms more.
 #
 # **Predict.** Which part is the largest in *base*? And in the small one?
@@ -736,7 +736,7 @@ for state, noise in (("fresh", 0.0), ("scrambled", 0.1)):
 #
 # ## What the paper did that we don't
 #
-# - The paper's code (tensor2tensor) has no biases in the attention projections (chapter 2) and none in the generator. Ours has them.
+# - The paper's formulas have no biases in the attention projections (chapter 2), and its code none in the generator. Ours has both.
 # - We also use dropout on attention weights and inside the feed-forward layer, as the paper's later code and `nn.Transformer` do.
 #
 # ## Exercises

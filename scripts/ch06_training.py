@@ -62,7 +62,7 @@ from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 
 # %%
-torch.set_default_dtype(torch.float64)  # the same numbers on every machine; real runs use less
+torch.set_default_dtype(torch.float64)  # machines then differ little; real runs use less
 
 # %% [markdown]
 # ## What the model reads, and what it must say
@@ -236,7 +236,7 @@ torch.optim.Adam([weights], lr=0.01, betas=(0.9, 0.98), eps=1e-9).step()
 print([round(move, 4) for move in weights.tolist()])
 
 # %% [markdown]
-# All move equally far: the averages hold only one gradient, and $g/\sqrt{g^2} = \pm 1$. So *every* weight takes a full step in a direction that rests on one batch. At a large rate this wrecks a fresh model. The paper's cure, for steps $n = 1, 2, \dots$ and a warm-up of $w$ steps:
+# All move equally far: the averages hold only one gradient, and $g/\sqrt{g^2} = \pm 1$. So *every* weight takes a full step, however small its gradient. At a large rate such steps wreck a fresh post-norm model. The paper's cure, for steps $n = 1, 2, \dots$ and a warm-up of $w$ steps:
 #
 # $$ \eta_n = D^{-0.5}\cdot\min\left(n^{-0.5},\; n\cdot w^{-1.5}\right) \qquad\text{(§5.3, equation 3)} $$
 #
@@ -313,7 +313,7 @@ curves = {  # 80 of 100 steps: after them the run without warm-up differs betwee
 assert curves["0.01 from the start"][-1] > 1.5 and curves["40 steps of warm-up"][-1] < 0.5
 titled(
     learning_curves(curves, {"ln 10, guessing": math.log(10)}, every=5),
-    "Without a warm-up it doesn't learn to copy",
+    "Without a warm-up it learns far later",
     "Both at a rate of 0.01 in the end. Without warm-up the model is little better than guessing "
     "after 80 steps. (Means of five steps.)",
 )
@@ -350,7 +350,7 @@ titled(
 )
 
 # %% [markdown]
-# It does: the square of the broken gradient stays in Adam's $v$ for a long time, so later gradients hardly count.
+# It does: it fills Adam's $m$, which goes on pushing, and its $v$, so later gradients hardly count.
 #
 # ## Label smoothing
 #
@@ -915,14 +915,14 @@ titled(
 # ## Summary
 #
 # - The decoder reads the true words so far, and predicts the next. Only real tokens count.
-# - Warm up, because Adam's first steps are long and blind. Then come down. Clip by norm.
+# - Warm up, because Adam's full steps wreck a fresh model. Then come down. Clip by norm.
 # - Smoothing keeps the model from being sure when it is wrong. Minimise the smoothed loss, report the plain one.
 # - Add up sums, divide by all tokens once. Validate on data kept apart, without gradients or dropout.
 # - If a model doesn't learn, check the first loss, the gradients, one batch, and noise.
 #
 # ## What the paper did that we don't
 #
-# It follows equation 3, uses 10% dropout, and doesn't mention clipping. Chapter 9's run follows the cosine, uses 20%, and clips.
+# It follows equation 3, uses 10% dropout in the base model, and doesn't mention clipping. Chapter 9's run follows the cosine, uses 20%, and clips.
 #
 # ## Exercises
 #

@@ -165,7 +165,7 @@ for language, sentence in (
     print(" | ".join(words))
 
 # %% [markdown]
-# `Vocab`, from torchtext's last release in pure Python, counts words and numbers them from frequent to rare, after the four special entries of chapter 6. Words that occur fewer than `min_freq` times are left out.
+# `Vocab`, from torchtext's last release in pure Python, numbers the words that we count from frequent to rare, after the four special entries of chapter 6. Words that occur fewer than `min_freq` times are left out.
 
 # %%
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
@@ -389,7 +389,7 @@ frame = pd.DataFrame(rows, columns=["text", "V", "tokens"])
 titled(
     size_curves(frame),
     "Each doubling of the vocabulary saves fewer tokens than the one before",
-    "The series uses 8,192 pieces for Multi30k and 1,000 for the sample corpus.",
+    "The models that ship have 8,192 pieces for Multi30k and 1,000 for the sample corpus.",
 )
 
 # %% [markdown]

@@ -230,14 +230,14 @@ def average_checkpoints(paths: Sequence[Path]) -> dict[str, torch.Tensor]:
 
 
 # %% [markdown]
-# **Pitfall: the average that was never run.** The Annotated Transformer averages with `torch.sum(*tensors)`, which raises a `TypeError`. So run ours once, on three equal files.
+# **Pitfall: the average that was never run.** The Annotated Transformer averages over `model.params()`, which raises an `AttributeError`. So run ours once, on three files.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
     paths = [Path(folder, f"{i}.safetensors") for i in range(3)]
     weights = {"weight": torch.arange(6, dtype=torch.float32)}
-    for path in paths:
-        save_tensors(path, weights, {})
+    for i, path in enumerate(paths):
+        save_tensors(path, {"weight": i * weights["weight"]}, {})
     torch.testing.assert_close(average_checkpoints(paths), weights)
 
 # %% [markdown]
@@ -320,7 +320,7 @@ for forgotten in ("nothing", "order", "steps", "optimizer", "order, steps, optim
 pd.Series(astray, name="ends astray by").rename_axis("forgotten").to_frame()
 
 # %% [markdown]
-# The count of steps is missed most: the rate warms up again and ends near its peak, when it should fall to 0. The last row is the script that saves only the weights.
+# The count of steps is missed most: the rate warms up again and ends at 78% of its peak, when it should fall to 0. The last row is the script that saves only the weights.
 #
 # A state must hold all that the next step depends on:
 #
@@ -489,7 +489,7 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 #
 # ```bash
 # python -m scripts.train --preset sample           # minutes on a CPU
-# python -m scripts.train --preset small            # Multi30k: 95 minutes of steps (H200: 22 seconds)
+# python -m scripts.train --preset small            # Multi30k: 17 to 95 minutes of steps (H200: 22 seconds)
 # python -m scripts.train --preset small --resume   # after an interruption
 # ```
 #
@@ -510,7 +510,7 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 #
 # > **In short.** Look at curves, then scores, then sentences.
 #
-# The command printed below trained the shipped model ([record](../results/multi30k-de-en.json)). **Predict.** A model that always knew the next piece would have perplexity 1. At what perplexity does validation end, and why not at 1?
+# The command printed below repeats the shipped model's training ([record](../results/multi30k-de-en.json)). **Predict.** A model that always knew the next piece would have perplexity 1. At what perplexity does validation end, and why not at 1?
 
 # %%
 print(record["repeat"])
@@ -546,7 +546,7 @@ sample_table("multi30k-de-en")
 #
 # - *Xavier's tables*: embeddings drawn by Xavier's rule, not with spread $1/\sqrt D$.
 # - *BPE-dropout* (Provilkov et al. 2020) skips merges at random, so a word splits into different pieces each epoch ([`data.py`](../scripts/engine/data.py)).
-# - *R-Drop 1* (Wu, Li et al. 2021; 1 is its weight) sends each batch through the model twice, and asks the two passes, with different dropout, to agree ([`losses.py`](../scripts/engine/losses.py)).
+# - *R-Drop 1* (Liang, Wu et al. 2021; 1 is its weight) sends each batch through the model twice, and asks the two passes, with different dropout, to agree ([`losses.py`](../scripts/engine/losses.py)).
 # - *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal: about equally long in every direction ([`optimizers.py`](../scripts/engine/optimizers.py)).
 # - The other four change a setting named above: smoothing, dropout, norm, rate.
 #

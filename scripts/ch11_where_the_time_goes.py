@@ -358,7 +358,7 @@ print(f"{took['feed-forward product'] / took['residual sum']:.0f} times as long"
 # %% [markdown]
 # Memory limits the sum, arithmetic the product.
 #
-# Now the machine of the record `results/speed-steps.json`: two threads of a CPU, in float32. Each operation of our step ran alone. (`scripts/bench/operations.py` defines the FLOPs of what isn't a product.) Bytes are the least possible. **Predict.** Which operations are far below the roof? Can one be above it?
+# Now the machine of the record `results/speed-steps.json`: two threads of a CPU, in float32. Each operation of our step ran alone. (`scripts/bench/operations.py` defines the FLOPs of what isn't a product.) Bytes count each factor once (the sum was `x + x`: it counts as two). **Predict.** Which operations are far below the roof? Can one be above it?
 
 # %%
 record = load_record("speed-steps")
@@ -368,7 +368,7 @@ print(f"{r / 1e9:.0f} billion FLOP/s, {w / 1e9:.0f} billion bytes/s: {r / w:.0f}
 roofline_chart(record)
 
 # %% [markdown]
-# As shares: the roof's time divided by the time taken.
+# As shares: the roof's time divided by the time taken. (*Out* and *back* are the feed-forward layer's two products, both of the forward pass.)
 
 # %%
 for o in record["operations"]:
@@ -379,7 +379,7 @@ for o in record["operations"]:
 # - *Large products* reach less than half of the flat roof. `F.linear` uses MKL, but the roof is the faster library's, here most likely oneDNN.
 # - *The residual sum* lies above the sloping roof, which is for numbers from memory. The sum's were most likely still in the *cache*, a small, much faster memory inside the processor.
 # - *Adam* lies above it, too, with tensors too large for most caches. We don't know why.
-# - *LayerNorm, softmax, scores* move fewer bytes than the sum, yet take three to five times as long. So memory isn't what holds them up.
+# - *LayerNorm, softmax, scores* move no more bytes than the sum, yet take three to five times as long. So memory isn't what holds them up.
 # - *Dropout* draws a random number for each element, which counts as neither FLOPs nor bytes.
 
 # %% [markdown]
@@ -515,7 +515,7 @@ slopes = {  # of the line through the logarithms, by least squares
 pd.DataFrame(slopes, index=costs).T.round(2)
 
 # %% [markdown]
-# - *Tokens.* All grow nearly in proportion; a small part (Adam, Python) is fixed.
+# - *Tokens.* All grow nearly in proportion; a small part (Adam, Python; of memory the weights) is fixed.
 # - *Depth.* All exponents are below 1, since the logits cost the same at any depth.
 # - *Width.* The FLOPs' exponent lies between 1, for the logits, and 2, for the layers. Time grows more slowly, since elementwise work grows only as $D$. So a wider model uses a machine better.
 # - *Length.* Time and memory grow more than the FLOPs do: softmax, which isn't counted, passes over memory, and autograd keeps H weights for each pair of tokens.
@@ -525,7 +525,7 @@ pd.DataFrame(slopes, index=costs).T.round(2)
 # - A product takes $2ijk$ FLOPs, a step three times its forward pass: about $6\,P\,n$ in all.
 # - A machine has two rates, and an operation's intensity decides which can be its limit.
 # - The floor is every product at the roof plus Adam's traffic. Our step takes 3.7 times that, mostly for slow products, random bits and elementwise passes.
-# - At a fixed number of tokens, length costs little. Width has the largest exponent.
+# - At a fixed number of tokens, length costs little. Time and FLOPs grow most with width.
 #
 # ## Exercises
 #

@@ -84,7 +84,7 @@ print(f"{found['lowest']:,.0f} to {found['highest']:,.0f} target tokens a second
 # They differ by a tenth. So in a *duel* two programs take steps in turn, and in each of five rounds only the ratio of their times counts: a slow moment hits both. Ours races itself *without* one part, and also itself as it is. This last duel, the **control**, shows what chance does, and gives a rule for the others:
 #
 # - **clear**: every round's ratio is beyond all of the control's. Between equal programs the chance of that is $2/\binom{10}{5} = 1/126$.
-# - **likely**: all five are on one side of 1. Chance does that once in 16 times, so one of 20 may well be luck.
+# - **likely**: all five are on one side of 1. If order plays no part, chance does that once in 16 times, so one of 20 may well be luck.
 # - **can't tell**: everything else.
 
 
@@ -225,7 +225,7 @@ assert gradcheck(lambda *given: LinearProduct.apply(*given, True), leaves)
 duels.loc[["oneDNN's products", "joint projections"]]
 
 # %% [markdown]
-# Don't expect float32's 1.4 elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch calls oneDNN itself. Joint projections gain no more than the control does, so we removed them.
+# Don't expect float32's 1.4 elsewhere: MKL is Intel's, and this processor AMD's. In bf16 PyTorch calls oneDNN itself. Joint projections aren't clear of the control, so we removed them.
 #
 # ## What dropout costs
 #
@@ -463,7 +463,7 @@ duels.loc["loss in chunks"]
 # - **Dropout keeps no mask.** The backward pass draws the same bits again.
 # - **Attention stays with its rows.** The numbers of one head of one sentence fit into the nearest cache. The backward pass computes the weights again (chapter 23 does that for long texts).
 #
-# To draw the same bits again we need a generator without a state. Philox (Salmon et al. 2011) makes 128 bits from a *counter*, here the place of the number, and a *key*, the seed.
+# A generator without a state can draw the bits of any place again. Philox (Salmon et al. 2011) makes 128 bits from a *counter*, here the place of the number, and a *key*, the seed.
 
 
 # %%

@@ -98,7 +98,7 @@ torch.set_default_dtype(torch.float64)
 #
 # B texts of $T_1, \dots, T_B$ tokens need $\sum_b T_b$ rows of the decoder. If all stay, $B \cdot \max_b T_b$ are computed. Taking rows out of a cache (`keep`) means copying. Two things keep that cheap:
 #
-# - **Few rows move.** The last unfinished rows take the places of those that have ended.
+# - **Few rows move** (in `CachedDecoding`). The last unfinished rows take the places of those that have ended.
 # - **Not at every step.** We wait until at least a tenth of the batch has ended.
 
 
@@ -505,9 +505,9 @@ print(f"{changed:.0f} of 1,000 texts change, in {slower:.2f} times the time; BLE
 #
 # ## Against others
 #
-# > **In short.** On this machine ours keeps up with CTranslate2, a C++ program made for this, on whole files. One sentence at a time, ours is slower.
+# > **In short.** On the record's machine ours keeps up with CTranslate2, a C++ program made for this, on whole files. One sentence at a time, ours is slower.
 #
-# In the [race](../scripts/bench/decoding.py) the programs translate 1,000 sentences of Multi30k, sorted by length, in turns, in five rounds. CTranslate2 gets the batches that are fastest for it, of five sizes tried; ours are cut by estimated cost. What counts is the ratio: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
+# In the [race](../scripts/bench/decoding.py) the programs translate 1,000 sentences of Multi30k, sorted by length, in turns, in five rounds. CTranslate2 gets the batch size that was fastest for it on 300 of them, of five tried; ours are cut by estimated cost. What counts is the ratio: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
 
 # %%
 decoding_speed_chart(timed)

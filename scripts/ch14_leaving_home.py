@@ -454,7 +454,7 @@ if have_packages("ctranslate2"):
 #
 # > **In short.** ONNX Runtime also runs in browsers. With two graphs and a loop in JavaScript, a model becomes a web page, and no sentence leaves the reader's machine.
 #
-# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the Multi30k model. Its graphs are those above, but its step has one more output: where cross-attention looked. Weights travel in 16 bits, as the model's file stores them; the page computes in 32.
+# The series has such a page in `docs/living`, built by `python docs/living/build.py FOLDER`, with the best model that ships (chapter 21). Its graphs are those above, but its step has one more output: where cross-attention looked. Weights travel in 16 bits, as the model's file stores them; the page computes in 32.
 #
 # Its loop is `host_greedy` in another language:
 #

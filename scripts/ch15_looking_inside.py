@@ -76,7 +76,7 @@ from scripts.engine.searching import cached_greedy
 # %% [markdown]
 # ## The model under the lens
 #
-# > **In short.** We let the model that ships with the series translate, and look over its shoulder.
+# > **In short.** We let chapter 9's model translate, and look over its shoulder.
 #
 # The model has three encoder layers and three decoder layers. A decoder layer has two attentions, its own and cross-attention, so there are three kinds, each with 24 heads (eight a layer): 72 in all. The model will translate fifty captions of our own. Here are two, with our translations.
 

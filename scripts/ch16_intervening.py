@@ -299,7 +299,7 @@ by_layer["times"] = (by_layer["together"] / by_layer["added"]).round(1)
 by_layer.round({"together": 3, "added": 3})
 
 # %% [markdown]
-# In every layer, all eight together cost more than the sum of the eight worths (*added*), in cross-attention five to seven times as much. Heads chosen at random don't do this: nine of them (below) cost about their sum. So heads of cross-attention stand in for one another.
+# In every layer, all eight together cost more than the sum of the eight worths (*added*), in cross-attention five to seven times as much. Nine heads chosen at random (below) cost 0.6 to 1.2 times their sum. So heads of cross-attention stand in for one another.
 #
 # Michel et al. (2019) found that most heads of a larger translator can be removed one at a time. We silence more and more together: by their worth, least first, and in five random orders.
 
@@ -556,7 +556,7 @@ print(f"most weight, less same place: {low:+.2f} to {high:+.2f}")
 erased.groupby("needs the source")[told].mean().round(2)
 
 # %% [markdown]
-# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. For 66% of written tokens, the source token with the most weight is the one whose absence hurts most; for 52%, the one at the same relative place is. Over captions drawn again the lead is 8 to 19 points. If a token needs the source, the weights point well, 77% against 50%. If it doesn't, place leads, but only thanks to full stops and ends. The rank correlation of weights and effects is low in both groups.
+# Weight here is the mean over all 24 heads. A written token *needs the source* if hiding one source token at least halves its probability. For 66% of written tokens, the source token with the most weight is the one whose absence hurts most; for 52%, the one at the same relative place is. Over captions drawn again the lead is 8 to 19 points. If a token needs the source, the weights point well, 77% against 50%. If it doesn't, place leads, but only thanks to full stops and ends. Weights and effects order the source tokens differently (a low rank correlation) in both groups.
 #
 # Jain and Wallace (2019) found such low correlations in classifiers. Wiegreffe and Pinter (2019) answered that this doesn't make weights worthless, and asked for the right baselines. (Hiding isn't the truth either: the model has never seen a sentence with a hole.)
 #

@@ -178,7 +178,7 @@ assert same[:10].all() and not same[10:].any()
 #
 # > **In short.** How many yes-or-no answers does a model need, on average, to learn the next character? Fewer is better. The number compares any two models of the same text with the same alphabet.
 #
-# Our tokens are *characters*. The alphabet is small, hardly anything is unknown, and the oldest kind of language model, counting (Shannon 1948), can take part.
+# Our tokens are *characters*. The alphabet is small, hardly anything is unknown, and the oldest kind of language model, counting (Markov 1913, Shannon 1948), can take part.
 
 
 # %%
@@ -344,7 +344,7 @@ ngrams = pd.DataFrame(ngrams).T.rename_axis("n")
 ngrams.round(2).astype({"entries": int})
 
 # %% [markdown]
-# Fewer and fewer: a grammar wrote these captions, and six characters nearly determine the next one. (*Entries*: the n-grams in its tables, of all lengths.)
+# Fewer and fewer: a grammar wrote these captions, and after six characters fewer than two choices are left, on average. (*Entries*: the n-grams in its tables, of all lengths.)
 #
 # ## One question
 #
@@ -481,7 +481,7 @@ print(f"counting pairs {by_pairs:.1f}, counting triples {by_triples:.1f} bits pe
 print(f"mini-GPT, {size:,} numbers: {found:.1f}")
 
 # %% [markdown]
-# It beats pairs, so it looks further back than one character; but not triples: it doesn't yet use two characters as well as a table does.
+# It beats pairs, so it uses more than the last character (if only its place); but not triples: it doesn't yet use two characters as well as a table does.
 #
 # **Predict.** What does a model learn without the shift, if each position is asked for the token that it reads?
 

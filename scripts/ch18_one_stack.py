@@ -345,7 +345,7 @@ print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(table).T.rename_axis(["kind", "labels"])
 
 # %% [markdown]
-# Errors are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/studies/verdict.py)), for six pairs at once. *Told*: on all captions, the difference is larger than seeds explain. The last two columns tell the same of the *hard* captions, with a preposition such as *mit* before the verb (it often brings a second noun), and of the others.
+# Errors (geometric means) are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/studies/verdict.py)), six pairs at once. Its one spread for all rows fits badly here: the intervals should be wider for 100 labels and for all, and narrower for 1,000. *Told*: on all captions, seeds don't explain the difference. The last two columns tell the same of the *hard* captions, with a preposition such as *mit* before the verb (but not as the first word), and of the others.
 #
 # With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions and on the others. An encoder from scratch shows no clear difference from the bag. So what helps is what was read without labels, not the architecture alone.
 #
@@ -520,7 +520,7 @@ kinds.round(4)
 # - **Causal or prefix.** The prefix mask costs 3.4 BLEU. Most of the difference in loss is there in training already (column *trained*: the last pass). In T5, pretrained and with relative positions, prefix beat causal (Raffel et al. 2020). Ours has neither.
 # - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask there is no clear difference.
 #
-# *What the record can't say:* what longer training or larger models would give, or an encoder-decoder with equal *work*: one stack did about 1.6 times as much, generator included (see below).
+# *What the record can't say:* what longer training or larger models would give, or an encoder-decoder with equal *work*: one stack did about 1.7 times as much, generator included (see below).
 #
 # ## Side by side
 #
@@ -549,10 +549,10 @@ def pair_products(N: int, D: int, d_ff: int, S: int, T: int) -> int:
 
 
 # %% [markdown]
-# **Predict.** Say S = 14, T = 12. With equally many weights, which does more work for a pair, and by what factor?
+# **Predict.** Say S = 20, T = 19, as captions have on average. With equally many weights, which does more work for a pair, and by what factor?
 
 # %%
-D, d_ff, V, S, T = 64, 128, 2000, 14, 12
+D, d_ff, V, S, T = 64, 128, 2000, 20, 19
 layered = "encoder: all; decoder: the past; across: all"
 products = [stack_products(5, D, d_ff, n) for n in (S, T, S + T)]
 side_by_side = {
@@ -561,7 +561,7 @@ side_by_side = {
     "asked": ["hidden tokens", "next token", "target", "target"],
     "good for": ["judging a text", "writing", "rewriting a source", "rewriting a source"],
     "layers": ["5", "5", "5", "2 + 2"],
-    "tokens": ["14", "12", "26", "14 + 12"],
+    "tokens": [str(S), str(T), str(S + T), f"{S} + {T}"],
     "multiplications": [*products, pair_products(2, D, d_ff, S, T)],
     "cached tokens × layers": [0, 5 * T, 5 * (S + T), 2 * (S + T)],
 }
@@ -578,7 +578,7 @@ frame
 # %% [markdown]
 # One stack, by a factor of about two: every token, source or target, passes all five layers. In the encoder-decoder a source token passes only the encoder, and a target token only the decoder.
 #
-# Why, then, are most large models decoders alone? They need no pairs: any text trains them, and each of its tokens is asked. And a shared beginning can be read once (exercise 3).
+# Why, then, are most large models decoders alone? Any text trains them, and each of its tokens is asked. And a shared beginning can be read once (exercise 3).
 #
 # ## Summary
 #

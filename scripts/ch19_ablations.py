@@ -429,7 +429,7 @@ rates = best_rates(without, rate)
 rates.round(4)
 
 # %% [markdown]
-# The gain is what a row would lose at the base's rate. (By chance alone two seeds of one row may differ by up to 0.045 nats, by the spread found below.) The narrow model needs twice the base's rate, the wide one and post-norm half of it, and the model without residual roads an eighth.
+# The gain is what a row would lose at the base's rate. (By chance alone one pair of a row's seeds in twenty differs by over 0.045 nats, by the spread found below.) The narrow model needs twice the base's rate, the wide one and post-norm half of it, and the model without residual roads an eighth.
 #
 # **Pitfall.** *One rate for all.* At the base's rate post-norm without warm-up would be 1.4 nats worse than it need be, and the wide model's lead would shrink by 0.18. A table made that way ranks how well each row suits the base's rate.
 #
@@ -437,7 +437,7 @@ rates.round(4)
 #
 # > **In short.** Train one model with three seeds and you get three losses. A change must move the loss by clearly more than chance does. And with many rows, even a rare accident happens somewhere.
 #
-# Table 3 gives one number a row, and no spread. Here each row has three runs, with seeds that no sweep has used. Three are too few to know one row's scatter, so we assume that all rows scatter by the same amount, and pool the runs' squared distances from their row's mean:
+# Table 3 gives one number a row, and no spread. Here each row has three runs, with seeds that no sweep has used. Three are too few to know one row's scatter, so we assume that all rows scatter alike, and normally, and pool the runs' squared distances from their row's mean:
 #
 # $$ s^2 = \frac{\sum_r \sum_i (L_{ri} - \bar L_r)^2}{\sum_r (n_r - 1)}, \qquad t_r = \frac{\bar L_r - \bar L_{\text{base}}}{s\sqrt{1/n_r + 1/n_{\text{base}}}} $$
 #
@@ -582,7 +582,7 @@ print("not in", ", ".join(signs[~signs].index))
 # - **Depth**: one layer costs 0.10, and four a side cost 0.04 instead of gaining, at the rates found; the paper's eight change next to nothing.
 # - **Dropout** of 0.1 costs 0.19 nats here, and gains 0.16 in the paper.
 #
-# In sign, our results and the paper's agree except on eight heads, more layers and dropout. In size they often disagree: `d_model` is worth two and a half to over four times as much here.
+# In sign, the other rows told apart here agree with the paper's; more layers and dropout don't. In size they often disagree: `d_model` is worth two and a half to over four times as much here.
 #
 # ## What they can't show
 #

@@ -81,7 +81,7 @@ Law = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # theta, N, D 
 # | $A, B$, or $N_c, D_c$ | the scale of what can be removed |
 # | $\alpha, \beta$ | how fast it goes: with unlimited data, ten times as many parameters leave $10^{-\alpha}$ of their part of the loss |
 #
-# In the additive law a larger model gains as much on few data as on many. In the joint law the larger of the two terms dominates: when data are few, size gains little. The trainings differed, too. Hoffmann's models read nearly every token once. Kaplan's, for this law, read small sets again and again until validation stopped improving, as ours will.
+# In the additive law a larger model gains as much on few data as on many. In the joint law the larger of the two terms dominates: when data are few, size gains little. The trainings differed, too. Hoffmann's models read nearly every token once. Kaplan's, for this law, read small sets again and again until validation stopped improving, as about half of ours will.
 
 
 # %%
@@ -351,7 +351,7 @@ for part, view, at in (
 twice.T.rename_axis("the captions; nats less")
 
 # %% [markdown]
-# On a sixteenth, more captions help, and more parameters hardly do. On all captions both help, captions more. But don't trust the intervals. One of these steps was run: from a sixteenth to an eighth the largest model's loss fell by 0.57, outside the interval. And the finished runs alone give other forecasts.
+# On a sixteenth, more captions help, and more parameters hardly do. On all captions both help, captions more. But don't trust the intervals: the finished runs alone give forecasts outside them. (One of these steps was run: from a sixteenth to an eighth the largest model's loss fell by 0.57. That fits: chance may move such a difference of means by 0.07.)
 #
 # ## Two laws from one set of runs
 #
@@ -382,7 +382,7 @@ pd.DataFrame(best_for).T
 #
 # > **In short.** They are enough to choose between two laws, but not to find a floor.
 #
-# - **Why the joint law?** A large model soon learns a small text by heart. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse. So its size gains little.
+# - **Why the joint law?** A large model soon fits its small text alone. On a sixteenth, the largest one is best when its training loss is 2.8 nats. Three passes later that is 1.8, and validation is worse. So its size gains little.
 # - **Is it the training's fault?** A run that ends early ends while the rate is still high. The finished runs alone choose the joint law, too. But they can't separate the amount of text from the length of training: on all captions they read 4.3 million tokens, on a quarter 2.1. So β measures both together.
 # - **What the grid doesn't say**: the entropy of captions (the joint law falls to zero, which no text can); what ten million parameters do (ours end below one million); what dropout would change.
 # - **Repeated text** has laws of its own. Muennighoff et al. (2023) find that up to four passes are nearly as good as new text, and later ones are worth less and less. Our best weights came after 7 to 18 passes. Chinchilla's rule of twenty tokens per parameter is for text that is read once.

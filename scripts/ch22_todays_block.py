@@ -255,7 +255,7 @@ gates_chart(z, {"SiLU, SwiGLU's gate": F.silu(z), "ReLU²": z.relu().square(), "
 # %% [markdown]
 # ## Rotary positions
 #
-# > **In short.** Don't add a position to the word. Turn its query and its key by an angle that grows with the position. Then a score depends only on the *difference* of the positions.
+# > **In short.** Don't add a position to the word. Turn its query and its key by an angle that grows with the position. Then a score sees only the *difference* of the positions.
 #
 # Rotary position embedding, or RoPE ([Su et al. 2021](https://arxiv.org/abs/2104.09864)), takes the features in pairs, $(x_0, x_1), (x_2, x_3), \dots$, as points in a plane. At position $m$, pair $i$ is turned by the angle $m\omega_i$, with chapter 3's frequencies $\omega_i = 10000^{-2i/d}$ ($d = d_k$, the features of one head). All these turns together are a matrix $R_m$ $(d, d)$, and
 #
@@ -744,7 +744,7 @@ block_means(["2017", "today"], epochs=9)
 # ## Summary
 #
 # - RMSNorm is LayerNorm without centring and shift. SwiGLU gates one map of the input by another.
-# - Rotary positions turn queries and keys, so a score depends on the distance alone.
+# - Rotary positions turn queries and keys, so a score sees only the difference of positions.
 # - Grouped queries shrink the cache. QK-norm bounds the scores.
 # - Zeroed outputs make a fresh pre-norm layer the identity. Muon makes a step's singular values nearly equal.
 #

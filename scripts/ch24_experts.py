@@ -204,7 +204,7 @@ print(f"parameters: {count:,}, of which a token meets {active_parameters(layer):
 # Two remedies:
 #
 # - **A penalty** in the loss (Switch). With $v_e$ the share of visits (the paper's $f_e$) and $P_e$ the mean probability of expert e, it is $E\sum_e v_e P_e$: 1 if all is even, and at most E/k, when all tokens are sure of the same k experts. (It is also 1 when only the probabilities are even, so look at the visits, too.) The loss becomes, for example, `loss + 0.01 * sum(layer.penalty for layer in mixtures)`. Its gradient pulls at the router, against the task if need be.
-# - **A bias** outside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step (`move_bias`), add $u$ (`speed`) to the bias of every expert that had less than its fair share, and take $u$ from those that had more. The bias decides who is *chosen*; the weights stay the router's, and no gradient is changed.
+# - **A bias** outside the loss ([Wang et al. 2024](https://arxiv.org/abs/2408.15664), used in DeepSeek-V3). After each step (`move_bias`), add $u$ (`speed`) to the bias of every expert that had less than its fair share, and take $u$ from those that had more. The bias decides who is *chosen*; the weights stay the router's, and no gradient is added.
 
 
 # %%
@@ -268,7 +268,7 @@ routing_chart(histories)
 #
 # One toy with one seed shows that a collapse can happen, but not why, or which remedy is better.
 #
-# **Pitfall.** *Routed padding.* Chapter 4's feed-forward layer needs no mask: nothing looks at padding's results. A mixture does, when it counts visits. **Predict.** A sentence of 12 words is padded to 48 places; there are eight experts, two per token. All padding is the same vector, as with rotary positions. With a layer that knows no mask, how many visits are counted, and what share does the busiest expert have at least?
+# **Pitfall.** *Routed padding.* Chapter 4's feed-forward layer needs no mask: nothing looks at padding's results. A mixture does, when it counts visits. **Predict.** A sentence of 12 words is padded to 48 places; there are eight experts, two per token. All padding is the same vector, as without positions. With a layer that knows no mask, how many visits are counted, and what share does the busiest expert have at least?
 
 
 # %%

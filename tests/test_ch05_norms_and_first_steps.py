@@ -21,6 +21,7 @@ from scripts.ch04_encoder_decoder import (
     make_model,
 )
 from scripts.ch05_norms_and_first_steps import (
+    input_gradient,
     layer_signals,
     storage_addresses,
     wrong_initialise,
@@ -143,3 +144,17 @@ def test_signals_of_both_placements():
             assert (abs(spread - 1) < 0.01).all()
             assert gradient["D6"] > 3 * gradient["D1"]
             assert signals.common["E6"] > 2 * signals.common["D6"]
+
+
+def test_what_the_chapter_says_of_other_starts(monkeypatch):
+    """PyTorch's start takes 1/√3 of the gradient in each layer; Xavier's leaves 0.2 after 24."""
+    a_layer = (input_gradient(24, False) / input_gradient(1, False)) ** (1 / 23)
+    assert abs(a_layer - 3**-0.5) < 0.02
+
+    class Xavier(nn.Linear):
+        def reset_parameters(self):
+            nn.init.xavier_uniform_(self.weight)
+            nn.init.zeros_(self.bias)
+
+    monkeypatch.setattr(nn, "Linear", Xavier)
+    assert round(input_gradient(24, False), 1) == 0.2

@@ -494,7 +494,7 @@ def test_the_lead_is_more_than_chance_on_the_first_test_alone(capsys):
     for test in ("test_2016_flickr", "test_2017_flickr"):
         line = rf"{test}: (\S+) BLEU against .*: (\S+) to (\S+); p = (\S+)\)"
         *found, p = map(float, re.search(line, said).groups())
-        quoted = rf"{test} (\S+) \((\S+) to (\S+), p = (\S+?)\)"
+        quoted = rf"{test} (\S+) \((\S+) to (\S+), p = ([\d.]+)"
         *told, at = map(float, re.search(quoted, prose.replace("−", "-")).groups())
         assert f"(p = {at})" in (ROOT / "README.md").read_text("utf-8")
         assert told == pytest.approx(found, abs=0.1)  # other cores may write a few other texts

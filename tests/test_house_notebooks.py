@@ -18,7 +18,7 @@ from scripts.book.charts import VEGALITE
 
 BOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 STEMS = [path.stem for path in BOOKS]
-MOST_IGNORED = 3  # cells whose output nbval may ignore: timings, devices, progress bars
+MOST_IGNORED = 4  # cells whose output nbval may ignore: timings, devices, dropout
 TESTS = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "tests").glob("test_*.py")))
 RAN = {*re.findall(r'ran\("(ch\d\d)"\)', TESTS)}  # run headless by the tests of their sentences
 

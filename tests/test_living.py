@@ -28,6 +28,7 @@ from scripts.ch15_looking_inside import look_at, piece_label
 from scripts.corpora.load import load_corpus
 from scripts.engine.export import graph_function, step_example
 from scripts.engine.models import DEFAULT_MODEL, load_model
+from scripts.engine.translating import fast_translate
 
 LIVING = ROOT / "docs" / "living"
 SENTENCES = [  # our own
@@ -148,7 +149,7 @@ def python_texts(trained, text: str, beam: int) -> list:
     src, limit = torch.tensor([row]), min(MODEL_LIMIT, 2 * len(row) + 10)
     if beam == 1:
         return [greedy_decode(trained.model, src, None, limit)[0].tolist()]
-    return beam_search(trained.model, src, None, limit, beam, 0.6)[0]
+    return beam_search(trained.model, src, None, limit, beam, trained.config.alpha)[0]
 
 
 @pytest.mark.parametrize("text", SENTENCES)
@@ -159,6 +160,12 @@ def test_greedy_tokens_are_pythons(answers, trained, text):
     assert found["text"] == trained.tokenizer.decode(wanted)
 
 
+def test_a_text_that_is_too_long_is_cut(site, trained):
+    wanted = [{"text": "Ein Hund schläft. " * 100}]
+    found = run_script(LIVING / "node.mjs", str(site), request={"translate": wanted})
+    assert found["translate"][0][0]["text"] == fast_translate(trained, [wanted[0]["text"]])[0]
+
+
 @pytest.mark.parametrize("beam", [4, 5])
 @pytest.mark.parametrize("text", SENTENCES)
 def test_beams_are_pythons(answers, trained, text, beam):
@@ -167,7 +174,7 @@ def test_beams_are_pythons(answers, trained, text, beam):
     assert [cut(one["ids"]) for one in found] == [list(h.ids) for h in wanted]
     for one, other in zip(found, wanted, strict=True):
         assert one["logProb"] == pytest.approx(other.log_prob, abs=1e-4)
-        assert one["score"] == pytest.approx(other.score(0.6), abs=1e-4)
+        assert one["score"] == pytest.approx(other.score(trained.config.alpha), abs=1e-4)
 
 
 @pytest.mark.parametrize("text", SENTENCES[:2])
@@ -304,7 +311,10 @@ def test_the_page_answers_its_reader(visit):
     assert 6 <= len(visit["candidates"]) <= 7 and all("%" in one for one in visit["candidates"])
     assert visit["pickerMoves"] and visit["cells"] > 20
     assert sum(map(float, visit["table"])) == pytest.approx(1, abs=0.1)
-    assert visit["stopped"] == "Stopped."
+    assert visit["stopped"] == "Stopped." and visit["focus"] == "go"
+    assert visit["hurried"] == 2  # of four that were asked for at once
+    assert visit["soft"][0] == visit["soft"][1]  # a hyphen that can't be seen changes nothing
+    assert visit["nothing"]
     assert visit["empty"] == ["Nothing to translate.", "—"]
     assert visit["offline"] == visit["opening"]
 
@@ -313,3 +323,4 @@ def test_where_it_cannot_work_the_page_says_so(visit):
     assert "python -m http.server" in visit["trouble"]["file"]
     assert "no WebAssembly" in visit["trouble"]["no WebAssembly"]
     assert "JavaScript" in visit["trouble"]["no JavaScript"]
+    assert "didn't run" in visit["trouble"]["no script"]

@@ -120,7 +120,8 @@ def test_every_chapter_is_there_in_order_with_search_and_dark_mode(site, book):
 
 
 def test_every_link_and_file_is_there(site, book):
-    assert len(book) > len(CHAPTERS) and not broken(site, book)
+    living = {"living/index.html": Page((site / "living/index.html").read_text("utf-8"))}
+    assert len(book) > len(CHAPTERS) and not broken(site, book | living)
 
 
 def test_nothing_comes_from_another_host(site, book):

@@ -12,8 +12,10 @@ const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 const page = {
   model: null,
   tokenizer: null,
-  done: 0, // how many translations have ended
-  running: null, // the translation in progress: { stopped }
+  asked: 0, // how many translations were asked for
+  done: 0, // how many have ended
+  running: null, // the translation in progress: { stopped, stop, stopping }
+  limit: 0, // tokens after which a text is cut
   source: [], // labels of the source's tokens
   texts: [], // all that can be chosen from, the best first
   shown: null,
@@ -29,35 +31,24 @@ class Stopped extends Error {}
 async function bytesOf(name, heard) {
   const answer = await fetch(name);
   if (!answer.ok) throw new Error(`${name}: the server answered ${answer.status}`);
-  const chunks = [];
-  let size = 0;
-  for (const reader = answer.body.getReader(); ; ) {
-    const { done, value } = await reader.read();
-    if (done) break;
-    chunks.push(value);
-    size += value.length;
-    heard(value.length);
-  }
-  const bytes = new Uint8Array(size);
-  let start = 0;
-  for (const chunk of chunks) {
-    bytes.set(chunk, start);
-    start += chunk.length;
-  }
-  return bytes;
+  const transform = (chunk, out) => {
+    heard(chunk.length);
+    out.enqueue(chunk);
+  };
+  const counted = answer.body.pipeThrough(new TransformStream({ transform }));
+  return new Uint8Array(await new Response(counted).arrayBuffer());
 }
+
+const parsed = (bytes) => JSON.parse(new TextDecoder().decode(bytes));
 
 /** Everything that translates: the runtime, the model, the tokenizer. */
 async function load() {
   const runtime = import("./ort/ort.wasm.bundle.min.mjs");
-  const config = await (await fetch("model.json")).json();
+  const config = parsed(await bytesOf("model.json", () => {}));
   const total = Object.values(config.files).reduce((sum, size) => sum + size, 0);
+  say(`Loading the model, ${(total / 1e6).toFixed(0)} MB …`); // once: a screen reader says all of it
   let heard = 0;
-  const listen = (size) => {
-    heard += size;
-    at("progress").value = heard / total;
-    say(`Loading the model: ${(heard / 1e6).toFixed(0)} of ${(total / 1e6).toFixed(0)} MB`);
-  };
+  const listen = (size) => (at("progress").value = (heard += size) / total);
   const names = Object.keys(config.files);
   const found = await Promise.all(names.map((name) => bytesOf(name, listen)));
   const files = Object.fromEntries(names.map((name, i) => [name, found[i]]));
@@ -66,7 +57,7 @@ async function load() {
   ort.env.wasm.numThreads = 1; // more would need headers that a plain static server doesn't send
   ort.env.wasm.wasmBinary = files["ort/ort-wasm-simd-threaded.wasm"];
   say("Preparing the model …");
-  page.tokenizer = new Tokenizer(JSON.parse(new TextDecoder().decode(files["tokenizer.json"])));
+  page.tokenizer = new Tokenizer(parsed(files["tokenizer.json"]));
   page.model = await Model.load(ort, config, files);
   ort.env.wasm.wasmBinary = undefined;
 }
@@ -82,10 +73,9 @@ function mark(state) {
 
 function giveUp(error) {
   const why = String(error?.message ?? error);
-  const simd = /simd/i.test(why)
+  at("trouble").textContent = /SIMD is not supported/.test(why)
     ? "This browser's WebAssembly is too old: it has no SIMD instructions. Any recent browser has them."
-    : `The model could not be loaded (${why}). Load the page again; if that doesn't help, try another browser.`;
-  at("trouble").textContent = simd;
+    : `The model failed (${why}). Load the page again; if that doesn't help, try another browser.`;
   document.documentElement.classList.add("broken");
   say("");
   mark("broken");
@@ -95,26 +85,36 @@ function giveUp(error) {
 
 /** Ask the model for what stands in the field. A translation in progress is stopped first. */
 async function translate() {
+  const turn = ++page.asked;
   page.running?.stop();
   while (page.running) await wait(5);
-  const run = { stopped: false, stop: () => (run.stopped = true) };
+  if (turn !== page.asked) return; // another one was asked for meanwhile
+  const run = { stopped: false };
+  run.stopping = new Promise((done) => (run.stop = () => done((run.stopped = true))));
   page.running = run;
   mark("busy");
   at("stop").disabled = false;
   at("translation").setAttribute("aria-busy", "true"); // a screen reader hears the whole, not each token
   try {
-    await search(at("german").value.trim(), run);
+    await search(plain(at("german").value), run);
   } catch (error) {
     if (!(error instanceof Stopped)) throw error;
     say("Stopped.");
+    show(page.shown, page.focus); // with the whole map
   } finally {
     at("translation").classList.remove("unfinished");
     at("translation").removeAttribute("aria-busy");
+    if (document.activeElement === at("stop")) at("go").focus(); // a disabled button loses it
     at("stop").disabled = true;
     page.running = null;
     mark("ready");
     document.documentElement.dataset.done = page.done += 1;
   }
+}
+
+/** The text without marks that can't be seen, and with plain hyphens: the model has met no others. */
+function plain(text) {
+  return text.replace(/[\u00ad\u200d\u2060]/g, "").replace(/[\u2010\u2011]/g, "-").trim();
 }
 
 async function search(german, run) {
@@ -126,8 +126,8 @@ async function search(german, run) {
   const ids = tokenizer.encode(german).slice(0, model.config.max_len - 1);
   tellOf(split, ids);
   Object.assign(page, { texts: [], shown: null, focus: 0, alpha });
-  page.source = [...split.slice(0, ids.length).map((piece) => tokenizer.label(piece)), "</s>"];
-  at("beams").hidden = width === 1;
+  page.source = [...split.slice(0, ids.length).map((piece) => brief(tokenizer.label(piece))), "</s>"];
+  at("beams").hidden = width === 1 || !ids.length;
   if (!ids.length) {
     say("Nothing to translate.");
     show(null);
@@ -144,27 +144,29 @@ async function search(german, run) {
     page.texts = [...state.unfinished, ...state.finished];
     const best = state.unfinished[0] ?? state.finished[0];
     show(best, best.ids.length - 1, true);
-    await wait(pace); // the browser draws, and hears the reader
+    await Promise.race([wait(pace), run.stopping]); // the browser draws, and hears the reader
     drawn = { at: performance.now(), took: performance.now() - begin - pace };
     waited += drawn.at - begin;
     if (run.stopped) throw new Stopped();
   };
   const decoding = await model.read([...ids, special.eos]);
-  const limit = limitFor(ids.length + 1, model.config.max_len);
+  page.limit = limitFor(ids.length + 1, model.config.max_len);
   const found =
     width === 1
-      ? await greedy(decoding, special, limit, watch)
-      : await beamSearch(decoding, special, limit, width, alpha, watch);
+      ? await greedy(decoding, special, page.limit, watch)
+      : await beamSearch(decoding, special, page.limit, width, alpha, watch);
   const seconds = (performance.now() - started - waited) / 1000;
   page.texts = found;
+  at("translation").removeAttribute("aria-busy"); // from now on a screen reader may speak
   show(found[0], 0);
   const count = found[0].ids.length;
-  say(`${count} tokens; the model needed ${seconds.toFixed(2)} seconds.`);
+  const cut = finished(found[0]) ? "" : " It found no end, and was stopped there.";
+  say(`${count} tokens; the model needed ${seconds.toFixed(2)} seconds.${cut}`);
 }
 
 /** 1 for greedy decoding, else the beam's width. */
 function chosenWidth() {
-  if (!at("ask").elements.search.value.startsWith("beam")) return 1;
+  if (at("ask").elements.search.value !== "beam") return 1;
   const field = at("beam");
   const width = Math.round(Number(field.value));
   return Math.min(Number(field.max), Math.max(Number(field.min), width || 4));
@@ -176,7 +178,7 @@ function tellOf(split, ids) {
   const { tokenizer, model } = page;
   const strange = split.filter((piece) => !tokenizer.ids.has(piece));
   if (strange.length) {
-    const which = [...new Set(strange)].slice(0, 5).map((piece) => `“${piece}”`).join(", ");
+    const which = [...new Set(strange)].slice(0, 5).map((piece) => `“${brief(piece)}”`).join(", ");
     notes.push(`The model has never met ${which}: read as “unknown”.`);
   }
   if (split.length > ids.length) {
@@ -188,6 +190,8 @@ function tellOf(split, ids) {
 
 // --- Showing ---
 
+/** A label that fits: a run of unknown letters is one piece, however long. */
+const brief = (label) => ([...label].length > 20 ? `${[...label].slice(0, 19).join("")}…` : label);
 const labelOf = (id) => page.tokenizer.label(page.tokenizer.pieces[id]);
 const finished = (text) => text.ids.at(-1) === page.tokenizer.special.eos;
 
@@ -204,11 +208,18 @@ function show(text, focus = 0, unfinished = false) {
   showMap();
 }
 
+/** New items in a list box; the focus stays in it. */
+function refill(list, items) {
+  const inside = list.contains(document.activeElement);
+  list.replaceChildren(...items);
+  if (inside) list.querySelector('[aria-selected="true"]')?.focus();
+}
+
 /** The texts of a beam with their scores. */
 function showTexts() {
   if (at("beams").hidden) return;
   const items = page.texts.map((text) => {
-    const ended = finished(text);
+    const ended = finished(text) || text.ids.length === page.limit;
     const words = page.tokenizer.decode(text.ids) || "…";
     const value = ended ? score(text, page.alpha).toFixed(3) : text.logProb.toFixed(2);
     const item = element(
@@ -220,7 +231,7 @@ function showTexts() {
     item.tabIndex = text === page.shown ? 0 : -1;
     return item;
   });
-  at("texts").replaceChildren(...items);
+  refill(at("texts"), items);
 }
 
 function showTokens() {
@@ -230,7 +241,7 @@ function showTokens() {
     item.tabIndex = chosen ? 0 : -1;
     return item;
   });
-  at("tokens").replaceChildren(...items);
+  refill(at("tokens"), items);
 }
 
 /** The candidates of the token in focus, and where the decoder looked. */
@@ -267,7 +278,8 @@ function showMap() {
     at("table").replaceChildren();
     return;
   }
-  if (page.running && choices.length > 40 && !finished(page.shown)) return; // large: drawn at the end
+  const writing = at("translation").classList.contains("unfinished");
+  if (writing && choices.length > 40) return; // large: drawn at the end
   const weights = choices.map((choice) => attentionOf(choice.weights, page.model.config, ...picked()));
   const rows = choices.map(({ token }) => labelOf(token));
   at("map").replaceChildren(attentionMap(weights, rows, page.source, page.focus, focusOn));
@@ -290,10 +302,11 @@ function listen(list, choose) {
   list.addEventListener("click", (event) => {
     const item = event.target.closest('[role="option"]');
     if (!item) return;
+    item.focus();
     choose([...list.children].indexOf(item));
-    list.querySelector('[aria-selected="true"]')?.focus();
   });
   list.addEventListener("keydown", (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey) return; // the browser's own keys
     const last = list.children.length - 1;
     const now = [...list.children].findIndex((item) => item === document.activeElement);
     const next = {
@@ -307,7 +320,6 @@ function listen(list, choose) {
     if (next === undefined || now < 0) return;
     event.preventDefault();
     choose(Math.min(last, Math.max(0, next)));
-    list.querySelector('[aria-selected="true"]')?.focus();
   });
 }
 
@@ -341,16 +353,18 @@ function setUp(ready) {
   at("german").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    at("ask").requestSubmit();
+    if (!event.repeat) at("ask").requestSubmit();
   });
   at("examples").addEventListener("click", (event) => {
     if (!event.target.matches("button")) return;
     at("german").value = event.target.textContent;
     ask();
   });
-  at("ask").addEventListener("change", () => {
+  const enable = () => {
     for (const id of ["beam", "alpha"]) at(id).disabled = at("ask").elements.search.value !== "beam";
-  });
+  };
+  at("ask").addEventListener("change", enable);
+  enable(); // a browser may bring back what was chosen before
   at("stop").addEventListener("click", () => page.running?.stop());
   listen(at("tokens"), focusOn);
   listen(at("texts"), chooseText);
@@ -360,6 +374,7 @@ function setUp(ready) {
 /** Keep the page's files in the browser, so that it opens without a network the next time. */
 async function keep() {
   if (!("serviceWorker" in navigator) || !window.isSecureContext) return;
+  if (new URL("./", location.href).pathname === "/") return; // it would keep all of this address
   try {
     await navigator.serviceWorker.register("sw.js");
     await navigator.serviceWorker.ready;
@@ -381,6 +396,7 @@ async function start() {
   }
   const { config } = page.model;
   fillPickers(config);
+  at("alpha").value = config.alpha; // the length penalty that suits this model
   at("progress").hidden = true;
   at("facts").textContent = `It has ${(config.parameters / 1e6).toFixed(1)} million parameters: ${config.layers} + ${config.layers} layers, ${config.heads} heads, ${config.vocab.toLocaleString("en")} tokens.`;
   say("Ready.");

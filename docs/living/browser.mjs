@@ -79,11 +79,28 @@ await page.waitForFunction(() => document.querySelectorAll("#tokens [role=option
 await page.click("#stop");
 await finished(page, ++count);
 answer.stopped = await page.textContent("#status");
+answer.focus = await page.evaluate(() => document.activeElement.id);
 await page.selectOption("#pace", "0");
+await page.check("input[name=search][value=beam]");
 await page.fill("#german", "");
 await page.press("#german", "Enter");
 await finished(page, ++count);
+answer.nothing = await page.isHidden("#beams");
 answer.empty = [await page.textContent("#status"), await page.textContent("#translation")];
+
+// Asked four times at once: the first is stopped, the last runs.
+await page.fill("#german", "Zwei Männer spielen Fuß\u00adball.");
+await page.evaluate(() => {
+  for (let i = 0; i < 4; i++) document.getElementById("ask").requestSubmit();
+});
+await page.waitForFunction((n) => document.documentElement.dataset.done > n && !document.querySelector("[aria-busy]"), count + 1);
+answer.hurried = Number(await page.evaluate(() => document.documentElement.dataset.done)) - count;
+count += answer.hurried;
+answer.soft = [await page.textContent("#translation")];
+await page.fill("#german", "Zwei Männer spielen Fußball.");
+await page.press("#german", "Enter");
+await finished(page, ++count);
+answer.soft.push(await page.textContent("#translation"));
 
 // Without a network, after it has been loaded once.
 await page.waitForFunction(() => document.getElementById("offline").textContent, null, { timeout: 60000 });
@@ -109,10 +126,11 @@ answer.axe.dark = await serious(small);
 await phone.close();
 
 // If it can't work, it says so.
-const trouble = async (name, url, options, prepare) => {
+const trouble = async (name, url, options, prepare, lost) => {
   const context = await browser.newContext({ serviceWorkers: "block", ...options });
   const one = await context.newPage();
   if (prepare) await one.addInitScript(prepare);
+  if (lost) await one.route(`**/${lost}`, (route) => route.abort());
   await one.goto(url);
   await one.waitForTimeout(300);
   answer.trouble[name] = (await one.locator(".trouble").allInnerTexts()).join("").trim();
@@ -122,6 +140,7 @@ const trouble = async (name, url, options, prepare) => {
 await trouble("file", request.file);
 await trouble("no WebAssembly", request.url, {}, "delete window.WebAssembly");
 await trouble("no JavaScript", request.url, { javaScriptEnabled: false });
+await trouble("no script", request.url, {}, null, "decode.js");
 
 await browser.close();
 process.stdout.write(JSON.stringify(answer));

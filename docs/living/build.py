@@ -4,7 +4,8 @@
 
 Writes the page, the model as two ONNX graphs with their weights, the tokenizer's tables and ONNX
 Runtime Web, which comes from the npm registry (docs/package-lock.json says which). Nothing of it is
-committed. Any static server will do: python -m http.server --directory docs/_build/html/living
+committed. Any static server will do: python -m http.server --directory docs/_build/html, and then
+http://localhost:8000/living/ is the page.
 """
 
 from __future__ import annotations
@@ -44,6 +45,22 @@ HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parent  # holds package-lock.json, and node_modules once they are installed
 PAGE = ["index.html", "style.css", "check.js", "icon.svg"]
 PAGE += ["app.js", "decode.js", "draw.js", "model.js", "tokenizer.js"]
+MIT = """\
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+associated documentation files (the "Software"), to deal in the Software without restriction,
+including without limitation the rights to use, copy, modify, merge, publish, distribute,
+sublicense, and/or sell copies of the Software, and to permit persons to whom the Software is
+furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial
+portions of the Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT
+NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES
+OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN
+CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+"""
 RUNTIME = ["ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm"]
 
 
@@ -180,7 +197,7 @@ def write_runtime(folder: Path) -> None:
     (folder / "README.txt").write_text(
         f"ONNX Runtime Web {about['version']}, from the npm package {about['name']}, unchanged.\n"
         f"Copyright (c) Microsoft Corporation. License: {about['license']}.\n"
-        f"{about['description']}.\n",
+        f"{about['description']}.\n\n{MIT}",
         "utf-8",
     )
 
@@ -197,6 +214,7 @@ def write_model(trained: Trained, folder: Path) -> dict[str, Any]:
     (folder / "tokenizer.json").write_text(tables, "utf-8")
     return {
         **graph_config(model),
+        "alpha": trained.config.alpha,
         "parameters": sum(weight.numel() for weight in weights(model).values()),
         "look": [str(min(1, len(model.decoder.layers) - 1)), "mean"],  # what the map shows at first
         "weights": {"size": len(whole), "parts": parts},
@@ -218,7 +236,7 @@ def write_worker(folder: Path) -> None:
 
 def build(trained: Trained, folder: Path) -> None:
     """Write the page into `folder`, which is made anew."""
-    if folder.exists() and not (folder / "model.json").is_file() and any(folder.iterdir()):
+    if folder.exists() and not (folder / "ort").is_dir() and any(folder.iterdir()):
         raise SystemExit(f"{folder} holds something else: name an empty or a new folder")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

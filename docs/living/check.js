@@ -6,7 +6,7 @@
     if (location.protocol === "file:") {
       return (
         "This page was opened as a file, and a browser doesn't let a file load the model beside it. " +
-        "Serve the folder instead: run python -m http.server in it, then open http://localhost:8000/ here."
+        "Serve the folder above it instead: run python -m http.server there, then open http://localhost:8000/living/ here."
       );
     }
     if (!modules) {
@@ -24,6 +24,13 @@
   var message = trouble();
   if (!message) {
     document.documentElement.className = "";
+    window.addEventListener("load", function () {
+      if (document.documentElement.getAttribute("data-state")) return; // app.js runs
+      document.documentElement.className = "broken";
+      document.getElementById("trouble").textContent =
+        "The page's script didn't run: it could not be loaded, or this browser is too old. " +
+        "Load the page again, or try another browser.";
+    });
     return;
   }
   document.addEventListener("DOMContentLoaded", function () {

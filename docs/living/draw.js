@@ -47,9 +47,9 @@ export function candidateBars(choice, labelOf) {
   });
 }
 
-/** The class of letters on a ground as strong as `share`: style.css says from where on they change colour. */
+/** The class of letters on a ground as strong as `share`, by which style.css keeps them legible. */
 export function inkOn(share) {
-  return share > 0.85 ? "strong full" : share > 0.62 ? "strong" : "";
+  return share > 0.92 ? "strong full" : share > 0.62 ? "strong" : "";
 }
 
 const CELL = 30; // pixels

@@ -31,8 +31,8 @@ async function translations(wanted, tokenizer) {
   const model = await Model.load(await runtime(), json(read("model.json")), files);
   const { special } = tokenizer;
   const answers = [];
-  for (const { text, beam = 1, alpha = 0.6 } of wanted) {
-    const source = [...tokenizer.encode(text), special.eos];
+  for (const { text, beam = 1, alpha = model.config.alpha } of wanted) {
+    const source = [...tokenizer.encode(text).slice(0, model.config.max_len - 1), special.eos];
     const decoding = await model.read(source);
     const limit = limitFor(source.length, model.config.max_len);
     const found =

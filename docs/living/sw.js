@@ -7,8 +7,8 @@ self.addEventListener("install", (event) => {
   event.waitUntil(
     caches
       .open(CACHE)
-      .then((cache) => cache.addAll(FILES))
-      .then(() => self.skipWaiting()),
+      // Asked of the server again: the browser's own store may hold files of an older version.
+      .then((cache) => cache.addAll(FILES.map((name) => new Request(name, { cache: "no-cache" })))),
   );
 });
 

@@ -24,7 +24,8 @@ def measured_operations() -> list[dict]:
     """Typical operations of a small step, alone: operations, least bytes and seconds of each."""
     n, length, D, W, V, H = 2048, 16, SMALL.d_model, SMALL.d_ff, SMALL.vocab, SMALL.h
     x, wide, logits = (torch.randn(n, width) for width in (D, W, V))
-    heads = torch.randn(n // length * H, length, D // H)
+    y = torch.randn_like(x)
+    heads, others = torch.randn(2, n // length * H, length, D // H)
     weights = torch.randn(n // length * H, length, length)
     labels = torch.randint(1, V, (n,))
     norm = nn.LayerNorm(D)
@@ -47,10 +48,10 @@ def measured_operations() -> list[dict]:
         (product("feed-forward, out", 1, n, D, W), lambda: F.linear(x, to_wide)),
         (product("feed-forward, back", 1, n, W, D), lambda: F.linear(wide, back)),
         (product("logits", 1, n, D, V), lambda: F.linear(x, to_logits)),
-        (product("scores", len(heads), length, D // H, length), lambda: heads @ heads.mT),
+        (product("scores", len(heads), length, D // H, length), lambda: heads @ others.mT),
         (moving("softmax of scores", weights, 5, 2), lambda: weights.softmax(-1)),
         (moving("LayerNorm", x, 8, 2), lambda: norm(x)),
-        (moving("residual sum", x, 1, 3), lambda: x + x),
+        (moving("residual sum", x, 1, 3), lambda: x + y),
         (moving("dropout", wide, 2, 2.25), lambda: F.dropout(wide, 0.1)),
         (moving("dropout, 16 bits", wide, 2, 2.5), lambda: wide * keep_mask(wide.shape, 0.1, wide)),
         (moving("cross-entropy", logits, 5, 1), lambda: F.cross_entropy(logits, labels)),

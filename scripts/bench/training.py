@@ -245,7 +245,11 @@ def race(reference: str, contenders: dict[str, Contender], options: BenchOptions
     first, reports = Worker(contenders[reference], options), {}
     for name in tqdm([name for name in contenders if name != reference], desc="duels"):
         other = Worker(contenders[name], options)
-        ratios = [round(other.round() / first.round(), 4) for _ in range(options.rounds)]
+        ratios = []
+        for number in range(options.rounds):
+            turns = (other, first) if number % 2 else (first, other)  # each is first in turn
+            pace = {worker: worker.round() for worker in turns}
+            ratios.append(round(pace[other] / pace[first], 4))
         times = round(statistics.median(ratios), 4)
         reports[name] = {"times": times, "rounds": ratios, **other.finish()}
     reports[reference] = {"times": 1.0, "rounds": [], **first.finish()}

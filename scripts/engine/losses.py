@@ -73,7 +73,7 @@ def r_drop_loss(
     weight: float,
     rows_of: LossOf = FAST_PATH.target_rows,
 ) -> tuple[Tensor, Tensor]:
-    """The mean loss of two passes, and their disagreement (Wu, Li et al. 2021, equations 1 to 4).
+    """The mean loss of two passes, and their disagreement (Liang et al. 2021, equations 1 to 4).
 
     Half of the paper's sum, to be comparable with `batch_loss`: ½ (CE₁ + CE₂) and weight/4 times
     KL(p₁‖p₂) + KL(p₂‖p₁), which is Σ (p₁ − p₂)(log p₁ − log p₂). Both passes are one batch of twice

@@ -144,7 +144,7 @@ def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
         panels.append(alt.layer(*layers).properties(width=230, height=170))
     return titled(
         alt.concat(*panels, columns=2),
-        "At a fixed number of tokens length costs little; width grows fastest",
+        "At a fixed number of tokens length costs little; time grows most with width",
         "The textbook's step, as multiples of its cost at each axis's smallest value. Both axes "
         "of each panel are logarithmic: a straight line is a power. Dashed: slope 1.",
     )

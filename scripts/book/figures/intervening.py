@@ -119,7 +119,7 @@ def lens_chart(
         drawn,
         "What the decoder would say after each layer",
         "Each cell: the likeliest next token at that depth. Dark: the final token is already "
-        f"probable. After layer 1 both agree at {agree[0]} places; over {agree[1]} "
+        f"probable. After layer 1 it is the final one at {agree[0]} places; over {agree[1]} "
         f"captions at {agree[2]:.0%}. Bottom: the embedding, which only repeats what was read.",
         wrap=110,
     )
