@@ -41,20 +41,25 @@ def chapter_table():
 def records():
     """The recorded trainings with scores on a test split, first those whose models ship.
 
-    Without the ladder's later rungs, unless they ship: chapter 21 shows these.
+    Without the ladder's later rungs, unless a seed of theirs ships: chapter 21 shows these.
     """
     from scripts.ladder.rungs import RUNGS
 
     later = {name for name, rung in RUNGS.items() if rung.step}
     every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
-    ships = {name for name in every if (ROOT / "models" / name).is_dir()}
-    order = sorted(every, key=lambda name: (name not in ships, name))
-    order = [
+    ships = {recipe(name) for name in every if (ROOT / "models" / name).is_dir()}
+    order = sorted(every, key=lambda name: (recipe(name) not in ships, name))
+    shown = [
         name
         for name in order
-        if name in ships or re.sub(r"^(ladder|gpu)-|-\d$", "", name) not in later
+        if recipe(name) in ships or recipe(name).partition("-")[2] not in later
     ]
-    return {name: every[name] for name in order if is_training(every[name])}
+    return {name: every[name] for name in shown if is_training(every[name])}
+
+
+def recipe(name):
+    """A record's name without its seed."""
+    return re.sub(r"-\d$", "", name)
 
 
 def is_training(record):
@@ -67,10 +72,10 @@ def results_table():
     found = records()
     recipes = {}  # each with a record for each seed
     for name, record in found.items():
-        recipes.setdefault(re.sub(r"-\d$", "", name), {})[name] = record
+        recipes.setdefault(recipe(name), {})[name] = record
     lines = ["| model | test set | BLEU | greedy | lower-cased | search | parameters | trained |"]
     lines.append("|---|---|---|---|---|---|---|---|")
-    for recipe, runs in recipes.items():
+    for title, runs in recipes.items():
         name, record = next(iter(runs.items()))
         minutes = [max(1, round(run["seconds"] / 60)) for run in runs.values()]
         took = " to ".join(map(str, sorted({min(minutes), max(minutes)})))
@@ -81,7 +86,7 @@ def results_table():
                 for kind in kinds
             )
             lines.append(
-                f"| [{recipe}](results/{name}.json) | {split} | {' | '.join(scores)} "
+                f"| [{title}](results/{name}.json) | {split} | {' | '.join(scores)} "
                 f"| {test['search']} | {record['parameters'] / 1e6:.1f} M "
                 f"| {took} min, {record['device']} |"
             )
