@@ -181,7 +181,7 @@ for name, before, after in (
     print(f"rows changed in the {name}: {rows.sum()} of {S}")
 
 # %% [markdown]
-# All of them. Each row still stands for its token, but it has looked at all the others. The memory is S vectors, not one.
+# All of them. Each row still stands for its token, but it has looked at all the others.
 #
 # ### The decoder: one token at a time
 #
@@ -376,7 +376,7 @@ machine_report()
 #
 # ## What the paper did that we don't
 #
-# - It trained on WMT 2014: 4.5 million sentence pairs for English to German, 36 million for French. Our corpora are smaller.
+# - It trained on WMT 2014, millions of sentence pairs; our corpora are smaller.
 # - It translated *from* English; we translate into English, so that more readers can judge the result.
 #
 # ## Exercises

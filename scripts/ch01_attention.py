@@ -355,7 +355,7 @@ measured.round(2)
 # > **In short.** A mask is a table of yes and no: rows look, columns are looked at. A "no" sets that score to −∞, and $e^{-\infty} = 0$: no
 # > weight.
 #
-# Masks here are boolean, **True where attention is allowed**. A float mask is added to the scores.
+# Masks here are boolean, **True where attention is allowed**.
 #
 # **The padding mask.** Short sentences of a batch are filled up with a pad token, id 0, that no word may look at. Every query sees the same
 # keys, so one row is enough: $(B, 1, S)$.
@@ -558,8 +558,7 @@ print(f"loss before: {losses[0]:.2f}; −ln(1/5) = {math.log(5):.2f}")
 print(f"right answers before: {right[0]:.0%}, in the last 20 steps: {np.mean(right[-20:]):.0%}")
 
 # %% [markdown]
-# Every step draws new combinations of the twelve words, so it is also a test (not of new words). The weights follow the *words*: *heute*
-# finds *today* wherever it stands.
+# Every step draws new combinations of the twelve words, so it is also a test (not of new words).
 
 # %%
 place = [standing.index(english[i]) for i in asked_ids[0]]  # where each translation stands

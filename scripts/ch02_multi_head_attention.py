@@ -72,7 +72,7 @@ torch.set_default_dtype(torch.float64)  # so that checks can ask for agreement t
 # | $Y$ | (S, D) | the vectors that are looked at; in self-attention $Y = X$ |
 # | $W^Q, W^K, W^V$ | (D, D) | learned, one for each role |
 #
-# Why not $Q = K = V = X$? Then the score of token $i$ for token $j$ would be $x_i\cdot x_j = x_j\cdot x_i$: interest would always be mutual. And most tokens would look mainly at themselves, since $x_i\cdot x_i = |x_i|^2$ is usually large. With two matrices the score is $x_i\,W^Q {W^K}^{\top} x_j^{\top}$, which need not be symmetric. An adjective can look for its noun while the noun looks for its verb.
+# Why not $Q = K = V = X$? Then the score of token $i$ for token $j$ would be $x_i\cdot x_j = x_j\cdot x_i$: interest would always be mutual. And most tokens would look mainly at themselves, since $x_i\cdot x_i = |x_i|^2$ is usually large. With two matrices the score is $x_i\,W^Q {W^K}^{\top} x_j^{\top}$, which need not be symmetric.
 
 # %%
 torch.manual_seed(2)
@@ -304,7 +304,7 @@ torch.testing.assert_close(layer.attn.sum(-1), torch.ones(2, 4, 5))  # each row 
 #
 # > **In short.** PyTorch ships this layer as `nn.MultiheadAttention`. Give both the same weights, and outputs and gradients must agree.
 #
-# PyTorch keeps the three projections in one (3·D, D) matrix, `in_proj_weight`: query on top, then key, then value.
+# PyTorch keeps the three projections in one (3·D, D) matrix, `in_proj_weight`.
 
 
 # %%
@@ -375,7 +375,7 @@ for use, arguments in uses.items():
 # %% [markdown]
 # The output has the length of the *query*. The padded token is hidden as a key, in every row.
 #
-# A mask of numbers is *added* to the scores. It may also have a head axis: (B|1, H|1, T|1, S). For example, we lower each score by the distance times a slope, different for each head (Press et al. 2021). The steeper the slope, the more a token keeps to itself:
+# A mask of numbers is *added* to the scores. It may also have a head axis: (B|1, H|1, T|1, S). For example, we lower each score by the distance times a slope, different for each head (Press et al. 2021):
 
 
 # %%
@@ -464,7 +464,7 @@ titled(
 )
 
 # %% [markdown]
-# In large models few heads are so easy to read. Chapter 15 looks at a trained translator's.
+# In large models few heads are so easy to read.
 #
 # ## Keeping the weights to look at
 #
@@ -534,7 +534,7 @@ for h in (1, 8, 32):
 #
 # - Every head reads all D features of each token; only the projected vector is split, by `view` and then `transpose`.
 # - One head gives one blend. Several heads answer several questions, at the same cost.
-# - One class serves self-attention, causal attention and cross-attention, and agrees with PyTorch's. The output has the query's length.
+# - One class serves self-attention, causal attention and cross-attention, and agrees with PyTorch's.
 #
 # ## What the paper did that we don't
 #

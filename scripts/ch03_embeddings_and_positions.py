@@ -77,8 +77,6 @@ torch.set_default_dtype(torch.float64)
 # | $E$ | (V, D) | the table, learned |
 # | $\mathrm{onehot}(w)$ | (V,) | zeros, and a 1 at place $w$ |
 # | result | (B, T, D) | one vector for each token |
-#
-# The second form shows an embedding as a linear layer without bias, applied to one-hot vectors.
 
 
 # %%
@@ -190,7 +188,7 @@ for name, gap in gaps.items():
 assert [gap < 1e-12 for gap in gaps.values()] == [True, True, False]
 
 # %% [markdown]
-# A causal mask *does* distinguish the positions: the first token sees one token, the second sees two, and so on. Exercise 3 takes this further.
+# A causal mask *does* distinguish the positions: the first token sees one token, the second sees two, and so on.
 #
 # ### Who bites?
 #
@@ -477,7 +475,7 @@ print(f"sinusoids {shift_error(sinusoids(200, 16), k=3):.4f}")
 print(f"random    {shift_error(torch.randn(200, 16), k=3):.4f}")
 
 # %% [markdown]
-# For random numbers the share isn't 1: by chance, fitting 16 numbers to 197 rows explains about 16/197.
+# For random numbers, fitting 16 numbers to 197 rows explains about 16/197 by chance.
 #
 # ### Only the distance counts
 #
@@ -503,7 +501,7 @@ assert torch.equal(ahead[:47].argmax(dim=1), torch.arange(3, 50))
 #
 # $$ (PE_p\,R_k^{\top}) \cdot PE_q = PE_{p+k} \cdot PE_q, $$
 #
-# which is largest at $q = p + k$. The last line of the cell above checks this for k = 3.
+# which is largest at $q = p + k$, as checked above for k = 3.
 #
 # Today's models add nothing to the embeddings: they rotate the queries and keys, in every layer. [Chapter 22](ch22_todays_block.ipynb) explains these *rotary positions*.
 #

@@ -158,7 +158,7 @@ def clones(module: nn.Module, N: int) -> nn.ModuleList:
 
 
 # %% [markdown]
-# **The two layers.** `clones` makes copies that own their weights. An encoder layer calls attention with `x, x, x`: queries, keys and
+# **The two layers.** An encoder layer calls attention with `x, x, x`: queries, keys and
 # values all come from the same vectors. A decoder layer does the same with a causal mask, and then calls attention again with `x, memory, memory`.
 
 
@@ -215,7 +215,7 @@ class DecoderLayer(nn.Module):
 
 # %% [markdown]
 # **The two stacks.** Pre-norm ends with one more LayerNorm, because its output is a plain sum that nothing
-# has normalised yet. Post-norm already ends with a LayerNorm.
+# has normalised yet.
 
 
 # %%
@@ -304,7 +304,7 @@ class EncoderDecoder(nn.Module):
 
 
 # %% [markdown]
-# `make_model` calls two helpers, which chapter 5 explains. `initialise` chooses the numbers to start with.
+# `make_model` calls two helpers, which chapter 5 explains.
 # `tie_weights` can let embeddings and generator share one table (§3.4).
 
 
@@ -405,7 +405,6 @@ for name, read, given in rows:
 
 # %% [markdown]
 # Cross-attention, `src_attn`, reads (2, 4, 32) once and (2, 6, 32) twice: the query comes from the target, key and value from the memory.
-# The vocabulary's 60 appears only in the last line.
 #
 # ## Why keys and values come from the memory
 #
@@ -504,7 +503,7 @@ titled(
 )
 
 # %% [markdown]
-# Now we append four pads to source and target and compare the outputs of the real tokens.
+# Now we append four pads to source and target.
 
 # %%
 short = model(source, target, None, causal)
@@ -701,7 +700,7 @@ def assert_parity(model: EncoderDecoder, src: Tensor, tgt: Tensor) -> None:
 
 
 # %% [markdown]
-# We check both placements of the norm on the padded batch from above. In a fresh model all biases are 0 and all LayerNorms are alike,
+# In a fresh model all biases are 0 and all LayerNorms are alike,
 # so the outputs would hide a bias that was never copied. Therefore `scramble` first adds a little noise to every parameter.
 
 # %%

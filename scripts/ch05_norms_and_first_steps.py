@@ -411,7 +411,7 @@ assert common["E6"] > 0.8 and common["D6"] < 0.3
 # > **In short.** Placement and warm-up decide how fast a deep model learns in its first steps.
 #
 # In warm-up the learning rate rises slowly from 0. We run a race: forty steps of Adam (chapter 6 explains both) on "copy these six
-# symbols", with 6 + 6 layers and a rate of 0.003. Post-norm runs without warm-up and with 25 steps of it.
+# symbols", with 6 + 6 layers and a rate of 0.003.
 
 
 # %%
@@ -450,7 +450,7 @@ for name, (norm_first, warmup) in contenders.items():
 assert max(ends[0]) < min(ends[1]) - 0.1 and max(ends[1]) < min(ends[2])  # no seed disagrees
 
 # %% [markdown]
-# The seeds agree. At this size and this rate, pre-norm learns without warm-up, and warm-up helps post-norm. Xiong
+# At this size and this rate, pre-norm learns without warm-up, and warm-up helps post-norm. Xiong
 # et al. (2020) report the same for full training runs. It is not a law: in chapter 19's full runs, with two layers a side, dropping warm-up
 # costs both about the same.
 #
@@ -460,7 +460,6 @@ assert max(ends[0]) < min(ends[1]) - 0.1 and max(ends[1]) < min(ends[2])  # no s
 # - LayerNorm brings each token's vector to mean 0 and variance 1, with the *biased* variance and ε under the root.
 # - Post-norm holds outputs at spread 1, and its decoder's gradient fades downwards. In pre-norm outputs grow, and gradients differ little.
 # - Matrices start with Xavier's variance, biases at 0, tables with variance 1/D. With tied tables the first loss is then about ln V + ½.
-# - Tied tables are the same memory.
 #
 # ## What the paper did that we don't
 #

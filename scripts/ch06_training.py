@@ -133,13 +133,13 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# The table shows the shorter row: its last label is padding, and doesn't count.
+# The table shows the shorter row.
 #
 # ## Ten lines
 #
 # > **In short.** Predict, compare, follow the gradient downhill. Everything else is a refinement.
 #
-# Our task is to copy a row of random symbols. Some rows are held out: no training sees them.
+# Our task is to copy a row of random symbols.
 
 # %%
 COPY_VOCAB = 14  # the four special ids and ten symbols
@@ -214,7 +214,7 @@ names = ["mean over places", "mean over real tokens", "perplexity"]
 pd.DataFrame(rows, index=["as it was", "padded to 40"], columns=names).round(2)
 
 # %% [markdown]
-# The first column falls, because it rewards the model for saying padding after padding. The second doesn't move: `ignore_index` leaves padding out of the sum *and* the count. Guessing among ten symbols would give a perplexity of about 10, so our model has hardly begun to copy.
+# The first column falls, because it rewards the model for saying padding after padding. The second doesn't move: `ignore_index` leaves padding out of the sum *and* the count. Guessing among ten symbols would give a perplexity of about 10.
 #
 # ## Warm up, then cool down
 #
@@ -542,8 +542,6 @@ def train_step(
 
 
 # %% [markdown]
-# The gradient of three unequal parts must equal that of the whole.
-#
 # **Pitfall: the mean of means.** The usual recipe takes each part's mean loss and divides by the number of parts. Then a token in a small part weighs more than one in a large part.
 
 
@@ -805,7 +803,7 @@ for batch, rows in ((exam, [0, 1, 2]), (longer, [0])):
 pd.DataFrame(shown, columns=["source", "the copier says", ""])
 
 # %% [markdown]
-# The last copy ends after eleven of thirteen symbols; training rows had at most ten. On longer rows the paper's recipe copies more, 30% against 23%; we didn't test why.
+# The last copy ends after eleven of thirteen symbols; training rows had at most ten. On longer rows the paper's recipe copies more; we didn't test why.
 #
 # ### Where it looks
 #
@@ -876,7 +874,7 @@ print(f"ln V = {math.log(COPY_VOCAB):.1f}")
 pd.DataFrame(answers, index=names).T.round(1)
 
 # %% [markdown]
-# The first question finds *loud*: 8.5 is 6 nats above $\ln V$; its gradients are suspicious, too. Only the gradients reveal *detached*: the smallest is 0.0. Both broken models learn their batch by heart all the same.
+# The first question finds *loud*: 8.5 is 6 nats above $\ln V$; its gradients are suspicious, too. Only the gradients reveal *detached*. Both broken models learn their batch by heart all the same.
 #
 # The last question finds the worst fault, a loss that is too good. Let source and target be random, unrelated, and fresh at every step. With six symbols drawn evenly from ten, then `</s>`, no honest model gets below
 #

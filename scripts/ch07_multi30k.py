@@ -207,7 +207,7 @@ for row in facts["unknown"]:
     print(f"Multi30k, min_freq={row['min_freq']}: {real}, in {row['sentences']:.0%} of sentences")
 
 # %% [markdown]
-# Three unknown words in a hundred don't sound like many, but a quarter of the test sentences have one. German makes it worse, since anyone may make a new compound word, such as *Feuerwehrwagenfahrer* (the driver of a fire engine).
+# Three unknown words in a hundred don't sound like many, but a quarter of the test sentences have one. German makes it worse, since anyone may make a new compound word.
 #
 # ## 4 · Subwords
 #
@@ -250,7 +250,7 @@ def learn_merges(words: dict[str, int], merges: int) -> list[tuple[str, str]]:
 
 
 # %% [markdown]
-# **Check.** Four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. If pairs tie, the one met first wins. *Predict* the first merge.
+# **Check.** Four words: *low* 5 times, *lower* 2, *newest* 6, *widest* 3. *Predict* the first merge.
 
 # %%
 merges = learn_merges({"low": 5, "lower": 2, "newest": 6, "widest": 3}, merges=10)
@@ -621,7 +621,7 @@ titled(
 # ## What the paper did that we don't
 #
 # - WMT 2014: 4.5 million pairs for German and 36 million for French; Multi30k has 29,000.
-# - About 37,000 shared subwords for English to German; we use 8,192, or 1,000 for the sample corpus.
+# - About 37,000 shared subwords for English to German; we use 8,192.
 # - Batches of about 25,000 source and 25,000 target tokens, on eight GPUs; ours have a few thousand.
 
 # %% [markdown]

@@ -195,7 +195,7 @@ for words, p in best_two:
 beam_tree_chart(beam_tree(weighed))
 
 # %% [markdown]
-# The beam kept "a" beside "the", and "a" leads to the winner. A beam is no guarantee: a path that starts too badly is dropped, however well it would end (exercise 1).
+# A beam is no guarantee: a path that starts too badly is dropped, however well it would end (exercise 1).
 #
 # ### The same on tensors
 #
@@ -389,7 +389,7 @@ for t in range(9, 15):
 pd.DataFrame.from_dict(steps, orient="index", columns=["best", "second", "third", "fourth"])
 
 # %% [markdown]
-# After *s* the model prefers *swe*(ater) to *sell*, and greedy decoding follows. But *sweater* must then become a verb, which costs probability. At step 12 *selling* overtakes it, and stays ahead.
+# After *s* the model prefers *swe*(ater) to *sell*, and greedy decoding follows. But *sweater* must then become a verb, which costs probability.
 #
 # **Pitfall: dropout.** A model that wasn't switched to `.eval()` drops random parts of its vectors, so sentences come out wrong, and different each time. `greedy_decode` and `beam_search` switch dropout off. This model was trained without dropout, so we give it a rate of 0.3; one trained with dropout may suffer less.
 
@@ -581,7 +581,7 @@ times = count_flops(without, src) / count_flops(by_cache, src)
 print(f"{by_cache(src).size(1)} tokens, {times:.1f} times the work")
 
 # %% [markdown]
-# With the cache, the decoder computes (18 + 1)/2 = 9.5 times fewer positions, and the source's keys and values only once. The encoder and the generator save nothing.
+# With the cache, the decoder computes (18 + 1)/2 = 9.5 times fewer positions. The encoder and the generator save nothing.
 #
 # **Predict.** Our model has 2 layers and D = 128, and in float32 a number takes four bytes. How many bytes are kept for one position?
 

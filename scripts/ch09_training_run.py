@@ -493,9 +493,7 @@ print(f"tokens {tokens}: the mean of means is {off_by:.0%} of the gradient's len
 # python -m scripts.train --preset small --resume   # after an interruption
 # ```
 #
-# `--help` lists the options.
-#
-# A run writes into `runs/NAME`: the best model (its numbers rounded to 16 bits), the last two states, `log.csv`, a model card, and `record.json` with the command, machine, settings, epochs, and test scores.
+# A run writes into `runs/NAME`: the best model (its numbers rounded to 16 bits), the last two states, `log.csv`, a model card, and `record.json` with the command, settings and scores.
 #
 # The command computes the same step faster than our loop (chapter 12). `torchrun` starts a process for each GPU:
 #
@@ -530,7 +528,7 @@ history_chart(
 score_table("multi30k-de-en")
 
 # %% [markdown]
-# The first figure is by beam search, which gains about 1.5 BLEU over greedy decoding. Chapter 10 asks how far to trust it. Four captions of test_2016_flickr:
+# The first figure is by beam search. Chapter 10 asks how far to trust it. Four captions of test_2016_flickr:
 
 # %%
 sample_table("multi30k-de-en")
@@ -583,7 +581,7 @@ ingredient_chart(recipe, "Three changes do harm; no gain can be told from chance
 #
 # ## What the paper did that we don't
 #
-# - It trained its base model for 100,000 steps, with about 25,000 tokens a side in a batch.
+# - It trained its base model for 100,000 steps.
 # - It used post-norm and the inverse-square-root rate. Our `small` is pre-norm, with a cosine.
 # - It averaged the checkpoints of its final models (§6.1), and says nothing about seeds.
 #

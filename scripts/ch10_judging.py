@@ -327,8 +327,6 @@ for text in (near, far):
 print(f"1,000 captions: greedy {by_beam[1]['chrf2']:.1f}, the beam {by_beam[5]['chrf2']:.1f}")
 
 # %% [markdown]
-# BLEU doesn't distinguish the two; chrF does.
-#
 # ## What no counting sees
 #
 # > **In short.** BLEU and chrF compare words and letters, not meanings. Only a judge who understands the sentence can say whether "repair" is right: people, or a model trained on their verdicts.
@@ -537,7 +535,7 @@ print(f"{longest['sentences']} sources of 18 words or more: {gap:.0f} BLEU below
 length_chart(analysis)
 
 # %% [markdown]
-# Only the longest captions score clearly lower: the other bars overlap. The chart can't say why.
+# The chart can't say why. The bars of the other groups overlap.
 #
 # ### Rare words, common words
 #
@@ -551,7 +549,7 @@ print(f"{missed[-1] / sum(missed):.0%} of the missed were seen 100 times or more
 rare_word_chart(analysis)
 
 # %% [markdown]
-# The rarer a word, the less often it is found. Yet *most* missed words are common, as most words are.
+# *Most* missed words are common, as most words are.
 #
 # ### Read the worst
 

@@ -242,7 +242,7 @@ shares = flop_shares(SMALL, even)
 flops_chart(shares)
 
 # %% [markdown]
-# The feed-forward layers take the most; more than a quarter is one product, the logits.
+# More than a quarter is one product, the logits.
 #
 # **Pitfall: FLOPs are not seconds.** An operation without any product can take longer than a large product.
 #
@@ -321,7 +321,7 @@ def memory_bandwidth() -> float:
 
 
 # %% [markdown]
-# This is the machine that last ran the notebook; yours may be faster:
+# This is the machine that last ran the notebook:
 
 # %%
 # NBVAL_IGNORE_OUTPUT

@@ -363,7 +363,7 @@ duels.loc["attention by hand"]
 # 2. subtract $1-\varepsilon$ at each label;
 # 3. take the two products.
 #
-# So the gradients are ready before the backward pass begins. Validation doesn't need them, so the caller says whether they are `wanted`.
+# So the gradients are ready before the backward pass begins.
 
 
 # %%
@@ -461,7 +461,7 @@ duels.loc["loss in chunks"]
 # The C behind [`passes.py`](../scripts/engine/passes.py) has this chapter's formulas as loops over rows. A machine without a C compiler uses the code above. The C can do two things that PyTorch's operations can't:
 #
 # - **Dropout keeps no mask.** The backward pass draws the same bits again.
-# - **Attention stays with its rows.** The numbers of one head of one sentence fit into the nearest cache. The backward pass computes the weights again (chapter 23 does that for long texts).
+# - **Attention stays with its rows.** The numbers of one head of one sentence fit into the nearest cache. The backward pass computes the weights again.
 #
 # A generator without a state can draw the bits of any place again. Philox (Salmon et al. 2011) makes 128 bits from a *counter*, here the place of the number, and a *key*, the seed.
 

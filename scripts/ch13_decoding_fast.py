@@ -215,8 +215,6 @@ for order, rows in orders.items():
 pd.DataFrame(table)
 
 # %% [markdown]
-# Sorting saves steps and padding, but hardly any rows.
-#
 # ## What can be done once
 #
 # > **In short.** A search takes many small steps. Do whatever doesn't change once, before the first.
@@ -376,7 +374,7 @@ print(f"left over of {len(table):,} tokens: {left.double().mean():.1f} a row, {l
 bound_chart(rough[misled[0]], exact[misled[0]], error[misled[0]].item())
 
 # %% [markdown]
-# The few that are left over are cheap to compute exactly. Without the bound a few tokens would be wrong, unnoticed.
+# The few that are left over are cheap to compute exactly.
 #
 # [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast* (PyTorch's are slow on processors without instructions for them, AVX512-VNNI). Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
 #
@@ -524,7 +522,7 @@ for beam, name in ((1, "greedy"), (4, "beam 4")):
     print(f"{name}: {gain:.1f} times as fast as 32 bits, {whole:.0f} times as fast as the textbook")
 
 # %% [markdown]
-# - **In 8 bits** 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits), and BLEU by at most two tenths of a point.
+# - **In 8 bits** 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits).
 # - **The textbook** recomputes each prefix (100 sentences, one round). A cache, this chapter's ideas, a batch for each core and 8 bits together give the last factor of each line (with the beam, larger batches, too).
 #
 # **One sentence at a time**, all weights are read for one row, or four, and each call from Python costs as much as a small product. So steps of few rows take another path: one call of [C](../scripts/engine/kernels.py) runs all layers of the decoder. Milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):

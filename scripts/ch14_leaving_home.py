@@ -81,7 +81,7 @@ from scripts.engine.searching import cached_beam_search
 #
 # > **In short.** A translator is four things: numbers, a list of operations, a search, and a tokenizer. We must settle who brings which.
 #
-# PyTorch is made for training; a phone or a web page wants none of it. The *exporter* writes files, from Python; the *host* is the program that runs them.
+# The *exporter* writes files, from Python; the *host* is the program that runs them.
 #
 # | who brings … | ONNX | CTranslate2 | the series' web page |
 # |---|---|---|---|

@@ -561,7 +561,7 @@ for name in ("the same relative place", "mean over all heads", "IBM Model 1"):
 alignment_methods_chart(errors)
 
 # %% [markdown]
-# Of the 24 heads in the left panel of the chart before, 13 do no better than the guess by place. But the best head makes six tenths of that guess's errors, 0.21 against 0.36, although the model was never told what a word's translation is. Whether this head beats the mean over all is open: that interval touches 0. The dictionary of 1993 does better, but it has read the English word, which the head must help to find.
+# Of the 24 heads in the left panel of the chart before, 13 do no better than the guess by place. But the best head makes six tenths of that guess's errors, 0.21 against 0.36. Whether this head beats the mean over all is open: that interval touches 0. The dictionary of 1993 does better, but it has read the English word, which the head must help to find.
 #
 # Only fifty captions are judged, and one person drew all the links.
 #

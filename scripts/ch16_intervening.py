@@ -269,9 +269,9 @@ print("the mean is milder than silence, of 24 each:", milder.to_dict())
 worth_chart(record["heads"], passed["silent"], record["splits"]["val"])
 
 # %% [markdown]
-# A third of them pass when silent, about half when replaced by their mean. None costs much beside the model's loss of 1.60 nats. For 71 of 72 heads silence raises the loss. But any disturbance may do so: the fair baseline, noise of the same size, wasn't run.
+# No head costs much beside the model's loss of 1.60 nats. For 71 of 72 heads silence raises the loss. But any disturbance may do so: the fair baseline, noise of the same size, wasn't run.
 #
-# The mean is milder for only 17 of 48 heads of self-attention, and for none of cross-attention.
+# For most heads the mean isn't milder.
 #
 # **Predict.** Cross-attention 2.8 and 1.5 were the best aligners of chapter 15. What are they worth? And how well does the costliest head of cross-attention align?
 
@@ -314,7 +314,7 @@ print("of 45, heads of cross-attention, and nats:", at_45[["cross", "nats"]].to_
 pruning_chart(record)
 
 # %% [markdown]
-# At first the order helps: with 9 heads silent, 0.004 nats are lost, and 0.017 or more at random. Later it doesn't: with 36 silent it is in the middle of the five random orders, with 45 it is worse than all. Each worth was measured with all the other heads there, stand-ins too. By and large, the more heads of cross-attention are among the 45, the more is lost.
+# With 9 heads silent the order helps. Later it doesn't: with 36 it is in the middle of the five random orders, with 45 it is worse than all. Each worth was measured with all the other heads there, stand-ins too. By and large, the more heads of cross-attention are among the 45, the more is lost.
 #
 # ## Patching
 #
@@ -402,7 +402,7 @@ print(f"both words at once: {both:+.1f}")
 patch_chart(table, words, clean)
 
 # %% [markdown]
-# Two columns stand out; any other exchange leaves at least +5.9. At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, and "Frau" counts less: the last layer seems to have brought some information from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does.
+# Two columns stand out. At the first three depths, exchanging "ihrem" alone leaves a toss-up (−0.1). After the last layer it gives −1.3, and "Frau" counts less: the last layer seems to have brought some information from *Frau* to *ihrem*. Exchanging "Frau" alone never gives *his*; both words together (at the embeddings) do nearly all that the other sentence does.
 #
 # This is one sentence pair, chosen because it works. It doesn't show that the model always reads "ihrem" like this. (Meng et al. 2022, looking for facts, put clean states back into noisy runs.)
 #
@@ -508,7 +508,7 @@ both = {"weight": share.tolist(), "share of the contribution": contribution.toli
 pd.DataFrame(both, index=labels).T.round(2)
 
 # %% [markdown]
-# (The table compares lengths of contributions.) In this row, chosen to show it, `<s>` has more than six tenths of the weight, and three tenths of the contribution. Over all rows of this layer it has 18% and 14%. In nine of ten rows the same key has the most of both; many rows are short, so that is less than it sounds.
+# (The table compares lengths of contributions.) This row was chosen to show the difference at `<s>`, which over all rows of this layer has 18% and 14%. In nine of ten rows the same key has the most of both; many rows are short, so that is less than it sounds.
 #
 # ### The weight is not the effect
 #

@@ -172,7 +172,7 @@ print("".join("=" if equal else "x" for equal in same))
 assert same[:10].all() and not same[10:].any()
 
 # %% [markdown]
-# All from the 11th on. The first ten don't change by a bit.
+# All from the 11th on.
 #
 # ## Bits per character
 #
@@ -573,7 +573,7 @@ for temperature in (0.5, 1.0):
 print("the copier's ids:", sample_texts(copier, 1, 0.5, seed=1, max_len=8)[0].tolist())
 
 # %% [markdown]
-# The copier writes `<s>` after `<s>`, for ever. The other model writes words of the right length, a few of them real, with a capital at the start and a full stop at the end.
+# The copier writes `<s>` after `<s>`, for ever. The other model writes words of the right length, a few of them real.
 #
 # ## On Multi30k
 #
@@ -592,7 +592,7 @@ print(f"mini-GPT, {models[0]['parameters']:,} numbers:", *(f"{run[test]:.3f}" fo
 counting_chart(tables, [run[test] for run in models], test)
 
 # %% [markdown]
-# At n = 12. Captions repeat themselves, and that table's 3.4 million entries may remember how. The model has 0.8 million numbers, and each seed ends just behind: by at most 0.005 bits on the test, and 0.013 on validation. It is ahead of PPM by 0.02.
+# At n = 12. Captions repeat themselves, and that table's 3.4 million entries may remember how. The model has 0.8 million numbers, and each seed ends just behind: by at most 0.005 bits on the test, and 0.013 on validation.
 #
 # Did each side get the same care? For a table only n must be chosen. For the model, rates were tried with three dropouts, two passes each. In bits on validation (NaN: not tried):
 
@@ -618,7 +618,7 @@ for temperature, part in models[0]["samples"].items():
     print("   ", part["texts"][0])
 
 # %% [markdown]
-# At the highest. (All four use the same seed, so they begin the same way.) In 200 training captions 30% of the words are different ones: temperature 1 comes nearest. At low temperatures the model says what is likeliest; at high ones it invents spellings, such as *rown* and *ofsion*. It recites almost nothing: one whole caption, at 0.5. But only exact copies are counted.
+# At the highest. (All four use the same seed, so they begin the same way.) In 200 training captions 30% of the words are different ones: temperature 1 comes nearest. At low temperatures the model says what is likeliest; at high ones it invents spellings. It recites almost nothing: one whole caption, at 0.5. But only exact copies are counted.
 #
 # ## Summary
 #

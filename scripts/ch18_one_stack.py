@@ -172,7 +172,7 @@ for ids in (batch.ids, batch.labels):  # what is read, and what is asked
     print(" ".join("." if i == PAD else pieces[i] for i in ids[0].tolist()))
 
 # %% [markdown]
-# Of the three that are asked, one has become the gap, one another piece (*hungr*), and one stayed (*l*).
+# Three are asked: one has become the gap, one *hungr*, and one stayed (*l*).
 #
 # **Pitfall.** *The loss over all positions.* Take all ids as labels, and most questions show their own answer: the model practises copying. Count before you train: of the positions that are asked, how many show the right answer? **Predict** the share, if the chosen tokens are asked, and if all are.
 
@@ -288,8 +288,6 @@ for size in (20, 200):
     print(f"{size} labels: {share_right(bag(gaps['test']), gaps['test']):.1%} right")
 
 # %% [markdown]
-# These twenty labels don't beat "always singular"; two hundred do.
-#
 # **The classifier** is the encoder that filled gaps. A head of D + 1 numbers, zero at first, reads the vector *at the gap*, and all is trained further.
 
 
@@ -347,7 +345,7 @@ pd.DataFrame(table).T.rename_axis(["kind", "labels"])
 # %% [markdown]
 # Errors (geometric means) are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/studies/verdict.py)), six pairs at once. Its one spread for all rows fits badly here: the intervals should be wider for 100 labels and for all, and narrower for 1,000. *Told*: on all captions, seeds don't explain the difference. The last two columns tell the same of the *hard* captions, with a preposition such as *mit* before the verb (but not as the first word), and of the others.
 #
-# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. It leads on the hard captions and on the others. An encoder from scratch shows no clear difference from the bag. So what helps is what was read without labels, not the architecture alone.
+# With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. An encoder from scratch shows no clear difference from the bag. So what helps is what was read without labels, not the architecture alone.
 #
 # The seeds vary neither the test captions (with all labels the lead is 13 of 940) nor the masked model, so chance in these isn't counted.
 #
@@ -516,7 +514,7 @@ kinds = by_kind[["lr", "trained", "loss", "bleu"]].mean()
 kinds.round(4)
 
 # %% [markdown]
-# - **Two stacks or one.** BLEU shows no clear difference, but that doesn't prove equality: the interval goes from −0.70 to +0.76. By the loss the encoder-decoder is ahead, by 0.05 nats a piece.
+# - **Two stacks or one.** BLEU shows no clear difference, but that doesn't prove equality. By the loss the encoder-decoder is ahead, by 0.05 nats a piece.
 # - **Causal or prefix.** The prefix mask costs 3.4 BLEU. Most of the difference in loss is there in training already (column *trained*: the last pass). In T5, pretrained and with relative positions, prefix beat causal (Raffel et al. 2020). Ours has neither.
 # - **Positions anew** give the prefix mask 1.7 BLEU back. Under the causal mask there is no clear difference.
 #

@@ -429,7 +429,7 @@ rates = best_rates(without, rate)
 rates.round(4)
 
 # %% [markdown]
-# The gain is what a row would lose at the base's rate. (By chance alone one pair of a row's seeds in twenty differs by over 0.045 nats, by the spread found below.) The narrow model needs twice the base's rate, the wide one and post-norm half of it, and the model without residual roads an eighth.
+# The gain is what a row would lose at the base's rate. (By chance alone one pair of a row's seeds in twenty differs by over 0.045 nats, by the spread found below.) The narrow model needs twice the base's rate, the wide one half of it.
 #
 # **Pitfall.** *One rate for all.* At the base's rate post-norm without warm-up would be 1.4 nats worse than it need be, and the wide model's lead would shrink by 0.18. A table made that way ranks how well each row suits the base's rate.
 #
@@ -582,7 +582,7 @@ print("not in", ", ".join(signs[~signs].index))
 # - **Depth**: one layer costs 0.10, and four a side cost 0.04 instead of gaining, at the rates found; the paper's eight change next to nothing.
 # - **Dropout** of 0.1 costs 0.19 nats here, and gains 0.16 in the paper.
 #
-# In sign, the other rows told apart here agree with the paper's; more layers and dropout don't. In size they often disagree: `d_model` is worth two and a half to over four times as much here.
+# In size our differences often disagree with the paper's: `d_model` is worth two and a half to over four times as much here.
 #
 # ## What they can't show
 #

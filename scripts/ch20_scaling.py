@@ -181,7 +181,7 @@ for true, losses in exact.items():
 pd.DataFrame(rivals).T.rename_axis("true law; held-out error of")
 
 # %% [markdown]
-# The wrong law misses by three to five times as much as the right one. So thirty places can distinguish the two.
+# The wrong law misses by far more. So thirty places can distinguish the two.
 #
 # ## How sure?
 #
@@ -323,7 +323,7 @@ lines = {law.__name__: law(fitted[law, "all parameters"][0], N, D) for law in (a
 grid_chart(places.assign(N=N, D=D, **lines), "joint", "additive")
 
 # %% [markdown]
-# The additive law can't describe the grid: its errors fan out, one way on few tokens, the other way on many. The joint law has one number fewer, misses by a third as much, and predicts the hidden runs better, whichever parameters are counted. So we choose it. The additive law is sure of a floor, as in the experiment above: 0.99 from all runs, but zero from the finished ones. (Zero is the bound that we set, so it isn't an estimate.)
+# The additive law can't describe the grid: its errors fan out, one way on few tokens, the other way on many. The joint law has one number fewer, misses by a third as much, and predicts the hidden runs better, whichever parameters are counted. The additive law is sure of a floor, as in the experiment above: 0.99 from all runs, but zero from the finished ones. (Zero is the bound that we set, so it isn't an estimate.)
 #
 # The joint law isn't the whole truth: it misses by 1.2%, and chance alone would make 0.5%. Early stops may be part of the reason: for the finished runs alone the two are 0.4% and 0.3%.
 #

@@ -79,7 +79,7 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # %% [markdown]
 # ## Who writes, and who learns
 #
-# > **In short.** So far our models learned from people's texts. They can also learn from models' texts. Each recipe below has to beat ordinary training, if possible with as many steps.
+# > **In short.** Our models can also learn from texts that models write. Each recipe below has to beat ordinary training, if possible with as many steps.
 #
 # | recipe | a model writes | who learns |
 # |---|---|---|
@@ -142,7 +142,7 @@ teacher = partial(translate, trained, options=DecodeOptions(beam=1))
 #
 # $$ -\sum_{y} q(y \mid x) \log p(y \mid x) \;\approx\; -\log p(\hat y \mid x), \qquad \hat y = \arg\max_y q(y \mid x) $$
 #
-# Here $x$ is a source, $y$ a target, and $p$ the student. A search finds $\hat y$, at least nearly. So the recipe is a new corpus: the same sources with other targets.
+# Here $x$ is a source, $y$ a target, and $p$ the student. A search finds $\hat y$, at least nearly. So the recipe is a new corpus.
 
 
 # %%
@@ -188,7 +188,7 @@ english = english.astype({"words": int, "types": int}).round(2)
 english.rename(columns={"types": "different words", "entropy": "next word's entropy (nats)"})
 
 # %% [markdown]
-# The teacher's text has a third fewer different words, and an easier next word. (This says nothing about how many translations one source has.) **Predict.** One student learns from the teacher's text, another from people's. Which has the lower loss on the validation captions as people wrote them? Which has the higher BLEU?
+# By both counts the teacher's text is easier. (This says nothing about how many translations one source has.) **Predict.** One student learns from the teacher's text, another from people's. Which has the lower loss on the validation captions as people wrote them? Which has the higher BLEU?
 
 # %%
 for row in ("all pairs", "teacher's translations"):
@@ -234,7 +234,7 @@ titled(
 )
 
 # %% [markdown]
-# The student's loss has two parts. With $q_{nv}$ the teacher's probabilities (N, V), $p$ the student's, $y_n$ the person's word and $\lambda$ the weight of the teacher's part,
+# With $q_{nv}$ the teacher's probabilities (N, V), $p$ the student's, $y_n$ the person's word and $\lambda$ the weight of the teacher's part, the loss is
 #
 # $$ \mathcal{L} = -\sum_{n} \Big[ (1 - \lambda) \log p_{n y_n} + \lambda \sum_{v} q_{nv} \log p_{nv} \Big]. $$
 #
@@ -338,9 +338,9 @@ written.loc["people's", "next word's entropy"] = made["people"].str["entropy"].m
 written.rename(columns={"back_bleu": "BLEU of the German"}).round(2)
 
 # %% [markdown]
-# Greedy German adds three BLEU, though that German itself has a BLEU of 8. Drawn German is as varied as people's, but far worse, and with it BLEU shows no gain.
+# Greedy German adds three BLEU, though its own BLEU is 8. Drawn German is as varied as people's, but far worse, and shows no gain.
 #
-# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. Nor is the comparison fair: the part alone read 18,000 pairs, the others 145,000. It was best after its seventh pass of 32, while its rate was still high. The others were still getting better at the end of their five passes.
+# *What the record can't say:* what another part would do; all seeds have the same 1,812 pairs. Nor is the comparison fair: the part alone read 18,000 pairs, the others 145,000. It was best after its seventh pass of 32, while its rate was still high; the others were still getting better after five.
 #
 # ## Minimum risk
 #
@@ -391,7 +391,7 @@ def risk_of_candidates(
 
 
 # %% [markdown]
-# We check by brute force: list all that a model can write in up to 3 tokens, from a vocabulary of 6. With *all* texts as candidates and $\alpha = 1$, $\tilde R$ is the risk itself.
+# We check by brute force. With *all* texts of a toy model as candidates and $\alpha = 1$, $\tilde R$ is the risk itself.
 
 # %%
 torch.manual_seed(0)
@@ -462,11 +462,11 @@ table = pd.DataFrame({name: values.tolist() for name, values in columns.items()}
 table.set_axis(names).rename_axis("text")
 
 # %% [markdown]
-# The two that are better than the mean are pushed up. Raw P pushes down even *4 4 end*, which is nearly right.
+# The two that are better than the mean. Raw P pushes down even *4 4 end*, which is nearly right.
 #
 # ### Drawing candidates
 #
-# A set has each text once, however often it was drawn, since $Q$ is spread over different texts. The reference may join, so that at least one candidate is good.
+# A set has each text once, since $Q$ is spread over different texts. The reference may join, so that at least one candidate is good.
 
 
 # %%
@@ -541,7 +541,7 @@ print(f"words a caption, people's: {taught_by['val_words']:.1f}")
 means.loc[["all pairs", "more cross-entropy", "minimum risk"]].drop(columns="loss_teacher").round(2)
 
 # %% [markdown]
-# chrF, which minimum risk was trained on, went up beyond noise. But BLEU went down. The captions, a bit too short before, are now too long by half a word. In chrF recall counts twice as much as precision, while BLEU charges for each word too many.
+# chrF, the goal, went up beyond noise. But BLEU went down. The captions, a bit too short before, are now too long by half a word. In chrF recall counts twice as much as precision, while BLEU charges for each word too many.
 #
 # *What the record can't say:* what another $\alpha$ or more steps would do. (The reference was one of the candidates.) Judged together with the part rows, this change would be within noise, and distillation's gain, too.
 #
@@ -557,7 +557,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead. So some ideas get a whole training of chapter 9's model, each as a rung of a ladder.
 #
-# The rungs are in [`rungs.py`](../scripts/ladder/rungs.py). (`python -m scripts.ladder.queue --only risk-long-2 --save true` trains the second seed of *risk-long*.) Test sets are read only from *final* on: those rungs might ship, or are compared with one that might.
+# The rungs are in [`rungs.py`](../scripts/ladder/rungs.py). (`python -m scripts.ladder.queue --only risk-long-2 --save true` trains one.) Test sets are read only from *final* on: those rungs might ship, or are compared with one that might.
 
 # %%
 climbed = ladder_table()
@@ -570,19 +570,19 @@ ladder_chart(climbed)
 # %% [markdown]
 # *Seen* counts the pairs that one run read, in millions; *hours* are of one CPU thread, all seeds together (for a mean of runs, both are sums over its parts). The *gain*, by greedy decoding, is over *small*, which is chapter 9's recipe in 16 bits; *beam* is BLEU with a beam of 5. The *reverse* rungs translate into German, so their BLEU can't be compared with the others'. The optimizer Muon had one rate only; at a rate of its own it is ahead in chapter 22.
 #
-# Diversification reads fewer pairs than *long*, and ends higher, with one model of each direction (k = 1) and with two. Which of the two is better depends on how one decodes. With one seed each, none of this is a verdict.
+# Diversification reads fewer pairs than *long*, and ends higher, with either k. With one seed each, none of this is a verdict.
 #
-# *Final* took translations by chapter 9's model. On the tests its two seeds show no clear gain over that model. A rung on a GPU, with three models' translations and R-Drop (`python -m scripts.gpu --only agreed-1`), gained nothing either.
+# *Final* took translations by chapter 9's model. On the tests its two seeds show no clear gain over that model. A rung on a GPU (`python -m scripts.gpu --only agreed-1`) gained nothing either.
 #
-# *Risk-long* goes on from the weights of chapter 9's model. It writes eight texts for each training source by beam search, and learns from their risk, with BLEU as the mark, and from the reference by cross-entropy ([`risk.py`](../scripts/ladder/risk.py)). So it learns from a beam's texts, and with a beam BLEU rises on validation, from chapter 9's 42.3 to 43.1 and 42.9. Greedy BLEU falls a little. Half of the gain may be length: chapter 9's model writes 3% too few words, and another length penalty (1.4, the best on validation) alone brings it to 42.7. *Risk-again* goes on from the first seed of *risk-long*, and gains nothing more.
+# *Risk-long* goes on from the weights of chapter 9's model. It writes eight texts for each training source by beam search, and learns from their risk, with BLEU as the mark, and from the reference by cross-entropy ([`risk.py`](../scripts/ladder/risk.py)). With a beam BLEU rises on validation, from chapter 9's 42.3 to 43.1 and 42.9. Greedy BLEU falls a little. Half of the gain may be length: chapter 9's model writes 3% too few words, and another length penalty (1.4, the best on validation) alone brings it to 42.7. *Risk-again* goes on from the first seed of *risk-long*, and gains nothing more.
 #
 # ### One model from several
 #
 # > **In short.** Runs that went on from the same weights can be averaged into one model (Wortsman et al. 2022).
 #
-# *Risk-mean* trains nothing. Each of its weights is the mean of that weight in both seeds of *risk-long* and in *risk-again*: `average_checkpoints` of [chapter 9](ch09_training_run.ipynb) does it. With a beam the mean has 43.4, more than each of the three.
+# *Risk-mean* is the mean of three runs' weights, both of *risk-long* and *risk-again* (`average_checkpoints` of [chapter 9](ch09_training_run.ipynb)). With a beam it has 43.4, more than each of the three.
 #
-# **Pitfall: the mean of strangers.** The hidden features of a feed-forward layer have no order of their own: exchange two of them in both matrices and the first bias, and every output stays the same. **Predict.** Here all are put into another order. Both models write the same texts. What does the mean of their weights write?
+# **Pitfall: the mean of strangers.** The hidden features of a feed-forward layer have no order of their own: exchange two of them in both matrices and the first bias, and every output stays the same. **Predict.** Here all are put into another order. What does the mean of both models' weights write?
 
 
 # %%
@@ -612,7 +612,7 @@ assert texts["model"] == texts["reordered"] != texts["their mean"]
 pd.DataFrame({"the model, in either order": texts["model"], "their mean": texts["their mean"]})
 
 # %% [markdown]
-# Each hidden feature was averaged with a stranger, and the texts get worse, up to babble. Here attention and embeddings were equal. Two trainings that begin from different random weights share nothing, so expect less of their mean. Runs that go on from the same weights, for a short while, stay near to each other.
+# Worse texts, up to babble: each hidden feature was averaged with a stranger. Here attention and embeddings were equal. Two trainings that begin from different random weights share nothing, so expect less of their mean. Runs that go on from the same weights, for a short while, stay near to each other.
 #
 # ### What validation can't say
 #
