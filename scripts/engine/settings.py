@@ -101,7 +101,8 @@ class TrainConfig:
 
     def __post_init__(self):
         sizes = ("layers", "d_model", "d_ff", "heads")
-        for name in (*sizes, "epochs", "accumulate", "warmup", "save_every"):
+        needed = ("warmup",) * (self.schedule == "inverse_sqrt")  # it divides by these steps
+        for name in (*sizes, "epochs", "accumulate", *needed, "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.dropout < 1:
