@@ -274,6 +274,11 @@ def test_what_the_chapter_says_of_layers_and_of_pruning():
     assert lowest[36] < said.by_worth[36] < highest[36] and said.by_worth[45] > highest[45]
     assert lowest[9] > 0.0165 and highest[9] < 0.034
     assert 0.023 < 9 * said.heads["silent"].mean() < 0.0245
+    of_nine = []  # what nine heads at random cost, as a share of their worths' sum
+    for seed in range(5):
+        first = np.random.default_rng(seed).permutation(72)[:9]
+        of_nine.append(said.chance.loc[9, f"random {seed + 1}"] / said.heads["silent"][first].sum())
+    assert [round(end, 1) for end in (min(of_nine), max(of_nine))] == [0.6, 1.2]
     assert spearmanr(said.at_45["cross"], said.at_45["nats"]).statistic > 0.9
 
 

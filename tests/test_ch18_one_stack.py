@@ -1,7 +1,9 @@
 """Chapter 18: one stack, three masks, three questions; its checker distinguishes mistakes."""
 
 import math
+import os
 import random
+import statistics
 
 import pytest
 import torch
@@ -32,8 +34,10 @@ from scripts.ch18_one_stack import (
     stack_greedy,
     stack_products,
 )
+from scripts.ch19_ablations import STUDY
 from scripts.corpora.gaps import GapItem, gap_item, german_gaps
 from scripts.exercises.ch18 import check_hide_words, hide_words
+from scripts.studies.rows import data_of
 from scripts.studies.runner import these
 from scripts.studies.verdict import pass_together
 
@@ -318,6 +322,14 @@ def test_what_the_chapter_says_of_one_stack_and_two():
     apart = said.kinds.loc["prefix"] - said.kinds.loc["causal"]
     assert 0.7 < apart["trained"] / apart["loss"] < 0.8
     assert round(said.including, 1) == 1.7
+
+
+@pytest.mark.skipif(not os.environ.get("MULTI30K_DIR"), reason="needs Multi30k at hand")
+def test_captions_are_on_average_as_long_as_the_chapter_says():
+    said, pairs = ran("ch18"), data_of("multi30k", STUDY.vocab).train
+    sides = [[len(pair.src) for pair in pairs], [len(pair.tgt) - 1 for pair in pairs]]
+    assert [round(statistics.mean(lengths)) for lengths in sides] == [said.S, said.T]
+    assert STUDY.vocab == said.V
 
 
 # The exercise

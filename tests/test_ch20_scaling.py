@@ -236,6 +236,8 @@ def test_the_grid_is_read_as_it_is(chapter, record):
     on_all, run = loss[16, 1] - loss[96, 1], loss[96, 16] - loss[96, 8]
     gained = [f"{gain:.2f}" for gain in (data_alone, size_alone, on_all, run)]
     assert gained == ["0.85", "0.19", "1.21", "0.57"]
+    errors = [chapter.by_share[share] * loss[96, share] for share in (16, 8)]
+    assert round(1.96 * math.hypot(*errors), 2) == 0.07
     chance = [
         np.sqrt(np.square(of).mean()) for of in (chapter.spread, chapter.spread[chapter.finished])
     ]

@@ -321,7 +321,7 @@ def test_what_the_chapter_says_of_back_translation(record):
     assert entropy["greedy"] < entropy["people's"] < entropy["drawn"]
     for run in these(record["runs"], row=PART):
         if run["seed"]:
-            assert run["losses"].index(run["loss"]) + 1 == 7
+            assert run["losses"].index(run["loss"]) + 1 == 7 and len(run["losses"]) == 10
     assert said.means["loss"][PART] - said.means["loss"][SAMPLED] > 0.9
     assert said.means["loss"][SAMPLED] - said.means["loss"][GREEDY] < 0.1
     for row in (GREEDY, SAMPLED):
