@@ -199,6 +199,7 @@ RUNGS: dict[str, Rung] = {
         "widened-{1}",
         seeds=(1, 3),
     ),
+    "both-means": mean_rung("mean of all-mean's two: of ten runs", "all-mean-1", "all-mean-3"),
     "agreed": Rung(
         6,
         "texts of three models, R-Drop 5",

@@ -47,4 +47,4 @@ def padding_bars(tables: Mapping[str, Mapping[str, float]]) -> alt.VConcatChart:
         frame = pd.DataFrame({"batches": list(table), "padding": list(table.values())})
         named = {"value_title": "share of the batch that is padding", "number_format": ".0%"}
         panels.append(bars(frame, "batches", "padding", **named).properties(title=corpus))
-    return alt.vconcat(*panels, spacing=24)
+    return alt.vconcat(*panels, spacing=24).resolve_scale(x="shared")
