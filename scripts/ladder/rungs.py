@@ -82,6 +82,9 @@ BY_RISK = {
 BY_RISK |= {"epochs": 1, "average": 0, "step": "eager", "precision": "float32"}
 MORE = {"epochs": 24}  # noise needs a longer run
 TWICE = {"dropout": 0.3, "epochs": 16}  # and two passes need one, too
+ONWARD = {"dropout": 0.3, "lr": 1e-3, "warmup": 200}  # from trained weights, in smaller steps
+WIDENED = ONWARD | {"epochs": 2, "average": 2}
+BACK = ("reverse-onward-1", "reverse-onward-2")
 
 
 def mean_rung(about: str, *runs: str, seeds: tuple[int, ...] = (1,)) -> Rung:
@@ -173,7 +176,7 @@ RUNGS: dict[str, Rung] = {
     "onward": Rung(
         6,
         "no risk, six more epochs, dropout 0.3",
-        {"dropout": 0.3, "epochs": 6, "lr": 1e-3, "warmup": 200, "average": 3},
+        ONWARD | {"epochs": 6, "average": 3},
         (1, 2),
         start=SHIPPED,
         candidate=True,
@@ -182,10 +185,10 @@ RUNGS: dict[str, Rung] = {
     "widened": Rung(
         6,
         "diversified, from chapter 9's model",
-        {"dropout": 0.3, "epochs": 2, "lr": 1e-3, "warmup": 200, "average": 2},
+        WIDENED,
         (1, 2, 3, 4),
         forward=(SHIPPED,),
-        reverse=("reverse-onward-1", "reverse-onward-2"),
+        reverse=BACK,
         start=SHIPPED,
         candidate=True,
     ),
@@ -200,6 +203,16 @@ RUNGS: dict[str, Rung] = {
         seeds=(1, 3),
     ),
     "both-means": mean_rung("mean of all-mean's two: of ten runs", "all-mean-1", "all-mean-3"),
+    "widened-best": Rung(
+        6,
+        "diversified by the best mean, from its weights",
+        WIDENED,
+        (1, 2),
+        forward=("all-mean-3",),
+        reverse=BACK,
+        start="all-mean-3",
+        candidate=True,
+    ),
     "agreed": Rung(
         6,
         "texts of three models, R-Drop 5",
