@@ -67,6 +67,7 @@ def is_training(record):
 
 
 def results_table():
+    from scripts.engine.cards import minutes_of
     from scripts.engine.models import DEFAULT_MODEL
 
     found = records()
@@ -77,17 +78,16 @@ def results_table():
     lines.append("|---|---|---|---|---|---|---|---|")
     for title, runs in recipes.items():
         name, record = next(iter(runs.items()))
-        minutes = [max(1, round(run["seconds"] / 60)) for run in runs.values()]
+        minutes = [max(1, round(minutes_of(run))) for run in runs.values()]
         took = " to ".join(map(str, sorted({min(minutes), max(minutes)})))
-        for split, test in record["test"].items():
+        for split in record["test"]:
+            tests = [run["test"][split] for run in runs.values()]
             kinds = ("bleu", "bleu_greedy", "bleu_lowercased")
-            scores = (
-                ", ".join(f"{run['test'][split][kind]:.1f}" for run in runs.values())
-                for kind in kinds
-            )
+            scores = (", ".join(f"{test[kind]:.1f}" for test in tests) for kind in kinds)
+            searches = "; ".join(dict.fromkeys(test["search"] for test in tests))
             lines.append(
                 f"| [{title}](results/{name}.json) | {split} | {' | '.join(scores)} "
-                f"| {test['search']} | {record['parameters'] / 1e6:.1f} M "
+                f"| {searches} | {record['parameters'] / 1e6:.1f} M "
                 f"| {took} min, {record['device']} |"
             )
     lines += ["", "The commands:", "", "```"]

@@ -69,6 +69,11 @@ def recipe_in_words(config: TrainConfig, processes: int = 1) -> str:
     )
 
 
+def minutes_of(record: dict[str, Any]) -> float:
+    """How long a training took. A rung's record has its thread's own hours: it shared a core."""
+    return 60 * record.get("hours", record["seconds"] / 3600)
+
+
 def model_card(record: dict[str, Any]) -> str:
     """README.md of a saved model: what it is, what made it, how good it is, what it can't do."""
     config, tests = TrainConfig(**record["config"]), record["test"]
@@ -83,7 +88,7 @@ def model_card(record: dict[str, Any]) -> str:
     averaged = record.get("learned_from", {}).get("mean_of")  # each part has a record of its own
     recipe = "" if averaged else recipe_in_words(config, record.get("processes", 1))
     chapter = 21 if "rung" in record else 9
-    minutes, commit, date = record["seconds"] / 60, record["commit"][:12], record["date"][:10]
+    commit, date = record["commit"][:12], record["date"][:10]
     return f"""# German to English, trained on {config.corpus}
 
 A Transformer of {record["parameters"]:,} parameters, from chapter {chapter} of *From Attention to
@@ -110,7 +115,7 @@ by greedy BLEU on the validation split ({chosen}){by_alpha}.
 {sizes_in_words(config)}{recipe}{lesson_in_words(record)}
 
 Reproduce it with one command, from the repository's root ({record["device"]},
-{minutes:.0f} minutes of training, commit `{commit}`, {date}):
+{minutes_of(record):.0f} minutes of training, commit `{commit}`, {date}):
 
 ```
 {record["repeat"]}
