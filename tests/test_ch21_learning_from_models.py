@@ -423,22 +423,24 @@ def test_what_the_chapter_says_of_the_second_test():
     )
     assert [len(rows) for rows in (bleus, risks, onward, widened, means)] == [16, 7, 2, 4, 2]
     firsts = [row["test_2016_flickr"] for row in bleus.values()]
-    assert min(firsts) > before["test_2016_flickr"] and sum(bleu < 41.9 for bleu in firsts) == 3
+    assert min(firsts) > before["test_2016_flickr"]
+    hardly = [row["test_2016_flickr"] for row in (*onward.values(), *widened.values())]
+    assert max(hardly) < 41.9 + 0.2
     second = before["test_2017_flickr"]
     assert sum(row["test_2017_flickr"] < second for row in risks.values()) == 6
     by_rung = [
         statistics.mean(row["test_2017_flickr"] for row in rows.values())
         for rows in (onward, risks)
     ]
-    assert by_rung[0] < by_rung[1] < second - 0.4
+    assert [round(second - bleu, 1) for bleu in by_rung] == [1.0, 0.6]
     assert all(row["test_2017_flickr"] > second - 0.05 for row in widened.values())
     tests = ("test_2016_flickr", "test_2017_flickr")
     found = [[round(row[test], 1) for row in (*means.values(), before)] for test in tests]
     assert found == [[42.8, 43.0, 41.6], [38.0, 37.9, 37.4]]
-    for test in tests:
-        assert min(row[test] for row in means.values()) > max(
-            row[test] for name, row in bleus.items() if name not in means and name != "both-means-1"
-        )
+    of_all = {**means, "both-means-1": bleus["both-means-1"]}
+    others = [row[tests[0]] for name, row in bleus.items() if name not in of_all]
+    assert min(row[tests[0]] for row in of_all.values()) > max(others)
+    assert min(row[tests[1]] for row in of_all.values()) > second + 0.2
     one, other = (pd.Series({test: row[test] for test in tests}) for row in means.values())
     average = " and ".join(f"{bleu:.1f}" for bleu in (one + other) / 2)
     more, less = ((other - one) * [1, -1]).round(1)
@@ -518,4 +520,8 @@ def test_the_lead_is_more_than_chance_on_the_first_test_alone(capsys):
         *told, at = map(float, re.search(quoted, prose.replace("−", "-")).groups())
         assert f"(p = {at})" in (ROOT / "README.md").read_text("utf-8")
         assert told == pytest.approx(found, abs=0.1)  # other cores may write a few other texts
-        assert at == pytest.approx(p, rel=0.3)
+        assert at == pytest.approx(p, rel=0.3, abs=1e-3)
+    assert evaluate(["--beam", "5", "--model", words.split()[-1]]) == 0
+    found = [float(score) for score in re.findall(r"chrF2 (\S+)", said + capsys.readouterr().out)]
+    quoted = re.search(r"By chrF.* has (\S+) and (\S+), .* model (\S+) and (\S+)\. ", prose)
+    assert [float(score) for score in quoted.groups()] == pytest.approx(found, abs=0.1)

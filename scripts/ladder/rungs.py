@@ -171,7 +171,7 @@ RUNGS: dict[str, Rung] = {
         candidate=True,
     ),
     "risk-mean": mean_rung(
-        "mean of risk-long (twice), risk-again", "risk-long-1", "risk-long-2", "risk-again-1"
+        "mean of two of risk-long, one of risk-again", "risk-long-1", "risk-long-2", "risk-again-1"
     ),
     "onward": Rung(
         6,
@@ -181,7 +181,7 @@ RUNGS: dict[str, Rung] = {
         start=SHIPPED,
         candidate=True,
     ),
-    "onward-mean": mean_rung("mean of onward's two runs", "onward-1", "onward-2"),
+    "onward-mean": mean_rung("mean of two of onward", "onward-1", "onward-2"),
     "widened": Rung(
         6,
         "diversified, from chapter 9's model",
@@ -192,9 +192,9 @@ RUNGS: dict[str, Rung] = {
         start=SHIPPED,
         candidate=True,
     ),
-    "widened-mean": mean_rung("mean of widened's two runs", "widened-1", "widened-2"),
+    "widened-mean": mean_rung("mean of two of widened", "widened-1", "widened-2"),
     "all-mean": mean_rung(
-        "mean of risk-long (twice), risk-again, widened (twice)",
+        "mean of two of risk-long, one of risk-again, two of widened",
         "risk-long-{0}",
         "risk-long-{1}",
         "risk-again-{0}",
@@ -202,7 +202,7 @@ RUNGS: dict[str, Rung] = {
         "widened-{1}",
         seeds=(1, 3),
     ),
-    "both-means": mean_rung("mean of all-mean's two: of ten runs", "all-mean-1", "all-mean-3"),
+    "both-means": mean_rung("mean of two of all-mean, so of ten runs", "all-mean-1", "all-mean-3"),
     "widened-best": Rung(
         6,
         "diversified by the best mean, from its weights",
