@@ -334,17 +334,19 @@ def bars(
     value_title: str | None = None,
     number_format: str = ".3~g",
     color: str | None = None,
+    end: float | None = None,
 ) -> alt.LayerChart:
     """Horizontal bars in the frame's order, each with its number at the end.
 
     `label` and `value` (0 or more) name columns; so does `color`, if the bars fall into groups.
+    The axis ends at `end`, or a bit beyond the longest bar.
 
     >>> bars(pd.DataFrame({"batching": ["naive", "bucketed"], "padding": [0.31, 0.05]}),
     ...      "batching", "padding", number_format=".0%")
     """
     used = rounded(frame[list(dict.fromkeys(name for name in (label, value, color) if name))])
-    top = float(used[value].max()) * 1.15  # room for the number beside the longest bar
-    scale = alt.Scale(domain=[0, top], nice=False)
+    end = end or float(used[value].max()) * 1.15  # room for the number beside the longest bar
+    scale = alt.Scale(domain=[0, end], nice=False)
     ruler = alt.Axis(format=number_format, tickCount=5, grid=False)
     base = alt.Chart(used).encode(
         x=alt.X(f"{_escape(value)}:Q", title=value_title or value, scale=scale, axis=ruler),

@@ -46,5 +46,6 @@ def padding_bars(tables: Mapping[str, Mapping[str, float]]) -> alt.VConcatChart:
     for corpus, table in tables.items():
         frame = pd.DataFrame({"batches": list(table), "padding": list(table.values())})
         named = {"value_title": "share of the batch that is padding", "number_format": ".0%"}
-        panels.append(bars(frame, "batches", "padding", **named).properties(title=corpus))
-    return alt.vconcat(*panels, spacing=24).resolve_scale(x="shared")
+        drawn = bars(frame, "batches", "padding", **named, end=1.0)  # one scale for all panels
+        panels.append(drawn.properties(title=corpus))
+    return alt.vconcat(*panels, spacing=24)
