@@ -87,9 +87,9 @@ WIDENED = ONWARD | {"epochs": 2, "average": 2}
 BACK = ("reverse-onward-1", "reverse-onward-2")
 
 
-def mean_rung(about: str, *runs: str, seeds: tuple[int, ...] = (1,)) -> Rung:
-    """A rung without a training: the mean of `runs`, which all began as chapter 9's model."""
-    return Rung(6, about, seeds=seeds, start=SHIPPED, mean_of=runs, candidate=True)
+def mean_rung(about: str, *runs: str, seeds: tuple[int, ...] = (1,), start: str = SHIPPED) -> Rung:
+    """A rung without a training: the mean of `runs`, which all began as model `start`."""
+    return Rung(6, about, seeds=seeds, start=start, mean_of=runs, candidate=True)
 
 
 # What isn't for a GPU alone takes at most 100 minutes of one thread: a lost machine loses no more.
@@ -212,6 +212,22 @@ RUNGS: dict[str, Rung] = {
         reverse=BACK,
         start="all-mean-3",
         candidate=True,
+    ),
+    "risk-best": Rung(
+        6,
+        "minimum risk, from the best mean",
+        BY_RISK | {"lr": 2e-4, "max_tokens": 1024},
+        (1, 2),
+        start="all-mean-3",
+        candidate=True,
+    ),
+    "best-mean": mean_rung(
+        "mean of two of widened-best, two of risk-best",
+        "widened-best-1",
+        "widened-best-2",
+        "risk-best-1",
+        "risk-best-2",
+        start="all-mean-3",
     ),
     "agreed": Rung(
         6,
