@@ -10,15 +10,16 @@ Given a picture of the living page, it also writes docs/living.png:
 
 import base64
 import hashlib
+import io
 import json
 import re
-import struct
 import sys
-import zlib
 from functools import cache
 from pathlib import Path
 
 from contents import parts
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -238,15 +239,6 @@ def chart_digest():
     return hashlib.sha256(spec.encode()).hexdigest()
 
 
-def picture_chunks(png):
-    """Kind and body of each chunk of a PNG file."""
-    at = 8
-    while at < len(png):
-        (size,) = struct.unpack(">I", png[at : at + 4])
-        yield png[at + 4 : at + 8], png[at + 8 : at + 8 + size]
-        at += size + 12
-
-
 def living_digest():
     """The SHA-256 of what the living page's look depends on: its files and its model."""
     from scripts.engine.models import DEFAULT_MODEL
@@ -258,23 +250,18 @@ def living_digest():
     return hashlib.sha256(b"".join(path.read_bytes() for path in parts)).hexdigest()
 
 
-def stamped(png, kind, digest):
-    """A PNG file with the digest of what it shows, as a text chunk before its last one, IEND."""
-    body = f"tEXt{kind}\0{digest}".encode()
-    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
-    return png[:-12] + chunk + png[-12:]
-
-
-def stamps(path):
-    """The texts that a PNG file holds."""
-    return [body for kind, body in picture_chunks(path.read_bytes()) if kind == b"tEXt"]
+def write_stamped(path, png, kind, digest):
+    """Write a PNG file, with the digest of what it shows as a text in it."""
+    texts = PngInfo()
+    texts.add_text(kind, digest)
+    Image.open(io.BytesIO(png)).save(path, pnginfo=texts, optimize=True)
 
 
 def write_picture():
     """docs/architecture.png from chapter 0's chart, stamped with the chart's digest."""
     data, _ = picture_chart()._repr_mimebundle_()
     png = base64.b64decode(data["image/png"])
-    PICTURE.write_bytes(stamped(png, "chart", chart_digest()))
+    write_stamped(PICTURE, png, "chart", chart_digest())
 
 
 def refreshed(text):
@@ -293,6 +280,5 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     write_picture()
     for picture in sys.argv[1:]:
-        with open(picture, "rb") as file:
-            LIVING_PICTURE.write_bytes(stamped(file.read(), "page", living_digest()))
+        write_stamped(LIVING_PICTURE, Path(picture).read_bytes(), "page", living_digest())
     README.write_text(refreshed(README.read_text("utf-8")), "utf-8")

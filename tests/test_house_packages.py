@@ -119,7 +119,7 @@ WITHOUT_DRAWING = """
 import importlib, sys
 from importlib.machinery import PathFinder
 
-GONE = ("altair", "pandas", "spacy", "torchtext", "vl_convert")
+GONE = ("altair", "pandas", "spacy", "torchtext", "vl_convert", "PIL")
 find = PathFinder.find_spec
 
 def find_other(name, path=None, target=None):

@@ -47,11 +47,6 @@ class Recorded(GraphedStep):
         found = torch.zeros(3, dtype=torch.float64)
         return SimpleNamespace(replay=lambda: found.copy_(run())), found
 
-    def random_state(self, state=None):
-        if state is not None:
-            torch.set_rng_state(state)
-        return torch.get_rng_state()
-
 
 ON_A_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_A_GPU else "cpu")

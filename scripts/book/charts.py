@@ -10,11 +10,11 @@ drawn before a notebook shows a chart, so a headless script never draws.
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 import sys
 import textwrap
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,13 +63,14 @@ def json_and_png(spec: dict, **_) -> tuple[dict, dict]:
     import base64
 
     import vl_convert  # heavy, and needed only when a chart is really shown
+    from PIL import Image
 
     version = ".".join(alt.SCHEMA_VERSION.split(".")[:2])  # "v5.20.1" -> "v5.20"
     for scale in (2, 1):
         png = _squeezed(vl_convert.vegalite_to_png(spec, vl_version=version, scale=scale))
         if len(png) <= PNG_BYTES:
             break
-    width, height = (int.from_bytes(png[at : at + 4]) // scale for at in (16, 20))
+    width, height = (pixels // scale for pixels in Image.open(io.BytesIO(png)).size)
     title = spec.get("title", {})
     text = title.get("text", "") if isinstance(title, dict) else title
     data = {
@@ -82,20 +83,11 @@ def json_and_png(spec: dict, **_) -> tuple[dict, dict]:
 
 def _squeezed(png: bytes) -> bytes:
     """The same picture with its pixels packed tighter: vl-convert's are about four times larger."""
-    start, parts, pixels = 8, [png[:8]], b""
-    while start < len(png):
-        end = start + 12 + int.from_bytes(png[start : start + 4])
-        kind, body = png[start + 4 : start + 8], png[start + 8 : end - 4]
-        if kind == b"IDAT":
-            pixels += body
-        elif kind == b"IEND":
-            body = b"IDAT" + zlib.compress(zlib.decompress(pixels), 9)
-            size, check = len(body) - 4, zlib.crc32(body)
-            parts += [size.to_bytes(4), body, check.to_bytes(4), png[start:end]]
-        else:
-            parts.append(png[start:end])
-        start = end
-    return b"".join(parts)
+    from PIL import Image
+
+    packed = io.BytesIO()
+    Image.open(io.BytesIO(png)).save(packed, "PNG", optimize=True)
+    return packed.getvalue()
 
 
 @functools.cache

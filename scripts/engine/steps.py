@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch
+from scripts.engine.checkpoints import rng_states, set_rng_states
 from scripts.engine.static import ResidentCorpus, longer_side, narrowest
 
 Plan = Sequence[Sequence[Sequence[int]]]  # an epoch: its steps, their batches, the pairs in them
@@ -196,7 +197,7 @@ class GraphedStep(StaticStep):
 
     def record(self, rows: Tensor, per: Tensor, shapes: Sequence[tuple[int, int]]) -> Recording:
         """Record the step for batches of these shapes. Weights and random state stay as before."""
-        rows, per, generator = rows.clone(), per.clone(), self.random_state()
+        rows, per, rngs = rows.clone(), per.clone(), rng_states(self.device)
         before = self.bad.clone()
         self.bad.fill_(1)  # while libraries choose their kernels, the optimizer must not step
         with self.aside():  # PyTorch wants warm-ups off the current stream
@@ -204,14 +205,8 @@ class GraphedStep(StaticStep):
                 self.run(self.cut(rows, shapes), per)
         self.bad.copy_(before)
         graph, found = self.capture(lambda: self.run(self.cut(rows, shapes), per))
-        self.random_state(generator)
+        set_rng_states(rngs, self.device)
         return graph, rows, per, found
-
-    def random_state(self, state: Tensor | None = None) -> Tensor:
-        """The state of the device's random generator, first set to `state` if given."""
-        if state is not None:
-            torch.cuda.set_rng_state(state, self.device)
-        return torch.cuda.get_rng_state(self.device)
 
     def capture(self, run: Callable[[], Tensor]) -> tuple[Any, Tensor]:
         """A graph of what `run` launches, and the tensor that it returned."""
