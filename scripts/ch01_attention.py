@@ -741,7 +741,7 @@ check(additive_attention)
 # ### Exercise 4 · Attention that keeps nothing
 # *code · difficulty ●●● · worth ●●● · 45 minutes*
 #
-# `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, with $s$ of any size. They
+# `blocks` is an iterator over pairs of key $(s, d_k)$ and value $(s, d_v)$, with any $s \geq 1$. They
 # come only once, and may not be kept. For a query $(T, d_k)$, return the output $(T, d_v)$ that `attention` gives for all keys and values
 # at once. `solution("streaming_attention")` shows ours.
 #

@@ -595,7 +595,7 @@ check(relative_bias)
 #
 # *code · difficulty ●●● · worth ●●● · 30 minutes*
 #
-# Write `without_head(layer, i)`: a *new* `MultiHeadedAttention` with one head fewer that computes what `layer` would if head i sent nothing. It must be smaller, not merely silent, and must leave `layer` as it is. Which rows or columns of which matrices belong to a head? (`split_heads` doesn't ask how wide a head is, so $d_k$ can stay.) `solution("without_head")` shows ours.
+# Write `without_head(layer, i)`: a *new* `MultiHeadedAttention` with one head fewer that computes what `layer` would if head i sent nothing. It must be smaller, not merely silent, and must leave `layer` as it is. Which rows or columns of which matrices belong to a head? ($d_k$ stays, and a second head can be taken out.) `solution("without_head")` shows ours.
 
 
 # %%

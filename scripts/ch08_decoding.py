@@ -769,7 +769,7 @@ check(misleading_table)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. With this, a search finds the likeliest text exactly. Write `likeliest_text(model, src, max_len)` for one source (1, S). A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
+# A prefix only loses probability as it grows: one less likely than a *finished* text can't win. With this, a search finds the likeliest text exactly. Write `likeliest_text(model, src, max_len)` for one source (1, S), without dropout. A text ends with `</s>`, or is cut at `max_len` tokens. Always continue the likeliest open prefix. `solution("likeliest_text")` shows ours.
 
 
 # %%

@@ -593,7 +593,7 @@ ingredient_chart(recipe, "Three changes do harm; no gain can be told from chance
 #
 # *code · difficulty ●○○ · worth ●●● · 10 minutes*
 #
-# Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens of all processes. A process for which no sentence was left has 0 tokens, and its mean is 0/0, NaN; any other NaN must stay visible. (`solution("mean_over_ranks")` shows ours.)
+# Each of several processes hands in the *mean* gradient over its own target tokens, and how many these were. Write `mean_over_ranks(means, tokens)`: the mean over all tokens of all processes. A process (but not all) may be left without a sentence: 0 tokens, and its mean is 0/0, NaN; any other NaN must stay visible. (`solution("mean_over_ranks")` shows ours.)
 
 
 # %%
@@ -609,7 +609,7 @@ check(mean_over_ranks)
 #
 # *code · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
-# Large corpora are read as an endless stream. Write `resumable_stream(count, seed, drawn)`: an iterator over 0 to `count` − 1, each number once a pass, every pass in its own order, which the seed decides. It begins after the first `drawn` numbers of that stream, so a checkpoint needs to hold nothing else. Global generators stay untouched. (`solution("resumable_stream")` shows ours.)
+# Large corpora are read as an endless stream. Write `resumable_stream(count, seed, drawn)`: an iterator over 0 to `count` − 1, each number once a pass, every pass in its own order, which the seed decides and no other seed shares. It begins after the first `drawn` numbers of that stream, so a checkpoint needs to hold nothing else. Global generators stay untouched. (`solution("resumable_stream")` shows ours.)
 
 
 # %%

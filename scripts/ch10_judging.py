@@ -594,7 +594,7 @@ check(sign_test)
 #
 # *code · difficulty ●●○ · worth ●●● · 25 minutes*
 #
-# BLEU was made for several references. Write it, 0 to 100, for texts: `references[i]` lists all references of `outputs[i]`. An n-gram may match as often as it stands in the reference that has it *most* often; the reference length is that of the reference *closest* in length to the output, at a tie the shorter. All else is as in this chapter: whole corpus, tokens 13a, smoothing. (`solution("many_references")` shows ours.)
+# BLEU was made for several references. Write it, 0 to 100, for texts: `references[i]` lists all references of `outputs[i]`. In each sentence an n-gram may match as often as it stands in the reference that has it *most* often; the reference length is that of the reference *closest* in length to the output, at a tie the shorter. All else is as in this chapter: sums over the corpus, tokens 13a, smoothing. (`solution("many_references")` shows ours.)
 
 
 # %%

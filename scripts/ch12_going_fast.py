@@ -633,7 +633,7 @@ stages[["times", "ms per step", "mfu"]].astype(float).round(3)
 #
 # *code · difficulty ●●○ · worth ●●○ · 15 minutes*
 #
-# Some kernels for attention never spread rows. Write `packed_attention(q, k, v, lengths, causal)` for one head: `q`, `k`, `v` (N, d) with N the sum of `lengths`, to (N, d). Each row sees its own sentence; with `causal`, only itself and what comes before it there. (`solution("packed_attention")` shows ours.)
+# Some kernels for attention never spread rows, nor compute a score that no sentence needs. Write `packed_attention(q, k, v, lengths, causal)` for one head: `q`, `k`, `v` (N, d) with N the sum of `lengths`, to (N, d). Each row sees its own sentence; with `causal`, only itself and what comes before it there. (`solution("packed_attention")` shows ours.)
 
 
 # %%

@@ -580,7 +580,7 @@ erased.groupby("needs the source")[told].mean().round(2)
 #
 # *code · difficulty ●●○ · worth ●●○ · 20 minutes*
 #
-# Silence head `head` of a `MultiHeadedAttention` inside a `with` block through $W^V$ and its bias instead of $W^O$. Afterwards the layer is what it was, even after an error. (`solution("values_silenced")` shows ours.)
+# Silence head `head` of a `MultiHeadedAttention` inside a `with` block through $W^V$ and its bias instead of $W^O$. Gradients stay on. Afterwards the layer is what it was, even after an error. (`solution("values_silenced")` shows ours.)
 
 
 # %%

@@ -365,7 +365,7 @@ block_means(["2017", "SwiGLU", "experts"])
 #
 # *code · difficulty ●○○ · worth ●●● · 15 minutes*
 #
-# From a router's logits (N, E), give the indices of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in this chapter's formula. Mind `top = 1`. (`solution("router")` shows ours.)
+# From a router's logits (N, E), give the indices of each token's `top` experts, (N, top), likeliest first, and their weights, (N, top), as in this chapter's formula, with their gradient. Mind `top = 1`. (`solution("router")` shows ours.)
 
 
 # %%

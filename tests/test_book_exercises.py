@@ -86,7 +86,7 @@ def test_a_forgotten_return_is_named():
 
 WRONG_TYPES = {
     "window_mask": ([[True]], "return a tensor, not a list"),
-    "sign_test": ([0.5], "return a number, not a list"),
+    "sign_test": ([0.5], "return one number, not a list"),
     "hide_words": ((torch.zeros(2),), "return two tensors, not a tuple"),
 }
 

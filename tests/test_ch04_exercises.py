@@ -52,7 +52,7 @@ def in_place(x, attend, think, norms, norm_first):
 
 
 LAYER = {
-    "x itself was changed": in_place,
+    "`x` itself was changed": in_place,
     "that is pre-norm": lambda *parts: layer_from_parts(*parts[:4], True),
     "that is post-norm": lambda *parts: layer_from_parts(*parts[:4], False),
     "isn't added back": wired("no road"),

@@ -140,7 +140,7 @@ REVERSED = {
     "never stop": lambda src: reversed_target(src).where(reversed_target(src) != EOS, PAD),
     "the target must be": lambda src: F.pad(reversed_target(src), (0, 1)),
     "integers": lambda src: reversed_target(src).double(),
-    "src itself": in_place,
+    "`src` itself was changed": in_place,
 }
 
 WRONG = [

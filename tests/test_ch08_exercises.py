@@ -207,7 +207,7 @@ def test_each_mistake_near_the_best_is_told_apart():
         "before the cut": cut_before_temperature,
         "must sum to 1": not_brought_to_1,
         "lacks the temperature": only_cut_by_temperature,
-        "changed log_probs": in_place,
+        "`log_probs` itself was changed": in_place,
     }
     assert_told_apart(ours.check_near_the_best, wrong)
 

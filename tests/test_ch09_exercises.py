@@ -116,7 +116,7 @@ WRONG = {
         weighed_means: "0 times NaN",
         sum_of_means: "get [1243.",
         sum_over_tokens: "get [4960.",
-        in_place: "belong to the processes",
+        in_place: "`means` itself was changed",
         forgetting_one: "get [270.",
         hiding_all_nan: "your mean hides it",
     },

@@ -74,12 +74,10 @@ def walker(chained=True):
 
 
 TRACES = {
-    "you get [[[1, 5, 9]": lambda tokens, origins: tokens.permute(1, 2, 0),
-    "you get [[[9, 6, 1]": lambda tokens, origins: trace_back(tokens, origins).flip(-1),
-    "you get [[[2, 6, 9]": walker(chained=False),
-    "you get [[[1, 1], [3, 3]]": lambda tokens, origins: trace_back(tokens, origins).permute(
-        2, 0, 1
-    ),
+    "you get [[[1, 7, 13]": lambda tokens, origins: tokens.permute(1, 2, 0),
+    "are backwards": lambda tokens, origins: trace_back(tokens, origins).flip(-1),
+    "you get [[[2, 8, 13]": walker(chained=False),
+    "the last axis": lambda tokens, origins: trace_back(tokens, origins).permute(2, 0, 1),
     "return a tensor": lambda tokens, origins: trace_back(tokens, origins).tolist(),
 }
 

@@ -9,12 +9,14 @@ import dis
 import functools
 import importlib
 import inspect
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,31 +40,48 @@ def check(function: Callable[..., Any], name: str = "") -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        kind = inspect.signature(getattr(home, name)).return_annotation
-        getattr(home, f"check_{name}")(giving(function, kind))
+        getattr(home, f"check_{name}")(guarded(function, inspect.signature(getattr(home, name))))
     finally:
         torch.set_default_dtype(before)
 
 
-def giving(function: Callable[..., Any], kind: Any) -> Callable[..., Any]:
-    """`function`, but it raises AssertionError where the result isn't of our annotation `kind`."""
+def guarded(function: Callable[..., Any], ours: inspect.Signature) -> Callable[..., Any]:
+    """`function`, but it raises AssertionError where it doesn't keep to our signature.
+
+    That is, if the result is of another kind, or if it changed data that it was given.
+    """
+    kind = ours.return_annotation
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(ours.parameters, args, strict=False)) | kwargs
+        before = {name: pickle.dumps(x) for name, x in given.items() if is_data(x)}
         result = function(*args, **kwargs)
+        for name, bits in before.items():
+            kept = pickle.dumps(given[name]) == bits
+            assert kept, f"`{name}` itself was changed: make a new one, or work on a copy"
         name = type(result).__name__
         two = (
             isinstance(result, tuple | list)
             and [isinstance(x, Tensor) for x in result] == [True] * 2
         )
-        number = hasattr(result, "__float__")
-        assert kind is None or result is not None, "your function gives None: is `return` missing?"
+        number = hasattr(result, "__float__") and np.ndim(result) == 0
+        assert kind is None or result is not None, (
+            "your function gives None: is `return` missing, or was nothing found?"
+        )
         assert kind is not Tensor or isinstance(result, Tensor), f"return a tensor, not a {name}"
         assert kind != tuple[Tensor, Tensor] or two, f"return two tensors, not a {name}"
-        assert kind not in (int, float) or number, f"return a number, not a {name}"
+        assert kind not in (int, float) or number, f"return one number, not a {name}"
         return result
 
     return called
+
+
+def is_data(x: Any) -> bool:
+    """Whether x is a tensor, an array, a number or a text, or a list of such."""
+    if isinstance(x, list | tuple):
+        return all(map(is_data, x))
+    return isinstance(x, Tensor | np.ndarray | float | int | str)
 
 
 def solution(name: str) -> None:

@@ -110,7 +110,7 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
     mixed = same_numbers(output, weights @ value)
     assert mixed, "the weights are right, but the output isn't the values mixed by them"
     mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
-    masked = candidate(*inputs, mask)[1]
+    mixture, masked = candidate(*inputs, mask)
     assert not same_numbers(masked, weights), "the mask changes nothing"
     assert not masked.isnan().any(), (
         "NaN: in a row that may look at nothing, all scores are −∞, which gives 0/0"
@@ -120,11 +120,16 @@ def check_additive_attention(candidate: Callable[..., tuple[Tensor, Tensor]]) ->
     )
     obeyed = same_numbers(masked, masked_softmax(right, mask))
     assert obeyed, "what the mask forbids must get weight 0"
-    added = same_numbers(candidate(*inputs, right)[1], masked_softmax(right, right))
-    assert added, "a mask of floats is added to the scores, as in `attention`"
-    three = (torch.stack((x, -x, 2 * x)) for x in (query, key, value))  # B is T: nothing raises
-    batch = candidate(*three, w, m, u)[0]  # (B, T, d_v)
-    assert same_numbers(batch[0], output), "the results in a batch differ from those one by one"
+    hidden = same_numbers(mixture, masked @ value)
+    assert hidden, "the weights obey the mask, but the output doesn't: mix the values by them"
+    for floats in (right, torch.zeros(3, 5).masked_fill(~mask, -math.inf)):
+        added = same_numbers(candidate(*inputs, floats)[1], masked_softmax(right, floats))
+        assert added, "a mask of floats is added to the scores, as in `attention`; it may hold −∞"
+    three = [torch.stack((x, -x, 2 * x)) for x in (query, key, value)]  # B is T: nothing raises
+    one = candidate(*three, w, m, u)[0]  # (B, T, d_v)
+    assert same_numbers(one[0], output), "the results in a batch differ from those one by one"
+    two = candidate(*(torch.stack((-x, x)) for x in three), w, m, u)[0]  # (2, B, T, d_v)
+    assert same_numbers(two[1], one), "with two axes before (T, D) the results are others"
 
 
 def streaming_attention(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:

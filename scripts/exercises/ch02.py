@@ -35,7 +35,8 @@ def check_slice_heads(candidate: Callable[[Tensor, int], Tensor]) -> None:
 def relative_bias(table: Tensor, T: int, S: int) -> Tensor:
     """Additive mask (1, H, T, S) from a table (H, 2R + 1): one number per head and distance."""
     reach = table.size(1) // 2
-    distance = torch.arange(S) - torch.arange(T).unsqueeze(1)  # (T, S)
+    query, key = (torch.arange(n, device=table.device) for n in (T, S))
+    distance = key - query.unsqueeze(1)  # (T, S)
     return table[:, distance.clamp(-reach, reach) + reach].unsqueeze(0)  # (1, H, T, S)
 
 
@@ -59,7 +60,10 @@ def check_relative_bias(candidate: Callable[[Tensor, int, int], Tensor]) -> None
         mistakes = {said: table[None, :, reach + at] for said, at in columns.items()}
         otherwise = "a number of the table is at the wrong distance"
         compare(bias, table[None, :, reach + inside], mistakes, otherwise)
-        assert bias.requires_grad, "the table gets no gradient, so nothing would be learned"
+        if bias.requires_grad:
+            (learned,) = torch.autograd.grad(bias.sum(), table, allow_unused=True)
+        reached = bias.requires_grad and learned is not None
+        assert reached, "the table gets no gradient, so nothing would be learned"
 
 
 @torch.no_grad()
@@ -83,7 +87,7 @@ def check_without_head(
 ) -> None:
     """Takes each of four heads out of a layer; compares with the layer in which it is silent."""
     torch.manual_seed(0)
-    layer = MultiHeadedAttention(h=4, d_model=12, dropout=0.0).double()
+    layer = MultiHeadedAttention(h=4, d_model=12, dropout=0.3).double().eval()
     before = copy.deepcopy(layer.state_dict())
     query, memory = torch.randn(2, 5, 12).double(), torch.randn(2, 7, 12).double()
 
@@ -91,7 +95,7 @@ def check_without_head(
         return all(torch.equal(now, before[name]) for name, now in layer.state_dict().items())
 
     def shapes(module: nn.Module) -> dict[str, torch.Size]:
-        return {name: p.shape for name, p in module.named_parameters()}
+        return {name: p.shape for name, p in module.named_parameters() if p.requires_grad}
 
     def silent(columns: slice) -> Tensor:
         """As large as before, but W^O ignores what comes from the columns."""
@@ -102,24 +106,28 @@ def check_without_head(
     wanted = [silent(slice(3 * i, 3 * i + 3)) for i in range(4)]
     for i in range(4):
         smaller = candidate(layer, i)
+        made = isinstance(smaller, nn.Module)
+        assert made, f"return a layer, not a {type(smaller).__name__}"
         changed = "the layer itself was changed: work on a copy"
         assert untouched() and smaller is not layer, changed
         assert smaller.h == 3, "the new layer still splits into four heads: its h must be 3"
         assert shapes(smaller) == shapes(without_head(layer, i)), (
-            "a weight or bias has the wrong shape: a head owns d_k rows of three `.weight`s, their "
-            "biases, and d_k columns of `project_output.weight`"
+            "a weight or bias has the wrong shape, or can't be trained any more: a head owns d_k "
+            "rows of three `.weight`s, their biases, and d_k columns of `project_output.weight`"
         )
         assert smaller.dropout.p == layer.dropout.p, "the new layer has another dropout probability"
         others = {f"the wrong head is gone: {j} instead of {i}": wanted[j] for j in range(4)}
         otherwise = "the other heads have changed: what they own must stay"
-        compare(smaller(query, memory, memory), wanted[i], others, otherwise)
+        compare(smaller.eval()(query, memory, memory), wanted[i], others, otherwise)
+        own = all(map(torch.equal, smaller.parameters(), without_head(layer, i).parameters()))
+        assert own, "the key's bias has another head's numbers, which softmax hides"
         scramble(smaller)
         assert untouched(), "both layers share a tensor: training one would change the other"
     try:
-        twice = candidate(candidate(layer, 0), 0)(query, memory, memory)
+        twice = candidate(candidate(layer, 0), 0).eval()(query, memory, memory)
     except (IndexError, RuntimeError):  # the shapes don't fit
         twice = wanted[0]
     assert same_numbers(twice, silent(slice(6))), (
-        "taking out a second head fails: d_k stays 3, and in_features and out_features must follow "
-        "the weights"
+        "taking out a second head fails: d_k stays 3, which is out_features / h and no longer D / "
+        "h. And in_features and out_features must follow the weights"
     )

@@ -34,7 +34,7 @@ def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Ten
     x = torch.randn(2, 6, 8, dtype=torch.float64, generator=generator) + 0.5  # (B, T, D)
     x[:, 3:] *= 1e-3  # small vectors, for which ε matters
     weight, bias = torch.linspace(0.5, 2, 8).double(), torch.linspace(-1, 1, 8).double()
-    eps, x = 1e-5, x.requires_grad_()
+    eps, leaves = 3e-5, [tensor.requires_grad_() for tensor in (x, weight, bias)]
     right = F.layer_norm(x, (8,), weight, bias, eps)
     middle = x - x.mean(-1, keepdim=True)
     spread, unbiased = (x.var(-1, keepdim=True, correction=c) for c in (0, 1))
@@ -53,8 +53,11 @@ def check_two_sums_norm(candidate: Callable[[Tensor, Tensor, Tensor, float], Ten
     got = candidate(x, weight, bias, eps)
     compare(got, right, mistakes, "not the numbers of layer_norm")
     assert got.requires_grad, "no gradient reaches x"
-    slopes = [torch.autograd.grad(y.sin().sum(), x)[0] for y in (got, right)]
-    assert same_numbers(*slopes), (
+    slopes = [
+        torch.autograd.grad(y.sin().sum(), leaves, materialize_grads=True) for y in (got, right)
+    ]
+    assert all(map(same_numbers, slopes[0][1:], slopes[1][1:])), "weight and bias must learn, too"
+    assert same_numbers(slopes[0][0], slopes[1][0]), (
         "wrong gradient: mean and variance depend on x too, and their part is missing"
     )
     far = x.detach() + 1e9  # its squares leave no digits for the variance

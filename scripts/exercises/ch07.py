@@ -19,12 +19,17 @@ def word_numbers(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str,
 def check_word_numbers(candidate: Callable[..., dict[str, int]]) -> None:
     """Numbers the words of three small splits."""
     splits = {
-        "train": [["rennt", "ein", "Hund"], ["ein", "Hund", "schläft"], ["ein", "Ball"]],
+        "train": [
+            ["rennt", "ein", "Hund"],
+            ["ein", "Hund", "schläft"],
+            ["ein", "Ball", "trifft", "noch", "ein", "Ball"],
+        ],
         "val": [["ein", "Ball", "rollt"]],
         "test": [["eine", "Katze", "schläft"]],
     }
     counts = Counter(word for words in splits["train"] for word in words)
     found = candidate(splits, 1)
+    assert isinstance(found, dict), f"return a dictionary, word to id, not a {type(found).__name__}"
     assert [found.get(name) for name in SPECIALS] == [PAD, UNK, BOS, EOS], (
         "the four special entries don't have their ids 0 to 3, on which masks and decoders rely"
     )
@@ -40,11 +45,13 @@ def check_word_numbers(candidate: Callable[..., dict[str, int]]) -> None:
     ordered = [counts[word] for word in sorted(counts, key=found.__getitem__)]
     assert ordered == sorted(ordered, reverse=True), "a rare word comes before a frequent one"
     twice = candidate(splits, 2).keys() - set(SPECIALS)
-    assert not twice & {"schläft", "Ball"}, (
+    assert not twice & {"schläft", "rennt"}, (
         "with min_freq=2 a word has an id that the training split has only once: were other splits "
         "counted too, or is min_freq ignored?"
     )
-    assert twice == {"ein", "Hund"}, "with min_freq=2 a word that occurs twice must have an id"
+    assert twice == {"ein", "Hund", "Ball"}, (
+        "with min_freq=2 a word that occurs twice must have an id, be it in one sentence"
+    )
 
 
 def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> float:
@@ -105,6 +112,10 @@ def check_budget_batches(candidate: Callable[..., list[list[int]]]) -> None:
         examples.append(Example([EOS] * source, [BOS] * max(2, source + rng.randint(-2, 3))))
     lengths = [(len(e.src), len(e.tgt)) for e in examples]
     batches = candidate(examples, budget, random.Random(0))
+    lists = isinstance(batches, list) and all(isinstance(batch, list) for batch in batches)
+    assert lists and all(isinstance(i, int) for batch in batches for i in batch), (
+        "return a list of batches, each a list of indices"
+    )
     times = Counter(i for batch in batches for i in batch)
     assert len(times) == len(examples), (
         f"{len(examples) - len(times)} examples are in no batch: is the last batch, "
@@ -139,6 +150,13 @@ def check_budget_batches(candidate: Callable[..., list[list[int]]]) -> None:
         "the same seed gives different batches: what else is random, besides rng?"
     )
     assert first != other, "another seed gives the same batches: every epoch would be the same"
+    small = [Example([EOS] * 5, [BOS] * 5)] * 48
+    for pairs, most, why in (
+        ([Example([EOS] * 8, [BOS] * 8)] * 32, 2, "is a batch of exactly the limit allowed?"),
+        ([Example([EOS] * 60, [BOS] * 4), *small], 5, "does each begin with widths of its own?"),
+    ):
+        made = len(candidate(pairs, budget, random.Random(0)))
+        assert made <= most, f"{len(pairs)} pairs fit into {most} batches, not only {made}: {why}"
     refused = []
     for source in (156, 157):
         try:

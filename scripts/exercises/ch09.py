@@ -15,12 +15,9 @@ from scripts.book.exercises import same_numbers
 def check_mean_over_ranks(candidate: Callable[[list[Tensor], list[int]], Tensor]) -> None:
     """Compares candidate(means, tokens) with the mean over the tokens themselves."""
     rows = torch.arange(32.0, dtype=torch.float64).view(16, 2).square()  # a gradient for each token
-    for tokens in ([3, 12, 1], [3, 0, 13]):
+    for tokens in ([3, 12, 1], [3, 0, 13], [0, 3, 13]):
         means = [part.mean(0) for part in rows.split(tokens)]
-        given = torch.stack(means)
         found = candidate(means, tokens)
-        unchanged = torch.stack(means).allclose(given, equal_nan=True)
-        assert unchanged, "You changed the gradients passed in. They belong to the processes."
         assert not found.isnan().any(), (
             "A process without tokens makes all NaN: 0 times NaN is NaN."
         )

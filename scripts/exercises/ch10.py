@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from itertools import zip_longest
 
 from scripts.book.exercises import same_numbers
 from scripts.ch10_judging import BleuParts, ngram_counts, tokens_13a
@@ -13,6 +14,7 @@ def check_sign_test(candidate: Callable[[list[float], list[float]], float]) -> N
     wins = [1.0] * 8 + [-1.0] * 2  # 0, 1, 2, 8, 9 or 10 heads of ten: 112 of 1,024
     for gains, right, why in (
         (wins, 112 / 1024, "8 wins, 2 losses: count all at least as uneven, in both directions"),
+        ([-gain for gain in wins], 112 / 1024, "8 losses, 2 wins: as uneven as 8 wins, 2 losses"),
         ([*wins, 0.0, 0.0, 0.0, 0.0], 112 / 1024, "Ties are left out"),
         ([1.0, 1.0, -1.0, -1.0], 1, "An even split is no evidence, and no outcome counts twice"),
         ([0.0, 0.0], 1, "If all sentences are ties, nothing is left"),
@@ -42,6 +44,8 @@ def check_many_references(candidate: Callable[[list[str], list[list[str]]], floa
     three = [["the dog in the garden", "in the garden a dog sleeps", "a dog sleeps in the garden"]]
     of = {n: " ".join("abcdefghi"[:n]) for n in range(4, 10)}  # texts of n words that all match
     own = [of[5], of[8]], [[of[6], of[9]], [of[9], of[4]]]
+    pooled = ["a b c d e a b c d e", "f g h i j"], [[of[5]], ["a b c d e f g h i j"]]
+    more = [of[5], "x y z w"], [["q", of[5]], ["x y z w"]]
     corpus = "Counts are added over the corpus, of tokens 13a with capitals; the score is 0 to 100"
     for texts, references, why in (
         (outputs, one, corpus),
@@ -51,9 +55,11 @@ def check_many_references(candidate: Callable[[list[str], list[list[str]]], floa
         ([of[6]], [[of[4], of[7], of[9]]], "Of 4, 7 and 9 words, 7 is closest to 6"),
         ([of[5]], [[of[6], of[4]]], "5 words, references of 6 and 4: in a tie the shorter counts"),
         (*own, "Each output has its own closest reference: here of 6 and of 9 words"),
+        (*pooled, "Each sentence is clipped by its own references, before counts are added"),
+        (*more, "The first output has two references, the second one"),
     ):
         found = candidate(texts, references)
-        right = BLEU().corpus_score(texts, [*zip(*references, strict=True)]).score
+        right = BLEU().corpus_score(texts, [*zip_longest(*references)]).score
         message = f"{why}. sacreBLEU gives {right:.2f}, you get {found:.2f}."
         assert same_numbers(found, right), message
 

@@ -25,15 +25,29 @@ def check_packed_attention(candidate: Callable[..., Tensor]) -> None:
         }
         otherwise = "The result isn't softmax(QKᵀ/√d)·V within each sentence."
         compare(found, packed_attention(*qkv, lengths, causal), mistakes, otherwise)
+    leaves = qkv.clone().requires_grad_()
+    slopes = [
+        torch.autograd.grad(way(*leaves, lengths, True).sin().sum(), leaves)[0]
+        for way in (candidate, packed_attention)
+    ]
+    assert same_numbers(*slopes), "The gradient of q, k or v is wrong."
+    lengths = [64, *[2] * 64]
+    with MostAlive() as memory:
+        candidate(*torch.randn(3, sum(lengths), 4), lengths, True)
+    assert memory.most / qkv.element_size() < 60_000, (
+        "Too much memory: no score between sentences, or of padding, should be computed."
+    )
 
 
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool
 ) -> Tensor:
-    """Attention with a block mask: row and column must belong to the same sentence."""
-    numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))  # (N,)
-    mask = numbers[:, None] == numbers  # (N, N)
-    return attention(q, k, v, mask & subsequent_mask(len(q))[0] if causal else mask)[0]
+    """Sentence by sentence: no score is computed that nobody needs."""
+    outputs = []
+    for part in zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True):
+        mask = subsequent_mask(len(part[0]), q.device)[0] if causal else None  # (T, T)
+        outputs.append(attention(*part, mask)[0])
+    return torch.cat(outputs)
 
 
 def check_chunked_z_loss(candidate: Callable[..., Tensor]) -> None:
@@ -46,6 +60,7 @@ def check_chunked_z_loss(candidate: Callable[..., Tensor]) -> None:
     ):
         leaves = [t.clone().requires_grad_() for t in (size * x, *given)]
         wanted, found = F.linear(*leaves).logsumexp(1).square().sum(), candidate(*leaves, 3)
+        assert found.requires_grad, "The loss has no gradient."
         assert same_numbers(found, wanted), f"The loss is wrong {message}."
         grads = [
             torch.autograd.grad(3 * y, leaves, materialize_grads=True) for y in (found, wanted)

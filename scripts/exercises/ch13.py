@@ -5,12 +5,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from scripts.book.exercises import compare
+
 
 def check_decoding_cost(candidate: Callable[[Sequence[int], float, float], float]) -> None:
     """`candidate(lengths, almost, packing)`: rows of every step, and what packing costs."""
     for lengths, almost, wanted, why in (
         ([9, 2, 5, 2], 0.0, 36, "9 steps of 4 rows, and the batch is never packed"),
         ([1, 2, 2, 3, 5, 7], 0.5, 33, "steps of 6, 6, 3, 3, 3, 1 and 1 rows, and two packings"),
+        ([2, 3], 1.0, 15, "steps of 2, 2 and 1 rows, and a packing after each but the last"),
     ):
         found = candidate(lengths, almost, 5.0)
         case = f"Texts of {lengths} tokens, almost={almost}, packing=5"
@@ -35,14 +38,21 @@ def decoding_cost(lengths: Sequence[int], almost: float, packing: float) -> floa
 
 def check_trace_back(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Compares candidate(tokens, origins) with the texts of two small beams."""
-    tokens = torch.arange(1, 13).view(3, 2, 2)  # (T, B, K): each token occurs once
-    origins = torch.tensor([[[0, 0], [0, 0]], [[1, 0], [0, 0]], [[1, 1], [1, 0]]])
+    tokens = torch.arange(1, 19).view(3, 2, 3)  # (T, B, K): each token occurs once
+    steps = [[0, 0, 0], [0, 0, 0]], [[1, 0, 2], [0, 0, 1]], [[1, 1, 0], [2, 0, 1]]
+    origins = torch.tensor(steps)  # (T, B, K)
     found = candidate(tokens, origins)
-    texts = [[[1, 6, 9], [1, 6, 10]], [[3, 8, 11], [3, 7, 12]]]  # (B, K, T)
-    assert found.tolist() == texts, (
+    texts = [[[1, 8, 13], [1, 8, 14], [2, 7, 15]], [[5, 12, 16], [4, 10, 17], [4, 11, 18]]]
+    right = torch.tensor(texts)  # (B, K, T)
+    mistakes = {
+        "The texts are backwards: you read them from their end.": right.flip(-1),
+        "The steps must be the last axis: (B, K, T).": right.movedim(-1, 0),
+    }
+    otherwise = (
         f"For tokens {tokens.tolist()} and origins {origins.tolist()} the texts are {texts}, but "
         f"you get {found.tolist()}. Look up an origin at the place where you are now."
     )
+    compare(found, right, mistakes, otherwise)
 
 
 def trace_back(tokens: Tensor, origins: Tensor) -> Tensor:
@@ -61,6 +71,7 @@ def check_may_be_largest(candidate: Callable[[Tensor, Tensor], Tensor]) -> None:
         ([[5.0, 1.0]], [[1.0, 1.0]], [[1, 0]], "the best-looking token, and it alone."),
         ([[5.0, 4.0]], [[1.0, 0.5]], [[1, 1]], "4 to 6 and 3.5 to 4.5 overlap: both may be 4.2."),
         ([[5.0, 3.0]], [[1.0, 1.0]], [[1, 1]], "4 to 6 and 2 to 4 both contain 4: a tie counts."),
+        ([[5.0, 3.0]], [[0.5, 1.5]], [[1, 1]], "4.5 to 5.5 and 1.5 to 4.5 both contain 4.5."),
         ([[5.0, 4.5, 2.0]], [[3.0, 0.2, 1.5]], [[1, 1, 0]], ends),
         ([[9.0], [2.0]], [[1.0], [1.0]], [[1], [1]], "each row has its own largest."),
     ):

@@ -33,6 +33,8 @@ def check_host_beam(candidate: Callable[..., list[list[int]]]) -> None:
             "a step takes tokens (R, 1), position (1,) and R rows of past, one for each text, but "
             f"yours are {shapes[0]}, {shapes[1]} and {R} rows"
         )
+        kept = past.shape == (2, 2, R, 4, past.shape[4], 3)
+        assert kept, "past must stay (N, 2, R, H, T, d_k): choose rows along its third axis"
         before = "past has one place for each token before position: feed back the last present"
         assert list(position) == [past.shape[-2]], before
         new = np.ones((2, 2, 1, 4, 1, 3)) * tokens.reshape(-1, 1, 1, 1)

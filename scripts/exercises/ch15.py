@@ -22,6 +22,7 @@ def check_rollout(candidate: Callable[[Tensor], Tensor]) -> None:
         "The identity is missing: half of a position comes from the residual connection.": bare,
         "The identity was added, but not half and half: the rows sum to more than 1.": 8 * right,
         "That is a mean over the layers. What one passes on, the next mixes again: multiply.": mean,
+        "Rows and columns are exchanged: a row belongs to the position that looks.": right.T,
         "The maps are multiplied cell by cell. Use the product of matrices.": first
         * second
         * third,

@@ -30,7 +30,7 @@ def check_values_silenced(candidate: Silencer) -> None:
     def as_before() -> bool:
         return all(torch.equal(tensor, kept[name]) for name, tensor in layer.state_dict().items())
 
-    block = candidate(layer, 2)
+    own, block = list(layer.parameters()), candidate(layer, 2)
     assert isinstance(block, AbstractContextManager), (
         "`with` can't use what your function gives: put @contextmanager above it."
     )
@@ -43,6 +43,10 @@ def check_values_silenced(candidate: Silencer) -> None:
     assert as_before(), (
         "After the block the layer must be exactly what it was. Keep a clone: a view changes "
         "with the weights."
+    )
+    assert all(a is b and a.requires_grad for a, b in zip(own, layer.parameters(), strict=True)), (
+        "After the block the parameters must be the same objects, and want gradients as before: an "
+        "optimizer holds them."
     )
     assert torch.allclose(silent, wanted), (
         "The head isn't silent, or another one is too. Its values come from rows i·d_k to "

@@ -21,8 +21,8 @@ def check_bits_from_pieces(candidate: Callable[[float, Sequence[str], Any], floa
         def encode(self, text: str) -> list[int]:
             return [4] * math.ceil(len(text) / 2)
 
-    texts = ["abcdef", "a", "abcdefghijklm"]
-    pieces, characters = 3 + 1 + 7, 6 + 1 + 13
+    texts = ["ab def", "ä", "abcdefghijkl"]
+    pieces, characters = 3 + 1 + 6, 6 + 1 + 12
     found, bits = candidate(1.7, texts, Halves()), 1.7 / math.log(2)
     each = [bits * (math.ceil(len(x) / 2) + 1) / (len(x) + 1) for x in texts]
     wanted = bits * (pieces + 3) / (characters + 3)
@@ -34,6 +34,7 @@ def check_bits_from_pieces(candidate: Callable[[float, Sequence[str], Any], floa
         "as a character.": bits * pieces / characters,
         "The ends count as pieces, but not as characters: divide by characters plus ends.": above,
         "The ends count as characters, but not as pieces: `encode` leaves them out.": below,
+        "Those are bytes: ä is one character.": bits * (pieces + 3) / (characters + 1 + 3),
         "A mean of means: short texts would count as much as long ones.": sum(each) / 3,
     }
     otherwise = f"1.7 nats a piece should give {wanted:.4f}, not {found:.4f}."

@@ -71,7 +71,7 @@ def check_leave_one_out(candidate: Callable[[np.ndarray, np.ndarray, Fit], float
     seen: list[list[float]] = []
 
     def fit(x: np.ndarray, losses: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        seen.append([*x])
+        seen.append(sorted(x))
         return lambda places: np.mean(losses) + 0.1 * np.asarray(places)
 
     given, others = float(candidate(x, losses, fit)), (losses.sum() - losses) / 3

@@ -9,9 +9,9 @@ from scripts.book.exercises import compare
 
 
 def common_letters(hypothesis: str, reference: str) -> float:
-    """A similarity that, as chrF, charges more for a letter too few than for one too many."""
+    """A similarity up to 0. As chrF, it charges more for a letter too few than for one too many."""
     both = len(set(hypothesis) & set(reference))
-    return 5 * both / (len(set(hypothesis)) + 4 * len(set(reference)))
+    return 5 * both / (len(set(hypothesis)) + 4 * len(set(reference))) - 1
 
 
 def check_closest_to_people(candidate: Callable[..., list[str]]) -> None:
@@ -45,12 +45,13 @@ def closest_to_people(
 def check_policy_loss(candidate: Callable[[Tensor, Tensor, Sequence[int]], Tensor]) -> None:
     """Compares the gradient of candidate(log_probs, risks, counts) with the formula's."""
     log_probs = torch.tensor([-1.0, -2.0, -9.0, -4.0, -5.0], dtype=torch.float64)
-    risks = torch.tensor([0.2, 0.8, 0.5, 0.1, 0.7], dtype=torch.float64, requires_grad=True)
+    risks = torch.tensor([0.2, 0.8, 0.8, 0.1, 0.7], dtype=torch.float64, requires_grad=True)
     given = log_probs.clone().requires_grad_()
     loss = candidate(given, risks, [3, 2])
     assert loss.dim() == 0, f"The loss must be one number, the mean over all, not {loss}."
     assert loss.requires_grad, "No gradient reaches the log-probabilities."
     push, through = torch.autograd.grad(loss, (given, risks), allow_unused=True)
+    assert push is not None, "No gradient reaches the log-probabilities that you were given."
     flows = through is not None and through.any()
     assert not flows, "A gradient flows into the marks. They are constants: detach them."
     marks = risks.detach()

@@ -1,6 +1,7 @@
 """Chapter 22's exercises: our solutions, and checkers that say what is wrong."""
 
 import inspect
+import math
 from collections.abc import Callable
 
 import torch
@@ -41,9 +42,7 @@ def check_half_layout(candidate: Callable[[Tensor, int], Tensor]) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(2, 24, 24, generator=generator, dtype=torch.float64)  # query's, key's
     x, h, d_k = torch.randn(1, 5, 24, generator=generator, dtype=torch.float64), 3, 8
-    given = weights.clone()
-    moved = [candidate(weight, h) for weight in given]
-    assert torch.equal(given, weights), "The given weight was changed: make a new one."
+    moved = [candidate(weight, h) for weight in weights]
     kept = all(weight.shape == (24, 24) for weight in moved)
     assert kept, "The result must have the weight's shape, (24, 24)."
     same = (moved[0][:, None] == weights[0]).all(-1).tolist()  # which row is where
@@ -76,12 +75,15 @@ def half_layout(weight: Tensor, h: int) -> Tensor:
 
 def check_alibi_bias(candidate: Callable[[int, int, int], Tensor]) -> None:
     """Compares candidate(h, T, S) with the formula, entry by entry."""
-    h, T, S = 4, 2, 5
+    h, T, S = 3, 2, 5
 
     def by_hand(sign: int = -1, first: int = S - T, shift: int = 1, steps: float = 8) -> Tensor:
         slopes = [2.0 ** (-steps * (n + shift) / h) for n in range(h)]
         far = [[abs(first + i - j) for j in range(S)] for i in range(T)]
         return sign * torch.tensor([[[m * d for d in row] for row in far] for m in slopes])
+
+    def hidden(filler: float) -> Tensor:
+        return by_hand().masked_fill(torch.ones(T, S).triu(S - T + 1).bool(), filler)
 
     found = candidate(h, T, S)
     assert found.shape == (h, T, S), "The shape must be (h, T, S)."
@@ -91,6 +93,10 @@ def check_alibi_bias(candidate: Callable[[int, int, int], Tensor]) -> None:
         "The slopes begin at 2^(−8/h), for head 1; yours begin at 1.": by_hand(shift=0),
         "The slopes go down to 2^(−8) whatever h is; yours are 1/2, 1/4, …": by_hand(steps=h),
         "The heads are in reverse: head 1 has the steepest slope.": by_hand().flip(0),
+    }
+    mistakes |= {
+        "Don't hide later keys: that is the causal mask's task.": hidden(-math.inf),
+        "Later keys have a penalty, too: a distance is never below 0.": hidden(0),
     }
     otherwise = "The penalty is slope times distance; the distance is |i − j|."
     compare(found, by_hand(), mistakes, otherwise)

@@ -67,8 +67,9 @@ def check_dropped_share(candidate: Callable[[Tensor, int, float], float]) -> Non
         "all fit. The room is for visits, N·k of them, not for tokens.": (even, 4, 1.0, 0),
         "All six tokens visit experts 0 and 1, and there is room for three at each: six of the "
         "visits are dropped. A full expert's visits don't go to an empty one.": (crowd, 4, 1.0, 6),
-        "1.2 · 12 / 4 is 3.6, rounded up: there is room for four at each.": (crowd, 4, 1.2, 4),
+        "1.1 · 12 / 4 is 3.3, rounded up: there is room for four at each.": (crowd, 4, 1.1, 4),
         "With two experts in all there is room for six at each: all fit.": (crowd, 2, 1.0, 0),
+        "1.5 · 12 / 5 is 3.6, rounded up at the end: room for four at each.": (crowd, 5, 1.5, 4),
     }
     for message, (chosen, experts, factor, right) in cases.items():
         number = {"That is the number of dropped visits. Return their share of all visits.": right}
