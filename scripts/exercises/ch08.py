@@ -26,7 +26,7 @@ from scripts.ch08_decoding import (
 def check_misleading_table(candidate: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
     """Searches the table that candidate() gives, with beams of 1, 2 and 3."""
     table, words = candidate(), {START}
-    made = isinstance(table, dict) and all(isinstance(row, dict) for row in table.values())
+    made = isinstance(table, Mapping) and all(isinstance(row, Mapping) for row in table.values())
     assert made, "return a dictionary: for each word a dictionary of the words that may follow"
     for _ in range(8):
         for word in words:
