@@ -114,11 +114,11 @@ queue: setup  ## train what takes hours of one thread beside other work: make qu
 gpu: setup  ## do what is owed on a GPU, in order of worth: make gpu [ARGS="--list"] (an hour in all; resumes)
 	$(PY) -m scripts.gpu $(ARGS)
 
-bench: setup  ## time a training step against nn.Transformer, MarianMTModel and x-transformers (10 minutes)
+bench: setup  ## time a training step against nn.Transformer, MarianMTModel and x-transformers, in 16 bits where the processor has them (10 minutes)
 	@$(PY) -c 'import transformers, x_transformers' 2>/dev/null || $(INSTALL_PEERS)
 	$(PY) -m scripts.bench.training peers $(ARGS)
 
-bench-decode: setup  ## time translating a test set against CTranslate2 (a quarter of an hour)
+bench-decode: setup  ## time translating a test set against CTranslate2, in 8 bits where the processor has them (a quarter of an hour)
 	@$(PY) -c 'import transformers, ctranslate2' 2>/dev/null || $(INSTALL_PEERS)
 	$(PY) -m scripts.bench.decoding $(ARGS)
 

@@ -141,7 +141,9 @@ def open_model(options: ModelOptions) -> Trained:
     keep_memory()
     best = DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else STUDIED  # all that the one notebook has
     folder = Path(options.model) if options.model else best
-    return load_model(folder, pick_device(options.device))
+    device = pick_device(options.device)
+    options.precision_on(device)  # an unfit one is refused now, not after the first line
+    return load_model(folder, device)
 
 
 def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[BinaryIO]:

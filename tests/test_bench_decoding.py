@@ -15,7 +15,7 @@ from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import source_ids
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.corpora.load import load_corpus
-from scripts.engine import compiled
+from scripts.engine import compiled, translating
 from scripts.engine.models import load_model
 
 
@@ -88,12 +88,39 @@ def test_one_at_a_time_the_first_stands_apart(monkeypatch):
     assert found[0] == {"program": "ours", "beam": 1, "first": 500.0, "p50": 10.0, "p99": 10.0}
 
 
-def test_the_account_sees_the_compiled_functions(trained, rows):
+def test_the_account_sees_the_compiled_functions(trained, rows, monkeypatch):
+    monkeypatch.setattr(translating, "fast_in_8_bits", lambda: True)  # or it is refused
     spent = decoding.decoding_account(partial(decoding.ours, trained, "int8", rows, 4))
     assert min(spent[kind] for kind in ("8-bit products", "best tokens", "copies")) > 0
     if compiled.loaded("kernels") is not None:
         assert spent["attention"] > 0 and spent["rounding and scaling"] > 0
         assert compiled.call.__module__ == "scripts.engine.compiled"  # unwrapped again
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_what_the_processor_lacks_is_left_out_and_named(has, trained, monkeypatch, capsys):
+    """And such a record doesn't take the place of a whole one."""
+    raced, saved = [], {}
+
+    def race(ways, pairs, trained, *given):
+        raced.extend(ways)
+        report = {"sentences": len(pairs), "seconds": [1.0, 1.0]}
+        return [report | {"program": name, "beam": beam} for name in ways for beam in (1, 4)]
+
+    monkeypatch.setattr(decoding, "fast_in_8_bits", lambda: has)
+    monkeypatch.setattr(decoding, "open_model", lambda options: trained)
+    monkeypatch.setattr(decoding, "race", race)
+    monkeypatch.setattr(decoding, "save_record", saved.__setitem__)
+    monkeypatch.setattr(decoding.CTranslate2, "tune", lambda rival, rows: None)
+    for slow in ("one_at_a_time", "scores", "decoding_account"):
+        monkeypatch.setattr(decoding, slow, lambda *given: [])
+    assert decoding.main(["--sentences", "8", "--save", "true"]) == 0
+    ((name, record),) = saved.items()
+    assert name == ("decoding-speed" if has else "decoding-speed-float32")
+    assert record["left_out"] == ([] if has else ["ours, int8"])
+    assert ("ours, int8" in raced) is has
+    assert {"ours, float32", "CTranslate2, float32", "CTranslate2, int8"} <= {*raced}
+    assert ("left out" in capsys.readouterr().out) is not has
 
 
 def test_the_chart_comes_from_a_record():

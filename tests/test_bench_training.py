@@ -38,7 +38,8 @@ SHAPE = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "vocab": 1000}
 
 @pytest.fixture
 def rates(monkeypatch):
-    """The machine's matrix rates, without measuring: in 16 bits that may take half a minute."""
+    """A machine that multiplies 16 bits: its matrix rates, without measuring."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     known = {torch.float32: 1e9, torch.bfloat16: 5e9}
     monkeypatch.setattr(training, "matrix_rate", lambda kind=torch.float32: known[kind])
 
@@ -93,7 +94,7 @@ def test_a_race_is_of_pairs_and_two_processes_are_alive(rates, monkeypatch):
     monkeypatch.setattr(Worker, "__init__", started)
     monkeypatch.setattr(Worker, "finish", finished)
     options = BenchOptions(corpus="sample", rounds=3, count=2, max_tokens=200)
-    record = race("ours", contenders, options)
+    record = race(contenders, options)
     reports = record["reports"]
     assert (record["matrix_rate"], record["matrix_rate_bf16"]) == (1e9, 5e9)
     assert (record["corpus"], record["count"], record["shape"]["N"]) == ("sample", 2, 1)
@@ -125,8 +126,39 @@ def test_a_ratio_is_that_of_times_for_the_same_tokens(rates, monkeypatch):
 
     monkeypatch.setattr(training, "Worker", Told)
     contenders = {"one": replace(OURS, threads=2), "other": replace(OURS, threads=5)}
-    reports = race("one", contenders, BenchOptions(corpus="sample", rounds=2))["reports"]
+    reports = race(contenders, BenchOptions(corpus="sample", rounds=2))["reports"]
     assert reports["other"]["times"] == 2.5 and reports["other"]["rounds"] == [2.5, 2.5]
+
+
+@pytest.mark.parametrize("benchmark, count", [("peers", 9), ("steps", 11), ("base", 1)])
+def test_what_the_processor_lacks_is_left_out_and_named(benchmark, count, monkeypatch, capsys):
+    """No product of 16 bits is timed, and such a record doesn't take the place of a whole one."""
+    timed, saved = [], {}
+
+    class Noted:
+        def __init__(self, contender, options):
+            timed.append(contender)
+
+        def round(self):
+            return 1.0
+
+        def finish(self):
+            return {"flops_per_second": 1.0}
+
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(training, "matrix_rate", lambda: 1e9)  # of 32 bits alone
+    monkeypatch.setattr(training, "Worker", Noted)
+    monkeypatch.setattr(training, "step_account", lambda one, batches: timed.append(one))
+    monkeypatch.setattr(training, "measured_operations", lambda: [])
+    monkeypatch.setattr(training, "memory_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(training, "save_record", saved.__setitem__)
+    assert training.main([benchmark, "--corpus", "sample", "--save", "true"]) == 0
+    ((name, record),) = saved.items()
+    assert name == f"speed-{benchmark}-float32" and not any(one.half for one in timed)
+    assert len(record["left_out"]) == count and "bf16" not in record["reference"]
+    assert all(left.endswith("bf16") or "bf16, memory kept" in left for left in record["left_out"])
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("left out") and all(left in said for left in record["left_out"])
 
 
 def test_a_dead_contender_is_an_error_and_not_a_hang():

@@ -1,18 +1,23 @@
 """Chapter 9: which precision a run takes, that it is stored, and that both learn equally well."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from test_ch09_training_run import TINY
 
+from scripts.bench import gpu
 from scripts.ch06_training import LabelSmoothing
-from scripts.engine import losses
+from scripts.engine import losses, run
 from scripts.engine.checkpoints import newest_state
 from scripts.engine.data import TrainingData, batches_of, prepare
 from scripts.engine.losses import loss_function_of, resolved
 from scripts.engine.run import fit, training_of
 from scripts.engine.settings import PRESETS, build_model
+from scripts.engine.signals import Stopped
+from scripts.ladder.agenda import Settings
+from scripts.studies import precision as study
 
 CPU = torch.device("cpu")
 AUTO = replace(TINY, precision="auto", epochs=2)
@@ -32,6 +37,31 @@ def test_auto_asks_the_device_and_a_word_is_a_word(monkeypatch, has, found):
     assert resolved(AUTO, CPU).precision == found
     for said in ("float32", "bf16"):
         assert resolved(replace(AUTO, precision=said), CPU).precision == said
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_run_says_once_that_its_16_bits_are_emulated(monkeypatch, data, tmp_path, capsys, has):
+    """It isn't refused: a run that began elsewhere may go on here."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    monkeypatch.setattr(run, "prepare", lambda config: data)
+    monkeypatch.setattr(run, "fit", Mock(side_effect=Stopped(2, 0)))
+    for precision in ("auto", "bf16"):
+        with pytest.raises(Stopped):
+            run.run(replace(AUTO, precision=precision))
+    assert capsys.readouterr().out.count("note: cpu emulates bf16") == (not has)
+
+
+def test_times_of_emulated_16_bits_are_refused(monkeypatch, capsys):
+    """They would take days, and say nothing of bfloat16."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(study, "one_run", pytest.fail)
+    assert study.main([]) == 2
+    error = capsys.readouterr().err
+    assert "AVX512-BF16" in error and error.count("\n") == 1
+    monkeypatch.setattr(gpu, "Task", pytest.fail)
+    with pytest.raises(ValueError, match="AVX512-BF16"):
+        gpu.waterfall("small", Settings("cpu"))
 
 
 def test_what_ships_of_the_sample_corpus_is_float32_everywhere():

@@ -351,9 +351,11 @@ def test_narrow_draws_are_greedy(translate, german):
         (["x", "--sample", "--top_p", "0"], "top_p"),
         (["x", "--sample", "--top_p", "1.5"], "top_p"),
         (["x", "--scores", "--volume", "11"], "unrecognized"),
+        (["--precision", "int8"], "AVX512-VNNI): use --precision auto"),  # before the first line
     ],
 )
-def test_a_mistake_gets_one_line(argv, says, translate):
+def test_a_mistake_gets_one_line(argv, says, translate, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     code, out, err = translate(b"", *SAMPLE, *argv)
     assert (code, out) == (2, b"") and says in err
     assert err.startswith("error: ") and err.count("\n") == 1

@@ -19,7 +19,7 @@ from scripts.ch06_training import LabelSmoothing
 from scripts.ch11_where_the_time_goes import BASE, SMALL, best_seconds, series_model, step_flops
 from scripts.engine.losses import loss_function_of
 from scripts.engine.optimizers import make_optimizer
-from scripts.engine.settings import TrainConfig
+from scripts.engine.settings import TrainConfig, require_bf16
 from scripts.engine.static import static_batches, static_lengths
 from scripts.engine.steps import KINDS, set_rate
 from scripts.ladder.agenda import Settings
@@ -136,7 +136,12 @@ def report(racer: Racer, reference: Racer, rate: float) -> dict[str, Any]:
 
 
 def waterfall(size: str, settings: Settings) -> dict[str, Any]:
-    """The record of the waterfall for a size of `SIZES`; `not_run` names what takes a GPU."""
+    """The record of the waterfall for a size of `SIZES`; `not_run` names what takes a GPU.
+
+    Raises ValueError for a device without bfloat16 products, unless the trial is tiny.
+    """
+    if not settings.tiny:
+        require_bf16(settings.device)
     task = Task(size, settings)
     lacks = () if task.device.type == "cuda" else OF_A_GPU
     racers = {name: Racer(stage, task) for name, stage in STAGES.items() if name not in lacks}

@@ -5,7 +5,8 @@ needs the packages of `pip install -e '.[bench]'`). `steps` times ours without e
 `base` the paper's base model, `growth` steps of many sizes. For a GPU there is `bench.gpu`.
 
 Two processes are alive at a time, the reference and one contender. They take turns with passes over
-the same batches; what counts is their ratio, round by round, so that a slow moment hits both.
+the same batches; what counts is their ratio, round by round, so that a slow moment hits both. On a
+processor without bfloat16 products (AVX512-BF16), who needs them is left out, and named.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -61,6 +62,7 @@ from scripts.ch11_where_the_time_goes import (
 from scripts.ch12_going_fast import keep_memory
 from scripts.corpora.load import load_corpus
 from scripts.engine.fast import FAST, HALF, Switches, fast_loss
+from scripts.engine.settings import multiplies_bf16
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ class Contender:
     def sizes(self) -> Shape:
         """The model's full shape."""
         return replace(SMALL, **(self.shape or {}))
+
+    @property
+    def half(self) -> bool:
+        """Whether its products have 16-bit factors."""
+        return self.autocast or (self.how is not None and self.how.half)
 
 
 OURS = Contender(how=FAST, fused_adam=True, keep_memory=True)
@@ -101,7 +108,7 @@ class BenchOptions:
     max_tokens: int = 2048
     """Tokens in a batch on either side, padding counted."""
     save: bool = False
-    """Write the record into results/."""
+    """Write results/speed-BENCHMARK.json; without 16 bits, speed-BENCHMARK-float32.json."""
 
 
 @cache
@@ -235,13 +242,24 @@ class Worker:
         }
 
 
-def race(reference: str, contenders: dict[str, Contender], options: BenchOptions) -> dict[str, Any]:
-    """The record of duels: the `reference`, one of the contenders, against each of the others.
+def able(contenders: dict[str, Contender]) -> dict[str, Contender]:
+    """Those whose products this processor has: emulated ones take many times as long."""
+    has = multiplies_bf16(torch.device("cpu"))
+    return {name: one for name, one in contenders.items() if has or not one.half}
 
-    In a contender's report `times` is its time for a target token over the reference's, the median
-    of the `rounds`, and `mfu` the share that it reached of the machine's rate of products.
+
+def race(contenders: dict[str, Contender], options: BenchOptions) -> dict[str, Any]:
+    """The record of duels: the first contender, the reference, against each of the others.
+
+    Those that aren't `able` to take part are left out, and named. In a contender's report `times`
+    is its time for a target token over the reference's, the median of the `rounds`, and `mfu` the
+    share that it reached of the machine's rate of products.
     """
-    rates = {"matrix_rate": matrix_rate(), "matrix_rate_bf16": matrix_rate(torch.bfloat16)}
+    left_out = [name for name in contenders if name not in able(contenders)]
+    contenders = able(contenders)
+    rates, reference = {"matrix_rate": matrix_rate()}, next(iter(contenders))
+    if any(one.half for one in contenders.values()):
+        rates["matrix_rate_bf16"] = matrix_rate(torch.bfloat16)
     first, reports = Worker(contenders[reference], options), {}
     for name in tqdm([name for name in contenders if name != reference], desc="duels"):
         other = Worker(contenders[name], options)
@@ -254,9 +272,7 @@ def race(reference: str, contenders: dict[str, Contender], options: BenchOptions
         reports[name] = {"times": times, "rounds": ratios, **other.finish()}
     reports[reference] = {"times": 1.0, "rounds": [], **first.finish()}
     for name, report in reports.items():
-        one = contenders[name]
-        half = one.autocast or (one.how and one.how.half)
-        rate = rates["matrix_rate_bf16" if half else "matrix_rate"]
+        rate = rates["matrix_rate_bf16" if contenders[name].half else "matrix_rate"]
         report["mfu"] = round(report["flops_per_second"] / rate, 4)
     return {
         "corpus": bench_examples(options.corpus, SMALL.vocab)[0],
@@ -266,6 +282,7 @@ def race(reference: str, contenders: dict[str, Contender], options: BenchOptions
         "reference": reference,
         "contenders": {name: asdict(contender) for name, contender in contenders.items()},
         "reports": reports,
+        "left_out": left_out,
     }
 
 
@@ -281,7 +298,7 @@ def peer_contenders() -> dict[str, Contender]:
 
 def bench_peers(options: BenchOptions) -> dict[str, Any]:
     """Ours against three other programs."""
-    return race("ours, bf16", peer_contenders(), options)
+    return race(peer_contenders(), options)
 
 
 WITHOUT = {
@@ -313,17 +330,20 @@ def bench_steps(options: BenchOptions) -> dict[str, Any]:
         "no dropout at all": replace(OURS, shape={"dropout": 0.0}),
     }
     operations, bandwidth = measured_operations(), memory_bandwidth()
-    record = race("ours", step_contenders(OURS) | plain, options)
-    half = race("ours", step_contenders(OURS_HALF), options)
+    record, halves = race(step_contenders(OURS) | plain, options), step_contenders(OURS_HALF)
+    if able(halves):
+        half, kept = race(halves, options), ("contenders", "reports", "matrix_rate_bf16")
+        record["half"] = {name: half[name] for name in kept}
+    else:
+        record["left_out"] = [f"{name}, bf16" for name in halves]
     batches, limits = batches_to_time("buckets", options), (record["matrix_rate"], bandwidth)
     floors = [least_seconds(SMALL, lengths_of(batch), *limits) for batch in batches]
     accounts = {"textbook": Contender(keep_memory=True), "float32": OURS, "bf16": OURS_HALF}
     return record | {
-        "half": {name: half[name] for name in ("contenders", "reports", "matrix_rate_bf16")},
         "bandwidth": round(bandwidth),
         "operations": operations,
         "floor_seconds": round(statistics.mean(floors), 4),
-        "accounts": {name: step_account(one, batches) for name, one in accounts.items()},
+        "accounts": {name: step_account(one, batches) for name, one in able(accounts).items()},
     }
 
 
@@ -332,7 +352,7 @@ def bench_base(options: BenchOptions) -> dict[str, Any]:
     shape = {name: value for name, value in asdict(BASE).items() if value != asdict(SMALL)[name]}
     ours, half = replace(OURS, shape=shape), replace(OURS_HALF, shape=shape)
     contenders = {"ours": ours, "ours, bf16": half, "textbook": Contender(shape=shape)}
-    record = race("ours", contenders, options)
+    record = race(contenders, options)
     return record | {"account": step_account(ours, batches_to_time("buckets", options))}
 
 
@@ -410,11 +430,16 @@ def run_bench(options: BenchOptions) -> None:
 
     torch.set_num_threads(OURS.threads)  # as the contenders have: for the machine's own rates
     record = BENCHES[options.benchmark](options)
-    if options.save:
+    left_out = record.get("left_out")
+    if options.save:  # chapters and README read the name of a whole record
         command = as_typed(__name__, options, places=("benchmark",))
-        save_record(f"speed-{options.benchmark}", provenance(command) | record)
+        name = f"speed-{options.benchmark}" + "-float32" * bool(left_out)
+        save_record(name, provenance(command) | record)
     rows = record.get("points") or [{"name": n} | one for n, one in record["reports"].items()]
     print(pd.DataFrame(rows).drop(columns="rounds", errors="ignore").to_string(index=False))
+    if left_out:
+        names = "; ".join(left_out)
+        print(f"left out, as this processor has no 16-bit products (AVX512-BF16): {names}")
 
 
 main = Command(

@@ -32,7 +32,7 @@ from scripts.engine.models import Trained, load_model, save_model
 from scripts.engine.optimizers import make_optimizer
 from scripts.engine.ranks import ALONE, Ranks, join_ranks
 from scripts.engine.scores import corpus_bleu, held_out_splits
-from scripts.engine.settings import TrainConfig, build_model, pick_device
+from scripts.engine.settings import TrainConfig, build_model, multiplies_bf16, pick_device
 from scripts.engine.signals import StopSignal
 from scripts.engine.static import static_lengths
 from scripts.engine.steps import KINDS, Step, ask_for_determinism
@@ -253,6 +253,8 @@ def run(
                 dist.barrier()
             size = f"{len(data.train):,} training pairs, {len(data.tokenizer):,} BPE pieces"
             print(f"{config.corpus}: {size}, on {device}")
+            if config.precision == "bf16" and not multiplies_bf16(device):
+                print(f"note: {device} emulates bf16, many times slower than --precision float32")
         history = fit(config, data, folder, resume, ranks)
     if not ranks.first:
         return None

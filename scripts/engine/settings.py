@@ -174,6 +174,13 @@ def multiplies_bf16(device: torch.device) -> bool:
     return torch.cpu._is_avx512_bf16_supported()
 
 
+def require_bf16(device: torch.device) -> None:
+    """Raise ValueError if `device` only emulates bfloat16: its times would say nothing of it."""
+    if not multiplies_bf16(device):
+        lack = f"this {device.type} has no bfloat16 products (a CPU's AVX512-BF16)"
+        raise ValueError(f"{lack}, which are to be measured: take a machine that has them")
+
+
 def inverse_sqrt_rate(step: int, peak: float, warmup: int) -> float:
     """The paper's curve, named by its peak: `peak` at step `warmup`, then falling as 1/√step."""
     return peak * min(step / warmup, math.sqrt(warmup / step))

@@ -21,7 +21,7 @@ from scripts.book.records import provenance, save_record
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.losses import resolved
 from scripts.engine.run import run
-from scripts.engine.settings import PRESETS
+from scripts.engine.settings import PRESETS, require_bf16
 from scripts.studies.runner import on_record
 
 PRESET = "small"
@@ -51,7 +51,11 @@ def one_run(options: PairOptions, precision: str) -> dict[str, Any]:
 
 
 def run_pair(options: PairOptions) -> dict[str, Any]:
-    """Both trainings as one record, which is saved if the options say so."""
+    """Both trainings as one record, which is saved if the options say so.
+
+    Raises ValueError on a processor without bfloat16 products: emulating them takes days.
+    """
+    require_bf16(torch.device("cpu"))
     made = provenance(as_typed(__name__, options))  # first: names the code that runs
     runs = {precision: one_run(options, precision) for precision in ("float32", "bf16")}
 
