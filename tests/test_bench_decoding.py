@@ -6,6 +6,7 @@ import json
 from functools import partial
 
 import pytest
+import torch
 
 from scripts import ROOT
 from scripts.bench import decoding
@@ -107,7 +108,7 @@ def test_what_the_processor_lacks_is_left_out_and_named(has, trained, monkeypatc
         report = {"sentences": len(pairs), "seconds": [1.0, 1.0]}
         return [report | {"program": name, "beam": beam} for name in ways for beam in (1, 4)]
 
-    monkeypatch.setattr(decoding, "fast_in_8_bits", lambda: has)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: has)
     monkeypatch.setattr(decoding, "open_model", lambda options: trained)
     monkeypatch.setattr(decoding, "race", race)
     monkeypatch.setattr(decoding, "save_record", saved.__setitem__)

@@ -177,8 +177,8 @@ def multiplies_bf16(device: torch.device) -> bool:
 def require_bf16(device: torch.device) -> None:
     """Raise ValueError if `device` only emulates bfloat16: its times would say nothing of it."""
     if not multiplies_bf16(device):
-        lack = f"this {device.type} has no bfloat16 products (a CPU's AVX512-BF16)"
-        raise ValueError(f"{lack}, which are to be measured: take a machine that has them")
+        lack = f"{device} only emulates the bfloat16 products that are to be measured"
+        raise ValueError(f"{lack}: take a CPU with AVX512-BF16, or a GPU that has them")
 
 
 def inverse_sqrt_rate(step: int, peak: float, warmup: int) -> float:

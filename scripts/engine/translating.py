@@ -78,7 +78,7 @@ class DecodeOptions:
         if self.precision == "auto":
             return "int8" if suits and not self.sample else "float32"
         if self.precision == "int8" and not suits:
-            lack = f"this {device.type} has no fast 8-bit products (of a CPU's AVX512-VNNI)"
+            lack = f"{device} has no fast, exact 8-bit products (they take a CPU with AVX512-VNNI)"
             raise ValueError(f"{lack}: use --precision auto, which picks what suits, or float32")
         return self.precision
 
