@@ -43,6 +43,7 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 # %%
 import io
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -286,6 +287,29 @@ assert pieces == ["low", "est</w>"]
 # ### SentencePiece
 #
 # For real work we use SentencePiece, which marks where a word *begins* (▁) instead of where it ends. One **joint** model serves both languages: names, numbers and words like *Park* get the same piece on both sides, and source, target and generator can share one table (chapter 5).
+#
+# Copied text holds letters that nobody sees, such as soft hyphens and marks of writing direction. SentencePiece takes most of them for unknown letters, and some for spaces. Text that looks the same should translate the same, so `plain_text` comes first.
+
+
+# %%
+INVISIBLE = re.compile(  # Unicode's default-ignorable letters, and control characters
+    "[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"
+    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+BLANK = re.compile(r"[\s\u2800]")
+LOOKALIKES = str.maketrans(  # hyphens, dashes, apostrophes, a low quotation mark, a capital
+    "\u2010\u2011\u2012\u2212\u02bc\xb4\u2032\u201a\u1e9e", "--––’’’,ß"
+)
+
+
+def plain_text(text: str) -> str:
+    """`text` without what can't be seen, with plain spaces, and with the commoner of two lookalikes."""
+    return BLANK.sub(" ", INVISIBLE.sub("", text)).translate(LOOKALIKES)
+
+
+# %%
+assert plain_text("Fuß\xadball\u2060spieler\xa0\u2010 STRA\u1e9eE") == "Fußballspieler - STRAßE"
 
 
 # %%
@@ -308,7 +332,7 @@ class BPETokenizer:
 
         model = io.BytesIO()
         SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=map(plain_text, lines),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -336,11 +360,11 @@ class BPETokenizer:
 
     def pieces(self, text: str) -> list[str]:
         """The pieces that `text` falls into; "▁" marks a word's start."""
-        return self.processor.encode(text, out_type=str)
+        return self.processor.encode(plain_text(text), out_type=str)
 
     def encode(self, text: str) -> list[int]:
         """Text to ids, without bos and eos."""
-        return self.processor.encode(text)
+        return self.processor.encode(plain_text(text))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids to plain text; ends at the first eos, and leaves out pad and bos."""

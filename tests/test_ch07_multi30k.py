@@ -5,6 +5,7 @@ import os
 import random
 import re
 import socket
+import unicodedata
 from collections import Counter
 
 import pytest
@@ -34,6 +35,7 @@ from scripts.ch07_multi30k import (
     word_tokenizer,
 )
 from scripts.corpora.load import load_corpus
+from scripts.engine.data import split_anew
 from scripts.studies import corpus as study
 
 
@@ -105,6 +107,41 @@ def test_the_shipped_tokenizer_is_of_the_training_split_alone(corpus):
     shipped = BPETokenizer.load(ROOT / "models/sample-de-en/tokenizer.model").model
     assert BPETokenizer.train(train, 1000).model == shipped
     assert BPETokenizer.train(train + val, 1000).model != shipped
+
+
+def test_a_tokenizer_learns_from_plain_text(corpus):
+    texts = [text for pair in corpus["train"][:300] for text in pair]
+    strange = [text.replace("e", "\xade\u2060").replace(" ", "\u2003") for text in texts]
+    assert BPETokenizer.train(strange, 200).model == BPETokenizer.train(texts, 200).model
+
+
+@pytest.mark.parametrize("name", ["multi30k-de-en", "ladder-all-mean-3", "sample-de-en"])
+def test_text_that_looks_the_same_has_the_same_ids_and_normal_text_keeps_its_own(name, corpus):
+    bpe = BPETokenizer.load(ROOT / "models" / name / "tokenizer.model")
+    kinds = {kind: [] for kind in ("Cc", "Zs", "Zl", "Zp")}
+    for code in range(0x110000):
+        kinds.get(unicodedata.category(chr(code)), []).append(chr(code))
+    spaces = [*kinds["Zs"], *kinds["Zl"], *kinds["Zp"], *"\t\n\v\f\r\x1c\x1f\x85\u2800"]
+    unseen = set(kinds["Cc"]) - set(map(chr, [*range(9, 14), *range(28, 32), 0x85]))
+    unseen |= set(
+        "\xad\u034f\u061c\u180e\u200b\u200c\u200d\u200f\u202e\u2060\u2069\u3164\ufe0f\ufeff"
+    )
+    unseen |= set("\u115f\ufe00\uffa0\ufff0\ufff9\U0001d173\U000e0001\U000e0100\U000e0fff")
+    looks = [f"{before}Fuß{c}ball{after}" for c in unseen for before, after in [("", ""), (c, c)]]
+    same = {"Fußball": looks, "Ein Hund": [f"{c}Ein{c}{c}Hund{c}" for c in spaces]}
+    same |= {"für": ["fu\u200d\u0308r"], "A-B-C": ["A\u2010B\u2011C"], "A–B": ["A\u2212B"]}
+    same |= {"geht’s,": ["geht\xb4s\u201a", "geht\u02bcs,"], "STRAßE": ["STRA\u1e9eE"]}
+    for plain, others in same.items():
+        for text in others:
+            assert bpe.encode(text) == bpe.encode(plain), ascii(text)
+            assert bpe.pieces(text) == bpe.pieces(plain), ascii(text)
+        assert split_anew(others, bpe, 0.0, 1) == split_anew([plain] * len(others), bpe, 0.0, 1)
+    pairs = [pair for split in corpus.values() for pair in split]
+    if os.environ.get("MULTI30K_DIR"):
+        real = load_corpus("multi30k")
+        pairs += real["val"] + real["test_2016_flickr"] + real["test_2017_flickr"]
+    lines = [text for pair in pairs for text in pair]
+    assert [*map(bpe.encode, lines)] == bpe.processor.encode(lines)  # what SentencePiece says alone
 
 
 def test_default_special_ids_would_mask_unknown_words(corpus):

@@ -21,7 +21,7 @@ from conftest import ROOT
 
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
-from scripts.ch07_multi30k import BPETokenizer, source_ids
+from scripts.ch07_multi30k import BPETokenizer, plain_text, source_ids
 from scripts.ch08_decoding import beam_search
 from scripts.ch14_leaving_home import OnnxDecoderStep
 from scripts.ch15_looking_inside import look_at, piece_label
@@ -112,6 +112,14 @@ def test_ids_and_texts_are_those_of_sentencepiece(site, trained):
         assert ids == tokenizer.encode(text), ascii(text)
     for row, text in zip(rows, found["decode"], strict=True):
         assert text == tokenizer.decode(row), row
+
+
+def test_plain_text_is_pythons(site):
+    """For every code point. JavaScript knows by itself which letters Unicode calls ignorable."""
+    letters = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000]
+    found = run_script(LIVING / "node.mjs", str(site), request={"plain": letters})["plain"]
+    pairs = zip(letters, found, strict=True)
+    assert not [(hex(ord(c)), text) for c, text in pairs if text != plain_text(c)]
 
 
 def test_another_kind_of_tokenizer_is_refused():

@@ -96,7 +96,7 @@ async function translate() {
   at("stop").disabled = false;
   at("translation").setAttribute("aria-busy", "true"); // a screen reader hears the whole, not each token
   try {
-    await search(plain(at("german").value), run);
+    await search(at("german").value, run);
   } catch (error) {
     if (!(error instanceof Stopped)) throw error;
     say("Stopped.");
@@ -110,11 +110,6 @@ async function translate() {
     mark("ready");
     document.documentElement.dataset.done = page.done += 1;
   }
-}
-
-/** The text without marks that can't be seen, and with plain hyphens: the model has met no others. */
-function plain(text) {
-  return text.replace(/[\u00ad\u200d\u2060]/g, "").replace(/[\u2010\u2011]/g, "-").trim();
 }
 
 async function search(german, run) {

@@ -2,7 +2,7 @@
 //
 //     node node.mjs FOLDER < request.json
 //
-// FOLDER is what build.py wrote. The request is {encode: [texts], decode: [lists of ids],
+// FOLDER is what build.py wrote. The request is {plain: [texts], encode: [texts], decode: [lists of ids],
 // translate: [{text, beam, alpha}]}, each part optional; the answer, on standard output, has the same parts.
 
 import { readFileSync } from "node:fs";
@@ -11,7 +11,7 @@ import { fileURLToPath, pathToFileURL } from "node:url";
 
 import { beamSearch, greedy, limitFor, score } from "./decode.js";
 import { attentionOf, Model } from "./model.js";
-import { Tokenizer } from "./tokenizer.js";
+import { plainText, Tokenizer } from "./tokenizer.js";
 
 const folder = resolve(process.argv[2]);
 const read = (name) => new Uint8Array(readFileSync(join(folder, name)));
@@ -57,6 +57,7 @@ async function translations(wanted, tokenizer) {
 const request = json(new Uint8Array(readFileSync(0)));
 const tokenizer = new Tokenizer(json(read("tokenizer.json")));
 const answer = {
+  plain: (request.plain ?? []).map(plainText),
   encode: (request.encode ?? []).map((text) => tokenizer.encode(text)),
   decode: (request.decode ?? []).map((ids) => tokenizer.decode(ids)),
   translate: request.translate ? await translations(request.translate, tokenizer) : [],

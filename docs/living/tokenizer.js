@@ -1,14 +1,28 @@
 // The tokenizer of chapter 7 in JavaScript: the ids that SentencePiece gives, for any text.
 //
 // Three steps lead from a text to ids.
-// 1. Normalise: the model's own table says what becomes of each letter (full-width letters become
-//    ordinary ones, tabs become spaces, …). Runs of spaces shrink to one, and a space is written ▁.
+// 1. Normalise: what can't be seen goes (`plainText`), and the model's own table says what becomes of
+//    each other letter (full-width letters become ordinary ones, …). Runs of spaces shrink to one, and a
+//    space is written ▁.
 // 2. Merge: of all neighbours that together are a piece, the pair with the best score is joined,
 //    until there is none left.
 // 3. Look up: each piece has an id. A run of letters that the model has never met is one <unk>.
 
 const SPACE = "▁"; // how SentencePiece writes a space
 const UNKNOWN_TEXT = " ⁇ "; // what <unk> looks like in a text
+
+const INVISIBLE = /[\p{Default_Ignorable_Code_Point}\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufff9-\ufffb]/gu;
+const BLANK = /[\s\x1c-\x1f\x85\u2800]/g;
+const LOOKALIKES = {
+  ...{ "\u2010": "-", "\u2011": "-", "\u2012": "–", "\u2212": "–", "\u201a": "," },
+  ...{ "\u02bc": "’", "\xb4": "’", "\u2032": "’", "\u1e9e": "ß" },
+};
+
+/** Chapter 7's `plain_text`: texts that look the same become the same. */
+export function plainText(text) {
+  const seen = text.replace(INVISIBLE, "").replace(BLANK, " ");
+  return Array.from(seen, (letter) => LOOKALIKES[letter] ?? letter).join("");
+}
 
 /** SentencePiece's table of normalisation rules: a trie over UTF-8 bytes in one array. */
 class Rules {
@@ -110,7 +124,7 @@ export class Tokenizer {
 
   /** The text that the pieces are cut from. */
   normalise(text) {
-    const bytes = new TextEncoder().encode(text);
+    const bytes = new TextEncoder().encode(plainText(text));
     const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
     let normalised = "";
     let afterSpace = true; // leading spaces go, and all but one of a run

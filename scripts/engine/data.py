@@ -16,7 +16,14 @@ import torch
 
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import BOS, EOS, Batch, grouped
-from scripts.ch07_multi30k import BPETokenizer, Example, encode_pairs, make_batch, token_batches
+from scripts.ch07_multi30k import (
+    BPETokenizer,
+    Example,
+    encode_pairs,
+    make_batch,
+    plain_text,
+    token_batches,
+)
 from scripts.corpora.load import load_corpus
 from scripts.engine.settings import TrainConfig
 from scripts.engine.static import static_batches, static_lengths
@@ -94,7 +101,7 @@ def split_anew(
     draw = partial(tokenizer.processor.encode, enable_sampling=True, alpha=p)
     sentencepiece.set_random_generator_seed(seed)  # a thread starts from it, so we take a new one
     with ThreadPoolExecutor(1) as pool:
-        return list(pool.map(draw, texts))
+        return list(pool.map(draw, map(plain_text, texts)))
 
 
 def epoch_examples(config: TrainConfig, data: TrainingData, epoch: int) -> list[Example]:
