@@ -1,7 +1,10 @@
 """The command `translate`: a line out for each line in, whatever it holds, and a clean exit."""
 
+import bz2
+import gzip
 import io
 import itertools
+import lzma
 import os
 import random
 import re
@@ -139,7 +142,33 @@ def test_windows_line_ends_change_nothing(translate):
 def test_any_text_gives_one_line(text, translate):
     code, out, err = translate(f"{text}\n{DOG}\n".encode(), *GREEDY)
     alone = translate(f"{DOG}\n".encode(), *GREEDY)[1]
-    assert (code, err, out.count(b"\n")) == (0, "", 2) and out.endswith(b"\n" + alone)
+    assert (code, out.count(b"\n")) == (0, 2) and out.endswith(b"\n" + alone)
+    assert re.fullmatch("(note: line 1 has letters that the model has never met: .*\n)?", err)
+
+
+def test_letters_that_the_model_has_never_met_are_named(translate):
+    data = f"{DOG}\n☃☃ {DOG} 日本\u2060\n\ufeff{CAT}\u200b\n".encode()
+    code, out, err = translate(data, *GREEDY)
+    assert err == "note: line 2 has letters that the model has never met: ☃ 日 本\n"
+    assert (code, split(out)[2]) == (0, split(translate(CAT.encode(), *GREEDY)[1])[0])
+
+
+@pytest.mark.parametrize("width", ["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_another_encoding_changes_nothing(width, translate, echo, tmp_path):
+    text = f"{DOG}\r\n\n„Hund“ – Hund\u0a0aHund 😀\n{CAT}"
+    wanted = translate(text.encode(), *GREEDY)
+    assert wanted[1].count(b"\n") == 4
+    for whole in (text, f"\ufeff{text}"):  # and with a mark
+        path = tmp_path / "captions.de"
+        path.write_bytes(whole.encode(width))
+        assert translate(b"", *GREEDY, "--input", str(path)) == wanted
+        assert translate(whole.encode(width), *GREEDY) == wanted
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, b"PK\3\4".__add__])
+def test_a_packed_file_is_refused(pack, translate, echo):
+    code, out, err = translate(pack(f"{DOG}\n".encode()), *GREEDY)
+    assert (code, out) == (2, b"") and re.fullmatch("error: .* packed .* unpack it first\n", err)
 
 
 def test_bytes_that_are_no_text_are_replaced_and_said_once(translate, echo):
@@ -161,7 +190,7 @@ def test_random_bytes_keep_their_number_of_lines(translate, echo):
         code, out, err = translate(data, *GREEDY)
         assert (code, out.count(b"\n")) == (0, count_lines(data)), data
         assert len(split(out)) == len(out.decode().splitlines()), data  # no other line end either
-        assert re.fullmatch(r"(note: line \d+ is not UTF-8 .*\n)*", err), data
+        assert re.fullmatch(r"(note: line \d+ (is not UTF-8|has letters) .*\n)*", err), data
 
 
 def test_random_bytes_through_the_model(translate):
@@ -291,12 +320,13 @@ def test_lines_are_the_same_however_they_arrive():
             return piece
 
     rng = random.Random(0)
-    for _ in range(200):
+    for i in range(400):
         data = bytes(rng.choices(b"ab\n\r\xff", k=rng.randrange(60)))
-        groups = command.line_groups(Dripping(data, rng))
-        found = [line.start for group in groups for line in group]
         expected = data.removesuffix(b"\n").split(b"\n") if data else []
-        assert found == expected, data
+        if i % 2 and b"\xff" not in data:
+            data = data.decode().encode(rng.choice(("utf-16", "utf-32")))
+        groups = command.line_groups(Dripping(data, rng))
+        assert [line.start for group in groups for line in group] == expected, data
 
 
 # Scores and draws
@@ -445,7 +475,7 @@ def test_strange_bytes_through_a_real_pipe(start):
     out, err = process.communicate(data, timeout=LONGEST)
     assert process.returncode == 0 and out.count(b"\n") == 7 and out.endswith(b"\n")
     assert split(out)[2] == split(out)[4] == "" and b"\r" not in out
-    assert err.count(b"\n") == 2 and err.count(b"is not UTF-8") == 2
+    assert err.count(b"\n") == 3 and err.count(b"is not UTF-8") == 2
 
 
 @pytest.mark.parametrize(
