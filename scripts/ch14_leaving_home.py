@@ -60,6 +60,7 @@ from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures.leaving import two_graphs
 from scripts.ch01_attention import padding_mask
+from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm
 from scripts.ch06_training import greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
@@ -226,6 +227,8 @@ def step_graph(model: EncoderDecoder, kind: type[OnnxDecoderStep] = OnnxDecoderS
 # > **In short.** Two graphs, one file of weights, a tokenizer and a page of NumPy: that is a translator.
 #
 # Both graphs use the embedding table, the largest tensor of all. ONNX lets a graph point into another file, so `save_graphs` puts the large tensors of both into `weights.bin`, each once. `graph_config` lists what else a host must know: sizes and special ids.
+#
+# What our tokenizer and `source_ids` do to a text (chapter 7), another host must do, too: call `plain_text` before SentencePiece, and cut the ids to `max_len`, `</s>` kept. The graphs have no more positions: for a longer source they fail ("256 by 421"), and a text must end after as many tokens.
 
 
 # %%
@@ -262,8 +265,13 @@ def host_greedy(
     rows: Sequence[Sequence[int]],
     max_len: int,
 ) -> list[list[int]]:
-    """Greedy decoding of encoded sources by two graphs: each row's ids, without eos."""
-    pad, eos, longest = config["pad"], config["eos"], max(map(len, rows))
+    """Greedy decoding of encoded sources by two graphs: each row's ids, without eos.
+
+    Sources and texts are cut to the graphs' positions, `config["max_len"]`; a source keeps its eos.
+    """
+    pad, eos, limit = config["pad"], config["eos"], config["max_len"]
+    rows = [row if len(row) <= limit else [*row[: limit - 1], eos] for row in rows]
+    longest, max_len = max(map(len, rows)), min(max_len, limit)
     src = np.array([[*row, *[pad] * (longest - len(row))] for row in rows])  # (B, S)
     src_mask = (src != pad)[:, None]  # (B, 1, S)
     (cross,) = encoder(src=src, src_mask=src_mask)  # (N, 2, B, H, S, d_k)
@@ -390,7 +398,8 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
     """Write model.bin, config.json, the vocabulary and tokenizer.model for CTranslate2.
 
     Float32, tied tables once; `ctranslate2.Translator(folder, compute_type="int8")` may round it on
-    loading. Sources are pieces without `</s>`, which it adds. Its score is ours if its
+    loading. Sources are pieces of `plain_text`, without `</s>`, which it adds. Neither
+    `max_input_length` nor `max_decoding_length` may exceed the model's 256 positions. Its score is ours if its
     `length_penalty` is our `alpha` and its `min_decoding_length` is 0. Files of these names are
     replaced. Raises ValueError if the package ctranslate2 is missing.
     """
@@ -430,7 +439,8 @@ if have_packages("ctranslate2"):
     ours = {"beam_size": 4, "length_penalty": 0.6, "min_decoding_length": 0}
 
     def search(**how: Any) -> list[list[int]]:
-        found = translator.translate_batch(cut, max_decoding_length=60, **ours | how)
+        longest = {"max_input_length": MAX_LEN, "max_decoding_length": 60}
+        found = translator.translate_batch(cut, **longest, **ours | how)
         return [list(map(tokenizer.processor.piece_to_id, one.hypotheses[0])) for one in found]
 
     beams = cached_beam_search(model, src, padding_mask(src), max_len=60, beam=4, alpha=0.6)
@@ -466,7 +476,7 @@ if have_packages("ctranslate2"):
 # | keep the longer past | `logits, past = …` | `this.past = found.present` |
 # | a beam's survivors | `past[:, :, origin]` (exercise 1) | `pickRows(this.Tensor, this.past, origin)` |
 #
-# **Pitfall.** The tokenizer is a part of the model, and a list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words differently from chapter 7's merges, on which the model was trained. So a page needs the merges, too.
+# **Pitfall.** The tokenizer is a part of the model, and a list of pieces isn't the tokenizer. A host that always takes the longest piece that fits cuts some words differently from chapter 7's merges, on which the model was trained. So a page needs the merges, too, and `plain_text`.
 #
 # One command makes both exports: `python -m scripts.export FOLDER`.
 #

@@ -7,12 +7,15 @@ import warnings
 from types import SimpleNamespace
 
 import ctranslate2
+import numpy as np
 import pytest
 import torch
 from bruteforce import forced_log_probs
 
 from scripts import ROOT
+from scripts.bench.decoding import CTranslate2
 from scripts.ch01_attention import padding_mask
+from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import beam_search, dropout_off, hypothesis
@@ -23,12 +26,13 @@ from scripts.ch14_leaving_home import (
     encoder_graph,
     export_ctranslate2,
     export_onnx,
+    host_greedy,
     onnx_greedy,
     step_graph,
 )
 from scripts.corpora.load import load_corpus
 from scripts.engine.checkpoints import weights
-from scripts.engine.export import graph_function, step_example
+from scripts.engine.export import graph_config, graph_function, step_example
 from scripts.engine.models import Trained, load_model
 from scripts.engine.settings import TrainConfig, build_model
 from scripts.export import main
@@ -95,6 +99,28 @@ def test_onnx_finds_our_greedy_tokens(shipped, greedy):
 
 def test_ctranslate2_finds_our_greedy_tokens(shipped, greedy):
     assert ctranslate2_ids(shipped, shipped.lines) == greedy
+
+
+def test_a_long_source_is_cut_as_translate_cuts_it(shipped, greedy):
+    trained, text = shipped.trained, " ".join(shipped.lines[:80])
+    row, short = [*trained.tokenizer.encode(text), EOS], shipped.rows[0]
+    assert len(row) > 420
+    src = torch.tensor([source_ids(text, trained.tokenizer)])  # (1, 256)
+    wanted = cut(greedy_decode(trained.model, src, None, LIMIT)[0].tolist())
+    assert onnx_greedy(shipped.folder / "onnx", [row, short], LIMIT) == [wanted, greedy[0]]
+    found = CTranslate2(trained, shipped.folder / "ctranslate2", "float32", 1)([row], 1)[0]
+    assert found[:LIMIT] == wanted
+
+
+def test_a_text_of_the_host_ends_at_the_graphs_last_position():
+    config = graph_config(load_model(SAMPLE).model)
+    one, logits = np.zeros((1, 2, 1, 1, 1, 1)), np.eye(1, 9, k=5)  # always token 5
+
+    def step(position, **_):
+        assert position < MAX_LEN
+        return [logits, one]
+
+    assert host_greedy(lambda **_: [one], step, config, [[4, EOS]], 300) == [[5] * MAX_LEN]
 
 
 def test_ctranslate2_finds_our_beam_and_never_a_better_one(shipped):

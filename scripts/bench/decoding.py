@@ -81,6 +81,7 @@ class CTranslate2:
         pieces = [[self.processor.id_to_piece(i) for i in row[:-1]] for row in rows]  # it adds </s>
         how = {"beam_size": beam, "length_penalty": 0.6, "max_batch_size": self.batch[beam]}
         lengths = {"min_decoding_length": 0, "max_decoding_length": MAX_LEN}
+        lengths["max_input_length"] = MAX_LEN  # its own, 1,024, is more than the model takes
         found = self.translator.translate_batch(pieces, **how, **lengths)
         return [[self.processor.piece_to_id(p) for p in one.hypotheses[0]] for one in found]
 
