@@ -399,9 +399,9 @@ def export_ctranslate2(trained: Trained, folder: Path) -> None:
 
     Float32, tied tables once; `ctranslate2.Translator(folder, compute_type="int8")` may round it on
     loading. Sources are pieces of `plain_text`, without `</s>`, which it adds. Neither
-    `max_input_length` nor `max_decoding_length` may exceed the model's 256 positions. Its score is ours if its
-    `length_penalty` is our `alpha` and its `min_decoding_length` is 0. Files of these names are
-    replaced. Raises ValueError if the package ctranslate2 is missing.
+    `max_input_length` nor `max_decoding_length` may exceed the model's 256 positions. Its score is
+    ours if its `length_penalty` is our `alpha` and its `min_decoding_length` is 0. Files of these
+    names are replaced. Raises ValueError if the package ctranslate2 is missing.
     """
     need_packages("ctranslate2")
     from ctranslate2.specs import TransformerSpec

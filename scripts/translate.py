@@ -1,8 +1,8 @@
 """Translate texts, or lines of a file or a pipe: `python -m scripts.translate "Ein Hund schläft."`.
 
-It keeps three promises: one line out for each line in, whatever they hold (UTF-16 and UTF-32 are
-read, too); each answer as soon
-as there is one; and one clear line, never a traceback, if something is wrong.
+It keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon
+as there is one; and one clear line, never a traceback, if something is wrong. Text is UTF-8, UTF-16
+or UTF-32.
 """
 
 if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
@@ -34,9 +34,8 @@ from scripts.engine.translating import DecodeOptions, decode_hypotheses
 
 GROUP_LINES = 512  # decoded together at most
 LINE_BYTES = 2**16  # read of a line at most: 256 for each token that the model takes
-PACKED = re.compile(
-    rb"\x1f\x8b|PK\x03\x04|\xfd7zXZ\0|BZh\d1AY&SY|\x28\xb5\x2f\xfd"
-)  # gzip, zip, xz, bz2, zstd
+# How gzip, zip, xz, bzip2 and zstd begin.
+PACKED = re.compile(rb"\x1f\x8b|PK\x03\x04|\xfd7zXZ\0|BZh\d1AY&SY|\x28\xb5\x2f\xfd")
 MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # before those of 16 bits,
 MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # which may begin the same
 
@@ -58,9 +57,11 @@ def wide_encoding(head: bytes) -> str | None:
     for mark, name in MARKS.items():
         if head.startswith(mark):
             return name
+    if head.count(0) < 2:
+        return None
     for name in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"):
         letters = head.decode(name, "ignore")
-        if head.count(0) > 1 and 2 * sum("\0" < c < "\u0600" for c in letters) > len(letters):
+        if 2 * sum("\0" < letter < "\u0600" for letter in letters) > len(letters):
             return name
     return None
 
@@ -112,9 +113,9 @@ def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
     """A line to at most `MAX_LEN` ids, eos included; stderr is told what was changed."""
     whole = line.size == len(line.start)
     text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a letter cut in two is left out
-    ids = trained.tokenizer.encode(text.strip())
+    ids = trained.tokenizer.encode(text)
     tokens = len(ids) + 1  # and eos
-    pieces = trained.tokenizer.pieces(text.strip()) if UNK in ids else []
+    pieces = trained.tokenizer.pieces(text) if UNK in ids else []
     unknown = dict.fromkeys("".join(p for p, i in zip(pieces, ids, strict=False) if i == UNK))
     changes = {
         "is not UTF-8 (bad bytes are read as U+FFFD)": not line.start.startswith(text.encode()),
@@ -124,7 +125,7 @@ def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
     }
     if said := " and ".join(change for change, happened in changes.items() if happened):
         tqdm.write(f"note: line {number} {said}", file=sys.stderr)
-    return source_ids(text.strip(), trained.tokenizer)
+    return source_ids(text, trained.tokenizer)
 
 
 def row_groups(trained: Trained, stream: BinaryIO) -> Iterator[list[list[int]]]:

@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -163,6 +164,10 @@ def test_another_encoding_changes_nothing(width, translate, echo, tmp_path):
         path.write_bytes(whole.encode(width))
         assert translate(b"", *GREEDY, "--input", str(path)) == wanted
         assert translate(whole.encode(width), *GREEDY) == wanted
+        chunks = [whole.encode(width)]  # and the first lines don't wait for what follows
+        stream = SimpleNamespace(read1=lambda most, chunks=chunks: chunks.pop())
+        first = next(command.line_groups(stream))[0].start.decode()
+        assert first.removeprefix("\ufeff") == f"{DOG}\r"
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, b"PK\3\4".__add__])
