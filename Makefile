@@ -4,14 +4,13 @@
 #   VENV=path                your own environment instead of .venv: used as it is, nothing is installed
 #   WORKERS=2                how many tests or notebooks run at once
 #   CHAPTERS=scripts/ch01_attention.py    the chapters that `make notebooks` executes
-#   PRESET=sample CORPUS=sample           what `make train` trains, and on what
+#   PRESET=sample CORPUS=sample           what `make train` trains; on what, if not the preset's own
 #   ARGS="--device cuda"     further options of `make train` and the tasks that make records
 
 PYTHON ?= python3
 WORKERS ?= 2
 CHAPTERS ?= $(sort $(wildcard scripts/ch[0-9][0-9]_*.py))
 PRESET ?= small
-CORPUS ?= multi30k
 NAME ?= table3
 
 # Threads that spin while they wait starve a shared machine: minutes instead of seconds. Threads
@@ -95,7 +94,7 @@ lab: setup  ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks
 
 train: setup  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARGS="--device cuda"] (hours on a CPU)
-	$(PY) -m scripts.train --preset $(PRESET) --corpus $(CORPUS) $(ARGS)
+	$(PY) -m scripts.train --preset $(PRESET) $(if $(CORPUS),--corpus $(CORPUS)) $(ARGS)
 
 ablate: setup  ## train with one ingredient changed at a time and compare: make ablate [ARGS="--help"] (hours)
 	$(PY) -m scripts.studies.ingredients $(ARGS)

@@ -1,6 +1,7 @@
 r"""Train a translator, as chapter 9 does: `python -m scripts.train --preset sample`.
 
-A run writes to `runs/NAME`, or to NAME in the folder that SERIES_RUNS names. Under torchrun it uses
+A run writes to `runs/NAME`, or to NAME in the folder that SERIES_RUNS names, and never over a model
+that is there, unless `--overwrite` says so. Under torchrun it uses
 several GPUs, or several machines, which must all see that folder to resume. On two machines with
 four GPUs each, the first at the address 10.0.0.1, with NUMBER 0 on it and 1 on the other:
 
@@ -16,12 +17,16 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+from scripts import runs_folder
 from scripts.book.command import Command
+from scripts.engine.checkpoints import newest_state, saved_states
 from scripts.engine.run import run
 from scripts.engine.settings import PRESETS, TrainConfig, plain_config
 from scripts.engine.signals import Stopped
+from scripts.engine.training import asked_of
 
 
 def report(record: dict[str, Any]) -> str:
@@ -35,27 +40,44 @@ def report(record: dict[str, Any]) -> str:
 
 @dataclass
 class TrainOptions(TrainConfig):
-    """The options of the command: those of a run, the preset they start from, and resuming."""
+    """The options of the command: those of a run, the preset they start from, and what goes on."""
 
     preset: Literal[*PRESETS] = "small"
     """What the other options default to."""
     resume: bool = False
+    overwrite: bool = False
+    from_: str | None = None
 
 
 class TrainCommand(Command):
-    """A preset's values are the defaults of the other options."""
+    """The defaults of the other options are a preset's, or those of the run that is lengthened."""
 
     def parse(self, argv: Sequence[str]) -> TrainOptions:
         """The command line as options. Raises ValueError for what makes no sense."""
-        return super().parse(argv, asdict(PRESETS[super().parse(argv).preset]))
+        first = super().parse(argv)
+        defaults = asdict(PRESETS[first.preset])
+        if first.from_ is None:
+            chosen = super().parse(argv, defaults)
+            if chosen.corpus == "sample" != defaults["corpus"]:  # it has too few words for the rest
+                return super().parse(argv, defaults | {"vocab": PRESETS["sample"].vocab})
+            return chosen
+        defaults["name"] = f"{Path(first.from_).name}-{first.epochs}"
+        own = runs_folder() / super().parse(argv, defaults).name
+        origin = own if first.resume and saved_states(own) else Path(first.from_)
+        if not saved_states(origin):
+            raise ValueError(f"{origin} holds no run: give --from the folder of a finished one")
+        asked = {n: v for n, v in asked_of(newest_state(origin).meta).items() if n in defaults}
+        return super().parse(argv, defaults | asked | {"name": defaults["name"], "publish": None})
 
 
 def train(options: TrainOptions) -> int:
     """Train as asked, print BLEU and translations; return 0, or 128 + signal if stopped."""
     try:
         # A resumed run equals one that was never interrupted: it has that one's command.
-        given = [option for option in sys.argv[1:] if option != "--resume"]
-        record = run(plain_config(options), options.resume, given)
+        given = [option for option in sys.argv[1:] if option not in ("--resume", "--overwrite")]
+        lengthen = Path(options.from_) if options.from_ else None
+        config = plain_config(options)
+        record = run(config, options.resume, given, options.overwrite, lengthen)
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.number
@@ -69,7 +91,13 @@ main = TrainCommand(
     TrainOptions,
     train,
     "Train a Transformer from German to English.",
-    flags={"resume": "Go on where runs/NAME stopped."},
+    flags={
+        "resume": "Go on where runs/NAME stopped, on this machine or another.",
+        "overwrite": "Replace what runs/NAME, or models/PUBLISH, holds.",
+        "from_": "A finished run's folder: go on from its end to more --epochs, as a run of its "
+        "own (by default NAME-EPOCHS) with that run's settings. From there on the learning rate is "
+        "the longer run's.",
+    },
     interrupted="interrupted: the same command with --resume goes on",
     memory="lower --max_tokens and raise --accumulate",
 )

@@ -46,7 +46,13 @@ from scripts.engine.models import STUDIED, Trained, load_model, save_model
 from scripts.engine.scores import corpus_bleu
 from scripts.engine.searching import cached_beam_search, cached_sample
 from scripts.engine.settings import TrainConfig, build_model
-from scripts.engine.translating import DecodeOptions, decode_hypotheses, fast_translate, translate
+from scripts.engine.translating import (
+    DecodeOptions,
+    decode_hypotheses,
+    decode_texts,
+    fast_translate,
+    translate,
+)
 from scripts.studies import searches
 
 VOCAB = 6  # the four special ids and two more: small enough to write down all that can be said
@@ -535,23 +541,25 @@ def test_evaluate_compares_two_models_text_by_text(folder, lines, monkeypatch, c
     assert out[3].startswith(f"test: {ours - theirs:+.2f} BLEU against {other}  greedy  (")
 
 
-def test_a_model_brings_its_own_length_penalty(shipped):
-    config = dataclasses.replace(shipped.config, alpha=3.0)
+def test_a_model_brings_its_own_search(shipped):
+    config = dataclasses.replace(shipped.config, beam=5, alpha=3.0)
     own = dataclasses.replace(shipped, config=config)
     texts = [source for source, _ in sample_corpus()["val"][:40]]
     by_itself = decode_hypotheses(
         own, rows := [source_ids(text, own.tokenizer) for text in texts], DecodeOptions(), nbest=4
     )
-    told = DecodeOptions(alpha=3.0)
+    told = DecodeOptions(beam=5, alpha=3.0)
     assert by_itself == decode_hypotheses(shipped, rows, told, nbest=4)
-    assert by_itself != decode_hypotheses(shipped, rows, DecodeOptions(), nbest=4)
-    assert DecodeOptions().of(own).in_words() == "beam 4, alpha 3"
-    assert DecodeOptions(alpha=0.0).of(own).alpha == 0.0
+    assert by_itself != decode_hypotheses(shipped, rows, DecodeOptions(beam=5), nbest=4)
+    assert decode_texts(own, rows, DecodeOptions()) == decode_texts(shipped, rows, told)
+    assert DecodeOptions().of(own).in_words() == "beam 5, alpha 3"
+    assert DecodeOptions(beam=2, alpha=0.0).of(own) == DecodeOptions(beam=2, alpha=0.0)
+    assert DecodeOptions().of(shipped).in_words() == "greedy"  # as its card says
 
 
 def test_options_are_checked_in_python_too():
-    assert DecodeOptions(alpha=0.6).in_words() == "beam 4, alpha 0.6"
-    assert DecodeOptions(alpha=0.6, exact=True).in_words() == "beam 4, alpha 0.6, exact stop"
+    assert DecodeOptions(4, 0.6).in_words() == "beam 4, alpha 0.6"
+    assert DecodeOptions(4, 0.6, exact=True).in_words() == "beam 4, alpha 0.6, exact stop"
     assert dataclasses.replace(DecodeOptions(), beam=1).in_words() == "greedy"
     with pytest.raises(ValueError, match="beam"):
         DecodeOptions(beam=0)

@@ -69,7 +69,10 @@ def test_what_ships_of_the_sample_corpus_is_float32_everywhere():
     assert {PRESETS[name].precision for name in ("narrow", "small", "base")} == {"auto"}
 
 
-def test_a_state_says_what_was_resolved_and_no_other_resumes_it(monkeypatch, data, tmp_path):
+def test_a_state_says_what_was_resolved_and_another_machine_has_its_own(
+    monkeypatch, data, tmp_path
+):
+    """But a precision that was asked for is part of the recipe."""
     monkeypatch.setattr(losses, "multiplies_bf16", lambda device: True)
     training = training_of(AUTO, data, tmp_path)
     training.load()
@@ -79,9 +82,14 @@ def test_a_state_says_what_was_resolved_and_no_other_resumes_it(monkeypatch, dat
     again = training_of(AUTO, data, tmp_path, resume=True)
     assert again.config.precision == "bf16" and again.steps_taken == 1
     monkeypatch.setattr(losses, "multiplies_bf16", lambda device: False)
-    with pytest.raises(ValueError, match=r"another --precision \(bf16\): resume with the same"):
-        training_of(AUTO, data, tmp_path, resume=True)
-    training_of(replace(AUTO, precision="bf16"), data, tmp_path, resume=True)  # asked for: allowed
+    elsewhere = training_of(AUTO, data, tmp_path, resume=True)
+    assert elsewhere.config.precision == "float32" and elsewhere.steps_taken == 1
+    as_before = training_of(replace(AUTO, precision="bf16"), data, tmp_path, resume=True)
+    assert elsewhere.resumed_on and not as_before.resumed_on
+    (tmp_path / "asked").mkdir()
+    training_of(replace(AUTO, precision="bf16"), data, tmp_path / "asked").save()
+    with pytest.raises(ValueError, match=r"another --precision \(bf16, now float32\): resume with"):
+        training_of(AUTO, data, tmp_path / "asked", resume=True)
 
 
 @pytest.mark.parametrize(

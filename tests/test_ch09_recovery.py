@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,11 @@ from conftest import ROOT
 from test_ch09_training_run import TINY as BASE
 
 from scripts import train
-from scripts.book.records import sha256
+from scripts.book.records import load_record, sha256
 from scripts.ch06_training import cosine_rate
 from scripts.engine import checkpoints, losses
 from scripts.engine import run as engine_run
+from scripts.engine.cards import model_card
 from scripts.engine.checkpoints import (
     load_tensors,
     newest_state,
@@ -44,12 +45,13 @@ from scripts.engine.checkpoints import (
 )
 from scripts.engine.data import TrainingData, epoch_plan, prepare
 from scripts.engine.fast import fast_loss
+from scripts.engine.losses import resolved
 from scripts.engine.models import STORED_DTYPE
-from scripts.engine.run import fit
+from scripts.engine.run import fit, trained_to_end
 from scripts.engine.settings import PRESETS, TrainConfig
 from scripts.engine.signals import Stopped, StopSignal
 from scripts.engine.steps import Step
-from scripts.engine.training import Diverged, Training
+from scripts.engine.training import Diverged, Training, differences, identity
 
 TINY = replace(BASE, max_tokens=256, save_every=4, average=2, name="run")
 DATED = {"record.json", "README.md"}  # a finished command adds these, with the date
@@ -419,6 +421,76 @@ def test_every_recipe_resumes_exactly(data, tmp_path, changes):
     assert [row | clocks for row in resumed] == [row | clocks for row in history]
 
 
+# Gone on elsewhere.
+
+
+def moved(path: Path, kind: str) -> None:
+    """Make a state of static steps on a CPU one that a GPU might have left."""
+    _, tensors, meta, _ = newest_state(path)
+    meta["run"] |= {"step": "graphed", "precision": "bf16"}
+    meta["asked"] |= {"step": "auto", "precision": "auto"}
+    meta["device"] = "NVIDIA H200"
+    if kind == "older":  # one from before a state said what was asked for, and where
+        del meta["asked"], meta["device"], meta["origin"], meta["resumed_on"]
+    tensors["rng.0.cuda"] = torch.zeros(16, dtype=torch.uint8)
+    save_tensors(saved_states(path)[-1], tensors, meta)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("new", {}),
+        ("older", {}),
+        ("new", {"step": "graphed"}),
+        ("new", {"fused": False, "path": "textbook", "deterministic": True}),
+    ],
+    ids=["auto", "older", "graphed", "others"],
+)
+def test_a_gpus_run_goes_on_without_one(
+    data, tmp_path, monkeypatch, capsys, kind, words, optimizer
+):
+    """The same words do: it keeps its plan, takes the precision that there is, and says so."""
+    monkeypatch.setattr(losses, "multiplies_bf16", lambda device: False)
+    config = replace(TINY, epochs=1, optimizer=optimizer)
+    folder = crash(data, tmp_path / "run", 9, replace(config, step="static"))
+    moved(folder, kind)
+    words = {"step": "auto", "precision": "auto"} | words
+    with monkeypatch.context() as patch, pytest.raises(Crash):  # and is stopped once more
+        patch.setattr(Training, "end_epoch", lambda *_: (_ for _ in ()).throw(Crash))
+        fit(replace(config, **words), data, folder, resume=True)
+    (line,) = [s for s in capsys.readouterr().out.splitlines() if "not the same to the bit" in s]
+    device = "device cuda, now cpu" if kind == "older" else "device NVIDIA H200, now CPU"
+    for said in ("step graphed, now static", "precision bf16, now float32", device):
+        assert said in line
+    training = trained_to_end(replace(config, **words), data, folder, resume=True)
+    assert (training.config.step, training.config.precision) == ("static", "float32")
+    assert training.steps_taken == len(epoch_plan(replace(config, step="graphed"), data, 1))
+    (where,) = training.resumed_on
+    assert where["step"] == 8 and where["changes"]["step"] == ["graphed", "static"]
+    assert where["changes"].keys() == {"device", "step", "precision"} | words.keys()
+    record = load_record("sample-de-en") | {"resumed_on": training.resumed_on}
+    assert "After step 8 it went on elsewhere: " in model_card(record)
+
+
+def test_a_cpus_run_goes_on_with_a_gpu(monkeypatch):
+    """A plan of any shapes stays, one of few is recorded if the GPU can; and dropout is seeded."""
+    gpu, auto = torch.device("cuda"), replace(TINY, precision="auto")
+    monkeypatch.setattr(losses, "multiplies_bf16", lambda device: True)
+    kinds = {"eager": "eager", "static": "graphed", "graphed": "graphed"}
+    for before, after in kinds.items():
+        found = resolved(auto, gpu, before=before)
+        assert (found.step, found.precision) == (after, "bf16")
+        meta = {"run": identity(replace(TINY, step=before)), "asked": asdict(auto)}
+        recipe, machine = differences(meta, found)
+        assert not recipe and machine.keys() == {"precision", *["step"] * (before != after)}
+    assert resolved(replace(auto, fused=False), gpu, before="graphed").step == "static"
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    checkpoints.set_rng_states({"cpu": torch.get_rng_state()}, gpu, otherwise=7)
+    assert seeds == [7]
+
+
 # Torn.
 
 
@@ -620,22 +692,24 @@ def test_a_run_that_waits_is_not_overwritten(data, broken, straight):
 def test_a_finished_run_is_begun_anew(data, straight, tmp_path):
     """Nothing is left of the longer run before it, and resuming a finished run does nothing."""
     fit(replace(TINY, epochs=3, save_every=1000), data, tmp_path)
-    fit(TINY, data, tmp_path)
+    fit(TINY, data, tmp_path, overwrite=True)
     assert outcome(tmp_path) == straight
     kept = contents(tmp_path)
     fit(TINY, data, tmp_path, resume=True)
     assert contents(tmp_path) == kept
 
 
-def test_what_a_run_keeps(data, tmp_path, monkeypatch):
-    """The best model, the last two states, the weights of the last epochs, and a readable log."""
-    config, bleu, validate = replace(TINY, epochs=3), iter((1.0, 3.0, 2.0)), engine_run.validate
+@pytest.mark.parametrize("bleus", [(1.0, 3.0, 2.0), (3.0, 1.0, 2.0)])
+def test_what_a_run_keeps(data, tmp_path, monkeypatch, bleus):
+    """The best model, the last two states, weights of the last and best epochs, a readable log."""
+    config, bleu, validate = replace(TINY, epochs=3), iter(bleus), engine_run.validate
     monkeypatch.setattr(
         engine_run, "validate", lambda *given: validate(*given) | {"val_bleu": next(bleu)}
     )
     history = fit(config, data, tmp_path)
     model = {"model.safetensors", "tokenizer.model", "config.json"}
-    epochs = {"epoch-002.safetensors", "epoch-003.safetensors"}
+    best_at = 1 + bleus.index(3.0)
+    epochs = {f"epoch-00{number}.safetensors" for number in {best_at, 2, 3}}
     states = {path.name for path in saved_states(tmp_path)}
     assert contents(tmp_path).keys() == model | epochs | states | {"log.csv"}
     lengths = [len(epoch_plan(config, data, epoch)) for epoch in (1, 2, 3)]
@@ -644,7 +718,8 @@ def test_what_a_run_keeps(data, tmp_path, monkeypatch):
     assert states == {checkpoints.STATE.format(number) for number in steps}
     log = pd.read_csv(tmp_path / "log.csv")
     assert log.to_dict("records") == history and list(log["epoch"]) == [1, 2, 3]
-    newest, (best, last) = newest_state(tmp_path), (tmp_path / name for name in sorted(epochs))
+    newest, last = newest_state(tmp_path), tmp_path / "epoch-003.safetensors"
+    best = tmp_path / f"epoch-00{best_at}.safetensors"
     stored = load_tensors(tmp_path / "model.safetensors")[0]
     for name, tensor in load_tensors(best)[0].items():
         assert stored[name].equal(tensor.to(STORED_DTYPE))

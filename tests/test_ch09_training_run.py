@@ -1,9 +1,14 @@
 """Chapter 9: settings, checkpoints, resuming, records, and how mistakes are reported."""
 
 import ast
+import io
 import json
 import math
 import os
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -24,6 +29,7 @@ from scripts.engine import cards, losses
 from scripts.engine import data as engine_data
 from scripts.engine import run as engine_run
 from scripts.engine.checkpoints import (
+    newest_state,
     save_tensors,
     saved_states,
     weights,
@@ -35,7 +41,7 @@ from scripts.engine.models import Trained, load_model, save_model
 from scripts.engine.run import evaluate, fit, training_of
 from scripts.engine.scores import corpus_bleu, held_out_splits
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, plain_config
-from scripts.engine.training import Diverged, identity
+from scripts.engine.training import Diverged, differences, identity
 from scripts.engine.translating import DecodeOptions, translate
 from scripts.studies import ingredients
 
@@ -143,7 +149,7 @@ def test_the_kind_of_a_step_is_decided_once_and_kept(data, tmp_path):
     training.train_epoch()
     training.save()
     assert training_of(config, data, tmp_path, resume=True).steps_taken == training.steps_taken
-    with pytest.raises(ValueError, match=r"another --step \(static\)"):
+    with pytest.raises(ValueError, match=r"another --step \(static, now eager\)"):
         training_of(replace(config, step="eager"), data, tmp_path, resume=True)
     on_cpu = replace(TINY, step="graphed")  # a model from a GPU is validated here all the same
     assert callable(loss_function_of(on_cpu, cpu))
@@ -229,15 +235,19 @@ def test_a_file_of_another_model_is_refused_in_one_line(untrained, data, tmp_pat
 
 
 FREE = {"device", "name", "publish", "tracker", "save_every", "beam", "alpha"}
+MACHINES = {"path", "fused", "compile", "deterministic", "step"}
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(TINY)])
 def test_a_resume_refuses_every_other_recipe(field):
-    """Except in where it runs, what it writes and what it reports."""
+    """Except in where it runs, what it writes and what it reports, and how steps are computed."""
     value = getattr(TINY, field)
     other = not value if isinstance(value, bool) else f"{value}+" if not value else value * 2
-    same = identity(TINY) == identity(replace(TINY, **{field: other}))
-    assert same is (field in FREE)
+    meta = {"run": identity(TINY), "asked": asdict(TINY)}
+    found = differences(meta, replace(TINY, **{field: other}))
+    recipe, machine = ({field: (value, other)} if yes else {} for yes in (True, True))
+    recipe = {} if field in FREE | MACHINES else recipe
+    assert found == (recipe, machine if field in MACHINES else {})
 
 
 def test_pieces_come_from_the_training_split_alone(monkeypatch):
@@ -252,10 +262,9 @@ def test_pieces_come_from_the_training_split_alone(monkeypatch):
 def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
     training = training_of(TINY, data, tmp_path)
     training.end_epoch({"epoch": 1, "val_bleu": 1.0})
-    with pytest.raises(ValueError, match="another configuration"):
-        training_of(replace(TINY, d_ff=64), data, tmp_path, resume=True)
-    with pytest.raises(ValueError, match="another --lr"):
-        training_of(replace(TINY, lr=1e-5), data, tmp_path, resume=True)
+    both = r"another --d_ff \(32, now 64\), another --lr \(0.002, now 1e-05\): resume"
+    with pytest.raises(ValueError, match=f"another configuration, with {both}"):
+        training_of(replace(TINY, d_ff=64, lr=1e-5), data, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +282,12 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
         (train, ["--preset", "base", "--warmup", "0"], "warmup must be at least 1"),
         (train, ["--dropout", "1"], "dropout must be from 0 to below 1"),
         (train, ["--optimizer", "muon", "--lr", "0"], "lr must be more than 0"),
-        (train, ["--corpus", "sample"], "--vocab 8192 on sample: Vocabulary size too high"),
+        (
+            train,
+            ["--corpus", "sample", "--vocab", "8192"],
+            "--vocab 8192 on sample: Vocabulary size too high",
+        ),
+        (train, ["--preset", "sample", "--from", "none"], "none holds no run"),
         (train, ["--preset", "sample", "--beam", "101"], "beam must be from 1 to 100"),
         (train, ["--preset", "sample", "--name", "/proc/nowhere"], "can't write"),
         (train, ["--preset", "sample", "--resume", "--name", "never-started"], "no checkpoint"),
@@ -287,6 +301,22 @@ def test_a_mistake_gets_one_line_and_exit_code_2(
     assert command.main(argv) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and word in error
+
+
+@pytest.mark.parametrize("corpus", ["", "sample", "multi30k"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_make_trains_every_preset_on_every_corpus(preset, corpus):
+    """Without CORPUS on the preset's own, and with as many pieces as there are words for."""
+    told = [f"PRESET={preset}", *[f"CORPUS={corpus}"] * bool(corpus)]
+    make = ["make", "--dry-run", "--silent", "--always-make", "VENV=given", "train", *told]
+    printed = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in printed.splitlines() if "scripts.train" in line)
+    chosen = plain_config(train.main.parse(line.split("scripts.train ")[1].split()))
+    own = PRESETS[preset]
+    vocab = 1000 if corpus == "sample" else own.vocab
+    assert chosen == replace(own, corpus=corpus or own.corpus, vocab=vocab)
+    if chosen.corpus == "sample":
+        assert len(prepare(chosen).tokenizer) == vocab
 
 
 def test_asking_for_a_gpu_without_one(capsys, monkeypatch):
@@ -311,19 +341,146 @@ def test_erratum_25_training_runs_without_a_gpu(data, tmp_path, monkeypatch):
     assert len(history) == 1 and (tmp_path / "model.safetensors").is_file()
 
 
-def test_the_whole_command_leaves_a_model_a_record_and_a_log(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """The folder of runs in which the command has trained one, and what it printed."""
+    runs, printed = tmp_path_factory.mktemp("finished"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setenv("SERIES_RUNS", str(runs))
+        patch.setattr(engine_run, "prepare", lambda config: data)
+        patch.setitem(PRESETS, "sample", ONE)
+        patch.setattr(sys, "argv", ["train"])
+        assert train.main(["--preset", "sample"]) == 0
+    return runs, printed.getvalue()
+
+
+ONE = replace(TINY, epochs=1, average=2, schedule="inverse_sqrt", name="one")
+
+
+@pytest.fixture
+def commands(data, finished, tmp_path, monkeypatch):
+    """A copy of the folder of runs, in which the command works; nothing can be published."""
+    runs = shutil.copytree(finished[0], tmp_path / "runs")
+    monkeypatch.setenv("SERIES_RUNS", str(runs))
     monkeypatch.setattr(engine_run, "prepare", lambda config: data)
-    monkeypatch.setitem(PRESETS, "sample", replace(TINY, epochs=1, name="one"))
-    assert train.main(["--preset", "sample"]) == 0
-    printed = capsys.readouterr().out
+    monkeypatch.setitem(PRESETS, "sample", ONE)
+    monkeypatch.setattr(sys, "argv", ["train"])
+    return runs
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below `folder` and its SHA-256."""
+    return {str(path): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_whole_command_leaves_a_model_a_record_and_a_log(data, finished):
+    runs, printed = finished
     assert "test: BLEU" in printed and "reference" in printed
-    folder = tmp_path / "runs" / "one"
+    folder = runs / "one"
     record = load_record("record", folder)
     assert record["weights_sha256"] == sha256(folder / "model.safetensors")
     assert (folder / "log.csv").read_text().count("\n") == 2
     again = evaluate(load_model(folder), data.corpus["test"])
     assert again["bleu"] == record["test"]["test"]["bleu"]
+
+
+ONE_LINES = {
+    "another run": ((), ["--seed", "2"], "finished run (seed 1, epochs 1, BLEU"),
+    "fewer epochs": ((), ["--epochs", "3"], "lengthen it by --from"),
+    "no record": (["record.json"], [], "lacks its record: finish it with --resume"),
+    "no states": (["state-*"], [], "finished run (seed 1"),
+    "by hand": (["record.json", "state-*", "epoch-*"], [], "holds a model: choose another --name"),
+    "a shipped model": (
+        (),
+        ["--name", "x", "--publish", "sample-de-en"],
+        "choose another --publish",
+    ),
+    "a record": ((), ["--name", "x", "--publish", "table3-multi30k"], "choose another --publish"),
+    "same folder": ((), ["--from", "ONE", "--name", "one", "--epochs", "2"], "another --name"),
+    "as long": ((), ["--from", "ONE"], "give more by --epochs"),
+    "no longer run": (
+        (),
+        ["--from", "ONE", "--epochs", "2", "--lr", "1", "--d_ff", "64", "--seed", "2"],
+        "another --d_ff (32, now 64), another --lr (0.002, now 1.0), another --seed (1, now 2): a",
+    ),
+}
+
+
+@pytest.mark.parametrize(("lost", "options", "says"), ONE_LINES.values(), ids=ONE_LINES)
+def test_nothing_trained_is_lost(commands, capsys, lost, options, says):
+    """The command refuses before it trains or deletes anything, and says what is there."""
+    for path in (path for pattern in lost for path in (commands / "one").glob(pattern)):
+        path.unlink()
+    before = contents(commands)
+    options = [str(commands / "one") if word == "ONE" else word for word in options]
+    assert train.main(["--preset", "sample", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and says in error
+    assert contents(commands) == before
+
+
+def test_a_run_is_done_once_and_replaced_if_asked(commands, finished, monkeypatch, capsys):
+    """Asked for again it prints its report; without its record, `--resume` makes that."""
+    before = contents(commands)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_run, "prepare", None)  # any training now fails
+        assert train.main(["--preset", "sample"]) == 0
+    first, *report = capsys.readouterr().out.splitlines()
+    assert "nothing to train" in first and finished[1].endswith("\n".join(report) + "\n")
+    assert contents(commands) == before
+    record = load_record("record", commands / "one")
+    (commands / "one/record.json").unlink()
+    assert train.main(["--preset", "sample", "--resume"]) == 0
+    assert load_record("record", commands / "one") | {"date": record["date"]} == record
+    assert train.main(["--preset", "sample", "--seed", "2", "--overwrite"]) == 0
+    other = load_record("record", commands / "one")
+    assert (record["config"]["seed"], other["config"]["seed"]) == (1, 2)
+    assert other["weights_sha256"] != record["weights_sha256"]
+
+
+def test_a_model_is_published_over_itself_alone(tmp_path, untrained, monkeypatch):
+    """A resumed run may have published a part already."""
+    monkeypatch.setattr(cards, "ROOT", tmp_path)
+    monkeypatch.setattr(cards, "RESULTS", tmp_path)
+    save_model(tmp_path / "run", untrained)
+    cards.refuse_to_publish(tmp_path / "run", "mine")
+    save_model(tmp_path / "models/mine", untrained)
+    (tmp_path / "mine.json").touch()
+    cards.refuse_to_publish(tmp_path / "run", "mine")
+    for there in ("models/mine/model.safetensors", "mine.json"):
+        with pytest.raises(ValueError, match=f"{there} exists"):
+            cards.refuse_to_publish(tmp_path / "another", "mine")
+        (tmp_path / there).unlink()
+
+
+def test_a_lengthened_run_is_the_longer_run(commands, capsys):
+    """To the bit, as its rate doesn't depend on the length; also with a mean as the old model."""
+    whole = ["--preset", "sample", "--epochs", "2", "--name", "whole"]
+    assert train.main(whole) == 0
+    old = load_model(commands / "one")
+    digest = sha256(commands / "one/model.safetensors")
+    with torch.no_grad():
+        next(old.model.parameters()).zero_()
+    save_model(commands / "one", old)
+    assert train.main(["--from", f"{commands / 'one'}/", "--epochs", "2"]) == 0
+    longer, straight = (load_record("record", commands / name) for name in ("one-2", "whole"))
+    mean = sha256(commands / "one/model.safetensors")
+    assert longer["from"] == {"run": "one", "epochs": 1, "weights_sha256": mean} and mean != digest
+    assert "It went on from the run one after 1 epochs." in cards.model_card(longer)
+    assert longer["weights_sha256"] == straight["weights_sha256"]
+    same = ("test", "samples", "chosen_by_val_bleu", "best_epoch")
+    assert [longer[name] for name in same] == [straight[name] for name in same]
+    one, other = (newest_state(commands / name).tensors for name in ("one-2", "whole"))
+    assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+    assert [path.name for path in saved_states(commands / "one-2", "epoch")] == [
+        "epoch-001.safetensors",
+        "epoch-002.safetensors",
+    ]
+    shutil.rmtree(commands / "one")  # as on another machine: its own state knows the settings
+    (commands / "one-2/record.json").unlink()
+    assert train.main(["--from", "runs/one", "--epochs", "2", "--resume"]) == 0
+    again = load_record("record", commands / "one-2")
+    assert again | {name: longer[name] for name in ("date", "command", "repeat")} == longer
 
 
 def test_the_ablation_goes_on_where_it_stopped(data, tmp_path, monkeypatch):

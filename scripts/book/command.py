@@ -35,9 +35,10 @@ def launch(module: str) -> int:
 class Command:
     """A command: the module's name, a dataclass of its options, and the function that takes one.
 
-    Each field is an option, but `places` are given without a name and `flags` take no value; both
-    come with their help, and `about` is the command's. `interrupted` and `memory` are said after
-    Ctrl-C and when the GPU's memory is full (there: what to do).
+    Each field is an option, but `places` are given without a name, and `flags` take no value if
+    bool; both come with their help (`from_` is --from: Python keeps that word). `about` is the
+    command's. `interrupted` and `memory` are said after Ctrl-C and when the GPU's memory is full
+    (there: what to do).
     """
 
     prog: str
@@ -66,7 +67,8 @@ class Command:
             parser.add_argument(place, help=text, **many)
         parser.add_class_arguments(self.options, skip={*self.places, *self.flags})
         for flag, text in self.flags.items():
-            parser.add_argument(f"--{flag}", action="store_true", help=text)
+            takes = {"action": "store_true"} if hints[flag] is bool else {"type": hints[flag]}
+            parser.add_argument(f"--{flag.rstrip('_')}", dest=flag, help=text, **takes)
         parser.set_defaults(dict(defaults or {}))
         try:
             return self.options(**parser.parse_args(list(argv)).as_dict())

@@ -83,11 +83,16 @@ def rng_states(device: torch.device) -> dict[str, Tensor]:
     return {"cpu": torch.get_rng_state()} | of_gpu
 
 
-def set_rng_states(states: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what `rng_states` gave, except for a device that isn't in use."""
+def set_rng_states(states: dict[str, Tensor], device: torch.device, otherwise: int = 0) -> None:
+    """Put back what `rng_states` gave, except for a device that isn't in use.
+
+    If `device` had none, as the run was on another kind, it gets the seed `otherwise`.
+    """
     torch.set_rng_state(states["cpu"])
-    if "cuda" in states and device.type == "cuda":
+    if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
+    elif device.type == "cuda":
+        torch.cuda.manual_seed(otherwise)
 
 
 def save_training(

@@ -26,7 +26,7 @@ from scripts.ch07_multi30k import (
 )
 from scripts.corpora.load import load_corpus
 from scripts.engine.settings import TrainConfig
-from scripts.engine.static import static_batches, static_lengths
+from scripts.engine.static import FEW_SHAPES, static_batches, static_lengths
 
 
 @dataclass
@@ -63,7 +63,7 @@ def epoch_plan(
     Raises ValueError if there are too few pairs for a step.
     """
     rng = random.Random(f"{config.seed}:{epoch}")
-    if config.step in ("static", "graphed"):
+    if config.step in FEW_SHAPES:
         batches = static_batches(data.train, static_lengths(data.train), config.max_tokens, rng)
     else:
         batches = token_batches(data.train, config.max_tokens, rng)

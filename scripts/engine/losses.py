@@ -24,6 +24,7 @@ from scripts.engine.fast import (
     switches_for,
 )
 from scripts.engine.settings import TrainConfig, multiplies_bf16
+from scripts.engine.static import FEW_SHAPES
 
 LossOf = Callable[..., tuple[Tensor, Tensor]]  # of (model, batch, criterion), to two sums
 OLD_KERNELS = torch.__version__ < "2.10"  # compared as versions
@@ -40,16 +41,20 @@ def switches_of(config: TrainConfig, device: torch.device) -> Switches:
     """The fast path's switches for a run. In a static or compiled step no shape depends on data."""
     if config.path == "textbook":
         return PLAIN
-    if config.compile or config.step in ("static", "graphed"):
+    if config.compile or config.step in FEW_SHAPES:
         return STATIC
     return switches_for(device, precision_on(config, device) == "bf16")
 
 
-def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> TrainConfig:
+def resolved(
+    config: TrainConfig, device: torch.device, world: int = 1, before: str | None = None
+) -> TrainConfig:
     """`config` with its precision and kind of step decided: what a run is, what its record says.
 
-    Raises ValueError for a recording by several processes, as it holds a whole step, and for
-    batches of few shapes with BPE-dropout, which changes the lengths each epoch.
+    A run that goes on keeps its plan, which depends on the kind of step that it had `before`: it
+    goes on as that or, from batches of few shapes, as what suits the device. Raises ValueError for
+    a recording by several processes, as it holds a whole step, and for batches of few shapes with
+    BPE-dropout, which changes the lengths each epoch.
     """
     step = config.step
     able = device.type == "cuda" and world == 1 and config.fused and not config.compile
@@ -59,6 +64,10 @@ def resolved(config: TrainConfig, device: torch.device, world: int = 1) -> Train
         # PyTorch's deterministic kernels can't be recorded.
         records = config.accumulate == 1 and not (config.deterministic and OLD_KERNELS)
         step = ("graphed" if records else "static") if few else "eager"
+        if before and (step in FEW_SHAPES) != (before in FEW_SHAPES):
+            step = "static" if before in FEW_SHAPES else "eager"
+    if step == "graphed" and before and not able:
+        step = "static"  # what was recorded on a GPU goes on anywhere
     if step == "graphed" and not able:
         raise ValueError("--step graphed needs one process on a GPU, --fused and no --compile")
     if step != "eager" and config.bpe_dropout:

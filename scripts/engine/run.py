@@ -7,6 +7,7 @@ needs, chooses the weights by validation, scores what it stored, and writes reco
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,12 @@ from tqdm import tqdm
 
 from scripts import ROOT, runs_folder
 from scripts.book.files import writable
-from scripts.book.records import provenance, save_record, sha256
+from scripts.book.records import load_record, provenance, save_record, sha256
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch09_training_run import average_checkpoints, validate
 from scripts.ch12_going_fast import keep_memory
-from scripts.engine.cards import publish, write_card
-from scripts.engine.checkpoints import load_weights, saved_states
+from scripts.engine.cards import publish, refuse_to_publish, write_card
+from scripts.engine.checkpoints import load_weights, newest_state, saved_states
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.losses import LossOf, loss_function_of, resolved
 from scripts.engine.models import Trained, load_model, save_model
@@ -36,7 +37,7 @@ from scripts.engine.settings import TrainConfig, build_model, multiplies_bf16, p
 from scripts.engine.signals import StopSignal
 from scripts.engine.static import static_lengths
 from scripts.engine.steps import KINDS, Step, ask_for_determinism
-from scripts.engine.training import Training, start_anew
+from scripts.engine.training import Training, differences, refuse_to_replace, start_anew
 from scripts.engine.translating import DecodeOptions, fast_translate
 from scripts.engine.watching import gpu_row, in_words, tracker_of
 
@@ -69,13 +70,18 @@ def training_of(
     ranks: Ranks = ALONE,
     kind: Callable[..., Training] = Training,
     loss_for: Callable[..., LossOf] = loss_function_of,
+    lengthen: Path | None = None,
 ) -> Training:
-    """The training that `config` asks for; `loss_for` makes the loss from settings and device."""
+    """The training that `config` asks for; `loss_for` makes the loss from settings and device.
+
+    It is new, or goes on from the newest state: in `folder`, or in that of a run to `lengthen`.
+    """
     torch.manual_seed(config.seed)
-    device = pick_device(config.device)
+    device, asked = pick_device(config.device), config
+    state = newest_state(lengthen or folder) if lengthen or resume else None
     if device.index is not None and device.type == "cuda":
         torch.cuda.set_device(device)  # a recording is made on the current one
-    config = resolved(config, device, ranks.world)
+    config = resolved(config, device, ranks.world, state and state.meta["run"].get("step"))
     if config.deterministic and device.type == "cuda":
         ask_for_determinism()
     model = build_model(config, len(data.tokenizer)).to(device)
@@ -88,7 +94,7 @@ def training_of(
     if ranks.world > 1:
         torch.manual_seed(config.seed + ranks.rank)  # equal weights, but different dropout
         join_gradients(take)
-    return kind(config, data, folder, model, optimizer, take, ranks, resume)
+    return kind(config, data, folder, model, optimizer, take, ranks, state or False, asked)
 
 
 def fit(
@@ -99,16 +105,41 @@ def fit(
     ranks: Ranks = ALONE,
     **others: Any,
 ) -> list[dict[str, float]]:
-    """Train as `config` says; return the history, a row an epoch. `others` go to `training_of`.
+    """Train as `config` says; return the history, a row an epoch. `others` go to `trained_to_end`.
 
     `folder` gets the best model (by validation BLEU), two states, and weights to be averaged. With
-    `resume` the run goes on as if it had never stopped. Raises Stopped, Diverged.
+    `resume` the run goes on as if it had never stopped. Raises Stopped, Diverged, and ValueError if
+    `folder` holds a run already.
     """
-    training = training_of(config, data, folder, resume, ranks, **others)
+    return trained_to_end(config, data, folder, resume, ranks, **others).history
+
+
+def trained_to_end(
+    config: TrainConfig,
+    data: TrainingData,
+    folder: Path,
+    resume: bool = False,
+    ranks: Ranks = ALONE,
+    overwrite: bool = False,
+    lengthen: Path | None = None,
+    **others: Any,
+) -> Training:
+    """What `fit` does; return the training. `overwrite` clears away a run that is in `folder`.
+
+    `lengthen` is the folder of a finished run that this one begins with. `others` go to
+    `training_of`.
+    """
+    if resume and saved_states(folder):
+        lengthen = None  # it has begun
+    training = training_of(config, data, folder, resume, ranks, lengthen=lengthen, **others)
     watched = config if ranks.first else replace(config, tracker="none")
     with StopSignal() as stop, tracker_of(watched, folder) as track:
         if ranks.first and not resume:
+            if not overwrite:
+                refuse_to_replace(folder)
             start_anew(folder)  # only now: no mistake in the options deletes anything
+        if lengthen:
+            training.take_over(lengthen)
         while training.epoch <= config.epochs:
             report = training.train_epoch(stop)
             row = {
@@ -129,7 +160,7 @@ def fit(
             training.end_epoch(row)
             training.heed(stop)
         training.poll.answer()  # before the processes part
-    return training.history
+    return training
 
 
 def average_if_better(
@@ -226,25 +257,57 @@ def command_of(options: Sequence[str]) -> str:
     return shlex.join([*start, "-m", "scripts.train", *options])
 
 
+def ended_before(config: TrainConfig, folder: Path, ranks: Ranks) -> dict[str, Any] | None:
+    """The record in `folder`, if this very run has ended there; None if nothing is there.
+
+    Raises ValueError if anything else is.
+    """
+    with suppress(FileNotFoundError, ValueError):
+        meta, record = newest_state(folder).meta, load_record("record", folder)
+        step = meta["run"].get("step")
+        config = resolved(config, pick_device(config.device), ranks.world, step)
+        recipe, _ = differences(meta, config, ranks)
+        if meta["epoch"] > config.epochs and not recipe:
+            return record
+    refuse_to_replace(folder)
+    return None
+
+
 def run(
-    config: TrainConfig, resume: bool = False, options: Sequence[str] = ()
+    config: TrainConfig,
+    resume: bool = False,
+    options: Sequence[str] = (),
+    overwrite: bool = False,
+    lengthen: Path | None = None,
 ) -> dict[str, Any] | None:
     """Train, test and record one configuration; the record is in runs/NAME and is returned.
 
-    `options` are those of `scripts.train` that repeat it. Under torchrun every process calls this;
-    only the first writes, prints and returns a record.
+    `options` are those of `scripts.train` that repeat it. A finished run is left as it is: if it is
+    this very run, its record is returned, else ValueError is raised, unless `overwrite` replaces
+    it. `lengthen` is as in `trained_to_end`. Under torchrun every process calls this; only the
+    first writes, prints and returns a record.
     """
-    device = pick_device(config.device)
+    device, folder = pick_device(config.device), runs_folder() / config.name
     made = provenance(command_of(options), device)  # first: names the code that runs
     DecodeOptions(beam=config.beam, alpha=config.alpha)  # its errors now, not hours later
+    if lengthen and lengthen.resolve() == folder.resolve():
+        raise ValueError(f"{folder} can't be lengthened in its own place: give another --name")
     with join_ranks(device) as ranks:
-        config = resolved(config, device, ranks.world)
+        if config.publish and ranks.first and not overwrite:
+            refuse_to_publish(folder, config.publish)
+        looks = ranks.first and not (resume or overwrite)
+        (ended, *_) = ranks.gather(ended_before(config, folder, ranks) if looks else None)
+        if ended:
+            if ranks.first:
+                print(f"{folder} holds this very run, of {ended['date'][:10]}: nothing to train")
+            if ranks.first and config.publish:
+                publish(folder, config.publish, ended)
+            return ended if ranks.first else None
         if config.path == "fast" and device.type == "cpu":
             keep_memory()
         if not ranks.first:
             dist.barrier()  # the first process downloads, the others find it done
         data = prepare(config)
-        folder = runs_folder() / config.name
         if ranks.first:
             writable(folder)
             if config.publish:
@@ -255,11 +318,15 @@ def run(
             print(f"{config.corpus}: {size}, on {device}")
             if config.precision == "bf16" and not multiplies_bf16(device):
                 print(f"note: {device} emulates bf16, many times slower than --precision float32")
-        history = fit(config, data, folder, resume, ranks)
+        training = trained_to_end(config, data, folder, resume, ranks, overwrite, lengthen)
     if not ranks.first:
         return None
+    config, history = training.config, training.history
+    before = {"from": training.origin, "resumed_on": training.resumed_on}
+    del training  # scoring needs the memory
     chosen = average_if_better(config, data, folder, history)
     record = made | finish(config, data, folder, history, chosen, processes=ranks.world)
+    record |= {name: said for name, said in before.items() if said}
     save_record("record", record, folder)
     write_card(folder, record)
     if config.publish:

@@ -17,6 +17,8 @@ from torch import Tensor
 from scripts.ch06_training import EOS, PAD, Batch
 from scripts.ch07_multi30k import Example, pad_rows
 
+FEW_SHAPES = ("static", "graphed")  # the kinds of a step whose batches are these
+
 
 def longer_side(example: Example) -> int:
     """Tokens of the longer side: the width that the pair needs."""

@@ -1,11 +1,13 @@
 """A run in progress: its model, and all that its next step depends on.
 
-It saves its state, resumes from it to the bit, and ends if a number overflows or it is asked to.
-Which loss is computed, and how fast, is not its business.
+It saves its state, resumes from it to the bit (on another machine: as that one can), and ends if a
+number overflows or it is asked to. Which loss is computed, and how fast, is not its business.
 """
 
+import random
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,13 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from scripts.book.files import write_whole
+from scripts.book.records import device_name, load_record, sha256
 from scripts.ch06_training import EpochReport
 from scripts.engine.checkpoints import (
-    keep_newest,
+    SavedState,
+    load_tensors,
+    load_weights,
     newest_state,
     restore_training,
     rng_states,
@@ -26,15 +32,18 @@ from scripts.engine.checkpoints import (
     weights,
 )
 from scripts.engine.data import TrainingData, epoch_examples, epoch_plan
-from scripts.engine.models import Trained, save_model
+from scripts.engine.models import Trained, load_model, save_model
 from scripts.engine.ranks import ALONE, Poll, Ranks
 from scripts.engine.settings import TrainConfig, learning_rate, plain_config
 from scripts.engine.signals import Stopped, StopSignal
+from scripts.engine.static import FEW_SHAPES
 from scripts.engine.steps import Figures, Step, set_rate
 from scripts.engine.watching import in_figures, write_log
 
 # In a state, as they are.
-KEPT = ("steps_taken", "epoch", "done", "seconds", "cpu_seconds", "history")
+KEPT = ("steps_taken", "epoch", "done", "seconds", "cpu_seconds", "history", "origin", "resumed_on")
+# How the same steps are computed: a run may go on with others of these.
+OF_MACHINE = ("path", "fused", "compile", "deterministic")
 
 
 def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
@@ -42,6 +51,32 @@ def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
     free = ("device", "name", "publish", "tracker", "save_every", "beam", "alpha")
     kept = {name: value for name, value in asdict(config).items() if name not in free}
     return kept | {"processes": ranks.world}
+
+
+def asked_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a run was asked for; an older state only knows what they became."""
+    became = {name: value for name, value in meta["run"].items() if name != "processes"}
+    return meta.get("asked", became | {"precision": "auto", "step": "auto"})
+
+
+def differences(
+    meta: Mapping[str, Any], config: TrainConfig, ranks: Ranks = ALONE
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a run with this state and `config` differ in: in the recipe, and in the machine.
+
+    Each maps a name to the two values, then and now. The machine may also decide the precision, if
+    that was `auto` when the run began, and the kind of step as long as the plan is the same.
+    """
+    then = meta["run"]
+    now = {name: None for name, value in then.items() if value} | identity(config, ranks)
+    free = {*OF_MACHINE, "precision"} if asked_of(meta)["precision"] == "auto" else {*OF_MACHINE}
+    if (then.get("step") in FEW_SHAPES) == (config.step in FEW_SHAPES):
+        free.add("step")
+    recipe, machine = {}, {}
+    for name, value in now.items():
+        if then.get(name, value) != value:  # older states don't name all
+            (machine if name in free else recipe)[name] = then[name], value
+    return recipe, machine
 
 
 def over_ranks(report: EpochReport, ranks: Ranks) -> EpochReport:
@@ -67,7 +102,11 @@ class Diverged(ValueError):
 
 
 class Training:
-    """A run in progress. `take` takes its steps; once in `every` it is asked what they found."""
+    """A run in progress. `take` takes its steps; once in `every` it is asked what they found.
+
+    `resume` goes on from the newest state in `folder`, or from the state that is given: that of a
+    run which this one lengthens. `asked` is `config` before the machine decided what was `auto`.
+    """
 
     def __init__(
         self,
@@ -78,8 +117,10 @@ class Training:
         optimizer: torch.optim.Optimizer,
         take: Step,
         ranks: Ranks = ALONE,
-        resume: bool = False,
+        resume: bool | SavedState = False,
+        asked: TrainConfig | None = None,
     ):
+        self.asked = asdict(asked or config)
         self.config, self.data, self.folder, self.ranks = config, data, folder, ranks
         self.model, self.optimizer, self.take, self.device = model, optimizer, take, take.device
         self.steps_taken = 0  # by the optimizer, in all epochs
@@ -87,11 +128,13 @@ class Training:
         self.epoch, self.done = 1, 0  # the epoch in progress, and its steps that are done
         self.report = EpochReport()  # of the epoch in progress, and its time by two clocks
         self.seconds = self.cpu_seconds = 0.0
+        self.origin: dict[str, Any] = {}  # the run that this one lengthens
+        self.resumed_on: list[dict[str, Any]] = []  # where it went on, not the same to the bit
         self.every = 1 if self.device.type == "cpu" else 50  # on a GPU asking means waiting
         self.saved = time.monotonic()  # when the last state was written
         self.poll = Poll(ranks)
         if resume:
-            self.restore()
+            self.restore(newest_state(folder) if resume is True else resume)
         total = sum(len(self.plan(epoch)) for epoch in range(1, config.epochs + 1))
         self.lr_at = learning_rate(config, total)
 
@@ -173,12 +216,19 @@ class Training:
             if self.config.average:
                 path = self.folder / f"epoch-{self.epoch:03d}.safetensors"
                 save_tensors(path, weights(self.model), {})
-                keep_newest(saved_states(self.folder, "epoch"), self.config.average)
+                for old in saved_states(self.folder, "epoch")[: -self.config.average]:
+                    if old != self.best_weights(self.folder):  # a mean may replace its model
+                        old.unlink(missing_ok=True)
             write_log(self.folder, self.history)
         self.epoch, self.done = self.epoch + 1, 0
         self.report = EpochReport()
         self.seconds = self.cpu_seconds = 0.0
         self.save()
+
+    def best_weights(self, folder: Path) -> Path:
+        """Where `folder` has the weights of the best epoch so far, if they are to be averaged."""
+        bleus = [row["val_bleu"] for row in self.history]
+        return folder / f"epoch-{1 + bleus.index(max(bleus)):03d}.safetensors"
 
     def heed(self, stop: StopSignal) -> None:
         """Save and leave if asked to stop: all processes after the same step."""
@@ -194,39 +244,98 @@ class Training:
         if self.ranks.first:
             meta = {name: getattr(self, name) for name in KEPT}
             meta |= {"reports": reports, "run": identity(self.config, self.ranks)}
+            meta |= {"asked": self.asked, "device": device_name(self.device)}
             save_training(self.folder, self.steps_taken, self.model, self.optimizer, rngs, meta)
         self.saved = time.monotonic()
 
-    def restore(self) -> None:
-        """Go back to the newest good state. Raises ValueError if that was another run."""
-        path, tensors, meta, complaints = newest_state(self.folder)
+    def restore(self, state: SavedState) -> None:
+        """Go on from `state`: of this run or, if it is in another folder, of one to lengthen.
+
+        Says so if another machine makes the rest differ in bits. Raises ValueError, which names all
+        differences, if that was another run.
+        """
+        path, tensors, meta, complaints = state
         for complaint in complaints:
             tqdm.write(f"{complaint}: going on from {path.name} instead")
-        for name, value in identity(self.config, self.ranks).items():
-            if (then := meta["run"].get(name, value)) != value:  # older states don't name all
-                what = "number of processes" if name == "processes" else f"--{name}"
-                raise ValueError(
-                    f"{path} belongs to another configuration, with another {what} ({then}): "
-                    "resume with the same options, or start again under another --name"
-                )
-        rngs = restore_training(tensors, path, self.model, self.optimizer)
-        set_rng_states(rngs[self.ranks.rank], self.device)
+        recipe, machine = differences(meta, self.config, self.ranks)
+        remedy = "resume with the same options, or start again under another --name"
+        if path.parent != self.folder:
+            remedy = "a longer run has the same options, except --epochs"
+            then, _ = recipe.pop("epochs", (self.config.epochs, 0))
+            if meta["epoch"] <= then:
+                raise ValueError(f"{path.parent} isn't finished: first go on there with --resume")
+            if self.config.epochs <= then:
+                raise ValueError(f"{path.parent} has {then} epochs: give more by --epochs")
+            found = {"weights_sha256": sha256(path.parent / "model.safetensors")}
+            self.origin = {"run": path.parent.name, "epochs": then} | found
+        if recipe:
+            names = {name: f"--{name}" for name in recipe} | {"processes": "number of processes"}
+            pairs = [f"another {names[n]} ({then}, now {now})" for n, (then, now) in recipe.items()]
+            raise ValueError(
+                f"{path} belongs to another configuration, with {', '.join(pairs)}: {remedy}"
+            )
+        own = restore_training(tensors, path, self.model, self.optimizer)[self.ranks.rank]
+        luck = random.Random(f"{self.config.seed}:{meta['steps_taken']}:{self.ranks.rank}")
+        set_rng_states(own, self.device, otherwise=luck.getrandbits(63))
         for name in KEPT:
-            setattr(self, name, meta[name])
+            if name in meta and not (name == "origin" and self.origin):
+                setattr(self, name, meta[name])
+        self.asked["precision"] = asked_of(meta)["precision"]
         self.report = EpochReport(**meta["reports"][self.ranks.rank])
+        kinds = "cuda" if "cuda" in own else "cpu", self.device.type  # all that older states know
+        devices = (meta["device"], device_name(self.device)) if "device" in meta else kinds
+        machine |= {"device": devices} if devices[0] != devices[1] else {}
+        if machine:
+            here = {"step": self.steps_taken, "device": device_name(self.device)}
+            self.resumed_on.append(here | {"changes": machine})
+            changes = [f"{name} {then}, now {now}" for name, (then, now) in machine.items()]
+            if self.ranks.first:
+                tqdm.write(f"from here on not the same to the bit: {'; '.join(changes)}")
+
+    def take_over(self, folder: Path) -> None:
+        """Bring what a longer run needs beside its state: the best model, the weights to average.
+
+        Saves this run's first state when all else is there.
+        """
+        if self.ranks.first:
+            for path in saved_states(folder, "epoch"):
+                write_whole(self.folder / path.name, path.read_bytes())
+            with torch.random.fork_rng(devices=[]):  # a new model draws its weights
+                model = load_model(folder).model
+            best = self.best_weights(folder)
+            if best.is_file():  # the model in `folder` may be a mean
+                load_weights(model, load_tensors(best)[0], best)
+            save_model(self.folder, replace(self.trained, model=model))
+        self.save()
 
 
-def start_anew(folder: Path) -> None:
-    """Clear away a finished run's states. Raises ValueError if a run waits to be resumed."""
+def refuse_to_replace(folder: Path) -> None:
+    """Raise ValueError, which names the ways on, if `folder` holds anything that was trained."""
     try:
         meta = newest_state(folder).meta
         waits = meta["epoch"] <= meta["run"]["epochs"]
     except (FileNotFoundError, KeyError, ValueError):
-        waits = False  # nothing that could be resumed
+        meta, waits = {}, False  # nothing that could be resumed
     if waits:
-        raise ValueError(
-            f"{folder} holds a run that stopped after step {meta['steps_taken']}: "
-            "go on with --resume, or choose another --name"
-        )
+        there = f"a run that stopped after step {meta['steps_taken']}: go on with --resume, "
+    elif (folder / "record.json").is_file():
+        record = load_record("record", folder)
+        config, tests = record.get("config", {}), record.get("test", {})
+        facts = [f"{name} {config[name]}" for name in ("seed", "epochs") if name in config]
+        facts += [f"BLEU {test['bleu']} on {split}" for split, test in tests.items()]
+        there = f"a finished run ({', '.join(facts)}): lengthen it by --from {folder} --epochs N, "
+    elif meta:
+        there = "a trained run that lacks its record: finish it with --resume, "
+    elif (folder / "model.safetensors").is_file():
+        there = "a model: "
+    else:
+        return
+    raise ValueError(f"{folder} holds {there}choose another --name, or replace it by --overwrite")
+
+
+def start_anew(folder: Path) -> None:
+    """Clear away a run's states, and what is said of its model; that stays until there is a new."""
     for path in (*saved_states(folder), *saved_states(folder, "epoch")):
         path.unlink()
+    for name in ("record.json", "README.md", "log.csv"):
+        (folder / name).unlink(missing_ok=True)

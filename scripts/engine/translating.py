@@ -34,8 +34,8 @@ MAX_BEAM = 100  # wider costs memory and, as chapter 8 shows, gains nothing
 class DecodeOptions:
     """How to search: options of the command. Raises ValueError for what makes no sense."""
 
-    beam: int = 4
-    """Hypotheses kept at each step; 1 is greedy decoding."""
+    beam: int | None = None
+    """Hypotheses kept at each step; 1 is greedy decoding; by default the model's own."""
     alpha: float | None = None
     """Length penalty: a score is divided by length^alpha; by default the model's own."""
     sample: bool = False
@@ -55,7 +55,7 @@ class DecodeOptions:
 
     def __post_init__(self):
         bounds = {
-            "beam": (1 <= self.beam <= MAX_BEAM, f"from 1 to {MAX_BEAM}"),
+            "beam": (self.beam is None or 1 <= self.beam <= MAX_BEAM, f"from 1 to {MAX_BEAM}"),
             "alpha": (self.alpha is None or 0 <= self.alpha <= 10, "from 0 to 10"),
             "temperature": (self.temperature > 0, "positive"),
             "top_k": (self.top_k is None or self.top_k >= 1, "at least 1"),
@@ -83,8 +83,9 @@ class DecodeOptions:
         return self.precision
 
     def of(self, trained: Trained) -> "DecodeOptions":
-        """These options, with the length penalty decided."""
-        return replace(self, alpha=trained.config.alpha) if self.alpha is None else self
+        """These options, with beam and length penalty decided."""
+        own = {"beam": trained.config.beam, "alpha": trained.config.alpha}
+        return replace(self, **{n: value for n, value in own.items() if getattr(self, n) is None})
 
     def search(self, device: torch.device) -> Callable[..., list[list[Hypothesis]]]:
         """The search that decided options describe: each source's hypotheses, best first."""
@@ -214,8 +215,8 @@ def decode_hypotheses(
     trained: Trained, rows: Rows, options: DecodeOptions, nbest: int = 1
 ) -> list[list[Hypothesis]]:
     """Up to `nbest` hypotheses for each encoded source, best first; none if it has no token."""
-    width = 1 if options.sample else options.beam
-    search = options.of(trained).search(trained.device)
+    options = options.of(trained)
+    width, search = 1 if options.sample else options.beam, options.search(trained.device)
     ready = prepared(trained, options.precision_on(trained.device))
     found = search_rows(ready, rows, search, width, in_order=options.sample)
     return [(hypotheses or [])[:nbest] for hypotheses in found]
@@ -223,6 +224,7 @@ def decode_hypotheses(
 
 def decode_ids(trained: Trained, rows: Rows, options: DecodeOptions) -> list[Sequence[int]]:
     """The best text's ids for each encoded source, in order; none for what has no token."""
+    options = options.of(trained)
     if options.beam > 1 or options.sample:
         return [best[0].ids if best else [] for best in decode_hypotheses(trained, rows, options)]
     ready = prepared(trained, options.precision_on(trained.device))
