@@ -15,6 +15,7 @@ from typing import Literal
 from scripts.book.command import Command
 from scripts.ch14_leaving_home import export_ctranslate2, export_onnx
 from scripts.engine.export import need_packages
+from scripts.engine.models import without_model
 from scripts.translate import ModelOptions, open_model
 
 
@@ -35,9 +36,9 @@ def run_export(options: ExportOptions) -> None:
     writers = {"onnx": export_onnx, "ctranslate2": export_ctranslate2}
     chosen = list(writers) if options.format == "both" else [options.format]
     need_packages(*chosen)  # before anything is written
+    folders = {name: without_model(Path(options.folder) / name) for name in chosen}
     trained = open_model(ModelOptions(model=options.model, device="cpu"))
-    for name in chosen:
-        folder = Path(options.folder) / name
+    for name, folder in folders.items():
         try:
             writers[name](trained, folder)
         except OSError as error:

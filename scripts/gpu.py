@@ -23,6 +23,7 @@ import torch
 from scripts.bench.carry import bring, collect, pack
 from scripts.bench.items import agenda
 from scripts.book.command import GOES_ON, Command
+from scripts.engine.models import without_model
 from scripts.ladder.agenda import Clock, Settings, listing, serve
 
 
@@ -57,6 +58,8 @@ def run_agenda(options: GpuOptions) -> int:
     elif options.device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("this machine has no usable GPU: --device cpu --tiny tries all of it")
     else:
+        if options.out and not Path(options.out, "records.json").is_file():
+            without_model(Path(options.out))
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
         clock = Clock(options.minutes, options.takes(options.reserve))
         return serve(items, options, clock, partial(bring, names, options, options.out))

@@ -398,6 +398,14 @@ def test_the_command_writes_a_record(fresh, monkeypatch):
     json.dumps(record, allow_nan=False)
 
 
+def test_another_models_record_is_left_alone(monkeypatch, capsys):
+    """That of the model that ships took an hour; only its own command makes it again."""
+    monkeypatch.setattr(judging, "analyse_model", None)  # any work now fails
+    assert main(["--model", "models/sample-de-en", "--save", "true"]) == 2
+    said = capsys.readouterr().err
+    assert "is what `python -m scripts.studies.judging --save true` makes" in said
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [

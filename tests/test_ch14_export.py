@@ -312,11 +312,14 @@ def test_a_missing_package_gets_one_line(package, tmp_path, monkeypatch, capsys)
 def test_bad_exports_get_one_line(tmp_path, capsys):
     taken = tmp_path / "file"
     taken.touch()
+    (tmp_path / "runs/onnx").mkdir(parents=True)
+    (tmp_path / "runs/onnx/model.safetensors").touch()
     for argv, says in (
         ([], "folder"),
         ([str(taken), "--model", str(SAMPLE)], f"can't write to {taken / 'onnx'}"),
         ([str(tmp_path), "--model", str(tmp_path)], "no config.json"),
         ([str(tmp_path), "--format", "pickle"], "format"),
+        ([str(tmp_path / "runs")], "onnx holds a model: choose another folder"),
         ([str(tmp_path), "--beam", "4"], "unrecognized"),
     ):
         assert main([*argv]) == 2

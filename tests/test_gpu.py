@@ -175,6 +175,12 @@ def test_at_home_records_and_model_are_put_in_place(whole, runs, capsys):
     before = contents(HERE.root)
     assert gpu.main(words) == 0 and capsys.readouterr().out
     assert contents(HERE.root) == before
+    own = HERE.folder(told["model"]) / "model.safetensors"
+    own.write_bytes(b"another's")
+    assert gpu.main(words) == 2 and "holds another model" in capsys.readouterr().err
+    assert own.read_bytes() == b"another's"
+    assert gpu.main([*TINY, "--out", str(own.parent)]) == 2
+    assert "holds a model" in capsys.readouterr().err
     assert gpu.main([*TINY, "--list"]) == 0
     assert capsys.readouterr().out.count("  done ") == len(SOME)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts import ROOT
 from scripts.book.files import write_whole
-from scripts.book.records import git_commit, load_record, save_record
+from scripts.book.records import git_commit, load_record, save_record, sha256
 from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_file
 from scripts.ladder.agenda import Settings, at_hand, is_done, log_text
 from scripts.ladder.rungs import val_bleu
@@ -90,10 +90,13 @@ def collect(folder: Path, names: Collection[str]) -> str:
     if not {"tiny", "device", "model", "records"} <= {*told}:
         raise ValueError(f"{folder / 'records.json'} isn't one of the agenda's")
     settings = Settings(told["device"], tiny=told["tiny"])
+    home = settings.folder(told["model"])
+    ours, theirs = home / MODEL[0], folder / MODEL[0]
+    if told["model"] in names and ours.is_file() and sha256(ours) != sha256(theirs):
+        raise ValueError(f"{home} holds another model: move it away")
     for name in {f"gpu-{name}" for name in names} & told["records"].keys():
         save_record(name, told["records"][name], settings.records)
     if told["model"] in names:
-        home = settings.folder(told["model"])
         home.mkdir(parents=True, exist_ok=True)
         for name in MODEL:
             write_whole(home / name, (folder / name).read_bytes())

@@ -83,6 +83,16 @@ def save_record(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Pa
     return path
 
 
+def refuse_another(name: str, command: str, folder: Path = RESULTS) -> None:
+    """Raise ValueError if the record `name` is there and something else than `command` repeats it.
+
+    For what takes long: to be asked before it is done.
+    """
+    path = folder / f"{name}.json"
+    if path.is_file() and (repeat := load_record(name, folder)["repeat"]) != command:
+        raise ValueError(f"{path} is what `{repeat}` makes: move it away, or leave --save out")
+
+
 def load_record(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     """The record `results/NAME.json`."""
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable
-from scripts.book.records import provenance, save_record
+from scripts.book.records import provenance, refuse_another, save_record
 from scripts.ch12_going_fast import keep_memory
 from scripts.engine.checkpoints import saved_states
 from scripts.engine.data import TrainingData, prepare
@@ -77,7 +77,10 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
     """Train every row of `INGREDIENTS` with every seed; the record."""
     base = replace(PRESETS["narrow"], corpus=options.corpus, device="cpu")
     keep_memory()
-    made = provenance(as_typed(__name__, options, always=("seeds", "base_seeds")))  # of this code
+    command = as_typed(__name__, options, always=("seeds", "base_seeds"))
+    if options.save:
+        refuse_another(f"recipe-{options.corpus}", command)
+    made = provenance(command)  # of this code
     data = prepare(base)  # no ingredient changes what is read
     scores: dict[str, list[dict[str, Any]]] = {name: [] for name in INGREDIENTS}
     most = max(options.seeds, options.base_seeds)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scripts.book.command import as_typed
-from scripts.book.records import provenance, save_record, sha256
+from scripts.book.records import provenance, refuse_another, save_record, sha256
 from scripts.ch07_multi30k import source_ids
 from scripts.corpora.load import load_corpus
 from scripts.engine.models import STUDIED, Trained
@@ -51,15 +51,18 @@ def recorded(
     study: Callable[[Trained, Corpus, Any], dict[str, Any]],
 ) -> dict[str, Any]:
     """The record of study(trained, corpus, options), saved as NAME-CORPUS if the options say so."""
+    command, kept_as = as_typed(prog, options), f"{name}-{options.corpus}"
+    if options.save:
+        refuse_another(kept_as, command)
     folder = Path(options.model or STUDIED)
     trained = open_model(replace(options, model=str(folder)))
     record = {
-        **provenance(as_typed(prog, options), trained.device),  # first: names the code that runs
+        **provenance(command, trained.device),  # first: names the code that runs
         "model": folder.resolve().name,
         "weights_sha256": sha256(folder / "model.safetensors"),
         "corpus": options.corpus,
         **study(trained, load_corpus(options.corpus), options),
     }
     if options.save:
-        save_record(f"{name}-{options.corpus}", record)
+        save_record(kept_as, record)
     return record
