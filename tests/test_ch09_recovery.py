@@ -428,10 +428,10 @@ def moved(path: Path, kind: str) -> None:
     """Make a state of static steps on a CPU one that a GPU might have left."""
     _, tensors, meta, _ = newest_state(path)
     meta["run"] |= {"step": "graphed", "precision": "bf16"}
-    meta["asked"] |= {"step": "auto", "precision": "auto"}
+    meta["asked"] = meta.get("asked", {}) | {"step": "auto", "precision": "auto"}
     meta["device"] = "NVIDIA H200"
-    if kind == "older":  # one from before a state said what was asked for, and where
-        del meta["asked"], meta["device"], meta["origin"], meta["resumed_on"]
+    for name in ("asked", "device", "origin", "resumed_on") * (kind == "older"):
+        meta.pop(name, None)  # as before states said what was asked for, and where
     tensors["rng.0.cuda"] = torch.zeros(16, dtype=torch.uint8)
     save_tensors(saved_states(path)[-1], tensors, meta)
 

@@ -364,6 +364,7 @@ def commands(data, finished, tmp_path, monkeypatch):
     monkeypatch.setenv("SERIES_RUNS", str(runs))
     monkeypatch.setattr(engine_run, "prepare", lambda config: data)
     monkeypatch.setitem(PRESETS, "sample", ONE)
+    monkeypatch.setattr(engine_run, "publish", None)
     monkeypatch.setattr(sys, "argv", ["train"])
     return runs
 

@@ -339,16 +339,15 @@ def test_lines_are_the_same_however_they_arrive():
 
 def test_scores_stand_behind_a_tab(translate, trained):
     data = f"{DOG}\n\n{CAT}\n".encode()
-    plain = split(translate(data, *SAMPLE)[1])
-    code, out, _ = translate(data, *SAMPLE, "--scores", "--beam", "4", "--alpha", "0.6")
+    how = (*SAMPLE, "--beam", "4")
+    plain = split(translate(data, *how)[1])
+    code, out, _ = translate(data, *how, "--scores", "--alpha", "0.6")
     rows = [line.split("\t") for line in split(out)]
     assert code == 0 and [text for text, _ in rows] == plain and rows[1] == ["", "0.0000"]
     src = torch.tensor([source_ids(DOG, trained.tokenizer)])
     best = beam_search(trained.model, src, None, 60, beam=4)[0][0]
     assert float(rows[0][1]) == pytest.approx(best.score(0.6), abs=2e-3)
-    mean = split(translate(data, *SAMPLE, "--scores", "--beam", "4", "--alpha", "1")[1])[0].split(
-        "\t"
-    )[1]
+    mean = split(translate(data, *how, "--scores", "--alpha", "1")[1])[0].split("\t")[1]
     assert float(mean) == pytest.approx(best.log_prob / best.length, abs=2e-3)
 
 
