@@ -398,6 +398,11 @@ ONE_LINES = {
     ),
     "a record": ((), ["--name", "x", "--publish", "table3-multi30k"], "choose another --publish"),
     "same folder": ((), ["--from", "ONE", "--name", "one", "--epochs", "2"], "another --name"),
+    "in a model's place": (
+        ["record.json", "state-*", "epoch-*"],
+        ["--from", "TWO", "--epochs", "2", "--name", "one", "--resume"],
+        "holds a model: choose another --name",
+    ),
     "as long": ((), ["--from", "ONE"], "give more by --epochs"),
     "no longer run": (
         (),
@@ -410,10 +415,11 @@ ONE_LINES = {
 @pytest.mark.parametrize(("lost", "options", "says"), ONE_LINES.values(), ids=ONE_LINES)
 def test_nothing_trained_is_lost(commands, capsys, lost, options, says):
     """The command refuses before it trains or deletes anything, and says what is there."""
+    shutil.copytree(commands / "one", commands / "two")
     for path in (path for pattern in lost for path in (commands / "one").glob(pattern)):
         path.unlink()
-    before = contents(commands)
-    options = [str(commands / "one") if word == "ONE" else word for word in options]
+    before, folders = contents(commands), {"ONE": "one", "TWO": "two"}
+    options = [str(commands / folders[w]) if w in folders else w for w in options]
     assert train.main(["--preset", "sample", *options]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and says in error

@@ -129,8 +129,9 @@ def trained_to_end(
     `lengthen` is the folder of a finished run that this one begins with. `others` go to
     `training_of`.
     """
-    if resume and saved_states(folder):
-        lengthen = None  # it has begun
+    if lengthen:
+        resume = resume and bool(saved_states(folder))  # else it hasn't begun
+        lengthen = None if resume else lengthen
     training = training_of(config, data, folder, resume, ranks, lengthen=lengthen, **others)
     watched = config if ranks.first else replace(config, tracker="none")
     with StopSignal() as stop, tracker_of(watched, folder) as track:
