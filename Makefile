@@ -9,7 +9,8 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-CHAPTERS ?= $(sort $(wildcard scripts/ch[0-9][0-9]_*.py))
+CHAPTERS ?= $(sort $(wildcard scripts/ch[0-9][0-9]_*.py) \
+  $(patsubst notebooks/%.ipynb,scripts/%.py,$(wildcard notebooks/ch[0-9][0-9]_*.ipynb)))
 PRESET ?= small
 NAME ?= table3
 
@@ -73,13 +74,11 @@ test: setup browser  ## all that CI runs: lint, tests, headless scripts, and eve
 	$(ONE_THREAD) $(PY) -m pytest notebooks --nbval --nbval-current-env \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg -n $(WORKERS) --dist loadscope --durations 5
 
-notebooks: setup  ## stamp first cells, sync pairs, execute the notebooks and store their outputs
-	$(PY) -m scripts.book.first_cell
-	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
+notebooks: setup  ## bring pairs into step, execute the notebooks and store their outputs
+	$(PY) -m scripts.book.pairs $(CHAPTERS)
 	$(call SAY,executing $(words $(CHAPTERS)) notebooks)
 	printf '%s\n' $(CHAPTERS:scripts/%.py=notebooks/%.ipynb) | $(ONE_THREAD) xargs -n 1 -P $(WORKERS) \
 	  $(PY) -m scripts.book.execute
-	$(PY) -m jupytext --quiet --sync $(CHAPTERS)
 
 book: setup  ## build the site, docs/_build/html, from the stored notebooks (a minute or two)
 	$(PY) docs/build.py

@@ -13,6 +13,13 @@ for share in (0, 50, 100):
     print(f"\\r{share:3}%", end="", file=sys.stderr, flush=True)
 """
 
+EDITOR = """\
+import nbformat
+book = nbformat.read("book.ipynb", 4)
+book.cells[-1].source += "  # edited"
+nbformat.write(book, "book.ipynb")
+"""
+
 
 @pytest.fixture
 def book(tmp_path):
@@ -40,3 +47,13 @@ def test_a_cell_that_raises_leaves_the_file_alone(book):
     with pytest.raises(CellExecutionError):
         execute(book)
     assert book.read_bytes() == before
+
+
+def test_an_edit_made_while_it_ran_stays(book):
+    """As by an editor: here a cell stands for it, and adds a line to the last cell."""
+    stored = nbformat.read(book, 4)
+    stored.cells.insert(0, new_code_cell(EDITOR))
+    nbformat.write(stored, book)
+    with pytest.raises(ValueError, match="book.ipynb was edited while it ran"):
+        execute(book)
+    assert nbformat.read(book, 4).cells[-1].source.endswith("# edited")

@@ -1,7 +1,7 @@
 """The first code cell of every chapter, which finds the series wherever the chapter is opened.
 
-`python -m scripts.book.first_cell` stamps the cell into every chapter; `make notebooks` does so.
-Change it here, never in a chapter. The series' address is in pyproject.toml, at [project.urls].
+`make notebooks` stamps the cell into every chapter. Change it here, never in a chapter. The
+series' address is in pyproject.toml, at [project.urls].
 """
 
 import importlib
@@ -74,12 +74,3 @@ def install_missing() -> None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
         subprocess.run([*pip, *needed], check=True)
     importlib.invalidate_caches()  # what was just installed can be imported without a restart
-
-
-if __name__ == "__main__":
-    for path in sorted((ROOT / "scripts").glob("ch[0-9][0-9]_*.py")):
-        before = path.read_text("utf-8")
-        after = stamp(before, path.stem)
-        if after != before:
-            path.write_text(after, "utf-8")
-            print(f"stamped {path.name}")

@@ -1,0 +1,131 @@
+"""Brings notebooks and scripts into step: `python -m scripts.book.pairs scripts/ch01_attention.py`.
+
+`make notebooks` and the pre-commit hook do so; the first cell is stamped on the way. Unlike
+`jupytext --sync` this never asks which file is newer: an editor may have saved it unchanged. The
+side wins that was edited since the last commit, or since both were last in step. If both were,
+nothing is written.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+from jupytext.combine import combine_inputs_with_outputs
+from jupytext.config import load_jupytext_configuration_file
+from nbformat.reader import NotJSONError
+
+from scripts import ROOT
+from scripts.book.files import write_whole
+from scripts.book.first_cell import stamp
+
+SCRIPT, NOTEBOOK = "py:percent", "ipynb"  # jupytext's names
+CONFIG = load_jupytext_configuration_file(str(ROOT / "jupytext.toml"))
+
+
+def convert(text: str, kind: str, to: str) -> str:
+    """A script or notebook as the other, or as itself in jupytext's form."""
+    return jupytext.writes(jupytext.reads(text, kind, config=CONFIG), to, config=CONFIG)
+
+
+class Chapter:
+    """The two files of a chapter, found from the path of either."""
+
+    def __init__(self, path: Path):
+        root, self.stem = path.absolute().parent.parent, path.stem
+        self.paths = {
+            SCRIPT: root / "scripts" / f"{self.stem}.py",
+            NOTEBOOK: root / "notebooks" / f"{self.stem}.ipynb",
+        }
+        self.remembered = root / "build" / "pairs" / f"{self.stem}.py"
+        self.texts = {k: p.read_text("utf-8") for k, p in self.paths.items() if p.exists()}
+        if not self.texts:
+            raise ValueError(f"{self} don't exist: name a chapter's script or notebook")
+        self.sources = {kind: self.source(text, kind) for kind, text in self.texts.items()}
+
+    def __str__(self) -> str:
+        script, notebook = (f"{p.parent.name}/{p.name}" for p in self.paths.values())
+        return f"{script} and {notebook}"
+
+    def source(self, text: str, kind: str) -> str:
+        """The script that a file's text makes, with today's first cell.
+
+        Outputs, times and blank lines between cells make no difference.
+        Raises ValueError if it is not a notebook, or has no cells.
+        """
+        try:
+            script = convert(text, kind, SCRIPT)
+        except NotJSONError as error:
+            raise ValueError(f"notebooks/{self.stem}.ipynb is not a notebook") from error
+        return stamp(convert(convert(script, SCRIPT, NOTEBOOK), NOTEBOOK, SCRIPT), self.stem)
+
+    def committed(self) -> dict[str, str]:
+        """The sources in the last commit: none without git, or of what was never committed."""
+        sources = {}
+        for kind, path in self.paths.items():
+            command = ["git", "-C", str(path.parent), "show", f"HEAD:./{path.name}"]
+            try:
+                shown = subprocess.run(command, capture_output=True, encoding="utf-8")
+            except FileNotFoundError:
+                continue
+            if shown.returncode == 0:
+                sources[kind] = self.source(shown.stdout, kind)
+        return sources
+
+    def last_in_step(self) -> dict[str, str]:
+        """The sources when both files were last in step, which may be after the last commit."""
+        if not self.remembered.exists():
+            return {}
+        return dict.fromkeys(self.paths, self.remembered.read_text("utf-8"))
+
+    def leading(self) -> str | None:
+        """The kind of the file that the other follows, or None if that can't be known."""
+        if len(set(self.sources.values())) == 1:  # they are in step, or one is missing
+            return next(iter(self.sources))
+        for before in (self.committed, self.last_in_step):
+            sources = before()
+            edited = [kind for kind in sources if sources[kind] != self.sources[kind]]
+            if len(sources) == 2 and len(edited) == 1:
+                return edited[0]
+        return None
+
+    def bring_into_step(self, leading: str) -> None:
+        """Write what differs from the leading side. Cells that stay keep their outputs."""
+        script = self.sources[leading]
+        book = jupytext.reads(script, SCRIPT, config=CONFIG)
+        if NOTEBOOK in self.texts:
+            stored = jupytext.reads(self.texts[NOTEBOOK], NOTEBOOK, config=CONFIG)
+            book = combine_inputs_with_outputs(book, stored, SCRIPT)
+        notebook = jupytext.writes(book, NOTEBOOK, config=CONFIG).rstrip() + "\n"
+        for kind, text in ((SCRIPT, script), (NOTEBOOK, notebook)):
+            if text != self.texts.get(kind):
+                self.paths[kind].parent.mkdir(exist_ok=True)
+                write_whole(self.paths[kind], text.encode())
+                print(f"wrote {self.paths[kind].parent.name}/{self.paths[kind].name}")
+        self.remembered.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.remembered, script.encode())
+
+
+def bring_all_into_step(paths: list[Path]) -> None:
+    """Bring chapters into step, each named by either file. Raises ValueError, and writes nothing,
+    if both files of one were edited.
+    """
+    chapters = [Chapter(path) for path in {path.stem: path for path in paths}.values()]
+    leading = [chapter.leading() for chapter in chapters]
+    unclear = [str(chapter) for chapter, kind in zip(chapters, leading, strict=True) if not kind]
+    if unclear:
+        raise ValueError(
+            "can't tell which to follow, since both were edited or never committed: "
+            f"{'; '.join(unclear)}. Nothing was written. Bring what you want to keep into one of "
+            "the two, delete the other (it is made again), and repeat"
+        )
+    for chapter, kind in zip(chapters, leading, strict=True):
+        chapter.bring_into_step(kind)
+
+
+if __name__ == "__main__":
+    try:
+        bring_all_into_step([Path(name) for name in sys.argv[1:]])
+    except (ValueError, OSError) as error:
+        print("error:", error, file=sys.stderr)
+        raise SystemExit(2) from None
