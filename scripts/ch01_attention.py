@@ -533,12 +533,11 @@ standing = ["Anna", "sees", "big", "dogs", "today"]
 asked_ids = torch.tensor([[german.index(word) for word in asking]])  # (1, 5)
 there_ids = torch.tensor([[english.index(word) for word in standing]])  # (1, 5)
 
+# %%
 torch.manual_seed(0)
 tables = torch.randn(2, 12, 16, dtype=torch.float64)  # (2, V, D): random, and never changed
 w_q = (0.1 * torch.randn(16, 8, dtype=torch.float64)).requires_grad_()  # (D, d_k)
 w_k = (0.1 * torch.randn(16, 8, dtype=torch.float64)).requires_grad_()  # (D, d_k)
-
-# %%
 losses, right, maps = [], [], {}
 for step in range(201):
     if step in (0, 15, 200):

@@ -495,6 +495,7 @@ RIVALS = {  # each row, and the one that it has to beat
 }
 translators = pd.DataFrame(load_record("stacks-multi30k")["runs"])
 translators = translators[translators["seed"] > 0]  # seed 0 chose the rates
+translators["trained"] = translators["trained"].str[-1]  # loss of the last pass, as it went
 titled(
     rival_dots(translators, RIVALS),
     "The prefix mask lies behind the others",
@@ -502,7 +503,6 @@ titled(
 )
 
 # %%
-translators["trained"] = translators["trained"].str[-1]  # loss of the last pass, as it went
 translators["log p"] = -translators["loss"]  # a piece, in nats: more is better
 by_kind = translators.groupby("row", sort=False)
 by_score = {}
