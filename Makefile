@@ -33,7 +33,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run browser test notebooks book living colab lab train ablate study records queue gpu bench bench-decode translate clean
+.PHONY: help setup given run browser test audit notebooks book living colab lab train ablate study records queue gpu bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,15 +64,19 @@ browser:
 	@test docs/node_modules/.package-lock.json -nt docs/package-lock.json || \
 	  npm ci --prefix docs --ignore-scripts --no-audit --no-fund --loglevel=error
 
-test: setup browser  ## all that CI runs: lint, tests, headless scripts, and every notebook against its stored outputs
+test: setup browser  ## lint, tests, headless scripts, and every notebook against its stored outputs
 	$(call SAY,1/3 ruff: lint and format)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(call SAY,2/3 pytest: chapters and house; notebooks and scripts agree; every script runs headless)
-	$(ONE_THREAD) $(PY) -m pytest tests -n $(WORKERS) --dist worksteal --durations 10
+	$(ONE_THREAD) $(PY) -m pytest tests -m "not audit" -n $(WORKERS) --dist worksteal \
+	  --durations 10
 	$(call SAY,3/3 nbval: every notebook again from top to bottom; each output must be as stored)
 	$(ONE_THREAD) $(PY) -m pytest notebooks --nbval --nbval-current-env \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg -n $(WORKERS) --dist loadscope --durations 5
+
+audit: setup  ## the slow tests, which CI runs after `make test`: every cell of every notebook twice
+	$(ONE_THREAD) $(PY) -m pytest tests -m audit -n $(WORKERS) --dist worksteal --durations 10
 
 notebooks: setup  ## bring pairs into step, execute the notebooks and store their outputs
 	$(PY) -m scripts.book.pairs $(CHAPTERS)

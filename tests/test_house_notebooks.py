@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -174,3 +175,31 @@ def test_a_script_runs_from_its_own_command():
     """As above, but by `python`, which has to import everything."""
     done = subprocess.run([sys.executable, str(CHAPTERS[3])], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_cell_can_be_run_twice(stem, tmp_path):
+    """Each cell, the same again, then the next: none raises, each time it shows what is stored."""
+    twice = enumerate(cell for cell in code_cells(stem) for _ in range(2))
+    cells = [nbformat.NotebookNode(cell, id=str(number)) for number, cell in twice]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "twice.ipynb")
+    sanitize = f"--nbval-sanitize-with={ROOT / 'tests/nbval_sanitize.cfg'}"
+    kept = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "twice.ipynb",
+            "--nbval",
+            "--nbval-current-env",
+            sanitize,
+            "--color=no",
+        ],
+        env=kept | NO_NETWORK | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]

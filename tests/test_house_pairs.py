@@ -64,10 +64,13 @@ def outputs(series):
     return [[output.text for output in cell.outputs] for cell in book.cells[2:]]
 
 
+@pytest.mark.parametrize("committed", [False, True], ids=["", "committed"])
 @pytest.mark.parametrize("name", ["scripts/ch01_one.py", "notebooks/ch01_one.ipynb"])
-def test_the_edited_side_wins_though_the_other_is_newer(series, name):
+def test_the_edited_side_wins_though_the_other_is_newer(series, name, committed):
     edit(series, "notebooks/ch01_one.ipynb", "of second", "another output of second")
     edit(series, name, "first = 1", "first = 10")
+    if committed:  # without the other side
+        git(series, "commit", "-am", "An edit")
     step(series)
     for file in files(series)[::2]:  # of the first chapter
         assert "first = 10" in file.read_text("utf-8")

@@ -2,7 +2,7 @@
 
 `make notebooks` and the pre-commit hook do so; the first cell is stamped on the way. Unlike
 `jupytext --sync` this never asks which file is newer: an editor may have saved it unchanged. The
-side wins that was edited since the last commit, or since both were last in step. If both were,
+side wins that was edited since both agreed, in a commit or after this command ran. If both were,
 nothing is written.
 """
 
@@ -32,12 +32,12 @@ class Chapter:
     """The two files of a chapter, found from the path of either."""
 
     def __init__(self, path: Path):
-        root, self.stem = path.absolute().parent.parent, path.stem
+        self.root, self.stem = path.absolute().parent.parent, path.stem
         self.paths = {
-            SCRIPT: root / "scripts" / f"{self.stem}.py",
-            NOTEBOOK: root / "notebooks" / f"{self.stem}.ipynb",
+            SCRIPT: self.root / "scripts" / f"{self.stem}.py",
+            NOTEBOOK: self.root / "notebooks" / f"{self.stem}.ipynb",
         }
-        self.remembered = root / "build" / "pairs" / f"{self.stem}.py"
+        self.remembered = self.root / "build" / "pairs" / f"{self.stem}.py"
         self.texts = {k: p.read_text("utf-8") for k, p in self.paths.items() if p.exists()}
         if not self.texts:
             raise ValueError(f"{self} don't exist: name a chapter's script or notebook")
@@ -59,33 +59,41 @@ class Chapter:
             raise ValueError(f"notebooks/{self.stem}.ipynb is not a notebook") from error
         return stamp(convert(convert(script, SCRIPT, NOTEBOOK), NOTEBOOK, SCRIPT), self.stem)
 
-    def committed(self) -> dict[str, str]:
-        """The sources in the last commit: none without git, or of what was never committed."""
-        sources = {}
-        for kind, path in self.paths.items():
-            command = ["git", "-C", str(path.parent), "show", f"HEAD:./{path.name}"]
-            try:
-                shown = subprocess.run(command, capture_output=True, encoding="utf-8")
-            except FileNotFoundError:
-                continue
-            if shown.returncode == 0:
-                sources[kind] = self.source(shown.stdout, kind)
-        return sources
+    def committed(self) -> str | None:
+        """The source in the last commit whose sides agree; None without git or such a commit.
 
-    def last_in_step(self) -> dict[str, str]:
-        """The sources when both files were last in step, which may be after the last commit."""
-        if not self.remembered.exists():
-            return {}
-        return dict.fromkeys(self.paths, self.remembered.read_text("utf-8"))
+        That is not always the last commit: a script may be committed without its notebook.
+        """
+        places = [f"./{path.relative_to(self.root)}" for path in self.paths.values()]
+        for commit in self.git("log", "--format=%h", "--", *places).split():
+            texts = (self.git("show", f"{commit}:{place}") for place in places)
+            sources = {
+                self.source(*text) for text in zip(texts, self.paths, strict=True) if text[0]
+            }
+            if len(sources) == 1:
+                return sources.pop()
+        return None
+
+    def git(self, *words: str) -> str:
+        """What git prints, "" if it fails or is missing."""
+        command = ["git", "-C", str(self.root), *words]
+        try:
+            return subprocess.run(command, capture_output=True, encoding="utf-8").stdout
+        except FileNotFoundError:
+            return ""
+
+    def last_in_step(self) -> str | None:
+        """The source when this command last left both in step, or None."""
+        return self.remembered.read_text("utf-8") if self.remembered.exists() else None
 
     def leading(self) -> str | None:
         """The kind of the file that the other follows, or None if that can't be known."""
         if len(set(self.sources.values())) == 1:  # they are in step, or one is missing
             return next(iter(self.sources))
-        for before in (self.committed, self.last_in_step):
-            sources = before()
-            edited = [kind for kind in sources if sources[kind] != self.sources[kind]]
-            if len(sources) == 2 and len(edited) == 1:
+        for agreed in (self.committed, self.last_in_step):
+            before = agreed()
+            edited = [kind for kind, source in self.sources.items() if source != before]
+            if len(edited) == 1:
                 return edited[0]
         return None
 
