@@ -289,7 +289,7 @@ print("tables in memory:", *(len(set(storage_addresses(one))) for one in (tied, 
 # %%
 for name, one in (("tied", tied), ("copied", untied)):
     pair = one.generator.proj.weight, one.tgt_embed[0].lut.weight
-    after = [weight - 0.1 * weight.grad for weight in pair]  # SGD's step, which changes no model
+    after = [weight - 0.1 * weight.grad for weight in pair]  # as a step of SGD would make them
     print(f"{name}: equal before the step: {torch.equal(*pair)}, after it: {torch.equal(*after)}")
 
 # %% [markdown]
