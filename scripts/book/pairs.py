@@ -48,16 +48,17 @@ class Chapter:
         return f"{script} and {notebook}"
 
     def source(self, text: str, kind: str) -> str:
-        """The script that a file's text makes, with today's first cell.
+        """The script that a file's text makes, with today's first cell, without a header.
 
-        Outputs, times and blank lines between cells make no difference.
+        Outputs, the kernel's name and blank lines between cells make no difference.
         Raises ValueError if it is not a notebook, or has no cells.
         """
         try:
             script = convert(text, kind, SCRIPT)
         except NotJSONError as error:
             raise ValueError(f"notebooks/{self.stem}.ipynb is not a notebook") from error
-        return stamp(convert(convert(script, SCRIPT, NOTEBOOK), NOTEBOOK, SCRIPT), self.stem)
+        script = convert(convert(script, SCRIPT, NOTEBOOK), NOTEBOOK, SCRIPT)
+        return stamp("".join(script.partition("# %%")[1:]), self.stem)
 
     def committed(self) -> str | None:
         """The source in the last commit whose sides agree; None without git or such a commit.
@@ -99,7 +100,10 @@ class Chapter:
 
     def bring_into_step(self, leading: str) -> None:
         """Write what differs from the leading side. Cells that stay keep their outputs."""
-        script = self.sources[leading]
+        source = self.sources[leading]
+        kind, text = next(iter(self.texts.items()))  # the script, if there is one
+        header, *_ = convert(text, kind, SCRIPT).partition("# %%")
+        script = header + source
         book = jupytext.reads(script, SCRIPT, config=CONFIG)
         if NOTEBOOK in self.texts:
             stored = jupytext.reads(self.texts[NOTEBOOK], NOTEBOOK, config=CONFIG)
@@ -111,7 +115,7 @@ class Chapter:
                 write_whole(self.paths[kind], text.encode())
                 print(f"wrote {self.paths[kind].parent.name}/{self.paths[kind].name}")
         self.remembered.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self.remembered, script.encode())
+        write_whole(self.remembered, source.encode())
 
 
 def bring_all_into_step(paths: list[Path]) -> None:
