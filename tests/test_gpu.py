@@ -611,9 +611,8 @@ def packing(tmp_path, monkeypatch) -> list[list[str]]:
             (folder / f"{wheel.replace('==', '-')}-py3-none-any.whl").write_bytes(b"wheel")
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    (tmp_path / "split.gz").write_bytes(b"captions")
     monkeypatch.setattr(carry.subprocess, "run", pip)
-    monkeypatch.setattr(carry, "multi30k_file", lambda name: tmp_path / "split.gz")
+    monkeypatch.setattr(carry, "multi30k_text", lambda name: b"captions")
     monkeypatch.setattr(carry, "git_commit", lambda: "c0ffee")
     return commands
 

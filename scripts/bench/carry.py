@@ -14,7 +14,7 @@ from pathlib import Path
 from scripts import ROOT
 from scripts.book.files import write_whole
 from scripts.book.records import git_commit, load_record, save_record, sha256
-from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_file
+from scripts.corpora.multi30k import MULTI30K_SHA256, multi30k_text
 from scripts.ladder.agenda import Settings, at_hand, is_done, log_text
 from scripts.ladder.rungs import val_bleu
 
@@ -45,7 +45,7 @@ def pack(folder: Path) -> int:
         last = (done.stderr.strip() or "no reason given").splitlines()[-1]
         raise ValueError(f"pip could not download the wheels: {last}")
     for name in MULTI30K_SHA256:
-        shutil.copyfile(multi30k_file(name), folder / "corpus" / name)
+        (folder / "corpus" / name).write_bytes(multi30k_text(name))
     write_whole(folder / "commit", git_commit().encode())
     shutil.copyfile(ROOT / "scripts/bench/start.sh", folder / "start")
     (folder / "start").chmod(0o755)

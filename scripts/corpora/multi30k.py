@@ -1,76 +1,118 @@
-"""Multi30k's files: found or downloaded, checked, and read as pairs of lines."""
+"""Multi30k's texts: found or downloaded, checked, and read as pairs of lines."""
 
 import gzip
 import hashlib
 import os
+import zlib
 from pathlib import Path
 
 MULTI30K_URL = "https://github.com/multi30k/dataset/raw/master/data/task1/raw/"
 MULTI30K_SPLITS = ("train", "val", "test_2016_flickr", "test_2017_flickr")
-MULTI30K_SHA256 = {
-    "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
-    "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
-    "val.de.gz": "f0cba2f995189cf5770f29a8a9a537a3ad3f51657ad873405082ff6863a5e75a",
-    "val.en.gz": "14f7d25ddd868909a9213e361768460edcacdd6ab9d1e77b92560dc10c10dc28",
-    "test_2016_flickr.de.gz": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
-    "test_2016_flickr.en.gz": "611d361c6334bc7246101d48097c13cf5c4413c5befc793cc629934359d532d9",
-    "test_2017_flickr.de.gz": "a2c89666db00c495cd8513b9d708d5a3acc205d7de312ef2bf5fb7ebc1540aee",
-    "test_2017_flickr.en.gz": "76a444ee25172e72695cddb13ae4a3bda59430617be88e0bb46b60504f054074",
+MULTI30K_SHA256 = {  # of the texts themselves, whichever gzip packed them
+    "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+    "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+    "val.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+    "val.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+    "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+    "test_2016_flickr.en": "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+    "test_2017_flickr.de": "c3078bc3b36808bf9d20eb2347ed6137016179ef59ec0d2b9b8ecc3fb2880081",
+    "test_2017_flickr.en": "ce1450ddc5ab0834502579d77a170849952e15a2938b34cc503bdc25ebb4fb98",
 }
+GZIP = b"\x1f\x8b"  # how a packed file begins, whatever its name
 
 
-def multi30k_file(name: str) -> Path:
-    """The path of one gzip file of Multi30k: in `MULTI30K_DIR` if that is set, else downloaded.
+def multi30k_text(name: str) -> bytes:
+    """One text of Multi30k, such as train.de: from `MULTI30K_DIR` if that is set, else downloaded.
 
-    Raises FileNotFoundError if it is in neither place, ValueError if its checksum is wrong; both
-    say what to do.
+    Raises FileNotFoundError if it is in neither place, ValueError if it is another text, and any
+    OSError if it can't be kept; each says what to do.
     """
-    folder = os.environ.get("MULTI30K_DIR")
-    if not folder:
-        return download_multi30k(name)
-    path = Path(folder) / name
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: point MULTI30K_DIR at the gzip files")
-    if hashlib.sha256(path.read_bytes()).hexdigest() != MULTI30K_SHA256[name]:
-        raise ValueError(f"{path} is damaged (wrong SHA-256): delete it and fetch it again")
-    return path
+    if folder := os.environ.get("MULTI30K_DIR"):
+        return checked_text(multi30k_file(Path(folder).expanduser(), name), name)
+    return download_multi30k(name)
 
 
-def download_multi30k(name: str) -> Path:
-    """Fetch one file into the user's cache: three more tries, a progress bar, a checksum.
+def multi30k_file(folder: Path, name: str) -> Path:
+    """The path of a text, packed or not: in the folder, or where the dataset's repository has it.
 
-    Raises FileNotFoundError if the download fails and ValueError if what came is damaged.
+    Raises FileNotFoundError.
+    """
+    for part in (folder, folder / "data/task1/raw"):
+        for path in (part / f"{name}.gz", part / name):
+            if path.is_file():
+                return path
+    raise FileNotFoundError(
+        f"MULTI30K_DIR is {folder}, "
+        + ("which has" if folder.is_dir() else "which is no folder:")
+        + f" neither {name}.gz nor {name}: name the folder that has Multi30k's files"
+    )
+
+
+def checked_text(path: Path, name: str) -> bytes:
+    """A file's text, unpacked, its lines ended by a newline alone; ValueError if it is another."""
+    text = path.read_bytes()
+    try:
+        if text.startswith(GZIP):
+            text = gzip.decompress(text)
+    except (OSError, EOFError, zlib.error):
+        text = b""
+    text = text.replace(b"\r\n", b"\n")  # as Git for Windows writes lines
+    if hashlib.sha256(text).hexdigest() != MULTI30K_SHA256[name]:
+        raise ValueError(
+            f"{path} isn't Multi30k's {name}, or is damaged (its text has another SHA-256): "
+            "delete it and fetch it again"
+        )
+    return text
+
+
+def download_multi30k(name: str) -> bytes:
+    """Fetch one text into the user's cache: three more tries, a progress bar, a checksum.
+
+    Raises FileNotFoundError if the download fails, ValueError if what came is damaged, and
+    OSError (such as PermissionError) if the cache can't be written.
     """
     import pooch
+    from requests import RequestException
 
-    fetcher = pooch.create(
-        path=pooch.os_cache("from-attention-to-translation"),
-        base_url=MULTI30K_URL,
-        registry={name: f"sha256:{MULTI30K_SHA256[name]}"},
-        retry_if_failed=3,
-    )
+    cache = Path(pooch.os_cache("from-attention-to-translation"))
+    path = cache / f"{name}.gz"
+
+    def fetch_checked(url: str, output: str, fetcher: pooch.Pooch) -> None:
+        pooch.HTTPDownloader(progressbar=True)(url, output, fetcher)
+        checked_text(Path(output), name)  # before it is kept: if that fails, pooch tries again
+
+    fetcher = pooch.create(cache, MULTI30K_URL, registry={path.name: None}, retry_if_failed=3)
     otherwise = "put the files in a folder and set MULTI30K_DIR to it, or use the `sample` corpus"
     try:
-        return Path(fetcher.fetch(name, progressbar=True))
+        if path.is_file():
+            try:
+                return checked_text(path, name)
+            except ValueError:
+                path.unlink()
+        fetcher.fetch(path.name, downloader=fetch_checked)
+        return checked_text(path, name)
+    except RequestException as error:
+        raise FileNotFoundError(
+            f"could not download {path.name} ({type(error).__name__}): go online, or {otherwise}"
+        ) from error
     except ValueError as error:
         raise ValueError(
-            f"{name} came damaged from {MULTI30K_URL} (wrong SHA-256): try again, or {otherwise}"
+            f"{path.name} came damaged from {MULTI30K_URL} (wrong SHA-256): try again, or "
+            f"{otherwise}"
         ) from error
-    except Exception as error:
-        raise FileNotFoundError(
-            f"could not download {name} ({type(error).__name__}): go online, or {otherwise}"
-        ) from error
+    except OSError as error:
+        raise type(error)(f"can't write the cache {cache} ({error}): {otherwise}") from error
 
 
 def read_lines(name: str) -> list[str]:
-    """The lines of one file of Multi30k, stripped; only a newline separates them."""
-    text = gzip.decompress(multi30k_file(name).read_bytes()).decode()
+    """The lines of one text of Multi30k, stripped; only a newline separates them."""
+    text = multi30k_text(name).decode()
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
 def multi30k() -> dict[str, list[tuple[str, str]]]:
     """The four splits of Multi30k, German to English."""
     return {
-        split: [*zip(*(read_lines(f"{split}.{x}.gz") for x in ("de", "en")), strict=True)]
+        split: [*zip(*(read_lines(f"{split}.{x}") for x in ("de", "en")), strict=True)]
         for split in MULTI30K_SPLITS
     }
