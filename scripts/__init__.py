@@ -1,8 +1,9 @@
 """The chapters as a package: importing `scripts.chNN_topic` runs its definitions and nothing else.
 
 Definitions are imports, functions, classes and UPPER_CASE constants of three characters or more.
-All other top-level statements are the show: they run in the notebook and in
-`python scripts/chNN_topic.py`. What only draws or fits is imported when it is used.
+All other top-level statements are the show: they run in the notebook, in
+`python scripts/chNN_topic.py` and in `python -m scripts.chNN_topic`. What only draws or fits is
+imported when it is used.
 """
 
 import __future__
@@ -38,7 +39,7 @@ class Late(types.ModuleType):
 
 def runs_folder():
     """Where runs and studies keep what they resume from: $SERIES_RUNS, or the series' `runs/`."""
-    return Path(os.environ.get("SERIES_RUNS") or ROOT / "runs")
+    return Path(os.environ.get("SERIES_RUNS") or ROOT / "runs").expanduser()
 
 
 def bound_names(node):
@@ -77,16 +78,16 @@ def _late(node):
 
 
 class _ChapterLoader(SourceFileLoader):
-    """Compiles a chapter's filtered syntax tree; what stays keeps its line numbers."""
+    """Runs a chapter's filtered syntax tree; what stays keeps its line numbers.
 
-    def source_to_code(self, data, path, **_):
-        tree = ast.parse(data, path)
+    `python -m` asks for the code instead, and gets all of it.
+    """
+
+    def exec_module(self, module):
+        tree = ast.parse(self.get_data(self.path), self.path)
         docstring = tree.body[:1] if ast.get_docstring(tree) is not None else []
         tree.body = docstring + [_late(node) for node in tree.body if is_definition(node)]
-        return compile(tree, path, "exec", _UNREAD, dont_inherit=True)
-
-    def path_stats(self, path):
-        raise OSError("no bytecode cache: whatever else compiles this file must never find ours")
+        exec(compile(tree, self.path, "exec", _UNREAD, dont_inherit=True), vars(module))
 
 
 class _ChapterFinder:

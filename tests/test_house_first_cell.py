@@ -79,6 +79,51 @@ def test_what_is_already_ours_stays(series):
     assert done.returncode == 0, done.stderr
 
 
+MIXED = "import scripts; scripts.__path__.append(HOME); "  # as an editable install mixes them
+HIDDEN = "the package scripts in {stranger}/scripts hides the series' own in {series}/scripts: "
+SHOWN = "this chapter would run its whole show: import scripts.ch01_attention"
+
+
+@pytest.mark.parametrize("kind", ["package", "namespace"])
+@pytest.mark.parametrize(
+    "way, says",
+    [
+        (MIXED + "import scripts.ch01_attention", HIDDEN),
+        ("import sys; sys.path.append(HOME); import ch01_attention", f"as ch01_attention, {SHOWN}"),
+        (
+            "import importlib.util as u; spec = u.spec_from_file_location('one', PATH); "
+            "spec.loader.exec_module(u.module_from_spec(spec))",
+            f"as one, {SHOWN}",
+        ),
+        (  # what multiprocessing does in each worker
+            "import runpy; runpy.run_path(PATH, run_name='__mp_main__')",
+            f"as __mp_main__, {SHOWN}",
+        ),
+    ],
+)
+def test_a_chapter_imported_past_its_loader_is_refused(series, stranger, kind, way, says):
+    """Erratum 24: its show would run."""
+    if kind == "namespace":
+        (stranger / "scripts/__init__.py").unlink()
+    home = series / "scripts"
+    code = f"HOME, PATH = {str(home)!r}, {str(home / 'ch01_attention.py')!r}\n{way}"
+    done = run(sys.executable, "-c", code, cwd=stranger)
+    assert (done.returncode, done.stdout) == (1, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: ") and says.format(**locals()) in last
+
+
+def test_a_command_that_another_package_hides_says_so(stranger):
+    init = f"__path__.append({str(ROOT / 'scripts')!r})\n"
+    (stranger / "scripts/__init__.py").write_text(init)
+    done = run(sys.executable, "-m", "scripts.train", "--help", cwd=stranger)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: " + HIDDEN.format(stranger=stranger, series=ROOT))
+    assert done.stderr.count("\n") == 1 and "python -P" in done.stderr
+    done = run(sys.executable, "-P", "-m", "scripts.train", "--help", cwd=stranger, PYTHONPATH=ROOT)
+    assert done.stdout.startswith("usage: ")
+
+
 @pytest.fixture(scope="module")
 def clean_python(tmp_path_factory) -> Path:
     """An environment that has this one's packages, but neither the series nor `series-probe`."""

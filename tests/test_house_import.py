@@ -64,8 +64,9 @@ def test_only_definitions_arrive(series):
     assert (done.stdout, done.stderr) == (f"{wanted}\n", "")
 
 
-def test_the_script_itself_runs_everything(series):
-    done = python("scripts/ch99_probe.py", cwd=series)
+@pytest.mark.parametrize("way", [["scripts/ch99_probe.py"], ["-m", "scripts.ch99_probe"]])
+def test_the_script_itself_runs_everything(series, way):
+    done = python(*way, cwd=series)
     assert (done.returncode, done.stdout) == (0, "show 1\nshow\nshow\n")
 
 

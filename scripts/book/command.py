@@ -19,11 +19,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_type_hints
 
+from scripts.book.at_home import refuse_another_package
+
 GOES_ON = "interrupted: the same command goes on where it left off"  # said by one that resumes
 
 
 def launch(module: str) -> int:
-    """Import `module` and run its `main`. Returns the exit code, 130 for Ctrl-C while it loads."""
+    """Import `module` and run its `main`. Returns the exit code, 130 for Ctrl-C while it loads.
+
+    Where another package hides the series, it says so and returns 2.
+    """
+    try:
+        refuse_another_package()
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     try:
         main = importlib.import_module(module).main
     except KeyboardInterrupt:
