@@ -21,11 +21,13 @@ export GOMP_SPINCOUNT ?= 20000
 
 ifdef VENV
 ENVIRONMENT := given
+CAN_RUN := given-run
 INSTALL_PEERS = { echo "$(VENV) lacks packages: run $(PY) -m pip install -e '.[bench]'"; exit 1; }
 else
 VENV := .venv
 ENVIRONMENT := .venv/ready
-INSTALL_PEERS = $(PY) -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+CAN_RUN := .venv/run-ready
+INSTALL_PEERS = $(PY) -m pip install --disable-pip-version-check -e '.[bench]'
 endif
 PY := $(VENV)/bin/python
 # One thread for each of several processes; what is stored and compared comes from a CPU.
@@ -33,29 +35,39 @@ ONE_THREAD := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given run browser test audit notebooks book living colab lab train ablate study records queue gpu bench bench-decode translate clean
+.PHONY: help setup given given-run run browser test audit notebooks book living colab lab train ablate study records queue gpu bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(ENVIRONMENT)  ## make .venv and install the tested versions; again when requirements.txt changes
 
-.venv/ready: requirements.txt
-	$(call SAY,making .venv with $(PYTHON) and installing requirements.txt (minutes the first time))
+# What running needs comes first and alone: a fraction of what tests and notebooks need.
+.venv/run-ready: requirements-run.txt
+	$(call SAY,making .venv with $(PYTHON) and installing requirements-run.txt (minutes the first time))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) isn't Python 3.11 or newer: name one, make PYTHON=python3.12"; exit 1; }
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	.venv/bin/python -m pip install --disable-pip-version-check -r requirements-run.txt
 	@touch $@
 
-given:
-	@$(PY) -c 'import re; from importlib.metadata import version; \
-	  [version(name) for name in re.findall(r"^\w[\w-]*", open("requirements.txt").read(), re.M)]; \
-	  version("from-attention-to-translation")' 2>/dev/null || \
-	  { echo "$(VENV) lacks packages: run $(PY) -m pip install -r requirements.txt"; exit 1; }
+.venv/ready: requirements.txt .venv/run-ready
+	$(call SAY,installing requirements.txt (minutes the first time))
+	.venv/bin/python -m pip install --disable-pip-version-check -r requirements.txt
+	@touch $@
 
-run: setup  ## train a small translator on the sample corpus (CPU, 2 to 4 minutes) and show it at work
+given-run:
+	@$(call HAS,requirements-run.txt)
+
+given: given-run
+	@$(call HAS,requirements.txt,version("from-attention-to-translation"))
+
+HAS = $(PY) -c 'import re; from importlib.metadata import version; \
+  [version(name) for name in re.findall(r"^\w[\w-]*", open("$(1)").read(), re.M)]; $(2)' 2>/dev/null || \
+  { echo "$(VENV) lacks packages: run $(PY) -m pip install -r $(1)"; exit 1; }
+
+run: $(CAN_RUN)  ## train a small translator on the sample corpus (CPU, 2 to 4 minutes) and show it at work
 	$(call SAY,training on the sample corpus; BLEU and translations follow)
 	$(PY) -m scripts.train --preset sample --device cpu
 
@@ -96,7 +108,7 @@ colab: setup  ## write the whole series as one notebook, build/from_attention_to
 lab: setup  ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks
 
-train: setup  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARGS="--device cuda"] (hours on a CPU)
+train: $(CAN_RUN)  ## train a model: make train [PRESET=small] [CORPUS=multi30k] [ARGS="--device cuda"] (hours on a CPU)
 	$(PY) -m scripts.train --preset $(PRESET) $(if $(CORPUS),--corpus $(CORPUS)) $(ARGS)
 
 ablate: setup  ## train with one ingredient changed at a time and compare: make ablate [ARGS="--help"] (hours)
@@ -130,7 +142,7 @@ override FILE := $(value FILE)
 override MODEL := $(value MODEL)
 export TEXT FILE MODEL
 TRANSLATE = $(PY) -m scripts.translate $(if $(MODEL),--model="$$MODEL")
-translate: setup  ## translate German: make translate TEXT="Ein Hund läuft." or FILE=path [MODEL=runs/NAME]
+translate: $(CAN_RUN)  ## translate German: make translate TEXT="Ein Hund läuft." or FILE=path [MODEL=runs/NAME]
 	@test -n "$$TEXT$$FILE" || \
 	  { echo 'Say what to translate: make translate TEXT="Ein Hund läuft.", or FILE=path'; exit 2; }
 	@if [ -n "$$TEXT" ]; then printf '%s\n' "$$TEXT" | $(TRANSLATE); \

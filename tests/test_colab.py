@@ -409,7 +409,8 @@ def fenced(home: Path, **more: str) -> dict[str, str]:
 def install(folder: Path, first_cells: str) -> None:
     """Makes an environment in which those cells install the tested versions, and fences it in."""
     subprocess.run([sys._base_executable, "-m", "venv", "--clear", str(folder)], check=True)
-    pins = (ROOT / "requirements.txt").read_text("utf-8").replace("-e .", "")
+    lists = "".join(path.read_text("utf-8") for path in ROOT.glob("requirements*.txt"))
+    pins = re.sub(r"^-.*", "", lists, flags=re.MULTILINE)
     (folder / "pins.txt").write_text(pins, "utf-8")
     (folder / "install.py").write_text(first_cells, "utf-8")
     # According to its documentation, "no" tells pip not to compile: imports will do that.

@@ -26,7 +26,9 @@ def series(tmp_path) -> Path:
     for name in ("__init__.py", "book/__init__.py", "book/at_home.py", "book/first_cell.py"):
         (home / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
     (home / "scripts/ch01_attention.py").write_text(stamp(CHAPTER, "ch01_attention"), "utf-8")
-    (home / "pyproject.toml").write_text('[project]\ndependencies = ["series-probe", "torch"]\n')
+    (home / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["series-probe", "torch", "tqdm"]\n'
+    )
     return home
 
 
@@ -135,25 +137,29 @@ def clean_python(tmp_path_factory) -> Path:
     return home / "bin/python"
 
 
+def put(shelf: Path, name: str, version: str, needs: str = "") -> None:
+    """Writes a wheel of one empty module."""
+    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    about += f"Requires-Dist: {needs}\n" if needs else ""
+    tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(shelf / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        for part, text in (("METADATA", about), ("WHEEL", tag), ("RECORD", "")):
+            wheel.writestr(f"{name}-{version}.dist-info/{part}", text)
+
+
 def test_a_bare_notebook_gets_the_series_and_what_is_missing(series, tmp_path, clean_python):
     shelf, desk = tmp_path / "shelf", tmp_path / "desk"
     shelf.mkdir(), desk.mkdir()
-    with zipfile.ZipFile(shelf / "series_probe-1.0-py3-none-any.whl", "w") as wheel:
-        info = "series_probe-1.0.dist-info"
-        wheel.writestr("series_probe.py", "")
-        wheel.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: series-probe\nVersion: 1.0\n"
-        )
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", "")
+    put(shelf, "series_probe", "1.0")
+    put(shelf, "series_probe", "2.0", needs="tqdm>=99")  # newer, but would replace what is here
+    put(shelf, "tqdm", "99.0")
     git = ["git", "-C", series, "-c", "user.name=t", "-c", "user.email=t@example.org"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], check=True)
 
-    code = notebook("import importlib.metadata as m; torch = m.version('torch')")
-    code += "import series_probe; assert m.version('torch') == torch"
+    code = notebook("import importlib.metadata as m; tqdm = m.version('tqdm')")
+    code += "import series_probe; assert m.version('tqdm') == tqdm"
     settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": shelf}
     settings["SERIES_REPOSITORY"] = f"git+{series.as_uri()}"
     for turn in ("fetched", "found again"):

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
 from conftest import MODULES, ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 PACKAGES = sorted(path.parent for path in MODULES if path.name == "__init__.py")
 OURS = "from-attention-to-translation"
@@ -115,11 +117,11 @@ def test_every_package_and_a_module_of_each_comes_from_the_wheel(wheel):
     assert len(homes) == len(names) and all(home.startswith(str(wheel)) for home in homes)
 
 
-WITHOUT_DRAWING = """
-import importlib, sys
+ONLY_TO_RUN = """
+import importlib, os, sys
 from importlib.machinery import PathFinder
 
-GONE = ("altair", "pandas", "spacy", "torchtext", "vl_convert", "PIL")
+GONE = os.environ["GONE"].split()
 find = PathFinder.find_spec
 
 def find_other(name, path=None, target=None):
@@ -158,18 +160,35 @@ except ModuleNotFoundError as error:
 """
 
 
+def needed_to_run() -> set[str]:
+    """The distributions that requirements-run.txt installs, and what those need."""
+    text = (ROOT / "requirements-run.txt").read_text("utf-8")
+    found, asked = set(), re.findall(r"^\w[\w-]*", text, re.M)
+    while asked:
+        name = canonicalize_name(asked.pop())
+        if name not in found:
+            found.add(name)
+            wanted = map(Requirement, requires(name) or ())
+            asked += [one.name for one in wanted if not one.marker or one.marker.evaluate()]
+    return found
+
+
 def light() -> list[str]:
-    """The modules that must do without drawing packages and old tokenizers."""
+    """The modules that must do with what requirements-run.txt installs."""
     paths = [path.relative_to(ROOT).with_suffix("") for path in MODULES]
     names = [".".join(path.parts) for path in paths if path.name != "__init__"]
-    wanted = r"scripts\.(corpora\.|engine\.|train$|gpu$|bench\.gpu$)"
+    wanted = r"scripts\.(corpora\.|engine\.|(train|translate|evaluate|gpu|bench\.gpu)$)"
     return [one for one in names if re.match(wanted, one)]
 
 
-def test_a_training_needs_neither_charts_nor_old_tokenizers():
+def test_running_needs_what_make_run_installs_and_nothing_else():
+    here = packages_distributions().items()
+    kept = needed_to_run() | {OURS}
+    gone = {name for name, by in here if not {*map(canonicalize_name, by)} & kept}
+    assert {"altair", "pandas", "spacy", "torchtext", "scipy", "IPython", "wandb"} <= gone
     names = ["scripts.ch09_training_run", *light()]
     assert {"scripts.engine.checkpoints", "scripts.bench.gpu", "scripts.corpora.load"} <= {*names}
-    done = python("-c", WITHOUT_DRAWING + A_STEP + A_CALL, *names, cwd=ROOT)
+    done = python("-c", ONLY_TO_RUN + A_STEP + A_CALL, *names, cwd=ROOT, GONE=" ".join(gone))
     assert done.returncode == 0, done.stderr
     *imported, first, second, complaint = done.stdout.splitlines()
     assert imported == names and float(second) < float(first)

@@ -13,6 +13,8 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement  # every Jupyter has it
+
 from scripts import ROOT
 
 MARK = '# %% tags=["bootstrap"]\n'
@@ -57,20 +59,28 @@ def stamp(script: str, chapter: str) -> str:
     return f"{script[:begin]}{MARK}{first_cell()}\n{script[end:]}".rstrip() + "\n"
 
 
+def installed_in_range(needed: Requirement) -> str:
+    """The version that is here, as a constraint that keeps it; "" if it is none that serves."""
+    try:
+        version = metadata.version(needed.name)
+    except metadata.PackageNotFoundError:
+        return ""
+    fits = needed.specifier.contains(version, prereleases=True)
+    return f"{needed.name}=={version}" if fits else ""
+
+
 def install_missing() -> None:
-    """What the first cell does after it has fetched the series: a torch that is here stays.
+    """What the first cell does after it has fetched the series: what is here and serves, stays.
 
     The kernel is not installed: it is running.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     needed = [one for one in project["dependencies"] if not one.startswith("ipykernel")]
-    try:
-        keep = f"torch=={metadata.version('torch')}"
-    except metadata.PackageNotFoundError:
-        keep = ""
+    kept = [installed_in_range(Requirement(one)) for one in needed]
+    print("installing what is missing (a minute or two)", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder, "constraints.txt")
-        constraints.write_text(keep, "utf-8")
+        constraints.write_text("\n".join(kept), "utf-8")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
         subprocess.run([*pip, *needed], check=True)
     importlib.invalidate_caches()  # what was just installed can be imported without a restart

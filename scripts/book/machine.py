@@ -5,12 +5,26 @@ from __future__ import annotations
 import math
 import os
 import platform
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from scripts import Late
 
 pd = Late("pandas")  # only the report needs it
+
+
+def gpus_seen() -> list[Any]:
+    """GPUtil's view of each NVIDIA GPU; raises whatever GPUtil lacks or runs into.
+
+    GPUtil imports distutils, which Python 3.12 dropped; importing setuptools brings it back.
+    """
+    if not find_spec("distutils"):
+        import setuptools  # noqa: F401
+    import GPUtil
+
+    return GPUtil.getGPUs()
 
 
 def gpu_rows() -> list[tuple[str, str]]:
@@ -20,9 +34,7 @@ def gpu_rows() -> list[tuple[str, str]]:
     """
     rows = []
     try:
-        import GPUtil
-
-        gpus = GPUtil.getGPUs()
+        gpus = gpus_seen()
     except Exception as error:  # whatever the parsing of nvidia-smi's answer runs into
         gpus = []
         rows.append(("GPUtil", f"gave no answer ({type(error).__name__})"))

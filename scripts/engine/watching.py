@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from scripts.book.files import write_whole
+from scripts.book.machine import gpus_seen
 
 
 def in_figures(training: Any) -> dict[str, str]:
@@ -52,10 +53,8 @@ def gpu_row(device: torch.device) -> dict[str, float]:
     if device.type != "cuda":
         return {}
     try:
-        import GPUtil
-
         ours = str(torch.cuda.get_device_properties(device).uuid)  # its index counts visible ones
-        gpu = next(gpu for gpu in GPUtil.getGPUs() if ours in gpu.uuid)
+        gpu = next(gpu for gpu in gpus_seen() if ours in gpu.uuid)
     except Exception:  # whatever nvidia-smi lacks: no run ends for want of a thermometer
         return {}
     row = {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
