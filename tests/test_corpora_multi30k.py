@@ -38,6 +38,7 @@ def tiny(monkeypatch):
         ("val.de", TEXT),
         ("val.de", TEXT.replace(b"\n", b"\r\n")),
     ],
+    ids=["as published", "repacked", "from a browser", "unpacked", "on Windows"],
 )
 def test_the_files_are_read_as_people_have_them(tmp_path, monkeypatch, folder, name, data):
     """`~` too, which a shell leaves in `MULTI30K_DIR="~/captions"`."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -138,3 +139,22 @@ def test_colabs_packages_stay_as_they_are(tmp_path):
     report = json.loads((tmp_path / "report").read_text("utf-8"))
     loaded = {canonicalize_name(one["metadata"]["name"]) for one in report["install"]}
     assert "sacrebleu" in loaded and not loaded & set(map(canonicalize_name, COLAB))
+
+
+RUN, REST = "-r requirements-run.txt", "-r requirements.txt"
+
+
+@pytest.mark.parametrize(
+    "task, lists",
+    [("run", [RUN]), ("translate", [RUN]), ("train", [RUN]), ("setup", [RUN, REST])],
+)
+def test_make_installs_what_a_task_needs_and_shows_it(tmp_path, task, lists):
+    for path in (ROOT / "Makefile", *ROOT.glob("requirements*.txt")):
+        shutil.copy2(path, tmp_path)
+    alone = {"PATH": os.environ["PATH"]}  # without what `make test` was given
+    done = subprocess.run(
+        ["make", "-n", task], cwd=tmp_path, env=alone, capture_output=True, text=True
+    )
+    installs = [line for line in done.stdout.splitlines() if " -m pip install " in line]
+    assert [line.partition("check ")[2] for line in installs] == lists, done.stderr
+    assert not any("quiet" in line for line in installs)
