@@ -76,7 +76,8 @@ def install_missing() -> None:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     needed = [one for one in project["dependencies"] if not one.startswith("ipykernel")]
-    kept = [installed_in_range(Requirement(one)) for one in needed]
+    libraries = [one for one in needed if one != "setuptools"]  # which a newer torch may replace
+    kept = [installed_in_range(Requirement(one)) for one in libraries]
     print("installing what is missing (a minute or two)", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder, "constraints.txt")
