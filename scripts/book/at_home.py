@@ -14,14 +14,15 @@ FETCHED = "from-attention-to-translation"  # the folder into which the first cel
 
 def is_ours(module: ModuleType) -> bool:
     """Whether a module comes from this series; a namespace package has no file, and doesn't."""
-    return Path(str(getattr(module, "__file__", ""))).is_relative_to(ROOT_FOUND)
+    place = getattr(module, "__file__", None)
+    return place is not None and Path(place).resolve().is_relative_to(ROOT_FOUND)
 
 
 def refuse_another_package() -> None:
     """Raise ImportError if the package `scripts` in use isn't the series'."""
     package = sys.modules.get("scripts")
     if package and not is_ours(package):
-        place = Path(next(iter(package.__path__))).resolve()
+        place = Path(next(iter(getattr(package, "__path__", [package.__file__])))).resolve()
         raise ImportError(
             f"the package scripts in {place} hides the series' own in {ROOT_FOUND / 'scripts'}: "
             f"start Python as `python -P`, or keep {place.parent} off Python's path"
