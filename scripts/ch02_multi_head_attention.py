@@ -243,7 +243,7 @@ class MultiHeadedAttention(nn.Module):
 
     def __init__(self, h: int, d_model: int, dropout: float = 0.1):
         super().__init__()
-        if d_model % h:
+        if h < 1 or d_model % h:
             raise ValueError(f"d_model {d_model} is not a multiple of the number of heads {h}")
         self.h = h
         self.project_query = nn.Linear(d_model, d_model)

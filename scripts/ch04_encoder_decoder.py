@@ -154,6 +154,8 @@ class PositionwiseFeedForward(nn.Module):
 
 def clones(module: nn.Module, N: int) -> nn.ModuleList:
     """N independent copies of `module`."""
+    if N < 1:
+        raise ValueError(f"N counts from 1, not {N}")
     return nn.ModuleList(copy.deepcopy(module) for _ in range(N))
 
 

@@ -55,6 +55,7 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.charts import lines, panels, titled
+from scripts.book.domains import in_domain
 from scripts.book.exercises import check
 from scripts.book.figures.training import learning_curves
 from scripts.book.instruments import saved_bytes
@@ -246,15 +247,15 @@ print([round(move, 4) for move in weights.tolist()])
 # %%
 def rate(step: int, model_size: int, warmup: int = 4000) -> float:
     """The paper's learning rate at `step` = 1, 2, …: linear warm-up, then 1/√step (§5.3, eq. 3)."""
-    if step < 1:
-        raise ValueError(f"steps count from 1, as in the paper, not {step}")
+    if min(step, model_size, warmup) < 1:
+        raise ValueError(f"steps count from 1, as in the paper, not {step}; so do size and warm-up")
     return model_size**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 
 # %%
 def cosine_rate(step: int, peak: float, warmup: int, total: int) -> float:
     """Linear warm-up to `peak`, then half a cosine down to zero just after step `total`."""
-    if step <= warmup:
+    if step <= in_domain("warmup", warmup):
         return peak * step / warmup
     done = min(1.0, (step - warmup) / (total + 1 - warmup))
     return peak * 0.5 * (1 + math.cos(math.pi * done))
@@ -394,7 +395,7 @@ class LabelSmoothing(nn.Module):
 
     def __init__(self, smoothing: float = 0.1, padding_idx: int = PAD):
         super().__init__()
-        self.smoothing = smoothing
+        self.smoothing = in_domain("smoothing", smoothing)
         self.padding_idx = padding_idx
 
     def forward(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -491,7 +492,8 @@ class EpochReport:
     @property
     def perplexity(self) -> float:
         """exp of the unsmoothed loss a token: among how many tokens the model still hesitates."""
-        return math.exp(self.nll / self.tokens)
+        mean = self.nll / self.tokens
+        return math.exp(mean) if mean < 709 else math.inf  # more than a float can hold
 
     def __iadd__(self, other: "EpochReport") -> "EpochReport":
         """`report += other`: add what another report has summed."""
@@ -522,7 +524,7 @@ def train_step(
 ) -> EpochReport:
     """One optimizer step on the mean loss per token of all the batches in `group`.
 
-    `clip` bounds the gradient's norm. `loss_of` gives a batch's two sums: chapter 12 has a faster
+    `clip` bounds the gradient's norm, unless it is 0. `loss_of` gives a batch's two sums: chapter 12 has a faster
     way to the same numbers. Raises FloatingPointError, before any weight has changed, if the loss
     or the gradient isn't finite.
     """
@@ -533,7 +535,7 @@ def train_step(
         loss, nll = loss_of(model, batch, criterion)
         (loss / per).backward()
         report += EpochReport(loss.item(), nll.item(), batch.ntokens)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), in_domain("clip", clip) or math.inf)
     report.grad_norms.append(norm.item())
     if not math.isfinite(report.loss + norm.item()):
         raise FloatingPointError(f"loss {report.loss}, gradient's norm {norm.item()}")
@@ -579,7 +581,7 @@ print(f"the mean of means misses the gradient by {off_by:.0%} of its length")
 # %%
 def grouped(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
     """`batches` in lists of `size`; the last list is shorter if they do not come out even."""
-    source = iter(batches)
+    source, size = iter(batches), in_domain("accumulate", size)
     while group := list(islice(source, size)):
         yield group
 

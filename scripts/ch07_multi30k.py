@@ -56,6 +56,7 @@ import torch
 
 from scripts import ROOT
 from scripts.book.charts import titled
+from scripts.book.domains import in_domain, list_of_texts
 from scripts.book.exercises import check
 from scripts.book.figures.corpus import length_curves, padding_bars, size_curves, two_batches
 from scripts.book.records import load_record
@@ -176,13 +177,15 @@ def build_vocab(sentences: Iterable[list[str]], min_freq: int = 1):
     """A torchtext `Vocab` of the words in `sentences`: of the training split, and nothing else."""
     from torchtext.vocab import Vocab
 
-    counts = Counter(word for words in sentences for word in words)
+    counts = Counter(word for words in sentences for word in list_of_texts("sentence", words))
     return Vocab(counts, min_freq=min_freq, specials=list(SPECIALS))
 
 
 def unknown_rate(sentences: Iterable[list[str]], vocab) -> float:
     """The share of words, between 0 and 1, that `vocab` doesn't know."""
-    words = [word for sentence in sentences for word in sentence]
+    words = [word for sentence in sentences for word in list_of_texts("sentence", sentence)]
+    if not words:
+        raise ValueError("there are no words")
     # Not `in`: torchtext adds a word to `stoi` as soon as it is looked up there.
     return sum(vocab.stoi.get(word, UNK) == UNK for word in words) / len(words)
 
@@ -332,10 +335,10 @@ class BPETokenizer:
 
         model = io.BytesIO()
         SentencePieceTrainer.train(
-            sentence_iterator=map(plain_text, lines),
+            sentence_iterator=map(plain_text, list_of_texts("lines", lines)),
             model_writer=model,
             model_type="bpe",
-            vocab_size=vocab_size,
+            vocab_size=in_domain("vocab", vocab_size),
             character_coverage=1.0,
             pad_id=PAD,
             unk_id=UNK,
@@ -397,6 +400,7 @@ pd.DataFrame({"word": facts["words"]} | {f"V = {v}": p for v, p in facts["pieces
 # %%
 def tokens_per_sentence(texts: Sequence[str], tokenizer: BPETokenizer) -> float:
     """The mean number of pieces in a text."""
+    texts = list_of_texts("texts", texts, some=True)
     return sum(len(tokenizer.encode(text)) for text in texts) / len(texts)
 
 
@@ -554,7 +558,9 @@ def token_batches(
     for i in order:
         length = max(len(examples[i].src), len(examples[i].tgt))
         if length > max_tokens:
-            raise ValueError(f"a sentence of {length} tokens does not fit {max_tokens} a batch")
+            raise ValueError(
+                f"a sentence of {length} tokens does not fit {max_tokens} a batch: raise max_tokens"
+            )
         longest = max(longest, length)
         if longest * (len(batch) + 1) > max_tokens:
             batches.append(batch)

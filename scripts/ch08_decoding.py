@@ -54,6 +54,7 @@ import torch
 from torch import Tensor, nn
 
 from scripts import ROOT
+from scripts.book.domains import in_domain, list_of_texts
 from scripts.book.exercises import check
 from scripts.book.figures.decoding import beam_tree, beam_tree_chart, kept_chart, temperature_chart
 from scripts.book.instruments import count_calls, count_flops
@@ -363,6 +364,7 @@ def plain_translate(
     trained: Trained, sentences: Sequence[str], beam: int = 1, alpha: float = 0.6
 ) -> list[str]:
     """Translations of `sentences`, in their order, greedy or by beam search; long ones are cut."""
+    sentences, beam = list_of_texts("sentences", sentences), in_domain("beam", beam)
     rows = [source_ids(sentence, trained.tokenizer) for sentence in sentences]
     size = 64 if beam == 1 else 32
     if trained.device.type == "cuda":  # only large batches keep it busy
@@ -610,17 +612,16 @@ kept_chart(*(list(map(piece, ids)) for ids in (hund[0].tolist(), read)), kib=a_p
 
 # %%
 def keep_top(log_probs: Tensor, k: int) -> Tensor:
-    """(B, V) with all but each row's k largest entries at −∞."""
-    if k < 1:
-        raise ValueError(f"top_k must be at least 1, not {k}")
+    """(B, V) with all but each row's k largest entries at −∞; 0 keeps all."""
+    if in_domain("top_k", k) == 0:
+        return log_probs
     top = log_probs.topk(min(k, log_probs.size(-1)), dim=-1)  # (B, k)
     return torch.full_like(log_probs, -torch.inf).scatter(-1, top.indices, top.values)
 
 
 def keep_nucleus(log_probs: Tensor, p: float) -> Tensor:
     """(B, V) with all but the fewest likeliest entries that sum to at least p at −∞ (Holtzman et al. 2020)."""
-    if not 0 < p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, not {p}")
+    in_domain("top_p", p)
     ordered, place = log_probs.sort(dim=-1, descending=True)
     before = ordered.exp().cumsum(dim=-1) - ordered.exp()  # what the likelier ones sum to
     return log_probs.scatter(-1, place, ordered.masked_fill(before >= p, -torch.inf))
@@ -631,8 +632,8 @@ def sharpened(
     log_probs: Tensor, temperature: float, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
     """Log-probabilities (B, V) to what is drawn from, (B, V): temperature, then top-k, then top-p."""
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, not {temperature}")
+    if in_domain("temperature", temperature) == 0:  # its limit: the likeliest token alone
+        return keep_top(log_probs, 1).softmax(dim=-1)
     log_probs = log_probs.double()  # so that the smallest temperatures neither overflow nor vanish
     best = log_probs.amax(dim=-1, keepdim=True)  # (B, 1)
     log_probs = ((log_probs - best) / temperature).log_softmax(dim=-1)
@@ -706,7 +707,7 @@ def sentence_chrf(text: str, reference: str) -> float:
 
 def mbr_choice(candidates: Sequence[str], utility: Callable[[str, str], float]) -> str:
     """The highest mean utility, each candidate once the reference; drawn twice, it counts twice."""
-    counts = Counter(candidates)
+    counts = Counter(list_of_texts("candidates", candidates))
     return max(counts, key=lambda c: sum(n * utility(c, other) for other, n in counts.items()))
 
 

@@ -51,6 +51,7 @@ import pandas as pd
 import torch
 
 from scripts import ROOT
+from scripts.book.domains import in_domain, list_of_texts, texts_side_by_side
 from scripts.book.exercises import check
 from scripts.book.figures.judging import chance_chart, length_chart, rare_word_chart, sentence_table
 from scripts.book.records import load_record
@@ -150,6 +151,7 @@ def bleu_parts(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[s
     """BLEU's parts for tokenised outputs with one reference each (Papineni et al. 2002)."""
     matches, totals = [0] * 4, [0] * 4
     for output, reference in zip(outputs, references, strict=True):
+        output, reference = list_of_texts("output", output), list_of_texts("reference", reference)
         for n in range(1, 5):
             found, wanted = ngram_counts(output, n), ngram_counts(reference, n)
             matches[n - 1] += (found & wanted).total()  # & keeps the smaller count of each
@@ -247,7 +249,7 @@ def bleu_by_many_names(
     trained: Trained, pairs: Sequence[tuple[str, str]], outputs: Sequence[str]
 ) -> dict[str, float]:
     """What is called BLEU: one text for each pair of source and reference, scored in many ways."""
-    references = [reference for _, reference in pairs]
+    outputs, references = list_of_texts("outputs", outputs), [reference for _, reference in pairs]
     as_is = {"tokenize": "none", "force": True}  # split at spaces alone; force: without a warning
     pieces = [
         [" ".join(trained.tokenizer.pieces(text)) for text in side]
@@ -298,6 +300,7 @@ pd.DataFrame({"ten captions": ten, "1,000, recorded": analysis["figures"]}).roun
 # %%
 def chrf_by_hand(outputs: Sequence[str], references: Sequence[str]) -> float:
     """chrF2 of a corpus, from 0 to 100: n-grams of letters, one reference each (Popović 2015)."""
+    outputs, references = texts_side_by_side(outputs=outputs, references=references)
     precisions, recalls = [], []
     for n in range(1, 7):
         match = found = wanted = 0
@@ -356,6 +359,7 @@ def sentence_parts(outputs: Sequence[str], references: Sequence[str]) -> np.ndar
     """What each sentence adds to BLEU's ten sums: (N, 10)."""
     from sacrebleu.metrics import BLEU
 
+    outputs, references = texts_side_by_side(outputs=outputs, references=references)
     metric, rows = BLEU(), []
     for output, reference in zip(outputs, references, strict=True):
         one = metric.corpus_score([output], [[reference]])
@@ -413,11 +417,10 @@ def paired_difference(
     `samples` draws of the sentences (paired bootstrap), `trials` tosses of a coin for each. Raises
     ValueError for no sentences, or for systems that translated a different number of them.
     """
-    if not references:
-        raise ValueError("no sentences: nothing to draw from")
     both = [sentence_parts(texts, references) for texts in (first, second)]
     counts = np.stack(both)  # (2, N, 10)
-    rng, size = np.random.default_rng(seed), len(references)
+    trials, samples = in_domain("trials", trials), in_domain("samples", samples)
+    rng, size = np.random.default_rng(seed), len(counts[0])
     drawn = rng.choice(size, size=(samples, size))  # (samples, N), with repetition
     before, after = (bleu_of_draws(one, drawn) for one in counts)  # (samples,) each
     draws = after - before
@@ -473,13 +476,17 @@ def sacrebleu_p(
     from sacrebleu.metrics import BLEU
     from sacrebleu.significance import PairedTest
 
-    systems, metrics = [("1", list(first)), ("2", list(second))], {"BLEU": BLEU()}
-    test = PairedTest(systems, metrics, [list(references)], test_type="bs", n_samples=samples)
+    first, second, references = texts_side_by_side(
+        first=first, second=second, references=references
+    )
+    systems, metrics = [("1", first), ("2", second)], {"BLEU": BLEU()}
+    test = PairedTest(systems, metrics, [references], test_type="bs", n_samples=samples)
     return test()[1]["BLEU"][1].p_value
 
 
 def lossy(texts: Sequence[str], share: float, rng: np.random.Generator) -> list[str]:
     """The texts without a `share` of their words, chosen at random."""
+    texts = list_of_texts("texts", texts)
     return [" ".join(w for w in text.split() if rng.random() >= share) for text in texts]
 
 

@@ -54,6 +54,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scripts import ROOT
+from scripts.book.domains import list_of_texts
 from scripts.book.exercises import check
 from scripts.book.figures.looking import (
     alignment_methods_chart,
@@ -428,6 +429,7 @@ def word_of_piece(pieces: Sequence[str], words: Sequence[str]) -> list[int]:
 
     Raises ValueError if the pieces don't spell the words.
     """
+    pieces, words = list_of_texts("pieces", pieces), list_of_texts("words", words)
     ends = list(itertools.accumulate(len(word) for word in words))
     spelt, owners = "", []
     for piece in pieces:

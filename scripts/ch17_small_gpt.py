@@ -56,6 +56,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from scripts.book.domains import list_of_texts
 from scripts.book.exercises import check
 from scripts.book.figures.stacks import counting_chart
 from scripts.book.records import load_record
@@ -189,7 +190,7 @@ class Characters:
     """
 
     def __init__(self, texts: Sequence[str], least: int = 10):
-        counts = Counter(char for text in texts for char in text)
+        counts = Counter(char for text in list_of_texts("texts", texts) for char in text)
         self.alphabet = sorted(char for char, count in counts.items() if count >= least)
         self.ids = {char: i for i, char in enumerate(self.alphabet, start=4)}
 

@@ -54,6 +54,7 @@ from torch import Tensor, nn
 
 from scripts import ROOT
 from scripts.book.charts import bars, titled
+from scripts.book.domains import list_of_texts
 from scripts.book.exercises import check
 from scripts.book.figures.learning import ladder_chart, recipe_chart
 from scripts.book.instruments import scramble
@@ -496,7 +497,7 @@ def chrf_risks(texts: Sequence[str], reference: str) -> list[float]:
     """1 − chrF/100 of each text against one reference: 0 for the reference itself."""
     from sacrebleu.metrics import CHRF
 
-    metric = CHRF()
+    metric, texts = CHRF(), list_of_texts("texts", texts)
     return [1 - metric.sentence_score(text, [reference]).score / 100 for text in texts]
 
 

@@ -42,7 +42,7 @@ class GpuOptions(Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check(self.minutes, [item.name for item in agenda()])
+        self.check([item.name for item in agenda()])
 
 
 def run_agenda(options: GpuOptions) -> int:

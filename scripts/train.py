@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from scripts import runs_folder
 from scripts.book.command import Command
+from scripts.book.domains import folder_name
 from scripts.engine.checkpoints import newest_state, saved_states
 from scripts.engine.run import run
 from scripts.engine.settings import PRESETS, TrainConfig, plain_config
@@ -48,22 +49,26 @@ class TrainOptions(TrainConfig):
     overwrite: bool = False
     from_: str | None = None
 
+    def __post_init__(self):
+        super().__post_init__()
+        folder_name("name", self.name)
+
 
 class TrainCommand(Command):
     """The defaults of the other options are a preset's, or those of the run that is lengthened."""
 
     def parse(self, argv: Sequence[str]) -> TrainOptions:
         """The command line as options. Raises ValueError for what makes no sense."""
-        first = super().parse(argv)
-        defaults = asdict(PRESETS[first.preset])
-        if first.from_ is None:
-            chosen = super().parse(argv, defaults)
-            if chosen.corpus == "sample" != defaults["corpus"]:  # it has too few words for the rest
-                return super().parse(argv, defaults | {"vocab": PRESETS["sample"].vocab})
-            return chosen
-        defaults["name"] = f"{Path(first.from_).name}-{first.epochs}"
-        own = runs_folder() / super().parse(argv, defaults).name
-        origin = own if first.resume and saved_states(own) else Path(first.from_)
+        first = self.values(argv)
+        defaults = asdict(PRESETS[first["preset"]])
+        if first["from_"] is None:
+            corpus = self.values(argv, defaults)["corpus"]
+            if corpus == "sample" != defaults["corpus"]:  # it has too few words for the rest
+                defaults["vocab"] = PRESETS["sample"].vocab
+            return super().parse(argv, defaults)
+        defaults["name"] = f"{Path(first['from_']).name}-{first['epochs']}"
+        own = runs_folder() / self.values(argv, defaults)["name"]
+        origin = own if first["resume"] and saved_states(own) else Path(first["from_"])
         if not saved_states(origin):
             raise ValueError(f"{origin} holds no run: give --from the folder of a finished one")
         asked = {n: v for n, v in asked_of(newest_state(origin).meta).items() if n in defaults}

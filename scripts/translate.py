@@ -24,6 +24,7 @@ from typing import BinaryIO, Literal
 from tqdm import tqdm
 
 from scripts.book.command import Command
+from scripts.book.domains import list_of_texts
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import UNK
 from scripts.ch07_multi30k import source_ids
@@ -106,6 +107,7 @@ def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
 
 def text_stream(texts: Iterable[str]) -> BinaryIO:
     """Texts as a stream of bytes, each ended by a newline; bytes that aren't text are kept."""
+    texts = list_of_texts("texts", texts)
     return io.BytesIO("".join(f"{text}\n" for text in texts).encode("utf-8", "surrogateescape"))
 
 

@@ -211,7 +211,9 @@ def test_top_k_keeps_exactly_k():
     assert torch.equal(keep_top(flat, 2).isfinite().sum(dim=1), torch.tensor([2, 2]))
     p = sharpened(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), 1.0, top_k=2)
     torch.testing.assert_close(p, torch.tensor([[0, 0, 1, math.e]]).double() / (1 + math.e))
-    for bad in ({"temperature": 0.0}, {"temperature": math.nan}, {"temperature": 1, "top_k": 0}):
+    assert torch.equal(sharpened(p, 1.0, top_k=0, top_p=1.0), sharpened(p, 1.0))  # both off
+    assert sharpened(p, 0.0).tolist() == [[0, 0, 0, 1]]  # the limit of small temperatures
+    for bad in ({"temperature": -1}, {"temperature": math.nan}, {"temperature": 1, "top_k": -1}):
         with pytest.raises(ValueError):
             sharpened(flat, **bad)
 
@@ -485,14 +487,15 @@ def command(name: str, *argv: str, capsys) -> tuple[int, list[str], str]:
         (["translate", "x", "--beam", "0"], "beam must be from 1"),
         (["translate", "x", "--beam", "many"], "beam"),
         (["translate", "x", "--alpha", "nan"], "alpha"),
-        (["translate", "x", "--sample", "--temperature", "0"], "temperature"),
-        (["translate", "x", "--sample", "--top_k", "0"], "top_k"),
+        (["translate", "x", "--alpha", "0,6"], "with a decimal point"),
+        (["translate", "-5 Grad", "-Hund"], "put -- before it"),
+        (["translate", "-heute"], "put -- before it"),
         (["translate", "x", "--top_k", "3"], "add --sample"),
         (["translate", "x", "--sample", "--seed", "-1"], "seed"),
         (["translate", "x", "--model", "no/such/folder"], "no config.json"),
         (["translate", "x", "--device", "abacus"], "unknown device"),
         (["evaluate", "--split", "none"], "choose from train"),
-        (["evaluate", "--corpus", "bible"], "corpus"),
+        (["evaluate", "--corpus", "bible"], "--corpus must be sample or multi30k, not bible"),
     ],
 )
 def test_bad_commands_get_one_line(argv, says, folder, capsys):

@@ -277,11 +277,14 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
         (train, ["--device", "a toaster"], "unknown device"),
         (train, ["--device", "meta"], "no code for device 'meta'"),
         (train, ["--accumulate", "0"], "accumulate must be at least 1"),
-        (train, ["--save_every", "0"], "save_every must be at least 1"),
-        (train, ["--heads", "0"], "heads must be at least 1"),
+        (train, ["--preset", "sample", "--heads", "512"], "of heads, 512, not 128"),
+        (train, ["--d_model", "33", "--heads", "1"], "d_model must be a multiple of 2, not 33"),
         (train, ["--preset", "base", "--warmup", "0"], "warmup must be at least 1"),
-        (train, ["--dropout", "1"], "dropout must be from 0 to below 1"),
-        (train, ["--optimizer", "muon", "--lr", "0"], "lr must be more than 0"),
+        (train, ["--name", ""], "name must be a plain name"),
+        (train, ["--name", "a/b"], "name must be a plain name"),
+        (train, ["--publish", "../b"], "publish must be a plain name"),
+        (train, ["--preset", "sample", "--vocab", "30"], "than required_chars. 30 vs 61."),
+        (train, ["--preset", "sample", "--max_tokens", "10"], "10 a batch: raise max_tokens"),
         (
             train,
             ["--corpus", "sample", "--vocab", "8192"],
@@ -289,7 +292,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
         ),
         (train, ["--preset", "sample", "--from", "none"], "none holds no run"),
         (train, ["--preset", "sample", "--beam", "101"], "beam must be from 1 to 100"),
-        (train, ["--preset", "sample", "--name", "/proc/nowhere"], "can't write"),
+        (train, ["--preset", "sample", "--name", "taken"], "can't write"),
         (train, ["--preset", "sample", "--resume", "--name", "never-started"], "no checkpoint"),
         (ingredients, ["--seedz", "3"], "seedz"),
     ],
@@ -298,6 +301,7 @@ def test_a_mistake_gets_one_line_and_exit_code_2(
     command, argv, word, capsys, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    (tmp_path / "taken").touch()
     assert command.main(argv) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and word in error

@@ -33,7 +33,7 @@ class ShoutOptions:
     """Not shown: `places` says it."""
     tone: Literal["high", "low"] = "low"
     """How high."""
-    times: int = 2
+    rounds: int = 2
     """How often."""
     echo: bool = False
     """With an echo."""
@@ -43,8 +43,8 @@ class ShoutOptions:
     """Keep it."""
 
     def __post_init__(self):
-        if self.times < 1:
-            raise ValueError("times must be at least 1")
+        if self.rounds < 1:
+            raise ValueError("rounds must be at least 1")
 
 
 def shouting(run, **says):
@@ -55,16 +55,16 @@ def shouting(run, **says):
 
 @shouting
 def shout(options):
-    print(" ".join(options.word).upper() * options.times)
+    print(" ".join(options.word).upper() * options.rounds)
 
 
 def test_fields_are_options(capsys):
     assert shout.parse([]) == ShoutOptions()
-    asked = shout.parse(["1.5", "{a: b}", "--times", "3", "--echo", "--tone", "high"])
+    asked = shout.parse(["1.5", "{a: b}", "--rounds", "3", "--echo", "--tone", "high"])
     assert asked == ShoutOptions(["1.5", "{a: b}"], "high", 3, True)
-    defaults = shout.parse(["--tone", "high"], {"times": 9})
-    assert (defaults.times, defaults.tone) == (9, "high")
-    assert shout(["ho", "--times", "1"]) == 0
+    defaults = shout.parse(["--tone", "high"], {"rounds": 9})
+    assert (defaults.rounds, defaults.tone) == (9, "high")
+    assert shout(["ho", "--rounds", "1"]) == 0
     assert capsys.readouterr().out == "HO\n"
 
 
@@ -80,8 +80,8 @@ def test_help_tells_of_every_field(capsys):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--times", "many"], "times"),
-        (["--times", "0"], "at least 1"),
+        (["--rounds", "many"], "rounds"),
+        (["--rounds", "0"], "at least 1"),
         (["--tone", "shrill"], "tone"),
         (["--volume", "11"], "unrecognized"),
     ],
@@ -121,8 +121,8 @@ def test_a_fault_of_ours_keeps_its_traceback():
 
 
 def test_a_command_is_said_as_it_would_be_typed():
-    typed = as_typed("scripts.shout", ShoutOptions(times=3, echo=True, device="cuda"), ["tone"])
-    assert typed == "python -m scripts.shout --tone low --times 3 --echo true --save true"
+    typed = as_typed("scripts.shout", ShoutOptions(rounds=3, echo=True, device="cuda"), ["tone"])
+    assert typed == "python -m scripts.shout --tone low --rounds 3 --echo true --save true"
     low = as_typed("scripts.shout", ShoutOptions(tone="high"), places=["tone"])
     assert low == "python -m scripts.shout high --save true"
     assert provenance(typed)["repeat"] == provenance(typed)["command"] == typed

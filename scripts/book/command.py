@@ -13,11 +13,15 @@ and ends with `main`, a `Command`: which options it has, and which function does
 import contextlib
 import importlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from scripts.book.domains import check_settings
 
 from scripts.book.at_home import refuse_another_package
 
@@ -65,6 +69,14 @@ class Command:
 
         Raises ValueError, in one line, for what makes no sense.
         """
+        options = self.options(**self.values(argv, defaults))
+        check_settings(options)
+        return options
+
+    def values(
+        self, argv: Sequence[str], defaults: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The same as a dictionary, in which no value has been compared with others yet."""
         from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
         helps = not {"-h", "--help"}.isdisjoint(argv)  # fields' docstrings, slow to collect
@@ -81,9 +93,21 @@ class Command:
             parser.add_argument(f"--{flag.rstrip('_')}", dest=flag, help=text, **takes)
         parser.set_defaults(dict(defaults or {}))
         try:
-            return self.options(**parser.parse_args(list(argv)).as_dict())
+            return parser.parse_args(list(argv)).as_dict()
         except ArgumentError as error:
-            raise ValueError(" ".join(str(error).split())) from error
+            raise ValueError(self.in_words(" ".join(str(error).split()))) from error
+
+    def in_words(self, error: str) -> str:
+        """What jsonargparse says of a mistake, with what is allowed, or what to do."""
+        hints = get_type_hints(self.options)
+        if found := re.match(r'Parser key "(\w+)": .*(?:Got|Given) value: (.*)$', error):
+            name, given = found.groups()
+            return f"--{name} must be {kind_in_words(hints[name])}, not {given}"
+        if error.startswith(("unrecognized", "argument -h")) and list[str] in map(
+            hints.get, self.places
+        ):
+            error += '; if that is a text, put -- before it: -- "-5 Grad"'
+        return error
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Do what the command line asks for. Returns the exit code.
@@ -104,14 +128,39 @@ class Command:
         except (ValueError, OSError) as error:
             print("error:", " ".join(str(error).split()), file=sys.stderr)
             return 2
-        except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":  # torch's, which isn't imported here
+        except (MemoryError, RuntimeError) as error:
+            reason = lack(error)
+            if type(error).__name__ == "OutOfMemoryError":  # torch's, which isn't imported here
+                reason = f"the GPU's memory is full: {self.memory}"
+            if reason is None:
                 raise
-            print(f"error: the GPU's memory is full: {self.memory}", file=sys.stderr)
+            print("error:", reason, file=sys.stderr)
             return 2
         finally:
             release_output()
         return code if isinstance(code, int) else 0
+
+
+def lack(error: BaseException) -> str | None:
+    """What the machine lacks, and what to do, if that is the error; None for a fault of ours."""
+    said = str(error)
+    if isinstance(error, MemoryError) or "can't allocate memory" in said:
+        return "the memory is full: end other programs, or ask for less (sizes, batches, a beam)"
+    if re.search("No working C.. compiler|Failed to find C compiler|TritonMissing", said):
+        return "--compile needs a compiler, such as g++ (on a GPU also Triton): leave it out here"
+    return None
+
+
+def kind_in_words(kind: Any) -> str:
+    """What an option of this type may be."""
+    kinds = {*get_args(kind)} if get_origin(kind) in (Union, UnionType) else {kind}
+    for one in kinds:
+        if get_origin(one) is Literal:
+            return " or ".join(get_args(one))
+    if bool in kinds:
+        return "true or false"
+    number = "a number, with a decimal point (0.6)" if float in kinds else "a whole number"
+    return number if kinds & {int, float} else "a text"
 
 
 def as_typed(

@@ -14,6 +14,7 @@ from functools import partial
 import sentencepiece
 import torch
 
+from scripts.book.domains import list_of_texts
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import BOS, EOS, Batch, grouped
 from scripts.ch07_multi30k import (
@@ -49,7 +50,7 @@ def prepare(config: TrainConfig) -> TrainingData:
     try:
         tokenizer = BPETokenizer.train(lines, config.vocab)
     except RuntimeError as error:  # SentencePiece's own
-        why = str(error).rpartition("] ")[2]
+        why = str(error).rpartition("] ")[2].partition(" Increase")[0]
         raise ValueError(f"--vocab {config.vocab} on {config.corpus}: {why}") from error
     train, val = (encode_pairs(corpus[split], tokenizer) for split in ("train", "val"))
     return TrainingData(corpus, tokenizer, train, val)
@@ -98,6 +99,7 @@ def split_anew(
     texts: Sequence[str], tokenizer: BPETokenizer, p: float, seed: int
 ) -> list[list[int]]:
     """Texts to ids by BPE that skips merges at rate p (Provilkov et al. 2020), seeded."""
+    texts = list_of_texts("texts", texts)
     draw = partial(tokenizer.processor.encode, enable_sampling=True, alpha=p)
     sentencepiece.set_random_generator_seed(seed)  # a thread starts from it, so we take a new one
     with ThreadPoolExecutor(1) as pool:

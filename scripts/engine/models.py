@@ -32,6 +32,10 @@ class Trained:
     config: TrainConfig
     ready: dict[str, Any] = field(default_factory=dict, repr=False)  # see `translating.prepared`
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle gets: all but what was made ready, which it can make again."""
+        return self.__dict__ | {"ready": {}}
+
     @property
     def device(self) -> torch.device:
         """Where the model's weights are."""
@@ -67,10 +71,9 @@ def load_model(folder: Path, device: torch.device | str = "cpu") -> Trained:
     try:
         config = TrainConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
         tokenizer = BPETokenizer.load(folder / "tokenizer.model")
-        model = build_model(config, len(tokenizer))
-    except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(f"{folder} can't be loaded ({reason}): train it again") from error
-    path = folder / "model.safetensors"
+    model, path = build_model(config, len(tokenizer)), folder / "model.safetensors"
     load_weights(model, load_tensors(path)[0], path)
     return Trained(model.to(device).eval(), tokenizer, config)

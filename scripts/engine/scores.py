@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from scripts.book.domains import texts_side_by_side
+
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str], **options: Any) -> Any:
     """sacreBLEU, cased and 13a unless `options` say otherwise: `.score` and its `.signature`."""
@@ -20,7 +22,8 @@ def corpus_chrf(outputs: Sequence[str], references: Sequence[str]) -> Any:
 
 def signed(metric: Any, outputs: Sequence[str], references: Sequence[str]) -> Any:
     """The corpus's score by one of sacreBLEU's metrics, with the metric's signature."""
-    result = metric.corpus_score(list(outputs), [list(references)])
+    outputs, references = texts_side_by_side(outputs=outputs, references=references)
+    result = metric.corpus_score(outputs, [references])
     result.signature = str(metric.get_signature())
     return result
 

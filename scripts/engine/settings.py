@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from scripts.book.domains import check_settings, folder_name
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.ch06_training import cosine_rate
 
@@ -21,7 +22,7 @@ from scripts.ch06_training import cosine_rate
 class TrainConfig:
     """Everything that decides a training run; each field is an option of the command line.
 
-    Raises ValueError if nothing would be trained or saved.
+    Raises ValueError for a number outside of its range, and for sizes that don't fit together.
     """
 
     corpus: Literal["sample", "multi30k"] = "multi30k"
@@ -65,9 +66,9 @@ class TrainConfig:
     muon_lr: float = 0.02
     """Muon's peak learning rate; the same schedule."""
     warmup: int = 400
-    """Steps until the peak."""
+    """Steps until the peak; 0: none."""
     clip: float = 1.0
-    """Largest norm of the gradient."""
+    """Largest norm of the gradient; 0: no limit."""
     seed: int = 1
     """Decides the weights' start, dropout and the batches' order."""
     average: int = 5
@@ -91,7 +92,7 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, …"""
     save_every: int = 200
-    """Steps between two saved states; one is saved after each epoch in any case."""
+    """Steps between two saved states; 0: only after each epoch, when one is saved in any case."""
     tracker: Literal["none", "wandb"] = "none"
     """Also send each epoch's row to Weights & Biases."""
     name: str = "small"
@@ -100,15 +101,16 @@ class TrainConfig:
     """Also save the model as models/PUBLISH and the record as results/PUBLISH.json."""
 
     def __post_init__(self):
-        sizes = ("layers", "d_model", "d_ff", "heads")
-        needed = ("warmup",) * (self.schedule == "inverse_sqrt")  # it divides by these steps
-        for name in (*sizes, "epochs", "accumulate", *needed, "save_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be from 0 to below 1, not {self.dropout}")
-        if self.lr <= 0:
-            raise ValueError(f"lr must be more than 0, not {self.lr}")
+        check_settings(self)
+        if self.d_model % self.heads or self.d_model % 2:
+            heads = "" if self.heads in (1, 2) else f" and of the number of heads, {self.heads}"
+            raise ValueError(f"d_model must be a multiple of 2{heads}, not {self.d_model}")
+        if self.schedule == "inverse_sqrt" and not self.warmup:  # it divides by these steps
+            raise ValueError("warmup must be at least 1 with the schedule inverse_sqrt, not 0")
+        for part in self.name.split("/"):  # an agenda's runs lie in a folder of their own
+            folder_name("name", part)
+        if self.publish is not None:
+            folder_name("publish", self.publish)
 
 
 NARROW = {"layers": 2, "d_model": 128, "d_ff": 256, "heads": 4}

@@ -73,7 +73,9 @@ def static_batches(
 ) -> list[list[int]]:
     """An epoch's batches: every pair once, each batch of pairs that need the same width."""
     if widths[-1] > max_tokens:
-        raise ValueError(f"a sentence of {widths[-1]} tokens does not fit {max_tokens} a batch")
+        raise ValueError(
+            f"a sentence of {widths[-1]} tokens does not fit {max_tokens} a batch: raise max_tokens"
+        )
     groups: dict[int, list[int]] = {width: [] for width in widths}
     order = list(range(len(examples)))
     rng.shuffle(order)

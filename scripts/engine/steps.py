@@ -40,8 +40,8 @@ class Figures(NamedTuple):
 class Step:
     """Optimizer steps on batches of any shape: the eager kind.
 
-    `loss_of` maps (model, batch, criterion) to two sums. `clip` bounds the gradient's norm. On a
-    GPU the optimizer must heed `found_inf`, as PyTorch's fused Adam and our Muon do.
+    `loss_of` maps (model, batch, criterion) to two sums. `clip` bounds the gradient's norm, unless
+    it is 0. On a GPU the optimizer must heed `found_inf`, as PyTorch's fused Adam and our Muon do.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Step:
         clip: float = math.inf,
     ):
         self.model, self.criterion, self.optimizer = model, criterion, optimizer
-        self.loss_of, self.clip = loss_of, clip
+        self.loss_of, self.clip = loss_of, clip or math.inf
         self.device = next(model.parameters()).device
         # If processes share a step, `join_gradients` puts here what keeps gradients local.
         self.without_sync: Callable[[], AbstractContextManager] = nullcontext

@@ -4,6 +4,7 @@ It saves its state, resumes from it to the bit (on another machine: as that one 
 number overflows or it is asked to. Which loss is computed, and how fast, is not its business.
 """
 
+import math
 import random
 import time
 from collections.abc import Mapping
@@ -176,7 +177,8 @@ class Training:
         """Whether to save now. On a GPU steps are short and states large: at most every 30 s."""
         clocked = self.device.type != "cpu" and self.ranks.world == 1  # several clocks may disagree
         short = clocked and time.monotonic() - self.saved < 30
-        return self.done % self.config.save_every == 0 and not short
+        every = self.config.save_every or math.inf
+        return self.done % every == 0 and not short
 
     def load(self) -> None:
         """Make the current epoch's plan, and hand this process's share of it to `take`."""

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from scripts.book.domains import check_settings, list_of_texts
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
@@ -27,7 +28,6 @@ from scripts.engine.models import Trained
 from scripts.engine.searching import cached_beam_search, cached_greedy, cached_sample
 
 Rows = Sequence[Sequence[int]]  # encoded sentences, each with its eos
-MAX_BEAM = 100  # wider costs memory and, as chapter 8 shows, gains nothing
 
 
 @dataclass
@@ -41,11 +41,11 @@ class DecodeOptions:
     sample: bool = False
     """Draw each token instead of searching for the best text."""
     temperature: float = 1.0
-    """With --sample: below 1 likely tokens gain, above 1 unlikely ones."""
+    """With --sample: below 1 likely tokens gain, above 1 unlikely ones; 0: the likeliest alone."""
     top_k: int | None = None
-    """With --sample: draw from the k likeliest tokens only."""
+    """With --sample: draw from the k likeliest tokens only; 0: from all."""
     top_p: float | None = None
-    """With --sample: draw from the fewest tokens that sum to this much probability."""
+    """With --sample: draw from the fewest tokens that sum to this much probability; 1: from all."""
     exact: bool = False
     """Stop a beam only when nothing in it can overtake what has ended."""
     seed: int = 0
@@ -54,18 +54,8 @@ class DecodeOptions:
     """Of products; auto: int8 if that is exact and fast, but float32 with --sample."""
 
     def __post_init__(self):
-        bounds = {
-            "beam": (self.beam is None or 1 <= self.beam <= MAX_BEAM, f"from 1 to {MAX_BEAM}"),
-            "alpha": (self.alpha is None or 0 <= self.alpha <= 10, "from 0 to 10"),
-            "temperature": (self.temperature > 0, "positive"),
-            "top_k": (self.top_k is None or self.top_k >= 1, "at least 1"),
-            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1"),
-            "seed": (0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
-        }
-        for name, (fits, bound) in bounds.items():
-            if not fits:
-                raise ValueError(f"{name} must be {bound}, not {getattr(self, name)}")
-        if not self.sample and (self.temperature, self.top_k, self.top_p) != (1, None, None):
+        check_settings(self)
+        if not self.sample and (self.temperature, self.top_k or 0, self.top_p or 1) != (1, 0, 1):
             raise ValueError("temperature, top_k and top_p are for sampling: add --sample")
 
     def precision_on(self, device: torch.device) -> str:
@@ -244,6 +234,7 @@ def translate(
 
     Raises ValueError for a text of more than `MAX_LEN` tokens, eos included.
     """
+    sentences = list_of_texts("sentences", sentences)
     rows = [[*trained.tokenizer.encode(sentence), EOS] for sentence in sentences]
     for number, row in enumerate(rows, start=1):
         if len(row) > MAX_LEN:
@@ -256,5 +247,6 @@ def fast_translate(
     trained: Trained, sentences: Sequence[str], beam: int = 1, alpha: float = 0.6
 ) -> list[str]:
     """What chapter 8's `plain_translate` gives: long sentences are cut, none is refused."""
+    sentences = list_of_texts("sentences", sentences)
     rows = [source_ids(sentence, trained.tokenizer) for sentence in sentences]
     return decode_texts(trained, rows, DecodeOptions(beam=beam, alpha=alpha))

@@ -72,5 +72,10 @@ def tracker_of(config: Any, folder: Path) -> Iterator[Callable[[dict[str, float]
     except ImportError as error:
         raise ValueError("--tracker wandb needs its package: pip install wandb") from error
     about = {"project": "from-attention-to-translation", "name": config.name, "dir": folder}
-    with wandb.init(config=asdict(config), **about) as tracked:
+    try:
+        tracked = wandb.init(config=asdict(config), **about)
+    except wandb.Error as error:  # it knows no key, or reaches nobody
+        remedy = "run `wandb login`, or set WANDB_MODE=offline"
+        raise ValueError(f"--tracker wandb doesn't start ({error}): {remedy}") from error
+    with tracked:
         yield lambda row: tracked.log(row, step=int(row["epoch"]))

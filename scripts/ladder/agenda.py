@@ -58,10 +58,8 @@ class Settings:
     def __post_init__(self):
         self.device = torch.device(self.device)
 
-    def check(self, time: float, known: Collection[str]) -> None:
-        """Raise ValueError if there is no time, or no such item."""
-        if not time > 0:
-            raise ValueError("the time must be more than 0")
+    def check(self, known: Collection[str]) -> None:
+        """Raise ValueError if there is no such item."""
         for name in self.names:
             if name not in known:
                 raise ValueError(f"unknown item {name!r}: choose from {', '.join(known)}")

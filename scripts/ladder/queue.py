@@ -42,7 +42,7 @@ class QueueOptions(Settings):
     reserve = 6.0
 
     def __post_init__(self):
-        self.check(self.hours, [item.name for item in ladder_items(hours=True)])
+        self.check([item.name for item in ladder_items(hours=True)])
 
     def repeat(self, name: str) -> str:
         """The command that does item `name`, and what it needs."""

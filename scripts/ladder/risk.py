@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from scripts.book.domains import list_of_texts
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch12_going_fast import Layout
@@ -38,6 +39,7 @@ def bleu_risks(texts: Sequence[str], reference: str) -> list[float]:
     """
     from sacrebleu.metrics import BLEU
 
+    texts = list_of_texts("texts", texts)
     metric = BLEU(smooth_method="add-k", smooth_value=1, effective_order=True)
     return [1 - metric.sentence_score(text, [reference]).score / 100 for text in texts]
 

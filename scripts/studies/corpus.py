@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.book.command import Command, as_typed
+from scripts.book.domains import list_of_texts
 from scripts.book.records import provenance, save_record
 from scripts.ch07_multi30k import (
     BPETokenizer,
@@ -58,12 +59,14 @@ def unknown_words(pairs: dict[str, list[tuple[str, str]]]) -> list[dict[str, Any
 
 def word_counts(texts: Sequence[str]) -> dict[str, int]:
     """How many different words `texts` hold, and how many of them occur once."""
+    texts = list_of_texts("texts", texts)
     counts = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
     return {"different": len(counts), "once": sum(times == 1 for times in counts.values())}
 
 
 def length_shares(texts: Sequence[str]) -> dict[str, float]:
     """The share of texts with 1, 2, … words, split at spaces."""
+    texts = list_of_texts("texts", texts, some=True)
     counts = Counter(len(text.split()) for text in texts)
     return {str(n): round(counts[n] / len(texts), 5) for n in range(1, max(counts) + 1)}
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from scripts.book.command import Command
+from scripts.book.domains import list_of_texts, texts_side_by_side
 from scripts.ch08_decoding import Hypothesis, sentence_chrf
 from scripts.ch10_judging import (
     bleu_by_many_names,
@@ -72,6 +73,8 @@ def bleu_by_length(
 
     A length is a number of words between spaces. Buckets without a sentence are left out.
     """
+    together = texts_side_by_side(sources=sources, outputs=outputs, references=references)
+    sources, outputs, references = together
     counts = sentence_parts(outputs, references)  # (N, 10)
     names = np.array([bucket_of(max(1, len(text.split())), LENGTH_EDGES) for text in sources])
     rng, table = np.random.default_rng(0), []
@@ -100,6 +103,8 @@ def recall_by_frequency(
     A word counts as found at most as often as the output has it. `sentences` are those whose rarest
     word falls into the bucket, `bleu` is theirs (None if there are none).
     """
+    outputs, references = texts_side_by_side(outputs=outputs, references=references)
+    training = list_of_texts("training", training)
     seen = Counter(word for text in training for word in plain_words(text))
     labels = bucket_labels(FREQUENCY_EDGES)
     words, found, rarest = Counter(), Counter(), {label: [] for label in labels}
@@ -172,6 +177,7 @@ def worst_and_best(
     outputs: Texts, references: Texts, count: int = 10
 ) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """Numbers and chrF2 of the worst and the best sentences; among equals the longest is best."""
+    outputs, references = texts_side_by_side(outputs=outputs, references=references)
     scores = [round(sentence_chrf(*both), 1) for both in zip(outputs, references, strict=True)]
     order = sorted(range(len(scores)), key=lambda i: (scores[i], len(references[i]), i))
     ranked = [(i, scores[i]) for i in order]

@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any
 
 from scripts import ROOT, runs_folder
+from scripts.book.domains import list_of_texts
 from scripts.book.records import sha256
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch07_multi30k import encode_pairs
@@ -97,6 +98,7 @@ def reverse_texts(setting: Mapping[str, Any], wanted: Run) -> list[str]:
 
 def word_facts(texts: Sequence[str]) -> dict[str, float]:
     """How many words and different words, and the next word's entropy in nats, given the last."""
+    texts = list_of_texts("texts", texts, some=True)
     lines = [["<s>", *plain_words(text), "</s>"] for text in texts]
     firsts = Counter(word for line in lines for word in line[:-1])
     neighbours = Counter(pair for line in lines for pair in itertools.pairwise(line))

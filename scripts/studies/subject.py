@@ -33,10 +33,6 @@ class StudyOptions:
     save: bool = False
     """Keep the result in results/, where the chapter finds it."""
 
-    def __post_init__(self):
-        if self.sentences is not None and self.sentences < 1:
-            raise ValueError(f"sentences must be at least 1, not {self.sentences}")
-
 
 def encoded(trained: Trained, pairs: Pairs) -> tuple[Rows, Texts]:
     """The sources as ids, eos included, and the references."""

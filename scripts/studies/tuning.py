@@ -1,6 +1,7 @@
 """Fine-tuning by cross-entropy and by minimum risk, for chapter 21's recipes."""
 
 import copy
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def fine_tuned(
         chosen = [order[(step * size + i) % len(order)] for i in range(size)]
         optimizer.zero_grad(set_to_none=True)
         loss_of(model, [train[i] for i in chosen]).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), trained.config.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), trained.config.clip or math.inf)
         optimizer.step()
         scheduler.step()
     return model
