@@ -364,7 +364,8 @@ def plain_translate(
     trained: Trained, sentences: Sequence[str], beam: int = 1, alpha: float = 0.6
 ) -> list[str]:
     """Translations of `sentences`, in their order, greedy or by beam search; long ones are cut."""
-    sentences, beam = list_of_texts("sentences", sentences), in_domain("beam", beam)
+    sentences = list_of_texts("sentences", sentences)
+    beam, alpha = in_domain("beam", beam), in_domain("alpha", alpha)
     rows = [source_ids(sentence, trained.tokenizer) for sentence in sentences]
     size = 64 if beam == 1 else 32
     if trained.device.type == "cuda":  # only large batches keep it busy
@@ -707,7 +708,7 @@ def sentence_chrf(text: str, reference: str) -> float:
 
 def mbr_choice(candidates: Sequence[str], utility: Callable[[str, str], float]) -> str:
     """The highest mean utility, each candidate once the reference; drawn twice, it counts twice."""
-    counts = Counter(list_of_texts("candidates", candidates))
+    counts = Counter(list_of_texts("candidates", candidates, some=True))
     return max(counts, key=lambda c: sum(n * utility(c, other) for other, n in counts.items()))
 
 

@@ -376,7 +376,7 @@ class GroupedAttention(OpenAttention):
 
     def __init__(self, h: int, d_model: int, dropout: float = 0.1, groups: int = 1):
         super().__init__(h, d_model, dropout)
-        if h % groups:
+        if groups < 1 or h % groups:
             raise ValueError(f"{h} heads can't be dealt out to {groups} groups")
         self.groups = groups
         width = d_model // h * groups

@@ -256,6 +256,8 @@ for kind, layer in layers.items():
 # %%
 def near_by(T: int, S: int, window: int, device: torch.device | None = None) -> Tensor:
     """(T, S) boolean: is key j closer than `window` to query i? The T queries are the last of S positions."""
+    if window < 1:
+        raise ValueError(f"a window has at least 1 position, not {window}")
     place = torch.arange(S, device=device)
     return (place[S - T :, None] - place).abs() < window
 

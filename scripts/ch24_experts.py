@@ -137,6 +137,8 @@ class MixtureOfExperts(nn.Module):
         shared: int = 1,
     ):
         super().__init__()
+        if not 1 <= top <= experts:
+            raise ValueError(f"top must be from 1 to the number of experts, {experts}, not {top}")
         self.top = top
         self.router = nn.Linear(d_model, experts, bias=False)
         self.experts = nn.ModuleList(SwiGLU(d_model, width, dropout) for _ in range(experts))

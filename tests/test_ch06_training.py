@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.instruments import saved_bytes
 from scripts.ch01_attention import subsequent_mask
+from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import (
     BOS,
     COPY_VOCAB,
@@ -230,6 +231,33 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before():
     report = run_epoch([batch], model, criterion, optimizer, clip=0.1)
     torch.testing.assert_close(report.grad_norms, [free.norm().item()])
     torch.testing.assert_close(gradient_of(model), free * 0.1 / free.norm(), rtol=1e-4, atol=0)
+    for unlimited in (0, math.inf):
+        train_step(model, [batch], criterion, optimizer, clip=unlimited)
+        assert torch.equal(gradient_of(model), free)
+    with pytest.raises(ValueError, match="clip must be at least 0"):  # PyTorch would turn around
+        train_step(model, [batch], criterion, optimizer, clip=-1.0)
+
+
+@pytest.mark.parametrize(
+    "senseless",
+    [
+        lambda: LabelSmoothing(1.5),
+        lambda: LabelSmoothing(-0.1),
+        lambda: rate(1, 512, warmup=0),
+        lambda: cosine_rate(1, 1e-3, warmup=-1, total=10),
+        lambda: run_epoch([], small(), LabelSmoothing(), accumulate=0),
+        lambda: make_model(9, 9, N=0),
+        lambda: make_model(9, 9, N=1, h=0),
+        lambda: make_model(9, 9, N=1, dropout=1.5),
+    ],
+)
+def test_senseless_rates_and_counts_are_refused_when_they_are_given(senseless):
+    with pytest.raises(ValueError, match="must be|counts? from 1|multiple|has to be"):
+        senseless()
+
+
+def test_a_perplexity_may_be_more_than_a_float_holds():
+    assert EpochReport(nll=1000.0, tokens=1).perplexity == math.inf
 
 
 # --- accumulation ---

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -314,9 +315,15 @@ def test_wandb_gets_each_epochs_row_offline(data, tmp_path, monkeypatch):
 
 
 def test_a_missing_tracker_is_said_before_training(data, tmp_path, monkeypatch):
+    config = replace(SAMPLE, tracker="wandb", device="cpu")
+    wandb = pytest.importorskip("wandb")
+    unknown = mock.Mock(side_effect=wandb.errors.UsageError("No API key configured."))
+    monkeypatch.setattr(wandb, "init", unknown)
+    with pytest.raises(ValueError, match=r"\(No API key configured.\): run `wandb login`"):
+        fit(config, data, tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match="pip install wandb"):
-        fit(replace(SAMPLE, tracker="wandb", device="cpu"), data, tmp_path)
+        fit(config, data, tmp_path)
 
 
 def test_a_full_gpu_is_said_in_one_line(monkeypatch, capsys):

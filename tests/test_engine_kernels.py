@@ -1,6 +1,7 @@
 """The compiled functions do what PyTorch's do, and nothing needs them; decoding in few bits."""
 
 import copy
+import pickle
 import subprocess
 from dataclasses import replace
 from functools import partial
@@ -273,6 +274,9 @@ def test_a_model_is_made_ready_once_until_its_weights_change(trained):
     ready = prepared(trained)
     assert prepared(trained) is ready and prepared(trained, "int8") is not ready
     before = translate(trained, ["Ein Hund schläft."])
+    for copied in (copy.deepcopy(trained), pickle.loads(pickle.dumps(trained))):
+        assert not copied.ready and trained.ready
+        assert translate(copied, ["Ein Hund schläft."]) == before
     weight = trained.model.decoder.layers[-1].feed_forward.contract.weight  # read only when packed
     kept = weight.detach().clone()
     with torch.no_grad():

@@ -80,9 +80,11 @@ def test_help_tells_of_every_field(capsys):
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--rounds", "many"], "rounds"),
+        (["--rounds", "many"], "--rounds must be a whole number, not many"),
+        (["--echo=maybe"], "echo"),
+        (["-ho"], "put -- before it"),
         (["--rounds", "0"], "at least 1"),
-        (["--tone", "shrill"], "tone"),
+        (["--tone", "shrill"], "--tone must be high or low, not shrill"),
         (["--volume", "11"], "unrecognized"),
     ],
 )
@@ -99,7 +101,10 @@ def test_a_mistake_gets_one_line(argv, says, capsys):
         (KeyboardInterrupt(), 130, "again goes on"),
         (BrokenPipeError(), 141, ""),
         (OSError(28, "No space left"), 2, "No space left"),
-        (torch.OutOfMemoryError("CUDA out of memory"), 2, "memory is full: buy more"),
+        (torch.OutOfMemoryError("CUDA out of memory"), 2, "GPU's memory is full: buy more"),
+        (MemoryError(), 2, "the memory is full"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "the memory is full"),
+        (RuntimeError("InvalidCxxCompiler: No working C++ compiler found"), 2, "such as g++"),
     ],
 )
 def test_every_end_has_its_code(fault, code, says, capsys):

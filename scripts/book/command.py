@@ -102,10 +102,10 @@ class Command:
         hints = get_type_hints(self.options)
         if found := re.match(r'Parser key "(\w+)": .*(?:Got|Given) value: (.*)$', error):
             name, given = found.groups()
-            return f"--{name} must be {kind_in_words(hints[name])}, not {given}"
-        if error.startswith(("unrecognized", "argument -h")) and list[str] in map(
-            hints.get, self.places
-        ):
+            option = name if name in self.places else f"--{name}"
+            return f"{option} must be {kind_in_words(hints[name])}, not {given}"
+        takes_texts = list[str] in map(hints.get, self.places)
+        if takes_texts and error.startswith(("unrecognized", "argument -h")):
             error += '; if that is a text, put -- before it: -- "-5 Grad"'
         return error
 
@@ -144,7 +144,7 @@ class Command:
 def lack(error: BaseException) -> str | None:
     """What the machine lacks, and what to do, if that is the error; None for a fault of ours."""
     said = str(error)
-    if isinstance(error, MemoryError) or "can't allocate memory" in said:
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in said:
         return "the memory is full: end other programs, or ask for less (sizes, batches, a beam)"
     if re.search("No working C.. compiler|Failed to find C compiler|TritonMissing", said):
         return "--compile needs a compiler, such as g++ (on a GPU also Triton): leave it out here"

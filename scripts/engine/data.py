@@ -14,7 +14,7 @@ from functools import partial
 import sentencepiece
 import torch
 
-from scripts.book.domains import list_of_texts
+from scripts.book.domains import in_domain, list_of_texts
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import BOS, EOS, Batch, grouped
 from scripts.ch07_multi30k import (
@@ -99,7 +99,7 @@ def split_anew(
     texts: Sequence[str], tokenizer: BPETokenizer, p: float, seed: int
 ) -> list[list[int]]:
     """Texts to ids by BPE that skips merges at rate p (Provilkov et al. 2020), seeded."""
-    texts = list_of_texts("texts", texts)
+    texts, p = list_of_texts("texts", texts), in_domain("bpe_dropout", p)
     draw = partial(tokenizer.processor.encode, enable_sampling=True, alpha=p)
     sentencepiece.set_random_generator_seed(seed)  # a thread starts from it, so we take a new one
     with ThreadPoolExecutor(1) as pool:
