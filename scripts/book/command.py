@@ -21,9 +21,8 @@ from dataclasses import asdict, dataclass, field
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from scripts.book.domains import check_settings
-
 from scripts.book.at_home import refuse_another_package
+from scripts.book.domains import check_settings
 
 GOES_ON = "interrupted: the same command goes on where it left off"  # said by one that resumes
 
