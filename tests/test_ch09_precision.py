@@ -45,7 +45,7 @@ def test_a_run_says_once_that_its_16_bits_are_emulated(monkeypatch, data, tmp_pa
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
     monkeypatch.setattr(run, "prepare", lambda config: data)
-    monkeypatch.setattr(run, "fit", Mock(side_effect=Stopped(2, 0)))
+    monkeypatch.setattr(run, "trained_to_end", Mock(side_effect=Stopped(2, 0)))
     for precision in ("auto", "bf16"):
         with pytest.raises(Stopped):
             run.run(replace(AUTO, precision=precision))
