@@ -394,7 +394,7 @@ pd.DataFrame({"word": facts["words"]} | {f"V = {v}": p for v, p in facts["pieces
 # %% [markdown]
 # Frequent parts become pieces, such as *fahrer* (driver) and *bogen* (bow). But BPE knows no meaning: *Forelle* (trout) falls into *f ore l le*.
 #
-# **Picture.** A larger vocabulary makes shorter sentences, and attention's cost grows with the square of the length (chapter 1). But each entry is a row of D numbers to be learned, and the rows of rare pieces are learned badly.
+# **Picture.** A larger vocabulary makes shorter sentences, which take less work. But each entry is a row of D numbers to be learned, and the rows of rare pieces are learned badly.
 
 
 # %%
