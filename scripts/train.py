@@ -14,6 +14,7 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.train"))
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -51,7 +52,8 @@ class TrainOptions(TrainConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        folder_name("name", self.name)
+        if not self.resume:  # an older run may have another name
+            folder_name("name", self.name)
 
 
 class TrainCommand(Command):
@@ -71,7 +73,9 @@ class TrainCommand(Command):
         origin = own if first["resume"] and saved_states(own) else Path(first["from_"])
         if not saved_states(origin):
             raise ValueError(f"{origin} holds no run: give --from the folder of a finished one")
-        asked = {n: v for n, v in asked_of(newest_state(origin).meta).items() if n in defaults}
+        settings = json.loads((origin / "config.json").read_text("utf-8"))  # also of older runs
+        settings |= asked_of(newest_state(origin).meta)
+        asked = {n: value for n, value in settings.items() if n in defaults}
         return super().parse(argv, defaults | asked | {"name": defaults["name"], "publish": None})
 
 

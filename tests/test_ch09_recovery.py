@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -35,6 +36,7 @@ from scripts.book.records import load_record, sha256
 from scripts.ch06_training import cosine_rate
 from scripts.engine import checkpoints, losses
 from scripts.engine import run as engine_run
+from scripts.engine import training as engine_training
 from scripts.engine.cards import model_card
 from scripts.engine.checkpoints import (
     load_tensors,
@@ -315,8 +317,8 @@ def test_killed_in_any_write(workshop, tmp_path):
     few = ("--average", "1", "--save_every", "20")
     straight, killed, other = (tmp_path / name for name in ("straight", "killed", "other"))
     assert workshop.run(straight, *few) == 0
-    # One state, the first epoch's six files, and a state in the second epoch.
-    assert workshop.run(killed, *few, fatal_write=(8, "after")) == -signal.SIGKILL
+    # Two states, the first epoch's six files, and a state in the second epoch.
+    assert workshop.run(killed, *few, fatal_write=(9, "after")) == -signal.SIGKILL
     shutil.copytree(killed, other)
     torn: list[str] = []
     for number in itertools.count(1):
@@ -697,6 +699,14 @@ def test_a_finished_run_is_begun_anew(data, straight, tmp_path):
     kept = contents(tmp_path)
     fit(TINY, data, tmp_path, resume=True)
     assert contents(tmp_path) == kept
+
+
+def test_a_run_that_ends_after_its_first_model_goes_on(data, straight, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(engine_training, "write_log", Mock(side_effect=OSError))
+        fit(replace(TINY, save_every=0), data, tmp_path)
+    fit(TINY, data, tmp_path, resume=True)
+    assert outcome(tmp_path) == straight
 
 
 @pytest.mark.parametrize("bleus", [(1.0, 3.0, 2.0), (3.0, 1.0, 2.0)])

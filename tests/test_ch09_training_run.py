@@ -440,6 +440,8 @@ def test_a_run_is_done_once_and_replaced_if_asked(commands, finished, monkeypatc
         assert train.main(["--preset", "sample"]) == 0
     first, *report = capsys.readouterr().out.splitlines()
     assert "nothing to train" in first and finished[1].endswith("\n".join(report) + "\n")
+    for other in (["--beam", "3"], ["--precision", "bf16"]):  # what decides the scores, too
+        assert train.main(["--preset", "sample", *other]) == 2
     assert contents(commands) == before
     record = load_record("record", commands / "one")
     (commands / "one/record.json").unlink()

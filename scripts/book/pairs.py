@@ -8,6 +8,7 @@ nothing is written.
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import jupytext
@@ -68,11 +69,12 @@ class Chapter:
         places = [f"./{path.relative_to(self.root)}" for path in self.paths.values()]
         for commit in self.git("log", "--format=%h", "--", *places).split():
             texts = (self.git("show", f"{commit}:{place}") for place in places)
-            sources = {
-                self.source(*text) for text in zip(texts, self.paths, strict=True) if text[0]
-            }
-            if len(sources) == 1:
-                return sources.pop()
+            with suppress(ValueError):  # a notebook that was committed broken
+                sources = {
+                    self.source(*text) for text in zip(texts, self.paths, strict=True) if text[0]
+                }
+                if len(sources) == 1:
+                    return sources.pop()
         return None
 
     def git(self, *words: str) -> str:
@@ -109,6 +111,9 @@ class Chapter:
             stored = jupytext.reads(self.texts[NOTEBOOK], NOTEBOOK, config=CONFIG)
             book = combine_inputs_with_outputs(book, stored, SCRIPT)
         notebook = jupytext.writes(book, NOTEBOOK, config=CONFIG).rstrip() + "\n"
+        for kind, path in self.paths.items():
+            if path.exists() and path.read_text("utf-8") != self.texts.get(kind):
+                raise ValueError(f"{path} was edited meanwhile: run make notebooks again")
         for kind, text in ((SCRIPT, script), (NOTEBOOK, notebook)):
             if text != self.texts.get(kind):
                 self.paths[kind].parent.mkdir(exist_ok=True)

@@ -20,13 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from scripts import ROOT, runs_folder
+from scripts.book.domains import folder_name
 from scripts.book.files import writable
 from scripts.book.records import load_record, provenance, save_record, sha256
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch09_training_run import average_checkpoints, validate
 from scripts.ch12_going_fast import keep_memory
 from scripts.engine.cards import publish, refuse_to_publish, write_card
-from scripts.engine.checkpoints import load_weights, newest_state, saved_states
+from scripts.engine.checkpoints import load_tensors, load_weights, newest_state, saved_states
 from scripts.engine.data import TrainingData, prepare
 from scripts.engine.losses import LossOf, loss_function_of, resolved
 from scripts.engine.models import Trained, load_model, save_model
@@ -37,7 +38,14 @@ from scripts.engine.settings import TrainConfig, build_model, multiplies_bf16, p
 from scripts.engine.signals import StopSignal
 from scripts.engine.static import static_lengths
 from scripts.engine.steps import KINDS, Step, ask_for_determinism
-from scripts.engine.training import Training, differences, refuse_to_replace, start_anew
+from scripts.engine.training import (
+    OF_MACHINE,
+    Training,
+    asked_of,
+    best_weights,
+    refuse_to_replace,
+    start_anew,
+)
 from scripts.engine.translating import DecodeOptions, fast_translate
 from scripts.engine.watching import gpu_row, in_words, tracker_of
 
@@ -81,7 +89,8 @@ def training_of(
     state = newest_state(lengthen or folder) if lengthen or resume else None
     if device.index is not None and device.type == "cuda":
         torch.cuda.set_device(device)  # a recording is made on the current one
-    config = resolved(config, device, ranks.world, state and state.meta["run"].get("step"))
+    step = state.meta["run"].get("step", "eager") if state else None
+    config = resolved(config, device, ranks.world, step)
     if config.deterministic and device.type == "cuda":
         ask_for_determinism()
     model = build_model(config, len(data.tokenizer)).to(device)
@@ -138,6 +147,7 @@ def trained_to_end(
         if ranks.first and not resume:
             if not overwrite:
                 refuse_to_replace(folder)
+            folder.mkdir(parents=True, exist_ok=True)
             start_anew(folder)  # only now: no mistake in the options deletes anything
         if lengthen:
             training.take_over(lengthen)
@@ -175,7 +185,11 @@ def average_if_better(
         load_weights(trained.model, average_checkpoints(paths), paths[-1])
         name = f"mean of the last {len(paths)}"
         scores[name] = validated_by(trained, data)["val_bleu"]
+        best = best_weights(folder, history)
         if scores[name] > scores["best epoch"]:
+            save_model(folder, trained)
+        elif best.is_file():  # a mean may be stored that another machine had found better
+            load_weights(trained.model, load_tensors(best)[0], best)
             save_model(folder, trained)
     return {name: round(score, 5) for name, score in scores.items()}
 
@@ -258,17 +272,20 @@ def command_of(options: Sequence[str]) -> str:
     return shlex.join([*start, "-m", "scripts.train", *options])
 
 
-def ended_before(config: TrainConfig, folder: Path, ranks: Ranks) -> dict[str, Any] | None:
+def ended_before(
+    config: TrainConfig, folder: Path, ranks: Ranks, lengthen: Path | None
+) -> dict[str, Any] | None:
     """The record in `folder`, if this very run has ended there; None if nothing is there.
 
     Raises ValueError if anything else is.
     """
-    with suppress(FileNotFoundError, ValueError):
+    with suppress(FileNotFoundError, KeyError, ValueError):
         meta, record = newest_state(folder).meta, load_record("record", folder)
-        step = meta["run"].get("step")
-        config = resolved(config, pick_device(config.device), ranks.world, step)
-        recipe, _ = differences(meta, config, ranks)
-        if meta["epoch"] > config.epochs and not recipe:
+        asked, origin = asked_of(meta), (meta.get("origin") or {}).get("run")
+        free = ("device", "name", "publish", "tracker", "save_every", *OF_MACHINE)
+        same = all(asked.get(n) == value for n, value in asdict(config).items() if n not in free)
+        same &= origin == (lengthen.name if lengthen else None)
+        if same and meta["run"]["processes"] == ranks.world and meta["epoch"] > config.epochs:
             return record
     refuse_to_replace(folder)
     return None
@@ -290,14 +307,25 @@ def run(
     """
     device, folder = pick_device(config.device), runs_folder() / config.name
     made = provenance(command_of(options), device)  # first: names the code that runs
-    DecodeOptions(beam=config.beam, alpha=config.alpha)  # its errors now, not hours later
+    if not resume:  # an older run may have another name
+        for part in config.name.split("/"):  # an agenda's runs lie in a folder of their own
+            folder_name("name", part)
+    if config.publish is not None:
+        folder_name("publish", config.publish)
     if lengthen and lengthen.resolve() == folder.resolve():
         raise ValueError(f"{folder} can't be lengthened in its own place: give another --name")
     with join_ranks(device) as ranks:
-        if config.publish and ranks.first and not overwrite:
-            refuse_to_publish(folder, config.publish)
-        looks = ranks.first and not (resume or overwrite)
-        (ended, *_) = ranks.gather(ended_before(config, folder, ranks) if looks else None)
+        ended = refusal = None
+        try:
+            if config.publish and ranks.first and not overwrite:
+                refuse_to_publish(folder, config.publish)
+            if ranks.first and not (resume or overwrite):
+                ended = ended_before(config, folder, ranks, lengthen)
+        except ValueError as error:  # the others wait: they hear it, too
+            refusal = error
+        ((ended, refusal), *_) = ranks.gather((ended, refusal))
+        if refusal:
+            raise refusal
         if ended:
             if ranks.first:
                 print(f"{folder} holds this very run, of {ended['date'][:10]}: nothing to train")
@@ -331,5 +359,7 @@ def run(
     save_record("record", record, folder)
     write_card(folder, record)
     if config.publish:
+        if not overwrite:
+            refuse_to_publish(folder, config.publish)  # something may have come there meanwhile
         publish(folder, config.publish, record)
     return record

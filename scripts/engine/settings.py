@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from scripts.book.domains import check_settings, folder_name
+from scripts.book.domains import check_settings
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.ch06_training import cosine_rate
 
@@ -107,10 +107,6 @@ class TrainConfig:
             raise ValueError(f"d_model must be a multiple of 2{heads}, not {self.d_model}")
         if self.schedule == "inverse_sqrt" and not self.warmup:  # it divides by these steps
             raise ValueError("warmup must be at least 1 with the schedule inverse_sqrt, not 0")
-        for part in self.name.split("/"):  # an agenda's runs lie in a folder of their own
-            folder_name("name", part)
-        if self.publish is not None:
-            folder_name("publish", self.publish)
 
 
 NARROW = {"layers": 2, "d_model": 128, "d_ff": 256, "heads": 4}

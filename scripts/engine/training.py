@@ -210,6 +210,8 @@ class Training:
 
     def end_epoch(self, row: dict[str, float]) -> None:
         """Log an epoch; keep its model if it is the best so far, and the state in any case."""
+        if not self.history:  # no model without a state: a kill between them could not go on
+            self.save()
         best = all(row["val_bleu"] > earlier["val_bleu"] for earlier in self.history)
         self.history.append(row)
         if self.ranks.first:
@@ -219,18 +221,15 @@ class Training:
                 path = self.folder / f"epoch-{self.epoch:03d}.safetensors"
                 save_tensors(path, weights(self.model), {})
                 for old in saved_states(self.folder, "epoch")[: -self.config.average]:
-                    if old != self.best_weights(self.folder):  # a mean may replace its model
+                    if old != best_weights(
+                        self.folder, self.history
+                    ):  # a mean may replace its model
                         old.unlink(missing_ok=True)
             write_log(self.folder, self.history)
         self.epoch, self.done = self.epoch + 1, 0
         self.report = EpochReport()
         self.seconds = self.cpu_seconds = 0.0
         self.save()
-
-    def best_weights(self, folder: Path) -> Path:
-        """Where `folder` has the weights of the best epoch so far, if they are to be averaged."""
-        bleus = [row["val_bleu"] for row in self.history]
-        return folder / f"epoch-{1 + bleus.index(max(bleus)):03d}.safetensors"
 
     def heed(self, stop: StopSignal) -> None:
         """Save and leave if asked to stop: all processes after the same step."""
@@ -287,7 +286,7 @@ class Training:
         kinds = "cuda" if "cuda" in own else "cpu", self.device.type  # all that older states know
         devices = (meta["device"], device_name(self.device)) if "device" in meta else kinds
         machine |= {"device": devices} if devices[0] != devices[1] else {}
-        if machine:
+        if machine and self.epoch <= self.config.epochs:  # else no step is left
             here = {"step": self.steps_taken, "device": device_name(self.device)}
             self.resumed_on.append(here | {"changes": machine})
             changes = [f"{name} {then}, now {now}" for name, (then, now) in machine.items()]
@@ -304,11 +303,17 @@ class Training:
                 write_whole(self.folder / path.name, path.read_bytes())
             with torch.random.fork_rng(devices=[]):  # a new model draws its weights
                 model = load_model(folder).model
-            best = self.best_weights(folder)
+            best = best_weights(folder, self.history)
             if best.is_file():  # the model in `folder` may be a mean
                 load_weights(model, load_tensors(best)[0], best)
             save_model(self.folder, replace(self.trained, model=model))
         self.save()
+
+
+def best_weights(folder: Path, history: list[dict[str, float]]) -> Path:
+    """Where `folder` has the weights of the best epoch, if they are to be averaged."""
+    bleus = [row["val_bleu"] for row in history]
+    return folder / f"epoch-{1 + bleus.index(max(bleus)):03d}.safetensors"
 
 
 def refuse_to_replace(folder: Path) -> None:
