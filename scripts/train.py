@@ -68,7 +68,7 @@ class TrainCommand(Command):
             if corpus == "sample" != defaults["corpus"]:  # it has too few words for the rest
                 defaults["vocab"] = PRESETS["sample"].vocab
             return super().parse(argv, defaults)
-        defaults["name"] = f"{Path(first['from_']).name}-{first['epochs']}"
+        defaults["name"] = f"{Path(first['from_']).resolve().name}-{first['epochs']}"
         own = runs_folder() / self.values(argv, defaults)["name"]
         origin = own if first["resume"] and saved_states(own) else Path(first["from_"])
         if not saved_states(origin):

@@ -78,7 +78,7 @@ def utf8_chunks(stream: BinaryIO) -> Iterator[bytes]:
         chunk += more
     if PACKED.match(chunk):
         raise ValueError("the input is a packed file (gzip, zip, …), not text: unpack it first")
-    name = wide_encoding(chunk)
+    name, chunk = wide_encoding(chunk), chunk.removeprefix(codecs.BOM_UTF8)
     decoder = name and codecs.getincrementaldecoder(name)("replace")
     while chunk:
         yield decoder.decode(chunk).encode() if decoder else chunk

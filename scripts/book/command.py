@@ -99,12 +99,12 @@ class Command:
     def in_words(self, error: str) -> str:
         """What jsonargparse says of a mistake, with what is allowed, or what to do."""
         hints = get_type_hints(self.options)
-        if found := re.match(r'Parser key "(\w+)": .*(?:Got|Given) value: (.*)$', error):
+        if found := re.match(r'Parser key "(\w+)": .*(?:Got|Given) value:\s*(.*)$', error):
             name, given = found.groups()
             option = name if name in self.places else f"--{name}"
-            return f"{option} must be {kind_in_words(hints[name])}, not {given}"
+            return f"{option} must be {kind_in_words(hints[name])}, not {given or repr(given)}"
         takes_texts = list[str] in map(hints.get, self.places)
-        if takes_texts and error.startswith(("unrecognized", "argument -h")):
+        if takes_texts and " --" not in error and error.startswith(("unrecognized", "argument -h")):
             error += '; if that is a text, put -- before it: -- "-5 Grad"'
         return error
 

@@ -138,9 +138,12 @@ def trained_to_end(
     `lengthen` is the folder of a finished run that this one begins with. `others` go to
     `training_of`.
     """
-    if lengthen:
-        resume = resume and bool(saved_states(folder))  # else it hasn't begun
-        lengthen = None if resume else lengthen
+    resume = resume and not (lengthen and not saved_states(folder))  # else it hasn't begun
+    whole = resume and (folder / "model.safetensors").is_file()
+    takes_over = None if whole else lengthen
+    lengthen = None if resume else lengthen
+    if takes_over:
+        load_model(takes_over)  # if it is unfit, that is said before anything is deleted
     training = training_of(config, data, folder, resume, ranks, lengthen=lengthen, **others)
     watched = config if ranks.first else replace(config, tracker="none")
     with StopSignal() as stop, tracker_of(watched, folder) as track:
@@ -149,8 +152,8 @@ def trained_to_end(
                 refuse_to_replace(folder)
             folder.mkdir(parents=True, exist_ok=True)
             start_anew(folder)  # only now: no mistake in the options deletes anything
-        if lengthen:
-            training.take_over(lengthen)
+        if takes_over:
+            training.take_over(takes_over)
         while training.epoch <= config.epochs:
             report = training.train_epoch(stop)
             row = {
@@ -240,9 +243,9 @@ def finish(
     trained, tests = load_model(folder, pick_device(config.device)), {}
     by_alpha = {a: evaluate(trained, data.corpus["val"], config.beam, a)["bleu"] for a in alphas}
     config = replace(config, alpha=max(by_alpha, key=by_alpha.get, default=config.alpha))
-    if alphas:
-        trained.config.alpha = config.alpha
-        save_model(folder, trained)
+    if (config.beam, config.alpha) != (trained.config.beam, trained.config.alpha):
+        trained.config.beam, trained.config.alpha = config.beam, config.alpha
+        save_model(folder, trained)  # a model brings the search that its card is of
     for split in held_out_splits(data.corpus):
         test = tests[split] = evaluate(trained, data.corpus[split], config.beam, config.alpha)
         greedy = evaluate(trained, data.corpus[split]) if config.beam > 1 else test
@@ -281,10 +284,12 @@ def ended_before(
     """
     with suppress(FileNotFoundError, KeyError, ValueError):
         meta, record = newest_state(folder).meta, load_record("record", folder)
+        stored = sha256(folder / "model.safetensors")
         asked, origin = asked_of(meta), (meta.get("origin") or {}).get("run")
         free = ("device", "name", "publish", "tracker", "save_every", *OF_MACHINE)
         same = all(asked.get(n) == value for n, value in asdict(config).items() if n not in free)
         same &= origin == (lengthen.name if lengthen else None)
+        same &= stored == record["weights_sha256"]
         if same and meta["run"]["processes"] == ranks.world and meta["epoch"] > config.epochs:
             return record
     refuse_to_replace(folder)

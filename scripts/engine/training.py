@@ -269,6 +269,8 @@ class Training:
                 raise ValueError(f"{path.parent} has {then} epochs: give more by --epochs")
             found = {"weights_sha256": sha256(path.parent / "model.safetensors")}
             self.origin = {"run": path.parent.name, "epochs": then} | found
+        elif set(recipe) == {"epochs"}:
+            remedy = "finish it with the same options, then lengthen it by --from"
         if recipe:
             names = {name: f"--{name}" for name in recipe} | {"processes": "number of processes"}
             pairs = [f"another {names[n]} ({then}, now {now})" for n, (then, now) in recipe.items()]
@@ -296,18 +298,19 @@ class Training:
     def take_over(self, folder: Path) -> None:
         """Bring what a longer run needs beside its state: the best model, the weights to average.
 
-        Saves this run's first state when all else is there.
+        The model comes last: a run that has a state and no model takes over again.
         """
         if self.ranks.first:
             for path in saved_states(folder, "epoch"):
                 write_whole(self.folder / path.name, path.read_bytes())
+        self.save()
+        if self.ranks.first:
             with torch.random.fork_rng(devices=[]):  # a new model draws its weights
                 model = load_model(folder).model
             best = best_weights(folder, self.history)
             if best.is_file():  # the model in `folder` may be a mean
                 load_weights(model, load_tensors(best)[0], best)
             save_model(self.folder, replace(self.trained, model=model))
-        self.save()
 
 
 def best_weights(folder: Path, history: list[dict[str, float]]) -> Path:
@@ -326,11 +329,15 @@ def refuse_to_replace(folder: Path) -> None:
     if waits:
         there = f"a run that stopped after step {meta['steps_taken']}: go on with --resume, "
     elif (folder / "record.json").is_file():
-        record = load_record("record", folder)
+        try:
+            record = load_record("record", folder)
+        except ValueError:
+            record = {}  # cut off or edited
         config, tests = record.get("config", {}), record.get("test", {})
         facts = [f"{name} {config[name]}" for name in ("seed", "epochs") if name in config]
         facts += [f"BLEU {test['bleu']} on {split}" for split, test in tests.items()]
-        there = f"a finished run ({', '.join(facts)}): lengthen it by --from {folder} --epochs N, "
+        about = ", ".join(facts) or "its record can't be read"
+        there = f"a finished run ({about}): lengthen it by --from {folder} --epochs N, "
     elif meta:
         there = "a trained run that lacks its record: finish it with --resume, "
     elif (folder / "model.safetensors").is_file():
