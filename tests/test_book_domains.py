@@ -57,7 +57,7 @@ def test_ranges_are_said_in_words():
         "dropout": "from 0 to below 1",
         "taught": "from 0 to 1",
         "lr": "more than 0",
-        "epochs": "at least 1",
+        "count": "at least 1",
     }
     said |= {"top_p": "more than 0 and at most 1 (1: off)", "beam": "from 1 to 100 (1: greedy)"}
     assert {name: str(DOMAINS[name]) for name in said} == said

@@ -278,7 +278,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(data, tmp_path):
         (train, ["--corpus", "wmt14"], "corpus"),
         (train, ["--device", "a toaster"], "unknown device"),
         (train, ["--device", "meta"], "no code for device 'meta'"),
-        (train, ["--accumulate", "0"], "accumulate must be at least 1"),
+        (train, ["--accumulate", "0"], "accumulate must be from 1 to"),
         (train, ["--preset", "sample", "--heads", "512"], "of heads, 512, not 128"),
         (train, ["--d_model", "33", "--heads", "1"], "d_model must be a multiple of 2, not 33"),
         (train, ["--preset", "base", "--warmup", "0"], "warmup must be at least 1"),
