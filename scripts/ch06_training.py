@@ -524,9 +524,9 @@ def train_step(
 ) -> EpochReport:
     """One optimizer step on the mean loss per token of all the batches in `group`.
 
-    `clip` bounds the gradient's norm, unless it is 0. `loss_of` gives a batch's two sums: chapter 12 has a faster
-    way to the same numbers. Raises FloatingPointError, before any weight has changed, if the loss
-    or the gradient isn't finite.
+    `clip` bounds the gradient's norm, unless it is 0. `loss_of` gives a batch's two sums: chapter
+    12 has a faster way to the same numbers. Raises FloatingPointError, before any weight has
+    changed, if the loss or the gradient isn't finite.
     """
     optimizer.zero_grad(set_to_none=True)
     per = sum(batch.ntokens for batch in group)  # the group's tokens, not each batch's own
