@@ -192,7 +192,8 @@ def open_model(options: ModelOptions) -> Trained:
     best = DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else STUDIED  # all that the one notebook has
     folder = Path(options.model) if options.model else best
     device = pick_device(options.device)
-    options.precision_on(device)  # an unfit one is refused now, not after the first line
+    if isinstance(options, DecodeOptions):  # a study has a search of its own
+        options.precision_on(device)  # an unfit one is refused now, not after the first line
     return load_model(folder, device)
 
 
