@@ -73,8 +73,9 @@ class TrainCommand(Command):
         origin = own if first["resume"] and saved_states(own) else Path(first["from_"])
         if not saved_states(origin):
             raise ValueError(f"{origin} holds no run: give --from the folder of a finished one")
-        settings = json.loads((origin / "config.json").read_text("utf-8"))  # also of older runs
-        settings |= asked_of(newest_state(origin).meta)
+        settings, stored = asked_of(newest_state(origin).meta), origin / "config.json"
+        if stored.is_file():  # an older state doesn't have all of them
+            settings = json.loads(stored.read_text("utf-8")) | settings
         asked = {n: value for n, value in settings.items() if n in defaults}
         return super().parse(argv, defaults | asked | {"name": defaults["name"], "publish": None})
 

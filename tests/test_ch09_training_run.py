@@ -8,9 +8,10 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from scripts.corpora.load import load_corpus
 from scripts.engine import cards, losses
 from scripts.engine import data as engine_data
 from scripts.engine import run as engine_run
+from scripts.engine import training as engine_training
 from scripts.engine.checkpoints import (
     newest_state,
     save_tensors,
@@ -38,6 +40,7 @@ from scripts.engine.data import TrainingData, epoch_plan, prepare
 from scripts.engine.fast import fast_loss
 from scripts.engine.losses import loss_function_of, resolved
 from scripts.engine.models import Trained, load_model, save_model
+from scripts.engine.ranks import Ranks
 from scripts.engine.run import evaluate, fit, training_of
 from scripts.engine.scores import corpus_bleu, held_out_splits
 from scripts.engine.settings import PRESETS, TrainConfig, build_model, plain_config
@@ -468,7 +471,29 @@ def test_a_model_is_published_over_itself_alone(tmp_path, untrained, monkeypatch
         (tmp_path / there).unlink()
 
 
-def test_a_lengthened_run_is_the_longer_run(commands, capsys):
+def test_a_refusal_reaches_every_process(monkeypatch):
+    """The first process alone looks at the folder; the others must not wait for it."""
+
+    class Second(Ranks):
+        def gather(self, value):
+            return [(None, ValueError("holds a run")), value]
+
+    monkeypatch.setattr(engine_run, "join_ranks", lambda device: nullcontext(Second(1, 2)))
+    with pytest.raises(ValueError, match="holds a run"):
+        engine_run.run(TINY)
+
+
+def test_what_was_published_meanwhile_stays(commands, monkeypatch, capsys):
+    """The name was free when the training began; its own folder has all of it."""
+    refuse = Mock(side_effect=[None, ValueError("models/mine exists")])
+    monkeypatch.setattr(engine_run, "refuse_to_publish", refuse)
+    monkeypatch.setattr(engine_run, "writable", lambda folder: folder)
+    assert train.main(["--preset", "sample", "--name", "late", "--publish", "mine"]) == 2
+    assert "models/mine exists" in capsys.readouterr().err
+    assert load_record("record", commands / "late")["weights_sha256"]
+
+
+def test_a_lengthened_run_is_the_longer_run(commands, capsys, monkeypatch):
     """To the bit, as its rate doesn't depend on the length; also with a mean as the old model."""
     whole = ["--preset", "sample", "--epochs", "2", "--name", "whole"]
     assert train.main(whole) == 0
@@ -491,6 +516,12 @@ def test_a_lengthened_run_is_the_longer_run(commands, capsys):
         "epoch-001.safetensors",
         "epoch-002.safetensors",
     ]
+    cut = ["--from", str(commands / "one"), "--epochs", "2", "--name", "cut"]
+    with monkeypatch.context() as patch:  # it ends between its first state and its model
+        patch.setattr(engine_training, "save_model", Mock(side_effect=OSError("killed")))
+        assert train.main(cut) == 2
+    assert train.main([*cut, "--resume"]) == 0
+    assert load_record("record", commands / "cut")["weights_sha256"] == straight["weights_sha256"]
     shutil.rmtree(commands / "one")  # as on another machine: its own state knows the settings
     (commands / "one-2/record.json").unlink()
     assert train.main(["--from", "runs/one", "--epochs", "2", "--resume"]) == 0

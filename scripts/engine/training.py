@@ -220,10 +220,9 @@ class Training:
             if self.config.average:
                 path = self.folder / f"epoch-{self.epoch:03d}.safetensors"
                 save_tensors(path, weights(self.model), {})
+                best_path = best_weights(self.folder, self.history)  # a mean may replace its model
                 for old in saved_states(self.folder, "epoch")[: -self.config.average]:
-                    if old != best_weights(
-                        self.folder, self.history
-                    ):  # a mean may replace its model
+                    if old != best_path:
                         old.unlink(missing_ok=True)
             write_log(self.folder, self.history)
         self.epoch, self.done = self.epoch + 1, 0
