@@ -72,8 +72,8 @@ def is_training(record):
 
 
 def results_table():
-    from scripts.engine.cards import minutes_of
-    from scripts.engine.models import DEFAULT_MODEL
+    from scripts.core.cards import minutes_of
+    from scripts.core.models import DEFAULT_MODEL
 
     found = records()
     recipes = {}  # each with a record for each seed
@@ -241,7 +241,7 @@ def chart_digest():
 
 def living_digest():
     """The SHA-256 of what the living page's look depends on: its files and its model."""
-    from scripts.engine.models import DEFAULT_MODEL
+    from scripts.core.models import DEFAULT_MODEL
 
     parts = [
         ROOT / "docs/living" / name for name in ("index.html", "style.css", "app.js", "draw.js")

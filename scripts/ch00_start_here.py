@@ -46,7 +46,7 @@ ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/a
 # %%
 from scripts import ROOT
 from scripts.ch08_decoding import plain_translate
-from scripts.engine.models import load_model
+from scripts.core.models import load_model
 
 translator = load_model(ROOT / "models" / "multi30k-de-en")
 mine = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
@@ -83,7 +83,7 @@ from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import sinusoids
 from scripts.ch06_training import BOS, greedy_decode
 from scripts.ch07_multi30k import source_ids
-from scripts.engine.models import Trained
+from scripts.core.models import Trained
 
 # %%
 torch.set_default_dtype(torch.float64)  # so that every check can ask for many digits

@@ -66,8 +66,8 @@ from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import BOS, EOS, PAD, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
-from scripts.engine.models import Trained, load_model
-from scripts.engine.settings import build_model
+from scripts.core.models import Trained, load_model
+from scripts.core.settings import build_model
 
 # %% [markdown]
 # ## A model proposes, a search decides

@@ -60,18 +60,18 @@ from torch.optim.lr_scheduler import LambdaLR
 from scripts.book.exercises import check
 from scripts.book.figures.runs import history_chart, ingredient_chart, sample_table, score_table
 from scripts.book.records import load_record
+from scripts.book.verdict import Verdict, verdicts
 from scripts.ch06_training import LabelSmoothing, batch_loss, cosine_rate, run_epoch, train_step
 from scripts.ch07_multi30k import token_batches
 from scripts.ch08_decoding import plain_translate
-from scripts.engine.checkpoints import load_tensors, newest_state, save_tensors, saved_states
-from scripts.engine.data import TrainingData, batches_of, epoch_plan, prepare
-from scripts.engine.models import Trained
-from scripts.engine.optimizers import make_optimizer
-from scripts.engine.scores import corpus_bleu
-from scripts.engine.settings import PRESETS, TrainConfig, build_model, pick_device
-from scripts.engine.steps import Step
-from scripts.engine.training import Diverged, Training
-from scripts.studies.verdict import Verdict, verdicts
+from scripts.core.checkpoints import load_tensors, newest_state, save_tensors, saved_states
+from scripts.core.data import TrainingData, batches_of, epoch_plan, prepare
+from scripts.core.models import Trained
+from scripts.core.optimizers import make_optimizer
+from scripts.core.scores import corpus_bleu
+from scripts.core.settings import PRESETS, TrainConfig, build_model, pick_device
+from scripts.core.steps import Step
+from scripts.core.training import Diverged, Training
 
 # %% [markdown]
 # ## The plain run
@@ -330,7 +330,7 @@ pd.Series(astray, name="ends astray by").rename_axis("forgotten").to_frame()
 # - the random generators' states, from which dropout draws;
 # - the settings that change a step (resuming with others is refused).
 #
-# [`Training`](../scripts/engine/training.py), the class behind `python -m scripts.train`, saves all this after each epoch and every `save_every` steps. It needn't save the generator that shuffles the batches: `epoch_plan` seeds a new one from the run's seed and the epoch's number. The `Step` below is chapter 6's `train_step`.
+# [`Training`](../scripts/core/training.py), the class behind `python -m scripts.train`, saves all this after each epoch and every `save_every` steps. It needn't save the generator that shuffles the batches: `epoch_plan` seeds a new one from the run's seed and the epoch's number. The `Step` below is chapter 6's `train_step`.
 
 
 # %%
@@ -399,7 +399,7 @@ with tempfile.TemporaryDirectory() as folder:
 print(f"loaded; the largest weight was {largest[0]:.1f}, and is above 1e30: {largest[1] > 1e30}")
 
 # %% [markdown]
-# It doesn't, and the table is worthless. So `save_tensors` ([`checkpoints.py`](../scripts/engine/checkpoints.py)) adds a SHA-256 checksum over names, shapes, bytes and settings. It writes under a second name, then renames, and the last two states are kept. The same accident again:
+# It doesn't, and the table is worthless. So `save_tensors` ([`checkpoints.py`](../scripts/core/checkpoints.py)) adds a SHA-256 checksum over names, shapes, bytes and settings. It writes under a second name, then renames, and the last two states are kept. The same accident again:
 
 # %%
 with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
@@ -447,7 +447,7 @@ with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):
 # %% [markdown]
 # ### Asked to stop
 #
-# Ctrl-C, or a cluster's SIGTERM, *asks* a run to stop. The handler ([`signals.py`](../scripts/engine/signals.py)) only makes a note: the run finishes its step, saves its state, and ends.
+# Ctrl-C, or a cluster's SIGTERM, *asks* a run to stop. The handler ([`signals.py`](../scripts/core/signals.py)) only makes a note: the run finishes its step, saves its state, and ends.
 #
 # ## Several processes
 #
@@ -543,12 +543,12 @@ sample_table("multi30k-de-en")
 # [`ingredients.py`](../scripts/studies/ingredients.py) (`make ablate`) changes one thing at a time in the preset `narrow`: Multi30k, five epochs, dropout and smoothing 0.1, pre-norm, Adam with a peak rate of 0.003.
 #
 # - *Xavier's tables*: embeddings drawn by Xavier's rule, not with spread $1/\sqrt D$.
-# - *BPE-dropout* (Provilkov et al. 2020) skips merges at random, so a word splits into different pieces each epoch ([`data.py`](../scripts/engine/data.py)).
-# - *R-Drop 1* (Liang, Wu et al. 2021; 1 is its weight) sends each batch through the model twice, and asks the two passes, with different dropout, to agree ([`losses.py`](../scripts/engine/losses.py)).
-# - *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal: about equally long in every direction ([`optimizers.py`](../scripts/engine/optimizers.py)).
+# - *BPE-dropout* (Provilkov et al. 2020) skips merges at random, so a word splits into different pieces each epoch ([`data.py`](../scripts/core/data.py)).
+# - *R-Drop 1* (Liang, Wu et al. 2021; 1 is its weight) sends each batch through the model twice, and asks the two passes, with different dropout, to agree ([`losses.py`](../scripts/fast/losses.py)).
+# - *Muon* (Jordan et al. 2024) makes each matrix's step nearly orthogonal: about equally long in every direction ([`optimizers.py`](../scripts/core/optimizers.py)).
 # - The other four change a setting named above: smoothing, dropout, norm, rate.
 #
-# The rows that were run more than once give one spread between seeds for all. With it, Student's t test computes p: how often seeds alone would separate a row so far from the recipe. Alone, a row would pass with p below 0.05. But eight rows are eight chances of a false alarm, so the smallest p must be below 0.05/8, the next below 0.05/7, and so on, until one fails (Holm 1979; [`verdict.py`](../scripts/studies/verdict.py)).
+# The rows that were run more than once give one spread between seeds for all. With it, Student's t test computes p: how often seeds alone would separate a row so far from the recipe. Alone, a row would pass with p below 0.05. But eight rows are eight chances of a false alarm, so the smallest p must be below 0.05/8, the next below 0.05/7, and so on, until one fails (Holm 1979; [`verdict.py`](../scripts/book/verdict.py)).
 
 
 # %%

@@ -58,9 +58,9 @@ from scripts.book.records import load_record
 from scripts.ch06_training import EOS, PAD
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import dropout_off, plain_translate
+from scripts.core.models import Trained, load_model
+from scripts.core.scores import corpus_bleu
 from scripts.corpora.load import load_corpus
-from scripts.engine.models import Trained, load_model
-from scripts.engine.scores import corpus_bleu
 
 # %% [markdown]
 # ## Two translators

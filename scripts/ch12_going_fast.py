@@ -71,7 +71,7 @@ torch.set_default_dtype(torch.float64)  # so that "the same numbers" means to te
 #
 # > **In short.** A faster step must be the same step: the same weights, outputs and gradients. "Faster" is a ratio of two programs' times, measured in turns.
 #
-# Each trick is a switch of [`scripts/engine/fast.py`](../scripts/engine/fast.py), which is made of this chapter's pieces. For each switch, tests check that outputs and gradients equal the textbook's. (In 16 bits, as bfloat16 or *bf16*, they are held to a bound. Dropout draws other masks, so outputs are compared without it.) A *kernel* is one compiled loop that does a whole operation.
+# Each trick is a switch of [`scripts/fast/fast.py`](../scripts/fast/fast.py), which is made of this chapter's pieces. For each switch, tests check that outputs and gradients equal the textbook's. (In 16 bits, as bfloat16 or *bf16*, they are held to a bound. Dropout draws other masks, so outputs are compared without it.) A *kernel* is one compiled loop that does a whole operation.
 #
 # What each is worth is recorded in `results/speed-steps.json`, for one machine and chapter 9's model. **Predict.** Our program was timed in many rounds on this machine. How far apart are the slowest and the fastest?
 
@@ -458,7 +458,7 @@ duels.loc["loss in chunks"]
 #
 # > **In short.** PyTorch's kernels run one after the other, and each reads and writes all numbers. A loop of our own does in one pass what several did.
 #
-# The C behind [`passes.py`](../scripts/engine/passes.py) has this chapter's formulas as loops over rows. A machine without a C compiler uses the code above. The C can do two things that PyTorch's operations can't:
+# The C behind [`passes.py`](../scripts/fast/passes.py) has this chapter's formulas as loops over rows. A machine without a C compiler uses the code above. The C can do two things that PyTorch's operations can't:
 #
 # - **Dropout keeps no mask.** The backward pass draws the same bits again.
 # - **Attention stays with its rows.** The numbers of one head of one sentence fit into the nearest cache. The backward pass computes the weights again.
@@ -604,7 +604,7 @@ raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # e
 #
 # > **In short.** A GPU finishes one small task before Python asks for the next. So ask less often.
 #
-# The CPU *launches* each kernel, and the launch can take longer than the kernel. Each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So there we use **few static shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/engine/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/engine/steps.py) is recorded once, and launched as a whole: a **CUDA graph**.
+# The CPU *launches* each kernel, and the launch can take longer than the kernel. Each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So there we use **few static shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/core/steps.py) is recorded once, and launched as a whole: a **CUDA graph**.
 #
 # On a borrowed H200 we timed the small model's step in five stages, in turns; each adds something to the one before (`python -m scripts.gpu --only waterfall-small`). **Predict.** Which stage gains most?
 

@@ -73,8 +73,8 @@ from scripts.ch08_decoding import (
     until_end,
     write_one_by_one,
 )
+from scripts.core.models import Trained, load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine.models import Trained, load_model
 
 # %%
 torch.set_default_dtype(torch.float64)
@@ -87,8 +87,8 @@ torch.set_default_dtype(torch.float64)
 # | chapters 6 and 8, to read | the fast one | where it stands |
 # |---|---|---|
 # | `write_one_by_one` | `write_and_leave` | this chapter |
-# | `CopiedCache` | `CachedDecoding` | [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) |
-# | `greedy_decode`, `beam_search` | `cached_greedy`, `cached_beam_search` | [`scripts/engine/searching.py`](../scripts/engine/searching.py) |
+# | `CopiedCache` | `CachedDecoding` | [`scripts/fast/decoding.py`](../scripts/fast/decoding.py) |
+# | `greedy_decode`, `beam_search` | `cached_greedy`, `cached_beam_search` | [`scripts/fast/searching.py`](../scripts/fast/searching.py) |
 #
 # In double precision twins write the same tokens (`tests/test_engine_decoding.py` checks it).
 #
@@ -376,7 +376,7 @@ bound_chart(rough[misled[0]], exact[misled[0]], error[misled[0]].item())
 # %% [markdown]
 # The few that are left over are cheap to compute exactly.
 #
-# [`Screen`](../scripts/engine/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast* (PyTorch's are slow on processors without instructions for them, AVX512-VNNI). Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
+# [`Screen`](../scripts/fast/decoding.py) does this with real 8-bit products (the cell above used floating point), if these are *exact* (on some processors their sums overflow) and *fast* (PyTorch's are slow on processors without instructions for them, AVX512-VNNI). Only greedy search can use the bound: a beam needs every logit, for the log-sum-exp.
 #
 # ## Eight bits in every product
 #
@@ -424,7 +424,7 @@ for name, units in ways.items():
     print(f"{name}: the first row's product changes by {change:.1%}")
 
 # %% [markdown]
-# `Packed8` in [`scripts/engine/decoding.py`](../scripts/engine/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` uses it by default where such products are exact and fast.
+# `Packed8` in [`scripts/fast/decoding.py`](../scripts/fast/decoding.py) does this with `torch._int_mm`; attention, norms and residual sums stay in 32 bits. `python -m scripts.translate` uses it by default where such products are exact and fast.
 #
 # What do 8 bits cost the Multi30k model in BLEU? (Beam 1 is greedy.)
 
@@ -525,7 +525,7 @@ for beam, name in ((1, "greedy"), (4, "beam 4")):
 # - **In 8 bits** 4 to 6 texts in a hundred change (*same texts*: as ours in 32 bits).
 # - **The textbook** recomputes each prefix (100 sentences, one round). A cache, this chapter's ideas, a batch for each core and 8 bits together give the last factor of each line (with the beam, larger batches, too).
 #
-# **One sentence at a time**, all weights are read for one row, or four, and each call from Python costs as much as a small product. So steps of few rows take another path: one call of [C](../scripts/engine/kernels.py) runs all layers of the decoder. Milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):
+# **One sentence at a time**, all weights are read for one row, or four, and each call from Python costs as much as a small product. So steps of few rows take another path: one call of [C](../scripts/fast/kernels.py) runs all layers of the decoder. Milliseconds for a sentence, on one thread (p50 is the median of 200 sentences; one in a hundred takes longer than p99):
 
 # %%
 alone = pd.DataFrame(timed["one_at_a_time"]).set_index(["program", "beam"])

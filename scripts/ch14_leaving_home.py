@@ -65,8 +65,9 @@ from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm
 from scripts.ch06_training import greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import decoder_step, dropout_off, keys_values_of, until_end
+from scripts.core.models import Trained, load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine.export import (
+from scripts.fast.export import (
     graph_config,
     graph_function,
     have_packages,
@@ -74,8 +75,7 @@ from scripts.engine.export import (
     save_graphs,
     step_example,
 )
-from scripts.engine.models import Trained, load_model
-from scripts.engine.searching import cached_beam_search
+from scripts.fast.searching import cached_beam_search
 
 # %% [markdown]
 # ## What has to leave

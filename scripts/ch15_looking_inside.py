@@ -70,9 +70,9 @@ from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import BOS
 from scripts.ch07_multi30k import SPECIALS, source_ids
 from scripts.ch08_decoding import dropout_off
+from scripts.core.models import Trained, load_model
 from scripts.corpora.captions import AlignedPair, aligned_pairs
-from scripts.engine.models import Trained, load_model
-from scripts.engine.searching import cached_greedy
+from scripts.fast.searching import cached_greedy
 
 # %% [markdown]
 # ## The model under the lens

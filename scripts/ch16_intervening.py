@@ -58,6 +58,7 @@ from scripts import ROOT
 from scripts.book.exercises import check
 from scripts.book.figures.intervening import lens_chart, patch_chart, pruning_chart, worth_chart
 from scripts.book.records import load_record
+from scripts.book.verdict import pass_together
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 from scripts.ch04_encoder_decoder import EncoderDecoder
@@ -73,10 +74,9 @@ from scripts.ch15_looking_inside import (
     piece_label,
     pieces_of,
 )
+from scripts.core.models import load_model
 from scripts.corpora.captions import aligned_pairs
-from scripts.engine.models import load_model
-from scripts.engine.searching import cached_greedy
-from scripts.studies.verdict import pass_together
+from scripts.fast.searching import cached_greedy
 
 # %%
 torch.set_default_dtype(torch.float64)  # the same numbers on every machine
@@ -249,7 +249,7 @@ for name, instead in (("silent", ()), ("its mean", [words["encoder"][1, :, 0].me
 # %% [markdown]
 # Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save true`). For each head a paired t-test compares the references' losses with and without it.
 #
-# Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, in [`verdict.py`](../scripts/studies/verdict.py)) guards against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on; heads *pass* up to the first that fails.
+# Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, in [`verdict.py`](../scripts/book/verdict.py)) guards against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on; heads *pass* up to the first that fails.
 #
 # **Predict.** How many of the 72 pass? And is the mean really milder than silence?
 

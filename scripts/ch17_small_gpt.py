@@ -85,9 +85,9 @@ from scripts.ch08_decoding import (
     until_end,
 )
 from scripts.ch13_decoding_fast import write_and_leave
+from scripts.core.optimizers import make_optimizer
+from scripts.core.settings import TrainConfig, learning_rate
 from scripts.corpora.load import load_corpus
-from scripts.engine.optimizers import make_optimizer
-from scripts.engine.settings import TrainConfig, learning_rate
 
 # %%
 torch.set_default_dtype(torch.float64)

@@ -58,6 +58,7 @@ from scripts.book.figures.rivals import rival_dots
 from scripts.book.figures.stacks import classify_chart, influence_panels
 from scripts.book.instruments import influence, scramble
 from scripts.book.records import load_record
+from scripts.book.verdict import verdict_line, verdicts
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch06_training import BOS, EOS, PAD
 from scripts.ch07_multi30k import BPETokenizer, Example, encode_pairs, pad_rows
@@ -74,8 +75,7 @@ from scripts.ch17_small_gpt import (
 )
 from scripts.corpora.gaps import GapItem, gap_item, german_gaps
 from scripts.corpora.load import load_corpus
-from scripts.engine.searching import likeliest
-from scripts.studies.verdict import verdict_line, verdicts
+from scripts.fast.searching import likeliest
 
 # %%
 torch.set_default_dtype(torch.float64)
@@ -343,7 +343,7 @@ print(f"{total} test captions, {hard} hard; always singular: {never:.1%} wrong")
 pd.DataFrame(table).T.rename_axis(["kind", "labels"])
 
 # %% [markdown]
-# Errors (geometric means) are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/studies/verdict.py)), six pairs at once. Its one spread for all rows fits badly here: the intervals should be wider for 100 labels and for all, and narrower for 1,000. *Told*: on all captions, seeds don't explain the difference. The last two columns tell the same of the *hard* captions, with a preposition such as *mit* before the verb (but not as the first word), and of the others.
+# Errors (geometric means) are compared as ratios, by chapter 9's rule ([`verdict.py`](../scripts/book/verdict.py)), six pairs at once. Its one spread for all rows fits badly here: the intervals should be wider for 100 labels and for all, and narrower for 1,000. *Told*: on all captions, seeds don't explain the difference. The last two columns tell the same of the *hard* captions, with a preposition such as *mit* before the verb (but not as the first word), and of the others.
 #
 # With 100 labels the pretrained encoder makes three tenths of the bag's errors; with all labels, half. An encoder from scratch shows no clear difference from the bag. So what helps is what was read without labels, not the architecture alone.
 #

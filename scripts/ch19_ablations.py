@@ -61,14 +61,14 @@ from scripts.book.exercises import check
 from scripts.book.figures.ablations import ablation_chart
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
+from scripts.book.verdict import pooled_spread, t_exceeded, verdicts
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import LearnedPositions
 from scripts.ch04_encoder_decoder import EncoderDecoder, SublayerConnection, clones, initialise
 from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss
-from scripts.engine.losses import loss_function_of
-from scripts.engine.settings import PRESETS, TrainConfig, build_model, pick_device
-from scripts.studies.verdict import pooled_spread, t_exceeded, verdicts
+from scripts.core.settings import PRESETS, TrainConfig, build_model, pick_device
+from scripts.fast.losses import loss_function_of
 
 # %%
 torch.set_default_dtype(torch.float64)  # "equal" can be checked to many digits
@@ -441,7 +441,7 @@ rates.round(4)
 #
 # $$ s^2 = \frac{\sum_r \sum_i (L_{ri} - \bar L_r)^2}{\sum_r (n_r - 1)}, \qquad t_r = \frac{\bar L_r - \bar L_{\text{base}}}{s\sqrt{1/n_r + 1/n_{\text{base}}}} $$
 #
-# with $n_r$ runs of row $r$ and $L_{ri}$ the loss of its $i$-th run: plain $-\ln p$ per piece on the validation pairs, without smoothing or dropout. If the row were no different from the base, $t_r$ would follow Student's distribution, whose tails, $p$, say how often chance alone goes so far. The whole series judges by this rule, in [`verdict.py`](../scripts/studies/verdict.py) (`pooled_spread` is $s$).
+# with $n_r$ runs of row $r$ and $L_{ri}$ the loss of its $i$-th run: plain $-\ln p$ per piece on the validation pairs, without smoothing or dropout. If the row were no different from the base, $t_r$ would follow Student's distribution, whose tails, $p$, say how often chance alone goes so far. The whole series judges by this rule, in [`verdict.py`](../scripts/book/verdict.py) (`pooled_spread` is $s$).
 #
 # **Pitfall.** *The best of many.* Take a table of twenty-five rows, each tested at the customary 5%. **Predict.** If *no* row makes a difference, in how many of 200 such studies will at least one look like a discovery?
 

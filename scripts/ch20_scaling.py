@@ -55,7 +55,7 @@ from scripts.book.exercises import check
 from scripts.book.figures.scaling import grid_chart
 from scripts.book.records import load_record
 from scripts.ch19_ablations import STUDY, layer_parameters
-from scripts.engine.settings import build_model
+from scripts.core.settings import build_model
 
 Law = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # theta, N, D to losses
 

@@ -59,19 +59,18 @@ from scripts.book.exercises import check
 from scripts.book.figures.learning import ladder_chart, recipe_chart
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
+from scripts.book.verdict import Verdict, verdict_line, verdicts
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import Example, encode_pairs, pad_rows, source_ids
 from scripts.ch08_decoding import until_end
 from scripts.ch10_judging import chrf_by_hand
-from scripts.engine.data import TrainingData
-from scripts.engine.models import load_model
-from scripts.engine.searching import cached_sample
-from scripts.engine.translating import DecodeOptions, translate
-from scripts.ladder.diversify import with_pairs
+from scripts.core.data import TrainingData, with_pairs
+from scripts.core.models import load_model
+from scripts.fast.searching import cached_sample
+from scripts.fast.translating import DecodeOptions, translate
 from scripts.ladder.rungs import RUNGS, ladder_table
-from scripts.studies.verdict import Verdict, verdict_line, verdicts
 
 # %%
 torch.set_default_dtype(torch.float64)
@@ -90,7 +89,7 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # | back-translation (Sennrich et al. 2016) | a source for each target that lacks one | the forward model |
 # | minimum risk (Shen et al. 2016) | several attempts at each source | the model that wrote them |
 #
-# All but distillation by words are measured here: diversification on the ladder at the end, the other three in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds and a learning rate of its own. All scores are of the validation split, which also chose the rates. Verdicts ([`verdict.py`](../scripts/studies/verdict.py)) are on BLEU by greedy decoding. Rows that know only a part of the pairs are judged separately, since back-translation scatters more.
+# All but distillation by words are measured here: diversification on the ladder at the end, the other three in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds and a learning rate of its own. All scores are of the validation split, which also chose the rates. Verdicts ([`verdict.py`](../scripts/book/verdict.py)) are on BLEU by greedy decoding. Rows that know only a part of the pairs are judged separately, since back-translation scatters more.
 #
 # Costs aren't equal: a step of minimum risk took over ten times as long as one of cross-entropy, and teachers and reverse models aren't counted.
 

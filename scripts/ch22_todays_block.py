@@ -56,6 +56,7 @@ from scripts.book.figures.rivals import rival_dots
 from scripts.book.figures.since import gates_chart, sharpness_chart, spectrum_chart
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
+from scripts.book.verdict import Verdict, verdict_line, verdicts
 from scripts.ch01_attention import attention, subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, merge_heads, split_heads
 from scripts.ch03_embeddings_and_positions import equivariance_gap, shift_matrix
@@ -69,9 +70,8 @@ from scripts.ch04_encoder_decoder import (
 from scripts.ch06_training import LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch19_ablations import drop_positions
+from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine.models import load_model
-from scripts.studies.verdict import Verdict, verdict_line, verdicts
 
 # %%
 torch.set_default_dtype(torch.float64)
@@ -548,7 +548,7 @@ print(f"all but the last now lie between {low:.2f} and {high:.2f}; the last: {af
 spectrum_chart({"gradient": S / S[0], "after five rounds": after})
 
 # %% [markdown]
-# Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam. [`optimizers.py`](../scripts/engine/optimizers.py) has the whole optimizer.
+# Muon is for matrices inside the layers; embeddings, norms and biases stay with Adam. [`optimizers.py`](../scripts/core/optimizers.py) has the whole optimizer.
 
 # %% [markdown]
 # ## The block of today

@@ -60,6 +60,7 @@ from scripts.book.figures.memory import (
     recall_chart,
 )
 from scripts.book.instruments import influence, saved_bytes
+from scripts.book.verdict import verdict_line
 from scripts.ch01_attention import attention, masked_softmax, subsequent_mask
 from scripts.ch02_multi_head_attention import merge_heads, split_heads
 from scripts.ch22_todays_block import (
@@ -73,7 +74,6 @@ from scripts.ch22_todays_block import (
     rotated,
     token_by_token,
 )
-from scripts.studies.verdict import verdict_line
 
 # %%
 torch.set_default_dtype(torch.float64)

@@ -51,11 +51,11 @@ from torch import Tensor, nn
 
 from scripts.book.exercises import check
 from scripts.book.figures.experts import routing_chart
+from scripts.book.verdict import verdict_line
 from scripts.ch01_attention import padding_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch04_encoder_decoder import EncoderLayer
 from scripts.ch22_todays_block import RIVALS_OF_PARTS, SwiGLU, block_means, block_verdicts
-from scripts.studies.verdict import verdict_line
 
 # %%
 torch.set_default_dtype(torch.float64)

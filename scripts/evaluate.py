@@ -17,11 +17,11 @@ from typing import Literal
 
 from scripts.book.command import Command
 from scripts.ch10_judging import paired_difference
+from scripts.core.models import Trained
+from scripts.core.scores import corpus_bleu, corpus_chrf, held_out_splits
 from scripts.corpora.load import load_corpus
-from scripts.engine.models import Trained
-from scripts.engine.scores import corpus_bleu, corpus_chrf, held_out_splits
-from scripts.engine.translating import decode_texts
-from scripts.translate import DRAWS, FULL, ModelOptions, open_model, row_groups, text_stream
+from scripts.fast.lines import row_groups, text_stream
+from scripts.fast.translating import DRAWS, FULL, ModelOptions, decode_texts, open_model
 
 
 @dataclass

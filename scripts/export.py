@@ -14,9 +14,9 @@ from typing import Literal
 
 from scripts.book.command import Command
 from scripts.ch14_leaving_home import export_ctranslate2, export_onnx
-from scripts.engine.export import need_packages
-from scripts.engine.models import without_model
-from scripts.translate import ModelOptions, open_model
+from scripts.core.models import without_model
+from scripts.fast.export import need_packages
+from scripts.fast.translating import ModelOptions, open_model
 
 
 @dataclass

@@ -23,7 +23,7 @@ import torch
 from scripts.bench.carry import bring, collect, pack
 from scripts.bench.items import agenda
 from scripts.book.command import GOES_ON, Command
-from scripts.engine.models import without_model
+from scripts.core.models import without_model
 from scripts.ladder.agenda import Clock, Settings, listing, serve
 
 

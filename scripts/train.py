@@ -24,11 +24,11 @@ from typing import Any, Literal
 from scripts import runs_folder
 from scripts.book.command import Command
 from scripts.book.domains import folder_name
-from scripts.engine.checkpoints import newest_state, saved_states
-from scripts.engine.run import run
-from scripts.engine.settings import PRESETS, TrainConfig, plain_config
-from scripts.engine.signals import Stopped
-from scripts.engine.training import asked_of
+from scripts.core.checkpoints import newest_state, saved_states
+from scripts.core.settings import PRESETS, TrainConfig, plain_config
+from scripts.core.signals import Stopped
+from scripts.core.training import asked_of
+from scripts.fast.run import run
 
 
 def report(record: dict[str, Any]) -> str:

@@ -10,141 +10,16 @@ if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answ
 
     raise SystemExit(launch("scripts.translate"))
 
-import codecs
 import contextlib
-import io
-import itertools
-import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import BinaryIO, Literal
 
-from tqdm import tqdm
-
 from scripts.book.command import Command
-from scripts.book.domains import list_of_texts
-from scripts.ch03_embeddings_and_positions import MAX_LEN
-from scripts.ch06_training import UNK
-from scripts.ch07_multi30k import source_ids
-from scripts.ch12_going_fast import keep_memory
-from scripts.engine.models import DEFAULT_MODEL, STUDIED, Trained, load_model
-from scripts.engine.settings import pick_device
-from scripts.engine.translating import DecodeOptions, decode_hypotheses
-
-GROUP_LINES = 512  # decoded together at most
-LINE_BYTES = 2**16  # read of a line at most: 256 for each token that the model takes
-# How gzip, zip, xz, bzip2 and zstd begin.
-PACKED = re.compile(rb"\x1f\x8b|PK\x03\x04|\xfd7zXZ\0|BZh\d1AY&SY|\x28\xb5\x2f\xfd")
-MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # before those of 16 bits,
-MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # which may begin the same
-
-
-@dataclass(frozen=True)
-class InputLine:
-    """A line without its newline: its first `LINE_BYTES` bytes, and its whole size in bytes."""
-
-    start: bytes
-    size: int
-
-
-def wide_encoding(head: bytes) -> str | None:
-    """UTF-16 or UTF-32, if a text that begins with `head` is that: by its mark, or without one.
-
-    Without, most letters of such a text are below U+0600: of Latin, Greek, Cyrillic or Hebrew. Two
-    letters of UTF-8, read as one of 16 bits, are above.
-    """
-    for mark, name in MARKS.items():
-        if head.startswith(mark):
-            return name
-    if head.count(0) < 2:
-        return None
-    for name in ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"):
-        letters = head.decode(name, "ignore")
-        if 2 * sum("\0" < letter < "\u0600" for letter in letters) > len(letters):
-            return name
-    return None
-
-
-def utf8_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    """What `stream` holds, as it comes, in UTF-8. Raises ValueError if it is a packed file.
-
-    `read1` waits only until there is something, so a person gets an answer to each line; the first
-    one tells the encoding.
-    """
-    chunk = b""
-    while len(chunk) < 16 and b"\n" not in chunk and (more := stream.read1(LINE_BYTES)):
-        chunk += more
-    if PACKED.match(chunk):
-        raise ValueError("the input is a packed file (gzip, zip, …), not text: unpack it first")
-    name, chunk = wide_encoding(chunk), chunk.removeprefix(codecs.BOM_UTF8)
-    decoder = name and codecs.getincrementaldecoder(name)("replace")
-    while chunk:
-        yield decoder.decode(chunk).encode() if decoder else chunk
-        chunk = stream.read1(LINE_BYTES)
-    if decoder:
-        yield decoder.decode(b"", final=True).encode()
-
-
-def line_groups(stream: BinaryIO) -> Iterator[list[InputLine]]:
-    """The lines of `stream` in groups: those at hand, at most `GROUP_LINES`, and fewer at first.
-
-    Only a newline ends one: `splitlines` knows ten other ends, and output would no longer match
-    input. A last line without a newline counts; an empty one after a last newline doesn't.
-    """
-    last, most = InputLine(b"", 0), 16
-    for chunk in utf8_chunks(stream):
-        end, *others = chunk.split(b"\n")
-        joined = InputLine((last.start + end)[:LINE_BYTES], last.size + len(end))
-        *lines, last = joined, *(InputLine(other, len(other)) for other in others)
-        while lines:
-            yield lines[:most]
-            lines, most = lines[most:], min(2 * most, GROUP_LINES)
-    if last.size:
-        yield [last]
-
-
-def text_stream(texts: Iterable[str]) -> BinaryIO:
-    """Texts as a stream of bytes, each ended by a newline; bytes that aren't text are kept."""
-    texts = list_of_texts("texts", texts)
-    return io.BytesIO("".join(f"{text}\n" for text in texts).encode("utf-8", "surrogateescape"))
-
-
-def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
-    """A line to at most `MAX_LEN` ids, eos included; stderr is told what was changed."""
-    whole = line.size == len(line.start)
-    text, _ = codecs.utf_8_decode(line.start, "replace", whole)  # a letter cut in two is left out
-    ids = trained.tokenizer.encode(text)
-    tokens = len(ids) + 1  # and eos
-    pieces = trained.tokenizer.pieces(text) if UNK in ids else []
-    unknown = dict.fromkeys("".join(p for p, i in zip(pieces, ids, strict=False) if i == UNK))
-    changes = {
-        "is not UTF-8 (bad bytes are read as U+FFFD)": not line.start.startswith(text.encode()),
-        f"has {line.size:,} bytes (only the first {LINE_BYTES:,} are read)": not whole,
-        f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)": tokens > MAX_LEN,
-        f"has letters that the model has never met: {' '.join([*unknown][:5])}": unknown,
-    }
-    if said := " and ".join(change for change, happened in changes.items() if happened):
-        tqdm.write(f"note: line {number} {said}", file=sys.stderr)
-    return source_ids(text, trained.tokenizer)
-
-
-def row_groups(trained: Trained, stream: BinaryIO) -> Iterator[list[list[int]]]:
-    """The lines of `stream`, encoded, in the groups in which they come."""
-    numbers = itertools.count(1)
-    for group in line_groups(stream):
-        yield [encode_line(trained, line, next(numbers)) for line in group]
-
-
-@dataclass
-class ModelOptions(DecodeOptions):
-    """Which model, and how it searches."""
-
-    model: str | None = None
-    """A model's folder; by default the best one that ships."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, …"""
+from scripts.core.models import Trained
+from scripts.fast.lines import row_groups, text_stream
+from scripts.fast.translating import DRAWS, FULL, ModelOptions, decode_hypotheses, open_model
 
 
 @dataclass
@@ -186,17 +61,6 @@ def best_texts(
     ]
 
 
-def open_model(options: ModelOptions) -> Trained:
-    """The model that the options name. Raises ValueError or FileNotFoundError if it is unfit."""
-    keep_memory()
-    best = DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else STUDIED  # all that the one notebook has
-    folder = Path(options.model) if options.model else best
-    device = pick_device(options.device)
-    if isinstance(options, DecodeOptions):  # a study has a search of its own
-        options.precision_on(device)  # an unfit one is refused now, not after the first line
-    return load_model(folder, device)
-
-
 def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[BinaryIO]:
     """What to translate, as bytes. Raises ValueError if there is nothing to read from."""
     if options.text:
@@ -224,8 +88,6 @@ def run_translate(options: TranslateOptions) -> None:
             done += len(rows)
 
 
-DRAWS = {"sample": "Draw each token."}  # an option that takes no value
-FULL = "lower --beam, or use --device cpu"  # if a GPU's memory is too small
 main = Command(
     __name__,
     TranslateOptions,

@@ -61,9 +61,9 @@ def once(tmp_path_factory):
 def forty_pairs():
     """Forty pairs of the sample corpus, eight to validate, in the shipped model's pieces."""
     from scripts.ch07_multi30k import encode_pairs
+    from scripts.core.data import TrainingData
+    from scripts.core.models import load_model
     from scripts.corpora.load import load_corpus
-    from scripts.engine.data import TrainingData
-    from scripts.engine.models import load_model
 
     tokenizer = load_model(ROOT / "models" / "sample-de-en").tokenizer
     pairs = load_corpus("sample")["train"][:40]
@@ -75,7 +75,7 @@ def forty_pairs():
 @pytest.fixture(scope="module")
 def trained():
     """The model that chapters 15 and 16 look into, in float64."""
-    from scripts.engine.models import STUDIED, load_model
+    from scripts.core.models import STUDIED, load_model
 
     loaded = load_model(STUDIED)
     loaded.model.double()

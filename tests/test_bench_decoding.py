@@ -15,9 +15,9 @@ from scripts.book.records import load_record
 from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import source_ids
 from scripts.ch14_leaving_home import export_ctranslate2
+from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine import compiled, translating
-from scripts.engine.models import load_model
+from scripts.fast import compiled, translating
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_the_account_sees_the_compiled_functions(trained, rows, monkeypatch):
     assert min(spent[kind] for kind in ("8-bit products", "best tokens", "copies")) > 0
     if compiled.loaded("kernels") is not None:
         assert spent["attention"] > 0 and spent["rounding and scaling"] > 0
-        assert compiled.call.__module__ == "scripts.engine.compiled"  # unwrapped again
+        assert compiled.call.__module__ == "scripts.fast.compiled"  # unwrapped again
 
 
 @pytest.mark.parametrize("has", [True, False])

@@ -30,8 +30,8 @@ from scripts.ch04_encoder_decoder import to_torch_transformer
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import FIXED_WIDTH, Example
 from scripts.ch11_where_the_time_goes import BASE, SMALL, TINY, series_model
-from scripts.engine import passes
-from scripts.engine.fast import fast_loss
+from scripts.fast import passes
+from scripts.fast.fast import fast_loss
 
 SHAPE = {"N": 1, "d_model": 16, "d_ff": 16, "h": 2, "vocab": 1000}
 

@@ -18,7 +18,7 @@ from scripts.ch00_start_here import (
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import greedy_decode
 from scripts.ch07_multi30k import load_corpus, source_ids
-from scripts.engine.models import load_model
+from scripts.core.models import load_model
 
 MINE = "Eine Frau mit einem roten Hut liest am Strand ein Buch."
 TEXT = "Ein freundlicher Musiker hat einen Hammer mitgenommen."

@@ -38,7 +38,7 @@ from scripts.ch06_training import (
     tiny_model,
     train_step,
 )
-from scripts.engine.settings import inverse_sqrt_rate
+from scripts.core.settings import inverse_sqrt_rate
 
 pytestmark = pytest.mark.usefixtures("float64")
 

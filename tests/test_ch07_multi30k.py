@@ -34,8 +34,8 @@ from scripts.ch07_multi30k import (
     unknown_rate,
     word_tokenizer,
 )
+from scripts.core.data import split_anew
 from scripts.corpora.load import load_corpus
-from scripts.engine.data import split_anew
 from scripts.studies import corpus as study
 
 

@@ -39,14 +39,14 @@ from scripts.ch08_decoding import (
     write_one_by_one,
     wrong_greedy,
 )
+from scripts.core.models import STUDIED, Trained, load_model, save_model
+from scripts.core.scores import corpus_bleu
+from scripts.core.settings import TrainConfig, build_model
 from scripts.corpora.load import load_corpus
 from scripts.corpora.sample import sample_corpus
-from scripts.engine import searching
-from scripts.engine.models import STUDIED, Trained, load_model, save_model
-from scripts.engine.scores import corpus_bleu
-from scripts.engine.searching import cached_beam_search, cached_sample
-from scripts.engine.settings import TrainConfig, build_model
-from scripts.engine.translating import (
+from scripts.fast import searching
+from scripts.fast.searching import cached_beam_search, cached_sample
+from scripts.fast.translating import (
     DecodeOptions,
     decode_hypotheses,
     decode_texts,

@@ -8,8 +8,8 @@ from scripts.book.records import load_record
 from scripts.ch06_training import BOS
 from scripts.ch07_multi30k import Example
 from scripts.ch09_training_run import short_captions
-from scripts.engine.data import TrainingData, epoch_plan
-from scripts.engine.settings import PRESETS
+from scripts.core.data import TrainingData, epoch_plan
+from scripts.core.settings import PRESETS
 
 
 def test_short_captions_keeps_pairs_and_their_ids_together():

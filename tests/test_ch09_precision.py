@@ -9,13 +9,13 @@ from test_ch09_training_run import TINY
 
 from scripts.bench import gpu
 from scripts.ch06_training import LabelSmoothing
-from scripts.engine import losses, run
-from scripts.engine.checkpoints import newest_state
-from scripts.engine.data import TrainingData, batches_of, prepare
-from scripts.engine.losses import loss_function_of, resolved
-from scripts.engine.run import fit, training_of
-from scripts.engine.settings import PRESETS, build_model
-from scripts.engine.signals import Stopped
+from scripts.core.checkpoints import newest_state
+from scripts.core.data import TrainingData, batches_of, prepare
+from scripts.core.settings import PRESETS, build_model
+from scripts.core.signals import Stopped
+from scripts.fast import losses, run
+from scripts.fast.losses import loss_function_of, resolved
+from scripts.fast.run import fit, training_of
 from scripts.ladder.agenda import Settings
 from scripts.studies import precision as study
 

@@ -31,17 +31,17 @@ from scripts import ROOT, train
 from scripts.book.records import load_record
 from scripts.ch06_training import PAD
 from scripts.ch07_multi30k import BPETokenizer, encode_pairs, token_batches
+from scripts.core.checkpoints import newest_state, save_tensors, saved_states, weights
+from scripts.core.data import TrainingData, epoch_plan, prepare
+from scripts.core.models import Trained
+from scripts.core.ranks import ALONE, Poll, Ranks, join_ranks
+from scripts.core.settings import PRESETS, TrainConfig, build_model, pick_device
+from scripts.core.signals import Stopped
+from scripts.core.steps import Step
+from scripts.core.training import Training, over_ranks
 from scripts.corpora.load import load_corpus
-from scripts.engine import run as engine_run
-from scripts.engine.checkpoints import newest_state, save_tensors, saved_states, weights
-from scripts.engine.data import TrainingData, epoch_plan, prepare
-from scripts.engine.models import Trained
-from scripts.engine.ranks import ALONE, Poll, Ranks, join_ranks
-from scripts.engine.run import fit, training_of
-from scripts.engine.settings import PRESETS, TrainConfig, build_model, pick_device
-from scripts.engine.signals import Stopped
-from scripts.engine.steps import Step
-from scripts.engine.training import Training, over_ranks
+from scripts.fast import run as fast_run
+from scripts.fast.run import fit, training_of
 
 CPU = torch.device("cpu")
 PATIENCE = 240  # seconds until two processes that wait for each other are given up on
@@ -174,7 +174,7 @@ def some_steps(
 
     built, run = build_model, Step.run
     with (
-        mock.patch.object(engine_run, "build_model", double),
+        mock.patch.object(fast_run, "build_model", double),
         mock.patch.object(Step, "run", by_own),
     ):
         training = training_of(config, few_pairs(), Path("nowhere"), ranks=ranks)
@@ -192,7 +192,7 @@ def some_steps(
                 "train_loss": report.loss_per_token,
                 "train_ppl": report.perplexity,
                 "tokens": report.tokens,
-                **engine_run.validated_by(training.trained, training.data, ranks),
+                **fast_run.validated_by(training.trained, training.data, ranks),
             },
             "steps taken": training.steps_taken,
         }
@@ -378,8 +378,8 @@ def validated(ranks: Ranks) -> dict[str, float]:
     data = replace(data, corpus={"val": echo})
     model = build_model(TINY, len(data.tokenizer)).double().eval()
     model = Trained(model, data.tokenizer, replace(TINY, max_tokens=80))  # several batches
-    with mock.patch.object(engine_run, "fast_translate", lambda _, sentences: sentences):
-        return engine_run.validated_by(model, data, ranks)
+    with mock.patch.object(fast_run, "fast_translate", lambda _, sentences: sentences):
+        return fast_run.validated_by(model, data, ranks)
 
 
 def test_two_processes_validate_as_one(pair):
@@ -514,8 +514,8 @@ def test_another_number_of_processes_cant_go_on(pair, tmp_path):
 DRIVER = """
 import sys, time
 from scripts import train
-from scripts.engine import run
-from scripts.engine.training import Training
+from scripts.fast import run
+from scripts.core.training import Training
 from test_ch09_processes import few_pairs
 
 pause = float(sys.argv.pop(1))
@@ -602,7 +602,7 @@ def test_one_process_writes_and_speaks_for_all(commanded, tmp_path, monkeypatch,
     folder, _, _, (code, out, err) = commanded
     assert code == 0, err
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(engine_run, "prepare", lambda config: few_pairs())
+    monkeypatch.setattr(fast_run, "prepare", lambda config: few_pairs())
     assert train.main(options(name="alone", accumulate=2)) == 0
     alone = capsys.readouterr().out
     for said in ("training pairs", "test: BLEU", "test_unseen: BLEU"):
@@ -625,9 +625,9 @@ def test_the_command_on_record_says_how_many_machines(monkeypatch):
     for world, here, start in ((1, 1, "python"), (2, 2, "torchrun --nproc-per-node=2")):
         monkeypatch.setenv("WORLD_SIZE", str(world))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(here))
-        assert engine_run.command_of(["--lr", "1"]) == f"{start} -m scripts.train --lr 1"
+        assert fast_run.command_of(["--lr", "1"]) == f"{start} -m scripts.train --lr 1"
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert engine_run.command_of([]).startswith("torchrun --nnodes=4 --nproc-per-node=2 -m")
+    assert fast_run.command_of([]).startswith("torchrun --nnodes=4 --nproc-per-node=2 -m")
 
 
 def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):

@@ -17,17 +17,17 @@ from torch.nn.functional import kl_div
 from scripts import ROOT, train
 from scripts.ch06_training import Batch, LabelSmoothing, batch_loss
 from scripts.ch08_decoding import plain_translate
-from scripts.engine import losses as engine_losses
-from scripts.engine import run as engine_run
-from scripts.engine.checkpoints import load_tensors, weights
-from scripts.engine.data import TrainingData, batches_of, epoch_examples, prepare, split_anew
-from scripts.engine.fast import FAST, PLAIN, FastPath
-from scripts.engine.losses import loss_function_of, r_drop_loss
-from scripts.engine.models import STORED_DTYPE, load_model, save_model
-from scripts.engine.optimizers import Muon, make_optimizer
-from scripts.engine.run import average_if_better, fit
-from scripts.engine.settings import PRESETS, TrainConfig, build_model
-from scripts.engine.watching import gpu_row, in_words
+from scripts.core.checkpoints import load_tensors, weights
+from scripts.core.data import TrainingData, batches_of, epoch_examples, prepare, split_anew
+from scripts.core.models import STORED_DTYPE, load_model, save_model
+from scripts.core.optimizers import Muon, make_optimizer
+from scripts.core.settings import PRESETS, TrainConfig, build_model
+from scripts.core.watching import gpu_row, in_words
+from scripts.fast import losses as fast_losses
+from scripts.fast import run as fast_run
+from scripts.fast.fast import FAST, PLAIN, FastPath
+from scripts.fast.losses import loss_function_of, r_drop_loss
+from scripts.fast.run import average_if_better, fit
 
 SAMPLE, CPU = PRESETS["sample"], torch.device("cpu")
 
@@ -116,13 +116,13 @@ def test_compiling_changes_nothing(data, monkeypatch, changes):
         calls.append(options)
         return compiled(function, backend="eager", **options)
 
-    engine_losses.compiled.cache_clear()
+    fast_losses.compiled.cache_clear()
     monkeypatch.setattr(torch, "compile", light)
     found, others = gradients_of(replace(plain, compile=True), data)
     for _ in range(3):  # as each validation does
         loss_function_of(replace(plain, compile=True), CPU)
     assert calls == [{"dynamic": True}]
-    engine_losses.compiled.cache_clear()
+    fast_losses.compiled.cache_clear()
     close = (
         {"rtol": 1e-2, "atol": 1.0} if plain.precision == "bf16" else {"rtol": 1e-5, "atol": 1e-4}
     )
@@ -238,7 +238,7 @@ def test_the_better_of_best_epoch_and_mean_is_kept(data, tmp_path, monkeypatch, 
         return {"val_bleu": next(scores)}
 
     monkeypatch.setattr(
-        engine_run, "validate", lambda *_: {"val_loss": 1.0, "val_ppl": 1.0} | bleu_of()
+        fast_run, "validate", lambda *_: {"val_loss": 1.0, "val_ppl": 1.0} | bleu_of()
     )
     history = fit(config, few, tmp_path)
     if mean_is == "worse":  # another machine had found a mean better, and stored it

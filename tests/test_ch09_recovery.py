@@ -34,26 +34,27 @@ from test_ch09_training_run import TINY as BASE
 from scripts import train
 from scripts.book.records import load_record, sha256
 from scripts.ch06_training import cosine_rate
-from scripts.engine import checkpoints, losses
-from scripts.engine import run as engine_run
-from scripts.engine import training as engine_training
-from scripts.engine.cards import model_card
-from scripts.engine.checkpoints import (
+from scripts.core import checkpoints
+from scripts.core import training as core_training
+from scripts.core.cards import model_card
+from scripts.core.checkpoints import (
     load_tensors,
     newest_state,
     save_tensors,
     saved_states,
     weights,
 )
-from scripts.engine.data import TrainingData, epoch_plan, prepare
-from scripts.engine.fast import fast_loss
-from scripts.engine.losses import resolved
-from scripts.engine.models import STORED_DTYPE
-from scripts.engine.run import fit, trained_to_end
-from scripts.engine.settings import PRESETS, TrainConfig
-from scripts.engine.signals import Stopped, StopSignal
-from scripts.engine.steps import Step
-from scripts.engine.training import Diverged, Training, differences, identity
+from scripts.core.data import TrainingData, epoch_plan, prepare
+from scripts.core.models import STORED_DTYPE
+from scripts.core.settings import PRESETS, TrainConfig
+from scripts.core.signals import Stopped, StopSignal
+from scripts.core.steps import Step
+from scripts.core.training import Diverged, Training, differences, identity
+from scripts.fast import losses
+from scripts.fast import run as fast_run
+from scripts.fast.fast import fast_loss
+from scripts.fast.losses import resolved
+from scripts.fast.run import fit, trained_to_end
 
 TINY = replace(BASE, max_tokens=256, save_every=4, average=2, name="run")
 DATED = {"record.json", "README.md"}  # a finished command adds these, with the date
@@ -105,7 +106,7 @@ def work(
     if fatal_write is not None:
         die_writing(*fatal_write)
     os.environ["SERIES_RUNS"] = str(Path(home, "runs"))
-    PRESETS["sample"], engine_run.prepare = TINY, lambda config: data
+    PRESETS["sample"], fast_run.prepare = TINY, lambda config: data
     sys.argv = ["train.py", "--preset", "sample", *options]
     code = 1
     try:
@@ -367,7 +368,7 @@ def test_stopping_at_any_moment_changes_nothing(
     """The signal comes within that step, or while the first epoch is validated."""
     total = straight["meta"]["steps_taken"]
     at = {"first step": 1, "epoch's last": per_epoch, "run's last": total}.get(moment, 1)
-    place, name = (engine_run, "validate") if moment == "validation" else (Step, "run")
+    place, name = (fast_run, "validate") if moment == "validation" else (Step, "run")
     calls, whole = itertools.count(1), getattr(place, name)
 
     def signalled(*given: Any) -> Any:
@@ -670,7 +671,7 @@ def test_what_is_not_a_number_never_reaches_the_weights(
 def test_a_diverged_command_says_so_in_one_line(data, tmp_path, monkeypatch, capsys):
     """Exit code 2; at the first step there is nothing to go back to, and the message says so."""
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(engine_run, "prepare", lambda config: data)
+    monkeypatch.setattr(fast_run, "prepare", lambda config: data)
     monkeypatch.setitem(PRESETS, "sample", TINY)
     poison(monkeypatch, "nan", 1)
     assert train.main(["--preset", "sample"]) == 2
@@ -703,7 +704,7 @@ def test_a_finished_run_is_begun_anew(data, straight, tmp_path):
 
 def test_a_run_that_ends_after_its_first_model_goes_on(data, straight, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(OSError):
-        patch.setattr(engine_training, "write_log", Mock(side_effect=OSError))
+        patch.setattr(core_training, "write_log", Mock(side_effect=OSError))
         fit(replace(TINY, save_every=0), data, tmp_path)
     fit(TINY, data, tmp_path, resume=True)
     assert outcome(tmp_path) == straight
@@ -712,9 +713,9 @@ def test_a_run_that_ends_after_its_first_model_goes_on(data, straight, tmp_path,
 @pytest.mark.parametrize("bleus", [(1.0, 3.0, 2.0), (3.0, 1.0, 2.0)])
 def test_what_a_run_keeps(data, tmp_path, monkeypatch, bleus):
     """The best model, the last two states, weights of the last and best epochs, a readable log."""
-    config, bleu, validate = replace(TINY, epochs=3), iter(bleus), engine_run.validate
+    config, bleu, validate = replace(TINY, epochs=3), iter(bleus), fast_run.validate
     monkeypatch.setattr(
-        engine_run, "validate", lambda *given: validate(*given) | {"val_bleu": next(bleu)}
+        fast_run, "validate", lambda *given: validate(*given) | {"val_bleu": next(bleu)}
     )
     history = fit(config, data, tmp_path)
     model = {"model.safetensors", "tokenizer.model", "config.json"}

@@ -25,27 +25,28 @@ from scripts.ch09_training_run import (
     average_checkpoints,
     ingredient_verdicts,
 )
-from scripts.corpora.load import load_corpus
-from scripts.engine import cards, losses
-from scripts.engine import data as engine_data
-from scripts.engine import run as engine_run
-from scripts.engine import training as engine_training
-from scripts.engine.checkpoints import (
+from scripts.core import cards
+from scripts.core import data as core_data
+from scripts.core import training as core_training
+from scripts.core.checkpoints import (
     newest_state,
     save_tensors,
     saved_states,
     weights,
 )
-from scripts.engine.data import TrainingData, epoch_plan, prepare
-from scripts.engine.fast import fast_loss
-from scripts.engine.losses import loss_function_of, resolved
-from scripts.engine.models import Trained, load_model, save_model
-from scripts.engine.ranks import Ranks
-from scripts.engine.run import evaluate, fit, training_of
-from scripts.engine.scores import corpus_bleu, held_out_splits
-from scripts.engine.settings import PRESETS, TrainConfig, build_model, plain_config
-from scripts.engine.training import Diverged, differences, identity
-from scripts.engine.translating import DecodeOptions, translate
+from scripts.core.data import TrainingData, epoch_plan, prepare
+from scripts.core.models import Trained, load_model, save_model
+from scripts.core.ranks import Ranks
+from scripts.core.scores import corpus_bleu, held_out_splits
+from scripts.core.settings import PRESETS, TrainConfig, build_model, plain_config
+from scripts.core.training import Diverged, differences, identity
+from scripts.corpora.load import load_corpus
+from scripts.fast import losses
+from scripts.fast import run as fast_run
+from scripts.fast.fast import fast_loss
+from scripts.fast.losses import loss_function_of, resolved
+from scripts.fast.run import evaluate, fit, training_of
+from scripts.fast.translating import DecodeOptions, translate
 from scripts.studies import ingredients
 
 TINY = replace(
@@ -259,7 +260,7 @@ def test_pieces_come_from_the_training_split_alone(monkeypatch):
     """ERRATA 18: otherwise the vocabulary knows what the model will be tested on."""
     pairs = [("ein Hund", "a dog"), ("ein roter Ball", "a red ball")] * 20
     corpus = {"train": pairs, "val": [("xylophon", "xylophone")] * 99, "test": pairs}
-    monkeypatch.setattr(engine_data, "load_corpus", lambda name: corpus)
+    monkeypatch.setattr(core_data, "load_corpus", lambda name: corpus)
     tokenizer = prepare(replace(TINY, vocab=40)).tokenizer
     assert UNK not in tokenizer.encode("roter Ball") and UNK in tokenizer.encode("xylophon")
 
@@ -356,7 +357,7 @@ def finished(data, tmp_path_factory):
     runs, printed = tmp_path_factory.mktemp("finished"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setenv("SERIES_RUNS", str(runs))
-        patch.setattr(engine_run, "prepare", lambda config: data)
+        patch.setattr(fast_run, "prepare", lambda config: data)
         patch.setitem(PRESETS, "sample", ONE)
         patch.setattr(sys, "argv", ["train"])
         assert train.main(["--preset", "sample"]) == 0
@@ -371,9 +372,9 @@ def commands(data, finished, tmp_path, monkeypatch):
     """A copy of the folder of runs, in which the command works; nothing can be published."""
     runs = shutil.copytree(finished[0], tmp_path / "runs")
     monkeypatch.setenv("SERIES_RUNS", str(runs))
-    monkeypatch.setattr(engine_run, "prepare", lambda config: data)
+    monkeypatch.setattr(fast_run, "prepare", lambda config: data)
     monkeypatch.setitem(PRESETS, "sample", ONE)
-    monkeypatch.setattr(engine_run, "publish", None)
+    monkeypatch.setattr(fast_run, "publish", None)
     monkeypatch.setattr(sys, "argv", ["train"])
     return runs
 
@@ -439,7 +440,7 @@ def test_a_run_is_done_once_and_replaced_if_asked(commands, finished, monkeypatc
     """Asked for again it prints its report; without its record, `--resume` makes that."""
     before = contents(commands)
     with monkeypatch.context() as patch:
-        patch.setattr(engine_run, "prepare", None)  # any training now fails
+        patch.setattr(fast_run, "prepare", None)  # any training now fails
         assert train.main(["--preset", "sample"]) == 0
     first, *report = capsys.readouterr().out.splitlines()
     assert "nothing to train" in first and finished[1].endswith("\n".join(report) + "\n")
@@ -478,16 +479,16 @@ def test_a_refusal_reaches_every_process(monkeypatch):
         def gather(self, value):
             return [(None, ValueError("holds a run")), value]
 
-    monkeypatch.setattr(engine_run, "join_ranks", lambda device: nullcontext(Second(1, 2)))
+    monkeypatch.setattr(fast_run, "join_ranks", lambda device: nullcontext(Second(1, 2)))
     with pytest.raises(ValueError, match="holds a run"):
-        engine_run.run(TINY)
+        fast_run.run(TINY)
 
 
 def test_what_was_published_meanwhile_stays(commands, monkeypatch, capsys):
     """The name was free when the training began; its own folder has all of it."""
     refuse = Mock(side_effect=[None, ValueError("models/mine exists")])
-    monkeypatch.setattr(engine_run, "refuse_to_publish", refuse)
-    monkeypatch.setattr(engine_run, "writable", lambda folder: folder)
+    monkeypatch.setattr(fast_run, "refuse_to_publish", refuse)
+    monkeypatch.setattr(fast_run, "writable", lambda folder: folder)
     assert train.main(["--preset", "sample", "--name", "late", "--publish", "mine"]) == 2
     assert "models/mine exists" in capsys.readouterr().err
     assert load_record("record", commands / "late")["weights_sha256"]
@@ -518,7 +519,7 @@ def test_a_lengthened_run_is_the_longer_run(commands, capsys, monkeypatch):
     ]
     cut = ["--from", str(commands / "one"), "--epochs", "2", "--name", "cut"]
     with monkeypatch.context() as patch:  # it ends between its first state and its model
-        patch.setattr(engine_training, "save_model", Mock(side_effect=OSError("killed")))
+        patch.setattr(core_training, "save_model", Mock(side_effect=OSError("killed")))
         assert train.main(cut) == 2
     assert train.main([*cut, "--resume"]) == 0
     assert load_record("record", commands / "cut")["weights_sha256"] == straight["weights_sha256"]

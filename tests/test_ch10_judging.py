@@ -36,11 +36,11 @@ from scripts.ch10_judging import (
     swapped_differences,
     tokens_13a,
 )
+from scripts.core.models import Trained, load_model
+from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.corpora.load import load_corpus
 from scripts.corpora.sample import sample_corpus
-from scripts.engine.models import Trained, load_model
-from scripts.engine.scores import corpus_bleu, corpus_chrf
-from scripts.engine.translating import DecodeOptions, decode_hypotheses, translate
+from scripts.fast.translating import DecodeOptions, decode_hypotheses, translate
 from scripts.studies import judging, subject
 from scripts.studies.judging import (
     ALPHAS,

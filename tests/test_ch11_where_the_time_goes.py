@@ -22,7 +22,7 @@ from scripts.ch11_where_the_time_goes import (
     roof_seconds,
     step_flops,
 )
-from scripts.engine.settings import PRESETS
+from scripts.core.settings import PRESETS
 from scripts.exercises import ch11 as ours
 from scripts.exercises.ch11 import PretendDevice, stopwatch, token_rate
 

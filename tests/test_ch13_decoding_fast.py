@@ -165,9 +165,9 @@ def test_what_the_exercise_answers_further():
     from scripts import ROOT
     from scripts.ch07_multi30k import source_ids
     from scripts.ch08_decoding import until_end
+    from scripts.core.models import load_model
     from scripts.corpora.load import load_corpus
-    from scripts.engine.models import load_model
-    from scripts.engine.searching import cached_greedy
+    from scripts.fast.searching import cached_greedy
 
     trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
     pairs = load_corpus("sample")["test"][:64]

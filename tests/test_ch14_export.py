@@ -30,12 +30,12 @@ from scripts.ch14_leaving_home import (
     onnx_greedy,
     step_graph,
 )
+from scripts.core.checkpoints import weights
+from scripts.core.models import Trained, load_model
+from scripts.core.settings import TrainConfig, build_model
 from scripts.corpora.load import load_corpus
-from scripts.engine.checkpoints import weights
-from scripts.engine.export import graph_config, graph_function, step_example
-from scripts.engine.models import Trained, load_model
-from scripts.engine.settings import TrainConfig, build_model
 from scripts.export import main
+from scripts.fast.export import graph_config, graph_function, step_example
 
 SAMPLE = ROOT / "models" / "sample-de-en"
 SPLITS = {"sample-de-en": "test", "multi30k-de-en": "test_2016_flickr"}

@@ -13,8 +13,8 @@ from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS
 from scripts.ch08_decoding import beam_search
 from scripts.ch14_leaving_home import OnnxDecoderStep, OnnxEncoder
+from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine.models import load_model
 from scripts.exercises import ch14 as ours
 
 

@@ -31,8 +31,8 @@ from scripts.ch15_looking_inside import (
     weights_of_words,
     word_of_piece,
 )
+from scripts.core.models import STUDIED
 from scripts.corpora.captions import CAPTIONS, aligned_pairs
-from scripts.engine.models import STUDIED
 from scripts.studies.heads import main, model_1_links, split_words, word_translation
 
 PAIRS = aligned_pairs()

@@ -11,6 +11,7 @@ from scipy.stats import spearmanr
 from scipy.stats import t as student
 from tiny import SRC, TGT
 
+from scripts.book.verdict import pass_together
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 from scripts.ch06_training import EOS, Batch
@@ -31,7 +32,6 @@ from scripts.ch16_intervening import (
 )
 from scripts.corpora.captions import aligned_pairs
 from scripts.studies.heads import Judge, pruning_curve, worth_of_each, worth_of_layers
-from scripts.studies.verdict import pass_together
 
 PAIRS = aligned_pairs()
 

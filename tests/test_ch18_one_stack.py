@@ -13,6 +13,7 @@ from torch import nn
 
 from scripts.book.instruments import count_flops, scramble
 from scripts.book.records import load_record
+from scripts.book.verdict import pass_together
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import make_model, torch_layer_state
 from scripts.ch06_training import BOS, EOS, PAD, UNK, LabelSmoothing
@@ -39,7 +40,6 @@ from scripts.corpora.gaps import GapItem, gap_item, german_gaps
 from scripts.exercises.ch18 import check_hide_words, hide_words
 from scripts.studies.rows import data_of
 from scripts.studies.runner import these
-from scripts.studies.verdict import pass_together
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
 EXAMPLES = [

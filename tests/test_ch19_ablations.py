@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from scripts.book.figures.ablations import ablation_chart
 from scripts.book.records import load_record
+from scripts.book.verdict import pooled_spread, t_exceeded, verdicts
 from scripts.ch04_encoder_decoder import SublayerConnection
 from scripts.ch06_training import LabelSmoothing, batch_loss
 from scripts.ch19_ablations import (
@@ -40,10 +41,9 @@ from scripts.ch19_ablations import (
     study_of_nothing,
     two_sentences,
 )
-from scripts.engine.settings import build_model
+from scripts.core.settings import build_model
 from scripts.studies.runner import these
 from scripts.studies.table3 import DROPOUTS, wanted_runs
-from scripts.studies.verdict import pooled_spread, t_exceeded, verdicts
 
 SHUFFLE = [3, 0, 6, 2, 5, 1, 4]
 

@@ -8,12 +8,12 @@ from exercising import assert_told_apart
 from torch import nn
 
 from scripts.book.exercises import check
+from scripts.book.verdict import pass_together
 from scripts.ch04_encoder_decoder import clones
 from scripts.ch06_training import LabelSmoothing, batch_loss
 from scripts.ch19_ablations import patient, two_sentences
 from scripts.exercises import ch19 as ours
 from scripts.exercises.ch19 import holm, shared_layers
-from scripts.studies.verdict import pass_together
 
 
 def without_the_largest_so_far(ps):

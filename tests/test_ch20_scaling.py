@@ -26,7 +26,7 @@ from scripts.ch20_scaling import (
     missed,
     sizes_of,
 )
-from scripts.engine.settings import build_model
+from scripts.core.settings import build_model
 from scripts.exercises.ch20 import leave_one_out
 
 TRUTHS = {

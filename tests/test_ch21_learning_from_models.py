@@ -17,6 +17,7 @@ from scripts import ch21_learning_from_models as ch21
 from scripts.book.figures.learning import ladder_chart, recipe_chart
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record, sha256
+from scripts.book.verdict import verdicts
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS, LabelSmoothing
@@ -36,13 +37,12 @@ from scripts.ch21_learning_from_models import (
     true_risk,
     turned_around,
 )
-from scripts.engine.models import DEFAULT_MODEL
+from scripts.core.models import DEFAULT_MODEL
 from scripts.evaluate import main as evaluate
 from scripts.ladder.distill import taught_loss
 from scripts.ladder.rungs import RUNGS, ladder_table, val_bleu
 from scripts.studies.recipes import ALL, GREEDY, MORE, PART, RISK, SAMPLED, TAUGHT
 from scripts.studies.runner import these
-from scripts.studies.verdict import verdicts
 
 
 def shout(texts):

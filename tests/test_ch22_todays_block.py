@@ -28,7 +28,7 @@ from scripts.ch22_todays_block import (
     token_by_token,
     zero_outputs,
 )
-from scripts.engine import optimizers
+from scripts.core import optimizers
 
 close = torch.testing.assert_close
 SRC = torch.tensor([[5, 6, 7, 8, 9, 3], [5, 6, 7, 3, 0, 0]])

@@ -339,9 +339,9 @@ sys.modules["scripts"] = types.ModuleType("scripts")
 FILE_PARTS = {}
 """
 UNPACKED = """
-import scripts.ch01_attention, scripts.engine.checkpoints
+import scripts.ch01_attention, scripts.core.checkpoints
 from scripts import ROOT
-for module in (scripts, scripts.ch01_attention, scripts.engine.checkpoints):
+for module in (scripts, scripts.ch01_attention, scripts.core.checkpoints):
     assert module.__file__.startswith(str(ROOT)), module.__file__
 assert not (ROOT / "scripts/gone.py").exists()
 assert (ROOT / "results").is_dir() and (ROOT / "models/sample-de-en/model.safetensors").is_file()
@@ -503,7 +503,7 @@ def test_it_runs_from_an_empty_folder_and_says_what_the_chapters_say(
     executed = nbformat.read(desk / "executed.ipynb", 4).cells
     path, ours, peak = json.loads(executed.pop().outputs[0].text)
     assert not any(part.startswith(str(ROOT)) for part in path)
-    assert {"scripts", "scripts.book.charts", "scripts.engine.checkpoints"} <= ours.keys()
+    assert {"scripts", "scripts.book.charts", "scripts.core.checkpoints"} <= ours.keys()
     assert all(place.startswith(str(desk / colab.HOME)) for place in ours.values())
     assert peak < 8 * 2**20  # KiB; a free Colab has 12 GB
     carried = {path for pattern in colab.FILES for path in ROOT.glob(pattern)}

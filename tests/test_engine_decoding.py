@@ -33,19 +33,19 @@ from scripts.ch08_decoding import (
     until_end,
 )
 from scripts.ch13_decoding_fast import LATE, best_logits
+from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine import searching
-from scripts.engine import translating as engine_translating
-from scripts.engine.decoding import (
+from scripts.fast import searching
+from scripts.fast import translating as fast_translating
+from scripts.fast.decoding import (
     CachedDecoding,
     PreparedModel,
     Screen,
     exact_in_8_bits,
     fast_in_8_bits,
 )
-from scripts.engine.models import load_model
-from scripts.engine.searching import Search, cached_beam_search, cached_greedy, cached_sample
-from scripts.engine.translating import (
+from scripts.fast.searching import Search, cached_beam_search, cached_greedy, cached_sample
+from scripts.fast.translating import (
     CELLS_READ,
     CELLS_SEEN,
     PREFIXES,
@@ -278,7 +278,7 @@ def test_jobs_run_side_by_side_and_come_back_in_order(two_threads):
 def test_threads_dont_switch_each_others_dropout_on(two_threads, monkeypatch):
     model = random_model(4).train()
     rows = [[4 + i % 4, 5, EOS] for i in range(12)]
-    monkeypatch.setattr(engine_translating, "PREFIXES", 2)
+    monkeypatch.setattr(fast_translating, "PREFIXES", 2)
     for _ in range(5):
         found = search_rows(model, rows, cached_greedy)
         texts = [until_end(row.tolist()) for row in found]
@@ -316,8 +316,8 @@ def test_five_beams_of_many_sentences_fit_in_memory():
 from scripts import ROOT
 from scripts.bench.training import peak_bytes
 from scripts.corpora.load import load_corpus
-from scripts.engine.models import load_model
-from scripts.engine.translating import fast_translate
+from scripts.core.models import load_model
+from scripts.fast.translating import fast_translate
 trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
 texts = [german for german, _ in load_corpus("sample")["train"][:3000]]
 fast_translate(trained, texts[:2], beam=5)

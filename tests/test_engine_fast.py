@@ -34,8 +34,8 @@ from scripts.ch12_going_fast import (
     keep_mask,
     keep_scale,
 )
-from scripts.engine.fast import FAST, HALF, PLAIN, STATIC, FastPath, Switches, fast_loss
-from scripts.engine.static import longer_side, static_lengths
+from scripts.core.static import longer_side, static_lengths
+from scripts.fast.fast import FAST, HALF, PLAIN, STATIC, FastPath, Switches, fast_loss
 
 CRITERION = LabelSmoothing(0.1)
 VARIANTS = {

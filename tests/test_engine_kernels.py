@@ -19,18 +19,18 @@ from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import LayerNorm, make_model
 from scripts.ch06_training import BOS, EOS, PAD
 from scripts.ch07_multi30k import pad_rows, source_ids
+from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine import compiled, kernels, translating
-from scripts.engine.decoding import (
+from scripts.fast import compiled, kernels, translating
+from scripts.fast.decoding import (
     PACKED,
     CachedDecoding,
     PreparedModel,
     exact_in_8_bits,
     fast_in_8_bits,
 )
-from scripts.engine.kernels import Layers
-from scripts.engine.models import load_model
-from scripts.engine.translating import DecodeOptions, decode_ids, prepared, translate
+from scripts.fast.kernels import Layers
+from scripts.fast.translating import DecodeOptions, decode_ids, prepared, translate
 
 
 @pytest.fixture(params=["compiled", "PyTorch's"])

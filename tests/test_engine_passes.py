@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from scripts.ch12_going_fast import DRAWS, Layout, keep_scale, philox
-from scripts.engine import passes
-from scripts.engine.compiled import P, loaded
-from scripts.engine.passes import Attend, Drop, NormRows, starts_of
+from scripts.fast import passes
+from scripts.fast.compiled import P, loaded
+from scripts.fast.passes import Attend, Drop, NormRows, starts_of
 
 pytestmark = pytest.mark.skipif(loaded("passes") is None, reason="needs a C compiler with OpenMP")
 KINDS = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -289,7 +289,7 @@ def test_the_same_bits_come_again_and_on_any_number_of_threads(monkeypatch):
 
 LOADED = """
 import torch
-from scripts.engine.passes import Drop
+from scripts.fast.passes import Drop
 Drop.apply(torch.ones(64, 64), None, 0.5)
 maps = {line.split()[-1] for line in open("/proc/self/maps")}
 print(len([path for path in maps if "libgomp" in path]))

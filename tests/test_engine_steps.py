@@ -23,16 +23,16 @@ from torch.testing import assert_close
 from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss, train_step
 from scripts.ch07_multi30k import make_batch
 from scripts.ch11_where_the_time_goes import TINY, series_model
-from scripts.engine import steps
-from scripts.engine.fast import STATIC, fast_loss
-from scripts.engine.optimizers import ActAsOne, Muon
-from scripts.engine.static import (
+from scripts.core import steps
+from scripts.core.optimizers import ActAsOne, Muon
+from scripts.core.static import (
     ResidentCorpus,
     longer_side,
     static_batches,
     static_lengths,
 )
-from scripts.engine.steps import GraphedStep, StaticStep, Step, set_rate
+from scripts.core.steps import GraphedStep, StaticStep, Step, set_rate
+from scripts.fast.fast import STATIC, fast_loss
 
 CRITERION = LabelSmoothing(0.1)
 

@@ -20,11 +20,11 @@ from scripts import gpu
 from scripts.bench import carry, items
 from scripts.book import records
 from scripts.book.records import load_record, sha256
-from scripts.engine.checkpoints import saved_states
-from scripts.engine.models import load_model
-from scripts.engine.settings import PRESETS
-from scripts.engine.steps import Step
-from scripts.engine.training import Training
+from scripts.core.checkpoints import saved_states
+from scripts.core.models import load_model
+from scripts.core.settings import PRESETS
+from scripts.core.steps import Step
+from scripts.core.training import Training
 from scripts.ladder import agenda, climbing, rungs
 from scripts.ladder.agenda import Clock, Item, OutOfTime, Settings, listing, owed, serve
 

@@ -18,7 +18,7 @@ GROUND = ("book", "corpora")  # what is below the chapters
 
 
 def dotted(path: Path, folder: Path) -> str:
-    """A module's path below `scripts`, as imports write it: "engine.checkpoints"."""
+    """A module's path below `scripts`, as imports write it: "core.checkpoints"."""
     parts = path.relative_to(folder).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 
@@ -170,10 +170,10 @@ def test_a_wrong_direction_is_found(edges, wrong):
 
 def test_a_circle_is_found_though_an_import_hides_in_a_function(tmp_path):
     (tmp_path / "engine").mkdir()
-    (tmp_path / "engine/fast.py").write_text("def f():\n    from scripts import slow\n")
+    (tmp_path / "fast/fast.py").write_text("def f():\n    from scripts import slow\n")
     (tmp_path / "slow.py").write_text("import scripts.middle as m\n")
-    (tmp_path / "middle.py").write_text("from scripts.engine.fast import f\n")
-    assert set(circle(graph(read(tmp_path)))) == {"engine.fast", "slow", "middle"}
+    (tmp_path / "middle.py").write_text("from scripts.fast.fast import f\n")
+    assert set(circle(graph(read(tmp_path)))) == {"fast.fast", "slow", "middle"}
     (tmp_path / "middle.py").write_text("from scripts import ROOT\n")
     assert not circle(graph(read(tmp_path)))
 
@@ -232,7 +232,7 @@ IN_MAIN = """
 from pathlib import Path
 import torch
 from torch import nn
-from scripts.engine.checkpoints import *
+from scripts.core.checkpoints import *
 
 class Generator(nn.Linear):
     pass

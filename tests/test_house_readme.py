@@ -127,8 +127,8 @@ def test_the_names_shown_can_be_imported():
 
 
 def test_the_first_translation_is_what_the_model_says():
-    from scripts.engine.models import DEFAULT_MODEL, load_model
-    from scripts.engine.translating import translate
+    from scripts.core.models import DEFAULT_MODEL, load_model
+    from scripts.fast.translating import translate
 
     german, english = re.search(
         r'make translate TEXT="(.+?)" +# some seconds: (.+)', README.read_text("utf-8")

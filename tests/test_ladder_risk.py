@@ -11,11 +11,11 @@ from torch.testing import assert_close
 from scripts.ch06_training import EOS, LabelSmoothing
 from scripts.ch07_multi30k import encode_pairs, make_batch, pad_rows
 from scripts.ch21_learning_from_models import risk_of_candidates, sequence_log_probs
+from scripts.core.checkpoints import weights
+from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine.checkpoints import weights
-from scripts.engine.fast import FAST, PLAIN, FastPath, fast_loss
-from scripts.engine.models import load_model
-from scripts.engine.run import training_of
+from scripts.fast.fast import FAST, PLAIN, FastPath, fast_loss
+from scripts.fast.run import training_of
 from scripts.ladder import climbing, risk
 from scripts.ladder.climbing import RungTraining
 from scripts.ladder.queue import QueueOptions

@@ -25,10 +25,10 @@ from scripts.ch07_multi30k import BPETokenizer, plain_text, source_ids
 from scripts.ch08_decoding import beam_search
 from scripts.ch14_leaving_home import OnnxDecoderStep
 from scripts.ch15_looking_inside import look_at, piece_label
+from scripts.core.models import DEFAULT_MODEL, load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine.export import graph_function, step_example
-from scripts.engine.models import DEFAULT_MODEL, load_model
-from scripts.engine.translating import fast_translate
+from scripts.fast.export import graph_function, step_example
+from scripts.fast.translating import fast_translate
 
 LIVING = ROOT / "docs" / "living"
 SENTENCES = [  # our own

@@ -15,13 +15,13 @@ import torch
 from conftest import ROOT
 
 from scripts.book.records import load_record, save_record, sha256
-from scripts.engine import run as engine_run
-from scripts.engine.cards import model_card, recipe_in_words
-from scripts.engine.checkpoints import saved_states, weights
-from scripts.engine.models import load_model
-from scripts.engine.settings import TrainConfig
-from scripts.engine.steps import Step
-from scripts.engine.training import Training
+from scripts.core.cards import model_card, recipe_in_words
+from scripts.core.checkpoints import saved_states, weights
+from scripts.core.models import load_model
+from scripts.core.settings import TrainConfig
+from scripts.core.steps import Step
+from scripts.core.training import Training
+from scripts.fast import run as fast_run
 from scripts.ladder import agenda, climbing, queue, risk
 from scripts.ladder.agenda import Clock, Item, at_hand, is_done, lacks, owed, serve
 from scripts.ladder.climbing import ladder_items, too_far_behind
@@ -56,7 +56,7 @@ def record_of(name: str) -> dict:
 
 KILLED = """
 import os, signal, sys
-from scripts.engine.training import Training
+from scripts.core.training import Training
 from scripts.ladder import climbing, risk
 from scripts.ladder.queue import main
 
@@ -295,7 +295,7 @@ def test_another_recipe_or_another_lesson_is_refused(done, monkeypatch, tmp_path
 
 def test_only_a_candidate_is_tested(runs, monkeypatch):
     """With the length penalty that is best by validation; no test set has a say in it."""
-    asked, evaluate, val = [], engine_run.evaluate, climbing.data_of("few", 300).corpus["val"]
+    asked, evaluate, val = [], fast_run.evaluate, climbing.data_of("few", 300).corpus["val"]
 
     def favoured(one, pairs, *how):
         asked.append((pairs == val, *how))
@@ -303,7 +303,7 @@ def test_only_a_candidate_is_tested(runs, monkeypatch):
         found = evaluate(one, pairs, *how)
         return found | {"bleu": bleus.get(how[1], 0.0)} if how else found
 
-    monkeypatch.setattr(engine_run, "evaluate", favoured)
+    monkeypatch.setattr(fast_run, "evaluate", favoured)
     assert queue.main([*TINY, "--only", "small-1"]) == 0
     assert asked == [
         *((True, 2, alpha) for alpha in climbing.ALPHAS),

@@ -174,7 +174,7 @@ def test_every_definition_has_its_anchor(book, written):
 def test_one_page_lists_the_modules_beside_the_chapters(site, book):
     plain = [path for path in MODULES if path.name != "__init__.py" and path not in CHAPTERS]
     wanted = {path.relative_to(ROOT / "scripts").with_suffix(".html").as_posix() for path in plain}
-    assert "engine/checkpoints.html" in wanted and wanted <= set(book["scripts/index.html"].links)
+    assert "core/checkpoints.html" in wanted and wanted <= set(book["scripts/index.html"].links)
     text = (site / "scripts/index.html").read_text("utf-8")
     assert "Crash-safe saving and loading" in text and "model, fast and safe" in text
     front = book["index.html"].links

@@ -22,18 +22,18 @@ from torch import Tensor
 
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import Example
-from scripts.engine import steps
-from scripts.engine.checkpoints import (
+from scripts.core import steps
+from scripts.core.checkpoints import (
     load_tensors,
     restore_training,
     rng_states,
     save_training,
     set_rng_states,
 )
-from scripts.engine.losses import OLD_KERNELS, loss_function_of
-from scripts.engine.optimizers import make_optimizer
-from scripts.engine.settings import TrainConfig, build_model
-from scripts.engine.steps import GraphedStep, StaticStep, Step, ask_for_determinism, set_rate
+from scripts.core.optimizers import make_optimizer
+from scripts.core.settings import TrainConfig, build_model
+from scripts.core.steps import GraphedStep, StaticStep, Step, ask_for_determinism, set_rate
+from scripts.fast.losses import OLD_KERNELS, loss_function_of
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first product
 

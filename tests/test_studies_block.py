@@ -10,6 +10,7 @@ from saying import ran
 
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
+from scripts.book.verdict import pooled_spread, t_exceeded
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import Batch, LabelSmoothing, batch_loss
 from scripts.ch19_ablations import THE_BASE
@@ -17,7 +18,6 @@ from scripts.ch22_todays_block import RIVALS_OF_PARTS, block_means, block_runs, 
 from scripts.ch24_experts import MixtureOfExperts, active_parameters
 from scripts.studies import block
 from scripts.studies.runner import these
-from scripts.studies.verdict import pooled_spread, t_exceeded
 
 close = torch.testing.assert_close
 CONFIG = replace(block.BASE, d_model=32, d_ff=96)

@@ -13,11 +13,11 @@ from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss
 from scripts.ch07_multi30k import encode_pairs
 from scripts.ch12_going_fast import Layout
 from scripts.ch19_ablations import attentions
-from scripts.engine.data import TrainingData, prepare
-from scripts.engine.fast import FastPath, fast_loss
-from scripts.engine.models import load_model
-from scripts.engine.run import fit, training_of
-from scripts.engine.settings import PRESETS, TrainConfig, build_model
+from scripts.core.data import TrainingData, prepare
+from scripts.core.models import load_model
+from scripts.core.settings import PRESETS, TrainConfig, build_model
+from scripts.fast.fast import FastPath, fast_loss
+from scripts.fast.run import fit, training_of
 from scripts.ladder import unidrop
 from scripts.ladder.distill import distill_loss, ensemble_probs, taught_loss
 from scripts.ladder.diversify import diversified, pairs_sha256, sound

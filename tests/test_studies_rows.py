@@ -7,9 +7,9 @@ import torch
 from conftest import ROOT
 
 from scripts.ch19_ablations import STUDY, StudyRow
+from scripts.core.data import prepare
+from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
-from scripts.engine.data import prepare
-from scripts.engine.models import load_model
 from scripts.studies import rows
 from scripts.studies.rows import (
     PATIENCE,

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from scripts.engine.models import Trained
-from scripts.engine.settings import build_model
+from scripts.core.models import Trained
+from scripts.core.settings import build_model
 from scripts.studies.recipes import BASE
 from scripts.studies.tuning import Tuning, cross_entropy, fine_tuned, minimum_risk
 

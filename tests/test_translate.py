@@ -26,8 +26,9 @@ from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import source_ids
 from scripts.ch08_decoding import Hypothesis, beam_search
+from scripts.core.models import STUDIED, Trained, load_model
 from scripts.corpora.sample import sample_corpus
-from scripts.engine.models import STUDIED, Trained, load_model
+from scripts.fast import lines, translating
 
 SAMPLE = ("--model", str(ROOT / "models/sample-de-en"), "--device", "cpu")
 GREEDY = (*SAMPLE, "--beam", "1")
@@ -166,7 +167,7 @@ def test_another_encoding_changes_nothing(width, translate, echo, tmp_path):
         assert translate(whole.encode(width), *GREEDY) == wanted
         chunks = [whole.encode(width)]  # and the first lines don't wait for what follows
         stream = SimpleNamespace(read1=lambda most, chunks=chunks: chunks.pop())
-        first = next(command.line_groups(stream))[0].start.decode()
+        first = next(lines.line_groups(stream))[0].start.decode()
         assert first.removeprefix("\ufeff") == f"{DOG}\r"
 
 
@@ -305,10 +306,10 @@ def test_a_long_line_is_cut_and_translated_like_its_beginning(translate, trained
 
 
 def test_a_letter_at_the_cut_is_left_out_not_replaced(trained, capsys):
-    data = b"x" + "ä".encode() * command.LINE_BYTES  # the limit falls into the middle of a letter
-    ((line,),) = command.line_groups(io.BytesIO(data + b"\n"))
-    command.encode_line(trained, line, 1)
-    assert len(line.start) == command.LINE_BYTES and line.size == len(data)
+    data = b"x" + "ä".encode() * lines.LINE_BYTES  # the limit falls into the middle of a letter
+    ((line,),) = lines.line_groups(io.BytesIO(data + b"\n"))
+    lines.encode_line(trained, line, 1)
+    assert len(line.start) == lines.LINE_BYTES and line.size == len(data)
     assert "UTF-8" not in capsys.readouterr().err
 
 
@@ -330,7 +331,7 @@ def test_lines_are_the_same_however_they_arrive():
         expected = data.removesuffix(b"\n").split(b"\n") if data else []
         if i % 2 and b"\xff" not in data:
             data = data.decode().encode(rng.choice(("utf-16", "utf-32")))
-        groups = command.line_groups(Dripping(data, rng))
+        groups = lines.line_groups(Dripping(data, rng))
         assert [line.start for group in groups for line in group] == expected, data
 
 
@@ -514,6 +515,6 @@ def test_make_hands_over_texts_and_files_untouched(name, tmp_path):
 def test_without_the_best_model_chapter_9s_translates(monkeypatch, tmp_path):
     """The one notebook carries chapter 9's model alone."""
     monkeypatch.setattr(command, "DEFAULT_MODEL", tmp_path / "nowhere")
-    found = command.open_model(command.ModelOptions(device="cpu")).model.parameters()
+    found = translating.open_model(translating.ModelOptions(device="cpu")).model.parameters()
     for one, other in zip(found, load_model(STUDIED).model.parameters(), strict=True):
         assert one.equal(other)

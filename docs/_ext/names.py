@@ -54,7 +54,7 @@ def public(tree: ast.Module) -> dict[str, ast.stmt]:
 class Series:
     """What each module of the series defines, and where it has other names from.
 
-    A module goes by its path below `scripts`: "ch01_attention", "translate", "engine.translate".
+    A module goes by its path below `scripts`: "ch01_attention", "translate", "fast.translating".
     """
 
     def __init__(self, folder: Path):
@@ -66,7 +66,7 @@ class Series:
             for node in imports(tree):
                 for alias in node.names:
                     self.imported[module, alias.asname or alias.name] = source(node), alias.name
-        unique = [module for module in trees if re.match(r"ch\d\d_|engine\.", module)]
+        unique = [module for module in trees if re.match(r"ch\d\d_|(core|fast)\.", module)]
         self.home = {name: module for module in unique for name in self.defined[module]}
 
     def resolve(self, module: str, name: str) -> tuple[str, str] | None:

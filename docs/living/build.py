@@ -37,9 +37,9 @@ from scripts.ch14_leaving_home import (
     encoder_graph,
     record_graph,
 )
-from scripts.engine.checkpoints import weights
-from scripts.engine.export import graph_config, save_graphs, step_example
-from scripts.engine.models import DEFAULT_MODEL, Trained, load_model
+from scripts.core.checkpoints import weights
+from scripts.core.models import DEFAULT_MODEL, Trained, load_model
+from scripts.fast.export import graph_config, save_graphs, step_example
 
 HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parent  # holds package-lock.json, and node_modules once they are installed

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from scripts.engine import compiled
+from scripts.fast import compiled
 
 Kinds = Mapping[str, str]  # each with patterns of operations' names; the first that fits counts
 

@@ -34,13 +34,12 @@ from scripts.ch06_training import EOS, PAD
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import best_ids
 from scripts.ch14_leaving_home import export_ctranslate2
+from scripts.core.models import STUDIED, Trained
+from scripts.core.scores import corpus_bleu, held_out_splits
 from scripts.corpora.load import load_corpus
-from scripts.engine.decoding import fast_in_8_bits
-from scripts.engine.export import need_packages
-from scripts.engine.models import STUDIED, Trained
-from scripts.engine.scores import corpus_bleu, held_out_splits
-from scripts.engine.translating import DecodeOptions, decode_ids
-from scripts.translate import ModelOptions, open_model
+from scripts.fast.decoding import fast_in_8_bits
+from scripts.fast.export import need_packages
+from scripts.fast.translating import DecodeOptions, ModelOptions, decode_ids, open_model
 
 EXACT = "ours, exact stop"  # differs only for a beam
 BEAMS, BATCHES = (1, 4), (16, 32, 64, 128, 256)

@@ -17,11 +17,11 @@ from torch import nn
 from scripts.bench.training import bench_examples, lengths_of
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch11_where_the_time_goes import BASE, SMALL, best_seconds, series_model, step_flops
-from scripts.engine.losses import loss_function_of
-from scripts.engine.optimizers import make_optimizer
-from scripts.engine.settings import TrainConfig, require_bf16
-from scripts.engine.static import static_batches, static_lengths
-from scripts.engine.steps import KINDS, set_rate
+from scripts.core.optimizers import make_optimizer
+from scripts.core.settings import TrainConfig, require_bf16
+from scripts.core.static import static_batches, static_lengths
+from scripts.core.steps import KINDS, set_rate
+from scripts.fast.losses import loss_function_of
 from scripts.ladder.agenda import Settings
 
 SIZES = {"small": (SMALL, 2048), "base": (BASE, 4096)}  # each with the tokens a side of a batch

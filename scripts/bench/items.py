@@ -13,8 +13,8 @@ from typing import Any
 
 from scripts import ROOT
 from scripts.bench.gpu import waterfall
-from scripts.engine.run import average_if_better, finish
-from scripts.engine.settings import PRESETS
+from scripts.core.settings import PRESETS
+from scripts.fast.run import average_if_better, finish
 from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.climbing import ALPHAS, ladder_items, learned
 from scripts.ladder.rungs import RUNS, rung_of

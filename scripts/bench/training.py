@@ -60,9 +60,9 @@ from scripts.ch11_where_the_time_goes import (
     step_flops,
 )
 from scripts.ch12_going_fast import keep_memory
+from scripts.core.settings import multiplies_bf16
 from scripts.corpora.load import load_corpus
-from scripts.engine.fast import FAST, HALF, Switches, fast_loss
-from scripts.engine.settings import multiplies_bf16
+from scripts.fast.fast import FAST, HALF, Switches, fast_loss
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ import torch
 
 from scripts import runs_folder
 from scripts.book.records import RESULTS, load_record, provenance, save_record
-from scripts.engine.cards import write_card
-from scripts.engine.losses import resolved
-from scripts.engine.settings import TrainConfig
-from scripts.engine.signals import Stopped
+from scripts.core.cards import write_card
+from scripts.core.settings import TrainConfig
+from scripts.core.signals import Stopped
+from scripts.fast.losses import resolved
 
 TRIES = 2  # after this many failures an item is left alone
 

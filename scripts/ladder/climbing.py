@@ -18,13 +18,13 @@ from scripts.book.records import load_record, sha256
 from scripts.ch06_training import EpochReport
 from scripts.ch09_training_run import average_checkpoints
 from scripts.ch21_learning_from_models import turned_around
-from scripts.engine.checkpoints import load_weights, saved_states
-from scripts.engine.data import TrainingData
-from scripts.engine.models import load_model, save_model
-from scripts.engine.run import average_if_better, course, evaluate, finish, fit, validated_by
-from scripts.engine.settings import PRESETS, TrainConfig, plain_config
-from scripts.engine.signals import StopSignal
-from scripts.engine.translating import DecodeOptions, translate
+from scripts.core.checkpoints import load_weights, saved_states
+from scripts.core.data import TrainingData
+from scripts.core.models import load_model, save_model
+from scripts.core.settings import PRESETS, TrainConfig, plain_config
+from scripts.core.signals import StopSignal
+from scripts.fast.run import average_if_better, course, evaluate, finish, fit, validated_by
+from scripts.fast.translating import DecodeOptions, translate
 from scripts.ladder.agenda import Item, Settings
 from scripts.ladder.diversify import diversified, pairs_sha256
 from scripts.ladder.lessons import LessonConfig, lesson_loss

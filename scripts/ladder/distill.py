@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from scripts.ch08_decoding import dropout_off
-from scripts.engine.fast import FAST_PATH
+from scripts.fast.fast import FAST_PATH
 
 
 @torch.no_grad()

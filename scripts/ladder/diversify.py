@@ -8,17 +8,8 @@ is read that wasn't in the training split.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
-from scripts.ch07_multi30k import encode_pairs
-from scripts.engine.data import TrainingData
-
-
-def with_pairs(data: TrainingData, pairs: Sequence[tuple[str, str]]) -> TrainingData:
-    """`data` with other training pairs, in their order, and everything else as it is."""
-    pairs = list(pairs)
-    train = encode_pairs(pairs, data.tokenizer)
-    return replace(data, corpus=data.corpus | {"train": pairs}, train=train)
+from scripts.core.data import TrainingData, with_pairs
 
 
 def diversified(

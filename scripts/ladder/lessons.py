@@ -1,4 +1,4 @@
-"""Training with UniDrop, teachers or minimum risk: another loss for `engine.run.fit`.
+"""Training with UniDrop, teachers or minimum risk: another loss for `fast.run.fit`.
 
 The model is the same.
 """
@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from scripts.engine.fast import FastPath
-from scripts.engine.losses import loss_function_of, precision_on, switches_of
-from scripts.engine.settings import TrainConfig
+from scripts.core.settings import TrainConfig
+from scripts.fast.fast import FastPath
+from scripts.fast.losses import loss_function_of, precision_on, switches_of
 from scripts.ladder.distill import distill_loss
 from scripts.ladder.risk import risk_loss
 from scripts.ladder.unidrop import with_unidrop

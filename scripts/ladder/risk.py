@@ -20,10 +20,10 @@ from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch12_going_fast import Layout
 from scripts.ch21_learning_from_models import risk_of_candidates
-from scripts.engine.checkpoints import load_tensors, load_weights
-from scripts.engine.fast import FAST_PATH, FastPath
-from scripts.engine.training import Training
-from scripts.engine.translating import DecodeOptions, decode_hypotheses
+from scripts.core.checkpoints import load_tensors, load_weights
+from scripts.core.training import Training
+from scripts.fast.fast import FAST_PATH, FastPath
+from scripts.fast.translating import DecodeOptions, decode_hypotheses
 from scripts.studies.runner import kept_at
 
 AHEAD = 64  # steps whose candidates are written together, by the model as it then is

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.book.records import RESULTS, load_record
-from scripts.engine.settings import PRESETS
+from scripts.core.settings import PRESETS
 
 
 @dataclass(frozen=True)

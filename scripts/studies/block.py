@@ -37,7 +37,7 @@ from scripts.ch22_todays_block import (
 )
 from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedAttention
 from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer
-from scripts.engine.settings import TrainConfig
+from scripts.core.settings import TrainConfig
 from scripts.studies.rows import Wanted, one_run
 from scripts.studies.runner import Run, study_command
 

@@ -28,9 +28,9 @@ from scripts.ch08_decoding import dropout_off
 from scripts.ch17_small_gpt import Asked, OneStack
 from scripts.ch18_one_stack import NumberClassifier, asked_hidden, fit_bag_of_words, share_right
 from scripts.ch19_ablations import STUDY
+from scripts.core.settings import TrainConfig
 from scripts.corpora.gaps import GapItem, german_gaps, spaced
 from scripts.corpora.load import load_corpus
-from scripts.engine.settings import TrainConfig
 from scripts.studies.rows import Wanted, fit_best, found_by, nats, trained_once
 from scripts.studies.runner import Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack

@@ -31,12 +31,12 @@ from scripts.ch17_small_gpt import (
     sample_texts,
 )
 from scripts.ch19_ablations import STUDY, StudyRow
+from scripts.core.data import TrainingData
+from scripts.core.models import Trained
+from scripts.core.scores import held_out_splits
+from scripts.core.settings import TrainConfig
 from scripts.corpora.load import load_corpus
-from scripts.engine.data import TrainingData
-from scripts.engine.losses import LossOf
-from scripts.engine.models import Trained
-from scripts.engine.scores import held_out_splits
-from scripts.engine.settings import TrainConfig
+from scripts.fast.losses import LossOf
 from scripts.studies.rows import Wanted, one_run
 from scripts.studies.runner import Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack

@@ -35,11 +35,11 @@ from scripts.ch15_looking_inside import (
     look_through,
 )
 from scripts.ch16_intervening import every_head, heads_silenced, reference_losses, said_by_heads
+from scripts.core.models import Trained
+from scripts.core.scores import held_out_splits
 from scripts.corpora.captions import AlignedPair, aligned_pairs
-from scripts.engine.models import Trained
-from scripts.engine.scores import held_out_splits
-from scripts.engine.searching import cached_greedy
-from scripts.engine.translating import search_rows
+from scripts.fast.searching import cached_greedy
+from scripts.fast.translating import search_rows
 from scripts.studies.subject import Corpus, Pairs, Rows, StudyOptions, Texts, encoded, recorded
 
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0

@@ -22,11 +22,11 @@ from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable
 from scripts.book.records import provenance, refuse_another, save_record
 from scripts.ch12_going_fast import keep_memory
-from scripts.engine.checkpoints import saved_states
-from scripts.engine.data import TrainingData, prepare
-from scripts.engine.models import load_model
-from scripts.engine.run import average_if_better, evaluate, fit
-from scripts.engine.settings import PRESETS, TrainConfig
+from scripts.core.checkpoints import saved_states
+from scripts.core.data import TrainingData, prepare
+from scripts.core.models import load_model
+from scripts.core.settings import PRESETS, TrainConfig
+from scripts.fast.run import average_if_better, evaluate, fit
 from scripts.studies.runner import kept_at
 
 INGREDIENTS: dict[str, dict[str, Any]] = {

@@ -25,9 +25,9 @@ from scripts.ch10_judging import (
     sentence_parts,
     tokens_13a,
 )
-from scripts.engine.models import Trained
-from scripts.engine.scores import corpus_bleu, corpus_chrf, held_out_splits
-from scripts.engine.translating import DecodeOptions, decode_hypotheses
+from scripts.core.models import Trained
+from scripts.core.scores import corpus_bleu, corpus_chrf, held_out_splits
+from scripts.fast.translating import DecodeOptions, decode_hypotheses
 from scripts.studies import searches
 from scripts.studies.subject import Corpus, Pairs, Rows, StudyOptions, Texts, encoded, recorded
 

@@ -18,10 +18,10 @@ import torch
 from scripts import runs_folder
 from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.records import provenance, save_record
-from scripts.engine.checkpoints import saved_states
-from scripts.engine.losses import resolved
-from scripts.engine.run import run
-from scripts.engine.settings import PRESETS, require_bf16
+from scripts.core.checkpoints import saved_states
+from scripts.core.settings import PRESETS, require_bf16
+from scripts.fast.losses import resolved
+from scripts.fast.run import run
 from scripts.studies.runner import on_record
 
 PRESET = "small"

@@ -25,11 +25,11 @@ from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch07_multi30k import encode_pairs
 from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.ch21_learning_from_models import back_translated, distilled, turned_around
-from scripts.engine.data import TrainingData
-from scripts.engine.models import Trained, load_model
-from scripts.engine.scores import corpus_bleu, corpus_chrf
-from scripts.engine.settings import TrainConfig
-from scripts.engine.translating import DecodeOptions, translate
+from scripts.core.data import TrainingData
+from scripts.core.models import Trained, load_model
+from scripts.core.scores import corpus_bleu, corpus_chrf
+from scripts.core.settings import TrainConfig
+from scripts.fast.translating import DecodeOptions, translate
 from scripts.studies.judging import plain_words
 from scripts.studies.rows import (
     Wanted,

@@ -25,14 +25,14 @@ from scripts.ch06_training import LabelSmoothing, run_epoch
 from scripts.ch07_multi30k import token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
-from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
-from scripts.engine.data import TrainingData, batches_of, epoch_plan, prepare
-from scripts.engine.losses import LossOf
-from scripts.engine.models import Trained
-from scripts.engine.optimizers import make_optimizer
-from scripts.engine.scores import corpus_bleu
-from scripts.engine.settings import TrainConfig, learning_rate, pick_device
-from scripts.engine.translating import fast_translate
+from scripts.core.checkpoints import load_tensors, load_weights, save_tensors, weights
+from scripts.core.data import TrainingData, batches_of, epoch_plan, prepare
+from scripts.core.models import Trained
+from scripts.core.optimizers import make_optimizer
+from scripts.core.scores import corpus_bleu
+from scripts.core.settings import TrainConfig, learning_rate, pick_device
+from scripts.fast.losses import LossOf
+from scripts.fast.translating import fast_translate
 from scripts.studies.runner import Run, best_rate, sweep, these
 
 PATIENCE = 3  # epochs without a better validation loss after which a run ends

@@ -25,7 +25,7 @@ from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
-from scripts.engine.settings import TrainConfig, pick_device, plain_config
+from scripts.core.settings import TrainConfig, pick_device, plain_config
 
 Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what was found
 Plan = Callable[[Sequence[Run]], Sequence[Run]]

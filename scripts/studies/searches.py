@@ -21,9 +21,9 @@ from scripts.ch01_attention import padding_mask
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch08_decoding import Hypothesis, dropout_off, mbr_choice, next_log_probs, sentence_chrf
-from scripts.engine.models import Trained
-from scripts.engine.scores import corpus_bleu, corpus_chrf
-from scripts.engine.translating import DecodeOptions, decode_hypotheses, decode_texts, on_threads
+from scripts.core.models import Trained
+from scripts.core.scores import corpus_bleu, corpus_chrf
+from scripts.fast.translating import DecodeOptions, decode_hypotheses, decode_texts, on_threads
 from scripts.studies.subject import Corpus, Rows, StudyOptions, Texts, encoded, recorded
 
 BEAMS = (1, 2, 5, 10, 20, 50, 100)

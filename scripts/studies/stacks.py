@@ -26,10 +26,10 @@ from scripts.ch12_going_fast import Layout
 from scripts.ch17_small_gpt import Asked, OneStack, make_stack
 from scripts.ch18_one_stack import AfterSource, asked_pairs, stack_greedy
 from scripts.ch19_ablations import STUDY, StudyRow
-from scripts.engine.fast import FastPath, switches_for
-from scripts.engine.models import Trained
-from scripts.engine.searching import cached_greedy
-from scripts.engine.settings import TrainConfig
+from scripts.core.models import Trained
+from scripts.core.settings import TrainConfig
+from scripts.fast.fast import FastPath, switches_for
+from scripts.fast.searching import cached_greedy
 from scripts.studies.rows import Wanted, bleu, one_run
 from scripts.studies.runner import Run, study_command
 

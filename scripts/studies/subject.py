@@ -1,16 +1,16 @@
 """What studies of one trained model share: their options, their texts, and how a record begins."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from scripts.book.command import as_typed
 from scripts.book.records import provenance, refuse_another, save_record, sha256
 from scripts.ch07_multi30k import source_ids
+from scripts.core.models import STUDIED, Trained
 from scripts.corpora.load import load_corpus
-from scripts.engine.models import STUDIED, Trained
-from scripts.translate import open_model
+from scripts.fast.translating import ModelOptions, open_model
 
 Pairs = Sequence[tuple[str, str]]
 Rows = Sequence[Sequence[int]]  # encoded sources
@@ -51,7 +51,7 @@ def recorded(
     if options.save:
         refuse_another(kept_as, command)
     folder = Path(options.model or STUDIED)
-    trained = open_model(replace(options, model=str(folder)))
+    trained = open_model(ModelOptions(model=str(folder), device=options.device))
     record = {
         **provenance(command, trained.device),  # first: names the code that runs
         "model": folder.resolve().name,

@@ -20,10 +20,10 @@ from scripts.ch21_learning_from_models import (
     risk_of_candidates,
     sequence_log_probs,
 )
-from scripts.engine.losses import loss_function_of
-from scripts.engine.models import Trained
-from scripts.engine.optimizers import make_optimizer
-from scripts.engine.settings import TrainConfig, pick_device
+from scripts.core.models import Trained
+from scripts.core.optimizers import make_optimizer
+from scripts.core.settings import TrainConfig, pick_device
+from scripts.fast.losses import loss_function_of
 
 TuningLoss = Callable[[EncoderDecoder, Sequence[Example]], Tensor]  # of a model and some pairs
 

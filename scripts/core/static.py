@@ -1,6 +1,6 @@
 """Batches of few shapes, cut out of a corpus that lives on the device.
 
-Nothing here makes a GPU wait: no count, no copy. `engine.steps` takes steps on them.
+Nothing here makes a GPU wait: no count, no copy. `core.steps` takes steps on them.
 """
 
 import bisect

@@ -1,7 +1,7 @@
 /* What a training step does besides its products, each in one pass over its numbers; and attention,
    whose products are too small for a library.
 
-   C with OpenMP, which scripts/engine/passes.py calls. Tensors are contiguous, unless the distance
+   C with OpenMP, which scripts/fast/passes.py calls. Tensors are contiguous, unless the distance
    between rows is given; `half` says that numbers are bfloat16, the first half of a float, and not
    float. All sums are in float, and the same on every run: rows are shared out among `threads` in
    the same way each time. */

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import Batch, LabelSmoothing, batch_loss
-from scripts.engine.fast import (
+from scripts.core.settings import TrainConfig, multiplies_bf16
+from scripts.core.static import FEW_SHAPES
+from scripts.fast.fast import (
     FAST_PATH,
     PLAIN,
     STATIC,
@@ -23,8 +25,6 @@ from scripts.engine.fast import (
     fast_loss,
     switches_for,
 )
-from scripts.engine.settings import TrainConfig, multiplies_bf16
-from scripts.engine.static import FEW_SHAPES
 
 LossOf = Callable[..., tuple[Tensor, Tensor]]  # of (model, batch, criterion), to two sums
 OLD_KERNELS = torch.__version__ < "2.10"  # compared as versions

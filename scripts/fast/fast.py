@@ -2,7 +2,7 @@
 
 `FastPath` walks through the modules of chapter 4 row by row, with the tricks of chapter 12; it owns
 no weights. A switch for each trick says whether it is taken, so that each can be compared with the
-textbook's way and timed alone. It trains; `engine.decoding` decodes.
+textbook's way and timed alone. It trains; `fast.decoding` decodes.
 """
 
 import math
@@ -33,8 +33,8 @@ from scripts.ch12_going_fast import (
     keep_mask,
     keep_scale,
 )
-from scripts.engine import passes
-from scripts.engine.passes import Attend, Drop, NormRows
+from scripts.fast import passes
+from scripts.fast.passes import Attend, Drop, NormRows
 
 BYTES_AT_ONCE = 16 * 2**20  # of logits: they stay in the last-level cache
 

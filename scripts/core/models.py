@@ -1,7 +1,7 @@
 """A trained model with its tokenizer and settings, in memory and in a folder.
 
 Weights are stored in 16 bits, tied tables once, whole or not at all. The state of a run in progress
-is something else: `engine.checkpoints`.
+is something else: `core.checkpoints`.
 """
 
 import json
@@ -15,8 +15,8 @@ from scripts import ROOT
 from scripts.book.files import write_whole
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch07_multi30k import BPETokenizer
-from scripts.engine.checkpoints import load_tensors, load_weights, save_tensors, weights
-from scripts.engine.settings import TrainConfig, build_model
+from scripts.core.checkpoints import load_tensors, load_weights, save_tensors, weights
+from scripts.core.settings import TrainConfig, build_model
 
 STUDIED = ROOT / "models" / "multi30k-de-en"  # chapter 9's, which chapters and their records use
 DEFAULT_MODEL = ROOT / "models" / "ladder-all-mean-3"  # what commands translate with: chapter 21

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,9 +24,11 @@ from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import Hypothesis, dropout_off, hypothesis, until_end
-from scripts.engine.decoding import fast_in_8_bits, made_ready
-from scripts.engine.models import Trained
-from scripts.engine.searching import cached_beam_search, cached_greedy, cached_sample
+from scripts.ch12_going_fast import keep_memory
+from scripts.core.models import DEFAULT_MODEL, STUDIED, Trained, load_model
+from scripts.core.settings import pick_device
+from scripts.fast.decoding import fast_in_8_bits, made_ready
+from scripts.fast.searching import cached_beam_search, cached_greedy, cached_sample
 
 Rows = Sequence[Sequence[int]]  # encoded sentences, each with its eos
 
@@ -100,6 +103,30 @@ class DecodeOptions:
         if self.beam == 1:
             return "greedy"
         return f"beam {self.beam}, alpha {self.alpha:g}" + ", exact stop" * self.exact
+
+
+DRAWS = {"sample": "Draw each token."}  # an option that takes no value
+FULL = "lower --beam, or use --device cpu"  # if a GPU's memory is too small
+
+
+@dataclass
+class ModelOptions(DecodeOptions):
+    """Which model, and how it searches."""
+
+    model: str | None = None
+    """A model's folder; by default the best one that ships."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, …"""
+
+
+def open_model(options: ModelOptions) -> Trained:
+    """The model that the options name. Raises ValueError or FileNotFoundError if it is unfit."""
+    keep_memory()
+    best = DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else STUDIED  # all that the one notebook has
+    folder = Path(options.model) if options.model else best
+    device = pick_device(options.device)
+    options.precision_on(device)  # an unfit one is refused now, not after the first line
+    return load_model(folder, device)
 
 
 CELLS_READ = 2**14  # source positions of a batch, padding included: enough to keep a core busy

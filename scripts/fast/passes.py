@@ -1,7 +1,7 @@
 """The functions of `passes.c` as operations with gradients, in float32 and bfloat16 on a CPU.
 
 They do the small parts of a training step: dropout, LayerNorm, attention, the loss's softmax, each
-in one pass over its numbers, on all threads. `suits` says when they can; otherwise `engine.fast`
+in one pass over its numbers, on all threads. `suits` says when they can; otherwise `fast.fast`
 takes chapter 12's way.
 """
 
@@ -15,8 +15,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from scripts.ch12_going_fast import DRAWS, Layout, keep_scale
-from scripts.engine import compiled
-from scripts.engine.compiled import LANES, P, loaded
+from scripts.fast import compiled
+from scripts.fast.compiled import LANES, P, loaded
 
 BF16 = torch.bfloat16
 

@@ -2,7 +2,7 @@
 
 It has the four methods of chapter 8's `CopiedCache` (`step`, `logits`, `follow`, `keep`), and tests
 hold them equal. What can be done once is done before the first step; a beam's prefixes share one
-cache, and a family tree says which entries each prefix sees. `engine.searching` searches with it.
+cache, and a family tree says which entries each prefix sees. `fast.searching` searches with it.
 """
 
 import functools
@@ -20,8 +20,8 @@ from scripts.ch04_encoder_decoder import DecoderLayer, EncoderDecoder, EncoderLa
 from scripts.ch11_where_the_time_goes import suits_onednn
 from scripts.ch12_going_fast import Layout
 from scripts.ch13_decoding_fast import BLOCK, FamilyTree, best_logits, in_8_bits
-from scripts.engine.fast import FAST, FastPath
-from scripts.engine.kernels import Layers, Map, attend, round_rows, scale_sums
+from scripts.fast.fast import FAST, FastPath
+from scripts.fast.kernels import Layers, Map, attend, round_rows, scale_sums
 
 PATH = FastPath(replace(FAST, compiled=False))  # its C is for many rows, and gradients
 FEW = 32  # rows: below, PyTorch's plain product is faster than oneDNN's, which has more to set up

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from scripts.book.files import write_whole
 from scripts.book.records import device_name, load_record, sha256
 from scripts.ch06_training import EpochReport
-from scripts.engine.checkpoints import (
+from scripts.core.checkpoints import (
     SavedState,
     load_tensors,
     load_weights,
@@ -32,14 +32,14 @@ from scripts.engine.checkpoints import (
     set_rng_states,
     weights,
 )
-from scripts.engine.data import TrainingData, epoch_examples, epoch_plan
-from scripts.engine.models import Trained, load_model, save_model
-from scripts.engine.ranks import ALONE, Poll, Ranks
-from scripts.engine.settings import TrainConfig, learning_rate, plain_config
-from scripts.engine.signals import Stopped, StopSignal
-from scripts.engine.static import FEW_SHAPES
-from scripts.engine.steps import Figures, Step, set_rate
-from scripts.engine.watching import in_figures, write_log
+from scripts.core.data import TrainingData, epoch_examples, epoch_plan
+from scripts.core.models import Trained, load_model, save_model
+from scripts.core.ranks import ALONE, Poll, Ranks
+from scripts.core.settings import TrainConfig, learning_rate, plain_config
+from scripts.core.signals import Stopped, StopSignal
+from scripts.core.static import FEW_SHAPES
+from scripts.core.steps import Figures, Step, set_rate
+from scripts.core.watching import in_figures, write_log
 
 # In a state, as they are.
 KEPT = ("steps_taken", "epoch", "done", "seconds", "cpu_seconds", "history", "origin", "resumed_on")

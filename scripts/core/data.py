@@ -8,7 +8,7 @@ import bisect
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import sentencepiece
@@ -25,9 +25,9 @@ from scripts.ch07_multi30k import (
     plain_text,
     token_batches,
 )
+from scripts.core.settings import TrainConfig
+from scripts.core.static import FEW_SHAPES, static_batches, static_lengths
 from scripts.corpora.load import load_corpus
-from scripts.engine.settings import TrainConfig
-from scripts.engine.static import FEW_SHAPES, static_batches, static_lengths
 
 
 @dataclass
@@ -86,6 +86,13 @@ def epoch_plan(
     steps = list(grouped(batches, together))
     rng.shuffle(steps)
     return steps
+
+
+def with_pairs(data: TrainingData, pairs: Sequence[tuple[str, str]]) -> TrainingData:
+    """`data` with other training pairs, in their order, and everything else as it is."""
+    pairs = list(pairs)
+    train = encode_pairs(pairs, data.tokenizer)
+    return replace(data, corpus=data.corpus | {"train": pairs}, train=train)
 
 
 def batches_of(

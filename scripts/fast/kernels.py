@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from scripts.ch02_multi_head_attention import merge_heads
 from scripts.ch13_decoding_fast import best_logits, log_sum_exp
-from scripts.engine import compiled
-from scripts.engine.compiled import LANES, P
+from scripts.fast import compiled
+from scripts.fast.compiled import LANES, P
 
 MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that count as few: for more, other products are faster
 MOST_NUMBERS = 65536  # in few rows
@@ -167,7 +167,7 @@ MAPS = ("look_back", "look_back_out", "look_across", "look_across_out", "expand"
 
 
 class Layer(ctypes.Structure):
-    """Norms and maps of an `engine.decoding.PreparedLayer`, as `kernels.c` has them."""
+    """Norms and maps of an `fast.decoding.PreparedLayer`, as `kernels.c` has them."""
 
     _fields_ = [("before", Norm * 3), ("after", Norm * 3), *((name, Map) for name in MAPS)]
 

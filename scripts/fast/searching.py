@@ -1,4 +1,4 @@
-"""Greedy, sampled and beam search over `engine.decoding`: finished sentences leave the batch.
+"""Greedy, sampled and beam search over `fast.decoding`: finished sentences leave the batch.
 
 They find what chapter 8's plain searches find; chapter 13 explains what makes them fast.
 """
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from scripts.ch06_training import BOS, EOS
 from scripts.ch08_decoding import Hypothesis, drawer, dropout_off, hypothesis
 from scripts.ch13_decoding_fast import ALMOST, close_gaps, hope, write_and_leave
-from scripts.engine.decoding import CachedDecoding
-from scripts.engine.kernels import MOST_ROWS, best_of_rows
+from scripts.fast.decoding import CachedDecoding
+from scripts.fast.kernels import MOST_ROWS, best_of_rows
 
 ROWS_NEAR = 128  # prefixes whose logits are computed and used together
 

@@ -1,6 +1,6 @@
 """The optimizers of a run: Adam as in the paper (§5.3), or Muon inside the layers.
 
-Rates are set from outside before each step (`engine.steps.set_rate`). Nothing here waits for a GPU.
+Rates are set from outside before each step (`core.steps.set_rate`). Nothing here waits for a GPU.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scripts.engine.settings import multiplies_bf16
+from scripts.core.settings import multiplies_bf16
 
 
 def near_orthogonal(matrices: Tensor) -> Tensor:

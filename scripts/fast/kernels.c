@@ -1,7 +1,7 @@
 /* What a step of decoding does besides its products, each in one pass over its numbers; and a
    decoder for a few rows in one call.
 
-   scripts/engine/kernels.py calls it. Tensors are contiguous, unless strides are given. */
+   scripts/fast/kernels.py calls it. Tensors are contiguous, unless strides are given. */
 
 #include "simd.h"
 

@@ -1,6 +1,6 @@
 """A whole run: from settings to a model in a folder, with its scores and its record.
 
-`python -m scripts.train` is `run` with a command line. It builds what `engine.training`
+`python -m scripts.train` is `run` with a command line. It builds what `core.training`
 needs, chooses the weights by validation, scores what it stored, and writes record and card.
 """
 
@@ -26,19 +26,18 @@ from scripts.book.records import load_record, provenance, save_record, sha256
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch09_training_run import average_checkpoints, validate
 from scripts.ch12_going_fast import keep_memory
-from scripts.engine.cards import publish, refuse_to_publish, write_card
-from scripts.engine.checkpoints import load_tensors, load_weights, newest_state, saved_states
-from scripts.engine.data import TrainingData, prepare
-from scripts.engine.losses import LossOf, loss_function_of, resolved
-from scripts.engine.models import Trained, load_model, save_model
-from scripts.engine.optimizers import make_optimizer
-from scripts.engine.ranks import ALONE, Ranks, join_ranks
-from scripts.engine.scores import corpus_bleu, held_out_splits
-from scripts.engine.settings import TrainConfig, build_model, multiplies_bf16, pick_device
-from scripts.engine.signals import StopSignal
-from scripts.engine.static import static_lengths
-from scripts.engine.steps import KINDS, Step, ask_for_determinism
-from scripts.engine.training import (
+from scripts.core.cards import publish, refuse_to_publish, write_card
+from scripts.core.checkpoints import load_tensors, load_weights, newest_state, saved_states
+from scripts.core.data import TrainingData, prepare
+from scripts.core.models import Trained, load_model, save_model
+from scripts.core.optimizers import make_optimizer
+from scripts.core.ranks import ALONE, Ranks, join_ranks
+from scripts.core.scores import corpus_bleu, held_out_splits
+from scripts.core.settings import TrainConfig, build_model, multiplies_bf16, pick_device
+from scripts.core.signals import StopSignal
+from scripts.core.static import static_lengths
+from scripts.core.steps import KINDS, Step, ask_for_determinism
+from scripts.core.training import (
     OF_MACHINE,
     Training,
     asked_of,
@@ -46,8 +45,9 @@ from scripts.engine.training import (
     refuse_to_replace,
     start_anew,
 )
-from scripts.engine.translating import DecodeOptions, fast_translate
-from scripts.engine.watching import gpu_row, in_words, tracker_of
+from scripts.core.watching import gpu_row, in_words, tracker_of
+from scripts.fast.losses import LossOf, loss_function_of, resolved
+from scripts.fast.translating import DecodeOptions, fast_translate
 
 
 def validated_by(trained: Trained, data: TrainingData, ranks: Ranks = ALONE) -> dict[str, float]:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch
-from scripts.engine.checkpoints import rng_states, set_rng_states
-from scripts.engine.static import ResidentCorpus, longer_side, narrowest
+from scripts.core.checkpoints import rng_states, set_rng_states
+from scripts.core.static import ResidentCorpus, longer_side, narrowest
 
 Plan = Sequence[Sequence[Sequence[int]]]  # an epoch: its steps, their batches, the pairs in them
 

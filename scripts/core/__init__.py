@@ -1,0 +1,1 @@
+"""What a run needs: settings, data, a model, its training and its scores."""

@@ -1,1 +1,0 @@
-"""The chapters' model, fast and safe."""

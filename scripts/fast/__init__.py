@@ -1,0 +1,1 @@
+"""The same model at full speed: training, searching, exporting."""
