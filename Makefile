@@ -115,15 +115,15 @@ ablate: setup  ## train with one ingredient changed at a time and compare: make 
 	$(PY) -m scripts.studies.ingredients $(ARGS)
 
 study: setup  ## train what is missing of table3, block, classify, gpt, grid, recipes or stacks: make study NAME=table3 (hours; resumes)
-	$(PY) -m scripts.studies.$(NAME) --save true $(ARGS)
+	$(PY) -m scripts.studies.$(NAME) --save $(ARGS)
 
 records: setup  ## make again the records about chapter 9's model (an hour; needs Multi30k)
-	$(PY) -m scripts.studies.judging --save true $(ARGS)
-	$(PY) -m scripts.studies.searches --save true $(ARGS)
-	$(PY) -m scripts.studies.heads --save true $(ARGS)
+	$(PY) -m scripts.studies.judging --save $(ARGS)
+	$(PY) -m scripts.studies.searches --save $(ARGS)
+	$(PY) -m scripts.studies.heads --save $(ARGS)
 
-queue: setup  ## train what takes hours of one thread beside other work: make queue [ARGS="--list true"] (resumes)
-	$(PY) -m scripts.ladder.queue --save true $(ARGS)
+queue: setup  ## train what takes hours of one thread beside other work: make queue [ARGS="--list"] (resumes)
+	$(PY) -m scripts.ladder.queue --save $(ARGS)
 
 gpu: setup  ## do what is owed on a GPU, in order of worth: make gpu [ARGS="--list"] (an hour in all; resumes)
 	$(PY) -m scripts.gpu $(ARGS)

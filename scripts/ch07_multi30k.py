@@ -73,7 +73,7 @@ pd.set_option("display.max_colwidth", None)  # show whole sentences
 #
 # **Multi30k** is the corpus of this series: English captions of photographs from Flickr, translated into German by professional translators.
 #
-# This notebook runs without a network, so what it says about Multi30k comes from a record that `python -m scripts.studies.corpus --save true` makes from the real files. It quotes twenty training pairs; the last eight were picked because something is wrong with them.
+# This notebook runs without a network, so what it says about Multi30k comes from a record that `python -m scripts.studies.corpus --save` makes from the real files. It quotes twenty training pairs; the last eight were picked because something is wrong with them.
 
 # %%
 facts = load_record("multi30k-corpus")

@@ -351,7 +351,7 @@ for name, look, head in (("encoder 2.1", park, (1, 0)), ("even", even_look(park)
     print(f"{name}, in one sentence:", ", ".join(f"{what} {x:.2f}" for what, x in numbers))
 
 # %% [markdown]
-# Now all heads, over 1,014 validation sentences of Multi30k and the model's own translations (`python -m scripts.studies.heads --save true` makes the record).
+# Now all heads, over 1,014 validation sentences of Multi30k and the model's own translations (`python -m scripts.studies.heads --save` makes the record).
 #
 # **Predict.** In BERT, Clark et al. (2019) found some heads that give more than half of their weight to the neighbouring token. Many more look at the separator `[SEP]`. In large language models the first token plays this part, and is called an *attention sink* (Xiao et al. 2023). Will a small translator have both kinds of head?
 

@@ -247,7 +247,7 @@ for name, instead in (("silent", ()), ("its mean", [words["encoder"][1, :, 0].me
     print(f"encoder 2.1, {name}: {change:+.4f} nats a token")
 
 # %% [markdown]
-# Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save true`). For each head a paired t-test compares the references' losses with and without it.
+# Now all 72, both ways, on 1,014 validation pairs (`python -m scripts.studies.heads --save`). For each head a paired t-test compares the references' losses with and without it.
 #
 # Seventy-two tests at 5% would find three or four "effects" among heads that do nothing. Holm's method (`pass_together`, in [`verdict.py`](../scripts/book/verdict.py)) guards against that: the smallest p must be below 0.05/72, the next one below 0.05/71, and so on; heads *pass* up to the first that fails.
 #

@@ -580,7 +580,7 @@ print("the copier's ids:", sample_texts(copier, 1, 0.5, seed=1, max_len=8)[0].to
 #
 # > **In short.** A larger model, trained on real captions with three seeds, ends just behind the best table of counts, and ahead of a compressor.
 #
-# The record (`python -m scripts.studies.gpt --save true`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984; library pyppmd) counts contexts, too. We ask how many bits the test captions add to the packed training captions, while PPM goes on learning. Validation chose n. **Predict.** The tables improve with n. Where do they stop getting better?
+# The record (`python -m scripts.studies.gpt --save`) holds models of four layers, D = 128, trained by Muon for eight passes over the 29,000 English captions. The tables got the same captions, and so did a compressor. *PPM* (Cleary and Witten 1984; library pyppmd) counts contexts, too. We ask how many bits the test captions add to the packed training captions, while PPM goes on learning. Validation chose n. **Predict.** The tables improve with n. Where do they stop getting better?
 
 # %%
 gpt, test = load_record("gpt-multi30k")["runs"], "test_2016_flickr"

@@ -309,7 +309,7 @@ class NumberClassifier(nn.Module):
 
 
 # %% [markdown]
-# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save true`). A masked model read the German training captions without labels, 24 times. (It guessed hidden verbs, too: nearly this question.) Then bags of words, encoders from scratch and encoders that begin as this model (*pretrained*) learned from 100, 1,000 and all labels. Validation captions choose λ, learning rates and when a training ends, after twelve rounds at most. Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
+# The record is [`classify-multi30k.json`](../results/classify-multi30k.json) (`python -m scripts.studies.classify --save`). A masked model read the German training captions without labels, 24 times. (It guessed hidden verbs, too: nearly this question.) Then bags of words, encoders from scratch and encoders that begin as this model (*pretrained*) learned from 100, 1,000 and all labels. Validation captions choose λ, learning rates and when a training ends, after twelve rounds at most. Both test sets together are the test. **Predict.** Where does the pretrained encoder lead the bag by most? Does an encoder from scratch lead it at all?
 
 # %%
 bag, encoders = "bag of words", ("pretrained", "from scratch")
@@ -484,7 +484,7 @@ for words, by in (moved[0], moved[-1]):
 #
 # > **In short.** With equally many weights, one causal stack and the encoder-decoder show no clear difference in BLEU; by loss the stack is a little worse. The prefix mask is worse by both.
 #
-# With F = 2D an encoder layer holds about $8D^2$ numbers and a decoder layer $12D^2$, so 2 + 2 layers have as many weights as 5 of one stack. The record is [`stacks-multi30k.json`](../results/stacks-multi30k.json) (`python -m scripts.studies.stacks --save true`): the base of [chapter 19](ch19_ablations.ipynb) (D = 64) with F = 2D, without dropout, five passes over Multi30k. One seed found each model's learning rate, by validation loss; three others are compared. BLEU is greedy, on the validation captions. In one stack a target's positions go on behind its source's; *positions anew* begins them at 0. **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
+# With F = 2D an encoder layer holds about $8D^2$ numbers and a decoder layer $12D^2$, so 2 + 2 layers have as many weights as 5 of one stack. The record is [`stacks-multi30k.json`](../results/stacks-multi30k.json) (`python -m scripts.studies.stacks --save`): the base of [chapter 19](ch19_ablations.ipynb) (D = 64) with F = 2D, without dropout, five passes over Multi30k. One seed found each model's learning rate, by validation loss; three others are compared. BLEU is greedy, on the validation captions. In one stack a target's positions go on behind its source's; *positions anew* begins them at 0. **Predict.** Does it help that the source is read in both directions? And that a target has positions of its own?
 
 # %%
 RIVALS = {  # each row, and the one that it has to beat

@@ -388,7 +388,7 @@ assert agree == len(STUDY_ROWS)
 assert not trained_as_built(replace(STUDY_ROWS["no residual"], way="fast"))  # the headline, caught
 
 # %% [markdown]
-# `python -m scripts.studies.table3 --save true` trains the rows that the record lacks ([`table3.py`](../scripts/studies/table3.py)).
+# `python -m scripts.studies.table3 --save` trains the rows that the record lacks ([`table3.py`](../scripts/studies/table3.py)).
 #
 # ## A base that suits the study
 #
@@ -673,6 +673,6 @@ check(shared_layers)
 #
 # *project · difficulty ●●● · worth ●●● · 60 minutes*
 #
-# Add a row to `STUDY_ROWS` in `scripts/ch19_ablations.py`: the shared layers of Exercise 3, say (which `way` does it need?). Write down the verdict that you expect. Put its name into `SWEPT` of [`table3.py`](../scripts/studies/table3.py) and run `python -m scripts.studies.table3 --save true`: only your runs are missing. Does its best rate differ from the base's? And what does one more row do to the verdicts of all the others?
+# Add a row to `STUDY_ROWS` in `scripts/ch19_ablations.py`: the shared layers of Exercise 3, say (which `way` does it need?). Write down the verdict that you expect. Put its name into `SWEPT` of [`table3.py`](../scripts/studies/table3.py) and run `python -m scripts.studies.table3 --save`: only your runs are missing. Does its best rate differ from the base's? And what does one more row do to the verdicts of all the others?
 #
 # Next: [Chapter 20 · Scaling](ch20_scaling.ipynb)

@@ -244,7 +244,7 @@ WIDTHS = (16, 24, 32, 48, 64, 96)  # d_model
 PASSES = {1: 8, 2: 12, 4: 16, 8: 24, 16: 32}  # at most, by the share of the pairs: 1/1, 1/2, …
 
 # %% [markdown]
-# Each size needs its own learning rate, so the rate is swept at the four corners of the grid, and interpolated between them. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save true`).
+# Each size needs its own learning rate, so the rate is swept at the four corners of the grid, and interpolated between them. The record is [`grid-multi30k.json`](../results/grid-multi30k.json) (`python -m scripts.studies.grid --save`).
 
 
 # %%

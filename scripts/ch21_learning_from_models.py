@@ -89,7 +89,7 @@ pd.set_option("display.max_colwidth", None)  # whole sentences
 # | back-translation (Sennrich et al. 2016) | a source for each target that lacks one | the forward model |
 # | minimum risk (Shen et al. 2016) | several attempts at each source | the model that wrote them |
 #
-# All but distillation by words are measured here: diversification on the ladder at the end, the other three in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save true`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds and a learning rate of its own. All scores are of the validation split, which also chose the rates. Verdicts ([`verdict.py`](../scripts/book/verdict.py)) are on BLEU by greedy decoding. Rows that know only a part of the pairs are judged separately, since back-translation scatters more.
+# All but distillation by words are measured here: diversification on the ladder at the end, the other three in one record, [`recipes-multi30k.json`](../results/recipes-multi30k.json) (`python -m scripts.studies.recipes --save`). The model there is the narrow base of [chapter 19](ch19_ablations.ipynb), without dropout, trained for five passes over Multi30k. Each row has three seeds and a learning rate of its own. All scores are of the validation split, which also chose the rates. Verdicts ([`verdict.py`](../scripts/book/verdict.py)) are on BLEU by greedy decoding. Rows that know only a part of the pairs are judged separately, since back-translation scatters more.
 #
 # Costs aren't equal: a step of minimum risk took over ten times as long as one of cross-entropy, and teachers and reverse models aren't counted.
 
@@ -557,7 +557,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead. So some ideas get a whole training of chapter 9's model, each as a rung of a ladder.
 #
-# The rungs are in [`rungs.py`](../scripts/ladder/rungs.py). (`python -m scripts.ladder.queue --only risk-long-2 --save true` trains one.) Test sets are read only from *final* on: those rungs may *ship* (become the model of `make translate`), or are compared with one that may.
+# The rungs are in [`rungs.py`](../scripts/ladder/rungs.py). (`python -m scripts.ladder.queue --only risk-long-2 --save` trains one.) Test sets are read only from *final* on: those rungs may *ship* (become the model of `make translate`), or are compared with one that may.
 
 # %%
 climbed = ladder_table()
@@ -572,7 +572,7 @@ ladder_chart(climbed)
 #
 # Diversification reads fewer pairs than *long*, and ends higher, with either k. With one seed each that is no verdict.
 #
-# *Final* took translations by chapter 9's model. On the tests its two seeds show no clear gain over that model. Nor did a rung on a GPU (`python -m scripts.gpu --only agreed-1`). R-Drop alone, UniDrop and several teachers at once have no record yet (`python -m scripts.ladder.queue --list true`).
+# *Final* took translations by chapter 9's model. On the tests its two seeds show no clear gain over that model. Nor did a rung on a GPU (`python -m scripts.gpu --only agreed-1`). R-Drop alone, UniDrop and several teachers at once have no record yet (`python -m scripts.ladder.queue --list`).
 #
 # *Risk-long* goes on from the weights of chapter 9's model. It writes eight texts for each training source by beam search, and learns from their risk, with BLEU as the mark, and from the reference by cross-entropy ([`risk.py`](../scripts/ladder/risk.py)). With a beam BLEU rises on validation, from chapter 9's 42.3 to between 42.5 and 43.1 (four seeds). Greedy BLEU falls a little. Much of the gain may be length: chapter 9's model writes 3% too few words, and another length penalty (1.4, the best on validation) alone brings it to 42.7. *Risk-again* goes on from two of these seeds, and gains nothing more.
 #

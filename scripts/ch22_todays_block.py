@@ -657,7 +657,7 @@ print(f"{kept} numbers kept for a token; 2017's attention keeps {2 * 32}")
 #
 # > **In short.** Alone, rotary positions and Muon are ahead of 2017's block, and zeroed outputs are behind. The whole block is ahead, too, and further ahead without zeroed outputs, or with Muon. For the other parts, no difference in BLEU is detected.
 #
-# The record of all this is [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save true`). The base is chapter 19's (two layers of width 64, without dropout), with three passes over Multi30k instead of five. A sweep gave each row its rate. The scores are of three other seeds. BLEU, with a beam of 4, is that of the validation captions, whose loss also chose rate and pass.
+# The record of all this is [`block-multi30k.json`](../results/block-multi30k.json) (`python -m scripts.studies.block --save`). The base is chapter 19's (two layers of width 64, without dropout), with three passes over Multi30k instead of five. A sweep gave each row its rate. The scores are of three other seeds. BLEU, with a beam of 4, is that of the validation captions, whose loss also chose rate and pass.
 #
 # *Today* is the whole block, trained with Adam. (*Today, not zeroed* and chapter 23's *latent, decoder alone* came later, to explain the others.) **Predict.** Which part alone helps most? And is the block better than its best part?
 

@@ -5,11 +5,6 @@ comparison with papers that give them. Each has its signature. With `--against` 
 translates the same texts, and chapter 10's test says whether their difference is more than chance.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.evaluate"))
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +16,7 @@ from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu, corpus_chrf, held_out_splits
 from scripts.corpora.load import load_corpus
 from scripts.fast.lines import row_groups, text_stream
-from scripts.fast.translating import DRAWS, FULL, ModelOptions, decode_texts, open_model
+from scripts.fast.translating import FULL, ModelOptions, decode_texts, open_model
 
 
 @dataclass
@@ -92,10 +87,11 @@ def run_evaluate(options: EvaluateOptions) -> None:
 
 
 main = Command(
-    __name__,
+    "scripts.evaluate",
     EvaluateOptions,
     run_evaluate,
-    "Score a model with sacreBLEU.",
-    flags=DRAWS,
     memory=FULL,
 )
+
+if __name__ == "__main__":
+    raise SystemExit(main())

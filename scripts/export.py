@@ -3,11 +3,6 @@
 It needs the packages of `pip install -e '.[export]'`.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.export"))
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,9 +44,11 @@ def run_export(options: ExportOptions) -> None:
 
 
 main = Command(
-    __name__,
+    "scripts.export",
     ExportOptions,
     run_export,
-    "Write a model in other formats.",
     places={"folder": "Where to write: FOLDER/onnx, FOLDER/ctranslate2."},
 )
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -8,11 +8,6 @@ repository's folder, `build/gpu/start --minutes 9 --out FOLDER` does the work; `
 home puts in place what came back.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.gpu"))
-
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +65,7 @@ FLAGS = {
     "list": "Only say what is owed, and how long it takes.",
     "tiny": "All of it at tiny size, on a few pairs of the sample corpus.",
 }
-main = Command(
-    __name__, GpuOptions, run_agenda, "Do what is owed on a GPU.", flags=FLAGS, interrupted=GOES_ON
-)
+main = Command("scripts.gpu", GpuOptions, run_agenda, interrupted=GOES_ON)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -9,11 +9,6 @@ four GPUs each, the first at the address 10.0.0.1, with NUMBER 0 on it and 1 on 
         --nproc-per-node=4 -m scripts.train --preset small
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.train"))
-
 import json
 import sys
 from collections.abc import Sequence
@@ -47,8 +42,12 @@ class TrainOptions(TrainConfig):
     preset: Literal[*PRESETS] = "small"
     """What the other options default to."""
     resume: bool = False
+    """Go on where runs/NAME stopped, on this machine or another."""
     overwrite: bool = False
+    """Replace what runs/NAME, or models/PUBLISH, holds."""
     from_: str | None = None
+    """A finished run's folder: go on from its end to more --epochs, as a run of its own (by default
+    NAME-EPOCHS) with that run's settings. From there on the learning rate is the longer run's."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -97,17 +96,12 @@ def train(options: TrainOptions) -> int:
 
 
 main = TrainCommand(
-    __name__,
+    "scripts.train",
     TrainOptions,
     train,
-    "Train a Transformer from German to English.",
-    flags={
-        "resume": "Go on where runs/NAME stopped, on this machine or another.",
-        "overwrite": "Replace what runs/NAME, or models/PUBLISH, holds.",
-        "from_": "A finished run's folder: go on from its end to more --epochs, as a run of its "
-        "own (by default NAME-EPOCHS) with that run's settings. From there on the learning rate is "
-        "the longer run's.",
-    },
     interrupted="interrupted: the same command with --resume goes on",
     memory="lower --max_tokens and raise --accumulate",
 )
+
+if __name__ == "__main__":
+    raise SystemExit(main())

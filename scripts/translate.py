@@ -5,11 +5,6 @@ as there is one; and one clear line, never a traceback, if something is wrong. T
 or UTF-32.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.translate"))
-
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -19,7 +14,7 @@ from typing import BinaryIO, Literal
 from scripts.book.command import Command
 from scripts.core.models import Trained
 from scripts.fast.lines import row_groups, text_stream
-from scripts.fast.translating import DRAWS, FULL, ModelOptions, decode_hypotheses, open_model
+from scripts.fast.translating import FULL, ModelOptions, decode_hypotheses, open_model
 
 
 @dataclass
@@ -89,11 +84,12 @@ def run_translate(options: TranslateOptions) -> None:
 
 
 main = Command(
-    __name__,
+    "scripts.translate",
     TranslateOptions,
     run_translate,
-    "Translate from German.",
     places={"text": "Texts, each a line of output; without any, --input or stdin."},
-    flags=DRAWS | {"scores": "Print TEXT, a tab, SCORE: log-probability / length^alpha."},
     memory=FULL,
 )
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -6,11 +6,6 @@ round. On a processor without AVX512-VNNI our search in 8 bits is left out, and 
 packages of `pip install -e '.[bench]'`, and a quarter of an hour.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.bench.decoding"))
-
 import itertools
 import statistics
 import tempfile
@@ -251,7 +246,7 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
 
 def run_bench(options: SpeedTestOptions) -> None:
     """Race the programs, print the table, and save the record if the options say so."""
-    record = provenance(as_typed(__name__, options)) | bench_decoding(options)
+    record = provenance(as_typed("scripts.bench.decoding", options)) | bench_decoding(options)
     left_out = record["left_out"]
     if options.save:  # chapters and README read the name of a whole record
         save_record("decoding-speed" + "-float32" * bool(left_out), record)
@@ -260,4 +255,7 @@ def run_bench(options: SpeedTestOptions) -> None:
         print(f"left out, as this processor has no fast 8-bit products (AVX512-VNNI): {name}")
 
 
-main = Command(__name__, SpeedTestOptions, run_bench, "Race CTranslate2 (a quarter of an hour).")
+main = Command("scripts.bench.decoding", SpeedTestOptions, run_bench)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -9,11 +9,6 @@ the same batches; what counts is their ratio, round by round, so that a slow mom
 processor without bfloat16 products (AVX512-BF16), who needs them is left out, and named.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.bench.training"))
-
 import importlib
 import os
 import random
@@ -432,7 +427,7 @@ def run_bench(options: BenchOptions) -> None:
     record = BENCHES[options.benchmark](options)
     left_out = record.get("left_out")
     if options.save:  # chapters and README read the name of a whole record
-        command = as_typed(__name__, options, places=("benchmark",))
+        command = as_typed("scripts.bench.training", options, places=("benchmark",))
         name = f"speed-{options.benchmark}" + "-float32" * bool(left_out)
         save_record(name, provenance(command) | record)
     rows = record.get("points") or [{"name": n} | one for n, one in record["reports"].items()]
@@ -442,6 +437,7 @@ def run_bench(options: BenchOptions) -> None:
         print(f"left out, as this processor has no 16-bit products (AVX512-BF16): {names}")
 
 
-main = Command(
-    __name__, BenchOptions, run_bench, "Race training steps.", {"benchmark": ", ".join(BENCHES)}
-)
+main = Command("scripts.bench.training", BenchOptions, run_bench, {"benchmark": ", ".join(BENCHES)})
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -105,7 +105,6 @@ class DecodeOptions:
         return f"beam {self.beam}, alpha {self.alpha:g}" + ", exact stop" * self.exact
 
 
-DRAWS = {"sample": "Draw each token."}  # an option that takes no value
 FULL = "lower --beam, or use --device cpu"  # if a GPU's memory is too small
 
 

@@ -1,15 +1,10 @@
 """The queue: what takes hours of one thread, beside other work: `python -m scripts.ladder.queue`.
 
-It does the items that have no record yet, in order, within the hours it is given; `--list true`
+It does the items that have no record yet, in order, within the hours it is given; `--list`
 says what they are. It takes one thread, at the lowest priority. It may be killed at any moment:
-the same command then goes on, to the same weights. With `--save true` each item's record goes to
+the same command then goes on, to the same weights. With `--save` each item's record goes to
 results/ as soon as it is there.
 """
-
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.ladder.queue"))
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +42,7 @@ class QueueOptions(Settings):
     def repeat(self, name: str) -> str:
         """The command that does item `name`, and what it needs."""
         tiny = " --tiny true" * self.tiny
-        return f"python -m scripts.ladder.queue --only {name}{tiny} --save true"
+        return f"python -m scripts.ladder.queue --only {name}{tiny} --save"
 
 
 @contextmanager
@@ -75,6 +70,7 @@ def run_queue(options: QueueOptions) -> int:
         return serve(items, options, Clock(60 * options.hours, options.takes(options.reserve)))
 
 
-main = Command(
-    __name__, QueueOptions, run_queue, "Do what takes hours of one thread.", interrupted=GOES_ON
-)
+main = Command("scripts.ladder.queue", QueueOptions, run_queue, interrupted=GOES_ON)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

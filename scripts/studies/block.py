@@ -5,11 +5,6 @@ blocks are also trained three times as long, with dropout chosen for each. Runs 
 repeated, so the work can be done in pieces.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.block"))
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -194,6 +189,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(ROWS[wanted["row"]], setting, wanted)
 
 
-main = study_command(
-    __name__, BASE, wanted_runs, work, "Train 2017's block, today's, and each part alone."
-)
+main = study_command("scripts.studies.block", BASE, wanted_runs, work)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -6,11 +6,6 @@ for each number of labels, and stops when validation no longer improves; each ba
 penalty. Runs on record aren't repeated, so the work can be done in pieces.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.classify"))
-
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -223,6 +218,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return encoder_run(config, gaps, some, wanted["row"] == PRETRAINED)
 
 
-main = study_command(
-    __name__, BASE, wanted_runs, work, "Classify number with encoders and bags of words."
-)
+main = study_command("scripts.studies.classify", BASE, wanted_runs, work)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

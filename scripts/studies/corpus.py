@@ -1,10 +1,5 @@
 """What chapter 7 says about Multi30k, from its files: `python -m scripts.studies.corpus`."""
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.corpus"))
-
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -108,10 +103,13 @@ class CorpusOptions:
 
 def record_multi30k(options: CorpusOptions) -> None:
     """Compute the facts, save them if the options say so, and print the number of pairs."""
-    record = provenance(as_typed(__name__, options)) | multi30k_facts()
+    record = provenance(as_typed("scripts.studies.corpus", options)) | multi30k_facts()
     if options.save:
         save_record(CORPUS_RECORD, record)
     print(", ".join(f"{split}: {count:,} pairs" for split, count in record["pairs"].items()))
 
 
-main = Command(__name__, CorpusOptions, record_multi30k, "Facts about Multi30k, from its files.")
+main = Command("scripts.studies.corpus", CorpusOptions, record_multi30k)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

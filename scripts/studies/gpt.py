@@ -5,11 +5,6 @@ fresh seeds. The tables take minutes. Runs on record aren't repeated, so the wor
 pieces.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.gpt"))
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -191,6 +186,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(LanguageRow("gpt"), setting, wanted, written, data)
 
 
-main = study_command(
-    __name__, BASE, wanted_runs, work, "Train a small language model, and count n-grams."
-)
+main = study_command("scripts.studies.gpt", BASE, wanted_runs, work)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -5,11 +5,6 @@ improves. The rate is swept at the grid's four corners, and interpolated between
 record aren't repeated, so the work can be done in pieces.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.grid"))
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,4 +47,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return found | {"tokens": sum(len(example.tgt) - 1 for example in train)}
 
 
-main = study_command(__name__, BASE, wanted_runs, work, "Train a grid of model and data sizes.")
+main = study_command("scripts.studies.grid", BASE, wanted_runs, work)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

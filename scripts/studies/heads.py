@@ -5,11 +5,6 @@ under teacher forcing, without a head, with its mean in its place, and without a
 pruning curve on a test split; and IBM Model 1's links for our captions.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.heads"))
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -213,9 +208,12 @@ def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
 
 def run_inspect(options: StudyOptions) -> None:
     """Make the record, save it if the options say so, and print the five most costly heads."""
-    record = recorded(__name__, "heads", options, inspect_model)
+    record = recorded("scripts.studies.heads", "heads", options, inspect_model)
     for row in sorted(record["heads"], key=lambda row: -row["silent"])[:5]:
         print(f"{row['kind']} {row['layer']}.{row['head']}: {row['silent']:+.3f} nats a token")
 
 
-main = Command(__name__, StudyOptions, run_inspect, "Look into every head of a model (minutes).")
+main = Command("scripts.studies.heads", StudyOptions, run_inspect)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

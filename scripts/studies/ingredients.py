@@ -4,11 +4,6 @@ The narrow preset is trained with one of them changed at a time. The same comman
 stopped: finished runs are only read.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.ingredients"))
-
 import itertools
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -77,7 +72,7 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
     """Train every row of `INGREDIENTS` with every seed; the record."""
     base = replace(PRESETS["narrow"], corpus=options.corpus, device="cpu")
     keep_memory()
-    command = as_typed(__name__, options, always=("seeds", "base_seeds"))
+    command = as_typed("scripts.studies.ingredients", options, always=("seeds", "base_seeds"))
     if options.save:
         refuse_another(f"recipe-{options.corpus}", command)
     made = provenance(command)  # of this code
@@ -103,6 +98,7 @@ def ablate(options: AblationOptions) -> dict[str, Any]:
     return record
 
 
-main = Command(
-    __name__, AblationOptions, ablate, "Change one ingredient at a time.", interrupted=GOES_ON
-)
+main = Command("scripts.studies.ingredients", AblationOptions, ablate, interrupted=GOES_ON)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

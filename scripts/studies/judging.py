@@ -1,9 +1,4 @@
-"""Where a translator errs, chapter 10's record: `python -m scripts.studies.judging --save true`."""
-
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.judging"))
+"""Where a translator errs, chapter 10's record: `python -m scripts.studies.judging --save`."""
 
 import bisect
 import itertools
@@ -229,7 +224,7 @@ def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
 
 def run_analyse(options: StudyOptions) -> None:
     """Make the record, save it if the options say so, and print what it says of a beam of 5."""
-    record = recorded(__name__, "decoding", options, analyse_model)
+    record = recorded("scripts.studies.judging", "decoding", options, analyse_model)
     five = next(row for row in record["beams"] if row["beam"] == 5)
     against = record["beam_against_greedy"]
     print(f"{record['split']}, {record['sentences']:,} sentences, {record['search']}:")
@@ -237,6 +232,7 @@ def run_analyse(options: StudyOptions) -> None:
     print(f"against greedy decoding {against['difference']:+.2f} BLEU, p = {against['p']:.4f}")
 
 
-main = Command(
-    __name__, StudyOptions, run_analyse, "Translate in many ways: where the model errs (minutes)."
-)
+main = Command("scripts.studies.judging", StudyOptions, run_analyse)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -4,11 +4,6 @@ It goes on where it stopped. Both trainings take as many threads as PyTorch choo
 with other work, compare `cpu_seconds`, which doesn't count pauses.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.precision"))
-
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
@@ -56,7 +51,9 @@ def run_pair(options: PairOptions) -> dict[str, Any]:
     Raises ValueError on a processor without bfloat16 products: emulating them takes days.
     """
     require_bf16(torch.device("cpu"))
-    made = provenance(as_typed(__name__, options))  # first: names the code that runs
+    made = provenance(
+        as_typed("scripts.studies.precision", options)
+    )  # first: names the code that runs
     runs = {precision: one_run(options, precision) for precision in ("float32", "bf16")}
 
     def total(clock: str, precision: str) -> float:
@@ -79,6 +76,7 @@ def run_pair(options: PairOptions) -> dict[str, Any]:
     return record
 
 
-main = Command(
-    __name__, PairOptions, run_pair, "Train one recipe in both precisions.", interrupted=GOES_ON
-)
+main = Command("scripts.studies.precision", PairOptions, run_pair, interrupted=GOES_ON)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

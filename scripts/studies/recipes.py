@@ -5,11 +5,6 @@ rate that a sweep found best for it; what counts is three fresh seeds. Runs on r
 repeated, so the work can be done in pieces; models that others need are kept in the folder of runs.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.recipes"))
-
 import itertools
 import math
 from collections import Counter
@@ -216,6 +211,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(ROW, {**setting, "epochs": epochs}, wanted, score, data) | said
 
 
-main = study_command(
-    __name__, BASE, wanted_runs, work, "Learn from models' texts, and by minimum risk."
-)
+main = study_command("scripts.studies.recipes", BASE, wanted_runs, work)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

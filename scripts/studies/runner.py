@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -198,7 +197,11 @@ def complete(
     return record
 
 
-def study_command(module: str, base: TrainConfig, plan: Plan, work: Work, about: str) -> Command:
+def study_command(module: str, base: TrainConfig, plan: Plan, work: Work) -> Command:
     """The command of the study that is the module of this name."""
-    run = partial(go_on, module=module, base=base, plan=plan, work=work)
-    return Command(module, Hours, run, about, interrupted=GOES_ON)
+
+    def run(options: Hours) -> None:
+        """Train what is missing of a study, as far as the hours allow."""
+        go_on(options, module, base, plan, work)
+
+    return Command(module, Hours, run, interrupted=GOES_ON)

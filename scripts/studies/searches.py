@@ -4,11 +4,6 @@ Beams of 1 to 100, sampling, and minimum-Bayes-risk decoding, on validation sent
 is left for what was chosen here.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.searches"))
-
 import functools
 import math
 import sys
@@ -180,10 +175,11 @@ def compare_searches(trained: Trained, corpus: Corpus, options: SearchesOptions)
 
 def run_searches(options: SearchesOptions) -> None:
     """Make the record, save it if the options say so, and print a row for each beam."""
-    for row in recorded(__name__, "searches", options, compare_searches)["beams"]:
+    for row in recorded("scripts.studies.searches", "searches", options, compare_searches)["beams"]:
         print(*(f"{key} {value}" for key, value in row.items()), sep=", ")
 
 
-main = Command(
-    __name__, SearchesOptions, run_searches, "Translate by many searches and by sampling (minutes)."
-)
+main = Command("scripts.studies.searches", SearchesOptions, run_searches)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -5,11 +5,6 @@ encoder layer has 8·D² weights and a decoder layer 12·D²: 2 + 2 layers weigh
 stack. Runs on record aren't repeated, so the work can be done in pieces.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.stacks"))
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -148,6 +143,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(ROWS[wanted["row"]], setting, wanted, partial(bleu, translate=greedy))
 
 
-main = study_command(
-    __name__, BASE, wanted_runs, work, "Train translators with two stacks and with one."
-)
+main = study_command("scripts.studies.stacks", BASE, wanted_runs, work)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -5,11 +5,6 @@ depth, width or norm, or that may need other steps, are swept. What counts is th
 fresh seeds. Runs on record aren't repeated, so the work can be done in pieces.
 """
 
-if __name__ == "__main__":  # first, so that Ctrl-C while libraries load is answered, too
-    from scripts.book.command import launch
-
-    raise SystemExit(launch("scripts.studies.table3"))
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,4 +41,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(STUDY_ROWS[wanted["row"]], setting, wanted)
 
 
-main = study_command(__name__, BASE, wanted_runs, work, "Train Table 3's rows.")
+main = study_command("scripts.studies.table3", BASE, wanted_runs, work)
+
+if __name__ == "__main__":
+    raise SystemExit(main())
