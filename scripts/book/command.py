@@ -12,6 +12,7 @@ where `shout` takes the options and does what they say. jsonargparse makes the c
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
