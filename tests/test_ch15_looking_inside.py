@@ -76,15 +76,9 @@ def test_errata_21_and_22_names_are_of_the_text_that_went_through(trained, park)
         for end in (0, -1):  # a decoder's row is "read → written", and both halves are the text
             assert spell(row.split(" → ")[end] for row in rows) == asking
         assert spell(columns) == answering
-    assert (
-        map_labels(park, "cross")[0][0] == "<s> → An" and map_labels(park, "decoder")[1][1] == "An"
-    )
-    assert [piece_label(piece) for piece in ("▁Hund", "chen", ".", "▁")] == [
-        "Hund",
-        "+chen",
-        ".",
-        "▁",
-    ]
+    assert map_labels(park, "cross")[0][0] == "<s> → An"
+    labels = [piece_label(piece) for piece in ("▁Hund", "chen", ".", "▁")]
+    assert labels == ["Hund", "+chen", ".", "▁"]
 
 
 @pytest.mark.parametrize("kind", ["decoder", "cross"])
@@ -235,14 +229,11 @@ def test_figures_of_the_text_that_no_cell_prints():
     chapter = ran("ch15")
     assert len(json.dumps(map_explorer(chapter.maps, chapter.start).to_dict())) < 2**20
     (rows, columns), weights = map_labels(chapter.park, "cross"), chapter.park.maps["cross"][1, 7]
-    largest = {row: (columns[w.argmax()], w.max().item()) for row, w in zip(rows, weights)}
-    assert largest["bench → in"] == ("Im", pytest.approx(0.55, abs=0.05))
-    assert largest["in → a"] == ("Im", pytest.approx(1, abs=0.01))
-    assert [largest[row][0] for row in ("a → park", "<s> → An", "a → bench")] == [
-        "Park",
-        "alter",
-        "Bank",
-    ]
+    largest = {rows[t]: (columns[w.argmax()], w.max()) for t, w in enumerate(weights)}
+    assert largest["bench → in"][0] == largest["in → a"][0] == "Im"
+    assert 0.5 < largest["bench → in"][1] < 0.6 and largest["in → a"][1] > 0.99
+    assert (largest["a → park"][0], largest["a → bench"][0]) == ("Park", "Bank")
+    assert largest["<s> → An"][0] == "alter"
     writing, reading = chapter.rates["writing"], chapter.rates["reading"]
     assert (writing < reading).all()  # "in all 24 heads"
     assert (writing > chapter.errors["the same relative place"]).sum() == 13
