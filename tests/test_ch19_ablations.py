@@ -154,7 +154,7 @@ def test_figures_beside_the_verdicts(record):
     assert [round(x, 2) for x in (post, by_loss["no warm-up"].difference)] == [0.17, 0.18]
     assert round(own_scatter.pvalue, 2) == 0.08
     assert round(layer_parameters(wide) / layer_parameters(base), 1) == 2.8
-    assert 0.045 < t_exceeded(0.05, freedom) * spread * math.sqrt(2) < 0.046  # a pair of seeds
+    assert 0.045 < t_exceeded(0.05, freedom) * spread * math.sqrt(2) < 0.047  # a pair of seeds
     assert not by_bleu["no smoothing"].told and not by_bleu["smoothing 0.2"].told
 
 
