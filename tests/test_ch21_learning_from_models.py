@@ -160,11 +160,11 @@ def test_what_the_recipes_cost_and_when_they_were_best(runs):
     assert seconds[0] > 10 * seconds[1]
 
 
-def test_with_one_spread_for_all_rows_the_change_of_bleu_is_noise(runs):
-    rows = {*TO_BEAT, *TO_BEAT.values()}
+def test_with_one_spread_for_all_rows_two_verdicts_fall(runs):
+    rows = {run["row"] for run in runs}  # the reverse model's, too
     bleu = {row: [run["bleu"] for run in runs if run["row"] == row] for row in rows}
     together = verdicts(bleu, TO_BEAT)
-    assert not together["minimum risk"].told
+    assert not together["minimum risk"].told and not together["teacher's translations"].told
 
 
 def ladder(rung, *seeds):
