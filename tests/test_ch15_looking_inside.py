@@ -1,14 +1,12 @@
 """Chapter 15: maps and their names, numbers by brute force, alignment, the record."""
 
 import itertools
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from saying import ran
 
 from scripts.book.figures.looking import map_explorer
 from scripts.book.records import load_record, sha256
@@ -17,6 +15,9 @@ from scripts.ch15_looking_inside import (
     KINDS_OF_ATTENTION,
     alignment_error,
     attention_maps,
+    cross_word_weights,
+    diagonal_links,
+    error_rates,
     even_look,
     head_numbers,
     look_at,
@@ -225,15 +226,21 @@ def test_the_record_is_of_the_shipped_model_and_whole():
     assert len(record["ibm_model_1"]["links"]) == 50 and len(record["layers"]) == 9
 
 
-def test_figures_of_the_text_that_no_cell_prints():
-    chapter = ran("ch15")
-    assert len(json.dumps(map_explorer(chapter.maps, chapter.start).to_dict())) < 2**20
-    (rows, columns), weights = map_labels(chapter.park, "cross"), chapter.park.maps["cross"][1, 7]
+def test_where_the_head_looks_that_the_explorer_opens_on(park):
+    (rows, columns), weights = map_labels(park, "cross"), park.maps["cross"][1, 7]
     largest = {rows[t]: (columns[w.argmax()], w.max()) for t, w in enumerate(weights)}
     assert largest["bench → in"][0] == largest["in → a"][0] == "Im"
     assert 0.5 < largest["bench → in"][1] < 0.6 and largest["in → a"][1] > 0.99
     assert (largest["a → park"][0], largest["a → bench"][0]) == ("Park", "Bank")
     assert largest["<s> → An"][0] == "alter"
-    writing, reading = chapter.rates["writing"], chapter.rates["reading"]
-    assert (writing < reading).all()  # "in all 24 heads"
-    assert (writing > chapter.errors["the same relative place"]).sum() == 13
+
+
+def test_the_query_that_writes_aligns_better_in_all_24_heads(trained):
+    both = [(look_at(trained, *pair.texts), pair) for pair in PAIRS]
+    writing, reading = (
+        error_rates(PAIRS, [cross_word_weights(*look_and_pair, moment) for look_and_pair in both])
+        for moment in ("writing", "reading")
+    )
+    assert (writing < reading).all()
+    links = [(diagonal_links(pair), pair.sure, pair.possible) for pair in PAIRS]
+    assert (writing > alignment_error(*zip(*links, strict=True))).sum() == 13
