@@ -48,6 +48,8 @@ def test_maps_are_attentions_own_weights_and_dropout_is_off(tiny):
         assert maps[kind].shape == (2, 4, T, S)
         torch.testing.assert_close(maps[kind].sum(-1), torch.ones(2, 4, T).double())
     assert (maps["decoder"].triu(1) == 0).all()
+    again = attention_maps(tiny, src, tgt)
+    assert all(torch.equal(maps[kind], again[kind]) for kind in maps)
     q, k = (
         linear(layer_inputs[0]).view(1, 7, 4, 4).transpose(1, 2)
         for linear in (layer.project_query, layer.project_key)
