@@ -65,16 +65,16 @@ def latent_reference(layer: LatentAttention, x: Tensor) -> Tensor:
     for t in range(T):
         answer = []
         for i in range(layer.h):
-            mine = slice(i * d_k, (i + 1) * d_k)
+            features = slice(i * d_k, (i + 1) * d_k)
             q = layer.project_query.weight[i * (d_k + d_R) : (i + 1) * (d_k + d_R)] @ x[t]
             scores = []
             for s in range(t + 1):
-                key = layer.expand_key.weight[mine] @ c[s]
+                key = layer.expand_key.weight[features] @ c[s]
                 place = layer.place_key.weight @ x[s]
                 turned = q[d_k:] @ shift_matrix(t - s, d_R) @ place  # only the distance counts
                 scores.append((q[:d_k] @ key + turned) / math.sqrt(d_k + d_R))
             weights = torch.stack(scores).softmax(0)  # (t + 1,)
-            answer.append(weights @ (c[: t + 1] @ layer.expand_value.weight[mine].T))
+            answer.append(weights @ (c[: t + 1] @ layer.expand_value.weight[features].T))
         rows.append(layer.project_output.weight @ torch.cat(answer))
     return torch.stack(rows)
 
