@@ -63,22 +63,27 @@ def saved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
     return sum(size for size, _ in kept.values())
 
 
-class MostAlive(TorchDispatchMode):
-    """`most`: the bytes of the tensors made within the `with` that were alive at once, at most."""
+def most_alive(function: Callable[..., object], *inputs: Any) -> int:
+    """Bytes of the tensors made in `function(*inputs)` that are alive at once, at most."""
+    sizes: dict[StorageWeakRef, int] = {}
+    most = 0
 
-    def __init__(self):
-        super().__init__()
-        self.sizes, self.most = {}, 0
+    class Watcher(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
+            nonlocal most
+            result = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, Tensor):
+                    storage = tensor.untyped_storage()
+                    sizes[StorageWeakRef(storage)] = storage.nbytes()
+            for ref in [ref for ref in sizes if ref.expired()]:
+                del sizes[ref]
+            most = max(most, sum(sizes.values()))
+            return result
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self.sizes[StorageWeakRef(storage)] = storage.nbytes()
-        self.sizes = {ref: size for ref, size in self.sizes.items() if not ref.expired()}
-        self.most = max(self.most, sum(self.sizes.values()))
-        return result
+    with Watcher():
+        function(*inputs)
+    return most
 
 
 @contextmanager
