@@ -78,7 +78,7 @@ def new_layers(model: EncoderDecoder) -> nn.ModuleList:
 
 
 def growth(function: Callable) -> list:
-    """What a deeper model has of the old one, whether it says the same, and what can learn."""
+    """A probe: is the old model untouched, what is in the new one, does it say the same, learn?"""
     model = make_model(11, 11, 2, 8, 16, 2, 0.0, norm_first=True, tie="all")
     scramble(model)
     src, tgt = torch.randint(1, 11, (2, 3, 5))  # (B, S) and (B, T)
@@ -110,8 +110,9 @@ def with_new_numbers(change: Callable[[Tensor], object]) -> Callable:
 
 exercise(
     deepened,
-    lambda: [lambda function, part=part: growth(function)[part] for part in range(4)],
-    "there must be N layers on each side, the old ones below, and what was tied must stay tied",
+    lambda: [growth],
+    "there must be N layers on each side, the old ones below; they say the same as before, can "
+    "learn, and what was tied must stay tied",
     "the outputs have changed: a new layer adds something. Where does it come from?",
     with_new_numbers(nn.init.normal_),
     "the new layers can never learn: if both factors of a product are 0, so are their gradients",
