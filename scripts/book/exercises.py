@@ -55,49 +55,62 @@ def check(function: Callable[..., Any], name: str = "") -> None:
     float64: what a function makes then fits what it is given.
     """
     name = name or function.__name__
-    task = find(name)
+    find(name)
     if is_stub(function):
         print(f"{name}: not tried yet")
         return
     dtype_before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        failure = first_failure(function, task)
-        message = failure and explained(*failure, task)
+        failure = first_failure(function, name)
+        message = failure and explained(*failure, name)
     finally:
         torch.set_default_dtype(dtype_before)
     if message:
         raise AssertionError(message)
 
 
-def first_failure(function: Callable, task: Exercise) -> tuple[int, Any, Any] | None:
-    """The first case where `function` and our solution differ: its number, and both results."""
-    for number in range(len(task.cases())):
-        results = []
-        for tried in (guarded(function, inspect.signature(task.solution)), task.solution):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                case = task.cases()[number]  # made anew: an iterator serves once
-                results.append(case(tried) if callable(case) else tried(*case))
-        if not same(*results):
-            return number, *results
+def first_failure(function: Callable, name: str) -> tuple[int, Any] | None:
+    """The first case where `function` gives something else than our solution, and what it gives."""
+    function = guarded(function, inspect.signature(EXERCISES[name].solution))
+    for number, right in enumerate(right_results(name)):
+        result = in_case(number, function, name)
+        if not same(result, right):
+            return number, result
     return None
 
 
-def explained(number: int, got: Any, right: Any, task: Exercise) -> str:
+def in_case(number: int, function: Callable, name: str) -> Any:
+    """What `function` gives in one case, which is made anew: an iterator serves once."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        case = EXERCISES[name].cases()[number]
+        return case(function) if callable(case) else function(*case)
+
+
+@functools.cache
+def right_results(name: str) -> list:
+    """What our solution gives in each case."""
+    solution, cases, *_ = EXERCISES[name]
+    return [in_case(number, solution, name) for number in range(len(cases()))]
+
+
+@functools.cache
+def failures_by_message(name: str) -> dict[str, tuple[int, Any]]:
+    """The first failure of the wrong function behind each message."""
+    return {message: first_failure(wrong, name) for message, wrong in EXERCISES[name].mistakes}
+
+
+def explained(number: int, got: Any, name: str) -> str:
     """The message of the mistake that fails in the same way, or else what is known."""
-    for message, wrong in task.mistakes:
-        try:
-            failure = first_failure(wrong, task)
-        except Exception:  # a wrong function may fail in cases for which it wasn't made
-            continue
-        if failure and failure[0] == number and same(got, failure[1]):
+    for message, failure in failures_by_message(name).items():
+        if failure[0] == number and same(got, failure[1]):
             return message
+    case, right = EXERCISES[name].cases()[number], right_results(name)[number]
     if isinstance(got, Tensor) and isinstance(right, Tensor) and form(got) != form(right):
         return f"the result must be {form(right)}, not {form(got)}"
-    case = task.cases()[number]
-    shown = f" ({task.solution.__name__}{case!r} should be {right!r}, not {got!r})"
-    return task.otherwise + shown * (isinstance(case, tuple) and len(shown) < 200)
+    shown = f" ({name}{case!r} should be {right!r}, not {got!r})"
+    return EXERCISES[name].otherwise + shown * (isinstance(case, tuple) and len(shown) < 200)
 
 
 def guarded(function: Callable[..., Any], ours: inspect.Signature) -> Callable[..., Any]:

@@ -76,7 +76,12 @@ def additive_cases() -> list[tuple]:
     mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
     batch = [torch.stack((x, -x, 2 * x)) for x in (query, key, value)]  # B is T: nothing raises
     alone = (query, key, value, *matrices)
-    return [alone, (*alone, mask), (*alone, torch.randn(3, 5)), (*batch, *matrices)]
+    return [
+        alone,
+        (*alone, mask),
+        (*alone, torch.randn(3, 5).where(mask, -math.inf)),
+        (*batch, *matrices),
+    ]
 
 
 exercise(

@@ -122,7 +122,8 @@ def batching_cases() -> list[Callable]:
         lambda function: sum(cells(function)) > 0.8 * 256 * len(cells(function)),
         is_sorted,
         lambda function: [batched(function) == batched(function, seed) for seed in (0, 1)],
-        lambda function: len(function(pairs(*[(8, 8)] * 32), 256, random.Random(0))),
+        lambda function: len(function(pairs(*[(8, 8)] * 32), 256, random.Random(0))) <= 2,
+        lambda function: len(function(pairs((60, 4), *[(5, 5)] * 48), 256, random.Random(0))) <= 5,
         lambda function: [type(outcome(batched, function, 0, (n, 100))) for n in (156, 157)],
     ]
 

@@ -44,11 +44,14 @@ def many_references(outputs: list[str], references: list[list[str]]) -> float:
 
 
 OUTPUTS = ["A dog sleeps in the garden.", "Two men play.", "a b c d e", "in the x in the y in the"]
+OUTPUTS += ["a b c d e a b c d e", "f g h i j"]
 REFERENCES = [
     ["a dog is asleep in the garden.", "A dog sleeps in a park"],
     ["Two women play."],
     ["a b c d e f", "a b c d"],  # 5 words: in a tie the shorter reference counts
     ["in the garden a dog", "the dog in the garden in a park far away"],
+    ["a b c d e"],
+    ["a b c d e f g h i j"],
 ]
 exercise(
     many_references,

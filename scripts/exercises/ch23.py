@@ -29,6 +29,7 @@ def tile_cases() -> list:
     """Falling and rising scores, large and small ones, hidden keys and a hidden tile; memory."""
     falling, v = 2 * torch.randn(12).sort(descending=True).values, torch.randn(12, 4)
     tries = [falling, falling.flip(0), falling + 1000, falling - 1000]
+    tries += [falling - 1000 * (torch.arange(12) >= 4)]
     tries += [falling.where(torch.arange(12) >= n, -math.inf) for n in (5, 4)]
     many = ((torch.randn(16), torch.randn(16, 4)) for _ in range(64))  # 40 KiB
     cases = [(zip(scores.split(4), v.split(4), strict=True),) for scores in tries]
