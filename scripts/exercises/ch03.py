@@ -24,8 +24,6 @@ exercise(
     lambda distance, d_model: (d_model - squared_gap(distance, d_model)) / 2,
     "a row's squared length is D/2, not D: sin² + cos² is 1 for each pair",
     lambda distance, d_model: squared_gap(distance, d_model) + d_model,
-    "that is the length, not its square",
-    lambda distance, d_model: squared_gap(distance, d_model) ** 0.5,
 )
 
 
@@ -48,8 +46,6 @@ exercise(
     "learned rows stay; each new one is the row before @ one map, fitted to all the learned rows",
     "the last row is repeated: those positions look the same",
     lambda table, n: torch.cat((table, table[-1:].expand(n - len(table), -1))),
-    "the table begins again: position 24 looks like position 0",
-    lambda table, n: table[torch.arange(n) % len(table)],
     "a shorter table must be the old one, cut",
     lambda table, n: stretched(table, max(n, len(table))),
 )
@@ -79,8 +75,6 @@ exercise(
     confused,
     stacks,
     "compare the *last* output, up to rounding, of all 24 orders, the first one too",
-    "all 24 orders agree: compare only the last output, not a sum or a set",
-    lambda layers: 24,
     "the second layer changes nothing: it must read the first one's outputs, and both need the "
     "causal mask",
     lambda layers: confused(layers[:1]),

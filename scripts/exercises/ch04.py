@@ -30,10 +30,6 @@ exercise(
     lambda N, D, F: encoder_parameters(N, D, F) - N * 4 * D,
     "only matrices are counted: biases and LayerNorms are missing",
     lambda N, D, F: encoder_parameters(N, D, F) - N * (9 * D + F),
-    "post-norm has no LayerNorm after the last layer",
-    lambda N, D, F: encoder_parameters(N, D, F) + 2 * D,
-    "that is one layer; there are N",
-    lambda N, D, F: encoder_parameters(1, D, F),
 )
 
 
@@ -63,8 +59,6 @@ exercise(
     lambda x, attend, think, norms, norm_first: layer_from_parts(x, attend, think, norms, False),
     "x isn't added back: the gradient has no direct path",
     lambda x, attend, think, norms, norm_first: norms[1](think(norms[0](attend(x)))),
-    "one LayerNorm serves both sublayers, but each has its own",
-    lambda x, attend, think, norms, *rest: layer_from_parts(x, attend, think, norms[:1] * 2, *rest),
 )
 
 

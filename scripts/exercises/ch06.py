@@ -48,8 +48,6 @@ exercise(
     lambda n, peak, *ends: linear_rate(max(1, n - 1), peak if n > 1 else 0.0, *ends),
     "the last step has rate 0 and is wasted: reach 0 one step later",
     lambda n, peak, warmup, total: linear_rate(n, peak, warmup, total - 1),
-    "after the last step the rate isn't 0: a rate below 0 would make the loss rise",
-    lambda n, peak, warmup, total: peak * min(n / warmup, (total + 1 - n) / (total + 1 - warmup)),
     "step 0 is accepted: raise a ValueError, or a forgotten + 1 goes unnoticed",
     lambda n, *rest: linear_rate(n, *rest) if n else 0.0,
 )
@@ -107,8 +105,6 @@ exercise(
     "have changed",
     "a mean of means: a token of a small batch counts more than others",
     weighed(lambda batch: 1 / batch.ntokens / 3),
-    "the sum over all tokens: divide it by their number at the end",
-    weighed(lambda batch: 1.0),
     "only one batch may be in memory: take the next one after the backward pass of this one",
     lambda model, batches, criterion: streamed_gradient(model, list(batches), criterion),
 )
@@ -127,12 +123,8 @@ exercise(
     reversed_target,
     lambda: [(torch.tensor(ROWS),)],
     "the target must be <s>, the symbols backwards, </s>, padding",
-    "nothing is reversed: that is the copy task",
-    lambda src: F.pad(src, (1, 0), value=BOS),
     "the padding was reversed too: it must stay at the end",
     lambda src: F.pad(src.flip(1), (1, 0), value=BOS),
-    "the start symbol is missing: the decoder has nothing to read at first",
-    lambda src: reversed_target(src)[:, 1:],
     "the end symbol is missing: decoding would never stop",
     lambda src: reversed_target(src).where(reversed_target(src) != EOS, PAD),
 )

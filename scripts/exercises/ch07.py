@@ -39,8 +39,6 @@ exercise(
     lambda *given: {word: (i - 4) % 11 for word, i in word_numbers(*given).items()},
     "another split was read, and can no longer show how often a word is unknown",
     lambda splits, min_freq: word_numbers({"train": sum(splits.values(), [])}, min_freq),
-    "min_freq is ignored",
-    lambda splits, min_freq: word_numbers(splits, 1),
 )
 
 
@@ -60,8 +58,6 @@ exercise(
     "each row computes w × w scores, w the longest in its own batch, and needs n × n",
     "that is the share of padded cells: a score belongs to two, a query and a key",
     lambda lengths, batches: padding_share([(n, n) for n in lengths], batches),
-    "that is the useful share: the wasted share is the rest",
-    lambda lengths, batches: 1 - wasted_scores(lengths, batches),
     "a mean of the batches' shares: add up first, then divide once",
     lambda lengths, batches: sum(wasted_scores(lengths, [b]) for b in batches) / len(batches),
 )
@@ -133,8 +129,6 @@ exercise(
     batching_cases,
     "batches of similar lengths, as full as the limit allows, in an order that rng alone decides; "
     "a pair that is too long by itself is a ValueError",
-    "an example is missing: is the last batch, only partly full, lost?",
-    lambda examples, *rest: [b for b in budget_batches(examples, *rest) if 0 not in b],
     "a batch has too many cells: padding counts, and both sides are in memory",
     lambda examples, budget, rng: budget_batches(examples, 2 * budget, rng),
     "the batches are sorted by length: each epoch ends with its longest or shortest sentences",

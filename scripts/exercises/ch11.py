@@ -83,6 +83,4 @@ exercise(
     lambda work, *rest: stopwatch(partial(next, chain([0], iter(work, 0))), *rest),
     "you timed only the order: wait before you read the clock again",
     lambda work, wait, *rest: stopwatch(work, lambda: None, *rest),
-    "one round disturbed by something would be your result: repeat, and take the median",
-    lambda work, wait, clock, rounds: stopwatch(work, wait, clock, 1),
 )

@@ -31,8 +31,6 @@ exercise(
     "not the teacher's hypotheses that are most similar to people's texts",
     "these are the likeliest: compare with the person's text",
     lambda candidates, *rest: [texts[0] for texts in candidates],
-    "of texts that are equally similar, the first is likelier",
-    lambda candidates, *rest: closest_to_people([texts[::-1] for texts in candidates], *rest),
     "`similarity` takes the hypothesis first: the order matters",
     lambda *texts, similarity=shared_letters: closest_to_people(
         *texts[:2], lambda one, other: similarity(other, one)
@@ -57,6 +55,4 @@ exercise(
     lambda *given: -policy_loss(*given),
     "there is no baseline: everything that isn't perfect is pushed down",
     lambda log_probs, risks, counts: (log_probs * risks.detach()).mean(),
-    "that is the sum, not the mean over all candidates",
-    lambda log_probs, *rest: policy_loss(log_probs, *rest) * len(log_probs),
 )
