@@ -11,7 +11,7 @@ import inspect
 import pickle
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,8 +202,13 @@ def is_stub(function: Callable[..., Any]) -> bool:
     return does in ([("LOAD_CONST", None), ("RETURN_VALUE", None)], [("RETURN_CONST", None)])
 
 
-def with_gradients(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], *rest: Any) -> Any:
-    """For probes: the tensor function(*tensors, *rest), and its gradients for `tensors`."""
+def probe(trial: Callable, *args: Any) -> Callable[[Callable], Any]:
+    """A case: what trial(function, *args) returns is compared."""
+    return lambda function: trial(function, *args)
+
+
+def with_gradients(function: Callable[..., Tensor], tensors: Iterable[Tensor], *rest: Any) -> Any:
+    """The tensor function(*tensors, *rest), and its gradients for `tensors`."""
     leaves = [x.detach().clone().requires_grad_() for x in tensors]
     result = function(*leaves, *rest)
     if not result.requires_grad:
@@ -213,7 +218,7 @@ def with_gradients(function: Callable[..., Tensor], tensors: tuple[Tensor, ...],
 
 
 def outcome(function: Callable, *args: Any) -> Any:
-    """For probes: function(*args), or the name of the error that it raises."""
+    """function(*args), or the name of the error that it raises."""
     try:
         return function(*args)
     except Exception as error:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from scripts.book.exercises import exercise
 from scripts.book.instruments import most_alive
@@ -68,18 +69,14 @@ def additive_attention(
     return weights @ value, weights
 
 
-def additive_cases() -> list[tuple]:
-    """One sentence; with a mask whose second row is empty; with a mask of floats; a batch."""
-    query, key, value, *matrices = map(torch.randn, (*((3, 4), (5, 4), (5, 2)), (6, 4), (6, 4), 6))
+def additive_cases() -> list[list[Tensor]]:
+    """One sentence; a mask with an empty row; a mask of floats; a batch as large as T."""
+    shapes = ((3, 4), (5, 4), (5, 2), (6, 4), (6, 4), (6,))  # query, key, value, w, m, u
+    alone = [torch.randn(shape) for shape in shapes]
     mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
-    batch = [torch.stack((x, -x, 2 * x)) for x in (query, key, value)]  # B is T: nothing raises
-    alone = (query, key, value, *matrices)
-    return [
-        alone,
-        (*alone, mask),
-        (*alone, torch.randn(3, 5).where(mask, -math.inf)),
-        (*batch, *matrices),
-    ]
+    floats = torch.randn(3, 5).where(mask, -math.inf)
+    batch = [torch.stack((x, -x, 2 * x)) for x in alone[:3]]
+    return [alone, [*alone, mask], [*alone, floats], [*batch, *alone[3:]]]
 
 
 exercise(
@@ -125,10 +122,9 @@ def streaming_cases() -> list:
 
 
 def unshifted(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """Without the largest score."""
-    powers, values = zip(*(((query @ k.T / 2).exp(), v) for k, v in blocks), strict=True)
-    powers = torch.cat(powers, dim=-1)
-    return powers @ torch.cat(values) / powers.sum(dim=-1, keepdim=True)
+    """Both sums without the largest score."""
+    sums = sum((query @ k.T / 2).exp() @ F.pad(v, (0, 1), value=1.0) for k, v in blocks)
+    return sums[:, :-1] / sums[:, -1:]
 
 
 exercise(

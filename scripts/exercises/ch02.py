@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from scripts.book.exercises import exercise, outcome, with_gradients
+from scripts.book.exercises import exercise, outcome, probe, with_gradients
 from scripts.book.instruments import scramble
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 
@@ -37,15 +37,9 @@ def relative_bias(table: Tensor, T: int, S: int) -> Tensor:
     return table[:, distance.clamp(-reach, reach) + reach].unsqueeze(0)  # (1, H, T, S)
 
 
-def bias_case(h: int, reach: int, T: int, S: int) -> Callable:
-    """A probe: the bias, and the gradient for the table."""
-    table = torch.randn(h, 2 * reach + 1)
-    return lambda function: with_gradients(function, (table,), T, S)
-
-
 exercise(
     relative_bias,
-    lambda: [bias_case(2, 2, 4, 4), bias_case(3, 2, 6, 9), bias_case(1, 3, 3, 2)],
+    lambda: [probe(with_gradients, [torch.randn(3, n)], 6, 9) for n in (5, 25)],
     "not (1, H, T, S) with a number of the table for each distance; clamp those beyond R",
     "left and right are swapped: a key's distance is its place minus the query's",
     lambda table, T, S: relative_bias(table.flip(1), T, S),
@@ -70,22 +64,17 @@ def without_head(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
     return layer
 
 
-def removal(*heads: int) -> Callable[[Callable], tuple]:
-    """A probe: the layer that is left, its output, and the old layer after the new one changed."""
-
-    def probe(function: Callable) -> tuple:
-        smaller = layer = MultiHeadedAttention(4, 12, dropout=0.3)
-        x, memory = torch.randn(2, 5, 12), torch.randn(2, 7, 12)
-        for i in heads:
-            smaller = function(smaller, i)
-        shapes = [(tuple(p.shape), p.requires_grad) for p in smaller.parameters()]
-        output = outcome(smaller.eval(), x, memory, memory)
-        numbers = parameters_to_vector(smaller.parameters())
-        scramble(smaller)
-        old = parameters_to_vector(layer.parameters())
-        return smaller.h, smaller.dropout.p, shapes, output, numbers, old
-
-    return probe
+def removal(function: Callable, *heads: int) -> list:
+    """A smaller layer, its output, and all numbers of the old one after the new one's changed."""
+    smaller = layer = MultiHeadedAttention(4, 12, dropout=0.3)
+    for i in heads:
+        smaller = function(smaller, i)
+    output = outcome(smaller.eval(), *torch.randn(3, 2, 5, 12))
+    shapes = [(tuple(p.shape), p.requires_grad) for p in smaller.parameters()]
+    numbers = parameters_to_vector(smaller.parameters())
+    scramble(smaller)
+    old = parameters_to_vector(layer.parameters())
+    return [smaller.h, smaller.dropout.p, shapes, numbers, output, old]
 
 
 def sharing(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
@@ -97,10 +86,9 @@ def sharing(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
 
 exercise(
     without_head,
-    lambda: [removal(0), removal(2), removal(0, 0)],
-    "a head owns d_k rows of three `.weight`s, their biases, and d_k columns of "
-    "`project_output.weight`. All else stays, d_k too: 3, which is no longer D / h, even after a "
-    "second head is taken out",
+    lambda: [probe(removal, 0), probe(removal, 2), probe(removal, 0, 0)],
+    "a head owns d_k rows of three `.weight`s, their biases, and d_k columns of the fourth; all "
+    "else stays, d_k too, which is no longer D / h: a second head can be taken out",
     "the wrong head is gone",
     lambda layer, i: without_head(layer, (i + 1) % layer.h),
     "both layers share a tensor: training one would change the other",

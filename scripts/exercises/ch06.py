@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from scripts.book.exercises import exercise, outcome
+from scripts.book.exercises import exercise, outcome, probe
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import (
     BOS,
@@ -30,22 +30,17 @@ def linear_rate(step: int, peak: float, warmup: int, total: int) -> float:
     return peak * min(step / warmup, remaining / (total + 1 - warmup))
 
 
-def rates(warmup: int, total: int) -> Callable[[Callable], list[float]]:
-    """A probe: all rates, and two after the last step."""
-    return lambda function: [function(n, 0.25, warmup, total) for n in range(1, total + 3)]
+def rates(function: Callable, warmup: int, total: int) -> list:
+    """From step 0, an error, to two steps after the last."""
+    return [outcome(function, n, 0.25, warmup, total) for n in range(total + 3)]
 
 
 exercise(
     linear_rate,
-    lambda: [
-        rates(4, 10),
-        rates(1, 5),
-        rates(5, 5),
-        lambda function: outcome(function, 0, 1, 4, 9),
-    ],
+    lambda: [probe(rates, 4, 10), probe(rates, 1, 5), probe(rates, 5, 5)],
     "not the rates of the two straight lines, or step 0 isn't a ValueError",
     "the first step has rate 0, and all rates are one step late: steps count from 1",
-    lambda n, peak, *ends: linear_rate(max(1, n - 1), peak if n > 1 else 0.0, *ends),
+    lambda n, peak, *ends: linear_rate(max(n - 1, min(n, 1)), peak * (n > 1), *ends),
     "the last step has rate 0 and is wasted: reach 0 one step later",
     lambda n, peak, warmup, total: linear_rate(n, peak, warmup, total - 1),
     "step 0 is accepted: raise a ValueError, or a forgotten + 1 goes unnoticed",
@@ -85,17 +80,11 @@ def streamed(function: Callable) -> tuple:
     return gradient_of(model), parameters_to_vector(model.parameters()), passes_before
 
 
-def weighed(weight: Callable[[Batch], float]) -> Callable:
-    """A wrong function: adds up gradients of the batches' sums, each with a weight."""
-
-    def gradient(
-        model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing
-    ) -> None:
-        model.zero_grad()
-        for batch in batches:
-            (batch_loss(model, batch, criterion)[0] * weight(batch)).backward()
-
-    return gradient
+def mean_of_means(model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing):
+    """Each of three batches counts the same."""
+    model.zero_grad()
+    for batch in batches:
+        (batch_loss(model, batch, criterion)[0] / batch.ntokens / 3).backward()
 
 
 exercise(
@@ -104,7 +93,7 @@ exercise(
     "not the gradient of the smoothed loss per real target token of all batches, or the weights "
     "have changed",
     "a mean of means: a token of a small batch counts more than others",
-    weighed(lambda batch: 1 / batch.ntokens / 3),
+    mean_of_means,
     "only one batch may be in memory: take the next one after the backward pass of this one",
     lambda model, batches, criterion: streamed_gradient(model, list(batches), criterion),
 )

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor, nn
 
-from scripts.book.exercises import exercise
+from scripts.book.exercises import exercise, probe
 from scripts.book.instruments import count_calls
 from scripts.book.phrases import END, START, PhraseBook, every_sentence
 from scripts.ch06_training import BOS, EOS
@@ -70,17 +70,13 @@ def likeliest_text(model: nn.Module, src: Tensor, max_len: int) -> Hypothesis:
                 heappush(prefixes, (cost - log_prob, (*ids, token)))
 
 
-def search(table: dict[str, dict[str, float]], max_len: int = 10, dropout: float = 0.0) -> Callable:
-    """A probe: text, log p, length, were few calls enough, and is the model as it was?"""
-
-    def probe(function: Callable) -> list:
-        book = PhraseBook(table)
-        book.generator = nn.Dropout(dropout)
-        find = partial(function, book, torch.tensor([[EOS]]), max_len)
-        calls, best = count_calls(book.generator, find)
-        return [book.text(best.ids), best.log_prob, best.length, calls <= 13, book.training]
-
-    return probe
+def search(function: Callable, table: dict, max_len: int = 10, dropout: float = 0.0) -> list:
+    """Text, log p and length; were few calls enough, and is the model as it was?"""
+    book = PhraseBook(table)
+    book.generator = nn.Dropout(dropout)
+    find = partial(function, book, torch.tensor([[EOS]]), max_len)
+    calls, best = count_calls(book.generator, find)
+    return [book.text(best.ids), best.log_prob, best.length, calls <= 13, book.training]
 
 
 NINE = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -89,7 +85,7 @@ LATE |= dict.fromkeys(NINE, {"dogs": 0.4, "hounds": 0.3, "puppies": 0.3})
 SILENT = {START: {"a": 0.6, END: 0.4}, "a": {"dog": 0.5, "hound": 0.5}}
 exercise(
     likeliest_text,
-    lambda: [search(LATE), search(SILENT), search(NEXT_WORD, 2), search(NEXT_WORD, 10, 0.5)],
+    lambda: [probe(search, *x) for x in ((LATE,), (SILENT,), (NEXT_WORD, 2), (NEXT_WORD, 10, 0.5))],
     "not the likeliest text and its log p (perhaps </s> at once, or a cut text) in 13 calls",
     "you dropped a possible winner: only a finished text can rule out what is less likely",
     lambda model, src, max_len: beam_search(model, src, None, max_len, 4, 0.0)[0][0],

@@ -43,19 +43,22 @@ def many_references(outputs: list[str], references: list[list[str]]) -> float:
     return BleuParts(matches, totals, *lengths).score
 
 
-OUTPUTS = ["A dog sleeps in the garden.", "Two men play.", "a b c d e", "in the x in the y in the"]
-OUTPUTS += ["a b c d e a b c d e", "f g h i j"]
-REFERENCES = [
-    ["a dog is asleep in the garden.", "A dog sleeps in a park"],
-    ["Two women play."],
-    ["a b c d e f", "a b c d"],  # 5 words: in a tie the shorter reference counts
-    ["in the garden a dog", "the dog in the garden in a park far away"],
+OUTPUTS = [
+    "Two men play.",
+    "a b c d e",
+    "in the x in the y in the",
+    "a b c d e a b c d e",
+    "f g h i j",
+]
+REFERENCES = [["Two women play."], ["a b c d e f", "a b c d"]]  # in a tie the shorter one counts
+REFERENCES += [
+    ["in the garden a dog", "the dog in the garden in a park"],
     ["a b c d e"],
     ["a b c d e f g h i j"],
 ]
 exercise(
     many_references,
-    lambda: [(OUTPUTS, REFERENCES), (OUTPUTS[2:3], REFERENCES[2:3])],
+    lambda: [(OUTPUTS, REFERENCES), (OUTPUTS[1:2], REFERENCES[1:2])],
     "not sacreBLEU's score: is each sentence clipped by its own references, before counts are "
     "added, and is the closest reference's length taken, in a tie the shorter one's?",
     "for each n-gram the reference with it most often counts, not all together",

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from scripts.book.exercises import exercise, with_gradients
+from scripts.book.exercises import exercise, probe, with_gradients
 from scripts.book.instruments import most_alive
 from scripts.ch01_attention import attention, subsequent_mask
 
@@ -33,11 +33,9 @@ def by_block_mask(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causa
 exercise(
     packed_attention,
     lambda: [
-        lambda function: with_gradients(function, torch.randn(3, 13, 5), [4, 1, 6, 2], False),
-        lambda function: with_gradients(function, torch.randn(3, 13, 5), [4, 1, 6, 2], True),
-        lambda function: (
-            most_alive(function, *torch.randn(3, 192, 4), [64, *[2] * 64], True) < 480_000
-        ),
+        probe(with_gradients, torch.randn(3, 13, 5), [4, 1, 6, 2], False),
+        probe(with_gradients, torch.randn(3, 13, 5), [4, 1, 6, 2], True),
+        lambda f: most_alive(f, *torch.randn(3, 192, 4), [64, *[2] * 64], True) < 480_000,
     ],
     "not softmax(QKᵀ/√d)·V within each sentence, or not its gradients",
     "a sentence looks at other sentences",
@@ -66,11 +64,9 @@ def z_loss_case(N: int, V: int, scale: float) -> tuple[Tensor, ...]:
 exercise(
     chunked_z_loss,
     lambda: [
-        lambda function: with_gradients(function, z_loss_case(7, 11, 1.0), 3),
-        lambda function: with_gradients(function, z_loss_case(7, 11, 1000.0), 3),
-        lambda function: (
-            most_alive(with_gradients, function, z_loss_case(128, 512, 1.0), 2) < 262_144
-        ),
+        probe(with_gradients, z_loss_case(7, 11, 1.0), 3),
+        probe(with_gradients, z_loss_case(7, 11, 1000.0), 3),
+        lambda f: most_alive(with_gradients, f, z_loss_case(128, 512, 1.0), 2) < 262_144,
     ],
     "not the loss Σ (log Z)², or not its gradients",
     "the shorter last chunk is missing",

@@ -2,13 +2,13 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from scripts.book.exercises import exercise
+from scripts.book.exercises import exercise, probe
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 
 
@@ -26,21 +26,17 @@ def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
             tensor.copy_(old)
 
 
-def silenced(function: Callable, error: type[Exception] | None = None) -> list:
-    """A probe: the values and autograd in the block; numbers, objects and error after it."""
+def silenced(function: Callable, *errors: Exception) -> list:
+    """Values and autograd in a block, perhaps with an error; numbers and objects after it."""
     layer = MultiHeadedAttention(h=4, d_model=24, dropout=0.0)
     nn.init.normal_(layer.project_value.bias)
     x, value, own = torch.randn(1, 5, 24), layer.project_value, list(layer.parameters())
-    lost = True
-    try:
-        with function(layer, 2):
-            inside = [F.linear(x, value.weight, value.bias).detach(), torch.is_grad_enabled()]
-            if error:
-                raise error
-    except KeyError:
-        lost = False
+    with suppress(KeyError), function(layer, 2):
+        inside = [F.linear(x, value.weight, value.bias).detach(), torch.is_grad_enabled()]
+        for error in errors:
+            raise error
     same = all(a is b and a.requires_grad for a, b in zip(own, layer.parameters(), strict=True))
-    return [*inside, [p.detach() for p in layer.parameters()], same, lost]
+    return [*inside, [p.detach() for p in layer.parameters()], same]
 
 
 @contextmanager
@@ -55,7 +51,7 @@ def unguarded(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
 
 exercise(
     values_silenced,
-    lambda: [silenced, lambda function: silenced(function, KeyError)],
+    lambda: [silenced, probe(silenced, KeyError())],
     "values come from rows i·d_k to (i + 1)·d_k of the matrix *and* of the bias; autograd stays "
     "on; afterwards the same parameters hold the same numbers, and want gradients",
     "nothing changed in W^V and its bias, which all paths read: a hook won't do",
