@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from scripts.book.instruments import (
-    MostAlive,
     count_calls,
     count_flops,
     influence,
+    most_alive,
     saved_bytes,
     scramble,
     traced,
@@ -114,9 +114,6 @@ def test_calls_are_counted_and_the_hook_is_gone_after_an_error():
 
 
 def test_most_alive_counts_what_is_held_at_once():
-    with MostAlive() as held:
-        parts = [torch.ones(100) for _ in range(8)]
-    with MostAlive() as passing:
-        for _ in range(8):
-            torch.ones(100).view(4, 25)  # the same storage
-    assert len(parts) == 8 and held.most == 8 * passing.most == 8 * 4 * 100
+    at_once = most_alive(lambda: [torch.ones(100) for _ in range(8)])
+    in_turn = most_alive(lambda: [torch.ones(100).view(4, 25).size() for _ in range(8)])
+    assert at_once == 8 * in_turn == 8 * 4 * 100

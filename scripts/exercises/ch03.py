@@ -75,8 +75,7 @@ exercise(
     confused,
     stacks,
     "compare the *last* output, up to rounding, of all 24 orders, the first one too",
-    "the second layer changes nothing: it must read the first one's outputs, and both need the "
-    "causal mask",
+    "the second layer changes nothing: it reads the first's outputs, and both are causal",
     lambda layers: confused(layers[:1]),
     "if W^V is 0, a layer says the same to all, and all 24 orders agree: return what you count, "
     "and add nothing to the layer's outputs",

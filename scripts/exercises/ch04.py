@@ -23,10 +23,8 @@ def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
 exercise(
     encoder_parameters,
     lambda: [(1, 4, 6), (3, 8, 20)],
-    "each layer has four matrices of attention, two of the feed-forward, all with biases, and two "
-    "LayerNorms with a scale and a shift",
-    "a layer lacks 4D numbers: a LayerNorm learns a scale and a shift, and attention's matrices "
-    "have biases",
+    "a layer has 4 + 2 matrices with biases, and two LayerNorms, each with a scale and a shift",
+    "a layer lacks 4D numbers: LayerNorms learn scale and shift, attention's matrices have biases",
     lambda N, D, F: encoder_parameters(N, D, F) - N * 4 * D,
     "only matrices are counted: biases and LayerNorms are missing",
     lambda N, D, F: encoder_parameters(N, D, F) - N * (9 * D + F),

@@ -90,8 +90,7 @@ def mean_of_means(model: EncoderDecoder, batches: Iterator[Batch], criterion: La
 exercise(
     streamed_gradient,
     lambda: [streamed],
-    "not the gradient of the smoothed loss per real target token of all batches, or the weights "
-    "have changed",
+    "not the gradient of the loss per real target token of all batches, or the weights changed",
     "a mean of means: a token of a small batch counts more than others",
     mean_of_means,
     "only one batch may be in memory: take the next one after the backward pass of this one",

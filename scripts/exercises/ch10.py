@@ -61,6 +61,8 @@ exercise(
     lambda: [(OUTPUTS, REFERENCES), (OUTPUTS[1:2], REFERENCES[1:2])],
     "not sacreBLEU's score: is each sentence clipped by its own references, before counts are "
     "added, and is the closest reference's length taken, in a tie the shorter one's?",
+    "only the first reference counts",
+    lambda outputs, references: many_references(outputs, [texts[:1] for texts in references]),
     "for each n-gram the reference with it most often counts, not all together",
     lambda outputs, references: many_references(outputs, [[" ".join(r)] for r in references]),
 )

@@ -51,6 +51,8 @@ exercise(
     "not the texts (B, K, T): look up an origin at the place where you are now",
     "the texts are backwards: you read them from their end",
     lambda tokens, origins: trace_back(tokens, origins).flip(-1),
+    "the steps must be the last axis: (B, K, T)",
+    lambda tokens, origins: trace_back(tokens, origins).movedim(-1, 0),
 )
 
 

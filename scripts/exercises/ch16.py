@@ -52,8 +52,8 @@ def unguarded(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
 exercise(
     values_silenced,
     lambda: [silenced, probe(silenced, KeyError())],
-    "values come from rows i·d_k to (i + 1)·d_k of the matrix *and* of the bias; autograd stays "
-    "on; afterwards the same parameters hold the same numbers, and want gradients",
+    "silence the head's rows of the matrix *and* the bias, and it alone; autograd stays on; after "
+    "the block the same parameters hold the same numbers, and want gradients",
     "nothing changed in W^V and its bias, which all paths read: a hook won't do",
     lambda layer, head: nullcontext(),
     "an error inside the block leaves the head silent: undo it in `finally`",
