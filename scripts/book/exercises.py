@@ -11,7 +11,7 @@ import inspect
 import pickle
 import re
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,9 +39,9 @@ def exercise(solution: Callable, cases: Callable[[], list], otherwise: str, *mis
     """Make an exercise of the name of `solution`.
 
     `cases()` makes a list anew, of tuples of arguments and of probes: functions that try the
-    function which they are given, and return what is compared. `mistakes` are messages and wrong
-    functions in turn. Whose function first fails in the same case as a wrong one, and with the same
-    result, gets its message; all others get `otherwise`.
+    function which they are given, and return what is compared, or yield it part by part. `mistakes`
+    are messages and wrong functions in turn. Whose function first fails where a wrong one does, and
+    with the same result, gets its message; all others get `otherwise`.
     """
     pairs = list(zip(mistakes[::2], mistakes[1::2], strict=True))
     EXERCISES[solution.__name__] = Exercise(solution, cases, otherwise, pairs)
@@ -70,43 +70,45 @@ def check(function: Callable[..., Any], name: str = "") -> None:
         raise AssertionError(message)
 
 
-def first_failure(function: Callable, name: str) -> tuple[int, Any] | None:
-    """The first case where `function` gives something else than our solution, and what it gives."""
+def first_failure(function: Callable, name: str) -> tuple[tuple[int, int], Any] | None:
+    """Where `function` first gives something else than our solution, and what it gives there."""
     function = guarded(function, inspect.signature(EXERCISES[name].solution))
-    for number, right in enumerate(right_results(name)):
-        result = in_case(number, function, name)
-        if not same(result, right):
-            return number, result
+    for number, right_results in enumerate(solution_results(name)):
+        for part, result in enumerate(results(function, name, number)):
+            if not same(result, right_results[part]):
+                return (number, part), result
     return None
 
 
-def in_case(number: int, function: Callable, name: str) -> Any:
+def results(function: Callable, name: str, number: int) -> Iterator[Any]:
     """What `function` gives in one case, which is made anew: an iterator serves once."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         case = EXERCISES[name].cases()[number]
-        return case(function) if callable(case) else function(*case)
+        result = case(function) if callable(case) else function(*case)
+        yield from result if callable(case) and inspect.isgenerator(result) else [result]
 
 
 @functools.cache
-def right_results(name: str) -> list:
-    """What our solution gives in each case."""
-    solution, cases, *_ = EXERCISES[name]
-    return [in_case(number, solution, name) for number in range(len(cases()))]
+def solution_results(name: str) -> list[list]:
+    """What our solution gives in each case, part by part."""
+    cases = EXERCISES[name].cases()
+    return [list(results(EXERCISES[name].solution, name, number)) for number in range(len(cases))]
 
 
 @functools.cache
-def failures_by_message(name: str) -> dict[str, tuple[int, Any]]:
+def failures_by_message(name: str) -> dict[str, tuple[tuple[int, int], Any]]:
     """The first failure of the wrong function behind each message."""
     return {message: first_failure(wrong, name) for message, wrong in EXERCISES[name].mistakes}
 
 
-def explained(number: int, got: Any, name: str) -> str:
+def explained(place: tuple[int, int], got: Any, name: str) -> str:
     """The message of the mistake that fails in the same way, or else what is known."""
     for message, failure in failures_by_message(name).items():
-        if failure[0] == number and same(got, failure[1]):
+        if failure[0] == place and same(got, failure[1]):
             return message
-    case, right = EXERCISES[name].cases()[number], right_results(name)[number]
+    number, part = place
+    case, right = EXERCISES[name].cases()[number], solution_results(name)[number][part]
     if isinstance(got, Tensor) and isinstance(right, Tensor) and form(got) != form(right):
         return f"the result must be {form(right)}, not {form(got)}"
     shown = f" ({name}{case!r} should be {right!r}, not {got!r})"

@@ -2,7 +2,8 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from scripts.book.exercises import exercise, outcome, probe
 from scripts.ch06_training import BOS, EOS
@@ -86,48 +87,28 @@ def batched(function: Callable, *lengths: tuple[int, int], seed: int = 0) -> lis
     return function(examples, 256, random.Random(seed))
 
 
-def batching_cases() -> list[Callable]:
-    """Which examples, cells, fullness, order; draws; what exactly fits and what doesn't."""
+def batching(function: Callable) -> Iterator[Any]:
+    """Which examples; cells, padding, fullness, order, draws; what just fits and what doesn't."""
     rng = random.Random(4)
     sources = [min(30, 2 + int(rng.expovariate(0.12))) for _ in range(300)]
     lengths = [(source, max(2, source + rng.randint(-2, 3))) for source in sources]
-
-    def widths(function: Callable) -> list[tuple[int, int]]:
-        both = [
-            zip(*(lengths[i] for i in batch), strict=True) for batch in batched(function, *lengths)
-        ]
-        return [tuple(map(max, sides)) for sides in both]
-
-    def cells(function: Callable) -> list[int]:
-        batches = batched(function, *lengths)
-        return [
-            len(batch) * sum(pair) for batch, pair in zip(batches, widths(function), strict=True)
-        ]
-
-    def is_sorted(function: Callable) -> bool:
-        first, last = sorted((widths(function)[:10], widths(function)[-10:]))
-        return max(first) <= min(last)
-
-    def seeded(function: Callable) -> list[bool]:
-        batches = [batched(function, *lengths, seed=seed) for seed in (0, 0, 1)]
-        return [batches[0] == other for other in batches[1:]]
-
-    return [
-        lambda function: sorted(i for batch in batched(function, *lengths) for i in batch),
-        lambda function: max(cells(function)) <= 256,
-        lambda function: padding_share(lengths, batched(function, *lengths)) < 0.15,
-        lambda function: sum(cells(function)) > 0.8 * 256 * len(cells(function)),
-        is_sorted,
-        seeded,
-        lambda function: len(batched(function, *[(8, 8)] * 32)) <= 2,
-        lambda function: len(batched(function, (60, 4), *[(5, 5)] * 48)) <= 5,
-        lambda function: [outcome(batched, function, (n, 100)) for n in (156, 157)],
-    ]
+    batches, again, other = (batched(function, *lengths, seed=seed) for seed in (0, 0, 1))
+    yield sorted(i for batch in batches for i in batch)
+    widths = [[max(lengths[i][side] for i in batch) for side in (0, 1)] for batch in batches]
+    cells = [len(batch) * sum(pair) for batch, pair in zip(batches, widths, strict=True)]
+    yield max(cells) <= 256
+    yield padding_share(lengths, batches) < 0.15 and sum(cells) > 0.8 * 256 * len(cells)
+    first, last = sorted((widths[:10], widths[-10:]))
+    yield max(first) <= min(last)
+    yield [batches == again, batches == other]
+    yield len(batched(function, *[(8, 8)] * 32)) <= 2
+    yield len(batched(function, (60, 4), *[(5, 5)] * 48)) <= 5
+    yield [outcome(batched, function, (n, 100)) for n in (156, 157)]
 
 
 exercise(
     budget_batches,
-    batching_cases,
+    lambda: [batching],
     "batches of similar lengths, as full as the limit allows, in an order that rng alone decides; "
     "a pair that is too long by itself is a ValueError",
     "a batch has too many cells: padding counts, and both sides are in memory",

@@ -1,16 +1,16 @@
 """Chapter 9's exercises."""
 
-import pickle
 import random
 from collections.abc import Callable, Iterator
 from itertools import count as counting
 from itertools import cycle, islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scripts.book.exercises import exercise
+from scripts.book.exercises import exercise, same
 
 
 def mean_over_ranks(means: list[Tensor], tokens: list[int]) -> Tensor:
@@ -45,31 +45,27 @@ def resumable_stream(count: int, seed: int, drawn: int) -> Iterator[int]:
         drawn += count - place
 
 
-def stream_cases() -> list[Callable]:
-    """Is each pass whole, in its own order, by the seed, and the stream resumable? Global state."""
+def streaming(function: Callable) -> Iterator[Any]:
+    """Is each pass whole, in its own order, by the seed, resumable? Are generators untouched?"""
 
-    def take(function: Callable, number: int, seed: int = 1, drawn: int = 0) -> list[int]:
+    def take(number: int, seed: int = 1, drawn: int = 0) -> list[int]:
         return list(islice(function(12, seed, drawn), number))
 
-    def untouched(function: Callable) -> bool:
-        states = random.getstate, np.random.get_state, torch.get_rng_state
-        before = pickle.dumps([state() for state in states])
-        take(function, 24)
-        return before == pickle.dumps([state() for state in states])
+    def global_states() -> list:
+        return [random.getstate(), np.random.get_state()[1], torch.get_rng_state()]
 
-    return [
-        lambda function: [sorted(take(function, 24)[at:][:12]) for at in (0, 12)],
-        lambda function: take(function, 12) == take(function, 24)[12:],
-        lambda function: take(function, 24) == take(function, 24),
-        lambda function: [take(function, 12, 2) == take(function, 24)[at:][:12] for at in (0, 12)],
-        lambda function: [take(function, 9, 1, n) == take(function, n + 9)[n:] for n in (5, 17)],
-        untouched,
-    ]
+    before, drawn = global_states(), take(36)
+    yield [sorted(drawn[at : at + 12]) for at in (0, 12)]
+    yield drawn[:12] == drawn[12:24]
+    yield take(36) == drawn
+    yield [take(12, seed=2) == drawn[at : at + 12] for at in (0, 12)]
+    yield [take(9, drawn=at) == drawn[at : at + 9] for at in (5, 17)]
+    yield same(global_states(), before)
 
 
 exercise(
     resumable_stream,
-    stream_cases,
+    lambda: [streaming],
     "each number once a pass, in an order that seed and pass decide, and no global generator",
     "two passes have the same order: epochs would have the same batches",
     lambda count, seed, drawn: islice(

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,17 +27,17 @@ def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
             tensor.copy_(old)
 
 
-def silenced(function: Callable, *errors: Exception) -> list:
+def silenced(function: Callable, *errors: Exception) -> Iterator[Any]:
     """Values and autograd in a block, perhaps with an error; numbers and objects after it."""
     layer = MultiHeadedAttention(h=4, d_model=24, dropout=0.0)
     nn.init.normal_(layer.project_value.bias)
     x, value, own = torch.randn(1, 5, 24), layer.project_value, list(layer.parameters())
     with suppress(KeyError), function(layer, 2):
-        inside = [F.linear(x, value.weight, value.bias).detach(), torch.is_grad_enabled()]
+        yield [F.linear(x, value.weight, value.bias).detach(), torch.is_grad_enabled()]
         for error in errors:
             raise error
-    same = all(a is b and a.requires_grad for a, b in zip(own, layer.parameters(), strict=True))
-    return [*inside, [p.detach() for p in layer.parameters()], same]
+    yield [p.detach() for p in layer.parameters()]
+    yield all(a is b and a.requires_grad for a, b in zip(own, layer.parameters(), strict=True))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Chapter 18's exercise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,23 +20,21 @@ def hide_words(
     return ids.masked_fill(chosen, gap), ids.masked_fill(~chosen, PAD)
 
 
-def hiding(function: Callable) -> list[bool]:
-    """A probe: properties of what is hidden in a long sentence."""
+def hiding(function: Callable) -> Iterator[Any]:
+    """What is hidden and asked in a long sentence: no special token, whole words, how many."""
     T, gap = 20_000, 99
     ids = torch.randint(EOS + 1, 90, (T,))
     ids[::100], ids[50::100], ids[0], ids[-1] = UNK, EOS, BOS, EOS
     starts = (torch.rand(T) < 0.5) | (ids <= EOS) | (ids <= EOS).roll(1)
-    seeded = [function(ids, starts, gap, torch.Generator().manual_seed(n)) for n in (1, 1, 2)]
-    hidden, labels = seeded[0]
+    draws = [function(ids, starts, gap, torch.Generator().manual_seed(n)) for n in (1, 1, 2)]
+    hidden, labels = draws[0]
     asked, word = labels != PAD, starts.long().cumsum(0) - 1  # (T,)
+    yield torch.equal(hidden, ids.masked_fill(asked, gap)) and torch.equal(labels, ids * asked)
+    yield bool((ids[asked] > EOS).all())
     count = torch.bincount(word, weights=asked.double())
-    return [
-        torch.equal(hidden, ids.masked_fill(asked, gap)) and torch.equal(labels, ids * asked),
-        bool((ids[asked] > EOS).all()),
-        bool(((count == 0) | (count == torch.bincount(word))).all()),
-        0.13 < (count > 0).double().mean() < 0.17,
-        *(torch.equal(hidden, other) for other, _ in seeded[1:]),
-    ]
+    yield bool(((count == 0) | (count == torch.bincount(word))).all())
+    yield 0.13 < (count > 0).double().mean() < 0.17
+    yield [torch.equal(hidden, again) for again, _ in draws[1:]]
 
 
 exercise(
