@@ -16,9 +16,18 @@ from sacrebleu.metrics import BLEU
 from torch import nn
 from torch.nn import functional as F
 
-from scripts.book.exercises import check, find, first_failure, modules_by_name, same, solution
-from scripts.ch02_multi_head_attention import split_heads
+from scripts.book.exercises import (
+    check,
+    find,
+    first_failure,
+    modules_by_name,
+    same,
+    solution,
+    solution_results,
+)
+from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 from scripts.ch04_encoder_decoder import make_model
+from scripts.ch06_training import LabelSmoothing, copy_batches, gradient_of, tiny_model, train_step
 from scripts.ch22_todays_block import rotated, rotated_in_halves
 
 NAMES = modules_by_name()
@@ -123,6 +132,48 @@ def test_our_solution_gives_what_is_known(name):
     assert same(ours(name)(*arguments), right)
 
 
+SAID = {  # what our solution gives where an exercise asks for properties, part by part
+    "deepened": [False, ..., ..., True, ...],
+    "fresh_stack": [[True, 3, 3, [3, 3, 3, 3]]],
+    "budget_batches": [[*range(300)], True, True, False, [True, False], True, True, ...],
+    "misleading_table": [True, [False, False, True]],
+    "likeliest_text": [
+        ["ten dogs", math.log(0.091), 3, True, True],
+        ["", math.log(0.4), 1, True, True],
+        ["a dog", math.log(0.32), 2, True, True],
+        ["a dog sleeps", math.log(0.16), 4, True, True],
+    ],
+    "resumable_stream": [[[*range(12)]] * 2, False, True, [False, False], [True, True], True],
+    "stopwatch": [0.2, 0.5, 0.6],
+    "hide_words": [[True, True], True, True, True, [True, False]],
+    "confused": [6, 1, 24],
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_our_solution_has_the_properties(name):
+    torch.set_default_dtype(torch.float64)
+    parts = [result for case in solution_results(name) for result in case]
+    assert all(
+        right is ... or same(part, right) for part, right in zip(parts, SAID[name], strict=True)
+    )
+
+
+def test_a_streamed_gradient_is_that_of_a_training_step():
+    model, criterion, group = tiny_model(d_model=16), LabelSmoothing(0.1), [*copy_batches(2, 4, 1)]
+    ours("streamed_gradient")(model, iter(group), criterion)
+    streamed = gradient_of(model)
+    train_step(model, group, criterion, torch.optim.SGD(model.parameters(), lr=0.0))
+    torch.testing.assert_close(streamed, gradient_of(model))
+
+
+def test_without_a_head_is_as_if_it_were_silent():
+    layer, x = MultiHeadedAttention(4, 12, dropout=0.0), torch.randn(1, 5, 12)
+    smaller = ours("without_head")(layer, 2)
+    layer.project_output.weight.data[:, 6:9] = 0
+    torch.testing.assert_close(smaller(x, x, x), layer(x, x, x))
+
+
 def test_the_best_size_is_that_of_the_lowest_loss():
     best = ours("best_size")(1e18, 406.4, 0.34, 410.7, 0.28)
     assert best == pytest.approx(SIZES[LOSSES.argmin()], rel=1e-3)
@@ -183,7 +234,16 @@ def hidden_in_another_order(x, losses, fit):
     return np.sqrt(np.square(residuals).mean())
 
 
+def layer_by_hand(x, attend, think, norms, norm_first):
+    if norm_first:
+        x = x + attend(norms[0](x))
+        return x + think(norms[1](x))
+    x = norms[0](x + attend(x))
+    return norms[1](x + think(x))
+
+
 RIGHT = {
+    "layer_from_parts": layer_by_hand,
     "as_text": lambda pieces: " ".join("".join(pieces).split("▁")).strip(),
     "two_sums_norm": by_half_the_formula,
     "deepened": filled_from_the_old,

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +77,7 @@ def new_layers(model: EncoderDecoder) -> nn.ModuleList:
     return nn.ModuleList([*model.encoder.layers[2:], *model.decoder.layers[2:]])
 
 
-def growth(function: Callable) -> Iterator[Any]:
+def growth(function: Callable) -> Iterator:
     """Does the deeper model share nothing, hold the old one, say the same, and learn?"""
     model = make_model(11, 11, 2, 8, 16, 2, 0.0, norm_first=True, tie="all")
     scramble(model)

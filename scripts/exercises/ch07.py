@@ -3,7 +3,6 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from scripts.book.exercises import exercise, outcome, probe
 from scripts.ch06_training import BOS, EOS
@@ -87,7 +86,7 @@ def batched(function: Callable, *lengths: tuple[int, int], seed: int = 0) -> lis
     return function(examples, 256, random.Random(seed))
 
 
-def batching(function: Callable) -> Iterator[Any]:
+def batching(function: Callable) -> Iterator:
     """Which examples; cells, padding, fullness, order, draws; what just fits and what doesn't."""
     rng = random.Random(4)
     sources = [min(30, 2 + int(rng.expovariate(0.12))) for _ in range(300)]

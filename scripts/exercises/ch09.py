@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import count as counting
 from itertools import cycle, islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +44,7 @@ def resumable_stream(count: int, seed: int, drawn: int) -> Iterator[int]:
         drawn += count - place
 
 
-def streaming(function: Callable) -> Iterator[Any]:
+def streaming(function: Callable) -> Iterator:
     """Is each pass whole, in its own order, by the seed, resumable? Are generators untouched?"""
 
     def take(number: int, seed: int = 1, drawn: int = 0) -> list[int]:

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +26,7 @@ def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
             tensor.copy_(old)
 
 
-def silenced(function: Callable, *errors: Exception) -> Iterator[Any]:
+def silenced(function: Callable, *errors: Exception) -> Iterator:
     """Values and autograd in a block, perhaps with an error; numbers and objects after it."""
     layer = MultiHeadedAttention(h=4, d_model=24, dropout=0.0)
     nn.init.normal_(layer.project_value.bias)

@@ -1,7 +1,6 @@
 """Chapter 18's exercise."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ def hide_words(
     return ids.masked_fill(chosen, gap), ids.masked_fill(~chosen, PAD)
 
 
-def hiding(function: Callable) -> Iterator[Any]:
+def hiding(function: Callable) -> Iterator:
     """What is hidden and asked in a long sentence: no special token, whole words, how many."""
     T, gap = 20_000, 99
     ids = torch.randint(EOS + 1, 90, (T,))
@@ -29,7 +28,7 @@ def hiding(function: Callable) -> Iterator[Any]:
     draws = [function(ids, starts, gap, torch.Generator().manual_seed(n)) for n in (1, 1, 2)]
     hidden, labels = draws[0]
     asked, word = labels != PAD, starts.long().cumsum(0) - 1  # (T,)
-    yield torch.equal(hidden, ids.masked_fill(asked, gap)) and torch.equal(labels, ids * asked)
+    yield [torch.equal(labels, ids * asked), torch.equal(hidden, ids.masked_fill(asked, gap))]
     yield bool((ids[asked] > EOS).all())
     count = torch.bincount(word, weights=asked.double())
     yield bool(((count == 0) | (count == torch.bincount(word))).all())
