@@ -136,7 +136,7 @@ SAID = {  # what our solution gives where an exercise asks for properties, part 
     "deepened": [False, ..., ..., True, ...],
     "fresh_stack": [[True, 3, 3, [3, 3, 3, 3]]],
     "budget_batches": [[*range(300)], True, True, False, [True, False], True, True, ...],
-    "misleading_table": [True, [False, False, True]],
+    "misleading_table": [*[True] * 9, [False, False, True]],
     "likeliest_text": [
         ["ten dogs", math.log(0.091), 3, True, True],
         ["", math.log(0.4), 1, True, True],

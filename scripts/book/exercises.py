@@ -111,8 +111,11 @@ def explained(place: tuple[int, int], got: Any, name: str) -> str:
     case, right = EXERCISES[name].cases()[number], solution_results(name)[number][part]
     if isinstance(got, Tensor) and isinstance(right, Tensor) and form(got) != form(right):
         return f"the result must be {form(right)}, not {form(got)}"
-    shown = f" ({name}{case!r} should be {right!r}, not {got!r})"
-    return EXERCISES[name].otherwise + shown * (isinstance(case, tuple) and len(shown) < 200)
+    if not isinstance(case, tuple):
+        return EXERCISES[name].otherwise
+    call, numbers = f"{name}({', '.join(map(repr, case))})", f"should be {right!r}, not {got!r}"
+    call = "it" if len(call) > 80 or "\n" in call or " at 0x" in call else call
+    return EXERCISES[name].otherwise + f" ({call} {numbers})" * (len(numbers) < 120)
 
 
 def guarded(function: Callable[..., Any], ours: inspect.Signature) -> Callable[..., Any]:
@@ -192,8 +195,8 @@ def find(name: str) -> Exercise:
 def modules_by_name() -> dict[str, str]:
     """Each exercise's module, read from the text: importing all would take seconds."""
     texts = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("ch*.py"))}
-    found = {stem: re.findall(r"^exercise\(\s*(\w+)", text, re.M) for stem, text in texts.items()}
-    return {name: stem for stem, names in found.items() for name in names}
+    names = {stem: re.findall(r"^exercise\(\s*(\w+)", text, re.M) for stem, text in texts.items()}
+    return {name: stem for stem, own in names.items() for name in own}
 
 
 def is_stub(function: Callable[..., Any]) -> bool:

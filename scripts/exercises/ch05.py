@@ -10,14 +10,7 @@ from torch.nn.utils import parameters_to_vector
 
 from scripts.book.exercises import exercise, with_gradients
 from scripts.book.instruments import scramble
-from scripts.ch04_encoder_decoder import (
-    DecoderLayer,
-    EncoderDecoder,
-    EncoderLayer,
-    clones,
-    initialise,
-    make_model,
-)
+from scripts.ch04_encoder_decoder import EncoderDecoder, clones, initialise, make_model
 from scripts.ch05_norms_and_first_steps import storage_addresses
 
 
@@ -51,12 +44,10 @@ exercise(
 )
 
 
-def last_steps(layer: EncoderLayer | DecoderLayer) -> list[nn.Linear]:
+def last_steps(layer: nn.Module) -> list[nn.Linear]:
     """The matrices whose results a layer adds to its x: each W^O, and the feed-forward's W₂."""
     names = ("contract", "project_output")
-    return [
-        getattr(part, name) for part in layer.modules() for name in names if hasattr(part, name)
-    ]
+    return [part for name, part in layer.named_modules() if name.endswith(names)]
 
 
 def deepened(model: EncoderDecoder, N: int) -> EncoderDecoder:

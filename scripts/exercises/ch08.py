@@ -1,7 +1,7 @@
 """Chapter 8's exercises."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappop, heappush
 
@@ -29,27 +29,21 @@ def misleading_table() -> dict[str, dict[str, float]]:
     return NEXT_WORD | {START: {"the": 0.36, "a": 0.33, "one": 0.31}}
 
 
-def well_formed(function: Callable) -> bool:
-    """A probe: do all rows sum to 1, and has each sentence at most eight words?"""
+def searched(function: Callable) -> Iterator:
+    """Do rows sum to 1, do sentences end after eight words, and which beams find the likeliest?"""
     table, words = function(), {START}
     for _ in range(8):
-        if not all(math.isclose(sum(table.get(word, {}).values()), 1) for word in words):
-            return False
+        yield all(math.isclose(sum(table.get(word, {}).values()), 1) for word in words)
         words = {following for word in words for following in table[word]} - {END}
-    return not words
-
-
-def found_by_beams(function: Callable) -> list[bool]:
-    """A probe: do beams of 1, 2 and 3 find the likeliest sentence?"""
-    table = function()
+    yield not words
     likeliest = every_sentence(table)[0][0]
-    return [beam_by_hand(table, beam)[0][0][0] == likeliest for beam in (1, 2, 3)]
+    yield [beam_by_hand(table, beam)[0][0][0] == likeliest for beam in (1, 2, 3)]
 
 
 exercise(
     misleading_table,
-    lambda: [well_formed, found_by_beams],
-    "exactly two beginnings must be better at some step than that of the likeliest sentence",
+    lambda: [searched],
+    "rows must sum to 1; at some step just two beginnings must be better than the likeliest one's",
     "greedy decoding finds it: at some step its next word must not be the likeliest",
     lambda: {START: {"a": 1.0}, "a": {END: 1.0}},
     "a beam of 2 finds it: at some step its beginning must be only third best",
