@@ -72,7 +72,7 @@ def check(function: Callable[..., Any], name: str = "") -> None:
 
 def first_failure(function: Callable, name: str) -> tuple[tuple[int, int], Any] | None:
     """Where `function` first gives something else than our solution, and what it gives there."""
-    function = guarded(function, inspect.signature(EXERCISES[name].solution))
+    function = guarded(function, inspect.signature(find(name).solution))
     for number, right_results in enumerate(solution_results(name)):
         for part, result in enumerate(results(function, name, number)):
             if not same(result, right_results[part]):
@@ -84,7 +84,7 @@ def results(function: Callable, name: str, number: int) -> Iterator[Any]:
     """What `function` gives in one case, which is made anew: an iterator serves once."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        case = EXERCISES[name].cases()[number]
+        case = find(name).cases()[number]
         result = case(function) if callable(case) else function(*case)
         yield from result if callable(case) and inspect.isgenerator(result) else [result]
 
@@ -92,14 +92,14 @@ def results(function: Callable, name: str, number: int) -> Iterator[Any]:
 @functools.cache
 def solution_results(name: str) -> list[list]:
     """What our solution gives in each case, part by part."""
-    cases = EXERCISES[name].cases()
-    return [list(results(EXERCISES[name].solution, name, number)) for number in range(len(cases))]
+    cases = find(name).cases()
+    return [list(results(find(name).solution, name, number)) for number in range(len(cases))]
 
 
 @functools.cache
 def failures_by_message(name: str) -> dict[str, tuple[tuple[int, int], Any]]:
     """The first failure of the wrong function behind each message."""
-    return {message: first_failure(wrong, name) for message, wrong in EXERCISES[name].mistakes}
+    return {message: first_failure(wrong, name) for message, wrong in find(name).mistakes}
 
 
 def explained(place: tuple[int, int], got: Any, name: str) -> str:
@@ -108,14 +108,14 @@ def explained(place: tuple[int, int], got: Any, name: str) -> str:
         if failure[0] == place and same(got, failure[1]):
             return message
     number, part = place
-    case, right = EXERCISES[name].cases()[number], solution_results(name)[number][part]
+    case, right = find(name).cases()[number], solution_results(name)[number][part]
     if isinstance(got, Tensor) and isinstance(right, Tensor) and form(got) != form(right):
         return f"the result must be {form(right)}, not {form(got)}"
     if not isinstance(case, tuple):
-        return EXERCISES[name].otherwise
+        return find(name).otherwise
     call, numbers = f"{name}({', '.join(map(repr, case))})", f"should be {right!r}, not {got!r}"
     call = "it" if len(call) > 80 or "\n" in call or " at 0x" in call else call
-    return EXERCISES[name].otherwise + f" ({call} {numbers})" * (len(numbers) < 120)
+    return find(name).otherwise + f" ({call} {numbers})" * (len(numbers) < 120)
 
 
 def guarded(function: Callable[..., Any], ours: inspect.Signature) -> Callable[..., Any]:
@@ -183,6 +183,7 @@ def solution(name: str) -> None:
     print("\n\n\n".join(inspect.getsource(part).rstrip() for part in (*own, ours)))
 
 
+@functools.cache
 def find(name: str) -> Exercise:
     """The exercise `name`. Raises ValueError if there is none."""
     homes = modules_by_name()
