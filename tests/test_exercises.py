@@ -25,6 +25,7 @@ from scripts.book.exercises import (
     solution,
     solution_results,
 )
+from scripts.ch01_attention import masked_softmax
 from scripts.ch02_multi_head_attention import MultiHeadedAttention, split_heads
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import LabelSmoothing, copy_batches, gradient_of, tiny_model, train_step
@@ -108,6 +109,10 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "may_be_largest": ((LOGITS, torch.full((1, 3), 0.5)), torch.tensor([[False, True, True]])),
     "rollout": ((MAPS,), (MAPS[1].mean(0) + torch.eye(4)) @ (MAPS[0].mean(0) + torch.eye(4)) / 4),
     "bits_from_pieces": ((math.log(2), ["ab def", "ä"], HALVES), 6 / 9),
+    "packed_mask": (
+        (torch.tensor([[0, 0, -1]]),),
+        torch.tensor([[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]) > 0,
+    ),
     "false_alarms": ((2, 0.5), 0.75),
     "holm": (([0.04, 0.001, 0.03, 0.015, 0.08],), [0.09, 0.005, 0.09, 0.06, 0.09]),
     "size_for_loss": ((2.0, 6.0, 0.5, 5.0), 4),
@@ -147,6 +152,9 @@ SAID = {  # what our solution gives where an exercise asks for properties, part 
     "stopwatch": [0.2, 0.5, 0.6],
     "hide_words": [[True, True], True, True, True, [True, False]],
     "confused": [6, 1, 24],
+    "token_rate": [63 / 4],
+    "values_silenced": [..., ..., True] * 2,
+    "shared_layers": [..., [1, 3]],
 }
 
 
@@ -192,6 +200,7 @@ def test_a_half_layout_gives_the_same_scores():
 INDEPENDENT = {
     "streaming_attention": [3, 5],
     "two_sums_norm": [1],
+    "mean_over_ranks": [1, 3],
     "packed_attention": [2],
     "chunked_z_loss": [1, 2],
     "online_softmax": [2, 7],
@@ -242,7 +251,15 @@ def layer_by_hand(x, attend, think, norms, norm_first):
     return norms[1](x + think(x))
 
 
+def pair_by_pair(query, key, value, w, m, u, mask=None):
+    queries = (query @ w.T).unbind(-2)
+    scores = [(x.unsqueeze(-2) + key @ m.T).tanh() @ u for x in queries]
+    weights = masked_softmax(torch.stack(scores, dim=-2), mask)
+    return weights @ value, weights
+
+
 RIGHT = {
+    "additive_attention": pair_by_pair,
     "layer_from_parts": layer_by_hand,
     "as_text": lambda pieces: " ".join("".join(pieces).split("▁")).strip(),
     "two_sums_norm": by_half_the_formula,
@@ -253,10 +270,6 @@ RIGHT = {
     "leave_one_out": hidden_in_another_order,
     "word_numbers": lambda *given: dict(reversed(ours("word_numbers")(*given).items())),
     "budget_batches": lambda *given: ours("budget_batches")(*given)[::-1],
-    "mean_over_ranks": lambda means, tokens: (
-        torch.stack([mean * n for mean, n in zip(means, tokens, strict=True) if n]).sum(0)
-        / sum(tokens)
-    ),
 }
 
 
@@ -296,9 +309,6 @@ SLIPS = {  # wrong only in details, which hides in easy data
     "policy_loss": lambda p, *x: ours("policy_loss")(p.detach().requires_grad_(), *x),
     "online_softmax": lambda parts: ours("online_softmax")(
         (scores, v) for scores, v in parts if scores[0] > -math.inf
-    ),
-    "dropped_share": lambda chosen, e, f: ours("dropped_share")(
-        chosen, e, round(f * 12 / e) * e / 12
     ),
     "gated_delta": lambda q, k, v, a, b: ours("gated_delta")(q, k, v, a, torch.ones_like(b)),
 }

@@ -50,17 +50,17 @@ def saved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
 
     Each storage counts once.
     """
-    kept = {}
+    storages = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         # Holding it keeps its address unique; with its graph it would keep itself alive for ever.
-        kept[storage._cdata] = (storage.nbytes(), tensor.detach())
+        storages[storage._cdata] = (storage.nbytes(), tensor.detach())
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         function(*inputs)
-    return sum(size for size, _ in kept.values())
+    return sum(size for size, _ in storages.values())
 
 
 def most_alive(function: Callable[..., object], *inputs: Any) -> int:
@@ -95,9 +95,9 @@ def traced(model: nn.Module, steps: str) -> Iterator[list[tuple[str, str, str]]]
     """
     rows: list[tuple[str, str, str]] = []
 
-    def note(name: str, module: nn.Module, read: tuple, given: Tensor) -> None:
+    def note(name: str, module: nn.Module, read: tuple, output: Tensor) -> None:
         shapes = [x.shape for x in read if isinstance(x, Tensor) and x.dtype != torch.bool]
-        rows.append((name, " ".join(str(tuple(s)) for s in shapes), str(tuple(given.shape))))
+        rows.append((name, " ".join(str(tuple(s)) for s in shapes), str(tuple(output.shape))))
 
     named = [(name, part) for name, part in model.named_modules() if re.fullmatch(steps, name)]
     hooks = [part.register_forward_hook(partial(note, name)) for name, part in named]

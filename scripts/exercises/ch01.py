@@ -84,7 +84,7 @@ exercise(
     additive_cases,
     "not the weights that the formula gives, or not the values mixed by them (with a mask, too: "
     "of bool, with an empty row, or of floats, which are added)",
-    "all queries get the same weights: without tanh, q only shifts its row",  # tanh x ≈ x
+    "all queries get the same weights: without tanh, q only shifts its row",  # small x: tanh x = x
     lambda q, k, v, w, m, u, *mask: additive_attention(q, k, v, w / 1e5, m / 1e5, u * 1e5, *mask),
     "W and M are swapped: W is for the query, M for the key",
     lambda q, k, v, w, m, u, *mask: additive_attention(q, k, v, m, w, u, *mask),

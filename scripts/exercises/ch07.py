@@ -31,7 +31,7 @@ exercise(
     lambda: [probe(numbered, 1), probe(numbered, 2)],
     "not the specials, then the training split's words from frequent to rare, with ids 0 to V − 1",
     "the four special entries don't have their ids 0 to 3, on which masks and decoders rely",
-    lambda *given: {word: (i - 4) % 11 for word, i in word_numbers(*given).items()},
+    lambda *inputs: {word: (i - 4) % 11 for word, i in word_numbers(*inputs).items()},
     "another split was read, and can no longer show how often a word is unknown",
     lambda splits, min_freq: word_numbers({"train": sum(splits.values(), [])}, min_freq),
 )

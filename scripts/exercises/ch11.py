@@ -77,7 +77,7 @@ exercise(
         lambda function: PretendDevice(0.2, 0.4, 0.8, 9.0).time(function, 4),
     ],
     "not the median of the rounds (of four rounds, the middle two's mean)",
-    "the first call is in your time: let it end before you start",
+    "the first call is in your time: let it end before you start",  # here, it does nothing
     lambda work, *rest: stopwatch(partial(next, chain([0], iter(work, 0))), *rest),
     "you timed only the order: wait before you read the clock again",
     lambda work, wait, *rest: stopwatch(work, lambda: None, *rest),

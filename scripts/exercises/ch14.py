@@ -45,5 +45,5 @@ exercise(
     "the texts must differ: equal rows at the first step give copies",
     lambda step, past, beam, length: host_beam(step, past, 1, length) * beam,
     "the best text must come first",
-    lambda *given: host_beam(*given)[::-1],
+    lambda *inputs: host_beam(*inputs)[::-1],
 )

@@ -25,7 +25,7 @@ exercise(
     lambda: [(1.7, ["ab def", "ä", "abcdefghijkl"], HALVES)],
     "count each text's </s> as a piece and as a character; add up all texts before you divide",
     "these are nats: a bit is ln 2 nats",
-    lambda *given: bits_from_pieces(*given) * math.log(2),
+    lambda *inputs: bits_from_pieces(*inputs) * math.log(2),
     "this is per piece: a piece has several characters",
     lambda nats, texts, tokenizer: nats / math.log(2),
 )

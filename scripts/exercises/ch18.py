@@ -45,5 +45,5 @@ exercise(
     "a label asks for a piece that isn't hidden: labels must be PAD where nothing is hidden",
     lambda ids, *rest: (hide_words(ids, *rest)[0], ids),
     "draw by `generator`: one seed must hide the same words, another seed others",
-    lambda *given: hide_words(*given[:3], torch.Generator().manual_seed(0)),
+    lambda *inputs: hide_words(*inputs[:3], torch.Generator().manual_seed(0)),
 )

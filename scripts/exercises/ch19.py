@@ -1,7 +1,7 @@
 """Chapter 19's exercises."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 from torch.nn.utils import parameters_to_vector
@@ -53,13 +53,13 @@ def shared_layers(model: EncoderDecoder) -> None:
     model.encoder.layers = nn.ModuleList([layers[0]] * len(layers))
 
 
-def sharing(function: Callable) -> list:
-    """A probe: how many modules there are on both sides, and all numbers."""
+def sharing(function: Callable) -> Iterator:
+    """All numbers on both sides, and how many modules there are."""
     model = patient(layers=3)
     function(model)
     sides = [list(side.layers) for side in (model.encoder, model.decoder)]
-    numbers = [[parameters_to_vector(layer.parameters()) for layer in side] for side in sides]
-    return [[len(set(map(id, side))) for side in sides], numbers]
+    yield [[parameters_to_vector(layer.parameters()) for layer in side] for side in sides]
+    yield [len(set(map(id, side))) for side in sides]
 
 
 exercise(

@@ -52,7 +52,7 @@ exercise(
     "not the mean over all candidates of log P(y) times the risk beyond the *others'* mean, or a "
     "gradient flows into the marks, or none into log P",
     "the sign is wrong: what is worse than the others would become likelier",
-    lambda *given: -policy_loss(*given),
+    lambda *inputs: -policy_loss(*inputs),
     "there is no baseline: everything that isn't perfect is pushed down",
     lambda log_probs, risks, counts: (log_probs * risks.detach()).mean(),
 )
