@@ -1,8 +1,6 @@
-"""Chapter 13: each checker distinguishes mistakes; what the prose says about others' code."""
+"""Chapter 13: what the prose says about others' code."""
 
-import pytest
 import torch
-from exercising import assert_told_apart, rejection
 
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
@@ -11,103 +9,7 @@ from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import pad_rows
 from scripts.ch08_decoding import CopiedCache
 from scripts.ch13_decoding_fast import ALMOST, FamilyTree, close_gaps, log_sum_exp
-from scripts.exercises.ch13 import (
-    check_decoding_cost,
-    check_may_be_largest,
-    check_trace_back,
-    decoding_cost,
-    trace_back,
-)
-
-
-def packing_when(packs, pays=lambda packed, left: packed, late=0):
-    """`decoding_cost` with another packing rule: packs(left, live, almost, first)."""
-
-    def cost(lengths, almost, packing):
-        live, total = len(lengths), 0.0
-        for step in range(1, max(lengths) + 1):
-            total += live
-            left = sum(length > step - late for length in lengths)
-            packed = packs(left, live, almost, len(lengths))
-            total += packing * pays(packed, left)
-            live = left if packed else live
-        return total
-
-    return cost
-
-
-def no_more(left, live, almost, first):
-    return 0 < left <= almost * live
-
-
-COSTS = {
-    "you get 18": lambda lengths, *_: sum(lengths),
-    "you get 38": packing_when(lambda left, live, almost, _: left <= almost * live and almost > 0),
-    "you get 31": packing_when(lambda left, live, almost, _: 0 < left < almost * live),
-    "you get 40": packing_when(lambda left, live, almost, _: 0 < left < live and almost > 0),
-    "you get 36": packing_when(
-        lambda left, live, almost, first: 0 < left <= almost * first and left < live
-    ),
-    "you get 28": lambda lengths, almost, packing: (
-        decoding_cost(lengths, almost, 0) + packing * (almost > 0 and len(lengths) > 2)
-    ),
-}
-
-
-def test_what_was_never_packed_was_not_paid_for_and_nobody_leaves_late():
-    paying = packing_when(no_more, pays=lambda packed, left: True)
-    assert "never packed" in rejection(check_decoding_cost, paying)
-    assert "you get 38" in rejection(check_decoding_cost, packing_when(no_more, late=1))
-
-
-def walker(chained=True):
-    def walk(tokens, origins):
-        _, B, K = tokens.shape
-        at, read = torch.arange(K).expand(B, K), []
-        for new, origin in zip(tokens.flip(0), origins.flip(0), strict=True):
-            parent = origin.gather(1, at) if chained else origin
-            read.append(new.gather(1, at))
-            at = parent
-        return torch.stack(read[::-1], dim=-1)
-
-    return walk
-
-
-TRACES = {
-    "you get [[[1, 7, 13]": lambda tokens, origins: tokens.permute(1, 2, 0),
-    "are backwards": lambda tokens, origins: trace_back(tokens, origins).flip(-1),
-    "you get [[[2, 8, 13]": walker(chained=False),
-    "the last axis": lambda tokens, origins: trace_back(tokens, origins).permute(2, 0, 1),
-    "return a tensor": lambda tokens, origins: trace_back(tokens, origins).tolist(),
-}
-
-BOUNDS = {
-    "the best-looking token, and it alone": lambda rough, error: (
-        rough - error > rough.amax(1, True)
-    ),
-    "both may be 4.2": lambda rough, error: rough + error >= rough.amax(1, True),
-    "a tie counts": lambda rough, error: rough + error > (rough - error).amax(1, True),
-    "the second at least 4.3": lambda rough, error: (
-        rough + error >= (rough - error).gather(1, rough.argmax(1, True))
-    ),
-    "You get [[True, False, True]]": lambda rough, error: rough >= rough.amax(1, True) - 2 * error,
-    "its own largest": lambda rough, error: rough + error >= (rough - error).amax(),
-    "of bool, not tensor([[6., 2.": lambda rough, error: rough + error,
-}
-
-WRONG = [(check_decoding_cost, COSTS), (check_trace_back, TRACES), (check_may_be_largest, BOUNDS)]
-
-
-@pytest.mark.parametrize("check, wrong", WRONG, ids=lambda x: getattr(x, "__name__", ""))
-def test_each_mistake_gets_an_answer_of_its_own(check, wrong):
-    assert_told_apart(check, wrong)
-
-
-def test_each_token_has_an_error_of_its_own():
-    def largest_error(rough, error):
-        return rough + error.amax(1, True) >= (rough - error).amax(1, True)
-
-    assert "at most 3.5" in rejection(check_may_be_largest, largest_error)
+from scripts.exercises.ch13 import decoding_cost, trace_back
 
 
 def test_a_trace_is_what_a_beam_has_that_copies_its_ids():
