@@ -77,19 +77,10 @@ def test_erratum_05_masked_rows_are_zero():
     empty = ~mask.any(-1)
     for either in (mask, added):
         assert empty_rows_are_silent(lambda s, m=either: masked_softmax(s, m), empty)
+    half = masked_softmax(torch.randn(4, 4).half(), mask)  # in which −1e9 can't be written
+    assert half.dtype == torch.float16 and (half[~mask] == 0).all() and half.isfinite().all()
     for fill in (-1e9, -math.inf):  # the wrong versions: even weights, and NaN
         assert not empty_rows_are_silent(lambda s, x=fill: softmax_filled(s, mask, x), empty)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_erratum_05_masks_work_in_half_precision(dtype):
-    mask = subsequent_mask(4)[0].tril(-1)  # row 0 is empty
-    scores = torch.randn(4, 4).to(dtype)
-    weights = masked_softmax(scores, mask)
-    assert weights.dtype == dtype and weights.isfinite().all() and (weights[~mask] == 0).all()
-    if dtype == torch.float16:
-        with pytest.raises(RuntimeError):
-            softmax_filled(scores, mask, -1e9)
 
 
 def test_integer_masks_are_refused():

@@ -14,6 +14,7 @@ from scripts.ch02_multi_head_attention import (
     attention_head_by_head,
     distance_bias,
     torch_attention_state,
+    two_questions,
 )
 
 PADDING = padding_mask(torch.tensor([[5, 6, 7, 8, 0, 0], [5, 6, 7, 8, 9, 1]]))  # (B, 1, S)
@@ -93,6 +94,14 @@ def test_dropout_falls_on_the_weights_and_only_while_training():
     torch.testing.assert_close(layer(*inputs), layer.project_output.bias.expand(2, 3, -1))
     torch.testing.assert_close(layer.eval()(*inputs), attention_head_by_head(layer, *inputs))
     assert MultiHeadedAttention(4, 16).dropout.p == 0.1
+
+
+def test_the_task_asks_for_the_token_before_and_the_marked_one():
+    tokens, answers, marked = two_questions(3)  # (n, 6, 12), (n, 6, 10), (n,)
+    for n in range(3):
+        assert tokens[n, :, 11].nonzero().flatten().tolist() == [marked[n]]
+        assert torch.equal(answers[n, :, :5], tokens[n, [5, 0, 1, 2, 3, 4], :5])
+        assert torch.equal(answers[n, :, 5:], tokens[n, marked[n], :5].expand(6, 5))
 
 
 def test_heads_must_divide_d_model():

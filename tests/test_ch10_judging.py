@@ -14,7 +14,6 @@ from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import source_ids
 from scripts.ch08_decoding import dropout_off, next_log_probs
 from scripts.ch10_judging import (
-    bleu_of_sums,
     bleu_parts,
     chrf_by_hand,
     forced_texts,
@@ -22,8 +21,6 @@ from scripts.ch10_judging import (
     paired_difference,
     randomisation_p,
     sacrebleu_p,
-    sentence_parts,
-    swapped_differences,
     tokens_13a,
 )
 from scripts.core.models import Trained, load_model
@@ -31,10 +28,8 @@ from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.corpora.load import load_corpus
 from scripts.fast.translating import DecodeOptions, decode_hypotheses, translate
 from scripts.studies.judging import (
-    FREQUENCY_EDGES,
     LENGTH_EDGES,
     bleu_by_length,
-    bucket_labels,
     bucket_of,
     penalty_sweep,
     ranked_texts,
@@ -148,16 +143,6 @@ def test_p_agrees_with_swapping_the_texts_themselves():
     assert 0.05 < ours.p < 0.95  # otherwise this would be too easy
 
 
-def test_the_other_order_leaves_p_and_mirrors_the_interval():
-    references, first, second = made_up(40, (0.25, 0.2), 1)
-    there, back = (
-        paired_difference(*systems, references, trials=500, samples=200)
-        for systems in ((first, second), (second, first))
-    )
-    assert there.p == back.p and 0.005 < there.p < 0.95
-    assert (back.low, back.high) == pytest.approx((-there.high, -there.low))
-
-
 def test_a_system_does_not_differ_from_itself(pairs):
     texts = [english for _, english in pairs[:10]]
     for outputs in ([""] * 10, [text[:9] for text in texts]):
@@ -170,20 +155,6 @@ def test_a_system_does_not_differ_from_itself(pairs):
 def test_the_same_in_other_digits_counts_as_far():
     assert randomisation_p(np.array([0.3, -0.3, 0.1]), 0.1 + 0.2) == 3 / 4
     assert randomisation_p(np.array([0.1, -0.2]), 5.0) == 1 / 3  # never 0
-
-
-def test_between_equals_five_percent_are_five_percent():
-    """Coins deal the outputs of 1,000 pairs of systems: p is at most 0.05 in 4 to 6% of them."""
-    references, first, second = made_up(30, (0.2, 0.2), 5)
-    counts = np.stack([sentence_parts(texts, references) for texts in (first, second)])
-    rng, p = np.random.default_rng(0), []
-    for toss in rng.integers(2, size=(1000, 30)):
-        equals = np.where(toss[:, None], counts[::-1], counts)  # (2, N, 10)
-        swaps = swapped_differences(equals, rng.integers(2, size=(99, 30)))
-        one, other = bleu_of_sums(equals.sum(1))
-        p.append(randomisation_p(swaps, other - one))
-    assert 0.04 <= np.mean(np.array(p) <= 0.05) <= 0.06
-    assert 0.47 < np.mean(np.array(p) <= 0.5) < 0.53 and max(p) > 0.95
 
 
 def test_sacrebleus_p_is_as_the_pitfall_says(monkeypatch):
@@ -217,17 +188,11 @@ def test_forced_texts_are_the_first_choices_after_the_references_words(weak, pai
 # The study behind the record
 
 
-@pytest.mark.parametrize("edges", [LENGTH_EDGES, FREQUENCY_EDGES, (0, 1, 2)])
-def test_every_number_has_one_bucket(edges):
-    labels = [bucket_of(n, edges) for n in range(edges[0], edges[-1] + 50)]
-    assert list(dict.fromkeys(labels)) == bucket_labels(edges)
-    assert [bucket_of(edge, edges) for edge in edges] == bucket_labels(edges)
-    assert bucket_labels((0, 1, 3)) == ["0", "1–2", "3+"]
-
-
 def test_the_lengths_partition_the_sentences(pairs):
     sources, references = map(list, zip(*pairs, strict=True))
     outputs = lossy(references, 0.1, np.random.default_rng(0))
+    lost = 1 - len(" ".join(outputs).split()) / len(" ".join(references).split())
+    assert lost == pytest.approx(0.1, abs=0.02)
     rows = bleu_by_length(sources, outputs, references, samples=30)
     assert sum(row["sentences"] for row in rows) == len(pairs) and len(rows) > 2
     names = [bucket_of(len(source.split()), LENGTH_EDGES) for source in sources]
