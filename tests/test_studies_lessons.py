@@ -23,7 +23,7 @@ from scripts.ladder.distill import distill_loss, ensemble_probs, taught_loss
 from scripts.ladder.diversify import diversified, pairs_sha256, sound
 from scripts.ladder.lessons import LessonConfig, lesson_loss
 from scripts.ladder.unidrop import drop_words, fewer_features, fewer_layers, with_unidrop
-from scripts.studies.runner import lesson_of
+from scripts.ladder.climbing import lesson_of
 
 VOCAB = 14
 CRITERION = LabelSmoothing(0.1)

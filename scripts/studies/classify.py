@@ -3,13 +3,13 @@
 A masked model learns from the German captions. Then encoders from scratch, encoders that begin with
 its weights, and bags of words learn from few labels and from many. Each encoder has its own rate
 for each number of labels, and stops when validation no longer improves; each bag has its best
-penalty. Runs on record aren't repeated, so the work can be done in pieces.
+penalty.
 """
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -26,7 +26,7 @@ from scripts.ch19_ablations import STUDY
 from scripts.core.settings import TrainConfig
 from scripts.corpora.gaps import GapItem, german_gaps, spaced
 from scripts.corpora.load import load_corpus
-from scripts.studies.rows import Wanted, fit_best, found_by, nats, trained_once
+from scripts.studies.rows import Wanted, fit_best, nats, outcome, trained_once
 from scripts.studies.runner import Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
@@ -39,6 +39,7 @@ PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 LABELS = (100, 1000, 0)  # how many; 0: all
 DRAWS = tuple(range(1, 9))  # seeds: which captions have a label, and the first weights
 TOGETHER, ROUND, ROUNDS = 32, 2000, 12  # captions in a step, in a round; rounds at most
+MISLEADING = {"mit", "von", "in", "im", "an", "am", "auf", "vor"}  # a second noun may follow
 
 
 @dataclass(frozen=True)
@@ -58,26 +59,17 @@ def gaps_of(corpus: str, vocab: int) -> Gaps:
     return Gaps(texts, german_gaps(pairs), BPETokenizer.train(texts["train"], vocab))
 
 
-def misled(item: GapItem) -> bool:
-    """Whether a second noun may mislead: a preposition such as "mit" before the gap."""
-    return any(word in ("mit", "von", "in", "im", "an", "am", "auf", "vor") for word in item.before)
-
-
 def judged_on(items: Mapping[str, Sequence[GapItem]]) -> dict[str, Sequence[GapItem]]:
-    """What is judged: validation, test, and the test captions that may mislead."""
-    hard = [item for item in items["test"] if misled(item)]
-    return {"val": items["val"], "test": items["test"], "misled": hard}
+    """What is judged: validation, test, and test captions with a misleading word before the gap."""
+    misled = [item for item in items["test"] if MISLEADING & {*item.before}]
+    return {"val": items["val"], "test": items["test"], "misled": misled}
 
 
 def shares(
     logits_of: Callable[[Sequence[GapItem]], Tensor], items: Mapping[str, Sequence[GapItem]]
 ) -> Run:
     """The share classified correctly in each part that is judged."""
-    parts = judged_on(items)
-    return {name: round(share_right(logits_of(part), part), 4) for name, part in parts.items()}
-
-
-# The masked model.
+    return {name: round(share_right(logits_of(x), x), 4) for name, x in judged_on(items).items()}
 
 
 def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
@@ -87,21 +79,21 @@ def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
         name: [[BOS, *encode(text)[:250], EOS] for text in gaps.texts[name]]
         for name in ("train", "val")
     }
-    examples = {name: [Example([], row) for row in part] for name, part in rows.items()}
+    train, val = ([Example([], row) for row in part] for part in rows.values())
     draw, fixed = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(0)
 
     def ask(name: str, part: Sequence[int], generator: torch.Generator) -> Asked:
         return asked_hidden([rows[name][i] for i in part], vocab, generator)
 
     def train_it(model: OneStack) -> None:
-        val = [ask("val", part, fixed) for part in token_batches(examples["val"], 1024)]
+        questions = [ask("val", part, fixed) for part in token_batches(val, 1024)]
         orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(config.epochs)]
         fit_best(
             model,
             config,
-            [token_batches(examples["train"], config.max_tokens, rng) for rng in orders],
+            [token_batches(train, config.max_tokens, order) for order in orders],
             lambda plan: (ask("train", part, draw) for part in plan),
-            lambda: nats(model, val, fast_stack_loss),
+            lambda: nats(model, questions, fast_stack_loss),
             fast_stack_loss,
         )
 
@@ -160,10 +152,12 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
     """An encoder trained on labelled `items`, from the masked model's weights or from scratch."""
     gap, val = len(gaps.tokenizer), [*parts(gaps.items["val"], gaps.tokenizer)]
     torch.manual_seed(config.seed)
-    fresh = partial(one_stack, config, gap + 1)
-    began = masked_model(replace(MASKED, corpus=config.corpus), gaps) if pretrained else fresh()
+    if pretrained:
+        encoder = masked_model(replace(MASKED, corpus=config.corpus), gaps)
+    else:
+        encoder = one_stack(config, gap + 1)
     torch.manual_seed(config.seed)
-    model = NumberClassifier(began, gap)
+    model = NumberClassifier(encoder, gap)
     rounds = [drawn(len(items), random.Random(f"{config.seed}:{i}")) for i in range(ROUNDS)]
     config = replace(config, warmup=len(rounds[0]) * ROUNDS // 10)
 
@@ -183,7 +177,7 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
         with dropout_off(model):
             return torch.cat([model(part.ids) for part in parts(some, gaps.tokenizer)])
 
-    return found_by(train, lambda model: shares(logits, gaps.items))
+    return outcome(train, lambda model: shares(logits, gaps.items))
 
 
 def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
@@ -198,7 +192,7 @@ def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted so far: the bags, each encoder's sweeps, then the draws that count."""
+    """The bags, each encoder's sweeps, then the draws that count."""
     plan = Wanted(runs)
     plan.wanted += [{"row": BAG, "labels": n, "seed": seed} for n, seed in product(LABELS, DRAWS)]
     for row, labels in product((PRETRAINED, SCRATCH), LABELS):
@@ -210,12 +204,12 @@ def wanted_runs(runs: Sequence[Run]) -> list[Run]:
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     """One run of the study."""
     gaps = gaps_of(setting["corpus"], setting["vocab"])
-    known = gaps.items["train"]
-    some = random.Random(wanted["seed"]).sample(known, wanted["labels"] or len(known))
+    train = gaps.items["train"]
+    items = random.Random(wanted["seed"]).sample(train, wanted["labels"] or len(train))
     if wanted["row"] == BAG:
-        return bag_run(gaps, some)
+        return bag_run(gaps, items)
     config = replace(TrainConfig(**setting), lr=wanted["lr"], seed=wanted["seed"])
-    return encoder_run(config, gaps, some, wanted["row"] == PRETRAINED)
+    return encoder_run(config, gaps, items, wanted["row"] == PRETRAINED)
 
 
 main = study_command("scripts.studies.classify", BASE, wanted_runs, work)

@@ -1,8 +1,7 @@
 """A small language model, and tables of counts (chapter 17): `python -m scripts.studies.gpt`.
 
 For each dropout, short trainings sweep the rate. The best of all is used in three long ones, with
-fresh seeds. The tables take minutes. Runs on record aren't repeated, so the work can be done in
-pieces.
+fresh seeds. The tables take minutes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,62 +56,58 @@ ORDERS = range(1, 15)  # of the n-gram models
 PPM_ORDERS = (4, 6, 8, 10, 12)
 TEMPERATURES = (0.5, 0.8, 1.0, 1.5)
 
-Texts = dict[str, list[str]]
 
-
-def texts_of(corpus: str) -> Texts:
-    """The English captions of training, validation and the first test split."""
+def texts_of(corpus: str) -> dict[str, list[str]]:
+    """The English captions of training and of two held-out splits."""
     pairs = load_corpus(corpus)
     names = ("train", "val", held_out_splits(pairs)[0])
     return {name: [english[:LONGEST] for _, english in pairs[name]] for name in names}
 
 
-def held_out(splits: Mapping[str, Any]) -> list[str]:
-    """The names of the splits that nothing is learned from."""
-    return [name for name in splits if name != "train"]
-
-
 @cache
 def letters_of(corpus: str) -> tuple[TrainingData, dict[str, list[list[int]]]]:
-    """What a character model reads: targets without a source; and each split's rows of ids."""
+    """What a character model reads: targets without a source; and each held-out split's rows."""
     texts = texts_of(corpus)
     characters = Characters(texts["train"])
     rows = {name: [*map(characters.encode, lines)] for name, lines in texts.items()}
     train, val = ([Example([], row) for row in rows[name]] for name in ("train", "val"))
+    del rows["train"]
     return TrainingData({}, characters, train, val), rows
 
 
 # Tables.
 
 
-def counted(corpus: str) -> Run:
+def counted(corpus: str) -> list[Run]:
     """Bits per character of n-gram models of each order, counted on the training captions."""
-    data, rows = letters_of(corpus)
-    counts, found = gram_counts(rows["train"], max(ORDERS)), []
+    data, held_out = letters_of(corpus)
+    counts, table = gram_counts([example.tgt for example in data.train], max(ORDERS)), []
     for order in ORDERS:
         model = KneserNey(counts[:order], len(data.tokenizer))
-        found.append({"order": order, "entries": sum(map(len, model.tables))})
-        for name in held_out(rows):
-            nats = [model.nats(row) for row in rows[name]]
-            found[-1][name] = round(bits_per_character(nats, rows[name]), 4)
-    return {"orders": found}
+        table.append({"order": order, "entries": sum(map(len, model.tables))})
+        for name, rows in held_out.items():
+            bits = bits_per_character([model.nats(row) for row in rows], rows)
+            table[-1][name] = round(bits, 4)
+    return table
 
 
-def packed(corpus: str) -> Run:
+def packed(corpus: str) -> list[Run]:
     """Bits per character of PPM (variant H): what captions add to a compressed training split."""
     import pyppmd
 
     def size(text: str, order: int) -> int:
         return len(pyppmd.compress(text.encode(), max_order=order, mem_size=2**28, variant="H"))
 
-    texts, found = texts_of(corpus), []
-    lines = {name: "".join(line + "\n" for line in part) for name, part in texts.items()}
-    for order in PPM_ORDERS:
-        found.append({"order": order})
-        for name in held_out(texts):
-            more = size(lines["train"] + lines[name], order) - size(lines["train"], order)
-            found[-1][name] = round(8 * more / len(lines[name]), 4)
-    return {"orders": found}
+    lines = {name: "\n".join([*texts, ""]) for name, texts in texts_of(corpus).items()}
+    train = lines.pop("train")
+    return [
+        {"order": order}
+        | {
+            name: round(8 * (size(train + text, order) - size(train, order)) / len(text), 4)
+            for name, text in lines.items()
+        }
+        for order in PPM_ORDERS
+    ]
 
 
 # Models.
@@ -136,9 +131,9 @@ class LanguageRow(StudyRow):
         return next_loss
 
 
-def samples_of(model: OneStack, characters: Characters, rows: Sequence[Sequence[int]]) -> Run:
-    """At each temperature three of 200 texts, and how all compare with the training `rows`."""
-    known, samples = {characters.decode(row) for row in rows}, {}
+def samples_of(model: OneStack, characters: Characters, known: set[str]) -> Run:
+    """At each temperature three of 200 texts, and how all compare with the `known` ones."""
+    samples = {}
     for temperature in TEMPERATURES:
         drawn = sample_texts(model, 200, temperature, 1).tolist()
         texts = [characters.decode(ids) for ids in drawn]
@@ -154,34 +149,30 @@ def samples_of(model: OneStack, characters: Characters, rows: Sequence[Sequence[
 
 def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
     """Bits on both held-out splits, and what the model writes."""
-    _, rows = letters_of(trained.config.corpus)
     model, characters = trained.model, trained.tokenizer
     bits = {
-        name: round(bits_per_character(row_nats(model, rows[name]), rows[name]), 4)
-        for name in held_out(rows)
+        name: round(bits_per_character(row_nats(model, rows), rows), 4)
+        for name, rows in letters_of(trained.config.corpus)[1].items()
     }
+    known = {characters.decode(example.tgt) for example in data.train}
     parameters = sum(p.numel() for p in model.parameters())
-    return bits | {
-        "parameters": parameters,
-        "samples": samples_of(model, characters, rows["train"]),
-    }
+    return bits | {"parameters": parameters, "samples": samples_of(model, characters, known)}
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted so far: the tables, each dropout's rate, and then the best one's seeds."""
+    """The tables, each dropout's rate, and then the best one's seeds."""
     plan, place = Wanted(runs), {"row": MODEL, "epochs": SHORT}
     plan.wanted += [{"row": COUNTS}, {"row": PPM}]
-    chosen = plan.best(BASE.lr, [place | {"dropout": dropout} for dropout in DROPOUTS])
-    if chosen:
-        plan.seeds(chosen.pop("lr"), **chosen | {"epochs": BASE.epochs})
+    if best := plan.best(BASE.lr, [place | {"dropout": dropout} for dropout in DROPOUTS]):
+        plan.seeds(best.pop("lr"), **best | {"epochs": BASE.epochs})
     return plan.wanted
 
 
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     """One run of the study."""
-    tables = {COUNTS: counted, PPM: packed}
-    if wanted["row"] in tables:
-        return tables[wanted["row"]](setting["corpus"])
+    if wanted["row"] != MODEL:
+        table = {COUNTS: counted, PPM: packed}[wanted["row"]]
+        return {"orders": table(setting["corpus"])}
     data, _ = letters_of(setting["corpus"])
     return one_run(LanguageRow("gpt"), setting, wanted, written, data)
 

@@ -1,8 +1,7 @@
 """Loss by parameters and data (chapter 20): `python -m scripts.studies.grid`.
 
 Models of six widths learn from five shares of the training pairs, until validation no longer
-improves. The rate is swept at the grid's four corners, and interpolated between them. Runs on
-record aren't repeated, so the work can be done in pieces.
+improves. The rate is swept at the grid's four corners, and interpolated between them.
 """
 
 import math
@@ -30,7 +29,7 @@ def rate_at(width: int, share: int, corners: Mapping[tuple[int, int], float]) ->
 
 
 def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted so far: the corners' sweeps, then the whole grid."""
+    """The corners' sweeps, then the whole grid."""
     plan = Wanted(runs)
     corners = {end: plan.sweep(BASE.lr, d_model=end[0], share=end[1]) for end in ENDS}
     if None not in corners.values():
@@ -42,9 +41,9 @@ def wanted_runs(runs: Sequence[Run]) -> list[Run]:
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     """One run of the grid, and how many target tokens its pairs have."""
     share, size = wanted["share"], {"d_ff": 4 * wanted["d_model"]}
-    found = one_run(StudyRow("grid", size | {"epochs": PASSES[share]}), setting, wanted)
+    run = one_run(StudyRow("grid", size | {"epochs": PASSES[share]}), setting, wanted)
     train = data_of(setting["corpus"], setting["vocab"], share).train
-    return found | {"tokens": sum(len(example.tgt) - 1 for example in train)}
+    return run | {"tokens": sum(len(example.tgt) - 1 for example in train)}
 
 
 main = study_command("scripts.studies.grid", BASE, wanted_runs, work)

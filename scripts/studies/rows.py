@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -26,21 +27,58 @@ from scripts.ch07_multi30k import token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
 from scripts.core.checkpoints import load_tensors, load_weights, save_tensors, weights
-from scripts.core.data import TrainingData, batches_of, epoch_plan, prepare
+from scripts.core.data import TrainingData, batches_of, prepare
 from scripts.core.models import Trained
 from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig, learning_rate, pick_device
 from scripts.fast.losses import LossOf
 from scripts.fast.translating import fast_translate
-from scripts.studies.runner import Run, best_rate, sweep, these
+from scripts.studies.runner import Run, these
 
 PATIENCE = 3  # epochs without a better validation loss after which a run ends
 SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
 
-
 Losses = list[float]  # nats per token after each epoch
 Plans = Sequence[Sequence[Any]]  # for each epoch, what each of its batches holds
+
+
+class Wanted:
+    """A plan in the making: the runs wanted so far. Others wait for a sweep to end."""
+
+    def __init__(self, runs: Sequence[Run]):
+        self.runs, self.wanted = runs, []
+
+    def sweep(self, start: float, by: str = "loss", **place: Any) -> float | None:
+        """The rate with the lowest `by` for the row at `place`; None while it wants more runs.
+
+        It tries `start`, half and twice that, and goes on beyond the best, until that has worse
+        ones on both sides. Raises ValueError if all runs diverged.
+        """
+        done = {run["lr"]: run for run in these(self.runs, **place, seed=SWEEP)}
+        rates, best = {start / 2, start, 2 * start}, None
+        if rates <= done.keys():
+            whole = [run for run in done.values() if run["loss"] is not None]
+            best = min(whole, key=itemgetter(by))["lr"]
+            rates |= {best / 2, 2 * best}
+        self.wanted += [place | {"seed": SWEEP, "lr": rate} for rate in sorted(rates)]
+        return best if rates <= done.keys() else None
+
+    def best(self, start: float, places: Sequence[Run]) -> Run | None:
+        """The place whose swept loss is lowest, with its rate; None until all sweeps are over."""
+        rates = [self.sweep(start, **place) for place in places]
+        if None in rates:
+            return None
+        swept = [place | {"lr": rate} for place, rate in zip(places, rates, strict=True)]
+        return min(swept, key=lambda place: these(self.runs, **place, seed=SWEEP)[0]["loss"])
+
+    def seeds(self, rate: float | None, seeds: Sequence[int] = SEEDS, **place: Any) -> None:
+        """The runs that count, once the rate is known."""
+        if rate is not None:
+            self.wanted += [place | {"lr": rate, "seed": seed} for seed in seeds]
+
+
+# Training.
 
 
 def fit_best(
@@ -58,13 +96,14 @@ def fit_best(
     gradient overflows.
     """
     optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
-    rate_at = learning_rate(config, sum(map(len, plans)) // config.accumulate)
+    rate_at = learning_rate(config, sum(map(len, plans)))
     scheduler = LambdaLR(optimizer, lambda done: rate_at(done + 1))
-    how = {"clip": config.clip, "loss_of": loss_of, "accumulate": config.accumulate}
     losses, trained = [], []
     best: dict[str, Tensor] = {}
     for plan in plans:
-        report = run_epoch(batches(plan), model, criterion, optimizer, scheduler, **how)
+        report = run_epoch(
+            batches(plan), model, criterion, optimizer, scheduler, clip=config.clip, loss_of=loss_of
+        )
         trained.append(report.nll / report.tokens)
         losses.append(validate())
         if not math.isfinite(losses[-1]):
@@ -98,96 +137,16 @@ def train_row(
     torch.manual_seed(config.seed)
     device = pick_device(config.device)
     model = row.build(config, len(data.tokenizer)).to(device)
-    plans = [epoch_plan(config, data, epoch) for epoch in range(1, config.epochs + 1)]
+    orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(1, config.epochs + 1)]
     losses = fit_best(
         model,
         config,
-        [[batch for step in plan for batch in step] for plan in plans],
+        [token_batches(data.train, config.max_tokens, order) for order in orders],
         lambda plan: batches_of(data.train, plan, device),
         lambda: validation_loss(model, row, config, data),
         row.loss_of(config),
     )
     return model, *losses
-
-
-def translations(row: StudyRow, trained: Trained, sources: Sequence[str]) -> list[str]:
-    """Translations by a beam of 4."""
-    # The engine's cache knows only the standard model; other models decode by the formula.
-    decode = fast_translate if row.way == "fast" else plain_translate
-    return decode(trained, sources, beam=4)
-
-
-def bleu(
-    row: StudyRow, trained: Trained, data: TrainingData, translate: Callable = translations
-) -> Run:
-    """The BLEU of what `translate` makes of the validation split."""
-    sources, references = zip(*data.corpus["val"], strict=True)
-    score = corpus_bleu(translate(row, trained, sources), references).score
-    return {"bleu": round(score, 2)}
-
-
-def part_indices(count: int, share: int) -> list[int]:
-    """Which 1/`share` of `count` pairs are a part, in order; smaller parts lie in larger ones."""
-    order = list(range(count))
-    random.Random("parts").shuffle(order)
-    return sorted(order[: count // share])
-
-
-def part_of(data: TrainingData, share: int) -> TrainingData:
-    """1/`share` of the training pairs, as `part_indices` chooses them; the rest as it is."""
-    kept = part_indices(len(data.train), share)
-    train = [data.train[i] for i in kept]
-    pairs = [data.corpus["train"][i] for i in kept]
-    return replace(data, corpus=data.corpus | {"train": pairs}, train=train)
-
-
-@cache
-def data_of(corpus: str, vocab: int, share: int = 1) -> TrainingData:
-    """What runs of a study read, 1/`share` of the training pairs; each worker prepares it once."""
-    if share > 1:
-        return part_of(data_of(corpus, vocab), share)
-    return prepare(TrainConfig(corpus=corpus, vocab=vocab))
-
-
-def found_by(train: Callable[[], tuple[Any, Losses, Losses]], score: Callable[[Any], Run]) -> Run:
-    """What a run found: its losses in nats, what `score` says of the model, and its seconds.
-
-    `train` gives the model and the losses of `fit_best`. `loss` is the best of validation, and None
-    if the run diverged.
-    """
-    start, found = time.perf_counter(), {"loss": None}
-    try:
-        model, losses, trained = train()
-    except FloatingPointError as error:
-        found["diverged"] = str(error)
-    else:
-        found["loss"] = round(min(losses), 5)
-        found |= {"losses": [round(loss, 5) for loss in losses]}
-        found |= {"trained": [round(loss, 5) for loss in trained]} | score(model)
-    return found | {"seconds": round(time.perf_counter() - start)}
-
-
-def one_run(
-    row: StudyRow,
-    setting: Mapping[str, Any],
-    wanted: Run,
-    score: Callable[[StudyRow, Trained, TrainingData], Run] = bleu,
-    data: TrainingData | None = None,
-) -> Run:
-    """Train a row in a study's setting, with what is wanted, on its corpus or on other `data`.
-
-    Runs of a sweep or of a share of the pairs aren't scored. Muon steps at Adam's rate.
-    """
-    changes = {key: value for key, value in wanted.items() if key in setting}
-    config = row.config(TrainConfig(**setting), **changes)
-    config = replace(config, muon_lr=config.lr)
-    read = data or data_of(config.corpus, config.vocab, wanted.get("share", 1))
-
-    def scored(model: EncoderDecoder) -> Run:
-        counts = wanted["seed"] != SWEEP and "share" not in wanted
-        return score(row, Trained(model, read.tokenizer, config), read) if counts else {}
-
-    return found_by(partial(train_row, row, config, read), scored)
 
 
 def trained_once(
@@ -208,32 +167,79 @@ def trained_once(
     return model
 
 
-class Wanted:
-    """A plan in the making: the runs wanted so far. Others wait for a sweep to end."""
+# Data.
 
-    def __init__(self, runs: Sequence[Run]):
-        self.runs, self.wanted = runs, []
 
-    def sweep(self, start: float, by: str = "loss", **place: Any) -> float | None:
-        """The best rate of the row at `place`, once it is known; until then its runs are wanted."""
-        place |= {"seed": SWEEP}
-        done = these(self.runs, **place)
-        rates = sweep(done, start, by)
-        self.wanted += [place | {"lr": rate} for rate in rates]
-        return best_rate(done, by) if {*rates} <= {run["lr"] for run in done} else None
+def part_indices(count: int, share: int) -> list[int]:
+    """Which 1/`share` of `count` pairs are a part, in order; smaller parts lie in larger ones."""
+    order = list(range(count))
+    random.Random("parts").shuffle(order)
+    return sorted(order[: count // share])
 
-    def best(self, start: float, places: Sequence[Run]) -> Run | None:
-        """The place whose swept loss is lowest, with its rate; None until all sweeps are over."""
-        rates = [self.sweep(start, **place) for place in places]
-        if None in rates:
-            return None
-        found = [
-            (these(self.runs, **place, lr=rate, seed=SWEEP)[0]["loss"], place | {"lr": rate})
-            for place, rate in zip(places, rates, strict=True)
-        ]
-        return min(found, key=lambda one: one[0])[1]
 
-    def seeds(self, rate: float | None, seeds: Sequence[int] = SEEDS, **place: Any) -> None:
-        """The runs that count, once the rate is known."""
-        if rate is not None:
-            self.wanted += [place | {"lr": rate, "seed": seed} for seed in seeds]
+def part_of(data: TrainingData, share: int) -> TrainingData:
+    """1/`share` of the training pairs, as `part_indices` chooses them; the rest as it is."""
+    indices = part_indices(len(data.train), share)
+    pairs = [data.corpus["train"][i] for i in indices]
+    train = [data.train[i] for i in indices]
+    return replace(data, corpus=data.corpus | {"train": pairs}, train=train)
+
+
+@cache
+def data_of(corpus: str, vocab: int, share: int = 1) -> TrainingData:
+    """What runs of a study read, 1/`share` of the training pairs; each worker prepares it once."""
+    if share > 1:
+        return part_of(data_of(corpus, vocab), share)
+    return prepare(TrainConfig(corpus=corpus, vocab=vocab))
+
+
+# Runs.
+
+
+def bleu(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
+    """The BLEU of a beam of 4 on the validation split."""
+    # The fast cache knows only the standard model; other models decode by the formula.
+    decode = fast_translate if row.way == "fast" else plain_translate
+    sources, references = zip(*data.corpus["val"], strict=True)
+    return {"bleu": round(corpus_bleu(decode(trained, sources, beam=4), references).score, 2)}
+
+
+def outcome(train: Callable[[], tuple[Any, Losses, Losses]], score: Callable[[Any], Run]) -> Run:
+    """What a run gave: its losses in nats, what `score` says of the model, and its seconds.
+
+    `train` gives the model and the losses of `fit_best`. `loss` is the best of validation, and None
+    if the run diverged.
+    """
+    start, run = time.perf_counter(), {"loss": None}
+    try:
+        model, losses, trained = train()
+    except FloatingPointError as error:
+        run["diverged"] = str(error)
+    else:
+        run["loss"] = round(min(losses), 5)
+        run["losses"] = [round(loss, 5) for loss in losses]
+        run |= {"trained": [round(loss, 5) for loss in trained]} | score(model)
+    return run | {"seconds": round(time.perf_counter() - start)}
+
+
+def one_run(
+    row: StudyRow,
+    setting: Mapping[str, Any],
+    wanted: Run,
+    score: Callable[[StudyRow, Trained, TrainingData], Run] = bleu,
+    data: TrainingData | None = None,
+) -> Run:
+    """Train a row in a study's setting, with what is wanted, on its corpus or on other `data`.
+
+    Runs of a sweep or of a share of the pairs aren't scored. Muon steps at Adam's rate.
+    """
+    changes = {key: value for key, value in wanted.items() if key in setting}
+    config = row.config(TrainConfig(**setting), **changes)
+    config = replace(config, muon_lr=config.lr)
+    data = data or data_of(config.corpus, config.vocab, wanted.get("share", 1))
+
+    def scored(model: EncoderDecoder) -> Run:
+        counts = wanted["seed"] != SWEEP and "share" not in wanted
+        return score(row, Trained(model, data.tokenizer, config), data) if counts else {}
+
+    return outcome(partial(train_row, row, config, data), scored)
