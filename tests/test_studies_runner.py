@@ -111,7 +111,9 @@ def test_what_is_measured_replaces_no_record_of_another_command(monkeypatch, cap
     assert json.loads(capsys.readouterr().out) == record and record["x"] == 5 and not saved
     record = recorded("new", "a command", lambda: {"x": 5}, save=True)
     assert saved == {"new": record} and record["repeat"] == "a command"
-    with pytest.raises(ValueError, match="is what `python -m scripts.studies.judging --save` makes"):
+    with pytest.raises(
+        ValueError, match="is what `python -m scripts.studies.judging --save` makes"
+    ):
         recorded("decoding-multi30k", "a command", lambda: 1 / 0, save=True)  # it measures nothing
 
 
