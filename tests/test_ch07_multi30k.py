@@ -260,7 +260,7 @@ def test_make_batch_pads_and_shifts():
 
 
 def test_multi30k_record_is_consistent():
-    facts = load_record(study.CORPUS_RECORD)
+    facts = load_record("multi30k-corpus")
     assert facts["pairs"] == {
         "train": 29000, "val": 1014, "test_2016_flickr": 1000, "test_2017_flickr": 1000
     }  # fmt: skip
@@ -278,7 +278,7 @@ def test_what_the_prose_says_of_the_record():
     """Each typo and number that chapter 7 names is in the record."""
     prose = (ROOT / "scripts/ch07_multi30k.py").read_text("utf-8")
     prose = re.sub(r"\s+", " ", re.sub(r"(?m)^# ?", "", prose))
-    facts = load_record(study.CORPUS_RECORD)
+    facts = load_record("multi30k-corpus")
     captions = {line: f"{german} {english}" for line, german, english in facts["captions"]}
     for line, words in {
         1691: "keiner Hund", 5070: "kletter", 5120: "A Oklahoma football player",
@@ -295,7 +295,7 @@ def test_what_the_prose_says_of_the_record():
 
 def test_multi30k_record_agrees_with_the_corpus():
     """The shipped tokenizer's pieces; if the files are at hand, all that is recorded."""
-    facts = load_record(study.CORPUS_RECORD)
+    facts = load_record("multi30k-corpus")
     bpe = BPETokenizer.load(ROOT / "models/multi30k-de-en/tokenizer.model")
     assert facts["pieces"]["8192"] == [" ".join(bpe.pieces(word)) for word in facts["words"]]
     if os.environ.get("MULTI30K_DIR"):

@@ -393,10 +393,12 @@ def test_a_seed_decides_what_is_drawn_on_any_number_of_threads(shipped):
     assert drawn[0] == drawn[1] and len(set(map(tuple, drawn[0]))) == 3
 
 
-def test_the_ranking_is_by_the_penalty():
+def test_the_ranking_is_by_the_penalty(monkeypatch):
     short, long = hypothesis([4, EOS], -1.0), hypothesis([4, 5, 6, EOS], -1.5)
-    assert searches.first_by([[short, long]], 0.0) == [short]
-    assert searches.first_by([[short, long]], 1.0) == [long]
+    monkeypatch.setattr(searches, "decode_hypotheses", lambda *_, nbest: [[short, long], []])
+    found = searches.searched(None, [], [5], [0.0, 1.0])
+    assert [found[5, alpha][0] for alpha in (0.0, 1.0)] == [short, long]
+    assert found[5, 0.0][1].ids == ()
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,6 @@ from scripts.exercises.ch17 import (
 )
 from scripts.studies import gpt
 from scripts.studies.rows import SEEDS
-from scripts.studies.runner import these
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
 ROWS = [[BOS, 5, 6, 7, 8, EOS], [BOS, EOS], [BOS, 9, 10, EOS]]
@@ -289,7 +288,6 @@ def test_what_the_chapter_says_of_its_own_models():
 
 def test_what_the_chapter_says_of_the_recorded_trainings():
     record = load_record("gpt-multi30k")
-    assert all(these(record["runs"], **wanted) for wanted in gpt.wanted_runs(record["runs"]))
     setting = record["setting"]
     assert (setting["layers"], setting["d_model"], setting["epochs"]) == (4, 128, 8)
     assert setting["optimizer"] == "muon"

@@ -172,7 +172,7 @@ def record():
 
 
 def test_the_record_is_the_whole_grid(record):
-    assert record["repeat"] == "python -m scripts.studies.grid --save true"
+    assert record["repeat"] == "python -m scripts.studies.grid --save"
     places, seeds = grid_of(record)
     assert len(places) == len(WIDTHS) * len(PASSES) and seeds.shape[1] == 3
     assert (places.groupby("share")["tokens"].nunique() == 1).all()

@@ -52,7 +52,7 @@ def test_parts_of_a_corpus_lie_inside_each_other(few):
 
 
 def by_plain_loop(config, data):
-    """A training as chapters 4 to 7 have it, with torch's Adam: each epoch's losses, and the model."""
+    """A training as chapters 4 to 7 have it, with torch's Adam: each epoch's loss."""
     torch.manual_seed(config.seed)
     model = build_model(config, len(data.tokenizer))
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)

@@ -23,7 +23,7 @@ def valley(best, diverged=math.inf):
 
 
 def swept(loss):
-    """The best rate of a whole sweep from 1, and the rates in the order in which they were tried."""
+    """The best rate of a sweep from 1, and all rates in the order in which they were tried."""
     runs = []
     while (best := (plan := Wanted(runs)).sweep(1.0, row="a")) is None:
         missing = [run for run in plan.wanted if not these(runs, **run)]

@@ -66,7 +66,7 @@ class IngredientsOptions:
     """Keep the result as results/recipe-CORPUS.json, which the chapter shows."""
 
 
-def ablate(options: IngredientsOptions) -> None:
+def ablate(options: IngredientsOptions) -> Run:
     """Train chapter 9's recipe with one ingredient changed at a time."""
     base = replace(PRESETS["narrow"], corpus=options.corpus, device="cpu")
 
@@ -81,7 +81,7 @@ def ablate(options: IngredientsOptions) -> None:
         return {"corpus": options.corpus, "config": asdict(base), "rows": rows}
 
     command = as_typed("scripts.studies.ingredients", options)
-    recorded(f"recipe-{options.corpus}", command, measure, options.save)
+    return recorded(f"recipe-{options.corpus}", command, measure, options.save)
 
 
 main = Command("scripts.studies.ingredients", IngredientsOptions, ablate, interrupted=GOES_ON)

@@ -46,7 +46,7 @@ def trained_in(precision: str, corpus: str) -> Run:
     return record or run(config, bool(saved_states(folder)), words)
 
 
-def run_pair(options: PairOptions) -> None:
+def run_pair(options: PairOptions) -> Run:
     """Train one recipe in both precisions.
 
     Raises ValueError on a processor without bfloat16 products: emulating them takes days.
@@ -67,7 +67,7 @@ def run_pair(options: PairOptions) -> None:
         }
 
     command = as_typed("scripts.studies.precision", options)
-    recorded(f"precision-{options.corpus}", command, measure, options.save)
+    return recorded(f"precision-{options.corpus}", command, measure, options.save)
 
 
 main = Command("scripts.studies.precision", PairOptions, run_pair, interrupted=GOES_ON)

@@ -46,7 +46,7 @@ def subject_command(
 ) -> Command:
     """The command whose record, NAME-CORPUS, says what study(trained, corpus, options) finds."""
 
-    def run(options: StudyOptions) -> None:
+    def run(options: StudyOptions) -> dict[str, Any]:
         """Measure what a chapter says about a trained model."""
         folder = Path(options.model or STUDIED)
 
@@ -59,6 +59,8 @@ def subject_command(
                 **study(trained, load_corpus(options.corpus), options),
             }
 
-        recorded(f"{name}-{options.corpus}", as_typed(module, options), measure, options.save)
+        return recorded(
+            f"{name}-{options.corpus}", as_typed(module, options), measure, options.save
+        )
 
     return Command(module, options_type, run)
