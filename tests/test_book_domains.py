@@ -89,9 +89,7 @@ def takers_of_texts():
     for path in MODULES:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         tree = ast.parse(path.read_text("utf-8"))
-        for node in tree.body * (
-            not module.startswith(OTHER_ROOMS)
-        ):
+        for node in tree.body * (not module.startswith(OTHER_ROOMS)):
             inits = [
                 part for part in getattr(node, "body", ()) if "def __init__" in ast.unparse(part)
             ]
