@@ -42,7 +42,7 @@ from scripts.exercises.ch17 import (
     packed_mask,
 )
 from scripts.studies import gpt
-from scripts.studies.rows import SEEDS
+from scripts.studies.runner import SEEDS
 
 SIZES = {"N": 2, "d_model": 16, "d_ff": 32, "h": 4, "dropout": 0.0}
 ROWS = [[BOS, 5, 6, 7, 8, EOS], [BOS, EOS], [BOS, 9, 10, EOS]]

@@ -24,7 +24,8 @@ from scripts.studies.recipes import (
     minimum_risk,
     word_facts,
 )
-from scripts.studies.rows import SWEEP, part_indices
+from scripts.studies.rows import part_indices
+from scripts.studies.runner import SWEEP
 
 CONFIG = replace(recipes.BASE, corpus="sample", d_model=16, d_ff=16, heads=2, layers=1, epochs=1)
 SETTING = asdict(CONFIG)

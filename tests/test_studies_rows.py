@@ -17,7 +17,6 @@ from scripts.corpora.load import load_corpus
 from scripts.studies import block, grid, rows, stacks, table3
 from scripts.studies.rows import (
     PATIENCE,
-    SWEEP,
     bleu,
     data_of,
     one_run,
@@ -26,6 +25,7 @@ from scripts.studies.rows import (
     part_of,
     train_row,
 )
+from scripts.studies.runner import SWEEP
 
 SMALL = replace(STUDY, corpus="few", vocab=300, d_model=16, d_ff=16, heads=2, layers=1)
 SMALL = replace(SMALL, epochs=2, warmup=4, max_tokens=2048, dropout=0.0)

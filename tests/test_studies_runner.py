@@ -11,8 +11,7 @@ from scripts.book import records
 from scripts.book.records import load_record, recorded
 from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
 from scripts.studies import block, classify, gpt, grid, recipes, runner, stacks, table3
-from scripts.studies.rows import SEEDS, SWEEP, Wanted
-from scripts.studies.runner import Hours, Study, on_record, study_command, these
+from scripts.studies.runner import SEEDS, SWEEP, Hours, Plan, Study, on_record, study_command, these
 
 STUDIES = (block, classify, gpt, grid, recipes, stacks, table3)
 
@@ -25,11 +24,11 @@ def valley(best, diverged=math.inf):
 def swept(loss):
     """The best rate of a sweep from 1, and all rates in the order in which they were tried."""
     runs = []
-    while (best := (plan := Wanted(runs)).sweep(1.0, row="a")) is None:
-        missing = [run for run in plan.wanted if not these(runs, **run)]
+    while (best := (plan := Plan(runs)).sweep({"row": "a"}, 1.0)) is None:
+        missing = [run for run in plan if not these(runs, **run)]
         runs.append(missing[0] | {"loss": loss(missing[0]["lr"])})
         assert len(runs) < 20
-    return best, [run["lr"] for run in runs]
+    return best["lr"], [run["lr"] for run in runs]
 
 
 @pytest.mark.parametrize("best", [0.25, 0.5, 1.0, 2.0, 8.0])
@@ -52,12 +51,11 @@ def square(setting, wanted):
     return {"loss": wanted["x"] ** 2 + setting["more"]}
 
 
-def first_two_then_best(runs):
+def first_two_then_best(plan):
     """Two runs, of which one is named twice; when they are done, a third that rests on them."""
-    wanted = [{"x": 3}, {"x": -2}, {"x": 3}]
-    if all(these(runs, **run) for run in wanted):
-        wanted.append({"x": min(runs, key=lambda run: run["loss"])["x"] + 10})
-    return wanted
+    plan += [{"x": 3}, {"x": -2}, {"x": 3}]
+    if all(these(plan.runs, **run) for run in plan):
+        plan.append({"x": min(plan.runs, key=lambda run: run["loss"])["x"] + 10})
 
 
 @pytest.fixture
@@ -97,7 +95,9 @@ def echo(setting, wanted):
 def test_a_command_keeps_its_record_where_it_is_asked_to(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "step_back", lambda: None)
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
-    command = study_command("scripts.studies.squares", STUDY, lambda runs: [{"x": 5}], echo)
+    command = study_command(
+        "scripts.studies.squares", STUDY, lambda plan: plan.append({"x": 5}), echo
+    )
     record = command.run(Hours(hours=1, workers=1, corpus="sample"))
     assert record["runs"][0]["loss"] == STUDY.epochs and record["setting"]["corpus"] == "sample"
     assert load_record("squares-sample", tmp_path / "results") == record
@@ -144,10 +144,10 @@ def made_up(run):
     return {"loss": loss, "risk": loss}
 
 
-def simulated(plan, limit=400):
-    """All runs of a plan, in their order, with made-up losses."""
-    runs = []
-    while missing := [wanted for wanted in plan(runs) if not these(runs, **wanted)]:
+def simulated(study, limit=400):
+    """All runs of a study, in their order, with made-up losses."""
+    runs, study = [], Study("x", {}, study.plan_runs, study.work)
+    while missing := study.missing(runs):
         assert len(runs) < limit
         runs.append(missing[0] | made_up(missing[0]))
     return runs
@@ -163,7 +163,7 @@ def rate_of(runs, **place):
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.__name__.split(".")[-1])
 def test_what_counts_uses_the_rate_that_its_own_sweep_found(study):
-    runs = simulated(study.wanted_runs)
+    runs = simulated(study)
     places = [place_of(run) for run in these(runs, seed=SWEEP)]
     assert places
     for place in places:
@@ -174,12 +174,12 @@ def test_what_counts_uses_the_rate_that_its_own_sweep_found(study):
         assert {run["lr"] for run in counted} <= {best}
         assert len(counted) in (0, len(SEEDS), len(classify.DRAWS))
     record = load_record(f"{study.__name__.split('.')[-1]}-multi30k")
-    whole = Study("x", {}, study.wanted_runs, study.work)
+    whole = Study("x", {}, study.plan_runs, study.work)
     assert not whole.missing(record["runs"])
 
 
 def test_table_3_asks_three_seeds_of_each_row_with_the_bases_best_dropout():
-    runs = simulated(table3.wanted_runs)
+    runs = simulated(table3)
     base = rate_of(runs, row=THE_BASE, dropout=0.1)
     for row in STUDY_ROWS:
         rate = rate_of(runs, row=row, dropout=0.1)
@@ -189,7 +189,7 @@ def test_table_3_asks_three_seeds_of_each_row_with_the_bases_best_dropout():
 
 
 def test_the_block_asks_the_same_of_both_blocks_and_of_each_part():
-    runs = simulated(block.wanted_runs)
+    runs = simulated(block)
     assert all(rate_of(runs, row=row, epochs=block.SHORT) for row in block.ROWS)
     for row in (block.OLD, block.NEW):
         assert len(these(runs, row=row, epochs=block.SHORT, seed=SWEEP)) >= 4  # rates
@@ -198,7 +198,7 @@ def test_the_block_asks_the_same_of_both_blocks_and_of_each_part():
 
 
 def test_the_grids_rates_lie_between_those_of_its_corners():
-    runs = simulated(grid.wanted_runs)
+    runs = simulated(grid)
     swept = {(run["d_model"], run["share"]) for run in these(runs, seed=SWEEP)}
     assert swept == {*grid.ENDS} == {(16, 1), (16, 16), (96, 1), (96, 16)}
     assert all(rate_of(runs, d_model=w, share=s) for w in grid.WIDTHS for s in grid.PASSES)
@@ -210,7 +210,7 @@ def test_the_grids_rates_lie_between_those_of_its_corners():
 
 def test_the_best_of_several_places_goes_on():
     for study, row in ((gpt, gpt.MODEL), (recipes, recipes.PART)):
-        runs = simulated(study.wanted_runs)
+        runs = simulated(study)
         swept = these(runs, row=row, seed=SWEEP)
         best = min(swept, key=lambda run: run["loss"])
         (counted,) = {(r["lr"], r.get("dropout")) for r in these(runs, row=row) if r["seed"]}

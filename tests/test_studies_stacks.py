@@ -15,7 +15,7 @@ from scripts.ch18_one_stack import NumberClassifier, asked_hidden, asked_pairs, 
 from scripts.corpora.gaps import gap_item
 from scripts.corpora.load import load_corpus
 from scripts.studies import classify, gpt, stacks
-from scripts.studies.rows import SWEEP
+from scripts.studies.runner import SWEEP
 
 PAIRS = [
     Example([5, 6, 7, EOS], [BOS, 8, 9, EOS]),

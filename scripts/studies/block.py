@@ -4,7 +4,7 @@ Every row uses the rate that a sweep found best for it; what counts is three fre
 blocks are also trained three times as long, with dropout chosen for each.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,8 +32,8 @@ from scripts.ch22_todays_block import (
 from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedAttention
 from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer
 from scripts.core.settings import TrainConfig
-from scripts.studies.rows import Wanted, one_run
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import one_run
+from scripts.studies.runner import Plan, Run, study_command
 
 BASE = replace(STUDY, epochs=3, dropout=0.0, path="textbook", name="block")
 SHORT, LONG = BASE.epochs, 3 * BASE.epochs
@@ -152,23 +152,21 @@ ROWS = {
 }
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+def plan_runs(plan: Plan) -> None:
     """Both blocks, then each part alone, then both blocks for longer."""
-    plan, rates = Wanted(runs), {}
     places = {row: {"row": row, "epochs": SHORT, "dropout": BASE.dropout} for row in ROWS}
+    blocks = {}
     for row in (OLD, NEW):
-        lower, upper = (plan.sweep(start, **places[row]) for start in (BASE.lr, 2 * BASE.lr))
-        rates[row] = None if lower is None else upper  # at least four rates
-        plan.seeds(rates[row], **places[row])
-    if None in rates.values():
-        return plan.wanted
-    for row in [row for row in ROWS if row not in rates]:
-        plan.seeds(plan.sweep(rates[OLD], **places[row]), **places[row])
-    for row, rate in rates.items():
+        lower, upper = (plan.sweep(places[row], start) for start in (BASE.lr, 2 * BASE.lr))
+        blocks[row] = lower and upper  # at least four rates
+        plan.seeds(blocks[row])
+    if None in blocks.values():
+        return
+    for row in [row for row in ROWS if row not in blocks]:
+        plan.seeds(plan.sweep(places[row], blocks[OLD]["lr"]))
+    for row, block in blocks.items():
         longer = [places[row] | {"epochs": LONG, "dropout": dropout} for dropout in LONG_DROPOUTS]
-        if best := plan.best(rate, longer):
-            plan.seeds(best.pop("lr"), **best)
-    return plan.wanted
+        plan.seeds(plan.best(longer, block["lr"]))
 
 
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
@@ -176,7 +174,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(ROWS[wanted["row"]], setting, wanted)
 
 
-main = study_command("scripts.studies.block", BASE, wanted_runs, work)
+main = study_command("scripts.studies.block", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -26,8 +26,8 @@ from scripts.ch19_ablations import STUDY
 from scripts.core.settings import TrainConfig
 from scripts.corpora.gaps import GapItem, german_gaps, spaced
 from scripts.corpora.load import load_corpus
-from scripts.studies.rows import Wanted, fit_best, nats, outcome, trained_once
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import fit_best, nats, outcome, trained_once
+from scripts.studies.runner import Plan, Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 BASE = replace(
@@ -92,7 +92,7 @@ def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
             model,
             config,
             [token_batches(train, config.max_tokens, order) for order in orders],
-            lambda plan: (ask("train", part, draw) for part in plan),
+            lambda part: ask("train", part, draw),
             lambda: nats(model, questions, fast_stack_loss),
             fast_stack_loss,
         )
@@ -166,7 +166,7 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
             model,
             config,
             rounds,
-            lambda plan: (labelled([items[i] for i in part], gaps.tokenizer) for part in plan),
+            lambda part: labelled([items[i] for i in part], gaps.tokenizer),
             lambda: nats(model, val, number_loss),
             number_loss,
         )
@@ -191,14 +191,11 @@ def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
     return facts | shares(bags[best], gaps.items)
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+def plan_runs(plan: Plan) -> None:
     """The bags, each encoder's sweeps, then the draws that count."""
-    plan = Wanted(runs)
-    plan.wanted += [{"row": BAG, "labels": n, "seed": seed} for n, seed in product(LABELS, DRAWS)]
+    plan += [{"row": BAG, "labels": n, "seed": seed} for n, seed in product(LABELS, DRAWS)]
     for row, labels in product((PRETRAINED, SCRATCH), LABELS):
-        place = {"row": row, "labels": labels}
-        plan.seeds(plan.sweep(BASE.lr, **place), DRAWS, **place)
-    return plan.wanted
+        plan.seeds(plan.sweep({"row": row, "labels": labels}, BASE.lr), DRAWS)
 
 
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
@@ -212,7 +209,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return encoder_run(config, gaps, items, wanted["row"] == PRETRAINED)
 
 
-main = study_command("scripts.studies.classify", BASE, wanted_runs, work)
+main = study_command("scripts.studies.classify", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -4,7 +4,7 @@ For each dropout, short trainings sweep the rate. The best of all is used in thr
 fresh seeds. The tables take minutes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -31,8 +31,8 @@ from scripts.core.scores import held_out_splits
 from scripts.core.settings import TrainConfig
 from scripts.corpora.load import load_corpus
 from scripts.fast.losses import LossOf
-from scripts.studies.rows import Wanted, one_run
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import one_run
+from scripts.studies.runner import Plan, Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 LONGEST = 250  # characters; longer captions are cut
@@ -159,13 +159,12 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
     return bits | {"parameters": parameters, "samples": samples_of(model, characters, known)}
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+def plan_runs(plan: Plan) -> None:
     """The tables, each dropout's rate, and then the best one's seeds."""
-    plan, place = Wanted(runs), {"row": MODEL, "epochs": SHORT}
-    plan.wanted += [{"row": COUNTS}, {"row": PPM}]
-    if best := plan.best(BASE.lr, [place | {"dropout": dropout} for dropout in DROPOUTS]):
-        plan.seeds(best.pop("lr"), **best | {"epochs": BASE.epochs})
-    return plan.wanted
+    plan += [{"row": COUNTS}, {"row": PPM}]
+    short = {"row": MODEL, "epochs": SHORT}
+    if best := plan.best([short | {"dropout": dropout} for dropout in DROPOUTS], BASE.lr):
+        plan.seeds(best | {"epochs": BASE.epochs})
 
 
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
@@ -177,7 +176,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(LanguageRow("gpt"), setting, wanted, written, data)
 
 
-main = study_command("scripts.studies.gpt", BASE, wanted_runs, work)
+main = study_command("scripts.studies.gpt", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -35,7 +35,6 @@ from scripts.core.settings import TrainConfig
 from scripts.fast.translating import DecodeOptions, translate
 from scripts.studies.judging import plain_words
 from scripts.studies.rows import (
-    Wanted,
     data_of,
     one_run,
     outcome,
@@ -45,7 +44,7 @@ from scripts.studies.rows import (
     trained_once,
     validation_loss,
 )
-from scripts.studies.runner import Run, kept_at, study_command
+from scripts.studies.runner import Plan, Run, kept_at, study_command
 
 BASE = replace(STUDY, dropout=0.0, name="recipes")
 SHARE, PASSES = 16, (8, 16, 32)  # one pair in so many has both sides; passes over these to try
@@ -238,23 +237,16 @@ def tuned(setting: Mapping[str, Any], wanted: Run) -> Run:
 # The study.
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+def plan_runs(plan: Plan) -> None:
     """What others need first, each row's sweep, then its seeds."""
-    plan, rates = Wanted(runs), {}
-    for row in (ALL, REVERSE, TAUGHT):
-        rates[row] = plan.sweep(BASE.lr, row=row)
-        plan.seeds(rates[row], row=row)
-    if part := plan.best(BASE.lr, [{"row": PART, "epochs": passes} for passes in PASSES]):
-        plan.seeds(part.pop("lr"), **part)
-    if rates[REVERSE] is not None:
-        for row in (GREEDY, SAMPLED):
-            place = {"row": row, "reverse_lr": rates[REVERSE]}
-            plan.seeds(plan.sweep(BASE.lr, **place), **place)
-    if rates[ALL] is not None:
-        for row in (MORE, RISK):  # each at the rate with the lowest risk
-            place = {"row": row, "before_lr": rates[ALL]}
-            plan.seeds(plan.sweep(TUNING_LR, by="risk", **place), **place)
-    return plan.wanted
+    whole, reverse, taught = (plan.sweep({"row": row}, BASE.lr) for row in (ALL, REVERSE, TAUGHT))
+    part = plan.best([{"row": PART, "epochs": passes} for passes in PASSES], BASE.lr)
+    for place in (whole, reverse, taught, part):
+        plan.seeds(place)
+    for row in (GREEDY, SAMPLED) if reverse else ():
+        plan.seeds(plan.sweep({"row": row, "reverse_lr": reverse["lr"]}, BASE.lr))
+    for row in (MORE, RISK) if whole else ():  # each at the rate with the lowest risk
+        plan.seeds(plan.sweep({"row": row, "before_lr": whole["lr"]}, TUNING_LR, by="risk"))
 
 
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
@@ -268,7 +260,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(ROW, {**setting, "epochs": epochs}, wanted, score, data) | facts
 
 
-main = study_command("scripts.studies.recipes", BASE, wanted_runs, work)
+main = study_command("scripts.studies.recipes", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

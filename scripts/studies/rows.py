@@ -11,19 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
-from operator import itemgetter
 from typing import Any
 
 import torch
 from filelock import FileLock
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from scripts import runs_folder
 from scripts.book.files import writable
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import LabelSmoothing, run_epoch
-from scripts.ch07_multi30k import token_batches
+from scripts.ch07_multi30k import make_batch, token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
 from scripts.core.checkpoints import load_tensors, load_weights, save_tensors, weights
@@ -31,51 +30,15 @@ from scripts.core.data import TrainingData, batches_of, prepare
 from scripts.core.models import Trained
 from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu
-from scripts.core.settings import TrainConfig, learning_rate, pick_device
+from scripts.core.settings import TrainConfig, learning_rate
 from scripts.fast.losses import LossOf
 from scripts.fast.translating import fast_translate
-from scripts.studies.runner import Run, these
+from scripts.studies.runner import SWEEP, Run
 
 PATIENCE = 3  # epochs without a better validation loss after which a run ends
-SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
 
+CPU = torch.device("cpu")
 Losses = list[float]  # nats per token after each epoch
-Plans = Sequence[Sequence[Any]]  # for each epoch, what each of its batches holds
-
-
-class Wanted:
-    """A plan in the making: the runs wanted so far. Others wait for a sweep to end."""
-
-    def __init__(self, runs: Sequence[Run]):
-        self.runs, self.wanted = runs, []
-
-    def sweep(self, start: float, by: str = "loss", **place: Any) -> float | None:
-        """The rate with the lowest `by` for the row at `place`; None while it wants more runs.
-
-        It tries `start`, half and twice that, and goes on beyond the best, until that has worse
-        ones on both sides. Raises ValueError if all runs diverged.
-        """
-        done = {run["lr"]: run for run in these(self.runs, **place, seed=SWEEP)}
-        rates, best = {start / 2, start, 2 * start}, None
-        if rates <= done.keys():
-            whole = [run for run in done.values() if run["loss"] is not None]
-            best = min(whole, key=itemgetter(by))["lr"]
-            rates |= {best / 2, 2 * best}
-        self.wanted += [place | {"seed": SWEEP, "lr": rate} for rate in sorted(rates)]
-        return best if rates <= done.keys() else None
-
-    def best(self, start: float, places: Sequence[Run]) -> Run | None:
-        """The place whose swept loss is lowest, with its rate; None until all sweeps are over."""
-        rates = [self.sweep(start, **place) for place in places]
-        if None in rates:
-            return None
-        swept = [place | {"lr": rate} for place, rate in zip(places, rates, strict=True)]
-        return min(swept, key=lambda place: these(self.runs, **place, seed=SWEEP)[0]["loss"])
-
-    def seeds(self, rate: float | None, seeds: Sequence[int] = SEEDS, **place: Any) -> None:
-        """The runs that count, once the rate is known."""
-        if rate is not None:
-            self.wanted += [place | {"lr": rate, "seed": seed} for seed in seeds]
 
 
 # Training.
@@ -84,26 +47,25 @@ class Wanted:
 def fit_best(
     model: nn.Module,
     config: TrainConfig,
-    plans: Plans,
-    batches: Callable[[Sequence[Any]], Iterable[Any]],
+    epochs: Sequence[Sequence[Any]],
+    batch_of: Callable[[Any], Any],
     validate: Callable[[], float],
     loss_of: LossOf,
 ) -> tuple[Losses, Losses]:
-    """Train one pass over the batches of each plan; the model ends with the weights of the best.
+    """Train on a batch of each part of each epoch; the model ends with its best epoch's weights.
 
     Returns two losses for each epoch: what `validate` says, and that of training as it goes. It
     ends after `PATIENCE` epochs that are no better. Raises FloatingPointError if a loss or a
     gradient overflows.
     """
     optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
-    rate_at = learning_rate(config, sum(map(len, plans)))
+    rate_at = learning_rate(config, sum(map(len, epochs)))
     scheduler = LambdaLR(optimizer, lambda done: rate_at(done + 1))
-    losses, trained = [], []
-    best: dict[str, Tensor] = {}
-    for plan in plans:
-        report = run_epoch(
-            batches(plan), model, criterion, optimizer, scheduler, clip=config.clip, loss_of=loss_of
-        )
+    settings = {"clip": config.clip, "loss_of": loss_of}
+    losses, trained, best = [], [], {}
+    for parts in epochs:
+        batches = map(batch_of, parts)
+        report = run_epoch(batches, model, criterion, optimizer, scheduler, **settings)
         trained.append(report.nll / report.tokens)
         losses.append(validate())
         if not math.isfinite(losses[-1]):
@@ -126,7 +88,7 @@ def validation_loss(
     model: EncoderDecoder, row: StudyRow, config: TrainConfig, data: TrainingData
 ) -> float:
     """Nats per token on the validation split, not smoothed."""
-    batches = batches_of(data.val, token_batches(data.val, 2048), pick_device(config.device))
+    batches = batches_of(data.val, token_batches(data.val, 2048), CPU)
     return nats(model, batches, row.loss_of(config))
 
 
@@ -135,14 +97,13 @@ def train_row(
 ) -> tuple[EncoderDecoder, Losses, Losses]:
     """Train one model; return it, with its best epoch's weights, and the losses of `fit_best`."""
     torch.manual_seed(config.seed)
-    device = pick_device(config.device)
-    model = row.build(config, len(data.tokenizer)).to(device)
+    model = row.build(config, len(data.tokenizer))
     orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(1, config.epochs + 1)]
     losses = fit_best(
         model,
         config,
         [token_batches(data.train, config.max_tokens, order) for order in orders],
-        lambda plan: batches_of(data.train, plan, device),
+        lambda part: make_batch([data.train[i] for i in part]),
         lambda: validation_loss(model, row, config, data),
         row.loss_of(config),
     )

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +27,9 @@ from scripts.book.records import RESULTS, git_commit, load_record, provenance, s
 from scripts.ch12_going_fast import keep_memory
 from scripts.core.settings import TrainConfig, plain_config
 
+SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
+
 Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what it gave
-Plan = Callable[[Sequence[Run]], Sequence[Run]]  # what is wanted, given what is done
 Work = Callable[[Mapping[str, Any], Run], Run]  # does a run that is wanted, in a setting
 
 
@@ -76,22 +78,60 @@ def one_thread() -> None:
     keep_memory()
 
 
+class Plan(list[Run]):
+    """The runs wanted so far, given those that are done: others wait for a sweep to end.
+
+    A place is what identifies a row: no rate and no seed.
+    """
+
+    def __init__(self, runs: Sequence[Run]):
+        super().__init__()
+        self.runs = runs
+
+    def sweep(self, place: Run, start: float, by: str = "loss") -> Run | None:
+        """`place` with the rate whose `by` is lowest; None while more runs are wanted.
+
+        It tries `start`, half and twice that, and goes on beyond the best, until that has worse
+        ones on both sides. Raises ValueError if all runs diverged.
+        """
+        done = {run["lr"]: run for run in these(self.runs, **place, seed=SWEEP)}
+        rates, best = {start / 2, start, 2 * start}, None
+        if rates <= done.keys():
+            whole = [run for run in done.values() if run["loss"] is not None]
+            best = min(whole, key=itemgetter(by))["lr"]
+            rates |= {best / 2, 2 * best}
+        self += [place | {"seed": SWEEP, "lr": rate} for rate in sorted(rates)]
+        return place | {"lr": best} if rates <= done.keys() else None
+
+    def best(self, places: Sequence[Run], start: float) -> Run | None:
+        """The place whose swept loss is lowest, with its rate; None until all sweeps are over."""
+        swept = [self.sweep(place, start) for place in places]
+        if None in swept:
+            return None
+        return min(swept, key=lambda place: these(self.runs, **place, seed=SWEEP)[0]["loss"])
+
+    def seeds(self, place: Run | None, seeds: Sequence[int] = SEEDS) -> None:
+        """The runs that count, once the place's rate is known."""
+        self += [place | {"seed": seed} for seed in seeds if place]
+
+
 @dataclass(frozen=True)
 class Study:
-    """A question: its record's name, what all runs share, which are wanted, and what does one.
+    """A question: its record's name, what all runs share, what says which are wanted, and does one.
 
-    `work` runs in another process, so it has to be a module's function.
+    `plan` adds to a Plan. `work` runs in another process, so it has to be a module's function.
     """
 
     name: str
     setting: Mapping[str, Any]
-    plan: Plan
+    plan: Callable[[Plan], None]
     work: Work
 
     def missing(self, runs: Sequence[Run]) -> list[Run]:
         """Those wanted so far that aren't among `runs`."""
-        missing: list[Run] = []
-        for wanted in self.plan(runs):
+        plan, missing = Plan(runs), []
+        self.plan(plan)
+        for wanted in plan:
             if not these([*runs, *missing], **wanted):  # a plan may name one twice
                 missing.append(wanted)
         return missing
@@ -146,7 +186,9 @@ class Hours:
     """Keep the record in results/, and not below the folder of runs."""
 
 
-def study_command(module: str, base: TrainConfig, plan: Plan, work: Work) -> Command:
+def study_command(
+    module: str, base: TrainConfig, plan: Callable[[Plan], None], work: Work
+) -> Command:
     """The command of the study that is the module of this name, in `base`'s setting."""
 
     def run(options: Hours) -> dict[str, Any]:

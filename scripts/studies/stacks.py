@@ -6,7 +6,7 @@ stack.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -27,8 +27,8 @@ from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
 from scripts.fast.fast import FastPath, switches_for
 from scripts.fast.searching import cached_greedy
-from scripts.studies.rows import Wanted, one_run
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import one_run
+from scripts.studies.runner import Plan, Run, study_command
 
 BASE = replace(STUDY, d_ff=2 * STUDY.d_model, dropout=0.0, name="stacks")
 LAYERS = 5  # of one stack
@@ -134,12 +134,10 @@ def greedy_bleu(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
     return {"bleu": round(corpus_bleu(texts, references).score, 2)}
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+def plan_runs(plan: Plan) -> None:
     """Each row's sweep, then its seeds."""
-    plan = Wanted(runs)
     for row in ROWS:
-        plan.seeds(plan.sweep(BASE.lr, row=row), row=row)
-    return plan.wanted
+        plan.seeds(plan.sweep({"row": row}, BASE.lr))
 
 
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
@@ -147,7 +145,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(ROWS[wanted["row"]], setting, wanted, greedy_bleu)
 
 
-main = study_command("scripts.studies.stacks", BASE, wanted_runs, work)
+main = study_command("scripts.studies.stacks", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -4,12 +4,12 @@ First the base's dropout and rate are swept, with a seed of their own. Then the 
 depth, width or norm, or that may need other steps, are swept. Three fresh seeds count.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
-from scripts.studies.rows import Wanted, one_run
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import one_run
+from scripts.studies.runner import Plan, Run, study_command
 
 BASE = STUDY
 DROPOUTS = (0.0, 0.05, 0.1, 0.2)
@@ -17,19 +17,17 @@ SWEPT = ("1 layer", "4 layers", "d_model 32", "d_model 128", "d_ff 128", "d_ff 5
 SWEPT += ("no residual", "no √d_k", "no warm-up", "post-norm", "post-norm, no warm-up")
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
+def plan_runs(plan: Plan) -> None:
     """The base's sweeps, for each dropout; then those of its rows, and the seeds."""
-    plan = Wanted(runs)
     bases = [{"row": THE_BASE, "dropout": dropout} for dropout in DROPOUTS]
-    best = plan.best(STUDY.lr, bases)
+    best = plan.best(bases, STUDY.lr)
     if best is None:
-        return plan.wanted
+        return
     for base in bases:
-        plan.seeds(plan.sweep(STUDY.lr, **base), **base)
+        plan.seeds(plan.sweep(base, STUDY.lr))
     for row in [row for row in STUDY_ROWS if row != THE_BASE]:
-        place, rate = {"row": row, "dropout": best["dropout"]}, best["lr"]
-        plan.seeds(plan.sweep(rate, **place) if row in SWEPT else rate, **place)
-    return plan.wanted
+        place = {"row": row, "dropout": best["dropout"]}
+        plan.seeds(plan.sweep(place, best["lr"]) if row in SWEPT else best | place)
 
 
 def work(setting: Mapping[str, Any], wanted: Run) -> Run:
@@ -37,7 +35,7 @@ def work(setting: Mapping[str, Any], wanted: Run) -> Run:
     return one_run(STUDY_ROWS[wanted["row"]], setting, wanted)
 
 
-main = study_command("scripts.studies.table3", BASE, wanted_runs, work)
+main = study_command("scripts.studies.table3", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())
