@@ -7,7 +7,6 @@ import torch
 
 from scripts.book.instruments import scramble
 from scripts.ch06_training import BOS, EOS, Batch, LabelSmoothing, batch_loss
-from scripts.ch22_todays_block import RIVALS_OF_PARTS, block_verdicts
 from scripts.ch24_experts import MixtureOfExperts, active_parameters
 from scripts.studies import block
 
@@ -85,22 +84,3 @@ def test_the_loss_adds_the_penalty_in_training_alone_and_padding_visits_no_exper
     mixtures = [part for part in model.modules() if isinstance(part, MixtureOfExperts)]
     penalty = 0.5 * batch.ntokens * sum(part.penalty for part in mixtures)
     torch.testing.assert_close((loss - plain, nll), (penalty, same))
-
-
-def test_what_chapters_22_to_24_say_of_the_verdicts():
-    verdicts = block_verdicts()
-    assert {*verdicts} == {*RIVALS_OF_PARTS} == {*block.ROWS} - {"2017"}
-    passed = {row: round(v.difference, 1) for row, v in verdicts.items() if v.told}
-    assert passed.pop("today") > 0
-    assert passed == {
-        "rotary": 3.0,
-        "Muon": 1.5,
-        "today, Muon": 5.5,
-        "zeroed outputs": -2.4,
-        "today, not zeroed": 2.5,
-        "window of 4": 1.6,
-        "latent": -1.8,
-        "latent, across too": -2.8,
-    }
-    assert verdicts["multi-query, across too"].high < 0  # alone, but not with all rows together
-    assert not block_verdicts("log p")["experts"].told

@@ -2,16 +2,15 @@
 
 import json
 import math
-import zlib
 from dataclasses import replace
 
 import pytest
 
 from scripts.book import records
 from scripts.book.records import load_record, recorded
-from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE
+from scripts.ch19_ablations import STUDY
 from scripts.studies import block, classify, gpt, grid, recipes, runner, stacks, table3
-from scripts.studies.runner import SEEDS, SWEEP, Hours, Plan, Study, on_record, study_command, these
+from scripts.studies.runner import SWEEP, Hours, Plan, Study, on_record, study_command, these
 
 STUDIES = (block, classify, gpt, grid, recipes, stacks, table3)
 
@@ -131,91 +130,31 @@ def test_the_record_of_another_run_is_refused(tmp_path):
 # Plans
 
 
-def place_of(run):
-    return {key: value for key, value in run.items() if key not in ("lr", "seed", "loss", "risk")}
-
-
-def made_up(run):
-    """A loss with its own best rate for each row, and least at the second of several dropouts."""
-    place = place_of(run)
-    best = 1e-3 * 2.0 ** (1 + zlib.crc32(repr(place).encode()) % 4)
-    apart = abs(place.get("dropout", 0.1) - 0.1) + abs(place.get("epochs", 16) - 16) / 100
-    loss = valley(best)(run.get("lr", best)) + apart
-    return {"loss": loss, "risk": loss}
-
-
-def simulated(study, limit=400):
-    """All runs of a study, in their order, with made-up losses."""
-    runs, study = [], Study("x", {}, study.plan_runs, study.work)
-    while missing := study.missing(runs):
-        assert len(runs) < limit
-        runs.append(missing[0] | made_up(missing[0]))
-    return runs
-
-
-def rate_of(runs, **place):
-    """The one rate of the runs that count."""
-    counted = [run for run in these(runs, **place) if run["seed"] != SWEEP]
-    assert [run["seed"] for run in counted] == [*SEEDS]
-    (rate,) = {run["lr"] for run in counted}
-    return rate
-
-
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.__name__.split(".")[-1])
-def test_what_counts_uses_the_rate_that_its_own_sweep_found(study):
-    runs = simulated(study)
-    places = [place_of(run) for run in these(runs, seed=SWEEP)]
-    assert places
-    for place in places:
-        losses = {run["lr"]: run["loss"] for run in these(runs, **place, seed=SWEEP)}
+def test_a_plan_wants_the_runs_that_its_record_counts(study):
+    """Each row's seeds, at the rate that its own sweep found; before that, only sweeps."""
+    runs = load_record(f"{study.__name__.split('.')[-1]}-multi30k")["runs"]
+    first, plan = Plan([]), Plan(runs)
+    study.plan_runs(first)
+    study.plan_runs(plan)
+    assert all(run["seed"] == SWEEP for run in first if "lr" in run) and len(first) < len(plan)
+    assert all(these(runs, **wanted) for wanted in plan)
+    for run in runs:
+        assert run.get("seed") == SWEEP or [
+            wanted for wanted in plan if wanted.items() <= run.items()
+        ]
+    places = [
+        {k: v for k, v in run.items() if k not in ("lr", "seed")} for run in first if "lr" in run
+    ]
+    for place in places:  # what is known at once is swept until worse rates surround the best
+        losses = {run["lr"]: run["loss"] or math.inf for run in these(runs, **place, seed=SWEEP)}
         best = min(losses, key=losses.get)
-        assert losses[best / 2] > losses[best] < losses[2 * best]
-        counted = [run for run in these(runs, **place) if run["seed"] != SWEEP]
-        assert {run["lr"] for run in counted} <= {best}
-        assert len(counted) in (0, len(SEEDS), len(classify.DRAWS))
-    record = load_record(f"{study.__name__.split('.')[-1]}-multi30k")
-    whole = Study("x", {}, study.plan_runs, study.work)
-    assert not whole.missing(record["runs"])
-
-
-def test_table_3_asks_three_seeds_of_each_row_with_the_bases_best_dropout():
-    runs = simulated(table3)
-    base = rate_of(runs, row=THE_BASE, dropout=0.1)
-    for row in STUDY_ROWS:
-        rate = rate_of(runs, row=row, dropout=0.1)
-        assert (row in table3.SWEPT) == bool(these(runs, row=row, seed=SWEEP)) or row == THE_BASE
-        assert row in table3.SWEPT or rate == base
-    assert all(rate_of(runs, row=THE_BASE, dropout=dropout) for dropout in table3.DROPOUTS)
-
-
-def test_the_block_asks_the_same_of_both_blocks_and_of_each_part():
-    runs = simulated(block)
-    assert all(rate_of(runs, row=row, epochs=block.SHORT) for row in block.ROWS)
-    for row in (block.OLD, block.NEW):
-        assert len(these(runs, row=row, epochs=block.SHORT, seed=SWEEP)) >= 4  # rates
-        assert rate_of(runs, row=row, epochs=block.LONG, dropout=0.1)
-        assert not these(runs, row=row, epochs=block.LONG, dropout=0.0, seed=SEEDS[0])
+        assert losses[best / 2] >= losses[best] <= losses[2 * best]
+        assert {run["lr"] for run in these(runs, **place) if run["seed"] != SWEEP} <= {best}
 
 
 def test_the_grids_rates_lie_between_those_of_its_corners():
-    runs = simulated(grid)
-    swept = {(run["d_model"], run["share"]) for run in these(runs, seed=SWEEP)}
-    assert swept == {*grid.ENDS} == {(16, 1), (16, 16), (96, 1), (96, 16)}
-    assert all(rate_of(runs, d_model=w, share=s) for w in grid.WIDTHS for s in grid.PASSES)
     corners = dict(zip(grid.ENDS, (2.0, 8.0, 1.0, 4.0), strict=True))
     assert [grid.rate_at(*end, corners) for end in grid.ENDS] == [2.0, 8.0, 1.0, 4.0]
     assert grid.rate_at(16, 4, corners) == 4.0  # half way along one side
     assert 1.0 < grid.rate_at(24, 1, corners) < 2.0
-
-
-def test_the_best_of_several_places_goes_on():
-    for study, row in ((gpt, gpt.MODEL), (recipes, recipes.PART)):
-        runs = simulated(study)
-        swept = these(runs, row=row, seed=SWEEP)
-        best = min(swept, key=lambda run: run["loss"])
-        (counted,) = {(r["lr"], r.get("dropout")) for r in these(runs, row=row) if r["seed"]}
-        assert counted == (best["lr"], best.get("dropout"))
-    rate = rate_of(runs, row=recipes.ALL)
-    assert {run["before_lr"] for run in these(runs, row=recipes.RISK)} == {rate}
-    rate = rate_of(runs, row=recipes.REVERSE)
-    assert {run["reverse_lr"] for run in these(runs, row=recipes.GREEDY)} == {rate}
