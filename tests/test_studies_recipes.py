@@ -44,7 +44,7 @@ def few(forty_pairs, monkeypatch, tmp_path):
     recipes.teacher_texts.cache_clear()
 
 
-def wanted(row, seed=1):
+def task(row, seed=1):
     more = {"reverse_lr": 2e-3} if row in (GREEDY, SAMPLED) else {}
     more |= {"before_lr": 2e-3} if row in (MORE, RISK) else {}
     return {"row": row, "lr": 1e-3, "seed": seed} | more
@@ -58,14 +58,14 @@ def test_word_facts_are_right_where_they_are_known():
 
 def test_what_each_row_learns_from(few):
     known = part_indices(40, 4)
-    read = {row: recipes.read_by(SETTING, wanted(row))[0] for row in (ALL, PART, REVERSE, GREEDY)}
+    read = {row: recipes.read_by(SETTING, task(row))[0] for row in (ALL, PART, REVERSE, GREEDY)}
     people = [few.corpus["train"][i] for i in known]
     assert read[ALL] is few and read[PART].corpus["train"] == people
     assert read[REVERSE].corpus["train"] == [(english, german) for german, english in people]
     back = read[GREEDY].corpus["train"]
     assert [back[i] for i in known] == people
     assert [e for _, e in back] == [e for _, e in few.corpus["train"]]  # people wrote this side
-    taught, facts = recipes.read_by(SETTING, wanted(TAUGHT))
+    taught, facts = recipes.read_by(SETTING, task(TAUGHT))
     assert [g for g, _ in taught.corpus["train"]] == [g for g, _ in few.corpus["train"]]
     assert facts["teacher"]["model"] == "sample-de-en" and facts["train_bleu"] > 50
 
@@ -75,10 +75,8 @@ def test_a_model_that_others_need_is_trained_once(few, monkeypatch):
     monkeypatch.setattr(recipes, "train_row", None)  # training would fail now
     again = recipes.kept_model(SETTING, REVERSE, 2e-3, 1)
     assert all(map(torch.equal, first.model.parameters(), again.model.parameters()))
-    facts = {
-        name: recipes.read_by(SETTING, wanted(*name))[1] for name in ((GREEDY, 1), (SAMPLED, 1))
-    }
-    assert facts[GREEDY, 1] == recipes.read_by(SETTING, wanted(GREEDY, SWEEP))[1]
+    facts = {name: recipes.read_by(SETTING, task(*name))[1] for name in ((GREEDY, 1), (SAMPLED, 1))}
+    assert facts[GREEDY, 1] == recipes.read_by(SETTING, task(GREEDY, SWEEP))[1]
     assert facts[GREEDY, 1] != facts[SAMPLED, 1]
     with pytest.raises(TypeError):
         recipes.kept_model(SETTING, REVERSE, 2e-3, 2)  # another seed
@@ -86,11 +84,11 @@ def test_a_model_that_others_need_is_trained_once(few, monkeypatch):
 
 @pytest.mark.parametrize("row", [TAUGHT, PART, REVERSE, SAMPLED, MORE, RISK])
 def test_each_row_is_scored_where_it_counts(few, row):
-    run = recipes.work(SETTING, wanted(row))
+    run = recipes.work(SETTING, task(row))
     assert {"loss", "bleu", "chrf", "risk", "words"} <= {*run}
     assert ("loss_teacher" in run) == (row in (ALL, TAUGHT))
     assert ("back_bleu" in run) == (row == SAMPLED)
-    swept = recipes.work(SETTING, wanted(row, SWEEP))
+    swept = recipes.work(SETTING, task(row, SWEEP))
     assert ("risk" in swept) == (row in (MORE, RISK))  # the score that chooses its rate
 
 

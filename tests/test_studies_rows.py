@@ -94,10 +94,10 @@ def test_a_rows_losses_are_the_textbooks(row, few):
     ids=lambda value: value["row"] if isinstance(value, dict) else "",
 )
 def test_each_kind_of_row_learns_and_only_what_counts_is_translated(study, row):
-    wanted = row | {"lr": 0.004, "seed": SWEEP}
-    run = study.work(TINY, wanted)
+    task = row | {"lr": 0.004, "seed": SWEEP}
+    run = study.work(TINY, task)
     assert run["loss"] == min(run["losses"]) and run["losses"][0] > run["losses"][1]
-    counted = study.work(TINY, wanted | {"seed": 1})
+    counted = study.work(TINY, task | {"seed": 1})
     assert "bleu" not in run and 0 <= counted["bleu"] < 100
     assert counted["losses"] != run["losses"]
 
@@ -116,8 +116,8 @@ def test_a_row_uses_its_own_rate_dropout_and_settings(monkeypatch):
 
 
 def test_a_cell_of_the_grid_learns_from_its_share_of_the_pairs():
-    wanted = {"d_model": 16, "share": 8, "lr": 0.004, "seed": 1}
-    run = grid.work(TINY | {"max_tokens": 128}, wanted)
+    task = {"d_model": 16, "share": 8, "lr": 0.004, "seed": 1}
+    run = grid.work(TINY | {"max_tokens": 128}, task)
     part = data_of("few", 300, 8)
     assert part.train == part_of(data_of("few", 300), 8).train
     assert run["tokens"] == sum(len(e.tgt) - 1 for e in part.train)

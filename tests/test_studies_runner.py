@@ -10,7 +10,16 @@ from scripts.book import records
 from scripts.book.records import load_record, recorded
 from scripts.ch19_ablations import STUDY
 from scripts.studies import block, classify, gpt, grid, recipes, runner, stacks, table3
-from scripts.studies.runner import SWEEP, Hours, Plan, Study, on_record, study_command, these
+from scripts.studies.runner import (
+    SWEEP,
+    Hours,
+    Plan,
+    Study,
+    kept_at,
+    on_record,
+    study_command,
+    these,
+)
 
 STUDIES = (block, classify, gpt, grid, recipes, stacks, table3)
 
@@ -43,11 +52,11 @@ def test_a_sweep_stops_where_runs_diverge():
         swept(valley(4.0, diverged=0.0))
 
 
-def square(setting, wanted):
+def square(setting, task):
     """Work for another process; it leaves a trace, so that calls can be counted."""
     with open(setting["trace"], "a") as trace:
-        trace.write(f"{wanted['x']}\n")
-    return {"loss": wanted["x"] ** 2 + setting["more"]}
+        trace.write(f"{task['x']}\n")
+    return {"loss": task["x"] ** 2 + setting["more"]}
 
 
 def first_two_then_best(plan):
@@ -87,7 +96,7 @@ def test_a_record_in_another_setting_is_left_alone(study, tmp_path):
     assert json.loads(path.read_text()) == record
 
 
-def echo(setting, wanted):
+def echo(setting, task):
     return {"loss": setting["epochs"]}
 
 
@@ -116,6 +125,12 @@ def test_what_is_measured_replaces_no_record_of_another_command(monkeypatch, cap
         recorded("decoding-multi30k", "a command", lambda: 1 / 0, save=True)  # it measures nothing
 
 
+def test_what_is_kept_is_made_anew_for_another_key(tmp_path):
+    path, made = tmp_path / "texts.json", iter("abc")
+    content = [kept_at(path, {"key": key}, lambda: {"text": next(made)}) for key in (1, 1, 2)]
+    assert [each["text"] for each in content] == ["a", "a", "b"] and content[2]["key"] == 2
+
+
 def test_the_record_of_another_run_is_refused(tmp_path):
     path = tmp_path / "record.json"
     assert on_record(path, STUDY) is None
@@ -138,11 +153,9 @@ def test_a_plan_wants_the_runs_that_its_record_counts(study):
     study.plan_runs(first)
     study.plan_runs(plan)
     assert all(run["seed"] == SWEEP for run in first if "lr" in run) and len(first) < len(plan)
-    assert all(these(runs, **wanted) for wanted in plan)
+    assert all(these(runs, **task) for task in plan)
     for run in runs:
-        assert run.get("seed") == SWEEP or [
-            wanted for wanted in plan if wanted.items() <= run.items()
-        ]
+        assert run.get("seed") == SWEEP or [task for task in plan if task.items() <= run.items()]
     places = [
         {k: v for k, v in run.items() if k not in ("lr", "seed")} for run in first if "lr" in run
     ]

@@ -127,9 +127,9 @@ def test_a_character_model_learns_and_is_scored_where_it_counts(few):
     batch = make_batch([Example([], ids) for ids in rows])
     plain = stack_loss(model, asked_next(rows), CRITERION)
     torch.testing.assert_close(gpt.next_loss(model, batch, CRITERION), plain)
-    wanted = {"row": gpt.MODEL, "epochs": 2, "dropout": 0.0, "lr": 0.01}
-    swept = gpt.work(asdict(config), wanted | {"seed": SWEEP})
-    counts = gpt.work(asdict(config), wanted | {"seed": 1})
+    task = {"row": gpt.MODEL, "epochs": 2, "dropout": 0.0, "lr": 0.01}
+    swept = gpt.work(asdict(config), task | {"seed": SWEEP})
+    counts = gpt.work(asdict(config), task | {"seed": 1})
     assert swept["losses"][0] > swept["losses"][1] and "samples" not in swept
     assert counts["val"] == pytest.approx(counts["loss"] / math.log(2), abs=1e-3)
     assert {*counts["samples"]} == {"0.5", "0.8", "1", "1.5"} and 0 < counts["test"] < 12

@@ -169,9 +169,9 @@ def plan_runs(plan: Plan) -> None:
         plan.seeds(plan.best(longer, block["lr"]))
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
-    return one_run(ROWS[wanted["row"]], setting, wanted)
+    return one_run(ROWS[task["row"]], setting, task)
 
 
 main = study_command("scripts.studies.block", BASE, plan_runs, work)

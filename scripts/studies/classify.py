@@ -198,15 +198,15 @@ def plan_runs(plan: Plan) -> None:
         plan.seeds(plan.sweep({"row": row, "labels": labels}, BASE.lr), DRAWS)
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
     gaps = gaps_of(setting["corpus"], setting["vocab"])
     train = gaps.items["train"]
-    items = random.Random(wanted["seed"]).sample(train, wanted["labels"] or len(train))
-    if wanted["row"] == BAG:
+    items = random.Random(task["seed"]).sample(train, task["labels"] or len(train))
+    if task["row"] == BAG:
         return bag_run(gaps, items)
-    config = replace(TrainConfig(**setting), lr=wanted["lr"], seed=wanted["seed"])
-    return encoder_run(config, gaps, items, wanted["row"] == PRETRAINED)
+    config = replace(TrainConfig(**setting), lr=task["lr"], seed=task["seed"])
+    return encoder_run(config, gaps, items, task["row"] == PRETRAINED)
 
 
 main = study_command("scripts.studies.classify", BASE, plan_runs, work)

@@ -167,13 +167,13 @@ def plan_runs(plan: Plan) -> None:
         plan.seeds(best | {"epochs": BASE.epochs})
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
-    if wanted["row"] != MODEL:
-        table = {COUNTS: counted, PPM: packed}[wanted["row"]]
+    if task["row"] != MODEL:
+        table = {COUNTS: counted, PPM: packed}[task["row"]]
         return {"orders": table(setting["corpus"])}
     data, _ = letters_of(setting["corpus"])
-    return one_run(LanguageRow("gpt"), setting, wanted, written, data)
+    return one_run(LanguageRow("gpt"), setting, task, written, data)
 
 
 main = study_command("scripts.studies.gpt", BASE, plan_runs, work)

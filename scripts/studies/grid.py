@@ -37,10 +37,10 @@ def plan_runs(plan: Plan) -> None:
             plan.seeds({"d_model": width, "share": share, "lr": rate_at(width, share, rates)})
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the grid, and how many target tokens its pairs have."""
-    share, size = wanted["share"], {"d_ff": 4 * wanted["d_model"]}
-    run = one_run(StudyRow("grid", size | {"epochs": PASSES[share]}), setting, wanted)
+    share, size = task["share"], {"d_ff": 4 * task["d_model"]}
+    run = one_run(StudyRow("grid", size | {"epochs": PASSES[share]}), setting, task)
     train = data_of(setting["corpus"], setting["vocab"], share).train
     return run | {"tokens": sum(len(example.tgt) - 1 for example in train)}
 

@@ -97,8 +97,8 @@ class Judge:
 
     def means(self) -> dict[str, Tensor]:
         """What each head says on average over all real positions: kind to (N, H, d_k)."""
-        said = [said_by_heads(self.model, batch) for batch in self.batches]
-        return {k: torch.cat([parts[k] for parts in said], dim=1).mean(1) for k in self.layers}
+        outputs = [said_by_heads(self.model, batch) for batch in self.batches]
+        return {k: torch.cat([x[k] for x in outputs], dim=1).mean(1) for k in self.layers}
 
     def losses(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> Tensor:
         """Each pair's loss in nats (n,) without some heads, or with constants in their places."""

@@ -71,20 +71,20 @@ def recall_by_frequency(
     word falls into the bucket, `bleu` is theirs (None if there are none).
     """
     seen = Counter(word for text in training for word in plain_words(text))
-    words, found, rarest = Counter(), Counter(), [[] for _ in FREQUENCY_EDGES]
+    words, matched, rarest = Counter(), Counter(), [[] for _ in FREQUENCY_EDGES]
     for i, texts in enumerate(zip(outputs, references, strict=True)):
         output, reference = (Counter(plain_words(text)) for text in texts)
         buckets = {word: bisect(FREQUENCY_EDGES, seen[word]) - 1 for word in reference}
         for word, bucket in buckets.items():
             words[bucket] += reference[word]
-            found[bucket] += min(reference[word], output[word])
+            matched[bucket] += min(reference[word], output[word])
         if buckets:
             rarest[min(buckets.values())].append(i)
     table = []
     for bucket, label in enumerate(bucket_labels(FREQUENCY_EDGES)):
         sides = [[texts[i] for i in rarest[bucket]] for texts in (outputs, references)]
-        row = {"frequency": label, "words": words[bucket], "found": found[bucket]}
-        row["recall"] = round(found[bucket] / words[bucket], 4) if words[bucket] else None
+        row = {"frequency": label, "words": words[bucket], "found": matched[bucket]}
+        row["recall"] = round(matched[bucket] / words[bucket], 4) if words[bucket] else None
         row["sentences"] = len(rarest[bucket])
         row["bleu"] = round(corpus_bleu(*sides).score, 2) if rarest[bucket] else None
         table.append(row)
@@ -139,8 +139,8 @@ def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
     split = held_out_splits(corpus)[0]
     pairs = corpus[split][: options.sentences]
     rows, references = encoded(trained, pairs)
-    found = searched(trained, rows, BEAMS, [0.6])
-    outputs = {beam: texts_of(trained, best) for (beam, _), best in found.items()}
+    hypotheses = searched(trained, rows, BEAMS, [0.6])
+    outputs = {beam: texts_of(trained, best) for (beam, _), best in hypotheses.items()}
     names = bleu_by_many_names(trained, pairs, outputs[5])
     training = (english for _, english in corpus["train"])
     return {

@@ -86,11 +86,11 @@ def teacher_texts(corpus: str) -> Run:
     return kept_at(runs_folder() / f"teacher-{corpus}.json", {"key": key}, write)
 
 
-def reverse_texts(setting: Mapping[str, Any], wanted: Run, targets: Sequence[str]) -> list[str]:
+def reverse_texts(setting: Mapping[str, Any], task: Run, targets: Sequence[str]) -> list[str]:
     """Sources that a reverse model writes for `targets`, as the row asks."""
-    seed = max(1, wanted["seed"])  # a sweep uses the first of the models that count
-    model = kept_model(setting, REVERSE, wanted["reverse_lr"], seed)
-    options = DecodeOptions(beam=1, sample=wanted["row"] == SAMPLED, seed=seed)
+    seed = max(1, task["seed"])  # a sweep uses the first of the models that count
+    model = kept_model(setting, REVERSE, task["reverse_lr"], seed)
+    options = DecodeOptions(beam=1, sample=task["row"] == SAMPLED, seed=seed)
     return translate(model, targets, options)
 
 
@@ -104,9 +104,9 @@ def word_facts(texts: Sequence[str]) -> dict[str, float]:
     return {"words": total - len(texts), "types": len(firsts) - 1, "entropy": round(entropy, 4)}
 
 
-def read_by(setting: Mapping[str, Any], wanted: Run) -> tuple[TrainingData, Run]:
+def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
     """What a row learns from; and what is known about the texts that a model wrote for it."""
-    data, row = data_of(setting["corpus"], setting["vocab"]), wanted["row"]
+    data, row = data_of(setting["corpus"], setting["vocab"]), task["row"]
     if row == TAUGHT:
         texts = teacher_texts(setting["corpus"])
         people, judged = ([target for _, target in data.corpus[name]] for name in ("train", "val"))
@@ -118,7 +118,7 @@ def read_by(setting: Mapping[str, Any], wanted: Run) -> tuple[TrainingData, Run]
         known = {*part_indices(len(data.train), SHARE)}
         unknown = [pair for i, pair in enumerate(data.corpus["train"]) if i not in known]
         people, targets = map(list, zip(*unknown, strict=True))
-        texts = reverse_texts(setting, wanted, targets)
+        texts = reverse_texts(setting, task, targets)
         facts = {"facts": word_facts(texts), "people": word_facts(people)}
         facts["back_bleu"] = round(corpus_bleu(texts, people).score, 2)
         return ch21.back_translated(data, known, lambda _: texts), facts
@@ -220,15 +220,15 @@ def student_scored(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
     return scored(row, trained, data) | {"loss_teacher": round(loss, 5)}
 
 
-def tuned(setting: Mapping[str, Any], wanted: Run) -> Run:
+def tuned(setting: Mapping[str, Any], task: Run) -> Run:
     """A run of fine-tuning, by either loss, from the model of all pairs."""
-    data, seed = data_of(setting["corpus"], setting["vocab"]), wanted["seed"]
-    before = kept_model(setting, ALL, wanted["before_lr"], seed)
-    risk = wanted["row"] == RISK
+    data, seed = data_of(setting["corpus"], setting["vocab"]), task["seed"]
+    before = kept_model(setting, ALL, task["before_lr"], seed)
+    risk = task["row"] == RISK
     loss_of = minimum_risk(before, seed) if risk else cross_entropy(before.config)
 
     def train() -> tuple[EncoderDecoder, list[float], list[float]]:
-        model = fine_tuned(before, data.train, loss_of, wanted["lr"], seed)
+        model = fine_tuned(before, data.train, loss_of, task["lr"], seed)
         return model, [validation_loss(model, ROW, before.config, data)], []
 
     return outcome(train, lambda model: scored(ROW, replace(before, model=model), data))
@@ -249,15 +249,15 @@ def plan_runs(plan: Plan) -> None:
         plan.seeds(plan.sweep({"row": row, "before_lr": whole["lr"]}, TUNING_LR, by="risk"))
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
-    row = wanted["row"]
+    row = task["row"]
     if row in (MORE, RISK):
-        return tuned(setting, wanted)
-    data, facts = read_by(setting, wanted)
-    epochs = config_of(setting, row, wanted["lr"], 0).epochs
+        return tuned(setting, task)
+    data, facts = read_by(setting, task)
+    epochs = config_of(setting, row, task["lr"], 0).epochs
     score = student_scored if row in (ALL, TAUGHT) else scored
-    return one_run(ROW, {**setting, "epochs": epochs}, wanted, score, data) | facts
+    return one_run(ROW, {**setting, "epochs": epochs}, task, score, data) | facts
 
 
 main = study_command("scripts.studies.recipes", BASE, plan_runs, work)

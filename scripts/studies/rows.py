@@ -186,21 +186,21 @@ def outcome(train: Callable[[], tuple[Any, Losses, Losses]], score: Callable[[An
 def one_run(
     row: StudyRow,
     setting: Mapping[str, Any],
-    wanted: Run,
+    task: Run,
     score: Callable[[StudyRow, Trained, TrainingData], Run] = bleu,
     data: TrainingData | None = None,
 ) -> Run:
-    """Train a row in a study's setting, with what is wanted, on its corpus or on other `data`.
+    """Train a row in a study's setting, changed as the task says, on its corpus or other `data`.
 
     Runs of a sweep or of a share of the pairs aren't scored. Muon steps at Adam's rate.
     """
-    changes = {key: value for key, value in wanted.items() if key in setting}
+    changes = {key: value for key, value in task.items() if key in setting}
     config = row.config(TrainConfig(**setting), **changes)
     config = replace(config, muon_lr=config.lr)
-    data = data or data_of(config.corpus, config.vocab, wanted.get("share", 1))
+    data = data or data_of(config.corpus, config.vocab, task.get("share", 1))
 
     def scored(model: EncoderDecoder) -> Run:
-        counts = wanted["seed"] != SWEEP and "share" not in wanted
+        counts = task["seed"] != SWEEP and "share" not in task
         return score(row, Trained(model, data.tokenizer, config), data) if counts else {}
 
     return outcome(partial(train_row, row, config, data), scored)

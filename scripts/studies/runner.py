@@ -30,7 +30,7 @@ from scripts.core.settings import TrainConfig, plain_config
 SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
 
 Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what it gave
-Work = Callable[[Mapping[str, Any], Run], Run]  # does a run that is wanted, in a setting
+Work = Callable[[Mapping[str, Any], Run], Run]  # of a setting and a task: a run that is wanted
 
 
 def these(runs: Sequence[Run], **values: Any) -> list[Run]:
@@ -131,9 +131,9 @@ class Study:
         """Those wanted so far that aren't among `runs`."""
         plan, missing = Plan(runs), []
         self.plan(plan)
-        for wanted in plan:
-            if not these([*runs, *missing], **wanted):  # a plan may name one twice
-                missing.append(wanted)
+        for task in plan:
+            if not these([*runs, *missing], **task):  # a plan may name one twice
+                missing.append(task)
         return missing
 
     def record(self, command: str, folder: Path) -> dict[str, Any]:
@@ -157,10 +157,10 @@ class Study:
         with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
             while True:
                 missing = self.missing(record["runs"])
-                waiting = [wanted for wanted in missing if wanted not in running.values()]
+                waiting = [task for task in missing if task not in running.values()]
                 if time.monotonic() < end:
-                    for wanted in waiting[: workers - len(running)]:
-                        running[pool.submit(self.work, self.setting, wanted)] = wanted
+                    for task in waiting[: workers - len(running)]:
+                        running[pool.submit(self.work, self.setting, task)] = task
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:

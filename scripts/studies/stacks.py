@@ -140,9 +140,9 @@ def plan_runs(plan: Plan) -> None:
         plan.seeds(plan.sweep({"row": row}, BASE.lr))
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
-    return one_run(ROWS[wanted["row"]], setting, wanted, greedy_bleu)
+    return one_run(ROWS[task["row"]], setting, task, greedy_bleu)
 
 
 main = study_command("scripts.studies.stacks", BASE, plan_runs, work)

@@ -30,9 +30,9 @@ def plan_runs(plan: Plan) -> None:
         plan.seeds(plan.sweep(place, best["lr"]) if row in SWEPT else best | place)
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the table."""
-    return one_run(STUDY_ROWS[wanted["row"]], setting, wanted)
+    return one_run(STUDY_ROWS[task["row"]], setting, task)
 
 
 main = study_command("scripts.studies.table3", BASE, plan_runs, work)
