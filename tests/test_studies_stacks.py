@@ -192,7 +192,7 @@ def test_an_encoder_learns_a_few_captions_by_heart(few, monkeypatch):
     assert {item.plural for item in some} == {True, False}
     monkeypatch.setattr(classify, "ROUND", 640)
 
-    def shares(logits, items):
+    def shares(logits, gaps):
         right.append(share_right(logits(some), some))
         return {}
 

@@ -39,12 +39,13 @@ PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 LABELS = (100, 1000, 0)  # how many; 0: all
 DRAWS = tuple(range(1, 9))  # seeds: which captions have a label, and the first weights
 TOGETHER, ROUND, ROUNDS = 32, 2000, 12  # captions in a step, in a round; rounds at most
-MISLEADING = {"mit", "von", "in", "im", "an", "am", "auf", "vor"}  # a second noun may follow
+MISLEADING = {"mit", "von", "in", "im", "an", "am", "auf", "vor"}  # before the gap
+JUDGED = ("val", "test", "misled")
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Captions and those with a gap, by split, and their tokenizer."""
+    """Captions, those with a gap, by split, and the tokenizer of all."""
 
     texts: Mapping[str, Sequence[str]]
     items: Mapping[str, Sequence[GapItem]]
@@ -56,43 +57,37 @@ def gaps_of(corpus: str, vocab: int) -> Gaps:
     """The German captions of a corpus; each worker prepares them once."""
     pairs = load_corpus(corpus)
     texts = {name: [spaced(german) for german, _ in part] for name, part in pairs.items()}
-    return Gaps(texts, german_gaps(pairs), BPETokenizer.train(texts["train"], vocab))
-
-
-def judged_on(items: Mapping[str, Sequence[GapItem]]) -> dict[str, Sequence[GapItem]]:
-    """What is judged: validation, test, and test captions with a misleading word before the gap."""
+    items = german_gaps(pairs)
     misled = [item for item in items["test"] if MISLEADING & {*item.before}]
-    return {"val": items["val"], "test": items["test"], "misled": misled}
+    return Gaps(texts, items | {"misled": misled}, BPETokenizer.train(texts["train"], vocab))
 
 
-def shares(
-    logits_of: Callable[[Sequence[GapItem]], Tensor], items: Mapping[str, Sequence[GapItem]]
-) -> Run:
+def shares(logits_of: Callable[[Sequence[GapItem]], Tensor], gaps: Gaps) -> Run:
     """The share classified correctly in each part that is judged."""
-    return {name: round(share_right(logits_of(x), x), 4) for name, x in judged_on(items).items()}
+    parts = {name: gaps.items[name] for name in JUDGED}
+    return {name: round(share_right(logits_of(part), part), 4) for name, part in parts.items()}
 
 
 def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
     """A stack that has learned to fill gaps; trained once, and kept."""
     vocab, encode = len(gaps.tokenizer), gaps.tokenizer.encode
-    rows = {
-        name: [[BOS, *encode(text)[:250], EOS] for text in gaps.texts[name]]
+    train, val = (
+        [Example([], [BOS, *encode(text)[:250], EOS]) for text in gaps.texts[name]]
         for name in ("train", "val")
-    }
-    train, val = ([Example([], row) for row in part] for part in rows.values())
+    )
     draw, fixed = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(0)
 
-    def ask(name: str, part: Sequence[int], generator: torch.Generator) -> Asked:
-        return asked_hidden([rows[name][i] for i in part], vocab, generator)
+    def ask(examples: Sequence[Example], part: Sequence[int], generator: torch.Generator) -> Asked:
+        return asked_hidden([examples[i].tgt for i in part], vocab, generator)
 
     def train_it(model: OneStack) -> None:
-        questions = [ask("val", part, fixed) for part in token_batches(val, 1024)]
+        questions = [ask(val, part, fixed) for part in token_batches(val, 1024)]
         orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(config.epochs)]
         fit_best(
             model,
             config,
             [token_batches(train, config.max_tokens, order) for order in orders],
-            lambda part: ask("train", part, draw),
+            lambda part: ask(train, part, draw),
             lambda: nats(model, questions, fast_stack_loss),
             fast_stack_loss,
         )
@@ -152,10 +147,8 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
     """An encoder trained on labelled `items`, from the masked model's weights or from scratch."""
     gap, val = len(gaps.tokenizer), [*parts(gaps.items["val"], gaps.tokenizer)]
     torch.manual_seed(config.seed)
-    if pretrained:
-        encoder = masked_model(replace(MASKED, corpus=config.corpus), gaps)
-    else:
-        encoder = one_stack(config, gap + 1)
+    masked = replace(MASKED, corpus=config.corpus)
+    encoder = masked_model(masked, gaps) if pretrained else one_stack(config, gap + 1)
     torch.manual_seed(config.seed)
     model = NumberClassifier(encoder, gap)
     rounds = [drawn(len(items), random.Random(f"{config.seed}:{i}")) for i in range(ROUNDS)]
@@ -177,7 +170,7 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
         with dropout_off(model):
             return torch.cat([model(part.ids) for part in parts(some, gaps.tokenizer)])
 
-    return outcome(train, lambda model: shares(logits, gaps.items))
+    return outcome(train, lambda model: shares(logits, gaps))
 
 
 def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
@@ -185,10 +178,10 @@ def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
     val = gaps.items["val"]
     bags = {penalty: fit_bag_of_words(items, penalty) for penalty in PENALTIES}
     best = max(bags, key=lambda penalty: share_right(bags[penalty](val), val))
-    captions = {name: len(part) for name, part in judged_on(gaps.items).items()}
+    captions = {name: len(gaps.items[name]) for name in JUDGED}
     singular = sum(not item.plural for item in gaps.items["test"])
     facts = {"penalty": best, "captions": captions, "labelled": len(items), "singular": singular}
-    return facts | shares(bags[best], gaps.items)
+    return facts | shares(bags[best], gaps)
 
 
 def plan_runs(plan: Plan) -> None:

@@ -131,32 +131,26 @@ class LanguageRow(StudyRow):
         return next_loss
 
 
-def samples_of(model: OneStack, characters: Characters, known: set[str]) -> Run:
-    """At each temperature three of 200 texts, and how all compare with the `known` ones."""
-    samples = {}
+def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
+    """Bits on held-out splits; and at each temperature three of 200 texts, and counts of all."""
+    model, characters = trained.model, trained.tokenizer
+    run: Run = {
+        name: round(bits_per_character(row_nats(model, rows), rows), 4)
+        for name, rows in letters_of(trained.config.corpus)[1].items()
+    }
+    run |= {"parameters": sum(p.numel() for p in model.parameters()), "samples": {}}
+    known = {characters.decode(example.tgt) for example in data.train}
     for temperature in TEMPERATURES:
         drawn = sample_texts(model, 200, temperature, 1).tolist()
         texts = [characters.decode(ids) for ids in drawn]
         words = [word for text in texts for word in text.rstrip(".").lower().split()]
-        samples[f"{temperature:g}"] = {
+        run["samples"][f"{temperature:g}"] = {
             "texts": texts[:3],
             "copied": sum(text in known for text in texts),
             "words": len(words),
             "different words": len({*words}),
         }
-    return samples
-
-
-def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
-    """Bits on both held-out splits, and what the model writes."""
-    model, characters = trained.model, trained.tokenizer
-    bits = {
-        name: round(bits_per_character(row_nats(model, rows), rows), 4)
-        for name, rows in letters_of(trained.config.corpus)[1].items()
-    }
-    known = {characters.decode(example.tgt) for example in data.train}
-    parameters = sum(p.numel() for p in model.parameters())
-    return bits | {"parameters": parameters, "samples": samples_of(model, characters, known)}
+    return run
 
 
 def plan_runs(plan: Plan) -> None:

@@ -34,24 +34,22 @@ DRAWS = 4  # seeds for each way of sampling
 CANDIDATES = (4, 16, 32)  # samples to choose from
 MBR_TEMPERATURE = 0.6
 
-Hypotheses = dict[tuple[int, float], list[Hypothesis]]  # by beam and α, one for each source
+Best = dict[tuple[int, float], list[Hypothesis]]  # by beam and α, one for each source
 
 
-def searched(
-    trained: Trained, rows: Rows, beams: Sequence[int], alphas: Sequence[float]
-) -> Hypotheses:
+def searched(trained: Trained, rows: Rows, beams: Sequence[int], alphas: Sequence[float]) -> Best:
     """Each source's best hypothesis for each beam and α; an empty one if there is none.
 
     One search serves every α: when it stops doesn't depend on α, only the ranking does.
     """
-    nothing, hypotheses = Hypothesis((), 0.0, 1), {}
+    nothing, best = Hypothesis((), 0.0, 1), {}
     for beam in tqdm(beams, desc="beams"):
         options = DecodeOptions(beam=beam, alpha=0.0)
         lists = decode_hypotheses(trained, rows, options, nbest=beam)
         for alpha in alphas:
             score = methodcaller("score", alpha)
-            hypotheses[beam, alpha] = [max(some, key=score, default=nothing) for some in lists]
-    return hypotheses
+            best[beam, alpha] = [max(some, key=score, default=nothing) for some in lists]
+    return best
 
 
 def texts_of(trained: Trained, hypotheses: Sequence[Hypothesis]) -> list[str]:
@@ -82,21 +80,19 @@ def empty_log_probs(trained: Trained, rows: Rows, size: int = 64) -> list[float]
     return log_probs
 
 
-def widths(
-    trained: Trained, rows: Rows, references: Texts, hypotheses: Hypotheses
-) -> list[dict[str, Any]]:
+def widths(trained: Trained, rows: Rows, references: Texts, best: Best) -> list[dict[str, Any]]:
     """A row of the record for each beam and α.
 
     `empty` is the share of outputs without a token, `empty_likelier` that of sentences whose empty
     output has a higher probability than the chosen one.
     """
     nothing, table = empty_log_probs(trained, rows), []
-    for (beam, alpha), best in hypotheses.items():
-        likelier = [empty > h.log_prob + 1e-4 for empty, h in zip(nothing, best, strict=True)]
-        row = {"beam": beam, "alpha": alpha} | scores_of(texts_of(trained, best), references)
-        row["log_prob"] = round(sum(h.log_prob for h in best) / len(best), 3)
-        row["empty"] = round(sum(not h.ids for h in best) / len(best), 4)
-        table.append(row | {"empty_likelier": round(sum(likelier) / len(best), 4)})
+    for (beam, alpha), some in best.items():
+        likelier = [empty > h.log_prob + 1e-4 for empty, h in zip(nothing, some, strict=True)]
+        row = {"beam": beam, "alpha": alpha} | scores_of(texts_of(trained, some), references)
+        row["log_prob"] = round(sum(h.log_prob for h in some) / len(some), 3)
+        row["empty"] = round(sum(not h.ids for h in some) / len(some), 4)
+        table.append(row | {"empty_likelier": round(sum(likelier) / len(some), 4)})
     return table
 
 
@@ -161,18 +157,16 @@ def compare_searches(trained: Trained, corpus: Corpus, options: SearchesOptions)
     """All that the record says about the searches."""
     pairs = corpus["val"][: options.sentences]
     rows, references = encoded(trained, pairs)
-    hypotheses = searched(trained, rows, BEAMS, ALPHAS)
+    best = searched(trained, rows, BEAMS, ALPHAS)
     quoted = {"greedy": (1, 0.0), "beam 5, alpha 0.6": (5, 0.6)}
     quoted[f"beam {max(BEAMS)}, alpha 0"] = max(BEAMS), 0.0
     return {
         "split": "val",
         "sentences": len(pairs),
-        "beams": widths(trained, rows, references, hypotheses),
+        "beams": widths(trained, rows, references, best),
         "sampling": samplings(trained, rows, references),
         "mbr": least_risk(trained, rows, references),
-        "example": example(
-            {name: texts_of(trained, hypotheses[at]) for name, at in quoted.items()}
-        ),
+        "example": example({name: texts_of(trained, best[at]) for name, at in quoted.items()}),
     }
 
 
