@@ -51,9 +51,7 @@ def kept_at(path: Path, key: Run, make: Callable[[], Run]) -> Run:
     return content
 
 
-def on_record(
-    path: Path, config: TrainConfig, lesson: Mapping[str, Any] | None = None
-) -> Run | None:
+def on_record(path: Path, config: TrainConfig, lesson: Run | None = None) -> Run | None:
     """The record at `path`, if any. Raises ValueError if it isn't of `config` and `lesson`."""
     if not path.is_file():
         return None
@@ -117,7 +115,7 @@ class Plan(list[Run]):
 
 @dataclass(frozen=True)
 class Study:
-    """A question: its record's name, what all runs share, what says which are wanted, and does one.
+    """A question: its record's name, what all runs share, what plans them, and what does one.
 
     `plan` adds to a Plan. `work` runs in another process, so it has to be a module's function.
     """
