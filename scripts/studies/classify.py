@@ -80,7 +80,10 @@ def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
     def ask(examples: Sequence[Example], part: Sequence[int], generator: torch.Generator) -> Asked:
         return asked_hidden([examples[i].tgt for i in part], vocab, generator)
 
-    def train_it(model: OneStack) -> None:
+    torch.manual_seed(config.seed)
+    model = one_stack(config, vocab + 1)  # the pieces and the gap
+
+    def fill_gaps() -> OneStack:
         questions = [ask(val, part, fixed) for part in token_batches(val, 1024)]
         orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(config.epochs)]
         fit_best(
@@ -91,10 +94,9 @@ def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
             lambda: nats(model, questions, fast_stack_loss),
             fast_stack_loss,
         )
+        return model
 
-    torch.manual_seed(config.seed)
-    model = one_stack(config, vocab + 1)  # the pieces and the gap
-    return trained_once(f"masked-{config.corpus}", model, config, train_it)
+    return trained_once(f"masked-{config.corpus}", model, config, fill_gaps)
 
 
 # Classifiers.

@@ -86,14 +86,6 @@ def teacher_texts(corpus: str) -> Run:
     return kept_at(runs_folder() / f"teacher-{corpus}.json", {"key": key}, write)
 
 
-def reverse_texts(setting: Mapping[str, Any], task: Run, targets: Sequence[str]) -> list[str]:
-    """Sources that a reverse model writes for `targets`, as the row asks."""
-    seed = max(1, task["seed"])  # a sweep uses the first of the models that count
-    model = kept_model(setting, REVERSE, task["reverse_lr"], seed)
-    options = DecodeOptions(beam=1, sample=task["row"] == SAMPLED, seed=seed)
-    return translate(model, targets, options)
-
-
 def word_facts(texts: Sequence[str]) -> dict[str, float]:
     """How many words and different words, and the next word's entropy in nats, given the last."""
     lines = [["<s>", *plain_words(text), "</s>"] for text in texts]
@@ -118,7 +110,10 @@ def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
         known = {*part_indices(len(data.train), SHARE)}
         unknown = [pair for i, pair in enumerate(data.corpus["train"]) if i not in known]
         people, targets = map(list, zip(*unknown, strict=True))
-        texts = reverse_texts(setting, task, targets)
+        seed = max(1, task["seed"])  # a sweep uses the first of the models that count
+        reverse = kept_model(setting, REVERSE, task["reverse_lr"], seed)
+        options = DecodeOptions(beam=1, sample=row == SAMPLED, seed=seed)
+        texts = translate(reverse, targets, options)
         facts = {"facts": word_facts(texts), "people": word_facts(people)}
         facts["back_bleu"] = round(corpus_bleu(texts, people).score, 2)
         return ch21.back_translated(data, known, lambda _: texts), facts
@@ -130,12 +125,9 @@ def kept_model(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> Tr
     """A model that others need; trained once, and kept."""
     config = config_of(setting, row, lr, seed)
     data, _ = read_by(setting, {"row": row, "seed": seed})
-
-    def train_it(model: EncoderDecoder) -> None:
-        model.load_state_dict(train_row(ROW, config, data)[0].state_dict())
-
     name = "-".join([row.replace(" ", "-"), setting["corpus"], f"{lr:g}", str(seed)])
-    model = trained_once(name, ROW.build(config, len(data.tokenizer)), config, train_it)
+    fresh = ROW.build(config, len(data.tokenizer))
+    model = trained_once(name, fresh, config, lambda: train_row(ROW, config, data)[0])
     return Trained(model.eval(), data.tokenizer, config)
 
 

@@ -111,9 +111,9 @@ def train_row(
 
 
 def trained_once(
-    name: str, model: nn.Module, config: TrainConfig, train: Callable[[nn.Module], Any]
+    name: str, model: nn.Module, config: TrainConfig, train: Callable[[], nn.Module]
 ) -> nn.Module:
-    """`model` with the weights that `train` gives it, which other runs may need, too.
+    """What `train()` gives, a model that other runs need, too; or a fresh `model` with its weights.
 
     They are kept below the folder of runs, and read only if they are of the same `config`. Of
     several processes that want them at once, one trains, and the others wait.
@@ -123,7 +123,7 @@ def trained_once(
         if path.is_file() and load_tensors(path)[1] == key:
             load_weights(model, load_tensors(path)[0], path)
         else:
-            train(model)
+            model = train()
             save_tensors(path, weights(model), key)
     return model
 
