@@ -10,20 +10,7 @@ import torch
 from scripts.core.models import Trained
 from scripts.core.settings import build_model
 from scripts.studies import recipes
-from scripts.studies.recipes import (
-    ALL,
-    GREEDY,
-    MORE,
-    PART,
-    REVERSE,
-    RISK,
-    SAMPLED,
-    TAUGHT,
-    cross_entropy,
-    fine_tuned,
-    minimum_risk,
-    word_facts,
-)
+from scripts.studies.recipes import ALL, GREEDY, MORE, PART, REVERSE, RISK, SAMPLED, TAUGHT
 from scripts.studies.rows import part_indices
 from scripts.studies.runner import SWEEP
 
@@ -52,8 +39,8 @@ def task(row, seed=1):
 
 def test_word_facts_are_right_where_they_are_known():
     entropy = round(2 * math.log(2) / 6, 4)
-    assert word_facts(["a b", "a c"]) == {"words": 4, "types": 3, "entropy": entropy}
-    assert word_facts(["A man, a plan."])["types"] == 3  # without punctuation
+    assert recipes.word_facts(["a b", "a c"]) == {"words": 4, "types": 3, "entropy": entropy}
+    assert recipes.word_facts(["A man, a plan."])["types"] == 3  # without punctuation
 
 
 def test_what_each_row_learns_from(few):
@@ -105,11 +92,11 @@ def test_fine_tuning_works_on_a_copy_and_meets_the_same_sentences(few, novice):
     def loss(model, examples):
         met[-1].append(list(examples))
         assert not model.training
-        return cross_entropy(novice.config)(model, examples)
+        return recipes.cross_entropy(novice.config)(model, examples)
 
     for seed in (1, 1, 2):
         met.append([])
-        model = fine_tuned(novice, few.train, loss, 1e-2, seed)
+        model = recipes.fine_tuned(novice, few.train, loss, 1e-2, seed)
         assert not all(map(torch.equal, model.parameters(), novice.model.parameters()))
     assert met[0] == met[1] != met[2] and [len(examples) for examples in met[0]] == [2, 2]
     assert all(torch.equal(t, before[n]) for n, t in novice.model.state_dict().items())
@@ -122,7 +109,7 @@ def test_minimum_risk_lowers_the_risk_of_its_own_draws(forty_pairs, novice, monk
 
     @torch.no_grad()
     def risk(model):
-        return sum(minimum_risk(novice, seed)(model, few).item() for seed in range(5))
+        return sum(recipes.minimum_risk(novice, seed)(model, few).item() for seed in range(5))
 
-    model = fine_tuned(novice, few, minimum_risk(novice, 1), 2e-3, 1)
+    model = recipes.fine_tuned(novice, few, recipes.minimum_risk(novice, 1), 2e-3, 1)
     assert risk(model) < risk(novice.model)

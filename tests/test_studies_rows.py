@@ -15,16 +15,7 @@ from scripts.core.models import load_model
 from scripts.core.settings import build_model, learning_rate
 from scripts.corpora.load import load_corpus
 from scripts.studies import block, grid, rows, stacks, table3
-from scripts.studies.rows import (
-    PATIENCE,
-    bleu,
-    data_of,
-    one_run,
-    outcome,
-    part_indices,
-    part_of,
-    train_row,
-)
+from scripts.studies.rows import bleu, data_of, one_run, outcome, part_indices, part_of, train_row
 from scripts.studies.runner import SWEEP
 
 SMALL = replace(STUDY, corpus="few", vocab=300, d_model=16, d_ff=16, heads=2, layers=1)
@@ -142,7 +133,9 @@ def test_training_stops_when_patience_is_at_its_end_and_keeps_the_best(few, monk
 
     monkeypatch.setattr(rows, "validation_loss", validation_loss)
     model, losses, trained = train_row(StudyRow("base"), replace(SMALL, epochs=7), few)
-    assert losses == scripted[: 3 + PATIENCE] and len(trained) == len(losses)  # 1.0 is never seen
+    assert losses == scripted[: 3 + rows.PATIENCE] and len(trained) == len(
+        losses
+    )  # 1.0 is never seen
     assert all(map(torch.equal, model.parameters(), seen[2]))
     assert not all(map(torch.equal, model.parameters(), seen[-1]))
 

@@ -10,16 +10,7 @@ from scripts.book import records
 from scripts.book.records import load_record, recorded
 from scripts.ch19_ablations import STUDY
 from scripts.studies import block, classify, gpt, grid, recipes, runner, stacks, table3
-from scripts.studies.runner import (
-    SWEEP,
-    Hours,
-    Plan,
-    Study,
-    kept_at,
-    on_record,
-    study_command,
-    these,
-)
+from scripts.studies.runner import SWEEP, Plan, Study, kept_at, on_record, study_command, these
 
 STUDIES = (block, classify, gpt, grid, recipes, stacks, table3)
 
@@ -106,7 +97,7 @@ def test_a_command_keeps_its_record_where_it_is_asked_to(tmp_path, monkeypatch):
     command = study_command(
         "scripts.studies.squares", STUDY, lambda plan: plan.append({"x": 5}), echo
     )
-    record = command.run(Hours(hours=1, workers=1, corpus="sample"))
+    record = command.run(runner.Hours(hours=1, workers=1, corpus="sample"))
     assert record["runs"][0]["loss"] == STUDY.epochs and record["setting"]["corpus"] == "sample"
     assert load_record("squares-sample", tmp_path / "results") == record
     assert record["command"] == "python -m scripts.studies.squares --corpus sample --save"
