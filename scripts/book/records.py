@@ -90,10 +90,7 @@ def load_record(name: str, folder: Path = RESULTS) -> dict[str, Any]:
 
 
 def recorded(
-    name: str,
-    command: str,
-    measure: Callable[[], Mapping[str, Any]],
-    save: bool,
+    name: str, command: str, measure: Callable[[], Mapping[str, Any]], save: bool
 ) -> dict[str, Any]:
     """The record of what `measure()` finds, with its provenance: kept as `name`, or else printed.
 

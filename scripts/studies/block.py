@@ -11,24 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from scripts import ch22_todays_block as ch22
 from scripts.ch04_encoder_decoder import EncoderDecoder, EncoderLayer
 from scripts.ch06_training import PAD, Batch, LabelSmoothing
 from scripts.ch19_ablations import STUDY, StudyRow, drop_positions
-from scripts.ch22_todays_block import (
-    GroupedAttention,
-    NormedAttention,
-    OpenAttention,
-    RotaryAttention,
-    SquaredReLU,
-    TodaysAttention,
-    attend_by,
-    exchange,
-    feed_by,
-    gated,
-    norm_by_length,
-    renew,
-    zero_outputs,
-)
 from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedAttention
 from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer
 from scripts.core.settings import TrainConfig
@@ -96,17 +82,17 @@ def leave_padding_out(model: EncoderDecoder) -> None:
             old.size, old.self_attn, old.feed_forward, road.dropout.p, road.norm_first
         )
 
-    exchange(model, EncoderLayer, sparse)
+    ch22.exchange(model, EncoderLayer, sparse)
 
 
 def attends(kind: Callable[..., Any], groups: int | None = None) -> Callable[..., None]:
     """The step that replaces self-attention."""
-    return partial(attend_by, kind=kind, groups=groups)
+    return partial(ch22.attend_by, kind=kind, groups=groups)
 
 
 def feeds(make: Callable[..., Any]) -> Callable[..., None]:
     """The step that replaces feed-forward layers."""
-    return partial(feed_by, make=make)
+    return partial(ch22.feed_by, make=make)
 
 
 def swaps(old: type, kind: Callable[..., Any], **more: Any) -> Callable[..., None]:
@@ -115,36 +101,38 @@ def swaps(old: type, kind: Callable[..., Any], **more: Any) -> Callable[..., Non
     def make(_: str, part: Any) -> Any:
         return kind(part.h, part.project_query.in_features, part.dropout.p, **more)
 
-    return partial(exchange, kind=old, make=make)
+    return partial(ch22.exchange, kind=old, make=make)
 
 
 OLD, NEW = "2017", "today"
-todays = (attends(TodaysAttention, 2), feeds(gated), norm_by_length, drop_positions)
 ROWS = {
     OLD: BlockRow(),
-    NEW: BlockRow(renew),
-    "RMSNorm": BlockRow(norm_by_length),
-    "SwiGLU": BlockRow(feeds(gated)),
-    "ReLU²": BlockRow(feeds(SquaredReLU)),
-    "rotary": BlockRow(attends(RotaryAttention), drop_positions),
-    "QK-norm": BlockRow(attends(partial(NormedAttention, groups=BASE.heads))),
-    "zeroed outputs": BlockRow(zero_outputs),
+    NEW: BlockRow(ch22.renew),
+    "RMSNorm": BlockRow(ch22.norm_by_length),
+    "SwiGLU": BlockRow(feeds(ch22.gated)),
+    "ReLU²": BlockRow(feeds(ch22.SquaredReLU)),
+    "rotary": BlockRow(attends(ch22.RotaryAttention), drop_positions),
+    "QK-norm": BlockRow(attends(partial(ch22.NormedAttention, groups=BASE.heads))),
+    "zeroed outputs": BlockRow(ch22.zero_outputs),
     "Muon": BlockRow(optimizer="muon"),
-    "today, Muon": BlockRow(renew, optimizer="muon"),
-    "today, not zeroed": BlockRow(*todays),
-    "grouped-query": BlockRow(attends(GroupedAttention, 2)),
-    "multi-query": BlockRow(attends(GroupedAttention, 1)),
+    "today, Muon": BlockRow(ch22.renew, optimizer="muon"),
+    "today, not zeroed": BlockRow(
+        attends(ch22.TodaysAttention, 2), feeds(ch22.gated), ch22.norm_by_length, drop_positions
+    ),
+    "grouped-query": BlockRow(attends(ch22.GroupedAttention, 2)),
+    "multi-query": BlockRow(attends(ch22.GroupedAttention, 1)),
     "multi-query, across too": BlockRow(
-        attends(GroupedAttention, 1), swaps(OpenAttention, GroupedAttention, groups=1)
+        attends(ch22.GroupedAttention, 1),
+        swaps(ch22.OpenAttention, ch22.GroupedAttention, groups=1),
     ),
     "latent, decoder alone": BlockRow(
-        attends(RotaryAttention),
-        lambda model: swaps(RotaryAttention, latent)(model.decoder),
+        attends(ch22.RotaryAttention),
+        lambda model: swaps(ch22.RotaryAttention, latent)(model.decoder),
         drop_positions,
     ),
     "latent": BlockRow(attends(latent), drop_positions),
     "latent, across too": BlockRow(
-        attends(latent), swaps(OpenAttention, latent, rotary=False), drop_positions
+        attends(latent), swaps(ch22.OpenAttention, latent, rotary=False), drop_positions
     ),
     "window of 4": BlockRow(attends(partial(WindowedAttention, window=4))),
     "linear attention": BlockRow(attends(LinearAttention)),

@@ -11,19 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from scripts import ch17_small_gpt as ch17
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example
-from scripts.ch17_small_gpt import (
-    Asked,
-    Characters,
-    KneserNey,
-    OneStack,
-    bits_per_character,
-    gram_counts,
-    row_nats,
-    sample_texts,
-)
 from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.core.data import TrainingData
 from scripts.core.models import Trained
@@ -68,7 +59,7 @@ def texts_of(corpus: str) -> dict[str, list[str]]:
 def letters_of(corpus: str) -> tuple[TrainingData, dict[str, list[list[int]]]]:
     """What a character model reads: targets without a source; and each held-out split's rows."""
     texts = texts_of(corpus)
-    characters = Characters(texts["train"])
+    characters = ch17.Characters(texts["train"])
     rows = {name: [*map(characters.encode, lines)] for name, lines in texts.items()}
     train, val = ([Example([], row) for row in rows[name]] for name in ("train", "val"))
     del rows["train"]
@@ -81,12 +72,12 @@ def letters_of(corpus: str) -> tuple[TrainingData, dict[str, list[list[int]]]]:
 def counted(corpus: str) -> list[Run]:
     """Bits per character of n-gram models of each order, counted on the training captions."""
     data, held_out = letters_of(corpus)
-    counts, table = gram_counts([example.tgt for example in data.train], max(ORDERS)), []
+    counts, table = ch17.gram_counts([example.tgt for example in data.train], max(ORDERS)), []
     for order in ORDERS:
-        model = KneserNey(counts[:order], len(data.tokenizer))
+        model = ch17.KneserNey(counts[:order], len(data.tokenizer))
         table.append({"order": order, "entries": sum(map(len, model.tables))})
         for name, rows in held_out.items():
-            bits = bits_per_character([model.nats(row) for row in rows], rows)
+            bits = ch17.bits_per_character([model.nats(row) for row in rows], rows)
             table[-1][name] = round(bits, 4)
     return table
 
@@ -113,16 +104,18 @@ def packed(corpus: str) -> list[Run]:
 # Models.
 
 
-def next_loss(model: OneStack, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
+def next_loss(
+    model: ch17.OneStack, batch: Batch, criterion: LabelSmoothing
+) -> tuple[Tensor, Tensor]:
     """`fast_stack_loss` of the targets of chapter 6's batch."""
-    asked = Asked(batch.tgt, batch.tgt_y, subsequent_mask(batch.tgt.size(1), batch.tgt.device))
-    return fast_stack_loss(model, asked, criterion)
+    mask = subsequent_mask(batch.tgt.size(1), batch.tgt.device)
+    return fast_stack_loss(model, ch17.Asked(batch.tgt, batch.tgt_y, mask), criterion)
 
 
 class LanguageRow(StudyRow):
     """One stack that is asked for the next character of a target."""
 
-    def build(self, config: TrainConfig, vocab: int) -> OneStack:
+    def build(self, config: TrainConfig, vocab: int) -> ch17.OneStack:
         """The model over `vocab` characters, from the global seed."""
         return one_stack(config, vocab, positions="learned", max_len=LONGEST + 2)
 
@@ -135,13 +128,13 @@ def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
     """Bits on held-out splits; and at each temperature three of 200 texts, and counts of all."""
     model, characters = trained.model, trained.tokenizer
     run: Run = {
-        name: round(bits_per_character(row_nats(model, rows), rows), 4)
+        name: round(ch17.bits_per_character(ch17.row_nats(model, rows), rows), 4)
         for name, rows in letters_of(trained.config.corpus)[1].items()
     }
     run |= {"parameters": sum(p.numel() for p in model.parameters()), "samples": {}}
     known = {characters.decode(example.tgt) for example in data.train}
     for temperature in TEMPERATURES:
-        drawn = sample_texts(model, 200, temperature, 1).tolist()
+        drawn = ch17.sample_texts(model, 200, temperature, 1).tolist()
         texts = [characters.decode(ids) for ids in drawn]
         words = [word for text in texts for word in text.rstrip(".").lower().split()]
         run["samples"][f"{temperature:g}"] = {

@@ -9,14 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from scripts import ch10_judging as ch10
 from scripts.ch08_decoding import sentence_chrf
-from scripts.ch10_judging import (
-    bleu_by_many_names,
-    bleu_of_draws,
-    paired_difference,
-    sentence_parts,
-    tokens_13a,
-)
 from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu, held_out_splits
 from scripts.studies.searches import scores_of, searched, texts_of
@@ -42,15 +36,15 @@ def bleu_by_length(
 
     A length is a number of words between spaces. Buckets without a sentence are left out.
     """
-    counts = sentence_parts(outputs, references)  # (N, 10)
+    counts = ch10.sentence_parts(outputs, references)  # (N, 10)
     buckets = np.digitize([max(1, len(text.split())) for text in sources], LENGTH_EDGES)  # (N,)
     rng, table = np.random.default_rng(0), []
     for number, label in enumerate(bucket_labels(LENGTH_EDGES), start=1):
         inside = np.flatnonzero(buckets == number)
         if len(inside):
             draws = rng.choice(inside, size=(samples, len(inside)), replace=True)
-            ends = np.percentile(bleu_of_draws(counts, draws), [2.5, 97.5])
-            scores = *bleu_of_draws(counts, inside[None]), *ends
+            ends = np.percentile(ch10.bleu_of_draws(counts, draws), [2.5, 97.5])
+            scores = *ch10.bleu_of_draws(counts, inside[None]), *ends
             bleu, low, high = (round(float(score), 2) for score in scores)
             row = {"words": label, "sentences": len(inside)}
             table.append(row | {"bleu": bleu, "low": low, "high": high})
@@ -59,7 +53,7 @@ def bleu_by_length(
 
 def plain_words(text: str) -> list[str]:
     """The words of a text, lower-cased and without punctuation."""
-    return [token for token in tokens_13a(text.lower()) if any(map(str.isalnum, token))]
+    return [token for token in ch10.tokens_13a(text.lower()) if any(map(str.isalnum, token))]
 
 
 def recall_by_frequency(
@@ -99,7 +93,7 @@ def tenths(differences: Sequence[float]) -> list[dict[str, float]]:
 
 def beam_against_greedy(greedy: Texts, beam: Texts, references: Texts) -> dict[str, Any]:
     """The comparison for the record: its figures, and histograms of the draws and of the swaps."""
-    compared = paired_difference(greedy, beam, references)
+    compared = ch10.paired_difference(greedy, beam, references)
     return {
         **{key: round(getattr(compared, key), 4) for key in ("difference", "low", "high", "p")},
         "differing": sum(a != b for a, b in zip(greedy, beam, strict=True)),
@@ -141,7 +135,7 @@ def analyse_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> di
     rows, references = encoded(trained, pairs)
     hypotheses = searched(trained, rows, BEAMS, [0.6])
     outputs = {beam: texts_of(trained, best) for (beam, _), best in hypotheses.items()}
-    names = bleu_by_many_names(trained, pairs, outputs[5])
+    names = ch10.bleu_by_many_names(trained, pairs, outputs[5])
     training = (english for _, english in corpus["train"])
     return {
         "split": split,

@@ -41,10 +41,7 @@ def one_stack(config: TrainConfig, vocab: int, **more: Any) -> OneStack:
 
 
 def fast_stack_loss(
-    model: OneStack,
-    batch: Asked,
-    criterion: LabelSmoothing,
-    places: Tensor | None = None,
+    model: OneStack, batch: Asked, criterion: LabelSmoothing, places: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`stack_loss` by the fast path: the same two sums, the same gradients.
 
