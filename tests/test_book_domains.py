@@ -75,6 +75,7 @@ LISTS = {"Sequence[str]", "Iterable[str]", "list[str]", "Texts"}
 LISTS |= {f"{kind}[{of}]" for kind in ("Sequence", "Iterable") for of in LISTS}
 NAMES = {"texts", "sentences", "outputs", "references", "hypotheses", "lines", "candidates"}
 NAMES |= {"sources", "pieces", "words"}
+OTHER_ROOMS = ("scripts.book.", "scripts.exercises.", "scripts.studies.")
 # With one of these they read ids, or hand the texts on.
 OTHERS = {"Rows", "Sequence[Sequence[int]]", "Pairs", "Settings", "nn.Module", "StudyRow"}
 
@@ -88,7 +89,7 @@ def takers_of_texts():
     for path in MODULES:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         tree = ast.parse(path.read_text("utf-8"))
-        for node in tree.body * (not module.startswith(("scripts.book.", "scripts.exercises."))):
+        for node in tree.body * (not module.startswith(OTHER_ROOMS)):
             inits = [
                 part for part in getattr(node, "body", ()) if "def __init__" in ast.unparse(part)
             ]

@@ -55,7 +55,7 @@ def test_a_run_says_once_that_its_16_bits_are_emulated(monkeypatch, data, tmp_pa
 def test_times_of_emulated_16_bits_are_refused(monkeypatch, capsys):
     """They would take days, and say nothing of bfloat16."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    monkeypatch.setattr(study, "one_run", Mock(side_effect=AssertionError))
+    monkeypatch.setattr(study, "trained_in", Mock(side_effect=AssertionError))
     assert study.main([]) == 2
     error = capsys.readouterr().err
     assert "AVX512-BF16" in error and error.count("\n") == 1

@@ -19,11 +19,11 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model
 from scripts.fast.fast import FastPath, fast_loss
 from scripts.fast.run import fit, training_of
 from scripts.ladder import unidrop
+from scripts.ladder.climbing import lesson_of
 from scripts.ladder.distill import distill_loss, ensemble_probs, taught_loss
 from scripts.ladder.diversify import diversified, pairs_sha256, sound
 from scripts.ladder.lessons import LessonConfig, lesson_loss
 from scripts.ladder.unidrop import drop_words, fewer_features, fewer_layers, with_unidrop
-from scripts.studies.runner import lesson_of
 
 VOCAB = 14
 CRITERION = LabelSmoothing(0.1)

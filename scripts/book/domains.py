@@ -81,8 +81,6 @@ DOMAINS: dict[str, Domain] = {
     "top_p": Domain(0, 1, above=True, note="1: off"),
     # How much a study or a race does.
     "sentences": COUNT,
-    "seeds": COUNT,
-    "base_seeds": COUNT,
     "rounds": COUNT,
     "count": COUNT,
     "hours": POSITIVE,
