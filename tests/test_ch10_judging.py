@@ -28,14 +28,13 @@ from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.corpora.load import load_corpus
 from scripts.fast.translating import DecodeOptions, decode_hypotheses, translate
 from scripts.studies.judging import (
-    LENGTH_EDGES,
+    LISTED,
+    QUOTED,
     bleu_by_length,
-    bucket_of,
-    penalty_sweep,
-    ranked_texts,
     recall_by_frequency,
     worst_and_best,
 )
+from scripts.studies.searches import searched, texts_of
 
 
 @pytest.fixture(scope="module")
@@ -195,9 +194,11 @@ def test_the_lengths_partition_the_sentences(pairs):
     assert lost == pytest.approx(0.1, abs=0.02)
     rows = bleu_by_length(sources, outputs, references, samples=30)
     assert sum(row["sentences"] for row in rows) == len(pairs) and len(rows) > 2
-    names = [bucket_of(len(source.split()), LENGTH_EDGES) for source in sources]
+    lengths = [len(source.split()) for source in sources]
     for row in rows:
-        inside = [i for i, name in enumerate(names) if name == row["words"]]
+        low, _, high = row["words"].rstrip("+").partition("–")
+        ends = int(low), int(high or 99)
+        inside = [i for i, length in enumerate(lengths) if ends[0] <= length <= ends[1]]
         chosen = [[texts[i] for i in inside] for texts in (outputs, references)]
         assert row["bleu"] == round(corpus_bleu(*chosen).score, 2)
         assert row["low"] <= row["bleu"] <= row["high"]
@@ -217,22 +218,24 @@ def test_recall_by_frequency_on_a_hand_made_example():
 
 
 def test_worst_and_best_are_the_ends_of_the_list():
-    references = ["a small dog", "a cat", "one two three four", "horses"]
-    outputs = ["a small dog", "a cat", "one two six", "zzz"]
-    worst, best = worst_and_best(outputs, references, count=2)
-    assert [i for i, _ in worst] == [3, 2] and worst[0][1] == 0 < worst[1][1] < 100
-    assert best == [(0, 100.0), (1, 100.0)]  # of the two perfect ones, the longer first
+    references = ["a small dog", "a cat", "one two three four", "horses", *["so"] * 8]
+    outputs = ["a small dog", "a cat", "one two six", "zzz", *["sa"] * 8]
+    ends = worst_and_best([("", reference) for reference in references], outputs)
+    assert [row["line"] for row in ends["best"][:3]] == [1, 2, 3]  # of two perfect ones the longer
+    assert ends["best"][1]["chrf2"] == 100 and len(ends["worst"]) == LISTED
+    assert ends["worst"][0]["line"] == 4 and ends["worst"][0]["chrf2"] == 0
+    assert [*map(len, ends["worst"])] == [5] * QUOTED + [2] * (LISTED - QUOTED)
 
 
 def test_ranking_anew_equals_searching_anew(weak, pairs):
     rows = [[EOS], *(source_ids(source, weak.tokenizer) for source, _ in pairs[:8])]
     alphas = (0.0, 0.4, 1.4)
-    ranked = penalty_sweep(weak, rows, alphas, beam=4)
+    best = searched(weak, rows, [4], alphas)
     for alpha in alphas:
-        searched = decode_hypotheses(weak, rows, DecodeOptions(beam=4, alpha=alpha))
-        assert ranked[alpha] == ranked_texts(weak, searched, alpha)
-        assert ranked[alpha][0] == ""  # nothing in, nothing out
-    assert ranked[0.0] != ranked[1.4]
+        anew = decode_hypotheses(weak, rows, DecodeOptions(beam=4, alpha=alpha))
+        assert [h.ids for h in best[4, alpha]] == [some[0].ids if some else () for some in anew]
+        assert texts_of(weak, best[4, alpha])[0] == ""  # nothing in, nothing out
+    assert best[4, 0.0] != best[4, 1.4]
 
 
 @pytest.fixture(scope="module")
