@@ -244,7 +244,13 @@ def test_one_token_at_a_time_with_the_cache_is_greedy_decoding():
 # The record
 
 
-def test_the_ranking_is_by_the_penalty(monkeypatch):
+def test_the_study_scores_the_empty_output_and_ranks_by_the_penalty(monkeypatch):
+    shipped = load_model(SHIPPED)
+    rows = [[5, 6, 7, EOS], [8, EOS], [9, 10, EOS]]
+    for row, log_prob in zip(rows, searches.empty_log_probs(shipped, rows, size=2), strict=True):
+        memory = shipped.model.encode(torch.tensor([row]), None)
+        alone = next_log_probs(shipped.model, memory, None, torch.tensor([[BOS]]))[0, EOS].item()
+        assert math.isclose(alone, log_prob, rel_tol=1e-4)
     short, long = hypothesis([4, EOS], -1.0), hypothesis([4, 5, 6, EOS], -1.5)
     monkeypatch.setattr(searches, "decode_hypotheses", lambda *_, nbest: [[short, long], []])
     best = searches.searched(None, [], [5], [0.0, 1.0])
