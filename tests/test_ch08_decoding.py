@@ -30,6 +30,7 @@ from scripts.ch08_decoding import (
     keep_nucleus,
     keep_top,
     mbr_choice,
+    next_log_probs,
     plain_translate,
     sentence_chrf,
     sharpened,
