@@ -18,7 +18,7 @@ BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.
 
 
 def rewrite(path: Path, pattern: str, text: str) -> None:
-    """Put `text` in place of what `pattern` finds in a file. Raises ValueError if that is nothing."""
+    """Put `text` where `pattern` fits in a file. Raises ValueError if it is not there."""
     old = path.read_text("utf-8")
     new, count = re.subn(pattern, lambda _: text, old, count=1, flags=re.MULTILINE)
     if not count:
