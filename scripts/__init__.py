@@ -46,7 +46,7 @@ def bound_names(node):
     """The names that an import, a definition or an assignment binds; "" where it isn't a name."""
     match node:
         case ast.Import() | ast.ImportFrom():
-            return [(one.asname or one.name).split(".")[0] for one in node.names]
+            return [(alias.asname or alias.name).split(".")[0] for alias in node.names]
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return [node.name]
     targets = getattr(node, "targets", None) or [node.target]
