@@ -339,7 +339,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def server():
-    """Runs pytest elsewhere: takes (folder, log, "pytest", arguments), gives the exit code."""
+    """Runs pytest elsewhere: takes (folder, log, arguments), gives the exit code."""
     with warm.server() as ask:
         yield ask
 
@@ -367,7 +367,7 @@ def run_tests(server, finders: set[str], *options: str, cwd: Path) -> tuple[int,
         assert found, f"no tests/{file}: update which file has to find the fault"
         tests += [f"{path}{colons}{test}" for path in found]
     log = cwd / "log.txt"
-    code = server(cwd, log, "pytest", *tests, "-x", "-q", "-p", "no:cacheprovider", *options)
+    code = server(cwd, log, *tests, "-x", "-q", "-p", "no:cacheprovider", *options)
     return code, log.read_text("utf-8")
 
 

@@ -121,7 +121,7 @@ class ModelOptions(DecodeOptions):
 def open_model(options: ModelOptions) -> Trained:
     """The model that the options name. Raises ValueError or FileNotFoundError if it is unfit."""
     keep_memory()
-    best = DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else STUDIED  # all that the one notebook has
+    best = DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else STUDIED  # the larger may be left out
     folder = Path(options.model) if options.model else best
     device = pick_device(options.device)
     options.precision_on(device)  # an unfit one is refused now, not after the first line
