@@ -24,7 +24,7 @@ from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
-from scripts.core.settings import TrainConfig, pick_device, plain_config
+from scripts.core.settings import TrainConfig, known_settings, pick_device, plain_config
 
 Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what was found
 Plan = Callable[[Sequence[Run]], Sequence[Run]]
@@ -86,7 +86,7 @@ def begun(study: Study, command: str, folder: Path) -> dict[str, Any]:
     """
     with suppress(FileNotFoundError):
         record = load_record(study.name, folder)
-        if record["setting"] != study.setting:
+        if known_settings(record["setting"]) != study.setting:
             path = folder / f"{study.name}.json"
             raise ValueError(f"{path} holds a study in another setting: move it away")
         return record
@@ -121,7 +121,7 @@ def on_record(path: Path, config: TrainConfig) -> Run | None:
     ours = asdict(plain_config(config)) | lesson_of(config)
     if "val_bleu_by_alpha" in found:
         ours["alpha"] = found["config"]["alpha"]  # validation chose it
-    if found["config"] | found.get("lesson", {}) != ours:
+    if known_settings(found["config"]) | found.get("lesson", {}) != ours:
         raise ValueError(f"{path.parent} holds another run: move it away")
     return found
 
