@@ -204,49 +204,6 @@ def test_no_step_waits_for_the_gpu(kind):
         torch.cuda.set_sync_debug_mode("default")
 
 
-# Mistakes are found.
-
-
-class Forgetful(StaticStep):
-    """Drops the last pair of each batch."""
-
-    def cut(self, rows, shapes):
-        rows = rows.clone()
-        rows[-1] = self.corpus.filler
-        return super().cut(rows, shapes)
-
-
-class Drawing(StaticStep):
-    """Draws a random number of its own before each step, as warm-ups would."""
-
-    def __call__(self, number):
-        torch.rand(1, device=DEVICE)
-        super().__call__(number)
-
-
-class Unclipped(StaticStep):
-    """Forgets to bound the gradient."""
-
-    def __init__(self, *given, **named):
-        super().__init__(*given, **named)
-        self.clip = 1e9
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("kind", [Forgetful, Drawing, Unclipped])
-def test_a_kind_that_errs_is_found(kind, dropout):
-    case = dropout, "float32", "adam"
-    found = apart(outcome(kind, *case), outcome(Step, *case))
-    assert (found > TOLERANCE["float32"]) is (kind is not Drawing or dropout > 0)
-
-
-def test_a_resume_without_the_random_state_is_found(monkeypatch):
-    monkeypatch.setitem(globals(), "set_rng_states", lambda states, device: None)
-    with determinism():
-        straight, again = resumed(Step)
-    assert not again.equal(straight)
-
-
 def test_pairs_fill_their_batches():
     """Otherwise the kinds would compute on different numbers, and draw different masks."""
     take = Trial(StaticStep, BASE).take

@@ -160,18 +160,6 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(kind, m
     assert not any(torch.isnan(p).any() for p in model.parameters())
 
 
-def test_what_is_returned_is_not_written_over():
-    plan = a_plan()[:1] * 3
-    step = a_step("graphed", model := a_model(), optimizer := adam(model))
-    set_rate(optimizer, 1e-2)
-    step.load(PAIRS, plan, labels(plan))
-    for number in range(3):
-        step(number)
-    losses = [figures.loss for figures in step.look()]
-    assert losses == sorted(losses, reverse=True) and len(set(losses)) == 3
-    assert step.look() == []
-
-
 def test_all_recordings_share_one_pool():
     """With a GPU's calls replaced by some that note what they are given."""
     pools = []
@@ -264,15 +252,3 @@ def test_static_batches_have_every_pair_once_in_few_shapes():
     assert all(rows * width <= 64 for ((width, rows),) in step.shapes)
     with pytest.raises(ValueError, match=f"{WIDTHS[-1]} tokens does not fit"):
         static_batches(PAIRS, WIDTHS, WIDTHS[-1] - 1, random.Random(1))
-
-
-def test_determinism_is_asked_for():
-    before = torch.are_deterministic_algorithms_enabled()
-    try:
-        with mock.patch.dict("os.environ"):
-            steps.ask_for_determinism()
-            assert torch.are_deterministic_algorithms_enabled()
-            assert not torch.is_deterministic_algorithms_warn_only_enabled()
-            assert steps.os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    finally:
-        torch.use_deterministic_algorithms(before)
