@@ -33,9 +33,7 @@ def exact() -> dict[str, Requirement]:
 
 def ranges() -> dict[str, Requirement]:
     extras = PROJECT["optional-dependencies"]
-    wanted = PROJECT["dependencies"] + sum(
-        (extras[one] for one in ("dev", "track", "export", "book")), []
-    )
+    wanted = PROJECT["dependencies"] + sum((extras[one] for one in ("dev", "export", "book")), [])
     return {canonicalize_name(one.name): one for one in map(Requirement, wanted)}
 
 
@@ -47,12 +45,6 @@ def test_the_peers_of_the_benchmark_are_an_extra_alone():
     peers = {Requirement(one).name for one in PROJECT["optional-dependencies"]["bench"]}
     assert peers == {"transformers", "x-transformers", "ctranslate2"}
     assert peers & exact().keys() == {"ctranslate2"}  # the exports are tested with it
-
-
-def test_the_tracker_is_an_extra_alone_and_tested():
-    tracker = {Requirement(one).name for one in PROJECT["optional-dependencies"]["track"]}
-    needed = {Requirement(one).name for one in PROJECT["dependencies"]}
-    assert tracker == {"wandb"} and not tracker & needed and tracker <= exact().keys()
 
 
 def test_every_exact_version_lies_in_its_range():

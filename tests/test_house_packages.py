@@ -185,7 +185,7 @@ def test_running_needs_what_make_run_installs_and_nothing_else():
     here = packages_distributions().items()
     kept = needed_to_run() | {OURS}
     gone = {name for name, by in here if not {*map(canonicalize_name, by)} & kept}
-    assert {"altair", "pandas", "spacy", "torchtext", "scipy", "IPython", "wandb"} <= gone
+    assert {"altair", "pandas", "spacy", "torchtext", "scipy", "IPython"} <= gone
     names = ["scripts.ch09_training_run", *light()]
     assert {"scripts.core.checkpoints", "scripts.bench.gpu", "scripts.corpora.load"} <= {*names}
     done = python("-c", ONLY_TO_RUN + A_STEP + A_CALL, *names, cwd=ROOT, GONE=" ".join(gone))
