@@ -32,7 +32,7 @@ from scripts.core.checkpoints import (
 )
 from scripts.core.optimizers import make_optimizer
 from scripts.core.settings import TrainConfig, build_model
-from scripts.core.steps import GraphedStep, StaticStep, Step, ask_for_determinism, set_rate
+from scripts.core.steps import GraphedStep, Step, ask_for_determinism, set_rate
 from scripts.fast.losses import OLD_KERNELS, loss_function_of
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, at the first product
@@ -202,12 +202,3 @@ def test_no_step_waits_for_the_gpu(kind):
         trial.run(range(len(WIDTHS), COUNT))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_pairs_fill_their_batches():
-    """Otherwise the kinds would compute on different numbers, and draw different masks."""
-    take = Trial(StaticStep, BASE).take
-    for step, shapes in zip(take.plan, take.shapes, strict=True):
-        assert [(len(batch), len(take.examples[batch[0]].src)) for batch in step] == [
-            (rows, width) for width, rows in shapes
-        ]

@@ -96,7 +96,7 @@ class Step:
         for i, batch in enumerate(group):
             last = i == len(group) - 1  # processes meet once a step, not once a batch
             with nullcontext() if last else self.without_sync():
-                loss, nll = self.loss_of(self.model, batch, self.criterion)
+                loss, nll = self.loss_of(self.model, batch, self.criterion)  # in its precision
                 (loss / per).backward()
             sums += torch.stack((loss.detach(), nll.detach()))
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
