@@ -203,6 +203,8 @@ def test_on_a_gpu_rates_and_counts_are_on_the_device(monkeypatch, optimizer):
         built = make_optimizer(TrainConfig(optimizer=optimizer), model)
         rates = [how["lr"] for how in asked]
         rates += [built.param_groups[0]["lr"]] * (optimizer == "muon")
+    ratios = [group["initial_lr"] for group in built.param_groups]
+    assert ratios == pytest.approx([10.0, 1.0][-len(ratios) :])  # of muon_lr and lr, to lr
     (adam,) = asked
     held = [id(p) for group in built.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in model.parameters())

@@ -24,7 +24,7 @@ from scripts.core.scores import corpus_bleu, held_out_splits
 from scripts.core.settings import PRESETS, build_model, plain_config, stored_config
 from scripts.corpora.load import load_corpus
 from scripts.fast import run as fast_run
-from scripts.fast.run import evaluate
+from scripts.fast.run import evaluate, finish
 from scripts.fast.translating import DecodeOptions, translate
 
 ONE = replace(RUN, epochs=1, schedule="inverse_sqrt", name="one")
@@ -202,6 +202,31 @@ def test_a_lengthened_run_is_the_longer_run(runs, monkeypatch):
     (runs / "one-2/record.json").unlink()
     assert train.main(["--from", "runs/one", "--epochs", "2", "--resume"]) == 0
     assert load_record("record", runs / "one-2")["weights_sha256"] == straight["weights_sha256"]
+
+
+def test_validation_chooses_the_length_penalty_and_the_record_scores_it(runs, data, monkeypatch):
+    """No test set has a say in it; the model brings the search that its record and card tell of."""
+    whole, asked, folder = fast_run.evaluate, [], runs / "one"
+
+    def favoured(trained, pairs, *search):
+        validates = pairs == data.corpus["val"]
+        asked.append((validates, *search))
+        bleus = {0.6: 11.0, 1.0: 12.0} if validates else {0.6: 99.0}
+        return whole(trained, pairs) | ({"bleu": bleus.get(search[1], 0.0)} if search else {})
+
+    monkeypatch.setattr(fast_run, "evaluate", favoured)
+    history = load_record("record", folder)["history"]
+    config = replace(load_model(folder).config, beam=2)
+    record = finish(config, data, folder, history, {"best epoch": 1.0}, (0.6, 1.0, 1.4))
+    searches = [(True, 2, alpha) for alpha in (0.6, 1.0, 1.4)]
+    assert asked == [*searches, *[(False, 2, 1.0), (False,)] * 2]
+    assert record["val_bleu_by_alpha"] == {"0.6": 11.0, "1": 12.0, "1.4": 0.0}
+    assert (
+        load_model(folder).config == replace(config, alpha=1.0) == stored_config(record["config"])
+    )
+    texts, references = record["samples"], [english for _, english in data.corpus["test"]]
+    lower = corpus_bleu([one["translation"] for one in texts], references, lowercase=True)
+    assert record["test"]["test"]["bleu_lowercased"] == round(lower.score, 2)
 
 
 @pytest.mark.parametrize("has", [True, False])

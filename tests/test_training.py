@@ -473,13 +473,14 @@ def test_a_look_now_and_then_finds_what_a_look_each_step_does(data, tmp_path):
     """As on a GPU: the same report, and the step that went wrong. States are rarer there."""
     reports = []
     for every in (1, 3):
-        training = training_of(RUN, data, tmp_path)
+        training = training_of(replace(RUN, clip=0.5, smoothing=0.2), data, tmp_path)
         training.every = every
         reports.append(training.train_epoch())
         assert steps_saved(tmp_path) == (8 if every == 1 else 0)  # each 4 or 12 steps
         for path in saved_states(tmp_path):
             path.unlink()
     assert reports[0] == reports[1] and len(reports[0].grad_norms) == training.done
+    assert (training.take.clip, training.take.criterion.smoothing) == (0.5, 0.2)
     honest, calls = training.take.loss_of, itertools.count(1)
 
     def poisoned(*given: Any) -> Any:
