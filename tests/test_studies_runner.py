@@ -179,7 +179,7 @@ def test_the_grids_rates_are_swept_at_its_corners_and_lie_between_them_inside():
 def test_a_part_is_in_the_place_it_is_named_after(name):
     row = block.ROWS[name]
     config = row.config(replace(block.BASE, d_model=32, d_ff=48), lr=0.01)
-    assert config.path == "textbook"
+    assert config.step == "textbook"
     assert (config.optimizer == "muon") == ("Muon" in name)
     model = row.build(config, 50)
     kinds = {type(part).__name__ for part in model.modules()}
