@@ -329,8 +329,8 @@ class StudyRow:
 
     def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
         """How this row's loss is computed: the fast path, if that can see what was changed."""
-        path = "textbook" if self.way == "textbook" else config.path
-        return loss_function_of(replace(config, path=path), pick_device(config.device))
+        step = "textbook" if self.way == "textbook" else config.step
+        return loss_function_of(replace(config, step=step), pick_device(config.device))
 
 
 # %%

@@ -304,7 +304,7 @@ def test_lessons_that_make_no_sense():
         with pytest.raises(ValueError, match="teachers"):
             lesson_loss(config, cpu, teachers)
     with pytest.raises(ValueError, match="path fast"):
-        replace(TINY, path="textbook", feature_drop=0.1)
+        replace(TINY, step="textbook", feature_drop=0.1)
     with pytest.raises(ValueError, match="r_drop, too"):
         replace(TINY, taught=0.5, r_drop=1.0)
     with pytest.raises(ValueError, match="recording"):

@@ -21,7 +21,7 @@ from scripts.core.settings import TrainConfig
 from scripts.studies.rows import one_run
 from scripts.studies.runner import Plan, Run, study_command
 
-BASE = replace(STUDY, epochs=3, dropout=0.0, path="textbook", name="block")
+BASE = replace(STUDY, epochs=3, dropout=0.0, step="textbook", name="block")
 SHORT, LONG = BASE.epochs, 3 * BASE.epochs
 LONG_DROPOUTS = (0.0, 0.1)
 BALANCE = 0.01  # weight of the experts' balance penalty, added to each token's loss

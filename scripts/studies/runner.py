@@ -25,7 +25,7 @@ from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
-from scripts.core.settings import TrainConfig, plain_config
+from scripts.core.settings import TrainConfig, known_settings, plain_config
 
 SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
 
@@ -58,7 +58,7 @@ def on_record(path: Path, config: TrainConfig, lesson: Run | None = None) -> Run
     record, settings = load_record(path.stem, path.parent), asdict(plain_config(config))
     if "val_bleu_by_alpha" in record:
         settings["alpha"] = record["config"]["alpha"]  # validation chose it
-    if (record["config"], record.get("lesson", {})) != (settings, lesson or {}):
+    if (known_settings(record["config"]), record.get("lesson", {})) != (settings, lesson or {}):
         raise ValueError(f"{path.parent} holds another run: move it away")
     return record
 
@@ -143,7 +143,7 @@ class Study:
         if not path.is_file():
             return {**provenance(command), "setting": self.setting, "runs": []}
         record = load_record(self.name, folder)
-        if not self.setting.items() <= record["setting"].items():  # it may know settings now gone
+        if not self.setting.items() <= known_settings(record["setting"]).items():
             raise ValueError(f"{path} holds a study in another setting: move it away")
         return record
 
