@@ -90,7 +90,7 @@ torch.set_default_dtype(torch.float64)
 # | `CopiedCache` | `CachedDecoding` | [`scripts/fast/decoding.py`](../scripts/fast/decoding.py) |
 # | `greedy_decode`, `beam_search` | `cached_greedy`, `cached_beam_search` | [`scripts/fast/searching.py`](../scripts/fast/searching.py) |
 #
-# In double precision twins write the same tokens (`tests/test_engine_decoding.py` checks it).
+# In double precision twins write the same tokens (`tests/test_fast_decoding.py` checks it).
 #
 # ## Finished sentences leave
 #

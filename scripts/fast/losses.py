@@ -115,7 +115,7 @@ def loss_function_of(config: TrainConfig, device: torch.device, training: bool =
     elif config.path == "textbook":
         function, fixed = batch_loss, {}
     else:
-        function, fixed = fast_loss, {"how": switches}
+        function, fixed = fast_loss, {"switches": switches}
     loss_of = compiled(function, **fixed) if config.compile else partial(function, **fixed)
     by_hand = switches.half and not twice  # R-Drop uses the plain generator
     return torch.autocast(device.type, torch.bfloat16)(loss_of) if half and not by_hand else loss_of
