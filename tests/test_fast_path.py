@@ -1,13 +1,11 @@
 """The fast path gives the textbook's numbers; the counts of chapters 11 and 12 are right."""
 
-import importlib.util
-import inspect
 import itertools
 import math
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from unittest import mock
@@ -57,8 +55,8 @@ def small_model(dtype, positions=None, **options):
     return model.eval()
 
 
-def name_of(how):
-    return ",".join(f"{k}={v}" for k, v in asdict(how).items() if v)
+def name_of(switches):
+    return ",".join(f"{k}={v}" for k, v in asdict(switches).items() if v)
 
 
 def loss_and_gradients(
@@ -66,7 +64,7 @@ def loss_and_gradients(
 ) -> dict[str, Tensor]:
     """The two sums of the loss, and the gradient of every weight."""
     model.zero_grad()
-    loss, nll = loss_of(model, batch, LabelSmoothing(0.1))
+    loss, nll = loss_of(model, batch, CRITERION)
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     return {"loss": loss.detach(), "nll": nll.detach()} | gradients
@@ -74,14 +72,13 @@ def loss_and_gradients(
 
 def each_switch() -> list[Switches]:
     """From all off to all on, one by one; each alone on or off; PyTorch's attention."""
-    on, off = ({k: v for k, v in asdict(how).items() if k != "half"} for how in (FAST, PLAIN))
-    alone = [replace(PLAIN, **{name: value}) for name, value in on.items()]
-    without = [replace(FAST, **{name: value}) for name, value in off.items()]
-    sdpa = [replace(how, attention="sdpa") for how in (PLAIN, FAST)]
+    on, off = ({k: v for k, v in asdict(all_).items() if k != "half"} for all_ in (FAST, PLAIN))
     steps = [PLAIN]
     for name, value in on.items():
         steps.append(replace(steps[-1], **{name: value}))
-    return list(dict.fromkeys([*steps, *alone, *without, *sdpa]))
+    steps += [replace(PLAIN, **{name: value}) for name, value in on.items()]
+    steps += [replace(FAST, **{name: value}) for name, value in off.items()]
+    return list(dict.fromkeys([*steps, STATIC, replace(FAST, attention="sdpa")]))
 
 
 # The same numbers
@@ -92,28 +89,23 @@ def each_switch() -> list[Switches]:
     "dtype, outputs, gradients", [("float64", 1e-10, 1e-10), ("float32", 1e-5, 1e-4)]
 )
 def test_every_switch_gives_the_textbooks_numbers(variant, dtype, outputs, gradients):
-    model = small_model(getattr(torch, dtype), **VARIANTS[variant])
-    batch = example_batch(50)
+    model, batch = small_model(getattr(torch, dtype), **VARIANTS[variant]), example_batch(50)
     expected = loss_and_gradients(batch_loss, model, batch)
-    for how in [*each_switch(), STATIC]:
-        found = loss_and_gradients(partial(fast_loss, how=how), model, batch)
+    for switches in each_switch():
+        found = loss_and_gradients(partial(fast_loss, switches=switches), model, batch)
         for name in expected:
-            tolerance = outputs if name in ("loss", "nll") else gradients
-            close = {"rtol": tolerance, "atol": tolerance}
-            assert_close(found[name], expected[name], **close, msg=lambda m: f"{name_of(how)}: {m}")  # noqa: B023
+            near = outputs if name in ("loss", "nll") else gradients
+            where = lambda text: f"{name_of(switches)}: {text}"  # noqa: B023, E731
+            assert_close(found[name], expected[name], rtol=near, atol=near, msg=where)
 
 
-@pytest.mark.parametrize("how", [FAST, replace(FAST, packed=False), STATIC], ids=name_of)
-def test_a_batch_without_padding_is_no_special_case(how):
+@pytest.mark.parametrize("switches", [FAST, replace(FAST, packed=False), STATIC], ids=name_of)
+def test_a_batch_without_padding_is_no_special_case(switches):
     model = small_model(torch.float64)
     batch = make_batch([Example([7, 8, EOS], [BOS, 9, EOS])] * 3)
     expected = loss_and_gradients(batch_loss, model, batch)
-    assert_close(
-        loss_and_gradients(partial(fast_loss, how=how), model, batch),
-        expected,
-        rtol=1e-10,
-        atol=1e-10,
-    )
+    found = loss_and_gradients(partial(fast_loss, switches=switches), model, batch)
+    assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_too_long_a_sentence_is_refused_as_by_the_textbook():
@@ -124,27 +116,19 @@ def test_too_long_a_sentence_is_refused_as_by_the_textbook():
 
 def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same():
     model, batch = small_model(torch.float64), example_batch(50)
+    rows, labels = torch.randn(6, 16), torch.arange(6)
     with torch.no_grad():
         quiet = fast_loss(model, batch, CRITERION)
+        product = count_flops(
+            lambda: FastPath().rows_loss(model.generator, rows, labels, CRITERION)
+        )
     loud = fast_loss(model, batch, CRITERION)
     assert not quiet[0].requires_grad and loud[0].requires_grad
-    rows, labels = torch.randn(6, 16), torch.arange(6)
-    with torch.no_grad():  # only the logits' product
-        given = (model.generator, rows, labels, CRITERION)
-        product = count_flops(lambda: FastPath(FAST).rows_loss(*given))
-    assert product == 2 * 6 * 16 * 50
     assert_close(quiet[0], loud[0].detach())
+    assert product == 2 * 6 * 16 * 50  # only the logits' own
 
 
 # The pieces
-
-
-def fixed_seed(function):
-    def call(*inputs):
-        torch.manual_seed(1)
-        return function(*inputs)
-
-    return call
 
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
@@ -152,20 +136,24 @@ def test_hand_written_backward_passes_are_the_derivatives(p):
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(2)
     q, k, v = (torch.randn(2, 2, n, 3, requires_grad=True) for n in (3, 4, 4))
-    bias = torch.zeros(2, 1, 1, 4)
-    bias[1, ..., 2:] = -math.inf
-    core = fixed_seed(lambda q, k, v: AttentionCore.apply(q, k, v, bias, p))
+    hidden = torch.zeros(2, 1, 1, 4)
+    hidden[1, ..., 2:] = -math.inf
+
+    def core(q, k, v):
+        torch.manual_seed(1)  # the same mask each time
+        return AttentionCore.apply(q, k, v, hidden, p)
+
     assert torch.autograd.gradcheck(core, (q, k, v))
-    x = torch.randn(5, 4, requires_grad=True)
-    weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((6, 4), (6,)))
+    shapes = ((5, 4), (6, 4), (6,), (3, 4), (3,))  # the last two: fewer columns out than in
+    x, weight, bias, *narrow = (torch.randn(*shape, requires_grad=True) for shape in shapes)
     for onednn in (False, True):
-        product = lambda *w: LinearProduct.apply(*w, onednn)  # noqa: E731, B023
+        product = lambda *inputs: LinearProduct.apply(*inputs, onednn)  # noqa: E731, B023
         assert torch.autograd.gradcheck(product, (x, weight, bias))
-        narrow = torch.randn(3, 4, requires_grad=True)  # fewer columns out than in
-        assert torch.autograd.gradcheck(product, (x, narrow, torch.zeros(3, requires_grad=True)))
+        assert torch.autograd.gradcheck(product, (x, *narrow))
     labels = torch.tensor([0, 5, 2, 2, 1])
     for chunk in (2, 5):
-        loss = lambda *w: LinearCrossEntropy.apply(*w, labels, p / 4, chunk, False, True)[0]  # noqa: E731, B023
+        options = (labels, p / 4, chunk, False, True)
+        loss = lambda *inputs: LinearCrossEntropy.apply(*inputs, *options)[0]  # noqa: E731, B023
         assert torch.autograd.gradcheck(loss, (x, weight, bias))
 
 
@@ -180,36 +168,38 @@ def test_attention_core_drops_weights_and_not_outputs():
     assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / dropped.numel())
 
 
-@pytest.mark.parametrize("p", [0.05, 0.1, 0.3, 0.5])
-def test_masks_have_the_rate_and_their_entries_are_independent(p):
+@pytest.mark.parametrize("p", [0.05, 0.5])
+def test_masks_have_the_rate_and_follow_from_pytorchs_generator_alone(p):
+    shape, like = (500, 1003), torch.empty(0)
     torch.manual_seed(4)
-    mask = keep_mask((500, 1003), p, torch.empty(0))
-    assert mask.dtype == torch.get_default_dtype() and set(mask.unique().tolist()) == {0.0, 1.0}
-    dropped = 1 - mask.double()
-    assert abs(dropped.mean().item() - p) < 5 * math.sqrt(p * (1 - p) / mask.numel())
-    flat = dropped.flatten() - p
+    mask, second = keep_mask(shape, p, like), keep_mask(shape, p, like)
+    torch.manual_seed(4)
+    assert mask.equal(keep_mask(shape, p, like)) and not mask.equal(second)
+    assert mask.dtype == like.dtype and set(mask.unique().tolist()) == {0.0, 1.0}
+    dropped = 1 - mask.double().flatten()
+    for entry in range(4):  # of the four that 64 bits decide
+        share = dropped[entry::4].mean().item()
+        assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / (mask.numel() / 4))
     for lag in (1, 2, 3, 4, 1003):
-        together = (flat[:-lag] * flat[lag:]).mean().item() / (p * (1 - p))
+        together = ((dropped[:-lag] - p) * (dropped[lag:] - p)).mean().item() / (p * (1 - p))
         assert abs(together) < 5 / math.sqrt(mask.numel())
     assert abs(mask.mean().item() * keep_scale(p) - 1) < 0.01
-    assert not torch.equal(mask, keep_mask((500, 1003), p, torch.empty(0)))
 
 
-@pytest.mark.parametrize("how", [FAST, PLAIN, HALF], ids=["fast", "plain", "half"])
-def test_dropout_reaches_every_place(how):
+@pytest.mark.parametrize("switches", [FAST, PLAIN, HALF], ids=["fast", "plain", "half"])
+def test_dropout_reaches_every_place(switches):
     """Each site, when its rate is set, changes the loss; with all at 0 the loss is evaluation's."""
-    dtype = torch.float32 if how.half else torch.float64
+    dtype = torch.float32 if switches.half else torch.float64
     model, batch = small_model(dtype, dropout=0.0), example_batch(50)
-    quiet = fast_loss(model, batch, CRITERION, how)[0]
+    quiet = fast_loss(model, batch, CRITERION, switches)[0]
     model.train()
-    assert_close(fast_loss(model, batch, CRITERION, how)[0], quiet)
+    assert_close(fast_loss(model, batch, CRITERION, switches)[0], quiet)
     sites = [module for module in model.modules() if isinstance(module, nn.Dropout)]
-    assert len(sites) == 2 + 2 * (2 + 2) + 2 * (
-        3 + 3
-    )  # embeddings; sublayers, attention, feed-forward
+    embeddings, encoder, decoder = 2, 2 * (2 + 2), 2 * (3 + 3)
+    assert len(sites) == embeddings + encoder + decoder
     for site in sites:
         site.p = 0.5
-        assert fast_loss(model, batch, CRITERION, how)[0] != quiet
+        assert fast_loss(model, batch, CRITERION, switches)[0] != quiet
         site.p = 0.0
 
 
@@ -226,15 +216,14 @@ def test_onednn_gives_mkls_numbers_and_gradients():
 def test_layout_keeps_order_and_forgets_no_token():
     real = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
     layout = Layout(real, packed=True)
-    ids = torch.arange(9).view(3, 3)
-    assert layout.rows(ids).tolist() == [0, 1, 3, 6, 7, 8]
+    assert layout.rows(torch.arange(9).view(3, 3)).tolist() == [0, 1, 3, 6, 7, 8]
     assert layout.positions.tolist() == [0, 1, 0, 0, 1, 2]
     bias = layout.bias(torch.float32)
     assert torch.equal(bias == 0, real[:, None, None]) and (bias[bias != 0] == -math.inf).all()
     x = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
-    there = lambda x: layout.gather(layout.spread(x) * 2)  # noqa: E731
-    assert_close(there(x), 2 * x)
-    assert torch.autograd.gradcheck(there, (x,))
+    there_and_back = lambda x: layout.gather(layout.spread(x) * 2)  # noqa: E731
+    assert_close(there_and_back(x), 2 * x)
+    assert torch.autograd.gradcheck(there_and_back, (x,))
 
 
 def test_chunked_loss_takes_large_logits_and_confident_mistakes():
@@ -247,23 +236,12 @@ def test_chunked_loss_takes_large_logits_and_confident_mistakes():
     assert_close(found, expected)
 
 
-def test_varlen_attention_has_no_dropout_still():
-    """Why it isn't used: if this fails, it is worth another look."""
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return  # an older PyTorch has none at all
-    varlen = importlib.import_module("torch.nn.attention.varlen")
-    assert not any("drop" in name for name in inspect.signature(varlen.varlen_attn).parameters)
-
-
-# Counting
-
-
 @pytest.mark.parametrize("shape", [TINY, replace(TINY, N=3, d_ff=48, h=4, norm_first=False)])
-@pytest.mark.parametrize("how", [None, PLAIN, replace(FAST, onednn=False), STATIC])
-def test_operations_by_hand_are_those_that_pytorch_counts(shape, how):
+@pytest.mark.parametrize("switches", [None, PLAIN, replace(FAST, onednn=False), STATIC])
+def test_operations_by_hand_are_those_that_pytorch_counts(shape, switches):
     model = series_model(shape)
     batch = make_batch([Example([5] * 6 + [EOS], [BOS] + [6] * 4 + [EOS])] * 4)  # no padding
-    loss_of = batch_loss if how is None else partial(fast_loss, how=how)
+    loss_of = partial(fast_loss, switches=switches) if switches else batch_loss
     counted = count_flops(lambda: loss_of(model, batch, CRITERION)[0].backward())
     assert counted == step_flops(shape, [(7, 5)] * 4)
 
@@ -271,14 +249,14 @@ def test_operations_by_hand_are_those_that_pytorch_counts(shape, how):
 # Around the step
 
 
-THREADS_THAT_COME_AND_GO = """
-import resource, threading, torch
+FAULTS = """
+import resource, sys, threading, torch
 from scripts.ch12_going_fast import keep_memory
 
-kept, faults = keep_memory(), []
+size, kept, faults = int(sys.argv[1]), keep_memory(), []
 for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    thread = threading.Thread(target=torch.ones, args=(20_000_000,))  # 80 MB, 19,500 pages
+    thread = threading.Thread(target=torch.ones, args=(size,))
     thread.start()
     thread.join()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -286,65 +264,40 @@ print(int(kept), *faults)
 """
 
 
-def test_memory_is_kept_from_one_thread_to_the_next():
+@pytest.mark.parametrize("size", [20_000_000, 3 * 2**28], ids=["80 MB", "3 GiB"])
+def test_memory_is_kept_from_one_thread_to_the_next(size):
     """A later thread gets the first one's pages; with a heap of its own it would get new ones.
 
-    Not every later thread: a small block behind the freed one may leave too little room.
+    Not every later thread: a small block behind the freed one may leave too little room. And of
+    more than 2³¹ − 1 bytes, the library would trim at each freed tensor.
     """
-    command = [sys.executable, "-c", THREADS_THAT_COME_AND_GO]
+    command = [sys.executable, "-c", FAULTS, str(size)]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     kept, first, *later = map(int, answer.split())
     assert not kept or min(later) < first / 5
-
-
-MORE_THAN_TWO_GIB = """
-import resource, torch
-from scripts.ch12_going_fast import keep_memory
-
-kept, faults = keep_memory(), []
-for _ in range(4):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(3 * 2**28)  # 3 GiB
-    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(int(kept), *faults)
-"""
-
-
-def test_so_is_more_memory_than_the_largest_threshold():
-    """Beyond 2³¹ − 1 bytes, the library would trim at each freed tensor, all through the run."""
-    command = [sys.executable, "-c", MORE_THAN_TWO_GIB]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    kept, first, *later = map(int, answer.split())
-    assert not kept or min(later) < first / 5
-
-
-# Static shapes
-
-
-def cells(widths: Sequence[int], sides: Sequence[int]) -> int:
-    """Cells of all rows when each is padded to the narrowest width that holds it."""
-    return sum(next(w for w in widths if side <= w) for side in sides)
 
 
 def test_static_widths_are_the_best_there_are():
+    """By trying all choices: of cells, when each pair gets the narrowest width that holds it."""
     rng = random.Random(6)
     for shapes in (1, 2, 3):
-        some = [Example([EOS] * rng.randint(2, 12), [BOS] * rng.randint(3, 12)) for _ in range(40)]
-        sides = [longer_side(e) for e in some]
-        best = min(
-            cells(choice, sides)
-            for choice in itertools.combinations(sorted(set(sides)), shapes)
-            if choice[-1] == max(sides)
-        )
-        assert cells(static_lengths(some, shapes), sides) == best
-    assert static_lengths(some[:1], 8) == [longer_side(some[0])]  # fewer widths than asked for
+        pairs = [Example([EOS] * rng.randint(2, 12), [BOS] * rng.randint(3, 12)) for _ in range(40)]
+        sides = [longer_side(pair) for pair in pairs]
+
+        def cells(widths, sides=sides):
+            return sum(next(w for w in widths if side <= w) for side in sides)
+
+        choices = itertools.combinations(sorted(set(sides)), shapes)
+        best = min(cells(choice) for choice in choices if choice[-1] == max(sides))
+        assert cells(static_lengths(pairs, shapes)) == best
+    assert static_lengths(pairs[:1], 8) == [longer_side(pairs[0])]  # fewer widths than asked for
 
 
 def test_pytorchs_attention_hears_that_the_mask_is_causal_and_sees_no_future():
     """Masks given as numbers would rule out its fastest kernel. The loss stays the textbook's."""
     model, batch = series_model(TINY).eval(), example_batch(TINY.vocab)
     with mock.patch.object(
-        torch.nn.functional, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
+        F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
     ) as asked:
         found = fast_loss(model, batch, CRITERION, STATIC)
     assert_close(found, batch_loss(model, batch, CRITERION))
@@ -364,7 +317,7 @@ def within_rounding(found, a, b):
 
 
 @pytest.mark.parametrize("onednn", [True, False])
-@pytest.mark.parametrize("shape", [(40, 64, 48), (130, 32, 96), (33, 96, 32)])
+@pytest.mark.parametrize("shape", [(40, 64, 48), (33, 96, 32)])
 def test_a_product_in_16_bits_errs_by_its_roundings_alone(shape, onednn):
     torch.manual_seed(6)
     n, d, f = shape
@@ -384,11 +337,9 @@ def test_softmax_and_loss_are_computed_in_32_bits():
     q, k, v = (torch.randn(3, 2, n, 16).bfloat16() for n in (5, 6, 6))
     wide = AttentionCore.apply(q.float(), k.float(), v.float(), None, 0.0)
     assert_close(AttentionCore.apply(q, k, v, None, 0.0).float(), wide, rtol=0.0, atol=6 * UNIT)
-    x, weight, bias = torch.randn(60, 32), torch.randn(90, 32) / 8, torch.randn(90)
-    labels = torch.randint(90, (60,))
-    given = (weight, bias, labels, 0.1, 16, True, True)
-    exact = LinearCrossEntropy.apply(x.bfloat16().float(), *given)
-    halved = LinearCrossEntropy.apply(x.bfloat16(), *given)
+    x, weight, bias = torch.randn(60, 32).bfloat16(), torch.randn(90, 32) / 8, torch.randn(90)
+    rest = (weight, bias, torch.randint(90, (60,)), 0.1, 16, True, True)
+    exact, halved = (LinearCrossEntropy.apply(rows, *rest) for rows in (x.float(), x))
     assert halved[0].dtype == torch.float32
     assert_close(halved, exact, rtol=1e-3, atol=0.0)
 
@@ -400,9 +351,9 @@ def test_all_products_are_in_16_bits_and_all_sums_in_32(without, norm_first):
     factors, sums = [], []
 
     class Watched(FastPath):
-        def product(self, x, weight, bias):
+        def linear(self, layer, x):
             factors.append(x.dtype)
-            return super().product(x, weight, bias)
+            return super().linear(layer, x)
 
         def dropped_sum(self, x, y, p):
             out = super().dropped_sum(x, y, p)
@@ -416,37 +367,12 @@ def test_all_products_are_in_16_bits_and_all_sums_in_32(without, norm_first):
     assert sums == [torch.float32] * 2 * 2 * (2 + 3)
 
 
-def test_a_step_in_16_bits_is_no_further_off_than_autocast():
-    batch, error = example_batch(50), {"ours": [], "autocast": []}
-
-    def autocast(*given):
-        with torch.autocast("cpu", torch.bfloat16):
-            return batch_loss(*given)
-
-    for seed in range(6):
-        model = small_model(torch.float32, d_model=32)
-        scramble(model, seed)
-        exact = loss_and_gradients(batch_loss, model, batch)
-        for name, loss_of in (("ours", partial(fast_loss, how=HALF)), ("autocast", autocast)):
-            found = loss_and_gradients(loss_of, model, batch)
-            assert_close(found["loss"], exact["loss"], rtol=5e-3, atol=0.0)
-            pairs = [(found[n] - exact[n], exact[n]) for n, _ in model.named_parameters()]
-            parts = (
-                torch.cat([part.flatten() for part in one]) for one in zip(*pairs, strict=True)
-            )
-            off, whole = (part.norm().item() for part in parts)
-            error[name].append(off / whole)
-            assert all(found[n].dtype == torch.float32 for n in found)
-    assert sum(error["ours"]) < 1.2 * sum(error["autocast"])
-
-
-def test_masks_follow_from_pytorchs_generator_alone():
-    like, draw = torch.empty(0), partial(keep_mask, torch.Size((400, 1000)), 0.1, torch.empty(0))
-    torch.manual_seed(8)
-    state = torch.get_rng_state()
-    first, second = draw(), draw()
-    torch.set_rng_state(state)
-    assert first.equal(draw()) and second.equal(draw()) and not first.equal(second)
-    taken = 1 - first.view(-1, 4).mean(0)  # for each of the four entries that 64 bits decide
-    assert ((taken - 0.1).abs() < 5 * math.sqrt(0.1 * 0.9 / 100_000)).all()
-    assert first.dtype == like.dtype
+def test_a_step_in_16_bits_is_near():
+    """The gradient of all weights, as one vector."""
+    model, batch = small_model(torch.float32, d_model=32), example_batch(50)
+    ways = (batch_loss, partial(fast_loss, switches=HALF))
+    exact, halved = (loss_and_gradients(loss_of, model, batch) for loss_of in ways)
+    for name in ("loss", "nll"):
+        assert_close(halved.pop(name), exact.pop(name), rtol=5e-3, atol=0.0)
+    right, found = (torch.cat([x.flatten() for x in parts.values()]) for parts in (exact, halved))
+    assert (found - right).norm() < 0.06 * right.norm()  # autocast's: 0.045
