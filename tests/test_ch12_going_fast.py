@@ -1,15 +1,17 @@
 """Chapter 12: how sure a duel is, what the loss in chunks holds, and the figures of its prose."""
 
 import itertools
+import math
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from scripts.book.records import load_record
 from scripts.ch06_training import LabelSmoothing
-from scripts.ch12_going_fast import LinearCrossEntropy, how_sure
+from scripts.ch12_going_fast import AttentionCore, LinearCrossEntropy, how_sure, keep_scale
 
 STEPS, PEERS = load_record("speed-steps"), load_record("speed-peers")
 
@@ -37,15 +39,27 @@ def test_equal_programs_are_clear_as_seldom_as_is_said():
     assert sum(how_sure(*half) == "clear" for half in halves) == 2
 
 
-@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
-def test_the_chunked_loss_is_the_same_whether_gradients_are_wanted(kind):
+@pytest.mark.parametrize("size", [1, 400])
+def test_the_loss_in_chunks_is_the_textbooks_whether_gradients_are_wanted_or_not(size):
+    """For large logits and confident mistakes, too."""
     torch.manual_seed(0)
-    x, weight, bias = (torch.randn(*s, dtype=kind) for s in ((9, 4), (11, 4), (11,)))
-    losses = [
-        LinearCrossEntropy.apply(x, weight, bias, torch.arange(9), 0.1, 4, False, wanted)
-        for wanted in (True, False)
-    ]
-    assert all(a.equal(b) for a, b in zip(*losses, strict=True))
+    x, weight, bias = (torch.randn(*s, dtype=torch.float64) for s in ((9, 4), (11, 4), (11,)))
+    x, labels = size * x, torch.arange(9)
+    expected = LabelSmoothing(0.1, padding_idx=-1)(F.linear(x, weight, bias), labels)
+    for wanted in (True, False):
+        found = LinearCrossEntropy.apply(x, weight, bias, labels, 0.1, 4, False, wanted)
+        torch.testing.assert_close(found, expected)
+
+
+def test_attentions_dropout_takes_weights_and_not_outputs():
+    """If V is the identity, the output is the dropped weights: 0, or the weight over 1 − p."""
+    torch.manual_seed(3)
+    q, k = torch.randn(2, 50, 2, 16, 8, dtype=torch.float64)
+    v = torch.eye(16, dtype=torch.float64).expand(50, 2, 16, 16)
+    plain, dropped = (AttentionCore.apply(q, k, v, None, p) for p in (0.0, 0.25))
+    stays = dropped != 0
+    torch.testing.assert_close(dropped[stays], (plain * keep_scale(0.25))[stays])
+    assert abs(stays.double().mean() - 0.75) < 5 * math.sqrt(0.25 * 0.75 / stays.numel())
 
 
 def peak_bytes(function):
@@ -65,7 +79,7 @@ def test_the_textbooks_loss_holds_five_tensors_as_large_as_the_logits_and_ours_t
     labels, textbook = torch.arange(1, rows + 1), LabelSmoothing(0.1)
     ours = partial(LinearCrossEntropy.apply, x, weight, bias, labels, 0.1, chunk, False, True)
     losses = {
-        5 * rows: lambda: textbook(torch.nn.functional.linear(x, weight, bias), labels)[0],
+        5 * rows: lambda: textbook(F.linear(x, weight, bias), labels)[0],
         2 * chunk: lambda: ours()[0],
     }
     for held, loss in losses.items():

@@ -244,19 +244,6 @@ def test_threads_dont_switch_each_others_dropout_on(two_threads, monkeypatch):
     assert all(part.training for part in model.modules())
 
 
-def test_three_ways_to_be_greedy_on_a_test_set():
-    """In double precision, on every fortieth sentence: formula, cache and beam of one agree."""
-    trained = load_model(ROOT / "models" / "multi30k-de-en", "cpu")
-    model, pairs = trained.model.double(), load_corpus("sample")["test"][::40]
-    rows = [source_ids(german, trained.tokenizer) for german, _ in pairs]
-    cached = [until_end(row.tolist()) for row in search_rows(model, rows, cached_greedy, 1)]
-    src = pad_rows(rows)
-    plain = greedy_decode(model, src, padding_mask(src), 2 * src.size(1) + 10)
-    assert list(map(until_end, plain.tolist())) == cached
-    beams = search_rows(model, rows, partial(cached_beam_search, beam=1))
-    assert [[*best.ids] for best, *_ in beams] == [[i for i in row if i != EOS] for row in cached]
-
-
 # The screen: 8 bits propose, a bound decides
 
 

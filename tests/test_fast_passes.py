@@ -12,10 +12,10 @@ from conftest import ROOT
 from torch import Tensor
 from torch.testing import assert_close
 
-from scripts.ch12_going_fast import Layout, keep_scale, philox
+from scripts.ch12_going_fast import keep_scale, philox
 from scripts.fast import passes
 from scripts.fast.compiled import P, loaded
-from scripts.fast.passes import Attend, Drop, NormRows, starts_of
+from scripts.fast.passes import Attend, Drop, NormRows
 
 pytestmark = pytest.mark.skipif(loaded("passes") is None, reason="needs a C compiler with OpenMP")
 KINDS = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -202,17 +202,6 @@ def test_attention_takes_sentences_without_tokens_and_parts_of_wider_rows():
     assert Attend.apply(rows, others[:0], no_keys, 2, False, 0.0).eq(0).all()
 
 
-def test_starts_are_where_the_rows_of_a_layout_begin():
-    real = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 1, 1]]).bool()
-    rows, cells = Layout(real, packed=True), Layout(real, packed=False)
-    assert starts_of(rows).tolist() == [0, 2, 2, 5]
-    assert starts_of(cells).tolist() == [0, 3, 6, 9]
-    assert passes.attends([32] * 3, 2, [rows, Layout(real[::2, :2], packed=True)])
-    assert not passes.attends([32] * 3, 2, [rows, cells])  # some cells hold no token
-    assert not passes.attends([32] * 3, 4, [rows])
-    assert not passes.attends([16, 16, 32], 1, [rows])
-
-
 # The loss
 
 
@@ -264,10 +253,3 @@ def test_there_is_one_set_of_threads():
     command = [sys.executable, "-c", LOADED]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1"]
-
-
-def test_only_numbers_that_suit_are_taken():
-    kinds = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
-    assert [passes.suits(torch.empty(2, 2, dtype=kind)) for kind in kinds] == [1, 1, 0, 0]
-    assert not passes.suits(torch.empty(2, 2, dtype=torch.bfloat16), torch.float32)
-    assert not passes.suits(torch.empty(2, 2, device="meta"))
