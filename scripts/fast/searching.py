@@ -78,6 +78,7 @@ class Search:
         log_probs, tokens = best_next(self.decoding, x, 2 * self.beam)  # (B·k, C) each
         C = log_probs.size(-1)
         total = (log_probs.view(B, k, C) + self.scores.unsqueeze(-1)).view(B, k * C)
+        # Twice as many as go on: each prefix ends in one way, so at most K of them end.
         best, place = total.topk(min(2 * self.beam, k * C), dim=-1)  # (B, width) each
         tokens, origin = tokens.view(B, k * C).gather(1, place), place // C  # of which prefix
         ends = tokens == EOS
@@ -149,6 +150,6 @@ def cached_beam_search(
             going = search.undecided(alpha, exact)
             if not any(going):
                 break
-            if sum(going) <= ALMOST * len(going):
+            if sum(going) <= ALMOST * len(going):  # moving the others' caches has a cost, too
                 search.keep(going)
     return [sorted(ended, key=lambda h: -h.score(alpha))[:beam] for ended in search.finished]

@@ -168,6 +168,7 @@ def length_batches(rows: Rows, width: int, cores: int = 1) -> list[list[int]]:
     def few_enough(most: int) -> bool:
         return len(cut_by_cost(lengths, width, most)) <= batches
 
+    # The least cost of the dearest batch with which there are no more batches than that.
     ends = cut_by_cost(lengths, width, bisect_left(range(dearest), True, key=few_enough))
     return [order[a:b] for a, b in itertools.pairwise([0, *ends]) if a < b]
 
