@@ -175,6 +175,14 @@ def test_masks_have_the_rate_and_follow_from_pytorchs_generator_alone(p):
     assert abs(mask.mean().item() * keep_scale(p) - 1) < 0.01
 
 
+@pytest.mark.parametrize("switches", [FAST, PLAIN, replace(FAST, compiled=False)], ids=name_of)
+def test_dropout_keeps_the_mean(switches):
+    torch.manual_seed(4)
+    out = FastPath(switches).dropped(torch.ones(1000, 100), 0.25)
+    assert_close(out[out != 0], torch.full_like(out[out != 0], 4 / 3))
+    assert abs(out.mean().item() - 1) < 0.01
+
+
 @pytest.mark.parametrize("switches", [FAST, PLAIN, HALF], ids=["fast", "plain", "half"])
 def test_dropout_reaches_every_place(switches):
     """Each site, when its rate is set, changes the loss; with all at 0 the loss is evaluation's."""
