@@ -375,7 +375,7 @@ assert all(unbroken[name].equal(mended[name]) for name in unbroken)
 print(f"{lost} steps were computed twice, and all {len(unbroken)} tensors have the same bits")
 
 # %% [markdown]
-# Equal bits are promised on CPUs; on a GPU, ask for them with `--deterministic true`.
+# Equal bits are promised on CPUs; on a GPU, ask for them with `--deterministic`.
 #
 # ## Files that lie
 #

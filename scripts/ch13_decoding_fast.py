@@ -86,7 +86,7 @@ torch.set_default_dtype(torch.float64)
 # | `CopiedCache` | `CachedDecoding` | [`scripts/fast/decoding.py`](../scripts/fast/decoding.py) |
 # | `greedy_decode`, `beam_search` | `cached_greedy`, `cached_beam_search` | [`scripts/fast/searching.py`](../scripts/fast/searching.py) |
 #
-# In double precision twins write the same tokens (`tests/test_engine_decoding.py` checks it).
+# In double precision twins write the same tokens (`tests/test_fast_decoding.py` checks it).
 #
 # ## Finished sentences leave
 #
@@ -484,7 +484,7 @@ for words, p in every_sentence(NEXT_WORD):  # the last word is </s>
 print(f"of {tried} (sentence, prefix, α) the text beats the hope in: {broken}")
 
 # %% [markdown]
-# `cached_beam_search(…, exact=True)` stops by this rule, as does `python -m scripts.translate --exact true`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
+# `cached_beam_search(…, exact=True)` stops by this rule, as does `python -m scripts.translate --exact`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
 
 # %%
 raced = speed_frame(timed).set_index(["program", "beam"]).sort_index()

@@ -337,7 +337,7 @@ if have_packages("onnx", "onnxruntime"):
 # %% [markdown]
 # No: they are English phrases, and some sentences are wholly right. You would look for the fault in the training. (The newer exporter, tried with PyTorch 2.13, kept `int(position)` as an operation, and was right.)
 #
-# Even without the warning, a check at *other* sizes than the recorded ones finds the fault (`tests/test_ch14_export.py`). With two earlier tokens, as recorded, the frozen graph passes: a test on the export's own example finds nothing.
+# Even without the warning, a check at *other* sizes than the recorded ones finds the fault (`tests/test_ch14_leaving_home.py`). With two earlier tokens, as recorded, the frozen graph passes: a test on the export's own example finds nothing.
 #
 # ## CTranslate2: names for names
 #

@@ -97,6 +97,6 @@ def loss_function_of(config: TrainConfig, device: torch.device, training: bool =
     elif config.step == "textbook":
         loss_of = batch_loss
     else:
-        loss_of = partial(fast_loss, how=switches)
+        loss_of = partial(fast_loss, switches=switches)
         half = half and not switches.half  # a CPU's fast path rounds the factors itself
     return torch.autocast(device.type, torch.bfloat16)(loss_of) if half else loss_of

@@ -48,7 +48,7 @@ def fast_stack_loss(
     `places` (B, T) are the tokens' positions, if they aren't 0, 1, 2, … in each row.
     """
     path = FastPath(switches_for(batch.ids.device))
-    layout = Layout(batch.ids != PAD, path.how.packed)
+    layout = Layout(batch.ids != PAD, path.switches.packed)
     if places is not None:
         layout.positions = layout.rows(places)
     x = path.embed(model.embed, batch.ids, layout)  # (N, D): a row for each real token
