@@ -14,26 +14,6 @@ from scripts.ch08_decoding import dropout_off
 from scripts.fast.fast import FAST_PATH
 
 
-@torch.no_grad()
-def ensemble_probs(
-    teachers: Sequence[nn.Module],
-    batch: Any,
-    criterion: nn.Module,
-    rows_of: Callable[..., tuple[Tensor, Tensor]] = FAST_PATH.target_rows,
-) -> Tensor:
-    """The mean of the teachers' probabilities of each next token: (N, V), for `rows_of`'s rows.
-
-    Probabilities are averaged, not logits: a token stays likely if one teacher believes in it.
-    Dropout is off, and no gradient goes back.
-    """
-    total: Tensor | float = 0.0
-    for teacher in teachers:
-        with dropout_off(teacher):
-            x, _ = rows_of(teacher, batch, criterion)  # (N, D)
-            total = total + teacher.generator(x).float().softmax(dim=-1)  # (N, V)
-    return total / len(teachers)
-
-
 def taught_loss(
     logits: Tensor, labels: Tensor, probs: Tensor, criterion: nn.Module, weight: float
 ) -> tuple[Tensor, Tensor]:
@@ -56,7 +36,16 @@ def distill_loss(
     weight: float,
     rows_of: Callable[..., tuple[Tensor, Tensor]] = FAST_PATH.target_rows,
 ) -> tuple[Tensor, Tensor]:
-    """A batch's two sums for a student of `teachers`, whose part of the loss is `weight`."""
-    probs = ensemble_probs(teachers, batch, criterion, rows_of)  # (N, V)
+    """A batch's two sums for a student of `teachers`, whose part of the loss is `weight`.
+
+    The teachers' probabilities are averaged, not their logits: a token stays likely if one teacher
+    believes in it. Their dropout is off, and no gradient reaches them.
+    """
+    total: Tensor | float = 0.0
+    with torch.no_grad():
+        for teacher in teachers:
+            with dropout_off(teacher):
+                x, _ = rows_of(teacher, batch, criterion)  # (N, D)
+                total = total + teacher.generator(x).float().softmax(dim=-1)  # (N, V)
     x, labels = rows_of(model, batch, criterion)  # (N, D), (N,)
-    return taught_loss(model.generator(x), labels, probs, criterion, weight)
+    return taught_loss(model.generator(x), labels, total / len(teachers), criterion, weight)

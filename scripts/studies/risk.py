@@ -22,7 +22,7 @@ from scripts.ch12_going_fast import Layout
 from scripts.ch21_learning_from_models import risk_of_candidates
 from scripts.core.checkpoints import load_tensors, load_weights
 from scripts.core.training import Training
-from scripts.fast.fast import FAST_PATH, FastPath
+from scripts.fast.fast import FAST, FastPath, Switches
 from scripts.fast.translating import DecodeOptions, decode_hypotheses
 from scripts.studies.runner import kept_at
 
@@ -44,15 +44,6 @@ def bleu_risks(texts: Sequence[str], reference: str) -> list[float]:
     return [1 - metric.sentence_score(text, [reference]).score / 100 for text in texts]
 
 
-class StartedTraining(Training):
-    """A training that begins with the weights in the file `start`, if there is one."""
-
-    def __init__(self, *given: Any, start: Path | None = None, **named: Any):
-        super().__init__(*given, **named)
-        if start is not None and self.steps_taken == 0:
-            load_weights(self.model, load_tensors(start)[0], start)
-
-
 class Judged(NamedTuple):
     """A batch: B sources, and for each its reference, then its candidates: N texts in all."""
 
@@ -68,25 +59,26 @@ class Judged(NamedTuple):
         return torch.arange(len(self.src), device=self.src.device).repeat_interleave(counts)
 
     @property
-    def given(self) -> Tensor:
-        """Which texts are references: (N,)."""
+    def is_reference(self) -> Tensor:
+        """Which texts are references, each source's first: (N,)."""
         owner = self.owner
         return torch.cat((owner.new_ones(1, dtype=torch.bool), owner[1:] != owner[:-1]))
 
 
 def text_rows(
-    model: nn.Module, batch: Judged, path: FastPath = FAST_PATH
+    model: nn.Module, batch: Judged, switches: Switches = FAST
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The decoder's rows (N_rows, D) for all texts, their labels, and each row's text (N_rows,).
+    """The decoder's rows (M, D) for all texts, their labels (M,), and each row's text (M,).
 
     Each source is encoded once, however many texts it has.
     """
+    path, packed = FastPath(switches), switches.packed
     tgt, labels = batch.full[:, :-1], batch.full[:, 1:]  # (N, T)
     is_source, is_target, owner = batch.src != PAD, labels != PAD, batch.owner
-    one, layout = (Layout(real, path.how.packed) for real in (is_source, is_target))
-    each = Layout(is_source[owner], path.how.packed)  # a copy of its source for each text
-    memory = one.spread(path.encode(model, batch.src, one))  # (B, S, D)
-    x = path.decode(model, each.gather(memory[owner]), each, tgt, layout)
+    once, layout = Layout(is_source, packed), Layout(is_target, packed)
+    copied = Layout(is_source[owner], packed)  # a copy of its source for each text
+    memory = once.spread(path.encode(model, batch.src, once))  # (B, S, D)
+    x = path.decode(model, copied.gather(memory[owner]), copied, tgt, layout)
     text = torch.arange(len(tgt), device=tgt.device).unsqueeze(1).expand_as(tgt)
     labels, text = layout.rows(labels), layout.rows(text)
     real = labels != PAD
@@ -99,24 +91,34 @@ def risk_loss(
     criterion: LabelSmoothing,
     weight: float,
     sharpness: float,
-    path: FastPath = FAST_PATH,
+    switches: Switches = FAST,
 ) -> tuple[Tensor, Tensor]:
     """The references' two sums in nats; to the first, `weight` times the candidates' risk is added.
 
     A source's risk counts once for each token of its reference. Q is made from the score by which
     a beam chooses, log P / length^α, times `sharpness`.
     """
-    x, labels, text = text_rows(model, batch, path)
-    given = batch.given[text]
-    loss, nll = path.rows_loss(model.generator, x[given], labels[given], criterion)
-    log_probs = model.generator(x[~given]).log_softmax(dim=-1)  # (M, V)
-    chosen = log_probs.gather(-1, labels[~given].unsqueeze(-1)).squeeze(-1)  # (M,)
-    scores = chosen.new_zeros(len(batch.full)).index_add(0, text[~given], chosen)  # (N,)
+    x, labels, text = text_rows(model, batch, switches)
+    people = batch.is_reference[text]  # (M,)
+    rows_loss = FastPath(switches).rows_loss
+    loss, nll = rows_loss(model.generator, x[people], labels[people], criterion)
+    log_probs = model.generator(x[~people]).log_softmax(dim=-1)
+    chosen = log_probs.gather(-1, labels[~people].unsqueeze(-1)).squeeze(-1)
+    scores = chosen.new_zeros(len(batch.full)).index_add(0, text[~people], chosen)  # (N,)
     lengths = (batch.full[:, 1:] != PAD).sum(dim=1)  # (N,), eos counted
-    scores = (scores / lengths**ALPHA)[~batch.given]
+    scores = (scores / lengths**ALPHA)[~batch.is_reference]
     counts = [count - 1 for count in batch.counts]
-    risks = risk_of_candidates(scores, batch.risks[~batch.given], counts, sharpness)  # (B,)
-    return loss + weight * (risks @ lengths[batch.given].to(risks.dtype)), nll
+    risks = risk_of_candidates(scores, batch.risks[~batch.is_reference], counts, sharpness)  # (B,)
+    return loss + weight * (risks @ lengths[batch.is_reference].to(risks.dtype)), nll
+
+
+class StartedTraining(Training):
+    """A training that begins with the weights in the file `start`, if there is one."""
+
+    def __init__(self, *args: Any, start: Path | None = None, **named: Any):
+        super().__init__(*args, **named)
+        if start is not None and self.steps_taken == 0:
+            load_weights(self.model, load_tensors(start)[0], start)
 
 
 class RiskTraining(StartedTraining):
@@ -126,8 +128,8 @@ class RiskTraining(StartedTraining):
     a run that was stopped goes on with the same texts.
     """
 
-    def __init__(self, *given: Any, **named: Any):
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **named: Any):
+        super().__init__(*args, **named)
         self.take.batch = self.judged  # instead of the pairs alone
         self.attempts: dict[int, list[Attempt]] = {}  # by pair
 
@@ -137,8 +139,8 @@ class RiskTraining(StartedTraining):
         if self.done == first or not self.attempts:
             pairs = [*chain.from_iterable(*zip(*self.steps[first : first + AHEAD], strict=True))]
             key = {"run": asdict(self.config), "epoch": self.epoch, "first": first}
-            found = kept_at(self.folder / "attempts.json", key, partial(self.write, pairs))
-            self.attempts = dict(zip(pairs, found["attempts"], strict=True))
+            texts = kept_at(self.folder / "attempts.json", key, partial(self.write, pairs))
+            self.attempts = dict(zip(pairs, texts["attempts"], strict=True))
         super().step()
 
     def due(self) -> bool:
@@ -148,13 +150,15 @@ class RiskTraining(StartedTraining):
     def write(self, pairs: Sequence[int]) -> dict[str, list[list[Attempt]]]:
         """The texts of the model's beam for the sources of these pairs, each with its risk."""
         trained, count = self.trained, self.config.candidates
-        how = DecodeOptions(beam=count, alpha=ALPHA)
-        found = decode_hypotheses(trained, [self.examples[i].src for i in pairs], how, count)
-        texts = [[[t for t in one.ids if t != EOS] for one in best] for best in found]
+        sources = [self.examples[i].src for i in pairs]
+        options = DecodeOptions(beam=count, alpha=ALPHA)
         decode, judged = trained.tokenizer.decode, []
-        for i, ids in zip(pairs, texts, strict=True):
-            risks = bleu_risks([*map(decode, ids)], decode(self.examples[i].tgt))
-            judged.append([*zip(ids, risks, strict=True)])
+        for i, best in zip(
+            pairs, decode_hypotheses(trained, sources, options, count), strict=True
+        ):
+            texts = [[token for token in one.ids if token != EOS] for one in best]
+            risks = bleu_risks([*map(decode, texts)], decode(self.examples[i].tgt))
+            judged.append([*zip(texts, risks, strict=True)])
         return {"attempts": judged}
 
     def judged(self, indices: Sequence[int]) -> Judged:
