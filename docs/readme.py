@@ -44,9 +44,9 @@ def records():
 
     Without the ladder's later rungs, unless a seed of theirs ships: chapter 21 shows these.
     """
-    from scripts.ladder.rungs import RUNGS
+    from scripts.book.rungs import ABOUT
 
-    later = {name for name, rung in RUNGS.items() if rung.step}
+    later = {*ABOUT, "agreed", "taught"} - {"small"}
     every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
     ships = {recipe(name) for name in every if is_shipped(name)}
     order = sorted(every, key=lambda name: (recipe(name) not in ships, name))

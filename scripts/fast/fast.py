@@ -167,9 +167,6 @@ class FastPath:
         values (M, 2·D). `places` are the layouts of queries and of keys. Hides padding; or, if
         `causal`, the future (padding comes later); or what `bias`, added to the scores, says.
         """
-        features = getattr(layer, "feature_dropout", 0.0) if layer.training else 0.0  # UniDrop's
-        rows = self.dropped(rows, features)
-        others = None if others is None else self.dropped(others, features)
         parts = (layer.project_query, layer.project_key, layer.project_value)
         widths = [len(part.weight) for part in parts]  # D each, as a rule
         by_rows = self.how.attention == "ours" and self.in_c(rows) and bias is None

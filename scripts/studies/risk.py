@@ -153,9 +153,7 @@ class RiskTraining(StartedTraining):
         sources = [self.examples[i].src for i in pairs]
         options = DecodeOptions(beam=count, alpha=ALPHA)
         decode, judged = trained.tokenizer.decode, []
-        for i, best in zip(
-            pairs, decode_hypotheses(trained, sources, options, count), strict=True
-        ):
+        for i, best in zip(pairs, decode_hypotheses(trained, sources, options, count), strict=True):
             texts = [[token for token in one.ids if token != EOS] for one in best]
             risks = bleu_risks([*map(decode, texts)], decode(self.examples[i].tgt))
             judged.append([*zip(texts, risks, strict=True)])

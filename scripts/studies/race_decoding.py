@@ -1,4 +1,4 @@
-"""Translating a test set against CTranslate2: `python -m scripts.bench.decoding`.
+"""Translating a test set against CTranslate2: `python -m scripts.studies.race_decoding`.
 
 Whole files, and one sentence at a time, with the same weights in 32 and in 8 bits. All programs
 take turns, round after round, so that a slow minute hits all; what counts is their ratio in a
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from scripts.bench.accounts import account
 from scripts.book.command import Command, as_typed
 from scripts.book.figures.racing import speed_frame
 from scripts.book.records import provenance, save_record
@@ -35,7 +34,9 @@ from scripts.corpora.load import load_corpus
 from scripts.fast.decoding import fast_in_8_bits
 from scripts.fast.export import need_packages
 from scripts.fast.translating import DecodeOptions, ModelOptions, decode_ids, open_model
+from scripts.studies.race_training import account
 
+REST = "Python and the rest"
 EXACT = "ours, exact stop"  # differs only for a beam
 BEAMS, BATCHES = (1, 4), (16, 32, 64, 128, 256)
 Way = Callable[[Sequence[Sequence[int]], int], list]  # (encoded sources, beam) to ids
@@ -43,13 +44,13 @@ Way = Callable[[Sequence[Sequence[int]], int], list]  # (encoded sources, beam) 
 
 def textbook(trained: Trained, rows: Sequence[Sequence[int]], beam: int) -> list[Sequence[int]]:
     """Chapter 8's searches, which recompute the prefix: 64 sentences a batch, with a beam 32."""
-    found: list[Sequence[int]] = []
+    texts: list[Sequence[int]] = []
     size = 64 if beam == 1 else 32
     for start in range(0, len(rows), size):
         src = pad_rows(rows[start : start + size])  # (B, S)
         limit = min(MAX_LEN, 2 * src.size(1) + 10)
-        found += best_ids(trained.model, src, padding_mask(src), limit, beam)
-    return found
+        texts += best_ids(trained.model, src, padding_mask(src), limit, beam)
+    return texts
 
 
 def ours(
@@ -65,19 +66,24 @@ class CTranslate2:
     def __init__(self, trained: Trained, folder: str | Path, compute_type: str, threads: int):
         from ctranslate2 import Translator
 
-        how = {"inter_threads": threads, "intra_threads": 1, "compute_type": compute_type}
-        self.translator = Translator(str(folder), **how)
+        settings = {"inter_threads": threads, "intra_threads": 1, "compute_type": compute_type}
+        self.translator = Translator(str(folder), **settings)
         self.processor = trained.tokenizer.processor
         self.batch = dict.fromkeys(BEAMS, BATCHES[0])  # sentences, for each beam
 
     def __call__(self, rows: Sequence[Sequence[int]], beam: int) -> list[Sequence[int]]:
         """Its translations, from ids to ids."""
         pieces = [[self.processor.id_to_piece(i) for i in row[:-1]] for row in rows]  # it adds </s>
-        how = {"beam_size": beam, "length_penalty": 0.6, "max_batch_size": self.batch[beam]}
-        lengths = {"min_decoding_length": 0, "max_decoding_length": MAX_LEN}
-        lengths["max_input_length"] = MAX_LEN  # its own, 1,024, is more than the model takes
-        found = self.translator.translate_batch(pieces, **how, **lengths)
-        return [[self.processor.piece_to_id(p) for p in one.hypotheses[0]] for one in found]
+        results = self.translator.translate_batch(
+            pieces,
+            beam_size=beam,
+            length_penalty=0.6,
+            max_batch_size=self.batch[beam],
+            min_decoding_length=0,
+            max_decoding_length=MAX_LEN,
+            max_input_length=MAX_LEN,  # its own, 1,024, is more than the model takes
+        )
+        return [[self.processor.piece_to_id(p) for p in r.hypotheses[0]] for r in results]
 
     def tune(self, rows: Sequence[Sequence[int]]) -> None:
         """From now on, take the batches that are fastest for `rows`."""
@@ -101,21 +107,21 @@ def race(
 ) -> list[dict[str, Any]]:
     """Ways and beams in turns on (ids, reference): seconds a round, BLEU, texts that equal ours."""
     rows, references = zip(*pairs, strict=True)
-    seconds: dict[tuple[str, int], list[float]] = {}
-    written: dict[tuple[str, int], list] = {}
     jobs = [(name, beam) for beam in BEAMS for name in ways if (name, beam) != (EXACT, 1)]
+    seconds: dict[tuple[str, int], list[float]] = {job: [] for job in jobs}
+    written: dict[tuple[str, int], list] = {}
     for name, beam in tqdm(jobs * (rounds + 1), desc=f"{len(rows)} sentences"):  # one to warm up
         torch.set_num_threads(threads)  # CTranslate2 sets it to its own, for the whole process
         start = time.perf_counter()
         written[name, beam] = ways[name](rows, beam)
-        seconds.setdefault((name, beam), []).append(time.perf_counter() - start)
+        seconds[name, beam].append(round(time.perf_counter() - start, 4))
     return [
         {
             "program": name,
             "beam": beam,
             "sentences": len(rows),
             "sentences_per_second": round(len(rows) / statistics.median(times[1:]), 2),
-            "seconds": [round(t, 4) for t in times[1:]],
+            "seconds": times[1:],
             "bleu": bleu_of(trained, written[name, beam], references),
             "same_as_ours": equal_texts(written[name, beam], written["ours, float32", beam]),
         }
@@ -140,15 +146,15 @@ def one_at_a_time(ways: Mapping[str, Way], rows: Sequence[Sequence[int]]) -> lis
     reports = []
     for beam in BEAMS:
         times = {name: [] for name in ways}
-        for row in tqdm(rows, desc="one at a time"):
+        for row in rows:
             for name, way in ways.items():
                 torch.set_num_threads(1)
-                times[name].append(1000 * taken(partial(way, [row], beam)))
-        for name, own in times.items():
-            cuts = statistics.quantiles(own[1:], n=100)
-            figures = {"first": own[0], "p50": cuts[49], "p99": cuts[98]}
-            rounded = {key: round(value, 2) for key, value in figures.items()}
-            reports.append({"program": name, "beam": beam, **rounded})
+                times[name].append(round(1000 * taken(partial(way, [row], beam)), 2))
+        for name, (first, *others) in times.items():
+            cuts = statistics.quantiles(others, n=100)
+            middle, slow = round(cuts[49], 2), round(cuts[98], 2)
+            report = {"program": name, "beam": beam, "first": first, "p50": middle, "p99": slow}
+            reports.append(report)
     return reports
 
 
@@ -177,13 +183,6 @@ KINDS = {
 }
 
 
-def decoding_account(run: Callable[[], object]) -> dict[str, float]:
-    """Seconds of `run()` by kind of operation, on one thread (and PyTorch stays at one)."""
-    torch.set_num_threads(1)
-    found = account(run, KINDS, "Python and the rest")
-    return {kind: round(seconds, 4) for kind, seconds in found.items()}
-
-
 @dataclass
 class SpeedTestOptions:
     """What races, and how often."""
@@ -198,7 +197,7 @@ class SpeedTestOptions:
     """Write results/decoding-speed.json; without our 8 bits, decoding-speed-float32.json."""
 
 
-def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
+def race_decoding(options: SpeedTestOptions) -> dict[str, Any]:
     """The record: whole files, one sentence at a time, and where the time of ours goes."""
     need_packages("ctranslate2", extra="bench")
     trained = open_model(ModelOptions(model=options.model or str(STUDIED), device="cpu"))
@@ -226,8 +225,10 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
         # The textbook takes minutes: one round, on fewer sentences.
         reports += race(own | plain, few[::3], trained, 1, threads)
         latency = one_at_a_time(own | single, [row for row, _ in pairs[::5]])
-    torch.set_num_threads(threads)
     rows = [row for row, _ in whole]
+    torch.set_num_threads(threads)
+    bleu = scores(trained, own, corpus)
+    torch.set_num_threads(1)  # where the time goes is asked of one thread
     return {
         "corpus": trained.config.corpus,
         "split": split,
@@ -236,17 +237,17 @@ def bench_decoding(options: SpeedTestOptions) -> dict[str, Any]:
         "batches": {name: rival.batch for name, rival in rivals.items()},
         "reports": reports,
         "one_at_a_time": latency,
-        "scores": scores(trained, own, corpus),
+        "scores": bleu,
         "accounts": {
-            name: {str(beam): decoding_account(partial(way, rows, beam)) for beam in BEAMS}
+            name: {str(beam): account(partial(way, rows, beam), KINDS, REST) for beam in BEAMS}
             for name, way in own.items()
         },
     }
 
 
-def run_bench(options: SpeedTestOptions) -> None:
-    """Race the programs, print the table, and save the record if the options say so."""
-    record = provenance(as_typed("scripts.bench.decoding", options)) | bench_decoding(options)
+def run_race(options: SpeedTestOptions) -> None:
+    """Race translators of a test set, and print the table."""
+    record = provenance(as_typed("scripts.studies.race_decoding", options)) | race_decoding(options)
     left_out = record["left_out"]
     if options.save:  # chapters and README read the name of a whole record
         save_record("decoding-speed" + "-float32" * bool(left_out), record)
@@ -255,7 +256,7 @@ def run_bench(options: SpeedTestOptions) -> None:
         print(f"left out, as this processor has no fast 8-bit products (AVX512-VNNI): {name}")
 
 
-main = Command("scripts.bench.decoding", SpeedTestOptions, run_bench)
+main = Command("scripts.studies.race_decoding", SpeedTestOptions, run_race)
 
 if __name__ == "__main__":
     raise SystemExit(main())
