@@ -35,7 +35,7 @@ def reverse_onward(shop: Workshop, seed: int) -> str:
 
 
 def widened(shop: Workshop, seed: int) -> str:
-    """3. Each pair in up to four wordings, which the three models write: two more epochs on them."""
+    """3. Two more epochs, on pairs in up to four wordings, which the three models write."""
     start = small(shop)
     reverse = [reverse_onward(shop, 1), reverse_onward(shop, 2)]
     data = shop.more_pairs([start], reverse)

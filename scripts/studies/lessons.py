@@ -32,7 +32,7 @@ from scripts.fast.translating import DecodeOptions, translate
 from scripts.studies.distill import distill_loss
 from scripts.studies.risk import RiskTraining, StartedTraining, risk_loss
 from scripts.studies.rows import data_of
-from scripts.studies.runner import Run, kept_at, lesson_of, on_record
+from scripts.studies.runner import Run, kept_at, on_record
 
 WRITING = DecodeOptions(beam=5, alpha=0.6)  # how models translate the training pairs
 AT_ONCE = 2000  # texts that are kept together: the most that is lost if the writing is cut off
@@ -122,6 +122,12 @@ def pairs_sha256(data: TrainingData) -> str:
     """What identifies these training pairs: the SHA-256 of their texts, in hex."""
     text = json.dumps(data.corpus["train"], ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def lesson_of(config: LessonConfig) -> Run:
+    """What `config` has beyond a TrainConfig and that isn't off."""
+    plain = asdict(plain_config(config))
+    return {name: value for name, value in asdict(config).items() if value and name not in plain}
 
 
 @dataclass(frozen=True)
