@@ -11,7 +11,7 @@ from conftest import MODULES, ROOT
 from test_house_commands import COMMANDS
 
 from scripts.book.domains import DOMAINS, folder_name, in_domain, list_of_texts
-from scripts.ladder.lessons import LessonConfig
+from scripts.studies.lessons import LessonConfig
 
 OPTIONS = {importlib.import_module(name).main.options for name in COMMANDS} | {LessonConfig}
 NUMBERS = {

@@ -7,7 +7,6 @@ import pytest
 import torch
 from test_ch09_training_run import TINY
 
-from scripts.bench import gpu
 from scripts.ch06_training import LabelSmoothing
 from scripts.core.checkpoints import newest_state
 from scripts.core.data import TrainingData, batches_of, prepare
@@ -16,8 +15,8 @@ from scripts.core.signals import Stopped
 from scripts.fast import losses, run
 from scripts.fast.losses import loss_function_of, resolved
 from scripts.fast.run import fit, training_of
-from scripts.ladder.agenda import Settings
 from scripts.studies import precision as study
+from scripts.studies import waterfall as gpu
 
 CPU = torch.device("cpu")
 AUTO = replace(TINY, precision="auto", epochs=2)
@@ -61,7 +60,7 @@ def test_times_of_emulated_16_bits_are_refused(monkeypatch, capsys):
     assert "AVX512-BF16" in error and error.count("\n") == 1
     monkeypatch.setattr(gpu, "Task", Mock(side_effect=AssertionError))
     with pytest.raises(ValueError, match="AVX512-BF16"):
-        gpu.waterfall("small", Settings("cpu"))
+        gpu.waterfall(gpu.WaterfallOptions(device="cpu"))
 
 
 def test_what_ships_of_the_sample_corpus_is_float32_everywhere():

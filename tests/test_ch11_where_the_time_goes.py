@@ -7,7 +7,6 @@ import torch
 from exercising import assert_told_apart, rejection
 from torch.testing import assert_close
 
-from scripts.bench.training import AXES, growth_setting
 from scripts.book.records import load_record
 from scripts.ch06_training import PAD
 from scripts.ch11_where_the_time_goes import (
@@ -25,6 +24,7 @@ from scripts.ch11_where_the_time_goes import (
 from scripts.core.settings import PRESETS
 from scripts.exercises import ch11 as ours
 from scripts.exercises.ch11 import PretendDevice, stopwatch, token_rate
+from scripts.studies.race_training import AXES, growth_setting
 
 EVEN = [(16, 16)] * 128
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from scripts.bench.accounts import kind_of
-from scripts.bench.training import KINDS
 from scripts.book.records import load_record
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch12_going_fast import LinearCrossEntropy, how_sure
+from scripts.studies.race_training import KINDS, kind_of
 
 STEPS = load_record("speed-steps")
 

@@ -202,7 +202,7 @@ def test_the_record_fits_the_chapters_words():
 
 def test_the_batches_of_the_race_are_those_of_the_table():
     """The chapter states them and the rounds; the record doesn't hold them."""
-    from scripts.bench import decoding
+    from scripts.studies import race_decoding as decoding
 
     assert len(decoding.BATCHES) == 5
     assert "--rounds" not in load_record("decoding-speed")["repeat"]

@@ -13,7 +13,6 @@ import torch
 from bruteforce import forced_log_probs
 
 from scripts import ROOT
-from scripts.bench.decoding import CTranslate2
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch06_training import BOS, EOS, PAD, UNK, greedy_decode
@@ -36,6 +35,7 @@ from scripts.core.settings import TrainConfig, build_model
 from scripts.corpora.load import load_corpus
 from scripts.export import main
 from scripts.fast.export import graph_config, graph_function, step_example
+from scripts.studies.race_decoding import CTranslate2
 
 SAMPLE = ROOT / "models" / "sample-de-en"
 SPLITS = {"sample-de-en": "test", "multi30k-de-en": "test_2016_flickr"}

@@ -17,6 +17,7 @@ from scripts import ch21_learning_from_models as ch21
 from scripts.book.figures.learning import ladder_chart, recipe_chart
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record, sha256
+from scripts.book.rungs import ABOUT, ladder_table, val_bleu
 from scripts.book.verdict import verdicts
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch04_encoder_decoder import make_model
@@ -39,8 +40,7 @@ from scripts.ch21_learning_from_models import (
 )
 from scripts.core.models import DEFAULT_MODEL
 from scripts.evaluate import main as evaluate
-from scripts.ladder.distill import taught_loss
-from scripts.ladder.rungs import RUNGS, ladder_table, val_bleu
+from scripts.studies.distill import taught_loss
 from scripts.studies.recipes import ALL, GREEDY, MORE, PART, RISK, SAMPLED, TAUGHT
 from scripts.studies.runner import these
 
@@ -511,7 +511,7 @@ def test_the_ladders_chart_shows_each_run_that_compares():
         wanted = [(row["rung"], bleu) for row in rows for bleu in row[name]]
         assert shown == [(rung, pytest.approx(bleu, abs=0.006)) for rung, bleu in wanted]
     best = [max(rows, key=lambda row: row[by])["rung"] for by in ("val_bleu", "beam")]
-    assert best == [name for name in re.findall(r"[\w-]+", drawn["title"]["text"]) if name in RUNGS]
+    assert best == [name for name in re.findall(r"[\w-]+", drawn["title"]["text"]) if name in ABOUT]
 
 
 @pytest.mark.skipif(not os.environ.get("MULTI30K_DIR"), reason="needs Multi30k at hand")

@@ -314,7 +314,7 @@ def test_five_beams_of_many_sentences_fit_in_memory():
     """The peak grows by less than 700 MiB: in one batch of all it would be twice that."""
     code = """
 from scripts import ROOT
-from scripts.bench.training import peak_bytes
+from scripts.studies.race_training import peak_bytes
 from scripts.corpora.load import load_corpus
 from scripts.core.models import load_model
 from scripts.fast.translating import fast_translate

@@ -134,7 +134,7 @@ def test_a_command_is_said_as_it_would_be_typed():
 
 
 def test_commands_are_found():
-    assert {"scripts.train", "scripts.ladder.queue", "scripts.studies.block"} <= {*COMMANDS}
+    assert {"scripts.train", "scripts.studies.best", "scripts.studies.block"} <= {*COMMANDS}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

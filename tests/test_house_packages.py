@@ -97,7 +97,7 @@ def wheel(tmp_path_factory) -> Path:
 def test_the_wheel_holds_every_module(wheel):
     found = {path.relative_to(wheel) for path in wheel.glob("scripts/**/*.py")}
     assert found == {path.relative_to(ROOT) for path in MODULES}
-    for other in ("fast/kernels.c", "bench/start.sh"):
+    for other in ("fast/kernels.c",):
         assert (wheel / "scripts" / other).is_file()
 
 
@@ -187,7 +187,9 @@ def test_running_needs_what_make_run_installs_and_nothing_else():
     gone = {name for name, by in here if not {*map(canonicalize_name, by)} & kept}
     assert {"altair", "pandas", "spacy", "torchtext", "scipy", "IPython", "wandb"} <= gone
     names = ["scripts.ch09_training_run", *light()]
-    assert {"scripts.core.checkpoints", "scripts.bench.gpu", "scripts.corpora.load"} <= {*names}
+    assert {"scripts.core.checkpoints", "scripts.studies.waterfall", "scripts.corpora.load"} <= {
+        *names
+    }
     done = python("-c", ONLY_TO_RUN + A_STEP + A_CALL, *names, cwd=ROOT, GONE=" ".join(gone))
     assert done.returncode == 0, done.stderr
     *imported, first, second, complaint = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The best translator's recipe: its losses, its pairs, what it resumes, and that records are of it."""
+"""The best translator's recipe: losses, pairs, what resumes, and that the records are of it."""
 
 from functools import partial
 
@@ -169,7 +169,9 @@ def test_a_student_hears_the_mean_of_its_teachers_probabilities():
         x = model.decode(memory, batch.src_mask, batch.tgt, batch.tgt_mask)
         logits.append(model.generator(x)[real].detach())
     mean = (logits[0].softmax(-1) + logits[1].softmax(-1)) / 2
-    assert_close(loss.detach(), -(mean * logits[2].log_softmax(-1)).sum().float(), check_dtype=False)
+    assert_close(
+        loss.detach(), -(mean * logits[2].log_softmax(-1)).sum().float(), check_dtype=False
+    )
     own = a_model(4)
     distill_loss(own, batch, CRITERION, [own], 1.0)[0].backward()
     assert all(p.grad.abs().max() < 1e-5 for p in own.parameters())

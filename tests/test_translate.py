@@ -239,7 +239,7 @@ def test_a_real_search_keeps_the_order_over_many_groups(translate, german):
 MEASURE = """
 import sys
 from scripts import translate
-from scripts.bench.training import peak_bytes
+from scripts.studies.race_training import peak_bytes
 from scripts.ch08_decoding import Hypothesis
 
 def echo(trained, rows, options):

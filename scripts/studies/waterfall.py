@@ -150,9 +150,9 @@ def waterfall(options: WaterfallOptions) -> dict[str, Any]:
 
     Raises ValueError for a device without bfloat16 products, unless the trial is tiny.
     """
-    task = Task(options)
     if not options.tiny:
-        require_bf16(task.device)
+        require_bf16(pick_device(options.device))
+    task = Task(options)
     lacks = () if task.device.type == "cuda" else OF_A_GPU
     racers = {name: Racer(stage, task) for name, stage in STAGES.items() if name not in lacks}
     for _ in range(1 + ROUNDS):  # recordings emptied PyTorch's cache: one lap to refill it
