@@ -19,7 +19,7 @@ from scripts.ch06_training import LabelSmoothing
 from scripts.ch11_where_the_time_goes import BASE, SMALL, best_seconds, series_model, step_flops
 from scripts.core.optimizers import make_optimizer
 from scripts.core.settings import TrainConfig, pick_device, require_bf16
-from scripts.core.static import static_batches, static_lengths
+from scripts.core.static import FEW_SHAPES, static_batches, static_lengths
 from scripts.core.steps import KINDS, set_rate
 from scripts.fast.losses import loss_function_of
 from scripts.studies.race_training import encoded_pairs, lengths_of
@@ -97,8 +97,8 @@ class Racer:
             self.optimizer = torch.optim.Adam(groups, **adam)
         loss_of = loss_function_of(stage, task.device, training=True)
         parts = (self.model, LabelSmoothing(0.1), self.optimizer, loss_of, stage.clip)
-        few = {"widths": task.widths, "max_tokens": task.max_tokens}
-        self.take = KINDS[stage.step](*parts, **({} if stage.step == "eager" else few))
+        shapes = {"widths": task.widths, "max_tokens": task.max_tokens}
+        self.take = KINDS[stage.step](*parts, **(shapes if stage.step in FEW_SHAPES else {}))
         self.take.load(task.examples, task.plan, task.labels)
         self.seconds: list[float] = []
         self.lap()
