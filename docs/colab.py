@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 HOME = "from_attention_to_translation"  # the notebook's name, and the folder into which it unpacks
 CODE = ("pyproject.toml", "scripts/**/*.py", "scripts/**/*.[ch]")
-FILES = (*CODE, "results/*.json", "models/*-de-en/*")
+FILES = (*CODE, "results/**/*.json", "models/*-de-en/*")
 PART, WIDTH = 1_000_000, 10_000  # characters of packed files in a cell, and in a line
 SQUEEZE = [{"id": lzma.FILTER_LZMA2, "preset": 9, "lc": 0, "lp": 0, "pb": 0}]
 

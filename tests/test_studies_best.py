@@ -8,7 +8,7 @@ from conftest import ROOT
 from torch.testing import assert_close
 
 from scripts.book.instruments import scramble
-from scripts.book.records import RESULTS, load_record
+from scripts.book.records import ARCHIVE, RESULTS, load_record
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing
 from scripts.ch07_multi30k import encode_pairs, make_batch, pad_rows
@@ -248,6 +248,13 @@ def test_the_records_are_of_the_recipe(monkeypatch):
         digests = {"start", "mean_of", "pairs"}
         lesson = {k: v for k, v in record["lesson"].items() if k not in digests}
         assert lesson == {k: v for k, v in lesson_of(config).items() if k not in digests}
+
+
+@pytest.mark.parametrize("path", sorted(ARCHIVE.glob("*.json")), ids=lambda path: path.stem)
+def test_an_archived_record_says_which_commit_has_its_command(path):
+    record = load_record(path.stem)
+    commit = record["commit"].removesuffix("+changes")
+    assert record["repeat"] == f"git checkout {commit} && {record['command']}"
 
 
 def test_a_step_on_record_is_skipped_one_that_stopped_goes_on_and_the_mean_is_one(
