@@ -2,7 +2,8 @@
 
 Each item is a command of its own, in its own process, with a time limit; one that fails or hangs
 stops no other. What has its record in results/ is skipped, so the same command goes on. `--list`
-says what is owed; `--tiny --device cpu` rehearses it all. It needs torch, numpy and a few wheels.
+says what is owed; `--tiny --device cpu` rehearses it all. Besides torch and numpy it needs
+sentencepiece, safetensors, sacrebleu, jsonargparse, docstring-parser, tqdm and pytest.
 """
 
 import os

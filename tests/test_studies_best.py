@@ -109,8 +109,8 @@ def test_a_run_starts_from_its_weights_judges_its_own_texts_and_resumes_to_the_b
         return training
 
     whole = make(tmp_path / "whole")
-    given = weights(trained.model)
-    assert all(tensor.equal(given[name]) for name, tensor in weights(whole.model).items())
+    shipped = weights(trained.model)
+    assert all(tensor.equal(shipped[name]) for name, tensor in weights(whole.model).items())
     steps(whole, 3)
     decode, (pair, *_) = trained.tokenizer.decode, whole.attempts
     judged = whole.judged([pair])

@@ -211,7 +211,7 @@ def race_decoding(options: SpeedTestOptions) -> dict[str, Any]:
     threads = torch.get_num_threads()
     exact = {EXACT: partial(ours, trained, "float32", exact=True)}
     plain = {"textbook": partial(textbook, trained)}
-    given = (trained, options.rounds, threads)
+    terms = (trained, options.rounds, threads)
     with tempfile.TemporaryDirectory() as folder:
         export_ctranslate2(trained, Path(folder))
         rivals, single = (
@@ -220,8 +220,8 @@ def race_decoding(options: SpeedTestOptions) -> dict[str, Any]:
         )
         for rival in rivals.values():
             rival.tune([row for row, _ in few])
-        reports = race(own | rivals | exact, whole, *given)
-        reports += race(own | rivals, few, *given)
+        reports = race(own | rivals | exact, whole, *terms)
+        reports += race(own | rivals, few, *terms)
         # The textbook takes minutes: one round, on fewer sentences.
         reports += race(own | plain, few[::3], trained, 1, threads)
         latency = one_at_a_time(own | single, [row for row, _ in pairs[::5]])
