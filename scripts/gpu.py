@@ -100,7 +100,8 @@ def attempt(item: Item, options: GpuOptions) -> str:
     surroundings["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if options.device == "cpu":
         surroundings["CUDA_VISIBLE_DEVICES"] = ""
-    record = provenance(f"python -m {item.words}", options.device)
+    command = "scripts.gpu" if words[0] == "pytest" else item.words
+    record = provenance(f"python -m {command}", options.device)
     with open(log, "wb") as output:
         try:
             code = subprocess.run(
