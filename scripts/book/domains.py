@@ -66,9 +66,6 @@ DOMAINS: dict[str, Domain] = {
     "average": Domain(0, note="0: off"),
     "save_every": Domain(0, note="0: only after epochs"),
     # The ladder's lessons.
-    "feature_drop": CHANCE,
-    "layer_drop": CHANCE,
-    "word_drop": CHANCE,
     "taught": SHARE,
     "risk": Domain(0, note="0: off"),
     "candidates": Domain(0, 100, note="0: none"),

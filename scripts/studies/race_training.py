@@ -102,7 +102,7 @@ OURS_HALF = replace(OURS, how=HALF)
 class RaceOptions:
     """Which race, and on what."""
 
-    race: Literal["peers", "steps", "base", "growth"] = "peers"
+    benchmark: Literal["peers", "steps", "base", "growth"] = "peers"
     """Which one."""
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """Where batches come from."""
@@ -113,7 +113,7 @@ class RaceOptions:
     max_tokens: int = 2048
     """Tokens in a batch on either side, padding counted."""
     save: bool = False
-    """Write results/speed-RACE.json; without 16 bits, speed-RACE-float32.json."""
+    """Write results/speed-BENCHMARK.json; without 16 bits, speed-BENCHMARK-float32.json."""
 
 
 @cache
@@ -508,18 +508,20 @@ RACES = {
 def run_race(options: RaceOptions) -> None:
     """Time training steps against other programs, and against themselves without each part."""
     torch.set_num_threads(OURS.threads)  # as the contenders have: for the machine's own rates
-    record = RACES[options.race](options)
+    record = RACES[options.benchmark](options)
     left_out = record.get("left_out")
     if options.save:  # chapters and README read the name of a whole record
-        command = as_typed("scripts.studies.race_training", options, places=("race",))
-        name = f"speed-{options.race}" + "-float32" * bool(left_out)
+        command = as_typed("scripts.studies.race_training", options, places=("benchmark",))
+        name = f"speed-{options.benchmark}" + "-float32" * bool(left_out)
         save_record(name, provenance(command) | record)
     if left_out:
         names = "; ".join(left_out)
         print(f"left out, as this processor has no 16-bit products (AVX512-BF16): {names}")
 
 
-main = Command("scripts.studies.race_training", RaceOptions, run_race, {"race": ", ".join(RACES)})
+main = Command(
+    "scripts.studies.race_training", RaceOptions, run_race, {"benchmark": ", ".join(RACES)}
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())
