@@ -16,17 +16,11 @@ FAULTS = {
         "return self.contract(self.expand(x).relu())",
         "test_ch04_encoder_decoder.py",
     ),
-    "a dropped word may be the sentence's end": (
-        "ladder/unidrop",
-        "goes & touched & (src != EOS)",
-        "goes & touched",
-        "test_studies_lessons.py",
-    ),
     "teachers are averaged before the softmax": (
-        "ladder/distill",
+        "studies/distill",
         "teacher.generator(x).float().softmax(dim=-1)",
         "teacher.generator(x).float().log_softmax(dim=-1)",
-        "test_studies_lessons.py",
+        "test_studies_best.py",
     ),
     "values are made from the keys' input": (
         "ch02_*",
@@ -209,10 +203,10 @@ FAULTS = {
         "test_core_recipe.py::test_pieces_come_from_the_training_split_alone",
     ),
     "a benchmark counts the start sign": (
-        "bench/training",
+        "studies/race_training",
         "(len(e.src), len(e.tgt) - 1) for e in examples",
         "(len(e.src), len(e.tgt)) for e in examples",
-        "test_bench_training.py::test_a_pace_is_for_predicted_tokens_alone",
+        "test_races.py::test_batches_hold_their_budget_and_predicted_tokens_count",
     ),
     "an average of checkpoints is their sum": (
         "ch09_*",
