@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import get_args
 
 import pytest
-from scripts.ladder.lessons import LessonConfig
+from scripts.studies.lessons import LessonConfig
 from test_house_commands import COMMANDS
 
 from scripts.book.domains import (
