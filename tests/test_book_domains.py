@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import get_args
 
 import pytest
-from scripts.studies.lessons import LessonConfig
 from test_house_commands import COMMANDS
 
 from scripts.book.domains import (
@@ -16,6 +15,7 @@ from scripts.book.domains import (
     list_of_texts,
     texts_side_by_side,
 )
+from scripts.studies.lessons import LessonConfig
 
 OPTIONS = {importlib.import_module(name).main.options for name in COMMANDS} | {LessonConfig}
 
