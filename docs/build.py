@@ -23,25 +23,14 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
 READ = ["notebooks/*.ipynb", "scripts/**/*.py", "results/*.json", "tests/*.py", "models/*/*.md"]
-# The site's pages that are sections of README.md, and how its links read there.
-FROM_README = {
-    "measured": ("Results and speed", ["Results", "Speed"]),
-    "compared": ("How it compares", ["How it compares"]),
-    "fixed": ("Fixed here", ["Fixed here"]),
-    "teach": ("Teach with it", ["Teach with it"]),
-    "cite": ("Cite", ["Cite"]),
-}
-LINKS = {
-    "(#fixed-here)": "(fixed.md)",
-    "(#teach-with-it)": "(teach.md)",
-    "(results/)": "(results/index.md)",
-}
+READ += ["docs/*.md", "*.txt", "*.toml", "*.yml", "LICENSE", "CITATION.cff"]
 MODULES = """\
 # Modules
 
 What the chapters use without explaining it, and what builds on them. A chapter's own module is on
 its page.
 """
+RECORDS_LINK = ("results/)", "results/index.md)")  # a folder's link, as the site has it
 COMMANDS = "Commands: `python -m scripts.NAME --help` says what each takes."
 RECORDS = """\
 # Records
@@ -105,18 +94,9 @@ def module_pages(folder: Path) -> None:
 
 
 def readme_section(name: str) -> str:
-    """README.md's section of that name, without its heading, with links that work on the site."""
+    """README.md's section of that name, without its heading."""
     text = (ROOT / "README.md").read_text("utf-8")
-    body = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
-    for before, after in LINKS.items():
-        body = body.replace(before, after)
-    return body.strip()
-
-
-def readme_page(title: str, names: list[str]) -> str:
-    """A page of some of README.md's sections."""
-    parts = [f"## {name}\n\n" * (len(names) > 1) + readme_section(name) for name in names]
-    return "\n\n".join([f"# {title}", *parts]) + "\n"
+    return text.split(f"\n## {name}\n")[1].split("\n## ")[0].replace(*RECORDS_LINK).strip()
 
 
 def lay_out(source: Path) -> None:
@@ -129,10 +109,9 @@ def lay_out(source: Path) -> None:
     records = sorted((source / "results").glob("*.json"))
     (source / "results/index.md").write_text(record_page(records), "utf-8")
 
-    for name, (title, sections) in FROM_README.items():
-        (source / f"{name}.md").write_text(readme_page(title, sections), "utf-8")
-    for name in ("LICENSE", "CITATION.cff"):
-        shutil.copy2(ROOT / name, source)
+    for page in (source / "docs").glob("*.md"):
+        page.write_text(page.read_text("utf-8").replace(*RECORDS_LINK), "utf-8")
+    (source / "docs/index.md").unlink()  # it becomes the site's front page
 
     index = (DOCS / "index.md").read_text("utf-8")
     index = re.sub(r"<!-- readme: (.+?) -->", lambda found: readme_section(found[1]), index)

@@ -1,4 +1,4 @@
-"""Writes README.md's tables, from chapters, records and tests, and its picture of the model.
+"""Writes the tables of README.md and of docs/*.md, from chapters, records and tests, and pictures.
 
     python docs/readme.py
 
@@ -39,23 +39,15 @@ def chapter_table():
     return "\n".join(lines)
 
 
+# Recipes whose trainings are shown, first those whose models ship; chapter 21 shows the others.
+RECIPES = ("ladder-all-mean", "multi30k-de-en", "sample-de-en", "gpu-small")
+
+
 def records():
-    """The recorded trainings with scores on a test split, first those whose models ship.
-
-    Without the ladder's later rungs, unless a seed of theirs ships: chapter 21 shows these.
-    """
-    from scripts.ladder.rungs import RUNGS
-
-    later = {name for name, rung in RUNGS.items() if rung.step}
-    every = {p.stem: json.loads(p.read_text("utf-8")) for p in (ROOT / "results").glob("*.json")}
-    ships = {recipe(name) for name in every if is_shipped(name)}
-    order = sorted(every, key=lambda name: (recipe(name) not in ships, name))
-    shown = [
-        name
-        for name in order
-        if recipe(name) in ships or recipe(name).partition("-")[2] not in later
-    ]
-    return {name: every[name] for name in shown if is_training(every[name])}
+    """The recorded trainings of `RECIPES`: name and record, in order."""
+    names = sorted(path.stem for path in (ROOT / "results").glob("*.json"))
+    shown = [name for recipe_name in RECIPES for name in names if recipe(name) == recipe_name]
+    return {n: json.loads((ROOT / f"results/{n}.json").read_text("utf-8")) for n in shown}
 
 
 def is_shipped(name):
@@ -65,10 +57,6 @@ def is_shipped(name):
 def recipe(name):
     """A record's name without its seed."""
     return re.sub(r"-\d$", "", name)
-
-
-def is_training(record):
-    return {"history", "test"} <= record.keys()
 
 
 def results_table():
@@ -92,7 +80,7 @@ def results_table():
             scores = (", ".join(f"{test[kind]:.1f}" for test in tests) for kind in kinds)
             searches = "; ".join(dict.fromkeys(test["search"] for test in tests))
             lines.append(
-                f"| [{title}](results/{name}.json) | {split} | {' | '.join(scores)} "
+                f"| [{title}](../results/{name}.json) | {split} | {' | '.join(scores)} "
                 f"| {searches} | {record['parameters'] / 1e6:.1f} M "
                 f"| {took} min, {record['device']} |"
             )
@@ -193,11 +181,43 @@ def decoding_table():
     return "\n".join([*lines, "", "```", race["repeat"], "```"])
 
 
-BLOCKS = {
-    "chapters": chapter_table,
-    "results": results_table,
-    "speed": speed_table,
-    "decoding": decoding_table,
+def results_in_brief():
+    """What ships: BLEU with its own search, of the seed that ships."""
+    lines = ["| model | test_2016_flickr | test_2017_flickr | parameters | trained |"]
+    lines.append("|---|---|---|---|---|")
+    for name, record in records().items():
+        if is_shipped(name) and "test_2016_flickr" in record["test"]:
+            scores = " | ".join(f"{test['bleu']:.1f}" for test in record["test"].values())
+            size, device = f"{record['parameters'] / 1e6:.1f} M", record["device"]
+            lines.append(f"| [{name}](results/{name}.json) | {scores} | {size} | {device} |")
+    return "\n".join(lines)
+
+
+def speed_in_brief():
+    """Other programs' time over ours: a training step in 16 bits, a test set in 32 bits."""
+    from scripts.book.figures.racing import speed_frame
+    from scripts.book.records import load_record
+
+    training = load_record("speed-peers")["reports"]
+    decoding = speed_frame(load_record("decoding-speed")).set_index(["program", "beam"])
+    lines = ["| another program's time over ours | against | times |", "|---|---|---|"]
+    for program in ("textbook", "nn.Transformer", "MarianMTModel", "x-transformers"):
+        times = training[f"{program}, bf16, memory kept"]["times"]
+        lines.append(f"| a training step, bf16 | {program} | {times:.2f} |")
+    for precision in ("float32", "int8"):
+        times = decoding.loc[(f"ours, {precision}", 4), "ratio"]
+        lines.append(f"| translating, beam 4, {precision} | CTranslate2 | {times:.2f} |")
+    return "\n".join(lines)
+
+
+MEASURED, FIXED = ROOT / "docs/measured.md", ROOT / "docs/fixed.md"
+BLOCKS = {  # the page of each generated table, and what makes it
+    "chapters": (README, chapter_table),
+    "results-in-brief": (README, results_in_brief),
+    "speed-in-brief": (README, speed_in_brief),
+    "results": (MEASURED, results_table),
+    "speed": (MEASURED, speed_table),
+    "decoding": (MEASURED, decoding_table),
 }
 
 
@@ -215,7 +235,7 @@ def erratum_tests():
         for name, row in re.findall(
             r"^def (test_erratum_(\d\d)_\w+)", path.read_text("utf-8"), re.M
         ):
-            found.setdefault(int(row), []).append((f"tests/{path.name}", name))
+            found.setdefault(int(row), []).append((f"../tests/{path.name}", name))
     return found
 
 
@@ -264,16 +284,17 @@ def write_picture():
     write_stamped(PICTURE, png, "chart", chart_digest())
 
 
-def refreshed(text):
-    """The README with its tables updated."""
-    for name, make in BLOCKS.items():
+def refresh():
+    """Bring all generated tables up to date."""
+    for name, (page, make) in BLOCKS.items():
+        text = page.read_text("utf-8")
         begin, end = block(name, text)
-        text = text[:begin] + make() + "\n" + text[end:]
-    head, section = text.split("## Fixed here")
-    table, rest = section.split("\n## ", 1)
+        page.write_text(f"{text[:begin]}{make()}\n{text[end:]}", "utf-8")
     fill = lambda m: f"{m[1]} {named_test(int(m[2]))} |"  # noqa: E731
-    table = re.sub(r"^(\| (\d+) \| .+ \| \d+ \|).*\|$", fill, table, flags=re.MULTILINE)
-    return f"{head}## Fixed here{table}\n## {rest}"
+    table = re.sub(
+        r"^(\| (\d+) \| .+ \| \d+ \|).*\|$", fill, FIXED.read_text("utf-8"), flags=re.MULTILINE
+    )
+    FIXED.write_text(table, "utf-8")
 
 
 if __name__ == "__main__":
@@ -281,4 +302,4 @@ if __name__ == "__main__":
     write_picture()
     for picture in sys.argv[1:]:
         write_stamped(LIVING_PICTURE, Path(picture).read_bytes(), "page", living_digest())
-    README.write_text(refreshed(README.read_text("utf-8")), "utf-8")
+    refresh()

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scripts.book.charts import VEGALITE, bars, heatmap, lines, panels, rounded, titled
+from scripts.book.charts import VEGALITE, bars, heatmap, lines, rounded, titled
 
 WORDS = ["the", "dog", "and", "the", "cat"]
 
@@ -25,15 +25,6 @@ def one_of_each() -> dict[str, alt.TopLevelMixin]:
         "lines": lines(curve, "step", "loss", "run", points=True),
         "bars": bars(pd.DataFrame({"kind": ["a", "b"], "share": [0.5, 0.25]}), "kind", "share"),
     }
-
-
-def test_panels_label_their_rows_once_and_name_them_in_every_cell():
-    chart = panels({"one": np.eye(5), "two": np.eye(5)}, WORDS, WORDS, value_title="weight")
-    first, second = (panel["layer"][0] for panel in chart.to_dict()["concat"])
-    assert first["encoding"]["y"]["axis"].get("labels", True)
-    assert second["encoding"]["y"]["axis"]["labels"] is False
-    held = chart.to_dict()["datasets"].values()
-    assert all(row["from"] in WORDS for rows in held for row in rows)
 
 
 @pytest.mark.parametrize("name", one_of_each())
@@ -88,13 +79,6 @@ def test_equal_words_keep_their_own_cells_and_labels():
     assert axis["labelExpr"] == json.dumps(WORDS) + "[datum.value]"
 
 
-def test_cells_can_be_wide_and_hold_other_words():
-    spec = heatmap(np.eye(2), texts=[["a", "b"], ["a", "c"]], cell=(40, 20)).to_dict()
-    (rows,) = spec["datasets"].values()
-    assert [r["text"] for r in rows] == list("abac")
-    assert (spec["width"], spec["height"]) == (80, 40)
-
-
 def test_infinite_cells_are_named_and_grey():
     spec = heatmap([[0.0, -np.inf], [np.nan, 1.0]]).to_dict()
     (rows,) = spec["datasets"].values()
@@ -122,11 +106,6 @@ def test_rounding_hides_the_noise_of_machines():
     pd.testing.assert_frame_equal(rounded(mine), rounded(yours), check_exact=True)
     assert rounded(mine)["p"].tolist()[:2] == [0.1235, 0.0]
     assert rounded(pd.DataFrame({"rate": [1.23456e-5]}))["rate"].item() == 1.235e-5
-
-
-def test_a_long_caption_is_wrapped():
-    chart = titled(one_of_each()["bars"], "Title", "word " * 60)
-    assert all(len(line) <= 88 for line in chart.to_dict()["title"]["subtitle"])
 
 
 def test_in_colab_its_own_renderer_stays_on():
