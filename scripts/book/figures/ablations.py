@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scripts import Late
-from scripts.book.charts import GREY, INK, PALETTE, rounded, titled
+from scripts.book.charts import GREY, INK, PALETTE, rounded, row_axis, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -31,35 +31,34 @@ def ablation_chart(
     points = [(names[n], x - mean, judged["verdict"][n]) for n in names for x in losses[n]]
     runs = pd.DataFrame(points, columns=["row", "difference", "verdict"])
     paper = judged["paper's"].dropna().rename(names).rename_axis("row")
-    paper = paper.reset_index(name="difference")
-    seeds = pd.DataFrame({"low": [min(losses[base]) - mean], "high": [max(losses[base]) - mean]})
+    paper = paper.reset_index(name="difference").assign(what="the paper's row")
+    seeds = {"low": min(losses[base]) - mean, "high": max(losses[base]) - mean}
+    seeds = pd.DataFrame([seeds | {"what": "the base's seeds"}])
 
     def key(shape: str, opacity: float = 1.0) -> alt.Legend:
-        return alt.Legend(
-            title=None, orient="top", symbolSize=90, symbolType=shape, symbolOpacity=opacity
-        )
+        look = {"symbolSize": 90, "symbolType": shape, "symbolOpacity": opacity}
+        return alt.Legend(title=None, orient="top", **look)
 
     order = list(dict.fromkeys(runs["row"]))
     low = min(runs["difference"].min(), paper["difference"].min()) - 0.06
-    scale = alt.Scale(domain=[round(low, 2), REACH], nice=False)
-    x = alt.X("difference:Q", scale=scale, title=X_TITLE, axis=alt.Axis(tickCount=8))
-    y = alt.Y("row:N", sort=order, title=None, axis=alt.Axis(grid=True, domain=False, ticks=False))
-    fill = alt.Fill("what:N", scale=alt.Scale(range=[PALETTE[0]]), legend=key("square", 0.2))
-    band = alt.Chart(rounded(seeds.assign(what="the base's seeds"))).mark_rect(opacity=0.2)
-    band = band.encode(x=alt.X("low:Q", scale=scale, title=X_TITLE), x2="high:Q", fill=fill)
+    place = {"title": X_TITLE, "scale": alt.Scale(domain=[round(low, 2), REACH], nice=False)}
+    x, y = alt.X("difference:Q", **place).axis(tickCount=8), row_axis("row", order)
     kinds = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
     color = alt.Color("verdict:N", scale=kinds, legend=key("circle"))
-    diamond = alt.Scale(range=["diamond"])
-    shape = alt.Shape("what:N", scale=diamond, legend=key("diamond"))
-    theirs = alt.Chart(rounded(paper.assign(what="the paper's row")))
-    theirs = theirs.mark_point(size=70, strokeWidth=1.5, color=INK).encode(shape=shape)
+    fill = alt.Fill("what:N", legend=key("square", 0.2)).scale(range=[PALETTE[0]])
+    shape = alt.Shape("what:N", legend=key("diamond")).scale(range=["diamond"])
+    band = alt.Chart(rounded(seeds)).mark_rect(opacity=0.2)
+    diamonds = alt.Chart(rounded(paper)).mark_point(size=70, strokeWidth=1.5, color=INK)
     near = alt.Chart(rounded(runs[runs["difference"] <= REACH]))
-    dots = near.mark_circle(size=70, opacity=0.75).encode(x=x, y=y, color=color)
-    layers = [band, theirs.encode(x=x, y=y), dots]
+    layers = [
+        band.encode(alt.X("low:Q", **place), x2="high:Q", fill=fill),
+        diamonds.encode(x, y, shape=shape),
+        near.mark_circle(size=70, opacity=0.75).encode(x, y, color=color),
+    ]
     far = runs[runs["difference"] > REACH].groupby(["row", "verdict"], as_index=False).mean()
     if len(far):
         far = far.assign(text=far["difference"].map("{:+.2f}".format), edge=REACH - 0.012)
-        outside = alt.Chart(rounded(far)).encode(x=alt.X("edge:Q", scale=scale, title=X_TITLE), y=y)
+        outside = alt.Chart(rounded(far)).encode(alt.X("edge:Q", **place), y)
         mark = outside.mark_point(shape="triangle-right", filled=True, size=90)
         text = outside.mark_text(align="right", dx=-9).encode(text="text:N")
         layers += [mark.encode(color=color), text]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import GREY, PALETTE, bars, rounded, titled
+from scripts.book.charts import GREY, LOG, PALETTE, bar_axis, bars, rounded, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -21,39 +21,20 @@ def flops_chart(shares: dict[str, float]) -> alt.TopLevelMixin:
     )
 
 
-def _axes() -> dict[str, Any]:
+def _axes() -> list[alt.X | alt.Y]:
     """The two logarithmic axes that every roofline here has."""
-    return {
-        "x": alt.X(
-            "intensity:Q",
-            title="arithmetic intensity: FLOPs per byte",
-            scale=alt.Scale(type="log", domain=[0.02, 300], nice=False),
-            axis=alt.Axis(values=[0.1, 1, 10, 100], format="~g"),
-        ),
-        "y": alt.Y(
-            "speed:Q",
-            title="speed: billion FLOP/s",
-            scale=alt.Scale(type="log", domain=[0.2, 1000], nice=False),
-            axis=alt.Axis(values=[1, 10, 100, 1000], format="~g"),
-        ),
-    }
-
-
-def _roof(rate: float, bandwidth: float) -> alt.Chart:
-    """The two straight lines under which a machine's operations lie."""
-    roof = pd.DataFrame({"intensity": [0.02, rate / bandwidth, 300.0]})
-    roof["speed"] = (roof["intensity"] * bandwidth).clip(upper=rate) / 1e9
-    return alt.Chart(rounded(roof)).mark_line(color=GREY).encode(**_axes())
-
-
-def _labels(frame: pd.DataFrame, **look: Any) -> alt.Chart:
-    """Text at places of a roofline: columns intensity, speed and label; "\\n" breaks a line."""
-    text = alt.Chart(rounded(frame)).mark_text(**{"lineBreak": "\n", "fontSize": 12} | look)
-    return text.encode(**_axes(), text="label:N")
+    x = alt.X("intensity:Q", title="arithmetic intensity: FLOPs per byte")
+    x = x.scale(domain=[0.02, 300], **LOG).axis(values=[0.1, 1, 10, 100], format="~g")
+    y = alt.Y("speed:Q", title="speed: billion FLOP/s")
+    y = y.scale(domain=[0.2, 1000], **LOG).axis(values=[1, 10, 100, 1000], format="~g")
+    return [x, y]
 
 
 def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     """Speed over arithmetic intensity of the recorded operations, under the machine's two roofs."""
+    rate, bandwidth = record["matrix_rate"], record["bandwidth"]
+    roof = pd.DataFrame({"intensity": [0.02, rate / bandwidth, 300.0]})
+    roof["speed"] = (roof["intensity"] * bandwidth).clip(upper=rate) / 1e9
     frame = pd.DataFrame(record["operations"])
     frame["intensity"] = frame["flops"] / frame["bytes"]
     frame["speed"] = frame["flops"] / frame["seconds"] / 1e9
@@ -61,18 +42,21 @@ def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     frame["label"] = frame["operation"].replace(crowd)
     shown = rounded(frame[["operation", "label", "intensity", "speed"]])
     dots = alt.Chart(shown).mark_point(filled=True, size=70, opacity=1, color=PALETTE[0])
-    layers = [_roof(record["matrix_rate"], record["bandwidth"])]
-    layers.append(dots.encode(**_axes(), tooltip=["operation", "intensity", "speed"]))
+    layers = [
+        alt.Chart(rounded(roof)).mark_line(color=GREY).encode(*_axes()),
+        dots.encode(*_axes(), tooltip=["operation", "intensity", "speed"]),
+    ]
     high = shown["label"].str.startswith("Q, K, V")
     right = (shown["intensity"] > 10) & ~high  # labels stay inside the picture
-    above = shown["speed"] > 1.5 * shown["intensity"] * record["bandwidth"] / 1e9
+    above = shown["speed"] > 1.5 * shown["intensity"] * bandwidth / 1e9
     for rows, place in (
         (high, {"align": "right", "dx": 24, "dy": -14}),
         (right, {"align": "right", "dx": -9, "dy": 6}),
         (above, {"align": "right", "dx": 6, "dy": -14}),
         (~right & ~high & ~above, {"align": "left", "dx": 9, "dy": 6}),
     ):
-        layers.append(_labels(shown[rows], **place))
+        text = alt.Chart(rounded(shown[rows])).mark_text(lineBreak="\n", fontSize=12, **place)
+        layers.append(text.encode(*_axes(), text="label:N"))
     return titled(
         alt.layer(*layers).properties(width=520, height=340),
         "Products reach 30 to 60% of the roof; dropout and the loss stay far below it",
@@ -83,20 +67,20 @@ def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 
 def step_account_chart(account: dict[str, float], floors: dict[str, float]) -> alt.TopLevelMixin:
     """Seconds of a step by kind of operation, with the floor of those kinds that have one."""
-    frame = pd.DataFrame(account.items(), columns=["kind", "seconds"])
-    frame = rounded(frame.sort_values("seconds", ascending=False), 3)
-    y = alt.Y("kind:N", sort=list(frame["kind"]), title=None)
-    y.axis = alt.Axis(ticks=False, labelPadding=8)
-    scale = alt.Scale(domain=[0, 1.18 * frame["seconds"].max()], nice=False)
-    x = alt.X("seconds:Q", scale=scale, axis=alt.Axis(grid=False, tickCount=5))
-    base = alt.Chart(frame).encode(x=x, y=y)
-    least = rounded(pd.DataFrame(floors.items(), columns=["kind", "seconds"]), 3)
+    spent, least = (
+        rounded(pd.DataFrame(seconds.items(), columns=["kind", "seconds"]), 3)
+        for seconds in (account, floors)
+    )
+    spent = spent.sort_values("seconds", ascending=False)
+    x = alt.X("seconds:Q").axis(grid=False, tickCount=5)
+    x = x.scale(domain=[0, 1.18 * spent["seconds"].max()], nice=False)
+    y = bar_axis("kind", list(spent["kind"]))
+    base = alt.Chart(spent).encode(x, y)
+    ticks = alt.Chart(least).mark_tick(color=PALETTE[1], thickness=4, height=24, opacity=1)
     layers = [
         base.mark_bar(color=PALETTE[0], height=18),
         base.mark_text(align="left", dx=5).encode(text=alt.Text("seconds:Q", format=".3f")),
-        alt.Chart(least)
-        .mark_tick(color=PALETTE[1], thickness=4, height=24, opacity=1)
-        .encode(x=x, y=y),
+        ticks.encode(x, y),
     ]
     return titled(
         alt.layer(*layers).properties(width=380, height=alt.Step(28)),
@@ -119,28 +103,19 @@ def growth_chart(frame: pd.DataFrame, costs: list[str]) -> alt.TopLevelMixin:
     used = frame.melt(["axis", "value"], costs, "cost", "times")
     used["times"] /= used.groupby(["axis", "cost"])["times"].transform("first")
     used = rounded(used)
+    y = alt.Y("times:Q", title="times as much").axis(values=[1, 2, 4, 8, 16, 32, 64])
+    y = y.scale(domain=[0.9, 70], base=2, **LOG)
     color = alt.Color("cost:N", sort=list(used["cost"].unique()), title=None)
     panels = []
     for axis, along in used.groupby("axis", sort=False):
         values = sorted(along["value"].unique().tolist())
-        log = {"type": "log", "base": 2, "nice": False}
-        x = alt.X(
-            "value:Q",
-            title=GROWTH_AXES[axis],
-            scale=alt.Scale(domain=[values[0], values[-1]], padding=12, **log),
-            axis=alt.Axis(values=values, grid=False, format=","),
-        )
-        y = alt.Y(
-            "times:Q",
-            title="times as much",
-            scale=alt.Scale(domain=[0.9, 70], **log),
-            axis=alt.Axis(values=[1, 2, 4, 8, 16, 32, 64]),
-        )
-        steady = pd.DataFrame({"value": [values[0], values[-1]]})
-        steady["times"] = steady["value"] / values[0]
+        ends = [values[0], values[-1]]
+        x = alt.X("value:Q", title=GROWTH_AXES[axis]).axis(values=values, grid=False, format=",")
+        x = x.scale(domain=ends, padding=12, base=2, **LOG)
+        steady = pd.DataFrame({"value": ends, "times": [1.0, ends[1] / ends[0]]})
         grey = alt.Chart(steady).mark_line(color=GREY, strokeWidth=1.5, strokeDash=[5, 4])
         chart = alt.Chart(along).mark_line(point={"filled": True, "size": 40})
-        layers = [grey.encode(x=x, y=y), chart.encode(x=x, y=y, color=color)]
+        layers = [grey.encode(x, y), chart.encode(x, y, color)]
         panels.append(alt.layer(*layers).properties(width=230, height=170))
     return titled(
         alt.concat(*panels, columns=2),
