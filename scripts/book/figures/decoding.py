@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import GREY, INK, PALETTE, rounded, titled
+from scripts.book.charts import GREY, INK, PALETTE, long, rounded, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -30,57 +30,39 @@ def beam_tree(weighed: pd.DataFrame) -> pd.DataFrame:
         return row[words]
 
     settle(())
-    label = [max(34, 8 * len(words[-2])) + 14 if words[1:] else 0 for words in weighed.index]
-    return pd.DataFrame(
-        {
-            "word": [words[-1] for words in weighed.index],
-            "p": [f"{p:.3f}" for p in weighed["p"]],
-            "fate": list(weighed["fate"]),
-            "x": [len(words) for words in weighed.index],
-            "y": [row[words] for words in weighed.index],
-            "from x": [  # behind the parent's label
-                len(words) - 1 + wide / STEP
-                for words, wide in zip(weighed.index, label, strict=True)
-            ],
-            "from y": [row[words[:-1]] for words in weighed.index],
-        }
-    )
+    places = []
+    for words, p, fate in zip(weighed.index, weighed["p"], weighed["fate"], strict=True):
+        x, y = len(words), row[words]
+        label = max(34, 8 * len(words[-2])) + 14 if words[1:] else 0  # the parent's, in pixels
+        places.append((words[-1], f"{p:.3f}", fate, x, y, x - 1 + label / STEP, row[words[:-1]]))
+    return pd.DataFrame(places, columns=["word", "p", "fate", "x", "y", "from x", "from y"])
 
 
 def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
     """The candidates of a beam search as a tree that grows to the right."""
-    steps = int(tree["x"].max())
-    x = alt.X(
-        "x:Q", axis=alt.Axis(title="step", values=list(range(1, steps + 1)), format="d", grid=False)
-    )
-    x = x.scale(domain=[0, steps + 0.5], nice=False)
-    y = alt.Y("y:Q", axis=None).scale(
-        domain=[-0.7, tree["y"].max() + 0.7], reverse=True, nice=False
-    )
-    fates = alt.Scale(domain=["kept", "ends", "dropped"], range=[PALETTE[0], PALETTE[2], "#AAAAAA"])
-    color = alt.Color(
-        "fate:N", scale=fates, legend=alt.Legend(title="the candidate is", orient="top")
-    )
-    base = alt.Chart(tree).encode(y=y)
-    edges = base.mark_rule(strokeWidth=1.5).encode(
-        x=alt.X("from x:Q").scale(domain=[0, steps + 0.5], nice=False),
-        x2="x:Q",
-        y=alt.Y("from y:Q", axis=None),
-        y2="y:Q",
-        color=color,
-    )
-    nodes = base.mark_circle(size=70, opacity=1).encode(x=x, color=color)
+    steps, last_row = int(tree["x"].max()), tree["y"].max()
+    width = {"domain": [0, steps + 0.5], "nice": False}
+    x = alt.X("x:Q").scale(**width)
+    x = x.axis(title="step", values=list(range(1, steps + 1)), format="d", grid=False)
+    y = alt.Y("y:Q", axis=None).scale(domain=[-0.7, last_row + 0.7], reverse=True, nice=False)
+    color = alt.Color("fate:N").legend(title="the candidate is", orient="top")
+    fates = {"kept": PALETTE[0], "ends": PALETTE[2], "dropped": "#AAAAAA"}
+    color = color.scale(domain=list(fates), range=list(fates.values()))
+    base = alt.Chart(tree).encode(x, y)
+    parent = alt.X("from x:Q").scale(**width), alt.Y("from y:Q", axis=None)
+    layers = [
+        base.mark_rule(strokeWidth=1.5).encode(*parent, color, x2="x:Q", y2="y:Q"),
+        base.mark_circle(size=70, opacity=1).encode(color),
+    ]
     looks = {
         "word": {"dy": -6, "fontSize": 13, "fontWeight": "bold"},
         "p": {"dy": 8, "fontSize": 11, "color": GREY},
     }
-    labels = [
-        base.encode(x=x, text=f"{name}:N").mark_text(align="left", dx=9, **look)
-        for name, look in looks.items()
-    ]
-    drawn = alt.layer(edges, nodes, *labels)
+    for column, look in looks.items():
+        layers.append(base.mark_text(align="left", dx=9, **look).encode(text=f"{column}:N"))
+    size = {"width": int(STEP * (steps + 0.5)), "height": 46 * int(last_row + 2)}
     return titled(
-        drawn.properties(width=int(STEP * (steps + 0.5)), height=46 * int(tree["y"].max() + 2)),
+        alt.layer(*layers).properties(**size),
         "A beam of two, step by step",
         "Below each word: the probability of the whole text up to it. In each column any of the "
         "two best that ends is finished; of the others the two best go on. The winner begins with "
@@ -94,39 +76,35 @@ def kept_chart(source: Sequence[str], target: Sequence[str], kib: float) -> alt.
     `target` are the tokens that the decoder reads, `kib` the KiB that one position takes.
     """
     S, T = len(source), len(target)
-    columns = [*(f"{i}" for i in range(S)), *(f"{S + i}" for i in range(T))]
+    columns = [str(i) for i in range(S + T)]
+    kinds = {"computed at this step": PALETTE[1], "kept from before": "#BBD7EA"}
+    computed, before = kinds
     cells, sums = [], []
     for step in range(1, T + 1):
+        first_new = 0 if step == 1 else S + step - 1  # the first step reads the source, too
         for i in range(S + step):
-            new = i == S + step - 1 or (step == 1 and i < S)
-            kind = "computed at this step" if new else "kept from before"
-            cells.append({"step": step, "position": columns[i], "keys and values": kind})
-        sums.append({"step": step, "kept": f"{(S + step) * kib:g} KiB"})
+            cells.append((step, columns[i], computed if i >= first_new else before))
+        sums.append((step, f"{(S + step) * kib:g} KiB"))
     labels = [piece.replace("▁", "") or "▁" for piece in (*source, *target)]
     names = f"{json.dumps(labels, ensure_ascii=False)}[toNumber(datum.value)]"
-    y = alt.Y("step:O", title="step", axis=alt.Axis(ticks=False, domain=False))
-    x = alt.X(
-        "position:N",
-        sort=columns,
-        title=None,
-        axis=alt.Axis(labelExpr=names, labelAngle=-60, orient="top", ticks=False, domain=False),
-    )
-    kinds = alt.Scale(
-        domain=["computed at this step", "kept from before"], range=[PALETTE[1], "#BBD7EA"]
-    )
-    color = alt.Color(
-        "keys and values:N", scale=kinds, legend=alt.Legend(title=None, orient="bottom")
-    )
-    stroke = {"stroke": "white", "strokeWidth": 2}
-    grid = alt.Chart(pd.DataFrame(cells)).mark_rect(**stroke).encode(x=x, y=y, color=color)
-    edge = alt.Chart(pd.DataFrame({"position": [columns[S]]})).mark_rule(
-        color=INK, strokeWidth=2, xOffset=-13
-    )
-    numbers = alt.Chart(pd.DataFrame(sums)).mark_text(align="left", fontSize=12)
-    numbers = numbers.encode(y=y, text="kept:N", x=alt.value(26 * (S + T) + 8))
-    drawn = alt.layer(grid, edge.encode(x=x), numbers)
+    bare = {"ticks": False, "domain": False}
+    x = alt.X("position:N", sort=columns, title=None)
+    x = x.axis(labelExpr=names, labelAngle=-60, orient="top", **bare)
+    y = alt.Y("step:O", title="step").axis(**bare)
+    color = alt.Color("keys and values:N").legend(title=None, orient="bottom")
+    color = color.scale(domain=list(kinds), range=list(kinds.values()))
+    grid = alt.Chart(pd.DataFrame(cells, columns=["step", "position", "keys and values"]))
+    edge = alt.Chart(pd.DataFrame({"position": [columns[S]]}))
+    numbers = alt.Chart(pd.DataFrame(sums, columns=["step", "kept"]))
+    layers = [
+        grid.mark_rect(stroke="white", strokeWidth=2).encode(x, y, color),
+        edge.mark_rule(color=INK, strokeWidth=2, xOffset=-13).encode(x),
+        numbers.mark_text(align="left", fontSize=12).encode(
+            y, x=alt.value(26 * (S + T) + 8), text="kept:N"
+        ),
+    ]
     return titled(
-        drawn.properties(width=26 * (S + T), height=26 * T),
+        alt.layer(*layers).properties(width=26 * (S + T), height=26 * T),
         "The source once, then one new position a step",
         "Left of the line: the source; right: what the decoder has read. Each square stands "
         "for a position's keys and values in all layers. At a row's end: what is kept by then.",
@@ -138,29 +116,19 @@ def temperature_chart(
     by_temperature: Mapping[float, Tensor], words: Sequence[str]
 ) -> alt.TopLevelMixin:
     """The first word's probabilities at several temperatures, side by side."""
-    frame = pd.DataFrame(
-        [
-            {"word": word, "temperature": f"τ = {t:g}", "p": value}
-            for t, p in by_temperature.items()
-            for word, value in zip(words, p.tolist(), strict=True)
-            if value > 0
-        ]
-    )
+    table = {
+        f"τ = {t:g}": dict(zip(words, p.tolist(), strict=True)) for t, p in by_temperature.items()
+    }
+    frame = long(table, "temperature", "word", "p").query("p > 0")
     order = list(dict.fromkeys(frame["word"]))
-    titles = list(dict.fromkeys(frame["temperature"]))
-    base = alt.Chart(rounded(frame)).encode(
-        x=alt.X("word:N", sort=order, title=None, axis=alt.Axis(labelAngle=0, ticks=False)),
-        y=alt.Y("p:Q", title="probability", axis=alt.Axis(grid=False)).scale(domain=[0, 0.75]),
-    )
-    columns = base.mark_bar(color=PALETTE[0]).properties(width=120, height=180)
+    x = alt.X("word:N", sort=order, title=None).axis(labelAngle=0, ticks=False)
+    y = alt.Y("p:Q", title="probability").axis(grid=False).scale(domain=[0, 0.75])
+    base = alt.Chart(rounded(frame)).encode(x, y)
+    bars = base.mark_bar(color=PALETTE[0]).properties(width=120, height=180)
     numbers = base.mark_text(dy=-8).encode(text=alt.Text("p:Q", format=".2f"))
-    drawn = alt.layer(columns, numbers).facet(
-        column=alt.Column(
-            "temperature:N", sort=titles, title=None, header=alt.Header(labelFontSize=13)
-        )
-    )
+    column = alt.Column("temperature:N", sort=list(table), title=None).header(labelFontSize=13)
     return titled(
-        drawn,
+        alt.layer(bars, numbers).facet(column=column),
         "The lower the temperature, the more the likeliest word gets",
         "The same three probabilities. A low temperature τ spreads them apart, a high one "
         "levels them.",

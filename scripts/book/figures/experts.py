@@ -24,21 +24,13 @@ def routing_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
             for rank, share in enumerate(shares.tolist()):
                 rows.append({"remedy": remedy, "step": at, "rank": rank + 1, "share": share})
     chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_area(stroke="white", strokeWidth=0.5)
-    whole = alt.Scale(domain=[0, 1])
-    eighths = alt.Axis(
-        values=[i / 8 for i in range(9)],
-        labelExpr="datum.value * 4 % 1 ? '' : format(datum.value, '.2~f')",
-        gridDash=[3, 3],
-        gridColor="black",
-        zindex=1,
-    )
-    chart = chart.encode(
-        x=alt.X("step:Q", axis=alt.Axis(tickCount=4)),
-        y=alt.Y("share:Q", stack=True, title="share of visits", scale=whole, axis=eighths),
-        color=alt.Color("rank:O", legend=None, scale=alt.Scale(range=SHADES)),
-        order=alt.Order("rank:Q"),
-    )
-    panels = chart.properties(width=175, height=200)
+    y = alt.Y("share:Q", stack=True, title="share of visits").scale(domain=[0, 1])
+    quarters = "datum.value * 4 % 1 ? '' : format(datum.value, '.2~f')"
+    dashed = {"gridDash": [3, 3], "gridColor": "black", "zindex": 1}
+    y = y.axis(values=[i / 8 for i in range(9)], labelExpr=quarters, **dashed)
+    color = alt.Color("rank:O", legend=None).scale(range=SHADES)
+    panels = chart.encode(alt.X("step:Q").axis(tickCount=4), y, color, alt.Order("rank:Q"))
+    panels = panels.properties(width=175, height=200)
     return titled(
         panels.facet(column=alt.Column("remedy:N", sort=list(histories), title=None)),
         "In this toy, routing collapses unless it is balanced",

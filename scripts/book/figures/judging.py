@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import GREY, PALETTE, rounded, titled
+from scripts.book.charts import GREY, PALETTE, bar_axis, rounded, row_axis, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -18,34 +18,34 @@ def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     both = pd.concat(steps.values())
     ends = [round(both["from"].min() - 0.2, 1), round(both["from"].max() + 0.3, 1)]
     scale = alt.Scale(domain=ends, nice=False)
-    measured = f"{compared['difference']:+.2f}, measured"
-    low, high = (f"{compared[key]:+.2f}" for key in ("low", "high"))
+    measured = (compared["difference"], f"{compared['difference']:+.2f}, measured")
+    solid, dashed = {"strokeWidth": 2.5}, {"strokeWidth": 1.5, "strokeDash": [5, 4]}
+    middle = (*measured, "center", solid)
+    spread = [  # aligned so that they don't touch
+        (compared[end], f"{compared[end]:+.2f}", align, dashed)
+        for end, align in (("low", "right"), ("high", "left"))
+    ]
 
-    def panel(key: str, color: str, title: str, x_title: str | None, marks: dict[str, float]):
+    def panel(key: str, color: str, title: str, x_title: str | None, marks: list[tuple]):
         frame = steps[key].assign(share=steps[key]["draws"] / steps[key]["draws"].sum())
         frame["to"] = frame["from"] + 0.1
-        axis = alt.Axis(labelFlush=False, labels=x_title is not None)
-        x = alt.X("from:Q", bin="binned", scale=scale, title=x_title, axis=axis)
-        y = alt.Y("share:Q", title="share", axis=alt.Axis(format=".0%", tickCount=4))
+        x = alt.X("from:Q", bin="binned", scale=scale, title=x_title)
+        x = x.axis(labelFlush=False, labels=x_title is not None)
+        y = alt.Y("share:Q", title="share").axis(format=".0%", tickCount=4)
         columns = alt.Chart(rounded(frame)).mark_bar(binSpacing=1, color=color, opacity=0.7)
-        layers = [columns.encode(x=x, x2="to:Q", y=y)]
-        for label, at in marks.items():
-            line = alt.Chart(rounded(pd.DataFrame({"at": [at], "label": [label]})))
+        layers = [columns.encode(x, y, x2="to:Q")]
+        for place, label, align, look in marks:
+            line = alt.Chart(rounded(pd.DataFrame({"at": [place], "label": [label]})))
             line = line.encode(x=alt.X("at:Q", scale=scale))
-            look = {"color": PALETTE[1], "strokeWidth": 2.5}
-            look |= {} if label == measured else {"strokeDash": [5, 4], "strokeWidth": 1.5}
-            align = {low: "right", high: "left"}.get(label, "center")  # or they touch
-            text = {"y": -8, "color": PALETTE[1], "align": align}
-            layers += [line.mark_rule(**look), line.mark_text(**text).encode(text="label:N")]
+            text = line.mark_text(y=-8, color=PALETTE[1], align=align).encode(text="label:N")
+            layers += [line.mark_rule(color=PALETTE[1], **look), text]
         heading = alt.Title(title, anchor="start", fontSize=13, fontWeight="normal", offset=18)
         return alt.layer(*layers).properties(width=460, height=120, title=heading)
 
-    difference = {measured: compared["difference"]}
-    spread = {low: compared["low"], high: compared["high"]}
     x_title = "BLEU of the beam minus BLEU of greedy decoding"
     equals = "Equals: a coin swaps each sentence's two outputs"
-    upper = panel("histogram_of_swaps", GREY, equals, None, difference)
-    lower = panel("histogram", PALETTE[0], "Sentences resampled", x_title, difference | spread)
+    upper = panel("histogram_of_swaps", GREY, equals, None, [middle])
+    lower = panel("histogram", PALETTE[0], "Sentences resampled", x_title, [middle, *spread])
     return titled(
         alt.vconcat(upper, lower),
         "The beam's lead is larger than chance would explain",
@@ -58,26 +58,21 @@ def chance_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 def length_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     """BLEU by the source's length, and its spread, from a record of `studies.judging`."""
     frame = pd.DataFrame(record["lengths"])
-    frame["bucket"] = [
-        f"{words} words (n = {n})"
-        for words, n in zip(frame["words"], frame["sentences"], strict=True)
-    ]
+    sizes = zip(frame["words"], frame["sentences"], strict=True)
+    frame["bucket"] = [f"{words} words (n = {n})" for words, n in sizes]
     ends = [math.floor(frame["low"].min() / 5) * 5, math.ceil(frame["high"].max() / 5) * 5]
     scale = alt.Scale(domain=ends, nice=False, zero=False)
-    y = alt.Y(
-        "bucket:N", sort=None, title=None, axis=alt.Axis(grid=True, ticks=False, domain=False)
-    )
-    base = alt.Chart(rounded(frame)).encode(y=y)
-    title = "BLEU, and where 95% of resampled test sets lie"
-    x = alt.X("low:Q", scale=scale, title=title, axis=alt.Axis(labelFlush=False))
-    spread = base.mark_rule(color=PALETTE[0], strokeWidth=3, opacity=0.45).encode(x=x, x2="high:Q")
-    middle = base.mark_circle(color=PALETTE[0], size=110, opacity=1)
-    middle = middle.encode(x=alt.X("bleu:Q", scale=scale))
-    number = base.mark_text(dy=-13).encode(
-        x=alt.X("bleu:Q", scale=scale), text=alt.Text("bleu:Q", format=".1f")
-    )
+    low = alt.X("low:Q", scale=scale, title="BLEU, and where 95% of resampled test sets lie")
+    middle = alt.X("bleu:Q", scale=scale)
+    base = alt.Chart(rounded(frame)).encode(row_axis("bucket"))
+    spread = base.mark_rule(color=PALETTE[0], strokeWidth=3, opacity=0.45)
+    layers = [
+        spread.encode(low.axis(labelFlush=False), x2="high:Q"),
+        base.mark_circle(color=PALETTE[0], size=110, opacity=1).encode(middle),
+        base.mark_text(dy=-13).encode(middle, text=alt.Text("bleu:Q", format=".1f")),
+    ]
     return titled(
-        alt.layer(spread, middle, number).properties(width=440, height=42 * len(frame)),
+        alt.layer(*layers).properties(width=440, height=42 * len(frame)),
         "Only the longest captions score clearly lower",
         "BLEU by the words of the source. Each bar holds 95% of resampled sets of such sentences: "
         "if bars overlap widely, the order may be chance.",
@@ -87,32 +82,26 @@ def length_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 
 def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     """Recall of the references' words by training frequency, and where the misses are."""
-    counted = [row for row in record["frequencies"] if row["words"]]
-    misses = max(1, sum(row["words"] - row["found"] for row in counted))
-    sides = ("of these words, found", "of all misses, in this group")
-    rows = [
-        (f"{row['frequency']} times (n = {row['words']:,})", side, share)
-        for row in counted
-        for side, share in zip(
-            sides,
-            (row["found"] / row["words"], (row["words"] - row["found"]) / misses),
-            strict=True,
-        )
-    ]
-    frame = rounded(pd.DataFrame(rows, columns=["seen", "what", "share"]))
-    shades = alt.Scale(domain=list(sides), range=[PALETTE[0], PALETTE[1]])
-    scale = alt.Scale(domain=[0, 1], nice=False)
-    ruler = alt.Axis(format=".0%", tickCount=5, labelFlush=False)
-    base = alt.Chart(frame).encode(
-        x=alt.X("share:Q", title=None, scale=scale, axis=ruler),
-        y=alt.Y("seen:N", sort=None, title=None, axis=alt.Axis(ticks=False, labelPadding=8)),
-        yOffset=alt.YOffset("what:N", sort=list(sides)),
-    )
-    legend = alt.Legend(title=None, orient="top")
-    filled = base.mark_bar().encode(color=alt.Color("what:N", scale=shades, legend=legend))
+    counted = pd.DataFrame([row for row in record["frequencies"] if row["words"]])
+    missed = counted["words"] - counted["found"]
+    shares = {
+        "of these words, found": counted["found"] / counted["words"],
+        "of all misses, in this group": missed / max(1, missed.sum()),
+    }
+    names = zip(counted["frequency"], counted["words"], strict=True)
+    frame = pd.DataFrame(shares, index=[f"{times} times (n = {n:,})" for times, n in names])
+    frame = frame.rename_axis(index="seen", columns="what").stack().reset_index(name="share")
+    sides = list(shares)
+    x = alt.X("share:Q", title=None).scale(domain=[0, 1], nice=False)
+    x = x.axis(format=".0%", tickCount=5, labelFlush=False)
+    color = alt.Color("what:N").legend(title=None, orient="top")
+    color = color.scale(domain=sides, range=PALETTE[:2])
+    base = alt.Chart(rounded(frame)).encode(x, bar_axis("seen"), alt.YOffset("what:N", sort=sides))
     numbers = base.mark_text(align="left", dx=5).encode(text=alt.Text("share:Q", format=".0%"))
     return titled(
-        alt.layer(filled, numbers).properties(width=340, height=alt.Step(20)),
+        alt.layer(base.mark_bar().encode(color), numbers).properties(
+            width=340, height=alt.Step(20)
+        ),
         "Rare words are seldom found, but most misses are common words",
         "The references' words, by how often they occur in the training split: the share of each "
         "group that the outputs contain, and how all misses fall into the groups.",

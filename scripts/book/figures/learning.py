@@ -41,18 +41,15 @@ def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
         for bleu in row[name]
     )
     ends = [math.floor(frame["BLEU"].min()), math.ceil(frame["BLEU"].max())]
-    axis = alt.X("BLEU:Q", scale=alt.Scale(domain=ends), title="validation BLEU")
-    y = alt.Y("rung:N", sort=order, title=None)
-    names = [*kinds.values()]
-    fill = alt.Fill(
-        "search:N",
-        scale=alt.Scale(domain=names, range=["transparent", PALETTE[0]]),
-        legend=alt.Legend(title=None, orient="top", symbolStrokeColor=PALETTE[0]),
-    )
+    x = alt.X("BLEU:Q", title="validation BLEU").scale(domain=ends)
+    fill = alt.Fill("search:N").legend(title=None, orient="top", symbolStrokeColor=PALETTE[0])
+    fill = fill.scale(domain=[*kinds.values()], range=["transparent", PALETTE[0]])
     points = alt.Chart(rounded(frame)).mark_point(shape="circle", size=75, stroke=PALETTE[0])
     greedy, beam = (max(shown, key=lambda row: row[by])["rung"] for by in ("val_bleu", "beam"))
     return titled(
-        points.encode(x=axis, y=y, fill=fill).properties(width=420, height=28 * len(order)),
+        points.encode(x, alt.Y("rung:N", sort=order, title=None), fill).properties(
+            width=420, height=28 * len(order)
+        ),
         f"Highest on average: {greedy} by greedy decoding, {beam} with a beam",
         "Two marks for each run: its texts by greedy decoding, and by a beam with α = 0.6.",
     )
