@@ -7,20 +7,17 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import lines, panels, titled
+from scripts.book.charts import LOG, lines, long, panels, titled
 
-alt, pd = Late("altair"), Late("pandas")
+alt = Late("altair")
 
 
 def cache_growth_chart(lengths: Sequence[int], mib: Mapping[str, Sequence[float]]) -> alt.Chart:
     """What a layer keeps, a curve for each kind: MiB after so many tokens."""
-    rows = [
-        {"tokens": n, "kind": kind, "MiB": size}
-        for kind, sizes in mib.items()
-        for n, size in zip(lengths, sizes, strict=True)
-    ]
+    table = {kind: dict(zip(lengths, sizes, strict=True)) for kind, sizes in mib.items()}
+    frame = long(table, "kind", "tokens", "MiB")
     names = {"x_title": "tokens read", "y_title": "kept by one layer, MiB"}
-    chart = lines(pd.DataFrame(rows), "tokens", "MiB", "kind", zero=True, **names)
+    chart = lines(frame, "tokens", "MiB", "kind", zero=True, **names)
     chart.encoding.x.scale = alt.Scale(domain=[0, lengths[-1]], nice=False)
     chart.encoding.x.axis = alt.Axis(tickCount=5, format=",d")
     return titled(
@@ -45,8 +42,7 @@ def reach_chart(reaches: Mapping[str, Tensor]) -> alt.ConcatChart:
 
 def recall_chart(recalled: Mapping[int, Mapping[str, float]]) -> alt.Chart:
     """Error of what is read back over the number of pairs, a curve for each memory."""
-    rows = [(n, name, error) for n, errors in recalled.items() for name, error in errors.items()]
-    frame = pd.DataFrame(rows, columns=["pairs", "memory", "error"])
+    frame = long(recalled, "pairs", "memory", "error")
     names = {"x_title": "pairs written", "y_title": "relative error of what is read"}
     chart = lines(frame, "pairs", "error", "memory", zero=True, points=True, **names)
     pairs = sorted(recalled)
@@ -63,13 +59,12 @@ def recall_chart(recalled: Mapping[int, Mapping[str, float]]) -> alt.Chart:
 
 def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]]) -> alt.Chart:
     """MiB that autograd keeps over the length, a curve for each way to compute attention."""
-    rows = [(way, n, size) for way, sizes in mib.items() for n, size in sizes.items()]
-    frame = pd.DataFrame(rows, columns=["way", "n", "MiB"])
+    frame = long(mib, "way", "n", "MiB")
     names = {"x_title": "length", "y_title": "kept for backward, MiB"}
     chart = lines(frame, "n", "MiB", "way", log_x=True, log_y=True, points=True, **names)
-    at = sorted(frame["n"].unique().tolist())
-    chart.encoding.x.scale = alt.Scale(type="log", domain=[at[0], at[-1]], nice=False)
-    chart.encoding.x.axis = alt.Axis(values=at, format=",d")
+    lengths = sorted(frame["n"].unique().tolist())
+    chart.encoding.x.scale = alt.Scale(domain=[lengths[0], lengths[-1]], **LOG)
+    chart.encoding.x.axis = alt.Axis(values=lengths, format=",d")
     return titled(
         chart,
         "The matrix that is never stored",

@@ -63,11 +63,10 @@ def decades(
     frame: pd.DataFrame, x: str, y: str, color: str, powers: Iterable[int], places: Iterable[int]
 ) -> alt.LayerChart:
     """Lines of `y` over `x` on a log axis with ticks at `powers` of ten, named at their ends."""
-    ticks = alt.Axis(values=[10.0**power for power in powers], format=".0e")
     base = alt.Chart(rounded(frame)).encode(
-        x=alt.X(f"{x}:Q", axis=alt.Axis(values=list(places), grid=False)),
-        y=alt.Y(f"{y}:Q", axis=ticks, scale=alt.Scale(type="log")),
-        color=alt.Color(f"{color}:N", sort=None, legend=None),
+        alt.X(f"{x}:Q").axis(values=list(places), grid=False),
+        alt.Y(f"{y}:Q").axis(values=[10.0**n for n in powers], format=".0e").scale(type="log"),
+        alt.Color(f"{color}:N", sort=None, legend=None),
     )
     ends = base.transform_filter(alt.datum[x] == int(frame[x].max()))
     names = ends.mark_text(align="left", dx=8).encode(text=f"{color}:N")
@@ -77,13 +76,10 @@ def decades(
 def layer_lines(frame: pd.DataFrame, columns: list[str], color: str) -> alt.HConcatChart:
     """Columns side by side over the layers E1, …, D1, …; encoder and decoder are separate lines."""
     frame = rounded(frame[["layer", color, *columns]].assign(side=frame.layer.str[0]))
-    layers = alt.X("layer:N", sort=None, title="layer", axis=alt.Axis(labelAngle=0))
-    base = alt.Chart(frame).encode(
-        x=layers,
-        color=alt.Color(f"{color}:N", sort=None, legend=alt.Legend(title=None, orient="top")),
+    base = alt.Chart(frame).mark_line(point={"size": 45}).properties(width=245, height=210)
+    base = base.encode(
+        alt.X("layer:N", sort=None, title="layer").axis(labelAngle=0),
+        alt.Color(f"{color}:N", sort=None).legend(title=None, orient="top"),
         detail="side:N",
     )
-    look = {"width": 245, "height": 210}
-    mark = {"size": 45}
-    panels = [base.encode(y=alt.Y(f"{c}:Q", axis=alt.Axis(tickCount=5))) for c in columns]
-    return alt.hconcat(*[panel.mark_line(point=mark).properties(**look) for panel in panels])
+    return alt.hconcat(*[base.encode(alt.Y(f"{name}:Q").axis(tickCount=5)) for name in columns])

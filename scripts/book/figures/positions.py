@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import GREY, heatmap
+from scripts.book.charts import GREY, heatmap, named
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -17,15 +17,14 @@ def lookup(one_hot: Tensor, table: Tensor, vectors: Tensor, names: list[str]) ->
     limit = table.abs().max().item()
     look = {"scheme": "diverging", "domain": (-limit, limit), "cell": 36}
     rows = [f"row {i}" for i in range(len(table))]
-    drawn = {
+    panels = {
         "one-hot (T, V)": heatmap(one_hot, names, cell=36, digits=0),
         "table × √D (V, D)": heatmap(table, rows, **look),
         "vectors (T, D)": heatmap(vectors, names, **look),
     }
-    for chart in drawn.values():
+    for chart in panels.values():
         chart.layer[0].encoding.color.legend = None
-    titled = [chart.properties(title=name) for name, chart in drawn.items()]
-    return alt.hconcat(*titled).resolve_scale(color="independent")
+    return alt.hconcat(*named(panels)).resolve_scale(color="independent")
 
 
 def clocks(table: Tensor, pairs: tuple[int, ...], step: int) -> alt.FacetChart:
@@ -39,19 +38,15 @@ def clocks(table: Tensor, pairs: tuple[int, ...], step: int) -> alt.FacetChart:
             spot = [round(value, 4) for value in (sin, cos, 1.25 * sin, 1.25 * cos)]
             rows.append((pos, label, f"hand {i}: {degrees:.1f}° a step", *spot))
     columns = ["position", "label", "hand", "sin", "cos", "label x", "label y"]
-    scale = alt.Scale(domain=(-1.4, 1.4), nice=False)
-    look = {"scale": scale, "axis": alt.Axis(values=[-1, 0, 1])}
+    look = {"scale": alt.Scale(domain=(-1.4, 1.4), nice=False), "axis": alt.Axis(values=[-1, 0, 1])}
+    x, y = alt.X("sin:Q", title="sin", **look), alt.Y("cos:Q", title="cos", **look)
+    color = alt.Color("position:Q", legend=None).scale(scheme="viridis")
     base = alt.Chart(pd.DataFrame(rows, columns=columns))
-    dots = base.mark_circle(size=70, opacity=1).encode(
-        x=alt.X("sin:Q", title="sin", **look),
-        y=alt.Y("cos:Q", title="cos", **look),
-        color=alt.Color("position:Q", scale=alt.Scale(scheme="viridis"), legend=None),
-    )
-    hands = (
-        base.transform_filter("datum.label")
-        .mark_rule(color=GREY)
-        .encode(x="sin:Q", y="cos:Q", x2=alt.datum(0), y2=alt.datum(0))
-    )
-    labels = base.mark_text().encode(x="label x:Q", y="label y:Q", text="label:N")
-    drawn = alt.layer(hands, dots, labels).properties(width=175, height=175)
+    hands = base.transform_filter("datum.label").mark_rule(color=GREY)
+    layers = [
+        hands.encode(x="sin:Q", y="cos:Q", x2=alt.datum(0), y2=alt.datum(0)),
+        base.mark_circle(size=70, opacity=1).encode(x, y, color),
+        base.mark_text().encode(x="label x:Q", y="label y:Q", text="label:N"),
+    ]
+    drawn = alt.layer(*layers).properties(width=175, height=175)
     return drawn.facet(facet=alt.Facet("hand:N", title=None), columns=3)
