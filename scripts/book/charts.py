@@ -147,15 +147,16 @@ def long(table: Mapping[Any, Mapping[Any, Any]], *columns: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def row_axis(column: str, order: Sequence[str] | None = None) -> alt.Y:
+def row_axis(column: str, order: Sequence[str] | None = None, **look: Any) -> alt.Y:
     """A line across the chart for each value of `column`, in `order` or in the frame's."""
     y = alt.Y(f"{column}:N", sort=order, title=None)
-    return y.axis(grid=True, domain=False, ticks=False)
+    return y.axis(grid=True, domain=False, ticks=False, **look)
 
 
-def bar_axis(column: str, order: Sequence[str] | None = None) -> alt.Y:
+def bar_axis(column: str, order: Sequence[str] | None = None, **look: Any) -> alt.Y:
     """A bar's name beside it for each value of `column`, in `order` or in the frame's."""
-    return alt.Y(f"{_escape(column)}:N", sort=order, title=None).axis(ticks=False, labelPadding=8)
+    y = alt.Y(f"{_escape(column)}:N", sort=order, title=None)
+    return y.axis(ticks=False, labelPadding=8, **look)
 
 
 def named(charts: Mapping[str, alt.TopLevelMixin]) -> list[alt.TopLevelMixin]:

@@ -24,7 +24,7 @@ def size_curves(frame: pd.DataFrame) -> alt.Chart:
     """Tokens per sentence over the vocabulary's size: a curve for each value of "text"."""
     names = {"x_title": "entries in the vocabulary (V)", "y_title": "tokens per test sentence"}
     chart = lines(frame, "V", "tokens", "text", log_x=True, zero=True, points=True, **names)
-    chart.encoding.x.scale.domain = [100, 10_000]
+    chart.encoding.x.scale = alt.Scale(type="log", domain=[100, 10_000])
     chart.encoding.x.axis = alt.Axis(values=[125, 250, 500, 1000, 2000, 4000, 8000])
     chart.encoding.y.axis = alt.Axis(tickCount=5)
     return chart

@@ -83,14 +83,14 @@ def length_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
 def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     """Recall of the references' words by training frequency, and where the misses are."""
     counted = pd.DataFrame([row for row in record["frequencies"] if row["words"]])
+    counted.index = [f"{row.frequency} times (n = {row.words:,})" for row in counted.itertuples()]
     missed = counted["words"] - counted["found"]
     shares = {
         "of these words, found": counted["found"] / counted["words"],
         "of all misses, in this group": missed / max(1, missed.sum()),
     }
-    names = zip(counted["frequency"], counted["words"], strict=True)
-    frame = pd.DataFrame(shares, index=[f"{times} times (n = {n:,})" for times, n in names])
-    frame = frame.rename_axis(index="seen", columns="what").stack().reset_index(name="share")
+    frame = pd.DataFrame(shares).rename_axis(index="seen", columns="what")
+    frame = frame.stack().reset_index(name="share")
     sides = list(shares)
     x = alt.X("share:Q", title=None).scale(domain=[0, 1], nice=False)
     x = x.axis(format=".0%", tickCount=5, labelFlush=False)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import PALETTE, lines, rounded, titled
+from scripts.book.charts import LOG, PALETTE, lines, rounded, row_axis, titled
 from scripts.book.records import load_record
 
 alt, pd = Late("altair"), Late("pandas")
@@ -26,7 +26,7 @@ def history_chart(name: str, title: str, caption: str) -> alt.HConcatChart:
     bleu = bleu.mark_line(point={"filled": True, "size": 45} | mark, **mark)
     ppl = lines(both, "epoch", "perplexity", "split", **size)
     top = math.ceil(1.2 * both["perplexity"].max())
-    ppl.encoding.y.scale = alt.Scale(type="log", nice=False, domain=[1, top])
+    ppl.encoding.y.scale = alt.Scale(domain=[1, top], **LOG)
     ppl.encoding.y.axis = alt.Axis(values=[value for value in LOG_TICKS if value <= top])
     legend = alt.Legend(title=None, orient="top-right", symbolType="stroke", fillColor="white")
     ppl.encoding.color.legend = legend
@@ -39,41 +39,39 @@ def history_chart(name: str, title: str, caption: str) -> alt.HConcatChart:
 
 
 def ingredient_chart(
-    record: dict[str, Any], title: str, told: Collection[str]
+    record: dict[str, Any], title: str, differing: Collection[str]
 ) -> alt.TopLevelMixin:
     """Validation BLEU of every run, a line for each ingredient; the band is the recipe's spread.
 
-    The rows in `told` are marked as those that differ from the recipe by more than seeds do.
+    The rows in `differing` are marked as those that differ from the recipe by more than seeds do.
     """
-    rows = record["rows"].items()
-    runs = [(name, run["seed"], run["best"]) for name, row in rows for run in row["runs"]]
-    frame = pd.DataFrame(runs, columns=["changed", "seed", "BLEU"])
     order = list(record["rows"])
+    runs = [(name, run) for name, row in record["rows"].items() for run in row["runs"]]
+    runs = [(name, run["seed"], run["best"]) for name, run in runs]
+    frame = pd.DataFrame(runs, columns=["changed", "seed", "BLEU"])
     kinds = ["the recipe", "differs from it", "no clear difference"]
-    named = {name: kinds[1 if name in told else 2] for name in order} | {"the recipe": kinds[0]}
-    frame["kind"] = frame["changed"].map(named)
+    kind_of = {name: kinds[1 if name in differing else 2] for name in order}
+    frame["kind"] = frame["changed"].map(kind_of | {"the recipe": kinds[0]})
     recipe = frame.loc[frame["changed"] == "the recipe", "BLEU"]
+    spread = pd.DataFrame({"low": [recipe.min()], "high": [recipe.max()]})
     ends = [math.floor(frame["BLEU"].min() - 0.5), math.ceil(frame["BLEU"].max() + 0.5)]
-    scale = alt.Scale(domain=ends, nice=False, zero=False)
-    measure = "validation BLEU (greedy, cased)"
-    ticks = alt.Axis(tickCount=8)
-    band = alt.Chart(rounded(pd.DataFrame({"low": [recipe.min()], "high": [recipe.max()]})))
-    band = band.mark_rect(color=PALETTE[0], opacity=0.25)
-    band = band.encode(x=alt.X("low:Q", scale=scale, title=measure, axis=ticks), x2="high:Q")
-    axis = alt.Axis(grid=True, domain=False, ticks=False)
-    legend = alt.Legend(title=None, orient="top", symbolSize=90)
-    color = alt.Color("kind:N", sort=kinds, legend=legend)
-    shape = alt.Shape("kind:N", sort=kinds, legend=legend)
+    place = {"scale": alt.Scale(domain=ends, nice=False, zero=False), "axis": alt.Axis(tickCount=8)}
+    place["title"] = "validation BLEU (greedy, cased)"
+    look = {"sort": kinds, "legend": alt.Legend(title=None, orient="top", symbolSize=90)}
+    color, shape = alt.Color("kind:N", **look), alt.Shape("kind:N", **look)
+    band = alt.Chart(rounded(spread)).mark_rect(color=PALETTE[0], opacity=0.25)
     dots = alt.Chart(rounded(frame)).mark_point(size=80, filled=True, opacity=0.85)
     dots = dots.encode(
-        x=alt.X("BLEU:Q", scale=scale, title=measure, axis=ticks),
-        y=alt.Y("changed:N", sort=order, title=None, axis=axis),
-        color=color.scale(domain=kinds, range=[*PALETTE[:2], PALETTE[-1]]),
-        shape=shape.scale(domain=kinds, range=["circle", "diamond", "circle"]),
+        alt.X("BLEU:Q", **place),
+        row_axis("changed", order),
+        color.scale(domain=kinds, range=[*PALETTE[:2], PALETTE[-1]]),
+        shape.scale(domain=kinds, range=["circle", "diamond", "circle"]),
         tooltip=["changed", "seed", "BLEU"],
     )
     return titled(
-        alt.layer(band, dots).properties(width=440, height=26 * len(order)),
+        alt.layer(band.encode(alt.X("low:Q", **place), x2="high:Q"), dots).properties(
+            width=440, height=26 * len(order)
+        ),
         title,
         "Each point is a run; the band spans the recipe's own seeds. Differs: its p passes a "
         f"stricter bar, for {len(order) - 1} tests. Narrow model, "
@@ -84,15 +82,10 @@ def ingredient_chart(
 
 def score_table(*names: str) -> pd.DataFrame:
     """Test scores of recorded runs: cased sacreBLEU, lower-cased beside it."""
+    shown = {"bleu": "BLEU", "bleu_greedy": "greedy", "bleu_lowercased": "lower-cased"}
+    shown["search"] = "search"
     rows = [
-        {
-            "model": name,
-            "test set": split,
-            "BLEU": test["bleu"],
-            "greedy": test["bleu_greedy"],
-            "lower-cased": test["bleu_lowercased"],
-            "search": test["search"],
-        }
+        {"model": name, "test set": split} | {shown[key]: test[key] for key in shown}
         for name in names
         for split, test in load_record(name)["test"].items()
     ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import lines, titled
+from scripts.book.charts import LOG, lines, long, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -33,7 +33,7 @@ def sharpness_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     look = {"points": True, "zero": True, "log_x": True, "height": 220}
     chart = lines(frame, "times", "weight", "attention", **titles, **look)
     times = sorted(set(frame["times"]))
-    chart.encoding.x.scale = alt.Scale(type="log", domain=[times[0], times[-1]], nice=False)
+    chart.encoding.x.scale = alt.Scale(domain=[times[0], times[-1]], **LOG)
     chart.encoding.x.axis = alt.Axis(values=times)
     return titled(
         chart,
@@ -46,13 +46,10 @@ def sharpness_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
 
 def spectrum_chart(values: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     """Singular values of several matrices, in order."""
-    rows = [
-        {"direction": i, "singular value": y, "matrix": name}
-        for name, found in values.items()
-        for i, y in enumerate(found.tolist(), start=1)
-    ]
+    table = {name: dict(enumerate(own.tolist(), start=1)) for name, own in values.items()}
+    frame = long(table, "matrix", "direction", "singular value")
     return titled(
-        lines(pd.DataFrame(rows), "direction", "singular value", "matrix", zero=True, height=220),
+        lines(frame, "direction", "singular value", "matrix", zero=True, height=220),
         "Nearly equal steps, from very unequal ones",
         "Singular values of a real gradient, divided by the largest, and of the step made from it. "
         "(The last was almost 0.)",

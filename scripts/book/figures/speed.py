@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scripts import Late
-from scripts.book.charts import GREY, INK, PALE, PALETTE, titled
+from scripts.book.charts import GREY, INK, PALE, PALETTE, bar_axis, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -44,22 +44,24 @@ def switches_chart(duels: pd.DataFrame) -> alt.TopLevelMixin:
     """
     frame = duels.rename(columns={"times as long without it": "times", "how sure": "sure"})
     order = frame.groupby("part")["times"].mean().sort_values(ascending=False).index.tolist()
-    sure = ["clear", "likely", "can't tell", "control"]
-    scale = alt.Scale(domain=sure, range=[PALETTE[0], PALETTE[5], "#9A9A9A", INK])
-    color = alt.Color("sure:N", scale=scale, legend=alt.Legend(title=None, orient="bottom"))
-    ruler = alt.Axis(values=[1.0, 1.2, 1.4, 1.6], format=".1f")
+    shades = {"clear": PALETTE[0], "likely": PALETTE[5], "can't tell": "#9A9A9A", "control": INK}
+    color = alt.Color("sure:N").legend(title=None, orient="bottom")
+    color = color.scale(domain=list(shades), range=list(shades.values()))
     span = alt.Scale(domain=[0.93, 1.68], nice=False)
+    x = alt.X("lowest:Q", title="times as long without it", scale=span)
+    x = x.axis(values=[1.0, 1.2, 1.4, 1.6], format=".1f")
+    equal = alt.Chart(pd.DataFrame({"lowest": [1.0]})).mark_rule(color=GREY)
     panels = []
     for precision, rows in frame.groupby("precision", sort=False):
-        names = alt.Axis(grid=False, ticks=False, labels=not panels, labelPadding=8)
-        y = alt.Y("part:N", sort=order, title=None, axis=names)
-        x = alt.X("lowest:Q", title="times as long without it", scale=span, axis=ruler)
-        band = alt.Chart(rows[rows["sure"] == "control"]).mark_rect(color=PALE)
-        one = alt.Chart(pd.DataFrame({"lowest": [1.0]})).mark_rule(color=GREY)
-        base = alt.Chart(rows).encode(y=y, color=color)
-        ranges = base.mark_rule(strokeWidth=2).encode(x=x, x2="highest:Q")
-        dots = base.mark_circle(size=80, opacity=1).encode(x=alt.X("times:Q", scale=span))
-        layers = [band.encode(x=x, x2="highest:Q"), one.encode(x=x), ranges, dots]
+        y = bar_axis("part", order, grid=False, labels=not panels)  # names at the first alone
+        base = alt.Chart(rows).encode(y, color)
+        control = alt.Chart(rows[rows["sure"] == "control"]).mark_rect(color=PALE)
+        layers = [
+            control.encode(x, x2="highest:Q"),
+            equal.encode(x),
+            base.mark_rule(strokeWidth=2).encode(x, x2="highest:Q"),
+            base.mark_circle(size=80, opacity=1).encode(alt.X("times:Q", scale=span)),
+        ]
         drawn = alt.layer(*layers).properties(width=215, height=alt.Step(24))
         panels.append(drawn.properties(title=alt.Title(precision, fontSize=13)))
     return titled(

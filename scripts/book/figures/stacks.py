@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import PALETTE, lines, panels, rounded, titled
+from scripts.book.charts import LOG, PALETTE, lines, long, panels, rounded, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -17,9 +17,8 @@ def counting_chart(
     tables: Mapping[str, Sequence[Mapping[str, Any]]], bits: Sequence[float], split: str
 ) -> alt.TopLevelMixin:
     """Bits per character on `split` of each kind of table by order, and a line across per model."""
-    rows = [(name, one["order"], one[split]) for name, orders in tables.items() for one in orders]
-    frame = pd.DataFrame(rows, columns=["kind", "n", "bits"])
-    frame = frame[frame["n"] > 3]
+    by_order = {kind: {row["order"]: row[split] for row in rows} for kind, rows in tables.items()}
+    frame = long(by_order, "kind", "n", "bits").query("n > 3")
     look = {"x_title": "n of n-grams, order of PPM", "y_title": "bits per character"}
     curves = lines(frame, "n", "bits", "kind", points=True, **look)
     ticks = sorted(frame["n"].unique().tolist())
@@ -61,19 +60,15 @@ def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
     aside = counted["row"].map(dict(zip(kinds, (0.93, 1, 1.07), strict=True)))
     frame = pd.DataFrame({"kind": counted["row"], "labels": aside * counted["captions"]})
     frame = rounded(frame.assign(errors=1 - counted["test"]))
-    ends = alt.Scale(type="log", domain=[0.8 * sizes[0], 1.25 * sizes[-1]], nice=False)
-    x = alt.X("labels:Q", scale=ends, title="labelled captions (log scale)")
-    x = x.axis(values=sizes, format=",")
-    shares = [0.01, 0.02, 0.03, 0.05, 0.1, 0.2]
-    y = alt.Y("errors:Q", title="share wrong (log scale)").axis(values=shares, format=".0%")
-    y = y.scale(type="log", domain=[0.007, 0.25], nice=False)
-    color = alt.Color("kind:N", sort=kinds, legend=alt.Legend(title=None))
-    base = alt.Chart(frame)
-    dots = base.mark_circle(size=45, opacity=0.7).encode(x=x, y=y, color=color)
+    x = alt.X("labels:Q", title="labelled captions (log scale)").axis(values=sizes, format=",")
+    x = x.scale(domain=[0.8 * sizes[0], 1.25 * sizes[-1]], **LOG)
+    y = alt.Y("errors:Q", title="share wrong (log scale)").scale(domain=[0.007, 0.25], **LOG)
+    y = y.axis(values=[0.01, 0.02, 0.03, 0.05, 0.1, 0.2], format=".0%")
+    base = alt.Chart(frame).encode(x, y, alt.Color("kind:N", sort=kinds).legend(title=None))
     means = base.transform_aggregate(errors="mean(errors)", groupby=["kind", "labels"])
-    means = means.mark_line(opacity=0.6).encode(x=x, y=y, color=color)
+    dots = base.mark_circle(size=45, opacity=0.7)
     return titled(
-        alt.layer(means, dots).properties(width=460, height=250),
+        alt.layer(means.mark_line(opacity=0.6), dots).properties(width=460, height=250),
         "Singular or plural? Errors by number of labels",
         "Each point is a run, eight for each kind and number of labels, the kinds drawn side by "
         "side; lower is better. With all labels the eight bags of words are the same.",
