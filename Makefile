@@ -35,7 +35,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given given-run run browser test audit notebooks book living colab lab train ablate study records queue gpu bench bench-decode translate clean
+.PHONY: help setup given given-run run browser check lint test audit notebooks book living colab address lab train ablate study records queue gpu bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,19 +76,27 @@ browser:
 	@test docs/node_modules/.package-lock.json -nt docs/package-lock.json || \
 	  npm ci --prefix docs --ignore-scripts --no-audit --no-fund --loglevel=error
 
-test: setup browser  ## lint, tests, headless scripts, and every notebook against its stored outputs
-	$(call SAY,1/3 ruff: lint and format)
+# Three gates: while editing, before a change is offered, and in CI.
+PYTEST = $(ONE_THREAD) $(PY) -m pytest -n $(WORKERS) --dist worksteal
+check: setup lint  ## the first gate: lint, layers, pairs in step, the quick tests (3 minutes)
+	$(call SAY,pytest: what is quick)
+	$(PYTEST) tests -m "not slow and not audit"
+
+lint: setup
+	$(call SAY,ruff: lint and format; import-linter: imports point down)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(call SAY,2/3 pytest: chapters and house; notebooks and scripts agree; every script runs headless)
-	$(ONE_THREAD) $(PY) -m pytest tests -m "not audit" -n $(WORKERS) --dist worksteal \
-	  --durations 10
-	$(call SAY,3/3 nbval: every notebook again from top to bottom; each output must be as stored)
+	$(VENV)/bin/lint-imports
+
+test: setup browser lint  ## the second: all that `make check` does, all other tests, every notebook against its stored outputs
+	$(call SAY,pytest: chapters and house; notebooks and scripts agree)
+	$(PYTEST) tests -m "not audit" --durations 10
+	$(call SAY,nbval: every notebook again from top to bottom; each output must be as stored)
 	$(ONE_THREAD) $(PY) -m pytest notebooks --nbval --nbval-current-env \
 	  --nbval-sanitize-with tests/nbval_sanitize.cfg -n $(WORKERS) --dist loadscope --durations 5
 
-audit: setup  ## the slow tests, which CI runs after `make test`: every cell of every notebook twice
-	$(ONE_THREAD) $(PY) -m pytest tests -m audit -n $(WORKERS) --dist worksteal --durations 10
+audit: setup browser  ## the third, which CI runs after `make test`: what takes long, every cell of every notebook twice
+	$(PYTEST) tests -m audit --durations 10
 
 notebooks: setup  ## bring pairs into step, execute the notebooks and store their outputs
 	$(PY) -m scripts.book.pairs $(CHAPTERS)
@@ -102,8 +110,16 @@ book: setup  ## build the site, docs/_build/html, from the stored notebooks (a m
 living: setup  ## build the page that translates in a browser, into docs/_build/html/living (needs npm once)
 	$(PY) docs/living/build.py docs/_build/html/living
 
-colab: setup  ## write the whole series as one notebook, build/from_attention_to_translation.ipynb
-	$(PY) docs/colab.py
+SERIES = from-attention-to-translation
+colab:  ## write the series as last committed into build/from-attention-to-translation.zip, to lie beside a chapter in Colab
+	@mkdir -p build
+	git archive --format=zip --output=build/$(SERIES).zip HEAD \
+	  pyproject.toml README.md LICENSE scripts notebooks results models
+
+override URL := $(value URL)
+export URL
+address: setup  ## set the series' public address: make address URL=https://… (an empty one takes it away)
+	$(PY) -m scripts.book.address "$$URL"
 
 lab: setup  ## open the notebooks in JupyterLab
 	$(PY) -m jupyter lab notebooks

@@ -46,7 +46,7 @@ def bound_names(node):
     """The names that an import, a definition or an assignment binds; "" where it isn't a name."""
     match node:
         case ast.Import() | ast.ImportFrom():
-            return [(one.asname or one.name).split(".")[0] for one in node.names]
+            return [(alias.asname or alias.name).split(".")[0] for alias in node.names]
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return [node.name]
     targets = getattr(node, "targets", None) or [node.target]
@@ -68,25 +68,22 @@ def definitions(tree):
     return [(name, node) for node in own for name in bound_names(node)]
 
 
-def _late(node):
-    """`import altair as alt` as an import at first use; any other statement as it is."""
-    match node:
-        case ast.Import(names=[ast.alias(name=name, asname=str(short))]) if name in _LATE:
-            (new,) = ast.parse(f"{short} = __import__({__name__!r}).Late({name!r})").body
-            return ast.increment_lineno(new, node.lineno - 1)
-    return node
-
-
 class _ChapterLoader(SourceFileLoader):
-    """Runs a chapter's filtered syntax tree; what stays keeps its line numbers.
+    """Runs a chapter's definitions, which keep their line numbers; `_LATE` comes at first use.
 
     `python -m` asks for the code instead, and gets all of it.
     """
 
     def exec_module(self, module):
         tree = ast.parse(self.get_data(self.path), self.path)
-        docstring = tree.body[:1] if ast.get_docstring(tree) is not None else []
-        tree.body = docstring + [_late(node) for node in tree.body if is_definition(node)]
+        body = tree.body[:1] if ast.get_docstring(tree) is not None else []
+        for node in filter(is_definition, tree.body):
+            match node:
+                case ast.Import(names=[ast.alias(name=name, asname=str(short))]) if name in _LATE:
+                    setattr(module, short, Late(name))
+                case _:
+                    body.append(node)
+        tree.body = body
         exec(compile(tree, self.path, "exec", _UNREAD, dont_inherit=True), vars(module))
 
 

@@ -29,16 +29,12 @@
 # Shapes: **B** batch, **S** source length (what is looked at), **T** target length (what looks), **D** `d_model`, **H** heads, **V** vocabulary; $d_k = D/H$ is the width of one head.
 
 # %% tags=["bootstrap"]
-# @title Find the series: in a folder above, installed, or fetched
-import os, pathlib, runpy, subprocess, sys  # noqa: E401, I001
+import os, runpy, subprocess, sys  # noqa: E401, I001 (finds the series, in the folder above or here)
 
-installed = [s.origin for f in sys.meta_path if (s := f.find_spec("scripts", None)) and s.origin]
-places = [globals().get("__file__", "x"), *installed, "from-attention-to-translation/x"]
-homes = [home for place in places for home in pathlib.Path(place).resolve().parents]
-address = os.environ.get("SERIES_REPOSITORY", "set SERIES_REPOSITORY").removeprefix("git+")
-if not (found := [at for home in homes for at in home.glob("scripts/book/at_home.py")]):
-    subprocess.run(["git", "clone", "-q", address, "from-attention-to-translation"], check=True)
-ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
+sys.path += ["..", f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip"]
+if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
+    subprocess.run(["git", "clone", os.getenv("SERIES_REPOSITORY") or sys.exit(f"Put {home}.zip beside this notebook, or set SERIES_REPOSITORY."), home], check=True)  # fmt: skip
+home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
 import math

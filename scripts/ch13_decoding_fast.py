@@ -29,16 +29,12 @@
 # Shapes: **B** batch, **T** target length, **D** `d_model`, **V** vocabulary; **K** the beam's width, **k** how many prefixes a sentence has at this step (1 at the first, then K), **L** cached tokens of a sentence, **N** rows of a step (B, or B·k).
 
 # %% tags=["bootstrap"]
-# @title Find the series: in a folder above, installed, or fetched
-import os, pathlib, runpy, subprocess, sys  # noqa: E401, I001
+import os, runpy, subprocess, sys  # noqa: E401, I001 (finds the series, in the folder above or here)
 
-installed = [s.origin for f in sys.meta_path if (s := f.find_spec("scripts", None)) and s.origin]
-places = [globals().get("__file__", "x"), *installed, "from-attention-to-translation/x"]
-homes = [home for place in places for home in pathlib.Path(place).resolve().parents]
-address = os.environ.get("SERIES_REPOSITORY", "set SERIES_REPOSITORY").removeprefix("git+")
-if not (found := [at for home in homes for at in home.glob("scripts/book/at_home.py")]):
-    subprocess.run(["git", "clone", "-q", address, "from-attention-to-translation"], check=True)
-ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
+sys.path += ["..", f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip"]
+if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
+    subprocess.run(["git", "clone", os.getenv("SERIES_REPOSITORY") or sys.exit(f"Put {home}.zip beside this notebook, or set SERIES_REPOSITORY."), home], check=True)  # fmt: skip
+home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
 import math
@@ -90,7 +86,7 @@ torch.set_default_dtype(torch.float64)
 # | `CopiedCache` | `CachedDecoding` | [`scripts/fast/decoding.py`](../scripts/fast/decoding.py) |
 # | `greedy_decode`, `beam_search` | `cached_greedy`, `cached_beam_search` | [`scripts/fast/searching.py`](../scripts/fast/searching.py) |
 #
-# In double precision twins write the same tokens (`tests/test_engine_decoding.py` checks it).
+# In double precision twins write the same tokens (`tests/test_fast_decoding.py` checks it).
 #
 # ## Finished sentences leave
 #
@@ -488,7 +484,7 @@ for words, p in every_sentence(NEXT_WORD):  # the last word is </s>
 print(f"of {tried} (sentence, prefix, α) the text beats the hope in: {broken}")
 
 # %% [markdown]
-# `cached_beam_search(…, exact=True)` stops by this rule, as does `python -m scripts.translate --exact true`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
+# `cached_beam_search(…, exact=True)` stops by this rule, as does `python -m scripts.translate --exact`. On 1,000 Multi30k sentences, with a beam of 4 and α = 0.6:
 
 # %%
 raced = speed_frame(timed).set_index(["program", "beam"]).sort_index()

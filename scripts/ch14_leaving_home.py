@@ -31,16 +31,12 @@
 # Shapes: **B** batch, **S** source length, **T** tokens so far, **D** `d_model`, **H** heads, **d_k** = D / H, **V** vocabulary. New here: **N** decoder layers, and **R** rows of a step: R = B, or up to B · beam.
 
 # %% tags=["bootstrap"]
-# @title Find the series: in a folder above, installed, or fetched
-import os, pathlib, runpy, subprocess, sys  # noqa: E401, I001
+import os, runpy, subprocess, sys  # noqa: E401, I001 (finds the series, in the folder above or here)
 
-installed = [s.origin for f in sys.meta_path if (s := f.find_spec("scripts", None)) and s.origin]
-places = [globals().get("__file__", "x"), *installed, "from-attention-to-translation/x"]
-homes = [home for place in places for home in pathlib.Path(place).resolve().parents]
-address = os.environ.get("SERIES_REPOSITORY", "set SERIES_REPOSITORY").removeprefix("git+")
-if not (found := [at for home in homes for at in home.glob("scripts/book/at_home.py")]):
-    subprocess.run(["git", "clone", "-q", address, "from-attention-to-translation"], check=True)
-ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
+sys.path += ["..", f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip"]
+if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
+    subprocess.run(["git", "clone", os.getenv("SERIES_REPOSITORY") or sys.exit(f"Put {home}.zip beside this notebook, or set SERIES_REPOSITORY."), home], check=True)  # fmt: skip
+home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%
 import copy
@@ -341,7 +337,7 @@ if have_packages("onnx", "onnxruntime"):
 # %% [markdown]
 # No: they are English phrases, and some sentences are wholly right. You would look for the fault in the training. (The newer exporter, tried with PyTorch 2.13, kept `int(position)` as an operation, and was right.)
 #
-# Even without the warning, a check at *other* sizes than the recorded ones finds the fault (`tests/test_ch14_export.py`). With two earlier tokens, as recorded, the frozen graph passes: a test on the export's own example finds nothing.
+# Even without the warning, a check at *other* sizes than the recorded ones finds the fault (`tests/test_ch14_leaving_home.py`). With two earlier tokens, as recorded, the frozen graph passes: a test on the export's own example finds nothing.
 #
 # ## CTranslate2: names for names
 #

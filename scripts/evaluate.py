@@ -41,24 +41,24 @@ def pairs_to_score(options: EvaluateOptions, trained: Trained) -> dict[str, list
     return {s: corpus[s] for s in ([options.split] if options.split else held_out_splits(corpus))}
 
 
-def score_lines(outputs: Sequence[str], references: Sequence[str], how: str) -> list[str]:
+def score_lines(outputs: Sequence[str], references: Sequence[str], search: str) -> list[str]:
     """Cased BLEU, lower-cased BLEU and chrF2, from 0 to 100, each on a line with its signature."""
     cased, lower = (corpus_bleu(outputs, references, lowercase=low) for low in (False, True))
     letters = corpus_chrf(outputs, references)
     return [
-        f"BLEU {cased.score:.2f}  {how}  ({cased.signature})",
+        f"BLEU {cased.score:.2f}  {search}  ({cased.signature})",
         f"lower-cased BLEU {lower.score:.2f}  ({lower.signature})",
         f"{letters.name} {letters.score:.2f}  ({letters.signature})",
     ]
 
 
 def difference_line(
-    ours: Sequence[str], theirs: Sequence[str], references: Sequence[str], rival: str, how: str
+    outputs: Sequence[str], theirs: Sequence[str], references: Sequence[str], rival: str
 ) -> str:
     """Our BLEU minus the rival's, as a line: an interval from draws of the texts, p from swaps."""
-    found = paired_difference(theirs, ours, references)
-    chance = f"95% of draws: {found.low:+.2f} to {found.high:+.2f}; p = {found.p:.4f}"
-    return f"{found.difference:+.2f} BLEU against {rival}  {how}  ({chance})"
+    test = paired_difference(theirs, outputs, references)
+    chance = f"95% of draws: {test.low:+.2f} to {test.high:+.2f}; p = {test.p:.4f}"
+    return f"{test.difference:+.2f} BLEU against {rival}  ({chance})"
 
 
 def outputs_of(trained: Trained, sources: Sequence[str], options: EvaluateOptions) -> list[str]:
@@ -68,7 +68,7 @@ def outputs_of(trained: Trained, sources: Sequence[str], options: EvaluateOption
 
 
 def run_evaluate(options: EvaluateOptions) -> None:
-    """Translate, and print sacreBLEU's scores with signatures and the first few translations."""
+    """Print sacreBLEU's scores of a model with their signatures, and its first translations."""
     trained = open_model(options)
     rival = open_model(replace(options, model=options.against)) if options.against else None
     for name, pairs in pairs_to_score(options, trained).items():
@@ -78,20 +78,15 @@ def run_evaluate(options: EvaluateOptions) -> None:
         lines = score_lines(outputs, references, options.of(trained).in_words())
         if rival:
             theirs = outputs_of(rival, sources, options)
-            said = (options.against, options.of(rival).in_words())
-            lines.append(difference_line(outputs, theirs, references, *said))
+            opponent = f"{options.against}  {options.of(rival).in_words()}"
+            lines.append(difference_line(outputs, theirs, references, opponent))
         for line in lines:
             print(f"{name}: {line}")
         for source, reference, output in list(zip(sources, references, outputs, strict=True))[:3]:
             print(f"\n  source       {source}\n  reference    {reference}\n  translation  {output}")
 
 
-main = Command(
-    "scripts.evaluate",
-    EvaluateOptions,
-    run_evaluate,
-    memory=FULL,
-)
+main = Command("scripts.evaluate", EvaluateOptions, run_evaluate, memory=FULL)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -27,7 +27,10 @@ class ExportOptions:
 
 
 def run_export(options: ExportOptions) -> None:
-    """Write the model in the chosen formats. Raises ValueError if that isn't possible."""
+    """Write a model for ONNX Runtime and for CTranslate2.
+
+    Raises ValueError if a package is missing or the folder can't be written.
+    """
     writers = {"onnx": export_onnx, "ctranslate2": export_ctranslate2}
     chosen = list(writers) if options.format == "both" else [options.format]
     need_packages(*chosen)  # before anything is written
@@ -43,12 +46,8 @@ def run_export(options: ExportOptions) -> None:
         print(f"{folder}: {size / 1e6:.1f} MB")
 
 
-main = Command(
-    "scripts.export",
-    ExportOptions,
-    run_export,
-    places={"folder": "Where to write: FOLDER/onnx, FOLDER/ctranslate2."},
-)
+places = {"folder": "Where to write: FOLDER/onnx, FOLDER/ctranslate2."}
+main = Command("scripts.export", ExportOptions, run_export, places)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -9,7 +9,6 @@ four GPUs each, the first at the address 10.0.0.1, with NUMBER 0 on it and 1 on 
         --nproc-per-node=4 -m scripts.train --preset small
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -45,6 +44,8 @@ class TrainOptions(TrainConfig):
     """Go on where runs/NAME stopped, on this machine or another."""
     overwrite: bool = False
     """Replace what runs/NAME, or models/PUBLISH, holds."""
+    publish: str | None = None
+    """Also save the model as models/PUBLISH and the record as results/PUBLISH.json."""
     from_: str | None = None
     """A finished run's folder: go on from its end to more --epochs, as a run of its own (by default
     NAME-EPOCHS) with that run's settings. From there on the learning rate is the longer run's."""
@@ -53,6 +54,8 @@ class TrainOptions(TrainConfig):
         super().__post_init__()
         if not self.resume:  # an older run may have another name
             folder_name("name", self.name)
+        if self.publish is not None:
+            folder_name("publish", self.publish)
 
 
 class TrainCommand(Command):
@@ -72,21 +75,19 @@ class TrainCommand(Command):
         origin = own if first["resume"] and saved_states(own) else Path(first["from_"])
         if not saved_states(origin):
             raise ValueError(f"{origin} holds no run: give --from the folder of a finished one")
-        settings, stored = asked_of(newest_state(origin).meta), origin / "config.json"
-        if stored.is_file():  # an older state doesn't have all of them
-            settings = json.loads(stored.read_text("utf-8")) | settings
-        asked = {n: value for n, value in settings.items() if n in defaults}
-        return super().parse(argv, defaults | asked | {"name": defaults["name"], "publish": None})
+        settings = asked_of(newest_state(origin).meta)
+        asked = {name: value for name, value in settings.items() if name in defaults}
+        return super().parse(argv, defaults | asked | {"name": defaults["name"]})
 
 
 def train(options: TrainOptions) -> int:
     """Train as asked, print BLEU and translations; return 0, or 128 + signal if stopped."""
+    # A resumed run equals one that was never interrupted: it has that one's command.
+    given = [option for option in sys.argv[1:] if option not in ("--resume", "--overwrite")]
+    lengthen = Path(options.from_) if options.from_ else None
+    ways = options.resume, given, options.overwrite, lengthen, options.publish
     try:
-        # A resumed run equals one that was never interrupted: it has that one's command.
-        given = [option for option in sys.argv[1:] if option not in ("--resume", "--overwrite")]
-        lengthen = Path(options.from_) if options.from_ else None
-        config = plain_config(options)
-        record = run(config, options.resume, given, options.overwrite, lengthen)
+        record = run(plain_config(options), *ways)
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return 128 + stopped.number

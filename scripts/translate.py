@@ -1,8 +1,7 @@
 """Translate texts, or lines of a file or a pipe: `python -m scripts.translate "Ein Hund schläft."`.
 
 It keeps three promises: one line out for each line in, whatever the lines hold; each answer as soon
-as there is one; and one clear line, never a traceback, if something is wrong. Text is UTF-8, UTF-16
-or UTF-32.
+as there is one; and one clear line, never a traceback, if something is wrong.
 """
 
 import contextlib
@@ -46,13 +45,13 @@ def best_texts(
     if options.sample:
         seeds = [(options.seed + first + i) % 2**63 for i in range(len(rows))]
         each = zip(rows, seeds, strict=True)
-        found = [decode_hypotheses(trained, [r], replace(options, seed=n))[0] for r, n in each]
+        results = [decode_hypotheses(trained, [r], replace(options, seed=n))[0] for r, n in each]
     else:
-        found = decode_hypotheses(trained, rows, options)
+        results = decode_hypotheses(trained, rows, options)
     decode, alpha = trained.tokenizer.decode, options.of(trained).alpha
     return [
-        (" ".join(decode(some[0].ids).splitlines()), some[0].score(alpha)) if some else ("", 0.0)
-        for some in found
+        (" ".join(decode(best[0].ids).splitlines()), best[0].score(alpha)) if best else ("", 0.0)
+        for best in results
     ]
 
 
@@ -71,13 +70,13 @@ def open_input(options: TranslateOptions) -> contextlib.AbstractContextManager[B
 
 
 def run_translate(options: TranslateOptions) -> None:
-    """Print a line for each line of the input."""
+    """Translate texts, or lines of a file or a pipe: one line out for each line in."""
     done = 0
     with open_input(options) as stream:
         trained = open_model(options)
         for rows in row_groups(trained, stream):
-            found = best_texts(trained, rows, options, first=done)
-            printed = [f"{text}\t{p:.4f}" if options.scores else text for text, p in found]
+            best = best_texts(trained, rows, options, first=done)
+            printed = [f"{text}\t{score:.4f}" if options.scores else text for text, score in best]
             # One write, newline and all: Ctrl-C must not come between a line and its end.
             print("\n".join(printed) + "\n", end="", flush=True)
             done += len(rows)

@@ -26,10 +26,12 @@ def every_hypothesis(
     model: EncoderDecoder, src: Tensor, vocab: int, max_len: int
 ) -> list[Hypothesis]:
     """All that can be written in `max_len` tokens, scored by teacher forcing. Tiny models only."""
-    words, found = [token for token in range(vocab) if token != EOS], []
+    words, hypotheses = [token for token in range(vocab) if token != EOS], []
     for length in range(max_len):
-        last = [EOS] if length + 1 < max_len else range(vocab)
-        written = [(*ids, end) for ids in itertools.product(words, repeat=length) for end in last]
+        endings = [EOS] if length + 1 < max_len else range(vocab)
+        written = [
+            (*ids, end) for ids in itertools.product(words, repeat=length) for end in endings
+        ]
         log_probs = forced_log_probs(model, src, torch.tensor(written)).tolist()
-        found += [hypothesis(ids, p) for ids, p in zip(written, log_probs, strict=True)]
-    return found
+        hypotheses += [hypothesis(ids, p) for ids, p in zip(written, log_probs, strict=True)]
+    return hypotheses

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads starve a
 ROOT = Path(__file__).resolve().parent.parent
 CHAPTERS = sorted((ROOT / "scripts").glob("ch[0-9][0-9]_*.py"))
 MODULES = sorted((ROOT / "scripts").rglob("*.py"))  # the chapters and all other modules
+SLOW_FILES = re.compile(
+    r"test_(bench|browser|ch09|ch14_export|exercise_slips|gpu|house_faults|ladder|living|queue|races"
+    r"|site|steps|studies|translate)"
+)
 THREADS = torch.get_num_threads()
 
 
@@ -104,8 +109,16 @@ def tiny():
 
 
 def pytest_collection_modifyitems(items):
-    """What takes minutes comes first, so that no worker is left alone with it at the end."""
-    items.sort(key=lambda item: item.path.name not in ("test_browser.py", "test_colab.py"))
+    """What takes minutes comes first, so that no worker is left alone with it at the end.
+
+    `make check` leaves out the files that start many processes, or train, and all tests that run a
+    whole chapter.
+    """
+    items.sort(key=lambda item: item.path.name != "test_browser.py")
+    for item in items:
+        runs_a_chapter = "ran" in getattr(item, "function", item).__code__.co_names
+        if runs_a_chapter or SLOW_FILES.match(item.path.name):
+            item.add_marker("slow")
 
 
 def pytest_sessionfinish(session):

@@ -1,76 +1,65 @@
-"""Chapter 12: what it says about the records, and how sure it is."""
+"""Chapter 12: how sure a duel is, what the loss in chunks holds, and the figures of its prose."""
 
 import itertools
+import math
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from scripts.bench.accounts import kind_of
-from scripts.bench.training import KINDS
 from scripts.book.records import load_record
 from scripts.ch06_training import LabelSmoothing
-from scripts.ch12_going_fast import LinearCrossEntropy, how_sure
+from scripts.ch12_going_fast import AttentionCore, LinearCrossEntropy, how_sure, keep_scale
 
-STEPS = load_record("speed-steps")
+STEPS, PEERS = load_record("speed-steps"), load_record("speed-peers")
 
 
 @pytest.mark.parametrize(
-    "rounds, control, told",
+    ("rounds", "verdict"),
     [
-        ([1.2, 1.3, 1.25], [0.9, 1.0, 1.1], "clear"),
-        ([0.7, 0.8, 0.85], [0.9, 1.0, 1.1], "clear"),
-        ([1.05, 1.3, 1.25], [0.9, 1.0, 1.1], "likely"),
-        ([0.95, 0.7, 0.8], [0.9, 1.0, 1.1], "likely"),
-        ([0.99, 1.3, 1.25], [0.9, 1.0, 1.1], "can't tell"),
-        ([1.0, 1.3, 1.25], [0.9, 1.0, 1.1], "can't tell"),
-        ([1.1, 1.3, 1.25], [0.9, 1.0, 1.1], "likely"),  # touches the control
+        ([1.2, 1.3, 1.25], "clear"),
+        ([0.7, 0.8, 0.85], "clear"),
+        ([1.1, 1.3, 1.25], "likely"),  # touches the control
+        ([0.95, 0.7, 0.8], "likely"),
+        ([1.0, 1.3, 1.25], "can't tell"),
     ],
 )
-def test_a_line_is_as_sure_as_its_weakest_round(rounds, control, told):
+def test_a_line_is_as_sure_as_its_weakest_round(rounds, verdict):
     for order in (rounds, rounds[::-1]):
-        assert how_sure(order, control) == told
+        assert how_sure(order, [0.9, 1.0, 1.1]) == verdict
 
 
 def test_equal_programs_are_clear_as_seldom_as_is_said():
     """In 2 of C(10, 5) cases: every round above, or every round below."""
     ranks = set(range(10))
-    halves = [(ours, ranks - set(ours)) for ours in itertools.combinations(ranks, 5)]
-    assert len(halves) == 252 == 2 * 126
+    halves = [(rounds, ranks - set(rounds)) for rounds in itertools.combinations(ranks, 5)]
+    assert len(halves) == 252
     assert sum(how_sure(*half) == "clear" for half in halves) == 2
 
 
-def test_the_control_is_ours_again():
-    for contenders in (STEPS["contenders"], STEPS["half"]["contenders"]):
-        assert contenders["ours again"] == contenders["ours"]
-
-
-def test_a_function_is_not_told_of_no_grad():
-    """Why the caller says whether gradients are wanted. If this fails, PyTorch now tells it."""
-
-    class Asked(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            asked.append((ctx.needs_input_grad, torch.is_grad_enabled()))
-            return x.clone()
-
-    asked = []
-    with torch.no_grad():
-        Asked.apply(torch.ones(2, requires_grad=True))
-    assert asked == [((True,), False)]
-
-
-@pytest.mark.parametrize("kind", [torch.float64, torch.float32])
-def test_the_chunked_loss_is_the_same_whether_gradients_are_wanted(kind):
+@pytest.mark.parametrize("size", [1, 400])
+def test_the_loss_in_chunks_is_the_textbooks_whether_gradients_are_wanted_or_not(size):
+    """For large logits and confident mistakes, too."""
     torch.manual_seed(0)
-    x, weight, bias = (torch.randn(*s, dtype=kind) for s in ((9, 4), (11, 4), (11,)))
-    labels = torch.arange(9)
-    losses = [
-        LinearCrossEntropy.apply(x, weight, bias, labels, 0.1, 4, False, wanted)
-        for wanted in (True, False)
-    ]
-    assert all(a.equal(b) for a, b in zip(*losses, strict=True))
+    x, weight, bias = (torch.randn(*s, dtype=torch.float64) for s in ((9, 4), (11, 4), (11,)))
+    x, labels = size * x, torch.arange(9)
+    expected = LabelSmoothing(0.1, padding_idx=-1)(F.linear(x, weight, bias), labels)
+    for wanted in (True, False):
+        found = LinearCrossEntropy.apply(x, weight, bias, labels, 0.1, 4, False, wanted)
+        torch.testing.assert_close(found, expected)
+
+
+def test_attentions_dropout_takes_weights_and_not_outputs():
+    """If V is the identity, the output is the dropped weights: 0, or the weight over 1 − p."""
+    torch.manual_seed(3)
+    q, k = torch.randn(2, 50, 2, 16, 8, dtype=torch.float64)
+    v = torch.eye(16, dtype=torch.float64).expand(50, 2, 16, 16)
+    plain, dropped = (AttentionCore.apply(q, k, v, None, p) for p in (0.0, 0.25))
+    stays = dropped != 0
+    torch.testing.assert_close(dropped[stays], (plain * keep_scale(0.25))[stays])
+    assert abs(stays.double().mean() - 0.75) < 5 * math.sqrt(0.25 * 0.75 / stays.numel())
 
 
 def peak_bytes(function):
@@ -90,102 +79,59 @@ def test_the_textbooks_loss_holds_five_tensors_as_large_as_the_logits_and_ours_t
     labels, textbook = torch.arange(1, rows + 1), LabelSmoothing(0.1)
     ours = partial(LinearCrossEntropy.apply, x, weight, bias, labels, 0.1, chunk, False, True)
     losses = {
-        5 * rows: lambda: textbook(torch.nn.functional.linear(x, weight, bias), labels)[0],
+        5 * rows: lambda: textbook(F.linear(x, weight, bias), labels)[0],
         2 * chunk: lambda: ours()[0],
     }
     for held, loss in losses.items():
         assert held <= peak_bytes(lambda: loss().backward()) / (4 * V) < held + chunk / 2  # noqa: B023
 
 
-def test_the_account_books_the_loss_and_the_textbooks_layernorm_among_sums():
-    for operation in ("sub", "mul", "div", "add_"):
-        assert kind_of(f"aten::{operation}", KINDS) == "sums, relu, dropout's products"
-    assert kind_of("aten::var_mean", KINDS) == "LayerNorm"
-
-
-def test_the_record_of_the_steps_fits_the_chapters_words():
-    told, worth = [], []
-    for reports in (STEPS["reports"], STEPS["half"]["reports"]):
-        duels = {name: one for name, one in reports.items() if name.startswith("without ")}
+def test_the_duels_fit_the_chapters_words():
+    verdicts, both = [], (STEPS["reports"], STEPS["half"]["reports"])
+    for reports in both:
+        duels = {name: duel for name, duel in reports.items() if name.startswith("without ")}
         control = reports["ours again"]["rounds"]
-        sure = {name: how_sure(one["rounds"], control) for name, one in duels.items()}
-        told += sure.values()
-        worth.append({name.removeprefix("without "): one["times"] for name, one in duels.items()})
-        joint = duels["without joint projections"]["rounds"]
-        assert sure["without joint projections"] != "clear" and abs(sum(joint) / 5 - 1) < 0.02
-    assert [told.count(word) for word in ("clear", "likely", "can't tell")] == [15, 2, 3]
-    assert max(STEPS["half"]["reports"]["ours again"]["rounds"]) < 1
-    wide, half = STEPS["reports"], STEPS["half"]["reports"]
-    more = {
-        name for name in half if min(half[name]["rounds"] or [0]) > max(wide[name]["rounds"] or [9])
-    }
-    assert more == {
-        "without LayerNorm in one kernel",
-        "without attention by hand",
-        "without loss in chunks",
-        "without dropout from 16 bits",
-        "without small things in C",
-    }
-    assert round(worth[0]["oneDNN's products"], 1) == 1.4
-    times = {name: report["times"] for name, report in STEPS["reports"].items()}
-    padding = times["textbook, padded to 72"] / times["textbook"]
-    peers = load_record("speed-peers")["reports"]
-    assert 4.5 < padding < 5.5 and round(times["textbook"], 1) == 2.2
-    assert round(peers["textbook, float32"]["times"], 1) == 4.7
-    assert peers["ours, bf16"]["peak_bytes"] < min(
-        peers[name]["peak_bytes"] for name in peers if not name.startswith("ours")
-    )
+        verdicts += [how_sure(duel["rounds"], control) for duel in duels.values()]
+    assert [verdicts.count(word) for word in ("clear", "likely", "can't tell")] == [15, 2, 3]
+    wide, half = both
+    more = {n for n in half if min(half[n]["rounds"] or [0]) > max(wide[n]["rounds"] or [9])}
+    parts = {"LayerNorm in one kernel", "attention by hand", "loss in chunks"}
+    parts |= {"dropout from 16 bits", "small things in C"}
+    assert more == {f"without {part}" for part in parts}
+    assert round(wide["without oneDNN's products"]["times"], 1) == 1.4
+    padding = wide["textbook, padded to 72"]["times"] / wide["textbook"]["times"]
+    assert 4.5 < padding < 5.5 and round(wide["textbook"]["times"], 1) == 2.2
+    assert round(PEERS["reports"]["textbook, float32"]["times"], 1) == 4.7
 
 
 def test_the_account_fits_the_chapters_words():
-    accounts = STEPS["accounts"]
-    kinds = ("matrix products", "attention's products")
-    products = {name: sum(one[kind] for kind in kinds) for name, one in accounts.items()}
-    around = {
-        name: round(1000 * (sum(accounts[name].values()) - products[name])) for name in products
+    accounts, alone = STEPS["accounts"], {o["operation"]: o["seconds"] for o in STEPS["operations"]}
+    total = {name: sum(account.values()) for name, account in accounts.items()}
+    products = {
+        name: account["matrix products"] + account["attention's products"]
+        for name, account in accounts.items()
     }
-    assert 0.72 < products["float32"] / sum(accounts["float32"].values()) < 0.78
-    assert products["bf16"] / sum(accounts["bf16"].values()) > 0.5
+    rest = {name: round(1000 * (total[name] - products[name])) for name in total}
+    assert rest == {"textbook": 278, "float32": 90, "bf16": 72}
+    assert round(1000 * accounts["float32"]["our functions in C"]) == 36
+    assert 0.72 < products["float32"] / total["float32"] < 0.78
     assert 1 / 3 < products["bf16"] / products["float32"] < 0.4
-    assert (around["textbook"], around["float32"], around["bf16"]) == (278, 90, 72)
     step, floor = STEPS["reports"]["ours"]["seconds_per_step"], STEPS["floor_seconds"]
     assert (round(step, 2), round(step / floor, 1)) == (0.33, 1.9)
-    alone = {one["operation"]: one["seconds"] for one in STEPS["operations"]}
     assert 1.7 < alone["dropout"] / alone["feed-forward, out"] < 2  # "nearly twice as long"
-    assert round(1000 * accounts["float32"]["our functions in C"]) == 36
-    peers = load_record("speed-peers")
-    gain = peers["matrix_rate_bf16"] / peers["matrix_rate"]
-    assert 1.9 < gain < 2.2
-    share = products["float32"] / sum(accounts["float32"].values())
-    assert min(peers["reports"]["ours, float32"]["rounds"]) > 1 / (1 - share + share / gain)
-    shrunk = products["bf16"] / products["float32"]
-    assert round(1 / (1 - share + share * shrunk), 1) == 1.9
-    sizes = {name: one["parameters"] for name, one in peers["reports"].items()}
-    for name in ("MarianMTModel", "x-transformers"):
-        assert 1.013 < sizes[f"{name}, bf16"] / sizes["ours, bf16"] < 1.017
 
 
-def test_the_two_precisions_learn_what_the_chapter_says():
-    pair = load_record("precision-multi30k")
-    assert pair["times_as_fast"]["seconds"] >= 1.6
-    wide, half = pair["runs"].values()
-    losses = [run["history"][-1]["val_loss"] for run in (wide, half)]
-    assert round(abs(losses[0] - losses[1]), 3) == 0.002
-    bleu = [run["chosen_by_val_bleu"]["best epoch"] for run in (wide, half)]
-    assert abs(bleu[0] - bleu[1]) < 0.1
-    apart = [test["bleu"] - half["test"][split]["bleu"] for split, test in wide["test"].items()]
-    assert round(bleu[0] - bleu[1], 2) == 0.05 and round(max(apart), 2) == 0.35 > min(apart) > 0.05
-    assert round(pair["times_as_fast"]["seconds"], 2) == 1.65
-    before = load_record("precision-multi30k-earlier")["runs"]
-    vals = [run["chosen_by_val_bleu"]["best epoch"] for run in before.values()]
-    losses = [run["history"][-1]["val_loss"] for run in before.values()]
-    assert round(vals[0] - vals[1], 1) == 0.9 and abs(losses[0] - losses[1]) < 0.005
-    wide, half = (run["test"] for run in before.values())
-    apart = [round(wide[split]["bleu"] - half[split]["bleu"], 1) for split in wide]
-    assert (min(apart), max(apart)) == (0, 0.4)
-
-
-def test_what_the_chapter_says_of_a_gpu():
+def test_two_precisions_and_a_gpu_fit_the_chapters_words():
+    pairs = [
+        load_record(name)["runs"] for name in ("precision-multi30k-earlier", "precision-multi30k")
+    ]
+    for (wide, half), gap in zip((pair.values() for pair in pairs), (0.9, 0.05), strict=True):
+        losses = [run["history"][-1]["val_loss"] for run in (wide, half)]
+        bleu = [run["chosen_by_val_bleu"]["best epoch"] for run in (wide, half)]
+        assert abs(losses[0] - losses[1]) < 0.005 and abs(bleu[0] - bleu[1] - gap) < 0.05
+        assert all(
+            half["test"][s]["bleu"] < test["bleu"] + 0.05 for s, test in wide["test"].items()
+        )
     textbook, half, *_, static, recorded = load_record("gpu-waterfall-small")["stages"].values()
     assert half["times"] > textbook["times"] and round(static["times"]) == 9
     assert recorded["mfu"] == 0.025 and recorded["times"] == 1

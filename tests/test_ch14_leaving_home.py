@@ -1,21 +1,234 @@
-"""Chapter 14: its checkers distinguish the common mistakes; its quotes are true."""
+"""Chapter 14: ONNX Runtime and CTranslate2 find what our own searches find; its quotes are true."""
 
 import re
+import sys
+from types import SimpleNamespace
 
+import ctranslate2
 import numpy as np
+import onnx
 import pytest
 import torch
-from conftest import ROOT
-from exercising import assert_told_apart
+from bruteforce import forced_log_probs
 
+from scripts import ROOT
 from scripts.book.instruments import scramble
+from scripts.ch01_attention import padding_mask
+from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import make_model
-from scripts.ch06_training import BOS, EOS
-from scripts.ch08_decoding import beam_search
-from scripts.ch14_leaving_home import OnnxDecoderStep, OnnxEncoder
-from scripts.core.models import load_model
+from scripts.ch06_training import EOS, greedy_decode
+from scripts.ch07_multi30k import pad_rows, source_ids
+from scripts.ch08_decoding import beam_search, dropout_off, hypothesis
+from scripts.ch14_leaving_home import (
+    FrozenPosition,
+    OnnxDecoderStep,
+    OnnxEncoder,
+    encoder_graph,
+    export_ctranslate2,
+    export_onnx,
+    host_greedy,
+    onnx_greedy,
+    step_graph,
+)
+from scripts.core.checkpoints import weights
+from scripts.core.models import Trained, load_model
+from scripts.core.settings import TrainConfig, build_model
 from scripts.corpora.load import load_corpus
-from scripts.exercises import ch14 as ours
+from scripts.exercises.ch14 import host_beam
+from scripts.export import main
+from scripts.fast.export import graph_config, graph_function, step_example
+
+SAMPLE = ROOT / "models" / "sample-de-en"
+LIMIT, ALPHA = 60, 0.6
+
+
+def cut(ids: list[int]) -> list[int]:
+    """What comes before eos."""
+    return ids[: ids.index(EOS)] if EOS in ids else ids
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    """The sample's model, its two exports, and 100 test sentences with our greedy tokens."""
+    trained, folder = load_model(SAMPLE), tmp_path_factory.mktemp("exports")
+    export_onnx(trained, folder / "onnx")
+    export_ctranslate2(trained, folder / "ctranslate2")
+    lines = sorted((german for german, _ in load_corpus("sample")["test"][:100]), key=len)
+    rows, greedy = [source_ids(line, trained.tokenizer) for line in lines], []
+    for start in range(0, 100, 50):
+        src = pad_rows(rows[start : start + 50])
+        greedy += map(cut, greedy_decode(trained.model, src, padding_mask(src), LIMIT).tolist())
+    return SimpleNamespace(trained=trained, folder=folder, lines=lines, rows=rows, greedy=greedy)
+
+
+def by_ctranslate2(shipped, lines: list[str], **settings) -> list:
+    """What CTranslate2 answers for these lines, by our settings, or by these."""
+    pieces = [shipped.trained.tokenizer.pieces(line) for line in lines]
+    translator = ctranslate2.Translator(str(shipped.folder / "ctranslate2"), compute_type="float32")
+    ours = {"beam_size": 1, "length_penalty": ALPHA, "min_decoding_length": 0}
+    return translator.translate_batch(pieces, max_decoding_length=LIMIT, **ours | settings)
+
+
+def ids_of(shipped, results: list) -> list[list[int]]:
+    to_id = shipped.trained.tokenizer.processor.piece_to_id
+    return [[to_id(piece) for piece in result.hypotheses[0]] for result in results]
+
+
+def test_both_find_our_greedy_tokens(shipped):
+    onnx_ids = []
+    for start in range(0, 100, 50):  # padded batches: the mask matters
+        onnx_ids += onnx_greedy(shipped.folder / "onnx", shipped.rows[start : start + 50], LIMIT)
+    assert onnx_ids == shipped.greedy
+    assert ids_of(shipped, by_ctranslate2(shipped, shipped.lines)) == shipped.greedy
+    assert onnx_greedy(shipped.folder / "onnx", shipped.rows[:1], 2) == [shipped.greedy[0][:2]]
+
+
+def test_a_long_source_is_cut_as_translate_cuts_it(shipped):
+    trained, text = shipped.trained, " ".join(shipped.lines[:80])
+    row = [*trained.tokenizer.encode(text), EOS]
+    assert len(row) > 420
+    src = torch.tensor([source_ids(text, trained.tokenizer)])  # (1, 256)
+    expected = cut(greedy_decode(trained.model, src, None, LIMIT)[0].tolist())
+    found = onnx_greedy(shipped.folder / "onnx", [row, shipped.rows[0]], LIMIT)
+    assert found == [expected, shipped.greedy[0]]
+
+
+def test_a_text_of_the_host_ends_at_the_graphs_last_position():
+    config = graph_config(load_model(SAMPLE).model)
+    cross, logits = np.zeros((1, 2, 1, 1, 1, 1)), np.eye(1, 9, k=5)  # always token 5
+
+    def step(position, **_):
+        assert position < MAX_LEN
+        return [logits, cross]
+
+    assert host_greedy(lambda **_: [cross], step, config, [[4, EOS]], 300) == [[5] * MAX_LEN]
+
+
+def test_ctranslate2_finds_our_beam_and_scores_as_we_do(shipped):
+    """Or a text that is no better; log-probability / length^α, with eos counted."""
+    model, rows, lines = shipped.trained.model, shipped.rows[1::4], shipped.lines[1::4]
+    settings = {"beam_size": 4, "return_scores": True}
+    theirs, src = by_ctranslate2(shipped, lines, **settings), pad_rows(rows)
+    ours = [best for best, *_ in beam_search(model, src, padding_mask(src), LIMIT, 4, ALPHA)]
+    texts = ids_of(shipped, theirs)
+    other = [i for i, text in enumerate(texts) if text != list(ours[i].ids)]
+    assert len(other) <= 0.02 * len(rows)
+    for i in other:
+        ids = [*texts[i], EOS]
+        log_prob = forced_log_probs(model, torch.tensor([rows[i]]), torch.tensor([ids])).item()
+        assert hypothesis(ids, log_prob).score(ALPHA) <= ours[i].score(ALPHA) + 1e-5
+    i = next(i for i in range(len(rows)) if i not in other)
+    assert theirs[i].scores[0] == pytest.approx(ours[i].score(ALPHA), rel=1e-4)
+    without_eos = ours[i].log_prob / (ours[i].length - 1) ** ALPHA
+    assert theirs[i].scores[0] != pytest.approx(without_eos, rel=1e-3)
+
+
+def test_weights_are_stored_once_and_the_operations_are_plain(shipped):
+    folder, model = shipped.folder, shipped.trained.model
+    count = sum(weight.numel() for weight in weights(model).values())
+    for file in ("onnx/weights.bin", "ctranslate2/model.bin"):
+        size = (folder / file).stat().st_size  # float32; plus positions, or minus the short biases
+        assert 0.98 * 4 * count < size < 4 * count + 600_000
+    for name in ("encoder.onnx", "decoder_step.onnx"):
+        onnx.checker.check_model(str(folder / "onnx" / name))
+        graph = onnx.load(str(folder / "onnx" / name), load_external_data=False)
+        assert [(part.domain, part.version) for part in graph.opset_import] == [("", 17)]
+        assert not graph.functions and {node.domain for node in graph.graph.node} == {""}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(False, "all"), (False, "none"), (True, "decoder"), (True, "none")],
+    ids=lambda kind: f"{'pre' if kind[0] else 'post'}-norm, tie {kind[1]}",
+)
+def untrained(request) -> Trained:
+    """A small model, every weight random, biases and norms too, so that a wrong name shows."""
+    norm_first, tie = request.param
+    sizes = {"layers": 2, "d_model": 32, "d_ff": 48, "heads": 4, "dropout": 0.3}
+    config = TrainConfig(corpus="sample", norm_first=norm_first, tie=tie, **sizes)
+    tokenizer = load_model(SAMPLE).tokenizer
+    torch.manual_seed(7)
+    model = build_model(config, len(tokenizer))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return Trained(model, tokenizer, config)  # in train mode: an export must cope with that
+
+
+LINES = ["Ein Hund schläft im Garten.", "Zwei Kinder", "Der Pirat kauft einen roten Hut. 你好"]
+
+
+def test_other_architectures_leave_too(untrained, tmp_path):
+    """CTranslate2 by each reference token's log-probability, given those before it."""
+    model, tokenizer, state = untrained.model, untrained.tokenizer, torch.get_rng_state()
+    export_onnx(untrained, tmp_path / "onnx")
+    export_ctranslate2(untrained, tmp_path / "ctranslate2")
+    assert model.training and torch.equal(state, torch.get_rng_state())
+    rows = [source_ids(line, tokenizer) for line in LINES]
+    src = pad_rows(rows)
+    ours = greedy_decode(model, src, padding_mask(src), 20).tolist()
+    assert onnx_greedy(tmp_path / "onnx", rows, 20) == [cut(row) for row in ours]
+    translator = ctranslate2.Translator(str(tmp_path / "ctranslate2"), compute_type="float32")
+    target, pieces = "A dog sleeps in the garden.", [tokenizer.pieces(line) for line in LINES]
+    results = translator.score_batch(pieces, [tokenizer.pieces(target)] * len(LINES))
+    ids = torch.tensor([[*tokenizer.encode(target), EOS]])
+    for row, scored in zip(rows, results, strict=True):
+        log_prob = forced_log_probs(model, torch.tensor([row]), ids).item()
+        assert sum(scored.log_probs) == pytest.approx(log_prob, rel=1e-5)
+
+
+def graph_gap(model, graph, R: int, S: int, T: int) -> float:
+    """The largest difference between a step's graph and `OnnxDecoderStep` at these sizes."""
+    inputs = step_example(model, R, S, T)
+    with torch.no_grad(), dropout_off(model):
+        right = OnnxDecoderStep(model)(**inputs)
+    found = graph_function(graph.SerializeToString())(**{n: x.numpy() for n, x in inputs.items()})
+    pairs = zip(map(torch.from_numpy, found), right, strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def test_graphs_take_any_size(untrained):
+    model = untrained.model
+    step, encoder = step_graph(model), graph_function(encoder_graph(model).SerializeToString())
+    for R, S, T in ((1, 1, 0), (7, 1, 4), (2, 40, 200), (3, 5, 255)):
+        assert graph_gap(model, step, R, S, T) < 1e-4
+        src = torch.randint(4, 1000, (R, S), generator=torch.Generator().manual_seed(S))
+        mask = torch.arange(S).expand(R, 1, S) < torch.arange(1, R + 1).view(R, 1, 1)  # (R, 1, S)
+        with torch.no_grad(), dropout_off(model):
+            expected = OnnxEncoder(model)(src, mask)
+        (found,) = encoder(src=src.numpy(), src_mask=mask.numpy())
+        torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_frozen_position_is_found_out(untrained):
+    with pytest.warns(torch.jit.TracerWarning, match="to a Python integer"):
+        frozen = step_graph(untrained.model, FrozenPosition)
+    assert graph_gap(untrained.model, frozen, 2, 4, T=2) < 1e-4  # as recorded
+    assert graph_gap(untrained.model, frozen, 2, 4, T=3) > 1e-2
+
+
+def test_the_command_exports(shipped, tmp_path, capsys):
+    argv = [str(tmp_path), "--model", str(SAMPLE)]
+    assert main([*argv, "--format", "onnx"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["onnx"]
+    assert main(argv) == 0  # again, over the existing files
+    out = capsys.readouterr().out.splitlines()
+    names = [line.split(": ")[0] for line in out]
+    assert names == [str(tmp_path / name) for name in ("onnx", "onnx", "ctranslate2")]
+    for path in (path for path in shipped.folder.rglob("*") if path.is_file()):
+        assert (tmp_path / path.relative_to(shipped.folder)).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("package", ["onnx", "ctranslate2"])
+def test_a_missing_package_gets_one_line(package, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main([str(tmp_path), "--model", str(SAMPLE)]) == 2
+    err = capsys.readouterr().err
+    assert err == f"error: {package} is not installed: pip install -e '.[export]'\n"
+    assert not list(tmp_path.iterdir())
+
+
+# The chapter's words
 
 
 def test_the_chapter_quotes_the_pages_script():
@@ -24,75 +237,7 @@ def test_the_chapter_quotes_the_pages_script():
     table = chapter.split("JavaScript (`docs/living/model.js`) |\n")[1].split("\n#\n")[0]
     quotes = [re.findall("`([^`]{8,})`", line.split(" | ")[-1]) for line in table.split("\n")[1:]]
     script = (ROOT / "docs/living/model.js").read_text("utf-8")
-    assert [len(row) for row in quotes] == [1] * 5
-    for (quote,) in quotes:
-        assert quote in script, quote
-
-
-def test_the_longest_piece_that_fits_is_another_cut():
-    """The chapter's pitfall: a host that has the list of pieces, but not the merges."""
-    tokenizer = load_model(ROOT / "models" / "sample-de-en").tokenizer
-    known = {tokenizer.processor.id_to_piece(i) for i in range(len(tokenizer))}
-    sources = [source for source, _ in load_corpus("sample")["test"][:40]]
-    differ = 0
-    for source in sources:
-        rest, cut = "▁" + source.replace(" ", "▁"), []
-        while rest:
-            size = next(n for n in range(len(rest), 0, -1) if rest[:n] in known)
-            cut.append(rest[:size])
-            rest = rest[size:]
-        differ += cut != tokenizer.pieces(source)
-    assert 0 < differ < len(sources)
-
-
-def a_beam(
-    equal=False,
-    follows=True,
-    normal=True,
-    adds=True,
-    cached=True,
-    best_first=True,
-    moves=True,
-    scalar=False,
-):
-    """`host_beam` with a slip for each argument that isn't the default."""
-
-    def host_beam(step, past, beam, length):
-        ids = np.full((beam if equal else 1, 1), BOS)
-        scores, past = np.zeros((len(ids), 1)), past.repeat(len(ids), axis=2)
-        for at in range(length):
-            position = at if scalar else np.array([at])
-            logits, present = step(tokens=ids[:, -1:], position=position, past=past)
-            if normal:
-                logits = torch.from_numpy(logits).log_softmax(dim=-1).numpy()
-            total = (logits + (scores if adds else 0)).ravel()
-            best = (-total).argsort(kind="stable")[:beam]
-            origin, tokens = np.divmod(best, logits.shape[-1])
-            if cached:
-                rows = origin if follows else np.arange(len(origin)) % len(ids)
-                past = present[:, :, rows] if moves else present
-            ids = np.concatenate((ids[origin], tokens[:, None]), axis=1)
-            scores = total[best, None]
-        return ids[:, 1:].tolist()[:: 1 if best_first else -1]
-
-    return host_beam
-
-
-def test_beams_of_the_host_are_told_apart():
-    ours.check_host_beam(a_beam())
-    wrong = {
-        "give copies": a_beam(equal=True),
-        "past must follow its text": a_beam(follows=False),
-        "feed back the last present": a_beam(cached=False),
-        "the best text must come first": a_beam(best_first=False),
-        "ids without BOS": lambda *given: [[BOS, *text] for text in ours.host_beam(*given)],
-        "(2, 1), (1,) and 1 rows": a_beam(moves=False),
-        "(1, 1), () and 1 rows": a_beam(scalar=True),
-    }
-    assert_told_apart(ours.check_host_beam, wrong)
-    for slip in ("adds", "normal"):
-        with pytest.raises(AssertionError, match="sum of its log-probabilities"):
-            ours.check_host_beam(a_beam(**{slip: False}))
+    assert len(quotes) == 5 and all(quote in script for (quote,) in quotes)
 
 
 @pytest.mark.parametrize("beam", [1, 2, 4])
@@ -106,23 +251,20 @@ def test_the_hosts_beam_around_a_graphs_step_is_chapter_8s(beam):
         model.generator.proj.bias[EOS] = -1e9  # no text ends
         cross = OnnxEncoder(model)(src, torch.ones(1, 1, 5, dtype=torch.bool))
 
-    def step(**given):
-        tokens, position, past = (torch.tensor(given[n]) for n in ("tokens", "position", "past"))
+    @torch.no_grad()
+    def step(**arrays):
+        tokens, position, past = (torch.tensor(arrays[n]) for n in ("tokens", "position", "past"))
         source = cross.expand(-1, -1, len(tokens), -1, -1, -1)
-        with torch.no_grad():
-            found = OnnxDecoderStep(model)(tokens, position, past, source, None)
-        return [x.numpy() for x in found]
+        return [x.numpy() for x in OnnxDecoderStep(model)(tokens, position, past, source, None)]
 
     right = [list(h.ids) for h in beam_search(model, src, None, length, beam, alpha=0.0)[0]]
-    assert ours.host_beam(step, cross[..., :0, :].numpy(), beam, length) == right
+    assert host_beam(step, cross[..., :0, :].numpy(), beam, length) == right
 
 
 def test_what_a_scale_for_each_row_is_worth():
     """The answer to exercise 2's questions, as the chapter gives it."""
-    W = load_model(ROOT / "models" / "sample-de-en").model.generator.proj.weight.detach()
+    W = load_model(SAMPLE).model.generator.proj.weight.detach()
     scales = W.abs().amax(dim=1, keepdim=True) / 127
-    errors = [W - scale * (W / scale).round() for scale in (scales, scales.max())]
-    rows, one = (error.square().mean().sqrt() for error in errors)
-    assert 0.55 < rows / one < 0.65
-    rows, one = (error.abs().max() for error in errors)
-    assert 0.95 < rows / one < 1.05
+    by_row, by_one = (W - scale * (W / scale).round() for scale in (scales, scales.max()))
+    assert 0.55 < by_row.square().mean().sqrt() / by_one.square().mean().sqrt() < 0.65
+    assert 0.95 < by_row.abs().max() / by_one.abs().max() < 1.05

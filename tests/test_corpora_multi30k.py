@@ -12,12 +12,6 @@ from scripts.corpora import multi30k as files
 from scripts.corpora.load import load_corpus
 from scripts.corpora.multi30k import multi30k_text, read_lines
 
-
-def test_load_corpus_refuses_an_unknown_name():
-    with pytest.raises(ValueError, match="choose sample or multi30k"):
-        load_corpus("wmt14")
-
-
 TEXT = b"Ein Hund rennt.\n"
 REPACKED = gzip.compress(TEXT, compresslevel=1, mtime=12345)
 
@@ -28,17 +22,19 @@ def tiny(monkeypatch):
     monkeypatch.setitem(files.MULTI30K_SHA256, "val.de", hashlib.sha256(TEXT).hexdigest())
 
 
+def test_load_corpus_refuses_an_unknown_name():
+    with pytest.raises(ValueError, match="choose sample or multi30k"):
+        load_corpus("wmt14")
+
+
 @pytest.mark.parametrize("folder", ["", "data/task1/raw"])
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("val.de.gz", gzip.compress(TEXT, mtime=0)),
-        ("val.de.gz", REPACKED),
+        ("val.de.gz", REPACKED),  # whoever packs it
         ("val.de.gz", TEXT),  # as a browser saves it that unpacks what it downloads
-        ("val.de", TEXT),
-        ("val.de", TEXT.replace(b"\n", b"\r\n")),
+        ("val.de", TEXT.replace(b"\n", b"\r\n")),  # unpacked on Windows
     ],
-    ids=["as published", "repacked", "from a browser", "unpacked", "on Windows"],
 )
 def test_the_files_are_read_as_people_have_them(tmp_path, monkeypatch, folder, name, data):
     """`~` too, which a shell leaves in `MULTI30K_DIR="~/captions"`."""
@@ -56,33 +52,31 @@ def test_the_files_are_read_as_people_have_them(tmp_path, monkeypatch, folder, n
         ({}, FileNotFoundError, "MULTI30K_DIR.*has neither val.de.gz nor val.de: name the folder"),
         (None, FileNotFoundError, "MULTI30K_DIR.*is no folder"),
         ({"val.de.gz": gzip.compress(b"A dog.")}, ValueError, "val.de.gz.*SHA-256.*fetch it again"),
-        ({"val.de": TEXT + TEXT}, ValueError, "val.de isn't.*SHA-256"),
         ({"val.de.gz": REPACKED[:-9]}, ValueError, "damaged"),
         ({"val.de.gz": REPACKED[:12] + b"?" + REPACKED[13:]}, ValueError, "damaged"),
     ],
 )
 def test_a_broken_file_says_so_in_one_line(tmp_path, monkeypatch, data, error, says):
-    folder = tmp_path / ("here" if data is not None else "a file")
+    folder = tmp_path / "captions"
     monkeypatch.setenv("MULTI30K_DIR", str(folder))
-    folder.mkdir() if data is not None else folder.touch()
+    folder.touch() if data is None else folder.mkdir()
     for name, content in (data or {}).items():
         (folder / name).write_bytes(content)
-    with pytest.raises(error, match=says) as found:
+    with pytest.raises(error, match=says) as refusal:
         multi30k_text("val.de")
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_only_a_newline_separates_lines(monkeypatch):
     text = "a\u2028b\x85c\x0cd\n e\r\n"
     monkeypatch.setattr(files, "multi30k_text", lambda name: text.encode())
     assert read_lines("val.de") == ["a\u2028b\x85c\x0cd", "e"]
-    assert len(text.splitlines()) == 5  # the wrong way: it would shift every later pair
 
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
     """A web server on this machine that serves one file, and `multi30k_file` pointed at it."""
-    served = {"data": gzip.compress(TEXT, mtime=0), "requests": 0}
+    served = {"data": REPACKED, "requests": 0}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -108,29 +102,26 @@ def host(tmp_path, monkeypatch):
 
 
 def test_a_download_is_checked_and_kept(host, tmp_path):
-    host["data"] = REPACKED  # whoever packs it
     assert read_lines("val.de") == ["Ein Hund rennt."] == read_lines("val.de")
     assert host["requests"] == 1
-    (kept,) = tmp_path.rglob("val.de.gz")
-    kept.write_bytes(b"damaged on the disk")
+    (cached,) = tmp_path.rglob("val.de.gz")
+    cached.write_bytes(b"damaged on the disk")
     assert multi30k_text("val.de") == TEXT and host["requests"] == 2
 
 
 def test_a_damaged_download_is_tried_again_and_then_refused(host, tmp_path):
-    host["data"] = host["data"][:-5] + b"12345"
+    host["data"] = REPACKED[:-5] + b"12345"
     with pytest.raises(ValueError, match="damaged.*MULTI30K_DIR"):
         multi30k_text("val.de")
     assert host["requests"] == 4 and not [*tmp_path.rglob("val.de*")]
 
 
-def test_offline_says_what_to_do(host, monkeypatch):
-    monkeypatch.setattr(files, "MULTI30K_URL", "http://127.0.0.1:9/")  # nothing listens there
-    with pytest.raises(FileNotFoundError, match="go online.*MULTI30K_DIR.*sample"):
-        multi30k_text("val.de")
-
-
-def test_a_cache_that_cant_be_written_says_that(host, tmp_path):
+def test_what_to_do_without_a_network_or_a_cache(host, tmp_path, monkeypatch):
     (tmp_path / "cache").touch()  # a file where the folder would be; root may write in any folder
     with pytest.raises(OSError, match="can't write the cache .*cache.*MULTI30K_DIR"):
         multi30k_text("val.de")
     assert host["requests"] == 0
+    (tmp_path / "cache").unlink()
+    monkeypatch.setattr(files, "MULTI30K_URL", "http://127.0.0.1:9/")  # nothing listens there
+    with pytest.raises(FileNotFoundError, match="go online.*MULTI30K_DIR.*sample"):
+        multi30k_text("val.de")

@@ -1,136 +1,57 @@
-"""The first cell: it finds the series, or fetches it, and lets no other package shadow it."""
+"""The first cell: a chapter runs wherever it lies, and fetches the series if it lies alone."""
 
-import ast
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
 from pathlib import Path
 
+import jupytext
 import pytest
 from conftest import CHAPTERS, ROOT
 
-from scripts.book.first_cell import MARK, first_cell, repository, stamp
+from scripts.book import first_cell
+from scripts.book.address import set_address
+from scripts.book.first_cell import MARK, stamp
 
-SHOW = "import scripts.ch01_attention as chapter\n\nprint(chapter.__file__, chapter.HELLO)\n"
-CHAPTER = f'# %% [markdown]\n# # Chapter 1\n\n{MARK}pass\n\n# %%\nHELLO = "hello"\n{SHOW}'
-
-
-@pytest.fixture
-def series(tmp_path) -> Path:
-    """A series of one tiny chapter, with the real first cell."""
-    home = tmp_path / "series"
-    (home / "scripts/book").mkdir(parents=True)
-    (home / "notebooks").mkdir()
-    for name in ("__init__.py", "book/__init__.py", "book/at_home.py", "book/first_cell.py"):
-        (home / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
-    (home / "scripts/ch01_attention.py").write_text(stamp(CHAPTER, "ch01_attention"), "utf-8")
-    (home / "pyproject.toml").write_text(
-        '[project]\ndependencies = ["series-probe", "torch", "tqdm"]\n'
-    )
-    return home
-
-
-@pytest.fixture
-def stranger(tmp_path) -> Path:
-    """A folder that holds another package named `scripts`."""
-    folder = tmp_path / "series-old"
-    (folder / "scripts").mkdir(parents=True)
-    (folder / "scripts/__init__.py").write_text("HELLO = 'wrong package'\n")
-    return folder
-
-
-def run(*command, cwd, **environment):
-    """Runs a command without this test's own PYTHONPATH; returns the finished process."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SERIES_REPOSITORY")}
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=kept | {k: str(v) for k, v in environment.items()},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-
-
-def notebook(before: str = "") -> str:
-    """What a notebook would run, as code for `python -c`, where `__file__` is unknown as well."""
-    return f"{before}\n{first_cell()}\n{SHOW}"
-
-
-def test_a_script_is_not_shadowed(series, stranger):
-    done = run(sys.executable, "scripts/ch01_attention.py", cwd=series, PYTHONPATH=stranger)
-    assert done.stderr == "" and done.stdout.split() == [
-        str(series / "scripts/ch01_attention.py"),
-        "hello",
-    ]
-
-
-@pytest.mark.parametrize("before", ["", "import scripts; assert scripts.HELLO == 'wrong package'"])
-def test_a_notebook_is_not_shadowed(series, stranger, before):
-    code = notebook(before)
-    done = run(sys.executable, "-c", code, cwd=series / "notebooks", PYTHONPATH=stranger)
-    assert done.stderr == "" and done.stdout.split()[0] == str(series / "scripts/ch01_attention.py")
-
-
-def test_what_is_already_ours_stays(series):
-    code = notebook("import sys; sys.path.insert(0, '..'); import scripts as early")
-    code += "import scripts as late; assert late is early"
-    done = run(sys.executable, "-c", code, cwd=series / "notebooks")
-    assert done.returncode == 0, done.stderr
-
-
-MIXED = "import scripts; scripts.__path__.append(HOME); "  # as an editable install mixes them
-HIDDEN = "the package scripts in {stranger}/scripts hides the series' own in {series}/scripts: "
-SHOWN = "this chapter would run its whole show: import scripts.ch01_attention"
-
-
-@pytest.mark.parametrize("kind", ["package", "namespace"])
-@pytest.mark.parametrize(
-    "way, says",
-    [
-        (MIXED + "import scripts.ch01_attention", HIDDEN),
-        ("import sys; sys.path.append(HOME); import ch01_attention", f"as ch01_attention, {SHOWN}"),
-        (
-            "import importlib.util as u; spec = u.spec_from_file_location('one', PATH); "
-            "spec.loader.exec_module(u.module_from_spec(spec))",
-            f"as one, {SHOWN}",
-        ),
-        (  # what multiprocessing does in each worker
-            "import runpy; runpy.run_path(PATH, run_name='__mp_main__')",
-            f"as __mp_main__, {SHOWN}",
-        ),
-    ],
-)
-def test_a_chapter_imported_past_its_loader_is_refused(series, stranger, kind, way, says):
-    """Erratum 24: its show would run."""
-    if kind == "namespace":
-        (stranger / "scripts/__init__.py").unlink()
-    home = series / "scripts"
-    code = f"HOME, PATH = {str(home)!r}, {str(home / 'ch01_attention.py')!r}\n{way}"
-    done = run(sys.executable, "-c", code, cwd=stranger)
-    assert (done.returncode, done.stdout) == (1, "")
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: ") and says.format(**locals()) in last
-
-
-def test_a_command_that_another_package_hides_says_so(stranger):
-    init = f"__path__.append({str(ROOT / 'scripts')!r})\n"
-    (stranger / "scripts/__init__.py").write_text(init)
-    done = run(sys.executable, "-m", "scripts.train", "--help", cwd=stranger)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: " + HIDDEN.format(stranger=stranger, series=ROOT))
-    assert done.stderr.count("\n") == 1 and "python -P" in done.stderr
-    link = stranger / "link"
-    link.symlink_to(ROOT)  # by another path, it is the series still
-    done = run(sys.executable, "-P", "-m", "scripts.train", "--help", cwd=stranger, PYTHONPATH=link)
-    assert done.stdout.startswith("usage: ")
+HOME = "from-attention-to-translation"
+CHAPTER = "ch02_multi_head_attention"  # it runs in some seconds
+WHERE = """
+import scripts.ch01_attention, series_probe
+print("ran", os.path.realpath(scripts.ch01_attention.__file__))
+"""
+PIP = """
+import pathlib, sys
+print("pip", *sys.argv[1:])
+pathlib.Path(__file__).with_name("series_probe.py").touch()
+"""
+EXPECTED = {"pyproject.toml": (1, 0), "CITATION.cff": (1, 0), "README.md": (0, 1)}
+PROBE = "import sys; sys.modules['series_probe'] = sys"  # where it is not for pip to bring it
 
 
 @pytest.fixture(scope="module")
-def clean_python(tmp_path_factory) -> Path:
-    """An environment that has this one's packages, but neither the series nor `series-probe`."""
+def series(tmp_path_factory) -> Path:
+    """A repository of the series that is installed nowhere, and needs one more package."""
+    home = tmp_path_factory.mktemp("series")
+    for name in ("scripts", "notebooks", "results"):
+        shutil.copytree(ROOT / name, home / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "pyproject.toml", "CITATION.cff", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, home)
+    (home / "models").mkdir()
+    (home / "models/README.md").touch()
+    project = (home / "pyproject.toml").read_text("utf-8")
+    more = project.replace("dependencies = [\n", 'dependencies = [\n    "series_probe>=1",\n', 1)
+    (home / "pyproject.toml").write_text(more, "utf-8")
+    git = ["git", "-C", home, "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    return home
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> Path:
+    """A Python that has this one's packages, but not the series."""
     home = tmp_path_factory.mktemp("clean")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     (packages,) = home.glob("lib/python*/site-packages")
@@ -139,81 +60,104 @@ def clean_python(tmp_path_factory) -> Path:
     return home / "bin/python"
 
 
-def put(shelf: Path, name: str, version: str, needs: str = "") -> None:
-    """Writes a wheel of one empty module."""
-    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    about += f"Requires-Dist: {needs}\n" if needs else ""
-    tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(shelf / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", "")
-        for part, text in (("METADATA", about), ("WHEEL", tag), ("RECORD", "")):
-            wheel.writestr(f"{name}-{version}.dist-info/{part}", text)
+@pytest.fixture
+def run(python, tmp_path):
+    """Runs code or a file in a folder; pip is another that only says what it was asked for."""
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake/pip.py").write_text(PIP)
+
+    def run(*command, cwd, **environment):
+        alone = {k: v for k, v in os.environ.items() if k != "SERIES_REPOSITORY"}
+        return subprocess.run(
+            [python, *command],
+            cwd=cwd,
+            env=alone | environment | {"PYTHONPATH": str(tmp_path / "fake")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    return run
 
 
-def test_a_bare_notebook_gets_the_series_and_what_is_missing(series, tmp_path, clean_python):
-    shelf, desk = tmp_path / "shelf", tmp_path / "desk"
-    shelf.mkdir(), desk.mkdir()
-    put(shelf, "series_probe", "1.0")
-    put(shelf, "series_probe", "2.0", needs="tqdm>=99")  # newer, but would replace what is here
-    put(shelf, "tqdm", "99.0")
-    git = ["git", "-C", series, "-c", "user.name=t", "-c", "user.email=t@example.org"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *command], check=True)
-
-    code = notebook("import importlib.metadata as m; tqdm = m.version('tqdm')")
-    code += "import series_probe; assert m.version('tqdm') == tqdm"
-    settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": shelf}
-    settings["SERIES_REPOSITORY"] = f"git+{series.as_uri()}"
-    for turn in ("fetched", "found again"):
-        done = run(clean_python, "-c", code, cwd=desk, **settings)
-        assert done.returncode == 0, f"{turn}: {done.stderr}"
-        assert done.stdout.split()[0].startswith(str(desk / "from-attention-to-translation"))
+@pytest.fixture
+def desk(tmp_path) -> Path:
+    """An empty folder, but for a chapter's code as a notebook runs it, and a last cell."""
+    (tmp_path / "desk").mkdir()
+    code = (ROOT / f"scripts/{CHAPTER}.py").read_text("utf-8")
+    (tmp_path / "desk/chapter.py").write_text(code + WHERE, "utf-8")
+    return tmp_path / "desk"
 
 
-def test_without_an_address_it_says_what_to_set(tmp_path, clean_python):
-    code = notebook().replace(f'"{repository()}"', '"set SERIES_REPOSITORY"')
-    done = run(clean_python, "-c", code, cwd=tmp_path)
-    assert done.returncode == 1 and done.stdout == ""
-    assert "fatal: repository 'set SERIES_REPOSITORY' does not exist" in done.stderr
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["repository", "zip"])
+def test_a_chapter_alone_gets_the_series_and_what_is_missing(series, run, desk, source):
+    environment = {}
+    if source == "repository":
+        environment["SERIES_REPOSITORY"] = series.as_uri()
+    else:
+        subprocess.run(["make", "colab"], cwd=series, check=True, capture_output=True)
+        shutil.copy(series / f"build/{HOME}.zip", desk)
+    done = run("chapter.py", cwd=desk, **environment)
+    assert done.returncode == 0, done.stderr
+    place = desk.resolve() / HOME / "scripts/ch01_attention.py"
+    assert "pip install --quiet series_probe>=1\n" in done.stdout
+    assert done.stdout.endswith(f"ran {place}\n")
+    fetched = {path.name for path in (desk / HOME).iterdir()}
+    assert fetched >= {"results", "models", "notebooks", "pyproject.toml"}
+    again = run("-c", f"{first_cell.first_cell()}{WHERE}", cwd=desk)  # with neither, as in a kernel
+    assert again.stdout.endswith(f"ran {place}\n"), again.stderr
 
 
-def test_the_cell_is_short_and_folds():
-    title, *lines = first_cell().strip().splitlines()
-    assert title.startswith("# @title ") and sum(map(bool, lines)) <= 8
+@pytest.mark.slow
+def test_a_checkout_that_is_not_installed_is_used(series, run, tmp_path):
+    script = series / "scripts/ch99_probe.py"
+    script.write_text(f"{PROBE}\n{first_cell.first_cell()}{WHERE}", "utf-8")
+    as_script = run(script, cwd=tmp_path)  # from anywhere
+    in_notebook = run("-c", script.read_text("utf-8"), cwd=series / "notebooks")
+    for done in (as_script, in_notebook):
+        ran = f"ran {series.resolve() / 'scripts/ch01_attention.py'}\n"
+        assert (done.stdout, done.stderr) == (ran, "")
+    script.unlink()
 
 
-def test_the_cell_leaves_imports_and_lowercase_names_only():
-    for node in ast.walk(ast.parse(first_cell())):
-        assert not isinstance(node, (ast.FunctionDef, ast.ClassDef))
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            assert node.id.islower()
+def test_alone_and_without_an_address_it_says_what_to_do(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(first_cell, "repository", lambda: "")
+    done = run("-c", first_cell.first_cell(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Put {HOME}.zip beside this notebook, or set SERIES_REPOSITORY.\n"
 
 
-def test_the_formatter_leaves_the_cell_as_it_is(tmp_path):
-    script = tmp_path / "chapter.py"
-    script.write_text(stamp(CHAPTER, "ch01_attention"), "utf-8")
-    for check in (["format", "--check"], ["check", "--extend-ignore=E402"]):
-        command = [
-            sys.executable,
-            "-m",
-            "ruff",
-            *check,
-            "--config",
-            ROOT / "pyproject.toml",
-            script,
-        ]
-        subprocess.run(command, check=True)
+def test_the_cell_has_five_lines_and_every_chapter_carries_it():
+    assert len([line for line in first_cell.first_cell().splitlines() if line]) <= 5
+    for path in CHAPTERS:
+        text = path.read_text("utf-8")
+        assert stamp(text, path.stem) == text and text.count(MARK) == 1, "run: make notebooks"
 
 
-def test_stamping_twice_changes_nothing_and_keeps_the_rest():
-    once = stamp(CHAPTER, "ch01_attention")
-    assert stamp(once, "ch01_attention") == once
-    assert once.replace(first_cell(), "pass\n") == CHAPTER
-    bare = CHAPTER.replace(f"{MARK}pass\n\n", "")
-    assert stamp(bare, "ch01_attention") == once
-
-
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_every_chapter_carries_the_cell(path):
-    text = path.read_text("utf-8")
-    assert stamp(text, path.stem) == text, "run: make notebooks"
+@pytest.mark.slow
+def test_an_address_is_set_everywhere_and_taken_away(series, monkeypatch, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(series, copy, ignore=shutil.ignore_patterns("build"))
+    for path in [*copy.glob("*/ch[0-9][0-9]_*")]:
+        if path.stem != CHAPTER:
+            path.unlink()
+    monkeypatch.setattr(first_cell, "ROOT", copy)
+    files = [copy / name for name in ("pyproject.toml", "CITATION.cff", "README.md")]
+    files += [copy / f"scripts/{CHAPTER}.py", copy / f"notebooks/{CHAPTER}.ipynb"]
+    set_address("", copy)
+    bare = [path.read_text("utf-8") for path in files]
+    url = "https://github.com/someone/series"
+    for _ in range(2):  # the second time it changes nothing
+        set_address(url, copy)
+        texts = {path: path.read_text("utf-8") for path in files}
+        for path in files:
+            links = texts[path].count("research.google.com/github/someone/series/blob/HEAD/")
+            addresses = texts[path].count(url)
+            assert (addresses, links) == EXPECTED.get(path.name, (1, 1)), path
+    counts = [c.execution_count for c in jupytext.read(files[-1]).cells if c.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    set_address("", copy)
+    assert bare == [path.read_text("utf-8") for path in files]
+    with pytest.raises(ValueError, match="is no address"):
+        set_address('https://example.org/"quoted"', copy)

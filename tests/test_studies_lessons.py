@@ -19,11 +19,11 @@ from scripts.core.settings import PRESETS, TrainConfig, build_model
 from scripts.fast.fast import FastPath, fast_loss
 from scripts.fast.run import fit, training_of
 from scripts.ladder import unidrop
+from scripts.ladder.climbing import lesson_of
 from scripts.ladder.distill import distill_loss, ensemble_probs, taught_loss
 from scripts.ladder.diversify import diversified, pairs_sha256, sound
 from scripts.ladder.lessons import LessonConfig, lesson_loss
 from scripts.ladder.unidrop import drop_words, fewer_features, fewer_layers, with_unidrop
-from scripts.studies.runner import lesson_of
 
 VOCAB = 14
 CRITERION = LabelSmoothing(0.1)
@@ -304,7 +304,7 @@ def test_lessons_that_make_no_sense():
         with pytest.raises(ValueError, match="teachers"):
             lesson_loss(config, cpu, teachers)
     with pytest.raises(ValueError, match="path fast"):
-        replace(TINY, path="textbook", feature_drop=0.1)
+        replace(TINY, step="textbook", feature_drop=0.1)
     with pytest.raises(ValueError, match="r_drop, too"):
         replace(TINY, taught=0.5, r_drop=1.0)
     with pytest.raises(ValueError, match="recording"):

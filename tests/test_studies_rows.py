@@ -1,26 +1,26 @@
-"""How rows are trained: when that ends, which weights stay, how the rate falls; and the search."""
+"""How rows are trained and scored: the textbook's numbers, when a run ends, which weights stay."""
 
-from dataclasses import replace
+import random
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from conftest import ROOT
 
-from scripts.ch19_ablations import STUDY, StudyRow
+from scripts.ch06_training import LabelSmoothing, batch_loss
+from scripts.ch07_multi30k import make_batch, token_batches
+from scripts.ch19_ablations import STUDY, STUDY_ROWS, THE_BASE, StudyRow
 from scripts.core.data import prepare
 from scripts.core.models import load_model
+from scripts.core.settings import build_model, learning_rate
 from scripts.corpora.load import load_corpus
-from scripts.studies import rows
-from scripts.studies.rows import (
-    PATIENCE,
-    found_by,
-    part_indices,
-    part_of,
-    train_row,
-    translations,
-)
+from scripts.studies import block, grid, rows, stacks, table3
+from scripts.studies.rows import bleu, data_of, one_run, outcome, part_indices, part_of, train_row
+from scripts.studies.runner import SWEEP
 
-SMALL = replace(STUDY, corpus="sample", vocab=500, d_model=16, d_ff=16, heads=2, warmup=2)
+SMALL = replace(STUDY, corpus="few", vocab=300, d_model=16, d_ff=16, heads=2, layers=1)
+SMALL = replace(SMALL, epochs=2, warmup=4, max_tokens=2048, dropout=0.0)
+TINY = asdict(SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -31,64 +31,118 @@ def few():
     return replace(data, corpus=corpus, train=data.train[:60], val=data.val[:20])
 
 
-def test_parts_of_a_corpus_lie_inside_each_other():
+def test_parts_of_a_corpus_lie_inside_each_other(few):
     parts = [part_indices(100, share) for share in (1, 2, 4, 8)]
     assert [len(part) for part in parts] == [100, 50, 25, 12]
-    assert all(set(small) < set(large) for large, small in zip(parts, parts[1:], strict=False))
-    assert all(part == sorted(part) for part in parts)
-    assert part_indices(100, 4) == parts[2] != list(range(25))
+    assert all({*small} < {*large} for large, small in zip(parts, parts[1:], strict=False))
+    assert all(part == sorted(part) for part in parts) and parts[2] != list(range(25))
     assert len(part_indices(29_000, 16)) == 1812  # chapter 21 says so
-
-
-def test_a_pair_and_its_encoding_stay_together(few):
     part = part_of(few, 9)
     assert len(part.train) == 60 // 9 and part.val is few.val
-    pieces = few.tokenizer.encode(part.corpus["train"][5][1])
-    assert part.train[5].tgt[1:-1] == pieces
+    assert part.train[5].tgt[1:-1] == few.tokenizer.encode(part.corpus["train"][5][1])
+
+
+def by_plain_loop(config, data):
+    """A training as chapters 4 to 7 have it, with torch's Adam: each epoch's loss."""
+    torch.manual_seed(config.seed)
+    model = build_model(config, len(data.tokenizer))
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    epochs = [random.Random(f"{config.seed}:{n}") for n in range(1, config.epochs + 1)]
+    plans = [token_batches(data.train, config.max_tokens, order) for order in epochs]
+    rate_at, step, losses = learning_rate(config, sum(map(len, plans))), 0, []
+    for plan in plans:
+        for batch in (make_batch([data.train[i] for i in part]) for part in plan):
+            step += 1
+            optimizer.param_groups[0]["lr"] = rate_at(step)
+            loss, _ = batch_loss(model.train(), batch, LabelSmoothing(config.smoothing))
+            optimizer.zero_grad()
+            (loss / batch.ntokens).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            optimizer.step()
+        batch = make_batch(data.val)
+        _, nll = batch_loss(model.eval(), batch, LabelSmoothing(0.0))
+        losses.append(nll.item() / batch.ntokens)
+    return losses
+
+
+@pytest.mark.parametrize("row", [StudyRow("base"), block.ROWS["2017"]], ids=["fast", "textbook"])
+def test_a_rows_losses_are_the_textbooks(row, few):
+    config = replace(SMALL, max_tokens=256, lr=0.01)
+    _, losses, trained = train_row(row, config, few)
+    assert losses == pytest.approx(by_plain_loop(config, few), rel=2e-4)
+    assert losses[0] > losses[1] and trained[0] > trained[1]
+
+
+@pytest.mark.parametrize(
+    ("study", "row"),
+    [
+        (table3, {"row": THE_BASE}),
+        (table3, {"row": "no residual"}),
+        (block, {"row": "experts"}),
+        (stacks, {"row": stacks.TWO}),
+        (stacks, {"row": "prefix, positions anew"}),
+    ],
+    ids=lambda value: value["row"] if isinstance(value, dict) else "",
+)
+def test_each_kind_of_row_learns_and_only_what_counts_is_translated(study, row):
+    task = row | {"lr": 0.004, "seed": SWEEP}
+    run = study.work(TINY, task)
+    assert run["loss"] == min(run["losses"]) and run["losses"][0] > run["losses"][1]
+    counted = study.work(TINY, task | {"seed": 1})
+    assert "bleu" not in run and 0 <= counted["bleu"] < 100
+    assert counted["losses"] != run["losses"]
+
+
+def test_a_row_uses_its_own_rate_dropout_and_settings(monkeypatch):
+    configs = []
+    monkeypatch.setattr(
+        rows, "train_row", lambda row, config, data: configs.append(config) or (None, [1.0], [1.0])
+    )
+    one_run(block.ROWS["Muon"], TINY, {"lr": 0.01, "dropout": 0.3, "epochs": 7, "seed": SWEEP})
+    one_run(STUDY_ROWS["post-norm"], TINY, {"lr": 0.02, "seed": SWEEP})
+    muon, post = configs
+    assert (muon.optimizer, muon.lr, muon.muon_lr) == ("muon", 0.01, 0.01)
+    assert (muon.dropout, muon.epochs, muon.seed) == (0.3, 7, SWEEP)
+    assert (post.norm_first, post.lr, post.dropout) == (False, 0.02, 0.0)
+
+
+def test_a_cell_of_the_grid_learns_from_its_share_of_the_pairs():
+    task = {"d_model": 16, "share": 8, "lr": 0.004, "seed": 1}
+    run = grid.work(TINY | {"max_tokens": 128}, task)
+    part = data_of("few", 300, 8)
+    assert part.train == part_of(data_of("few", 300), 8).train
+    assert run["tokens"] == sum(len(e.tgt) - 1 for e in part.train)
+    assert "bleu" not in run and len(run["losses"]) <= grid.PASSES[8]
 
 
 def test_every_row_is_decoded_by_the_same_search():
-    """What the engine's cache can't run gets a beam of 4, too: the same model, the same texts."""
+    """What the fast cache can't run gets a beam of 4, too: the same model, the same score."""
     trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
-    sources = [german for german, _ in load_corpus("sample")["val"][:30]]
-    texts = [translations(StudyRow("base", way=way), trained, sources) for way in ("fast", "apart")]
-    assert texts[0] == texts[1] and len(set(texts[0])) > 20
+    data = prepare(SMALL)
+    data.corpus["val"] = [(de, f"{en} now") for de, en in load_corpus("sample")["val"][:30]]
+    fast, plain = (bleu(StudyRow("base", way=way), trained, data) for way in ("fast", "apart"))
+    assert fast == plain and 10 < fast["bleu"] < 95
 
 
 def test_training_stops_when_patience_is_at_its_end_and_keeps_the_best(few, monkeypatch):
-    wanted = [3.0, 2.5, 2.0, 2.2, 2.1, 2.4, 1.0]
-    seen = []
+    scripted, seen = [3.0, 2.5, 2.0, 2.2, 2.1, 2.4, 1.0], []
 
-    def scripted(model, row, config, data):
+    def validation_loss(model, row, config, data):
         seen.append([p.detach().clone() for p in model.parameters()])
-        return wanted[len(seen) - 1]
+        return scripted[len(seen) - 1]
 
-    monkeypatch.setattr(rows, "validation_loss", scripted)
-    config = replace(SMALL, epochs=7)
-    model, losses, trained = train_row(StudyRow("base"), config, part_of(few, 2))
-    assert losses == wanted[: 3 + PATIENCE]  # the 1.0 is never seen
-    assert len(trained) == len(losses) and trained[-1] < trained[0]
+    monkeypatch.setattr(rows, "validation_loss", validation_loss)
+    model, losses, trained = train_row(StudyRow("base"), replace(SMALL, epochs=7), few)
+    assert losses == scripted[: 3 + rows.PATIENCE] and len(trained) == len(
+        losses
+    )  # 1.0 is never seen
     assert all(map(torch.equal, model.parameters(), seen[2]))
     assert not all(map(torch.equal, model.parameters(), seen[-1]))
 
 
-def test_a_validation_that_overflows_is_a_run_that_diverged(few, monkeypatch):
-    losses = iter([2.0, float("nan"), 1.0])
-    monkeypatch.setattr(rows, "validation_loss", lambda *_: next(losses))
-    config = replace(SMALL, epochs=3)
-    found = found_by(lambda: train_row(StudyRow("base"), config, part_of(few, 2)), lambda _: {})
-    assert found["loss"] is None and found["diverged"] == "the validation loss is nan"
-
-
-def test_the_rate_runs_down_over_the_steps_that_are_made(few, monkeypatch):
-    """Several batches accumulated are one step."""
-    real, totals, steps = rows.learning_rate, [], []
-
-    def counted(config, total):
-        totals.append(total)
-        return lambda step: steps.append(step) or real(config, total)(step)
-
-    monkeypatch.setattr(rows, "learning_rate", counted)
-    config = replace(SMALL, epochs=1, max_tokens=256, accumulate=2)
-    train_row(StudyRow("base"), config, few)
-    assert totals == [max(steps) - 1] and totals[0] > 1  # one more is asked for, but not made
+def test_a_run_that_diverges_has_no_loss(few, monkeypatch):
+    run = table3.work(TINY, {"row": THE_BASE, "lr": 1e30, "seed": 1})
+    assert run["loss"] is None and run["diverged"] and "bleu" not in run
+    monkeypatch.setattr(rows, "validation_loss", lambda *_: float("nan"))
+    run = outcome(lambda: train_row(StudyRow("base"), SMALL, few), lambda _: {})
+    assert run["loss"] is None and run["diverged"] == "the validation loss is nan"

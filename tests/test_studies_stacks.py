@@ -1,121 +1,202 @@
-"""The study of two stacks and of one: the same batches, equally many weights, new positions."""
+"""Chapters 17 and 18: one stack by the fast path, a language model, and classifiers of number."""
 
+import math
+import random
 from dataclasses import asdict, replace
 
 import pytest
 import torch
-from test_studies_runner import simulated
 
 from scripts.book.instruments import scramble
 from scripts.ch06_training import BOS, EOS, LabelSmoothing
 from scripts.ch07_multi30k import Example, make_batch
-from scripts.ch17_small_gpt import asked_next, make_stack, stack_loss
-from scripts.ch18_one_stack import AfterSource, asked_hidden, asked_pairs
-from scripts.studies import stacks
-from scripts.studies.rows import SEEDS, SWEEP
-from scripts.studies.runner import these
+from scripts.ch17_small_gpt import KneserNey, asked_next, gram_counts, make_stack, stack_loss
+from scripts.ch18_one_stack import NumberClassifier, asked_hidden, asked_pairs, share_right
+from scripts.corpora.gaps import gap_item
+from scripts.corpora.load import load_corpus
+from scripts.studies import classify, gpt, stacks
+from scripts.studies.runner import SWEEP
 
 PAIRS = [
     Example([5, 6, 7, EOS], [BOS, 8, 9, EOS]),
     Example([9, EOS], [BOS, 5, 6, 7, 8, EOS]),
     Example([8, 7, 6, 5, 9, 9, EOS], [BOS, 6, EOS]),
 ]
+CRITERION = LabelSmoothing(0.1)
+SIZES = {"corpus": "sample", "layers": 1, "d_model": 16, "d_ff": 16, "heads": 2, "warmup": 2}
+ONE_STACK = [name for name in stacks.ROWS if name != stacks.TWO]
 
 
-def fresh(name, **more):
-    """A row's small model, shaken, in double precision."""
+def fresh(name):
+    """A row's loss and small model, shaken, in double precision."""
     torch.manual_seed(0)
-    row, config = stacks.ROWS[name], replace(stacks.BASE, d_model=16, d_ff=32, heads=2, **more)
+    row, config = stacks.ROWS[name], replace(stacks.BASE, d_model=16, d_ff=32, heads=2)
     model = row.build(config, 12).double().eval()
     scramble(model)
-    return row, config, model
+    return row, row.loss_of(config), model
 
 
-def test_a_batch_gives_its_pairs_back():
-    assert stacks.pairs_of(make_batch(PAIRS)) == PAIRS
+# Translating with one stack
 
 
 def test_two_stacks_and_one_weigh_the_same_but_for_norms():
-    sizes = {}
-    for name in stacks.ROWS:
-        model = stacks.ROWS[name].build(stacks.BASE, stacks.BASE.vocab)
-        sizes[name] = sum(p.numel() for p in model.parameters())
-    one = {size for name, size in sizes.items() if name != stacks.TWO}
-    assert one == {sizes[stacks.TWO] - 3 * stacks.BASE.d_model}
-
-
-def test_places_begin_anew_with_each_target():
-    ids = torch.tensor([[5, 6, EOS, BOS, 8, 9], [9, EOS, BOS, 5, 6, 7]])
-    assert stacks.restarted(ids).tolist() == [[0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 2, 3]]
+    models = {name: row.build(stacks.BASE, stacks.BASE.vocab) for name, row in stacks.ROWS.items()}
+    sizes = {name: sum(p.numel() for p in model.parameters()) for name, model in models.items()}
+    two = sizes.pop(stacks.TWO)
+    assert {*sizes.values()} == {two - 3 * stacks.BASE.d_model}
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_the_fast_road_gives_the_same_sums_and_gradients(norm_first, positions, float64):
-    torch.manual_seed(2)
+def test_the_fast_path_gives_the_same_sums_and_gradients(norm_first, positions, float64):
     model = make_stack(20, 2, 16, 32, 4, dropout=0.0, norm_first=norm_first, positions=positions)
     scramble(model)
     draw = torch.Generator().manual_seed(0)
     for batch in (
         asked_next([[BOS, 5, 6, EOS], [BOS, EOS]]),
         asked_hidden([[BOS, *range(4, 18), EOS], [BOS, *[5, 6, 7] * 5, EOS]], 19, draw),
-        asked_pairs(PAIRS, "causal"),
         asked_pairs(PAIRS, "prefix"),
     ):
-        assert batch.ntokens
-        found = []
+        both = []
         for loss_of in (stack_loss, stacks.fast_stack_loss):
             model.zero_grad()
-            sums = loss_of(model, batch, LabelSmoothing(0.1))
+            sums = loss_of(model, batch, CRITERION)
             sums[0].backward()
-            found.append([*sums, *(p.grad.clone() for p in model.parameters())])
-        torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-9)
+            both.append([*sums, *(p.grad.clone() for p in model.parameters())])
+        torch.testing.assert_close(*both, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("sees", ["causal", "prefix"])
-def test_the_loss_is_chapter_18s_and_without_new_positions_the_textbooks(sees):
-    row, config, model = fresh(sees)
-    found = row.loss_of(config)(model, make_batch(PAIRS), LabelSmoothing(0.1))
-    torch.testing.assert_close(
-        found, stack_loss(model, asked_pairs(PAIRS, sees), LabelSmoothing(0.1))
-    )
-
-
-@pytest.mark.parametrize("name", [name for name in stacks.ROWS if name != stacks.TWO])
+@pytest.mark.parametrize("name", ONE_STACK)
 def test_training_and_decoding_see_the_same_positions(name):
-    """The loss of a text is that of its steps, taken with the cache that the search uses."""
-    row, config, model = fresh(name)
+    """A pair's loss is that of its steps, taken with the search's cache, in any company."""
+    row, loss_of, model = fresh(name)
+    together = 0.0
     for pair in PAIRS:
-        _, nll = row.loss_of(config)(model, make_batch([pair]), LabelSmoothing(0.0))
+        _, nll = loss_of(model, make_batch([pair]), CRITERION)
         reading = row.search.keywords["reading"](model, torch.tensor([pair.src]), row.sees)
         steps = 0.0
         for token, following in zip(pair.tgt, pair.tgt[1:], strict=False):
             logits = reading.logits(reading.step(torch.tensor([[token]])))
             steps -= logits.log_softmax(-1)[0, following]
         torch.testing.assert_close(nll, steps)
-    assert (row.search.keywords["reading"] is AfterSource) == ("anew" not in name)
+        together += nll
+    torch.testing.assert_close(loss_of(model, make_batch(PAIRS), CRITERION)[1], together)
+    textbook = stack_loss(model, asked_pairs(PAIRS, row.sees), CRITERION)[1]
+    assert torch.isclose(together, textbook) == ("anew" not in name)
+    ids = torch.tensor([[5, 6, EOS, BOS, 8, 9], [9, EOS, BOS, 5, 6, 7]])
+    assert stacks.restarted(ids).tolist() == [[0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("name", [name for name in stacks.ROWS if name != stacks.TWO])
-def test_company_changes_no_pairs_loss(name):
-    row, config, model = fresh(name)
-    loss, criterion = row.loss_of(config), LabelSmoothing(0.1)
-    alone = [torch.stack(loss(model, make_batch([pair]), criterion)) for pair in PAIRS]
-    torch.testing.assert_close(torch.stack(loss(model, make_batch(PAIRS), criterion)), sum(alone))
+# A language model
 
 
-def test_each_row_has_its_sweep_and_its_seeds():
-    runs = simulated(stacks.wanted_runs, lambda one: abs(one["lr"] - stacks.BASE.lr))
-    for name in stacks.ROWS:
-        rates = {run["lr"] for run in these(runs, row=name, seed=SWEEP)}
-        assert rates == {stacks.BASE.lr / 2, stacks.BASE.lr, 2 * stacks.BASE.lr}
-        counted = [run for run in these(runs, row=name) if run["seed"] != SWEEP]
-        assert {(run["lr"], run["seed"]) for run in counted} == {(stacks.BASE.lr, s) for s in SEEDS}
+@pytest.fixture
+def few(monkeypatch, tmp_path):
+    """Some pairs of the sample corpus for chapters 17 and 18, and an empty folder of runs."""
+    corpus = {name: pairs[:400] for name, pairs in load_corpus("sample").items()}
+    monkeypatch.setattr(gpt, "load_corpus", lambda name: {n: p[:40] for n, p in corpus.items()})
+    monkeypatch.setattr(classify, "load_corpus", lambda name: corpus)
+    monkeypatch.setattr(classify, "ROUND", 64)
+    monkeypatch.setattr(classify, "ROUNDS", 3)
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    gpt.letters_of.cache_clear()
+    classify.gaps_of.cache_clear()
+    yield corpus
+    gpt.letters_of.cache_clear()
+    classify.gaps_of.cache_clear()
 
 
-@pytest.mark.parametrize("name", [stacks.TWO, "prefix, positions anew"])
-def test_a_run_learns_and_translates(name):
-    config = replace(stacks.BASE, corpus="few", vocab=300, d_model=16, d_ff=32, layers=1)
-    setting = asdict(replace(config, epochs=2, heads=2, warmup=4, max_tokens=4096))
-    found = stacks.work(setting, {"row": name, "lr": 0.004, "seed": 1})
-    assert found["losses"][0] > found["losses"][1] and 0 <= found["bleu"] < 100
+def test_tables_are_counted_on_training_and_asked_elsewhere(few):
+    table = gpt.work({"corpus": "sample"}, {"row": gpt.COUNTS})["orders"]
+    assert [row["order"] for row in table] == [*gpt.ORDERS]
+    data, rows = gpt.letters_of("sample")
+    three = KneserNey(gram_counts([e.tgt for e in data.train], 3), len(data.tokenizer))
+    bits = sum(map(three.nats, rows["val"])) / math.log(2) / sum(len(r) - 1 for r in rows["val"])
+    assert table[2]["val"] == pytest.approx(bits, abs=1e-4)
+    before = gpt.work({"corpus": "sample"}, {"row": gpt.PPM})["orders"]
+    few["val"][:] = few["train"]
+    after = gpt.work({"corpus": "sample"}, {"row": gpt.PPM})["orders"]
+    for new, known in zip(before, after, strict=True):  # PPM packs what it has seen before
+        assert 0 < known["val"] < 0.6 * new["val"] and known["test"] == new["test"]
+
+
+def test_a_character_model_learns_and_is_scored_where_it_counts(few):
+    config = replace(gpt.BASE, **SIZES, epochs=2, dropout=0.0)
+    model = gpt.LanguageRow("gpt").build(config, 12)
+    rows = [[BOS, 5, 6, 7, EOS], [BOS, 8, EOS]]
+    batch = make_batch([Example([], ids) for ids in rows])
+    plain = stack_loss(model, asked_next(rows), CRITERION)
+    torch.testing.assert_close(gpt.next_loss(model, batch, CRITERION), plain)
+    task = {"row": gpt.MODEL, "epochs": 2, "dropout": 0.0, "lr": 0.01}
+    swept = gpt.work(asdict(config), task | {"seed": SWEEP})
+    counts = gpt.work(asdict(config), task | {"seed": 1})
+    assert swept["losses"][0] > swept["losses"][1] and "samples" not in swept
+    assert counts["val"] == pytest.approx(counts["loss"] / math.log(2), abs=1e-3)
+    assert {*counts["samples"]} == {"0.5", "0.8", "1", "1.5"} and 0 < counts["test"] < 12
+
+
+# Classifiers
+
+SMALL = replace(classify.BASE, **SIZES, vocab=300, epochs=1, dropout=0.0)
+
+
+def test_a_caption_is_read_with_one_gap_and_its_loss_is_minus_log_p(few):
+    tokenizer = classify.gaps_of("sample", 300).tokenizer
+    items = [gap_item("Zwei Hunde laufen durch den Park."), gap_item("Ein Mann sitzt da.")]
+    batch = classify.labelled(items, tokenizer)
+    assert batch.plural.tolist() == [1, 0] and batch.ntokens == 2
+    assert ((batch.ids == len(tokenizer)).sum(1) == 1).all()
+    assert (batch.ids[:, 0] == BOS).all() and ((batch.ids == EOS).sum(1) == 1).all()
+    model = NumberClassifier(stacks.one_stack(SMALL, len(tokenizer) + 1), len(tokenizer))
+    torch.nn.init.normal_(model.head.weight)
+    p = model(batch.ids).sigmoid()
+    loss, _ = classify.number_loss(model, batch, CRITERION)
+    torch.testing.assert_close(loss, -p[0].log() - (1 - p[1]).log())
+    order = [i for part in classify.drawn(10, random.Random(0)) for i in part]
+    assert sorted(order) == sorted([*range(10)] * 6)  # a round of 64: each equally often
+
+
+def test_pretrained_encoders_begin_with_the_masked_models_weights(few, monkeypatch):
+    monkeypatch.setattr(classify, "MASKED", SMALL)
+    first = classify.masked_model(SMALL, classify.gaps_of("sample", 300))
+    models = []
+    monkeypatch.setattr(
+        classify, "fit_best", lambda model, *_: models.append(model) or ([1.0], [1.0])
+    )
+    for row in (classify.PRETRAINED, classify.SCRATCH):  # the masked one isn't trained again
+        classify.work(asdict(SMALL), {"row": row, "labels": 50, "lr": 1e-3, "seed": 1})
+    first = [*first.parameters()]
+    same = [all(map(torch.equal, first, model.encoder.parameters())) for model in models]
+    assert same == [True, False]
+
+
+def test_both_kinds_learn_from_the_same_captions(few, monkeypatch):
+    gaps, seen = classify.gaps_of("sample", 300), []
+    drawn = random.Random(3).sample(gaps.items["train"], 60)
+    for name in ("bag_run", "encoder_run"):
+        kind = getattr(classify, name)
+        monkeypatch.setattr(classify, name, lambda *a, kind=kind: seen.extend(a) or kind(*a))
+    for row in (classify.BAG, classify.SCRATCH):
+        run = classify.work(asdict(SMALL), {"row": row, "labels": 60, "lr": 5e-3, "seed": 3})
+        assert all(0.3 < run[name] <= 1 for name in ("val", "test", "misled"))
+    assert [part for part in seen if isinstance(part, list)] == [drawn, drawn]
+    bag = classify.bag_run(gaps, drawn)
+    hard = [item for item in gaps.items["test"] if {"mit", "von", "auf"} & {*item.before}]
+    assert bag["captions"]["test"] > bag["captions"]["misled"] >= len(hard)
+    assert bag["singular"] == sum(not item.plural for item in gaps.items["test"])
+
+
+def test_an_encoder_learns_a_few_captions_by_heart(few, monkeypatch):
+    gaps, right = classify.gaps_of("sample", 300), []
+    some = gaps.items["train"][:16]
+    assert {item.plural for item in some} == {True, False}
+    monkeypatch.setattr(classify, "ROUND", 640)
+
+    def shares(logits, gaps):
+        right.append(share_right(logits(some), some))
+        return {}
+
+    monkeypatch.setattr(classify, "shares", shares)
+    gaps = replace(gaps, items=gaps.items | {"val": some})
+    classify.encoder_run(replace(SMALL, d_model=32, lr=1e-2), gaps, some, pretrained=False)
+    assert right[0] > 0.9

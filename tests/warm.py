@@ -1,4 +1,4 @@
-"""A process that has imported what is slow to import, and forks for each thing to run."""
+"""A process that has imported what is slow to import, and forks for each pytest to run."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SERVER = """
-import json, os, runpy, signal, sys
+import json, os, signal, sys
 import altair, IPython, numpy, pandas, pytest, sacrebleu, safetensors, sentencepiece, torch
 
 for line in sys.stdin:
-    cwd, log, what, *words = json.loads(line)
+    cwd, log, *words = json.loads(line)
     if not (child := os.fork()):
         signal.alarm(900)
         os.chdir(cwd)  # the first place where modules are looked for
@@ -20,17 +20,7 @@ for line in sys.stdin:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        code = 0
-        if what == "pytest":
-            code = int(pytest.main(words))
-        else:
-            sys.argv, sys.path[0] = [what, *words], os.path.dirname(what)  # as Python does
-            try:
-                runpy.run_path(what, run_name="__main__")
-            except BaseException:
-                import traceback
-                traceback.print_exc()
-                code = 1
+        code = int(pytest.main(words))
         sys.stdout.flush()
         os._exit(code)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -38,16 +28,15 @@ for line in sys.stdin:
 
 
 @contextmanager
-def server(**environment: str) -> Iterator[Callable[..., int]]:
-    """Runs pytest or a script in another process, at once.
+def server() -> Iterator[Callable[..., int]]:
+    """Runs pytest in another process, at once.
 
-    It yields a function of (folder, file for all that is printed, "pytest" or a script's path,
-    arguments) that returns the exit code.
+    It yields a function of (folder, file for all that is printed, pytest's arguments) that returns
+    the exit code.
     """
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(command, **pipes, env=plain | environment) as process:
+    with subprocess.Popen([sys.executable, "-c", SERVER], **pipes, env=plain) as process:
 
         def ask(*line: object) -> int:
             print(json.dumps([str(part) for part in line]), file=process.stdin, flush=True)

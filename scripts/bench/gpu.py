@@ -19,7 +19,7 @@ from scripts.ch06_training import LabelSmoothing
 from scripts.ch11_where_the_time_goes import BASE, SMALL, best_seconds, series_model, step_flops
 from scripts.core.optimizers import make_optimizer
 from scripts.core.settings import TrainConfig, require_bf16
-from scripts.core.static import static_batches, static_lengths
+from scripts.core.static import FEW_SHAPES, static_batches, static_lengths
 from scripts.core.steps import KINDS, set_rate
 from scripts.fast.losses import loss_function_of
 from scripts.ladder.agenda import Settings
@@ -29,8 +29,8 @@ COUNT, ROUNDS = 24, 5  # batches of a lap; laps of each stage, in turns
 RATE = 1e-4
 
 # Without the fused Adam a step asks whether it was finite before the next one begins.
-TEXTBOOK = TrainConfig(path="textbook", precision="float32", fused=False, step="eager")
-OURS = replace(TEXTBOOK, precision="bf16", path="fast", fused=True)
+TEXTBOOK = TrainConfig(precision="float32", step="textbook")
+OURS = replace(TEXTBOOK, precision="bf16", step="eager")
 STAGES = {
     "textbook, float32": TEXTBOOK,
     "bf16": replace(TEXTBOOK, precision="bf16"),
@@ -64,7 +64,7 @@ class Task:
 
 def adam_of(stage: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     """The stage's Adam. Unfused it is the one that PyTorch itself chooses on a GPU."""
-    if stage.fused:
+    if stage.step != "textbook":
         return make_optimizer(stage, model)
     groups = [{"params": list(model.parameters()), "initial_lr": 1.0}]
     return torch.optim.Adam(groups, betas=(0.9, 0.98), eps=1e-9, foreach=True, fused=False)
@@ -87,7 +87,7 @@ class Racer:
         loss_of = loss_function_of(stage, task.device, training=True)
         given = (self.model, LabelSmoothing(0.1), self.optimizer, loss_of, stage.clip)
         few = {"widths": task.widths, "max_tokens": task.max_tokens}
-        self.take = KINDS[stage.step](*given, **({} if stage.step == "eager" else few))
+        self.take = KINDS[stage.step](*given, **(few if stage.step in FEW_SHAPES else {}))
         self.take.load(task.examples, task.plan, task.labels)
         self.seconds: list[float] = []
         self.lap()

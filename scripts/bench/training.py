@@ -161,7 +161,7 @@ class Runner:
         self.criterion = LabelSmoothing(0.1)
         loss_of = peer_loss if contender.model in PEERS else batch_loss
         if contender.how is not None:
-            loss_of = partial(fast_loss, how=contender.how)
+            loss_of = partial(fast_loss, switches=contender.how)
         half = torch.autocast("cpu", torch.bfloat16)
         self.loss_of = half(loss_of) if contender.autocast else loss_of
 

@@ -1,59 +1,52 @@
-"""What a chapter's first cell runs once it has found the series: make it the `scripts` in use.
+"""What the first cell of a chapter runs once the series is found.
 
-A chapter that is imported past the series' own loader would run its show: that is refused here.
-Nothing here may need the series, nor a package that Colab lacks.
+From inside the zip, this unpacks the series beside the notebook. In a series that was unpacked or
+fetched there, it installs what is missing. Anywhere else it does nothing.
 """
 
+import importlib
+import subprocess
 import sys
+import tomllib
+import zipfile
+from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
-ROOT_FOUND = Path(__file__).resolve().parents[2]
-FETCHED = "from-attention-to-translation"  # the folder into which the first cell clones
+from scripts import ROOT
 
-
-def is_ours(module: ModuleType) -> bool:
-    """Whether a module comes from this series; a namespace package has no file, and doesn't."""
-    place = getattr(module, "__file__", None)
-    return place is not None and Path(place).resolve().is_relative_to(ROOT_FOUND)
+FETCHED = "from-attention-to-translation"  # the folder beside the notebook
 
 
-def refuse_another_package() -> None:
-    """Raise ImportError if the package `scripts` in use isn't the series'."""
-    package = sys.modules.get("scripts")
-    if package and not is_ours(package):
-        place = Path(next(iter(getattr(package, "__path__", [package.__file__])))).resolve()
-        raise ImportError(
-            f"the package scripts in {place} hides the series' own in {ROOT_FOUND / 'scripts'}: "
-            f"start Python as `python -P`, or keep {place.parent} off Python's path"
-        )
+def unpack(zipped: Path) -> Path:
+    """Unpack the series beside its zip, and have it imported from there from now on."""
+    with zipfile.ZipFile(zipped) as archive:
+        archive.extractall(home := zipped.with_suffix(""))
+    importlib.invalidate_caches()  # Python remembers that the folder wasn't there
+    for name in [name for name in sys.modules if name.split(".")[0] == "scripts"]:
+        del sys.modules[name]
+    return home
 
 
-def refuse_an_import() -> None:
-    """Raise ImportError if the chapter whose first cell is running is imported, and not run."""
-    frame = sys._getframe(1)
-    while (name := frame.f_globals.get("__name__")) in (__name__, "runpy", None):
-        frame = frame.f_back
-    if name != "__main__":
-        refuse_another_package()
-        chapter = Path(frame.f_code.co_filename).stem
-        raise ImportError(
-            f"imported as {name}, this chapter would run its whole show: import scripts.{chapter}"
-        )
+def is_here(requirement: str) -> bool:
+    """Whether a package is installed in a version that fits, such as "numpy>=1.26"."""
+    from packaging.requirements import Requirement  # every Jupyter has it
+
+    needed = Requirement(requirement)
+    try:
+        return needed.specifier.contains(metadata.version(needed.name), prereleases=True)
+    except metadata.PackageNotFoundError:
+        return False
 
 
-def settle() -> None:
-    """Put this series first on the path; install what it needs if it was just fetched."""
-    refuse_an_import()
-    sys.path.insert(0, str(ROOT_FOUND))  # first, so that no other package named scripts shadows it
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == "scripts" and not is_ours(module):
-            del sys.modules[name]
-    if Path(FETCHED).resolve() == ROOT_FOUND:
-        from scripts.book.first_cell import install_missing
-
-        install_missing()
+def install_missing(home: Path) -> None:
+    """Install the dependencies that are not here. What is here and fits stays as it is."""
+    project = tomllib.loads((home / "pyproject.toml").read_text("utf-8"))["project"]
+    if missing := [line for line in project["dependencies"] if not is_here(line)]:
+        print("installing what is missing (a minute or two)", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *missing], check=True)
+        importlib.invalidate_caches()  # what was just installed can be imported without a restart
 
 
-if __name__ == "<run_path>":  # as runpy calls it
-    settle()
+home = unpack(ROOT) if ROOT.suffix == ".zip" else ROOT
+if Path(FETCHED).resolve() == home:
+    install_missing(home)

@@ -16,7 +16,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, get_type_hints
 
 from scripts.book.domains import check_settings
@@ -54,28 +54,30 @@ class Command:
         self, argv: Sequence[str], defaults: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """The same as a dictionary, in which no value has been compared with others yet."""
-        from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser, set_parsing_settings
+        from jsonargparse import ActionYesNo, ArgumentError, ArgumentParser
 
         asks_help = not {"-h", "--help"}.isdisjoint(argv)  # slow to collect
-        set_parsing_settings(docstring_parse_attribute_docstrings=asks_help)
-        help_of = attribute_docstrings(self.options) if asks_help else {}
+        help_of = attribute_docstrings(self.options) | dict(self.places) if asks_help else {}
         about = (self.run.__doc__ or "").partition("\n")[0]
-        parser = ArgumentParser(f"python -m {self.prog}", description=about, exit_on_error=False)
+        parser = ArgumentParser(
+            f"python -m {self.prog}", description=about, exit_on_error=False, allow_abbrev=False
+        )
         types = get_type_hints(self.options)
-        for place, text in self.places.items():
-            many = {"type": str, "nargs": "*"} if types[place] == list[str] else {}
-            parser.add_argument(place, help=text, **({"type": types[place]} | many))
-        special = [name for name in types if types[name] is bool or name.endswith("_")]
-        parser.add_class_arguments(self.options, skip={*self.places, *special})
-        for name in special:
-            kind = {"action": ActionYesNo, "nargs": "?"} if types[name] is bool else {}
-            kind = kind or {"type": types[name]}
+        for option in (option for option in fields(self.options) if option.init):
+            name, kind, text = option.name, types[option.name], help_of.get(option.name)
+            if name in self.places:
+                # Texts come as they are: a list's own parser would read YAML in them.
+                several = {"type": str, "nargs": "*", "default": []}
+                parser.add_argument(
+                    name, help=text, **(several if kind == list[str] else {"type": kind})
+                )
+                continue
+            default = option.default if option.default is not MISSING else option.default_factory()
+            special = {"action": ActionYesNo} if kind is bool else {"type": kind}
+            if name.endswith("_"):
+                special["metavar"] = name[:-1].upper()
             parser.add_argument(
-                f"--{name.rstrip('_')}",
-                dest=name,
-                help=help_of.get(name),
-                default=getattr(self.options, name),
-                **kind,
+                f"--{name.rstrip('_')}", dest=name, default=default, help=text, **special
             )
         parser.set_defaults(dict(defaults or {}))
         try:
@@ -83,7 +85,8 @@ class Command:
         except ArgumentError as error:
             text = " ".join(str(error).split())
             if key := re.match(r'Parser key "(\w+)":.*(?:Got|Given) value:\s*(.*)$', text):
-                text = f"--{key[1].rstrip('_')} can't be {key[2]!r}: --help says what it may be"
+                option = key[1] if key[1] in self.places else f"--{key[1].rstrip('_')}"
+                text = f"{option} can't be {key[2]!r}: --help says what it may be"
             raise ValueError(text) from error
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
@@ -147,7 +150,8 @@ def as_typed(
         if name in ("device", "save", *places):
             continue
         if name in always or value != getattr(default, name):
-            words += [f"--{name}", str(value).lower() if isinstance(value, bool) else str(value)]
+            flag = f"--{name}" if value is not False else f"--no_{name}"
+            words += [flag] if isinstance(value, bool) else [flag, str(value)]
     return shlex.join([*words, "--save"])
 
 

@@ -8,95 +8,74 @@ import math
 import numbers
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import NoneType
 from typing import Any, get_args
 
-
-@dataclass(frozen=True)
-class Domain:
-    """An interval. Its ends belong to it, unless it is `above` its low or `below` its high end."""
-
-    low: float
-    high: float = math.inf
-    above: bool = False
-    below: bool = False
-    note: str = ""  # what a value at the end means
-    infinite: bool = False  # whether infinity is a number like others
-
-    def __contains__(self, value: float) -> bool:
-        over = self.low < value if self.above else self.low <= value
-        under = value < self.high if self.below else value <= self.high
-        return over and under and (self.infinite or math.isfinite(value))
-
-    def __str__(self) -> str:
-        """The interval in words."""
-        start = f"more than {self.low:,}" if self.above else f"at least {self.low:,}"
-        end = f" and {'below' if self.below else 'at most'} {self.high:,}"
-        if not self.above and math.isfinite(self.high):
-            start, end = f"from {self.low:,}", f" to {'below ' * self.below}{self.high:,}"
-        note = f" ({self.note})" if self.note else ""
-        return start + end * math.isfinite(self.high) + note
-
-
-COUNT, POSITIVE, SHARE = Domain(1), Domain(0, above=True), Domain(0, 1)
-CHANCE = Domain(0, 1, below=True)
-SEED = Domain(0, 2**63 - 1)  # what PyTorch's generators take
-
-DOMAINS: dict[str, Domain] = {
+# A range in words, as an error says it; in parentheses what a value at its end means. Infinity is
+# outside of each, unless it says otherwise.
+DOMAINS = {
     # A model's sizes: far more than fits, and far less than overflows.
-    "layers": Domain(1, 1000),
-    "d_model": Domain(2, 2**16),
-    "d_ff": Domain(1, 2**20),
-    "heads": Domain(1, 2**10),
-    "vocab": Domain(5, 2**20, note="the four special pieces and more"),
+    "layers": "from 1 to 1,000",
+    "d_model": "from 2 to 65,536",
+    "d_ff": "from 1 to 1,048,576",
+    "heads": "from 1 to 1,024",
+    "vocab": "from 5 to 1,048,576 (the four special pieces and more)",
     # Training.
-    "dropout": CHANCE,
-    "smoothing": SHARE,
-    "bpe_dropout": Domain(0, 1, note="1: single letters"),
-    "r_drop": Domain(0, note="0: off"),
-    "epochs": Domain(1, 100_000),
-    "max_tokens": Domain(1, 2**24),
-    "accumulate": Domain(1, 100_000),
-    "lr": POSITIVE,
-    "muon_lr": POSITIVE,
-    "warmup": Domain(0, note="0: none"),
-    "clip": Domain(0, note="0: no limit", infinite=True),
-    "seed": SEED,
-    "average": Domain(0, note="0: off"),
-    "save_every": Domain(0, note="0: only after epochs"),
+    "dropout": "from 0 to below 1",
+    "smoothing": "from 0 to 1",
+    "bpe_dropout": "from 0 to 1 (1: single letters)",
+    "r_drop": "at least 0 (0: off)",
+    "epochs": "from 1 to 100,000",
+    "max_tokens": "from 1 to 16,777,216",
+    "accumulate": "from 1 to 100,000",
+    "lr": "more than 0",
+    "muon_lr": "more than 0",
+    "warmup": "at least 0 (0: none)",
+    "clip": "at least 0 or infinite (0: no limit)",
+    "seed": f"from 0 to {2**63 - 1:,}",  # what PyTorch's generators take
+    "average": "at least 0 (0: off)",
+    "save_every": "at least 0 (0: only after epochs)",
     # The ladder's lessons.
-    "feature_drop": CHANCE,
-    "layer_drop": CHANCE,
-    "word_drop": CHANCE,
-    "taught": SHARE,
-    "risk": Domain(0, note="0: off"),
-    "candidates": Domain(0, 100, note="0: none"),
-    "sharpness": Domain(0),
+    "feature_drop": "from 0 to below 1",
+    "layer_drop": "from 0 to below 1",
+    "word_drop": "from 0 to below 1",
+    "taught": "from 0 to 1",
+    "risk": "at least 0 (0: off)",
+    "candidates": "from 0 to 100 (0: none)",
+    "sharpness": "at least 0",
     # Searching. A wider beam costs memory and, as chapter 8 shows, gains nothing.
-    "beam": Domain(1, 100, note="1: greedy"),
-    "alpha": Domain(0, 10),
-    "temperature": Domain(0, note="0: the likeliest token"),
-    "top_k": Domain(0, note="0: off"),
-    "top_p": Domain(0, 1, above=True, note="1: off"),
+    "beam": "from 1 to 100 (1: greedy)",
+    "alpha": "from 0 to 10",
+    "temperature": "at least 0 (0: the likeliest token)",
+    "top_k": "at least 0 (0: off)",
+    "top_p": "more than 0 and at most 1 (1: off)",
     # How much a study or a race does.
-    "sentences": COUNT,
-    "seeds": COUNT,
-    "base_seeds": COUNT,
-    "rounds": COUNT,
-    "count": COUNT,
-    "hours": POSITIVE,
-    "minutes": POSITIVE,
-    "workers": Domain(1, 1000),
-    "trials": COUNT,
-    "samples": COUNT,
+    "sentences": "at least 1",
+    "rounds": "at least 1",
+    "count": "at least 1",
+    "hours": "more than 0",
+    "minutes": "more than 0",
+    "workers": "from 1 to 1,000",
+    "trials": "at least 1",
+    "samples": "at least 1",
 }
+RANGE = re.compile(r"(from|at least|more than) ([\d,]+)(?: (to below|to|and at most) ([\d,]+))?")
+
+
+def in_range(value: float, words: str) -> bool:
+    """Whether a number is in a range of `DOMAINS`."""
+    start, low, end, high = RANGE.match(words).groups()
+    low, high = (int(bound.replace(",", "")) if bound else math.inf for bound in (low, high))
+    over = value > low if start == "more than" else value >= low
+    below = end == "to below" or (high == math.inf and "infinite" not in words)
+    return over and (value < high if below else value <= high)
 
 
 def in_domain(name: str, value: Any, whole: bool = False) -> Any:
     """`value`, if the setting `name` may have it. Raises ValueError, with the range, if not."""
     kind = numbers.Integral if whole else numbers.Real
-    if not isinstance(value, kind) or value not in DOMAINS[name]:
+    if not isinstance(value, kind) or not in_range(value, DOMAINS[name]):
         number = "a whole number, " * (whole and not isinstance(value, kind))
         shown = f"{value:,}" if isinstance(value, numbers.Real) else repr(value)
         raise ValueError(f"{name} must be {number}{DOMAINS[name]}, not {shown}")
@@ -140,8 +119,8 @@ def texts_side_by_side(**lists: Iterable[str]) -> list[list[str]]:
 
     Raises TypeError as `list_of_texts` does, ValueError if lengths differ or there is nothing.
     """
-    found = {name: list_of_texts(name, texts, some=True) for name, texts in lists.items()}
-    if len({*map(len, found.values())}) > 1:
-        sizes = " and ".join(f"{len(texts):,} {name}" for name, texts in found.items())
+    checked = {name: list_of_texts(name, texts, some=True) for name, texts in lists.items()}
+    if len({*map(len, checked.values())}) > 1:
+        sizes = " and ".join(f"{len(texts):,} {name}" for name, texts in checked.items())
         raise ValueError(f"there must be as many of each, not {sizes}")
-    return list(found.values())
+    return list(checked.values())

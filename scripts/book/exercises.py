@@ -1,8 +1,7 @@
 """Exercises in a chapter: `check(your_function)` judges it, `solution("its_name")` shows ours.
 
-Both look into `scripts.exercises`, and only when they are called. There, the function
-with the exercise's name is our solution, and `check_NAME` raises an AssertionError that says what
-is wrong.
+Both look into `scripts.exercises`, and only when they are called. There, an exercise is data: our
+solution, what it is tried on, and the likeliest mistakes, each a wrong function with its message.
 """
 
 import dis
@@ -11,10 +10,9 @@ import importlib
 import inspect
 import pickle
 import re
-from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +23,30 @@ from scripts import ROOT
 FOLDER = ROOT / "scripts/exercises"
 
 
+class Exercise(NamedTuple):
+    """What `exercise` was given; `mistakes` are pairs of a message and a wrong function."""
+
+    solution: Callable
+    cases: Callable[[], list]
+    otherwise: str
+    mistakes: list[tuple[str, Callable]]
+
+
+EXERCISES: dict[str, Exercise] = {}
+
+
+def exercise(solution: Callable, cases: Callable[[], list], otherwise: str, *mistakes: Any) -> None:
+    """Make an exercise of the name of `solution`.
+
+    `cases()` makes a list anew, of tuples of arguments and of probes: functions that try the
+    function which they are given, and return what is compared, or yield it part by part. `mistakes`
+    are messages and wrong functions in turn. Whose function first fails where a wrong one does, and
+    with the same result, gets its message; all others get `otherwise`.
+    """
+    pairs = list(zip(mistakes[::2], mistakes[1::2], strict=True))
+    EXERCISES[solution.__name__] = Exercise(solution, cases, otherwise, pairs)
+
+
 def check(function: Callable[..., Any], name: str = "") -> None:
     """Says nothing if `function` solves the exercise of the same name, or the exercise `name`.
 
@@ -33,16 +55,67 @@ def check(function: Callable[..., Any], name: str = "") -> None:
     float64: what a function makes then fits what it is given.
     """
     name = name or function.__name__
-    home = home_of(name)
+    find(name)
     if is_stub(function):
         print(f"{name}: not tried yet")
         return
-    before = torch.get_default_dtype()
+    dtype_before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        getattr(home, f"check_{name}")(guarded(function, inspect.signature(getattr(home, name))))
+        failure = first_failure(function, name)
+        message = failure and explained(*failure, name)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(dtype_before)
+    if message:
+        raise AssertionError(message)
+
+
+def first_failure(function: Callable, name: str) -> tuple[tuple[int, int], Any] | None:
+    """Where `function` first gives something else than our solution, and what it gives there."""
+    function = guarded(function, inspect.signature(find(name).solution))
+    for number, right_results in enumerate(solution_results(name)):
+        for part, result in enumerate(results(function, name, number)):
+            if not same(result, right_results[part]):
+                return (number, part), result
+    return None
+
+
+def results(function: Callable, name: str, number: int) -> Iterator[Any]:
+    """What `function` gives in one case, which is made anew: an iterator serves once."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        case = find(name).cases()[number]
+        result = case(function) if callable(case) else function(*case)
+        yield from result if callable(case) and inspect.isgenerator(result) else [result]
+
+
+@functools.cache
+def solution_results(name: str) -> list[list]:
+    """What our solution gives in each case, part by part."""
+    cases = find(name).cases()
+    return [list(results(find(name).solution, name, number)) for number in range(len(cases))]
+
+
+@functools.cache
+def failures_by_message(name: str) -> dict[str, tuple[tuple[int, int], Any]]:
+    """The first failure of the wrong function behind each message."""
+    return {message: first_failure(wrong, name) for message, wrong in find(name).mistakes}
+
+
+def explained(place: tuple[int, int], got: Any, name: str) -> str:
+    """The message of the mistake that fails in the same way, or else what is known."""
+    for message, failure in failures_by_message(name).items():
+        if failure[0] == place and same(got, failure[1]):
+            return message
+    number, part = place
+    case, right = find(name).cases()[number], solution_results(name)[number][part]
+    if isinstance(got, Tensor) and isinstance(right, Tensor) and form(got) != form(right):
+        return f"the result must be {form(right)}, not {form(got)}"
+    if not isinstance(case, tuple):
+        return find(name).otherwise
+    call, numbers = f"{name}({', '.join(map(repr, case))})", f"should be {right!r}, not {got!r}"
+    call = "it" if len(call) > 80 or "\n" in call or " at 0x" in call else call
+    return find(name).otherwise + f" ({call} {numbers})" * (len(numbers) < 120)
 
 
 def guarded(function: Callable[..., Any], ours: inspect.Signature) -> Callable[..., Any]:
@@ -50,28 +123,22 @@ def guarded(function: Callable[..., Any], ours: inspect.Signature) -> Callable[.
 
     That is, if the result is of another kind, or if it changed data that it was given.
     """
-    kind = ours.return_annotation
+    kind = typing.get_origin(ours.return_annotation) or ours.return_annotation
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        given = dict(zip(ours.parameters, args, strict=False)) | kwargs
-        before = {name: pickle.dumps(x) for name, x in given.items() if is_data(x)}
-        result = function(*args, **kwargs)
-        for name, bits in before.items():
-            kept = pickle.dumps(given[name]) == bits
-            assert kept, f"`{name}` itself was changed: make a new one, or work on a copy"
-        name = type(result).__name__
-        two = (
-            isinstance(result, tuple | list)
-            and [isinstance(x, Tensor) for x in result] == [True] * 2
-        )
+    def called(*args: Any) -> Any:
+        data = {name: x for name, x in zip(ours.parameters, args, strict=False) if is_data(x)}
+        before = {name: pickle.dumps(x) for name, x in data.items()}
+        result = function(*args)
+        for name, x in data.items():
+            unchanged = pickle.dumps(x) == before[name]
+            assert unchanged, f"`{name}` itself was changed: make a new one, or work on a copy"
+        assert kind is None or result is not None, "your function gives None: is `return` missing?"
         number = hasattr(result, "__float__") and np.ndim(result) == 0
-        assert kind is None or result is not None, (
-            "your function gives None: is `return` missing, or was nothing found?"
-        )
-        assert kind is not Tensor or isinstance(result, Tensor), f"return a tensor, not a {name}"
-        assert kind != tuple[Tensor, Tensor] or two, f"return two tensors, not a {name}"
-        assert kind not in (int, float) or number, f"return one number, not a {name}"
+        returned = f"not a {type(result).__name__}"
+        assert kind not in (int, float) or number, f"return one number, {returned}"
+        strict = kind in (Tensor, dict, tuple, str)
+        assert not strict or isinstance(result, kind), f"return a {kind.__name__}, {returned}"
         return result
 
     return called
@@ -84,30 +151,53 @@ def is_data(x: Any) -> bool:
     return isinstance(x, Tensor | np.ndarray | float | int | str)
 
 
+def form(x: Tensor) -> str:
+    """A tensor's shape and kind of numbers, whatever their precision is."""
+    kind = "floats" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "integers"
+    return f"a tensor {tuple(x.shape)} of {kind}"
+
+
+def same(got: Any, right: Any) -> bool:
+    """Have both the same texts, and the same shapes and numbers up to rounding, part by part?"""
+    if isinstance(right, list | tuple):
+        got = got.tolist() if isinstance(got, Tensor | np.ndarray) else got
+        parts = isinstance(got, list | tuple) and len(got) == len(right)
+        return parts and all(map(same, got, right))
+    if isinstance(right, Tensor) and not (isinstance(got, Tensor) and form(got) == form(right)):
+        return False
+    try:
+        got, right = (torch.as_tensor(x, dtype=torch.float64) for x in (got, right))
+    except (TypeError, ValueError, RuntimeError):  # no numbers
+        return type(got) is type(right) and got == right
+    return got.shape == right.shape and torch.allclose(got, right, 1e-6, 1e-6, equal_nan=True)
+
+
 def solution(name: str) -> None:
     """Print our solution of the exercise, after what else it uses from its module.
 
     Raises ValueError if there is no such exercise.
     """
-    home = home_of(name)
-    ours = inspect.unwrap(getattr(home, name))
-    named = [getattr(home, part, None) for part in ours.__code__.co_names]
-    taken = [part for part in named if getattr(part, "__module__", "") == home.__name__]
-    print("\n\n\n".join(inspect.getsource(part).rstrip() for part in (*taken, ours)))
+    ours = inspect.unwrap(find(name).solution)
+    used = [ours.__globals__.get(part) for part in ours.__code__.co_names]
+    own = [part for part in used if getattr(part, "__module__", "") == ours.__module__]
+    print("\n\n\n".join(inspect.getsource(part).rstrip() for part in (*own, ours)))
 
 
-def home_of(name: str) -> ModuleType:
-    """The module of the exercise `name`. Raises ValueError if there is none."""
-    for path in sorted(FOLDER.glob("ch*.py")):
-        if name in names_in(path):
-            return importlib.import_module(f"scripts.exercises.{path.stem}")
-    known = ", ".join(one for path in sorted(FOLDER.glob("ch*.py")) for one in names_in(path))
-    raise ValueError(f"no exercise is called {name!r}; the exercises are {known}")
+@functools.cache
+def find(name: str) -> Exercise:
+    """The exercise `name`. Raises ValueError if there is none."""
+    homes = modules_by_name()
+    if name not in homes:
+        raise ValueError(f"no exercise is called {name!r}; the exercises are {', '.join(homes)}")
+    importlib.import_module(f"scripts.exercises.{homes[name]}")
+    return EXERCISES[name]
 
 
-def names_in(path: Path) -> list[str]:
-    """The names of a module's exercises, read from its text: importing all would take seconds."""
-    return re.findall(r"^def check_(\w+)\(", path.read_text("utf-8"), re.MULTILINE)
+def modules_by_name() -> dict[str, str]:
+    """Each exercise's module, read from the text: importing all would take seconds."""
+    texts = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("ch*.py"))}
+    names = {stem: re.findall(r"^exercise\(\s*(\w+)", text, re.M) for stem, text in texts.items()}
+    return {name: stem for stem, own in names.items() for name in own}
 
 
 def is_stub(function: Callable[..., Any]) -> bool:
@@ -118,19 +208,24 @@ def is_stub(function: Callable[..., Any]) -> bool:
     return does in ([("LOAD_CONST", None), ("RETURN_VALUE", None)], [("RETURN_CONST", None)])
 
 
-def same_numbers(got: Any, wanted: Any, rtol: float = 1e-6, atol: float = 1e-9) -> bool:
-    """Have two tensors, arrays, lists or numbers the same shape and, up to rounding, numbers?"""
-    got, wanted = (torch.as_tensor(one, dtype=torch.float64) for one in (got, wanted))
-    return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=rtol, atol=atol)
+def probe(trial: Callable, *args: Any) -> Callable[[Callable], Any]:
+    """A case: what trial(function, *args) returns is compared."""
+    return lambda function: trial(function, *args)
 
 
-def compare(
-    got: Any, right: Any, mistakes: dict[str, Any], otherwise: str, **tolerance: float
-) -> None:
-    """Raises AssertionError unless `got` is `right`.
+def with_gradients(function: Callable[..., Tensor], tensors: Iterable[Tensor], *rest: Any) -> Any:
+    """The tensor function(*tensors, *rest), and its gradients for `tensors`."""
+    leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    result = function(*leaves, *rest)
+    if not result.requires_grad:
+        return result, "no gradient"
+    weights = torch.linspace(2, 3, result.numel()).view_as(result)
+    return result, torch.autograd.grad((result * weights).sum(), leaves, materialize_grads=True)
 
-    It says the message in `mistakes` whose numbers `got` has, or else `otherwise`.
-    """
-    if not same_numbers(got, right, **tolerance):
-        found = (said for said, wrong in mistakes.items() if same_numbers(got, wrong, **tolerance))
-        raise AssertionError(next(found, otherwise))
+
+def outcome(function: Callable, *args: Any) -> Any:
+    """function(*args), or the name of the error that it raises."""
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error).__name__

@@ -1,35 +1,25 @@
 """The first code cell of every chapter, which finds the series wherever the chapter is opened.
 
 `make notebooks` stamps the cell into every chapter. Change it here, never in a chapter. The
-series' address is in pyproject.toml, at [project.urls].
+series' address is in pyproject.toml, at [project.urls]: `make address` sets it.
 """
 
-import importlib
 import re
-import subprocess
-import sys
-import tempfile
 import tomllib
-from importlib import metadata
-from pathlib import Path
-
-from packaging.requirements import Requirement  # every Jupyter has it
 
 from scripts import ROOT
 
 MARK = '# %% tags=["bootstrap"]\n'
 CELL = """\
-# @title Find the series: in a folder above, installed, or fetched
-import os, pathlib, runpy, subprocess, sys  # noqa: E401, I001
+import os, runpy, subprocess, sys  # noqa: E401, I001 (finds the series, in the folder above or here)
 
-installed = [s.origin for f in sys.meta_path if (s := f.find_spec("scripts", None)) and s.origin]
-places = [globals().get("__file__", "x"), *installed, "from-attention-to-translation/x"]
-homes = [home for place in places for home in pathlib.Path(place).resolve().parents]
-address = os.environ.get("SERIES_REPOSITORY", "@REPOSITORY@").removeprefix("git+")
-if not (found := [at for home in homes for at in home.glob("scripts/book/at_home.py")]):
-    subprocess.run(["git", "clone", "-q", address, "from-attention-to-translation"], check=True)
-ours = runpy.run_path(str([*found, "from-attention-to-translation/scripts/book/at_home.py"][0]))
-"""
+sys.path += ["..", f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip"]
+if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
+    subprocess.run(["git", "clone", os.getenv("SERIES_REPOSITORY") or ADDRESS, home], check=True)  # fmt: skip
+home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
+"""  # noqa: E501
+NO_ADDRESS = 'sys.exit(f"Put {home}.zip beside this notebook, or set SERIES_REPOSITORY.")'
+COLAB = "https://colab.research.google.com/github/{place}/blob/HEAD/notebooks/{chapter}.ipynb"
 
 
 def repository() -> str:
@@ -38,50 +28,32 @@ def repository() -> str:
     return project.get("urls", {}).get("Repository", "")
 
 
+def in_colab(chapter: str) -> str:
+    """The link that opens a chapter in Colab; "" if the series' address is not on GitHub."""
+    on_github = re.fullmatch(r"https://github\.com/([^/]+/[^/]+?)(\.git)?/?", repository())
+    return COLAB.format(place=on_github[1], chapter=chapter) if on_github else ""
+
+
 def first_cell() -> str:
     """The cell's code."""
-    return CELL.replace("@REPOSITORY@", repository() or "set SERIES_REPOSITORY")
+    address = repository()
+    return CELL.replace("ADDRESS", f'"{address}"' if address else NO_ADDRESS)
 
 
 def stamp(script: str, chapter: str) -> str:
-    """A chapter's script with the cell in its place, or put after the first markdown cell."""
-    starts = [match.start() for match in re.finditer(r"^# %%.*\n", script, re.MULTILINE)]
-    if not starts:
+    """A chapter's script with today's cell, put after the first markdown cell if it had none, and
+    with today's link to Colab in the table of its header.
+
+    Raises ValueError if the script has no cells.
+    """
+    cells = re.split(r"^(?=# %%)", script, flags=re.MULTILINE)
+    if len(cells) < 2:
         raise ValueError(
             f"{chapter} has no cells: a chapter begins with a markdown cell, # %% [markdown]"
         )
-    starts.append(len(script))
-    begin = script.find(MARK)
-    if begin < 0:
-        begin = end = starts[1]
-    else:
-        end = starts[starts.index(begin) + 1]
-    return f"{script[:begin]}{MARK}{first_cell()}\n{script[end:]}".rstrip() + "\n"
-
-
-def installed_in_range(needed: Requirement) -> str:
-    """The version that is here, as a constraint that keeps it; "" if it is none that serves."""
-    try:
-        version = metadata.version(needed.name)
-    except metadata.PackageNotFoundError:
-        return ""
-    fits = needed.specifier.contains(version, prereleases=True)
-    return f"{needed.name}=={version}" if fits else ""
-
-
-def install_missing() -> None:
-    """What the first cell does after it has fetched the series: what is here and serves, stays.
-
-    The kernel is not installed: it is running.
-    """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    needed = [one for one in project["dependencies"] if not one.startswith("ipykernel")]
-    libraries = [one for one in needed if one != "setuptools"]  # which a newer torch may replace
-    kept = [installed_in_range(Requirement(one)) for one in libraries]
-    print("installing what is missing (a minute or two)", file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
-        constraints = Path(folder, "constraints.txt")
-        constraints.write_text("\n".join(kept), "utf-8")
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints)]
-        subprocess.run([*pip, *needed], check=True)
-    importlib.invalidate_caches()  # what was just installed can be imported without a restart
+    header = re.sub(r"^# \| Open \|.*\n", "", cells[1], flags=re.MULTILINE)
+    if link := in_colab(chapter):
+        row = f"# | Open | [in Colab]({link}) |\n"
+        header = re.sub(r"((?:^# \|.*\n)+)", rf"\1{row}", header, count=1, flags=re.MULTILINE)
+    rest = [cell for cell in cells[2:] if not cell.startswith(MARK)]
+    return "".join([cells[0], header, f"{MARK}{first_cell()}\n", *rest]).rstrip() + "\n"

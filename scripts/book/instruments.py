@@ -50,35 +50,40 @@ def saved_bytes(function: Callable[..., object], *inputs: Tensor) -> int:
 
     Each storage counts once.
     """
-    kept = {}
+    storages = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         # Holding it keeps its address unique; with its graph it would keep itself alive for ever.
-        kept[storage._cdata] = (storage.nbytes(), tensor.detach())
+        storages[storage._cdata] = (storage.nbytes(), tensor.detach())
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         function(*inputs)
-    return sum(size for size, _ in kept.values())
+    return sum(size for size, _ in storages.values())
 
 
-class MostAlive(TorchDispatchMode):
-    """`most`: the bytes of the tensors made within the `with` that were alive at once, at most."""
+def most_alive(function: Callable[..., object], *inputs: Any) -> int:
+    """Bytes of the tensors made in `function(*inputs)` that are alive at once, at most."""
+    sizes: dict[StorageWeakRef, int] = {}
+    most = 0
 
-    def __init__(self):
-        super().__init__()
-        self.sizes, self.most = {}, 0
+    class Watcher(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
+            nonlocal most
+            result = func(*args, **(kwargs or {}))
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, Tensor):
+                    storage = tensor.untyped_storage()
+                    sizes[StorageWeakRef(storage)] = storage.nbytes()
+            for ref in [ref for ref in sizes if ref.expired()]:
+                del sizes[ref]
+            most = max(most, sum(sizes.values()))
+            return result
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self.sizes[StorageWeakRef(storage)] = storage.nbytes()
-        self.sizes = {ref: size for ref, size in self.sizes.items() if not ref.expired()}
-        self.most = max(self.most, sum(self.sizes.values()))
-        return result
+    with Watcher():
+        function(*inputs)
+    return most
 
 
 @contextmanager
@@ -90,9 +95,9 @@ def traced(model: nn.Module, steps: str) -> Iterator[list[tuple[str, str, str]]]
     """
     rows: list[tuple[str, str, str]] = []
 
-    def note(name: str, module: nn.Module, read: tuple, given: Tensor) -> None:
+    def note(name: str, module: nn.Module, read: tuple, output: Tensor) -> None:
         shapes = [x.shape for x in read if isinstance(x, Tensor) and x.dtype != torch.bool]
-        rows.append((name, " ".join(str(tuple(s)) for s in shapes), str(tuple(given.shape))))
+        rows.append((name, " ".join(str(tuple(s)) for s in shapes), str(tuple(output.shape))))
 
     named = [(name, part) for name, part in model.named_modules() if re.fullmatch(steps, name)]
     hooks = [part.register_forward_hook(partial(note, name)) for name, part in named]

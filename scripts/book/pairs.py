@@ -55,10 +55,9 @@ class Chapter:
         Raises ValueError if it is not a notebook, or has no cells.
         """
         try:
-            script = convert(text, kind, SCRIPT)
+            script = convert(convert(text, kind, NOTEBOOK), NOTEBOOK, SCRIPT)
         except NotJSONError as error:
             raise ValueError(f"notebooks/{self.stem}.ipynb is not a notebook") from error
-        script = convert(convert(script, SCRIPT, NOTEBOOK), NOTEBOOK, SCRIPT)
         return stamp("".join(script.partition("# %%")[1:]), self.stem)
 
     def committed(self) -> str | None:

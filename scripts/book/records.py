@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,8 +31,8 @@ def git_commit() -> str:
             ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    if told := os.environ.get("SERIES_COMMIT"):
-        return told
+    if commit := os.environ.get("SERIES_COMMIT"):
+        return commit
     try:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "-s", "scripts") else "")
     except (OSError, subprocess.CalledProcessError):
@@ -83,16 +84,24 @@ def save_record(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Pa
     return path
 
 
-def refuse_another(name: str, command: str, folder: Path = RESULTS) -> None:
-    """Raise ValueError if the record `name` is there and something else than `command` repeats it.
-
-    For what takes long: to be asked before it is done.
-    """
-    path = folder / f"{name}.json"
-    if path.is_file() and (repeat := load_record(name, folder)["repeat"]) != command:
-        raise ValueError(f"{path} is what `{repeat}` makes: move it away, or leave --save out")
-
-
 def load_record(name: str, folder: Path = RESULTS) -> dict[str, Any]:
     """The record `results/NAME.json`."""
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def recorded(
+    name: str, command: str, measure: Callable[[], Mapping[str, Any]], save: bool
+) -> dict[str, Any]:
+    """The record of what `measure()` finds, with its provenance: kept as `name`, or else printed.
+
+    Raises ValueError, before it measures, if it would replace what another command made.
+    """
+    path = RESULTS / f"{name}.json"
+    if save and path.is_file() and (repeat := load_record(name)["repeat"]) != command:
+        raise ValueError(f"{path} is what `{repeat}` makes: move it away, or leave --save out")
+    record = {**provenance(command), **measure()}  # first names the code that runs
+    if save:
+        save_record(name, record)
+    else:
+        print(json.dumps(record, indent=1, ensure_ascii=False))
+    return record

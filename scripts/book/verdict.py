@@ -1,12 +1,12 @@
-"""What a comparison of trainings may say: one spread between seeds, a t test, all rows together."""
+"""What a comparison of trainings may say: one spread between seeds, a t test, all rows together.
+
+Holm's steps are written out: SciPy lacks them, and statsmodels is ten megabytes for ten lines.
+SciPy is imported where it is used: a bare machine with a GPU trains, and doesn't judge.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-from scripts import Late
-
-special = Late("scipy.special")  # a bare machine with a GPU trains; it doesn't judge
 
 
 def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -23,7 +23,9 @@ def pooled_spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 def t_exceeded(p: float, freedom: int) -> float:
     """The |t| that chance alone exceeds with probability p: Student's two tails."""
-    return -special.stdtrit(freedom, p / 2).item()
+    from scipy.special import stdtrit
+
+    return -stdtrit(freedom, p / 2).item()
 
 
 def pass_together(p: Sequence[float], level: float = 0.05) -> list[bool]:
@@ -31,9 +33,8 @@ def pass_together(p: Sequence[float], level: float = 0.05) -> list[bool]:
 
     The chance that any passes wrongly is at most `level`, however many there are.
     """
-    order = sorted(range(len(p)), key=lambda i: p[i])
     passed = [False] * len(p)
-    for rank, i in enumerate(order):
+    for rank, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
         if p[i] > level / (len(p) - rank):
             break
         passed[i] = True
@@ -59,23 +60,25 @@ def verdicts(
     One spread serves all rows, so a row of one run can be judged as well. Raises ValueError if
     no row was run twice.
     """
+    from scipy.special import stdtr
+
     spread, freedom = pooled_spread(list(rows.values()))
-    reach, found = t_exceeded(level, freedom), []
+    reach = t_exceeded(level, freedom)
+    alone = []  # each row's figures, for itself
     for name, other in against.items():
-        ours, theirs = rows[name], rows[other]
-        difference = sum(ours) / len(ours) - sum(theirs) / len(theirs)
-        error = spread * math.sqrt(1 / len(ours) + 1 / len(theirs))
-        interval = (difference - reach * error, difference + reach * error)
-        t = difference / error
-        found.append((difference, *interval, t, 2 * special.stdtr(freedom, -abs(t)).item()))
-    passed = pass_together([one[-1] for one in found], level)
-    return {
-        name: Verdict(*one, told) for name, one, told in zip(against, found, passed, strict=True)
-    }
+        own, rival = rows[name], rows[other]
+        difference = sum(own) / len(own) - sum(rival) / len(rival)
+        error = spread * math.sqrt(1 / len(own) + 1 / len(rival))
+        low, high = difference - reach * error, difference + reach * error
+        p = 2 * stdtr(freedom, -abs(difference / error)).item()
+        alone.append((difference, low, high, difference / error, p))
+    passed = pass_together([figures[-1] for figures in alone], level)
+    rows_judged = zip(against, alone, passed, strict=True)
+    return {name: Verdict(*figures, together) for name, figures, together in rows_judged}
 
 
-def verdict_line(row: str, found: Verdict, rival: str, score: str = "BLEU") -> str:
+def verdict_line(row: str, verdict: Verdict, rival: str, score: str = "BLEU") -> str:
     """A row's verdict against its rival, as a line; a higher score is better."""
-    word = ("better" if found.difference > 0 else "worse") if found.told else "within noise"
-    interval = f"{found.low:+.2f} to {found.high:+.2f}"
-    return f"{row}: {score} {found.difference:+.2f} ({interval}) against {rival}, {word}"
+    word = ("better" if verdict.difference > 0 else "worse") if verdict.told else "within noise"
+    interval = f"{verdict.low:+.2f} to {verdict.high:+.2f}"
+    return f"{row}: {score} {verdict.difference:+.2f} ({interval}) against {rival}, {word}"

@@ -16,7 +16,7 @@ from scripts.book.files import write_whole
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch07_multi30k import BPETokenizer
 from scripts.core.checkpoints import load_tensors, load_weights, save_tensors, weights
-from scripts.core.settings import TrainConfig, build_model
+from scripts.core.settings import TrainConfig, build_model, stored_config
 
 STUDIED = ROOT / "models" / "multi30k-de-en"  # chapter 9's, which chapters and their records use
 DEFAULT_MODEL = ROOT / "models" / "ladder-all-mean-3"  # what commands translate with: chapter 21
@@ -69,7 +69,7 @@ def load_model(folder: Path, device: torch.device | str = "cpu") -> Trained:
     if missing:
         raise FileNotFoundError(f"{folder} holds no {missing[0]}: train a model, or name another")
     try:
-        config = TrainConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        config = stored_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         tokenizer = BPETokenizer.load(folder / "tokenizer.model")
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]

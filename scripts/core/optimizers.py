@@ -30,6 +30,7 @@ def near_orthogonal(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Each step is nearly orthogonal momentum (Jordan et al. 2024): for matrices inside layers.
 
+    PyTorch's own (from 2.9) waits for the device, can't be recorded and rounds to 16 bits anywhere.
     If `found_inf` is set and 1, as PyTorch's GradScaler sets it, a step changes nothing.
     """
 
@@ -95,7 +96,7 @@ def make_optimizer(config: Any, model: nn.Module) -> torch.optim.Optimizer:
     device = everything[0].device
     cuda = device.type == "cuda"  # rate and step count are kept there, as a recording needs
     rates = list(torch.ones(2, device=device)) if cuda else [1.0, 1.0]
-    adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": config.fused, "capturable": cuda}
+    adam = {"betas": (0.9, 0.98), "eps": 1e-9, "fused": True, "capturable": cuda}
     if config.optimizer == "adam":
         return torch.optim.Adam([{"params": everything, "initial_lr": 1.0}], lr=rates[0], **adam)
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}

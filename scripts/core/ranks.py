@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,11 @@ class Ranks:
             dist.all_gather_object(values, value)
         return values
 
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.world > 1:
+            dist.barrier()
+
     def totals(self, *values: float) -> list[float]:
         """The sums of each value over all processes."""
         return [math.fsum(column) for column in zip(*self.gather(values), strict=True)]
@@ -49,36 +53,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-class Poll:
-    """Has any process been asked to stop? Each gives a signal's number, or 0; all hear the highest.
-
-    The answer comes one step late, so that nothing waits for it. Alone, a process hears itself.
-    """
-
-    def __init__(self, ranks: Ranks):
-        self.ranks = ranks
-        # Over the CPU, whatever the gradients use: reading an answer mustn't wait for a GPU.
-        self.group = dist.new_group(backend="gloo") if ranks.world > 1 else None
-        self.asked: tuple[Any, Tensor] | None = None
-
-    def __call__(self, number: int) -> int:
-        """Ask, and hear the answer to the question before; 0 if there was none."""
-        if self.ranks.world == 1:
-            return number
-        answer = self.answer()
-        mine = torch.tensor(number)
-        self.asked = dist.all_reduce(mine, dist.ReduceOp.MAX, self.group, async_op=True), mine
-        return answer
-
-    def answer(self) -> int:
-        """What the last question came to, which then counts as answered."""
-        if self.asked is None:
-            return 0
-        (work, number), self.asked = self.asked, None
-        work.wait()
-        return int(number)
 
 
 @contextmanager

@@ -6,9 +6,9 @@ config.json is one. Nothing here trains.
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -25,8 +25,7 @@ class TrainConfig:
     Raises ValueError for a number outside of its range, and for sizes that don't fit together.
     """
 
-    corpus: Literal["sample", "multi30k"] = "multi30k"
-    """What to learn from."""
+    # The model.
     layers: int = 3
     """Encoder layers, and as many decoder layers."""
     d_model: int = 256
@@ -45,6 +44,10 @@ class TrainConfig:
     """Spread of the embedding tables at the start: 1/√d_model, or Xavier's."""
     dropout: float = 0.2
     """Dropout everywhere, attention weights included."""
+
+    # The recipe.
+    corpus: Literal["sample", "multi30k"] = "multi30k"
+    """What to learn from."""
     smoothing: float = 0.1
     """Label smoothing's epsilon."""
     bpe_dropout: float = 0.0
@@ -77,28 +80,22 @@ class TrainConfig:
     """Beam of the final scores; 1 is greedy decoding."""
     alpha: float = 0.6
     """Length penalty of the final scores."""
-    path: Literal["fast", "textbook"] = "fast"
-    """How the step is computed: chapter 12's way, or chapters 1 to 6's. The same numbers."""
-    precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Of the products' factors; auto: bf16 if the device has such products, else float32."""
-    fused: bool = True
-    """The optimizer updates all weights in one kernel."""
-    compile: bool = False
-    """Let torch.compile rewrite the step, which takes a minute first."""
-    step: Literal["auto", "eager", "static", "graphed"] = "auto"
-    """eager: any shape; static: few, cut on the device; graphed: recorded; auto: what suits."""
-    deterministic: bool = False
-    """On a GPU, only kernels that always give the same bits; else a resumed run is only close."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, …"""
-    save_every: int = 200
-    """Steps between two saved states; 0: only after each epoch, when one is saved in any case."""
-    tracker: Literal["none", "wandb"] = "none"
-    """Also send each epoch's row to Weights & Biases."""
+
+    # The run: where, and how the same steps are computed.
     name: str = "small"
     """The run's folder: runs/NAME."""
-    publish: str | None = None
-    """Also save the model as models/PUBLISH and the record as results/PUBLISH.json."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, …"""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Of the products' factors; auto: bf16 if the device has such products, else float32."""
+    step: Literal["auto", "textbook", "eager", "static", "graphed"] = "auto"
+    """textbook: by chapters 1 to 6; the others by chapter 12's fast path, eager: any shape; static:
+    few, cut on the device; graphed: recorded; auto: what suits. The same numbers."""
+    deterministic: bool = False
+    """On a GPU, only kernels that always give the same bits; else a resumed run is only close."""
+    save_every: int = 200
+    """Steps between two saved states, on a GPU 50 times as many; 0: only after each epoch, when
+    one is saved in any case."""
 
     def __post_init__(self):
         check_settings(self)
@@ -127,10 +124,29 @@ PRESETS: dict[str, TrainConfig] = {
     "base": TrainConfig(**PAPERS, lr=7e-4, max_tokens=4096, epochs=20, name="base"),
 }
 
+# Settings of earlier runs: `path` is now a kind of step, the others no record ever changed.
+RETIRED = {"path", "fused", "compile", "tracker", "publish"}
+
 
 def plain_config(config: TrainConfig) -> TrainConfig:
     """The settings that a model is saved with: those of `TrainConfig`, whatever `config` adds."""
     return TrainConfig(**{field.name: getattr(config, field.name) for field in fields(TrainConfig)})
+
+
+def stored_config(settings: Mapping[str, Any]) -> TrainConfig:
+    """The settings of a model, a state or a record, which may be older than `TrainConfig` now is.
+
+    What no longer exists is ignored. Raises TypeError for a name that never existed.
+    """
+    return TrainConfig(**known_settings(settings))
+
+
+def known_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` as they are named today: those that no longer exist are left out."""
+    known = {name: value for name, value in settings.items() if name not in RETIRED}
+    if settings.get("path") == "textbook":
+        known["step"] = "textbook"
+    return known
 
 
 def build_model(config: TrainConfig, vocab: int) -> EncoderDecoder:

@@ -27,7 +27,7 @@ class StopSignal:
         self.before: dict[int, Any] = {}
 
     def note(self, number: int, frame: Any) -> None:
-        """The handler."""
+        """The handler. A second signal finds the one before: a validation may take minutes."""
         self.number = number
         signal.signal(number, self.before[number])
 

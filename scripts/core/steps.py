@@ -96,7 +96,7 @@ class Step:
         for i, batch in enumerate(group):
             last = i == len(group) - 1  # processes meet once a step, not once a batch
             with nullcontext() if last else self.without_sync():
-                loss, nll = self.loss_of(self.model, batch, self.criterion)
+                loss, nll = self.loss_of(self.model, batch, self.criterion)  # in its precision
                 (loss / per).backward()
             sums += torch.stack((loss.detach(), nll.detach()))
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
@@ -107,9 +107,9 @@ class Step:
 
     def look(self) -> list[Figures]:
         """What the steps since the last look found, in their order. Waits for the device."""
-        found = torch.stack(self.pending).tolist() if self.pending else []
+        rows = torch.stack(self.pending).tolist() if self.pending else []
         self.pending.clear()
-        return [Figures(*row) for row in found]
+        return [Figures(*row) for row in rows]
 
 
 class StaticStep(Step):
@@ -119,8 +119,8 @@ class StaticStep(Step):
     `max_tokens // width` rows; fillers complete it.
     """
 
-    def __init__(self, *given: Any, widths: Sequence[int], max_tokens: int):
-        super().__init__(*given)
+    def __init__(self, *parts: Any, widths: Sequence[int], max_tokens: int):
+        super().__init__(*parts)
         self.widths, self.max_tokens = widths, max_tokens
         self.corpus: ResidentCorpus | None = None
 
@@ -156,7 +156,7 @@ class StaticStep(Step):
         self.pending.append(self.run(group, self.per[number]))
 
 
-# A step of one shape as a graph, and the memory for its inputs (rows, per) and answer (found).
+# A step of one shape as a graph, and the memory for its inputs (rows, per) and answer (figures).
 Recording = tuple[Any, Tensor, Tensor, Tensor]
 
 
@@ -175,8 +175,8 @@ class GraphedStep(StaticStep):
 
     aside: Callable[[], AbstractContextManager] = staticmethod(other_stream)
 
-    def __init__(self, *given: Any, **named: Any):
-        super().__init__(*given, **named)
+    def __init__(self, *parts: Any, **shapes: Any):
+        super().__init__(*parts, **shapes)
         self.recorded: dict[tuple, Recording] = {}
         self.pool: Any = None  # one, for all recordings: they never run at the same time
 
@@ -189,11 +189,11 @@ class GraphedStep(StaticStep):
 
     def __call__(self, number: int) -> None:
         """As in `Step`."""
-        graph, rows, per, found = self.recording(number)
+        graph, rows, per, figures = self.recording(number)
         rows.copy_(self.rows[number])
         per.copy_(self.per[number])
         graph.replay()
-        self.pending.append(found.clone())  # the next replay writes over `found`
+        self.pending.append(figures.clone())  # the next replay writes over `figures`
 
     def record(self, rows: Tensor, per: Tensor, shapes: Sequence[tuple[int, int]]) -> Recording:
         """Record the step for batches of these shapes. Weights and random state stay as before."""
@@ -204,9 +204,9 @@ class GraphedStep(StaticStep):
             for _ in range(3):
                 self.run(self.cut(rows, shapes), per)
         self.bad.copy_(before)
-        graph, found = self.capture(lambda: self.run(self.cut(rows, shapes), per))
+        graph, figures = self.capture(lambda: self.run(self.cut(rows, shapes), per))
         set_rng_states(rngs, self.device)
-        return graph, rows, per, found
+        return graph, rows, per, figures
 
     def capture(self, run: Callable[[], Tensor]) -> tuple[Any, Tensor]:
         """A graph of what `run` launches, and the tensor that it returned."""
@@ -215,16 +215,16 @@ class GraphedStep(StaticStep):
         gc.disable()  # freeing an old graph now would spoil this one
         try:
             with torch.cuda.graph(graph, pool=self.pool):
-                found = run()
+                figures = run()
         finally:
             torch.cuda.set_stream(stream)  # if that fails, PyTorch stays on the recording's
             if collects:
                 gc.enable()
         self.pool = graph.pool()
-        return graph, found
+        return graph, figures
 
 
-KINDS = {"eager": Step, "static": StaticStep, "graphed": GraphedStep}
+KINDS = {"textbook": Step, "eager": Step, "static": StaticStep, "graphed": GraphedStep}
 
 
 def ask_for_determinism() -> None:

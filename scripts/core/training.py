@@ -4,7 +4,6 @@ It saves its state, resumes from it to the bit (on another machine: as that one 
 number overflows or it is asked to. Which loss is computed, and how fast, is not its business.
 """
 
-import math
 import random
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from torch import nn
 from tqdm import tqdm
 
 from scripts.book.files import write_whole
-from scripts.book.records import device_name, load_record, sha256
+from scripts.book.records import device_name, sha256
 from scripts.ch06_training import EpochReport
 from scripts.core.checkpoints import (
     SavedState,
@@ -34,30 +33,33 @@ from scripts.core.checkpoints import (
 )
 from scripts.core.data import TrainingData, epoch_examples, epoch_plan
 from scripts.core.models import Trained, load_model, save_model
-from scripts.core.ranks import ALONE, Poll, Ranks
-from scripts.core.settings import TrainConfig, learning_rate, plain_config
+from scripts.core.ranks import ALONE, Ranks
+from scripts.core.settings import TrainConfig, known_settings, learning_rate, plain_config
 from scripts.core.signals import Stopped, StopSignal
 from scripts.core.static import FEW_SHAPES
 from scripts.core.steps import Figures, Step, set_rate
 from scripts.core.watching import in_figures, write_log
 
-# In a state, as they are.
-KEPT = ("steps_taken", "epoch", "done", "seconds", "cpu_seconds", "history", "origin", "resumed_on")
-# How the same steps are computed: a run may go on with others of these.
-OF_MACHINE = ("path", "fused", "compile", "deterministic")
+# Of a `Training`, what its state holds as it is.
+IN_STATE = (
+    *("steps_taken", "epoch", "done", "seconds", "cpu_seconds"),
+    *("history", "origin", "resumed_on"),
+)
+PLACE = ("name", "device", "save_every")  # where a run is: another place makes no other run
+SCORING = ("beam", "alpha")  # of a trained model
 
 
 def identity(config: TrainConfig, ranks: Ranks = ALONE) -> dict[str, Any]:
-    """A run's identity: all settings except where it runs and what it writes and reports."""
-    free = ("device", "name", "publish", "tracker", "save_every", "beam", "alpha")
-    kept = {name: value for name, value in asdict(config).items() if name not in free}
-    return kept | {"processes": ranks.world}
+    """What makes a run this run: the settings that its weights depend on, and the processes."""
+    free = (*PLACE, *SCORING)
+    settings = {name: value for name, value in asdict(config).items() if name not in free}
+    return settings | {"processes": ranks.world}
 
 
 def asked_of(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a run was asked for; an older state only knows what they became."""
     became = {name: value for name, value in meta["run"].items() if name != "processes"}
-    return meta.get("asked", became | {"precision": "auto", "step": "auto"})
+    return known_settings(meta.get("asked", became | {"precision": "auto", "step": "auto"}))
 
 
 def differences(
@@ -68,9 +70,10 @@ def differences(
     Each maps a name to the two values, then and now. The machine may also decide the precision, if
     that was `auto` when the run began, and the kind of step as long as the plan is the same.
     """
-    then = meta["run"]
+    then, free = known_settings(meta["run"]), {"deterministic"}
     now = {name: None for name, value in then.items() if value} | identity(config, ranks)
-    free = {*OF_MACHINE, "precision"} if asked_of(meta)["precision"] == "auto" else {*OF_MACHINE}
+    if asked_of(meta)["precision"] == "auto":
+        free.add("precision")
     if (then.get("step") in FEW_SHAPES) == (config.step in FEW_SHAPES):
         free.add("step")
     recipe, machine = {}, {}
@@ -78,6 +81,22 @@ def differences(
         if then.get(name, value) != value:  # older states don't name all
             (machine if name in free else recipe)[name] = then[name], value
     return recipe, machine
+
+
+def refuse_another_recipe(state: SavedState, recipe: dict[str, Any], lengthens: bool) -> None:
+    """Raise ValueError, with all differences, if the state belongs to a run of another recipe."""
+    if not recipe:
+        return
+    names = {name: f"--{name}" for name in recipe} | {"processes": "number of processes"}
+    pairs = [f"another {names[n]} ({then}, now {now})" for n, (then, now) in recipe.items()]
+    if lengthens:
+        remedy = "a longer run has the same options, except --epochs"
+    elif set(recipe) == {"epochs"}:
+        remedy = "finish it with the same options, then lengthen it by --from"
+    else:
+        remedy = "resume with the same options, or start again under another --name"
+    what = f"{state.path} belongs to another configuration, with {', '.join(pairs)}"
+    raise ValueError(f"{what}: {remedy}")
 
 
 def over_ranks(report: EpochReport, ranks: Ranks) -> EpochReport:
@@ -89,15 +108,15 @@ def over_ranks(report: EpochReport, ranks: Ranks) -> EpochReport:
 class Diverged(ValueError):
     """A loss or a gradient was not finite. It changed nothing."""
 
-    def __init__(self, training: "Training", at: int, found: Figures):
+    def __init__(self, training: "Training", at: int, figures: Figures):
         saved = saved_states(training.folder)
         good = f"the last good state is {saved[-1]}" if saved else "no state had been saved"
         pairs = [i for batch in training.steps[at] for i in batch]
         number = training.steps_taken - training.done + at + 1
         super().__init__(
             f"step {number} (epoch {training.epoch}, step {at + 1} of it, learning rate "
-            f"{training.lr_at(number):.3g}): loss {found.loss}, gradient's norm {found.norm}, on "
-            f"training pairs {pairs[:5]} and {max(0, len(pairs) - 5)} more; {good}. "
+            f"{training.lr_at(number):.3g}): loss {figures.loss}, gradient's norm {figures.norm}, "
+            f"on training pairs {pairs[:5]} and {max(0, len(pairs) - 5)} more; {good}. "
             "Try a lower --lr or --clip"
         )
 
@@ -127,13 +146,12 @@ class Training:
         self.steps_taken = 0  # by the optimizer, in all epochs
         self.history: list[dict[str, float]] = []
         self.epoch, self.done = 1, 0  # the epoch in progress, and its steps that are done
-        self.report = EpochReport()  # of the epoch in progress, and its time by two clocks
+        self.report = EpochReport()  # of the epoch in progress
+        # Its time by the wall's clock, and by the processor's, which stops while others use it.
         self.seconds = self.cpu_seconds = 0.0
         self.origin: dict[str, Any] = {}  # the run that this one lengthens
         self.resumed_on: list[dict[str, Any]] = []  # where it went on, not the same to the bit
         self.every = 1 if self.device.type == "cpu" else 50  # on a GPU asking means waiting
-        self.saved = time.monotonic()  # when the last state was written
-        self.poll = Poll(ranks)
         if resume:
             self.restore(newest_state(folder) if resume is True else resume)
         total = sum(len(self.plan(epoch)) for epoch in range(1, config.epochs + 1))
@@ -149,36 +167,34 @@ class Training:
         return epoch_plan(self.config, self.data, epoch, self.ranks.world)
 
     def train_epoch(self, stop: StopSignal | None = None) -> EpochReport:
-        """The rest of the current epoch, under a progress bar; `stop` is heeded after each step."""
+        """The rest of the current epoch, under a progress bar; `stop` is heeded at each look."""
         self.load()
         self.model.train()
         title = f"epoch {self.epoch}/{self.config.epochs}"
-        how = {"unit": "step", "leave": False, "disable": not self.ranks.first}
-        with tqdm(total=len(self.steps), initial=self.done, desc=title, **how) as bar:
+        shown = {"unit": "step", "leave": False, "disable": not self.ranks.first}
+        with tqdm(total=len(self.steps), initial=self.done, desc=title, **shown) as bar:
             while self.done < len(self.steps):
                 start, cpu = time.perf_counter(), time.process_time()
                 self.step()
                 over, due = self.done == len(self.steps), self.due()
-                looks = self.done % self.every == 0 or due or over
+                looks = over or due or self.done % self.every == 0
                 if looks:
                     self.look()
                 self.seconds += time.perf_counter() - start
-                self.cpu_seconds += time.process_time() - cpu  # a pause doesn't count here
+                self.cpu_seconds += time.process_time() - cpu
                 if looks:
                     bar.set_postfix(in_figures(self), refresh=False)  # shown with the next update
                 bar.update()
                 if due and not over:
                     self.save()
-                if stop is not None:
+                if looks and stop is not None:
                     self.heed(stop)
         return over_ranks(self.report, self.ranks)
 
     def due(self) -> bool:
-        """Whether to save now. On a GPU steps are short and states large: at most every 30 s."""
-        clocked = self.device.type != "cpu" and self.ranks.world == 1  # several clocks may disagree
-        short = clocked and time.monotonic() - self.saved < 30
-        every = self.config.save_every or math.inf
-        return self.done % every == 0 and not short
+        """Whether to save now. On a GPU, where steps are short and states large, it is rare."""
+        every = self.config.save_every * self.every
+        return bool(every) and self.done % every == 0
 
     def load(self) -> None:
         """Make the current epoch's plan, and hand this process's share of it to `take`."""
@@ -201,8 +217,8 @@ class Training:
 
     def look(self) -> None:
         """Add what the last steps found to the report. Raises Diverged if one wasn't finite."""
-        found = self.take.look()
-        for at, figures in enumerate(found, self.done - len(found)):
+        looked = self.take.look()
+        for at, figures in enumerate(looked, self.done - len(looked)):
             if not figures.finite:
                 raise Diverged(self, at, figures)
             tokens = self.labels(self.ranks.share(self.steps[at]))
@@ -231,10 +247,10 @@ class Training:
         self.save()
 
     def heed(self, stop: StopSignal) -> None:
-        """Save and leave if asked to stop: all processes after the same step."""
-        if asked := self.poll(stop.number):
+        """Save and leave if any process was asked to stop: all of them after the same step."""
+        if number := max(self.ranks.gather(stop.number)):
             self.save()
-            raise Stopped(asked, self.steps_taken)
+            raise Stopped(number, self.steps_taken)
 
     def save(self) -> None:
         """Write the state, from which `restore` goes on as if the run had never stopped."""
@@ -242,11 +258,10 @@ class Training:
         reports = self.ranks.gather(asdict(self.report))
         rngs = self.ranks.gather(rng_states(self.device))
         if self.ranks.first:
-            meta = {name: getattr(self, name) for name in KEPT}
+            meta = {name: getattr(self, name) for name in IN_STATE}
             meta |= {"reports": reports, "run": identity(self.config, self.ranks)}
             meta |= {"asked": self.asked, "device": device_name(self.device)}
             save_training(self.folder, self.steps_taken, self.model, self.optimizer, rngs, meta)
-        self.saved = time.monotonic()
 
     def restore(self, state: SavedState) -> None:
         """Go on from `state`: of this run or, if it is in another folder, of one to lengthen.
@@ -254,42 +269,34 @@ class Training:
         Says so if another machine makes the rest differ in bits. Raises ValueError, which names all
         differences, if that was another run.
         """
-        path, tensors, meta, complaints = state
-        for complaint in complaints:
-            tqdm.write(f"{complaint}: going on from {path.name} instead")
+        for complaint in state.complaints:
+            tqdm.write(f"{complaint}: going on from {state.path.name} instead")
+        meta, before = state.meta, state.path.parent
         recipe, machine = differences(meta, self.config, self.ranks)
-        remedy = "resume with the same options, or start again under another --name"
-        if path.parent != self.folder:
-            remedy = "a longer run has the same options, except --epochs"
-            then, _ = recipe.pop("epochs", (self.config.epochs, 0))
-            if meta["epoch"] <= then:
-                raise ValueError(f"{path.parent} isn't finished: first go on there with --resume")
-            if self.config.epochs <= then:
-                raise ValueError(f"{path.parent} has {then} epochs: give more by --epochs")
-            found = {"weights_sha256": sha256(path.parent / "model.safetensors")}
-            self.origin = {"run": path.parent.name, "epochs": then} | found
-        elif set(recipe) == {"epochs"}:
-            remedy = "finish it with the same options, then lengthen it by --from"
-        if recipe:
-            names = {name: f"--{name}" for name in recipe} | {"processes": "number of processes"}
-            pairs = [f"another {names[n]} ({then}, now {now})" for n, (then, now) in recipe.items()]
-            raise ValueError(
-                f"{path} belongs to another configuration, with {', '.join(pairs)}: {remedy}"
-            )
-        own = restore_training(tensors, path, self.model, self.optimizer)[self.ranks.rank]
+        lengthens = before != self.folder
+        if lengthens:
+            epochs, _ = recipe.pop("epochs", (self.config.epochs, 0))
+            if meta["epoch"] <= epochs:
+                raise ValueError(f"{before} isn't finished: first go on there with --resume")
+            if self.config.epochs <= epochs:
+                raise ValueError(f"{before} has {epochs} epochs: give more by --epochs")
+        refuse_another_recipe(state, recipe, lengthens)
+        rngs = restore_training(state.tensors, state.path, self.model, self.optimizer)
         luck = random.Random(f"{self.config.seed}:{meta['steps_taken']}:{self.ranks.rank}")
-        set_rng_states(own, self.device, otherwise=luck.getrandbits(63))
-        for name in KEPT:
-            if name in meta and not (name == "origin" and self.origin):
+        set_rng_states(rngs[self.ranks.rank], self.device, otherwise=luck.getrandbits(63))
+        for name in IN_STATE:
+            if name in meta:  # an older state may lack some
                 setattr(self, name, meta[name])
+        if lengthens:
+            digest = sha256(before / "model.safetensors")
+            self.origin = {"run": before.name, "epochs": epochs, "weights_sha256": digest}
         self.asked["precision"] = asked_of(meta)["precision"]
         self.report = EpochReport(**meta["reports"][self.ranks.rank])
-        kinds = "cuda" if "cuda" in own else "cpu", self.device.type  # all that older states know
-        devices = (meta["device"], device_name(self.device)) if "device" in meta else kinds
-        machine |= {"device": devices} if devices[0] != devices[1] else {}
+        here = device_name(self.device)
+        if meta.get("device", here) != here:
+            machine["device"] = meta["device"], here
         if machine and self.epoch <= self.config.epochs:  # else no step is left
-            here = {"step": self.steps_taken, "device": device_name(self.device)}
-            self.resumed_on.append(here | {"changes": machine})
+            self.resumed_on.append({"step": self.steps_taken, "device": here, "changes": machine})
             changes = [f"{name} {then}, now {now}" for name, (then, now) in machine.items()]
             if self.ranks.first:
                 tqdm.write(f"from here on not the same to the bit: {'; '.join(changes)}")
@@ -322,21 +329,12 @@ def refuse_to_replace(folder: Path) -> None:
     """Raise ValueError, which names the ways on, if `folder` holds anything that was trained."""
     try:
         meta = newest_state(folder).meta
-        waits = meta["epoch"] <= meta["run"]["epochs"]
-    except (FileNotFoundError, KeyError, ValueError):
-        meta, waits = {}, False  # nothing that could be resumed
-    if waits:
+    except (FileNotFoundError, ValueError):
+        meta = {}  # nothing that could be resumed
+    if meta and meta["epoch"] <= meta["run"]["epochs"]:
         there = f"a run that stopped after step {meta['steps_taken']}: go on with --resume, "
     elif (folder / "record.json").is_file():
-        try:
-            record = load_record("record", folder)
-        except ValueError:
-            record = {}  # cut off or edited
-        config, tests = record.get("config", {}), record.get("test", {})
-        facts = [f"{name} {config[name]}" for name in ("seed", "epochs") if name in config]
-        facts += [f"BLEU {test['bleu']} on {split}" for split, test in tests.items()]
-        about = ", ".join(facts) or "its record can't be read"
-        there = f"a finished run ({about}): lengthen it by --from {folder} --epochs N, "
+        there = f"a finished run: lengthen it by --from {folder} --epochs N, "
     elif meta:
         there = "a trained run that lacks its record: finish it with --resume, "
     elif (folder / "model.safetensors").is_file():

@@ -1,14 +1,11 @@
 """What a run shows while it trains: a bar, a line and a row for each epoch, the GPU's state.
 
-The rows go to log.csv, and to a tracker if asked. Nothing here changes the run.
+The rows go to log.csv. Nothing here changes the run.
 """
 
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +56,3 @@ def gpu_row(device: torch.device) -> dict[str, float]:
         return {}
     row = {"gpu_load": gpu.load, "gpu_mib": gpu.memoryUsed, "gpu_celsius": gpu.temperature}
     return row if all(map(math.isfinite, row.values())) else {}  # some say "[N/A]"
-
-
-@contextmanager
-def tracker_of(config: Any, folder: Path) -> Iterator[Callable[[dict[str, float]], None]]:
-    """Where each epoch's row is sent besides log.csv: nowhere, or to Weights & Biases."""
-    if config.tracker == "none":
-        yield lambda row: None
-        return
-    try:
-        import wandb
-    except ImportError as error:
-        raise ValueError("--tracker wandb needs its package: pip install wandb") from error
-    about = {"project": "from-attention-to-translation", "name": config.name, "dir": folder}
-    try:
-        tracked = wandb.init(config=asdict(config), **about)
-    except wandb.Error as error:  # it knows no key, or reaches nobody
-        remedy = "run `wandb login`, or set WANDB_MODE=offline"
-        raise ValueError(f"--tracker wandb doesn't start ({error}): {remedy}") from error
-    with tracked:
-        yield lambda row: tracked.log(row, step=int(row["epoch"]))

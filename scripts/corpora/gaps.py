@@ -50,10 +50,10 @@ def gap_item(text: str) -> GapItem | None:
     as the infinitive, doesn't follow "zu", is followed by a word, and no modal verb is near.
     """
     words = tuple(spaced(text).split())
-    found = [i for i, word in enumerate(words) if word in NUMBER or word in PLURAL]
-    if len(found) != 1:
+    places = [i for i, word in enumerate(words) if word in NUMBER or word in PLURAL]
+    if len(places) != 1:
         return None
-    at = found[0]
+    at = places[0]
     before, verb, behind = words[:at], words[at], words[at + 1 :]
     if verb in PLURAL and (
         not before or before[-1] == "zu" or not behind or behind[0] in ".," or MODAL & {*words}
@@ -66,6 +66,6 @@ def german_gaps(corpus: dict[str, list[tuple[str, str]]]) -> dict[str, list[GapI
     """The captions in which the rule finds one verb: train, val, and all test splits as one."""
     gaps: dict[str, list[GapItem]] = {"train": [], "val": [], "test": []}
     for name, pairs in corpus.items():
-        found = (gap_item(german) for german, _ in pairs)
-        gaps[name if name in gaps else "test"] += [item for item in found if item]
+        items = (gap_item(german) for german, _ in pairs)
+        gaps[name if name in gaps else "test"] += filter(None, items)
     return gaps

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 MULTI30K_URL = "https://github.com/multi30k/dataset/raw/master/data/task1/raw/"
@@ -37,10 +38,10 @@ def multi30k_file(folder: Path, name: str) -> Path:
 
     Raises FileNotFoundError.
     """
-    for part in (folder, folder / "data/task1/raw"):
-        for path in (part / f"{name}.gz", part / name):
-            if path.is_file():
-                return path
+    names = f"{name}.gz", name, f"data/task1/raw/{name}.gz", f"data/task1/raw/{name}"
+    for path in (folder / part for part in names):
+        if path.is_file():
+            return path
     raise FileNotFoundError(
         f"MULTI30K_DIR is {folder}, "
         + ("which has" if folder.is_dir() else "which is no folder:")
@@ -84,11 +85,9 @@ def download_multi30k(name: str) -> bytes:
     fetcher = pooch.create(cache, MULTI30K_URL, registry={path.name: None}, retry_if_failed=3)
     otherwise = "put the files in a folder and set MULTI30K_DIR to it, or use the `sample` corpus"
     try:
-        if path.is_file():
-            try:
-                return checked_text(path, name)
-            except ValueError:
-                path.unlink()
+        with suppress(FileNotFoundError, ValueError):
+            return checked_text(path, name)  # fetched before
+        path.unlink(missing_ok=True)
         fetcher.fetch(path.name, downloader=fetch_checked)
         return checked_text(path, name)
     except RequestException as error:

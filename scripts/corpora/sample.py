@@ -11,8 +11,9 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
 Pair = tuple[str, str]
@@ -65,24 +66,37 @@ class Place(NamedTuple):
 # The lexicon
 
 
+def lexicon(parse: Callable[[str], tuple], table: str) -> dict[str, tuple]:
+    """From `[name] its entries [name] its entries …`: each name with its entries, parsed."""
+    _, *parts = re.split(r"\[(\w+)\]", table)
+    return dict(zip(parts[::2], map(parse, parts[1::2]), strict=True))
+
+
+def two_forms(text: str) -> tuple[str, str]:
+    """`Junge/Jungen` as two words; without a `/` they are the same."""
+    first, _, second = text.partition("/")
+    return first, second or first
+
+
 def nouns(table: str) -> tuple[Noun, ...]:
     """From `m Hut Hüte hat; …`; `Junge/Jungen` is a weak noun, `man/men` no plural in -s."""
-    made = []
+    rows = []
     for entry in table.split(";"):
         gender, german, plural, english = entry.split()
-        (nominative, _, oblique), (one, _, many) = german.partition("/"), english.partition("/")
-        made.append(Noun(gender, nominative, oblique or nominative, plural, one, many or one + "s"))
-    return tuple(made)
+        english = two_forms(english) if "/" in english else (english, english + "s")
+        rows.append(Noun(gender, *two_forms(german), plural, *english))
+    return tuple(rows)
 
 
 def adjectives(table: str) -> tuple[Adjective, ...]:
     """From `alt = old, müde/müd = tired`: with the stem if it differs."""
-    made = []
-    for entry in table.split(","):
-        german, english = entry.split("=")
-        base, _, stem = german.strip().partition("/")
-        made.append(Adjective(base, stem or base, english.strip()))
-    return tuple(made)
+    return tuple(Adjective(*two_forms(german), english) for german, english in word_pairs(table))
+
+
+def word_pairs(table: str) -> tuple[Pair, ...]:
+    """From `heute = today, …`."""
+    german_english = (entry.split("=") for entry in table.split(","))
+    return tuple((german.strip(), english.strip()) for german, english in german_english)
 
 
 def english_forms(verb: str) -> tuple[str, str, str]:
@@ -101,127 +115,102 @@ def verbs(table: str) -> tuple[Verb, ...]:
 
     `|` ends a separable particle, `*` marks a perfect with sein, `!` a group used in the singular.
     """
-    made = []
+    rows = []
     for entry in table.split(";"):
         german, english, groups = re.split("[=:]", entry)
         infinitive, singular, participle = german.split()
         particle, _, stem = infinitive.rpartition("|")
         auxiliary = "sein" if participle.startswith("*") else "haben"
         german = (particle, stem, singular, participle.lstrip("*"), auxiliary)
-        made.append(Verb(*german, english_forms(english), tuple(groups.split())))
-    return tuple(made)
+        rows.append(Verb(*german, english_forms(english), tuple(groups.split())))
+    return tuple(rows)
 
 
 def places(table: str) -> tuple[Place, ...]:
     """From lines `preposition at to: gender noun english, …`."""
-    made = []
+    rows = []
     for line in re.sub(r",\n", ",", table.strip()).split("\n"):
         prepositions, entries = line.split(":")
         for entry in entries.split(","):
             gender, name, english = entry.split(maxsplit=2)
             noun = Noun(gender, name, name, "", english, "")
-            made.append(Place(noun, *prepositions.split()))
-    return tuple(made)
+            rows.append(Place(noun, *prepositions.split()))
+    return tuple(rows)
 
 
-NOUNS = {  # Mädchen and Kind occur twice: else neuter people would be rare
-    "person": nouns("""
-        m Mann Männer man/men; f Frau Frauen woman/women; m Junge/Jungen Jungen boy;
+# Mädchen and Kind occur twice: else neuter people would be rare.
+NOUNS = lexicon(
+    nouns,
+    """
+    [person] m Mann Männer man/men; f Frau Frauen woman/women; m Junge/Jungen Jungen boy;
         n Mädchen Mädchen girl; n Kind Kinder child/children; n Mädchen Mädchen girl;
         n Kind Kinder child/children; m Lehrer Lehrer teacher; f Ärztin Ärztinnen doctor;
-        m Polizist/Polizisten Polizisten policeman/policemen;
-        m Student/Studenten Studenten student; f Künstlerin Künstlerinnen artist;
-        m Koch Köche chef; f Tänzerin Tänzerinnen dancer; m Musiker Musiker musician;
-        m Bauer/Bauern Bauern farmer; f Verkäuferin Verkäuferinnen saleswoman/saleswomen;
-        m Bäcker Bäcker baker; f Großmutter Großmütter grandmother;
-        m Großvater Großväter grandfather; m Clown Clowns clown;
-        m Soldat/Soldaten Soldaten soldier; f Kellnerin Kellnerinnen waitress/waitresses;
-        m Gärtner Gärtner gardener; f Sängerin Sängerinnen singer; m Sportler Sportler athlete;
+        m Polizist/Polizisten Polizisten policeman/policemen; m Student/Studenten Studenten student;
+        f Künstlerin Künstlerinnen artist; m Koch Köche chef; f Tänzerin Tänzerinnen dancer;
+        m Musiker Musiker musician; m Bauer/Bauern Bauern farmer;
+        f Verkäuferin Verkäuferinnen saleswoman/saleswomen; m Bäcker Bäcker baker;
+        f Großmutter Großmütter grandmother; m Großvater Großväter grandfather;
+        m Clown Clowns clown; m Soldat/Soldaten Soldaten soldier;
+        f Kellnerin Kellnerinnen waitress/waitresses; m Gärtner Gärtner gardener;
+        f Sängerin Sängerinnen singer; m Sportler Sportler athlete;
         f Touristin Touristinnen tourist; m Nachbar/Nachbarn Nachbarn neighbor;
         m Fischer Fischer fisherman/fishermen; f Krankenschwester Krankenschwestern nurse;
         m Gast Gäste guest; m Handwerker Handwerker craftsman/craftsmen
-    """),
-    "animal": nouns("""
-        m Hund Hunde dog; f Katze Katzen cat; n Pferd Pferde horse; f Kuh Kühe cow;
+    [animal] m Hund Hunde dog; f Katze Katzen cat; n Pferd Pferde horse; f Kuh Kühe cow;
         f Ziege Ziegen goat; m Affe/Affen Affen monkey; n Kaninchen Kaninchen rabbit;
         m Welpe/Welpen Welpen puppy/puppies; m Bär/Bären Bären bear; m Esel Esel donkey;
         n Schwein Schweine pig; n Huhn Hühner chicken
-    """),
-    "clothes": nouns("""
-        m Hut Hüte hat; f Mütze Mützen cap; f Jacke Jacken jacket; n Hemd Hemden shirt;
+    [clothes] m Hut Hüte hat; f Mütze Mützen cap; f Jacke Jacken jacket; n Hemd Hemden shirt;
         n Kleid Kleider dress/dresses; m Rock Röcke skirt; m Mantel Mäntel coat;
         m Helm Helme helmet; m Anzug Anzüge suit; m Pullover Pullover sweater;
         f Uniform Uniformen uniform; n Kostüm Kostüme costume; f Maske Masken mask;
         f Schürze Schürzen apron
-    """),
-    "food": nouns("""
-        m Apfel Äpfel apple; m Kuchen Kuchen cake; f Suppe Suppen soup; f Banane Bananen banana;
+    [food] m Apfel Äpfel apple; m Kuchen Kuchen cake; f Suppe Suppen soup; f Banane Bananen banana;
         f Birne Birnen pear; f Orange Orangen orange; f Tomate Tomaten tomato/tomatoes;
         f Wurst Würste sausage; m Keks Kekse cookie; m Pfannkuchen Pfannkuchen pancake
-    """),
-    "toy": nouns("""
-        m Ball Bälle ball; m Drachen Drachen kite; m Luftballon Luftballons balloon;
-        m Schläger Schläger racket; f Puppe Puppen doll; m Reifen Reifen tire;
-        m Stein Steine stone; n Seil Seile rope
-    """),
-    "tool": nouns("""
-        m Besen Besen broom; m Hammer Hämmer hammer; f Säge Sägen saw;
+    [toy] m Ball Bälle ball; m Drachen Drachen kite; m Luftballon Luftballons balloon;
+        m Schläger Schläger racket; f Puppe Puppen doll; m Reifen Reifen tire; m Stein Steine stone;
+        n Seil Seile rope
+    [tool] m Besen Besen broom; m Hammer Hämmer hammer; f Säge Sägen saw;
         f Schaufel Schaufeln shovel; m Eimer Eimer bucket; f Leiter Leitern ladder;
         f Kamera Kameras camera; n Telefon Telefone telephone; f Fahne Fahnen flag;
         f Lampe Lampen lamp; f Blume Blumen flower
-    """),
-    "container": nouns("""
-        m Korb Körbe basket; f Kiste Kisten box/boxes; m Koffer Koffer suitcase;
+    [container] m Korb Körbe basket; f Kiste Kisten box/boxes; m Koffer Koffer suitcase;
         f Tasche Taschen bag; f Flasche Flaschen bottle; m Rucksack Rucksäcke backpack;
         n Paket Pakete package
-    """),
-    "text": nouns("""
-        n Buch Bücher book; f Zeitung Zeitungen newspaper; m Brief Briefe letter;
+    [text] n Buch Bücher book; f Zeitung Zeitungen newspaper; m Brief Briefe letter;
         n Gedicht Gedichte poem; f Geschichte Geschichten story/stories
-    """),
-    "instrument": nouns("""
-        f Gitarre Gitarren guitar; f Geige Geigen violin; f Trommel Trommeln drum;
+    [instrument] f Gitarre Gitarren guitar; f Geige Geigen violin; f Trommel Trommeln drum;
         f Flöte Flöten flute; n Klavier Klaviere piano; f Trompete Trompeten trumpet
-    """),
-    "vehicle": nouns("""
-        n Auto Autos car; n Fahrrad Fahrräder bicycle; n Motorrad Motorräder motorcycle;
+    [vehicle] n Auto Autos car; n Fahrrad Fahrräder bicycle; n Motorrad Motorräder motorcycle;
         n Boot Boote boat; m Traktor Traktoren tractor; m Lastwagen Lastwagen truck;
         n Taxi Taxis taxi
-    """),
-    "building": nouns("""
-        n Haus Häuser house; m Turm Türme tower; f Brücke Brücken bridge; f Hütte Hütten hut;
+    [building] n Haus Häuser house; m Turm Türme tower; f Brücke Brücken bridge; f Hütte Hütten hut;
         n Schloss Schlösser castle; n Zelt Zelte tent
-    """),
-    "furniture": nouns("""
-        m Tisch Tische table; m Stuhl Stühle chair; f Bank Bänke bench/benches;
+    [furniture] m Tisch Tische table; m Stuhl Stühle chair; f Bank Bänke bench/benches;
         n Bett Betten bed; n Sofa Sofas sofa; n Regal Regale shelf/shelves;
         m Schrank Schränke cupboard; m Teppich Teppiche carpet
-    """),
-}
+""",
+)
 
 THINGS = adjectives("""
     rot = red, blau = blue, grün = green, gelb = yellow, braun = brown, schwarz = black,
     weiß = white, groß = big, klein = small, neu = new, alt = old, schön = beautiful,
     teuer/teur = expensive
 """)
-ADJECTIVES = {
-    "person": adjectives("""
-        jung = young, alt = old, müde/müd = tired, fröhlich = cheerful, traurig = sad,
+ADJECTIVES = lexicon(
+    adjectives,
+    """
+    [person] jung = young, alt = old, müde/müd = tired, fröhlich = cheerful, traurig = sad,
         freundlich = friendly, stark = strong, berühmt = famous, fleißig = diligent,
         hungrig = hungry, glücklich = happy, klug = clever
-    """),
-    "animal": adjectives("""
-        braun = brown, schwarz = black, weiß = white, hungrig = hungry, müde/müd = tired,
+    [animal] braun = brown, schwarz = black, weiß = white, hungrig = hungry, müde/müd = tired,
         groß = big, klein = small, alt = old, jung = young
-    """),
-    "food": adjectives("""
-        groß = big, klein = small, frisch = fresh, süß = sweet, teuer/teur = expensive
-    """),
-    "text": adjectives("alt = old, neu = new, schön = beautiful, berühmt = famous"),
-    "building": adjectives("""
-        groß = big, klein = small, neu = new, alt = old, schön = beautiful, weiß = white
-    """),
-} | dict.fromkeys(
+    [food] groß = big, klein = small, frisch = fresh, süß = sweet, teuer/teur = expensive
+    [text] alt = old, neu = new, schön = beautiful, berühmt = famous
+    [building] groß = big, klein = small, neu = new, alt = old, schön = beautiful, weiß = white
+""",
+) | dict.fromkeys(
     ("clothes", "toy", "tool", "container", "instrument", "vehicle", "furniture"), THINGS
 )
 CLASHES = {  # an old child, a sweet sausage
@@ -231,71 +220,70 @@ CLASHES = {  # an old child, a sweet sausage
 }
 MOODS = ("müde", "fröhlich", "traurig", "hungrig", "glücklich")  # for "weil das Kind müde ist"
 
-VERBS = {
-    "transitive": verbs("""
-        tragen trägt getragen = wear/worn: clothes!; waschen wäscht gewaschen = wash: clothes!
-        vehicle; an|probieren probiert anprobiert = try on: clothes!; aus|ziehen zieht ausgezogen
-        = take/taken off: clothes!; werfen wirft geworfen = throw/thrown: toy; fangen fängt
-        gefangen = catch/caught: toy; essen isst gegessen = eat/eaten: food; probieren probiert
-        probiert = taste: food; schneiden schneidet geschnitten = cut/cut: food; kaufen kauft
-        gekauft = buy/bought: food clothes! text; verkaufen verkauft verkauft = sell/sold:
-        clothes! food instrument!; suchen sucht gesucht = look for: tool container toy; verstecken
-        versteckt versteckt = hide/hidden: toy tool container; halten hält gehalten = hold/held:
-        tool toy container instrument!; auf|heben hebt aufgehoben = pick up: tool toy container;
-        hoch|heben hebt hochgehoben = lift: container toy; weg|werfen wirft weggeworfen =
-        throw/thrown away: toy tool text; mit|nehmen nimmt mitgenommen = take/taken along:
-        container tool; aus|packen packt ausgepackt = unpack: container; auf|machen macht
-        aufgemacht = open: container; zu|machen macht zugemacht = close: container; reparieren
-        repariert repariert = repair: vehicle instrument! furniture!; schieben schiebt geschoben =
-        push: vehicle; ziehen zieht gezogen = pull: vehicle; parken parkt geparkt = park: vehicle;
-        lesen liest gelesen = read/read: text; vor|lesen liest vorgelesen = read/read aloud: text;
-        schreiben schreibt geschrieben = write/written: text; stimmen stimmt gestimmt = tune:
-        instrument!; fotografieren fotografiert fotografiert = photograph: building! animal
-        vehicle; malen malt gemalt = paint: building! animal furniture!; an|sehen sieht angesehen
-        = look at: building! animal text; bauen baut gebaut = build/built: building!; besuchen
-        besucht besucht = visit: person; umarmen umarmt umarmt = hug: person; begrüßen begrüßt
-        begrüßt = greet: person; füttern füttert gefüttert = feed/fed: animal; streicheln
-        streichelt gestreichelt = pet: animal; putzen putzt geputzt = clean: furniture!
-        instrument!
-    """),
-    "helping": verbs("""
-        helfen hilft geholfen = help: person; danken dankt gedankt = thank: person; folgen folgt
-        *gefolgt = follow: person animal; zu|hören hört zugehört = listen to: person; zu|sehen
-        sieht zugesehen = watch: person animal; zu|winken winkt zugewinkt = wave to: person
-    """),
-    "giving": verbs("""
-        geben gibt gegeben = give/given: toy food tool; zeigen zeigt gezeigt = show/shown: tool
-        text container clothes!; bringen bringt gebracht = bring/brought: food tool; leihen leiht
-        geliehen = lend/lent: tool text vehicle; schicken schickt geschickt = send/sent: text
-    """),
-    "playing": verbs("""
-        spielen spielt gespielt = play: instrument!; üben übt geübt = practice: instrument!
-    """),
-    "staying": verbs("""
-        sitzen sitzt gesessen = sit/sat: person animal; stehen steht gestanden = stand/stood:
-        person animal; schlafen schläft geschlafen = sleep/slept: person animal; warten wartet
-        gewartet = wait: person animal; spielen spielt gespielt = play: person animal;
-        ein|schlafen schläft *eingeschlafen = fall/fallen asleep: person animal; tanzen tanzt
-        getanzt = dance: person; singen singt gesungen = sing/sung: person; lachen lacht gelacht =
-        laugh: person; weinen weint geweint = cry: person; arbeiten arbeitet gearbeitet = work:
-        person; feiern feiert gefeiert = celebrate: person; frühstücken frühstückt gefrühstückt =
-        have/had breakfast: person
-    """),
-    "moving": verbs("""
-        gehen geht *gegangen = walk: person animal; zurück|gehen geht *zurückgegangen = walk back:
-        person; rennen rennt *gerannt = run/run: person animal; kommen kommt *gekommen =
-        come/come: person animal; schleichen schleicht *geschlichen = sneak: person animal; eilen
-        eilt *geeilt = hurry: person
-    """),
-    "lying": verbs("""
-        liegen liegt gelegen = lie/lain: toy tool text clothes! food toy; stehen steht gestanden =
-        stand/stood: container
-    """),
-    "laying": verbs("""
-        legen legt gelegt = lay/laid: toy tool text clothes! food; stellen stellt gestellt =
-        place: container
-    """),
-}
+VERBS = lexicon(
+    verbs,
+    """
+    [transitive] tragen trägt getragen = wear/worn: clothes!;
+        waschen wäscht gewaschen = wash: clothes! vehicle;
+        an|probieren probiert anprobiert = try on: clothes!;
+        aus|ziehen zieht ausgezogen = take/taken off: clothes!;
+        werfen wirft geworfen = throw/thrown: toy; fangen fängt gefangen = catch/caught: toy;
+        essen isst gegessen = eat/eaten: food; probieren probiert probiert = taste: food;
+        schneiden schneidet geschnitten = cut/cut: food;
+        kaufen kauft gekauft = buy/bought: food clothes! text;
+        verkaufen verkauft verkauft = sell/sold: clothes! food instrument!;
+        suchen sucht gesucht = look for: tool container toy;
+        verstecken versteckt versteckt = hide/hidden: toy tool container;
+        halten hält gehalten = hold/held: tool toy container instrument!;
+        auf|heben hebt aufgehoben = pick up: tool toy container;
+        hoch|heben hebt hochgehoben = lift: container toy;
+        weg|werfen wirft weggeworfen = throw/thrown away: toy tool text;
+        mit|nehmen nimmt mitgenommen = take/taken along: container tool;
+        aus|packen packt ausgepackt = unpack: container;
+        auf|machen macht aufgemacht = open: container; zu|machen macht zugemacht = close: container;
+        reparieren repariert repariert = repair: vehicle instrument! furniture!;
+        schieben schiebt geschoben = push: vehicle; ziehen zieht gezogen = pull: vehicle;
+        parken parkt geparkt = park: vehicle; lesen liest gelesen = read/read: text;
+        vor|lesen liest vorgelesen = read/read aloud: text;
+        schreiben schreibt geschrieben = write/written: text;
+        stimmen stimmt gestimmt = tune: instrument!;
+        fotografieren fotografiert fotografiert = photograph: building! animal vehicle;
+        malen malt gemalt = paint: building! animal furniture!;
+        an|sehen sieht angesehen = look at: building! animal text;
+        bauen baut gebaut = build/built: building!; besuchen besucht besucht = visit: person;
+        umarmen umarmt umarmt = hug: person; begrüßen begrüßt begrüßt = greet: person;
+        füttern füttert gefüttert = feed/fed: animal;
+        streicheln streichelt gestreichelt = pet: animal;
+        putzen putzt geputzt = clean: furniture! instrument!
+    [helping] helfen hilft geholfen = help: person; danken dankt gedankt = thank: person;
+        folgen folgt *gefolgt = follow: person animal; zu|hören hört zugehört = listen to: person;
+        zu|sehen sieht zugesehen = watch: person animal; zu|winken winkt zugewinkt = wave to: person
+    [giving] geben gibt gegeben = give/given: toy food tool;
+        zeigen zeigt gezeigt = show/shown: tool text container clothes!;
+        bringen bringt gebracht = bring/brought: food tool;
+        leihen leiht geliehen = lend/lent: tool text vehicle;
+        schicken schickt geschickt = send/sent: text
+    [playing] spielen spielt gespielt = play: instrument!; üben übt geübt = practice: instrument!
+    [staying] sitzen sitzt gesessen = sit/sat: person animal;
+        stehen steht gestanden = stand/stood: person animal;
+        schlafen schläft geschlafen = sleep/slept: person animal;
+        warten wartet gewartet = wait: person animal; spielen spielt gespielt = play: person animal;
+        ein|schlafen schläft *eingeschlafen = fall/fallen asleep: person animal;
+        tanzen tanzt getanzt = dance: person; singen singt gesungen = sing/sung: person;
+        lachen lacht gelacht = laugh: person; weinen weint geweint = cry: person;
+        arbeiten arbeitet gearbeitet = work: person; feiern feiert gefeiert = celebrate: person;
+        frühstücken frühstückt gefrühstückt = have/had breakfast: person
+    [moving] gehen geht *gegangen = walk: person animal;
+        zurück|gehen geht *zurückgegangen = walk back: person;
+        rennen rennt *gerannt = run/run: person animal;
+        kommen kommt *gekommen = come/come: person animal;
+        schleichen schleicht *geschlichen = sneak: person animal; eilen eilt *geeilt = hurry: person
+    [lying] liegen liegt gelegen = lie/lain: toy tool text clothes! food toy;
+        stehen steht gestanden = stand/stood: container
+    [laying] legen legt gelegt = lay/laid: toy tool text clothes! food;
+        stellen stellt gestellt = place: container
+""",
+)
 
 PLACES = places("""
     in in into: m Park park, m Garten garden, m Wald forest, m Zoo zoo, m Hof yard,
@@ -317,12 +305,6 @@ INDOORS = """
     Wohnzimmer Bühne Balkon Fenster Bahnsteig
 """
 OUTDOORS = tuple(place for place in PLACES if place.noun.singular not in INDOORS.split())
-
-
-def word_pairs(table: str) -> tuple[Pair, ...]:
-    """From `heute = today, …`."""
-    german_english = (entry.split("=") for entry in table.split(","))
-    return tuple((german.strip(), english.strip()) for german, english in german_english)
 
 
 SPOTS = word_pairs("auf=on, unter=under, neben=next to, hinter=behind, vor=in front of")
@@ -395,13 +377,13 @@ def noun_phrase(
     if plural:
         name = noun.plural + ("n" if case == "dative" and noun.plural[-1] not in "ns" else "")
     described = adjective.stem + ending(word, case, gender) if adjective else ""
-    said = noun.english_plural if plural else noun.english
-    said = f"{adjective.english} {said}" if adjective else said
+    english = noun.english_plural if plural else noun.english
+    english = f"{adjective.english} {english}" if adjective else english
     before = {"der": "the", "dieser": "these" if plural else "this"} | QUANTITIES
-    before["ein"] = "an" if said[0] in "aeiou" and not said.startswith("uni") else "a"
+    before["ein"] = "an" if re.match("(?!uni)[aeiou]", english) else "a"
     german = join_words(determiner(word, case, gender), described, name)
     pairs = ((adjective.base, noun.singular),) if adjective else ()
-    return Phrase(german, f"{before[word]} {said}", pairs, noun, plural)
+    return Phrase(german, f"{before[word]} {english}", pairs, noun, plural)
 
 
 def prepositional(preposition: str, phrase: Phrase, english: str) -> Phrase:
@@ -568,11 +550,9 @@ class Dealer:
             return Clause(subject, verb, tense, (self.object(verb, "dative"),))
         return Clause(subject, verb, tense, (self.object(verb, "accusative", 0.6),))
 
-    def main(self) -> Clause:
-        return self.clause(self.deal("main", SHORT_CLAUSES), PRESENT)
-
-    def side(self, tenses: tuple[str, ...]) -> Clause:
-        return self.clause(self.deal("side", SHORT_CLAUSES), tenses)
+    def short(self, deck: str, tenses: tuple[str, ...] = PRESENT) -> Clause:
+        """One of two clauses of a sentence, its kind from a deck of its own."""
+        return self.clause(self.deal(deck, SHORT_CLAUSES), tenses)
 
 
 # Sentences
@@ -616,7 +596,7 @@ def accompanied(deal: Dealer) -> Phrase:
 
 def meanwhile(deal: Dealer) -> Phrase:
     """`..., während ...`, or that first: then the main clause begins with its verb."""
-    main, side = deal.main(), deal.side(PRESENT)
+    main, side = deal.short("main"), deal.short("side")
     pairs = main.pairs + side.pairs
     if deal.chance(0.4):
         german = verb_second(main, f"während {verb_last(side)},")
@@ -637,11 +617,11 @@ def mood(deal: Dealer) -> Phrase:
 
 def because(deal: Dealer) -> Phrase:
     """`..., weil das Kind müde ist` or `..., weil der Mann einen Hut gekauft hat`."""
-    main = deal.main()
+    main = deal.short("main")
     if deal.chance(0.5):
         reason = mood(deal)
     else:
-        side = deal.side(TENSES)
+        side = deal.short("side", TENSES)
         reason = Phrase(verb_last(side), english_clause(side), side.pairs)
     german = f"{verb_second(main)}, weil {reason.german}"
     english = f"{english_clause(main)} because {reason.english}"
@@ -652,7 +632,7 @@ def saying(deal: Dealer) -> Phrase:
     """`Der Koch glaubt, dass die Suppe ...`: a clause with dass."""
     german, english = deal.deal("saying", SAYING)
     who = deal.phrase("person", "nominative", 0.4)
-    side = deal.side(TENSES)
+    side = deal.short("side", TENSES)
     german = f"{who.german} {german.split()[who.plural]}, dass {verb_last(side)}"
     english = f"{who.english} {english.split()[who.plural]} that {english_clause(side)}"
     return Phrase(german, english, who.pairs + side.pairs)
@@ -686,12 +666,12 @@ def is_held_out(pair: Pair) -> bool:
 def generate_sentences(seed: int) -> Iterator[tuple[str, str, bool]]:
     """German, English, and whether it is unseen; endless, no sentence of either language twice."""
     deal = Dealer(random.Random(seed))
-    found = set()
+    earlier = set()
     while True:
         sentence = deal.deal("sentence", SENTENCES)(deal)
         german, english = (text[0].upper() + text[1:] + "." for text in sentence[:2])
-        if 5 <= len(german.split()) <= 14 and german not in found and english not in found:
-            found.update((german, english))
+        if 5 <= len(german.split()) <= 14 and earlier.isdisjoint((german, english)):
+            earlier.update((german, english))
             yield german, english, any(map(is_held_out, sentence.pairs))
 
 
@@ -706,13 +686,13 @@ def without_rare_words(pairs: list[Pair]) -> list[Pair]:
 
     They become train, val and test, so in train alone a word may occur a few times less.
     """
-    split = [(pair, caption_words(pair)) for pair in pairs]
+    rows = [(pair, caption_words(pair)) for pair in pairs]
     while True:
-        counts = Counter(word for _, found in split for word in found)
-        kept = [row for row in split if all(counts[word] >= 11 for word in row[1])]
-        if len(kept) == len(split):
-            return [pair for pair, _ in kept]
-        split = kept
+        counts = Counter(word for _, words in rows for word in words)
+        common = [row for row in rows if all(counts[word] >= 11 for word in row[1])]
+        if len(common) == len(rows):
+            return [pair for pair, _ in rows]
+        rows = common
 
 
 SAMPLE_SIZES = {"train": 6000, "val": 300, "test": 400, "test_unseen": 300}
@@ -727,12 +707,8 @@ def sample_corpus(seed: int = 0) -> dict[str, list[Pair]]:
         (held_out if unseen else known).append((german, english))
         if len(known) == total * 10 // 9:
             break
-    known = without_rare_words(known)
-    corpus, start = {}, 0
-    for name in ("train", "val", "test"):
-        corpus[name] = known[start : start + SAMPLE_SIZES[name]]
-        start += SAMPLE_SIZES[name]
+    rest = iter(without_rare_words(known))
+    corpus = {name: [*islice(rest, SAMPLE_SIZES[name])] for name in ("train", "val", "test")}
     learned = {word for pair in corpus["train"] for word in caption_words(pair)}
     understood = [pair for pair in held_out if learned.issuperset(caption_words(pair))]
-    corpus["test_unseen"] = understood[: SAMPLE_SIZES["test_unseen"]]
-    return corpus
+    return corpus | {"test_unseen": understood[: SAMPLE_SIZES["test_unseen"]]}

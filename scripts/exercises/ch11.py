@@ -1,25 +1,14 @@
-"""Chapter 11's exercises: our solutions, and checkers that say what is wrong."""
+"""Chapter 11's exercises."""
 
 import statistics
 from collections.abc import Callable
-from itertools import chain, repeat
+from functools import partial
+from itertools import chain, cycle
 from typing import Any
 
+from scripts.book.exercises import exercise
 from scripts.ch06_training import BOS, EOS, PAD, Batch
 from scripts.ch07_multi30k import Example, make_batch
-
-
-def check_token_rate(candidate: Callable[[list[Batch], list[float]], float]) -> None:
-    """`candidate(batches, seconds)`: real target tokens a second over all batches together."""
-    batches = [
-        make_batch([Example([4, EOS], [BOS, *[4] * words, EOS]) for words in lengths])
-        for lengths in ((4, 8, 2), (5, 5), (12, 3, 6, 9))
-    ]
-    found = 4 * float(candidate(batches, [2.0, 0.5, 1.5]))
-    assert abs(found - 63) < 1e-6, (
-        "In 4 seconds the model is asked for 63 tokens: each </s> counts, <s> and padding don't. "
-        f"At your rate it would be {found:.1f}. Divide all tokens by all seconds."
-    )
 
 
 def token_rate(batches: list[Batch], seconds: list[float]) -> float:
@@ -27,43 +16,20 @@ def token_rate(batches: list[Batch], seconds: list[float]) -> float:
     return sum(int((batch.tgt_y != PAD).sum()) for batch in batches) / sum(seconds)
 
 
-class PretendDevice:
-    """A device with a clock of its own, in seconds: `work` gives an order, `wait` waits for all.
-
-    Orders take `durations`, the last of which repeats; giving one takes `launch`.
-    """
-
-    launch = 2**-10
-
-    def __init__(self, *durations: float):
-        self.durations = chain(durations, repeat(durations[-1]))
-        self.now = self.done = 0.0
-
-    def work(self) -> None:
-        self.now += self.launch
-        self.done = max(self.now, self.done) + next(self.durations)
-
-    def wait(self) -> None:
-        self.now = max(self.now, self.done)
-
-    def clock(self) -> float:
-        return self.now
+def batch_of(*words: int) -> Batch:
+    """A sentence for each number of target words."""
+    return make_batch([Example([4, 4, EOS], [BOS, *[4] * n, EOS]) for n in words])
 
 
-def check_stopwatch(candidate: Callable[..., float]) -> None:
-    """Checks candidate(work, wait, clock, rounds) on a device whose times are known."""
-    disturbed = (5.0, *(0.25, 0.5, 9.0, 0.5, 0.25) * 20)  # any five in a row have the same median
-    even = (5.0, *(0.25, 0.5, 1.0, 9.0) * 20)  # and any four
-    for durations, rounds, wanted, why in (
-        ((5.0, 0.25), 1, 0.25, "The first call is in your time. Let it end before you start"),
-        (disturbed, 5, 0.5, "That isn't the median of 0.25, 0.5, 9, 0.5 and 0.25 seconds"),
-        (even, 4, 0.75, "Of four rounds the median is the middle two's mean"),
-    ):
-        device = PretendDevice(*durations)
-        found = candidate(device.work, device.wait, device.clock, rounds)
-        if found < 0.03:
-            why = "You timed only the order. Wait before you read the clock again"
-        assert abs(found - wanted) < 0.03, f"{why}: {wanted} s, but you get {found:.2f} s."
+exercise(
+    token_rate,
+    lambda: [([batch_of(4, 8, 2), batch_of(5, 5), batch_of(12, 3, 6, 9)], [2.0, 0.5, 1.5])],
+    "in 4 seconds the model is asked for 63 tokens: each </s> counts, <s> and padding don't",
+    "padding is counted",
+    lambda batches, seconds: sum(batch.tgt_y.numel() for batch in batches) / sum(seconds),
+    "<s> is counted",
+    lambda batches, seconds: sum(b.ntokens + len(b.src) for b in batches) / sum(seconds),
+)
 
 
 def stopwatch(
@@ -79,3 +45,40 @@ def stopwatch(
         wait()
         times.append(clock() - start)
     return statistics.median(times)
+
+
+class PretendDevice:
+    """A device with a clock of its own: `work` gives an order, `wait` waits for all of them.
+
+    The first order takes 5 seconds, further ones `durations`, over and over; giving one takes 1 ms.
+    """
+
+    def __init__(self, *durations: float):
+        self.durations = chain([5.0], cycle(durations))
+        self.now = self.done = 0.0
+
+    def work(self) -> None:
+        self.now += 0.001
+        self.done = max(self.now, self.done) + next(self.durations)
+
+    def wait(self) -> None:
+        self.now = max(self.now, self.done)
+
+    def time(self, function: Callable, rounds: int) -> float:
+        """The result for this device, to a tenth of a second."""
+        return round(function(self.work, self.wait, lambda: self.now, rounds), 1)
+
+
+exercise(
+    stopwatch,
+    lambda: [
+        lambda function: PretendDevice(0.2).time(function, 1),
+        lambda function: PretendDevice(0.2, 0.5, 9.0, 0.5, 0.2).time(function, 5),
+        lambda function: PretendDevice(0.2, 0.4, 0.8, 9.0).time(function, 4),
+    ],
+    "not the median of the rounds (of four rounds, the middle two's mean)",
+    "the first call is in your time: let it end before you start",  # here, it does nothing
+    lambda work, *rest: stopwatch(partial(next, chain([0], iter(work, 0))), *rest),
+    "you timed only the order: wait before you read the clock again",
+    lambda work, wait, *rest: stopwatch(work, lambda: None, *rest),
+)

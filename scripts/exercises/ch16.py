@@ -1,65 +1,15 @@
-"""Chapter 16's exercise: our solution, and a checker that says what is wrong."""
+"""Chapter 16's exercise."""
 
+import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
+from scripts.book.exercises import exercise, probe
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
-
-Silencer = Callable[[MultiHeadedAttention, int], AbstractContextManager]
-
-
-def check_values_silenced(candidate: Silencer) -> None:
-    """Looks at the values, by the layer's numbers, inside `with candidate(layer, head):`."""
-    torch.manual_seed(0)
-    layer = MultiHeadedAttention(h=4, d_model=24, dropout=0.0).double()
-    nn.init.normal_(layer.project_value.bias)
-    x = torch.randn(1, 5, 24, dtype=torch.float64)
-    kept = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
-
-    def values() -> Tensor:
-        return F.linear(x, layer.project_value.weight, layer.project_value.bias).detach()
-
-    whole = values()
-    wanted = whole.clone()
-    wanted[..., 12:18] = 0  # head 2
-
-    def as_before() -> bool:
-        return all(torch.equal(tensor, kept[name]) for name, tensor in layer.state_dict().items())
-
-    own, block = list(layer.parameters()), candidate(layer, 2)
-    assert isinstance(block, AbstractContextManager), (
-        "`with` can't use what your function gives: put @contextmanager above it."
-    )
-    with block:
-        silent, gradients = values(), torch.is_grad_enabled()
-    assert gradients, "no_grad must end before `yield`: whoever uses the block may want gradients."
-    assert not torch.allclose(silent, whole), (
-        "Nothing changed in W^V and its bias, which all paths read: a hook won't do."
-    )
-    assert as_before(), (
-        "After the block the layer must be exactly what it was. Keep a clone: a view changes "
-        "with the weights."
-    )
-    assert all(a is b and a.requires_grad for a, b in zip(own, layer.parameters(), strict=True)), (
-        "After the block the parameters must be the same objects, and want gradients as before: an "
-        "optimizer holds them."
-    )
-    assert torch.allclose(silent, wanted), (
-        "The head isn't silent, or another one is too. Its values come from rows i·d_k to "
-        "(i + 1)·d_k of the value matrix, *and* from that part of the bias."
-    )
-    try:
-        with candidate(layer, 1):
-            raise KeyError("an error inside the block")
-        raise AssertionError("An error inside the block is lost: use `finally` without `except`.")
-    except KeyError:
-        assert as_before(), (
-            "An error inside the block leaves the head silent: undo it in `finally`."
-        )
 
 
 @contextmanager
@@ -74,3 +24,38 @@ def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
     finally:
         for tensor, old in zip(rows, before, strict=True):
             tensor.copy_(old)
+
+
+def silenced(function: Callable, *errors: Exception) -> Iterator:
+    """Values and autograd in a block, perhaps with an error; numbers and objects after it."""
+    layer = MultiHeadedAttention(h=4, d_model=24, dropout=0.0)
+    nn.init.normal_(layer.project_value.bias)
+    x, value, own = torch.randn(1, 5, 24), layer.project_value, list(layer.parameters())
+    with suppress(KeyError), function(layer, 2):
+        yield [F.linear(x, value.weight, value.bias).detach(), torch.is_grad_enabled()]
+        for error in errors:
+            raise error
+    yield [p.detach() for p in layer.parameters()]
+    yield all(a is b and a.requires_grad for a, b in zip(own, layer.parameters(), strict=True))
+
+
+@contextmanager
+def unguarded(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
+    """Without `finally`."""
+    before = copy.deepcopy(layer.state_dict())
+    for p in layer.project_value.parameters():
+        p.data[6 * head : 6 * head + 6] = 0
+    yield
+    layer.load_state_dict(before)
+
+
+exercise(
+    values_silenced,
+    lambda: [silenced, probe(silenced, KeyError())],
+    "silence the head's rows of the matrix *and* the bias, and it alone; autograd stays on; after "
+    "the block the same parameters hold the same numbers, and want gradients",
+    "nothing changed in W^V and its bias, which all paths read: a hook won't do",
+    lambda layer, head: nullcontext(),
+    "an error inside the block leaves the head silent: undo it in `finally`",
+    unguarded,
+)

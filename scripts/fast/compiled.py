@@ -39,15 +39,16 @@ def built(name: str, folder: Path) -> Path:
     """
     about = Path("/proc/cpuinfo").read_text().splitlines()
     processor = sorted({line for line in about if line.startswith("flags")})
-    source, last = HERE / f"{name}.c", for_threads() if name == "passes" else ["-fopenmp-simd"]
+    source, openmp = HERE / f"{name}.c", for_threads() if name == "passes" else ["-fopenmp-simd"]
     texts = [path.read_bytes() for path in (source, HERE / "simd.h")]
-    known = hashlib.sha256(repr((texts, FLAGS, last, platform.machine(), processor)).encode())
-    path = folder / f"{name}-{known.hexdigest()[:16]}.so"
+    # All that decides what the compiler writes: a home folder may be shared by unlike machines.
+    inputs = repr((texts, FLAGS, openmp, platform.machine(), processor)).encode()
+    path = folder / f"{name}-{hashlib.sha256(inputs).hexdigest()[:16]}.so"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
             fresh = Path(own) / "fresh.so"
-            command = [os.environ.get("CC", "cc"), *FLAGS, source, *last, "-o", fresh, "-lm"]
+            command = [os.environ.get("CC", "cc"), *FLAGS, source, *openmp, "-o", fresh, "-lm"]
             subprocess.run(command, check=True, capture_output=True)
             fresh.replace(path)  # whole or not at all, in case another process looks
     return path
@@ -63,9 +64,28 @@ def loaded(name: str) -> ctypes.CDLL | None:
         return None
 
 
-def call(file: str, name: str, *given: Any) -> None:
-    """Call `name` of FILE.c: tensors as pointers, integers as 64 bits."""
+def suits(file: str, x: Tensor, *kinds: torch.dtype) -> bool:
+    """Whether the functions of FILE.c can work on x: on a CPU, numbers of one of these kinds."""
+    return x.is_cpu and x.dtype in kinds and loaded(file) is not None
+
+
+def fields(names: str) -> list[tuple[str, Any]]:
+    """Fields of a C struct: pointers and 64-bit integers."""
+    return [(name, P) for name in names.split()]
+
+
+def as_argument(x: Any) -> Any:
+    """What C gets for x: the address of a tensor, a struct or a float; an integer as it is."""
+    if isinstance(x, Tensor):
+        return x.data_ptr()
+    if isinstance(x, float):
+        return ctypes.byref(ctypes.c_float(x))
+    return ctypes.byref(x) if isinstance(x, ctypes.Structure) else x
+
+
+def call(file: str, name: str, *arguments: Any) -> None:
+    """Call `name` of FILE.c."""
     function = getattr(loaded(file), name)
     if function.argtypes is None:
-        function.argtypes = [P] * len(given)
-    function(*[x.data_ptr() if isinstance(x, Tensor) else x for x in given])
+        function.argtypes = [P] * len(arguments)
+    function(*map(as_argument, arguments))

@@ -55,11 +55,10 @@ class Packed:
         """The same for any number of rows."""
         x = x if norm is None else PATH.norm(norm, x)
         if self.onednn and x.size(0) > FEW:
+            pointwise, after = torch.ops.mkldnn._linear_pointwise, "relu" if relu else "none"
             if more is not None:
-                given = (x, more, self.weight, self.bias, "add")
-                return torch.ops.mkldnn._linear_pointwise.binary(*given)
-            then = "relu" if relu else "none"
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, then, [], "")
+                return pointwise.binary(x, more, self.weight, self.bias, "add")
+            return pointwise(x, self.weight, self.bias, after, [], "")
         if more is not None:
             return torch.addmm(more, x, self.table).add_(self.bias)
         y = torch.addmm(self.bias, x, self.table)
@@ -88,10 +87,10 @@ PACKED = {"float32": Packed, "int8": Packed8}
 def spread_by_heads(rows: Tensor, layout: Layout, parts: int, heads: int) -> Tensor:
     """Rows (N, parts·H·d_k) to (parts, B, H, S, d_k). Padding (hidden) gets the first row."""
     B, S = layout.shape
-    number = torch.arange(len(rows), device=rows.device)
-    number = number.new_zeros(B * S).index_copy_(0, layout.slots, number)  # each cell's row
+    numbers = torch.arange(len(rows), device=rows.device)
+    row_of_cell = numbers.new_zeros(B * S).index_copy_(0, layout.slots, numbers)
     blocks = torch.arange(parts * heads, device=rows.device).view(parts, 1, heads, 1)
-    places = number.view(B, 1, S) * (parts * heads) + blocks  # (parts, B, H, S): pieces of d_k
+    places = row_of_cell.view(B, 1, S) * (parts * heads) + blocks  # (parts, B, H, S), of d_k each
     return F.embedding(places, rows.reshape(len(rows) * parts * heads, -1))
 
 

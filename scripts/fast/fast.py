@@ -32,6 +32,7 @@ from scripts.ch12_going_fast import (
     LinearProduct,
     keep_mask,
     keep_scale,
+    probabilities_,
 )
 from scripts.fast import passes
 from scripts.fast.passes import Attend, Drop, NormRows
@@ -91,31 +92,27 @@ def dropout_rate(module: nn.Module) -> float:
 class FastPath:
     """The model's modules, computed by these switches: each method does what its module does."""
 
-    def __init__(self, how: Switches = FAST):
-        self.how = how
+    def __init__(self, switches: Switches = FAST):
+        self.switches = switches
 
     def in_c(self, x: Tensor, *kinds: torch.dtype) -> bool:
         """Whether the compiled functions are wanted, and can work on x."""
-        return self.how.compiled and passes.suits(x, *kinds)
+        return self.switches.compiled and passes.suits(x, *kinds)
 
     def norm(self, norm: nn.Module, x: Tensor, wide: bool = False) -> Tensor:
         """x (N, D) to (N, D); in 16 bits if products are, for one comes next, unless `wide`."""
-        kind = torch.bfloat16 if self.how.half and not wide else x.dtype
-        if not self.how.fused_norm or isinstance(norm, nn.Identity):
+        kind = torch.bfloat16 if self.switches.half and not wide else x.dtype
+        if not self.switches.fused_norm or isinstance(norm, nn.Identity):
             return norm(x).to(kind)
         if self.in_c(x, torch.float32):
             return NormRows.apply(x, norm.weight, norm.bias, norm.eps, kind)
         return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps).to(kind)
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """x·Wᵀ + b in the dtype of x."""
-        if self.how.onednn or self.how.half:
-            return LinearProduct.apply(x, weight, bias, self.how.onednn)
-        return F.linear(x, weight, bias)
-
     def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """What `layer` computes."""
-        return self.product(x, layer.weight, layer.bias)
+        """x·Wᵀ + b in the dtype of x."""
+        if self.switches.onednn or self.switches.half:
+            return LinearProduct.apply(x, layer.weight, layer.bias, self.switches.onednn)
+        return F.linear(x, layer.weight, layer.bias)
 
     def project(self, x: Tensor, *linears: nn.Linear) -> Tensor:
         """Linear maps of x (N, D), side by side: (N, sum of their outputs)."""
@@ -123,7 +120,7 @@ class FastPath:
 
     def dropped(self, x: Tensor, p: float) -> Tensor:
         """Dropout of x at rate p."""
-        if p and self.how.random_bits:
+        if p and self.switches.random_bits:
             if self.in_c(x):
                 return Drop.apply(x, None, p)
             return x * keep_mask(x.shape, p, x) * keep_scale(p)
@@ -131,14 +128,14 @@ class FastPath:
 
     def dropped_sum(self, x: Tensor, y: Tensor, p: float) -> Tensor:
         """x + dropout(y): the end of every sublayer."""
-        if self.how.random_bits and self.in_c(x, torch.float32) and self.in_c(y):
+        if self.switches.random_bits and self.in_c(x, torch.float32) and self.in_c(y):
             return Drop.apply(y, x, p)
         return x + self.dropped(y, p)
 
     def feed_forward(self, layer: PositionwiseFeedForward, x: Tensor) -> Tensor:
         """x (N, D) to (N, D)."""
         p, hidden = dropout_rate(layer), self.linear(layer.expand, x)  # (N, d_ff)
-        if self.how.random_bits and self.in_c(hidden):  # relu and dropout in one pass
+        if self.switches.random_bits and self.in_c(hidden):  # relu and dropout in one pass
             return self.linear(layer.contract, Drop.apply(hidden, None, p, True))
         return self.linear(layer.contract, self.dropped(hidden.relu(), p))
 
@@ -149,8 +146,8 @@ class FastPath:
         p, norm = dropout_rate(connection), connection.norm
         if connection.norm_first:
             return self.dropped_sum(x, sublayer(self.norm(norm, x)), p)
-        narrow = x.bfloat16() if self.how.half else x  # a product's factor; x itself stays wide
-        return self.norm(norm, self.dropped_sum(x, sublayer(narrow), p), wide=True)
+        factor = x.bfloat16() if self.switches.half else x  # for products; the sum stays wide
+        return self.norm(norm, self.dropped_sum(x, sublayer(factor), p), wide=True)
 
     def attend(
         self,
@@ -167,13 +164,10 @@ class FastPath:
         values (M, 2·D). `places` are the layouts of queries and of keys. Hides padding; or, if
         `causal`, the future (padding comes later); or what `bias`, added to the scores, says.
         """
-        features = getattr(layer, "feature_dropout", 0.0) if layer.training else 0.0  # UniDrop's
-        rows = self.dropped(rows, features)
-        others = None if others is None else self.dropped(others, features)
         parts = (layer.project_query, layer.project_key, layer.project_value)
         widths = [len(part.weight) for part in parts]  # D each, as a rule
-        by_rows = self.how.attention == "ours" and self.in_c(rows) and bias is None
-        if by_rows and passes.attends(widths, layer.h, places):
+        in_c = self.switches.attention == "ours" and self.in_c(rows) and bias is None
+        if in_c and passes.attends(widths, layer.h, places):
             starts = tuple(passes.starts_of(place) for place in places)
             return Attend.apply(rows, others, starts, layer.h, causal, dropout_rate(layer))
         if others is None:
@@ -199,13 +193,14 @@ class FastPath:
         PyTorch's fastest kernel takes the causal mask by name; a mask of numbers rules it out.
         """
         q, k, v = (split_heads(x, layer.h) for x in (q, k, v))  # (B, H, T or S, d_k)
-        p, by_name = dropout_rate(layer), bias is None and causal and self.how.attention == "sdpa"
-        if bias is None and causal and not by_name:
+        way, p, causal = self.switches.attention, dropout_rate(layer), causal and bias is None
+        by_name = causal and way == "sdpa"
+        if causal and not by_name:
             wide, T = torch.promote_types(q.dtype, torch.float32), q.size(-2)
             bias = q.new_full((T, T), -math.inf, dtype=wide).triu(1)
-        if self.how.attention == "ours":
+        if way == "ours":
             heads = AttentionCore.apply(q, k, v, bias, p)
-        elif self.how.attention == "sdpa":
+        elif way == "sdpa":
             mask = None if bias is None else bias.to(q.dtype)
             heads = F.scaled_dot_product_attention(q, k, v, mask, dropout_p=p, is_causal=by_name)
         else:
@@ -278,11 +273,11 @@ class FastPath:
     ) -> tuple[Tensor, Tensor]:
         """What the generator gets to see: the decoder's rows (N, D), and their labels (N,)."""
         is_source, is_target = (ids != criterion.padding_idx for ids in (batch.src, batch.tgt_y))
-        src_layout, layout = (Layout(real, self.how.packed) for real in (is_source, is_target))
+        src_layout, layout = (Layout(real, self.switches.packed) for real in (is_source, is_target))
         memory = self.encode(model, batch.src, src_layout)
         x = self.decode(model, memory, src_layout, batch.tgt, layout)  # (N, D)
         labels = layout.rows(batch.tgt_y)
-        if layout.full and self.how.loss == "ours":  # which knows nothing of padding
+        if layout.full and self.switches.loss == "ours":  # which knows nothing of padding
             real = layout.rows(is_target)
             x, labels = x[real], labels[real]
         return x, labels
@@ -292,22 +287,22 @@ class FastPath:
     ) -> tuple[Tensor, Tensor]:
         """`criterion(generator(x), labels)`: x (N, D), labels (N,), to two sums in nats."""
         proj = generator.proj
-        if self.how.loss == "textbook":
+        if self.switches.loss == "textbook":
             return criterion(self.linear(proj, x), labels)
-        size = max(1, BYTES_AT_ONCE // (len(proj.weight) * x.element_size()))  # rows
-        given = (criterion.smoothing, size, self.how.onednn, torch.is_grad_enabled())
-        if self.in_c(x):
-            given += (passes.softmax_rows_,)
-        return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, *given)
+        chunk = max(1, BYTES_AT_ONCE // (len(proj.weight) * x.element_size()))  # rows
+        # A `Function` can't see that gradients are off, so it is told.
+        options = (criterion.smoothing, chunk, self.switches.onednn, torch.is_grad_enabled())
+        overwrite = passes.softmax_rows_ if self.in_c(x) else probabilities_
+        return LinearCrossEntropy.apply(x, proj.weight, proj.bias, labels, *options, overwrite)
 
 
 FAST_PATH = FastPath()
 
 
 def fast_loss(
-    model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing, how: Switches = FAST
+    model: EncoderDecoder, batch: Batch, criterion: LabelSmoothing, switches: Switches = FAST
 ) -> tuple[Tensor, Tensor]:
     """`batch_loss` by the fast path: the same model, the same two sums, the same gradients."""
-    path = FastPath(how)
+    path = FastPath(switches)
     x, labels = path.target_rows(model, batch, criterion)
     return path.rows_loss(model.generator, x, labels, criterion)

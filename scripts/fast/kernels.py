@@ -15,27 +15,29 @@ from torch import Tensor, nn
 from scripts.ch02_multi_head_attention import merge_heads
 from scripts.ch13_decoding_fast import best_logits, log_sum_exp
 from scripts.fast import compiled
-from scripts.fast.compiled import LANES, P
+from scripts.fast.compiled import LANES, P, fields
 
 MOST_ROWS, MOST_ROWS_OF_BYTES = 8, 32  # that count as few: for more, other products are faster
 MOST_NUMBERS = 65536  # in few rows
 
+# In what follows C gets addresses, so Python must keep the tensors alive: `held` does.
+
 
 def takes(x: Tensor) -> bool:
     """Whether the compiled functions can work on numbers like these."""
-    return x.is_cpu and x.dtype == torch.float32 and compiled.loaded("kernels") is not None
+    return compiled.suits("kernels", x, torch.float32)
 
 
 def multiplies_bytes() -> bool:
     """Whether the compiled functions have products of bytes."""
-    found = compiled.loaded("kernels")
-    return found is not None and bool(P.in_dll(found, "multiplies_bytes").value)
+    library = compiled.loaded("kernels")
+    return library is not None and bool(P.in_dll(library, "multiplies_bytes").value)
 
 
 class Norm(ctypes.Structure):
     """A LayerNorm, or none, as `kernels.c` has it."""
 
-    _fields_ = [("weight", P), ("bias", P), ("eps", ctypes.c_float)]
+    _fields_ = [*fields("weight bias"), ("eps", ctypes.c_float)]
 
 
 def norm_of(norm: nn.Module | None) -> Norm:
@@ -48,20 +50,17 @@ def norm_of(norm: nn.Module | None) -> Norm:
 class Past(ctypes.Structure):
     """Keys and values, and which of them may be seen, as `kernels.c` has them."""
 
-    _fields_ = [(name, P) for name in ("keys", "values", "layer", "sentence", "head")]
-    _fields_ += [(name, P) for name in ("L", "masks", "may")]
+    _fields_ = fields("keys values layer sentence head L masks may")
 
-
-def past_of(past: Tensor, allowed: Tensor | None) -> Past:
-    """From past (layers, 2, B, H, L, d_k), or that of one layer, and a mask (B, k or 1, L)."""
-    *_, values, sentence, head, _, _ = past.stride()
-    keys, given = past.data_ptr(), (past.stride(0), sentence, head, past.size(-2))
-    if allowed is not None:
-        allowed = allowed.contiguous()
-        given += (allowed.size(1), allowed.data_ptr())
-    made = Past(keys, keys + values * past.element_size(), *given)
-    made.held = allowed
-    return made
+    def __init__(self, past: Tensor, allowed: Tensor | None):
+        """From past (layers, 2, B, H, L, d_k), or that of one layer; allowed (B, k or 1, L)."""
+        *_, to_values, sentence, head, _, _ = past.stride()
+        keys = past.data_ptr()
+        self.held = None if allowed is None else allowed.contiguous()
+        mask = () if allowed is None else (allowed.size(1), self.held.data_ptr())
+        strides = (past.stride(0), sentence, head)
+        values = keys + to_values * past.element_size()
+        super().__init__(keys, values, *strides, past.size(-2), *mask)
 
 
 def takes_heads(q: Tensor, past: Tensor) -> bool:
@@ -80,9 +79,8 @@ def attend(q: Tensor, past: Tensor, allowed: Tensor | None) -> Tensor:
         heads = q.unflatten(0, (B, -1)).unflatten(-1, (H, d)).transpose(1, 2)  # (B, H, k, d_k)
         mask = None if allowed is None else allowed.unsqueeze(1)  # (B, 1, k or 1, L)
         return merge_heads(F.scaled_dot_product_attention(heads, *past, mask)).flatten(0, 1)
-    out, of = q.new_empty(q.shape), past_of(past, allowed)
-    sizes = (B, len(q) // B, H, d // LANES)
-    compiled.call("kernels", "attend", q, q.stride(0), ctypes.byref(of), 0, *sizes, out)
+    out, sizes = q.new_empty(q.shape), (B, len(q) // B, H, d // LANES)
+    compiled.call("kernels", "attend", q, q.stride(0), Past(past, allowed), 0, *sizes, out)
     return out
 
 
@@ -93,9 +91,9 @@ def round_rows(x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor
         most = x.abs().amax(dim=1)  # (N,)
         per = torch.where(most > 0, 127 / most, 0.0)
         return (x * per.unsqueeze(1)).round_().to(torch.int8), most / 127
-    x, by = x.contiguous(), ctypes.byref(norm_of(norm))
+    x = x.contiguous()
     whole, unit = torch.empty_like(x, dtype=torch.int8), x.new_empty(len(x))
-    compiled.call("kernels", "round_rows", x, *x.shape, by, whole, unit)
+    compiled.call("kernels", "round_rows", x, *x.shape, norm_of(norm), whole, unit)
     return whole, unit
 
 
@@ -129,8 +127,7 @@ def best_of_rows(
 class Map(ctypes.Structure):
     """A linear map for a few rows, as `kernels.c` has it."""
 
-    _fields_ = [(name, P) for name in ("weight", "bias", "units", "sums")]
-    _fields_ += [(name, ctypes.c_int64) for name in ("D", "F")]
+    _fields_ = [*fields("weight bias units sums"), ("D", ctypes.c_int64), ("F", ctypes.c_int64)]
 
     def __init__(self, table: Tensor, bias: Tensor, units: Tensor | None = None):
         """From a table (D, F) and a bias (F,); with `units` (F,), the table holds bytes.
@@ -158,8 +155,7 @@ class Map(ctypes.Structure):
     ) -> Tensor:
         """norm(x)·W + b, plus `more` or cut at 0: a few rows x (N, D) to (N, F)."""
         x, out = x.contiguous(), x.new_empty(x.size(0), self.F)
-        by = ctypes.byref(norm_of(norm))
-        compiled.call("kernels", "apply", ctypes.byref(self), by, x, x.size(0), more, relu, out)
+        compiled.call("kernels", "apply", self, norm_of(norm), x, x.size(0), more, relu, out)
         return out
 
 
@@ -167,7 +163,7 @@ MAPS = ("look_back", "look_back_out", "look_across", "look_across_out", "expand"
 
 
 class Layer(ctypes.Structure):
-    """Norms and maps of an `fast.decoding.PreparedLayer`, as `kernels.c` has them."""
+    """Norms and maps of a `fast.decoding.PreparedLayer`, as `kernels.c` has them."""
 
     _fields_ = [("before", Norm * 3), ("after", Norm * 3), *((name, Map) for name in MAPS)]
 
@@ -193,8 +189,7 @@ class Layers:
     ) -> Tensor:
         """What `PreparedModel.write` gives; x is overwritten."""
         _, _, B, H, _, d = past.shape
-        pasts = ctypes.byref(past_of(past, family)), ctypes.byref(past_of(source, real))
-        sizes = (B, x.size(0) // B, H, d // LANES)
-        given = (self.layers, len(self.layers), ctypes.byref(self.last), x, *sizes)
-        compiled.call("kernels", "decode_layers", *given, *pasts)
+        layers, sizes = (self.layers, len(self.layers), self.last), (B, len(x) // B, H, d // LANES)
+        pasts = Past(past, family), Past(source, real)
+        compiled.call("kernels", "decode_layers", *layers, x, *sizes, *pasts)
         return x

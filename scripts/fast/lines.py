@@ -65,8 +65,8 @@ def utf8_chunks(stream: BinaryIO) -> Iterator[bytes]:
         chunk += more
     if PACKED.match(chunk):
         raise ValueError("the input is a packed file (gzip, zip, …), not text: unpack it first")
-    name, chunk = wide_encoding(chunk), chunk.removeprefix(codecs.BOM_UTF8)
-    decoder = name and codecs.getincrementaldecoder(name)("replace")
+    encoding, chunk = wide_encoding(chunk), chunk.removeprefix(codecs.BOM_UTF8)
+    decoder = encoding and codecs.getincrementaldecoder(encoding)("replace")
     while chunk:
         yield decoder.decode(chunk).encode() if decoder else chunk
         chunk = stream.read1(LINE_BYTES)
@@ -112,8 +112,8 @@ def encode_line(trained: Trained, line: InputLine, number: int) -> list[int]:
         f"has {tokens:,} tokens (only the first {MAX_LEN} are translated)": tokens > MAX_LEN,
         f"has letters that the model has never met: {' '.join([*unknown][:5])}": unknown,
     }
-    if said := " and ".join(change for change, happened in changes.items() if happened):
-        tqdm.write(f"note: line {number} {said}", file=sys.stderr)
+    if note := " and ".join(change for change, happened in changes.items() if happened):
+        tqdm.write(f"note: line {number} {note}", file=sys.stderr)
     return source_ids(text, trained.tokenizer)
 
 

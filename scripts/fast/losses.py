@@ -1,13 +1,12 @@
-"""How a run computes a batch's loss: its path, its precision, compiled or not, with R-Drop.
+"""Which loss a run computes for a batch: the textbook's, the fast path's, or R-Drop's.
 
 The settings say what is wanted, the device what there is; `resolved` brings the two together, and
-what it decides is part of the run. The result is one function of (model, batch, criterion).
+what it decides is part of the run.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,15 +15,7 @@ from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import Batch, LabelSmoothing, batch_loss
 from scripts.core.settings import TrainConfig, multiplies_bf16
 from scripts.core.static import FEW_SHAPES
-from scripts.fast.fast import (
-    FAST_PATH,
-    PLAIN,
-    STATIC,
-    FastPath,
-    Switches,
-    fast_loss,
-    switches_for,
-)
+from scripts.fast.fast import FAST, PLAIN, STATIC, FastPath, Switches, fast_loss, switches_for
 
 LossOf = Callable[..., tuple[Tensor, Tensor]]  # of (model, batch, criterion), to two sums
 OLD_KERNELS = torch.__version__ < "2.10"  # compared as versions
@@ -38,10 +29,10 @@ def precision_on(config: TrainConfig, device: torch.device) -> str:
 
 
 def switches_of(config: TrainConfig, device: torch.device) -> Switches:
-    """The fast path's switches for a run. In a static or compiled step no shape depends on data."""
-    if config.path == "textbook":
+    """The fast path's switches for a run. In a static step no shape depends on data."""
+    if config.step == "textbook":
         return PLAIN
-    if config.compile or config.step in FEW_SHAPES:
+    if config.step in FEW_SHAPES:
         return STATIC
     return switches_for(device, precision_on(config, device) == "bf16")
 
@@ -56,8 +47,7 @@ def resolved(
     a recording by several processes, as it holds a whole step, and for batches of few shapes with
     BPE-dropout, which changes the lengths each epoch.
     """
-    step = config.step
-    able = device.type == "cuda" and world == 1 and config.fused and not config.compile
+    step, able = config.step, device.type == "cuda" and world == 1
     if step == "auto":
         few = able and not config.bpe_dropout
         # Several batches in a step have too many sequences of shapes to record; and before 2.10
@@ -66,11 +56,11 @@ def resolved(
         step = ("graphed" if records else "static") if few else "eager"
         if before and (step in FEW_SHAPES) != (before in FEW_SHAPES):
             step = "static" if before in FEW_SHAPES else "eager"
-    if step == "graphed" and before and not able:
-        step = "static"  # what was recorded on a GPU goes on anywhere
     if step == "graphed" and not able:
-        raise ValueError("--step graphed needs one process on a GPU, --fused and no --compile")
-    if step != "eager" and config.bpe_dropout:
+        if not before:
+            raise ValueError("--step graphed needs one process on a GPU")
+        step = "static"  # what was recorded on a GPU goes on anywhere
+    if step in FEW_SHAPES and config.bpe_dropout:
         raise ValueError(f"--step {step} doesn't work with --bpe_dropout: use --step eager")
     return replace(config, precision=precision_on(config, device), step=step)
 
@@ -80,7 +70,7 @@ def r_drop_loss(
     batch: Batch,
     criterion: LabelSmoothing,
     weight: float,
-    rows_of: LossOf = FAST_PATH.target_rows,
+    switches: Switches = FAST,
 ) -> tuple[Tensor, Tensor]:
     """The mean loss of two passes, and their disagreement (Liang et al. 2021, equations 1 to 4).
 
@@ -89,33 +79,24 @@ def r_drop_loss(
     the sentences: their masks differ, and a GPU starts half as many kernels.
     """
     twice = Batch(*(torch.cat((side, side)) for side in (batch.src, batch.full)))
-    x, labels = rows_of(model, twice, criterion)  # (2N, D), (2N,): one pass, then the other
-    labels, logits = labels.chunk(2)[0], model.generator(x)  # (N,), (2N, V)
+    x, labels = FastPath(switches).target_rows(model, twice, criterion)  # (2N, D), (2N,)
+    labels, logits = labels.chunk(2)[0], model.generator(x)  # (N,), (2N, V): one pass, then another
     wide = logits.float() if logits.dtype == torch.bfloat16 else logits
     first, second = wide.log_softmax(dim=-1).chunk(2)  # (N, V) each
-    losses, nlls = zip(*(criterion(one, labels) for one in (first, second)), strict=True)
+    losses, nlls = zip(*(criterion(half, labels) for half in (first, second)), strict=True)
     apart = ((first.exp() - second.exp()) * (first - second)).sum(dim=-1)  # (N,)
     apart = apart.masked_fill(labels == criterion.padding_idx, 0.0).sum()
     return sum(losses) / 2 + weight / 4 * apart, sum(nlls) / 2
 
 
-@cache  # each validation asks for its function again, and compiling takes a minute
-def compiled(function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
-    """`function` with these arguments, rewritten by torch.compile: one object for all callers."""
-    return torch.compile(partial(function, **fixed), dynamic=True)
-
-
 def loss_function_of(config: TrainConfig, device: torch.device, training: bool = False) -> LossOf:
     """How the run computes a batch's loss. Validation has no dropout, and no R-Drop."""
-    half, twice = precision_on(config, device) == "bf16", config.r_drop and training
-    switches = switches_of(config, device)
-    if twice:
-        rows_of = FastPath(switches).target_rows
-        function, fixed = r_drop_loss, {"weight": config.r_drop, "rows_of": rows_of}
-    elif config.path == "textbook":
-        function, fixed = batch_loss, {}
+    switches, half = switches_of(config, device), precision_on(config, device) == "bf16"
+    if config.r_drop and training:
+        loss_of = partial(r_drop_loss, weight=config.r_drop, switches=switches)
+    elif config.step == "textbook":
+        loss_of = batch_loss
     else:
-        function, fixed = fast_loss, {"how": switches}
-    loss_of = compiled(function, **fixed) if config.compile else partial(function, **fixed)
-    by_hand = switches.half and not twice  # R-Drop uses the plain generator
-    return torch.autocast(device.type, torch.bfloat16)(loss_of) if half and not by_hand else loss_of
+        loss_of = partial(fast_loss, switches=switches)
+        half = half and not switches.half  # a CPU's fast path rounds the factors itself
+    return torch.autocast(device.type, torch.bfloat16)(loss_of) if half else loss_of

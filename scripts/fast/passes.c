@@ -81,16 +81,16 @@ static inline void thin(const float *x, int64_t n, const uint16_t *bits, uint16_
 /* dropout(x) of `count` numbers, 0 where a `gate` (like x, or null) isn't positive; plus `more`
    unless null. */
 void drop(const void *x, int64_t x_half, int64_t count, const float *more, const void *gate,
-          const Dropout *how, void *out, int64_t out_half, int64_t threads) {
+          const Dropout *mask, void *out, int64_t out_half, int64_t threads) {
     PARALLEL for (int64_t b = 0; b < WHOLE(count) / BLOCK; b++) {
         int64_t at = b * BLOCK, n = count - at < BLOCK ? count - at : BLOCK;
-        float room[BLOCK], gates[BLOCK], y[BLOCK], scale = how->scale;
+        float room[BLOCK], gates[BLOCK], y[BLOCK], scale = mask->scale;
         uint16_t bits[BLOCK];
         const float *from = get(x, x_half, at, n, room);
         SIMD for (int64_t j = 0; j < n; j++) y[j] = from[j] * scale;
-        if (how->limit) {
-            draw(how->seed, b, n, bits);
-            thin(y, n, bits, how->limit, 1, y);
+        if (mask->limit) {
+            draw(mask->seed, b, n, bits);
+            thin(y, n, bits, mask->limit, 1, y);
         }
         if (gate) {
             const float *open = get(gate, x_half, at, n, gates);
@@ -302,7 +302,7 @@ static void soften_back(const float *weights, int64_t S, int64_t M, float scale,
 
 /* Bring head h of sentence b to the desk: its queries, keys and values, and the weights with and
    without dropout, (S, M). */
-static void weigh(const Heads *x, const Sentences *s, int64_t b, int64_t h, const Dropout *how,
+static void weigh(const Heads *x, const Sentences *s, int64_t b, int64_t h, const Dropout *mask,
                   Desk *desk) {
     int64_t d = s->d, T = s->q_start[b + 1] - s->q_start[b], S = s->k_start[b + 1] - s->k_start[b];
     int64_t M = (T + 15) / 16 * 16, keys = s->k_start[b] * x->k_row + h * d;
@@ -315,22 +315,22 @@ static void weigh(const Heads *x, const Sentences *s, int64_t b, int64_t h, cons
     turn(desk->q, T, M, d, desk->turned);
     times(desk->k, d, desk->turned, S, d, M, desk->weights);
     soften(desk->weights, S, M, 1.0f / sqrtf(d), s->causal);
-    if (how->limit) {
-        draw(how->seed, b * s->H + h, S * M, desk->bits);
-        thin(desk->weights, S * M, desk->bits, how->limit, how->scale, desk->thinned);
+    if (mask->limit) {
+        draw(mask->seed, b * s->H + h, S * M, desk->bits);
+        thin(desk->weights, S * M, desk->bits, mask->limit, mask->scale, desk->thinned);
     }
 }
 
 /* out, rows of H·d: softmax(QKᵀ/√d)·V of each head, with dropout on the weights. */
-void attend_rows(const Heads *x, const Sentences *s, const Dropout *how, void *out,
+void attend_rows(const Heads *x, const Sentences *s, const Dropout *mask, void *out,
                  int64_t threads) {
     PARALLEL for (int64_t t = 0; t < threads; t++) {
         Desk desk = desk_of(s);
         int64_t d = s->d, wide = s->H * d, items = s->B * s->H;
         for (int64_t i = items * t / threads; i < items * (t + 1) / threads; i++) {
             int64_t b = i / s->H, h = i % s->H;
-            weigh(x, s, b, h, how, &desk);
-            const float *weights = how->limit ? desk.thinned : desk.weights;
+            weigh(x, s, b, h, mask, &desk);
+            const float *weights = mask->limit ? desk.thinned : desk.weights;
             transposed_times(weights, desk.M, desk.v, desk.T, desk.S, d, desk.out);
             spread(desk.out, s->half, s->q_start[b] * wide + h * d, wide, desk.T, d, out);
         }
@@ -339,23 +339,23 @@ void attend_rows(const Heads *x, const Sentences *s, const Dropout *how, void *o
 }
 
 /* Its gradients for queries, keys and values, from a gradient g: rows of H·d. */
-void attend_rows_back(const Heads *x, const Sentences *s, const Dropout *how, const void *g,
+void attend_rows_back(const Heads *x, const Sentences *s, const Dropout *mask, const void *g,
                       const Heads *by, int64_t threads) {
     PARALLEL for (int64_t t = 0; t < threads; t++) {
         Desk desk = desk_of(s);
         int64_t d = s->d, wide = s->H * d, items = s->B * s->H;
         for (int64_t i = items * t / threads; i < items * (t + 1) / threads; i++) {
             int64_t b = i / s->H, h = i % s->H;
-            weigh(x, s, b, h, how, &desk);
+            weigh(x, s, b, h, mask, &desk);
             int64_t T = desk.T, S = desk.S, M = desk.M, q = s->q_start[b], k = s->k_start[b];
-            const float *weights = how->limit ? desk.thinned : desk.weights;
+            const float *weights = mask->limit ? desk.thinned : desk.weights;
             collect(g, s->half, q * wide + h * d, wide, T, d, desk.g);
             times(weights, M, desk.g, S, T, d, desk.out);
             spread(desk.out, s->half, k * by->k_row + h * d, by->k_row, S, d, by->v);
             turn(desk.g, T, M, d, desk.turned);
             times(desk.v, d, desk.turned, S, d, M, desk.slopes);
-            if (how->limit)
-                thin(desk.slopes, S * M, desk.bits, how->limit, how->scale, desk.slopes);
+            if (mask->limit)
+                thin(desk.slopes, S * M, desk.bits, mask->limit, mask->scale, desk.slopes);
             soften_back(desk.weights, S, M, 1.0f / sqrtf(d), desk.slopes);
             times(desk.slopes, M, desk.q, S, T, d, desk.out);
             spread(desk.out, s->half, k * by->k_row + h * d, by->k_row, S, d, by->k);

@@ -16,20 +16,19 @@ from torch.autograd.function import once_differentiable
 
 from scripts.ch12_going_fast import DRAWS, Layout, keep_scale
 from scripts.fast import compiled
-from scripts.fast.compiled import LANES, P, loaded
+from scripts.fast.compiled import LANES, fields
 
 BF16 = torch.bfloat16
 
 
 def suits(x: Tensor, *kinds: torch.dtype) -> bool:
     """Whether the compiled functions can work on x: float32 or bfloat16, or just these kinds."""
-    fits = x.device.type == "cpu" and x.dtype in (kinds or (torch.float32, BF16))
-    return fits and loaded("passes") is not None
+    return compiled.suits("passes", x, *(kinds or (torch.float32, BF16)))
 
 
-def pass_over(name: str, *given: Any) -> None:
+def pass_over(name: str, *arguments: Any) -> None:
     """The compiled function of that name, on all threads."""
-    compiled.call("passes", name, *given, torch.get_num_threads())
+    compiled.call("passes", name, *arguments, torch.get_num_threads())
 
 
 class Dropout(ctypes.Structure):
@@ -44,38 +43,37 @@ def dropout_at(p: float) -> Dropout:
     return Dropout(seed, round(p * DRAWS), keep_scale(p))
 
 
+def dropped(
+    x: Tensor, more: Tensor | None, gate: Tensor | None, mask: Dropout, kind: torch.dtype
+) -> Tensor:
+    """What C's `drop` makes of x, as numbers of `kind`."""
+    x, more, gate = (part if part is None else part.contiguous() for part in (x, more, gate))
+    out = torch.empty_like(x, dtype=kind)
+    pass_over("drop", x, x.dtype == BF16, x.numel(), more, gate, mask, out, kind == BF16)
+    return out
+
+
 class Drop(Function):
     """dropout(x), or dropout(relu(x)), plus `more` if there is any; x of any shape."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, more: Tensor | None, p: float, relu: bool = False) -> Tensor:
         """To the shape of x, in the dtype of `more`, if given, or of x."""
-        ctx.how, ctx.kind = dropout_at(p), x.dtype
+        ctx.mask, ctx.kind = dropout_at(p), x.dtype
         kind = x.dtype if more is None else more.dtype
-        out = dropped(x, more, x if relu else None, ctx.how, kind)
+        out = dropped(x, more, x if relu else None, ctx.mask, kind)
         ctx.save_for_backward(out if relu else None)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The same mask; after relu, the output shows the zeros of both."""
+        """The same mask, drawn again: none was stored."""
         (out,) = ctx.saved_tensors
-        if out is not None:
-            kept = Dropout(0, 0, ctx.how.scale)
-            return dropped(grad, None, out, kept, ctx.kind), None, None, None
+        # After relu the output is positive only where neither relu nor dropout made it 0.
+        mask = ctx.mask if out is None else Dropout(0, 0, ctx.mask.scale)
         by_more = grad if ctx.needs_input_grad[1] else None
-        return dropped(grad, None, None, ctx.how, ctx.kind), by_more, None, None
-
-
-def dropped(
-    x: Tensor, more: Tensor | None, gate: Tensor | None, how: Dropout, kind: torch.dtype
-) -> Tensor:
-    """What `drop` makes of x, as numbers of `kind`."""
-    x, more, gate = (part if part is None else part.contiguous() for part in (x, more, gate))
-    out, by = torch.empty_like(x, dtype=kind), ctypes.byref(how)
-    pass_over("drop", x, x.dtype == BF16, x.numel(), more, gate, by, out, kind == BF16)
-    return out
+        return dropped(grad, None, out, mask, ctx.kind), by_more, None, None
 
 
 class NormRows(Function):
@@ -88,7 +86,6 @@ class NormRows(Function):
         """x (N, D), weight and bias (D,), to (N, D)."""
         x, out = x.contiguous(), torch.empty_like(x, dtype=kind)
         mean, per = x.new_empty(2, len(x))
-        eps = ctypes.byref(ctypes.c_float(eps))
         pass_over("norm", x, *x.shape, weight, bias, eps, mean, per, out, kind == BF16)
         ctx.save_for_backward(x, weight, mean, per)
         return out
@@ -99,8 +96,8 @@ class NormRows(Function):
         """Gradients for x, weight and bias."""
         x, weight, mean, per = ctx.saved_tensors
         grad, by_x, by_both = grad.contiguous(), torch.empty_like(x), x.new_empty(2, x.size(1))
-        given = (grad.dtype == BF16, x, *x.shape, weight, mean, per, by_x, by_both)
-        pass_over("norm_back", grad, *given)
+        inputs = (grad, grad.dtype == BF16, x, *x.shape, weight, mean, per)
+        pass_over("norm_back", *inputs, by_x, by_both)
         return by_x, *by_both, None, None
 
 
@@ -122,14 +119,13 @@ def starts_of(layout: Layout) -> Tensor:
 class Sentences(ctypes.Structure):
     """Which rows are whose, as `passes.c` has it."""
 
-    _fields_ = [("q_start", P), ("k_start", P)]
-    _fields_ += [(name, ctypes.c_int64) for name in ("B", "H", "d", "half", "causal")]
+    _fields_ = fields("q_start k_start B H d half causal")
 
 
 class Heads(ctypes.Structure):
     """Queries, keys and values, or their gradients, as `passes.c` has them."""
 
-    _fields_ = [("q", P), ("k", P), ("v", P), ("q_row", ctypes.c_int64), ("k_row", ctypes.c_int64)]
+    _fields_ = fields("q k v q_row k_row")
 
 
 def heads_of(rows: Tensor, others: Tensor | None) -> Heads:
@@ -159,11 +155,11 @@ class Attend(Function):
         """
         D = rows.size(1) // (3 if others is None else 1)
         sizes = (len(starts[0]) - 1, h, D // h, rows.dtype == BF16, causal)
-        ctx.sentences = Sentences(*(start.data_ptr() for start in starts), *sizes)
-        ctx.starts, ctx.how = starts, dropout_at(p)  # C has their addresses: keep them alive
+        ctx.starts = starts  # C gets their addresses: keep them alive
+        ctx.fixed = Sentences(*(start.data_ptr() for start in starts), *sizes), dropout_at(p)
         ctx.save_for_backward(rows, others)
-        given, out = (heads_of(rows, others), ctx.sentences, ctx.how), rows.new_empty(len(rows), D)
-        pass_over("attend_rows", *map(ctypes.byref, given), out)
+        out = rows.new_empty(len(rows), D)
+        pass_over("attend_rows", heads_of(rows, others), *ctx.fixed, out)
         return out
 
     @staticmethod
@@ -171,8 +167,8 @@ class Attend(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients for rows and others; the weights are computed again."""
         by = [None if x is None else x.new_empty(x.shape) for x in ctx.saved_tensors]
-        given, grad = (heads_of(*ctx.saved_tensors), ctx.sentences, ctx.how), grad.contiguous()
-        pass_over("attend_rows_back", *map(ctypes.byref, given), grad, ctypes.byref(heads_of(*by)))
+        inputs = (heads_of(*ctx.saved_tensors), *ctx.fixed, grad.contiguous())
+        pass_over("attend_rows_back", *inputs, heads_of(*by))
         return *by, None, None, None, None
 
 

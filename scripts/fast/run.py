@@ -7,22 +7,19 @@ needs, chooses the weights by validation, scores what it stored, and writes reco
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from scripts import ROOT, runs_folder
-from scripts.book.domains import folder_name
+from scripts import runs_folder
 from scripts.book.files import writable
-from scripts.book.records import load_record, provenance, save_record, sha256
+from scripts.book.records import provenance, save_record, sha256
 from scripts.ch06_training import LabelSmoothing
 from scripts.ch09_training_run import average_checkpoints, validate
 from scripts.ch12_going_fast import keep_memory
@@ -35,17 +32,15 @@ from scripts.core.ranks import ALONE, Ranks, join_ranks
 from scripts.core.scores import corpus_bleu, held_out_splits
 from scripts.core.settings import TrainConfig, build_model, multiplies_bf16, pick_device
 from scripts.core.signals import StopSignal
-from scripts.core.static import static_lengths
+from scripts.core.static import FEW_SHAPES, static_lengths
 from scripts.core.steps import KINDS, Step, ask_for_determinism
 from scripts.core.training import (
-    OF_MACHINE,
     Training,
-    asked_of,
     best_weights,
     refuse_to_replace,
     start_anew,
 )
-from scripts.core.watching import gpu_row, in_words, tracker_of
+from scripts.core.watching import gpu_row, in_words
 from scripts.fast.losses import LossOf, loss_function_of, resolved
 from scripts.fast.translating import DecodeOptions, fast_translate
 
@@ -67,7 +62,8 @@ def join_gradients(take: Step) -> None:
     module.model, module.forward = take.model, partial(take.loss_of, take.model)
     # The position table is a buffer, the same in all processes: no need to send it.
     shared = DistributedDataParallel(module, device_ids=on, broadcast_buffers=False)
-    take.loss_of, take.without_sync = lambda model, *given: shared(*given), shared.no_sync
+    take.loss_of = lambda model, batch, criterion: shared(batch, criterion)
+    take.without_sync = shared.no_sync
 
 
 def training_of(
@@ -86,18 +82,17 @@ def training_of(
     """
     torch.manual_seed(config.seed)
     device, asked = pick_device(config.device), config
-    state = newest_state(lengthen or folder) if lengthen or resume else None
     if device.index is not None and device.type == "cuda":
         torch.cuda.set_device(device)  # a recording is made on the current one
-    step = state.meta["run"].get("step", "eager") if state else None
-    config = resolved(config, device, ranks.world, step)
+    state = newest_state(lengthen or folder) if lengthen or resume else None
+    before = state.meta["run"].get("step", "eager") if state else None
+    config = resolved(config, device, ranks.world, before)
     if config.deterministic and device.type == "cuda":
         ask_for_determinism()
     model = build_model(config, len(data.tokenizer)).to(device)
-    optimizer = make_optimizer(config, model)
-    criterion, loss_of = LabelSmoothing(config.smoothing), loss_for(config, device, training=True)
-    shapes = {}
-    if config.step != "eager":
+    optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
+    loss_of, shapes = loss_for(config, device, training=True), {}
+    if config.step in FEW_SHAPES:
         shapes = {"widths": static_lengths(data.train), "max_tokens": config.max_tokens}
     take = KINDS[config.step](model, criterion, optimizer, loss_of, config.clip, **shapes)
     if ranks.world > 1:
@@ -106,21 +101,9 @@ def training_of(
     return kind(config, data, folder, model, optimizer, take, ranks, state or False, asked)
 
 
-def fit(
-    config: TrainConfig,
-    data: TrainingData,
-    folder: Path,
-    resume: bool = False,
-    ranks: Ranks = ALONE,
-    **others: Any,
-) -> list[dict[str, float]]:
-    """Train as `config` says; return the history, a row an epoch. `others` go to `trained_to_end`.
-
-    `folder` gets the best model (by validation BLEU), two states, and weights to be averaged. With
-    `resume` the run goes on as if it had never stopped. Raises Stopped, Diverged, and ValueError if
-    `folder` holds a run already.
-    """
-    return trained_to_end(config, data, folder, resume, ranks, **others).history
+def fit(*given: Any, **named: Any) -> list[dict[str, float]]:
+    """The history, a row an epoch, of `trained_to_end` with the same arguments."""
+    return trained_to_end(*given, **named).history
 
 
 def trained_to_end(
@@ -133,20 +116,21 @@ def trained_to_end(
     lengthen: Path | None = None,
     **others: Any,
 ) -> Training:
-    """What `fit` does; return the training. `overwrite` clears away a run that is in `folder`.
+    """Train as `config` says, and validate after each epoch; return the training.
 
-    `lengthen` is the folder of a finished run that this one begins with. `others` go to
-    `training_of`.
+    `folder` gets the best model (by validation BLEU), two states, and weights to be averaged. With
+    `resume` the run goes on as if it had never stopped. `overwrite` clears away a run that is in
+    `folder`; `lengthen` is the folder of a finished run that this one begins with. `others` go to
+    `training_of`. Raises Stopped, Diverged, and ValueError if `folder` holds a run already.
     """
     resume = resume and not (lengthen and not saved_states(folder))  # else it hasn't begun
-    whole = resume and (folder / "model.safetensors").is_file()
-    takes_over = None if whole else lengthen
-    lengthen = None if resume else lengthen
+    taken_over = resume and (folder / "model.safetensors").is_file()  # its last part
+    takes_over = None if taken_over else lengthen
     if takes_over:
         load_model(takes_over)  # if it is unfit, that is said before anything is deleted
-    training = training_of(config, data, folder, resume, ranks, lengthen=lengthen, **others)
-    watched = config if ranks.first else replace(config, tracker="none")
-    with StopSignal() as stop, tracker_of(watched, folder) as track:
+    origin = None if resume else lengthen
+    training = training_of(config, data, folder, resume, ranks, lengthen=origin, **others)
+    with StopSignal() as stop:
         if ranks.first and not resume:
             if not overwrite:
                 refuse_to_replace(folder)
@@ -170,10 +154,8 @@ def trained_to_end(
             }
             if ranks.first:
                 tqdm.write(in_words(row, config.epochs))
-                track(row)
             training.end_epoch(row)
             training.heed(stop)
-        training.poll.answer()  # before the processes part
     return training
 
 
@@ -203,11 +185,11 @@ def evaluate(
     """Translate `pairs`: BLEU, cased and lower-cased, signatures, and the translations."""
     sources, references = zip(*pairs, strict=True)
     hypotheses = fast_translate(trained, sources, beam, alpha)
-    found = {"search": DecodeOptions(beam=beam, alpha=alpha).in_words()}
+    scores = {"search": DecodeOptions(beam=beam, alpha=alpha).in_words()}
     for kind, lowercase in (("", False), ("_lowercased", True)):
         bleu = corpus_bleu(hypotheses, references, lowercase=lowercase)
-        found |= {f"bleu{kind}": round(bleu.score, 2), f"signature{kind}": bleu.signature}
-    return found | {"translations": hypotheses}
+        scores |= {f"bleu{kind}": round(bleu.score, 2), f"signature{kind}": bleu.signature}
+    return scores | {"translations": hypotheses}
 
 
 def course(
@@ -275,79 +257,38 @@ def command_of(options: Sequence[str]) -> str:
     return shlex.join([*start, "-m", "scripts.train", *options])
 
 
-def ended_before(
-    config: TrainConfig, folder: Path, ranks: Ranks, lengthen: Path | None
-) -> dict[str, Any] | None:
-    """The record in `folder`, if this very run has ended there; None if nothing is there.
-
-    Raises ValueError if anything else is.
-    """
-    with suppress(FileNotFoundError, KeyError, ValueError):
-        meta, record = newest_state(folder).meta, load_record("record", folder)
-        stored = sha256(folder / "model.safetensors")
-        asked, origin = asked_of(meta), (meta.get("origin") or {}).get("run")
-        free = ("device", "name", "publish", "tracker", "save_every", *OF_MACHINE)
-        same = all(asked.get(n) == value for n, value in asdict(config).items() if n not in free)
-        same &= origin == (lengthen.name if lengthen else None)
-        same &= stored == record["weights_sha256"]
-        if same and meta["run"]["processes"] == ranks.world and meta["epoch"] > config.epochs:
-            return record
-    refuse_to_replace(folder)
-    return None
-
-
 def run(
     config: TrainConfig,
     resume: bool = False,
     options: Sequence[str] = (),
     overwrite: bool = False,
     lengthen: Path | None = None,
+    published: str | None = None,
 ) -> dict[str, Any] | None:
     """Train, test and record one configuration; the record is in runs/NAME and is returned.
 
-    `options` are those of `scripts.train` that repeat it. A finished run is left as it is: if it is
-    this very run, its record is returned, else ValueError is raised, unless `overwrite` replaces
-    it. `lengthen` is as in `trained_to_end`. Under torchrun every process calls this; only the
-    first writes, prints and returns a record.
+    `options` are those of `scripts.train` that repeat it. `overwrite` and `lengthen` are as in
+    `trained_to_end`; the model also goes to models/PUBLISHED. Under torchrun every process calls
+    this; only the first writes, prints and returns a record. Raises ValueError if a run or a model
+    is in the way.
     """
     device, folder = pick_device(config.device), runs_folder() / config.name
-    made = provenance(command_of(options), device)  # first: names the code that runs
-    if not resume:  # an older run may have another name
-        for part in config.name.split("/"):  # an agenda's runs lie in a folder of their own
-            folder_name("name", part)
-    if config.publish is not None:
-        folder_name("publish", config.publish)
+    origin = provenance(command_of(options), device)  # first: names the code that runs
     if lengthen and lengthen.resolve() == folder.resolve():
         raise ValueError(f"{folder} can't be lengthened in its own place: give another --name")
+    if published and not overwrite:
+        refuse_to_publish(folder, published)
+    if not (resume or overwrite):
+        refuse_to_replace(folder)
     with join_ranks(device) as ranks:
-        ended = refusal = None
-        try:
-            if config.publish and ranks.first and not overwrite:
-                refuse_to_publish(folder, config.publish)
-            if ranks.first and not (resume or overwrite):
-                ended = ended_before(config, folder, ranks, lengthen)
-        except ValueError as error:  # the others wait: they hear it, too
-            refusal = error
-        ((ended, refusal), *_) = ranks.gather((ended, refusal))
-        if refusal:
-            raise refusal
-        if ended:
-            if ranks.first:
-                print(f"{folder} holds this very run, of {ended['date'][:10]}: nothing to train")
-            if ranks.first and config.publish:
-                publish(folder, config.publish, ended)
-            return ended if ranks.first else None
-        if config.path == "fast" and device.type == "cpu":
+        if device.type == "cpu" and config.step != "textbook":
             keep_memory()
         if not ranks.first:
-            dist.barrier()  # the first process downloads, the others find it done
+            ranks.wait()  # the first process downloads, the others find it done
         data = prepare(config)
         if ranks.first:
             writable(folder)
-            if config.publish:
-                writable(ROOT / "models" / config.publish)  # now, not hours later
-            if ranks.world > 1:
-                dist.barrier()
+            ranks.wait()
             size = f"{len(data.train):,} training pairs, {len(data.tokenizer):,} BPE pieces"
             print(f"{config.corpus}: {size}, on {device}")
             if config.precision == "bf16" and not multiplies_bf16(device):
@@ -356,15 +297,13 @@ def run(
     if not ranks.first:
         return None
     config, history = training.config, training.history
-    before = {"from": training.origin, "resumed_on": training.resumed_on}
+    whence = {"from": training.origin, "resumed_on": training.resumed_on}
     del training  # scoring needs the memory
     chosen = average_if_better(config, data, folder, history)
-    record = made | finish(config, data, folder, history, chosen, processes=ranks.world)
-    record |= {name: said for name, said in before.items() if said}
+    record = origin | finish(config, data, folder, history, chosen, processes=ranks.world)
+    record |= {name: value for name, value in whence.items() if value}
     save_record("record", record, folder)
     write_card(folder, record)
-    if config.publish:
-        if not overwrite:
-            refuse_to_publish(folder, config.publish)  # something may have come there meanwhile
-        publish(folder, config.publish, record)
+    if published:  # something else may have come there meanwhile: it stays
+        publish(folder, published, record, overwrite)
     return record

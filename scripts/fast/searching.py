@@ -21,8 +21,8 @@ ROWS_NEAR = 128  # prefixes whose logits are computed and used together
 
 def best_next(decoding: CachedDecoding, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens after x (N, D): their log-probabilities and ids, (N, k) each."""
-    found = [best_of_rows(decoding.logits(rows), k) for rows in x.split(ROWS_NEAR)]
-    tops, ids, totals = map(torch.cat, zip(*found, strict=True))
+    parts = [best_of_rows(decoding.logits(rows), k) for rows in x.split(ROWS_NEAR)]
+    tops, ids, totals = map(torch.cat, zip(*parts, strict=True))
     return tops - totals, ids
 
 
@@ -39,8 +39,9 @@ def cached_texts(
 ) -> tuple[Tensor, Tensor]:
     """Chapter 13's `write_and_leave` with a cached decoding of src (B, S)."""
     with dropout_off(model), torch.inference_mode():
-        found = write_and_leave(CachedDecoding(model, src, src_mask), src, max_len, choose)
-    return found[0].clone(), found[1].clone()  # ordinary tensors again
+        decoding = CachedDecoding(model, src, src_mask)
+        ids, log_probs = write_and_leave(decoding, src, max_len, choose)
+    return ids.clone(), log_probs.clone()  # ordinary tensors again
 
 
 def cached_greedy(model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int) -> Tensor:
@@ -49,10 +50,10 @@ def cached_greedy(model: nn.Module, src: Tensor, src_mask: Tensor | None, max_le
 
 
 def cached_sample(
-    model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int, *how: Any, **named: Any
+    model: nn.Module, src: Tensor, src_mask: Tensor | None, max_len: int, *draws: Any, **named: Any
 ) -> tuple[Tensor, Tensor]:
-    """Texts by chapter 8's `drawer`, which takes `how`, and the model's own log-probabilities."""
-    return cached_texts(model, src, src_mask, max_len, drawer(*how, **named))
+    """Texts by chapter 8's `drawer`, which takes what follows, and their log-probabilities."""
+    return cached_texts(model, src, src_mask, max_len, drawer(*draws, **named))
 
 
 class Search:
@@ -77,6 +78,7 @@ class Search:
         log_probs, tokens = best_next(self.decoding, x, 2 * self.beam)  # (B·k, C) each
         C = log_probs.size(-1)
         total = (log_probs.view(B, k, C) + self.scores.unsqueeze(-1)).view(B, k * C)
+        # Twice as many as go on: each prefix ends in one way, so at most K of them end.
         best, place = total.topk(min(2 * self.beam, k * C), dim=-1)  # (B, width) each
         tokens, origin = tokens.view(B, k * C).gather(1, place), place // C  # of which prefix
         ends = tokens == EOS
@@ -100,8 +102,8 @@ class Search:
         rows, columns = ended.nonzero(as_tuple=True)
         texts = self.ids[rows, origin[rows, columns]]  # (N, T)
         texts = torch.cat((texts, tokens[rows, columns].unsqueeze(1)), dim=1)
-        found = zip(rows.tolist(), texts.tolist(), best[rows, columns].tolist(), strict=True)
-        for row, text, log_prob in found:
+        log_probs = best[rows, columns].tolist()
+        for row, text, log_prob in zip(rows.tolist(), texts.tolist(), log_probs, strict=True):
             if not self.over[self.live[row]]:
                 self.finished[self.live[row]].append(hypothesis(text, log_prob))
 
@@ -148,6 +150,6 @@ def cached_beam_search(
             going = search.undecided(alpha, exact)
             if not any(going):
                 break
-            if sum(going) <= ALMOST * len(going):
+            if sum(going) <= ALMOST * len(going):  # moving the others' caches has a cost, too
                 search.keep(going)
-    return [sorted(found, key=lambda h: -h.score(alpha))[:beam] for found in search.finished]
+    return [sorted(ended, key=lambda h: -h.score(alpha))[:beam] for ended in search.finished]

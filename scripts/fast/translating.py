@@ -25,7 +25,7 @@ from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import pad_rows, source_ids
 from scripts.ch08_decoding import Hypothesis, dropout_off, hypothesis, until_end
 from scripts.ch12_going_fast import keep_memory
-from scripts.core.models import DEFAULT_MODEL, STUDIED, Trained, load_model
+from scripts.core.models import DEFAULT_MODEL, Trained, load_model
 from scripts.core.settings import pick_device
 from scripts.fast.decoding import fast_in_8_bits, made_ready
 from scripts.fast.searching import cached_beam_search, cached_greedy, cached_sample
@@ -71,24 +71,27 @@ class DecodeOptions:
         if self.precision == "auto":
             return "int8" if suits and not self.sample else "float32"
         if self.precision == "int8" and not suits:
-            lack = f"{device} has no fast, exact 8-bit products (they take a CPU with AVX512-VNNI)"
-            raise ValueError(f"{lack}: use --precision auto, which picks what suits, or float32")
+            reason = (
+                f"{device} has no fast, exact 8-bit products (they take a CPU with AVX512-VNNI)"
+            )
+            raise ValueError(f"{reason}: use --precision auto, which picks what suits, or float32")
         return self.precision
 
     def of(self, trained: Trained) -> "DecodeOptions":
         """These options, with beam and length penalty decided."""
-        own = {"beam": trained.config.beam, "alpha": trained.config.alpha}
-        return replace(self, **{n: value for n, value in own.items() if getattr(self, n) is None})
+        beam = trained.config.beam if self.beam is None else self.beam
+        alpha = trained.config.alpha if self.alpha is None else self.alpha
+        return replace(self, beam=beam, alpha=alpha)
 
     def search(self, device: torch.device) -> Callable[..., list[list[Hypothesis]]]:
         """The search that decided options describe: each source's hypotheses, best first."""
         if not self.sample:
             return partial(cached_beam_search, beam=self.beam, alpha=self.alpha, exact=self.exact)
         generator = torch.Generator(device).manual_seed(self.seed)
-        given = (self.temperature, self.top_k, self.top_p, generator)
+        draws = (self.temperature, self.top_k, self.top_p, generator)
 
         def draw(model, src, src_mask, max_len):
-            ids, log_probs = cached_sample(model, src, src_mask, max_len, *given)
+            ids, log_probs = cached_sample(model, src, src_mask, max_len, *draws)
             rows = zip(map(until_end, ids.tolist()), log_probs.tolist(), strict=True)
             return [[hypothesis(text, log_prob)] for text, log_prob in rows]
 
@@ -121,11 +124,9 @@ class ModelOptions(DecodeOptions):
 def open_model(options: ModelOptions) -> Trained:
     """The model that the options name. Raises ValueError or FileNotFoundError if it is unfit."""
     keep_memory()
-    best = DEFAULT_MODEL if DEFAULT_MODEL.is_dir() else STUDIED  # all that the one notebook has
-    folder = Path(options.model) if options.model else best
     device = pick_device(options.device)
     options.precision_on(device)  # an unfit one is refused now, not after the first line
-    return load_model(folder, device)
+    return load_model(Path(options.model) if options.model else DEFAULT_MODEL, device)
 
 
 CELLS_READ = 2**14  # source positions of a batch, padding included: enough to keep a core busy
@@ -167,6 +168,7 @@ def length_batches(rows: Rows, width: int, cores: int = 1) -> list[list[int]]:
     def few_enough(most: int) -> bool:
         return len(cut_by_cost(lengths, width, most)) <= batches
 
+    # The least cost of the dearest batch with which there are no more batches than that.
     ends = cut_by_cost(lengths, width, bisect_left(range(dearest), True, key=few_enough))
     return [order[a:b] for a, b in itertools.pairwise([0, *ends]) if a < b]
 
@@ -207,12 +209,12 @@ def search_rows(
         src = pad_rows([rows[i] for i in batch]).to(device)  # (B, S)
         return search(ready, src, padding_mask(src), min(MAX_LEN, 2 * src.size(1) + 10))
 
-    found: list[Any] = [None] * len(rows)
+    results: list[Any] = [None] * len(rows)
     with dropout_off(model):  # once for all threads: none may switch it back on for the others
         answers = on_threads(find, batches) if cores > 1 else list(map(find, batches))
     for i, result in zip(itertools.chain(*batches), itertools.chain(*answers), strict=True):
-        found[i] = result
-    return found
+        results[i] = result
+    return results
 
 
 def prepared(trained: Trained, precision: str = "float32") -> nn.Module:
@@ -234,8 +236,8 @@ def decode_hypotheses(
     options = options.of(trained)
     width, search = 1 if options.sample else options.beam, options.search(trained.device)
     ready = prepared(trained, options.precision_on(trained.device))
-    found = search_rows(ready, rows, search, width, in_order=options.sample)
-    return [(hypotheses or [])[:nbest] for hypotheses in found]
+    results = search_rows(ready, rows, search, width, in_order=options.sample)
+    return [(hypotheses or [])[:nbest] for hypotheses in results]
 
 
 def decode_ids(trained: Trained, rows: Rows, options: DecodeOptions) -> list[Sequence[int]]:
@@ -244,8 +246,8 @@ def decode_ids(trained: Trained, rows: Rows, options: DecodeOptions) -> list[Seq
     if options.beam > 1 or options.sample:
         return [best[0].ids if best else [] for best in decode_hypotheses(trained, rows, options)]
     ready = prepared(trained, options.precision_on(trained.device))
-    found = search_rows(ready, rows, cached_greedy)  # its probabilities aren't needed
-    return [[] if ids is None else ids.tolist() for ids in found]
+    texts = search_rows(ready, rows, cached_greedy)  # its probabilities aren't needed
+    return [[] if ids is None else ids.tolist() for ids in texts]
 
 
 def decode_texts(trained: Trained, rows: Rows, options: DecodeOptions) -> list[str]:
@@ -264,8 +266,8 @@ def translate(
     rows = [[*trained.tokenizer.encode(sentence), EOS] for sentence in sentences]
     for number, row in enumerate(rows, start=1):
         if len(row) > MAX_LEN:
-            words = f"sentence {number} has {len(row)} tokens, and the model takes {MAX_LEN}"
-            raise ValueError(f"{words}: split it")
+            size = f"sentence {number} has {len(row)} tokens, and the model takes {MAX_LEN}"
+            raise ValueError(f"{size}: split it")
     return decode_texts(trained, rows, options or DecodeOptions())
 
 

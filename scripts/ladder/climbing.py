@@ -31,7 +31,7 @@ from scripts.ladder.lessons import LessonConfig, lesson_loss
 from scripts.ladder.risk import RiskTraining, StartedTraining
 from scripts.ladder.rungs import RUNS, Rung, rung_of, val_bleu
 from scripts.studies.rows import data_of
-from scripts.studies.runner import Run, kept_at, lesson_of, on_record
+from scripts.studies.runner import Run, kept_at, on_record
 
 MARGIN = 4.0  # BLEU that a rung may be behind the best one at half time
 WRITING = DecodeOptions(beam=5, alpha=0.6)  # how models translate the training pairs
@@ -211,6 +211,12 @@ def trained_by(
         return history, why
 
 
+def lesson_of(config: TrainConfig) -> Run:
+    """What `config` has beyond a TrainConfig and that isn't off."""
+    plain = asdict(plain_config(config))
+    return {name: value for name, value in asdict(config).items() if value and name not in plain}
+
+
 def climbed(name: str, settings: Settings) -> Run:
     """The record of run `name`; trains, or goes on, if there is none."""
     rung, config, folder = rung_of(name), config_of(name, settings), settings.folder(name)
@@ -223,7 +229,7 @@ def climbed(name: str, settings: Settings) -> Run:
     for kind in ("teachers", "mean_of", "start"):
         digests = [weights_sha256(one, settings) for one in learned_from.get(kind, [])]
         setattr(config, kind, ",".join(digests))
-    if found := on_record(folder / "record.json", config):
+    if found := on_record(folder / "record.json", config, lesson_of(config)):
         return found
     ended = ""
     if rung.mean_of:

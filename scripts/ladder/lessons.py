@@ -47,8 +47,8 @@ class LessonConfig(TrainConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.path == "textbook" and (self.feature_drop or self.taught):
-            raise ValueError("feature_drop and taught are for --path fast")
+        if self.step == "textbook" and (self.feature_drop or self.taught):
+            raise ValueError("feature_drop and taught need the fast path")
         if self.taught and self.r_drop:
             raise ValueError("a taught run can't have r_drop, too")
         if self.layer_drop and self.step == "graphed":

@@ -83,8 +83,8 @@ def text_rows(
     """
     tgt, labels = batch.full[:, :-1], batch.full[:, 1:]  # (N, T)
     is_source, is_target, owner = batch.src != PAD, labels != PAD, batch.owner
-    one, layout = (Layout(real, path.how.packed) for real in (is_source, is_target))
-    each = Layout(is_source[owner], path.how.packed)  # a copy of its source for each text
+    one, layout = (Layout(real, path.switches.packed) for real in (is_source, is_target))
+    each = Layout(is_source[owner], path.switches.packed)  # a copy of its source for each text
     memory = one.spread(path.encode(model, batch.src, one))  # (B, S, D)
     x = path.decode(model, each.gather(memory[owner]), each, tgt, layout)
     text = torch.arange(len(tgt), device=tgt.device).unsqueeze(1).expand_as(tgt)

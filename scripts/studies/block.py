@@ -1,42 +1,27 @@
 """2017's block, today's, and each part alone (chapters 22 to 24): `scripts.studies.block`.
 
 Every row uses the rate that a sweep found best for it; what counts is three fresh seeds. The two
-blocks are also trained three times as long, with dropout chosen for each. Runs on record aren't
-repeated, so the work can be done in pieces.
+blocks are also trained three times as long, with dropout chosen for each.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
+from scripts import ch22_todays_block as ch22
 from scripts.ch04_encoder_decoder import EncoderDecoder, EncoderLayer
 from scripts.ch06_training import PAD, Batch, LabelSmoothing
 from scripts.ch19_ablations import STUDY, StudyRow, drop_positions
-from scripts.ch22_todays_block import (
-    GroupedAttention,
-    NormedAttention,
-    OpenAttention,
-    RotaryAttention,
-    SquaredReLU,
-    TodaysAttention,
-    attend_by,
-    exchange,
-    feed_by,
-    gated,
-    norm_by_length,
-    renew,
-    zero_outputs,
-)
 from scripts.ch23_long_memory import LatentAttention, LinearAttention, WindowedAttention
 from scripts.ch24_experts import MixtureOfExperts, SparseEncoderLayer
 from scripts.core.settings import TrainConfig
-from scripts.studies.rows import Wanted, one_run
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import one_run
+from scripts.studies.runner import Plan, Run, study_command
 
-BASE = replace(STUDY, epochs=3, dropout=0.0, path="textbook", name="block")
+BASE = replace(STUDY, epochs=3, dropout=0.0, step="textbook", name="block")
 SHORT, LONG = BASE.epochs, 3 * BASE.epochs
 LONG_DROPOUTS = (0.0, 0.1)
 BALANCE = 0.01  # weight of the experts' balance penalty, added to each token's loss
@@ -60,22 +45,15 @@ class BlockRow(StudyRow):
     """A row with parts that no fast path knows: steps that change 2017's model, and settings."""
 
     def __init__(self, *steps: Callable[[EncoderDecoder], None], **changes: Any):
-        super().__init__("parts", changes, partial(all_done, steps), "textbook")
+        def take_all(model: EncoderDecoder) -> None:
+            for step in steps:
+                step(model)
+
+        super().__init__("parts", changes, take_all, "textbook")
 
     def loss_of(self, config: TrainConfig) -> Callable[..., tuple[Tensor, Tensor]]:
         """The textbook's loss plus the balance penalty."""
         return parts_loss
-
-
-def all_done(steps: Sequence[Callable[[EncoderDecoder], None]], model: EncoderDecoder) -> None:
-    """Apply all steps to the model, in order."""
-    for step in steps:
-        step(model)
-
-
-def normed(h: int, d_model: int, dropout: float) -> NormedAttention:
-    """QK-norm alone: as many keys as queries."""
-    return NormedAttention(h, d_model, dropout, groups=h)
 
 
 def latent(h: int, d_model: int, dropout: float, rotary: bool = True) -> LatentAttention:
@@ -98,98 +76,93 @@ def leave_padding_out(model: EncoderDecoder) -> None:
     Batches are sorted by their targets, so the decoder sees next to no padding (0.06%).
     """
 
-    def told(_: str, old: Any) -> SparseEncoderLayer:
+    def sparse(_: str, old: Any) -> SparseEncoderLayer:
         road = old.sublayer[0]
         return SparseEncoderLayer(
             old.size, old.self_attn, old.feed_forward, road.dropout.p, road.norm_first
         )
 
-    exchange(model, EncoderLayer, told)
+    ch22.exchange(model, EncoderLayer, sparse)
 
 
-def attention(
-    kind: Callable[..., Any], groups: int | None = None
-) -> Callable[[EncoderDecoder], None]:
+def attends(kind: Callable[..., Any], groups: int | None = None) -> Callable[..., None]:
     """The step that replaces self-attention."""
-    return partial(attend_by, kind=kind, groups=groups)
+    return partial(ch22.attend_by, kind=kind, groups=groups)
 
 
-def like(kind: Callable[..., Any], **more: Any) -> Callable[[str, Any], Any]:
-    """A function that makes a `kind` with an attention's sizes."""
-    return lambda _, old: kind(old.h, old.project_query.in_features, old.dropout.p, **more)
+def feeds(make: Callable[..., Any]) -> Callable[..., None]:
+    """The step that replaces feed-forward layers."""
+    return partial(ch22.feed_by, make=make)
 
 
-def across(kind: Callable[..., Any], **more: Any) -> Callable[[EncoderDecoder], None]:
-    """The step that replaces cross-attention, after self-attention has been replaced."""
-    return partial(exchange, kind=OpenAttention, make=like(kind, **more))
+def swaps(old: type, kind: Callable[..., Any], **more: Any) -> Callable[..., None]:
+    """The step that replaces attention of exactly the kind `old`, which can be cross-attention."""
 
+    def make(_: str, part: Any) -> Any:
+        return kind(part.h, part.project_query.in_features, part.dropout.p, **more)
 
-def latents_where_a_cache_is(model: EncoderDecoder) -> None:
-    """Replace rotary attention with latents, in the decoder alone."""
-    exchange(model.decoder, RotaryAttention, like(latent))
+    return partial(ch22.exchange, kind=old, make=make)
 
 
 OLD, NEW = "2017", "today"
 ROWS = {
     OLD: BlockRow(),
-    NEW: BlockRow(renew),
-    "RMSNorm": BlockRow(norm_by_length),
-    "SwiGLU": BlockRow(partial(feed_by, make=gated)),
-    "ReLU²": BlockRow(partial(feed_by, make=SquaredReLU)),
-    "rotary": BlockRow(attention(RotaryAttention), drop_positions),
-    "QK-norm": BlockRow(attention(normed)),
-    "zeroed outputs": BlockRow(zero_outputs),
+    NEW: BlockRow(ch22.renew),
+    "RMSNorm": BlockRow(ch22.norm_by_length),
+    "SwiGLU": BlockRow(feeds(ch22.gated)),
+    "ReLU²": BlockRow(feeds(ch22.SquaredReLU)),
+    "rotary": BlockRow(attends(ch22.RotaryAttention), drop_positions),
+    "QK-norm": BlockRow(attends(partial(ch22.NormedAttention, groups=BASE.heads))),
+    "zeroed outputs": BlockRow(ch22.zero_outputs),
     "Muon": BlockRow(optimizer="muon"),
-    "today, Muon": BlockRow(renew, optimizer="muon"),
+    "today, Muon": BlockRow(ch22.renew, optimizer="muon"),
     "today, not zeroed": BlockRow(
-        attention(TodaysAttention, groups=2),
-        partial(feed_by, make=gated),
-        norm_by_length,
-        drop_positions,
+        attends(ch22.TodaysAttention, 2), feeds(ch22.gated), ch22.norm_by_length, drop_positions
     ),
-    "grouped-query": BlockRow(attention(GroupedAttention, groups=2)),
-    "multi-query": BlockRow(attention(GroupedAttention, groups=1)),
+    "grouped-query": BlockRow(attends(ch22.GroupedAttention, 2)),
+    "multi-query": BlockRow(attends(ch22.GroupedAttention, 1)),
     "multi-query, across too": BlockRow(
-        attention(GroupedAttention, groups=1), across(GroupedAttention, groups=1)
+        attends(ch22.GroupedAttention, 1),
+        swaps(ch22.OpenAttention, ch22.GroupedAttention, groups=1),
     ),
     "latent, decoder alone": BlockRow(
-        attention(RotaryAttention), latents_where_a_cache_is, drop_positions
+        attends(ch22.RotaryAttention),
+        lambda model: swaps(ch22.RotaryAttention, latent)(model.decoder),
+        drop_positions,
     ),
-    "latent": BlockRow(attention(latent), drop_positions),
-    "latent, across too": BlockRow(attention(latent), across(latent, rotary=False), drop_positions),
-    "window of 4": BlockRow(attention(partial(WindowedAttention, window=4))),
-    "linear attention": BlockRow(attention(LinearAttention)),
-    "experts": BlockRow(partial(feed_by, make=experts), leave_padding_out),
+    "latent": BlockRow(attends(latent), drop_positions),
+    "latent, across too": BlockRow(
+        attends(latent), swaps(ch22.OpenAttention, latent, rotary=False), drop_positions
+    ),
+    "window of 4": BlockRow(attends(partial(WindowedAttention, window=4))),
+    "linear attention": BlockRow(attends(LinearAttention)),
+    "experts": BlockRow(feeds(experts), leave_padding_out),
 }
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted so far: both blocks, then each part alone, then both blocks for longer."""
-    plan, rates = Wanted(runs), {}
+def plan_runs(plan: Plan) -> None:
+    """Both blocks, then each part alone, then both blocks for longer."""
+    places = {row: {"row": row, "epochs": SHORT, "dropout": BASE.dropout} for row in ROWS}
+    blocks = {}
     for row in (OLD, NEW):
-        place = {"row": row, "epochs": SHORT, "dropout": BASE.dropout}
-        lower, upper = (plan.sweep(start, **place) for start in (BASE.lr, 2 * BASE.lr))
-        rates[row] = None if lower is None else upper  # at least four rates
-        plan.seeds(rates[row], **place)
-    if None in rates.values():
-        return plan.wanted
-    for row in ROWS:
-        if row not in rates:
-            place = {"row": row, "epochs": SHORT, "dropout": BASE.dropout}
-            plan.seeds(plan.sweep(rates[OLD], **place), **place)
-    for row, rate in rates.items():
-        places = [{"row": row, "epochs": LONG, "dropout": dropout} for dropout in LONG_DROPOUTS]
-        if best := plan.best(rate, places):
-            plan.seeds(best.pop("lr"), **best)
-    return plan.wanted
+        lower, upper = (plan.sweep(places[row], start) for start in (BASE.lr, 2 * BASE.lr))
+        blocks[row] = lower and upper  # at least four rates
+        plan.seeds(blocks[row])
+    if None in blocks.values():
+        return
+    for row in [row for row in ROWS if row not in blocks]:
+        plan.seeds(plan.sweep(places[row], blocks[OLD]["lr"]))
+    for row, block in blocks.items():
+        longer = [places[row] | {"epochs": LONG, "dropout": dropout} for dropout in LONG_DROPOUTS]
+        plan.seeds(plan.best(longer, block["lr"]))
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
-    return one_run(ROWS[wanted["row"]], setting, wanted)
+    return one_run(ROWS[task["row"]], setting, task)
 
 
-main = study_command("scripts.studies.block", BASE, wanted_runs, work)
+main = study_command("scripts.studies.block", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

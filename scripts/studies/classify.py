@@ -3,13 +3,13 @@
 A masked model learns from the German captions. Then encoders from scratch, encoders that begin with
 its weights, and bags of words learn from few labels and from many. Each encoder has its own rate
 for each number of labels, and stops when validation no longer improves; each bag has its best
-penalty. Runs on record aren't repeated, so the work can be done in pieces.
+penalty.
 """
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -26,8 +26,8 @@ from scripts.ch19_ablations import STUDY
 from scripts.core.settings import TrainConfig
 from scripts.corpora.gaps import GapItem, german_gaps, spaced
 from scripts.corpora.load import load_corpus
-from scripts.studies.rows import Wanted, fit_best, found_by, nats, trained_once
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import fit_best, nats, outcome, trained_once
+from scripts.studies.runner import Plan, Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 BASE = replace(
@@ -39,11 +39,13 @@ PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)
 LABELS = (100, 1000, 0)  # how many; 0: all
 DRAWS = tuple(range(1, 9))  # seeds: which captions have a label, and the first weights
 TOGETHER, ROUND, ROUNDS = 32, 2000, 12  # captions in a step, in a round; rounds at most
+MISLEADING = {"mit", "von", "in", "im", "an", "am", "auf", "vor"}  # before the gap
+JUDGED = ("val", "test", "misled")
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Captions and those with a gap, by split, and their tokenizer."""
+    """Captions, those with a gap, by split, and the tokenizer of all."""
 
     texts: Mapping[str, Sequence[str]]
     items: Mapping[str, Sequence[GapItem]]
@@ -55,59 +57,46 @@ def gaps_of(corpus: str, vocab: int) -> Gaps:
     """The German captions of a corpus; each worker prepares them once."""
     pairs = load_corpus(corpus)
     texts = {name: [spaced(german) for german, _ in part] for name, part in pairs.items()}
-    return Gaps(texts, german_gaps(pairs), BPETokenizer.train(texts["train"], vocab))
+    items = german_gaps(pairs)
+    misled = [item for item in items["test"] if MISLEADING & {*item.before}]
+    return Gaps(texts, items | {"misled": misled}, BPETokenizer.train(texts["train"], vocab))
 
 
-def misled(item: GapItem) -> bool:
-    """Whether a second noun may mislead: a preposition such as "mit" before the gap."""
-    return any(word in ("mit", "von", "in", "im", "an", "am", "auf", "vor") for word in item.before)
-
-
-def judged_on(items: Mapping[str, Sequence[GapItem]]) -> dict[str, Sequence[GapItem]]:
-    """What is judged: validation, test, and the test captions that may mislead."""
-    hard = [item for item in items["test"] if misled(item)]
-    return {"val": items["val"], "test": items["test"], "misled": hard}
-
-
-def shares(
-    logits_of: Callable[[Sequence[GapItem]], Tensor], items: Mapping[str, Sequence[GapItem]]
-) -> Run:
+def shares(logits_of: Callable[[Sequence[GapItem]], Tensor], gaps: Gaps) -> Run:
     """The share classified correctly in each part that is judged."""
-    parts = judged_on(items)
+    parts = {name: gaps.items[name] for name in JUDGED}
     return {name: round(share_right(logits_of(part), part), 4) for name, part in parts.items()}
-
-
-# The masked model.
 
 
 def masked_model(config: TrainConfig, gaps: Gaps) -> OneStack:
     """A stack that has learned to fill gaps; trained once, and kept."""
     vocab, encode = len(gaps.tokenizer), gaps.tokenizer.encode
-    rows = {
-        name: [[BOS, *encode(text)[:250], EOS] for text in gaps.texts[name]]
+    train, val = (
+        [Example([], [BOS, *encode(text)[:250], EOS]) for text in gaps.texts[name]]
         for name in ("train", "val")
-    }
-    examples = {name: [Example([], row) for row in part] for name, part in rows.items()}
+    )
     draw, fixed = torch.Generator().manual_seed(config.seed), torch.Generator().manual_seed(0)
 
-    def ask(name: str, part: Sequence[int], generator: torch.Generator) -> Asked:
-        return asked_hidden([rows[name][i] for i in part], vocab, generator)
+    def ask(examples: Sequence[Example], part: Sequence[int], generator: torch.Generator) -> Asked:
+        return asked_hidden([examples[i].tgt for i in part], vocab, generator)
 
-    def train_it(model: OneStack) -> None:
-        val = [ask("val", part, fixed) for part in token_batches(examples["val"], 1024)]
+    torch.manual_seed(config.seed)
+    model = one_stack(config, vocab + 1)  # the pieces and the gap
+
+    def fill_gaps() -> OneStack:
+        questions = [ask(val, part, fixed) for part in token_batches(val, 1024)]
         orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(config.epochs)]
         fit_best(
             model,
             config,
-            [token_batches(examples["train"], config.max_tokens, rng) for rng in orders],
-            lambda plan: (ask("train", part, draw) for part in plan),
-            lambda: nats(model, val, fast_stack_loss),
+            [token_batches(train, config.max_tokens, order) for order in orders],
+            lambda part: ask(train, part, draw),
+            lambda: nats(model, questions, fast_stack_loss),
             fast_stack_loss,
         )
+        return model
 
-    torch.manual_seed(config.seed)
-    model = one_stack(config, vocab + 1)  # the pieces and the gap
-    return trained_once(f"masked-{config.corpus}", model, config, train_it)
+    return trained_once(f"masked-{config.corpus}", model, config, fill_gaps)
 
 
 # Classifiers.
@@ -160,10 +149,10 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
     """An encoder trained on labelled `items`, from the masked model's weights or from scratch."""
     gap, val = len(gaps.tokenizer), [*parts(gaps.items["val"], gaps.tokenizer)]
     torch.manual_seed(config.seed)
-    fresh = partial(one_stack, config, gap + 1)
-    began = masked_model(replace(MASKED, corpus=config.corpus), gaps) if pretrained else fresh()
+    masked = replace(MASKED, corpus=config.corpus)
+    encoder = masked_model(masked, gaps) if pretrained else one_stack(config, gap + 1)
     torch.manual_seed(config.seed)
-    model = NumberClassifier(began, gap)
+    model = NumberClassifier(encoder, gap)
     rounds = [drawn(len(items), random.Random(f"{config.seed}:{i}")) for i in range(ROUNDS)]
     config = replace(config, warmup=len(rounds[0]) * ROUNDS // 10)
 
@@ -172,7 +161,7 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
             model,
             config,
             rounds,
-            lambda plan: (labelled([items[i] for i in part], gaps.tokenizer) for part in plan),
+            lambda part: labelled([items[i] for i in part], gaps.tokenizer),
             lambda: nats(model, val, number_loss),
             number_loss,
         )
@@ -183,7 +172,7 @@ def encoder_run(config: TrainConfig, gaps: Gaps, items: Sequence[GapItem], pretr
         with dropout_off(model):
             return torch.cat([model(part.ids) for part in parts(some, gaps.tokenizer)])
 
-    return found_by(train, lambda model: shares(logits, gaps.items))
+    return outcome(train, lambda model: shares(logits, gaps))
 
 
 def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
@@ -191,34 +180,31 @@ def bag_run(gaps: Gaps, items: Sequence[GapItem]) -> Run:
     val = gaps.items["val"]
     bags = {penalty: fit_bag_of_words(items, penalty) for penalty in PENALTIES}
     best = max(bags, key=lambda penalty: share_right(bags[penalty](val), val))
-    captions = {name: len(part) for name, part in judged_on(gaps.items).items()}
+    captions = {name: len(gaps.items[name]) for name in JUDGED}
     singular = sum(not item.plural for item in gaps.items["test"])
     facts = {"penalty": best, "captions": captions, "labelled": len(items), "singular": singular}
-    return facts | shares(bags[best], gaps.items)
+    return facts | shares(bags[best], gaps)
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted so far: the bags, each encoder's sweeps, then the draws that count."""
-    plan = Wanted(runs)
-    plan.wanted += [{"row": BAG, "labels": n, "seed": seed} for n, seed in product(LABELS, DRAWS)]
+def plan_runs(plan: Plan) -> None:
+    """The bags, each encoder's sweeps, then the draws that count."""
+    plan += [{"row": BAG, "labels": n, "seed": seed} for n, seed in product(LABELS, DRAWS)]
     for row, labels in product((PRETRAINED, SCRATCH), LABELS):
-        place = {"row": row, "labels": labels}
-        plan.seeds(plan.sweep(BASE.lr, **place), DRAWS, **place)
-    return plan.wanted
+        plan.seeds(plan.sweep({"row": row, "labels": labels}, BASE.lr), DRAWS)
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
     gaps = gaps_of(setting["corpus"], setting["vocab"])
-    known = gaps.items["train"]
-    some = random.Random(wanted["seed"]).sample(known, wanted["labels"] or len(known))
-    if wanted["row"] == BAG:
-        return bag_run(gaps, some)
-    config = replace(TrainConfig(**setting), lr=wanted["lr"], seed=wanted["seed"])
-    return encoder_run(config, gaps, some, wanted["row"] == PRETRAINED)
+    train = gaps.items["train"]
+    items = random.Random(task["seed"]).sample(train, task["labels"] or len(train))
+    if task["row"] == BAG:
+        return bag_run(gaps, items)
+    config = replace(TrainConfig(**setting), lr=task["lr"], seed=task["seed"])
+    return encoder_run(config, gaps, items, task["row"] == PRETRAINED)
 
 
-main = study_command("scripts.studies.classify", BASE, wanted_runs, work)
+main = study_command("scripts.studies.classify", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

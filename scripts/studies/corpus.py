@@ -6,21 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scripts import ch07_multi30k as ch07
 from scripts.book.command import Command, as_typed
-from scripts.book.domains import list_of_texts
-from scripts.book.records import provenance, save_record
-from scripts.ch07_multi30k import (
-    BPETokenizer,
-    build_vocab,
-    encode_pairs,
-    padding_table,
-    tokens_per_sentence,
-    unknown_rate,
-    word_tokenizer,
-)
+from scripts.book.records import recorded
 from scripts.corpora.multi30k import multi30k
 
-CORPUS_RECORD = "multi30k-corpus"
 RECORDED_SIZES = (1024, 2048, 4096, 8192)
 RECORDED_WORDS = ["Hund", "Feuerwehrmann", "Skateboardfahrer", "Regenbogenforelle"]
 EVERY = 2900  # a caption from each tenth of the training split
@@ -30,8 +20,8 @@ PICKED = (1691, 5070, 5120, 12678, 15574, 16498, 16663, 25222)  # something is w
 def quoted_captions(train: list[tuple[str, str]]) -> list[list[int | str]]:
     """Twenty pairs, each after its line (from 0): every 2,900th, shortest, longest, `PICKED`."""
     by_length = sorted(range(len(train)), key=lambda i: (len(train[i][1]), i))
-    chosen = (*range(0, len(train), EVERY), by_length[0], by_length[-1], *PICKED)
-    return [[i, *train[i]] for i in chosen]
+    lines = (*range(0, len(train), EVERY), by_length[0], by_length[-1], *PICKED)
+    return [[i, *train[i]] for i in lines]
 
 
 def unknown_words(pairs: dict[str, list[tuple[str, str]]]) -> list[dict[str, Any]]:
@@ -39,29 +29,27 @@ def unknown_words(pairs: dict[str, list[tuple[str, str]]]) -> list[dict[str, Any
 
     "sentences" is the share of sentences that have one, by the honest vocabulary.
     """
-    split = word_tokenizer("de")
-    words = {name: [split(german) for german, _ in found] for name, found in pairs.items()}
+    split = ch07.word_tokenizer("de")
+    words = {name: [split(german) for german, _ in part] for name, part in pairs.items()}
     test, everything = words["test_2016_flickr"], sum(words.values(), [])
     rows = []
     for min_freq in (1, 2):
-        honest, leaky = (build_vocab(found, min_freq) for found in (words["train"], everything))
-        holes = sum(unknown_rate([sentence], honest) > 0 for sentence in test)
+        honest, leaky = (ch07.build_vocab(x, min_freq) for x in (words["train"], everything))
+        holes = sum(ch07.unknown_rate([sentence], honest) > 0 for sentence in test)
         rates = {"train only": honest, "all splits (wrong)": leaky}
-        found = {name: round(unknown_rate(test, vocab), 5) for name, vocab in rates.items()}
-        rows.append({"min_freq": min_freq, "sentences": holes / len(test)} | found)
+        rates = {name: round(ch07.unknown_rate(test, vocab), 5) for name, vocab in rates.items()}
+        rows.append({"min_freq": min_freq, "sentences": holes / len(test)} | rates)
     return rows
 
 
 def word_counts(texts: Sequence[str]) -> dict[str, int]:
     """How many different words `texts` hold, and how many of them occur once."""
-    texts = list_of_texts("texts", texts)
     counts = Counter(word for text in texts for word in re.findall(r"\w+", text.lower()))
     return {"different": len(counts), "once": sum(times == 1 for times in counts.values())}
 
 
 def length_shares(texts: Sequence[str]) -> dict[str, float]:
     """The share of texts with 1, 2, … words, split at spaces."""
-    texts = list_of_texts("texts", texts, some=True)
     counts = Counter(len(text.split()) for text in texts)
     return {str(n): round(counts[n] / len(texts), 5) for n in range(1, max(counts) + 1)}
 
@@ -69,27 +57,27 @@ def length_shares(texts: Sequence[str]) -> dict[str, float]:
 def multi30k_facts() -> dict[str, Any]:
     """What chapter 7 says about Multi30k, computed from its files in about half a minute."""
     pairs = multi30k()
-    texts, tests = (
+    train, test = (
         dict(zip(("German", "English"), zip(*pairs[split], strict=True), strict=True))
         for split in ("train", "test_2016_flickr")
     )
     both = [text for pair in pairs["train"] for text in pair]
-    bpe = {str(size): BPETokenizer.train(both, size) for size in RECORDED_SIZES}
+    bpe = {str(size): ch07.BPETokenizer.train(both, size) for size in RECORDED_SIZES}
     largest = bpe[str(RECORDED_SIZES[-1])]
     return {
-        "pairs": {split: len(found) for split, found in pairs.items()},
+        "pairs": {split: len(part) for split, part in pairs.items()},
         "captions": quoted_captions(pairs["train"]),
-        "counts": {name: word_counts(found) for name, found in texts.items()},
-        "lengths": {name: length_shares(found) for name, found in texts.items()},
+        "counts": {name: word_counts(texts) for name, texts in train.items()},
+        "lengths": {name: length_shares(texts) for name, texts in train.items()},
         "unknown": unknown_words(pairs),
         "words": RECORDED_WORDS,
         "pieces": {v: [" ".join(t.pieces(w)) for w in RECORDED_WORDS] for v, t in bpe.items()},
         "tokens": {
-            name: {v: round(tokens_per_sentence(found, t), 3) for v, t in bpe.items()}
-            for name, found in tests.items()
+            name: {v: round(ch07.tokens_per_sentence(texts, t), 3) for v, t in bpe.items()}
+            for name, texts in test.items()
         },
         "changed": sum(largest.decode(largest.encode(text)) != text for text in both),
-        "padding": padding_table(encode_pairs(pairs["train"], largest), 2048),
+        "padding": ch07.padding_table(ch07.encode_pairs(pairs["train"], largest), 2048),
     }
 
 
@@ -101,15 +89,13 @@ class CorpusOptions:
     """Keep them as results/multi30k-corpus.json, which the chapter shows."""
 
 
-def record_multi30k(options: CorpusOptions) -> None:
-    """Compute the facts, save them if the options say so, and print the number of pairs."""
-    record = provenance(as_typed("scripts.studies.corpus", options)) | multi30k_facts()
-    if options.save:
-        save_record(CORPUS_RECORD, record)
-    print(", ".join(f"{split}: {count:,} pairs" for split, count in record["pairs"].items()))
+def run(options: CorpusOptions) -> None:
+    """Compute what chapter 7 says about Multi30k."""
+    command = as_typed("scripts.studies.corpus", options)
+    recorded("multi30k-corpus", command, multi30k_facts, options.save)
 
 
-main = Command("scripts.studies.corpus", CorpusOptions, record_multi30k)
+main = Command("scripts.studies.corpus", CorpusOptions, run)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,30 +1,20 @@
 """A small language model, and tables of counts (chapter 17): `python -m scripts.studies.gpt`.
 
 For each dropout, short trainings sweep the rate. The best of all is used in three long ones, with
-fresh seeds. The tables take minutes. Runs on record aren't repeated, so the work can be done in
-pieces.
+fresh seeds. The tables take minutes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from torch import Tensor
 
+from scripts import ch17_small_gpt as ch17
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch06_training import Batch, LabelSmoothing
 from scripts.ch07_multi30k import Example
-from scripts.ch17_small_gpt import (
-    Asked,
-    Characters,
-    KneserNey,
-    OneStack,
-    bits_per_character,
-    gram_counts,
-    row_nats,
-    sample_texts,
-)
 from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.core.data import TrainingData
 from scripts.core.models import Trained
@@ -32,8 +22,8 @@ from scripts.core.scores import held_out_splits
 from scripts.core.settings import TrainConfig
 from scripts.corpora.load import load_corpus
 from scripts.fast.losses import LossOf
-from scripts.studies.rows import Wanted, one_run
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import one_run
+from scripts.studies.runner import Plan, Run, study_command
 from scripts.studies.stacks import fast_stack_loss, one_stack
 
 LONGEST = 250  # characters; longer captions are cut
@@ -57,77 +47,75 @@ ORDERS = range(1, 15)  # of the n-gram models
 PPM_ORDERS = (4, 6, 8, 10, 12)
 TEMPERATURES = (0.5, 0.8, 1.0, 1.5)
 
-Texts = dict[str, list[str]]
 
-
-def texts_of(corpus: str) -> Texts:
-    """The English captions of training, validation and the first test split."""
+def texts_of(corpus: str) -> dict[str, list[str]]:
+    """The English captions of training and of two held-out splits."""
     pairs = load_corpus(corpus)
     names = ("train", "val", held_out_splits(pairs)[0])
     return {name: [english[:LONGEST] for _, english in pairs[name]] for name in names}
 
 
-def held_out(splits: Mapping[str, Any]) -> list[str]:
-    """The names of the splits that nothing is learned from."""
-    return [name for name in splits if name != "train"]
-
-
 @cache
 def letters_of(corpus: str) -> tuple[TrainingData, dict[str, list[list[int]]]]:
-    """What a character model reads: targets without a source; and each split's rows of ids."""
+    """What a character model reads: targets without a source; and each held-out split's rows."""
     texts = texts_of(corpus)
-    characters = Characters(texts["train"])
+    characters = ch17.Characters(texts["train"])
     rows = {name: [*map(characters.encode, lines)] for name, lines in texts.items()}
     train, val = ([Example([], row) for row in rows[name]] for name in ("train", "val"))
+    del rows["train"]
     return TrainingData({}, characters, train, val), rows
 
 
 # Tables.
 
 
-def counted(corpus: str) -> Run:
+def counted(corpus: str) -> list[Run]:
     """Bits per character of n-gram models of each order, counted on the training captions."""
-    data, rows = letters_of(corpus)
-    counts, found = gram_counts(rows["train"], max(ORDERS)), []
+    data, held_out = letters_of(corpus)
+    counts, table = ch17.gram_counts([example.tgt for example in data.train], max(ORDERS)), []
     for order in ORDERS:
-        model = KneserNey(counts[:order], len(data.tokenizer))
-        found.append({"order": order, "entries": sum(map(len, model.tables))})
-        for name in held_out(rows):
-            nats = [model.nats(row) for row in rows[name]]
-            found[-1][name] = round(bits_per_character(nats, rows[name]), 4)
-    return {"orders": found}
+        model = ch17.KneserNey(counts[:order], len(data.tokenizer))
+        table.append({"order": order, "entries": sum(map(len, model.tables))})
+        for name, rows in held_out.items():
+            bits = ch17.bits_per_character([model.nats(row) for row in rows], rows)
+            table[-1][name] = round(bits, 4)
+    return table
 
 
-def packed(corpus: str) -> Run:
+def packed(corpus: str) -> list[Run]:
     """Bits per character of PPM (variant H): what captions add to a compressed training split."""
     import pyppmd
 
     def size(text: str, order: int) -> int:
         return len(pyppmd.compress(text.encode(), max_order=order, mem_size=2**28, variant="H"))
 
-    texts, found = texts_of(corpus), []
-    lines = {name: "".join(line + "\n" for line in part) for name, part in texts.items()}
-    for order in PPM_ORDERS:
-        found.append({"order": order})
-        for name in held_out(texts):
-            more = size(lines["train"] + lines[name], order) - size(lines["train"], order)
-            found[-1][name] = round(8 * more / len(lines[name]), 4)
-    return {"orders": found}
+    lines = {name: "\n".join([*texts, ""]) for name, texts in texts_of(corpus).items()}
+    train = lines.pop("train")
+    return [
+        {"order": order}
+        | {
+            name: round(8 * (size(train + text, order) - size(train, order)) / len(text), 4)
+            for name, text in lines.items()
+        }
+        for order in PPM_ORDERS
+    ]
 
 
 # Models.
 
 
-def next_loss(model: OneStack, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
+def next_loss(
+    model: ch17.OneStack, batch: Batch, criterion: LabelSmoothing
+) -> tuple[Tensor, Tensor]:
     """`fast_stack_loss` of the targets of chapter 6's batch."""
-    asked = Asked(batch.tgt, batch.tgt_y, subsequent_mask(batch.tgt.size(1), batch.tgt.device))
-    return fast_stack_loss(model, asked, criterion)
+    mask = subsequent_mask(batch.tgt.size(1), batch.tgt.device)
+    return fast_stack_loss(model, ch17.Asked(batch.tgt, batch.tgt_y, mask), criterion)
 
 
 class LanguageRow(StudyRow):
     """One stack that is asked for the next character of a target."""
 
-    def build(self, config: TrainConfig, vocab: int) -> OneStack:
+    def build(self, config: TrainConfig, vocab: int) -> ch17.OneStack:
         """The model over `vocab` characters, from the global seed."""
         return one_stack(config, vocab, positions="learned", max_len=LONGEST + 2)
 
@@ -136,57 +124,46 @@ class LanguageRow(StudyRow):
         return next_loss
 
 
-def samples_of(model: OneStack, characters: Characters, rows: Sequence[Sequence[int]]) -> Run:
-    """At each temperature three of 200 texts, and how all compare with the training `rows`."""
-    known, samples = {characters.decode(row) for row in rows}, {}
+def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
+    """Bits on held-out splits; and at each temperature three of 200 texts, and counts of all."""
+    model, characters = trained.model, trained.tokenizer
+    run: Run = {
+        name: round(ch17.bits_per_character(ch17.row_nats(model, rows), rows), 4)
+        for name, rows in letters_of(trained.config.corpus)[1].items()
+    }
+    run |= {"parameters": sum(p.numel() for p in model.parameters()), "samples": {}}
+    known = {characters.decode(example.tgt) for example in data.train}
     for temperature in TEMPERATURES:
-        drawn = sample_texts(model, 200, temperature, 1).tolist()
+        drawn = ch17.sample_texts(model, 200, temperature, 1).tolist()
         texts = [characters.decode(ids) for ids in drawn]
         words = [word for text in texts for word in text.rstrip(".").lower().split()]
-        samples[f"{temperature:g}"] = {
+        run["samples"][f"{temperature:g}"] = {
             "texts": texts[:3],
             "copied": sum(text in known for text in texts),
             "words": len(words),
             "different words": len({*words}),
         }
-    return samples
+    return run
 
 
-def written(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
-    """Bits on both held-out splits, and what the model writes."""
-    _, rows = letters_of(trained.config.corpus)
-    model, characters = trained.model, trained.tokenizer
-    bits = {
-        name: round(bits_per_character(row_nats(model, rows[name]), rows[name]), 4)
-        for name in held_out(rows)
-    }
-    parameters = sum(p.numel() for p in model.parameters())
-    return bits | {
-        "parameters": parameters,
-        "samples": samples_of(model, characters, rows["train"]),
-    }
+def plan_runs(plan: Plan) -> None:
+    """The tables, each dropout's rate, and then the best one's seeds."""
+    plan += [{"row": COUNTS}, {"row": PPM}]
+    short = {"row": MODEL, "epochs": SHORT}
+    if best := plan.best([short | {"dropout": dropout} for dropout in DROPOUTS], BASE.lr):
+        plan.seeds(best | {"epochs": BASE.epochs})
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted so far: the tables, each dropout's rate, and then the best one's seeds."""
-    plan, place = Wanted(runs), {"row": MODEL, "epochs": SHORT}
-    plan.wanted += [{"row": COUNTS}, {"row": PPM}]
-    chosen = plan.best(BASE.lr, [place | {"dropout": dropout} for dropout in DROPOUTS])
-    if chosen:
-        plan.seeds(chosen.pop("lr"), **chosen | {"epochs": BASE.epochs})
-    return plan.wanted
-
-
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
-    tables = {COUNTS: counted, PPM: packed}
-    if wanted["row"] in tables:
-        return tables[wanted["row"]](setting["corpus"])
+    if task["row"] != MODEL:
+        table = {COUNTS: counted, PPM: packed}[task["row"]]
+        return {"orders": table(setting["corpus"])}
     data, _ = letters_of(setting["corpus"])
-    return one_run(LanguageRow("gpt"), setting, wanted, written, data)
+    return one_run(LanguageRow("gpt"), setting, task, written, data)
 
 
-main = study_command("scripts.studies.gpt", BASE, wanted_runs, work)
+main = study_command("scripts.studies.gpt", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

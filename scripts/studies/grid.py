@@ -1,20 +1,19 @@
 """Loss by parameters and data (chapter 20): `python -m scripts.studies.grid`.
 
 Models of six widths learn from five shares of the training pairs, until validation no longer
-improves. The rate is swept at the grid's four corners, and interpolated between them. Runs on
-record aren't repeated, so the work can be done in pieces.
+improves. The rate is swept at the grid's four corners, and interpolated between them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from scripts.ch19_ablations import STUDY, StudyRow
 from scripts.ch20_scaling import PASSES, WIDTHS
-from scripts.studies.rows import Wanted, data_of, one_run
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import data_of, one_run
+from scripts.studies.runner import Plan, Run, study_command
 
 BASE = replace(STUDY, dropout=0.0, name="grid")
 ENDS = [(width, share) for width in (min(WIDTHS), max(WIDTHS)) for share in (1, max(PASSES))]
@@ -29,25 +28,24 @@ def rate_at(width: int, share: int, corners: Mapping[tuple[int, int], float]) ->
     return float(f"{rate:.3g}")
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted so far: the corners' sweeps, then the whole grid."""
-    plan = Wanted(runs)
-    corners = {end: plan.sweep(BASE.lr, d_model=end[0], share=end[1]) for end in ENDS}
+def plan_runs(plan: Plan) -> None:
+    """The corners' sweeps, then the whole grid."""
+    corners = {end: plan.sweep({"d_model": end[0], "share": end[1]}, BASE.lr) for end in ENDS}
     if None not in corners.values():
+        rates = {end: corner["lr"] for end, corner in corners.items()}
         for width, share in product(WIDTHS, PASSES):
-            plan.seeds(rate_at(width, share, corners), d_model=width, share=share)
-    return plan.wanted
+            plan.seeds({"d_model": width, "share": share, "lr": rate_at(width, share, rates)})
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the grid, and how many target tokens its pairs have."""
-    share, size = wanted["share"], {"d_ff": 4 * wanted["d_model"]}
-    found = one_run(StudyRow("grid", size | {"epochs": PASSES[share]}), setting, wanted)
+    share, size = task["share"], {"d_ff": 4 * task["d_model"]}
+    run = one_run(StudyRow("grid", size | {"epochs": PASSES[share]}), setting, task)
     train = data_of(setting["corpus"], setting["vocab"], share).train
-    return found | {"tokens": sum(len(example.tgt) - 1 for example in train)}
+    return run | {"tokens": sum(len(example.tgt) - 1 for example in train)}
 
 
-main = study_command("scripts.studies.grid", BASE, wanted_runs, work)
+main = study_command("scripts.studies.grid", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

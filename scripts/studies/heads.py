@@ -17,25 +17,16 @@ from scipy.stats import ttest_1samp
 from torch import Tensor
 from tqdm import tqdm
 
-from scripts.book.command import Command
+from scripts import ch15_looking_inside as ch15
 from scripts.ch07_multi30k import encode_pairs, make_batch
 from scripts.ch08_decoding import until_end
-from scripts.ch15_looking_inside import (
-    HEAD_NUMBERS,
-    KINDS_OF_ATTENTION,
-    attention_layers,
-    best_links,
-    even_look,
-    head_numbers,
-    look_through,
-)
 from scripts.ch16_intervening import every_head, heads_silenced, reference_losses, said_by_heads
 from scripts.core.models import Trained
 from scripts.core.scores import held_out_splits
 from scripts.corpora.captions import AlignedPair, aligned_pairs
 from scripts.fast.searching import cached_greedy
 from scripts.fast.translating import search_rows
-from scripts.studies.subject import Corpus, Pairs, Rows, StudyOptions, Texts, encoded, recorded
+from scripts.studies.subject import Corpus, Pairs, StudyOptions, Texts, encoded, subject_command
 
 Head = tuple[str, int, int]  # its kind, its layer and its number, from 0
 
@@ -74,18 +65,18 @@ def split_words(text: str) -> list[str]:
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
-def model_1_links(pairs: Pairs, ours: Sequence[AlignedPair]) -> list[str]:
+def model_1_links(pairs: Pairs, aligned: Sequence[AlignedPair]) -> list[str]:
     """For each of our captions a line "0-0 1-1 …": each English word linked to its best source.
 
     IBM Model 1 learns from `pairs` and our captions' texts; it never sees their links.
     """
-    texts = [*pairs, *(pair.texts for pair in ours)]
+    texts = [*pairs, *(pair.texts for pair in aligned)]
     p = word_translation((split_words(german), split_words(english)) for german, english in texts)
     lines = []
-    for pair in ours:
+    for pair in aligned:
         german, english = ([word.lower() for word in side] for side in (pair.german, pair.english))
         weights = [[p.get((source, target), 0.0) for source in german] for target in english]
-        links = best_links(torch.tensor(weights, dtype=torch.float64))
+        links = ch15.best_links(torch.tensor(weights, dtype=torch.float64))
         lines.append(" ".join(f"{i}-{j}" for i, j in sorted(links, key=itemgetter(1))))
     return lines
 
@@ -94,27 +85,28 @@ class Judge:
     """How likely a model finds the references of some pairs, with any of its heads missing."""
 
     def __init__(self, trained: Trained, pairs: Pairs):
-        examples = sorted(encode_pairs(pairs, trained.tokenizer), key=lambda one: len(one.tgt))
-        batches = (make_batch(examples[i : i + BATCH]) for i in range(0, len(examples), BATCH))
-        self.model, self.batches = trained.model, [one.to(trained.device) for one in batches]
-        self.layers = attention_layers(self.model)
+        examples = sorted(encode_pairs(pairs, trained.tokenizer), key=lambda e: len(e.tgt))
+        starts = range(0, len(examples), BATCH)
+        self.model = trained.model
+        self.batches = [make_batch(examples[i : i + BATCH]).to(trained.device) for i in starts]
+        self.layers = ch15.attention_layers(self.model)
         self.tokens = sum(batch.ntokens for batch in self.batches)
         with torch.no_grad():
-            self.memories = [self.model.encode(one.src, one.src_mask) for one in self.batches]
+            self.memories = [self.model.encode(b.src, b.src_mask) for b in self.batches]
         self.whole = self.losses([])
 
     def means(self) -> dict[str, Tensor]:
         """What each head says on average over all real positions: kind to (N, H, d_k)."""
-        said = [said_by_heads(self.model, batch) for batch in self.batches]
-        return {kind: torch.cat([one[kind] for one in said], dim=1).mean(1) for kind in said[0]}
+        outputs = [said_by_heads(self.model, batch) for batch in self.batches]
+        return {k: torch.cat([x[k] for x in outputs], dim=1).mean(1) for k in self.layers}
 
     def losses(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> Tensor:
         """Each pair's loss in nats (n,) without some heads, or with constants in their places."""
         changed = any(kind == "encoder" for kind, _, _ in heads)
-        known = [None] * len(self.batches) if changed else self.memories
+        memories = [None] * len(self.batches) if changed else self.memories
         with heads_silenced([(self.layers[kind][n], h) for kind, n, h in heads], instead):
-            both = zip(self.batches, known, strict=True)
-            return torch.cat([reference_losses(self.model, *one) for one in both])
+            both = zip(self.batches, memories, strict=True)
+            return torch.cat([reference_losses(self.model, *of_batch) for of_batch in both])
 
     def cost(self, heads: Sequence[Head], instead: Sequence[Tensor] = ()) -> tuple[float, float]:
         """What is lost in nats a token, and the p of a t test over the pairs' losses."""
@@ -154,66 +146,59 @@ def pruning_curve(judge: Judge, orders: Mapping[str, Sequence[Head]]) -> list[di
     ]
 
 
-def numbers_on_record(trained: Trained, rows: Rows) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Each kind's numbers (N, H, 5) over greedy translations of `rows`, and an even attention's."""
-    found = search_rows(trained.model, rows, cached_greedy)
+def mean_numbers(looks: Sequence[ch15.Look]) -> dict[str, Tensor]:
+    """Each kind's numbers (N, H, 5), averaged over sentences."""
+    kinds = ch15.KINDS_OF_ATTENTION
+    return {k: torch.stack([ch15.head_numbers(x, k) for x in looks]).mean(0) for k in kinds}
+
+
+def looks_through(trained: Trained, pairs: Pairs) -> list[ch15.Look]:
+    """What the model looks at while it translates the sources greedily."""
+    rows, _ = encoded(trained, pairs)
     looks = []
-    for row, ids in zip(tqdm(rows, desc="maps"), found, strict=True):
+    for row, ids in zip(rows, search_rows(trained.model, rows, cached_greedy), strict=True):
         src = torch.tensor([row], device=trained.device)  # (1, S)
-        wanted = src.new_tensor([until_end(ids.tolist())])  # (1, T)
-        looks.append(look_through(trained, src, wanted))
-    return tuple(
-        {
-            k: torch.stack([head_numbers(look, k) for look in some]).mean(0)
-            for k in KINDS_OF_ATTENTION
-        }
-        for some in (looks, [even_look(look) for look in looks])
-    )
+        looks.append(ch15.look_through(trained, src, src.new_tensor([until_end(ids.tolist())])))
+    return looks
 
 
-def named(numbers: Tensor) -> dict[str, float]:
+def by_name(numbers: Tensor) -> dict[str, float]:
     """A head's numbers (5,) by their names, for the record."""
-    return {k: round(v, 4) for k, v in zip(HEAD_NUMBERS, numbers.tolist(), strict=True)}
+    return {k: round(v, 4) for k, v in zip(ch15.HEAD_NUMBERS, numbers.tolist(), strict=True)}
 
 
 def inspect_model(trained: Trained, corpus: Corpus, options: StudyOptions) -> dict[str, Any]:
-    """All that the record says about the heads, except its provenance."""
-    splits = ("val", held_out_splits(corpus)[0])
-    val, test = (corpus[name][: options.sentences] for name in splits)
-    numbers, even = numbers_on_record(trained, encoded(trained, val)[0])
+    """All that the record says about the heads."""
+    splits = {n: corpus[n][: options.sentences] for n in ("val", held_out_splits(corpus)[0])}
+    val, test = splits.values()
+    looks = looks_through(trained, val)
+    numbers, even = mean_numbers(looks), mean_numbers([ch15.even_look(look) for look in looks])
     judge, every = Judge(trained, val), every_head(trained.model)
     heads = worth_of_each(judge)
-    by_worth = sorted(zip(every, heads, strict=True), key=lambda both: both[1]["silent"])
-    orders = {"least worth first": [head for head, _ in by_worth]}
+    by_worth = sorted(range(len(every)), key=lambda i: heads[i]["silent"])
+    orders = {"least worth first": [every[i] for i in by_worth]}
     for seed in range(RANDOM_ORDERS):
         order = np.random.default_rng(seed).permutation(len(every))
         orders[f"random {seed + 1}"] = [every[i] for i in order]
     for (kind, number, head), row in zip(every, heads, strict=True):
-        row |= named(numbers[kind][number, head])
-    pairs = aligned_pairs()
+        row |= by_name(numbers[kind][number, head])
+    captions = aligned_pairs()
     return {
-        "splits": {name: len(some) for name, some in zip(splits, (val, test), strict=True)},
+        "splits": {name: len(pairs) for name, pairs in splits.items()},
         "search": "greedy",
         "loss": round(judge.whole.sum().item() / judge.tokens, 5),
         "heads": heads,
-        "even": {kind: named(numbers[0, 0]) for kind, numbers in even.items()},
+        "even": {kind: by_name(numbers[0, 0]) for kind, numbers in even.items()},
         "layers": worth_of_layers(judge),
         "pruning": pruning_curve(Judge(trained, test), orders),
         "ibm_model_1": {
-            "trained_on": len(corpus["train"]) + len(pairs),
-            "links": model_1_links(corpus["train"], pairs),
+            "trained_on": len(corpus["train"]) + len(captions),
+            "links": model_1_links(corpus["train"], captions),
         },
     }
 
 
-def run_inspect(options: StudyOptions) -> None:
-    """Make the record, save it if the options say so, and print the five most costly heads."""
-    record = recorded("scripts.studies.heads", "heads", options, inspect_model)
-    for row in sorted(record["heads"], key=lambda row: -row["silent"])[:5]:
-        print(f"{row['kind']} {row['layer']}.{row['head']}: {row['silent']:+.3f} nats a token")
-
-
-main = Command("scripts.studies.heads", StudyOptions, run_inspect)
+main = subject_command("scripts.studies.heads", "heads", inspect_model)
 
 if __name__ == "__main__":
     raise SystemExit(main())

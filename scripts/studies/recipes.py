@@ -1,57 +1,62 @@
 """Pairs that models write, and minimum risk (chapter 21): `python -m scripts.studies.recipes`.
 
 Back-translation gets one pair in sixteen, and only the English of the others. Every row uses the
-rate that a sweep found best for it; what counts is three fresh seeds. Runs on record aren't
-repeated, so the work can be done in pieces; models that others need are kept in the folder of runs.
+rate that a sweep found best for it; what counts is three fresh seeds. Models that others need are
+kept in the folder of runs.
 """
 
+import copy
 import itertools
 import math
+import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
 from scripts import ROOT, runs_folder
-from scripts.book.domains import list_of_texts
+from scripts import ch21_learning_from_models as ch21
 from scripts.book.records import sha256
+from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder
-from scripts.ch07_multi30k import encode_pairs
+from scripts.ch06_training import LabelSmoothing
+from scripts.ch07_multi30k import Example, encode_pairs, make_batch, pad_rows
 from scripts.ch19_ablations import STUDY, StudyRow
-from scripts.ch21_learning_from_models import back_translated, distilled, turned_around
 from scripts.core.data import TrainingData
 from scripts.core.models import Trained, load_model
+from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.core.settings import TrainConfig
 from scripts.fast.translating import DecodeOptions, translate
 from scripts.studies.judging import plain_words
 from scripts.studies.rows import (
-    Wanted,
     data_of,
-    found_by,
     one_run,
+    outcome,
     part_indices,
     part_of,
     train_row,
     trained_once,
     validation_loss,
 )
-from scripts.studies.runner import Run, kept_at, study_command
-from scripts.studies.tuning import Tuning, cross_entropy, fine_tuned, minimum_risk
+from scripts.studies.runner import Plan, Run, kept_at, study_command
 
 BASE = replace(STUDY, dropout=0.0, name="recipes")
 SHARE, PASSES = 16, (8, 16, 32)  # one pair in so many has both sides; passes over these to try
-TUNING_LR = 5e-4  # where the sweeps of fine-tuning begin
-ALL, TAUGHT, MORE, RISK = (
-    "all pairs",
-    "teacher's translations",
-    "more cross-entropy",
-    "minimum risk",
-)
-PART, GREEDY, SAMPLED = "a part", "a part, back-translated", "a part, back-translated by sampling"
-REVERSE = "reverse model"
+TUNING_LR = 5e-4  # where the sweeps of fine-tuning begin; a rate falls linearly to zero
+STEPS, SENTENCES = 200, 16  # of fine-tuning; source sentences in a step
+CANDIDATES, SHARPNESS = 8, 0.05  # draws for each source; the α of Q
+ALL, TAUGHT, PART, REVERSE = "all pairs", "teacher's translations", "a part", "reverse model"
+GREEDY, SAMPLED = "a part, back-translated", "a part, back-translated by sampling"
+MORE, RISK = "more cross-entropy", "minimum risk"
 ROW = StudyRow("recipe")
+
+TuningLoss = Callable[[EncoderDecoder, Sequence[Example]], Tensor]  # of a model and some pairs
 
 
 def config_of(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> TrainConfig:
@@ -70,30 +75,19 @@ def teacher_texts(corpus: str) -> Run:
     data = data_of(corpus, BASE.vocab).corpus
 
     def write() -> Run:
-        teacher, found = load_model(folder), {}
+        teacher, written = load_model(folder), {}
         for split in ("train", "val"):
             sources, references = zip(*data[split], strict=True)
-            found[split] = translate(teacher, sources, DecodeOptions(beam=1))
-            found[f"{split}_bleu"] = round(corpus_bleu(found[split], references).score, 3)
-        return found
+            written[split] = translate(teacher, sources, DecodeOptions(beam=1))
+            written[f"{split}_bleu"] = round(corpus_bleu(written[split], references).score, 3)
+        return written
 
     key = {"model": folder.name, "weights_sha256": sha256(folder / "model.safetensors")}
     return kept_at(runs_folder() / f"teacher-{corpus}.json", {"key": key}, write)
 
 
-def reverse_texts(setting: Mapping[str, Any], wanted: Run) -> list[str]:
-    """Sources that a reverse model writes for the targets without one, as the row asks."""
-    seed = max(1, wanted["seed"])  # a sweep uses the first of the models that count
-    model = kept_model(setting, REVERSE, wanted["reverse_lr"], seed)
-    how = DecodeOptions(beam=1, sample=wanted["row"] == SAMPLED, seed=seed)
-    pairs = data_of(setting["corpus"], setting["vocab"]).corpus["train"]
-    known = {*part_indices(len(pairs), SHARE)}
-    return translate(model, [target for i, (_, target) in enumerate(pairs) if i not in known], how)
-
-
 def word_facts(texts: Sequence[str]) -> dict[str, float]:
     """How many words and different words, and the next word's entropy in nats, given the last."""
-    texts = list_of_texts("texts", texts, some=True)
     lines = [["<s>", *plain_words(text), "</s>"] for text in texts]
     firsts = Counter(word for line in lines for word in line[:-1])
     neighbours = Counter(pair for line in lines for pair in itertools.pairwise(line))
@@ -102,42 +96,98 @@ def word_facts(texts: Sequence[str]) -> dict[str, float]:
     return {"words": total - len(texts), "types": len(firsts) - 1, "entropy": round(entropy, 4)}
 
 
-def read_by(setting: Mapping[str, Any], wanted: Run) -> tuple[TrainingData, Run]:
+def read_by(setting: Mapping[str, Any], task: Run) -> tuple[TrainingData, Run]:
     """What a row learns from; and what is known about the texts that a model wrote for it."""
-    data, row = data_of(setting["corpus"], setting["vocab"]), wanted["row"]
+    data, row = data_of(setting["corpus"], setting["vocab"]), task["row"]
     if row == TAUGHT:
         texts = teacher_texts(setting["corpus"])
         people, judged = ([target for _, target in data.corpus[name]] for name in ("train", "val"))
-        said = {"facts": word_facts(texts["train"]), "people": word_facts(people)}
-        said |= {"val_words": word_facts(judged)["words"] / len(judged), "teacher": texts["key"]}
-        said |= {key: texts[key] for key in ("train_bleu", "val_bleu")}
-        return distilled(data, lambda _: texts["train"]), said
+        facts = {"facts": word_facts(texts["train"]), "people": word_facts(people)}
+        facts |= {"val_words": word_facts(judged)["words"] / len(judged), "teacher": texts["key"]}
+        facts |= {key: texts[key] for key in ("train_bleu", "val_bleu")}
+        return ch21.distilled(data, lambda _: texts["train"]), facts
     if row in (GREEDY, SAMPLED):
-        texts = reverse_texts(setting, wanted)
         known = {*part_indices(len(data.train), SHARE)}
-        people = [s for i, (s, _) in enumerate(data.corpus["train"]) if i not in known]
-        said = {"facts": word_facts(texts), "people": word_facts(people)}
-        said["back_bleu"] = round(corpus_bleu(texts, people).score, 2)
-        return back_translated(data, known, lambda _: texts), said
+        unknown = [pair for i, pair in enumerate(data.corpus["train"]) if i not in known]
+        people, targets = map(list, zip(*unknown, strict=True))
+        seed = max(1, task["seed"])  # a sweep uses the first of the models that count
+        reverse = kept_model(setting, REVERSE, task["reverse_lr"], seed)
+        options = DecodeOptions(beam=1, sample=row == SAMPLED, seed=seed)
+        texts = translate(reverse, targets, options)
+        facts = {"facts": word_facts(texts), "people": word_facts(people)}
+        facts["back_bleu"] = round(corpus_bleu(texts, people).score, 2)
+        return ch21.back_translated(data, known, lambda _: texts), facts
     part = part_of(data, SHARE) if row in (PART, REVERSE) else data
-    return (turned_around(part) if row == REVERSE else part), {}
-
-
-# Models and scores.
+    return (ch21.turned_around(part) if row == REVERSE else part), {}
 
 
 def kept_model(setting: Mapping[str, Any], row: str, lr: float, seed: int) -> Trained:
     """A model that others need; trained once, and kept."""
-    config, wanted = config_of(setting, row, lr, seed), {"row": row, "seed": seed}
-    data, _ = read_by(setting, wanted)
-    model = ROW.build(config, len(data.tokenizer))
-
-    def train_it(model: EncoderDecoder) -> None:
-        model.load_state_dict(train_row(ROW, config, data)[0].state_dict())
-
+    config = config_of(setting, row, lr, seed)
+    data, _ = read_by(setting, {"row": row, "seed": seed})
     name = "-".join([row.replace(" ", "-"), setting["corpus"], f"{lr:g}", str(seed)])
-    model = trained_once(name, model, config, train_it)
+    fresh = ROW.build(config, len(data.tokenizer))
+    model = trained_once(name, fresh, config, lambda: train_row(ROW, config, data)[0])
     return Trained(model.eval(), data.tokenizer, config)
+
+
+# Fine-tuning.
+
+
+def minimum_risk(trained: Trained, seed: int) -> TuningLoss:
+    """A loss for `fine_tuned`: the mean risk of freshly drawn candidates (Shen et al. 2016)."""
+    tokenizer, generator = trained.tokenizer, torch.Generator().manual_seed(seed)
+
+    def loss(model: EncoderDecoder, examples: Sequence[Example]) -> Tensor:
+        src = pad_rows([example.src for example in examples])  # (B, S)
+        limit = min(MAX_LEN, src.size(1) + 10)
+        references = [example.tgt[1:] for example in examples]
+        candidates = ch21.distinct_candidates(model, src, CANDIDATES, limit, generator, references)
+        risks: list[float] = []
+        for texts, example in zip(candidates, examples, strict=True):
+            reference = tokenizer.decode(example.tgt)
+            risks += ch21.chrf_risks([tokenizer.decode(ids) for ids in texts], reference)
+        log_probs = ch21.sequence_log_probs(model, src, candidates)  # (N,)
+        counts = [len(texts) for texts in candidates]
+        of_sources = ch21.risk_of_candidates(
+            log_probs, log_probs.new_tensor(risks), counts, SHARPNESS
+        )
+        return of_sources.mean()
+
+    return loss
+
+
+def cross_entropy(config: TrainConfig) -> TuningLoss:
+    """A loss for `fine_tuned`: the base's own, per token."""
+    loss_of, criterion = ROW.loss_of(config), LabelSmoothing(config.smoothing)
+
+    def loss(model: EncoderDecoder, examples: Sequence[Example]) -> Tensor:
+        batch = make_batch(examples)
+        return loss_of(model, batch, criterion)[0] / batch.ntokens
+
+    return loss
+
+
+def fine_tuned(
+    trained: Trained, train: Sequence[Example], loss_of: TuningLoss, lr: float, seed: int
+) -> EncoderDecoder:
+    """A copy of the model after `STEPS` steps on `loss_of`; a seed decides the sentences."""
+    model = copy.deepcopy(trained.model).eval()  # no dropout: Q is the model that is drawn from
+    optimizer = make_optimizer(trained.config, model)
+    scheduler = LambdaLR(optimizer, lambda done: lr * (1 - done / STEPS))
+    order = list(range(len(train)))
+    random.Random(f"risk:{seed}").shuffle(order)
+    sentences = itertools.cycle(order)
+    for _ in range(STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(model, [train[next(sentences)] for _ in range(SENTENCES)]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), trained.config.clip or math.inf)
+        optimizer.step()
+        scheduler.step()
+    return model
+
+
+# Scores.
 
 
 def scored(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
@@ -162,56 +212,47 @@ def student_scored(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
     return scored(row, trained, data) | {"loss_teacher": round(loss, 5)}
 
 
-def tuned(setting: Mapping[str, Any], wanted: Run) -> Run:
+def tuned(setting: Mapping[str, Any], task: Run) -> Run:
     """A run of fine-tuning, by either loss, from the model of all pairs."""
-    data, seed = data_of(setting["corpus"], setting["vocab"]), wanted["seed"]
-    before = kept_model(setting, ALL, wanted["before_lr"], seed)
-    how = Tuning(lr=wanted["lr"])
-    loss_of = cross_entropy(before.config)
-    if wanted["row"] == RISK:
-        loss_of = minimum_risk(before, how, seed)
+    data, seed = data_of(setting["corpus"], setting["vocab"]), task["seed"]
+    before = kept_model(setting, ALL, task["before_lr"], seed)
+    risk = task["row"] == RISK
+    loss_of = minimum_risk(before, seed) if risk else cross_entropy(before.config)
 
     def train() -> tuple[EncoderDecoder, list[float], list[float]]:
-        model = fine_tuned(before, data.train, loss_of, how, seed)
+        model = fine_tuned(before, data.train, loss_of, task["lr"], seed)
         return model, [validation_loss(model, ROW, before.config, data)], []
 
-    return found_by(train, lambda model: scored(ROW, replace(before, model=model), data))
+    return outcome(train, lambda model: scored(ROW, replace(before, model=model), data))
 
 
 # The study.
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted so far: what others need first, each row's sweep, then its seeds."""
-    plan, rates = Wanted(runs), {}
-    for row in (ALL, REVERSE, TAUGHT):
-        rates[row] = plan.sweep(BASE.lr, row=row)
-        plan.seeds(rates[row], row=row)
-    if part := plan.best(BASE.lr, [{"row": PART, "epochs": passes} for passes in PASSES]):
-        plan.seeds(part.pop("lr"), **part)
-    if rates[REVERSE] is not None:
-        for row in (GREEDY, SAMPLED):
-            place = {"row": row, "reverse_lr": rates[REVERSE]}
-            plan.seeds(plan.sweep(BASE.lr, **place), **place)
-    if rates[ALL] is not None:
-        for row in (MORE, RISK):  # each at the rate with the lowest risk
-            place = {"row": row, "before_lr": rates[ALL]}
-            plan.seeds(plan.sweep(TUNING_LR, by="risk", **place), **place)
-    return plan.wanted
+def plan_runs(plan: Plan) -> None:
+    """What others need first, each row's sweep, then its seeds."""
+    whole, reverse, taught = (plan.sweep({"row": row}, BASE.lr) for row in (ALL, REVERSE, TAUGHT))
+    part = plan.best([{"row": PART, "epochs": passes} for passes in PASSES], BASE.lr)
+    for place in (whole, reverse, taught, part):
+        plan.seeds(place)
+    for row in (GREEDY, SAMPLED) if reverse else ():
+        plan.seeds(plan.sweep({"row": row, "reverse_lr": reverse["lr"]}, BASE.lr))
+    for row in (MORE, RISK) if whole else ():  # each at the rate with the lowest risk
+        plan.seeds(plan.sweep({"row": row, "before_lr": whole["lr"]}, TUNING_LR, by="risk"))
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
-    if wanted["row"] in (MORE, RISK):
-        return tuned(setting, wanted)
-    row = wanted["row"]
-    data, said = read_by(setting, wanted)
-    epochs = config_of(setting, row, wanted["lr"], 0).epochs
+    row = task["row"]
+    if row in (MORE, RISK):
+        return tuned(setting, task)
+    data, facts = read_by(setting, task)
+    epochs = config_of(setting, row, task["lr"], 0).epochs
     score = student_scored if row in (ALL, TAUGHT) else scored
-    return one_run(ROW, {**setting, "epochs": epochs}, wanted, score, data) | said
+    return one_run(ROW, {**setting, "epochs": epochs}, task, score, data) | facts
 
 
-main = study_command("scripts.studies.recipes", BASE, wanted_runs, work)
+main = study_command("scripts.studies.recipes", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -15,56 +15,57 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from scripts import runs_folder
 from scripts.book.files import writable
 from scripts.ch04_encoder_decoder import EncoderDecoder
 from scripts.ch06_training import LabelSmoothing, run_epoch
-from scripts.ch07_multi30k import token_batches
+from scripts.ch07_multi30k import make_batch, token_batches
 from scripts.ch08_decoding import plain_translate
 from scripts.ch19_ablations import StudyRow
 from scripts.core.checkpoints import load_tensors, load_weights, save_tensors, weights
-from scripts.core.data import TrainingData, batches_of, epoch_plan, prepare
+from scripts.core.data import TrainingData, batches_of, prepare
 from scripts.core.models import Trained
 from scripts.core.optimizers import make_optimizer
 from scripts.core.scores import corpus_bleu
-from scripts.core.settings import TrainConfig, learning_rate, pick_device
+from scripts.core.settings import TrainConfig, learning_rate
 from scripts.fast.losses import LossOf
 from scripts.fast.translating import fast_translate
-from scripts.studies.runner import Run, best_rate, sweep, these
+from scripts.studies.runner import SWEEP, Run
 
 PATIENCE = 3  # epochs without a better validation loss after which a run ends
-SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
 
-
+CPU = torch.device("cpu")
 Losses = list[float]  # nats per token after each epoch
-Plans = Sequence[Sequence[Any]]  # for each epoch, what each of its batches holds
+
+
+# Training.
 
 
 def fit_best(
     model: nn.Module,
     config: TrainConfig,
-    plans: Plans,
-    batches: Callable[[Sequence[Any]], Iterable[Any]],
+    epochs: Sequence[Sequence[Any]],
+    batch_of: Callable[[Any], Any],
     validate: Callable[[], float],
     loss_of: LossOf,
 ) -> tuple[Losses, Losses]:
-    """Train one pass over the batches of each plan; the model ends with the weights of the best.
+    """Train on a batch of each part of each epoch; the model ends with its best epoch's weights.
 
     Returns two losses for each epoch: what `validate` says, and that of training as it goes. It
     ends after `PATIENCE` epochs that are no better. Raises FloatingPointError if a loss or a
     gradient overflows.
     """
     optimizer, criterion = make_optimizer(config, model), LabelSmoothing(config.smoothing)
-    rate_at = learning_rate(config, sum(map(len, plans)) // config.accumulate)
+    rate_at = learning_rate(config, sum(map(len, epochs)))
     scheduler = LambdaLR(optimizer, lambda done: rate_at(done + 1))
-    how = {"clip": config.clip, "loss_of": loss_of, "accumulate": config.accumulate}
-    losses, trained = [], []
-    best: dict[str, Tensor] = {}
-    for plan in plans:
-        report = run_epoch(batches(plan), model, criterion, optimizer, scheduler, **how)
+    settings = {"clip": config.clip, "loss_of": loss_of}
+    losses, trained, best = [], [], {}
+    for parts in epochs:
+        batches = map(batch_of, parts)
+        report = run_epoch(batches, model, criterion, optimizer, scheduler, **settings)
         trained.append(report.nll / report.tokens)
         losses.append(validate())
         if not math.isfinite(losses[-1]):
@@ -87,7 +88,7 @@ def validation_loss(
     model: EncoderDecoder, row: StudyRow, config: TrainConfig, data: TrainingData
 ) -> float:
     """Nats per token on the validation split, not smoothed."""
-    batches = batches_of(data.val, token_batches(data.val, 2048), pick_device(config.device))
+    batches = batches_of(data.val, token_batches(data.val, 2048), CPU)
     return nats(model, batches, row.loss_of(config))
 
 
@@ -96,34 +97,38 @@ def train_row(
 ) -> tuple[EncoderDecoder, Losses, Losses]:
     """Train one model; return it, with its best epoch's weights, and the losses of `fit_best`."""
     torch.manual_seed(config.seed)
-    device = pick_device(config.device)
-    model = row.build(config, len(data.tokenizer)).to(device)
-    plans = [epoch_plan(config, data, epoch) for epoch in range(1, config.epochs + 1)]
+    model = row.build(config, len(data.tokenizer))
+    orders = [random.Random(f"{config.seed}:{epoch}") for epoch in range(1, config.epochs + 1)]
     losses = fit_best(
         model,
         config,
-        [[batch for step in plan for batch in step] for plan in plans],
-        lambda plan: batches_of(data.train, plan, device),
+        [token_batches(data.train, config.max_tokens, order) for order in orders],
+        lambda part: make_batch([data.train[i] for i in part]),
         lambda: validation_loss(model, row, config, data),
         row.loss_of(config),
     )
     return model, *losses
 
 
-def translations(row: StudyRow, trained: Trained, sources: Sequence[str]) -> list[str]:
-    """Translations by a beam of 4."""
-    # The engine's cache knows only the standard model; other models decode by the formula.
-    decode = fast_translate if row.way == "fast" else plain_translate
-    return decode(trained, sources, beam=4)
+def trained_once(
+    name: str, model: nn.Module, config: TrainConfig, train: Callable[[], nn.Module]
+) -> nn.Module:
+    """What `train()` gives, a model that other runs need, too; or a fresh `model` with its weights.
+
+    They are kept below the folder of runs, and read only if they are of the same `config`. Of
+    several processes that want them at once, one trains, and the others wait.
+    """
+    path, key = writable(runs_folder() / "kept") / f"{name}.safetensors", asdict(config)
+    with FileLock(f"{path}.lock"):
+        if path.is_file() and load_tensors(path)[1] == key:
+            load_weights(model, load_tensors(path)[0], path)
+        else:
+            model = train()
+            save_tensors(path, weights(model), key)
+    return model
 
 
-def bleu(
-    row: StudyRow, trained: Trained, data: TrainingData, translate: Callable = translations
-) -> Run:
-    """The BLEU of what `translate` makes of the validation split."""
-    sources, references = zip(*data.corpus["val"], strict=True)
-    score = corpus_bleu(translate(row, trained, sources), references).score
-    return {"bleu": round(score, 2)}
+# Data.
 
 
 def part_indices(count: int, share: int) -> list[int]:
@@ -135,9 +140,9 @@ def part_indices(count: int, share: int) -> list[int]:
 
 def part_of(data: TrainingData, share: int) -> TrainingData:
     """1/`share` of the training pairs, as `part_indices` chooses them; the rest as it is."""
-    kept = part_indices(len(data.train), share)
-    train = [data.train[i] for i in kept]
-    pairs = [data.corpus["train"][i] for i in kept]
+    indices = part_indices(len(data.train), share)
+    pairs = [data.corpus["train"][i] for i in indices]
+    train = [data.train[i] for i in indices]
     return replace(data, corpus=data.corpus | {"train": pairs}, train=train)
 
 
@@ -149,91 +154,53 @@ def data_of(corpus: str, vocab: int, share: int = 1) -> TrainingData:
     return prepare(TrainConfig(corpus=corpus, vocab=vocab))
 
 
-def found_by(train: Callable[[], tuple[Any, Losses, Losses]], score: Callable[[Any], Run]) -> Run:
-    """What a run found: its losses in nats, what `score` says of the model, and its seconds.
+# Runs.
+
+
+def bleu(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
+    """The BLEU of a beam of 4 on the validation split."""
+    # The fast cache knows only the standard model; other models decode by the formula.
+    decode = fast_translate if row.way == "fast" else plain_translate
+    sources, references = zip(*data.corpus["val"], strict=True)
+    return {"bleu": round(corpus_bleu(decode(trained, sources, beam=4), references).score, 2)}
+
+
+def outcome(train: Callable[[], tuple[Any, Losses, Losses]], score: Callable[[Any], Run]) -> Run:
+    """What a run gave: its losses in nats, what `score` says of the model, and its seconds.
 
     `train` gives the model and the losses of `fit_best`. `loss` is the best of validation, and None
     if the run diverged.
     """
-    start, found = time.perf_counter(), {"loss": None}
+    start, run = time.perf_counter(), {"loss": None}
     try:
         model, losses, trained = train()
     except FloatingPointError as error:
-        found["diverged"] = str(error)
+        run["diverged"] = str(error)
     else:
-        found["loss"] = round(min(losses), 5)
-        found |= {"losses": [round(loss, 5) for loss in losses]}
-        found |= {"trained": [round(loss, 5) for loss in trained]} | score(model)
-    return found | {"seconds": round(time.perf_counter() - start)}
+        run["loss"] = round(min(losses), 5)
+        run["losses"] = [round(loss, 5) for loss in losses]
+        run |= {"trained": [round(loss, 5) for loss in trained]} | score(model)
+    return run | {"seconds": round(time.perf_counter() - start)}
 
 
 def one_run(
     row: StudyRow,
     setting: Mapping[str, Any],
-    wanted: Run,
+    task: Run,
     score: Callable[[StudyRow, Trained, TrainingData], Run] = bleu,
     data: TrainingData | None = None,
 ) -> Run:
-    """Train a row in a study's setting, with what is wanted, on its corpus or on other `data`.
+    """Train a row in a study's setting, changed as the task says, on its corpus or other `data`.
 
     Runs of a sweep or of a share of the pairs aren't scored. Muon steps at Adam's rate.
     """
-    changes = {key: value for key, value in wanted.items() if key in setting}
+    changes = {key: value for key, value in task.items() if key in setting}
     config = row.config(TrainConfig(**setting), **changes)
     config = replace(config, muon_lr=config.lr)
-    read = data or data_of(config.corpus, config.vocab, wanted.get("share", 1))
+    data = data or data_of(config.corpus, config.vocab, task.get("share", 1))
 
     def scored(model: EncoderDecoder) -> Run:
-        counts = wanted["seed"] != SWEEP and "share" not in wanted
-        return score(row, Trained(model, read.tokenizer, config), read) if counts else {}
+        counts = task["seed"] != SWEEP and "share" not in task
+        return score(row, Trained(model, data.tokenizer, config), data) if counts else {}
 
-    return found_by(partial(train_row, row, config, read), scored)
-
-
-def trained_once(
-    name: str, model: nn.Module, config: TrainConfig, train: Callable[[nn.Module], Any]
-) -> nn.Module:
-    """`model` with the weights that `train` gives it, which other runs may need, too.
-
-    They are kept below the folder of runs, and read only if they are of the same `config`. Of
-    several processes that want them at once, one trains, and the others wait.
-    """
-    path, key = writable(runs_folder() / "kept") / f"{name}.safetensors", asdict(config)
-    with FileLock(f"{path}.lock"):
-        if path.is_file() and load_tensors(path)[1] == key:
-            load_weights(model, load_tensors(path)[0], path)
-        else:
-            train(model)
-            save_tensors(path, weights(model), key)
-    return model
-
-
-class Wanted:
-    """A plan in the making: the runs wanted so far. Others wait for a sweep to end."""
-
-    def __init__(self, runs: Sequence[Run]):
-        self.runs, self.wanted = runs, []
-
-    def sweep(self, start: float, by: str = "loss", **place: Any) -> float | None:
-        """The best rate of the row at `place`, once it is known; until then its runs are wanted."""
-        place |= {"seed": SWEEP}
-        done = these(self.runs, **place)
-        rates = sweep(done, start, by)
-        self.wanted += [place | {"lr": rate} for rate in rates]
-        return best_rate(done, by) if {*rates} <= {run["lr"] for run in done} else None
-
-    def best(self, start: float, places: Sequence[Run]) -> Run | None:
-        """The place whose swept loss is lowest, with its rate; None until all sweeps are over."""
-        rates = [self.sweep(start, **place) for place in places]
-        if None in rates:
-            return None
-        found = [
-            (these(self.runs, **place, lr=rate, seed=SWEEP)[0]["loss"], place | {"lr": rate})
-            for place, rate in zip(places, rates, strict=True)
-        ]
-        return min(found, key=lambda one: one[0])[1]
-
-    def seeds(self, rate: float | None, seeds: Sequence[int] = SEEDS, **place: Any) -> None:
-        """The runs that count, once the rate is known."""
-        if rate is not None:
-            self.wanted += [place | {"lr": rate, "seed": seed} for seed in seeds]
+    return outcome(partial(train_row, row, config, data), scored)

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,121 +25,149 @@ from scripts.book.command import GOES_ON, Command, as_typed
 from scripts.book.files import writable, write_whole
 from scripts.book.records import RESULTS, git_commit, load_record, provenance, save_record
 from scripts.ch12_going_fast import keep_memory
-from scripts.core.settings import TrainConfig, pick_device, plain_config
+from scripts.core.settings import TrainConfig, known_settings, plain_config
 
-Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what was found
-Plan = Callable[[Sequence[Run]], Sequence[Run]]
-Work = Callable[[Mapping[str, Any], Run], Run]
+SWEEP, SEEDS = 0, (1, 2, 3)  # the seed that chooses a rate isn't one of those that count
 
-
-@dataclass(frozen=True)
-class Study:
-    """A question: its record's name, what all runs share, which are wanted, what does one.
-
-    `work` gets the setting and what is wanted. It runs in another process, so it has to be a
-    module's function.
-    """
-
-    name: str
-    setting: Mapping[str, Any]
-    plan: Plan
-    work: Work
-
-    def missing(self, runs: Sequence[Run]) -> list[Run]:
-        """Those wanted so far that aren't among `runs`."""
-        found: list[Run] = []
-        for wanted in self.plan(runs):
-            if not these([*runs, *found], **wanted):  # a plan may name one twice
-                found.append(wanted)
-        return found
+Run = dict[str, Any]  # what identifies it (its row, its rate, its seed), and then what it gave
+Work = Callable[[Mapping[str, Any], Run], Run]  # of a setting and a task: a run that is wanted
 
 
-def these(runs: Sequence[Run], **wanted: Any) -> list[Run]:
+def these(runs: Sequence[Run], **values: Any) -> list[Run]:
     """The runs that have all these values."""
-    return [run for run in runs if wanted.items() <= run.items()]
+    return [run for run in runs if values.items() <= run.items()]
 
 
-def best_rate(runs: Sequence[Run], by: str = "loss") -> float:
-    """The rate of the run in which `by` is lowest; one that diverged has none.
-
-    Raises ValueError if all have diverged.
-    """
-    return min((run for run in runs if run["loss"] is not None), key=lambda run: run[by])["lr"]
-
-
-def sweep(runs: Sequence[Run], start: float, by: str = "loss") -> list[float]:
-    """The rates to try: `start` and its neighbours by a factor of two, then on beyond the best.
-
-    `runs` are those done so far. The sweep is over when no rate is missing from them: then the best
-    rate has worse ones on both sides.
-    """
-    rates, tried = {start / 2, start, 2 * start}, {run["lr"] for run in runs}
-    if rates <= tried:
-        best = best_rate(runs, by)
-        rates |= {best / 2, 2 * best}
-    return sorted(rates)
-
-
-def begun(study: Study, command: str, folder: Path) -> dict[str, Any]:
-    """The study's record so far; a new one if there is none.
-
-    Raises ValueError if it is of another setting.
-    """
-    with suppress(FileNotFoundError):
-        record = load_record(study.name, folder)
-        if record["setting"] != study.setting:
-            path = folder / f"{study.name}.json"
-            raise ValueError(f"{path} holds a study in another setting: move it away")
-        return record
-    device = pick_device(study.setting.get("device", "cpu"))
-    return {**provenance(command, device), "setting": study.setting, "runs": []}
-
-
-def kept_at(path: Path, given: Run, make: Callable[[], Run]) -> Run:
-    """`given` and what `make()` gave with it, from `path`; made now if it isn't there.
+def kept_at(path: Path, key: Run, make: Callable[[], Run]) -> Run:
+    """`key` and what `make()` gave with it, from `path`; made now if it isn't there.
 
     Of several processes that want it at once, one makes it, and the others wait.
     """
     with FileLock(writable(path.parent) / f"{path.name}.lock"):
-        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        if not given.items() <= found.items():
-            found = given | make()
-            write_whole(path, json.dumps(found, ensure_ascii=False).encode())
-    return found
+        content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        if not key.items() <= content.items():
+            content = key | make()
+            write_whole(path, json.dumps(content, ensure_ascii=False).encode())
+    return content
 
 
-def lesson_of(config: TrainConfig) -> Run:
-    """What `config` has beyond a TrainConfig and that isn't off."""
-    plain = asdict(plain_config(config))
-    return {name: value for name, value in asdict(config).items() if value and name not in plain}
-
-
-def on_record(path: Path, config: TrainConfig) -> Run | None:
-    """The record at `path`, if any. Raises ValueError if it isn't of `config`'s run."""
+def on_record(path: Path, config: TrainConfig, lesson: Run | None = None) -> Run | None:
+    """The record at `path`, if any. Raises ValueError if it isn't of `config` and `lesson`."""
     if not path.is_file():
         return None
-    found = load_record(path.stem, path.parent)
-    ours = asdict(plain_config(config)) | lesson_of(config)
-    if "val_bleu_by_alpha" in found:
-        ours["alpha"] = found["config"]["alpha"]  # validation chose it
-    if found["config"] | found.get("lesson", {}) != ours:
+    record, settings = load_record(path.stem, path.parent), asdict(plain_config(config))
+    if "val_bleu_by_alpha" in record:
+        settings["alpha"] = record["config"]["alpha"]  # validation chose it
+    if (known_settings(record["config"]), record.get("lesson", {})) != (settings, lesson or {}):
         raise ValueError(f"{path.parent} holds another run: move it away")
-    return found
+    return record
 
 
 def step_back() -> None:
     """The lowest priority for this process and those it starts; on Linux for its session, too."""
     os.nice(19)
-    group = Path(f"/proc/{os.getpid()}/autogroup")
     with suppress(OSError):  # no such file, or not ours to write
-        if group.exists():
-            group.write_text("19")
+        Path(f"/proc/{os.getpid()}/autogroup").write_text("19")
 
 
 def one_thread() -> None:
     """What one process of many does: it uses one thread, and keeps the memory that it frees."""
     torch.set_num_threads(1)
     keep_memory()
+
+
+class Plan(list[Run]):
+    """The runs wanted so far, given those that are done: others wait for a sweep to end.
+
+    A place is what identifies a row: no rate and no seed.
+    """
+
+    def __init__(self, runs: Sequence[Run]):
+        super().__init__()
+        self.runs = runs
+
+    def sweep(self, place: Run, start: float, by: str = "loss") -> Run | None:
+        """`place` with the rate whose `by` is lowest; None while more runs are wanted.
+
+        It tries `start`, half and twice that, and goes on beyond the best, until that has worse
+        ones on both sides. Raises ValueError if all runs diverged.
+        """
+        done = {run["lr"]: run for run in these(self.runs, **place, seed=SWEEP)}
+        rates, best = {start / 2, start, 2 * start}, None
+        if rates <= done.keys():
+            whole = [run for run in done.values() if run["loss"] is not None]
+            best = min(whole, key=itemgetter(by))["lr"]
+            rates |= {best / 2, 2 * best}
+        self += [place | {"seed": SWEEP, "lr": rate} for rate in sorted(rates)]
+        return place | {"lr": best} if rates <= done.keys() else None
+
+    def best(self, places: Sequence[Run], start: float) -> Run | None:
+        """The place whose swept loss is lowest, with its rate; None until all sweeps are over."""
+        swept = [self.sweep(place, start) for place in places]
+        if None in swept:
+            return None
+        return min(swept, key=lambda place: these(self.runs, **place, seed=SWEEP)[0]["loss"])
+
+    def seeds(self, place: Run | None, seeds: Sequence[int] = SEEDS) -> None:
+        """The runs that count, once the place's rate is known."""
+        self += [place | {"seed": seed} for seed in seeds if place]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question: its record's name, what all runs share, what plans them, and what does one.
+
+    `plan` adds to a Plan. `work` runs in another process, so it has to be a module's function.
+    """
+
+    name: str
+    setting: Mapping[str, Any]
+    plan: Callable[[Plan], None]
+    work: Work
+
+    def missing(self, runs: Sequence[Run]) -> list[Run]:
+        """Those wanted so far that aren't among `runs`."""
+        plan, missing = Plan(runs), []
+        self.plan(plan)
+        for task in plan:
+            if not these([*runs, *missing], **task):  # a plan may name one twice
+                missing.append(task)
+        return missing
+
+    def record(self, command: str, folder: Path) -> dict[str, Any]:
+        """What is on record so far; a new record if there is none.
+
+        Raises ValueError if the record's setting differs from this one in anything.
+        """
+        path = folder / f"{self.name}.json"
+        if not path.is_file():
+            return {**provenance(command), "setting": self.setting, "runs": []}
+        record = load_record(self.name, folder)
+        if not self.setting.items() <= known_settings(record["setting"]).items():
+            raise ValueError(f"{path} holds a study in another setting: move it away")
+        return record
+
+    def go_on(self, command: str, folder: Path, hours: float, workers: int = 1) -> dict[str, Any]:
+        """Do what is missing, `workers` runs at once, and begin none after `hours`; the record."""
+        record, end = self.record(command, folder), time.monotonic() + 3600 * hours
+        code = {"commit": git_commit()}  # what workers import, whatever is committed meanwhile
+        running: dict[Future, Run] = {}
+        with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
+            while True:
+                missing = self.missing(record["runs"])
+                waiting = [task for task in missing if task not in running.values()]
+                if time.monotonic() < end:
+                    for task in waiting[: workers - len(running)]:
+                        running[pool.submit(self.work, self.setting, task)] = task
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    run = running.pop(future) | future.result() | code
+                    record["runs"].append(run)
+                    save_record(self.name, record, folder)
+                    print(run, flush=True)
+        print(f"{len(record['runs'])} runs are on record, {len(missing)} more are wanted so far")
+        return record
 
 
 @dataclass
@@ -155,53 +184,19 @@ class Hours:
     """Keep the record in results/, and not below the folder of runs."""
 
 
-def go_on(options: Hours, module: str, base: TrainConfig, plan: Plan, work: Work) -> dict[str, Any]:
-    """Do what is missing of a study in `base`'s setting, as far as the hours allow; its record.
+def study_command(
+    module: str, base: TrainConfig, plan: Callable[[Plan], None], work: Work
+) -> Command:
+    """The command of the study that is the module of this name, in `base`'s setting."""
 
-    `module` is the command's, and the record is named after it.
-    """
-    setting = asdict(replace(base, corpus=options.corpus))
-    study = Study(f"{module.rpartition('.')[2]}-{options.corpus}", setting, plan, work)
-    folder = RESULTS if options.save else runs_folder() / "results"
-    step_back()
-    one_thread()  # also here: the record says how many a run had
-    command = as_typed(module, Hours(corpus=options.corpus))  # whatever the hours of each call
-    return complete(study, command, folder, options.hours, options.workers)
-
-
-def complete(
-    study: Study, command: str, folder: Path, hours: float, workers: int = 1
-) -> dict[str, Any]:
-    """Do what is missing, `workers` runs at once, and begin none after `hours`; the record.
-
-    Raises ValueError if what is on record is in another setting.
-    """
-    record, end = begun(study, command, folder), time.monotonic() + 3600 * hours
-    code = {"commit": git_commit()}  # what workers import, whatever is committed meanwhile
-    running: dict[Future, Run] = {}
-    with ProcessPoolExecutor(workers, get_context("spawn"), one_thread) as pool:
-        while True:
-            missing = study.missing(record["runs"])
-            waiting = [wanted for wanted in missing if wanted not in running.values()]
-            if time.monotonic() < end:
-                for wanted in waiting[: workers - len(running)]:
-                    running[pool.submit(study.work, study.setting, wanted)] = wanted
-            if not running:
-                break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                done = running.pop(future) | future.result() | code
-                record["runs"].append(done)
-                save_record(study.name, record, folder)
-                print(done, flush=True)
-    print(f"{len(record['runs'])} runs are on record, {len(missing)} more are wanted so far")
-    return record
-
-
-def study_command(module: str, base: TrainConfig, plan: Plan, work: Work) -> Command:
-    """The command of the study that is the module of this name."""
-
-    def run(options: Hours) -> None:
+    def run(options: Hours) -> dict[str, Any]:
         """Train what is missing of a study, as far as the hours allow."""
-        go_on(options, module, base, plan, work)
+        setting = asdict(replace(base, corpus=options.corpus))
+        study = Study(f"{module.rpartition('.')[2]}-{options.corpus}", setting, plan, work)
+        command = as_typed(module, Hours(corpus=options.corpus))  # whatever the hours of each call
+        folder = RESULTS if options.save else runs_folder() / "results"
+        step_back()
+        one_thread()  # also here: the record says how many a run had
+        return study.go_on(command, folder, options.hours, options.workers)
 
     return Command(module, Hours, run, interrupted=GOES_ON)

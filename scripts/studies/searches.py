@@ -6,12 +6,13 @@ is left for what was chosen here.
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
-from scripts.book.command import Command
+from tqdm import tqdm
+
 from scripts.ch01_attention import padding_mask
 from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import pad_rows
@@ -19,7 +20,7 @@ from scripts.ch08_decoding import Hypothesis, dropout_off, mbr_choice, next_log_
 from scripts.core.models import Trained
 from scripts.core.scores import corpus_bleu, corpus_chrf
 from scripts.fast.translating import DecodeOptions, decode_hypotheses, decode_texts, on_threads
-from scripts.studies.subject import Corpus, Rows, StudyOptions, Texts, encoded, recorded
+from scripts.studies.subject import Corpus, Rows, StudyOptions, Texts, encoded, subject_command
 
 BEAMS = (1, 2, 5, 10, 20, 50, 100)
 ALPHAS = (0.0, 0.6)
@@ -32,6 +33,28 @@ SAMPLINGS = (
 DRAWS = 4  # seeds for each way of sampling
 CANDIDATES = (4, 16, 32)  # samples to choose from
 MBR_TEMPERATURE = 0.6
+
+Best = dict[tuple[int, float], list[Hypothesis]]  # by beam and α, one for each source
+
+
+def searched(trained: Trained, rows: Rows, beams: Sequence[int], alphas: Sequence[float]) -> Best:
+    """Each source's best hypothesis for each beam and α; an empty one if there is none.
+
+    One search serves every α: when it stops doesn't depend on α, only the ranking does.
+    """
+    nothing, best = Hypothesis((), 0.0, 1), {}
+    for beam in tqdm(beams, desc="beams"):
+        options = DecodeOptions(beam=beam, alpha=0.0)
+        lists = decode_hypotheses(trained, rows, options, nbest=beam)
+        for alpha in alphas:
+            score = methodcaller("score", alpha)
+            best[beam, alpha] = [max(some, key=score, default=nothing) for some in lists]
+    return best
+
+
+def texts_of(trained: Trained, hypotheses: Sequence[Hypothesis]) -> list[str]:
+    """The hypotheses as texts."""
+    return [trained.tokenizer.decode(h.ids) for h in hypotheses]
 
 
 def scores_of(outputs: Texts, references: Texts) -> dict[str, float]:
@@ -46,54 +69,39 @@ def scores_of(outputs: Texts, references: Texts) -> dict[str, float]:
 
 def empty_log_probs(trained: Trained, rows: Rows, size: int = 64) -> list[float]:
     """log p of saying nothing, eos at once, for each encoded source."""
-    found: list[float] = []
+    log_probs: list[float] = []
     with dropout_off(trained.model):
         for start in range(0, len(rows), size):
-            src = pad_rows(rows[start : start + size]).to(trained.device)  # (B, S)
+            src = pad_rows(rows[start : start + size])  # (B, S)
             mask = padding_mask(src)  # (B, 1, S)
             memory = trained.model.encode(src, mask).detach()
             begin = src.new_full((len(src), 1), BOS)  # (B, 1)
-            found += next_log_probs(trained.model, memory, mask, begin)[:, EOS].tolist()
-    return found
+            log_probs += next_log_probs(trained.model, memory, mask, begin)[:, EOS].tolist()
+    return log_probs
 
 
-def first_by(found: Sequence[Sequence[Hypothesis]], alpha: float) -> list[Hypothesis]:
-    """Each source's best hypothesis at length penalty `alpha`; an empty one if there is none."""
-    nothing = Hypothesis((), 0.0, 1)
-    return [max(some, key=lambda h: h.score(alpha), default=nothing) for some in found]
-
-
-def widths(
-    trained: Trained, rows: Rows, references: Texts
-) -> tuple[list[dict[str, Any]], dict[tuple[int, float], list[str]]]:
-    """A row of the record for each beam and α, and the outputs. One search serves every α.
+def widths(trained: Trained, rows: Rows, references: Texts, best: Best) -> list[dict[str, Any]]:
+    """A row of the record for each beam and α.
 
     `empty` is the share of outputs without a token, `empty_likelier` that of sentences whose empty
     output has a higher probability than the chosen one.
     """
-    nothing, table, outputs = empty_log_probs(trained, rows), [], {}
-    for beam in BEAMS:
-        # stopping at `beam` endings doesn't depend on α: only the ranking does
-        found = decode_hypotheses(trained, rows, DecodeOptions(beam=beam, alpha=0.0), nbest=beam)
-        for alpha in ALPHAS:
-            best = first_by(found, alpha)
-            texts = [trained.tokenizer.decode(h.ids) for h in best]
-            likelier = [empty > h.log_prob + 1e-4 for empty, h in zip(nothing, best, strict=True)]
-            outputs[beam, alpha] = texts
-            row = {"beam": beam, "alpha": alpha} | scores_of(texts, references)
-            row["log_prob"] = round(sum(h.log_prob for h in best) / len(best), 3)
-            row["empty"] = round(sum(not h.ids for h in best) / len(best), 4)
-            row["empty_likelier"] = round(sum(likelier) / len(best), 4)
-            table.append(row)
-            print(f"beam {beam}, alpha {alpha}: BLEU {row['bleu']}", file=sys.stderr)
-    return table, outputs
+    nothing, table = empty_log_probs(trained, rows), []
+    for (beam, alpha), some in best.items():
+        likelier = [empty > h.log_prob + 1e-4 for empty, h in zip(nothing, some, strict=True)]
+        row = {"beam": beam, "alpha": alpha} | scores_of(texts_of(trained, some), references)
+        row["log_prob"] = round(sum(h.log_prob for h in some) / len(some), 3)
+        row["empty"] = round(sum(not h.ids for h in some) / len(some), 4)
+        table.append(row | {"empty_likelier": round(sum(likelier) / len(some), 4)})
+    return table
 
 
-def drawn_texts(trained: Trained, rows: Rows, seeds: range, **how: float) -> list[list[str]]:
+def drawn_texts(trained: Trained, rows: Rows, seeds: range, **settings: float) -> list[list[str]]:
     """For each seed a text drawn for each source. A seed stays on one thread."""
 
     def draw(seed: int) -> list[str]:
-        return decode_texts(trained, rows, DecodeOptions(beam=1, sample=True, seed=seed, **how))
+        options = DecodeOptions(beam=1, sample=True, seed=seed, **settings)
+        return decode_texts(trained, rows, options)
 
     with dropout_off(trained.model):  # once for all threads
         return on_threads(draw, seeds)  # each has its own generator: the same on any machine
@@ -102,13 +110,12 @@ def drawn_texts(trained: Trained, rows: Rows, seeds: range, **how: float) -> lis
 def samplings(trained: Trained, rows: Rows, references: Texts) -> list[dict[str, Any]]:
     """BLEU and chrF2 of what is drawn, for each way of drawing: means over `DRAWS` seeds."""
     table = []
-    for how in SAMPLINGS:
-        draws = drawn_texts(trained, rows, range(DRAWS), **how)
+    for settings in tqdm(SAMPLINGS, desc="samplings"):
+        draws = drawn_texts(trained, rows, range(DRAWS), **settings)
         scores = [scores_of(texts, references) for texts in draws]
         bleus = [score["bleu"] for score in scores]
         means = {key: round(sum(s[key] for s in scores) / DRAWS, 2) for key in ("bleu", "chrf2")}
-        table.append(dict(how) | means | {"lowest": min(bleus), "highest": max(bleus)})
-        print(f"sampling {how}: BLEU {means['bleu']}", file=sys.stderr)
+        table.append(settings | means | {"lowest": min(bleus), "highest": max(bleus)})
     return table
 
 
@@ -119,13 +126,23 @@ def least_risk(trained: Trained, rows: Rows, references: Texts) -> list[dict[str
     by_source = list(zip(*by_seed, strict=True))  # a tuple of texts for each source
     utility = functools.cache(sentence_chrf)  # the same pairs come again
     table = []
-    for count in CANDIDATES:
+    for count in tqdm(CANDIDATES, desc="votes"):
         chosen = [mbr_choice(texts[:count], utility) for texts in by_source]
         different = sum(len(set(texts[:count])) for texts in by_source) / len(by_source)
-        row = {"samples": count, "different": round(different, 1)} | scores_of(chosen, references)
-        table.append(row)
-        print(f"MBR, {count} samples: BLEU {row['bleu']}", file=sys.stderr)
+        row = {"samples": count, "different": round(different, 1)}
+        table.append(row | scores_of(chosen, references))
     return table
+
+
+def example(outputs: dict[str, list[str]]) -> dict[str, Any]:
+    """The sentence that the widest beam shortens most, without emptying it: its outputs."""
+    _, narrow, wide = outputs.values()
+
+    def lost(i: int) -> float:
+        return len(narrow[i].split()) - len(wide[i].split()) if wide[i] else -math.inf
+
+    line = max(range(len(narrow)), key=lost)
+    return {"line": line + 1} | {name: texts[line] for name, texts in outputs.items()}
 
 
 @dataclass
@@ -136,50 +153,24 @@ class SearchesOptions(StudyOptions):
     """How many, from the split's start."""
 
 
-def example(outputs: dict[tuple[int, float], list[str]]) -> dict[str, Any]:
-    """The sentence that the widest beam shortens most, without emptying it: three outputs."""
-    narrow, wide = outputs[5, 0.6], outputs[max(BEAMS), 0.0]
-
-    def lost(i: int) -> int:
-        return len(narrow[i].split()) - len(wide[i].split()) if wide[i] else -math.inf
-
-    line = max(range(len(narrow)), key=lost)
-    return {
-        "line": line + 1,
-        "greedy": outputs[1, 0.0][line],
-        "beam 5, alpha 0.6": narrow[line],
-        f"beam {max(BEAMS)}, alpha 0": wide[line],
-    }
-
-
 def compare_searches(trained: Trained, corpus: Corpus, options: SearchesOptions) -> dict[str, Any]:
     """All that the record says about the searches."""
     pairs = corpus["val"][: options.sentences]
     rows, references = encoded(trained, pairs)
-    beams, outputs = widths(trained, rows, references)
-    some = outputs[5, 0.6]
+    best = searched(trained, rows, BEAMS, ALPHAS)
+    quoted = {"greedy": (1, 0.0), "beam 5, alpha 0.6": (5, 0.6)}
+    quoted[f"beam {max(BEAMS)}, alpha 0"] = max(BEAMS), 0.0
     return {
         "split": "val",
         "sentences": len(pairs),
-        "signatures": {
-            "bleu": corpus_bleu(some, references).signature,
-            "chrf2": corpus_chrf(some, references).signature,
-        },
-        "beams": beams,
+        "beams": widths(trained, rows, references, best),
         "sampling": samplings(trained, rows, references),
-        "mbr_temperature": MBR_TEMPERATURE,
         "mbr": least_risk(trained, rows, references),
-        "example": example(outputs),
+        "example": example({name: texts_of(trained, best[at]) for name, at in quoted.items()}),
     }
 
 
-def run_searches(options: SearchesOptions) -> None:
-    """Make the record, save it if the options say so, and print a row for each beam."""
-    for row in recorded("scripts.studies.searches", "searches", options, compare_searches)["beams"]:
-        print(*(f"{key} {value}" for key, value in row.items()), sep=", ")
-
-
-main = Command("scripts.studies.searches", SearchesOptions, run_searches)
+main = subject_command("scripts.studies.searches", "searches", compare_searches, SearchesOptions)
 
 if __name__ == "__main__":
     raise SystemExit(main())

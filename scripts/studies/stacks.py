@@ -2,11 +2,11 @@
 
 Each has its own rate; all learn from the same batches, and decode greedily. With d_ff = 2·D an
 encoder layer has 8·D² weights and a decoder layer 12·D²: 2 + 2 layers weigh as much as 5 of one
-stack. Runs on record aren't repeated, so the work can be done in pieces.
+stack.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -21,35 +21,34 @@ from scripts.ch12_going_fast import Layout
 from scripts.ch17_small_gpt import Asked, OneStack, make_stack
 from scripts.ch18_one_stack import AfterSource, asked_pairs, stack_greedy
 from scripts.ch19_ablations import STUDY, StudyRow
+from scripts.core.data import TrainingData
 from scripts.core.models import Trained
+from scripts.core.scores import corpus_bleu
 from scripts.core.settings import TrainConfig
 from scripts.fast.fast import FastPath, switches_for
 from scripts.fast.searching import cached_greedy
-from scripts.studies.rows import Wanted, bleu, one_run
-from scripts.studies.runner import Run, study_command
+from scripts.studies.rows import one_run
+from scripts.studies.runner import Plan, Run, study_command
 
 BASE = replace(STUDY, d_ff=2 * STUDY.d_model, dropout=0.0, name="stacks")
 LAYERS = 5  # of one stack
 
 
-def one_stack(config: TrainConfig, vocab: int, **how: Any) -> OneStack:
+def one_stack(config: TrainConfig, vocab: int, **more: Any) -> OneStack:
     """The stack of `config`'s sizes over `vocab` tokens, from the global seed."""
     sizes = (config.layers, config.d_model, config.d_ff, config.heads, config.dropout)
-    return make_stack(vocab, *sizes, norm_first=config.norm_first, **how)
+    return make_stack(vocab, *sizes, norm_first=config.norm_first, **more)
 
 
 def fast_stack_loss(
-    model: OneStack,
-    batch: Asked,
-    criterion: LabelSmoothing,
-    places: Tensor | None = None,
+    model: OneStack, batch: Asked, criterion: LabelSmoothing, places: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """`stack_loss` by the fast path: the same two sums, the same gradients.
 
     `places` (B, T) are the tokens' positions, if they aren't 0, 1, 2, … in each row.
     """
     path = FastPath(switches_for(batch.ids.device))
-    layout = Layout(batch.ids != PAD, path.how.packed)
+    layout = Layout(batch.ids != PAD, path.switches.packed)
     if places is not None:
         layout.positions = layout.rows(places)
     x = path.embed(model.embed, batch.ids, layout)  # (N, D): a row for each real token
@@ -80,8 +79,8 @@ def restarted(ids: Tensor) -> Tensor:
 class Restarted(AfterSource):
     """Targets whose positions begin at 0, not after their sources."""
 
-    def __init__(self, *given: Any):
-        super().__init__(*given)
+    def __init__(self, *args: Any):
+        super().__init__(*args)
         self.lengths = torch.zeros_like(self.lengths)
 
 
@@ -101,17 +100,17 @@ class StackRow(StudyRow):
 
         def loss(model: OneStack, batch: Batch, criterion: LabelSmoothing) -> tuple[Tensor, Tensor]:
             asked = asked_pairs(pairs_of(batch), self.sees).to(batch.src.device)
-            places = restarted(asked.ids) if self.anew else None
-            return fast_stack_loss(model, asked, criterion, places)
+            return fast_stack_loss(
+                model, asked, criterion, restarted(asked.ids) if self.anew else None
+            )
 
         return loss
 
     @property
     def search(self) -> Callable[..., Tensor]:
         """Its greedy decoding: (model, src, src_mask, max_len) to ids."""
-        return partial(
-            stack_greedy, sees=self.sees, reading=Restarted if self.anew else AfterSource
-        )
+        reading = Restarted if self.anew else AfterSource
+        return partial(stack_greedy, sees=self.sees, reading=reading)
 
 
 TWO = "encoder-decoder"
@@ -124,26 +123,26 @@ ROWS = {
 }
 
 
-def greedy(row: StudyRow, trained: Trained, sources: Sequence[str]) -> list[str]:
-    """Greedy translations, by the row's own search if it has one."""
+def greedy_bleu(row: StudyRow, trained: Trained, data: TrainingData) -> Run:
+    """BLEU on the validation split, greedy, by the row's own search if it has one."""
+    sources, references = zip(*data.corpus["val"], strict=True)
     rows = [source_ids(source, trained.tokenizer) for source in sources]
-    return decode_rows(trained, rows, getattr(row, "search", cached_greedy))
+    texts = decode_rows(trained, rows, getattr(row, "search", cached_greedy))
+    return {"bleu": round(corpus_bleu(texts, references).score, 2)}
 
 
-def wanted_runs(runs: Sequence[Run]) -> list[Run]:
-    """All that is wanted so far: each row's sweep, then its seeds."""
-    plan = Wanted(runs)
+def plan_runs(plan: Plan) -> None:
+    """Each row's sweep, then its seeds."""
     for row in ROWS:
-        plan.seeds(plan.sweep(BASE.lr, row=row), row=row)
-    return plan.wanted
+        plan.seeds(plan.sweep({"row": row}, BASE.lr))
 
 
-def work(setting: Mapping[str, Any], wanted: Run) -> Run:
+def work(setting: Mapping[str, Any], task: Run) -> Run:
     """One run of the study."""
-    return one_run(ROWS[wanted["row"]], setting, wanted, partial(bleu, translate=greedy))
+    return one_run(ROWS[task["row"]], setting, task, greedy_bleu)
 
 
-main = study_command("scripts.studies.stacks", BASE, wanted_runs, work)
+main = study_command("scripts.studies.stacks", BASE, plan_runs, work)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,12 +1,12 @@
-"""What studies of one trained model share: their options, their texts, and how a record begins."""
+"""What studies of one trained model share: their options, their texts, and their record."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from scripts.book.command import as_typed
-from scripts.book.records import provenance, refuse_another, save_record, sha256
+from scripts.book.command import Command, as_typed
+from scripts.book.records import recorded, sha256
 from scripts.ch07_multi30k import source_ids
 from scripts.core.models import STUDIED, Trained
 from scripts.corpora.load import load_corpus
@@ -24,8 +24,6 @@ class StudyOptions:
 
     model: str | None = None
     """A model's folder; by default chapter 9's."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, …"""
     corpus: Literal["sample", "multi30k"] = "multi30k"
     """What to translate."""
     sentences: int | None = None
@@ -40,25 +38,29 @@ def encoded(trained: Trained, pairs: Pairs) -> tuple[Rows, Texts]:
     return rows, [reference for _, reference in pairs]
 
 
-def recorded(
-    prog: str,
+def subject_command(
+    module: str,
     name: str,
-    options: StudyOptions,
     study: Callable[[Trained, Corpus, Any], dict[str, Any]],
-) -> dict[str, Any]:
-    """The record of study(trained, corpus, options), saved as NAME-CORPUS if the options say so."""
-    command, kept_as = as_typed(prog, options), f"{name}-{options.corpus}"
-    if options.save:
-        refuse_another(kept_as, command)
-    folder = Path(options.model or STUDIED)
-    trained = open_model(ModelOptions(model=str(folder), device=options.device))
-    record = {
-        **provenance(command, trained.device),  # first: names the code that runs
-        "model": folder.resolve().name,
-        "weights_sha256": sha256(folder / "model.safetensors"),
-        "corpus": options.corpus,
-        **study(trained, load_corpus(options.corpus), options),
-    }
-    if options.save:
-        save_record(kept_as, record)
-    return record
+    options_type: type = StudyOptions,
+) -> Command:
+    """The command whose record, NAME-CORPUS, says what study(trained, corpus, options) finds."""
+
+    def run(options: StudyOptions) -> dict[str, Any]:
+        """Measure what a chapter says about a trained model."""
+        folder = Path(options.model or STUDIED)
+
+        def measure() -> dict[str, Any]:
+            trained = open_model(ModelOptions(model=str(folder), device="cpu"))
+            return {
+                "model": folder.resolve().name,
+                "weights_sha256": sha256(folder / "model.safetensors"),
+                "corpus": options.corpus,
+                **study(trained, load_corpus(options.corpus), options),
+            }
+
+        return recorded(
+            f"{name}-{options.corpus}", as_typed(module, options), measure, options.save
+        )
+
+    return Command(module, options_type, run)

@@ -1,11 +1,8 @@
-"""The engine's decoder: computing each token once gives what the formula gives."""
+"""The fast decoder: computing each token once gives what the formula gives."""
 
 import itertools
 import math
-import os
 import random
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -24,15 +21,8 @@ from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import EOS, PAD, greedy_decode
 from scripts.ch07_multi30k import pad_rows, source_ids
-from scripts.ch08_decoding import (
-    CopiedCache,
-    beam_search,
-    dropout_off,
-    keep_nucleus,
-    sharpened,
-    until_end,
-)
-from scripts.ch13_decoding_fast import LATE, best_logits
+from scripts.ch08_decoding import CopiedCache, beam_search, dropout_off, until_end
+from scripts.ch13_decoding_fast import LATE
 from scripts.core.models import load_model
 from scripts.corpora.load import load_corpus
 from scripts.fast import searching
@@ -58,7 +48,6 @@ from scripts.fast.translating import (
 RNG = random.Random(0)  # two dozen: of ten or fewer, one that ends leaves at once (ALMOST)
 SOURCES = pad_rows([[*RNG.choices(range(4, 9), k=RNG.randint(1, 5)), EOS] for _ in range(24)])
 MASK = padding_mask(SOURCES)
-WAYS = (PrefixDecoding, CachedDecoding)
 
 
 def random_model(seed: int = 0, vocab: int = 9, **changes):
@@ -81,7 +70,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_with_and_without_a_cache_every_step_is_the_same(kind, seed):
     model = random_model(seed, 6, **MODELS[kind]).eval()
     for way in (CopiedCache, CachedDecoding):
@@ -90,7 +79,7 @@ def test_with_and_without_a_cache_every_step_is_the_same(kind, seed):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_cached_greedy_is_greedy_and_a_beam_of_one_too(kind, seed):
     model = random_model(seed, **MODELS[kind])
     expected = greedy_decode(model, SOURCES, MASK, 12)
@@ -101,17 +90,16 @@ def test_cached_greedy_is_greedy_and_a_beam_of_one_too(kind, seed):
     assert model.training  # dropout was off meanwhile, and is on again
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("beam", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("beam", [1, 2, 3, 8])
 def test_the_beam_is_chapter_8s_to_the_last_hypothesis(seed, beam):
     model, alpha = random_model(seed, norm_first=seed % 2 == 0), (0.0, 0.6, 1.0)[seed % 3]
-    expected = beam_search(model, SOURCES, MASK, 10, beam, alpha)
-    found = cached_beam_search(model, SOURCES, MASK, 10, beam, alpha)
+    searches = (beam_search, cached_beam_search)
+    expected, found = (way(model, SOURCES, MASK, 10, beam, alpha) for way in searches)
     for mine, theirs in zip(found, expected, strict=True):
-        assert [h.ids for h in mine] == [h.ids for h in theirs]
-        assert [h.length for h in mine] == [h.length for h in theirs]
-        for one, other in zip(mine, theirs, strict=True):
-            assert one.log_prob == pytest.approx(other.log_prob, rel=1e-10)
+        assert [(h.ids, h.length) for h in mine] == [(h.ids, h.length) for h in theirs]
+        log_probs = [h.log_prob for h in theirs]
+        assert [h.log_prob for h in mine] == pytest.approx(log_probs, rel=1e-10)
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -146,17 +134,14 @@ def test_exact_never_ends_with_less_and_sometimes_with_more(alpha):
     gains = 0
     for seed in range(8):
         model = random_model(seed)
-        runs = [
-            cached_beam_search(model, SOURCES, MASK, 8, 2, alpha, exact) for exact in (False, True)
-        ]
-        for hasty, patient in zip(*runs, strict=True):
+        search = partial(cached_beam_search, model, SOURCES, MASK, 8, 2, alpha)
+        runs = search(exact=False), search(exact=True), all_endings(model, 8, 2, alpha)
+        for hasty, patient, endless in zip(*runs, strict=True):
+            assert [h.ids for h in patient] == [h.ids for h in endless]
             pairs = zip(hasty, patient, strict=False)
-            gaps = [patient.score(alpha) - hasty.score(alpha) for hasty, patient in pairs]
+            gaps = [late.score(alpha) - early.score(alpha) for early, late in pairs]
             assert min(gaps) > -1e-9
             gains += max(gaps) > 1e-9
-        endless = all_endings(model, 8, 2, alpha)
-        for patient, whole in zip(runs[1], endless, strict=True):
-            assert [h.ids for h in patient] == [h.ids for h in whole]
     assert gains > 0
 
 
@@ -166,28 +151,17 @@ def all_endings(model, max_len: int, beam: int, alpha: float):
         search = Search(CachedDecoding(model, SOURCES, MASK), SOURCES, max_len, beam)
         for step in range(1, max_len + 1):
             search.advance(final=step == max_len)
-    return [sorted(found, key=lambda h: -h.score(alpha))[:beam] for found in search.finished]
+    return [sorted(ended, key=lambda h: -h.score(alpha))[:beam] for ended in search.finished]
 
 
 # The parts
-
-
-@pytest.mark.parametrize("k", [1, 2, 7, 8, 10])
-def test_the_best_logits_are_topks(k):
-    generator = torch.Generator().manual_seed(k)
-    for shape in ((20, 640), (20, 1000), (3, 64 * k), (3, 64 * k - 64 or 5)):
-        logits = torch.randn(shape, generator=generator)
-        logits[0] = -math.inf
-        logits[0, :k] = torch.arange(k).float()  # all in one block
-        for mine, theirs in zip(best_logits(logits, k), logits.topk(min(k, shape[1])), strict=True):
-            assert torch.equal(mine, theirs)
 
 
 def test_a_cache_grows_beyond_its_first_room_and_ends_where_positions_end():
     model = random_model(1).eval()
     src, states = SOURCES[:2], []
     with torch.no_grad():
-        for way in WAYS:
+        for way in (PrefixDecoding, CachedDecoding):
             decoding = way(model, src, padding_mask(src))
             steps = (decoding.step(torch.full((2, 1), 4)) for _ in range(70))
             states.append([decoding.logits(x).log_softmax(-1) for x in steps])
@@ -196,20 +170,6 @@ def test_a_cache_grows_beyond_its_first_room_and_ends_where_positions_end():
         decoding.length = MAX_LEN
         with pytest.raises(ValueError, match=str(MAX_LEN)):
             decoding.step(torch.full((2, 1), 4))
-
-
-def test_a_nucleus_is_the_fewest_tokens_that_suffice():
-    probabilities = torch.tensor([[0.05, 0.5, 0.25, 0.2], [0.97, 0.01, 0.01, 0.01]]).double()
-    for p, kept in ((0.49, (1, 1)), (0.7, (2, 1)), (0.76, (3, 1)), (0.96, (4, 1)), (1.0, (4, 4))):
-        drawn = sharpened(probabilities.log(), 1.0, top_p=p)
-        assert tuple((drawn > 0).sum(dim=1).tolist()) == kept
-        torch.testing.assert_close(drawn.sum(dim=1), torch.ones(2).double())
-        for row, kept_row in zip(drawn, probabilities, strict=True):
-            inside = kept_row[row > 0]
-            torch.testing.assert_close(row[row > 0], inside / inside.sum())
-    for wrong in (0.0, -1.0, 1.1):
-        with pytest.raises(ValueError, match="top_p"):
-            keep_nucleus(probabilities.log(), wrong)
 
 
 def test_a_sample_comes_with_its_own_log_probability():
@@ -226,18 +186,16 @@ def test_a_sample_comes_with_its_own_log_probability():
 # Whole corpora
 
 
-@pytest.mark.parametrize("width", [1, 4, 100, 600])
+@pytest.mark.parametrize("width", [1, 100, 600])
 def test_batches_hold_every_row_once_and_stay_within_bounds(width):
     lengths = [2 + (7 * i) % 250 for i in range(700)]
     batches = length_batches([[4] * n for n in lengths], width)
     assert sorted(itertools.chain(*batches)) == list(range(700))
-    for batch in batches:
-        longest = max(lengths[i] for i in batch)
-        assert len(batch) == 1 or len(batch) * longest <= CELLS_READ
-        assert len(batch) == 1 or len(batch) * width <= PREFIXES
-        assert len(batch) == 1 or len(batch) * width * longest <= CELLS_SEEN
     tops = [max(lengths[i] for i in batch) for batch in batches]
     assert tops == sorted(tops, reverse=True)
+    for count, longest in ((len(b), top) for b, top in zip(batches, tops, strict=True) if b[1:]):
+        assert count * longest <= CELLS_READ and count * width <= PREFIXES
+        assert count * width * longest <= CELLS_SEEN
 
 
 def test_cores_get_batches_of_equal_cost():
@@ -286,51 +244,6 @@ def test_threads_dont_switch_each_others_dropout_on(two_threads, monkeypatch):
     assert all(part.training for part in model.modules())
 
 
-def rows_of(name: str) -> list[list[int]]:
-    """Sources for `name`: test_2016_flickr if it is at hand, else the sample corpus's test."""
-    at_hand = name == "multi30k-de-en" and os.environ.get("MULTI30K_DIR")
-    pairs = (
-        load_corpus("multi30k")["test_2016_flickr"] if at_hand else load_corpus("sample")["test"]
-    )
-    tokenizer = load_model(ROOT / "models" / name).tokenizer
-    return [source_ids(german, tokenizer) for german, _ in pairs]
-
-
-@pytest.mark.parametrize("name", ["sample-de-en", "multi30k-de-en"])
-def test_three_ways_to_be_greedy_on_a_test_set(name):
-    """In double precision, on every eighth sentence: formula, cache and beam of one agree."""
-    model, rows = load_model(ROOT / "models" / name, "cpu").model.double(), rows_of(name)[::8]
-    cached = [until_end(row.tolist()) for row in search_rows(model, rows, cached_greedy, 1)]
-    src = pad_rows(rows)
-    plain = greedy_decode(model, src, padding_mask(src), 2 * src.size(1) + 10)
-    assert list(map(until_end, plain.tolist())) == cached
-    beams = search_rows(model, rows, partial(cached_beam_search, beam=1))
-    assert [list(found[0].ids) for found in beams] == [
-        row[:-1] if row[-1] == EOS else row for row in cached
-    ]
-
-
-def test_five_beams_of_many_sentences_fit_in_memory():
-    """The peak grows by less than 700 MiB: in one batch of all it would be twice that."""
-    code = """
-from scripts import ROOT
-from scripts.bench.training import peak_bytes
-from scripts.corpora.load import load_corpus
-from scripts.core.models import load_model
-from scripts.fast.translating import fast_translate
-trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
-texts = [german for german, _ in load_corpus("sample")["train"][:3000]]
-fast_translate(trained, texts[:2], beam=5)
-before = peak_bytes()
-assert len(texts) == 3000 and all(fast_translate(trained, texts, beam=5))
-print(peak_bytes() - before)
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert int(result.stdout) < 700 * 2**20
-
-
 # The screen: 8 bits propose, a bound decides
 
 
@@ -343,12 +256,6 @@ def rough_table(outlier: float) -> torch.nn.Linear:
     table.weight.mul_(2)
     table.weight[5, 3] = outlier
     return table
-
-
-@pytest.fixture
-def screened():
-    table = rough_table(2.0)
-    return Screen(table), table, torch.randn(64, 48, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(("outlier", "asks"), [(0.5, False), (2.0, False), (100.0, True)])
@@ -367,29 +274,16 @@ def test_the_screen_finds_what_the_whole_product_finds(outlier, asks):
     assert torch.equal(Screen(table).largest(nothing, table), table(nothing).argmax(dim=1))
 
 
-def test_a_rounded_output_is_never_further_off_than_the_bound(screened):
-    screen, table, x = screened
+def test_the_screen_excludes_what_is_two_bounds_below_the_best_and_nothing_else():
+    table = rough_table(2.0)
+    screen, x = Screen(table), torch.randn(64, 48, dtype=torch.float32)
     rough, unit, error = screen.roughly(x)
     assert ((rough * unit - table(x)).abs() <= error.unsqueeze(1)).all()
-
-
-def test_without_the_bound_the_screen_would_be_wrong(screened):
-    screen, table, x = screened
-    rough, unit, _ = screen.roughly(x)
-    rows, places = screen.candidates(rough, torch.zeros(len(x)))
-    assert torch.equal(places[rows.unique(return_counts=True)[1].cumsum(0) - 1], rough.argmax(1))
-    assert not torch.equal(rough.argmax(1), table(x).argmax(1))
-
-
-def test_nothing_that_could_be_the_largest_is_excluded(screened):
-    """In each row, exactly the places within two bounds of its best coarse value are left."""
-    screen, _, x = screened
-    rough, unit, error = screen.roughly(x)
-    kept = torch.zeros(rough.shape, dtype=torch.bool)
-    kept[screen.candidates(rough, error / unit)] = True
+    stays = torch.zeros(rough.shape, dtype=torch.bool)
+    stays[screen.candidates(rough, error / unit)] = True
     least = rough.amax(dim=1) - (2 * error / unit).ceil().int()
-    assert torch.equal(kept, rough >= least.unsqueeze(1))
-    assert 1 < kept.sum(dim=1).float().mean() < 64
+    assert torch.equal(stays, rough >= least.unsqueeze(1))
+    assert 1 < stays.sum(dim=1).float().mean() < 64
 
 
 def test_a_model_made_ready_is_freed_with_its_last_reference():
@@ -407,7 +301,7 @@ def test_greedy_with_the_screen_is_greedy_in_single_precision():
     assert (ready.screen is not None) == (ready.vocabulary.onednn and fast_in_8_bits())
     ready.screen = Screen(trained.model.generator.proj)  # slow on some machines, never wrong
     rows = [source_ids(german, trained.tokenizer) for german, _ in load_corpus("sample")["test"]]
-    src = pad_rows(rows[:100])
+    src = pad_rows(rows[:40])
     quick = cached_greedy(ready, src, padding_mask(src), 40)
     ready.screen = None
     assert torch.equal(cached_greedy(ready, src, padding_mask(src), 40), quick)

@@ -1,0 +1,324 @@
+"""The command that trains: options, what it leaves and refuses; and the models that ship."""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+from tiny import RUN, few_pairs
+
+from scripts import ROOT, train
+from scripts.book.records import load_record, sha256
+from scripts.ch08_decoding import plain_translate
+from scripts.core import cards
+from scripts.core import training as core_training
+from scripts.core.checkpoints import newest_state, saved_states, weights
+from scripts.core.data import TrainingData
+from scripts.core.models import Trained, load_model, save_model
+from scripts.core.scores import corpus_bleu, held_out_splits
+from scripts.core.settings import PRESETS, build_model, plain_config, stored_config
+from scripts.corpora.load import load_corpus
+from scripts.fast import run as fast_run
+from scripts.fast.run import evaluate, finish
+from scripts.fast.translating import DecodeOptions, translate
+
+ONE = replace(RUN, epochs=1, schedule="inverse_sqrt", name="one")
+
+
+@pytest.fixture(scope="module")
+def data() -> TrainingData:
+    return few_pairs()
+
+
+@pytest.fixture
+def untrained(data) -> Trained:
+    torch.manual_seed(0)
+    return Trained(build_model(RUN, len(data.tokenizer)).eval(), data.tokenizer, RUN)
+
+
+# Options
+
+
+def test_every_field_is_an_option():
+    parse = train.main.parse
+    for name, value in asdict(RUN).items():
+        options = parse(["--preset", "base", f"--{name}", str(value).lower()])
+        assert getattr(plain_config(options), name) == value and not options.resume
+    assert parse(["--publish", "x"]).publish == "x" and parse(["--resume"]).resume
+    options = parse(["--preset", "sample", "--epochs", "3"])
+    assert plain_config(options) == replace(PRESETS["sample"], epochs=3)
+
+
+MISTAKES = {
+    "can't be 'smal'": ["--preset", "smal"],
+    "layerz": ["--layerz", "3"],
+    "accumulate must be from 1 to": ["--accumulate", "0"],
+    "of heads, 512, not 128": ["--heads", "512"],
+    "warmup must be at least 1": ["--preset", "base", "--warmup", "0"],
+    "name must be a plain name": ["--name", "a/b"],
+    "publish must be a plain name": ["--publish", "../b"],
+    "than required_chars. 30 vs 61.": ["--vocab", "30"],
+    "10 a batch: raise max_tokens": ["--max_tokens", "10"],
+    "--vocab 8192 on sample: Vocabulary size too high": ["--vocab", "8192"],
+    "can't write": ["--name", "taken"],
+    "no checkpoint": ["--resume", "--name", "never-started"],
+    "none holds no run": ["--from", "none"],
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_gets_one_line_and_exit_code_2(words, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    (tmp_path / "taken").touch()
+    assert train.main(["--preset", "sample", *MISTAKES[words]]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and words in error
+
+
+# What it leaves, and what it replaces
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below `folder` and its SHA-256."""
+    return {str(path): sha256(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory) -> Path:
+    """The folder of runs in which the command has trained one."""
+    runs = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SERIES_RUNS", str(runs))
+        patch.setattr(fast_run, "prepare", lambda config: data)
+        patch.setitem(PRESETS, "sample", ONE)
+        patch.setattr(sys, "argv", ["train"])
+        assert train.main(["--preset", "sample"]) == 0
+    return runs
+
+
+@pytest.fixture
+def runs(data, finished, tmp_path, monkeypatch) -> Path:
+    """A copy of that folder, in which the command works; what is published lies beside it."""
+    runs = shutil.copytree(finished, tmp_path / "runs")
+    monkeypatch.setenv("SERIES_RUNS", str(runs))
+    monkeypatch.setattr(fast_run, "prepare", lambda config: data)
+    monkeypatch.setitem(PRESETS, "sample", ONE)
+    monkeypatch.setattr(sys, "argv", ["train"])
+    for name, place in (("ROOT", tmp_path), ("RESULTS", tmp_path / "results")):
+        monkeypatch.setattr(cards, name, place)
+    save = cards.save_record
+    monkeypatch.setattr(cards, "save_record", lambda *given: save(*given, tmp_path / "results"))
+    return runs
+
+
+def test_the_command_leaves_a_model_a_record_a_log_and_publishes_them(
+    data, runs, capsys, monkeypatch
+):
+    folder, record = runs / "one", load_record("record", runs / "one")
+    assert record["weights_sha256"] == sha256(folder / "model.safetensors")
+    assert (folder / "log.csv").read_text().count("\n") == 2
+    assert (folder / "README.md").read_text("utf-8") == cards.model_card(record)
+    again = evaluate(load_model(folder), data.corpus["test"])
+    assert again["bleu"] == record["test"]["test"]["bleu"]
+    # Its record is made again if it was lost; then all of it is published, over itself alone.
+    (folder / "record.json").unlink()
+    command = ["--preset", "sample", "--resume", "--publish", "mine"]
+    assert train.main(command) == train.main(command) == 0
+    printed = capsys.readouterr().out
+    assert "test: BLEU" in printed and "reference" in printed
+    again = load_record("record", folder)
+    assert again["test"] == record["test"] and again["history"] == record["history"]
+    assert load_record("mine", runs.parent / "results") == again
+    published, before = runs.parent / "models/mine", contents(runs.parent / "models")
+    assert sha256(published / "model.safetensors") == again["weights_sha256"]
+    assert load_model(published).config == load_model(folder).config
+    other = ["--preset", "sample", "--name", "two", "--seed", "2", "--publish", "mine"]
+    assert train.main(other) == 2 and not (runs / "two").exists()
+    monkeypatch.setattr(fast_run, "refuse_to_publish", lambda *_: None)  # it came meanwhile
+    assert train.main(other) == 2 and (runs / "two/record.json").is_file()
+    assert capsys.readouterr().err.count("models/mine/model.safetensors exists") == 2
+    assert contents(runs.parent / "models") == before
+    assert train.main([*other, "--overwrite"]) == 0
+    assert load_record("mine", runs.parent / "results")["config"]["seed"] == 2
+
+
+REFUSALS = {
+    "finished run: lengthen it by --from": ((), ["--seed", "2"]),
+    "lacks its record: finish it with --resume": (["record.json"], []),
+    "a model: choose another --name": (["record.json", "state-*", "epoch-*"], []),
+    "lengthened in its own place": ((), ["--from", "ONE", "--name", "one", "--epochs", "2"]),
+    "give more by --epochs": ((), ["--from", "ONE"]),
+    "another --d_ff (32, now 64), another --seed (1, now 2): a longer": (
+        (),
+        ["--from", "ONE", "--epochs", "2", "--d_ff", "64", "--seed", "2"],
+    ),
+    "finish it with the same options, then lengthen": ((), ["--resume", "--epochs", "2"]),
+}
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_nothing_trained_is_lost(runs, capsys, words):
+    """The command refuses before it trains or deletes anything, and says what is there."""
+    lost, options = REFUSALS[words]
+    for path in (path for pattern in lost for path in (runs / "one").glob(pattern)):
+        path.unlink()
+    before = contents(runs)
+    options = [str(runs / "one") if word == "ONE" else word for word in options]
+    assert train.main(["--preset", "sample", *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and words in error
+    assert contents(runs) == before
+
+
+def test_a_lengthened_run_is_the_longer_run(runs, monkeypatch):
+    """To the bit, as its rate doesn't depend on the length; also with a mean as the old model."""
+    assert train.main(["--preset", "sample", "--epochs", "2", "--name", "whole"]) == 0
+    old = load_model(runs / "one")
+    with torch.no_grad():
+        next(old.model.parameters()).zero_()
+    save_model(runs / "one", old)
+    assert train.main(["--from", f"{runs / 'one'}/", "--epochs", "2"]) == 0
+    longer, straight = (load_record("record", runs / name) for name in ("one-2", "whole"))
+    mean = sha256(runs / "one/model.safetensors")
+    assert longer["from"] == {"run": "one", "epochs": 1, "weights_sha256": mean}
+    assert "It went on from the run one after 1 epochs." in cards.model_card(longer)
+    for name in ("weights_sha256", "test", "samples", "chosen_by_val_bleu", "best_epoch"):
+        assert longer[name] == straight[name]
+    ends, others = (newest_state(runs / name).tensors for name in ("one-2", "whole"))
+    assert ends.keys() == others.keys() and all(ends[name].equal(others[name]) for name in ends)
+    assert len(saved_states(runs / "one-2", "epoch")) == 2
+    cut = ["--from", str(runs / "one"), "--epochs", "2", "--name", "cut"]
+    with monkeypatch.context() as patch:  # it ends between its first state and its model
+        patch.setattr(core_training, "save_model", Mock(side_effect=OSError("killed")))
+        assert train.main(cut) == 2
+    assert train.main([*cut, "--resume"]) == 0
+    assert load_record("record", runs / "cut")["weights_sha256"] == straight["weights_sha256"]
+    shutil.rmtree(runs / "one")  # as on another machine: its own state knows the settings
+    (runs / "one-2/record.json").unlink()
+    assert train.main(["--from", "runs/one", "--epochs", "2", "--resume"]) == 0
+    assert load_record("record", runs / "one-2")["weights_sha256"] == straight["weights_sha256"]
+
+
+def test_validation_chooses_the_length_penalty_and_the_record_scores_it(runs, data, monkeypatch):
+    """No test set has a say in it; the model brings the search that its record and card tell of."""
+    whole, asked, folder = fast_run.evaluate, [], runs / "one"
+
+    def favoured(trained, pairs, *search):
+        validates = pairs == data.corpus["val"]
+        asked.append((validates, *search))
+        bleus = {0.6: 11.0, 1.0: 12.0} if validates else {0.6: 99.0}
+        return whole(trained, pairs) | ({"bleu": bleus.get(search[1], 0.0)} if search else {})
+
+    monkeypatch.setattr(fast_run, "evaluate", favoured)
+    history = load_record("record", folder)["history"]
+    config = replace(load_model(folder).config, beam=2)
+    record = finish(config, data, folder, history, {"best epoch": 1.0}, (0.6, 1.0, 1.4))
+    searches = [(True, 2, alpha) for alpha in (0.6, 1.0, 1.4)]
+    assert asked == [*searches, *[(False, 2, 1.0), (False,)] * 2]
+    assert record["val_bleu_by_alpha"] == {"0.6": 11.0, "1": 12.0, "1.4": 0.0}
+    assert (
+        load_model(folder).config == replace(config, alpha=1.0) == stored_config(record["config"])
+    )
+    texts, references = record["samples"], [english for _, english in data.corpus["test"]]
+    lower = corpus_bleu([one["translation"] for one in texts], references, lowercase=True)
+    assert record["test"]["test"]["bleu_lowercased"] == round(lower.score, 2)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_run_says_once_that_its_16_bits_are_emulated(runs, monkeypatch, capsys, has):
+    """It isn't refused: a run that began elsewhere may go on here."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
+    monkeypatch.setattr(fast_run, "trained_to_end", Mock(side_effect=ValueError))
+    for precision in ("auto", "bf16"):
+        assert train.main(["--preset", "sample", "--precision", precision, "--name", "new"]) == 2
+    assert capsys.readouterr().out.count("note: cpu emulates bf16") == (not has)
+
+
+# Models
+
+
+def test_a_saved_model_loads_as_it_was_whatever_it_was_trained_with(untrained, tmp_path):
+    """Its settings may be older than today's: those that no longer exist are ignored."""
+    save_model(tmp_path, untrained)
+    path = tmp_path / "config.json"
+    older = {"path": "fast", "fused": True, "compile": False, "tracker": "none", "publish": None}
+    path.write_text(json.dumps(asdict(RUN) | older))
+    loaded = load_model(tmp_path)
+    assert loaded.config == RUN == untrained.config
+    assert stored_config(asdict(RUN) | {"path": "textbook"}).step == "textbook"
+    for name, tensor in weights(loaded.model).items():
+        assert tensor.equal(weights(untrained.model)[name].half().float())
+    assert loaded.model.src_embed[0].lut.weight is loaded.model.generator.proj.weight
+    assert loaded.tokenizer.model == untrained.tokenizer.model
+
+
+FILES = ("model.safetensors", "tokenizer.model", "config.json")
+UNFIT = {
+    "a setting": ("config.json", json.dumps(asdict(RUN) | {"layerz": 3}).encode()),
+    "a kind": ("config.json", json.dumps(asdict(RUN) | {"d_model": "wide"}).encode()),
+    "sizes": ("config.json", json.dumps(asdict(RUN) | {"d_model": 48, "heads": 3}).encode()),
+    "no pieces": ("tokenizer.model", b"foreign"),
+    "other pieces": (
+        "tokenizer.model",
+        (ROOT / "models/sample-de-en/tokenizer.model").read_bytes(),
+    ),
+    "no weights": ("model.safetensors", b"foreign"),
+    "layers": ("config.json", json.dumps(asdict(RUN) | {"layers": 2}).encode()),
+}
+UNFIT |= {f"half of {name}": (name, None) for name in FILES}
+UNFIT |= {f"without {name}": (name, b"") for name in FILES}
+
+
+@pytest.mark.parametrize("fault", UNFIT)
+def test_an_unfit_model_is_refused_in_one_line(untrained, tmp_path, fault):
+    save_model(tmp_path, untrained)
+    name, content = UNFIT[fault]
+    path = tmp_path / name
+    whole = path.read_bytes()
+    if content == b"":
+        path.unlink()
+    else:
+        path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+SHIPPED = sorted(path.name for path in (ROOT / "models").iterdir())
+QUICK = [n if n == "sample-de-en" else pytest.param(n, marks=pytest.mark.audit) for n in SHIPPED]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_model_is_the_one_on_record(name):
+    record, folder = load_record(name), ROOT / "models" / name
+    assert record["weights_sha256"] == sha256(folder / "model.safetensors")
+    assert load_model(folder).config == stored_config(record["config"])
+    assert (folder / "README.md").read_text("utf-8") == cards.model_card(record)
+    limit = 2 if name == "sample-de-en" else 16
+    assert sum(path.stat().st_size for path in folder.iterdir()) < limit * 2**20
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_shipped_model_scores_what_its_record_says(name):
+    """If the corpus is at hand, its first test split; ten texts by the plain and fast searches."""
+    record, trained = load_record(name), load_model(ROOT / "models" / name)
+    config = trained.config
+    search = config.beam, config.alpha
+    if config.corpus == "sample" or os.environ.get("MULTI30K_DIR"):
+        corpus = load_corpus(config.corpus)
+        split = held_out_splits(corpus)[0]
+        sources, references = zip(*corpus[split], strict=True)
+        outputs = translate(trained, sources, DecodeOptions(*search))
+        again, test = corpus_bleu(outputs, references), record["test"][split]
+        assert again.score == pytest.approx(test["bleu"], abs=0.1), split
+        assert again.signature == test["signature"]
+    sources = [sample["source"] for sample in record["samples"]]
+    recorded = [sample["translation"] for sample in record["samples"]]
+    plain = plain_translate(trained, sources, *search)
+    assert sum(map(str.__eq__, plain, recorded)) >= 9  # another machine's rounding may tip one
+    assert translate(trained, sources, DecodeOptions(*search)) == plain

@@ -1,0 +1,540 @@
+"""A run that is stopped, killed, torn, choked or poisoned ends as if nothing had happened.
+
+"The same" means bit for bit, timings aside.
+"""
+
+import errno
+import hashlib
+import itertools
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from conftest import ROOT
+from tiny import RUN, few_pairs
+
+from scripts import train
+from scripts.book.records import load_record, sha256
+from scripts.ch06_training import cosine_rate
+from scripts.core import checkpoints
+from scripts.core.cards import model_card
+from scripts.core.checkpoints import load_tensors, newest_state, save_tensors, saved_states
+from scripts.core.data import TrainingData, epoch_plan
+from scripts.core.models import STORED_DTYPE
+from scripts.core.settings import PRESETS
+from scripts.core.signals import Stopped, StopSignal
+from scripts.core.steps import Step
+from scripts.core.training import Diverged, differences, identity
+from scripts.fast import losses
+from scripts.fast import run as fast_run
+from scripts.fast.losses import resolved
+from scripts.fast.run import fit, trained_to_end, training_of
+
+CLOCKS = {"seconds", "cpu_seconds"}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file and its SHA-256."""
+    return {path.name: sha256(path) for path in sorted(folder.iterdir())}
+
+
+def steps_saved(folder: Path) -> int:
+    """The steps of the newest state, 0 if there is none."""
+    return max((int(path.stem.removeprefix("state-")) for path in saved_states(folder)), default=0)
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """What a finished run must have in common with another: tensors, files, history, all but time.
+
+    A command adds a record and a card, which are dated.
+    """
+    path, tensors, meta, _ = newest_state(folder)
+    for row in meta["history"]:
+        for clock in CLOCKS:
+            del row[clock]
+    kept = {name: digest for name, digest in contents(folder).items() if "epoch-" in name}
+    kept["log"] = pd.read_csv(folder / "log.csv").drop(columns=[*CLOCKS]).to_dict("records")
+    kept["model"] = sha256(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        kept[name] = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+    return kept | {"newest": path.name, "meta": meta}
+
+
+class PowerCut(BaseException):
+    """Nothing below catches it: what is on the disk then is what a killed process leaves."""
+
+
+def cut_after(steps: int, run: Callable[[], Any]) -> None:
+    """`run`, until the power fails after that many steps."""
+    remaining, whole = iter(range(steps)), Step.run
+
+    def step(*given: Any) -> Any:
+        if next(remaining, None) is None:
+            raise PowerCut
+        return whole(*given)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(Step, "run", step)
+        run()
+
+
+@pytest.fixture(scope="module")
+def data() -> TrainingData:
+    return few_pairs()
+
+
+@pytest.fixture(scope="module")
+def per_epoch(data) -> int:
+    """Steps in the first epoch."""
+    return len(epoch_plan(RUN, data, 1))
+
+
+@pytest.fixture(scope="module")
+def straight(data, tmp_path_factory) -> dict[str, Any]:
+    """The outcome of a run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("straight")
+    fit(RUN, data, folder)
+    return outcome(folder)
+
+
+@pytest.fixture(scope="module")
+def halfway(data, per_epoch, tmp_path_factory) -> Path:
+    """A run that broke off in its second epoch; to be copied."""
+    folder = tmp_path_factory.mktemp("halfway") / "run"
+    cut_after(per_epoch + 7, lambda: fit(RUN, data, folder))
+    return folder
+
+
+@pytest.fixture
+def broken(halfway, tmp_path) -> Path:
+    """A copy of `halfway` for one test."""
+    return shutil.copytree(halfway, tmp_path / "run")
+
+
+@pytest.fixture
+def command(data, tmp_path, monkeypatch) -> Callable[..., int]:
+    """The command, which makes the run of these tests in `tmp_path`."""
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    monkeypatch.setattr(fast_run, "prepare", lambda config: data)
+    monkeypatch.setitem(PRESETS, "sample", RUN)
+    monkeypatch.setattr(sys, "argv", ["train"])
+    return lambda *options: train.main(["--preset", "sample", *options])
+
+
+# Killed.
+
+
+def test_killed_in_any_write(data, straight, tmp_path):
+    """The nth process dies in its nth write, half-way or right after; the last one gets through."""
+    rename, folder = os.replace, tmp_path / "run"
+    torn: set[str] = set()
+    for number in itertools.count(1):
+        writes = itertools.count(1)
+
+        def fatal(partial: Path, path: Path, number: int = number, writes: Any = writes) -> None:
+            dies = next(writes) == number
+            if dies and number % 2:
+                os.truncate(partial, partial.stat().st_size // 2)
+                torn.add(path.name.partition("-")[0])
+                raise PowerCut
+            rename(partial, path)
+            if dies:
+                raise PowerCut
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "replace", fatal)
+            try:
+                fit(RUN, data, folder, resume=bool(saved_states(folder)), overwrite=True)
+                break
+            except PowerCut:
+                continue
+    assert number > 4 and len(torn) > 1
+    assert outcome(folder) == straight
+
+
+DRIVER = """
+import sys, time
+from tiny import RUN, few_pairs
+from scripts import train
+from scripts.core.settings import PRESETS
+from scripts.core.training import Training
+from scripts.fast import run
+
+pause, step, data = float(sys.argv.pop(1)), Training.step, few_pairs()
+run.prepare, PRESETS["sample"] = lambda config: data, RUN
+
+def slowly(*given):  # so that a signal comes while it works
+    time.sleep(pause)
+    step(*given)
+
+Training.step = slowly
+raise SystemExit(train.main())
+"""
+
+
+def started(home: Path, *options: str, pause: float = 0.0, launch: Any = ()) -> subprocess.Popen:
+    """The command as a process of its own, or under `launch`, with its runs in `home`."""
+    driver = home / "driver.py"
+    driver.write_text(DRIVER)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "SERIES_RUNS": str(home)}
+    return subprocess.Popen(
+        [sys.executable, *launch, driver, str(pause), "--preset", "sample", *options],
+        env=os.environ | own,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def until(condition: Callable[[], Any], process: subprocess.Popen) -> None:
+    """Wait until `condition` holds, or the process has ended."""
+    deadline = time.monotonic() + 240
+    while not condition() and process.poll() is None:
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.mark.audit
+def test_ten_kills_in_a_row_change_nothing(straight, tmp_path):
+    """kill -9 at random moments: ten processes die, the eleventh ends where one alone would."""
+    luck, folder = random.Random(8), tmp_path / "run"
+    for _ in range(10):
+        saved, more = steps_saved(folder), luck.choice((0, 1, 1, 2))
+        process = started(tmp_path, "--save_every", "1", *["--resume"] * bool(saved), pause=0.05)
+        until(lambda goal=saved + more: steps_saved(folder) >= max(1, goal), process)
+        time.sleep(luck.uniform(0.0, 0.1))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    process = started(tmp_path, "--resume")
+    assert "BLEU" in process.communicate()[0] and process.returncode == 0
+    assert outcome(folder) == straight
+
+
+# Asked to stop.
+
+
+@pytest.mark.parametrize("moment", ["first step", "epoch's last", "run's last", "validation"])
+def test_stopping_at_any_moment_changes_nothing(
+    data, straight, per_epoch, tmp_path, monkeypatch, moment
+):
+    """The signal comes within that step, or while the first epoch is validated."""
+    total = straight["meta"]["steps_taken"]
+    at = {"first step": 1, "epoch's last": per_epoch, "run's last": total}.get(moment, 1)
+    place, name = (fast_run, "validate") if moment == "validation" else (Step, "run")
+    calls, whole = itertools.count(1), getattr(place, name)
+
+    def signalled(*given: Any) -> Any:
+        if next(calls) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return whole(*given)
+
+    monkeypatch.setattr(place, name, signalled)
+    steps = per_epoch if moment == "validation" else at
+    with pytest.raises(Stopped, match=f"SIGTERM after step {steps}, and saved"):
+        fit(RUN, data, tmp_path)
+    assert steps_saved(tmp_path) == steps
+    fit(RUN, data, tmp_path, resume=True)
+    assert outcome(tmp_path) == straight
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_command_that_is_asked_to_stop_saves_and_says_so(
+    command, tmp_path, monkeypatch, capsys, number, code
+):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    run = Step.run
+    monkeypatch.setattr(Step, "run", lambda *given: signal.raise_signal(number) or run(*given))
+    try:
+        assert command("--save_every", "1000") == code
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert steps_saved(tmp_path / "run") == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"stopped by {number.name} after step 1, and saved" in said and "--resume" in said
+
+
+def test_a_second_signal_acts_at_once():
+    """One Ctrl-C waits for the step to end, two don't; afterwards the handlers are as before."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), StopSignal() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert stop.number == signal.SIGINT
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+RECIPES = {
+    "muon": {"optimizer": "muon"},
+    "pieces": {"bpe_dropout": 0.1},
+    "R-Drop": {"r_drop": 1.0},
+    "accumulated": {"accumulate": 3, "max_tokens": 256},
+    "static": {"step": "static", "dropout": 0.2},
+    "textbook": {"step": "textbook", "schedule": "inverse_sqrt"},
+}
+
+
+@pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES)
+def test_every_recipe_resumes_exactly(data, tmp_path, changes):
+    """Whatever an ingredient remembers from step to step is in the state."""
+    config = replace(RUN, epochs=1, save_every=3, **changes)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    fit(config, data, whole)
+    cut_after(5, lambda: fit(config, data, cut))
+    assert steps_saved(cut) == 3
+    fit(config, data, cut, resume=True)
+    assert outcome(cut) == outcome(whole)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(RUN)])
+def test_a_resume_refuses_every_other_recipe(field):
+    """Except in where it runs, and what scores it; how steps are computed is told, not refused."""
+    value = getattr(RUN, field)
+    other = not value if isinstance(value, bool) else value * 2 if value else f"{value}+"
+    other = 1 if value == 0 and not isinstance(value, bool) else other
+    recipe, machine = differences(
+        {"run": identity(RUN), "asked": asdict(RUN)}, replace(RUN, **{field: other})
+    )
+    if field in ("name", "device", "save_every", "beam", "alpha"):
+        assert not recipe and not machine
+    elif field in ("deterministic", "step"):
+        assert not recipe and machine == {field: (value, other)}
+    else:
+        assert recipe == {field: (value, other)} and not machine
+
+
+def test_another_recipe_is_refused_with_all_differences(data, broken):
+    both = r"another --d_ff \(32, now 64\), another --lr \(0.002, now 1e-05\): resume"
+    with pytest.raises(ValueError, match=f"another configuration, with {both}"):
+        training_of(replace(RUN, d_ff=64, lr=1e-5), data, broken, resume=True)
+
+
+# Gone on elsewhere.
+
+
+@pytest.mark.parametrize("age", ["new", "older"])
+def test_a_gpus_run_goes_on_without_one(data, tmp_path, monkeypatch, capsys, age):
+    """It keeps its plan, takes the precision that there is, and says so; its card does, too."""
+    monkeypatch.setattr(losses, "multiplies_bf16", lambda device: False)
+    auto = replace(RUN, epochs=1, optimizer="muon", step="auto", precision="auto")
+    cut_after(9, lambda: fit(replace(auto, step="static"), data, tmp_path))
+    path, tensors, meta, _ = newest_state(tmp_path)
+    meta["run"] |= {"step": "graphed", "precision": "bf16"}
+    meta |= {"asked": asdict(auto), "device": "NVIDIA H200"}
+    if age == "older":  # it doesn't say what was asked for, and has settings that are retired
+        meta["run"] |= {"path": "fast", "fused": True, "compile": False}
+        for name in ("asked", "device", "origin", "resumed_on"):
+            del meta[name]
+    save_tensors(path, tensors | {"rng.0.cuda": torch.zeros(16, dtype=torch.uint8)}, meta)
+    training = trained_to_end(auto, data, tmp_path, resume=True)
+    assert (training.config.step, training.config.precision) == ("static", "float32")
+    assert training.steps_taken == len(epoch_plan(training.config, data, 1))
+    (where,) = training.resumed_on
+    changes = {"step": ["graphed", "static"], "precision": ["bf16", "float32"]}
+    device = {} if age == "older" else {"device"}
+    assert where["step"] == 8 and where["changes"].keys() == {*changes, *device}
+    assert changes.items() <= {n: list(both) for n, both in where["changes"].items()}.items()
+    assert "not the same to the bit: precision bf16, now float32" in capsys.readouterr().out
+    record = load_record("sample-de-en") | {"resumed_on": training.resumed_on}
+    assert "After step 8 it went on elsewhere: precision bf16, then" in model_card(record)
+
+
+def test_a_cpus_run_goes_on_with_a_gpu(monkeypatch):
+    """A plan of any shapes stays, one of few is recorded if the GPU can; and dropout is seeded."""
+    gpu, auto = torch.device("cuda"), replace(RUN, precision="auto")
+    monkeypatch.setattr(losses, "multiplies_bf16", lambda device: True)
+    for before, after in {"eager": "eager", "static": "graphed", "graphed": "graphed"}.items():
+        config = resolved(auto, gpu, before=before)
+        assert (config.step, config.precision) == (after, "bf16")
+        meta = {"run": identity(replace(RUN, step=before)), "asked": asdict(auto)}
+        recipe, machine = differences(meta, config)
+        assert not recipe and machine.keys() == {"precision", *["step"] * (before != after)}
+    asked = replace(RUN, precision="bf16")  # a word is part of the recipe
+    recipe, _ = differences({"run": identity(asked), "asked": asdict(asked)}, RUN)
+    assert recipe == {"precision": ("bf16", "float32")}
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    checkpoints.set_rng_states({"cpu": torch.get_rng_state()}, gpu, otherwise=7)
+    assert seeds == [7]
+
+
+# Torn.
+
+
+def spoil(path: Path, how: str) -> None:
+    """Damage a state as a disk, or an interrupted copy, would."""
+    content = bytearray(path.read_bytes())
+    header = 8 + int.from_bytes(content[:8], "little")
+    if how == "truncated":
+        del content[2 * len(content) // 3 :]
+    else:
+        at = {"data": (header + len(content)) // 2, "header": header // 2, "length": 1}[how]
+        content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["truncated", "data", "header", "length"])
+def test_a_torn_state_gives_way_to_the_one_before(data, broken, straight, capsys, how):
+    """Resuming says which file is no good, goes on from the other, and ends the same way."""
+    before, newest = saved_states(broken)
+    spoil(newest, how)
+    fit(RUN, data, broken, resume=True)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "going on" in line]
+    assert newest.name in line and f"going on from {before.name}" in line
+    assert outcome(broken) == straight
+
+
+def test_without_a_good_state_resuming_is_refused_in_one_line(data, broken, tmp_path):
+    for path in saved_states(broken):
+        spoil(path, "data")
+    before = contents(broken)
+    with pytest.raises(ValueError, match="no good checkpoint") as caught:
+        fit(RUN, data, broken, resume=True)
+    assert "\n" not in str(caught.value) and contents(broken) == before
+    assert all(path.name in str(caught.value) for path in saved_states(broken))
+    with pytest.raises(FileNotFoundError, match="run without --resume first"):
+        fit(RUN, data, tmp_path / "empty", resume=True)
+
+
+def test_a_full_disk_costs_nothing_that_was_saved(command, broken, straight, capsys):
+    """A limit on file size stands in for a full disk: the system refuses the same write call."""
+    before, soft_hard = contents(broken), resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = saved_states(broken)[-1].stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, soft_hard[1]))
+    try:
+        assert command("--resume") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft_hard)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: could not write ") and "--resume" in said and "state-" in said
+    assert os.strerror(errno.EFBIG) in said and contents(broken) == before
+    assert command("--resume") == 0
+    assert outcome(broken) == straight
+
+
+# Poisoned.
+
+
+def endless_gradient(loss: torch.Tensor) -> torch.Tensor:
+    """The loss is a number, but its gradient isn't."""
+    loss.register_hook(lambda gradient: gradient * math.inf)
+    return loss
+
+
+@pytest.mark.parametrize("poison", [lambda loss: loss * math.nan, endless_gradient])
+def test_what_is_not_a_number_never_reaches_the_weights(
+    data, straight, per_epoch, tmp_path, monkeypatch, poison
+):
+    """The run ends before the step changes anything: in memory, on disk, or for a resumed run."""
+    at, calls, seen, fast_loss = per_epoch + 6, itertools.count(1), {}, losses.fast_loss
+
+    def poisoned(model: torch.nn.Module, *given: Any, **named: Any) -> Any:
+        loss, nll = fast_loss(model, *given, **named)
+        if not (model.training and next(calls) == at):
+            return loss, nll
+        seen.update(model=model, disk=contents(tmp_path))
+        seen["weights"] = [p.detach().clone() for p in model.parameters()]
+        return poison(loss), nll
+
+    with monkeypatch.context() as patch, pytest.raises(Diverged) as caught:
+        patch.setattr(losses, "fast_loss", poisoned)
+        fit(RUN, data, tmp_path)
+    plans = [epoch_plan(RUN, data, epoch) for epoch in (1, 2)]
+    rate = cosine_rate(at, RUN.lr, RUN.warmup, sum(map(len, plans)))
+    message = str(caught.value)
+    assert message.startswith(f"step {at} (epoch 2, step 6 of it, learning rate {rate:.3g})")
+    assert f"on training pairs {plans[1][5][0][:5]}" in message and "\n" not in message
+    assert str(tmp_path / f"state-{per_epoch + 4:08d}.safetensors") in message
+    assert all(map(torch.equal, seen["model"].parameters(), seen["weights"]))
+    assert contents(tmp_path) == seen["disk"] and "model.safetensors" in seen["disk"]
+    fit(RUN, data, tmp_path, resume=True)
+    assert outcome(tmp_path) == straight
+
+
+def test_a_look_now_and_then_finds_what_a_look_each_step_does(data, tmp_path):
+    """As on a GPU: the same report, and the step that went wrong. States are rarer there."""
+    reports = []
+    for every in (1, 3):
+        training = training_of(replace(RUN, clip=0.5, smoothing=0.2), data, tmp_path)
+        training.every = every
+        reports.append(training.train_epoch())
+        assert steps_saved(tmp_path) == (8 if every == 1 else 0)  # each 4 or 12 steps
+        for path in saved_states(tmp_path):
+            path.unlink()
+    assert reports[0] == reports[1] and len(reports[0].grad_norms) == training.done
+    assert (training.take.clip, training.take.criterion.smoothing) == (0.5, 0.2)
+    honest, calls = training.take.loss_of, itertools.count(1)
+
+    def poisoned(*given: Any) -> Any:
+        loss, nll = honest(*given)
+        return (loss * math.nan if next(calls) == 2 else loss), nll
+
+    training.epoch, training.done, training.take.loss_of = 2, 0, poisoned
+    before = training.steps_taken
+    with pytest.raises(Diverged, match=rf"^step {before + 2} \(epoch 2, step 2 of it"):
+        training.train_epoch()
+    assert next(calls) == 4
+    training.take.pending.append(torch.full((3,), math.nan))
+    with pytest.raises(Diverged):
+        training.save()  # nothing that went wrong is ever saved
+    assert not saved_states(tmp_path)
+
+
+# Begun again, and kept.
+
+
+def test_a_run_is_replaced_only_if_asked(data, broken, straight):
+    """Nor does a mistake in the options delete anything. Resuming a finished run does nothing."""
+    before = contents(broken)
+    with pytest.raises(ValueError, match="stopped after step .* --resume"):
+        fit(RUN, data, broken)
+    with pytest.raises(ValueError, match="unknown device"):
+        fit(replace(RUN, device="toaster"), data, broken, overwrite=True)
+    assert contents(broken) == before
+    fit(replace(RUN, epochs=3), data, broken, overwrite=True)
+    fit(RUN, data, broken, overwrite=True)  # nothing is left of the longer run before it
+    assert outcome(broken) == straight
+    before = contents(broken)
+    fit(RUN, data, broken, resume=True)
+    assert contents(broken) == before
+
+
+@pytest.mark.parametrize("bleus", [(1.0, 3.0, 2.0), (3.0, 1.0, 2.0)])
+def test_what_a_run_keeps(data, tmp_path, monkeypatch, bleus):
+    """The best model, the last two states, weights of the last and best epochs, a readable log."""
+    config, bleu, validate = replace(RUN, epochs=3), iter(bleus), fast_run.validate
+    monkeypatch.setattr(
+        fast_run, "validate", lambda *given: validate(*given) | {"val_bleu": next(bleu)}
+    )
+    history = fit(config, data, tmp_path)
+    model = {"model.safetensors", "tokenizer.model", "config.json"}
+    best_at = 1 + bleus.index(3.0)
+    epochs = {f"epoch-00{number}.safetensors" for number in {best_at, 2, 3}}
+    states = {path.name for path in saved_states(tmp_path)}
+    assert contents(tmp_path).keys() == model | epochs | states | {"log.csv"}
+    lengths = [len(epoch_plan(config, data, epoch)) for epoch in (1, 2, 3)]
+    within = (lengths[2] - 1) // RUN.save_every * RUN.save_every
+    steps = (sum(lengths[:2]) + within, sum(lengths))
+    assert states == {checkpoints.STATE.format(number) for number in steps}
+    assert pd.read_csv(tmp_path / "log.csv").to_dict("records") == history
+    stored = load_tensors(tmp_path / "model.safetensors")[0]
+    for name, tensor in load_tensors(tmp_path / f"epoch-00{best_at}.safetensors")[0].items():
+        assert stored[name].equal(tensor.to(STORED_DTYPE))
