@@ -10,7 +10,7 @@ import torch
 
 from scripts import ROOT
 from scripts.bench import decoding
-from scripts.book.figures.racing import decoding_speed_chart, speed_frame
+from scripts.book.figures.speed import decoding_speed_chart, speed_frame
 from scripts.book.records import load_record
 from scripts.ch06_training import EOS
 from scripts.ch07_multi30k import source_ids
