@@ -159,6 +159,12 @@ def bar_axis(column: str, order: Sequence[str] | None = None, **look: Any) -> al
     return y.axis(ticks=False, labelPadding=8, **look)
 
 
+def colored(column: str, colors: Mapping[str, str], **options: Any) -> alt.Color:
+    """A colour for each value of `column`; `options` are those of `alt.Color`."""
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    return alt.Color(f"{column}:N", scale=scale, **options)
+
+
 def named(charts: Mapping[str, alt.TopLevelMixin]) -> list[alt.TopLevelMixin]:
     """Charts with their names above them, to be set side by side."""
     return [chart.properties(title=name) for name, chart in charts.items()]

@@ -110,10 +110,7 @@ def hand_chart(
     """Weights (S, S) as a map; beside it values (S, 2) as corners and outputs (S, 2) among them."""
     look = {"row_title": "who looks (query)", "column_title": "at whom (key)"}
     who_looks = heatmap(weights, words, words, value_title="weight", domain=(0, 1), cell=64, **look)
-    offsets = {
-        "value (in)": {"align": "left", "dx": 8, "dy": -9},
-        "output (mixed)": {"dy": 16},
-    }
+    offsets = {"value (in)": {"align": "left", "dx": 8, "dy": -9}, "output (mixed)": {"dy": 16}}
     points = pd.concat(
         pd.DataFrame(rows, columns=["x", "y"]).assign(word=words, what=kind)
         for rows, kind in zip((values, outputs), offsets, strict=True)
@@ -126,10 +123,7 @@ def hand_chart(
     color = alt.Color("what:N", title=None).scale(domain=list(offsets), range=PALETTE[:2])
     dots = alt.Chart(rounded(points)).encode(x, y, color)
     edge = alt.Chart(outline).mark_line(color="#BBBBBB", strokeWidth=1.5)
-    layers = [
-        edge.encode(x, y, order="order:Q"),
-        dots.mark_point(filled=True, size=90, opacity=1),
-    ]
+    layers = [edge.encode(x, y, order="order:Q"), dots.mark_point(filled=True, size=90, opacity=1)]
     for kind, offset in offsets.items():
         own = dots.transform_filter(alt.datum.what == kind)
         layers.append(own.mark_text(**offset).encode(text="word:N"))

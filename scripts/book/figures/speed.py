@@ -16,6 +16,7 @@ from scripts.book.charts import (
     PALETTE,
     bar_axis,
     bars,
+    colored,
     heatmap,
     lines,
     long,
@@ -176,8 +177,7 @@ def switches_chart(duels: pd.DataFrame) -> alt.TopLevelMixin:
     frame = duels.rename(columns={"times as long without it": "times", "how sure": "sure"})
     order = frame.groupby("part")["times"].mean().sort_values(ascending=False).index.tolist()
     shades = {"clear": PALETTE[0], "likely": PALETTE[5], "can't tell": "#9A9A9A", "control": INK}
-    color = alt.Color("sure:N").legend(title=None, orient="bottom")
-    color = color.scale(domain=list(shades), range=list(shades.values()))
+    color = colored("sure", shades).legend(title=None, orient="bottom")
     span = alt.Scale(domain=[0.93, 1.68], nice=False)
     x = alt.X("lowest:Q", title="times as long without it", scale=span)
     x = x.axis(values=[1.0, 1.2, 1.4, 1.6], format=".1f")
@@ -237,16 +237,15 @@ def bound_chart(rough: Tensor, exact: Tensor, error: float) -> alt.TopLevelMixin
     shown, floor = rough.topk(14).indices, rough.max().item() - error
     values = {"coarse": rough, "low": rough - error, "high": rough + error, "exact": exact}
     frame = pd.DataFrame({name: value[shown].tolist() for name, value in values.items()})
-    fates = ["may win", "ruled out"]
-    frame["token"] = [fates[0] if high >= floor else fates[1] for high in frame["high"]]
+    frame["token"] = ["may win" if high >= floor else "ruled out" for high in frame["high"]]
     frame = rounded(frame.assign(rank=range(1, len(shown) + 1)))
     ends = [frame["low"].min() - 0.3, frame["high"].max() + 0.3]
     scale = alt.Scale(domain=ends, nice=False)
     x = {name: alt.X(f"{name}:Q", scale=scale) for name in ("low", "coarse", "exact", "x")}
     x["low"] = x["low"].title("logit").axis(tickCount=8, format=".0f")
     y = alt.Y("rank:O", title="rank by coarse value").axis(ticks=False)
-    color = alt.Color("token:N", sort=fates, title=None)
-    color = color.scale(domain=fates, range=[PALETTE[0], "#999999"])
+    fates = {"may win": PALETTE[0], "ruled out": "#999999"}
+    color = colored("token", fates, sort=list(fates), title=None)
     limit = alt.Chart(pd.DataFrame({"x": [round(floor, 3)]}))
     base = alt.Chart(frame).encode(y, color)
     dots = base.mark_point(filled=True, size=55, opacity=1)

@@ -18,6 +18,7 @@ from scripts.book.charts import (
     PALETTE,
     bar_axis,
     bars,
+    colored,
     heatmap,
     lines,
     long,
@@ -130,9 +131,8 @@ def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
     x = alt.X("x:Q").scale(**width)
     x = x.axis(title="step", values=list(range(1, steps + 1)), format="d", grid=False)
     y = alt.Y("y:Q", axis=None).scale(domain=[-0.7, last_row + 0.7], reverse=True, nice=False)
-    color = alt.Color("fate:N").legend(title="the candidate is", orient="top")
-    fates = {"kept": PALETTE[0], "ends": PALETTE[2], "dropped": "#AAAAAA"}
-    color = color.scale(domain=list(fates), range=list(fates.values()))
+    color = colored("fate", {"kept": PALETTE[0], "ends": PALETTE[2], "dropped": "#AAAAAA"})
+    color = color.legend(title="the candidate is", orient="top")
     base = alt.Chart(tree).encode(x, y)
     parent = alt.X("from x:Q").scale(**width), alt.Y("from y:Q", axis=None)
     layers = [
@@ -176,8 +176,7 @@ def kept_chart(source: Sequence[str], target: Sequence[str], kib: float) -> alt.
     x = alt.X("position:N", sort=columns, title=None)
     x = x.axis(labelExpr=names, labelAngle=-60, orient="top", **bare)
     y = alt.Y("step:O", title="step").axis(**bare)
-    color = alt.Color("keys and values:N").legend(title=None, orient="bottom")
-    color = color.scale(domain=list(kinds), range=list(kinds.values()))
+    color = colored("keys and values", kinds).legend(title=None, orient="bottom")
     grid = alt.Chart(pd.DataFrame(cells, columns=["step", "position", "keys and values"]))
     edge = alt.Chart(pd.DataFrame({"position": [columns[S]]}))
     numbers = alt.Chart(pd.DataFrame(sums, columns=["step", "kept"]))
@@ -390,8 +389,9 @@ def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     sides = list(shares)
     x = alt.X("share:Q", title=None).scale(domain=[0, 1], nice=False)
     x = x.axis(format=".0%", tickCount=5, labelFlush=False)
-    color = alt.Color("what:N").legend(title=None, orient="top")
-    color = color.scale(domain=sides, range=PALETTE[:2])
+    color = colored("what", dict(zip(sides, PALETTE, strict=False))).legend(
+        title=None, orient="top"
+    )
     base = alt.Chart(rounded(frame)).encode(x, bar_axis("seen"), alt.YOffset("what:N", sort=sides))
     numbers = base.mark_text(align="left", dx=5).encode(text=alt.Text("share:Q", format=".0%"))
     return titled(

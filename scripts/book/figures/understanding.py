@@ -15,6 +15,7 @@ from scripts.book.charts import (
     LOG,
     PALETTE,
     bars,
+    colored,
     heatmap,
     lines,
     long,
@@ -134,9 +135,7 @@ def alignment_methods_chart(errors: Mapping[str, float]) -> alt.TopLevelMixin:
     )
 
 
-def worth_chart(
-    rows: Sequence[Mapping[str, Any]], passed: Sequence[bool], pairs: int
-) -> alt.TopLevelMixin:
+def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt.TopLevelMixin:
     """Likelihood lost by silencing each head, one panel a kind; a star marks those that passed."""
     frame = pd.DataFrame(rows)
     frame["lost"] = 1000 * frame["silent"]
@@ -173,8 +172,7 @@ def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     y = alt.Y("nats:Q", title="lost, nats a token (log scale)").scale(domain=[0.003, 4], **LOG)
     y = y.axis(values=[0.003, 0.01, 0.03, 0.1, 0.3, 1, 3], format="g")
     first, *others = dict.fromkeys(frame["order"])
-    color = alt.Color("order:N", title=None)
-    color = color.scale(domain=[first, *others], range=[PALETTE[0], *["#BBBBBB"] * len(others)])
+    color = colored("order", {first: PALETTE[0]} | dict.fromkeys(others, "#BBBBBB"), title=None)
     curves = alt.Chart(rounded(frame[frame["silent"] > 0]))
     curves = curves.mark_line(point={"filled": True, "size": 40})
     return titled(
@@ -318,8 +316,7 @@ def ablation_chart(
     low = min(runs["difference"].min(), paper["difference"].min()) - 0.06
     place = {"title": X_TITLE, "scale": alt.Scale(domain=[round(low, 2), REACH], nice=False)}
     x, y = alt.X("difference:Q", **place).axis(tickCount=8), row_axis("row", order)
-    kinds = alt.Scale(domain=list(KINDS), range=list(KINDS.values()))
-    color = alt.Color("verdict:N", scale=kinds, legend=key("circle"))
+    color = colored("verdict", KINDS, legend=key("circle"))
     fill = alt.Fill("what:N", legend=key("square", 0.2)).scale(range=[PALETTE[0]])
     shape = alt.Shape("what:N", legend=key("diamond")).scale(range=["diamond"])
     band = alt.Chart(rounded(seeds)).mark_rect(opacity=0.2)
