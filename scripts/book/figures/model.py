@@ -162,7 +162,7 @@ def saturation_chart(
     return alt.hconcat(*panels)
 
 
-LOOKS = {  # of the words in the drawing
+WORD_LOOKS = {  # in the drawing of a layer
     "label": {"fontSize": 13, "color": INK},
     "power": {"fontSize": 9, "color": INK},
     "shape": {"fontSize": 12, "color": GREY, "align": "left"},
@@ -233,7 +233,7 @@ def layer_diagram(heads: int = 4) -> alt.LayerChart:
         ties.mark_rule(color=GREY).encode(x, y, x2="x2", y2="y2"),
         shafts.mark_point(**tip).encode(x, y2),
     ]
-    for kind, look in LOOKS.items():
+    for kind, look in WORD_LOOKS.items():
         chosen = texts.transform_filter(alt.datum.kind == kind)
         layers.append(chosen.mark_text(baseline="middle", **look).encode(x, y, text="text:N"))
     return alt.layer(*layers).properties(width=490, height=435)

@@ -118,7 +118,16 @@ def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]]) -> alt.Chart
     )
 
 
-SHADES = ["#08306B", "#2171B5", "#6BAED6", "#C6DBEF", "#FDD0A2", "#FDAE6B", "#F16913", "#8C2D04"]
+RANK_SHADES = [
+    "#08306B",
+    "#2171B5",
+    "#6BAED6",
+    "#C6DBEF",
+    "#FDD0A2",
+    "#FDAE6B",
+    "#F16913",
+    "#8C2D04",
+]
 
 
 def routing_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
@@ -135,7 +144,7 @@ def routing_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
     quarters = "datum.value * 4 % 1 ? '' : format(datum.value, '.2~f')"
     dashed = {"gridDash": [3, 3], "gridColor": "black", "zindex": 1}
     y = y.axis(values=[i / 8 for i in range(9)], labelExpr=quarters, **dashed)
-    color = alt.Color("rank:O", legend=None).scale(range=SHADES)
+    color = alt.Color("rank:O", legend=None).scale(range=RANK_SHADES)
     panels = chart.encode(alt.X("step:Q").axis(tickCount=4), y, color, alt.Order("rank:Q"))
     panels = panels.properties(width=175, height=200)
     return titled(

@@ -99,7 +99,7 @@ def padding_bars(tables: Mapping[str, Mapping[str, float]]) -> alt.VConcatChart:
     return alt.vconcat(*named(panels), spacing=24)
 
 
-STEP = 124  # pixels from one step of a beam's tree to the next
+TREE_STEP = 124  # pixels from one step of a beam's tree to the next
 
 
 def beam_tree(weighed: pd.DataFrame) -> pd.DataFrame:
@@ -120,7 +120,9 @@ def beam_tree(weighed: pd.DataFrame) -> pd.DataFrame:
     for words, p, fate in zip(weighed.index, weighed["p"], weighed["fate"], strict=True):
         x, y = len(words), row[words]
         label = max(34, 8 * len(words[-2])) + 14 if words[1:] else 0  # the parent's, in pixels
-        places.append((words[-1], f"{p:.3f}", fate, x, y, x - 1 + label / STEP, row[words[:-1]]))
+        places.append(
+            (words[-1], f"{p:.3f}", fate, x, y, x - 1 + label / TREE_STEP, row[words[:-1]])
+        )
     return pd.DataFrame(places, columns=["word", "p", "fate", "x", "y", "from x", "from y"])
 
 
@@ -145,7 +147,7 @@ def beam_tree_chart(tree: pd.DataFrame) -> alt.TopLevelMixin:
     }
     for column, look in looks.items():
         layers.append(base.mark_text(align="left", dx=9, **look).encode(text=f"{column}:N"))
-    size = {"width": int(STEP * (steps + 0.5)), "height": 46 * int(last_row + 2)}
+    size = {"width": int(TREE_STEP * (steps + 0.5)), "height": 46 * int(last_row + 2)}
     return titled(
         alt.layer(*layers).properties(**size),
         "A beam of two, step by step",
@@ -208,11 +210,11 @@ def temperature_chart(
     x = alt.X("word:N", sort=order, title=None).axis(labelAngle=0, ticks=False)
     y = alt.Y("p:Q", title="probability").axis(grid=False).scale(domain=[0, 0.75])
     base = alt.Chart(rounded(frame)).encode(x, y)
-    bars = base.mark_bar(color=PALETTE[0]).properties(width=120, height=180)
+    columns = base.mark_bar(color=PALETTE[0]).properties(width=120, height=180)
     numbers = base.mark_text(dy=-8).encode(text=alt.Text("p:Q", format=".2f"))
     column = alt.Column("temperature:N", sort=list(table), title=None).header(labelFontSize=13)
     return titled(
-        alt.layer(bars, numbers).facet(column=column),
+        alt.layer(columns, numbers).facet(column=column),
         "The lower the temperature, the more the likeliest word gets",
         "The same three probabilities. A low temperature τ spreads them apart, a high one "
         "levels them.",
@@ -389,9 +391,8 @@ def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     sides = list(shares)
     x = alt.X("share:Q", title=None).scale(domain=[0, 1], nice=False)
     x = x.axis(format=".0%", tickCount=5, labelFlush=False)
-    color = colored("what", dict(zip(sides, PALETTE, strict=False))).legend(
-        title=None, orient="top"
-    )
+    color = colored("what", dict(zip(sides, PALETTE[:2], strict=True)))
+    color = color.legend(title=None, orient="top")
     base = alt.Chart(rounded(frame)).encode(x, bar_axis("seen"), alt.YOffset("what:N", sort=sides))
     numbers = base.mark_text(align="left", dx=5).encode(text=alt.Text("share:Q", format=".0%"))
     return titled(

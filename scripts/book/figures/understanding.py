@@ -91,15 +91,15 @@ DECODER_SHARES = ("same place", "previous", "separator")  # what lies ahead is m
 def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
     """The shares of every head, one panel a kind; above them what even attention gives."""
     look = {"domain": (0, 0.6), "cell": 27, "numbers": True, "value_title": "share"}
-    panels = {}
+    maps = {}
     for kind, even in record["even"].items():
         rows = [row for row in record["heads"] if row["kind"] == kind]
         shares = DECODER_SHARES if kind == "decoder" else SHARES
         names = ["even", *(f"{row['layer']}.{row['head']}" for row in rows)]
         matrix = [[row[share] for share in shares] for row in (even, *rows)]
-        panels[kind] = heatmap(matrix, names, shares, **look)
+        maps[kind] = heatmap(matrix, names, shares, **look)
     return titled(
-        alt.hconcat(*named(panels)),
+        alt.hconcat(*named(maps)),
         "Where the 72 heads look",
         "Mean weight by target, for each layer.head. The top line is what even attention over the "
         "same sentences gives. Darker than that line: preferred. The decoder can't see the next "
@@ -110,13 +110,13 @@ def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
 def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
     """AER of each cross-attention head, (N, H) for each moment, side by side."""
     look = {"domain": (0.2, 1), "cell": 38, "column_title": "head", "value_title": "AER"}
-    panels = {}
+    maps = {}
     for moment, rate in rates.items():
         layers = [f"layer {n + 1}" for n in range(len(rate))]
         heads = [str(h + 1) for h in range(len(rate[0]))]
-        panels[f"the query that is {moment} the word"] = heatmap(rate, layers, heads, **look)
+        maps[f"the query that is {moment} the word"] = heatmap(rate, layers, heads, **look)
     return titled(
-        alt.hconcat(*named(panels)),
+        alt.hconcat(*named(maps)),
         "Alignment error rate of each cross-attention head",
         "Fifty captions; lower is better, so pale is good. Left: the query about to write the "
         "word. Right: a step later, when it has read it.",
@@ -143,10 +143,10 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
     frame["text"] = [x + "*" * ok for x, ok in zip(shown, passed, strict=True)]
     largest = frame["lost"].abs().max()
     look = {"value_title": "nats / 1,000", "scheme": "diverging", "cell": (44, 26)}
-    panels = {}
+    maps = {}
     for kind, own in frame.groupby("kind", sort=False):
         lost, texts = (own.pivot(index="layer", columns="head", values=v) for v in ("lost", "text"))
-        panels[kind] = heatmap(
+        maps[kind] = heatmap(
             lost.to_numpy(),
             [f"layer {n}" for n in lost.index],
             list(lost.columns),
@@ -156,7 +156,7 @@ def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt
             **look,
         )
     return titled(
-        alt.vconcat(*named(panels)),
+        alt.vconcat(*named(maps)),
         "What is lost when one head is silent",
         "Change of −log p of the reference, in thousandths of a nat a token; blue: the reference "
         f"becomes less likely. {pairs:,} validation pairs. A star: passes a test of all 72 at "
@@ -282,8 +282,7 @@ def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
     )
 
 
-KINDS = {"better": PALETTE[0], "worse": PALETTE[1], "within noise": GREY}
-X_TITLE = "validation loss minus the base's mean, nats per piece"
+VERDICTS = {"better": PALETTE[0], "worse": PALETTE[1], "within noise": GREY}
 REACH = 0.65  # where the axis ends
 
 
@@ -314,9 +313,10 @@ def ablation_chart(
 
     order = list(dict.fromkeys(runs["row"]))
     low = min(runs["difference"].min(), paper["difference"].min()) - 0.06
-    place = {"title": X_TITLE, "scale": alt.Scale(domain=[round(low, 2), REACH], nice=False)}
+    place = {"scale": alt.Scale(domain=[round(low, 2), REACH], nice=False)}
+    place["title"] = "validation loss minus the base's mean, nats per piece"
     x, y = alt.X("difference:Q", **place).axis(tickCount=8), row_axis("row", order)
-    color = colored("verdict", KINDS, legend=key("circle"))
+    color = colored("verdict", VERDICTS, legend=key("circle"))
     fill = alt.Fill("what:N", legend=key("square", 0.2)).scale(range=[PALETTE[0]])
     shape = alt.Shape("what:N", legend=key("diamond")).scale(range=["diamond"])
     band = alt.Chart(rounded(seeds)).mark_rect(opacity=0.2)
@@ -343,8 +343,7 @@ def ablation_chart(
     )
 
 
-LOSS = "validation loss, nats per piece"
-RULER = [a * 10**b for b in range(3, 8) for a in (1, 2, 5)]  # ticks of a logarithmic axis
+TOKEN_TICKS = [a * 10**b for b in range(3, 8) for a in (1, 2, 5)]  # ticks of a logarithmic axis
 
 
 def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
@@ -354,8 +353,12 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     """
     errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
     x = alt.X("D:Q", title="target tokens in the part").scale(padding=12, **LOG)
-    bare = x.axis(labels=False, title=None, values=RULER)
-    level = {"type": "quantitative", "title": LOSS, "scale": alt.Scale(zero=False)}
+    bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
+    level = {
+        "type": "quantitative",
+        "title": "validation loss, nats per piece",
+        "scale": alt.Scale(zero=False),
+    }
     color = alt.Color("N:O", sort="descending").legend(title="parameters", format=".2s")
     base = alt.Chart(rounded(places.assign(**errors))).encode(color.scale(scheme="viridis"))
     dots = base.mark_circle(size=55, opacity=1)
@@ -363,7 +366,7 @@ def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
     parts = [alt.layer(curves, dots.encode(bare, alt.Y("loss", **level))).properties(height=260)]
     zero = alt.Chart(pd.DataFrame({"y": [0]})).mark_rule(color=GREY).encode(y="y:Q")
     farthest = max(column.abs().max() for column in errors.values())
-    ruled = x.axis(format="~s", values=RULER, labelFlush=False)
+    ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
     for name, below in ((other, bare), (law, ruled)):
         error = alt.Y(f"error of {name}:Q", title=[name, "misses"]).axis(format="+.0%", tickCount=3)
         error = error.scale(domain=[-farthest, farthest])
