@@ -46,12 +46,11 @@ def learning_curves(
 
     >>> learning_curves({"warm-up": losses}, {"ln 10": 2.303}, every=5)
     """
-    rows = [
-        (start + every, sum(values[start : start + every]) / every, name)
-        for name, values in curves.items()
-        for start in range(0, len(values) - every + 1, every)
-    ]
-    frame = pd.DataFrame(rows, columns=["step", "value", "name"])
+    means = {name: {} for name in curves}
+    for name, values in curves.items():
+        for end in range(every, len(values) + 1, every):
+            means[name][end] = sum(values[end - every : end]) / every
+    frame = long(means, "name", "step", "value")
     drawn = lines(frame, "step", "value", "name", y_title=y_title, log_y=log_y, zero=not log_y)
     if log_y:
         drawn.encoding.y.scale = alt.Scale(type="log", nice=False, domainMin=1)
@@ -59,8 +58,8 @@ def learning_curves(
     rules = pd.DataFrame((marks or {}).items(), columns=["mark", "height"]).round(4)
     base = alt.Chart(rules).encode(y="height:Q")
     dashes = base.mark_rule(strokeDash=[4, 4], color=GREY)
-    named = base.mark_text(align="right", dy=11, color=GREY).encode(text="mark:N", x=alt.value(475))
-    return alt.layer(drawn, dashes, named) if marks else drawn
+    names = base.mark_text(align="right", dy=11, color=GREY).encode(text="mark:N", x=alt.value(475))
+    return alt.layer(drawn, dashes, names) if marks else drawn
 
 
 def length_curves(shares: Mapping[str, Mapping[str, float]]) -> alt.Chart:
@@ -120,9 +119,8 @@ def beam_tree(weighed: pd.DataFrame) -> pd.DataFrame:
     for words, p, fate in zip(weighed.index, weighed["p"], weighed["fate"], strict=True):
         x, y = len(words), row[words]
         label = max(34, 8 * len(words[-2])) + 14 if words[1:] else 0  # the parent's, in pixels
-        places.append(
-            (words[-1], f"{p:.3f}", fate, x, y, x - 1 + label / TREE_STEP, row[words[:-1]])
-        )
+        parent = (x - 1 + label / TREE_STEP, row[words[:-1]])
+        places.append((words[-1], f"{p:.3f}", fate, x, y, *parent))
     return pd.DataFrame(places, columns=["word", "p", "fate", "x", "y", "from x", "from y"])
 
 
@@ -182,12 +180,11 @@ def kept_chart(source: Sequence[str], target: Sequence[str], kib: float) -> alt.
     grid = alt.Chart(pd.DataFrame(cells, columns=["step", "position", "keys and values"]))
     edge = alt.Chart(pd.DataFrame({"position": [columns[S]]}))
     numbers = alt.Chart(pd.DataFrame(sums, columns=["step", "kept"]))
+    numbers = numbers.mark_text(align="left", fontSize=12)
     layers = [
         grid.mark_rect(stroke="white", strokeWidth=2).encode(x, y, color),
         edge.mark_rule(color=INK, strokeWidth=2, xOffset=-13).encode(x),
-        numbers.mark_text(align="left", fontSize=12).encode(
-            y, x=alt.value(26 * (S + T) + 8), text="kept:N"
-        ),
+        numbers.encode(y, x=alt.value(26 * (S + T) + 8), text="kept:N"),
     ]
     return titled(
         alt.layer(*layers).properties(width=26 * (S + T), height=26 * T),
@@ -277,10 +274,9 @@ def ingredient_chart(
         shape.scale(domain=kinds, range=["circle", "diamond", "circle"]),
         tooltip=["changed", "seed", "BLEU"],
     )
+    drawn = alt.layer(band.encode(alt.X("low:Q", **place), x2="high:Q"), dots)
     return titled(
-        alt.layer(band.encode(alt.X("low:Q", **place), x2="high:Q"), dots).properties(
-            width=440, height=26 * len(order)
-        ),
+        drawn.properties(width=440, height=26 * len(order)),
         title,
         "Each point is a run; the band spans the recipe's own seeds. Differs: its p passes a "
         f"stricter bar, for {len(order) - 1} tests. Narrow model, "
@@ -291,14 +287,14 @@ def ingredient_chart(
 
 def score_table(*names: str) -> pd.DataFrame:
     """Test scores of recorded runs: cased sacreBLEU, lower-cased beside it."""
-    shown = {"bleu": "BLEU", "bleu_greedy": "greedy", "bleu_lowercased": "lower-cased"}
-    shown["search"] = "search"
+    keys = ["bleu", "bleu_greedy", "bleu_lowercased", "search"]
     rows = [
-        {"model": name, "test set": split} | {shown[key]: test[key] for key in shown}
+        (name, split, *(test[key] for key in keys))
         for name in names
         for split, test in load_record(name)["test"].items()
     ]
-    return pd.DataFrame(rows).set_index("model")
+    columns = ["model", "test set", "BLEU", "greedy", "lower-cased", "search"]
+    return pd.DataFrame(rows, columns=columns).set_index("model")
 
 
 def sample_table(name: str) -> pd.DataFrame:
@@ -386,8 +382,7 @@ def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         "of these words, found": counted["found"] / counted["words"],
         "of all misses, in this group": missed / max(1, missed.sum()),
     }
-    frame = pd.DataFrame(shares).rename_axis(index="seen", columns="what")
-    frame = frame.stack().reset_index(name="share")
+    frame = long(pd.DataFrame(shares).to_dict("index"), "seen", "what", "share")
     sides = list(shares)
     x = alt.X("share:Q", title=None).scale(domain=[0, 1], nice=False)
     x = x.axis(format=".0%", tickCount=5, labelFlush=False)
@@ -395,10 +390,9 @@ def rare_word_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     color = color.legend(title=None, orient="top")
     base = alt.Chart(rounded(frame)).encode(x, bar_axis("seen"), alt.YOffset("what:N", sort=sides))
     numbers = base.mark_text(align="left", dx=5).encode(text=alt.Text("share:Q", format=".0%"))
+    drawn = alt.layer(base.mark_bar().encode(color), numbers)
     return titled(
-        alt.layer(base.mark_bar().encode(color), numbers).properties(
-            width=340, height=alt.Step(20)
-        ),
+        drawn.properties(width=340, height=alt.Step(20)),
         "Rare words are seldom found, but most misses are common words",
         "The references' words, by how often they occur in the training split: the share of each "
         "group that the outputs contain, and how all misses fall into the groups.",
