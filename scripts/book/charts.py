@@ -227,9 +227,9 @@ def heatmap(
     legend = alt.Legend(title=value_title or None)
     if array.dtype == bool:
         frame["value"] = np.where(array.ravel(), *words)
-        scale = alt.Scale(domain=list(words), range=[PALETTE[0], PALE])
-        colored = cells.encode(color=alt.Color("value:N", scale=scale, legend=legend))
-        return alt.layer(colored, data=frame).properties(**size)
+        two_colors = dict(zip(words, (PALETTE[0], PALE), strict=True))
+        mask = cells.encode(color=colored("value", two_colors, legend=legend))
+        return alt.layer(mask, data=frame).properties(**size)
 
     frame = rounded(frame.assign(value=array.ravel().astype("float64")))
     finite = frame["value"][np.isfinite(frame["value"])]
