@@ -208,14 +208,11 @@ def heatmap(
 
     row, column = np.indices(array.shape)
     frame = pd.DataFrame({"row": row.ravel(), "column": column.ravel()})
-    for place, name, labels, size in (
-        ("row", "from", rows, height),
-        ("column", "to", columns, width),
-    ):
-        if labels is not None and len(labels) != size:
-            raise ValueError(f"{len(labels)} labels for {size} {place}s")
+    for axis, name, labels, n in (("row", "from", rows, height), ("column", "to", columns, width)):
+        if labels is not None and len(labels) != n:
+            raise ValueError(f"{len(labels)} labels for {n} {axis}s")
         if labels is not None:
-            frame[name] = [str(labels[i]) for i in frame[place]]
+            frame[name] = [str(labels[i]) for i in frame[axis]]
     chart = alt.Chart().encode(
         x=alt.X("column:O", axis=_cell_axis(columns, width, column_title, across, flat=True)),
         y=alt.Y("row:O", axis=_cell_axis(rows, height, row_title, down, flat=False)),
