@@ -35,7 +35,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES=
 SAY = @echo "── $(1)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup given given-run run browser check lint test audit notebooks book living colab address lab train ablate study records queue gpu bench bench-decode translate clean
+.PHONY: help setup given given-run run browser check lint test audit notebooks book living colab address lab train ablate study records best gpu bench bench-decode translate clean
 
 help:  ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -138,19 +138,19 @@ records: setup  ## make again the records about chapter 9's model (an hour; need
 	$(PY) -m scripts.studies.searches --save $(ARGS)
 	$(PY) -m scripts.studies.heads --save $(ARGS)
 
-queue: setup  ## train what takes hours of one thread beside other work: make queue [ARGS="--list"] (resumes)
-	$(PY) -m scripts.ladder.queue --save $(ARGS)
+best: setup  ## train the model that ships, from nothing: make best (10 hours of one thread; resumes)
+	$(PY) -m scripts.studies.best --save $(ARGS)
 
-gpu: setup  ## do what is owed on a GPU, in order of worth: make gpu [ARGS="--list"] (an hour in all; resumes)
+gpu: setup  ## do what is owed on a GPU, in order of worth: make gpu [ARGS="--list"] (half an hour in all; goes on)
 	$(PY) -m scripts.gpu $(ARGS)
 
 bench: setup  ## time a training step against nn.Transformer, MarianMTModel and x-transformers, in 16 bits where the processor has them (10 minutes)
 	@$(PY) -c 'import transformers, x_transformers' 2>/dev/null || $(INSTALL_PEERS)
-	$(PY) -m scripts.bench.training peers $(ARGS)
+	$(PY) -m scripts.studies.race_training peers $(ARGS)
 
 bench-decode: setup  ## time translating a test set against CTranslate2, in 8 bits where the processor has them (a quarter of an hour)
 	@$(PY) -c 'import transformers, ctranslate2' 2>/dev/null || $(INSTALL_PEERS)
-	$(PY) -m scripts.bench.decoding $(ARGS)
+	$(PY) -m scripts.studies.race_decoding $(ARGS)
 
 # Texts and names travel in the environment, so that no shell ever reads them as a command.
 override TEXT := $(value TEXT)

@@ -45,9 +45,11 @@ RECIPES = ("ladder-all-mean", "multi30k-de-en", "sample-de-en", "gpu-small")
 
 def records():
     """The recorded trainings of `RECIPES`: name and record, in order."""
-    names = sorted(path.stem for path in (ROOT / "results").glob("*.json"))
+    from scripts.book.records import load_record, record_names
+
+    names = record_names()
     shown = [name for recipe_name in RECIPES for name in names if recipe(name) == recipe_name]
-    return {n: json.loads((ROOT / f"results/{n}.json").read_text("utf-8")) for n in shown}
+    return {name: load_record(name) for name in shown}
 
 
 def is_shipped(name):

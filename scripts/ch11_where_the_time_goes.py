@@ -354,7 +354,7 @@ print(f"{took['feed-forward product'] / took['residual sum']:.0f} times as long"
 # %% [markdown]
 # Memory limits the sum, arithmetic the product.
 #
-# Now the machine of the record `results/speed-steps.json`: two threads of a CPU, in float32. Each operation of our step ran alone. (`scripts/bench/operations.py` defines the FLOPs of what isn't a product.) Bytes count each factor once (the sum was `x + x`: it counts as two). **Predict.** Which operations are far below the roof? Can one be above it?
+# Now the machine of the record `results/speed-steps.json`: two threads of a CPU, in float32. Each operation of our step ran alone. (`scripts/studies/race_training.py` defines the FLOPs of what isn't a product.) Bytes count each factor once (the sum was `x + x`: it counts as two). **Predict.** Which operations are far below the roof? Can one be above it?
 
 # %%
 record = load_record("speed-steps")

@@ -602,7 +602,7 @@ raced.groupby(lambda name: name.split(",")[0], sort=False).head(1).round(2)  # e
 #
 # The CPU *launches* each kernel, and the launch can take longer than the kernel. Each decision that depends on the data ("how many rows are real?") makes the CPU wait for the GPU. So there we use **few static shapes**: each pair goes into the narrowest of eight widths that fits, [chosen](../scripts/core/static.py) so that padding is least. For each shape a whole optimizer [step](../scripts/core/steps.py) is recorded once, and launched as a whole: a **CUDA graph**.
 #
-# On a borrowed H200 we timed the small model's step in five stages, in turns; each adds something to the one before (`python -m scripts.gpu --only waterfall-small`). **Predict.** Which stage gains most?
+# On a borrowed H200 we timed the small model's step in five stages, in turns; each adds something to the one before (`python -m scripts.studies.waterfall small`). **Predict.** Which stage gains most?
 
 # %%
 waterfall = load_record("gpu-waterfall-small")

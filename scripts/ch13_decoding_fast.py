@@ -501,7 +501,7 @@ print(f"{changed:.0f} of 1,000 texts change, in {slower:.2f} times the time; BLE
 #
 # > **In short.** On the record's machine ours keeps up with CTranslate2, a C++ program made for this, on whole files. One sentence at a time, ours is slower.
 #
-# In the [race](../scripts/bench/decoding.py) the programs translate 1,000 sentences of Multi30k, sorted by length, in turns, in five rounds. CTranslate2 gets the batch size that was fastest for it on 300 of them, of five tried; ours are cut by estimated cost. What counts is the ratio: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
+# In the [race](../scripts/studies/race_decoding.py) the programs translate 1,000 sentences of Multi30k, sorted by length, in turns, in five rounds. CTranslate2 gets the batch size that was fastest for it on 300 of them, of five tried; ours are cut by estimated cost. What counts is the ratio: our speed over CTranslate2's at the same precision, in the same round. **Predict.** How many times as fast as in 32 bits is our search in 8?
 
 # %%
 decoding_speed_chart(timed)

@@ -55,6 +55,7 @@ from scripts.book.exercises import check
 from scripts.book.figures.understanding import ladder_chart, recipe_chart
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
+from scripts.book.rungs import ladder_table, runs_of
 from scripts.book.verdict import Verdict, verdict_line, verdicts
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch04_encoder_decoder import EncoderDecoder, make_model
@@ -66,7 +67,6 @@ from scripts.core.data import TrainingData, with_pairs
 from scripts.core.models import load_model
 from scripts.fast.searching import cached_sample
 from scripts.fast.translating import DecodeOptions, translate
-from scripts.ladder.rungs import RUNGS, ladder_table
 
 # %%
 torch.set_default_dtype(torch.float64)
@@ -266,7 +266,7 @@ torch.testing.assert_close(taught_by_words(logits, labels, ignorant, 0.1), smoot
 #
 # $$ \mathcal{D}' = \mathcal{D} \;\cup\; \bigcup_{i} \{(x, f_i(x))\} \;\cup\; \bigcup_{i} \{(g_i(y), y)\}, \qquad |\mathcal{D}'| \le (2k + 1)\,|\mathcal{D}|. $$
 #
-# The middle part is distillation, the last one back-translation of known targets. [`diversified`](../scripts/ladder/diversify.py) takes equal pairs once, hence the ≤.
+# The middle part is distillation, the last one back-translation of known targets. [`diversified`](../scripts/studies/lessons.py) takes equal pairs once, hence the ≤.
 #
 # **Pitfall: more pairs are more steps.** A pass is up to 2k + 1 times as long. Compare at equal steps.
 #
@@ -553,7 +553,7 @@ recipe_chart(runs, TO_BEAT)
 #
 # > **In short.** Short runs can mislead. So some ideas get a whole training of chapter 9's model, each as a rung of a ladder.
 #
-# The rungs are in [`rungs.py`](../scripts/ladder/rungs.py). (`python -m scripts.ladder.queue --only risk-long-2 --save` trains one.) Test sets are read only from *final* on: those rungs may *ship* (become the model of `make translate`), or are compared with one that may.
+# The [table](../scripts/book/rungs.py) comes from their records. Those that led to the model that ships are steps of [one recipe](../scripts/studies/best.py). (`python -m scripts.studies.best --only risk-long-2` trains one.) Test sets are read only from *final* on: those rungs may *ship* (become the model of `make translate`), or are compared with one that may.
 
 # %%
 climbed = ladder_table()
@@ -568,9 +568,9 @@ ladder_chart(climbed)
 #
 # Diversification reads fewer pairs than *long*, and ends higher, with either k. With one seed each that is no verdict.
 #
-# *Final* took translations by chapter 9's model. On the tests its two seeds show no clear gain over that model. Nor did a rung on a GPU (`python -m scripts.gpu --only agreed-1`). R-Drop alone, UniDrop and several teachers at once have no record yet (`python -m scripts.ladder.queue --list`).
+# *Final* took translations by chapter 9's model. On the tests its two seeds show no clear gain over that model. Nor did a rung on a GPU (`python -m scripts.studies.students agreed`). R-Drop alone and several teachers at once have no record yet.
 #
-# *Risk-long* goes on from the weights of chapter 9's model. It writes eight texts for each training source by beam search, and learns from their risk, with BLEU as the mark, and from the reference by cross-entropy ([`risk.py`](../scripts/ladder/risk.py)). With a beam BLEU rises on validation, from chapter 9's 42.3 to between 42.5 and 43.1 (four seeds). Greedy BLEU falls a little. Much of the gain may be length: chapter 9's model writes 3% too few words, and another length penalty (1.4, the best on validation) alone brings it to 42.7. *Risk-again* goes on from two of these seeds, and gains nothing more.
+# *Risk-long* goes on from the weights of chapter 9's model. It writes eight texts for each training source by beam search, and learns from their risk, with BLEU as the mark, and from the reference by cross-entropy ([`risk.py`](../scripts/studies/risk.py)). With a beam BLEU rises on validation, from chapter 9's 42.3 to between 42.5 and 43.1 (four seeds). Greedy BLEU falls a little. Much of the gain may be length: chapter 9's model writes 3% too few words, and another length penalty (1.4, the best on validation) alone brings it to 42.7. *Risk-again* goes on from two of these seeds, and gains nothing more.
 #
 # ### One model from several
 #
@@ -633,7 +633,7 @@ rung_of_run = {"chapter 9": "chapter 9"}
 compared = ["risk-long", "risk-again", "risk-mean", "onward", "widened", "all-mean", "both-means"]
 compared += ["widened-best", "risk-best", "best-mean"]
 for rung in compared:
-    for run in (f"{rung}-{seed}" for seed in RUNGS[rung].seeds):
+    for run in runs_of(rung):
         record, rung_of_run[run] = load_record(f"ladder-{run}"), rung
         bleus[run] = {"validation": max(record["val_bleu_by_alpha"].values())}
         bleus[run] |= {test: record["test"][test]["bleu"] for test in tests}

@@ -15,7 +15,7 @@ from scripts.book.domains import (
     list_of_texts,
     texts_side_by_side,
 )
-from scripts.ladder.lessons import LessonConfig
+from scripts.studies.lessons import LessonConfig
 
 OPTIONS = {importlib.import_module(name).main.options for name in COMMANDS} | {LessonConfig}
 

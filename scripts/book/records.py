@@ -17,6 +17,7 @@ from scripts import ROOT
 from scripts.book.files import write_whole
 
 RESULTS = ROOT / "results"
+ARCHIVE = RESULTS / "archive"  # their `repeat` begins with the commit that has the command
 RECORDED = ("torch", "sacrebleu", "sentencepiece", "safetensors", "numpy")
 
 
@@ -84,9 +85,17 @@ def save_record(name: str, record: dict[str, Any], folder: Path = RESULTS) -> Pa
     return path
 
 
+def record_names(pattern: str = "*") -> list[str]:
+    """The names of records that fit, those in the archive among them, in alphabetical order."""
+    return sorted(path.stem for at in (RESULTS, ARCHIVE) for path in at.glob(f"{pattern}.json"))
+
+
 def load_record(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """The record `results/NAME.json`."""
-    return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    """The record NAME.json of `folder`; of results/ also one whose command is gone."""
+    path = folder / f"{name}.json"
+    if folder == RESULTS and not path.is_file():
+        path = ARCHIVE / path.name
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def recorded(

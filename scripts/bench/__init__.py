@@ -1,1 +1,0 @@
-"""Races against other programs, where the time goes, and what is owed on a GPU."""

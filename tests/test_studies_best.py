@@ -1,0 +1,308 @@
+"""The best translator's recipe: losses, pairs, what resumes, and that the records are of it."""
+
+from functools import partial
+
+import pytest
+import torch
+from conftest import ROOT
+from torch.testing import assert_close
+
+from scripts.book.instruments import scramble
+from scripts.book.records import ARCHIVE, RESULTS, load_record
+from scripts.ch04_encoder_decoder import make_model
+from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing
+from scripts.ch07_multi30k import encode_pairs, make_batch, pad_rows
+from scripts.ch21_learning_from_models import risk_of_candidates, sequence_log_probs
+from scripts.core.checkpoints import load_tensors, weights
+from scripts.core.models import STUDIED, load_model
+from scripts.core.settings import build_model
+from scripts.corpora.load import load_corpus
+from scripts.fast.fast import FAST, PLAIN, fast_loss
+from scripts.fast.run import fit, training_of
+from scripts.studies import best, lessons, risk, students
+from scripts.studies.distill import distill_loss, taught_loss
+from scripts.studies.lessons import (
+    LessonConfig,
+    Workshop,
+    diversified,
+    lesson_loss,
+    lesson_of,
+    sound,
+)
+from scripts.studies.risk import Judged, RiskTraining, bleu_risks, risk_loss
+
+VOCAB = 14
+CRITERION = LabelSmoothing(0.1)
+TINY = {"corpus": "few", "device": "cpu", **lessons.TINY}
+TEXTS = [[[7, 9, 30], [8]], [[5, 6, 7, 8, 9, 10]], [[40, 41], [42], [43, 44, 45]]]
+
+
+# Minimum risk.
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return load_model(ROOT / "models" / "sample-de-en")
+
+
+@pytest.fixture(scope="module")
+def pairs(trained):
+    return encode_pairs(load_corpus("sample")["train"][:3], trained.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def batch(pairs) -> Judged:
+    full, counts = [], []
+    for pair, texts in zip(pairs, TEXTS, strict=True):
+        full += [pair.tgt, *([pair.tgt[0], *ids, EOS] for ids in texts)]
+        counts.append(1 + len(texts))
+    risks = torch.tensor([0, 0.3, 0.9, 0, 0.5, 0, 0.1, 0.2, 0.8])
+    return Judged(pad_rows([pair.src for pair in pairs]), pad_rows(full), counts, risks)
+
+
+@pytest.mark.parametrize("switches", [FAST, PLAIN], ids=["fast", "plain"])
+def test_loss_and_gradient_are_those_of_chapter_21_beside_cross_entropy(
+    trained, pairs, batch, switches
+):
+    """On rows and on rectangles; each source's risk counts once for each token of its reference."""
+    model = trained.model.eval()
+    expected, nll = fast_loss(model, make_batch(pairs), CRITERION)
+    log_probs = sequence_log_probs(model, batch.src, [[[*t, EOS] for t in ts] for ts in TEXTS])
+    lengths = torch.tensor([len(t) + 1 for ts in TEXTS for t in ts])
+    risks = batch.risks[~batch.is_reference]
+    by_source = risk_of_candidates(log_probs / lengths, risks, [2, 1, 3], 6.0)  # (B,)
+    targets = torch.tensor([len(pair.tgt) - 1.0 for pair in pairs])
+    expected = expected + 150 * (by_source @ targets)
+    parameters = list(model.parameters())
+    slopes = torch.autograd.grad(expected, parameters)
+    loss, same = risk_loss(model, batch, CRITERION, 150.0, 6.0, switches)
+    assert_close(loss, expected, rtol=1e-5, atol=1e-4)
+    assert_close(same, nll, rtol=1e-5, atol=1e-4)
+    for found, slope in zip(torch.autograd.grad(loss, parameters), slopes, strict=True):
+        assert_close(found, slope, rtol=1e-3, atol=2e-3)
+
+
+def test_a_risk_is_one_minus_the_sentences_bleu():
+    reference = "a dog runs over the green grass ."
+    perfect, near, far = bleu_risks([reference, "a dog runs over grass .", "two men"], reference)
+    assert perfect == pytest.approx(0) and 0 < near < far == pytest.approx(1, abs=0.02)
+    # One word differs of eight: 7/8 of the words, (5+1)/(7+1) of the pairs, 4/7, 3/6.
+    (one,) = bleu_risks(["a dog runs over the red grass ."], reference)
+    assert one == pytest.approx(1 - (7 / 8 * 6 / 8 * 4 / 7 * 3 / 6) ** 0.25, abs=1e-6)
+
+
+def test_a_run_starts_from_its_weights_judges_its_own_texts_and_resumes_to_the_bit(
+    trained, forty_pairs, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(risk, "AHEAD", 2)
+    settings = vars(trained.config) | {"max_tokens": 128, "device": "cpu", "average": 0}
+    config = LessonConfig(**settings | {"risk": 10.0, "candidates": 2, "sharpness": 6.0})
+    start = ROOT / "models/sample-de-en/model.safetensors"
+    make = partial(training_of, config, forty_pairs, loss_for=lesson_loss)
+    make = partial(make, kind=partial(RiskTraining, start=start))
+
+    def steps(training, count):
+        training.load()
+        training.model.train()
+        for _ in range(count):
+            training.step()
+        return training
+
+    whole = make(tmp_path / "whole")
+    shipped = weights(trained.model)
+    assert all(tensor.equal(shipped[name]) for name, tensor in weights(whole.model).items())
+    steps(whole, 3)
+    decode, (pair, *_) = trained.tokenizer.decode, whole.attempts
+    judged = whole.judged([pair])
+    texts = [decode(ids) for ids, _ in whole.attempts[pair]]
+    risks = bleu_risks(texts, decode(forty_pairs.train[pair].tgt))
+    assert_close(judged.risks, torch.tensor([0.0, *risks]))
+    steps(make(tmp_path / "parts"), 1).save()
+    resumed = make(tmp_path / "parts", resume=True)
+    with monkeypatch.context() as patched:  # the texts that were kept are taken
+        patched.setattr(RiskTraining, "write", lambda *_: pytest.fail("it wrote again"))
+        steps(resumed, 1)
+    resumed.step()
+    ends = weights(whole.model), weights(resumed.model)
+    assert all(tensor.equal(ends[1][name]) for name, tensor in ends[0].items())
+
+
+# Teachers.
+
+
+def a_model(seed, dropout=0.0):
+    torch.manual_seed(seed)
+    model = make_model(VOCAB, VOCAB, N=2, d_model=16, d_ff=24, h=2, dropout=dropout, tie="all")
+    scramble(model)
+    return model.double()
+
+
+def test_the_taught_loss_is_kullback_leiblers_and_the_corpus_part_stays():
+    torch.manual_seed(1)
+    logits = torch.randn(5, VOCAB, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([4, 9, PAD, 3, PAD])
+    probs = torch.rand(5, VOCAB, dtype=torch.float64).softmax(-1)
+    loss, nll = taught_loss(logits, labels, probs, CRITERION, 0.3)
+    real, log_p = labels != PAD, logits.log_softmax(-1)
+    apart = torch.nn.functional.kl_div(log_p[real], probs[real], reduction="sum")
+    entropy = -(probs[real] * probs[real].log()).sum()
+    own, same = CRITERION(logits, labels)
+    assert_close(loss, 0.7 * own + 0.3 * (apart + entropy))
+    assert_close(nll, same)
+    (slope,) = torch.autograd.grad(loss, logits)
+    assert not slope[~real].any()
+
+
+def test_a_student_hears_the_mean_of_its_teachers_probabilities():
+    """Without dropout, and no gradient reaches them; alone, a model is its own teacher."""
+    src = torch.tensor([[5, 6, 7, 8, EOS], [9, 10, EOS, PAD, PAD]])
+    batch = Batch(src, torch.tensor([[2, 5, 7, 9, EOS], [2, 8, EOS, PAD, PAD]]))
+    teachers = [a_model(1, dropout=0.5).train(), a_model(2, dropout=0.5).eval()]
+    student = a_model(3)
+    loss, _ = distill_loss(student, batch, CRITERION, teachers, 1.0)
+    loss.backward()
+    assert [one.training for one in teachers] == [True, False]
+    assert all(p.grad is None for one in teachers for p in one.parameters())
+    real, logits = batch.tgt_y != PAD, []
+    for model in (*(one.eval() for one in teachers), student):
+        memory = model.encode(batch.src, batch.src_mask)
+        x = model.decode(memory, batch.src_mask, batch.tgt, batch.tgt_mask)
+        logits.append(model.generator(x)[real].detach())
+    mean = (logits[0].softmax(-1) + logits[1].softmax(-1)) / 2
+    apart = -(mean * logits[2].log_softmax(-1)).sum()
+    assert_close(loss.detach(), apart, rtol=1e-6, atol=0.0, check_dtype=False)
+    own = a_model(4)
+    distill_loss(own, batch, CRITERION, [own], 1.0)[0].backward()
+    assert all(p.grad.abs().max() < 1e-5 for p in own.parameters())
+
+
+def test_a_lesson_leaves_a_plain_model_and_is_refused_where_it_makes_no_sense(
+    forty_pairs, tmp_path
+):
+    config = LessonConfig(**TINY | {"taught": 0.5, "epochs": 1, "average": 0})
+    teacher = build_model(config, len(forty_pairs.tokenizer))
+    loss_for = partial(lesson_loss, teachers=[teacher])
+    history = fit(config, forty_pairs, tmp_path, loss_for=loss_for)
+    assert 0 < history[0]["train_loss"] < 20 and lesson_of(config) == {"taught": 0.5}
+    assert type(load_model(tmp_path).config) is not LessonConfig
+    with pytest.raises(ValueError, match="teachers"):
+        lesson_loss(config, torch.device("cpu"))
+    with pytest.raises(ValueError, match="r_drop"):
+        LessonConfig(**TINY | {"taught": 0.5, "r_drop": 1.0})
+
+
+# Pairs.
+
+
+def test_diversified_keeps_peoples_pairs_first_and_each_pair_once(forty_pairs):
+    people = forty_pairs.corpus["train"]
+    sources, targets = map(list, zip(*people, strict=True))
+    forward = [*["A B C D."] * 37, "", "C " * 60, targets[39]]  # two unsound, one that people wrote
+    new = diversified(forty_pairs, [forward, forward], [["D E F G."] * 40])
+    first, more = list(dict.fromkeys(people)), new.corpus["train"][len(set(people)) :]
+    assert new.corpus["train"][: len(first)] == first
+    assert more[:37] == list(dict.fromkeys((source, "A B C D.") for source in sources[:37]))
+    assert more[37:] == list(dict.fromkeys(("D E F G.", target) for target in targets))
+    assert new.train == encode_pairs(new.corpus["train"], forty_pairs.tokenizer)
+    assert new.val == forty_pairs.val and new.corpus["val"] == forty_pairs.corpus["val"]
+    assert sound(("ein Hund", "a dog")) and not sound(("ein Hund", " "))
+    with pytest.raises(ValueError):
+        diversified(forty_pairs, [forward[:-1]])
+
+
+# The recipe.
+
+
+class Noted(Workshop):
+    """A workshop that only notes what each run would be."""
+
+    def recorded(self, name, data, models, work, tests=True, **changes):
+        noted[name] = ({k: v for k, v in models.items() if v}, tests, self.config(name, **changes))
+        return name
+
+
+noted: dict = {}
+
+
+def test_the_records_are_of_the_recipe(monkeypatch):
+    """Settings, and from whom each run learns, as recorded when the model was trained."""
+    noted.clear()
+    monkeypatch.setattr(Noted, "data", None)
+    monkeypatch.setattr(Noted, "more_pairs", lambda shop, *models: models)
+    monkeypatch.setattr(best, "turned_around", lambda data: data)
+    monkeypatch.setattr(lessons, "pairs_sha256", lambda data: "")
+    shop = Noted("")
+    best.all_mean(shop, 3)
+    best.all_mean(shop, 1)
+    parts = load_record("ladder-all-mean-3")["learned_from"]["mean_of"]
+    assert {*parts, "all-mean-3", "reverse-onward-1", "reverse-onward-2"} <= noted.keys()
+    assert {path.stem for path in RESULTS.glob("ladder-*.json")} == {f"ladder-{n}" for n in noted}
+    for name, (models, tests, config) in noted.items():
+        record = load_record(f"ladder-{name}")
+        assert {k: v for k, v in record["learned_from"].items() if v} == models
+        assert ("test" in record) == tests
+        settings = vars(config) | {"alpha": record["config"]["alpha"]}
+        free = {"precision", "device", "name"}  # auto depends on the machine
+        settings = {key: settings[key] for key in settings.keys() & {*record["config"]} - free}
+        assert settings.items() <= record["config"].items()
+        digests = {"start", "mean_of", "pairs"}
+        lesson = {k: v for k, v in record["lesson"].items() if k not in digests}
+        assert lesson == {k: v for k, v in lesson_of(config).items() if k not in digests}
+
+
+@pytest.mark.parametrize("path", sorted(ARCHIVE.glob("*.json")), ids=lambda path: path.stem)
+def test_an_archived_record_says_which_commit_has_its_command(path):
+    record = load_record(path.stem)
+    commit = record["commit"].removesuffix("+changes")
+    assert record["repeat"] == f"git checkout {commit} && {record['command']}"
+
+
+def test_a_step_on_record_is_skipped_one_that_stopped_goes_on_and_the_mean_is_one(
+    monkeypatch, tmp_path
+):
+    """At tiny size, from nothing: a model, two that go on from it on pairs that it writes."""
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    monkeypatch.setattr(best, "reverse_onward", lambda shop, seed: best.small(shop))
+    shop = Workshop("make {name}", tiny=True)
+    start = best.small(shop)
+    assert start == "small-1"
+    runs = [best.widened(shop, seed) for seed in (1, 2)]
+    record = load_record("record", shop.folder("widened-1"))
+    assert record["repeat"] == "make widened-1" and record["rung"] == "widened"
+    assert record["learned_from"]["start"] == ["small-1"]
+    assert record["their_sha256"] == {"small-1": shop.digest("small-1")}
+    assert record["train_pairs"] > len(shop.data.train)
+    mean = shop.folder(shop.mean("all-mean-1", runs, start))
+    tensors = [load_tensors(shop.folder(run) / "model.safetensors")[0] for run in runs]
+    for name, tensor in load_tensors(mean / "model.safetensors")[0].items():
+        expected = (tensors[0][name].double() + tensors[1][name].double()) / 2
+        assert_close(tensor.double(), expected, atol=1e-3, rtol=1e-3)
+    before = (shop.folder("widened-1") / "model.safetensors").read_bytes()
+    (shop.folder("widened-1") / "record.json").unlink()  # stopped after the training
+    best.widened(shop, 1)
+    assert (shop.folder("widened-1") / "model.safetensors").read_bytes() == before
+    monkeypatch.setattr(lessons, "fit", None)  # all is on record: nothing trains
+    assert best.widened(shop, 2) == "widened-2"
+    with pytest.raises(ValueError, match="another run"):
+        shop.train("widened-2", shop.data, start, lr=1.0)
+
+
+def test_the_command_does_one_step_and_refuses_what_is_none(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    assert best.main(["--only", "small-1", "--tiny"]) == 0
+    assert (tmp_path / "tiny/ladder-small-1/record.json").is_file()
+    for wrong in ("risk", "muon-1"):
+        assert best.main(["--only", wrong]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+    assert Workshop("").folder(STUDIED.name) == STUDIED
+
+
+@pytest.mark.parametrize("student", ["agreed", "taught"])
+def test_students_learn_on_a_cpu_at_tiny_size(student, monkeypatch, tmp_path):
+    monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    assert students.main([student, "--tiny", "--device", "cpu"]) == 0
+    record = load_record("record", tmp_path / f"tiny/gpu-{student}-1")
+    kind = "forward" if student == "agreed" else "teachers"
+    assert record["learned_from"][kind] == ["small-1"]
+    assert record["config"]["r_drop"] == (5.0 if student == "agreed" else 0.0)
+    assert record["lesson"].get("taught", 0.0) == (0.5 if student == "taught" else 0.0)
