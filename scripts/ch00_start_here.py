@@ -73,7 +73,7 @@ from torch import Tensor
 
 from scripts.book.charts import heatmap, titled
 from scripts.book.exercises import check
-from scripts.book.figures.start import architecture_chart
+from scripts.book.figures.model import architecture_chart
 from scripts.book.machine import machine_report
 from scripts.ch01_attention import padding_mask, subsequent_mask
 from scripts.ch03_embeddings_and_positions import sinusoids

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from scripts.book.charts import bars, heatmap, lines, panels, titled
 from scripts.book.exercises import check
-from scripts.book.figures.attention import hand_chart, saturation_chart
+from scripts.book.figures.model import hand_chart, saturation_chart
 from scripts.book.instruments import count_flops, influence, saved_bytes
 
 # %% [markdown]

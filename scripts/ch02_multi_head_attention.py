@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from scripts.book.charts import panels, titled
 from scripts.book.exercises import check
-from scripts.book.figures.heads import layer_diagram
+from scripts.book.figures.model import layer_diagram
 from scripts.book.instruments import count_flops, influence
 from scripts.ch01_attention import attention, padding_mask, subsequent_mask
 

@@ -48,7 +48,7 @@ from torch.nn import functional as F
 
 from scripts.book.charts import bars, heatmap, panels, titled
 from scripts.book.exercises import check
-from scripts.book.figures.positions import clocks, lookup
+from scripts.book.figures.model import clocks, lookup
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 

@@ -49,7 +49,12 @@ import torch
 from scripts import ROOT
 from scripts.book.domains import in_domain, list_of_texts, texts_side_by_side
 from scripts.book.exercises import check
-from scripts.book.figures.judging import chance_chart, length_chart, rare_word_chart, sentence_table
+from scripts.book.figures.training import (
+    chance_chart,
+    length_chart,
+    rare_word_chart,
+    sentence_table,
+)
 from scripts.book.records import load_record
 from scripts.ch06_training import EOS, PAD
 from scripts.ch07_multi30k import encode_pairs, make_batch

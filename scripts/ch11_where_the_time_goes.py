@@ -51,7 +51,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from scripts.book.exercises import check
-from scripts.book.figures.costs import flops_chart, growth_chart, roofline_chart, step_account_chart
+from scripts.book.figures.speed import flops_chart, growth_chart, roofline_chart, step_account_chart
 from scripts.book.instruments import count_flops
 from scripts.book.records import load_record
 from scripts.ch04_encoder_decoder import PAPER_VOCAB, EncoderDecoder, make_model

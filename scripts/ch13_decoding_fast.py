@@ -48,7 +48,7 @@ from torch import Tensor
 
 from scripts import ROOT
 from scripts.book.exercises import check
-from scripts.book.figures.racing import (
+from scripts.book.figures.speed import (
     bound_chart,
     decoding_account_chart,
     decoding_speed_chart,

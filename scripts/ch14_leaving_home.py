@@ -54,7 +54,7 @@ from torch import Tensor, nn
 
 from scripts import ROOT
 from scripts.book.exercises import check
-from scripts.book.figures.leaving import two_graphs
+from scripts.book.figures.speed import two_graphs
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN
 from scripts.ch04_encoder_decoder import EncoderDecoder, LayerNorm

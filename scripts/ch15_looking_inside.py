@@ -52,7 +52,7 @@ from torch import Tensor
 from scripts import ROOT
 from scripts.book.domains import list_of_texts
 from scripts.book.exercises import check
-from scripts.book.figures.looking import (
+from scripts.book.figures.understanding import (
     alignment_methods_chart,
     alignment_rates_chart,
     head_shares_chart,

@@ -52,7 +52,7 @@ from torch import Tensor, nn
 
 from scripts import ROOT
 from scripts.book.exercises import check
-from scripts.book.figures.intervening import lens_chart, patch_chart, pruning_chart, worth_chart
+from scripts.book.figures.understanding import lens_chart, patch_chart, pruning_chart, worth_chart
 from scripts.book.records import load_record
 from scripts.book.verdict import pass_together
 from scripts.ch01_attention import subsequent_mask

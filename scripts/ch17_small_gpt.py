@@ -54,7 +54,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from scripts.book.domains import list_of_texts
 from scripts.book.exercises import check
-from scripts.book.figures.stacks import counting_chart
+from scripts.book.figures.understanding import counting_chart
 from scripts.book.records import load_record
 from scripts.ch01_attention import subsequent_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention

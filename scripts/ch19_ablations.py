@@ -54,7 +54,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from scripts.book.exercises import check
-from scripts.book.figures.ablations import ablation_chart
+from scripts.book.figures.understanding import ablation_chart
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.book.verdict import pooled_spread, t_exceeded, verdicts

@@ -48,7 +48,7 @@ import scipy.optimize as optimize
 import torch
 
 from scripts.book.exercises import check
-from scripts.book.figures.scaling import grid_chart
+from scripts.book.figures.understanding import grid_chart
 from scripts.book.records import load_record
 from scripts.ch19_ablations import STUDY, layer_parameters
 from scripts.core.settings import build_model

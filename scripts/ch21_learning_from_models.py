@@ -52,7 +52,7 @@ from scripts import ROOT
 from scripts.book.charts import bars, titled
 from scripts.book.domains import list_of_texts
 from scripts.book.exercises import check
-from scripts.book.figures.learning import ladder_chart, recipe_chart
+from scripts.book.figures.understanding import ladder_chart, recipe_chart
 from scripts.book.instruments import scramble
 from scripts.book.records import load_record
 from scripts.book.rungs import ladder_table, runs_of

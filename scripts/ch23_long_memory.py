@@ -49,7 +49,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from scripts.book.exercises import check
-from scripts.book.figures.memory import (
+from scripts.book.figures.since import (
     cache_growth_chart,
     kept_for_backward_chart,
     reach_chart,

@@ -46,7 +46,7 @@ import torch
 from torch import Tensor, nn
 
 from scripts.book.exercises import check
-from scripts.book.figures.experts import routing_chart
+from scripts.book.figures.since import routing_chart
 from scripts.book.verdict import verdict_line
 from scripts.ch01_attention import padding_mask
 from scripts.ch02_multi_head_attention import MultiHeadedAttention

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import CHAPTERS, ROOT
 
-from scripts.book.figures.start import HEIGHT, WIDTH, architecture
+from scripts.book.figures.model import HEIGHT, WIDTH, architecture
 from scripts.ch00_start_here import by_words, next_token_probabilities
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import greedy_decode

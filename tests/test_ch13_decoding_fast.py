@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scripts import ROOT
-from scripts.book.figures.racing import speed_frame
+from scripts.book.figures.speed import speed_frame
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from scripts.book.figures.looking import map_explorer
+from scripts.book.figures.understanding import map_explorer
 from scripts.book.records import load_record, sha256
 from scripts.ch07_multi30k import SPECIALS
 from scripts.ch15_looking_inside import (

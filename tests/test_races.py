@@ -15,7 +15,7 @@ from test_steps_agree import Recorded
 from tiny import example_batch
 from torch.testing import assert_close
 
-from scripts.book.figures.racing import speed_frame
+from scripts.book.figures.speed import speed_frame
 from scripts.book.records import load_record
 from scripts.ch04_encoder_decoder import to_torch_transformer
 from scripts.ch06_training import BOS, EOS, PAD, LabelSmoothing

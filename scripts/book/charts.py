@@ -30,6 +30,7 @@ SEQUENTIAL = ["#F7FBFF", "#C6DBEF", "#6BAED6", "#2171B5", "#08306B"]
 DIVERGING = ["#7F3B08", "#E08214", "#FDD9AE", "#F7F7F7", "#B5D5EA", "#4393C3", "#053061"]
 INK, GREY, PALE = "#222222", "#666666", "#E4E4E4"
 VEGALITE = "application/vnd.vegalite.v5+json"  # what JupyterLab draws and nbformat accepts
+LOG = {"type": "log", "nice": False}  # a logarithmic scale whose ends are given
 PNG_BYTES = 150_000  # a sharp picture larger than this gives way to a plain one
 
 
@@ -137,6 +138,38 @@ def rounded(frame: pd.DataFrame, digits: int = 4) -> pd.DataFrame:
     return frame
 
 
+def long(table: Mapping[Any, Mapping[Any, Any]], *columns: str) -> pd.DataFrame:
+    """A row for each value of a table of tables; `columns` name outer key, inner key and value.
+
+    >>> long({"mini": {1: 3.2, 2: 2.8}}, "model", "epoch", "loss")
+    """
+    rows = [(outer, inner, value) for outer, row in table.items() for inner, value in row.items()]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def row_axis(column: str, order: Sequence[str] | None = None, **look: Any) -> alt.Y:
+    """A line across the chart for each value of `column`, in `order` or in the frame's."""
+    y = alt.Y(f"{column}:N", sort=order, title=None)
+    return y.axis(grid=True, domain=False, ticks=False, **look)
+
+
+def bar_axis(column: str, order: Sequence[str] | None = None, **look: Any) -> alt.Y:
+    """A bar's name beside it for each value of `column`, in `order` or in the frame's."""
+    y = alt.Y(f"{_escape(column)}:N", sort=order, title=None)
+    return y.axis(ticks=False, labelPadding=8, **look)
+
+
+def colored(column: str, colors: Mapping[str, str], **options: Any) -> alt.Color:
+    """A colour for each value of `column`; `options` are those of `alt.Color`."""
+    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
+    return alt.Color(f"{column}:N", scale=scale, **options)
+
+
+def named(charts: Mapping[str, alt.TopLevelMixin]) -> list[alt.TopLevelMixin]:
+    """Charts with their names above them, to be set side by side."""
+    return [chart.properties(title=name) for name, chart in charts.items()]
+
+
 def heatmap(
     matrix,
     rows: Sequence[str] | None = None,
@@ -170,61 +203,54 @@ def heatmap(
     if array.ndim != 2:
         raise ValueError(f"heatmap draws a matrix, not an array of shape {array.shape}")
     height, width = array.shape
-    for name, labels, size in (("rows", rows, height), ("columns", columns, width)):
-        if labels is not None and len(labels) != size:
-            raise ValueError(f"{len(labels)} labels for {size} {name}")
     cell = cell or max(4, min(42, 460 // max(height, width)))
     across, down = cell if isinstance(cell, tuple) else (cell, cell)
-    numbers = max(height, width) <= 12 if numbers is None else numbers
-    is_mask = array.dtype == bool
 
     row, column = np.indices(array.shape)
     frame = pd.DataFrame({"row": row.ravel(), "column": column.ravel()})
-    if rows is not None:
-        frame["from"] = [str(rows[i]) for i in frame["row"]]
-    if columns is not None:
-        frame["to"] = [str(columns[i]) for i in frame["column"]]
-    if is_mask:
-        frame["value"] = np.where(array.ravel(), *words)
-    else:
-        frame["value"] = array.ravel().astype("float64")
-        frame = rounded(frame)
-        if texts is not None:
-            frame["text"] = [text for line in texts for text in line]
-        elif numbers:
-            frame["text"] = [_cell_text(v, digits) for v in frame["value"]]
-
-    if is_mask:
-        scale = alt.Scale(domain=list(words), range=[PALETTE[0], PALE])
-        color = alt.Color("value:N", scale=scale, legend=alt.Legend(title=value_title or None))
-    else:
-        finite = frame["value"][np.isfinite(frame["value"])]
-        low, high = domain or (finite.min(), finite.max())
-        if scheme == "diverging" and not domain:
-            low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
-        colors = "diverging" if scheme == "diverging" else "heatmap"
-        scale = alt.Scale(range=colors, domain=[float(low), float(high)], clamp=True)
-        legend = alt.Legend(
-            title=value_title or None, gradientLength=max(60, min(180, height * down))
-        )
-        color = alt.Color("value:Q", scale=scale, legend=legend)
-    chart = alt.Chart(frame).encode(
+    for axis, name, labels, n in (("row", "from", rows, height), ("column", "to", columns, width)):
+        if labels is not None and len(labels) != n:
+            raise ValueError(f"{len(labels)} labels for {n} {axis}s")
+        if labels is not None:
+            frame[name] = [str(labels[i]) for i in frame[axis]]
+    chart = alt.Chart().encode(
         x=alt.X("column:O", axis=_cell_axis(columns, width, column_title, across, flat=True)),
         y=alt.Y("row:O", axis=_cell_axis(rows, height, row_title, down, flat=False)),
-        tooltip=[name for name in ("from", "to", "row", "column", "value") if name in frame],
+        tooltip=[*frame.columns.intersection(["from", "to"]), "row", "column", "value"],
     )
     edge = {"stroke": "white", "strokeWidth": 1} if down >= 12 else {}
-    layers = [chart.mark_rect(**edge).encode(color=color)]
-    if not is_mask and len(finite) < len(frame):  # the layer above leaves these cells out
+    cells = chart.mark_rect(**edge)
+    size = {"width": width * across, "height": height * down}
+    legend = alt.Legend(title=value_title or None)
+    if array.dtype == bool:
+        frame["value"] = np.where(array.ravel(), *words)
+        two_colors = dict(zip(words, (PALETTE[0], PALE), strict=True))
+        mask = cells.encode(color=colored("value", two_colors, legend=legend))
+        return alt.layer(mask, data=frame).properties(**size)
+
+    frame = rounded(frame.assign(value=array.ravel().astype("float64")))
+    finite = frame["value"][np.isfinite(frame["value"])]
+    low, high = domain or (finite.min(), finite.max())
+    if scheme == "diverging" and not domain:
+        low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
+    colors = "diverging" if scheme == "diverging" else "heatmap"
+    scale = alt.Scale(range=colors, domain=[float(low), float(high)], clamp=True)
+    legend.gradientLength = max(60, min(180, height * down))
+    layers = [cells.encode(color=alt.Color("value:Q", scale=scale, legend=legend))]
+    if len(finite) < len(frame):  # the layer above leaves these cells out
         layers.append(chart.mark_rect(color=PALE, **edge).transform_filter("!isValid(datum.value)"))
+    if texts is not None:
+        frame["text"] = [text for line in texts for text in line]
+    elif numbers or (numbers is None and max(height, width) <= 12):
+        frame["text"] = [_cell_text(value, digits) for value in frame["value"]]
     if "text" in frame:
         limit = 0.7 * high if scheme == "diverging" else low + 0.66 * (high - low)
         value = "abs(datum.value)" if scheme == "diverging" else "datum.value"
         dark = f"isValid(datum.value) && {value} > {limit:.6g}"
-        size = 12 if across >= 34 else 10
         ink = alt.when(dark).then(alt.value("white")).otherwise(alt.value(INK))
-        layers.append(chart.mark_text(fontSize=size).encode(text="text:N", color=ink))
-    return alt.layer(*layers).properties(width=width * across, height=height * down)
+        written = chart.mark_text(fontSize=12 if across >= 34 else 10)
+        layers.append(written.encode(text="text:N", color=ink))
+    return alt.layer(*layers, data=frame).properties(**size)
 
 
 def panels(
@@ -338,18 +364,12 @@ def bars(
     """
     used = rounded(frame[list(dict.fromkeys(name for name in (label, value, color) if name))])
     end = end or float(used[value].max()) * 1.15  # room for the number beside the longest bar
-    scale = alt.Scale(domain=[0, end], nice=False)
-    ruler = alt.Axis(format=number_format, tickCount=5, grid=False)
-    base = alt.Chart(used).encode(
-        x=alt.X(f"{_escape(value)}:Q", title=value_title or value, scale=scale, axis=ruler),
-        y=alt.Y(
-            f"{_escape(label)}:N", sort=None, title=None, axis=alt.Axis(ticks=False, labelPadding=8)
-        ),
-    )
+    x = alt.X(f"{_escape(value)}:Q", title=value_title or value).scale(domain=[0, end], nice=False)
+    x = x.axis(format=number_format, tickCount=5, grid=False)
+    base = alt.Chart(used).encode(x, bar_axis(label))
     fill = {"color": alt.Color(f"{_escape(color)}:N", sort=None, title=None)} if color else {}
-    numbers = base.mark_text(align="left", dx=5).encode(
-        text=alt.Text(f"{_escape(value)}:Q", format=number_format)
-    )
+    numbers = base.mark_text(align="left", dx=5)
+    numbers = numbers.encode(text=alt.Text(f"{_escape(value)}:Q", format=number_format))
     drawn = alt.layer(base.mark_bar(color=PALETTE[0]).encode(**fill), numbers)
     return drawn.properties(width=400, height=alt.Step(30))
 

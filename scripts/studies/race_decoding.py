@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from scripts.book.command import Command, as_typed
-from scripts.book.figures.racing import speed_frame
+from scripts.book.figures.speed import speed_frame
 from scripts.book.records import provenance, save_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch03_embeddings_and_positions import MAX_LEN

@@ -1,14 +1,282 @@
-"""Drawings of chapters 4 and 5: the stacks, the wirings of a layer, and measured signals."""
+"""Drawings of part I: the model, its stacks and layers, attention by hand, positions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import rounded
+from scripts.book.charts import GREY, INK, LOG, PALE, PALETTE, heatmap, lines, named, rounded
 from scripts.book.figures.diagram import Diagram
 
 alt, pd = Late("altair"), Late("pandas")
+
+
+WIDTH, HEIGHT = 760, 764
+
+
+class Architecture(Diagram):
+    """A diagram of wide boxes with notes, and the two pieces that both columns have."""
+
+    def tall(self, x: float, y: float, name: str, fill: str, note: str, half=100.0) -> None:
+        """A box with a note."""
+        self.box(x, y, name, fill, half, height=40, note=note)
+
+    def sublayer(self, x: float, start: float, y: float, fill: str, name: str, note: str) -> float:
+        """A box with its residual connection and its add & norm; returns where the road goes on."""
+        self.tall(x, y, name, fill, note)
+        self.box(x, y + 56, "add & norm · ch. 4, 5", "pink", 100, height=28)
+        self.arrow((x, start), (x, y - 2))
+        self.arrow((x, y + 40), (x, y + 54))
+        side = x + 112
+        self.arrow((x, y - 16), (side, y - 16), (side, y + 70), (x + 102, y + 70))
+        return y + 84
+
+    def inputs(self, x: float, name: str, shape: str, after: str) -> None:
+        """The road from ids to vectors with positions."""
+        self.tall(x, 0, name, "grey", shape)
+        self.tall(x, 64, "Embedding × √D", "grey", "chapter 3")
+        self.tall(x, 128, "+ positions", "grey", "chapter 3")
+        self.arrow((x, 40), (x, 62))
+        self.arrow((x, 104), (x, 126))
+        self.word(x + 8, 180, after, "beside")
+
+
+def draw_encoder(to: Architecture) -> None:
+    """The left column."""
+    to.inputs(220, "German ids", "(B, S)", "(B, S, D)")
+    to.box(222, 196, "", "frame", 124, height=250)
+    note = "weights (B, H, S, S) · ch. 1, 2"
+    road = to.sublayer(220, 168, 240, "blue", "Self-attention", note)
+    road = to.sublayer(220, road, road + 26, "orange", "Feed-forward", "D → d_ff → D · ch. 4")
+    to.tall(220, 486, "Memory", "green", "(B, S, D), from the last layer")
+    to.arrow((220, road), (220, 484))
+    to.word(98, 458, "Encoder", "heading")
+    to.word(68, 398, "N ×", "times")
+    to.tall(46, 240, "no padding", "dark", "(B, 1, S)", half=42)
+    to.arrow((88, 260), (118, 260))
+
+
+def draw_decoder(to: Architecture) -> None:
+    """The right column, and the road from the memory to it."""
+    to.inputs(580, "English ids so far", "(B, T)", "(B, T, D)")
+    to.box(582, 196, "", "frame", 124, height=360)
+    note = "weights (B, H, T, T) · ch. 1, 2"
+    road = to.sublayer(580, 168, 240, "blue", "Causal self-attention", note)
+    cross, note = road + 26, "weights (B, H, T, S) · ch. 2"
+    road = to.sublayer(580, road, cross, "green", "Cross-attention", note)
+    road = to.sublayer(580, road, road + 26, "orange", "Feed-forward", "D → d_ff → D · ch. 4")
+    to.tall(580, 590, "Generator", "grey", "linear, D → V · ch. 4")
+    to.tall(580, 654, "Softmax", "grey", "ch. 1")
+    to.tall(580, 718, "p(next token)", "grey", "(B, T, V)")
+    to.arrow((580, road), (580, 588))
+    to.arrow((580, 630), (580, 652))
+    to.arrow((580, 694), (580, 716))
+    to.word(588, 568, "(B, T, D)", "beside")
+    to.word(588, 642, "logits (B, T, V)", "beside")
+    to.word(458, 568, "Decoder", "heading")
+    to.word(728, 508, "× N", "times")
+    to.tall(400, 240, "no future", "dark", "(B, T, T)", half=42)
+    to.arrow((442, 260), (478, 260))
+    to.tall(400, cross - 16, "no padding", "dark", "(B, 1, S)", half=42)
+    to.arrow((442, cross + 8), (478, cross + 8))
+    to.arrow((320, 506), (400, 506), (400, cross + 32), (478, cross + 32))
+    to.word(364, 516, "keys, values", "beside")
+
+
+def architecture() -> Architecture:
+    """The whole Transformer, encoder left and decoder right (the paper's Figure 1)."""
+    drawn = Architecture()
+    draw_encoder(drawn)
+    draw_decoder(drawn)
+    return drawn
+
+
+def architecture_chart() -> alt.LayerChart:
+    """The drawing of `architecture`."""
+    return architecture().chart(WIDTH, HEIGHT)
+
+
+def hand_chart(
+    weights: np.ndarray,
+    values: np.ndarray,
+    outputs: np.ndarray,
+    words: Sequence[str],
+    axes: tuple[str, str],
+) -> alt.HConcatChart:
+    """Weights (S, S) as a map; beside it values (S, 2) as corners and outputs (S, 2) among them."""
+    look = {"row_title": "who looks (query)", "column_title": "at whom (key)"}
+    who_looks = heatmap(weights, words, words, value_title="weight", domain=(0, 1), cell=64, **look)
+    offsets = {"value (in)": {"align": "left", "dx": 8, "dy": -9}, "output (mixed)": {"dy": 16}}
+    points = pd.concat(
+        pd.DataFrame(rows, columns=["x", "y"]).assign(word=words, what=kind)
+        for rows, kind in zip((values, outputs), offsets, strict=True)
+    )
+    outline = points[: len(words)].iloc[[*range(len(words)), 0]].assign(order=range(len(words) + 1))
+    top = math.ceil(values.max())
+    place = {"scale": alt.Scale(domain=[-0.1 * top, 1.15 * top], nice=False)}
+    place["axis"] = alt.Axis(values=list(range(top + 1)), format="d")
+    x, y = alt.X("x:Q", title=axes[0], **place), alt.Y("y:Q", title=axes[1], **place)
+    color = alt.Color("what:N", title=None).scale(domain=list(offsets), range=PALETTE[:2])
+    dots = alt.Chart(rounded(points)).encode(x, y, color)
+    edge = alt.Chart(outline).mark_line(color="#BBBBBB", strokeWidth=1.5)
+    layers = [edge.encode(x, y, order="order:Q"), dots.mark_point(filled=True, size=90, opacity=1)]
+    for kind, offset in offsets.items():
+        own = dots.transform_filter(alt.datum.what == kind)
+        layers.append(own.mark_text(**offset).encode(text="word:N"))
+    corners = alt.layer(*layers).properties(width=250, height=250)
+    return alt.hconcat(who_looks, corners, spacing=50).resolve_scale(color="independent")
+
+
+def saturation_chart(
+    spread: Tensor, weights: Tensor, slope: Tensor, wide: float
+) -> alt.HConcatChart:
+    """Softmax's four weights (N, 4) and its slope (N) over the scores' spread (N).
+
+    Dashed lines mark the spreads 1 and `wide`.
+    """
+    names = ["highest score", "second", "third", "lowest"]
+    frame = pd.DataFrame(weights.numpy(), columns=names).assign(spread=spread.numpy())
+    long = frame.melt("spread", var_name="key", value_name="weight")
+    slopes = frame.assign(slope=slope.numpy())
+    look = {"x_title": "spread of the scores (log scale)", "width": 270}
+    curves = [
+        lines(long, "spread", "weight", "key", **look),
+        lines(slopes, "spread", "slope", y_title="slope left, Σ w(1 − w)", **look),
+    ]
+    curves[1] = curves[1].encode(color=alt.value(PALETTE[-1]))
+
+    marks = pd.DataFrame({"spread": [1.0, wide], "label": ["divided", "not divided"]})
+    rule = alt.Chart(rounded(marks)).encode(x="spread:Q")
+    dashes = rule.mark_rule(strokeDash=[5, 4], color=GREY)
+    label = rule.mark_text(align="right", dx=-5, dy=4, color=GREY, baseline="top")
+    label = label.encode(text="label:N")
+    panels = []
+    for chart, height in zip(curves, (30, 0), strict=True):  # where no curve passes
+        chart.encoding.x.scale = alt.Scale(domain=[0.1, 32], **LOG)
+        chart.encoding.x.axis = alt.Axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
+        panels.append(chart + dashes + label.encode(y=alt.value(height)))
+    return alt.hconcat(*panels)
+
+
+WORD_LOOKS = {  # in the drawing of a layer
+    "label": {"fontSize": 13, "color": INK},
+    "power": {"fontSize": 9, "color": INK},
+    "shape": {"fontSize": 12, "color": GREY, "align": "left"},
+    "step": {"fontSize": 13, "color": INK, "align": "left", "fontStyle": "italic"},
+}
+
+
+def layer_diagram(heads: int = 4) -> alt.LayerChart:
+    """Multi-head attention, step by step from top to bottom; each head has its colour."""
+    boxes, words, arrows, rails = [], [], [], []
+
+    def write(x: float, y: float, text: str, kind: str = "label") -> None:
+        words.append((x, y, text, kind))
+
+    def row(x: float, width: float, y: float, text: str, gap: float = 0) -> None:
+        step = (width + gap) / heads
+        for i in range(heads):
+            boxes.append((x + i * step, x + (i + 1) * step - gap, y, y + 28, PALETTE[i]))
+            write(x + i * step + (step - gap) / 2, y + 14, text.format(i))
+
+    def matrix(x: float, y: float, name: str) -> None:
+        boxes.append((x - 48, x + 48, y, y + 28, PALE))
+        write(x - 26, y + 14, "W")
+        write(x - 15, y + 9, name, "power")
+        write(x + 14, y + 14, "(D, D)")
+
+    def arrow(x: float, y: float, shape: str) -> None:
+        arrows.append((x, y + 1, y + 32))
+        write(x + 7, y + 18, shape, "shape")
+
+    def rail(y: float, head_end: float) -> None:
+        """A line along all heads, tied to each: what touches it belongs to every head."""
+        middles = [280 + (i - (heads - 1) / 2) * 362 / heads for i in range(heads)]
+        rails.append((middles[0], middles[-1], y, y))
+        rails.extend((x, x, y, head_end) for x in middles)
+
+    columns = (150, "Q", "query", "T"), (280, "K", "key", "S"), (410, "V", "value", "S")
+    for x, name, role, length in columns:
+        write(x, 8, role)
+        arrow(x, 18, f"(B, {length}, D)")
+        matrix(x, 58, name)
+        arrow(x, 86, f"(B, {length}, D)")
+        row(x - 48, 96, 126, "{}")
+        arrow(x, 154, f"(B, H, {length}, D/H)")
+    rail(190, 202)
+    row(102, 356, 202, "head {}", gap=6)
+    rail(242, 230)
+    arrow(280, 242, "(B, H, T, D/H)")
+    row(232, 96, 282, "{}")
+    arrow(280, 310, "(B, T, D)")
+    matrix(280, 350, "O")
+    arrow(280, 378, "(B, T, D)")
+    write(280, 426, "output")
+    for y, step in ((72, "project"), (140, "split"), (216, "attend"), (296, "join"), (364, "mix")):
+        write(0, y, step, "step")
+
+    y, y2 = (alt.Y(f"{name}:Q", scale=None, axis=None) for name in ("y", "y2"))
+    x = alt.X("x:Q", scale=None, axis=None)
+    fill = alt.Color("color:N", scale=None)
+    squares = alt.Chart(pd.DataFrame(boxes, columns=["x", "x2", "y", "y2", "color"]))
+    shafts = alt.Chart(pd.DataFrame(arrows, columns=["x", "y", "y2"]))
+    ties = alt.Chart(pd.DataFrame(rails, columns=["x", "x2", "y", "y2"]))
+    texts = alt.Chart(pd.DataFrame(words, columns=["x", "y", "text", "kind"]))
+    tip = {"shape": "triangle-down", "size": 60, "filled": True, "opacity": 1, "color": GREY}
+    layers = [
+        squares.mark_rect(opacity=0.45, stroke="white").encode(x, y, fill, x2="x2", y2="y2"),
+        shafts.mark_rule(color=GREY).encode(x, y, y2="y2"),
+        ties.mark_rule(color=GREY).encode(x, y, x2="x2", y2="y2"),
+        shafts.mark_point(**tip).encode(x, y2),
+    ]
+    for kind, look in WORD_LOOKS.items():
+        chosen = texts.transform_filter(alt.datum.kind == kind)
+        layers.append(chosen.mark_text(baseline="middle", **look).encode(x, y, text="text:N"))
+    return alt.layer(*layers).properties(width=490, height=435)
+
+
+def lookup(one_hot: Tensor, table: Tensor, vectors: Tensor, names: list[str]) -> alt.HConcatChart:
+    """One-hot rows (T, V) times a table (V, D) are vectors (T, D); `names` are the tokens'."""
+    limit = table.abs().max().item()
+    look = {"scheme": "diverging", "domain": (-limit, limit), "cell": 36}
+    rows = [f"row {i}" for i in range(len(table))]
+    panels = {
+        "one-hot (T, V)": heatmap(one_hot, names, cell=36, digits=0),
+        "table × √D (V, D)": heatmap(table, rows, **look),
+        "vectors (T, D)": heatmap(vectors, names, **look),
+    }
+    for chart in panels.values():
+        chart.layer[0].encoding.color.legend = None
+    return alt.hconcat(*named(panels)).resolve_scale(color="independent")
+
+
+def clocks(table: Tensor, pairs: tuple[int, ...], step: int) -> alt.FacetChart:
+    """Where the hands `pairs` of sinusoids (length, D) stand; each `step`-th has its number."""
+    d_model = table.size(1)
+    rows = []
+    for i in pairs:
+        degrees = math.degrees(10_000 ** (-2 * i / d_model))
+        for pos, (sin, cos) in enumerate(table[:, 2 * i : 2 * i + 2].tolist()):
+            label = str(pos) if pos % step == 0 else ""
+            spot = [round(value, 4) for value in (sin, cos, 1.25 * sin, 1.25 * cos)]
+            rows.append((pos, label, f"hand {i}: {degrees:.1f}° a step", *spot))
+    columns = ["position", "label", "hand", "sin", "cos", "label x", "label y"]
+    look = {"scale": alt.Scale(domain=(-1.4, 1.4), nice=False), "axis": alt.Axis(values=[-1, 0, 1])}
+    x, y = alt.X("sin:Q", title="sin", **look), alt.Y("cos:Q", title="cos", **look)
+    color = alt.Color("position:Q", legend=None).scale(scheme="viridis")
+    base = alt.Chart(pd.DataFrame(rows, columns=columns))
+    hands = base.transform_filter("datum.label").mark_rule(color=GREY)
+    layers = [
+        hands.encode(x="sin:Q", y="cos:Q", x2=alt.datum(0), y2=alt.datum(0)),
+        base.mark_circle(size=70, opacity=1).encode(x, y, color),
+        base.mark_text().encode(x="label x:Q", y="label y:Q", text="label:N"),
+    ]
+    drawn = alt.layer(*layers).properties(width=175, height=175)
+    return drawn.facet(facet=alt.Facet("hand:N", title=None), columns=3)
 
 
 def stacks(N: int = 6) -> alt.LayerChart:
@@ -63,11 +331,10 @@ def decades(
     frame: pd.DataFrame, x: str, y: str, color: str, powers: Iterable[int], places: Iterable[int]
 ) -> alt.LayerChart:
     """Lines of `y` over `x` on a log axis with ticks at `powers` of ten, named at their ends."""
-    ticks = alt.Axis(values=[10.0**power for power in powers], format=".0e")
     base = alt.Chart(rounded(frame)).encode(
-        x=alt.X(f"{x}:Q", axis=alt.Axis(values=list(places), grid=False)),
-        y=alt.Y(f"{y}:Q", axis=ticks, scale=alt.Scale(type="log")),
-        color=alt.Color(f"{color}:N", sort=None, legend=None),
+        alt.X(f"{x}:Q").axis(values=list(places), grid=False),
+        alt.Y(f"{y}:Q").axis(values=[10.0**n for n in powers], format=".0e").scale(type="log"),
+        alt.Color(f"{color}:N", sort=None, legend=None),
     )
     ends = base.transform_filter(alt.datum[x] == int(frame[x].max()))
     names = ends.mark_text(align="left", dx=8).encode(text=f"{color}:N")
@@ -77,13 +344,10 @@ def decades(
 def layer_lines(frame: pd.DataFrame, columns: list[str], color: str) -> alt.HConcatChart:
     """Columns side by side over the layers E1, …, D1, …; encoder and decoder are separate lines."""
     frame = rounded(frame[["layer", color, *columns]].assign(side=frame.layer.str[0]))
-    layers = alt.X("layer:N", sort=None, title="layer", axis=alt.Axis(labelAngle=0))
-    base = alt.Chart(frame).encode(
-        x=layers,
-        color=alt.Color(f"{color}:N", sort=None, legend=alt.Legend(title=None, orient="top")),
+    base = alt.Chart(frame).mark_line(point={"size": 45}).properties(width=245, height=210)
+    base = base.encode(
+        alt.X("layer:N", sort=None, title="layer").axis(labelAngle=0),
+        alt.Color(f"{color}:N", sort=None).legend(title=None, orient="top"),
         detail="side:N",
     )
-    look = {"width": 245, "height": 210}
-    mark = {"size": 45}
-    panels = [base.encode(y=alt.Y(f"{c}:Q", axis=alt.Axis(tickCount=5))) for c in columns]
-    return alt.hconcat(*[panel.mark_line(point=mark).properties(**look) for panel in panels])
+    return alt.hconcat(*[base.encode(alt.Y(f"{name}:Q").axis(tickCount=5)) for name in columns])

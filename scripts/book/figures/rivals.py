@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping
 
 from scripts import Late
-from scripts.book.charts import GREY, INK, PALETTE, rounded
+from scripts.book.charts import GREY, INK, PALETTE, rounded, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
 
 def rival_dots(
-    runs: pd.DataFrame,
-    to_beat: Mapping[str, str],
-    title: str = "validation BLEU, greedy",
+    runs: pd.DataFrame, to_beat: Mapping[str, str], title: str = "validation BLEU, greedy"
 ) -> alt.LayerChart:
     """Every run a dot, a tick at each row's mean, a diamond at the mean that it has to beat.
 
@@ -25,13 +23,11 @@ def rival_dots(
     first = [row for row in to_beat.values() if row not in to_beat]
     rows = [row for row in dict.fromkeys((*first, *to_beat)) if row in means.index]
     ends = [math.floor(runs["bleu"].min()), math.ceil(runs["bleu"].max())]
-    scale = alt.Scale(domain=ends, nice=False, padding=10)
-    x = alt.X("bleu:Q", scale=scale, title=title, axis=alt.Axis(tickCount=6))
-    axis = alt.Axis(grid=True, domain=False, ticks=False, labelLimit=260)
-    y = alt.Y("row:N", sort=rows, title=None, axis=axis)
+    x = alt.X("bleu:Q", title=title).scale(domain=ends, nice=False, padding=10).axis(tickCount=6)
+    y = row_axis("row", rows, labelLimit=260)
     dots = alt.Chart(rounded(runs[["row", "bleu"]])).mark_circle(size=70, color=PALETTE[0])
     ticks = alt.Chart(rounded(means.reset_index())).mark_tick(thickness=2, size=18, color=INK)
     rivals = [{"row": row, "bleu": means[to_beat[row]]} for row in rows if row in to_beat]
     diamonds = alt.Chart(rounded(pd.DataFrame(rivals))).mark_point(shape="diamond", color=GREY)
-    layers = [layer.encode(x=x, y=y) for layer in (diamonds, ticks, dots)]
+    layers = [layer.encode(x, y) for layer in (diamonds, ticks, dots)]
     return alt.layer(*layers).properties(width=380, height=28 * len(rows))

@@ -1,13 +1,13 @@
-"""Drawings of the parts since 2017."""
+"""Drawings of part V: today's block, long memory, experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import lines, titled
+from scripts.book.charts import LOG, lines, long, panels, rounded, titled
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -33,7 +33,7 @@ def sharpness_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
     look = {"points": True, "zero": True, "log_x": True, "height": 220}
     chart = lines(frame, "times", "weight", "attention", **titles, **look)
     times = sorted(set(frame["times"]))
-    chart.encoding.x.scale = alt.Scale(type="log", domain=[times[0], times[-1]], nice=False)
+    chart.encoding.x.scale = alt.Scale(domain=[times[0], times[-1]], **LOG)
     chart.encoding.x.axis = alt.Axis(values=times)
     return titled(
         chart,
@@ -46,14 +46,111 @@ def sharpness_chart(frame: pd.DataFrame) -> alt.TopLevelMixin:
 
 def spectrum_chart(values: Mapping[str, Tensor]) -> alt.TopLevelMixin:
     """Singular values of several matrices, in order."""
-    rows = [
-        {"direction": i, "singular value": y, "matrix": name}
-        for name, found in values.items()
-        for i, y in enumerate(found.tolist(), start=1)
-    ]
+    table = {name: dict(enumerate(own.tolist(), start=1)) for name, own in values.items()}
+    frame = long(table, "matrix", "direction", "singular value")
     return titled(
-        lines(pd.DataFrame(rows), "direction", "singular value", "matrix", zero=True, height=220),
+        lines(frame, "direction", "singular value", "matrix", zero=True, height=220),
         "Nearly equal steps, from very unequal ones",
         "Singular values of a real gradient, divided by the largest, and of the step made from it. "
         "(The last was almost 0.)",
+    )
+
+
+def cache_growth_chart(lengths: Sequence[int], mib: Mapping[str, Sequence[float]]) -> alt.Chart:
+    """What a layer keeps, a curve for each kind: MiB after so many tokens."""
+    table = {kind: dict(zip(lengths, sizes, strict=True)) for kind, sizes in mib.items()}
+    frame = long(table, "kind", "tokens", "MiB")
+    names = {"x_title": "tokens read", "y_title": "kept by one layer, MiB"}
+    chart = lines(frame, "tokens", "MiB", "kind", zero=True, **names)
+    chart.encoding.x.scale = alt.Scale(domain=[0, lengths[-1]], nice=False)
+    chart.encoding.x.axis = alt.Axis(tickCount=5, format=",d")
+    return titled(
+        chart,
+        "What one layer keeps while it reads",
+        "8 heads of 64 at two bytes a number; 2 groups, latents of 256 + 32, a window of 1,024. "
+        "Three of them grow with the text, at different slopes. A window stops growing when it is "
+        "full, and a state never grows. Other sizes would give another order.",
+    )
+
+
+def reach_chart(reaches: Mapping[str, Tensor]) -> alt.ConcatChart:
+    """Panels of (T, T) booleans: which inputs (columns) reach which outputs (rows)."""
+    look = {"row_title": "output", "column_title": "input", "cell": 15}
+    return titled(
+        panels(reaches, words=("reaches", "does not"), **look),
+        "What can reach what",
+        "Which inputs have a gradient at which outputs, causal, window of 3. Each layer of windows "
+        "reaches two words farther; one global layer reaches all.",
+    )
+
+
+def recall_chart(recalled: Mapping[int, Mapping[str, float]]) -> alt.Chart:
+    """Error of what is read back over the number of pairs, a curve for each memory."""
+    frame = long(recalled, "pairs", "memory", "error")
+    names = {"x_title": "pairs written", "y_title": "relative error of what is read"}
+    chart = lines(frame, "pairs", "error", "memory", zero=True, points=True, **names)
+    pairs = sorted(recalled)
+    chart.encoding.x.scale = alt.Scale(domain=[0, pairs[-1]], nice=False)
+    chart.encoding.x.axis = alt.Axis(values=pairs)
+    return titled(
+        chart,
+        "A small memory fills up",
+        "Pairs of random keys and values in 16 dimensions, all read back; means of 20 draws. "
+        "A state has 16 × 16 numbers, however many pairs come. The best one holds 16 pairs; both "
+        "rules fail earlier. Softmax keeps every pair, and must be sharp to find it.",
+    )
+
+
+def kept_for_backward_chart(mib: Mapping[str, Mapping[int, float]]) -> alt.Chart:
+    """MiB that autograd keeps over the length, a curve for each way to compute attention."""
+    frame = long(mib, "way", "n", "MiB")
+    names = {"x_title": "length", "y_title": "kept for backward, MiB"}
+    chart = lines(frame, "n", "MiB", "way", log_x=True, log_y=True, points=True, **names)
+    lengths = sorted(frame["n"].unique().tolist())
+    chart.encoding.x.scale = alt.Scale(domain=[lengths[0], lengths[-1]], **LOG)
+    chart.encoding.x.axis = alt.Axis(values=lengths, format=",d")
+    return titled(
+        chart,
+        "The matrix that is never stored",
+        "Causal attention with 8 heads of 64, float32. The textbook keeps the T × T weights for "
+        "the way back. With tiles only q, k, v, the outputs and one number a query remain. "
+        "Both axes are logarithmic.",
+    )
+
+
+RANK_SHADES = [
+    "#08306B",
+    "#2171B5",
+    "#6BAED6",
+    "#C6DBEF",
+    "#FDD0A2",
+    "#FDAE6B",
+    "#F16913",
+    "#8C2D04",
+]
+
+
+def routing_chart(histories: Mapping[str, Tensor]) -> alt.FacetChart:
+    """Shares of visits (steps, 8) as stacked areas, a panel for each remedy, the busiest lowest."""
+    rows = []
+    for remedy, history in histories.items():
+        busiest_first = history[-20:].mean(0).argsort(descending=True)
+        for at in range(0, len(history), 5):
+            shares = history[at : at + 5, busiest_first].mean(0)
+            for rank, share in enumerate(shares.tolist()):
+                rows.append({"remedy": remedy, "step": at, "rank": rank + 1, "share": share})
+    chart = alt.Chart(rounded(pd.DataFrame(rows))).mark_area(stroke="white", strokeWidth=0.5)
+    y = alt.Y("share:Q", stack=True, title="share of visits").scale(domain=[0, 1])
+    quarters = "datum.value * 4 % 1 ? '' : format(datum.value, '.2~f')"
+    dashed = {"gridDash": [3, 3], "gridColor": "black", "zindex": 1}
+    y = y.axis(values=[i / 8 for i in range(9)], labelExpr=quarters, **dashed)
+    color = alt.Color("rank:O", legend=None).scale(range=RANK_SHADES)
+    panels = chart.encode(alt.X("step:Q").axis(tickCount=4), y, color, alt.Order("rank:Q"))
+    panels = panels.properties(width=175, height=200)
+    return titled(
+        panels.facet(column=alt.Column("remedy:N", sort=list(histories), title=None)),
+        "In this toy, routing collapses unless it is balanced",
+        "Share of visits to eight experts over 200 steps, means of five; the busiest at the end "
+        "is drawn lowest, and colours are ranks within a panel. Left: a few take all. Middle: the "
+        "penalty evens it out. Right: the bias does, without touching the loss. Dashed: eighths.",
     )

@@ -1,0 +1,422 @@
+"""Drawings of part IV: looking inside, interventions, stacks, studies of many runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from scripts import Late
+from scripts.book.charts import (
+    GREY,
+    INK,
+    LOG,
+    PALETTE,
+    bars,
+    colored,
+    heatmap,
+    lines,
+    long,
+    named,
+    panels,
+    rounded,
+    row_axis,
+    titled,
+)
+from scripts.book.figures.rivals import rival_dots
+
+alt, pd = Late("altair"), Late("pandas")
+
+
+def map_explorer(maps: Sequence[Mapping[str, Any]], start: Mapping[str, Any]) -> alt.TopLevelMixin:
+    """Maps in one chart, with pickers for sentence, kind, layer and head.
+
+    Each of `maps` has the names of a sentence and a kind, the labels `rows` and `columns`, and
+    `weights` (N, H, rows, columns), all of the same N and H. Weights are packed as whole
+    thousandths, one text a map, and spread out by the chart itself. `start` says what the pickers
+    show at first.
+    """
+    packed = []
+    for chosen in maps:
+        whole = (1000 * chosen["weights"]).round().long().flatten(-2).tolist()
+        texts = [[" ".join(map(str, flat)) for flat in heads] for heads in whole]
+        labels = {key: chosen[key] for key in ("sentence", "kind", "rows", "columns")}
+        packed.append(labels | {"maps": texts})
+    N, H = len(texts), len(texts[0])
+    choices = {key: list(dict.fromkeys(m[key] for m in packed)) for key in ("sentence", "kind")}
+    choices |= {"layer": list(range(1, N + 1)), "head": list(range(1, H + 1))}
+    pickers = []
+    for name, options in choices.items():
+        menu = alt.binding_select(options=options, name=f"{name} ")
+        pickers.append(alt.param(name, value=start[name], bind=menu))
+    label = "substring(datum.label, 3)"  # before it: the place, which keeps equal words apart
+    look = {"labelExpr": label, "ticks": False, "domain": False, "labelOverlap": False}
+    base = (
+        alt.Chart(alt.Data(values=packed))
+        .transform_filter("datum.sentence == sentence && datum.kind == kind")
+        .transform_calculate(weight="split(datum.maps[layer - 1][head - 1], ' ')")
+        .transform_flatten(["weight"])
+        .transform_window(place="row_number()")
+        .transform_calculate(row="floor((datum.place - 1) / length(datum.columns))")
+        .transform_calculate(column="(datum.place - 1) % length(datum.columns)")
+        .transform_calculate(query="format(datum.row, '02d') + ' ' + datum.rows[datum.row]")
+        .transform_calculate(key="format(datum.column, '02d') + ' ' + datum.columns[datum.column]")
+        .transform_calculate(share="toNumber(datum.weight) / 1000")
+        .encode(
+            alt.X("key:O", title="key: what is looked at").axis(labelAngle=-40, **look),
+            alt.Y("query:O", title="query: who looks").axis(**look),
+            tooltip=["query:N", "key:N", "share:Q"],
+        )
+    )
+    color = alt.Color("share:Q", title="weight").scale(domain=[0, 1], range="heatmap")
+    ink = alt.when("datum.share > 0.6").then(alt.value("white")).otherwise(alt.value(INK))
+    numbers = base.transform_filter("datum.share >= 0.095").mark_text(fontSize=10)
+    numbers = numbers.encode(text=alt.Text("share:Q", format=".1f"), color=ink)
+    drawn = alt.layer(base.mark_rect(stroke="white", strokeWidth=1).encode(color), numbers)
+    return titled(
+        drawn.add_params(*pickers).properties(width=alt.Step(26), height=alt.Step(26)),
+        "Who looks at whom: one head of 72 (choose below)",
+        f"Shown at first: {start['kind']} {start['layer']}.{start['head']}. Rows are queries (read "
+        "→ about to write), columns are keys; each row sums to 1.",
+        wrap=66,
+    )
+
+
+SHARES = ("same place", "previous", "next", "separator")
+DECODER_SHARES = ("same place", "previous", "separator")  # what lies ahead is masked
+
+
+def head_shares_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
+    """The shares of every head, one panel a kind; above them what even attention gives."""
+    look = {"domain": (0, 0.6), "cell": 27, "numbers": True, "value_title": "share"}
+    maps = {}
+    for kind, even in record["even"].items():
+        rows = [row for row in record["heads"] if row["kind"] == kind]
+        shares = DECODER_SHARES if kind == "decoder" else SHARES
+        names = ["even", *(f"{row['layer']}.{row['head']}" for row in rows)]
+        matrix = [[row[share] for share in shares] for row in (even, *rows)]
+        maps[kind] = heatmap(matrix, names, shares, **look)
+    return titled(
+        alt.hconcat(*named(maps)),
+        "Where the 72 heads look",
+        "Mean weight by target, for each layer.head. The top line is what even attention over the "
+        "same sentences gives. Darker than that line: preferred. The decoder can't see the next "
+        "token; its separator is <s>, looked at by the later half of its queries.",
+    )
+
+
+def alignment_rates_chart(rates: Mapping[str, Any]) -> alt.TopLevelMixin:
+    """AER of each cross-attention head, (N, H) for each moment, side by side."""
+    look = {"domain": (0.2, 1), "cell": 38, "column_title": "head", "value_title": "AER"}
+    maps = {}
+    for moment, rate in rates.items():
+        layers = [f"layer {n + 1}" for n in range(len(rate))]
+        heads = [str(h + 1) for h in range(len(rate[0]))]
+        maps[f"the query that is {moment} the word"] = heatmap(rate, layers, heads, **look)
+    return titled(
+        alt.hconcat(*named(maps)),
+        "Alignment error rate of each cross-attention head",
+        "Fifty captions; lower is better, so pale is good. Left: the query about to write the "
+        "word. Right: a step later, when it has read it.",
+    )
+
+
+def alignment_methods_chart(errors: Mapping[str, float]) -> alt.TopLevelMixin:
+    """AER of each way to align."""
+    frame = pd.DataFrame(errors.items(), columns=["method", "AER"])
+    title = "alignment error rate, lower is better"
+    return titled(
+        bars(frame, "method", "AER", number_format=".2f", value_title=title),
+        "A translator aligns words unasked; a dictionary does better",
+        "Fifty captions. Each half uses the head that was best on the other. Model 1 counted "
+        "the training pairs and these captions, without their links.",
+    )
+
+
+def worth_chart(rows: Sequence[dict], passed: Sequence[bool], pairs: int) -> alt.TopLevelMixin:
+    """Likelihood lost by silencing each head, one panel a kind; a star marks those that passed."""
+    frame = pd.DataFrame(rows)
+    frame["lost"] = 1000 * frame["silent"]
+    shown = [f"{round(x):+}".replace("-", "−").replace("+0", "0") for x in frame["lost"]]
+    frame["text"] = [x + "*" * ok for x, ok in zip(shown, passed, strict=True)]
+    largest = frame["lost"].abs().max()
+    look = {"value_title": "nats / 1,000", "scheme": "diverging", "cell": (44, 26)}
+    maps = {}
+    for kind, own in frame.groupby("kind", sort=False):
+        lost, texts = (own.pivot(index="layer", columns="head", values=v) for v in ("lost", "text"))
+        maps[kind] = heatmap(
+            lost.to_numpy(),
+            [f"layer {n}" for n in lost.index],
+            list(lost.columns),
+            texts=texts.to_numpy(),
+            domain=(-largest, largest),
+            column_title="head" if kind == "cross" else "",
+            **look,
+        )
+    return titled(
+        alt.vconcat(*named(maps)),
+        "What is lost when one head is silent",
+        "Change of −log p of the reference, in thousandths of a nat a token; blue: the reference "
+        f"becomes less likely. {pairs:,} validation pairs. A star: passes a test of all 72 at "
+        "once.",
+    )
+
+
+def pruning_chart(record: Mapping[str, Any]) -> alt.TopLevelMixin:
+    """What is lost over the number of silent heads, for each order of silencing."""
+    frame, total = pd.DataFrame(record["pruning"]), len(record["heads"])
+    x = alt.X("silent:Q", title=f"heads silenced, of {total}").scale(domain=[0, total], nice=False)
+    x = x.axis(values=sorted(set(frame["silent"])))
+    y = alt.Y("nats:Q", title="lost, nats a token (log scale)").scale(domain=[0.003, 4], **LOG)
+    y = y.axis(values=[0.003, 0.01, 0.03, 0.1, 0.3, 1, 3], format="g")
+    first, *others = dict.fromkeys(frame["order"])
+    color = colored("order", {first: PALETTE[0]} | dict.fromkeys(others, "#BBBBBB"), title=None)
+    curves = alt.Chart(rounded(frame[frame["silent"] > 0]))
+    curves = curves.mark_line(point={"filled": True, "size": 40})
+    return titled(
+        curves.encode(x, y, color, detail="order:N").properties(width=480, height=260),
+        "Silencing more and more heads",
+        "How much less likely the references become, on "
+        f"{record['splits']['test_2016_flickr']:,} pairs of test_2016_flickr. "
+        "The order by worth is from the validation split; nothing is trained again.",
+    )
+
+
+def patch_chart(
+    table: Sequence[Sequence[float]], words: Sequence[str], unpatched: float
+) -> alt.TopLevelMixin:
+    """The preference for "her" after each patch: a row a depth, a column a source position."""
+    depths = ["embedding", *(f"after layer {n}" for n in range(1, len(table)))]
+    return titled(
+        heatmap(table, depths, words, scheme="diverging", digits=1, numbers=True, cell=44),
+        "Two words carry “her”",
+        "log p(her) − log p(his), when one vector of the encoder comes from the sentence about the "
+        f"man. Unpatched it is {unpatched:+.1f}.",
+    )
+
+
+def lens_chart(
+    tops: Sequence[Sequence[str]],
+    final: Sequence[Sequence[float]],
+    read: Sequence[str],
+    agree: tuple[str, int, float],
+) -> alt.TopLevelMixin:
+    """The likeliest token at each depth; coloured by the probability of the final one.
+
+    `agree` says how often layer 1 is already right: here; over how many captions; and there.
+    """
+    depths = ["embedding", *(f"layer {n}" for n in range(1, len(tops)))]
+    look = {"value_title": "p(final token)", "column_title": "the token read there"}
+    look |= {"texts": tops[::-1], "domain": (0, 1), "cell": (62, 26)}
+    return titled(
+        heatmap(final[::-1], depths[::-1], read, **look),  # the last layer on top
+        "What the decoder would say after each layer",
+        "Each cell: the likeliest next token at that depth. Dark: the final token is already "
+        f"probable. After layer 1 it is the final one at {agree[0]} places; over {agree[1]} "
+        f"captions at {agree[2]:.0%}. Bottom: the embedding, which only repeats what was read.",
+        wrap=110,
+    )
+
+
+def counting_chart(
+    tables: Mapping[str, Sequence[Mapping[str, Any]]], bits: Sequence[float], split: str
+) -> alt.TopLevelMixin:
+    """Bits per character on `split` of each kind of table by order, and a line across per model."""
+    by_order = {kind: {row["order"]: row[split] for row in rows} for kind, rows in tables.items()}
+    frame = long(by_order, "kind", "n", "bits").query("n > 3")
+    look = {"x_title": "n of n-grams, order of PPM", "y_title": "bits per character"}
+    curves = lines(frame, "n", "bits", "kind", points=True, **look)
+    ticks = sorted(frame["n"].unique().tolist())
+    curves.encoding.x.axis = alt.Axis(values=ticks, format="d", labelFlush=False)
+    level = alt.Chart(rounded(pd.DataFrame({"bits": bits, "label": "mini-GPT"})))
+    rule = level.mark_rule(color=PALETTE[2], strokeWidth=1.5).encode(y="bits:Q")
+    name = level.mark_text(align="right", x=475, dy=12, color=PALETTE[2])
+    return titled(
+        alt.layer(curves, rule, name.encode(y="min(bits):Q", text="label:N")),
+        "Three mini-GPTs end just behind the best table",
+        f"Multi30k's English captions, {split}: lower is better. Left out: n < 4 (above 2.4 bits). "
+        "Mind the axis of bits: it begins above 1.",
+    )
+
+
+def influence_panels(maps: Mapping[str, Tensor]) -> alt.TopLevelMixin:
+    """How strongly each output position reacts to each input position, (T, T) for each mask."""
+    drawn = panels(
+        {name: strength / strength.max() for name, strength in maps.items()},
+        row_title="output position",
+        column_title="input position",
+        value_title="influence",
+        numbers=False,
+    )
+    return titled(
+        drawn,
+        "The same two layers, three variants",
+        "Dark: the output at this row's position reacts strongly to the input at this column's; "
+        "white: not at all. 1.0 is the strongest cell of each panel. Same weights in all.",
+    )
+
+
+def classify_chart(counted: pd.DataFrame) -> alt.TopLevelMixin:
+    """Test errors by number of labels, each run a point, a line through the means.
+
+    `counted` has a row for each run, with the columns row (its kind), captions and test.
+    """
+    kinds, sizes = list(counted["row"].unique()), sorted(counted["captions"].unique().tolist())
+    aside = counted["row"].map(dict(zip(kinds, (0.93, 1, 1.07), strict=True)))
+    frame = pd.DataFrame({"kind": counted["row"], "labels": aside * counted["captions"]})
+    frame = rounded(frame.assign(errors=1 - counted["test"]))
+    x = alt.X("labels:Q", title="labelled captions (log scale)").axis(values=sizes, format=",")
+    x = x.scale(domain=[0.8 * sizes[0], 1.25 * sizes[-1]], **LOG)
+    y = alt.Y("errors:Q", title="share wrong (log scale)").scale(domain=[0.007, 0.25], **LOG)
+    y = y.axis(values=[0.01, 0.02, 0.03, 0.05, 0.1, 0.2], format=".0%")
+    base = alt.Chart(frame).encode(x, y, alt.Color("kind:N", sort=kinds).legend(title=None))
+    means = base.transform_aggregate(errors="mean(errors)", groupby=["kind", "labels"])
+    dots = base.mark_circle(size=45, opacity=0.7)
+    return titled(
+        alt.layer(means.mark_line(opacity=0.6), dots).properties(width=460, height=250),
+        "Singular or plural? Errors by number of labels",
+        "Each point is a run, eight for each kind and number of labels, the kinds drawn side by "
+        "side; lower is better. With all labels the eight bags of words are the same.",
+    )
+
+
+VERDICTS = {"better": PALETTE[0], "worse": PALETTE[1], "within noise": GREY}
+REACH = 0.65  # where the axis ends
+
+
+def ablation_chart(
+    judged: pd.DataFrame,
+    losses: Mapping[str, Sequence[float]],
+    base: str,
+    labels: Mapping[str, str],
+) -> alt.TopLevelMixin:
+    """A dot for each run, a diamond for the paper's, a band for the base's own seeds.
+
+    `judged` has a line for each row, in the order of the drawing, with the columns verdict and
+    paper's; `losses` has each row's runs and those of `base`, from whose mean all is measured.
+    `labels` rename rows. Beyond `REACH` a triangle with its value replaces the dots.
+    """
+    mean = sum(losses[base]) / len(losses[base])
+    names = {name: labels.get(name, name) for name in judged.index}
+    points = [(names[n], x - mean, judged["verdict"][n]) for n in names for x in losses[n]]
+    runs = pd.DataFrame(points, columns=["row", "difference", "verdict"])
+    paper = judged["paper's"].dropna().rename(names).rename_axis("row")
+    paper = paper.reset_index(name="difference").assign(what="the paper's row")
+    seeds = {"low": min(losses[base]) - mean, "high": max(losses[base]) - mean}
+    seeds = pd.DataFrame([seeds | {"what": "the base's seeds"}])
+
+    def key(shape: str, opacity: float = 1.0) -> alt.Legend:
+        look = {"symbolSize": 90, "symbolType": shape, "symbolOpacity": opacity}
+        return alt.Legend(title=None, orient="top", **look)
+
+    order = list(dict.fromkeys(runs["row"]))
+    low = min(runs["difference"].min(), paper["difference"].min()) - 0.06
+    place = {"scale": alt.Scale(domain=[round(low, 2), REACH], nice=False)}
+    place["title"] = "validation loss minus the base's mean, nats per piece"
+    x, y = alt.X("difference:Q", **place).axis(tickCount=8), row_axis("row", order)
+    color = colored("verdict", VERDICTS, legend=key("circle"))
+    fill = alt.Fill("what:N", legend=key("square", 0.2)).scale(range=[PALETTE[0]])
+    shape = alt.Shape("what:N", legend=key("diamond")).scale(range=["diamond"])
+    band = alt.Chart(rounded(seeds)).mark_rect(opacity=0.2)
+    diamonds = alt.Chart(rounded(paper)).mark_point(size=70, strokeWidth=1.5, color=INK)
+    near = alt.Chart(rounded(runs[runs["difference"] <= REACH]))
+    layers = [
+        band.encode(alt.X("low:Q", **place), x2="high:Q", fill=fill),
+        diamonds.encode(x, y, shape=shape),
+        near.mark_circle(size=70, opacity=0.75).encode(x, y, color=color),
+    ]
+    far = runs[runs["difference"] > REACH].groupby(["row", "verdict"], as_index=False).mean()
+    if len(far):
+        far = far.assign(text=far["difference"].map("{:+.2f}".format), edge=REACH - 0.012)
+        outside = alt.Chart(rounded(far)).encode(alt.X("edge:Q", **place), y)
+        mark = outside.mark_point(shape="triangle-right", filled=True, size=90)
+        text = outside.mark_text(align="right", dx=-9).encode(text="text:N")
+        layers += [mark.encode(color=color), text]
+    return titled(
+        alt.layer(*layers).properties(width=430, height=20 * len(order)),
+        "What each change does, what chance does, and what the paper found",
+        f"Each dot is a run; where runs agree, fewer show. The base has {len(losses[base])} seeds. "
+        "Letters name the groups of the paper's Table 3. A triangle marks a mean further right.",
+        wrap=84,
+    )
+
+
+TOKEN_TICKS = [a * 10**b for b in range(3, 8) for a in (1, 2, 5)]  # ticks of a logarithmic axis
+
+
+def grid_chart(places: pd.DataFrame, law: str, other: str) -> alt.TopLevelMixin:
+    """Mean losses of a grid by tokens, a line of the law for each size; below, what two laws miss.
+
+    `places` has the columns N, D and loss, and one for what each law says.
+    """
+    errors = {f"error of {name}": places["loss"] / places[name] - 1 for name in (law, other)}
+    x = alt.X("D:Q", title="target tokens in the part").scale(padding=12, **LOG)
+    bare = x.axis(labels=False, title=None, values=TOKEN_TICKS)
+    level = {
+        "type": "quantitative",
+        "title": "validation loss, nats per piece",
+        "scale": alt.Scale(zero=False),
+    }
+    color = alt.Color("N:O", sort="descending").legend(title="parameters", format=".2s")
+    base = alt.Chart(rounded(places.assign(**errors))).encode(color.scale(scheme="viridis"))
+    dots = base.mark_circle(size=55, opacity=1)
+    curves = base.mark_line(strokeWidth=1.5).encode(bare, alt.Y(law, **level))
+    parts = [alt.layer(curves, dots.encode(bare, alt.Y("loss", **level))).properties(height=260)]
+    zero = alt.Chart(pd.DataFrame({"y": [0]})).mark_rule(color=GREY).encode(y="y:Q")
+    farthest = max(column.abs().max() for column in errors.values())
+    ruled = x.axis(format="~s", values=TOKEN_TICKS, labelFlush=False)
+    for name, below in ((other, bare), (law, ruled)):
+        error = alt.Y(f"error of {name}:Q", title=[name, "misses"]).axis(format="+.0%", tickCount=3)
+        error = error.scale(domain=[-farthest, farthest])
+        parts.append(alt.layer(zero, dots.encode(below, error)).properties(height=90))
+    return titled(
+        alt.vconcat(*[part.properties(width=480) for part in parts]),
+        "Without dropout, size gains little when data are few",
+        f"Dots: means of three seeds. Lines: the {law} law. Below: how far the runs lie above (+) "
+        "or below each law.",
+        wrap=80,
+    )
+
+
+def recipe_chart(runs: pd.DataFrame, to_beat: Mapping[str, str]) -> alt.TopLevelMixin:
+    """BLEU of every run: above, the rows that know all pairs; below, those that know a part.
+
+    `runs` has the columns row and bleu; `to_beat` names each row's rival.
+    """
+    shown = runs[runs["row"].isin([*to_beat, *to_beat.values()])]
+    part = shown["row"].str.startswith("a part")
+    panels = [rival_dots(family, to_beat) for family in (shown[~part], shown[part])]
+    return titled(
+        alt.vconcat(*panels),
+        "Two recipes gain BLEU, and one loses some",
+        "Each point is a run, the tick a row's mean, the open diamond the mean that it has to "
+        "beat. Mind the axes: they differ, and don't begin at 0.",
+        wrap=80,
+    )
+
+
+def ladder_chart(rows: Sequence[Mapping[str, Any]]) -> alt.TopLevelMixin:
+    """Validation BLEU of each run of the ladder's rungs, except those that translate back."""
+    shown = [row for row in rows if row["gain"] is not None]
+    order, kinds = [row["rung"] for row in shown], {"each": "greedy", "each_beam": "beam of 5"}
+    frame = pd.DataFrame(
+        {"rung": row["rung"], "search": kind, "BLEU": bleu}
+        for row in shown
+        for name, kind in kinds.items()
+        for bleu in row[name]
+    )
+    ends = [math.floor(frame["BLEU"].min()), math.ceil(frame["BLEU"].max())]
+    x = alt.X("BLEU:Q", title="validation BLEU").scale(domain=ends)
+    fill = alt.Fill("search:N").legend(title=None, orient="top", symbolStrokeColor=PALETTE[0])
+    fill = fill.scale(domain=[*kinds.values()], range=["transparent", PALETTE[0]])
+    points = alt.Chart(rounded(frame)).mark_point(shape="circle", size=75, stroke=PALETTE[0])
+    greedy, beam = (max(shown, key=lambda row: row[by])["rung"] for by in ("val_bleu", "beam"))
+    return titled(
+        points.encode(x, alt.Y("rung:N", sort=order, title=None), fill).properties(
+            width=420, height=28 * len(order)
+        ),
+        f"Highest on average: {greedy} by greedy decoding, {beam} with a beam",
+        "Two marks for each run: its texts by greedy decoding, and by a beam with α = 0.6.",
+    )
