@@ -32,19 +32,17 @@ def linear_rate(step: int, peak: float, warmup: int, total: int) -> float:
 
 def rates(function: Callable, warmup: int, total: int) -> list:
     """From step 0, an error, to two steps after the last."""
-    return [outcome(function, n, 0.25, warmup, total) for n in range(total + 3)]
+    return [outcome(function, step, 0.25, warmup, total) for step in range(total + 3)]
 
 
 exercise(
     linear_rate,
-    lambda: [probe(rates, 4, 10), probe(rates, 1, 5), probe(rates, 5, 5)],
+    lambda: [probe(rates, 4, 10), probe(rates, 5, 5)],
     "not the rates of the two straight lines, or step 0 isn't a ValueError",
-    "the first step has rate 0, and all rates are one step late: steps count from 1",
-    lambda n, peak, *ends: linear_rate(max(n - 1, min(n, 1)), peak * (n > 1), *ends),
     "the last step has rate 0 and is wasted: reach 0 one step later",
-    lambda n, peak, warmup, total: linear_rate(n, peak, warmup, total - 1),
+    lambda step, peak, warmup, total: linear_rate(step, peak, warmup, total - 1),
     "step 0 is accepted: raise a ValueError, or a forgotten + 1 goes unnoticed",
-    lambda n, *rest: linear_rate(n, *rest) if n else 0.0,
+    lambda step, *rest: linear_rate(step, *rest) if step else 0.0,
 )
 
 
@@ -64,18 +62,16 @@ def streamed_gradient(
 
 def streamed(function: Callable) -> tuple:
     """A probe: the gradient, the weights, and how many backward passes came before each batch."""
-    sizes = ((8, 10), (4, 5), (1, 1))  # rows, and the length of the shortest
-    group = [next(copy_batches(1, n, seed=1, lengths=(short, 10))) for n, short in sizes]
+    group = [next(copy_batches(1, rows, seed=1, lengths=(4, 10))) for rows in (8, 4, 1)]
     model, passes, passes_before = tiny_model(d_model=16), [], []
-    for p in model.parameters():
-        p.grad = torch.full_like(p, torch.nan)
+    model.generator.proj.bias.grad = torch.ones_like(model.generator.proj.bias)
+    model.generator.proj.bias.register_hook(passes.append)
 
     def stream() -> Iterator[Batch]:
         for batch in group:
             passes_before.append(len(passes))
-            yield Batch(F.pad(batch.src, (1, 0), value=EOS + 1), batch.full)  # one token more
+            yield batch
 
-    model.generator.proj.bias.register_hook(passes.append)
     function(model, stream(), LabelSmoothing(0.1))
     return gradient_of(model), parameters_to_vector(model.parameters()), passes_before
 
@@ -106,10 +102,9 @@ def reversed_target(src: Tensor) -> Tensor:
     return F.pad(torch.where(place < count, mirrored, src), (1, 0), value=BOS)
 
 
-ROWS = [[5, 6, 7, EOS, PAD, PAD], [8, 9, EOS, PAD, PAD, PAD], [4, 5, 6, 13, 8, EOS]]
 exercise(
     reversed_target,
-    lambda: [(torch.tensor(ROWS),)],
+    lambda: [(torch.tensor([[5, 6, 7, EOS, PAD], [8, EOS, PAD, PAD, PAD], [4, 5, 13, 8, EOS]]),)],
     "the target must be <s>, the symbols backwards, </s>, padding",
     "the padding was reversed too: it must stay at the end",
     lambda src: F.pad(src.flip(1), (1, 0), value=BOS),

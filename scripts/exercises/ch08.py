@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from heapq import heappop, heappush
 
 import torch
@@ -30,12 +29,9 @@ def misleading_table() -> dict[str, dict[str, float]]:
 
 
 def searched(function: Callable) -> Iterator:
-    """Do rows sum to 1, do sentences end after eight words, and which beams find the likeliest?"""
-    table, words = function(), {START}
-    for _ in range(8):
-        yield all(math.isclose(sum(table.get(word, {}).values()), 1) for word in words)
-        words = {following for word in words for following in table[word]} - {END}
-    yield not words
+    """Do rows sum to 1, and which beams find the likeliest sentence?"""
+    table = function()
+    yield all(math.isclose(sum(row.values()), 1) for row in table.values())
     likeliest = every_sentence(table)[0][0]
     yield [beam_by_hand(table, beam)[0][0][0] == likeliest for beam in (1, 2, 3)]
 
@@ -68,8 +64,8 @@ def search(function: Callable, table: dict, max_len: int = 10, dropout: float = 
     """Text, log p and length; were few calls enough, and is the model as it was?"""
     book = PhraseBook(table)
     book.generator = nn.Dropout(dropout)
-    find = partial(function, book, torch.tensor([[EOS]]), max_len)
-    calls, best = count_calls(book.generator, find)
+    src = torch.tensor([[EOS]])
+    calls, best = count_calls(book.generator, lambda: function(book, src, max_len))
     return [book.text(best.ids), best.log_prob, best.length, calls <= 13, book.training]
 
 
@@ -98,10 +94,10 @@ def near_the_best(log_probs: Tensor, share: float, temperature: float = 1.0) -> 
 LOG_PROBS = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.3, 0.25, 0.25, 0.2]]).double().log()  # (B, V)
 exercise(
     near_the_best,
-    lambda: [(LOG_PROBS[:1], 0.4, 1.0), (LOG_PROBS, 0.6, 1.0), (LOG_PROBS[:1], 0.22, 0.5)],
+    lambda: [(LOG_PROBS, 0.4), (LOG_PROBS[:1], 0.22, 0.5)],
     "not the probabilities of the tokens with at least `share` of the likeliest one's",
     "the bound is not `share` alone: it is `share` of the likeliest token's probability",
-    lambda lp, share, T: near_the_best(lp, share / sharpened(lp, T).amax(-1, keepdim=True), T),
+    lambda lp, share, T=1.0: near_the_best(lp, share / sharpened(lp, T).amax(-1, keepdim=True), T),
     "the temperature comes before the cut, not after",
-    lambda lp, share, T: sharpened(near_the_best(lp, share).log(), T),
+    lambda lp, share, T=1.0: sharpened(near_the_best(lp, share).log(), T),
 )

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain, cycle
 from typing import Any
 
-from scripts.book.exercises import exercise
+from scripts.book.exercises import exercise, probe
 from scripts.ch06_training import BOS, EOS, PAD, Batch
 from scripts.ch07_multi30k import Example, make_batch
 
@@ -47,35 +47,29 @@ def stopwatch(
     return statistics.median(times)
 
 
-class PretendDevice:
-    """A device with a clock of its own: `work` gives an order, `wait` waits for all of them.
+def timed(function: Callable, *durations: float) -> float:
+    """The result for a device whose first order takes 5 seconds, and each further one a duration.
 
-    The first order takes 5 seconds, further ones `durations`, over and over; giving one takes 1 ms.
+    `work` only gives the order, in 1 ms; `wait` waits until all are done.
     """
+    now = done = 0.0
+    orders = chain([5.0], cycle(durations))
 
-    def __init__(self, *durations: float):
-        self.durations = chain([5.0], cycle(durations))
-        self.now = self.done = 0.0
+    def work() -> None:
+        nonlocal now, done
+        now += 0.001
+        done = max(now, done) + next(orders)
 
-    def work(self) -> None:
-        self.now += 0.001
-        self.done = max(self.now, self.done) + next(self.durations)
+    def wait() -> None:
+        nonlocal now
+        now = max(now, done)
 
-    def wait(self) -> None:
-        self.now = max(self.now, self.done)
-
-    def time(self, function: Callable, rounds: int) -> float:
-        """The result for this device, to a tenth of a second."""
-        return round(function(self.work, self.wait, lambda: self.now, rounds), 1)
+    return round(function(work, wait, lambda: now, len(durations)), 1)
 
 
 exercise(
     stopwatch,
-    lambda: [
-        lambda function: PretendDevice(0.2).time(function, 1),
-        lambda function: PretendDevice(0.2, 0.5, 9.0, 0.5, 0.2).time(function, 5),
-        lambda function: PretendDevice(0.2, 0.4, 0.8, 9.0).time(function, 4),
-    ],
+    lambda: [probe(timed, 0.2), probe(timed, 0.2, 0.5, 9.0, 0.5), probe(timed, 0.2, 0.4, 0.8, 9.0)],
     "not the median of the rounds (of four rounds, the middle two's mean)",
     "the first call is in your time: let it end before you start",  # here, it does nothing
     lambda work, *rest: stopwatch(partial(next, chain([0], iter(work, 0))), *rest),

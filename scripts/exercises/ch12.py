@@ -25,8 +25,7 @@ def packed_attention(
 
 def by_block_mask(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool) -> Tensor:
     """All scores, most of them hidden."""
-    owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    mask = owner.unsqueeze(1) == owner
+    mask = torch.block_diag(*[torch.ones(n, n) for n in lengths]).bool()
     return attention(q, k, v, mask.tril() if causal else mask)[0]
 
 
@@ -37,11 +36,9 @@ exercise(
         probe(with_gradients, torch.randn(3, 13, 5), [4, 1, 6, 2], True),
         lambda f: most_alive(f, *torch.randn(3, 192, 4), [64, *[2] * 64], True) < 480_000,
     ],
-    "not softmax(QKᵀ/√d)·V within each sentence, or not its gradients",
+    "not softmax(QKᵀ/√d)·V within each sentence (causal, if asked for), or not its gradients",
     "a sentence looks at other sentences",
     lambda q, k, v, lengths, causal: packed_attention(q, k, v, [len(q)], causal),
-    "with `causal`, a row sees what follows it in its own sentence",
-    lambda q, k, v, lengths, causal: packed_attention(q, k, v, lengths, False),
     "too much memory: no score between sentences, or of padding, should be computed",
     by_block_mask,
 )
@@ -66,7 +63,7 @@ exercise(
     lambda: [
         probe(with_gradients, z_loss_case(7, 11, 1.0), 3),
         probe(with_gradients, z_loss_case(7, 11, 1000.0), 3),
-        lambda f: most_alive(with_gradients, f, z_loss_case(128, 512, 1.0), 2) < 262_144,
+        lambda f: most_alive(with_gradients, f, z_loss_case(128, 512, 1.0), 8) < 262_144,
     ],
     "not the loss Σ (log Z)², or not its gradients",
     "exp overflows for logits of about 1,000; logsumexp avoids that",

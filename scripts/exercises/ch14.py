@@ -13,8 +13,8 @@ def host_beam(
 ) -> list[list[int]]:
     """Scores all continuations of all rows; ids, scores and `past` follow the survivors."""
     ids, scores = np.full((1, 1), BOS), np.zeros((1, 1))
-    for at in range(length):
-        logits, past = step(tokens=ids[:, -1:], position=np.array([at]), past=past)
+    for position in range(length):
+        logits, past = step(tokens=ids[:, -1:], position=np.array([position]), past=past)
         log_probs = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)  # (R, V)
         total = (scores + log_probs).ravel()  # (R·V,)
         best = (-total).argsort(kind="stable")[:beam]  # (K,)

@@ -1,12 +1,12 @@
 """Chapter 16's exercise."""
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 
 from scripts.book.exercises import exercise, probe
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
@@ -27,26 +27,24 @@ def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
 
 
 def silenced(function: Callable, *errors: Exception) -> Iterator:
-    """Values and autograd in a block, perhaps with an error; numbers and objects after it."""
-    layer = MultiHeadedAttention(h=4, d_model=24, dropout=0.0)
+    """Values and autograd in a block, perhaps with an error; the numbers after it."""
+    layer, x = MultiHeadedAttention(h=4, d_model=24, dropout=0.0), torch.randn(1, 5, 24)
     nn.init.normal_(layer.project_value.bias)
-    x, value, own = torch.randn(1, 5, 24), layer.project_value, list(layer.parameters())
     with suppress(KeyError), function(layer, 2):
-        yield [F.linear(x, value.weight, value.bias).detach(), torch.is_grad_enabled()]
+        value = layer.project_value
+        yield F.linear(x, value.weight, value.bias).detach(), torch.is_grad_enabled()
         for error in errors:
             raise error
-    yield [p.detach() for p in layer.parameters()]
-    yield all(a is b and a.requires_grad for a, b in zip(own, layer.parameters(), strict=True))
+    yield parameters_to_vector(layer.parameters()), [p.requires_grad for p in layer.parameters()]
 
 
 @contextmanager
 def unguarded(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
     """Without `finally`."""
-    before = copy.deepcopy(layer.state_dict())
-    for p in layer.project_value.parameters():
-        p.data[6 * head : 6 * head + 6] = 0
+    manager = values_silenced(layer, head)
+    manager.__enter__()
     yield
-    layer.load_state_dict(before)
+    manager.__exit__(None, None, None)
 
 
 exercise(
