@@ -177,6 +177,11 @@ def with_gradients(function: Callable[..., Tensor], tensors: Iterable[Tensor], *
     return result, torch.autograd.grad((result * weights).sum(), leaves, materialize_grads=True)
 
 
+def normal(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Tensors of these shapes, of normal noise."""
+    return [torch.randn(shape) for shape in shapes]
+
+
 def outcome(function: Callable, *args: Any) -> Any:
     """function(*args), or the name of the error that it raises."""
     try:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from scripts.book.exercises import exercise
+from scripts.book.exercises import exercise, normal
 from scripts.book.instruments import most_alive
 from scripts.ch01_attention import attention, masked_softmax
 
@@ -53,9 +53,7 @@ exercise(
 )
 
 
-def additive_attention(
-    query: Tensor, key: Tensor, value: Tensor, w: Tensor, m: Tensor, u: Tensor, mask=None
-) -> tuple[Tensor, Tensor]:
+def additive_attention(query, key, value, w, m, u, mask=None) -> tuple[Tensor, Tensor]:
     """Output (..., T, d_v) and weights (..., T, S), from scores uᵀ tanh(Wq + Mk).
 
     For each pair it writes `a` numbers to memory, a dot product only one. Without the tanh the
@@ -67,17 +65,13 @@ def additive_attention(
     return weights @ value, weights
 
 
-def additive_cases() -> list[list[Tensor]]:
-    """A batch as large as T; then one sentence and a mask with an empty row."""
-    query, key, value = torch.randn(3, 3, 4), torch.randn(3, 5, 4), torch.randn(3, 5, 2)
-    network = [torch.randn(6, 4), torch.randn(6, 4), torch.randn(6)]
-    mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
-    return [[query, key, value, *network], [query[0], key[0], value[0], *network, mask]]
-
-
+MASK = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
 exercise(
     additive_attention,
-    additive_cases,
+    lambda: [
+        normal((3, 3, 4), (3, 5, 4), (3, 5, 2), (6, 4), (6, 4), (6,)),  # a batch as large as T
+        [*normal((3, 4), (5, 4), (5, 2), (6, 4), (6, 4), (6,)), MASK],
+    ],
     "not the weights that the formula gives, or not the values mixed by them; masks count, too",
     "all queries get the same weights: without tanh, q only shifts its row",  # small x: tanh x = x
     lambda q, k, v, w, m, u, *mask: additive_attention(q, k, v, w / 1e5, m / 1e5, u * 1e5, *mask),
@@ -106,7 +100,7 @@ def streaming_attention(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) 
 
 def streaming_cases() -> list:
     """Usual scores; scores far below, then far above 0; then the memory."""
-    query, key, value = torch.randn(3, 4).abs(), torch.randn(12, 4), torch.randn(12, 2)
+    query, key, value = torch.rand(3, 4), *normal((12, 4), (12, 2))
     steep = 4000 * key.abs() * torch.linspace(1, 2, 12).unsqueeze(1)
     many = ((torch.randn(16, 4), torch.randn(16, 2)) for _ in range(64))  # 48 KiB
     cases = [(query, zip(k.split(5), value.split(5), strict=True)) for k in (key, -steep, steep)]

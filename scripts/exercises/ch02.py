@@ -51,8 +51,8 @@ exercise(
 def without_head(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
     """A new layer without head i: its rows of W^Q, W^K, W^V and its columns of W^O are gone."""
     layer = copy.deepcopy(layer)
-    width = layer.project_query.out_features  # H·d_k
-    others = torch.arange(width).view(layer.h, -1)[torch.arange(layer.h) != i].flatten()
+    rows = torch.arange(len(layer.project_query.weight))  # (H·d_k,)
+    others = rows.view(layer.h, -1)[torch.arange(layer.h) != i].flatten()
     for linear in (layer.project_query, layer.project_key, layer.project_value):
         linear.weight = nn.Parameter(linear.weight[others].clone())
         linear.bias = nn.Parameter(linear.bias[others].clone())

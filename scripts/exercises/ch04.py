@@ -63,13 +63,10 @@ def fresh_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
 
 
 def freshness(function: Callable) -> list:
-    """Does PyTorch see the layers, and how many different ones are there, by what they hold?"""
+    """Does PyTorch see the layers, and how many of their tensors differ?"""
     stack = function(lambda: PositionwiseFeedForward(4, 6), 3)
-    return [
-        isinstance(stack, nn.Module),
-        len(stack),
-        len({str(list(x.parameters())) for x in stack}),
-    ]
+    sums = {p.sum().item() for layer in stack for p in layer.parameters()}
+    return [isinstance(stack, nn.Module), len(stack), len(sums)]
 
 
 exercise(

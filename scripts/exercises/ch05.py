@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
-from scripts.book.exercises import exercise, with_gradients
+from scripts.book.exercises import exercise, probe, with_gradients
 from scripts.book.instruments import scramble
 from scripts.ch04_encoder_decoder import EncoderDecoder, clones, initialise, make_model
 
@@ -20,24 +19,14 @@ def two_sums_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor
     return (x - mean) * torch.rsqrt(variance + eps) * weight + bias
 
 
-def norm_cases() -> list[Callable]:
-    """Small vectors, for which ε matters; then far from 0, where two sums must fail."""
-    x, weight, bias = 1e-3 * torch.randn(2, 6, 8) + 0.5, torch.rand(8) + 0.5, torch.randn(8)
-    far = (x + 1e9, weight, bias, 3e-5)  # its squares leave no digits for the variance
-    return [
-        lambda function: with_gradients(function, (x, weight, bias), 3e-5),
-        lambda function: torch.allclose(function(*far), F.layer_norm(far[0], (8,), *far[1:]), 0.01),
-    ]
-
-
 exercise(
     two_sums_norm,
-    norm_cases,
-    "not the numbers of layer_norm (ε is inside the root), or not its gradients",
+    lambda: [probe(with_gradients, (torch.randn(6, 8) / 1000 + 0.5, *torch.randn(2, 8)), 3e-5)],
+    "not the numbers of layer_norm, or not its gradients: mean and variance depend on x too",
     "the variance is divided by D − 1; LayerNorm divides by D",
     lambda x, w, b, eps: (x - x.mean(-1, True)) * (x.var(-1, True, True) + eps).rsqrt() * w + b,
-    "right even at a mean of 10⁹, where two sums can't be: use the two sums alone",
-    lambda x, w, b, eps: F.layer_norm(x, (8,), w, b, eps),
+    "ε is outside the root, but belongs inside",
+    lambda x, w, b, eps: (x - x.mean(-1, True)) / (x.std(-1, False, True) + eps) * w + b,
 )
 
 
@@ -77,16 +66,11 @@ def growth(function: Callable) -> Iterator:
     yield [any(p.grad is not None and p.grad.any() for p in own) for own in matrices]
 
 
-def with_new_numbers(change: Callable[[Tensor], object]) -> Callable:
-    """A wrong function: it does `change` to all new parameters."""
-
-    def deepen(model: EncoderDecoder, N: int) -> EncoderDecoder:
-        deep = deepened(model, N)
-        for p in new_layers(deep).parameters():
-            change(p)
-        return deep
-
-    return deepen
+def renumbered(model: EncoderDecoder, change: Callable[[Tensor], object]) -> EncoderDecoder:
+    """The model after `change` of all new parameters."""
+    for p in new_layers(model).parameters():
+        change(p)
+    return model
 
 
 exercise(
@@ -95,7 +79,7 @@ exercise(
     "there must be N layers on each side, the old ones below; the model itself must stay as it "
     "was, and share no weights with the new one, in which what was tied stays tied",
     "the outputs have changed: a new layer adds something. Where does it come from?",
-    with_new_numbers(nn.init.normal_),
+    lambda model, N: renumbered(deepened(model, N), nn.init.normal_),
     "the new layers can never learn: if both factors of a product are 0, so are their gradients",
-    with_new_numbers(nn.init.zeros_),
+    lambda model, N: renumbered(deepened(model, N), nn.init.zeros_),
 )

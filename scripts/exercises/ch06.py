@@ -46,9 +46,7 @@ exercise(
 )
 
 
-def streamed_gradient(
-    model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing
-) -> None:
+def streamed_gradient(model: EncoderDecoder, batches: Iterator[Batch], criterion) -> None:
     """Adds up gradients of sums, and divides them once the number of tokens is known."""
     model.zero_grad()
     tokens = 0
@@ -76,8 +74,7 @@ def streamed(function: Callable) -> tuple:
     return gradient_of(model), parameters_to_vector(model.parameters()), passes_before
 
 
-def mean_of_means(model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing):
-    """Each of three batches counts the same."""
+def mean_of_means(model: EncoderDecoder, batches: Iterator[Batch], criterion) -> None:
     model.zero_grad()
     for batch in batches:
         (batch_loss(model, batch, criterion)[0] / batch.ntokens / 3).backward()

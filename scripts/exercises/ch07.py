@@ -57,9 +57,7 @@ exercise(
 )
 
 
-def budget_batches(
-    examples: Sequence[Example], max_tokens: int, rng: random.Random
-) -> list[list[int]]:
+def budget_batches(examples: Sequence[Example], max_tokens: int, rng) -> list[list[int]]:
     """Indices in batches whose two rectangles together hold at most `max_tokens` cells."""
     order = list(range(len(examples)))
     rng.shuffle(order)

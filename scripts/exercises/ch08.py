@@ -69,9 +69,8 @@ def search(function: Callable, table: dict, max_len: int = 10, dropout: float = 
     return [book.text(best.ids), best.log_prob, best.length, calls <= 13, book.training]
 
 
-NINE = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-LATE = {START: dict.fromkeys(NINE, 0.101) | {"ten": 0.091}, "ten": {"dogs": 1.0}}
-LATE |= dict.fromkeys(NINE, {"dogs": 0.4, "hounds": 0.3, "puppies": 0.3})
+LATE = {START: dict.fromkeys("abcdefghi", 0.101) | {"ten": 0.091}, "ten": {"dogs": 1.0}}
+LATE |= dict.fromkeys("abcdefghi", {"dogs": 0.4, "hounds": 0.3, "puppies": 0.3})
 SILENT = {START: {"a": 0.6, END: 0.4}, "a": {"dog": 0.5, "hound": 0.5}}
 exercise(
     likeliest_text,

@@ -18,7 +18,7 @@ def mean_over_ranks(means: list[Tensor], tokens: list[int]) -> Tensor:
 NAN = torch.tensor([torch.nan, 1.0])
 exercise(
     mean_over_ranks,
-    lambda: [(list(torch.randn(2, 2)), [3, 13]), ([NAN, NAN + 1], [0, 3]), ([NAN], [1])],
+    lambda: [(list(torch.randn(2, 2)), [3, 13]), ([NAN, torch.ones(2)], [0, 3]), ([NAN], [1])],
     "not the mean over all tokens of all processes; the NaN of a process with tokens must stay",
     "a mean of means: the tokens of a small share count more",
     lambda means, tokens: sum(means) / len(means),

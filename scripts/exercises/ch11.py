@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 from itertools import chain, cycle
-from typing import Any
 
 from scripts.book.exercises import exercise, probe
 from scripts.ch06_training import BOS, EOS, PAD, Batch
@@ -32,9 +31,7 @@ exercise(
 )
 
 
-def stopwatch(
-    work: Callable[[], Any], wait: Callable[[], Any], clock: Callable[[], float], rounds: int
-) -> float:
+def stopwatch(work: Callable, wait: Callable, clock: Callable, rounds: int) -> float:
     """Warms up; then each round waits, works and waits again: the median."""
     work()
     times = []
@@ -50,21 +47,17 @@ def stopwatch(
 def timed(function: Callable, *durations: float) -> float:
     """The result for a device whose first order takes 5 seconds, and each further one a duration.
 
-    `work` only gives the order, in 1 ms; `wait` waits until all are done.
+    `work` only gives the order; `wait` waits until all are done.
     """
-    now = done = 0.0
-    orders = chain([5.0], cycle(durations))
+    orders, clock = chain([5.0], cycle(durations)), [0.0, 0.0]  # now, and when all are done
 
     def work() -> None:
-        nonlocal now, done
-        now += 0.001
-        done = max(now, done) + next(orders)
+        clock[1] = max(clock) + next(orders)
 
     def wait() -> None:
-        nonlocal now
-        now = max(now, done)
+        clock[0] = max(clock)
 
-    return round(function(work, wait, lambda: now, len(durations)), 1)
+    return round(function(work, wait, lambda: clock[0], len(durations)), 1)
 
 
 exercise(

@@ -7,14 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from scripts.book.exercises import exercise, probe, with_gradients
+from scripts.book.exercises import exercise, normal, probe, with_gradients
 from scripts.book.instruments import most_alive
 from scripts.ch01_attention import attention, subsequent_mask
 
 
-def packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool
-) -> Tensor:
+def packed_attention(q, k, v, lengths: Sequence[int], causal: bool) -> Tensor:
     """Sentence by sentence: no score is computed that nobody needs."""
     outputs = []
     for part in zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True):
@@ -23,7 +21,7 @@ def packed_attention(
     return torch.cat(outputs)
 
 
-def by_block_mask(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool) -> Tensor:
+def by_block_mask(q, k, v, lengths: Sequence[int], causal: bool) -> Tensor:
     """All scores, most of them hidden."""
     mask = torch.block_diag(*[torch.ones(n, n) for n in lengths]).bool()
     return attention(q, k, v, mask.tril() if causal else mask)[0]
@@ -53,17 +51,12 @@ def chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tenso
     return sum(checkpoint(part, rows, use_reentrant=False) for rows in x.split(chunk))
 
 
-def z_loss_case(N: int, V: int, scale: float) -> tuple[Tensor, ...]:
-    """x, weight and bias, for logits of about `scale`."""
-    return scale * torch.randn(N, 4), torch.randn(V, 4), torch.randn(V)
-
-
 exercise(
     chunked_z_loss,
     lambda: [
-        probe(with_gradients, z_loss_case(7, 11, 1.0), 3),
-        probe(with_gradients, z_loss_case(7, 11, 1000.0), 3),
-        lambda f: most_alive(with_gradients, f, z_loss_case(128, 512, 1.0), 8) < 262_144,
+        probe(with_gradients, normal((7, 4), (11, 4), (11,)), 3),
+        probe(with_gradients, [1000 * torch.ones(7, 4), *normal((11, 4), (11,))], 3),
+        lambda f: most_alive(with_gradients, f, normal((128, 4), (512, 4), (512,)), 8) < 262_144,
     ],
     "not the loss Σ (log Z)², or not its gradients",
     "exp overflows for logits of about 1,000; logsumexp avoids that",

@@ -9,9 +9,7 @@ from scripts.book.exercises import exercise
 from scripts.ch06_training import BOS, EOS, PAD
 
 
-def hide_words(
-    ids: Tensor, starts: Tensor, gap: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def hide_words(ids: Tensor, starts: Tensor, gap: int, generator) -> tuple[Tensor, Tensor]:
     """One draw per word, used for all its pieces."""
     word = starts.long().cumsum(0) - 1  # (T,)
     draw = torch.rand(int(word[-1]) + 1, generator=generator)  # (words,)

@@ -54,12 +54,11 @@ def shared_layers(model: EncoderDecoder) -> None:
 
 
 def sharing(function: Callable) -> list:
-    """For both sides the numbers in each place, and how many modules there are."""
+    """For both sides the number of places, and all different parameters in them."""
     model = patient(layers=3)
     function(model)
-    sides = [list(side.layers) for side in (model.encoder, model.decoder)]
-    numbers = [[parameters_to_vector(layer.parameters()) for layer in side] for side in sides]
-    return [numbers, [len(set(map(id, side))) for side in sides]]
+    sides = (model.encoder.layers, model.decoder.layers)
+    return [(len(side), parameters_to_vector(side.parameters())) for side in sides]
 
 
 exercise(

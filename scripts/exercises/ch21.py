@@ -8,11 +8,7 @@ from torch import Tensor
 from scripts.book.exercises import exercise, probe, with_gradients
 
 
-def closest_to_people(
-    candidates: Sequence[Sequence[str]],
-    references: Sequence[str],
-    similarity: Callable[[str, str], float],
-) -> list[str]:
+def closest_to_people(candidates: list, references: list[str], similarity: Callable) -> list[str]:
     """`max` returns the first of equals, which is the likeliest."""
     pairs = zip(candidates, references, strict=True)
     return [max(texts, key=lambda text: similarity(text, reference)) for texts, reference in pairs]
