@@ -75,6 +75,7 @@ LOGITS = torch.tensor([[1.0, 3.0, 2.0]])
 HALVES = SimpleNamespace(encode=lambda text: text[::2])
 SLOPES = torch.tensor([[[1 / 16]], [[1 / 256]]])
 FACTS = {  # arguments, and what our solution should give, from elsewhere
+    "as_text": ((["▁Ein", "▁H", "am", "mer", "."],), "Ein Hammer."),
     "insisting_query": ((0.9,), [math.log(18), 0, 0, 0]),
     "window_mask": ((3, 2, 2), torch.tensor([[[1, 0, 0], [0, 1, 0], [1, 0, 1]]]).bool()),
     "streaming_attention": ((Q, iter([(K[:3], V[:3]), (K[3:], V[3:])])), attention(Q, K, V)[0]),

@@ -32,16 +32,21 @@ class Exercise(NamedTuple):
 EXERCISES: dict[str, Exercise] = {}
 
 
-def exercise(solution: Callable, cases: Callable[[], list], otherwise: str, *mistakes: Any) -> None:
-    """Make an exercise of the name of `solution`.
+def exercise(cases: Callable[[], list], otherwise: str, *mistakes: Any) -> Callable:
+    """A decorator that makes an exercise of our solution, of the same name.
 
     `cases()` makes a list anew, of tuples of arguments and of probes: functions that try the
     function which they are given, and return what is compared, or yield it part by part. `mistakes`
     are messages and wrong functions in turn. Whose function first fails where a wrong one does, and
     with the same result, gets its message; all others get `otherwise`.
     """
-    pairs = list(zip(mistakes[::2], mistakes[1::2], strict=True))
-    EXERCISES[solution.__name__] = Exercise(solution, cases, otherwise, pairs)
+
+    def add(solution: Callable) -> Callable:
+        pairs = list(zip(mistakes[::2], mistakes[1::2], strict=True))
+        EXERCISES[solution.__name__] = Exercise(solution, cases, otherwise, pairs)
+        return solution
+
+    return add
 
 
 def check(function: Callable[..., Any], name: str = "") -> None:
@@ -135,7 +140,8 @@ def same(result: Any, right: Any) -> bool:
 
 def solution(name: str) -> None:
     """Print our solution of the exercise. Raises ValueError if there is no such exercise."""
-    print(inspect.getsource(find(name).solution).rstrip())
+    source = inspect.getsource(find(name).solution)
+    print(re.sub(r"^@exercise\(.*?\n\)\n", "", source, flags=re.DOTALL).rstrip())
 
 
 @functools.cache
@@ -150,8 +156,8 @@ def find(name: str) -> Exercise:
 
 def modules_by_name() -> dict[str, str]:
     """Each exercise's module, read from the text: importing all would take seconds."""
-    texts = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("ch*.py"))}
-    names = {stem: re.findall(r"^exercise\(\s*(\w+)", text, re.M) for stem, text in texts.items()}
+    paths, pattern = sorted(FOLDER.glob("ch*.py")), r"^@exercise\(.*?^def (\w+)"
+    names = {path.stem: re.findall(pattern, path.read_text("utf-8"), re.M | re.S) for path in paths}
     return {name: stem for stem, own in names.items() for name in own}
 
 

@@ -12,6 +12,14 @@ from scripts.book.instruments import most_alive
 from scripts.ch01_attention import attention, masked_softmax
 
 
+@exercise(
+    lambda: [(0.5,), (0.9,)],
+    "the weight isn't the share: solve the softmax formula for s; the other three numbers are 0",
+    "right only without dividing by √d_k: a score is half of q · k",
+    lambda share: [math.log(2 * share / (1 - share)) / 2, 0.0, 0.0, 0.0],
+    "two other words count too: a score of 0 becomes e⁰ = 1 in the softmax",
+    lambda share: [math.log(share / (1 - share)), 0.0, 0.0, 0.0],
+)
 def insisting_query(share: float) -> list[float]:
     """The score is s·2/√4 = s, and the other two are 0: share = eˢ / (eˢ + 2).
 
@@ -21,17 +29,14 @@ def insisting_query(share: float) -> list[float]:
     return [math.log(2 * share / (1 - share)), 0.0, 0.0, 0.0]
 
 
-exercise(
-    insisting_query,
-    lambda: [(0.5,), (0.9,)],
-    "the weight isn't the share: solve the softmax formula for s; the other three numbers are 0",
-    "right only without dividing by √d_k: a score is half of q · k",
-    lambda share: [math.log(2 * share / (1 - share)) / 2, 0.0, 0.0, 0.0],
-    "two other words count too: a score of 0 becomes e⁰ = 1 in the softmax",
-    lambda share: [math.log(share / (1 - share)), 0.0, 0.0, 0.0],
+@exercise(
+    lambda: [(6, 3, 1), (9, 3, 2), (4, 6, 1)],
+    "not the window: position i sees itself and looks back in steps of `gap`, r positions at most",
+    "the mask is inverted: in this series True means *may look*",
+    lambda n, r, gap: ~window_mask(n, r, gap),
+    "a position sees too far: it is itself one of the r, so it looks back r − 1 times",
+    lambda n, r, gap: window_mask(n, r + 1, gap),
 )
-
-
 def window_mask(n: int, r: int, gap: int = 1) -> Tensor:
     """Boolean (1, n, n): i sees j if i − j is one of 0, gap, …, (r − 1)·gap.
 
@@ -42,32 +47,10 @@ def window_mask(n: int, r: int, gap: int = 1) -> Tensor:
     return ((back >= 0) & (back <= (r - 1) * gap) & (back % gap == 0)).unsqueeze(0)
 
 
-exercise(
-    window_mask,
-    lambda: [(6, 3, 1), (9, 3, 2), (4, 6, 1)],
-    "not the window: position i sees itself and looks back in steps of `gap`, r positions at most",
-    "the mask is inverted: in this series True means *may look*",
-    lambda n, r, gap: ~window_mask(n, r, gap),
-    "a position sees too far: it is itself one of the r, so it looks back r − 1 times",
-    lambda n, r, gap: window_mask(n, r + 1, gap),
-)
-
-
-def additive_attention(query, key, value, w, m, u, mask=None) -> tuple[Tensor, Tensor]:
-    """Output (..., T, d_v) and weights (..., T, S), from scores uᵀ tanh(Wq + Mk).
-
-    For each pair it writes `a` numbers to memory, a dot product only one. Without the tanh the
-    score is uᵀWq + uᵀMk. Within a row the first term is the same for all keys, and softmax ignores
-    a shift: all queries get the same weights.
-    """
-    pairs = (query @ w.T).unsqueeze(-2) + (key @ m.T).unsqueeze(-3)  # (..., T, S, a)
-    weights = masked_softmax(pairs.tanh() @ u, mask)  # (..., T, S)
-    return weights @ value, weights
-
-
 MASK = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
-exercise(
-    additive_attention,
+
+
+@exercise(
     lambda: [
         normal((3, 3, 4), (3, 5, 4), (3, 5, 2), (6, 4), (6, 4), (6,)),  # a batch as large as T
         [*normal((3, 4), (5, 4), (5, 2), (6, 4), (6, 4), (6,)), MASK],
@@ -78,24 +61,16 @@ exercise(
     "W and M are swapped: W is for the query, M for the key",
     lambda q, k, v, w, m, u, *mask: additive_attention(q, k, v, m, w, u, *mask),
 )
+def additive_attention(query, key, value, w, m, u, mask=None) -> tuple[Tensor, Tensor]:
+    """Output (..., T, d_v) and weights (..., T, S), from scores uᵀ tanh(Wq + Mk).
 
-
-def streaming_attention(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attention's output (T, d_v) from key and value blocks that pass once.
-
-    Both sums are measured against the largest score so far. When a larger one turns up, both
-    shrink by the same factor, and their quotient stays the same.
+    For each pair it writes `a` numbers to memory, a dot product only one. Without the tanh the
+    score is uᵀWq + uᵀMk. Within a row the first term is the same for all keys, and softmax ignores
+    a shift: all queries get the same weights.
     """
-    largest = query.new_full((len(query), 1), -math.inf)  # (T, 1), the largest score so far
-    mix, total = 0.0, 0.0  # Σ e^(s − largest)·v (T, d_v) and Σ e^(s − largest) (T, 1)
-    for key, value in blocks:
-        scores = query @ key.T / math.sqrt(query.size(-1))  # (T, s)
-        newest = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))
-        shrink, powers = (largest - newest).exp(), (scores - newest).exp()
-        mix = mix * shrink + powers @ value
-        total = total * shrink + powers.sum(dim=-1, keepdim=True)
-        largest = newest
-    return mix / total
+    pairs = (query @ w.T).unsqueeze(-2) + (key @ m.T).unsqueeze(-3)  # (..., T, S, a)
+    weights = masked_softmax(pairs.tanh() @ u, mask)  # (..., T, S)
+    return weights @ value, weights
 
 
 def streaming_cases() -> list:
@@ -113,8 +88,7 @@ def unshifted(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
     return sums[:, :-1] / sums[:, -1:]
 
 
-exercise(
-    streaming_attention,
+@exercise(
     streaming_cases,
     "wrong for some blocks: when a larger score comes, both sums must shrink by the same factor",
     "NaN for scores far from 0: subtract the largest so far, each query its own",
@@ -122,3 +96,19 @@ exercise(
     "more than half of all keys and values are in memory at once: keep sums, not blocks",
     lambda query, blocks: attention(query, *map(torch.cat, zip(*blocks, strict=True)))[0],
 )
+def streaming_attention(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attention's output (T, d_v) from key and value blocks that pass once.
+
+    Both sums are measured against the largest score so far. When a larger one turns up, both
+    shrink by the same factor, and their quotient stays the same.
+    """
+    largest = query.new_full((len(query), 1), -math.inf)  # (T, 1), the largest score so far
+    mix, total = 0.0, 0.0  # Σ e^(s − largest)·v (T, d_v) and Σ e^(s − largest) (T, 1)
+    for key, value in blocks:
+        scores = query @ key.T / math.sqrt(query.size(-1))  # (T, s)
+        newest = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))
+        shrink, powers = (largest - newest).exp(), (scores - newest).exp()
+        mix = mix * shrink + powers @ value
+        total = total * shrink + powers.sum(dim=-1, keepdim=True)
+        largest = newest
+    return mix / total

@@ -12,15 +12,7 @@ from scripts.book.instruments import scramble
 from scripts.ch04_encoder_decoder import EncoderDecoder, clones, initialise, make_model
 
 
-def two_sums_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm over x (..., D); the variance is the mean of squares minus the squared mean."""
-    mean = x.sum(dim=-1, keepdim=True) / x.size(-1)  # (..., 1)
-    variance = x.square().sum(dim=-1, keepdim=True) / x.size(-1) - mean.square()  # (..., 1)
-    return (x - mean) * torch.rsqrt(variance + eps) * weight + bias
-
-
-exercise(
-    two_sums_norm,
+@exercise(
     lambda: [probe(with_gradients, (torch.randn(6, 8) / 1000 + 0.5, *torch.randn(2, 8)), 3e-5)],
     "not the numbers of layer_norm, or not its gradients: mean and variance depend on x too",
     "the variance is divided by D − 1; LayerNorm divides by D",
@@ -28,22 +20,11 @@ exercise(
     "ε is outside the root, but belongs inside",
     lambda x, w, b, eps: (x - x.mean(-1, True)) / (x.std(-1, False, True) + eps) * w + b,
 )
-
-
-def deepened(model: EncoderDecoder, N: int) -> EncoderDecoder:
-    """A copy of a pre-norm model with new layers on top that add nothing yet.
-
-    Zero are the matrices whose results a layer adds to its x: each W^O, and the feed-forward's W₂.
-    """
-    model = copy.deepcopy(model)  # a copy of the whole: what is tied stays tied
-    for stack in (model.encoder, model.decoder):
-        for layer in clones(stack.layers[0], N - len(stack.layers)):
-            initialise(layer)
-            for name, p in layer.named_parameters():
-                if "project_output" in name or "contract" in name:
-                    nn.init.zeros_(p)
-            stack.layers.append(layer)
-    return model
+def two_sums_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm over x (..., D); the variance is the mean of squares minus the squared mean."""
+    mean = x.sum(dim=-1, keepdim=True) / x.size(-1)  # (..., 1)
+    variance = x.square().sum(dim=-1, keepdim=True) / x.size(-1) - mean.square()  # (..., 1)
+    return (x - mean) * torch.rsqrt(variance + eps) * weight + bias
 
 
 def new_layers(model: EncoderDecoder) -> nn.ModuleList:
@@ -73,8 +54,7 @@ def renumbered(model: EncoderDecoder, change: Callable[[Tensor], object]) -> Enc
     return model
 
 
-exercise(
-    deepened,
+@exercise(
     lambda: [growth],
     "there must be N layers on each side, the old ones below; the model itself must stay as it "
     "was, and share no weights with the new one, in which what was tied stays tied",
@@ -83,3 +63,17 @@ exercise(
     "the new layers can never learn: if both factors of a product are 0, so are their gradients",
     lambda model, N: renumbered(deepened(model, N), nn.init.zeros_),
 )
+def deepened(model: EncoderDecoder, N: int) -> EncoderDecoder:
+    """A copy of a pre-norm model with new layers on top that add nothing yet.
+
+    Zero are the matrices whose results a layer adds to its x: each W^O, and the feed-forward's W₂.
+    """
+    model = copy.deepcopy(model)  # a copy of the whole: what is tied stays tied
+    for stack in (model.encoder, model.decoder):
+        for layer in clones(stack.layers[0], N - len(stack.layers)):
+            initialise(layer)
+            for name, p in layer.named_parameters():
+                if "project_output" in name or "contract" in name:
+                    nn.init.zeros_(p)
+            stack.layers.append(layer)
+    return model

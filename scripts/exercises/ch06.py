@@ -22,21 +22,12 @@ from scripts.ch06_training import (
 )
 
 
-def linear_rate(step: int, peak: float, warmup: int, total: int) -> float:
-    """Up to `peak` at step `warmup`, then down to 0 just after step `total`, in straight lines."""
-    if step < 1:
-        raise ValueError(f"steps count from 1, not {step}")
-    remaining = max(0, total + 1 - step)  # steps still to be taken, this one included
-    return peak * min(step / warmup, remaining / (total + 1 - warmup))
-
-
 def rates(function: Callable, warmup: int, total: int) -> list:
     """From step 0, an error, to two steps after the last."""
     return [outcome(function, step, 0.25, warmup, total) for step in range(total + 3)]
 
 
-exercise(
-    linear_rate,
+@exercise(
     lambda: [probe(rates, 4, 10), probe(rates, 5, 5)],
     "not the rates of the two straight lines, or step 0 isn't a ValueError",
     "the last step has rate 0 and is wasted: reach 0 one step later",
@@ -44,18 +35,12 @@ exercise(
     "step 0 is accepted: raise a ValueError, or a forgotten + 1 goes unnoticed",
     lambda step, *rest: linear_rate(step, *rest) if step else 0.0,
 )
-
-
-def streamed_gradient(model: EncoderDecoder, batches: Iterator[Batch], criterion) -> None:
-    """Adds up gradients of sums, and divides them once the number of tokens is known."""
-    model.zero_grad()
-    tokens = 0
-    for batch in batches:
-        loss, _ = batch_loss(model, batch, criterion)
-        loss.backward()
-        tokens += batch.ntokens
-    for p in model.parameters():
-        p.grad /= tokens
+def linear_rate(step: int, peak: float, warmup: int, total: int) -> float:
+    """Up to `peak` at step `warmup`, then down to 0 just after step `total`, in straight lines."""
+    if step < 1:
+        raise ValueError(f"steps count from 1, not {step}")
+    remaining = max(0, total + 1 - step)  # steps still to be taken, this one included
+    return peak * min(step / warmup, remaining / (total + 1 - warmup))
 
 
 def streamed(function: Callable) -> tuple:
@@ -80,8 +65,7 @@ def mean_of_means(model: EncoderDecoder, batches: Iterator[Batch], criterion) ->
         (batch_loss(model, batch, criterion)[0] / batch.ntokens / 3).backward()
 
 
-exercise(
-    streamed_gradient,
+@exercise(
     lambda: [streamed],
     "not the gradient of the loss per real target token of all batches, or the weights changed",
     "a mean of means: a token of a small batch counts more than others",
@@ -89,18 +73,19 @@ exercise(
     "only one batch may be in memory: take the next one after the backward pass of this one",
     lambda model, batches, criterion: streamed_gradient(model, list(batches), criterion),
 )
+def streamed_gradient(model: EncoderDecoder, batches: Iterator[Batch], criterion) -> None:
+    """Adds up gradients of sums, and divides them once the number of tokens is known."""
+    model.zero_grad()
+    tokens = 0
+    for batch in batches:
+        loss, _ = batch_loss(model, batch, criterion)
+        loss.backward()
+        tokens += batch.ntokens
+    for p in model.parameters():
+        p.grad /= tokens
 
 
-def reversed_target(src: Tensor) -> Tensor:
-    """(B, S) symbols, </s>, padding to (B, S+1) <s>, symbols backwards, </s>, padding."""
-    count = (src > EOS).sum(dim=1, keepdim=True)  # (B, 1), the symbols of each row
-    place = torch.arange(src.size(1), device=src.device).expand_as(src)  # (B, S)
-    mirrored = src.gather(1, (count - 1 - place).clamp(min=0))  # (B, S), right where a symbol is
-    return F.pad(torch.where(place < count, mirrored, src), (1, 0), value=BOS)
-
-
-exercise(
-    reversed_target,
+@exercise(
     lambda: [(torch.tensor([[5, 6, 7, EOS, PAD], [8, EOS, PAD, PAD, PAD], [4, 5, 13, 8, EOS]]),)],
     "the target must be <s>, the symbols backwards, </s>, padding",
     "the padding was reversed too: it must stay at the end",
@@ -108,3 +93,9 @@ exercise(
     "the end symbol is missing: decoding would never stop",
     lambda src: reversed_target(src).where(reversed_target(src) != EOS, PAD),
 )
+def reversed_target(src: Tensor) -> Tensor:
+    """(B, S) symbols, </s>, padding to (B, S+1) <s>, symbols backwards, </s>, padding."""
+    count = (src > EOS).sum(dim=1, keepdim=True)  # (B, 1), the symbols of each row
+    place = torch.arange(src.size(1), device=src.device).expand_as(src)  # (B, S)
+    mirrored = src.gather(1, (count - 1 - place).clamp(min=0))  # (B, S), right where a symbol is
+    return F.pad(torch.where(place < count, mirrored, src), (1, 0), value=BOS)

@@ -9,13 +9,6 @@ from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import SPECIALS, Example, padding_share
 
 
-def word_numbers(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str, int]:
-    """Word -> id: the specials, then the training split's words by count."""
-    counts = Counter(word for words in splits["train"] for word in words)
-    words = [word for word, times in counts.most_common() if times >= min_freq]
-    return {word: i for i, word in enumerate([*SPECIALS, *words])}
-
-
 def numbered(function: Callable, min_freq: int) -> list:
     """Ids, specials, words, and how often each occurs: equals may have any order."""
     texts = {"train": "rennt ein Hund schläft ein Hund noch ein", "val": "ein Ball schläft"}
@@ -25,8 +18,7 @@ def numbered(function: Callable, min_freq: int) -> list:
     return [sorted(numbers.values()), words[:4], sorted(words), [counts[word] for word in words]]
 
 
-exercise(
-    word_numbers,
+@exercise(
     lambda: [probe(numbered, 1), probe(numbered, 2)],
     "not the specials, then the training split's words from frequent to rare, with ids 0 to V − 1",
     "the four special entries don't have their ids 0 to 3, on which masks and decoders rely",
@@ -34,8 +26,21 @@ exercise(
     "another split was read, and can no longer show how often a word is unknown",
     lambda splits, min_freq: word_numbers({"train": sum(splits.values(), [])}, min_freq),
 )
+def word_numbers(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str, int]:
+    """Word -> id: the specials, then the training split's words by count."""
+    counts = Counter(word for words in splits["train"] for word in words)
+    words = [word for word, times in counts.most_common() if times >= min_freq]
+    return {word: i for i, word in enumerate([*SPECIALS, *words])}
 
 
+@exercise(
+    lambda: [([2, 4], [[0, 1]]), ([1, 2, 10, 10, 10, 10], [[0, 1], [2, 3, 4, 5]])],
+    "each row computes w × w scores, w the longest in its own batch, and needs n × n",
+    "that is the share of padded cells: a score belongs to two, a query and a key",
+    lambda lengths, batches: padding_share([(n, n) for n in lengths], batches),
+    "a mean of the batches' shares: add up first, then divide once",
+    lambda lengths, batches: sum(wasted_scores(lengths, [b]) for b in batches) / len(batches),
+)
 def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> float:
     """1 − Σ n² / Σ w², where w is the longest row in the sentence's batch."""
     useful = computed = 0
@@ -44,37 +49,6 @@ def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> f
         useful += sum(squares)
         computed += len(squares) * max(squares)
     return 1 - useful / computed
-
-
-exercise(
-    wasted_scores,
-    lambda: [([2, 4], [[0, 1]]), ([1, 2, 10, 10, 10, 10], [[0, 1], [2, 3, 4, 5]])],
-    "each row computes w × w scores, w the longest in its own batch, and needs n × n",
-    "that is the share of padded cells: a score belongs to two, a query and a key",
-    lambda lengths, batches: padding_share([(n, n) for n in lengths], batches),
-    "a mean of the batches' shares: add up first, then divide once",
-    lambda lengths, batches: sum(wasted_scores(lengths, [b]) for b in batches) / len(batches),
-)
-
-
-def budget_batches(examples: Sequence[Example], max_tokens: int, rng) -> list[list[int]]:
-    """Indices in batches whose two rectangles together hold at most `max_tokens` cells."""
-    order = list(range(len(examples)))
-    rng.shuffle(order)
-    order.sort(key=lambda i: (len(examples[i].tgt), len(examples[i].src)))
-    batches: list[list[int]] = [[]]
-    longest = [0, 0]
-    for i in order:
-        pair = [len(examples[i].src), len(examples[i].tgt)]
-        if sum(pair) > max_tokens:
-            raise ValueError(f"a pair of {pair} tokens does not fit into a batch of {max_tokens}")
-        longest = list(map(max, longest, pair))
-        if (len(batches[-1]) + 1) * sum(longest) > max_tokens:
-            batches.append([])
-            longest = pair
-        batches[-1].append(i)
-    rng.shuffle(batches)
-    return batches
 
 
 def batched(function: Callable, *lengths: tuple[int, int], seed: int = 0) -> list[list[int]]:
@@ -97,8 +71,7 @@ def batching(function: Callable) -> Iterator:
     yield [outcome(batched, function, (source, 100)) for source in (156, 157)]
 
 
-exercise(
-    budget_batches,
+@exercise(
     lambda: [batching],
     "batches of similar lengths, as full as the limit allows, in an order that rng alone decides; "
     "a pair that is too long by itself is a ValueError",
@@ -107,3 +80,21 @@ exercise(
     "the order must depend on rng: the same seed gives the same batches, another seed others",
     lambda examples, budget, rng: budget_batches(examples, budget, random.Random(1)),
 )
+def budget_batches(examples: Sequence[Example], max_tokens: int, rng) -> list[list[int]]:
+    """Indices in batches whose two rectangles together hold at most `max_tokens` cells."""
+    order = list(range(len(examples)))
+    rng.shuffle(order)
+    order.sort(key=lambda i: (len(examples[i].tgt), len(examples[i].src)))
+    batches: list[list[int]] = [[]]
+    longest = [0, 0]
+    for i in order:
+        pair = [len(examples[i].src), len(examples[i].tgt)]
+        if sum(pair) > max_tokens:
+            raise ValueError(f"a pair of {pair} tokens does not fit into a batch of {max_tokens}")
+        longest = list(map(max, longest, pair))
+        if (len(batches[-1]) + 1) * sum(longest) > max_tokens:
+            batches.append([])
+            longest = pair
+        batches[-1].append(i)
+    rng.shuffle(batches)
+    return batches

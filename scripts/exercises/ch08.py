@@ -23,41 +23,27 @@ from scripts.ch08_decoding import (
 )
 
 
-def misleading_table() -> dict[str, dict[str, float]]:
-    """The likelier the first word, the less sure the table is about the next ones."""
-    return NEXT_WORD | {START: {"the": 0.36, "a": 0.33, "one": 0.31}}
-
-
 def searched(function: Callable) -> Iterator:
-    """Do rows sum to 1, and which beams find the likeliest sentence?"""
-    table = function()
-    yield all(math.isclose(sum(row.values()), 1) for row in table.values())
+    """Do sentences end, do rows sum to 1, and which beams find the likeliest sentence?"""
+    table, words = function(), {START}
+    for _ in range(8):
+        words = {following for word in words for following in table[word]} - {END}
+    yield not words and all(math.isclose(sum(row.values()), 1) for row in table.values())
     likeliest = every_sentence(table)[0][0]
     yield [beam_by_hand(table, beam)[0][0][0] == likeliest for beam in (1, 2, 3)]
 
 
-exercise(
-    misleading_table,
+@exercise(
     lambda: [searched],
-    "rows must sum to 1; at some step just two beginnings must be better than the likeliest one's",
+    "rows sum to 1, sentences end within eight words, and their likeliest begins third best",
     "greedy decoding finds it: at some step its next word must not be the likeliest",
     lambda: {START: {"a": 1.0}, "a": {END: 1.0}},
     "a beam of 2 finds it: at some step its beginning must be only third best",
     lambda: NEXT_WORD,
 )
-
-
-def likeliest_text(model: nn.Module, src: Tensor, max_len: int) -> Hypothesis:
-    """Always continues the likeliest of all prefixes, until that is a finished text."""
-    with dropout_off(model):
-        memory, prefixes = model.encode(src, None), [(0.0, ())]  # (1, S, D); -log p and ids
-        while True:
-            cost, ids = heappop(prefixes)
-            if len(ids) == max_len or EOS in ids:
-                return hypothesis(ids, -cost)
-            log_probs = next_log_probs(model, memory, None, src.new_tensor([[BOS, *ids]]))  # (1, V)
-            for token, log_prob in enumerate(log_probs[0].tolist()):
-                heappush(prefixes, (cost - log_prob, (*ids, token)))
+def misleading_table() -> dict[str, dict[str, float]]:
+    """The likelier the first word, the less sure the table is about the next ones."""
+    return NEXT_WORD | {START: {"the": 0.36, "a": 0.33, "one": 0.31}}
 
 
 def search(function: Callable, table: dict, max_len: int = 10, dropout: float = 0.0) -> list:
@@ -72,8 +58,9 @@ def search(function: Callable, table: dict, max_len: int = 10, dropout: float = 
 LATE = {START: dict.fromkeys("abcdefghi", 0.101) | {"ten": 0.091}, "ten": {"dogs": 1.0}}
 LATE |= dict.fromkeys("abcdefghi", {"dogs": 0.4, "hounds": 0.3, "puppies": 0.3})
 SILENT = {START: {"a": 0.6, END: 0.4}, "a": {"dog": 0.5, "hound": 0.5}}
-exercise(
-    likeliest_text,
+
+
+@exercise(
     lambda: [probe(search, *x) for x in ((LATE,), (SILENT,), (NEXT_WORD, 2), (NEXT_WORD, 10, 0.5))],
     "not the likeliest text and its log p (perhaps </s> at once, or a cut text) in 13 calls",
     "you dropped a possible winner: only a finished text can rule out what is less likely",
@@ -81,18 +68,23 @@ exercise(
     "dropout must be off while you search, and then as it was",
     lambda model, src, max_len: likeliest_text(model.eval(), src, max_len),
 )
-
-
-def near_the_best(log_probs: Tensor, share: float, temperature: float = 1.0) -> Tensor:
-    """(B, V) to (B, V): tokens with at least `share` of the likeliest one's probability."""
-    p = sharpened(log_probs, temperature)
-    p = p.masked_fill(p < share * p.amax(dim=-1, keepdim=True), 0.0)
-    return p / p.sum(dim=-1, keepdim=True)
+def likeliest_text(model: nn.Module, src: Tensor, max_len: int) -> Hypothesis:
+    """Always continues the likeliest of all prefixes, until that is a finished text."""
+    with dropout_off(model):
+        memory, prefixes = model.encode(src, None), [(0.0, ())]  # (1, S, D); -log p and ids
+        while True:
+            cost, ids = heappop(prefixes)
+            if len(ids) == max_len or EOS in ids:
+                return hypothesis(ids, -cost)
+            log_probs = next_log_probs(model, memory, None, src.new_tensor([[BOS, *ids]]))  # (1, V)
+            for token, log_prob in enumerate(log_probs[0].tolist()):
+                heappush(prefixes, (cost - log_prob, (*ids, token)))
 
 
 LOG_PROBS = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.3, 0.25, 0.25, 0.2]]).double().log()  # (B, V)
-exercise(
-    near_the_best,
+
+
+@exercise(
     lambda: [(LOG_PROBS, 0.4), (LOG_PROBS[:1], 0.22, 0.5)],
     "not the probabilities of the tokens with at least `share` of the likeliest one's",
     "the bound is not `share` alone: it is `share` of the likeliest token's probability",
@@ -100,3 +92,8 @@ exercise(
     "the temperature comes before the cut, not after",
     lambda lp, share, T=1.0: sharpened(near_the_best(lp, share).log(), T),
 )
+def near_the_best(log_probs: Tensor, share: float, temperature: float = 1.0) -> Tensor:
+    """(B, V) to (B, V): tokens with at least `share` of the likeliest one's probability."""
+    p = sharpened(log_probs, temperature)
+    p = p.masked_fill(p < share * p.amax(dim=-1, keepdim=True), 0.0)
+    return p / p.sum(dim=-1, keepdim=True)

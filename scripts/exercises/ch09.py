@@ -9,15 +9,10 @@ from torch import Tensor
 
 from scripts.book.exercises import exercise
 
-
-def mean_over_ranks(means: list[Tensor], tokens: list[int]) -> Tensor:
-    """Σ nᵣ·meanᵣ / Σ nᵣ over the processes that have tokens."""
-    return sum(mean * n for mean, n in zip(means, tokens, strict=True) if n) / sum(tokens)
-
-
 NAN = torch.tensor([torch.nan, 1.0])
-exercise(
-    mean_over_ranks,
+
+
+@exercise(
     lambda: [(list(torch.randn(2, 2)), [3, 13]), ([NAN, torch.ones(2)], [0, 3]), ([NAN], [1])],
     "not the mean over all tokens of all processes; the NaN of a process with tokens must stay",
     "a mean of means: the tokens of a small share count more",
@@ -25,14 +20,9 @@ exercise(
     "a process without tokens makes all NaN: 0 times NaN is NaN",
     lambda means, tokens: sum(m * n for m, n in zip(means, tokens, strict=True)) / sum(tokens),
 )
-
-
-def resumable_stream(count: int, seed: int, drawn: int) -> Iterator[int]:
-    """The order of each pass follows from the seed and the pass's number alone."""
-    while True:
-        number, place = divmod(drawn, count)
-        yield from random.Random(f"{seed}:{number}").sample(range(count), count)[place:]
-        drawn += count - place
+def mean_over_ranks(means: list[Tensor], tokens: list[int]) -> Tensor:
+    """Σ nᵣ·meanᵣ / Σ nᵣ over the processes that have tokens."""
+    return sum(mean * n for mean, n in zip(means, tokens, strict=True) if n) / sum(tokens)
 
 
 def streaming(function: Callable) -> Iterator:
@@ -48,8 +38,7 @@ def streaming(function: Callable) -> Iterator:
     yield [take(9, drawn=start) == drawn[start : start + 9] for start in (5, 17)]
 
 
-exercise(
-    resumable_stream,
+@exercise(
     lambda: [streaming],
     "each number once a pass, in an order that seed and pass decide (seed + pass would begin seed "
     "2 with seed 1's second pass), and no global generator",
@@ -58,3 +47,9 @@ exercise(
     "resumed after some draws, it doesn't go on where it was",
     lambda count, seed, drawn: resumable_stream(count, seed, 0),
 )
+def resumable_stream(count: int, seed: int, drawn: int) -> Iterator[int]:
+    """The order of each pass follows from the seed and the pass's number alone."""
+    while True:
+        number, place = divmod(drawn, count)
+        yield from random.Random(f"{seed}:{number}").sample(range(count), count)[place:]
+        drawn += count - place

@@ -12,23 +12,13 @@ from scripts.book.instruments import most_alive
 from scripts.ch01_attention import attention, subsequent_mask
 
 
-def packed_attention(q, k, v, lengths: Sequence[int], causal: bool) -> Tensor:
-    """Sentence by sentence: no score is computed that nobody needs."""
-    outputs = []
-    for part in zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True):
-        mask = subsequent_mask(len(part[0]), q.device)[0] if causal else None  # (T, T)
-        outputs.append(attention(*part, mask)[0])
-    return torch.cat(outputs)
-
-
 def by_block_mask(q, k, v, lengths: Sequence[int], causal: bool) -> Tensor:
     """All scores, most of them hidden."""
     mask = torch.block_diag(*[torch.ones(n, n) for n in lengths]).bool()
     return attention(q, k, v, mask.tril() if causal else mask)[0]
 
 
-exercise(
-    packed_attention,
+@exercise(
     lambda: [
         probe(with_gradients, torch.randn(3, 13, 5), [4, 1, 6, 2], False),
         probe(with_gradients, torch.randn(3, 13, 5), [4, 1, 6, 2], True),
@@ -40,19 +30,16 @@ exercise(
     "too much memory: no score between sentences, or of padding, should be computed",
     by_block_mask,
 )
+def packed_attention(q, k, v, lengths: Sequence[int], causal: bool) -> Tensor:
+    """Sentence by sentence: no score is computed that nobody needs."""
+    outputs = []
+    for part in zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True):
+        mask = subsequent_mask(len(part[0]), q.device)[0] if causal else None  # (T, T)
+        outputs.append(attention(*part, mask)[0])
+    return torch.cat(outputs)
 
 
-def chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-    """Each chunk's logits are thrown away, and computed again in the backward pass."""
-
-    def part(rows: Tensor) -> Tensor:
-        return F.linear(rows, weight, bias).logsumexp(1).square().sum()
-
-    return sum(checkpoint(part, rows, use_reentrant=False) for rows in x.split(chunk))
-
-
-exercise(
-    chunked_z_loss,
+@exercise(
     lambda: [
         probe(with_gradients, normal((7, 4), (11, 4), (11,)), 3),
         probe(with_gradients, [1000 * torch.ones(7, 4), *normal((11, 4), (11,))], 3),
@@ -64,3 +51,10 @@ exercise(
     "more than half of all logits are in memory at once, be it in the backward pass",
     lambda x, w, b, chunk: F.linear(x, w, b).logsumexp(1).square().sum(),
 )
+def chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
+    """Each chunk's logits are thrown away, and computed again in the backward pass."""
+
+    def part(rows: Tensor) -> Tensor:
+        return F.linear(rows, weight, bias).logsumexp(1).square().sum()
+
+    return sum(checkpoint(part, rows, use_reentrant=False) for rows in x.split(chunk))

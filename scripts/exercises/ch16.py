@@ -12,20 +12,6 @@ from scripts.book.exercises import exercise, probe
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 
 
-@contextmanager
-def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
-    """A head whose values are all 0 mixes only zeros."""
-    rows = [p.detach().unflatten(0, (layer.h, -1))[head] for p in layer.project_value.parameters()]
-    before = [tensor.clone() for tensor in rows]
-    try:
-        for tensor in rows:
-            tensor.zero_()
-        yield
-    finally:
-        for tensor, old in zip(rows, before, strict=True):
-            tensor.copy_(old)
-
-
 def silenced(function: Callable, *errors: Exception) -> Iterator:
     """Values and autograd in a block, perhaps with an error; the numbers after it."""
     layer, x = MultiHeadedAttention(h=4, d_model=24, dropout=0.0), torch.randn(1, 5, 24)
@@ -38,8 +24,7 @@ def silenced(function: Callable, *errors: Exception) -> Iterator:
     yield parameters_to_vector(layer.parameters()), [p.requires_grad for p in layer.parameters()]
 
 
-exercise(
-    values_silenced,
+@exercise(
     lambda: [silenced, probe(silenced, KeyError())],
     "silence the head's rows of the matrix *and* the bias, with autograd on; after the block, even "
     "after an error in it (`finally`), all is as it was",
@@ -48,3 +33,15 @@ exercise(
     "another head is silent: the head's rows begin at head · d_k",
     lambda layer, head: values_silenced(layer, head - 1),
 )
+@contextmanager
+def values_silenced(layer: MultiHeadedAttention, head: int) -> Iterator[None]:
+    """A head whose values are all 0 mixes only zeros."""
+    rows = [p.detach().unflatten(0, (layer.h, -1))[head] for p in layer.project_value.parameters()]
+    before = [tensor.clone() for tensor in rows]
+    try:
+        for tensor in rows:
+            tensor.zero_()
+        yield
+    finally:
+        for tensor, old in zip(rows, before, strict=True):
+            tensor.copy_(old)

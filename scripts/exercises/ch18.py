@@ -9,14 +9,6 @@ from scripts.book.exercises import exercise
 from scripts.ch06_training import BOS, EOS, PAD
 
 
-def hide_words(ids: Tensor, starts: Tensor, gap: int, generator) -> tuple[Tensor, Tensor]:
-    """One draw per word, used for all its pieces."""
-    word = starts.long().cumsum(0) - 1  # (T,)
-    draw = torch.rand(int(word[-1]) + 1, generator=generator)  # (words,)
-    chosen = (draw[word] < 0.15) & (ids > EOS)  # (T,)
-    return ids.masked_fill(chosen, gap), ids.masked_fill(~chosen, PAD)
-
-
 def hiding(function: Callable) -> Iterator:
     """What is hidden and asked in a long sentence: no special token, whole words, how many."""
     ids = torch.randint(EOS + 1, 90, (20_000,))
@@ -32,8 +24,7 @@ def hiding(function: Callable) -> Iterator:
     yield [torch.equal(hidden, again) for again, _ in draws[1:]]
 
 
-exercise(
-    hide_words,
+@exercise(
     lambda: [hiding],
     "hide 15% of the words, drawn by `generator`, no special token, and ask for what is hidden",
     "only a part of a word is hidden: the rest gives it away; draw once per word",
@@ -41,3 +32,9 @@ exercise(
     "a label asks for a piece that isn't hidden: labels must be PAD where nothing is hidden",
     lambda ids, *rest: (hide_words(ids, *rest)[0], ids),
 )
+def hide_words(ids: Tensor, starts: Tensor, gap: int, generator) -> tuple[Tensor, Tensor]:
+    """One draw per word, used for all its pieces."""
+    word = starts.long().cumsum(0) - 1  # (T,)
+    draw = torch.rand(int(word[-1]) + 1, generator=generator)  # (words,)
+    chosen = (draw[word] < 0.15) & (ids > EOS)  # (T,)
+    return ids.masked_fill(chosen, gap), ids.masked_fill(~chosen, PAD)

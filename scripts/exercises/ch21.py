@@ -8,12 +8,6 @@ from torch import Tensor
 from scripts.book.exercises import exercise, probe, with_gradients
 
 
-def closest_to_people(candidates: list, references: list[str], similarity: Callable) -> list[str]:
-    """`max` returns the first of equals, which is the likeliest."""
-    pairs = zip(candidates, references, strict=True)
-    return [max(texts, key=lambda text: similarity(text, reference)) for texts, reference in pairs]
-
-
 def shared_letters(hypothesis: str, reference: str) -> float:
     """A similarity up to 0. As chrF, it charges more for a letter too few than for one too many."""
     shared = len(set(hypothesis) & set(reference))
@@ -21,8 +15,9 @@ def shared_letters(hypothesis: str, reference: str) -> float:
 
 
 TEXTS = [("xyz", "abq", "abc"), ("abc", "m", "mnop"), ("pq", "qp", "qpx"), ("gh", "ij")]
-exercise(
-    closest_to_people,
+
+
+@exercise(
     lambda: [(TEXTS, ["abc", "mn", "qp", "kl"], shared_letters)],
     "not the teacher's hypotheses that are most similar to people's texts",
     "these are the likeliest: compare with the person's text",
@@ -30,17 +25,13 @@ exercise(
     "`similarity` takes the hypothesis first: the order matters",
     lambda *texts: closest_to_people(*texts[:2], lambda text, person: texts[2](person, text)),
 )
+def closest_to_people(candidates: list, references: list[str], similarity: Callable) -> list[str]:
+    """`max` returns the first of equals, which is the likeliest."""
+    pairs = zip(candidates, references, strict=True)
+    return [max(texts, key=lambda text: similarity(text, reference)) for texts, reference in pairs]
 
 
-def policy_loss(log_probs: Tensor, risks: Tensor, counts: Sequence[int]) -> Tensor:
-    """The others' mean is the sum without the candidate's own mark, divided by one fewer."""
-    marks = risks.detach()
-    baselines = [(own.sum() - own) / (len(own) - 1) for own in marks.split(list(counts))]
-    return (log_probs * (marks - torch.cat(baselines))).mean()
-
-
-exercise(
-    policy_loss,
+@exercise(
     lambda: [probe(with_gradients, (-torch.rand(5), torch.rand(5)), [3, 2])],
     "not the mean over all candidates of log P(y) times the risk beyond the *others'* mean, or a "
     "gradient flows into the marks, or none into log P",
@@ -49,3 +40,8 @@ exercise(
     "there is no baseline: everything that isn't perfect is pushed down",
     lambda log_probs, risks, counts: (log_probs * risks.detach()).mean(),
 )
+def policy_loss(log_probs: Tensor, risks: Tensor, counts: Sequence[int]) -> Tensor:
+    """The others' mean is the sum without the candidate's own mark, divided by one fewer."""
+    marks = risks.detach()
+    baselines = [(own.sum() - own) / (len(own) - 1) for own in marks.split(list(counts))]
+    return (log_probs * (marks - torch.cat(baselines))).mean()
