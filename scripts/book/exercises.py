@@ -17,8 +17,6 @@ from torch import Tensor
 
 from scripts import ROOT
 
-FOLDER = ROOT / "scripts/exercises"
-
 
 class Exercise(NamedTuple):
     """What `exercise` was given; `mistakes` are pairs of a message and a wrong function."""
@@ -64,12 +62,10 @@ def check(function: Callable[..., Any], name: str = "") -> None:
     dtype_before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        failure = first_failure(function, name)
-        message = failure and explained(*failure, name)
+        if failure := first_failure(function, name):
+            raise AssertionError(explained(*failure, name))
     finally:
         torch.set_default_dtype(dtype_before)
-    if message:
-        raise AssertionError(message)
 
 
 def first_failure(function: Callable, name: str) -> tuple[tuple[int, int], Any, Any] | None:
@@ -100,8 +96,7 @@ def solution_results(name: str) -> list[list]:
 def explained(place: tuple[int, int], result: Any, right: Any, name: str) -> str:
     """The message of the mistake that fails in the same way, or else what is known."""
     for message, wrong in find(name).mistakes:
-        wrong_place, wrong_result, _ = first_failure(wrong, name)
-        if wrong_place == place and same(result, wrong_result):
+        if same([place, result], list(first_failure(wrong, name)[:2])):
             return message
     if result is None:
         return "your function gives None: is `return` missing?"
@@ -156,9 +151,10 @@ def find(name: str) -> Exercise:
 
 def modules_by_name() -> dict[str, str]:
     """Each exercise's module, read from the text: importing all would take seconds."""
-    paths, pattern = sorted(FOLDER.glob("ch*.py")), r"^@exercise\(.*?^def (\w+)"
-    names = {path.stem: re.findall(pattern, path.read_text("utf-8"), re.M | re.S) for path in paths}
-    return {name: stem for stem, own in names.items() for name in own}
+    solution_name = re.compile(r"^@exercise\(.*?^def (\w+)", re.MULTILINE | re.DOTALL)
+    paths = sorted((ROOT / "scripts/exercises").glob("ch*.py"))
+    texts = {path.stem: path.read_text("utf-8") for path in paths}
+    return {name: stem for stem in texts for name in solution_name.findall(texts[stem])}
 
 
 def is_stub(function: Callable[..., Any]) -> bool:

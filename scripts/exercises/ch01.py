@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from scripts.book.exercises import exercise, normal
 from scripts.book.instruments import most_alive
@@ -82,17 +81,12 @@ def streaming_cases() -> list:
     return [*cases, lambda function: most_alive(function, query, many) < 24 * 2**10]
 
 
-def unshifted(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """Both sums without the largest score."""
-    sums = sum((query @ k.T / 2).exp() @ F.pad(v, (0, 1), value=1.0) for k, v in blocks)
-    return sums[:, :-1] / sums[:, -1:]
-
-
 @exercise(
     streaming_cases,
-    "wrong for some blocks: when a larger score comes, both sums must shrink by the same factor",
-    "NaN for scores far from 0: subtract the largest so far, each query its own",
-    unshifted,
+    "wrong for some blocks, or NaN for scores far from 0: subtract each query's largest score so "
+    "far; when a larger one comes, both sums must shrink by the same factor",
+    "the blocks' outputs are averaged: add up both sums over all blocks",
+    lambda query, blocks: torch.stack([attention(query, *b)[0] for b in blocks]).mean(0),
     "more than half of all keys and values are in memory at once: keep sums, not blocks",
     lambda query, blocks: attention(query, *map(torch.cat, zip(*blocks, strict=True)))[0],
 )

@@ -54,8 +54,7 @@ def removal(function: Callable, *heads: int) -> list:
 
 @exercise(
     lambda: [probe(removal, 2), probe(removal, 0, 0)],
-    "a head owns d_k rows of three `.weight`s, their biases, and d_k columns of the fourth; all "
-    "else stays, d_k too, which is no longer D / h: a second head can be taken out",
+    "a head owns d_k rows of three matrices and of their biases, and d_k columns of the fourth",
     "the wrong head is gone",
     lambda layer, i: without_head(layer, (i + 1) % layer.h),
     "the given layer itself became smaller: change a copy",

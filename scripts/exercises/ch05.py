@@ -56,8 +56,7 @@ def renumbered(model: EncoderDecoder, change: Callable[[Tensor], object]) -> Enc
 
 @exercise(
     lambda: [growth],
-    "there must be N layers on each side, the old ones below; the model itself must stay as it "
-    "was, and share no weights with the new one, in which what was tied stays tied",
+    "a new model with N layers on each side, the old ones below; what was tied stays tied",
     "the outputs have changed: a new layer adds something. Where does it come from?",
     lambda model, N: renumbered(deepened(model, N), nn.init.normal_),
     "the new layers can never learn: if both factors of a product are 0, so are their gradients",

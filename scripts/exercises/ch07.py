@@ -73,8 +73,7 @@ def batching(function: Callable) -> Iterator:
 
 @exercise(
     lambda: [batching],
-    "batches of similar lengths, as full as the limit allows, in an order that rng alone decides; "
-    "a pair that is too long by itself is a ValueError",
+    "full batches of similar lengths, in any order; a pair too long by itself is a ValueError",
     "a batch has too many cells: padding counts, and both sides are in memory",
     lambda examples, budget, rng: budget_batches(examples, 2 * budget, rng),
     "the order must depend on rng: the same seed gives the same batches, another seed others",

@@ -40,8 +40,7 @@ def streaming(function: Callable) -> Iterator:
 
 @exercise(
     lambda: [streaming],
-    "each number once a pass, in an order that seed and pass decide (seed + pass would begin seed "
-    "2 with seed 1's second pass), and no global generator",
+    "each number once a pass, in an order that seed and pass alone decide, but not their sum",
     "two passes have the same order: epochs would have the same batches",
     lambda n, seed, drawn: islice(cycle(random.Random(seed).sample(range(n), n)), drawn, None),
     "resumed after some draws, it doesn't go on where it was",

@@ -31,8 +31,7 @@ REFERENCES += [["in the garden a dog", "the dog in the garden in a park"], ["f g
 
 @exercise(
     lambda: [(OUTPUTS, REFERENCES), (OUTPUTS[1:2], REFERENCES[1:2])],
-    "not sacreBLEU's score: is each sentence clipped by its own references, before counts are "
-    "added, and is the closest reference's length taken, in a tie the shorter one's?",
+    "not sacreBLEU's score: clip sentence by sentence; in a tie the shorter reference is closest",
     "only the first reference counts",
     lambda outputs, references: many_references(outputs, [texts[:1] for texts in references]),
     "for each n-gram the reference with it most often counts, not all together",

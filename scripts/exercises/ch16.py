@@ -26,8 +26,7 @@ def silenced(function: Callable, *errors: Exception) -> Iterator:
 
 @exercise(
     lambda: [silenced, probe(silenced, KeyError())],
-    "silence the head's rows of the matrix *and* the bias, with autograd on; after the block, even "
-    "after an error in it (`finally`), all is as it was",
+    "silence its rows of W^V *and* its bias; autograd stays on; `finally` restores all",
     "nothing changed in W^V and its bias, which all paths read: a hook won't do",
     lambda layer, head: nullcontext(),
     "another head is silent: the head's rows begin at head · d_k",
