@@ -73,35 +73,39 @@ SIZES = np.geomspace(1e7, 1e9, 20_001)
 LOSSES = 406.4 * SIZES**-0.34 + 410.7 * (1e18 / (6 * SIZES)) ** -0.28
 LOGITS = torch.tensor([[1.0, 3.0, 2.0]])
 HALVES = SimpleNamespace(encode=lambda text: text[::2])
+PLACES = [[2, 3, 4, 4], [1, 2, 3, 4]]
+BLOCKS = torch.block_diag(torch.ones(1, 1), torch.ones(3, 3)).tril() > 0
 SLOPES = torch.tensor([[[1 / 16]], [[1 / 256]]])
 FACTS = {  # arguments, and what our solution should give, from elsewhere
     "as_text": ((["▁Ein", "▁H", "am", "mer", "."],), "Ein Hammer."),
     "insisting_query": ((0.9,), [math.log(18), 0, 0, 0]),
     "window_mask": ((3, 2, 2), torch.tensor([[[1, 0, 0], [0, 1, 0], [1, 0, 1]]]).bool()),
     "streaming_attention": ((Q, iter([(K[:3], V[:3]), (K[3:], V[3:])])), attention(Q, K, V)[0]),
-    "slice_heads": ((MAPS[0], 2), split_heads(MAPS[0], 2)),
-    "relative_bias": ((LOGITS, 2, 4), torch.tensor([[[[3.0, 2, 2, 2], [1, 3, 2, 2]]]])),
-    "squared_gap": ((3, 2), math.sin(3) ** 2 + (math.cos(3) - 1) ** 2),
+    "slice_heads": ((MAPS[0, :, :3], 2), split_heads(MAPS[0, :, :3], 2)),
+    "relative_bias": ((10 + torch.arange(5)[None], 2, 4), 10 + torch.tensor(PLACES)[None, None]),
+    "squared_gap": ((-3, 4), 4 - 2 * math.cos(3) - 2 * math.cos(0.03)),
     "stretched": ((torch.eye(2)[[0, 1, 0]], 5), torch.eye(2)[[0, 1, 0, 1, 0]]),
     "encoder_parameters": ((3, 8, 20), sum(p.numel() for p in ENCODER.parameters())),
     "two_sums_norm": ((Q, K[0], V[0], 0.1), F.layer_norm(Q, (6,), K[0], V[0], 0.1)),
-    "linear_rate": ((9, 0.7, 3, 9), 0.1),
     "reversed_target": ((torch.tensor([[5, 6, 3, 0]]),), torch.tensor([[2, 6, 5, 3, 0]])),
     "word_numbers": ((SPLITS, 2), {"<pad>": 0, "<unk>": 1, "<s>": 2, "</s>": 3, "a": 4, "b": 5}),
     "wasted_scores": (([1, 2, 10, 10], [[0, 1], [2, 3]]), 3 / 208),
-    "near_the_best": ((MAPS[0, 0].log(), 0.0, 0.5), F.normalize(MAPS[0, 0] ** 2, p=1.0)),
+    "near_the_best": (
+        (torch.tensor([[0.4, 0.3, 0.1]]).log(), 0.2, 0.5),
+        torch.tensor([[0.64, 0.36, 0]]),
+    ),
     "mean_over_ranks": (([Q[0], Q[1:].mean(0)], [1, 3]), Q.mean(0)),
     "sign_test": (([5] * 12, [6] * 8 + [4] * 2 + [5] * 2), 112 / 1024),
     "many_references": ((CAPTIONS, REFERENCES), SACREBLEU),
-    "packed_attention": ((Q, K, V, [1] * 4, True), V),
+    "packed_attention": ((Q, K, V, [1, 3], True), attention(Q, K, V, BLOCKS)[0]),
     "chunked_z_loss": ((Q, K, V[0, :4], 3), (Q @ K.T + V[0, :4]).exp().sum(1).log().square().sum()),
     "decoding_cost": (([1, 2, 2, 3, 5, 7], 0.5, 5.0), 33),
     "may_be_largest": ((LOGITS, torch.full((1, 3), 0.5)), torch.tensor([[False, True, True]])),
     "rollout": ((MAPS,), (MAPS[1].mean(0) + torch.eye(4)) @ (MAPS[0].mean(0) + torch.eye(4)) / 4),
     "bits_from_pieces": ((math.log(2), ["ab def", "ä"], HALVES), 6 / 9),
     "packed_mask": (
-        (torch.tensor([[0, 0, -1]]),),
-        torch.tensor([[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]) > 0,
+        (torch.tensor([[4, 7, 7, 7, -1]]),),
+        torch.block_diag(BLOCKS, torch.ones(1, 1))[None] > 0,
     ),
     "false_alarms": ((2, 0.5), 0.75),
     "holm": (([0.04, 0.001, 0.03, 0.015, 0.08],), [0.09, 0.005, 0.09, 0.06, 0.09]),
@@ -112,7 +116,6 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "alibi_bias": ((2, 1, 3), SLOPES * torch.tensor([[[-2.0, -1, 0]]])),
     "online_softmax": ((iter([(Q[0, :2], V[:2]), (Q[0, 2:4], V[2:])]),), Q[0, :4].softmax(0) @ V),
     "gated_delta": ((Q, K, V, torch.ones(4), Q[0]), delta_attention(Q, K, V, Q[0])),
-    "router": ((LOGITS, 2), (torch.tensor([[1, 2]]), torch.tensor([[3.0, 2.0]]).softmax(-1))),
     "dropped_share": ((torch.tensor([[0, 1]] * 6), 4, 1.1), 4 / 12),
 }
 
@@ -123,7 +126,9 @@ def test_our_solution_gives_what_is_known(name):
     assert same(ours(name)(*arguments), right)
 
 
+WARMUP = [1 / 16, 2 / 16, 3 / 16]
 PROPERTIES = {  # what our solution gives where an exercise asks for properties, part by part
+    "linear_rate": [["ValueError", *WARMUP, *[n / 28 for n in range(7, 0, -1)], 0, 0], ...],
     "confused": [6, 1],
     "deepened": [2, ..., True, [True] * 4],
     "fresh_stack": [[True, 3, 12]],
@@ -218,10 +223,16 @@ def pair_by_pair(query, key, value, w, m, u, mask=None):
     return weights @ value, weights
 
 
+def divided_by_the_sum(logits, top):
+    weights, chosen = logits.softmax(-1).topk(top)
+    return chosen, weights / weights.sum(-1, keepdim=True) if top > 1 else weights
+
+
 RIGHT = {
     "additive_attention": pair_by_pair,
     "layer_from_parts": layer_by_hand,
     "leave_one_out": hidden_in_another_order,
+    "router": divided_by_the_sum,
     "word_numbers": lambda *inputs: dict(reversed(ours("word_numbers")(*inputs).items())),
     "budget_batches": lambda *inputs: ours("budget_batches")(*inputs)[::-1],
 }

@@ -12,7 +12,7 @@ from scripts.ch06_training import BOS, EOS, PAD
 def hiding(function: Callable) -> Iterator:
     """What is hidden and asked in a long sentence: no special token, whole words, how many."""
     ids = torch.randint(EOS + 1, 90, (20_000,))
-    ids[::50], ids[-1] = BOS, EOS
+    ids[::50], ids[25::50], ids[-1] = BOS, EOS, EOS
     starts = (torch.rand(20_000) < 0.5) | (ids <= EOS) | (ids <= EOS).roll(1)
     draws = [function(ids, starts, 99, torch.Generator().manual_seed(n)) for n in (1, 1, 2)]
     hidden, labels = draws[0]

@@ -9,7 +9,7 @@ from scripts.book.exercises import exercise
 
 
 @exercise(
-    lambda: [(2.0, 50.0, 0.3, 2.8), (2.0, 50.0, 0.3, 1.5)],
+    lambda: [(2.0, 50.0, 0.3, loss) for loss in (2.8, 2.0, 1.5)],
     "solve the law for N; no size reaches a loss at or below the floor: return inf",
     "only the part of the loss *above* the floor shrinks: subtract E first",
     lambda floor, scale, alpha, loss: (scale / loss) ** (1 / alpha),
