@@ -79,8 +79,8 @@ SLOPES = torch.tensor([[[1 / 16]], [[1 / 256]]])
 FACTS = {  # arguments, and what our solution should give, from elsewhere
     "as_text": ((["▁Ein", "▁H", "am", "mer", "."],), "Ein Hammer."),
     "insisting_query": ((0.9,), [math.log(18), 0, 0, 0]),
-    "window_mask": ((3, 2, 2), torch.tensor([[[1, 0, 0], [0, 1, 0], [1, 0, 1]]]).bool()),
-    "streaming_attention": ((Q, iter([(K[:3], V[:3]), (K[3:], V[3:])])), attention(Q, K, V)[0]),
+    "window_mask": ((5, 2, 2), (torch.eye(5) + torch.eye(5).roll(2, 0).tril())[None] > 0),
+    "streaming_attention": ((Q, zip(K.split(1), V.split(1), strict=True)), attention(Q, K, V)[0]),
     "slice_heads": ((MAPS[0, :, :3], 2), split_heads(MAPS[0, :, :3], 2)),
     "relative_bias": ((10 + torch.arange(5)[None], 2, 4), 10 + torch.tensor(PLACES)[None, None]),
     "squared_gap": ((-3, 4), 4 - 2 * math.cos(3) - 2 * math.cos(0.03)),
@@ -104,7 +104,7 @@ FACTS = {  # arguments, and what our solution should give, from elsewhere
     "rollout": ((MAPS,), (MAPS[1].mean(0) + torch.eye(4)) @ (MAPS[0].mean(0) + torch.eye(4)) / 4),
     "bits_from_pieces": ((math.log(2), ["ab def", "ä"], HALVES), 6 / 9),
     "packed_mask": (
-        (torch.tensor([[4, 7, 7, 7, -1]]),),
+        (torch.tensor([[7, 0, 0, 0, -1]]),),
         torch.block_diag(BLOCKS, torch.ones(1, 1))[None] > 0,
     ),
     "false_alarms": ((2, 0.5), 0.75),
