@@ -8,19 +8,14 @@ import dis
 import functools
 import importlib
 import inspect
-import pickle
 import re
-import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from scripts import ROOT
-
-FOLDER = ROOT / "scripts/exercises"
 
 
 class Exercise(NamedTuple):
@@ -35,16 +30,21 @@ class Exercise(NamedTuple):
 EXERCISES: dict[str, Exercise] = {}
 
 
-def exercise(solution: Callable, cases: Callable[[], list], otherwise: str, *mistakes: Any) -> None:
-    """Make an exercise of the name of `solution`.
+def exercise(cases: Callable[[], list], otherwise: str, *mistakes: Any) -> Callable:
+    """A decorator that makes an exercise of our solution, of the same name.
 
     `cases()` makes a list anew, of tuples of arguments and of probes: functions that try the
     function which they are given, and return what is compared, or yield it part by part. `mistakes`
     are messages and wrong functions in turn. Whose function first fails where a wrong one does, and
     with the same result, gets its message; all others get `otherwise`.
     """
-    pairs = list(zip(mistakes[::2], mistakes[1::2], strict=True))
-    EXERCISES[solution.__name__] = Exercise(solution, cases, otherwise, pairs)
+
+    def add(solution: Callable) -> Callable:
+        pairs = list(zip(mistakes[::2], mistakes[1::2], strict=True))
+        EXERCISES[solution.__name__] = Exercise(solution, cases, otherwise, pairs)
+        return solution
+
+    return add
 
 
 def check(function: Callable[..., Any], name: str = "") -> None:
@@ -62,21 +62,18 @@ def check(function: Callable[..., Any], name: str = "") -> None:
     dtype_before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        failure = first_failure(function, name)
-        message = failure and explained(*failure, name)
+        if failure := first_failure(function, name):
+            raise AssertionError(explained(*failure, name))
     finally:
         torch.set_default_dtype(dtype_before)
-    if message:
-        raise AssertionError(message)
 
 
-def first_failure(function: Callable, name: str) -> tuple[tuple[int, int], Any] | None:
-    """Where `function` first gives something else than our solution, and what it gives there."""
-    function = guarded(function, inspect.signature(find(name).solution))
+def first_failure(function: Callable, name: str) -> tuple[tuple[int, int], Any, Any] | None:
+    """Where `function` first differs from our solution, its result there, and the right one."""
     for number, right_results in enumerate(solution_results(name)):
         for part, result in enumerate(results(function, name, number)):
             if not same(result, right_results[part]):
-                return (number, part), result
+                return (number, part), result, right_results[part]
     return None
 
 
@@ -92,95 +89,54 @@ def results(function: Callable, name: str, number: int) -> Iterator[Any]:
 @functools.cache
 def solution_results(name: str) -> list[list]:
     """What our solution gives in each case, part by part."""
-    cases = find(name).cases()
-    return [list(results(find(name).solution, name, number)) for number in range(len(cases))]
+    numbers = range(len(find(name).cases()))
+    return [list(results(find(name).solution, name, number)) for number in numbers]
 
 
-@functools.cache
-def failures_by_message(name: str) -> dict[str, tuple[tuple[int, int], Any]]:
-    """The first failure of the wrong function behind each message."""
-    return {message: first_failure(wrong, name) for message, wrong in find(name).mistakes}
-
-
-def explained(place: tuple[int, int], got: Any, name: str) -> str:
+def explained(place: tuple[int, int], result: Any, right: Any, name: str) -> str:
     """The message of the mistake that fails in the same way, or else what is known."""
-    for message, failure in failures_by_message(name).items():
-        if failure[0] == place and same(got, failure[1]):
+    for message, wrong in find(name).mistakes:
+        if same([place, result], list(first_failure(wrong, name)[:2])):
             return message
-    number, part = place
-    case, right = find(name).cases()[number], solution_results(name)[number][part]
-    if isinstance(got, Tensor) and isinstance(right, Tensor) and form(got) != form(right):
-        return f"the result must be {form(right)}, not {form(got)}"
-    if not isinstance(case, tuple):
-        return find(name).otherwise
-    call, numbers = f"{name}({', '.join(map(repr, case))})", f"should be {right!r}, not {got!r}"
-    call = "it" if len(call) > 80 or "\n" in call or " at 0x" in call else call
-    return find(name).otherwise + f" ({call} {numbers})" * (len(numbers) < 120)
+    if result is None:
+        return "your function gives None: is `return` missing?"
+    if isinstance(right, Tensor) and form(result) != form(right):
+        return f"the result must be {form(right)}, not {form(result)}"
+    case = find(name).cases()[place[0]]
+    numbers = f" ({name}{case!r} should be {right!r}, not {result!r})"
+    readable = (
+        isinstance(case, tuple) and len(numbers) < 160 and not re.search("\n| at 0x", numbers)
+    )
+    return find(name).otherwise + numbers * readable
 
 
-def guarded(function: Callable[..., Any], ours: inspect.Signature) -> Callable[..., Any]:
-    """`function`, but it raises AssertionError where it doesn't keep to our signature.
-
-    That is, if the result is of another kind, or if it changed data that it was given.
-    """
-    kind = typing.get_origin(ours.return_annotation) or ours.return_annotation
-
-    @functools.wraps(function)
-    def called(*args: Any) -> Any:
-        data = {name: x for name, x in zip(ours.parameters, args, strict=False) if is_data(x)}
-        before = {name: pickle.dumps(x) for name, x in data.items()}
-        result = function(*args)
-        for name, x in data.items():
-            unchanged = pickle.dumps(x) == before[name]
-            assert unchanged, f"`{name}` itself was changed: make a new one, or work on a copy"
-        assert kind is None or result is not None, "your function gives None: is `return` missing?"
-        number = hasattr(result, "__float__") and np.ndim(result) == 0
-        returned = f"not a {type(result).__name__}"
-        assert kind not in (int, float) or number, f"return one number, {returned}"
-        strict = kind in (Tensor, dict, tuple, str)
-        assert not strict or isinstance(result, kind), f"return a {kind.__name__}, {returned}"
-        return result
-
-    return called
-
-
-def is_data(x: Any) -> bool:
-    """Whether x is a tensor, an array, a number or a text, or a list of such."""
-    if isinstance(x, list | tuple):
-        return all(map(is_data, x))
-    return isinstance(x, Tensor | np.ndarray | float | int | str)
-
-
-def form(x: Tensor) -> str:
-    """A tensor's shape and kind of numbers, whatever their precision is."""
+def form(x: Any) -> str:
+    """A tensor's shape and kind of numbers, whatever their precision is; else the type alone."""
+    if not isinstance(x, Tensor):
+        return f"a {type(x).__name__}"
     kind = "floats" if x.is_floating_point() else "bool" if x.dtype == torch.bool else "integers"
     return f"a tensor {tuple(x.shape)} of {kind}"
 
 
-def same(got: Any, right: Any) -> bool:
+def same(result: Any, right: Any) -> bool:
     """Have both the same texts, and the same shapes and numbers up to rounding, part by part?"""
     if isinstance(right, list | tuple):
-        got = got.tolist() if isinstance(got, Tensor | np.ndarray) else got
-        parts = isinstance(got, list | tuple) and len(got) == len(right)
-        return parts and all(map(same, got, right))
-    if isinstance(right, Tensor) and not (isinstance(got, Tensor) and form(got) == form(right)):
+        result = result.tolist() if hasattr(result, "tolist") else result
+        parts = isinstance(result, list | tuple) and len(result) == len(right)
+        return parts and all(map(same, result, right))
+    if isinstance(right, Tensor) and form(result) != form(right):
         return False
     try:
-        got, right = (torch.as_tensor(x, dtype=torch.float64) for x in (got, right))
+        result, right = (torch.as_tensor(x, dtype=torch.float64) for x in (result, right))
     except (TypeError, ValueError, RuntimeError):  # no numbers
-        return type(got) is type(right) and got == right
-    return got.shape == right.shape and torch.allclose(got, right, 1e-6, 1e-6, equal_nan=True)
+        return type(result) is type(right) and result == right
+    return result.shape == right.shape and torch.allclose(result, right, 1e-6, 1e-6, equal_nan=True)
 
 
 def solution(name: str) -> None:
-    """Print our solution of the exercise, after what else it uses from its module.
-
-    Raises ValueError if there is no such exercise.
-    """
-    ours = inspect.unwrap(find(name).solution)
-    used = [ours.__globals__.get(part) for part in ours.__code__.co_names]
-    own = [part for part in used if getattr(part, "__module__", "") == ours.__module__]
-    print("\n\n\n".join(inspect.getsource(part).rstrip() for part in (*own, ours)))
+    """Print our solution of the exercise. Raises ValueError if there is no such exercise."""
+    source = inspect.getsource(find(name).solution)
+    print(re.sub(r"^@exercise\(.*?\n\)\n", "", source, flags=re.DOTALL).rstrip())
 
 
 @functools.cache
@@ -195,15 +151,15 @@ def find(name: str) -> Exercise:
 
 def modules_by_name() -> dict[str, str]:
     """Each exercise's module, read from the text: importing all would take seconds."""
-    texts = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("ch*.py"))}
-    names = {stem: re.findall(r"^exercise\(\s*(\w+)", text, re.M) for stem, text in texts.items()}
-    return {name: stem for stem, own in names.items() for name in own}
+    solution_name = re.compile(r"^@exercise\(.*?^def (\w+)", re.MULTILINE | re.DOTALL)
+    paths = sorted((ROOT / "scripts/exercises").glob("ch*.py"))
+    texts = {path.stem: path.read_text("utf-8") for path in paths}
+    return {name: stem for stem in texts for name in solution_name.findall(texts[stem])}
 
 
 def is_stub(function: Callable[..., Any]) -> bool:
     """Whether the body does nothing: a docstring, `...` or `pass`."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    steps = dis.get_instructions(code) if code else []
+    steps = dis.get_instructions(inspect.unwrap(function))
     does = [(step.opname, step.argval) for step in steps if step.opname not in ("RESUME", "NOP")]
     return does in ([("LOAD_CONST", None), ("RETURN_VALUE", None)], [("RETURN_CONST", None)])
 
@@ -217,10 +173,15 @@ def with_gradients(function: Callable[..., Tensor], tensors: Iterable[Tensor], *
     """The tensor function(*tensors, *rest), and its gradients for `tensors`."""
     leaves = [x.detach().clone().requires_grad_() for x in tensors]
     result = function(*leaves, *rest)
-    if not result.requires_grad:
+    if not getattr(result, "requires_grad", False):
         return result, "no gradient"
     weights = torch.linspace(2, 3, result.numel()).view_as(result)
     return result, torch.autograd.grad((result * weights).sum(), leaves, materialize_grads=True)
+
+
+def normal(*shapes: tuple[int, ...]) -> list[Tensor]:
+    """Tensors of these shapes, of normal noise."""
+    return [torch.randn(shape) for shape in shapes]
 
 
 def outcome(function: Callable, *args: Any) -> Any:

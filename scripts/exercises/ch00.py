@@ -3,19 +3,14 @@
 from scripts.book.exercises import exercise
 
 
-def as_text(pieces: list[str]) -> str:
-    """The text that `pieces` were cut from: ▁ marks where a word begins."""
-    return "".join(pieces).replace("▁", " ").strip()
-
-
-exercise(
-    as_text,
-    lambda: [(["▁Ein", "▁H", "am", "mer", "."],), (["▁zwei"],), ([],)],
-    "only ▁ starts a word",
-    "the marks ▁ are still in the text",
-    lambda pieces: "".join(pieces),
+@exercise(
+    lambda: [(["▁Ein", "▁H", "am", "mer", "."],), ([],)],
+    "only ▁ starts a word, and none of the marks may stay",
     "a space at the start or end: the first ▁ must not become a space",
     lambda pieces: "".join(pieces).replace("▁", " "),
     "the words run together: ▁ before a word becomes a space",
     lambda pieces: "".join(pieces).replace("▁", ""),
 )
+def as_text(pieces: list[str]) -> str:
+    """The text that `pieces` were cut from: ▁ marks where a word begins."""
+    return "".join(pieces).replace("▁", " ").strip()

@@ -5,13 +5,20 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from scripts.book.exercises import exercise
+from scripts.book.exercises import exercise, normal
 from scripts.book.instruments import most_alive
 from scripts.ch01_attention import attention, masked_softmax
 
 
+@exercise(
+    lambda: [(0.5,), (0.9,)],
+    "the weight isn't the share: solve the softmax formula for s; the other three numbers are 0",
+    "right only without dividing by √d_k: a score is half of q · k",
+    lambda share: [math.log(2 * share / (1 - share)) / 2, 0.0, 0.0, 0.0],
+    "two other words count too: a score of 0 becomes e⁰ = 1 in the softmax",
+    lambda share: [math.log(share / (1 - share)), 0.0, 0.0, 0.0],
+)
 def insisting_query(share: float) -> list[float]:
     """The score is s·2/√4 = s, and the other two are 0: share = eˢ / (eˢ + 2).
 
@@ -21,17 +28,14 @@ def insisting_query(share: float) -> list[float]:
     return [math.log(2 * share / (1 - share)), 0.0, 0.0, 0.0]
 
 
-exercise(
-    insisting_query,
-    lambda: [(0.5,), (0.9,), (0.9999,)],
-    "the weight isn't the share: solve the softmax formula for s; the other three numbers are 0",
-    "right only without dividing by √d_k: a score is half of q · k",
-    lambda share: [math.log(2 * share / (1 - share)) / 2, 0.0, 0.0, 0.0],
-    "two other words count too: a score of 0 becomes e⁰ = 1 in the softmax",
-    lambda share: [math.log(share / (1 - share)), 0.0, 0.0, 0.0],
+@exercise(
+    lambda: [(6, 3, 1), (9, 3, 2), (4, 6, 1)],
+    "not the window: position i sees itself and looks back in steps of `gap`, r positions at most",
+    "the mask is inverted: in this series True means *may look*",
+    lambda n, r, gap: ~window_mask(n, r, gap),
+    "a position sees too far: it is itself one of the r, so it looks back r − 1 times",
+    lambda n, r, gap: window_mask(n, r + 1, gap),
 )
-
-
 def window_mask(n: int, r: int, gap: int = 1) -> Tensor:
     """Boolean (1, n, n): i sees j if i − j is one of 0, gap, …, (r − 1)·gap.
 
@@ -42,22 +46,21 @@ def window_mask(n: int, r: int, gap: int = 1) -> Tensor:
     return ((back >= 0) & (back <= (r - 1) * gap) & (back % gap == 0)).unsqueeze(0)
 
 
-exercise(
-    window_mask,
-    lambda: [(6, 6, 1), (7, 3, 1), (9, 3, 2), (4, 6, 1), (5, 1, 1)],
-    "not the window: position i sees itself and looks back, r positions at most",
-    "the mask is inverted: in this series True means *may look*",
-    lambda n, r, gap: ~window_mask(n, r, gap),
-    "a position sees too far: it is itself one of the r, so it looks back r − 1 times",
-    lambda n, r, gap: window_mask(n, r + 1, gap),
-    "a distance that isn't a multiple of gap is allowed too",
-    lambda n, r, gap: window_mask(n, (r - 1) * gap + 1),
+MASK = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
+
+
+@exercise(
+    lambda: [
+        normal((3, 3, 4), (3, 5, 4), (3, 5, 2), (6, 4), (6, 4), (6,)),  # a batch as large as T
+        [*normal((3, 4), (5, 4), (5, 2), (6, 4), (6, 4), (6,)), MASK],
+    ],
+    "not the weights that the formula gives, or not the values mixed by them; masks count, too",
+    "all queries get the same weights: without tanh, q only shifts its row",  # small x: tanh x = x
+    lambda q, k, v, w, m, u, *mask: additive_attention(q, k, v, w / 1e5, m / 1e5, u * 1e5, *mask),
+    "W and M are swapped: W is for the query, M for the key",
+    lambda q, k, v, w, m, u, *mask: additive_attention(q, k, v, m, w, u, *mask),
 )
-
-
-def additive_attention(
-    query: Tensor, key: Tensor, value: Tensor, w: Tensor, m: Tensor, u: Tensor, mask=None
-) -> tuple[Tensor, Tensor]:
+def additive_attention(query, key, value, w, m, u, mask=None) -> tuple[Tensor, Tensor]:
     """Output (..., T, d_v) and weights (..., T, S), from scores uᵀ tanh(Wq + Mk).
 
     For each pair it writes `a` numbers to memory, a dot product only one. Without the tanh the
@@ -69,30 +72,24 @@ def additive_attention(
     return weights @ value, weights
 
 
-def additive_cases() -> list[list[Tensor]]:
-    """One sentence; a mask with an empty row; a mask of floats; a batch as large as T."""
-    shapes = ((3, 4), (5, 4), (5, 2), (6, 4), (6, 4), (6,))  # query, key, value, w, m, u
-    alone = [torch.randn(shape) for shape in shapes]
-    mask = torch.tensor([[True, False, True, True, False], [False] * 5, [True] * 5])
-    floats = torch.randn(3, 5).where(mask, -math.inf)
-    batch = [torch.stack((x, -x, 2 * x)) for x in alone[:3]]
-    return [alone, [*alone, mask], [*alone, floats], [*batch, *alone[3:]]]
+def streaming_cases() -> list:
+    """Usual scores; scores far below, then far above 0; then the memory."""
+    query, key, value = torch.rand(3, 4), *normal((12, 4), (12, 2))
+    steep = 4000 * key.abs() * torch.linspace(1, 2, 12).unsqueeze(1)
+    many = ((torch.randn(16, 4), torch.randn(16, 2)) for _ in range(64))  # 48 KiB
+    cases = [(query, zip(k.split(5), value.split(5), strict=True)) for k in (key, -steep, steep)]
+    return [*cases, lambda function: most_alive(function, query, many) < 24 * 2**10]
 
 
-exercise(
-    additive_attention,
-    additive_cases,
-    "not the weights that the formula gives, or not the values mixed by them (with a mask, too: "
-    "of bool, with an empty row, or of floats, which are added)",
-    "all queries get the same weights: without tanh, q only shifts its row",  # small x: tanh x = x
-    lambda q, k, v, w, m, u, *mask: additive_attention(q, k, v, w / 1e5, m / 1e5, u * 1e5, *mask),
-    "W and M are swapped: W is for the query, M for the key",
-    lambda q, k, v, w, m, u, *mask: additive_attention(q, k, v, m, w, u, *mask),
-    "the mask changes nothing",
-    lambda *inputs: additive_attention(*inputs[:6]),
+@exercise(
+    streaming_cases,
+    "wrong for some blocks, or NaN for scores far from 0: subtract each query's largest score so "
+    "far; when a larger one comes, both sums must shrink by the same factor",
+    "the blocks' outputs are averaged: add up both sums over all blocks",
+    lambda query, blocks: torch.stack([attention(query, *b)[0] for b in blocks]).mean(0),
+    "more than half of all keys and values are in memory at once: keep sums, not blocks",
+    lambda query, blocks: attention(query, *map(torch.cat, zip(*blocks, strict=True)))[0],
 )
-
-
 def streaming_attention(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
     """Attention's output (T, d_v) from key and value blocks that pass once.
 
@@ -109,32 +106,3 @@ def streaming_attention(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) 
         total = total * shrink + powers.sum(dim=-1, keepdim=True)
         largest = newest
     return mix / total
-
-
-def streaming_cases() -> list:
-    """Blocks of several sizes; scores far below and far above 0; then the memory."""
-    query, key, value = torch.randn(3, 4).abs(), torch.randn(12, 4), torch.randn(12, 2)
-    steep = 4000 * key.abs() * torch.linspace(1, 2, 12).unsqueeze(1)
-    tries = [(key, 12), (key, 1), (key, 5), (-steep, 5), (steep, 5)]
-    many = ((torch.randn(16, 4), torch.randn(16, 2)) for _ in range(64))  # 48 KiB
-    cases = [(query, zip(k.split(size), value.split(size), strict=True)) for k, size in tries]
-    return [*cases, lambda function: most_alive(function, query, many) < 24 * 2**10]
-
-
-def unshifted(query: Tensor, blocks: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """Both sums without the largest score."""
-    sums = sum((query @ k.T / 2).exp() @ F.pad(v, (0, 1), value=1.0) for k, v in blocks)
-    return sums[:, :-1] / sums[:, -1:]
-
-
-exercise(
-    streaming_attention,
-    streaming_cases,
-    "wrong for some blocks: when a larger score comes, both sums must shrink by the same factor",
-    "the blocks' outputs are averaged: add up both sums over all blocks",
-    lambda query, blocks: torch.stack([attention(query, *b)[0] for b in blocks]).mean(0),
-    "NaN for scores far from 0: subtract the largest so far, each query its own",
-    unshifted,
-    "more than half of all keys and values are in memory at once: keep sums, not blocks",
-    lambda query, blocks: attention(query, *map(torch.cat, zip(*blocks, strict=True)))[0],
-)

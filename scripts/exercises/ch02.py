@@ -7,19 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from scripts.book.exercises import exercise, outcome, probe, with_gradients
+from scripts.book.exercises import exercise, probe, with_gradients
 from scripts.book.instruments import scramble
 from scripts.ch02_multi_head_attention import MultiHeadedAttention
 
 
-def slice_heads(x: Tensor, h: int) -> Tensor:
-    """(B, T, D) to (B, H, T, D/H), head by head. `stack` copies; `split_heads` shares memory."""
-    d_k = x.size(-1) // h
-    return torch.stack([x[..., i * d_k : (i + 1) * d_k] for i in range(h)], dim=1)
-
-
-exercise(
-    slice_heads,
+@exercise(
     lambda: [(torch.arange(48).view(2, 4, 6), 2), (torch.arange(128).view(2, 4, 16), 4)],
     "not (B, H, T, d_k) with features h·d_k to (h + 1)·d_k in head h",
     "heads hold whole tokens: the entries were split in memory order",
@@ -27,18 +20,13 @@ exercise(
     "the token axis is before the heads: no token would see another",
     lambda x, h: x.unflatten(-1, (h, -1)),
 )
+def slice_heads(x: Tensor, h: int) -> Tensor:
+    """(B, T, D) to (B, H, T, D/H), head by head. `stack` copies; `split_heads` shares memory."""
+    d_k = x.size(-1) // h
+    return torch.stack([x[..., i * d_k : (i + 1) * d_k] for i in range(h)], dim=1)
 
 
-def relative_bias(table: Tensor, T: int, S: int) -> Tensor:
-    """Additive mask (1, H, T, S) from a table (H, 2R + 1): one number per head and distance."""
-    reach = table.size(1) // 2
-    query, key = (torch.arange(n, device=table.device) for n in (T, S))
-    distance = key - query.unsqueeze(1)  # (T, S)
-    return table[:, distance.clamp(-reach, reach) + reach].unsqueeze(0)  # (1, H, T, S)
-
-
-exercise(
-    relative_bias,
+@exercise(
     lambda: [probe(with_gradients, [torch.randn(3, n)], 6, 9) for n in (5, 25)],
     "not (1, H, T, S) with a number of the table for each distance; clamp those beyond R",
     "left and right are swapped: a key's distance is its place minus the query's",
@@ -46,51 +34,41 @@ exercise(
     "the table gets no gradient, so nothing would be learned",
     lambda table, T, S: relative_bias(table.detach(), T, S),
 )
-
-
-@torch.no_grad()
-def without_head(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
-    """A new layer without head i: its rows of W^Q, W^K, W^V and its columns of W^O are gone."""
-    layer = copy.deepcopy(layer)
-    width = layer.project_query.out_features  # H·d_k
-    others = torch.arange(width).view(layer.h, -1)[torch.arange(layer.h) != i].flatten()
-    for linear in (layer.project_query, layer.project_key, layer.project_value):
-        linear.weight = nn.Parameter(linear.weight[others].clone())
-        linear.bias = nn.Parameter(linear.bias[others].clone())
-        linear.out_features = len(others)
-    out = layer.project_output
-    out.weight, out.in_features = nn.Parameter(out.weight[:, others].clone()), len(others)
-    layer.h -= 1
-    return layer
+def relative_bias(table: Tensor, T: int, S: int) -> Tensor:
+    """Additive mask (1, H, T, S) from a table (H, 2R + 1): one number per head and distance."""
+    reach = table.size(1) // 2
+    distance = torch.arange(S) - torch.arange(T).unsqueeze(1)  # (T, S)
+    return table[:, distance.clamp(-reach, reach) + reach].unsqueeze(0)  # (1, H, T, S)
 
 
 def removal(function: Callable, *heads: int) -> list:
     """A smaller layer, its output, and all numbers of the old one after the new one's changed."""
-    smaller = layer = MultiHeadedAttention(4, 12, dropout=0.3)
+    smaller = layer = MultiHeadedAttention(4, 12, dropout=0.0)
     for i in heads:
         smaller = function(smaller, i)
-    output = outcome(smaller.eval(), *torch.randn(3, 2, 5, 12))
-    shapes = [(tuple(p.shape), p.requires_grad) for p in smaller.parameters()]
+    output = smaller(*torch.randn(3, 2, 5, 12))
     numbers = parameters_to_vector(smaller.parameters())
     scramble(smaller)
-    old = parameters_to_vector(layer.parameters())
-    return [smaller.h, smaller.dropout.p, shapes, numbers, output, old]
+    return [smaller.h, numbers, output, parameters_to_vector(layer.parameters())]
 
 
-def sharing(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
-    """Both layers have one output bias."""
-    smaller = without_head(layer, i)
-    smaller.project_output.bias = layer.project_output.bias
-    return smaller
-
-
-exercise(
-    without_head,
-    lambda: [probe(removal, 0), probe(removal, 2), probe(removal, 0, 0)],
-    "a head owns d_k rows of three `.weight`s, their biases, and d_k columns of the fourth; all "
-    "else stays, d_k too, which is no longer D / h: a second head can be taken out",
+@exercise(
+    lambda: [probe(removal, 2), probe(removal, 0, 0)],
+    "a head owns d_k rows of three matrices and of their biases, and d_k columns of the fourth",
     "the wrong head is gone",
     lambda layer, i: without_head(layer, (i + 1) % layer.h),
-    "both layers share a tensor: training one would change the other",
-    sharing,
+    "the given layer itself became smaller: change a copy",
+    lambda layer, i: layer.__dict__.update(without_head(layer, i).__dict__) or layer,
 )
+@torch.no_grad()
+def without_head(layer: MultiHeadedAttention, i: int) -> MultiHeadedAttention:
+    """A new layer without head i: its rows of W^Q, W^K, W^V and its columns of W^O are gone."""
+    layer = copy.deepcopy(layer)
+    rows = torch.arange(len(layer.project_query.weight))  # (H·d_k,)
+    others = rows.view(layer.h, -1)[torch.arange(layer.h) != i].flatten()
+    for linear in (layer.project_query, layer.project_key, layer.project_value):
+        linear.weight = nn.Parameter(linear.weight[others].clone())
+        linear.bias = nn.Parameter(linear.bias[others].clone())
+    layer.project_output.weight = nn.Parameter(layer.project_output.weight[:, others].clone())
+    layer.h -= 1
+    return layer

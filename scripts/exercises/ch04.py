@@ -10,6 +10,14 @@ from scripts.book.exercises import exercise
 from scripts.ch04_encoder_decoder import PositionwiseFeedForward, clones
 
 
+@exercise(
+    lambda: [(1, 4, 6), (3, 8, 20)],
+    "a layer has 4 + 2 matrices with biases, and two LayerNorms, each with a scale and a shift",
+    "a layer lacks 4D numbers: LayerNorms learn scale and shift, attention's matrices have biases",
+    lambda N, D, F: encoder_parameters(N, D, F) - N * 4 * D,
+    "only matrices are counted: biases and LayerNorms are missing",
+    lambda N, D, F: encoder_parameters(N, D, F) - N * (9 * D + F),
+)
 def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
     """Attention, feed-forward and two LayerNorms, N times.
 
@@ -20,17 +28,20 @@ def encoder_parameters(N: int, d_model: int, d_ff: int) -> int:
     return N * (attention + feed_forward + 2 * 2 * d_model)
 
 
-exercise(
-    encoder_parameters,
-    lambda: [(1, 4, 6), (3, 8, 20)],
-    "a layer has 4 + 2 matrices with biases, and two LayerNorms, each with a scale and a shift",
-    "a layer lacks 4D numbers: LayerNorms learn scale and shift, attention's matrices have biases",
-    lambda N, D, F: encoder_parameters(N, D, F) - N * 4 * D,
-    "only matrices are counted: biases and LayerNorms are missing",
-    lambda N, D, F: encoder_parameters(N, D, F) - N * (9 * D + F),
+def parts(norm_first: bool) -> tuple:
+    """Input and simple parts, of which no two are alike."""
+    norms = [lambda x: F.layer_norm(x, (8,)), lambda x: 2 * F.layer_norm(x, (8,))]
+    return torch.randn(2, 5, 8), lambda x: x.cumsum(1), torch.sin, norms, norm_first
+
+
+@exercise(
+    lambda: [parts(False), parts(True)],
+    "not the layer that the formula gives: is x added back, and is each part in its place?",
+    "that is pre-norm: in post-norm the sum is normalised",
+    lambda x, attend, think, norms, norm_first: layer_from_parts(x, attend, think, norms, True),
+    "that is post-norm: in pre-norm a sublayer's input is normalised",
+    lambda x, attend, think, norms, norm_first: layer_from_parts(x, attend, think, norms, False),
 )
-
-
 def layer_from_parts(
     x: Tensor, attend: Callable, think: Callable, norms: list[Callable], norm_first: bool
 ) -> Tensor:
@@ -40,48 +51,21 @@ def layer_from_parts(
     return x
 
 
-def parts(norm_first: bool) -> tuple:
-    """Input and simple parts, of which no two are alike."""
-    x = torch.randn(2, 5, 8)  # (B, S, D)
-    norms = [lambda x: F.layer_norm(x, (8,)), lambda x: 2 * F.layer_norm(x, (8,))]
-    return x, lambda x: x.cumsum(1), torch.sin, norms, norm_first
+def freshness(function: Callable) -> list:
+    """Does PyTorch see the layers, and how many of their tensors differ?"""
+    stack = function(lambda: PositionwiseFeedForward(4, 6), 3)
+    sums = {p.sum().item() for layer in stack for p in layer.parameters()}
+    return [isinstance(stack, nn.Module), len(stack), len(sums)]
 
 
-exercise(
-    layer_from_parts,
-    lambda: [parts(False), parts(True)],
-    "not the layer that the formula gives",
-    "that is pre-norm: in post-norm the sum is normalised",
-    lambda x, attend, think, norms, norm_first: layer_from_parts(x, attend, think, norms, True),
-    "that is post-norm: in pre-norm a sublayer's input is normalised",
-    lambda x, attend, think, norms, norm_first: layer_from_parts(x, attend, think, norms, False),
-    "x isn't added back: the gradient has no direct path",
-    lambda x, attend, think, norms, norm_first: norms[1](think(norms[0](attend(x)))),
+@exercise(
+    lambda: [freshness],
+    "there must be N layers, and each starts with numbers of its own",
+    "a plain list hides its layers: parameters(), .to() and state_dict() don't look inside",
+    lambda make, N: [make() for _ in range(N)],
+    "all layers start with the same numbers: a deep copy copies them, and one layer is not N",
+    lambda make, N: clones(make(), N),
 )
-
-
 def fresh_stack(make: Callable[[], nn.Module], N: int) -> nn.ModuleList:
     """N layers, each built from scratch."""
     return nn.ModuleList(make() for _ in range(N))
-
-
-def how_fresh(function: Callable) -> list:
-    """A probe: is it a module, how many layers are there, and how many differ in each tensor?"""
-    stack = function(lambda: PositionwiseFeedForward(4, 6), 3)
-    layers = list(stack)
-    vectors = [[tuple(p.flatten().tolist()) for p in layer.parameters()] for layer in layers]
-    different = [len(set(numbers)) for numbers in zip(*vectors, strict=True)]
-    return [isinstance(stack, nn.Module), len(layers), len(set(map(id, layers))), different]
-
-
-exercise(
-    fresh_stack,
-    lambda: [how_fresh],
-    "there must be N layers, and all their weights and biases start with different numbers",
-    "a plain list hides its layers: parameters(), .to() and state_dict() don't look inside",
-    lambda make, N: [make() for _ in range(N)],
-    "that is one layer, N times: all N share the same parameters",
-    lambda make, N: nn.ModuleList([make()] * N),
-    "two layers start with the same numbers: a deep copy copies them too",
-    lambda make, N: clones(make(), N),
-)

@@ -22,6 +22,19 @@ from scripts.ch06_training import (
 )
 
 
+def rates(function: Callable, warmup: int, total: int) -> list:
+    """From step 0, an error, to two steps after the last."""
+    return [outcome(function, step, 0.25, warmup, total) for step in range(total + 3)]
+
+
+@exercise(
+    lambda: [probe(rates, 4, 10), probe(rates, 5, 5)],
+    "not the rates of the two straight lines, or step 0 isn't a ValueError",
+    "the last step has rate 0 and is wasted: reach 0 one step later",
+    lambda step, peak, warmup, total: linear_rate(step, peak, warmup, total - 1),
+    "step 0 is accepted: raise a ValueError, or a forgotten + 1 goes unnoticed",
+    lambda step, *rest: linear_rate(step, *rest) if step else 0.0,
+)
 def linear_rate(step: int, peak: float, warmup: int, total: int) -> float:
     """Up to `peak` at step `warmup`, then down to 0 just after step `total`, in straight lines."""
     if step < 1:
@@ -30,27 +43,31 @@ def linear_rate(step: int, peak: float, warmup: int, total: int) -> float:
     return peak * min(step / warmup, remaining / (total + 1 - warmup))
 
 
-def rates(function: Callable, warmup: int, total: int) -> list:
-    """From step 0, an error, to two steps after the last."""
-    return [outcome(function, n, 0.25, warmup, total) for n in range(total + 3)]
+def streamed(function: Callable) -> tuple:
+    """A probe: the gradient, the weights, and how many backward passes came before each batch."""
+    group = [next(copy_batches(1, rows, seed=1, lengths=(4, 10))) for rows in (8, 4, 1)]
+    model, passes, passes_before = tiny_model(d_model=16), [], []
+    model.generator.proj.bias.grad = torch.ones_like(model.generator.proj.bias)
+    model.generator.proj.bias.register_hook(passes.append)
+
+    def stream() -> Iterator[Batch]:
+        for batch in group:
+            passes_before.append(len(passes))
+            yield batch
+
+    function(model, stream(), LabelSmoothing(0.1))
+    return gradient_of(model), parameters_to_vector(model.parameters()), passes_before
 
 
-exercise(
-    linear_rate,
-    lambda: [probe(rates, 4, 10), probe(rates, 1, 5), probe(rates, 5, 5)],
-    "not the rates of the two straight lines, or step 0 isn't a ValueError",
-    "the first step has rate 0, and all rates are one step late: steps count from 1",
-    lambda n, peak, *ends: linear_rate(max(n - 1, min(n, 1)), peak * (n > 1), *ends),
-    "the last step has rate 0 and is wasted: reach 0 one step later",
-    lambda n, peak, warmup, total: linear_rate(n, peak, warmup, total - 1),
-    "step 0 is accepted: raise a ValueError, or a forgotten + 1 goes unnoticed",
-    lambda n, *rest: linear_rate(n, *rest) if n else 0.0,
+@exercise(
+    lambda: [streamed],
+    "not the gradient of the loss per real target token of all batches, or the weights changed",
+    "old gradients are still there, or the sum isn't divided by the number of all tokens",
+    lambda model, group, criterion: [batch_loss(model, b, criterion)[0].backward() for b in group],
+    "only one batch may be in memory: take the next one after the backward pass of this one",
+    lambda model, batches, criterion: streamed_gradient(model, list(batches), criterion),
 )
-
-
-def streamed_gradient(
-    model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing
-) -> None:
+def streamed_gradient(model: EncoderDecoder, batches: Iterator[Batch], criterion) -> None:
     """Adds up gradients of sums, and divides them once the number of tokens is known."""
     model.zero_grad()
     tokens = 0
@@ -62,57 +79,17 @@ def streamed_gradient(
         p.grad /= tokens
 
 
-def streamed(function: Callable) -> tuple:
-    """A probe: the gradient, the weights, and how many backward passes came before each batch."""
-    sizes = ((8, 10), (4, 5), (1, 1))  # rows, and the length of the shortest
-    group = [next(copy_batches(1, n, seed=1, lengths=(short, 10))) for n, short in sizes]
-    model, passes, passes_before = tiny_model(d_model=16), [], []
-    for p in model.parameters():
-        p.grad = torch.full_like(p, torch.nan)
-
-    def stream() -> Iterator[Batch]:
-        for batch in group:
-            passes_before.append(len(passes))
-            yield Batch(F.pad(batch.src, (1, 0), value=EOS + 1), batch.full)  # one token more
-
-    model.generator.proj.bias.register_hook(passes.append)
-    function(model, stream(), LabelSmoothing(0.1))
-    return gradient_of(model), parameters_to_vector(model.parameters()), passes_before
-
-
-def mean_of_means(model: EncoderDecoder, batches: Iterator[Batch], criterion: LabelSmoothing):
-    """Each of three batches counts the same."""
-    model.zero_grad()
-    for batch in batches:
-        (batch_loss(model, batch, criterion)[0] / batch.ntokens / 3).backward()
-
-
-exercise(
-    streamed_gradient,
-    lambda: [streamed],
-    "not the gradient of the loss per real target token of all batches, or the weights changed",
-    "a mean of means: a token of a small batch counts more than others",
-    mean_of_means,
-    "only one batch may be in memory: take the next one after the backward pass of this one",
-    lambda model, batches, criterion: streamed_gradient(model, list(batches), criterion),
-)
-
-
-def reversed_target(src: Tensor) -> Tensor:
-    """(B, S) symbols, </s>, padding to (B, S+1) <s>, symbols backwards, </s>, padding."""
-    count = (src > EOS).sum(dim=1, keepdim=True)  # (B, 1), the symbols of each row
-    place = torch.arange(src.size(1), device=src.device).expand_as(src)  # (B, S)
-    mirrored = src.gather(1, (count - 1 - place).clamp(min=0))  # (B, S), right where a symbol is
-    return F.pad(torch.where(place < count, mirrored, src), (1, 0), value=BOS)
-
-
-ROWS = [[5, 6, 7, EOS, PAD, PAD], [8, 9, EOS, PAD, PAD, PAD], [4, 5, 6, 13, 8, EOS]]
-exercise(
-    reversed_target,
-    lambda: [(torch.tensor(ROWS),)],
+@exercise(
+    lambda: [(torch.tensor([[5, 6, 7, EOS, PAD], [8, EOS, PAD, PAD, PAD], [4, 5, 13, 8, EOS]]),)],
     "the target must be <s>, the symbols backwards, </s>, padding",
     "the padding was reversed too: it must stay at the end",
     lambda src: F.pad(src.flip(1), (1, 0), value=BOS),
     "the end symbol is missing: decoding would never stop",
     lambda src: reversed_target(src).where(reversed_target(src) != EOS, PAD),
 )
+def reversed_target(src: Tensor) -> Tensor:
+    """(B, S) symbols, </s>, padding to (B, S+1) <s>, symbols backwards, </s>, padding."""
+    count = (src > EOS).sum(dim=1, keepdim=True)  # (B, 1), the symbols of each row
+    place = torch.arange(src.size(1), device=src.device).expand_as(src)  # (B, S)
+    mirrored = src.gather(1, (count - 1 - place).clamp(min=0))  # (B, S), right where a symbol is
+    return F.pad(torch.where(place < count, mirrored, src), (1, 0), value=BOS)

@@ -9,6 +9,23 @@ from scripts.ch06_training import BOS, EOS
 from scripts.ch07_multi30k import SPECIALS, Example, padding_share
 
 
+def numbered(function: Callable, min_freq: int) -> list:
+    """Ids, specials, words, and how often each occurs: equals may have any order."""
+    texts = {"train": "rennt ein Hund schläft ein Hund noch ein", "val": "ein Ball schläft"}
+    splits = {split: [text.split()] for split, text in texts.items()}
+    numbers, counts = function(splits, min_freq), Counter(texts["train"].split())
+    words = sorted(numbers, key=numbers.get)
+    return [sorted(numbers.values()), words[:4], sorted(words), [counts[word] for word in words]]
+
+
+@exercise(
+    lambda: [probe(numbered, 1), probe(numbered, 2)],
+    "not the specials, then the training split's words from frequent to rare, with ids 0 to V − 1",
+    "the four special entries don't have their ids 0 to 3, on which masks and decoders rely",
+    lambda *inputs: {word: (i - 4) % 9 for word, i in word_numbers(*inputs).items()},
+    "another split was read, and can no longer show how often a word is unknown",
+    lambda splits, min_freq: word_numbers({"train": sum(splits.values(), [])}, min_freq),
+)
 def word_numbers(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str, int]:
     """Word -> id: the specials, then the training split's words by count."""
     counts = Counter(word for words in splits["train"] for word in words)
@@ -16,27 +33,14 @@ def word_numbers(splits: dict[str, list[list[str]]], min_freq: int) -> dict[str,
     return {word: i for i, word in enumerate([*SPECIALS, *words])}
 
 
-def numbered(function: Callable, min_freq: int) -> list:
-    """Ids, specials, words, and how often each occurs: equals may have any order."""
-    train = ["rennt ein Hund", "ein Hund schläft", "ein Ball trifft noch ein Ball"]
-    texts = {"train": train, "val": ["ein Ball rollt"], "test": ["eine Katze schläft"]}
-    splits = {name: [line.split() for line in lines] for name, lines in texts.items()}
-    numbers, counts = function(splits, min_freq), Counter(" ".join(train).split())
-    words = sorted(numbers, key=numbers.get)
-    return [sorted(numbers.values()), words[:4], sorted(words), [counts[word] for word in words]]
-
-
-exercise(
-    word_numbers,
-    lambda: [probe(numbered, 1), probe(numbered, 2)],
-    "not the specials, then the training split's words from frequent to rare, with ids 0 to V − 1",
-    "the four special entries don't have their ids 0 to 3, on which masks and decoders rely",
-    lambda *inputs: {word: (i - 4) % 11 for word, i in word_numbers(*inputs).items()},
-    "another split was read, and can no longer show how often a word is unknown",
-    lambda splits, min_freq: word_numbers({"train": sum(splits.values(), [])}, min_freq),
+@exercise(
+    lambda: [([2, 4], [[0, 1]]), ([1, 2, 10, 10, 10, 10], [[0, 1], [2, 3, 4, 5]])],
+    "each row computes w × w scores, w the longest in its own batch, and needs n × n",
+    "that is the share of padded cells: a score belongs to two, a query and a key",
+    lambda lengths, batches: padding_share([(n, n) for n in lengths], batches),
+    "a mean of the batches' shares: add up first, then divide once",
+    lambda lengths, batches: sum(wasted_scores(lengths, [b]) for b in batches) / len(batches),
 )
-
-
 def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> float:
     """1 − Σ n² / Σ w², where w is the longest row in the sentence's batch."""
     useful = computed = 0
@@ -47,20 +51,35 @@ def wasted_scores(lengths: Sequence[int], batches: Iterable[Sequence[int]]) -> f
     return 1 - useful / computed
 
 
-exercise(
-    wasted_scores,
-    lambda: [([2, 4], [[0, 1]]), ([1, 2, 10, 10, 10, 10], [[0, 1], [2, 3, 4, 5]])],
-    "each row computes w × w scores, w the longest in its own batch, and needs n × n",
-    "that is the share of padded cells: a score belongs to two, a query and a key",
-    lambda lengths, batches: padding_share([(n, n) for n in lengths], batches),
-    "a mean of the batches' shares: add up first, then divide once",
-    lambda lengths, batches: sum(wasted_scores(lengths, [b]) for b in batches) / len(batches),
+def batched(function: Callable, *lengths: tuple[int, int], seed: int = 0) -> list[list[int]]:
+    """Batches of at most 256 cells, for pairs of so many source and target tokens."""
+    examples = [Example([EOS] * source, [BOS] * target) for source, target in lengths]
+    return function(examples, 256, random.Random(seed))
+
+
+def batching(function: Callable) -> Iterator:
+    """Which examples; cells; padding and fullness; order and draws; what fits and what doesn't."""
+    lengths = [(2 + n % 17, 2 + n % 17 + n % 3) for n in range(300)]
+    batches, again, other = (batched(function, *lengths, seed=seed) for seed in (0, 0, 1))
+    yield sorted(i for batch in batches for i in batch)
+    widths = [[max(lengths[i][side] for i in batch) for side in (0, 1)] for batch in batches]
+    cells = [len(batch) * sum(pair) for batch, pair in zip(batches, widths, strict=True)]
+    yield max(cells) <= 256
+    yield padding_share(lengths, batches) < 0.15 and sum(cells) > 0.8 * 256 * len(cells)
+    first, last = sorted((widths[:5], widths[-5:]))
+    yield [batches == again, batches == other, max(first) <= min(last)]
+    yield [outcome(batched, function, (source, 100)) for source in (156, 157)]
+
+
+@exercise(
+    lambda: [batching],
+    "full batches of similar lengths, in any order; a pair too long by itself is a ValueError",
+    "a batch has too many cells: padding counts, and both sides are in memory",
+    lambda examples, budget, rng: budget_batches(examples, 2 * budget, rng),
+    "the order must depend on rng: the same seed gives the same batches, another seed others",
+    lambda examples, budget, rng: budget_batches(examples, budget, random.Random(1)),
 )
-
-
-def budget_batches(
-    examples: Sequence[Example], max_tokens: int, rng: random.Random
-) -> list[list[int]]:
+def budget_batches(examples: Sequence[Example], max_tokens: int, rng) -> list[list[int]]:
     """Indices in batches whose two rectangles together hold at most `max_tokens` cells."""
     order = list(range(len(examples)))
     rng.shuffle(order)
@@ -78,44 +97,3 @@ def budget_batches(
         batches[-1].append(i)
     rng.shuffle(batches)
     return batches
-
-
-def batched(function: Callable, *lengths: tuple[int, int], seed: int = 0) -> list[list[int]]:
-    """Batches of at most 256 cells, for pairs of so many source and target tokens."""
-    examples = [Example([EOS] * source, [BOS] * target) for source, target in lengths]
-    return function(examples, 256, random.Random(seed))
-
-
-def batching(function: Callable) -> Iterator:
-    """Which examples; cells, padding, fullness, order, draws; what just fits and what doesn't."""
-    rng = random.Random(4)
-    sources = [min(30, 2 + int(rng.expovariate(0.12))) for _ in range(300)]
-    lengths = [(source, max(2, source + rng.randint(-2, 3))) for source in sources]
-    batches, again, other = (batched(function, *lengths, seed=seed) for seed in (0, 0, 1))
-    yield sorted(i for batch in batches for i in batch)
-    widths = [[max(lengths[i][side] for i in batch) for side in (0, 1)] for batch in batches]
-    cells = [len(batch) * sum(pair) for batch, pair in zip(batches, widths, strict=True)]
-    yield max(cells) <= 256
-    yield padding_share(lengths, batches) < 0.15 and sum(cells) > 0.8 * 256 * len(cells)
-    first, last = sorted((widths[:10], widths[-10:]))
-    yield max(first) <= min(last)
-    yield [batches == again, batches == other]
-    yield len(batched(function, *[(8, 8)] * 32)) <= 2
-    yield len(batched(function, (60, 4), *[(5, 5)] * 48)) <= 5
-    yield [outcome(batched, function, (n, 100)) for n in (156, 157)]
-
-
-exercise(
-    budget_batches,
-    lambda: [batching],
-    "batches of similar lengths, as full as the limit allows, in an order that rng alone decides; "
-    "a pair that is too long by itself is a ValueError",
-    "a batch has too many cells: padding counts, and both sides are in memory",
-    lambda examples, budget, rng: budget_batches(examples, 2 * budget, rng),
-    "the batches are sorted by length: each epoch ends with its longest or shortest sentences",
-    lambda examples, *rest: sorted(
-        budget_batches(examples, *rest), key=lambda batch: len(examples[batch[0]].tgt)
-    ),
-    "the order must depend on rng: the same seed gives the same batches, another seed others",
-    lambda examples, budget, rng: budget_batches(examples, budget, random.Random(1)),
-)

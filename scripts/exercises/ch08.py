@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from heapq import heappop, heappush
 
 import torch
@@ -24,33 +23,51 @@ from scripts.ch08_decoding import (
 )
 
 
-def misleading_table() -> dict[str, dict[str, float]]:
-    """The likelier the first word, the less sure the table is about the next ones."""
-    return NEXT_WORD | {START: {"the": 0.36, "a": 0.33, "one": 0.31}}
-
-
 def searched(function: Callable) -> Iterator:
-    """Do rows sum to 1, do sentences end after eight words, and which beams find the likeliest?"""
+    """Do sentences end, do rows sum to 1, and which beams find the likeliest sentence?"""
     table, words = function(), {START}
     for _ in range(8):
-        yield all(math.isclose(sum(table.get(word, {}).values()), 1) for word in words)
         words = {following for word in words for following in table[word]} - {END}
-    yield not words
+    yield not words and all(math.isclose(sum(row.values()), 1) for row in table.values())
     likeliest = every_sentence(table)[0][0]
     yield [beam_by_hand(table, beam)[0][0][0] == likeliest for beam in (1, 2, 3)]
 
 
-exercise(
-    misleading_table,
+@exercise(
     lambda: [searched],
-    "rows must sum to 1; at some step just two beginnings must be better than the likeliest one's",
+    "rows sum to 1, sentences end within eight words, and their likeliest begins third best",
     "greedy decoding finds it: at some step its next word must not be the likeliest",
     lambda: {START: {"a": 1.0}, "a": {END: 1.0}},
     "a beam of 2 finds it: at some step its beginning must be only third best",
     lambda: NEXT_WORD,
 )
+def misleading_table() -> dict[str, dict[str, float]]:
+    """The likelier the first word, the less sure the table is about the next ones."""
+    return NEXT_WORD | {START: {"the": 0.36, "a": 0.33, "one": 0.31}}
 
 
+def search(function: Callable, table: dict, max_len: int = 10, dropout: float = 0.0) -> list:
+    """Text, log p and length; were few calls enough, and is the model as it was?"""
+    book = PhraseBook(table)
+    book.generator = nn.Dropout(dropout)
+    src = torch.tensor([[EOS]])
+    calls, best = count_calls(book.generator, lambda: function(book, src, max_len))
+    return [book.text(best.ids), best.log_prob, best.length, calls <= 13, book.training]
+
+
+LATE = {START: dict.fromkeys("abcdefghi", 0.101) | {"ten": 0.091}, "ten": {"dogs": 1.0}}
+LATE |= dict.fromkeys("abcdefghi", {"dogs": 0.4, "hounds": 0.3, "puppies": 0.3})
+SILENT = {START: {"a": 0.6, END: 0.4}, "a": {"dog": 0.5, "hound": 0.5}}
+
+
+@exercise(
+    lambda: [probe(search, *x) for x in ((LATE,), (SILENT,), (NEXT_WORD, 2), (NEXT_WORD, 10, 0.5))],
+    "not the likeliest text and its log p (perhaps </s> at once, or a cut text) in 13 calls",
+    "you dropped a possible winner: only a finished text can rule out what is less likely",
+    lambda model, src, max_len: beam_search(model, src, None, max_len, 4, 0.0)[0][0],
+    "dropout must be off while you search, and then as it was",
+    lambda model, src, max_len: likeliest_text(model.eval(), src, max_len),
+)
 def likeliest_text(model: nn.Module, src: Tensor, max_len: int) -> Hypothesis:
     """Always continues the likeliest of all prefixes, until that is a finished text."""
     with dropout_off(model):
@@ -64,44 +81,19 @@ def likeliest_text(model: nn.Module, src: Tensor, max_len: int) -> Hypothesis:
                 heappush(prefixes, (cost - log_prob, (*ids, token)))
 
 
-def search(function: Callable, table: dict, max_len: int = 10, dropout: float = 0.0) -> list:
-    """Text, log p and length; were few calls enough, and is the model as it was?"""
-    book = PhraseBook(table)
-    book.generator = nn.Dropout(dropout)
-    find = partial(function, book, torch.tensor([[EOS]]), max_len)
-    calls, best = count_calls(book.generator, find)
-    return [book.text(best.ids), best.log_prob, best.length, calls <= 13, book.training]
+LOG_PROBS = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.3, 0.25, 0.25, 0.2]]).double().log()  # (B, V)
 
 
-NINE = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-LATE = {START: dict.fromkeys(NINE, 0.101) | {"ten": 0.091}, "ten": {"dogs": 1.0}}
-LATE |= dict.fromkeys(NINE, {"dogs": 0.4, "hounds": 0.3, "puppies": 0.3})
-SILENT = {START: {"a": 0.6, END: 0.4}, "a": {"dog": 0.5, "hound": 0.5}}
-exercise(
-    likeliest_text,
-    lambda: [probe(search, *x) for x in ((LATE,), (SILENT,), (NEXT_WORD, 2), (NEXT_WORD, 10, 0.5))],
-    "not the likeliest text and its log p (perhaps </s> at once, or a cut text) in 13 calls",
-    "you dropped a possible winner: only a finished text can rule out what is less likely",
-    lambda model, src, max_len: beam_search(model, src, None, max_len, 4, 0.0)[0][0],
-    "dropout must be off while you search, and then as it was",
-    lambda model, src, max_len: likeliest_text(model.eval(), src, max_len),
+@exercise(
+    lambda: [(LOG_PROBS, 0.4), (LOG_PROBS[:1], 0.22, 0.5)],
+    "not the probabilities of the tokens with at least `share` of the likeliest one's",
+    "the bound is not `share` alone: it is `share` of the likeliest token's probability",
+    lambda lp, share, T=1.0: near_the_best(lp, share / sharpened(lp, T).amax(-1, keepdim=True), T),
+    "the temperature comes before the cut, not after",
+    lambda lp, share, T=1.0: sharpened(near_the_best(lp, share).log(), T),
 )
-
-
 def near_the_best(log_probs: Tensor, share: float, temperature: float = 1.0) -> Tensor:
     """(B, V) to (B, V): tokens with at least `share` of the likeliest one's probability."""
     p = sharpened(log_probs, temperature)
     p = p.masked_fill(p < share * p.amax(dim=-1, keepdim=True), 0.0)
     return p / p.sum(dim=-1, keepdim=True)
-
-
-LOG_PROBS = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.3, 0.25, 0.25, 0.2]]).double().log()  # (B, V)
-exercise(
-    near_the_best,
-    lambda: [(LOG_PROBS[:1], 0.4, 1.0), (LOG_PROBS, 0.6, 1.0), (LOG_PROBS[:1], 0.22, 0.5)],
-    "not the probabilities of the tokens with at least `share` of the likeliest one's",
-    "the bound is not `share` alone: it is `share` of the likeliest token's probability",
-    lambda lp, share, T: near_the_best(lp, share / sharpened(lp, T).amax(-1, keepdim=True), T),
-    "the temperature comes before the cut, not after",
-    lambda lp, share, T: sharpened(near_the_best(lp, share).log(), T),
-)

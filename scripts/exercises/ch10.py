@@ -7,6 +7,14 @@ from scripts.book.exercises import exercise
 from scripts.ch10_judging import BleuParts, ngram_counts, tokens_13a
 
 
+@exercise(
+    lambda: [([5] * 5, [8, 6, 6, 6, 4]), ([5] * 5, [3, 4, 4, 6, 5]), ([5] * 2, [6, 4])],
+    "count the outcomes that are at least as uneven, none of them twice; even splits give 1",
+    "count all outcomes at least as uneven, in both directions",
+    lambda first, second: sign_test(first, second) / 2,
+    "ties are left out, not counted as losses",
+    lambda first, second: sign_test([a + 0.5 for a in first], second),
+)
 def sign_test(first: list[float], second: list[float]) -> float:
     """The two tails of a binomial with p = 1/2, together at most 1."""
     wins = sum(b > a for a, b in zip(first, second, strict=True))
@@ -16,17 +24,19 @@ def sign_test(first: list[float], second: list[float]) -> float:
     return min(1.0, 2 * tail)
 
 
-exercise(
-    sign_test,
-    lambda: [([5] * 5, [8, 6, 6, 6, 4]), ([5] * 5, [3, 4, 4, 6, 5]), ([5] * 2, [6, 4])],
-    "count the outcomes that are at least as uneven, none of them twice; even splits give 1",
-    "count all outcomes at least as uneven, in both directions",
-    lambda first, second: sign_test(first, second) / 2,
-    "ties are left out, not counted as losses",
-    lambda first, second: sign_test([a + 0.5 for a in first], second),
+OUTPUTS = ["Two men play.", "a b c d e", "in the x in the y in the", "f g h i j"]
+REFERENCES = [["Two women play."], ["a b c d e f", "a b c d"]]  # in a tie the shorter one counts
+REFERENCES += [["in the garden a dog", "the dog in the garden in a park"], ["f g h i j a b c d e"]]
+
+
+@exercise(
+    lambda: [(OUTPUTS, REFERENCES), (OUTPUTS[1:2], REFERENCES[1:2])],
+    "not sacreBLEU's score: clip sentence by sentence; in a tie the shorter reference is closest",
+    "only the first reference counts",
+    lambda outputs, references: many_references(outputs, [texts[:1] for texts in references]),
+    "for each n-gram the reference with it most often counts, not all together",
+    lambda outputs, references: many_references(outputs, [[" ".join(r)] for r in references]),
 )
-
-
 def many_references(outputs: list[str], references: list[list[str]]) -> float:
     """BLEU of a corpus: counts clipped by the most generous reference, lengths by the closest."""
     matches, totals, lengths = [0] * 4, [0] * 4, [0, 0]
@@ -41,28 +51,3 @@ def many_references(outputs: list[str], references: list[list[str]]) -> float:
         lengths[0] += len(words)
         lengths[1] += min((abs(len(tokens) - len(words)), len(tokens)) for tokens in word_lists)[1]
     return BleuParts(matches, totals, *lengths).score
-
-
-OUTPUTS = [
-    "Two men play.",
-    "a b c d e",
-    "in the x in the y in the",
-    "a b c d e a b c d e",
-    "f g h i j",
-]
-REFERENCES = [["Two women play."], ["a b c d e f", "a b c d"]]  # in a tie the shorter one counts
-REFERENCES += [
-    ["in the garden a dog", "the dog in the garden in a park"],
-    ["a b c d e"],
-    ["a b c d e f g h i j"],
-]
-exercise(
-    many_references,
-    lambda: [(OUTPUTS, REFERENCES), (OUTPUTS[1:2], REFERENCES[1:2])],
-    "not sacreBLEU's score: is each sentence clipped by its own references, before counts are "
-    "added, and is the closest reference's length taken, in a tie the shorter one's?",
-    "only the first reference counts",
-    lambda outputs, references: many_references(outputs, [texts[:1] for texts in references]),
-    "for each n-gram the reference with it most often counts, not all together",
-    lambda outputs, references: many_references(outputs, [[" ".join(r)] for r in references]),
-)

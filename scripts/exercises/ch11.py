@@ -4,16 +4,10 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 from itertools import chain, cycle
-from typing import Any
 
-from scripts.book.exercises import exercise
+from scripts.book.exercises import exercise, probe
 from scripts.ch06_training import BOS, EOS, PAD, Batch
 from scripts.ch07_multi30k import Example, make_batch
-
-
-def token_rate(batches: list[Batch], seconds: list[float]) -> float:
-    """All tokens that the model is asked to predict, divided by all seconds."""
-    return sum(int((batch.tgt_y != PAD).sum()) for batch in batches) / sum(seconds)
 
 
 def batch_of(*words: int) -> Batch:
@@ -21,8 +15,7 @@ def batch_of(*words: int) -> Batch:
     return make_batch([Example([4, 4, EOS], [BOS, *[4] * n, EOS]) for n in words])
 
 
-exercise(
-    token_rate,
+@exercise(
     lambda: [([batch_of(4, 8, 2), batch_of(5, 5), batch_of(12, 3, 6, 9)], [2.0, 0.5, 1.5])],
     "in 4 seconds the model is asked for 63 tokens: each </s> counts, <s> and padding don't",
     "padding is counted",
@@ -30,11 +23,36 @@ exercise(
     "<s> is counted",
     lambda batches, seconds: sum(b.ntokens + len(b.src) for b in batches) / sum(seconds),
 )
+def token_rate(batches: list[Batch], seconds: list[float]) -> float:
+    """All tokens that the model is asked to predict, divided by all seconds."""
+    return sum(int((batch.tgt_y != PAD).sum()) for batch in batches) / sum(seconds)
 
 
-def stopwatch(
-    work: Callable[[], Any], wait: Callable[[], Any], clock: Callable[[], float], rounds: int
-) -> float:
+def timed(function: Callable, *durations: float) -> float:
+    """The result for a device whose first order takes 5 seconds, and each further one a duration.
+
+    `work` only gives the order; `wait` waits until all are done.
+    """
+    orders, clock = chain([5.0], cycle(durations)), [0.0, 0.0]  # now, and when all are done
+
+    def work() -> None:
+        clock[1] = max(clock) + next(orders)
+
+    def wait() -> None:
+        clock[0] = max(clock)
+
+    return round(function(work, wait, lambda: clock[0], len(durations)), 1)
+
+
+@exercise(
+    lambda: [probe(timed, 0.2), probe(timed, 0.2, 0.5, 9.0, 0.5), probe(timed, 0.2, 0.4, 0.8, 9.0)],
+    "not the median of the rounds (of four rounds, the middle two's mean)",
+    "the first call is in your time: let it end before you start",  # here, it does nothing
+    lambda work, *rest: stopwatch(partial(next, chain([0], iter(work, 0))), *rest),
+    "you timed only the order: wait before you read the clock again",
+    lambda work, wait, *rest: stopwatch(work, lambda: None, *rest),
+)
+def stopwatch(work: Callable, wait: Callable, clock: Callable, rounds: int) -> float:
     """Warms up; then each round waits, works and waits again: the median."""
     work()
     times = []
@@ -45,40 +63,3 @@ def stopwatch(
         wait()
         times.append(clock() - start)
     return statistics.median(times)
-
-
-class PretendDevice:
-    """A device with a clock of its own: `work` gives an order, `wait` waits for all of them.
-
-    The first order takes 5 seconds, further ones `durations`, over and over; giving one takes 1 ms.
-    """
-
-    def __init__(self, *durations: float):
-        self.durations = chain([5.0], cycle(durations))
-        self.now = self.done = 0.0
-
-    def work(self) -> None:
-        self.now += 0.001
-        self.done = max(self.now, self.done) + next(self.durations)
-
-    def wait(self) -> None:
-        self.now = max(self.now, self.done)
-
-    def time(self, function: Callable, rounds: int) -> float:
-        """The result for this device, to a tenth of a second."""
-        return round(function(self.work, self.wait, lambda: self.now, rounds), 1)
-
-
-exercise(
-    stopwatch,
-    lambda: [
-        lambda function: PretendDevice(0.2).time(function, 1),
-        lambda function: PretendDevice(0.2, 0.5, 9.0, 0.5, 0.2).time(function, 5),
-        lambda function: PretendDevice(0.2, 0.4, 0.8, 9.0).time(function, 4),
-    ],
-    "not the median of the rounds (of four rounds, the middle two's mean)",
-    "the first call is in your time: let it end before you start",  # here, it does nothing
-    lambda work, *rest: stopwatch(partial(next, chain([0], iter(work, 0))), *rest),
-    "you timed only the order: wait before you read the clock again",
-    lambda work, wait, *rest: stopwatch(work, lambda: None, *rest),
-)

@@ -7,14 +7,30 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from scripts.book.exercises import exercise, probe, with_gradients
+from scripts.book.exercises import exercise, normal, probe, with_gradients
 from scripts.book.instruments import most_alive
 from scripts.ch01_attention import attention, subsequent_mask
 
 
-def packed_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool
-) -> Tensor:
+def by_block_mask(q, k, v, lengths: Sequence[int], causal: bool) -> Tensor:
+    """All scores, most of them hidden."""
+    mask = torch.block_diag(*[torch.ones(n, n) for n in lengths]).bool()
+    return attention(q, k, v, mask.tril() if causal else mask)[0]
+
+
+@exercise(
+    lambda: [
+        probe(with_gradients, torch.randn(3, 13, 5), [4, 1, 6, 2], False),
+        probe(with_gradients, torch.randn(3, 13, 5), [4, 1, 6, 2], True),
+        lambda f: most_alive(f, *torch.randn(3, 192, 4), [64, *[2] * 64], True) < 480_000,
+    ],
+    "not softmax(QKᵀ/√d)·V within each sentence (causal, if asked for), or not its gradients",
+    "a sentence looks at other sentences",
+    lambda q, k, v, lengths, causal: packed_attention(q, k, v, [len(q)], causal),
+    "too much memory: no score between sentences, or of padding, should be computed",
+    by_block_mask,
+)
+def packed_attention(q, k, v, lengths: Sequence[int], causal: bool) -> Tensor:
     """Sentence by sentence: no score is computed that nobody needs."""
     outputs = []
     for part in zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True):
@@ -23,50 +39,11 @@ def packed_attention(
     return torch.cat(outputs)
 
 
-def by_block_mask(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool) -> Tensor:
-    """All scores, most of them hidden."""
-    owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    mask = owner.unsqueeze(1) == owner
-    return attention(q, k, v, mask.tril() if causal else mask)[0]
-
-
-exercise(
-    packed_attention,
+@exercise(
     lambda: [
-        probe(with_gradients, torch.randn(3, 13, 5), [4, 1, 6, 2], False),
-        probe(with_gradients, torch.randn(3, 13, 5), [4, 1, 6, 2], True),
-        lambda f: most_alive(f, *torch.randn(3, 192, 4), [64, *[2] * 64], True) < 480_000,
-    ],
-    "not softmax(QKᵀ/√d)·V within each sentence, or not its gradients",
-    "a sentence looks at other sentences",
-    lambda q, k, v, lengths, causal: packed_attention(q, k, v, [len(q)], causal),
-    "with `causal`, a row sees what follows it in its own sentence",
-    lambda q, k, v, lengths, causal: packed_attention(q, k, v, lengths, False),
-    "too much memory: no score between sentences, or of padding, should be computed",
-    by_block_mask,
-)
-
-
-def chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
-    """Each chunk's logits are thrown away, and computed again in the backward pass."""
-
-    def part(rows: Tensor) -> Tensor:
-        return F.linear(rows, weight, bias).logsumexp(1).square().sum()
-
-    return sum(checkpoint(part, rows, use_reentrant=False) for rows in x.split(chunk))
-
-
-def z_loss_case(N: int, V: int, scale: float) -> tuple[Tensor, ...]:
-    """x, weight and bias, for logits of about `scale`."""
-    return scale * torch.randn(N, 4), torch.randn(V, 4), torch.randn(V)
-
-
-exercise(
-    chunked_z_loss,
-    lambda: [
-        probe(with_gradients, z_loss_case(7, 11, 1.0), 3),
-        probe(with_gradients, z_loss_case(7, 11, 1000.0), 3),
-        lambda f: most_alive(with_gradients, f, z_loss_case(128, 512, 1.0), 2) < 262_144,
+        probe(with_gradients, normal((7, 4), (11, 4), (11,)), 3),
+        probe(with_gradients, [1000 * torch.ones(7, 4), *normal((11, 4), (11,))], 3),
+        lambda f: most_alive(with_gradients, f, normal((128, 4), (512, 4), (512,)), 8) < 262_144,
     ],
     "not the loss Σ (log Z)², or not its gradients",
     "exp overflows for logits of about 1,000; logsumexp avoids that",
@@ -74,3 +51,10 @@ exercise(
     "more than half of all logits are in memory at once, be it in the backward pass",
     lambda x, w, b, chunk: F.linear(x, w, b).logsumexp(1).square().sum(),
 )
+def chunked_z_loss(x: Tensor, weight: Tensor, bias: Tensor, chunk: int) -> Tensor:
+    """Each chunk's logits are thrown away, and computed again in the backward pass."""
+
+    def part(rows: Tensor) -> Tensor:
+        return F.linear(rows, weight, bias).logsumexp(1).square().sum()
+
+    return sum(checkpoint(part, rows, use_reentrant=False) for rows in x.split(chunk))

@@ -8,6 +8,14 @@ from torch import Tensor
 from scripts.book.exercises import exercise
 
 
+@exercise(
+    lambda: [([9, 2, 5, 2], 0.0, 5.0), ([1, 2, 2, 3, 5, 7], 0.5, 5.0), ([2, 3], 1.0, 5.0)],
+    "each step costs a row for each text in the batch, finished or not, and each packing its price",
+    "when all texts have ended, nothing is packed any more",
+    lambda lengths, almost, packing: decoding_cost(lengths, almost, packing) + packing,
+    "the batch is never packed",
+    lambda lengths, almost, packing: decoding_cost(lengths, 0.0, packing),
+)
 def decoding_cost(lengths: Sequence[int], almost: float, packing: float) -> float:
     """Step by step, as `write_and_leave` does it.
 
@@ -24,47 +32,30 @@ def decoding_cost(lengths: Sequence[int], almost: float, packing: float) -> floa
     return cost
 
 
-exercise(
-    decoding_cost,
-    lambda: [([9, 2, 5, 2], 0.0, 5.0), ([1, 2, 2, 3, 5, 7], 0.5, 5.0), ([2, 3], 1.0, 5.0)],
-    "each step costs a row for each text in the batch, finished or not, and each packing its price",
-    "when all texts have ended, nothing is packed any more",
-    lambda lengths, almost, packing: decoding_cost(lengths, almost, packing) + packing,
-    "the batch is never packed",
-    lambda lengths, almost, packing: decoding_cost(lengths, 0.0, packing),
-)
-
-
-def trace_back(tokens: Tensor, origins: Tensor) -> Tensor:
-    """From the last step to the first: reads the token at its place, then goes to its origin."""
-    at, read = torch.arange(tokens.size(2), device=tokens.device).expand_as(tokens[0]), []
-    for new, origin in zip(tokens.flip(0), origins.flip(0), strict=True):
-        read.append(new.gather(1, at))
-        at = origin.gather(1, at)
-    return torch.stack(read[::-1], dim=-1)
-
-
 ORIGINS = [[[0, 0, 0], [0, 0, 0]], [[1, 0, 2], [0, 0, 1]], [[1, 1, 0], [2, 0, 1]]]  # (T, B, K)
-exercise(
-    trace_back,
+
+
+@exercise(
     lambda: [(torch.arange(1, 19).view(3, 2, 3), torch.tensor(ORIGINS))],
     "not the texts (B, K, T): look up an origin at the place where you are now",
     "the texts are backwards: you read them from their end",
     lambda tokens, origins: trace_back(tokens, origins).flip(-1),
-    "the steps must be the last axis: (B, K, T)",
-    lambda tokens, origins: trace_back(tokens, origins).movedim(-1, 0),
+    "the origins change nothing: the last step's prefixes weren't always in these places",
+    lambda tokens, origins: tokens.movedim(0, -1),
 )
-
-
-def may_be_largest(rough: Tensor, error: Tensor) -> Tensor:
-    """True if the upper end reaches the highest lower end of the row."""
-    surely = (rough - error).amax(dim=1, keepdim=True)  # (N, 1): the largest is at least this
-    return rough + error >= surely
+def trace_back(tokens: Tensor, origins: Tensor) -> Tensor:
+    """From the last step to the first: reads the token at its place, then goes to its origin."""
+    place, read = torch.arange(tokens.size(2), device=tokens.device).expand_as(tokens[0]), []
+    for new, origin in zip(tokens.flip(0), origins.flip(0), strict=True):
+        read.append(new.gather(1, place))
+        place = origin.gather(1, place)
+    return torch.stack(read[::-1], dim=-1)
 
 
 ROUGH, ERROR = [[5, 4.5, 2], [5, 3, 0], [9, 8, 0]], [[3, 0.2, 1.5], [0.5, 1.5, 0], [0.5, 0.5, 9]]
-exercise(
-    may_be_largest,
+
+
+@exercise(
     lambda: [(torch.tensor(ROUGH), torch.tensor(ERROR))],
     "each row has its own largest: it is at least the highest of rough − error",
     "a tie counts: 4.5 to 5.5 and 1.5 to 4.5 both contain 4.5",
@@ -72,3 +63,7 @@ exercise(
     "the largest may be far below its rough value: use the *lower* ends' largest",
     lambda rough, error: rough + error >= rough.amax(1, keepdim=True),
 )
+def may_be_largest(rough: Tensor, error: Tensor) -> Tensor:
+    """True if the upper end reaches the highest lower end of the row."""
+    surely = (rough - error).amax(dim=1, keepdim=True)  # (N, 1): the largest is at least this
+    return rough + error >= surely

@@ -8,29 +8,20 @@ import numpy as np
 from scripts.book.exercises import exercise
 
 
-def size_for_loss(floor: float, scale: float, alpha: float, loss: float) -> float:
-    """(A / (L − E))^(1/α), above the floor."""
-    return (scale / (loss - floor)) ** (1 / alpha) if loss > floor else math.inf
-
-
-exercise(
-    size_for_loss,
-    lambda: [(2.0, 50.0, 0.3, 2.8), (0.0, 9.0, 0.1, 2.5), (2.0, 50.0, 0.3, 1.5)],
+@exercise(
+    lambda: [(2.0, 50.0, 0.3, loss) for loss in (2.8, 2.0, 1.5)],
     "solve the law for N; no size reaches a loss at or below the floor: return inf",
     "only the part of the loss *above* the floor shrinks: subtract E first",
     lambda floor, scale, alpha, loss: (scale / loss) ** (1 / alpha),
     "that is 1/N: the power has a negative exponent",
     lambda *law: 1 / size_for_loss(*law),
 )
+def size_for_loss(floor: float, scale: float, alpha: float, loss: float) -> float:
+    """(A / (L − E))^(1/α), above the floor."""
+    return (scale / (loss - floor)) ** (1 / alpha) if loss > floor else math.inf
 
 
-def best_size(C: float, A: float, alpha: float, B: float, beta: float) -> float:
-    """αA/N^α = βB/D^β at the best N: there, a slightly larger N gains as much as it costs."""
-    return (alpha * A / (beta * B)) ** (1 / (alpha + beta)) * (C / 6) ** (beta / (alpha + beta))
-
-
-exercise(
-    best_size,
+@exercise(
     lambda: [(1e18, 406.4, 0.34, 410.7, 0.28), (1e16, 20.0, 0.5, 200.0, 0.25)],
     "at the lowest loss αA/N^α = βB/D^β, with D = C/(6N): the exponent of C is β/(α+β)",
     "that is for C = N·D: a token costs about 6 operations per parameter",
@@ -38,17 +29,9 @@ exercise(
     "that is the best number of tokens D, not the size N",
     lambda C, *law: C / (6 * best_size(C, *law)),
 )
-
-Fit = Callable[[np.ndarray, np.ndarray], Callable[[np.ndarray], np.ndarray]]
-
-
-def leave_one_out(x: np.ndarray, losses: np.ndarray, fit: Fit) -> float:
-    """Each place hidden in turn, and predicted from the others."""
-    predicted = []
-    for i in range(len(x)):
-        others = np.arange(len(x)) != i
-        predicted.append(fit(x[others], losses[others])(x[i : i + 1]))
-    return np.sqrt((np.log(losses / np.concatenate(predicted)) ** 2).mean()).item()
+def best_size(C: float, A: float, alpha: float, B: float, beta: float) -> float:
+    """αA/N^α = βB/D^β at the best N: there, a slightly larger N gains as much as it costs."""
+    return (alpha * A / (beta * B)) ** (1 / (alpha + beta)) * (C / 6) ** (beta / (alpha + beta))
 
 
 def mean_and_tenth(x: np.ndarray, losses: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
@@ -56,8 +39,7 @@ def mean_and_tenth(x: np.ndarray, losses: np.ndarray) -> Callable[[np.ndarray], 
     return lambda places: losses.mean() + 0.1 * np.asarray(places)
 
 
-exercise(
-    leave_one_out,
+@exercise(
     lambda: [(np.array([1.0, 2.0, 4.0, 8.0]), np.array([4.0, 3.0, 2.5, 2.0]), mean_and_tenth)],
     "not the root of the mean squared residual of log L, one for each hidden place",
     "the fit saw every place: nothing was hidden",
@@ -65,3 +47,10 @@ exercise(
     "predict at the hidden place, x[i], not at i",
     lambda x, losses, fit: leave_one_out(np.arange(len(x)), losses, fit),
 )
+def leave_one_out(x: np.ndarray, losses: np.ndarray, fit: Callable) -> float:
+    """Each place hidden in turn, and predicted from the others."""
+    residuals = []
+    for i in range(len(x)):
+        others = np.arange(len(x)) != i
+        residuals.append(np.log(losses[i] / fit(x[others], losses[others])(x[i : i + 1])))
+    return np.sqrt(np.square(residuals).mean()).item()

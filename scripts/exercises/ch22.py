@@ -1,7 +1,5 @@
 """Chapter 22's exercises."""
 
-import inspect
-
 import torch
 from torch import Tensor
 
@@ -9,34 +7,21 @@ from scripts.book.exercises import exercise
 from scripts.ch02_multi_head_attention import distance_bias
 
 
+@exercise(
+    lambda: [(torch.randn(2, 2, 5, 3), 6), (torch.randn(2, 1, 5, 3), 4)],
+    "some heads have keys of no group, or of the wrong group",
+    "heads take turns, 0, 1, 0, 1, …: that is `repeat`; neighbours must share: 0, 0, 0, 1, 1, 1",
+    lambda k, h: k.repeat(1, h // k.size(1), 1, 1),
+    "each head has the keys of the first group",
+    lambda k, h: k[:, :1].expand(-1, h, -1, -1),
+)
 def shared_heads(k: Tensor, h: int) -> Tensor:
     """A new axis for the heads that share a group, then both axes joined."""
     each = h // k.size(1)
     return k.unsqueeze(2).expand(-1, -1, each, -1, -1).flatten(1, 2)
 
 
-exercise(
-    shared_heads,
-    lambda: [
-        (torch.randn(2, 2, 5, 3), 6),
-        (torch.randn(2, 1, 5, 3), 4),
-        lambda function: "repeat_interleave" in inspect.unwrap(function).__code__.co_names,
-    ],
-    "some heads have keys of no group, or of the wrong group",
-    "heads take turns, 0, 1, 0, 1, …: that is `repeat`; neighbours must share: 0, 0, 0, 1, 1, 1",
-    lambda k, h: k.repeat(1, h // k.size(1), 1, 1),
-    "it is right: now do it without `repeat_interleave`",
-    lambda k, h: k.repeat_interleave(h // k.size(1), dim=1),
-)
-
-
-def half_layout(weight: Tensor, h: int) -> Tensor:
-    """Rows (H, pairs, 2) become (H, 2, pairs): in each head the even ones, then the odd ones."""
-    return weight.unflatten(0, (h, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-exercise(
-    half_layout,
+@exercise(
     lambda: [(torch.randn(24, 24), 3)],
     "each head keeps its rows: first come the even ones (0, 2, 4, …), then the odd ones",
     "a row has moved into another head: take the halves of each head's d_k features, not of all D",
@@ -44,15 +29,12 @@ exercise(
     "that is the way back to our layout",
     lambda weight, h: weight.unflatten(0, (h, 2, -1)).transpose(1, 2).flatten(0, 2),
 )
+def half_layout(weight: Tensor, h: int) -> Tensor:
+    """Rows (H, pairs, 2) become (H, 2, pairs): in each head the even ones, then the odd ones."""
+    return weight.unflatten(0, (h, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def alibi_bias(h: int, T: int, S: int) -> Tensor:
-    """Chapter 2's bias with the paper's slopes, cut to the last T queries."""
-    return distance_bias(S, [2.0 ** (-8 * n / h) for n in range(1, h + 1)])[0, :, S - T :]
-
-
-exercise(
-    alibi_bias,
+@exercise(
     lambda: [(3, 2, 5)],
     "not slope times −|i − j| (h, T, S), with slopes from 2^(−8/h) for head 1 down to 2^(−8)",
     "the sign is wrong: it prefers far words; a penalty lowers the score",
@@ -60,3 +42,6 @@ exercise(
     "the queries are the last T of the S positions, not the first",
     lambda h, T, S: alibi_bias(h, S, S)[:, :T],
 )
+def alibi_bias(h: int, T: int, S: int) -> Tensor:
+    """Chapter 2's bias with the paper's slopes, cut to the last T queries."""
+    return distance_bias(S, [2.0 ** (-8 * n / h) for n in range(1, h + 1)])[0, :, S - T :]

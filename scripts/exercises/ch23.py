@@ -12,6 +12,25 @@ from scripts.book.instruments import most_alive
 from scripts.ch23_long_memory import delta_attention
 
 
+def tile_cases() -> list:
+    """Rising scores, large ones, very small ones, a hidden tile; then the memory."""
+    rising, v = 2 * torch.randn(12).sort().values, torch.randn(12, 4)
+    hidden = rising.where(torch.arange(12) >= 5, -math.inf)
+    many = ((torch.randn(16), torch.randn(16, 4)) for _ in range(64))  # 40 KiB
+    tries = (rising, rising + 1000, rising - 1000, hidden)
+    cases = [(zip(scores.split(4), v.split(4), strict=True),) for scores in tries]
+    return [*cases, lambda function: most_alive(function, many) < 20 * 2**10]
+
+
+@exercise(
+    tile_cases,
+    "wrong for some tiles: subtract the running maximum, from −∞ on; when it rises, sum and "
+    "mixture shrink by e^(old − new); a tile of −∞ alone is skipped, even the first",
+    "add up the tiles' sums: the mean of their softmaxes isn't the softmax of all",
+    lambda parts: torch.stack([scores.softmax(0) @ v for scores, v in parts]).mean(0),
+    "more than half of all tiles are still in memory: take one, update the sums, let it go",
+    lambda parts: online_softmax(iter(list(parts))),
+)
 def online_softmax(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
     """The running maximum, sum and mixture; a tile without a visible key is skipped."""
     best, total, mixed = -math.inf, 0.0, 0.0
@@ -25,37 +44,14 @@ def online_softmax(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
     return mixed / total
 
 
-def tile_cases() -> list:
-    """Falling and rising scores, large and small ones, hidden keys and a hidden tile; memory."""
-    falling, v = 2 * torch.randn(12).sort(descending=True).values, torch.randn(12, 4)
-    tries = [falling, falling.flip(0), falling + 1000, falling - 1000]
-    tries += [falling - 1000 * (torch.arange(12) >= 4)]
-    tries += [falling.where(torch.arange(12) >= n, -math.inf) for n in (5, 4)]
-    many = ((torch.randn(16), torch.randn(16, 4)) for _ in range(64))  # 40 KiB
-    cases = [(zip(scores.split(4), v.split(4), strict=True),) for scores in tries]
-    return [*cases, lambda function: most_alive(function, many) < 20 * 2**10]
-
-
-def unshifted(parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
-    """Without a maximum."""
-    sums = sum(scores.exp() @ F.pad(v, (0, 1), value=1.0) for scores, v in parts)
-    return sums[:-1] / sums[-1]
-
-
-exercise(
-    online_softmax,
-    tile_cases,
-    "wrong for some tiles: the maximum starts at −∞ and only rises; when it does, sum and mixture "
-    "shrink by e^(old − new); a tile of −∞ alone is skipped, even the first",
-    "add up the tiles' sums: the mean of their softmaxes isn't the softmax of all",
-    lambda parts: torch.stack([scores.softmax(0) @ v for scores, v in parts]).mean(0),
-    "scores near 1,000 overflow: subtract the running maximum",
-    unshifted,
-    "more than half of all tiles are still in memory: take one, update the sums, let it go",
-    lambda parts: online_softmax(iter(list(parts))),
+@exercise(
+    lambda: [(*torch.randn(3, 6, 4) / 2, *torch.rand(2, 6))],
+    "first M ← α M, then look up what the faded state holds: M + β k (v − Mᵀk)ᵀ; then read Mᵀq",
+    "each token reads before it has written: write first, then read",
+    lambda q, *rest: F.pad(gated_delta(q.roll(-1, 0), *rest)[:-1], (0, 0, 1, 0)),
+    "nothing fades: alpha isn't used",
+    lambda q, k, v, alpha, beta: delta_attention(q, k, v, beta),
 )
-
-
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     """Fade, look up, write the difference, read."""
     state, out = torch.zeros(k.size(1), v.size(1), dtype=v.dtype), []
@@ -64,21 +60,3 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) ->
         state = state + beta[t] * torch.outer(k[t], v[t] - k[t] @ state)
         out.append(q[t] @ state)
     return torch.stack(out)
-
-
-def delta_cases() -> list[tuple[Tensor, ...]]:
-    """The delta rule, where nothing fades; then with fading."""
-    q, k, v = torch.randn(3, 6, 4)
-    alpha, beta = torch.rand(2, 6)
-    return [(q, F.normalize(k, dim=-1), v, fade, beta) for fade in (torch.ones(6), alpha)]
-
-
-exercise(
-    gated_delta,
-    delta_cases,
-    "first M ← α M, then look up what the faded state holds: M + β k (v − Mᵀk)ᵀ; then read Mᵀq",
-    "each token reads before it has written: write first, then read",
-    lambda q, *rest: F.pad(gated_delta(q.roll(-1, 0), *rest)[:-1], (0, 0, 1, 0)),
-    "nothing fades: alpha isn't used",
-    lambda q, k, v, alpha, beta: delta_attention(q, k, v, beta),
-)
