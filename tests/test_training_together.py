@@ -17,12 +17,11 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from test_training import outcome, started, until
+from test_training import OWN, outcome, started, until
 from tiny import RUN, few_pairs
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from scripts import ROOT
 from scripts.book.records import load_record
 from scripts.core.checkpoints import newest_state, saved_states, weights
 from scripts.core.data import epoch_plan
@@ -49,13 +48,13 @@ def some_steps(ranks: Ranks, config: TrainConfig) -> dict[str, Any]:
     shared: list[DistributedDataParallel] = []
     sent = {"times": 0}
 
-    def sharing(*given: Any, **named: Any) -> DistributedDataParallel:
-        shared.append(DistributedDataParallel(*given, **named))
+    def sharing(*args: Any, **named: Any) -> DistributedDataParallel:
+        shared.append(DistributedDataParallel(*args, **named))
         shared[0].register_comm_hook(sent, counting)
         return shared[0]
 
     with (
-        mock.patch.object(fast_run, "build_model", lambda *given: build_model(*given).double()),
+        mock.patch.object(fast_run, "build_model", lambda *args: build_model(*args).double()),
         mock.patch.object(fast_run, "DistributedDataParallel", sharing),
     ):
         training = training_of(config, few_pairs(), Path("nowhere"), ranks=ranks)
@@ -90,7 +89,7 @@ def counting(sent: dict[str, int], bucket: dist.GradBucket) -> torch.futures.Fut
 def trained(
     ranks: Ranks, folder: Path, resume: bool = False, stop_after: int = 0, stopped_rank: int = 0
 ) -> str:
-    """`fit`, with SIGTERM to one process in its step `stop_after`; what it said at the end."""
+    """`fit`, with SIGTERM to one process in its step `stop_after`; how it ended."""
     step = Training.step
 
     def signalled(training: Training) -> None:
@@ -147,12 +146,8 @@ def both(tmp_path_factory) -> tuple[Path, list[dict[str, Any]]]:
     home = tmp_path_factory.mktemp("both")
     torch.set_num_threads(1)
     assert "after step 3, and saved" in trained(ALONE, home / "one", False, 3)
-    own = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *LAUNCH, __file__, str(home)]
-    ended = subprocess.run(
-        command, env=os.environ | own, capture_output=True, text=True, timeout=500
-    )
-    assert ended.returncode == 0, ended.stderr[-4000:]
+    subprocess.run(command, env=os.environ | OWN, check=True, timeout=500)
     answers = [torch.load(home / f"answers-{rank}.pt", weights_only=False) for rank in range(2)]
     return home, answers
 
@@ -204,23 +199,20 @@ def test_two_processes_train_the_model_that_one_trains(both, kind, accumulate):
 # Equal work
 
 
-@pytest.mark.parametrize("together", [2, 3, 6])
+@pytest.mark.parametrize("together", [2, 6])
 def test_no_process_waits_long_for_another(together):
     """The busiest has hardly more tokens than the mean."""
     data, config = few_pairs(), replace(RUN, max_tokens=128)
-
-    def work_of(batch: list[int]) -> int:
-        return sum(len(data.train[i].src) + len(data.train[i].tgt) for i in batch)
-
     plan = epoch_plan(config, data, 1, together)
-    assert {len(step) for step in plan} == {together}
     assert sorted(itertools.chain(*itertools.chain(*plan))) == list(range(len(data.train)))
-    for batch in itertools.chain(*plan):
-        longest = max(max(len(data.train[i].src), len(data.train[i].tgt)) for i in batch)
-        assert longest * len(batch) <= config.max_tokens
-    shares = [[work_of(batch) for batch in step] for step in plan]
-    spread = sum(max(share) / (sum(share) / together) for share in shares) / len(shares)
-    assert spread < 1.1
+    excess = []
+    for step in plan:
+        sides = [[(len(data.train[i].src), len(data.train[i].tgt)) for i in b] for b in step]
+        assert all(len(batch) * max(map(max, batch)) <= config.max_tokens for batch in sides)
+        tokens = [sum(map(sum, batch)) for batch in sides]
+        assert len(tokens) == together
+        excess.append(max(tokens) / (sum(tokens) / together))
+    assert sum(excess) / len(excess) < 1.1
     with pytest.raises(ValueError, match="too few pairs for 4 batches"):
         epoch_plan(config, replace(data, train=data.train[:3]), 1, world=4)
 
@@ -258,15 +250,14 @@ def test_the_command_under_torchrun(tmp_path):
     until(lambda: saved_states(folder), process)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=240)
-    left = newest_state(folder).meta
+    steps = newest_state(folder).meta["steps_taken"]
     assert process.returncode != 0 and "BLEU" not in out
-    assert f"stopped by SIGTERM after step {left['steps_taken']}, and saved" in err
+    assert f"stopped by SIGTERM after step {steps}, and saved" in err
     process = started(tmp_path, "--resume", launch=LAUNCH)
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
-    for said in ("training pairs", "test: BLEU", "test_unseen: BLEU"):
-        assert out.count(said) == 1, said
-    assert (out + err).count("epoch 2/2  loss") == 1
+    for words in ("training pairs", "test: BLEU", "test_unseen: BLEU", "epoch 2/2  loss"):
+        assert (out + err).count(words) == 1, words
     record = load_record("record", folder)
     assert len(record["history"]) == RUN.epochs and record["processes"] == 2
     assert record["repeat"].startswith("torchrun --nproc-per-node=2 -m scripts.train ")
@@ -280,18 +271,15 @@ def test_who_a_process_is(monkeypatch):
     with join_ranks(CPU) as ranks:
         assert ranks == ALONE and ranks.first and not dist.is_initialized()
     assert fast_run.command_of(["--lr", "1"]) == "python -m scripts.train --lr 1"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     for world, machines in ((2, ""), (8, "--nnodes=4 ")):
         monkeypatch.setenv("WORLD_SIZE", str(world))
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-        start = f"torchrun {machines}--nproc-per-node=2 -m scripts.train"
-        assert fast_run.command_of([]) == start
+        command = fast_run.command_of([])
+        assert command == f"torchrun {machines}--nproc-per-node=2 -m scripts.train"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("auto") == torch.device("cuda", 1)
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(ValueError, match="no 'cuda:2': this machine has 2 GPUs"):
-        pick_device("auto")
 
 
 if __name__ == "__main__":
