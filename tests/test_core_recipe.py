@@ -183,10 +183,13 @@ def test_on_a_gpu_rates_and_counts_are_on_the_device(monkeypatch, optimizer):
     """Otherwise a recording would keep the first rate. These weights are a GPU's in name only."""
     adam = Mock(side_effect=lambda groups, **options: torch.optim.SGD(groups))
     monkeypatch.setattr(torch.optim, "Adam", adam)
-    with FakeTensorMode(), torch.device("cuda:0"):
+    with FakeTensorMode():
         model = nn.Module()
         model.generator = nn.Module()
         model.generator.proj, model.inner = nn.Linear(2, 2), nn.Linear(2, 2)
+        for part in (model.generator.proj, model.inner):
+            part.weight = nn.Parameter(torch.empty(2, 2, device="cuda:0"))
+            part.bias = nn.Parameter(torch.empty(2, device="cuda:0"))
         built = make_optimizer(TrainConfig(optimizer=optimizer), model)
     options = adam.call_args.kwargs
     rates = [options["lr"], *[built.param_groups[0]["lr"]] * (optimizer == "muon")]

@@ -109,12 +109,11 @@ ODD = ["\0", f"{DOG}\0", "😀🎉 Hund 👩\u200d👧", "\u202eשלום עול�
 ODD += ["e\u0301" * 40, "¿" * 300, "|||", "▁", "</s>", "\ufeff"]
 
 
-@pytest.mark.parametrize("text", ODD)
-def test_any_text_gives_one_line(text, translate):
-    code, out, err = translate(f"{text}\n{DOG}\n".encode(), *GREEDY)
+def test_any_text_gives_one_line(translate):
+    code, out, err = translate("\n".join([*ODD, DOG]).encode(), *GREEDY)
     alone = translate(f"{DOG}\n".encode(), *GREEDY)[1]
-    assert (code, out.count(b"\n")) == (0, 2) and out.endswith(b"\n" + alone)
-    assert re.fullmatch("(note: line 1 has letters that the model has never met: .*\n)?", err)
+    assert (code, out.count(b"\n")) == (0, len(ODD) + 1) and out.endswith(b"\n" + alone)
+    assert re.fullmatch(r"(note: line \d+ has letters that the model has never met: .*\n)*", err)
 
 
 def test_letters_that_the_model_has_never_met_are_named(translate):
