@@ -1,7 +1,7 @@
 """The three kinds of step: the same weights, no traces, nothing that waits for the device.
 
 A CPU can't record. Here `Recorded` stands in for a GPU: its graph runs the recorded function again,
-on the memory that the recording was inputs, as a replay does.
+on the memory that the recording was given, as a replay does.
 """
 
 import copy
@@ -122,7 +122,7 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(kind, m
 
 
 def test_all_recordings_share_one_pool_and_nothing_is_collected_meanwhile():
-    """With a GPU's calls replaced by some that note what they are inputs."""
+    """With a GPU's calls replaced by some that note what they get."""
     pools, streams = [], []
 
     @contextmanager
@@ -144,7 +144,7 @@ def test_all_recordings_share_one_pool_and_nothing_is_collected_meanwhile():
 
 
 def test_an_optimizer_that_is_not_fused_is_asked_first():
-    """It takes no `found_inf`, and fails if inputs one."""
+    """It takes no `found_inf`, and fails if given one."""
     with torch.device("meta"):
         model = series_model(TINY)
     for fused, asks in ((False, True), (None, False)):

@@ -435,7 +435,7 @@ def test_a_look_now_and_then_finds_what_a_look_each_step_does(data, tmp_path):
     assert next(calls) == 4 and not saved_states(tmp_path)
 
 
-# Begun again, and parts.
+# Begun again, and kept.
 
 
 def test_a_run_is_replaced_only_if_asked(data, broken, straight):
