@@ -48,16 +48,14 @@ def untrained(data) -> Trained:
 
 
 def test_every_field_is_an_option():
-    parse = train.main.parse
+    words = []
     for name, value in asdict(RUN).items():
-        words = [f"--{name}", str(value)]
-        if isinstance(value, bool):
-            words = [f"--{name}" if value else f"--no_{name}"]
-        options = parse(["--preset", "base", *words])
-        assert getattr(plain_config(options), name) == value and not options.resume
-    assert parse(["--publish", "x"]).publish == "x" and parse(["--resume"]).resume
-    options = parse(["--preset", "sample", "--epochs", "3"])
-    assert plain_config(options) == replace(PRESETS["sample"], epochs=3)
+        flag = [f"--{name}" if value else f"--no_{name}"]
+        words += flag if isinstance(value, bool) else [f"--{name}", str(value)]
+    options = train.main.parse(["--preset", "base", *words, "--publish", "x"])
+    assert plain_config(options) == RUN and options.publish == "x" and not options.resume
+    options = train.main.parse(["--preset", "sample", "--epochs", "3", "--resume"])
+    assert plain_config(options) == replace(PRESETS["sample"], epochs=3) and options.resume
 
 
 MISTAKES = {
