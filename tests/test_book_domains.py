@@ -8,26 +8,18 @@ from typing import get_args
 import pytest
 from test_house_commands import COMMANDS
 
-from scripts.book.domains import (
-    DOMAINS,
-    folder_name,
-    in_domain,
-    list_of_texts,
-    texts_side_by_side,
-)
+from scripts.book.domains import DOMAINS, folder_name, in_domain, list_of_texts, texts_side_by_side
 from scripts.studies.lessons import LessonConfig
-
-OPTIONS = {importlib.import_module(name).main.options for name in COMMANDS} | {LessonConfig}
-
-
-def numbers_of(options: type) -> set[str]:
-    """The names of a dataclass's numeric fields."""
-    kinds = {field.name: {field.type, *get_args(field.type)} for field in fields(options)}
-    return {name for name, kind in kinds.items() if kind & {int, float}}
 
 
 def test_every_number_has_a_domain_and_every_domain_a_number():
-    assert {"samples", "trials"}.union(*map(numbers_of, OPTIONS)) == {*DOMAINS}
+    options = {importlib.import_module(name).main.options for name in COMMANDS} | {LessonConfig}
+    numeric = {
+        field.name
+        for field in (field for kind in options for field in fields(kind))
+        if {field.type, *get_args(field.type)} & {int, float}
+    }
+    assert numeric | {"samples", "trials"} == {*DOMAINS}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +30,6 @@ def test_every_number_has_a_domain_and_every_domain_a_number():
         ("lr", (1e-30, 1e30), (0, -1, math.inf)),
         ("clip", (0, math.inf), (-1,)),
         ("top_p", (1e-9, 1), (0, 1.5)),
-        ("beam", (1, 100), (0, 101)),
         ("seed", (0, 2**63 - 1), (-1, 2**63)),
         ("count", (1, 10**9), (0, math.inf)),
     ],
@@ -46,20 +37,11 @@ def test_every_number_has_a_domain_and_every_domain_a_number():
 def test_what_is_outside_of_a_domain_is_refused(name, inside, outside):
     assert [in_domain(name, value) for value in inside] == [*inside]
     for value in outside:
-        with pytest.raises(ValueError) as refused:
+        with pytest.raises(ValueError, match=f"^{name} must be ") as refused:
             in_domain(name, value)
-        assert str(refused.value).startswith(f"{name} must be {DOMAINS[name]}, not ")
+        assert DOMAINS[name] in str(refused.value)
     with pytest.raises(ValueError, match="a whole number"):
         in_domain(name, 1.5, whole=True)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_refuses_numbers_outside_of_their_domains(name):
-    main = importlib.import_module(name).main
-    words = ["peers"] * ("benchmark" in main.places)
-    for number in numbers_of(main.options):
-        with pytest.raises(ValueError, match=f"{number} must be"):
-            main.parse([*words, f"--{number}=-1"])
 
 
 def test_names_of_folders_are_plain():
@@ -99,7 +81,7 @@ def test_one_text_is_not_a_list_of_texts(name):
         getattr(importlib.import_module(f"scripts.{module}"), function)(*["A dog."] * TAKERS[name])
 
 
-def test_what_a_list_holds_are_texts_and_what_is_compared_is_equally_much():
+def test_a_list_holds_texts_and_what_is_compared_is_equally_long():
     for texts in ([None], [["A dog."]], b"A dog."):
         with pytest.raises(TypeError, match="a list of texts"):
             list_of_texts("texts", texts)

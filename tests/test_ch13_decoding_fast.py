@@ -5,19 +5,15 @@ import math
 import pytest
 import torch
 
-from scripts import ROOT
 from scripts.book.figures.speed import speed_frame
 from scripts.book.records import load_record
 from scripts.ch01_attention import padding_mask
 from scripts.ch04_encoder_decoder import make_model
 from scripts.ch06_training import BOS, EOS
-from scripts.ch07_multi30k import pad_rows, source_ids
-from scripts.ch08_decoding import CopiedCache, until_end
+from scripts.ch07_multi30k import pad_rows
+from scripts.ch08_decoding import CopiedCache
 from scripts.ch13_decoding_fast import FamilyTree, best_logits, close_gaps, log_sum_exp
-from scripts.core.models import load_model
-from scripts.corpora.load import load_corpus
-from scripts.exercises.ch13 import decoding_cost, trace_back
-from scripts.fast.searching import cached_greedy
+from scripts.exercises.ch13 import trace_back
 
 
 def test_rows_that_go_on_stay_where_they_can():
@@ -60,8 +56,7 @@ def test_the_best_logits_are_topks(k):
         logits = torch.randn(shape, generator=generator)
         logits[0] = -math.inf
         logits[0, :k] = torch.arange(k).float()  # all in one block
-        for mine, theirs in zip(best_logits(logits, k), logits.topk(min(k, shape[1])), strict=True):
-            assert torch.equal(mine, theirs)
+        assert all(map(torch.equal, best_logits(logits, k), logits.topk(min(k, shape[1]))))
 
 
 def test_a_log_sum_exp_of_large_logits_is_finite():
@@ -78,20 +73,6 @@ def test_a_trace_is_what_a_beam_has_that_copies_its_ids():
         old = texts.gather(1, origin.unsqueeze(-1).expand(-1, -1, texts.size(-1)))
         texts = torch.cat((old, new.unsqueeze(-1)), dim=-1)  # (B, K, t)
     assert torch.equal(trace_back(tokens, origins), texts)
-
-
-def test_what_the_exercise_answers_further():
-    """For the chapter's 64 texts, `decoding_cost`'s docstring says which share is cheapest."""
-    trained = load_model(ROOT / "models" / "sample-de-en", "cpu")
-    pairs = load_corpus("sample")["test"][:64]
-    src = pad_rows([source_ids(german, trained.tokenizer) for german, _ in pairs])
-    model = trained.model.double().eval()
-    ids = cached_greedy(model, src, padding_mask(src), 2 * src.size(1) + 10)
-    lengths = [len(until_end(row)) for row in ids.tolist()]
-    assert 0.55 < sum(lengths) / (64 * max(lengths)) < 0.65  # the chart's "Two rows in five"
-    cost = {almost: decoding_cost(lengths, almost / 100, 10) for almost in range(101)}
-    assert cost[65] == min(cost.values()) == 1210
-    assert (cost[90], cost[100], cost[0]) == (1231, 1370, 1856)
 
 
 def test_the_record_fits_the_chapters_words():

@@ -20,11 +20,11 @@ from test_steps_agree import Recorded
 from tiny import random_pairs
 from torch.testing import assert_close
 
-from scripts.ch06_training import EOS, PAD, Batch, LabelSmoothing, batch_loss, train_step
+from scripts.ch06_training import Batch, LabelSmoothing, batch_loss, train_step
 from scripts.ch07_multi30k import make_batch
 from scripts.ch11_where_the_time_goes import TINY, series_model
 from scripts.core.optimizers import ActAsOne, Muon
-from scripts.core.static import ResidentCorpus, longer_side, static_batches, static_lengths
+from scripts.core.static import static_batches, static_lengths
 from scripts.core.steps import GraphedStep, StaticStep, Step, set_rate
 from scripts.fast.fast import STATIC, fast_loss
 
@@ -34,8 +34,8 @@ PAIRS = random_pairs(60, 14, TINY.vocab)
 WIDTHS = static_lengths(PAIRS, 3)
 
 
-def static_loss(*given):
-    return fast_loss(*given, STATIC)
+def static_loss(*inputs):
+    return fast_loss(*inputs, STATIC)
 
 
 def a_plan(together=1):
@@ -101,8 +101,8 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(kind, m
     optimizer = make(model)
     wrong = 2 + 3 * (kind == "graphed")  # the warm-up calls, too; a replay calls again
 
-    def loss_of(*given):
-        loss, nll = static_loss(*given)
+    def loss_of(*inputs):
+        loss, nll = static_loss(*inputs)
         return (loss * math.nan if next(calls) == wrong else loss), nll
 
     step = a_step(kind, model, optimizer, a_plan()[:1] * 5, loss_of)  # one shape: one recording
@@ -121,27 +121,22 @@ def test_a_step_that_is_not_finite_changes_nothing_nor_do_those_after_it(kind, m
     assert_close(after, before, rtol=0.0, atol=0.0)
 
 
-def test_all_recordings_share_one_pool():
-    """With a GPU's calls replaced by some that note what they are given."""
+def test_all_recordings_share_one_pool_and_nothing_is_collected_meanwhile():
+    """With a GPU's calls replaced by some that note what they get."""
     pools, streams = [], []
-
-    class Graph:
-        def pool(self):
-            return self.own
 
     @contextmanager
     def graph(recorded, pool=None):
         pools.append(pool)
-        recorded.own = pool or object()
+        recorded.pool.return_value = pool or object()
         yield
 
-    now = mock.Mock(return_value="the current")
-    calls = {"current_stream": now, "set_stream": streams.append}
+    calls = {"current_stream": lambda: "the current", "set_stream": streams.append}
     step = a_step("graphed", model := a_model(), adam(model), a_plan())
-    with mock.patch.multiple(torch.cuda, CUDAGraph=Graph, graph=graph, **calls):
+    with mock.patch.multiple(torch.cuda, CUDAGraph=mock.Mock, graph=graph, **calls):
         for _ in range(3):
-            _, figures = GraphedStep.capture(step, lambda: torch.tensor(float(gc.isenabled())))
-            assert not figures  # nothing is collected while it records
+            _, collecting = GraphedStep.capture(step, lambda: torch.tensor(float(gc.isenabled())))
+            assert not collecting
         assert pools[0] is None and pools[1] is pools[2] is step.pool is not None
         with pytest.raises(ZeroDivisionError):
             GraphedStep.capture(step, lambda: 1 / 0)
@@ -187,16 +182,3 @@ def test_static_batches_have_every_pair_once_in_few_shapes():
         step.load(PAIRS[:5], [], [])
     with pytest.raises(ValueError, match=f"{WIDTHS[-1]} tokens does not fit"):
         static_batches(PAIRS, WIDTHS, WIDTHS[-1] - 1, random.Random(1))
-
-
-def test_the_resident_corpus_gives_back_every_pair():
-    corpus = ResidentCorpus(PAIRS, "cpu", WIDTHS[-1])
-    for width in WIDTHS:
-        fitting = [i for i, pair in enumerate(PAIRS) if longer_side(pair) <= width]
-        batch = corpus.batch(torch.tensor([*fitting, corpus.filler]), width)
-        assert batch.src.shape == batch.tgt.shape == batch.tgt_y.shape == (len(fitting) + 1, width)
-        for row, i in enumerate(fitting):
-            assert [t for t in batch.src[row].tolist() if t != PAD] == PAIRS[i].src
-            assert [t for t in batch.full[row].tolist() if t != PAD] == PAIRS[i].tgt
-        assert batch.src[-1].tolist() == [EOS] + [PAD] * (width - 1)  # a key for attention
-        assert (batch.tgt_y[-1] == PAD).all()  # and nothing to learn

@@ -26,11 +26,9 @@ from scripts.ch07_multi30k import Example, make_batch
 from scripts.ch11_where_the_time_goes import TINY, series_model, step_flops
 from scripts.ch12_going_fast import (
     AttentionCore,
-    Layout,
     LinearCrossEntropy,
     LinearProduct,
     keep_mask,
-    keep_scale,
 )
 from scripts.core.static import longer_side, static_lengths
 from scripts.fast.fast import FAST, HALF, PLAIN, STATIC, FastPath, Switches, fast_loss
@@ -84,28 +82,28 @@ def each_switch() -> list[Switches]:
 # The same numbers
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    "dtype, outputs, gradients", [("float64", 1e-10, 1e-10), ("float32", 1e-5, 1e-4)]
+    ("variant", "dtype"),
+    [*((variant, "float64") for variant in VARIANTS), ("pre-norm, tied", "float32")],
 )
-def test_every_switch_gives_the_textbooks_numbers(variant, dtype, outputs, gradients):
+def test_every_switch_gives_the_textbooks_numbers(variant, dtype):
+    near, nearest = (1e-10, 1e-10) if dtype == "float64" else (1e-4, 1e-5)  # of sums: nearest
     model, batch = small_model(getattr(torch, dtype), **VARIANTS[variant]), example_batch(50)
     expected = loss_and_gradients(batch_loss, model, batch)
     for switches in each_switch():
-        found = loss_and_gradients(partial(fast_loss, switches=switches), model, batch)
+        fast = loss_and_gradients(partial(fast_loss, switches=switches), model, batch)
         for name in expected:
-            near = outputs if name in ("loss", "nll") else gradients
+            bound = nearest if name in ("loss", "nll") else near
             where = lambda text: f"{name_of(switches)}: {text}"  # noqa: B023, E731
-            assert_close(found[name], expected[name], rtol=near, atol=near, msg=where)
+            assert_close(fast[name], expected[name], rtol=bound, atol=bound, msg=where)
 
 
 @pytest.mark.parametrize("switches", [FAST, replace(FAST, packed=False), STATIC], ids=name_of)
 def test_a_batch_without_padding_is_no_special_case(switches):
     model = small_model(torch.float64)
     batch = make_batch([Example([7, 8, EOS], [BOS, 9, EOS])] * 3)
-    expected = loss_and_gradients(batch_loss, model, batch)
-    found = loss_and_gradients(partial(fast_loss, switches=switches), model, batch)
-    assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    losses = (batch_loss, partial(fast_loss, switches=switches))
+    assert_close(*(loss_and_gradients(loss_of, model, batch) for loss_of in losses))
 
 
 def test_too_long_a_sentence_is_refused_as_by_the_textbook():
@@ -114,7 +112,7 @@ def test_too_long_a_sentence_is_refused_as_by_the_textbook():
         fast_loss(model, example_batch(50), CRITERION)
 
 
-def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same():
+def test_without_gradients_only_the_logits_are_computed_and_the_loss_is_the_same():
     model, batch = small_model(torch.float64), example_batch(50)
     rows, labels = torch.randn(6, 16), torch.arange(6)
     with torch.no_grad():
@@ -122,10 +120,8 @@ def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same():
         product = count_flops(
             lambda: FastPath().rows_loss(model.generator, rows, labels, CRITERION)
         )
-    loud = fast_loss(model, batch, CRITERION)
-    assert not quiet[0].requires_grad and loud[0].requires_grad
-    assert_close(quiet[0], loud[0].detach())
-    assert product == 2 * 6 * 16 * 50  # only the logits' own
+    assert_close(quiet, tuple(x.detach() for x in fast_loss(model, batch, CRITERION)))
+    assert product == 2 * 6 * 16 * 50
 
 
 # The pieces
@@ -172,7 +168,6 @@ def test_masks_have_the_rate_and_follow_from_pytorchs_generator_alone(p):
     for lag in (1, 2, 3, 4, 1003):
         together = ((dropped[:-lag] - p) * (dropped[lag:] - p)).mean().item() / (p * (1 - p))
         assert abs(together) < 5 / math.sqrt(mask.numel())
-    assert abs(mask.mean().item() * keep_scale(p) - 1) < 0.01
 
 
 @pytest.mark.parametrize("switches", [FAST, PLAIN, replace(FAST, compiled=False)], ids=name_of)
@@ -200,19 +195,6 @@ def test_dropout_reaches_every_place(switches):
         site.p = 0.0
 
 
-def test_layout_keeps_order_and_forgets_no_token():
-    real = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
-    layout = Layout(real, packed=True)
-    assert layout.rows(torch.arange(9).view(3, 3)).tolist() == [0, 1, 3, 6, 7, 8]
-    assert layout.positions.tolist() == [0, 1, 0, 0, 1, 2]
-    bias = layout.bias(torch.float32)
-    assert torch.equal(bias == 0, real[:, None, None]) and (bias[bias != 0] == -math.inf).all()
-    x = torch.randn(6, 2, dtype=torch.float64, requires_grad=True)
-    there_and_back = lambda x: layout.gather(layout.spread(x) * 2)  # noqa: E731
-    assert_close(there_and_back(x), 2 * x)
-    assert torch.autograd.gradcheck(there_and_back, (x,))
-
-
 @pytest.mark.parametrize("shape", [TINY, replace(TINY, N=3, d_ff=48, h=4, norm_first=False)])
 @pytest.mark.parametrize("switches", [None, PLAIN, replace(FAST, onednn=False), STATIC])
 def test_operations_by_hand_are_those_that_pytorch_counts(shape, switches):
@@ -230,28 +212,27 @@ FAULTS = """
 import resource, sys, threading, torch
 from scripts.ch12_going_fast import keep_memory
 
-size, kept, faults = int(sys.argv[1]), keep_memory(), []
+size, is_kept, faults = int(sys.argv[1]), keep_memory(), []
 for _ in range(4):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     thread = threading.Thread(target=torch.ones, args=(size,))
     thread.start()
     thread.join()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-print(int(kept), *faults)
+print(int(is_kept), *faults)
 """
 
 
-@pytest.mark.parametrize("size", [20_000_000, 3 * 2**28], ids=["80 MB", "3 GiB"])
+@pytest.mark.parametrize("size", [20_000_000, pytest.param(3 * 2**28, marks=pytest.mark.audit)])
 def test_memory_is_kept_from_one_thread_to_the_next(size):
     """A later thread gets the first one's pages; with a heap of its own it would get new ones.
 
     Not every later thread: a small block behind the freed one may leave too little room. And of
     more than 2³¹ − 1 bytes, the library would trim at each freed tensor.
     """
-    command = [sys.executable, "-c", FAULTS, str(size)]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    kept, first, *later = map(int, answer.split())
-    assert not kept or min(later) < first / 5
+    output = subprocess.check_output([sys.executable, "-c", FAULTS, str(size)], cwd=ROOT)
+    is_kept, first, *later = map(int, output.split())
+    assert not is_kept or min(later) < first / 5
 
 
 def test_static_widths_are_the_best_there_are():
@@ -264,8 +245,9 @@ def test_static_widths_are_the_best_there_are():
         def cells(widths, sides=sides):
             return sum(next(w for w in widths if side <= w) for side in sides)
 
-        choices = itertools.combinations(sorted(set(sides)), shapes)
-        best = min(cells(choice) for choice in choices if choice[-1] == max(sides))
+        narrower = sorted({*sides} - {max(sides)})
+        choices = itertools.combinations(narrower, shapes - 1)
+        best = min(cells((*choice, max(sides))) for choice in choices)
         assert cells(static_lengths(pairs, shapes)) == best
     assert static_lengths(pairs[:1], 8) == [longer_side(pairs[0])]  # fewer widths than asked for
 
@@ -276,8 +258,8 @@ def test_pytorchs_attention_hears_that_the_mask_is_causal_and_sees_no_future():
     with mock.patch.object(
         F, "scaled_dot_product_attention", wraps=F.scaled_dot_product_attention
     ) as asked:
-        found = fast_loss(model, batch, CRITERION, STATIC)
-    assert_close(found, batch_loss(model, batch, CRITERION))
+        losses = fast_loss(model, batch, CRITERION, STATIC)
+    assert_close(losses, batch_loss(model, batch, CRITERION))
     causal = [call for call in asked.call_args_list if call.kwargs["is_causal"]]
     assert len(causal) == TINY.N and all(call.args[3] is None for call in causal)
 
@@ -285,8 +267,10 @@ def test_pytorchs_attention_hears_that_the_mask_is_causal_and_sees_no_future():
 # Sixteen bits
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("without", [{}, {"compiled": False}, {"fused_norm": False}])
+@pytest.mark.parametrize(
+    ("norm_first", "without"),
+    [(True, {}), (False, {}), (True, {"compiled": False}), (False, {"fused_norm": False})],
+)
 def test_all_products_are_in_16_bits_and_all_sums_in_32(without, norm_first):
     """Wherever the norms are: what runs past the sublayers isn't rounded."""
     factors, sums = [], []
@@ -306,15 +290,3 @@ def test_all_products_are_in_16_bits_and_all_sums_in_32(without, norm_first):
     encoder, decoder = 4 + 2, 4 + 4 + 2  # products in a layer
     assert factors == [torch.bfloat16] * 2 * (encoder + decoder) and x.dtype == torch.bfloat16
     assert sums == [torch.float32] * 2 * 2 * (2 + 3)
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_step_in_16_bits_is_near(compiled):
-    """The gradient of all weights, as one vector."""
-    model, batch = small_model(torch.float32, d_model=32), example_batch(50)
-    ways = (batch_loss, partial(fast_loss, switches=replace(HALF, compiled=compiled)))
-    exact, halved = (loss_and_gradients(loss_of, model, batch) for loss_of in ways)
-    for name in ("loss", "nll"):
-        assert_close(halved.pop(name), exact.pop(name), rtol=5e-3, atol=0.0)
-    right, found = (torch.cat([x.flatten() for x in parts.values()]) for parts in (exact, halved))
-    assert (found - right).norm() < 0.06 * right.norm()  # autocast's: 0.045

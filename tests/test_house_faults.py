@@ -122,7 +122,7 @@ FAULTS = {
         "fast/searching",
         "enough = sorted(h.score(alpha) for h in self.finished[source])[-self.beam] >= bound",
         "enough = True",
-        "test_fast_decoding.py::test_an_exact_search_waits_for_a_better_text",
+        "test_fast_decoding.py::test_exact_is_never_stopping_and_better_than_hasty",
     ),
     "the coarse product is believed without a proof": (
         "fast/decoding",

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,11 +19,12 @@ from scripts.book.records import load_record, sha256
 from scripts.ch08_decoding import plain_translate
 from scripts.core import cards
 from scripts.core import training as core_training
-from scripts.core.checkpoints import newest_state, saved_states, weights
+from scripts.core.checkpoints import STATE, newest_state, saved_states, weights
 from scripts.core.data import TrainingData
 from scripts.core.models import Trained, load_model, save_model
 from scripts.core.scores import corpus_bleu, held_out_splits
 from scripts.core.settings import PRESETS, build_model, plain_config, stored_config
+from scripts.core.steps import Step
 from scripts.corpora.load import load_corpus
 from scripts.fast import run as fast_run
 from scripts.fast.run import evaluate, finish
@@ -45,23 +48,22 @@ def untrained(data) -> Trained:
 
 
 def test_every_field_is_an_option():
-    parse = train.main.parse
+    words = []
     for name, value in asdict(RUN).items():
-        options = parse(["--preset", "base", f"--{name}", str(value).lower()])
-        assert getattr(plain_config(options), name) == value and not options.resume
-    assert parse(["--publish", "x"]).publish == "x" and parse(["--resume"]).resume
-    options = parse(["--preset", "sample", "--epochs", "3"])
-    assert plain_config(options) == replace(PRESETS["sample"], epochs=3)
+        flag = [f"--{name}" if value else f"--no_{name}"]
+        words += flag if isinstance(value, bool) else [f"--{name}", str(value)]
+    options = train.main.parse(["--preset", "base", *words, "--publish", "x"])
+    assert plain_config(options) == RUN and options.publish == "x" and not options.resume
+    options = train.main.parse(["--preset", "sample", "--epochs", "3", "--resume"])
+    assert plain_config(options) == replace(PRESETS["sample"], epochs=3) and options.resume
 
 
 MISTAKES = {
     "can't be 'smal'": ["--preset", "smal"],
-    "layerz": ["--layerz", "3"],
     "accumulate must be from 1 to": ["--accumulate", "0"],
     "of heads, 512, not 128": ["--heads", "512"],
     "warmup must be at least 1": ["--preset", "base", "--warmup", "0"],
     "name must be a plain name": ["--name", "a/b"],
-    "publish must be a plain name": ["--publish", "../b"],
     "than required_chars. 30 vs 61.": ["--vocab", "30"],
     "10 a batch: raise max_tokens": ["--max_tokens", "10"],
     "--vocab 8192 on sample: Vocabulary size too high": ["--vocab", "8192"],
@@ -72,8 +74,10 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_gets_one_line_and_exit_code_2(words, capsys, monkeypatch, tmp_path):
+def test_a_mistake_gets_one_line_and_exit_code_2(words, data, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SERIES_RUNS", str(tmp_path))
+    if "--vocab" not in MISTAKES[words]:
+        monkeypatch.setattr(fast_run, "prepare", lambda config: data)
     (tmp_path / "taken").touch()
     assert train.main(["--preset", "sample", *MISTAKES[words]]) == 2
     error = capsys.readouterr().err
@@ -89,30 +93,31 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def finished(data, tmp_path_factory) -> Path:
-    """The folder of runs in which the command has trained one."""
-    runs = tmp_path_factory.mktemp("finished")
+def in_runs(data):
+    """Has the command make this file's run, in a folder of runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SERIES_RUNS", str(runs))
         patch.setattr(fast_run, "prepare", lambda config: data)
         patch.setitem(PRESETS, "sample", ONE)
         patch.setattr(sys, "argv", ["train"])
-        assert train.main(["--preset", "sample"]) == 0
+        yield lambda runs: patch.setenv("SERIES_RUNS", str(runs))
+
+
+@pytest.fixture(scope="module")
+def finished(in_runs, tmp_path_factory) -> Path:
+    """The folder of runs in which the command has trained one."""
+    in_runs(runs := tmp_path_factory.mktemp("finished"))
+    assert train.main(["--preset", "sample"]) == 0
     return runs
 
 
 @pytest.fixture
-def runs(data, finished, tmp_path, monkeypatch) -> Path:
+def runs(in_runs, finished, tmp_path, monkeypatch) -> Path:
     """A copy of that folder, in which the command works; what is published lies beside it."""
-    runs = shutil.copytree(finished, tmp_path / "runs")
-    monkeypatch.setenv("SERIES_RUNS", str(runs))
-    monkeypatch.setattr(fast_run, "prepare", lambda config: data)
-    monkeypatch.setitem(PRESETS, "sample", ONE)
-    monkeypatch.setattr(sys, "argv", ["train"])
+    in_runs(runs := shutil.copytree(finished, tmp_path / "runs"))
     for name, place in (("ROOT", tmp_path), ("RESULTS", tmp_path / "results")):
         monkeypatch.setattr(cards, name, place)
     save = cards.save_record
-    monkeypatch.setattr(cards, "save_record", lambda *given: save(*given, tmp_path / "results"))
+    monkeypatch.setattr(cards, "save_record", lambda *args: save(*args, tmp_path / "results"))
     return runs
 
 
@@ -175,6 +180,15 @@ def test_nothing_trained_is_lost(runs, capsys, words):
     assert contents(runs) == before
 
 
+def test_a_run_that_is_asked_to_stop_saves_and_says_so(runs, monkeypatch, capsys):
+    run, stop = Step.run, partial(signal.raise_signal, signal.SIGTERM)
+    monkeypatch.setattr(Step, "run", lambda *args: stop() or run(*args))
+    assert train.main(["--preset", "sample", "--name", "new", "--save_every", "1000"]) == 143
+    assert [path.name for path in saved_states(runs / "new")] == [STATE.format(1)]
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "stopped by SIGTERM after step 1, and saved" in error and "--resume" in error
+
+
 def test_a_lengthened_run_is_the_longer_run(runs, monkeypatch):
     """To the bit, as its rate doesn't depend on the length; also with a mean as the old model."""
     assert train.main(["--preset", "sample", "--epochs", "2", "--name", "whole"]) == 0
@@ -198,10 +212,6 @@ def test_a_lengthened_run_is_the_longer_run(runs, monkeypatch):
         assert train.main(cut) == 2
     assert train.main([*cut, "--resume"]) == 0
     assert load_record("record", runs / "cut")["weights_sha256"] == straight["weights_sha256"]
-    shutil.rmtree(runs / "one")  # as on another machine: its own state knows the settings
-    (runs / "one-2/record.json").unlink()
-    assert train.main(["--from", "runs/one", "--epochs", "2", "--resume"]) == 0
-    assert load_record("record", runs / "one-2")["weights_sha256"] == straight["weights_sha256"]
 
 
 def test_validation_chooses_the_length_penalty_and_the_record_scores_it(runs, data, monkeypatch):
@@ -224,19 +234,10 @@ def test_validation_chooses_the_length_penalty_and_the_record_scores_it(runs, da
     assert (
         load_model(folder).config == replace(config, alpha=1.0) == stored_config(record["config"])
     )
-    texts, references = record["samples"], [english for _, english in data.corpus["test"]]
-    lower = corpus_bleu([one["translation"] for one in texts], references, lowercase=True)
+    references = [english for _, english in data.corpus["test"]]
+    outputs = [sample["translation"] for sample in record["samples"]]
+    lower = corpus_bleu(outputs, references, lowercase=True)
     assert record["test"]["test"]["bleu_lowercased"] == round(lower.score, 2)
-
-
-@pytest.mark.parametrize("has", [True, False])
-def test_a_run_says_once_that_its_16_bits_are_emulated(runs, monkeypatch, capsys, has):
-    """It isn't refused: a run that began elsewhere may go on here."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
-    monkeypatch.setattr(fast_run, "trained_to_end", Mock(side_effect=ValueError))
-    for precision in ("auto", "bf16"):
-        assert train.main(["--preset", "sample", "--precision", precision, "--name", "new"]) == 2
-    assert capsys.readouterr().out.count("note: cpu emulates bf16") == (not has)
 
 
 # Models
@@ -257,21 +258,15 @@ def test_a_saved_model_loads_as_it_was_whatever_it_was_trained_with(untrained, t
     assert loaded.tokenizer.model == untrained.tokenizer.model
 
 
-FILES = ("model.safetensors", "tokenizer.model", "config.json")
+OTHER_PIECES = (ROOT / "models/sample-de-en/tokenizer.model").read_bytes()
 UNFIT = {
     "a setting": ("config.json", json.dumps(asdict(RUN) | {"layerz": 3}).encode()),
-    "a kind": ("config.json", json.dumps(asdict(RUN) | {"d_model": "wide"}).encode()),
     "sizes": ("config.json", json.dumps(asdict(RUN) | {"d_model": 48, "heads": 3}).encode()),
-    "no pieces": ("tokenizer.model", b"foreign"),
-    "other pieces": (
-        "tokenizer.model",
-        (ROOT / "models/sample-de-en/tokenizer.model").read_bytes(),
-    ),
-    "no weights": ("model.safetensors", b"foreign"),
     "layers": ("config.json", json.dumps(asdict(RUN) | {"layers": 2}).encode()),
+    "other pieces": ("tokenizer.model", OTHER_PIECES),
 }
-UNFIT |= {f"half of {name}": (name, None) for name in FILES}
-UNFIT |= {f"without {name}": (name, b"") for name in FILES}
+for file in ("model.safetensors", "tokenizer.model", "config.json"):
+    UNFIT |= {f"half of {file}": (file, None), f"without {file}": (file, b"")}
 
 
 @pytest.mark.parametrize("fault", UNFIT)
