@@ -29,11 +29,11 @@
 # Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary, **N** layers; $d_k = D/H$.
 
 # %% tags=["bootstrap"]
-import os, runpy, subprocess, sys  # noqa: E401, I001 (finds the series, in the folder above or here)
+import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
 
 sys.path[:0] = [f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip", ".."]
 if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
-    subprocess.run(["git", "clone", os.getenv("SERIES_REPOSITORY") or sys.exit(f"Put {home}.zip beside this notebook, or set SERIES_REPOSITORY."), home], check=True)  # fmt: skip
+    sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")
 home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
 
 # %%

@@ -67,11 +67,10 @@ def run(python, tmp_path):
     (tmp_path / "fake/pip.py").write_text(PIP)
 
     def run(*command, cwd, **environment):
-        alone = {k: v for k, v in os.environ.items() if k != "SERIES_REPOSITORY"}
         return subprocess.run(
             [python, *command],
             cwd=cwd,
-            env=alone | {"PYTHONPATH": str(tmp_path / "fake")} | environment,
+            env=os.environ | {"PYTHONPATH": str(tmp_path / "fake")} | environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -91,14 +90,17 @@ def desk(tmp_path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["repository", "zip"])
-def test_a_chapter_alone_gets_the_series_and_what_is_missing(series, run, desk, source):
-    environment = {}
-    if source == "repository":
-        environment["SERIES_REPOSITORY"] = series.as_uri()
+def test_a_chapter_alone_gets_the_series_and_what_is_missing(
+    series, run, desk, source, monkeypatch
+):
+    if source == "repository":  # as `make address` stamps it
+        monkeypatch.setattr(first_cell, "repository", series.as_uri)
+        code = (desk / "chapter.py").read_text("utf-8")
+        (desk / "chapter.py").write_text(stamp(code, CHAPTER), "utf-8")
     else:
         subprocess.run(["make", "colab"], cwd=series, check=True, capture_output=True)
         shutil.copy(series / f"build/{HOME}.zip", desk)
-    done = run("chapter.py", cwd=desk, **environment)
+    done = run("chapter.py", cwd=desk)
     assert done.returncode == 0, done.stderr
     place = desk.resolve() / HOME / "scripts/ch01_attention.py"
     assert "pip install --quiet series_probe>=1\n" in done.stdout
@@ -136,7 +138,7 @@ def test_alone_and_without_an_address_it_says_what_to_do(run, tmp_path, monkeypa
     monkeypatch.setattr(first_cell, "repository", lambda: "")
     done = run("-c", first_cell.first_cell(), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"Put {HOME}.zip beside this notebook, or set SERIES_REPOSITORY.\n"
+    assert done.stderr == f"Put {HOME}.zip, which `make colab` writes, beside this notebook.\n"
 
 
 def test_the_cell_has_five_lines_and_every_chapter_carries_it():

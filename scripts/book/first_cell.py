@@ -11,14 +11,15 @@ from scripts import ROOT
 
 MARK = '# %% tags=["bootstrap"]\n'
 CELL = """\
-import os, runpy, subprocess, sys  # noqa: E401, I001 (finds the series, in the folder above or here)
+import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
 
 sys.path[:0] = [f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip", ".."]
 if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
-    subprocess.run(["git", "clone", os.getenv("SERIES_REPOSITORY") or ADDRESS, home], check=True)  # fmt: skip
+    FETCH
 home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
-"""  # noqa: E501
-NO_ADDRESS = 'sys.exit(f"Put {home}.zip beside this notebook, or set SERIES_REPOSITORY.")'
+"""
+BY_GIT = 'subprocess.run(["git", "clone", "{address}", home], check=True)'
+BY_HAND = 'sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")'
 COLAB = "https://colab.research.google.com/github/{place}/blob/HEAD/notebooks/{chapter}.ipynb"
 
 
@@ -37,7 +38,7 @@ def in_colab(chapter: str) -> str:
 def first_cell() -> str:
     """The cell's code."""
     address = repository()
-    return CELL.replace("ADDRESS", f'"{address}"' if address else NO_ADDRESS)
+    return CELL.replace("FETCH", BY_GIT.format(address=address) if address else BY_HAND)
 
 
 def stamp(script: str, chapter: str) -> str:
