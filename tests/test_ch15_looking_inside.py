@@ -63,7 +63,7 @@ def spell(labels):
     return "".join(label.removeprefix("+") for label in labels if label not in SPECIALS)
 
 
-def test_errata_21_and_22_names_are_of_the_text_that_went_through(trained, park):
+def test_erratum_21_names_are_of_the_text_that_went_through(trained, park):
     """A decoder's map has target words on both sides; cross-attention has them down, as queries."""
     german, english = (
         trained.tokenizer.decode(ids[0].tolist()).replace(" ", "")
@@ -85,7 +85,7 @@ def test_errata_21_and_22_names_are_of_the_text_that_went_through(trained, park)
 
 
 @pytest.mark.parametrize("kind", ["decoder", "cross"])
-def test_errata_21_and_22_what_is_exchanged_moves_the_rows_that_read_it(trained, kind):
+def test_erratum_22_what_is_exchanged_moves_the_rows_that_read_it(trained, kind):
     look = look_at(trained, PAIRS[3].texts[0])
     assert moved_rows(trained.model, look, kind, "src", at=2).any() == (kind == "cross")
     for at in range(look.tgt.size(1)):

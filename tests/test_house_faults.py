@@ -328,6 +328,48 @@ FAULTS = {
         'self.register_buffer("bias", torch.zeros(experts), persistent=False)',
         "test_ch24_experts.py",
     ),
+    "each epoch has the same order": (
+        "core/data",
+        'rng = random.Random(f"{config.seed}:{epoch}")',
+        'rng = random.Random(f"{config.seed}")',
+        "test_core_*.py",
+    ),
+    "a resumed run draws other dropout": (
+        "core/training",
+        "set_rng_states(rngs[self.ranks.rank], self.device, otherwise=luck.getrandbits(63))",
+        "pass",
+        "test_training.py",
+    ),
+    "a file is written in place": (
+        "book/files",
+        'partial = path.with_name(path.name + ".partial")',
+        "partial = path",
+        "test_core_files.py",
+    ),
+    "texts come in the order of their lengths": (
+        "fast/translating",
+        "for i, result in zip(itertools.chain(*batches), itertools.chain(*answers), strict=True):",
+        "for i, result in enumerate(itertools.chain(*answers)):",
+        "test_translate.py",
+    ),
+    "another character ends a line, too": (
+        "fast/lines",
+        'end, *others = chunk.split(b"\\n")',
+        'end, *others = chunk.replace(b"\\x0b", b"\\n").split(b"\\n")',
+        "test_translate.py",
+    ),
+    "a sweep ends at its edge": (
+        "studies/runner",
+        "rates |= {best / 2, 2 * best}",
+        "pass",
+        "test_studies_runner.py",
+    ),
+    "the rival's lead is called ours": (
+        "evaluate",
+        "paired_difference(theirs, outputs, references)",
+        "paired_difference(outputs, theirs, references)",
+        "test_ch10_judging.py",
+    ),
 }
 
 

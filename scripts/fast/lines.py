@@ -23,7 +23,7 @@ from scripts.core.models import Trained
 GROUP_LINES = 512  # decoded together at most
 LINE_BYTES = 2**16  # read of a line at most: 256 for each token that the model takes
 # How gzip, zip, xz, bzip2 and zstd begin.
-PACKED = re.compile(rb"\x1f\x8b|PK\x03\x04|\xfd7zXZ\0|BZh\d1AY&SY|\x28\xb5\x2f\xfd")
+PACKED_FILE = re.compile(rb"\x1f\x8b|PK\x03\x04|\xfd7zXZ\0|BZh\d1AY&SY|\x28\xb5\x2f\xfd")
 MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}  # before those of 16 bits,
 MARKS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # which may begin the same
 
@@ -63,7 +63,7 @@ def utf8_chunks(stream: BinaryIO) -> Iterator[bytes]:
     chunk = b""
     while len(chunk) < 16 and b"\n" not in chunk and (more := stream.read1(LINE_BYTES)):
         chunk += more
-    if PACKED.match(chunk):
+    if PACKED_FILE.match(chunk):
         raise ValueError("the input is a packed file (gzip, zip, …), not text: unpack it first")
     encoding, chunk = wide_encoding(chunk), chunk.removeprefix(codecs.BOM_UTF8)
     decoder = encoding and codecs.getincrementaldecoder(encoding)("replace")
