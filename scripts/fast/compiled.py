@@ -64,7 +64,7 @@ def loaded(name: str) -> ctypes.CDLL | None:
         return None
 
 
-def suits(file: str, x: Tensor, *kinds: torch.dtype) -> bool:
+def works_on(file: str, x: Tensor, *kinds: torch.dtype) -> bool:
     """Whether the functions of FILE.c can work on x: on a CPU, numbers of one of these kinds."""
     return x.is_cpu and x.dtype in kinds and loaded(file) is not None
 

@@ -25,7 +25,7 @@ MOST_NUMBERS = 65536  # in few rows
 
 def takes(x: Tensor) -> bool:
     """Whether the compiled functions can work on numbers like these."""
-    return compiled.suits("kernels", x, torch.float32)
+    return compiled.works_on("kernels", x, torch.float32)
 
 
 def multiplies_bytes() -> bool:

@@ -23,7 +23,7 @@ BF16 = torch.bfloat16
 
 def suits(x: Tensor, *kinds: torch.dtype) -> bool:
     """Whether the compiled functions can work on x: float32 or bfloat16, or just these kinds."""
-    return compiled.suits("passes", x, *(kinds or (torch.float32, BF16)))
+    return compiled.works_on("passes", x, *(kinds or (torch.float32, BF16)))
 
 
 def pass_over(name: str, *arguments: Any) -> None:
