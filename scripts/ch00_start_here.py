@@ -355,6 +355,8 @@ for question in (mine, "Die Bundesregierung beschloss ein Gesetz über die Rente
 # | [22 · Today's block](ch22_todays_block.ipynb) | what replaced each part |
 # | [23 · Long memory](ch23_long_memory.ipynb) | what a cache costs |
 # | [24 · Experts](ch24_experts.ipynb) | many feed-forward layers; a token visits few |
+# | **VI · All of it** | |
+# | [25 · All of it on one page](ch25_one_page.ipynb) | the whole translator again, in one evening |
 #
 # ## Your machine
 #

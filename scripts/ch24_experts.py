@@ -22,7 +22,7 @@
 # |---|---|
 # | In the paper | §3.3 of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), the feed-forward layer |
 # | Time | 15 minutes to read, 30 with the code; a quarter of a minute to run on a CPU |
-# | Before | [Chapter 23 · Long memory](ch23_long_memory.ipynb); this is the last chapter |
+# | Before, after | [Chapter 23 · Long memory](ch23_long_memory.ipynb) · [Chapter 25 · All of it on one page](ch25_one_page.ipynb) |
 #
 # *If you read only three cells:* `dispatch`, the chart of *Keeping the experts busy*, the table of *What else there is*.
 #
@@ -411,10 +411,4 @@ check(dropped_share)
 #
 # </details>
 #
-# ## Goodbye
-#
-# You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, resume it, and find out where its time goes. You can translate with it, and say with an interval how good that is. You can look inside, silence a head, and know what that doesn't prove. You can tell a law from a line through five points. And you can open the code of a model that was published this morning, and recognise its parts.
-#
-# What is left is to make something of your own. Take another pair of languages, another part from the table above, a question that nobody has asked. Measure it, allow for chance, and say what you found, however small. That is how every paper in these chapters began.
-#
-# Thank you for reading. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.
+# Next: [Chapter 25 · All of it on one page](ch25_one_page.ipynb)

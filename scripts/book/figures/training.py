@@ -403,3 +403,12 @@ def sentence_table(record: dict[str, Any], end: str) -> pd.DataFrame:
     """The quoted sentences of one end, "worst" or "best", from a record of `studies.judging`."""
     quoted = [row for row in record[end] if "source" in row]
     return pd.DataFrame(quoted)[["line", "chrf2", "source", "reference", "output"]]
+
+
+def diary(frame: pd.DataFrame) -> alt.HConcatChart:
+    """A row for each epoch: its loss as a bar, and what one sentence's translation then was."""
+    bars = alt.Chart(rounded(frame)).mark_bar().encode(bar_axis("epoch").title("epoch"), x="loss:Q")
+    texts = alt.Chart(frame).mark_text(align="left", fontSize=13, x=0)
+    texts = texts.encode(alt.Y("epoch:N", axis=None), text="translation:N")
+    size = {"height": 26 * len(frame)}
+    return alt.hconcat(bars.properties(width=170, **size), texts.properties(width=430, **size))

@@ -1,0 +1,614 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_metadata_filter: tags,-all
+#     notebook_metadata_filter: kernelspec,jupytext,-jupytext.text_representation.jupytext_version
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Chapter 25 · All of it on one page
+#
+# After this chapter you can write a translator in one evening and on one page: from German text to English text with a score, and you can say what each line is for.
+#
+# | | |
+# |---|---|
+# | In the paper | all of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), and what became usual since |
+# | Time | 30 minutes to read, 75 with the code; RUNNING to run on a CPU |
+# | Before | [Chapter 24 · Experts](ch24_experts.ipynb), or nothing at all; this is the last chapter |
+#
+# *If you read only three cells:* `MultiHeadAttention`, `Transformer`, `train`.
+#
+# Shapes: **B** batch, **S** source length, **T** target length, **D** `d_model`, **H** heads, **V** vocabulary.
+
+# %% tags=["bootstrap"]
+import os, runpy, subprocess, sys  # noqa: E401, F401, I001 (finds the series)
+
+sys.path[:0] = [f"{sys.path[0]}/..", home := "from-attention-to-translation", f"{home}.zip", ".."]
+if not any(map(os.path.exists, [f"{home}.zip", *(f"{place}/scripts/book" for place in sys.path)])):
+    sys.exit(f"Put {home}.zip, which `make colab` writes, beside this notebook.")
+home = runpy.run_module("scripts.book.at_home")["home"]  # unpacks a zip, installs what is missing
+
+# %%
+import io
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from sacrebleu.metrics import BLEU
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from scripts.book.charts import heatmap, titled
+from scripts.book.figures.model import stacks
+from scripts.book.figures.training import diary
+from scripts.corpora.load import load_corpus
+
+# %% [markdown]
+# ## The whole idea
+#
+# > **In short.** Cut sentences into pieces. Let every piece look at all pieces of its own sentence, then let every English piece look at the German ones, and guess the next English piece. Repeat a few thousand times, and correct all weights a little each time. That is all.
+#
+# This page is written as if it were the only one. It imports PyTorch, SentencePiece for the pieces and sacreBLEU for the score. From the series come only the captions and the charts. Everything between is here, top to bottom, and nothing is hidden in a module. At each block a link names the chapter that explains it; if a block is clear to you, don't follow the link. A test holds this page equal to those chapters: the same weights give the same loss, the same gradients and the same translations.
+#
+# The machine has two stacks. The *encoder* reads the whole German sentence at once and turns it into one vector for each piece: the *memory*. The *decoder* writes English from left to right. For each next piece it looks at what it has written, and at the memory.
+
+# %%
+titled(
+    stacks(3),
+    "Two stacks and one bridge",
+    "Read from the bottom. Only the memory crosses over; each layer of the decoder reads it.",
+    wrap=72,
+)
+
+# %% [markdown]
+# All numbers that one might want to change stand in one place. `FULL` is the real thing: the 29,000 captions of Multi30k. `SAMPLE` is a small world that the series generates itself (6,000 captions about people, animals and things), and a model that learns it in a minute or two on a laptop. This page runs `SAMPLE`. With a GPU, write `settings = FULL`. A CPU can do that, too, in some hours; with `MULTI30K_DIR` you name the folder of Multi30k's files, else they are downloaded.
+
+
+# %%
+@dataclass
+class Settings:
+    """What decides a run."""
+
+    corpus: str
+    vocab: int  # V: pieces of German and of English, in one list
+    layers: int  # in each stack
+    d_model: int  # D
+    d_ff: int  # inside the feed-forward networks
+    heads: int  # H
+    dropout: float
+    max_tokens: int  # in a batch, on either side, padding counted
+    epochs: int  # passes over the corpus
+    peak: float  # the highest learning rate
+    warmup: int  # steps until the rate is there
+
+
+FULL = Settings("multi30k", 8192, 3, 256, 1024, 8, 0.2, 2048, 18, 2e-3, 400)
+SAMPLE = Settings("sample", 1000, 2, 128, 256, 4, 0.0, 512, 4, 3e-3, 200)
+
+# %%
+settings = SAMPLE
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+corpus = load_corpus(settings.corpus)
+for split, pairs in corpus.items():
+    print(f"{split:<12} {len(pairs):>6,} pairs")
+print(*corpus["train"][0], sep="\n")
+
+# %% [markdown]
+# ## Text to numbers
+#
+# > **In short.** Frequent words get a number of their own; rare ones are put together from parts. So the list is short, and no word is unknown.
+#
+# *Byte-pair encoding* ([chapter 7](ch07_multi30k.ipynb)) starts from letters, and joins the pair of neighbours that is most frequent, again and again, until there are V pieces. Both languages share one list: names and numbers are the same in both, and one table of vectors can serve three times. Four numbers are reserved: filler (`PAD`), unknown, begin and end of a sentence. The pieces are learned from the training captions alone. Whoever looks at the test captions here has begun to cheat.
+
+# %%
+PAD, UNK, BOS, EOS = range(4)
+
+
+def learn_pieces(texts: Sequence[str], vocab: int) -> SentencePieceProcessor:
+    """Byte-pair encoding with `vocab` pieces, learned from these texts."""
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocab,
+        character_coverage=1.0,
+        pad_id=PAD,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return SentencePieceProcessor(model_proto=model.getvalue())
+
+
+# %%
+pieces = learn_pieces([text for pair in corpus["train"] for text in pair], settings.vocab)
+print(pieces.encode(corpus["val"][0][0], out_type=str))
+print(pieces.encode(corpus["val"][0][0]))
+
+# %% [markdown]
+# A source ends with `EOS`. A target begins with `BOS`, so that the decoder has something to start from, and ends with `EOS`, so that it can learn to stop.
+
+
+# %%
+class Pair(NamedTuple):
+    """The ids of a sentence and of its translation."""
+
+    source: list[int]
+    target: list[int]
+
+
+def encode_pairs(texts: Sequence[tuple[str, str]], pieces: SentencePieceProcessor) -> list[Pair]:
+    """Pairs of sentences to pairs of ids."""
+    encode = pieces.encode
+    return [Pair([*encode(german), EOS], [BOS, *encode(english), EOS]) for german, english in texts]
+
+
+# %% [markdown]
+# ## Attention
+#
+# > **In short.** Each position asks a question. Each position it may see offers a key and a value. The better a key fits the question, the more of that value the asker gets.
+#
+# With queries $Q$ (T, d_k), keys $K$ (S, d_k) and values $V$ (S, d_k), the paper's equation 1 is
+#
+# $$ \mathrm{Attention}(Q, K, V) = \mathrm{softmax}\Big(\frac{QK^\top}{\sqrt{d_k}}\Big)\,V $$
+#
+# The softmax makes each row of scores positive and sum to 1, so the result is a weighted mean of the values ([chapter 1](ch01_attention.ipynb)). Without the root, scores would grow with $d_k$, and one key would take everything. What may not be seen gets a score of −∞, thus a weight of 0. H *heads* do all this side by side, each in D/H of the D dimensions, so that a position can look at several places for several reasons ([chapter 2](ch02_multi_head_attention.ipynb)).
+#
+# There is one class for both uses. In self-attention `memory` is `x` itself; in cross-attention it is the encoder's result.
+
+
+# %%
+class MultiHeadAttention(nn.Module):
+    """H times softmax(q·kᵀ/√d_k)·v, each between learned projections (§3.2)."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(d_model, d_model) for _ in range(4)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def split(self, x: Tensor) -> Tensor:
+        """x (B, T, D) to (B, H, T, d_k)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        """x (B, T, D) asks, memory (B, S, D) answers; mask (…, T or 1, S): True where x may."""
+        q = self.split(self.query(x))  # (B, H, T, d_k)
+        k, v = self.split(self.key(memory)), self.split(self.value(memory))  # (B, H, S, d_k) each
+        scores = q @ k.mT / math.sqrt(q.size(-1))  # (B, H, T, S)
+        self.weights = scores.masked_fill(~mask, -math.inf).softmax(dim=-1)  # kept, to be looked at
+        heads = self.dropout(self.weights) @ v  # (B, H, T, d_k)
+        return self.output(heads.transpose(1, 2).flatten(2))  # (B, T, D)
+
+
+# %% [markdown]
+# ## A layer
+#
+# > **In short.** A layer never replaces a vector. It reads a normed copy, and *adds* what it found.
+#
+# Attention moves information between positions; the feed-forward network then works on each position alone, through a wider hidden layer ([chapter 4](ch04_encoder_decoder.ipynb)). Around each of these stands the same frame: norm, work, dropout, add. The sum is a road from the first layer to the last that nothing blocks, and gradients travel it backwards ([chapter 5](ch05_norms_and_first_steps.ipynb)). The paper normed after the sum. Norming before it, as here, trains without care, and became usual.
+#
+# Encoder and decoder differ in one thing: a decoder's layer also asks the memory.
+
+
+# %%
+class Layer(nn.Module):
+    """Self-attention, for a decoder also cross-attention, and a feed-forward network (§3.1)."""
+
+    def __init__(self, settings: Settings, decoder: bool):
+        super().__init__()
+        D, p = settings.d_model, settings.dropout
+        self.self_attention = MultiHeadAttention(D, settings.heads, p)
+        self.cross_attention = MultiHeadAttention(D, settings.heads, p) if decoder else None
+        self.feed_forward = nn.Sequential(
+            nn.Linear(D, settings.d_ff), nn.ReLU(), nn.Dropout(p), nn.Linear(settings.d_ff, D)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(3 if decoder else 2))
+        self.dropout = nn.Dropout(p)
+
+    def forward(self, x: Tensor, mask: Tensor, memory=None, memory_mask=None) -> Tensor:
+        """x (B, T, D) to (B, T, D); a decoder's layer also reads memory (B, S, D)."""
+        normed = self.norms[0](x)
+        x = x + self.dropout(self.self_attention(normed, normed, mask))
+        if self.cross_attention is not None:
+            normed = self.norms[1](x)
+            x = x + self.dropout(self.cross_attention(normed, memory, memory_mask))
+        return x + self.dropout(self.feed_forward(self.norms[-1](x)))
+
+
+# %% [markdown]
+# Attention sees a set: it has no idea which piece came first. So each position adds its own pattern to its piece's vector, sines and cosines of ever longer periods, like the hands of many clocks ([chapter 3](ch03_embeddings_and_positions.ipynb)).
+
+
+# %%
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """(length, D): for each pair of dimensions a sine and a cosine of the position (§3.5)."""
+    rates = 10_000 ** (-torch.arange(0, d_model, 2) / d_model)  # (D/2,)
+    angles = torch.arange(length).unsqueeze(1) * rates  # (length, D/2)
+    return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
+
+
+# %% [markdown]
+# ## The Transformer
+#
+# > **In short.** A table turns ids into vectors, two stacks of layers work on them, and the same table turns vectors back into scores for each piece.
+#
+# The one table is used three times: it reads German, it reads English, and it writes English ([§3.4](https://arxiv.org/abs/1706.03762); [chapter 4](ch04_encoder_decoder.ipynb)). Its entries are drawn with a spread of $1/\sqrt D$, which is right for writing; for reading they are multiplied by $\sqrt D$, so that they are as large as the positions' pattern.
+#
+# Two masks are all there is. The source's hides padding. The target's is a triangle: position t sees positions up to t. That one line, `tril()`, is what makes it possible to train on all positions of a sentence at once, and still write it word by word later. Padding at a target's end needs no mask of its own: it comes after everything that counts.
+
+
+# %%
+class Transformer(nn.Module):
+    """Source ids and target ids so far in, scores for each next piece out (Figure 1)."""
+
+    def __init__(self, settings: Settings, vocab: int, longest: int = 256):
+        super().__init__()
+        D = settings.d_model
+        self.embedding = nn.Embedding(vocab, D)
+        self.encoder = nn.ModuleList(Layer(settings, decoder=False) for _ in range(settings.layers))
+        self.decoder = nn.ModuleList(Layer(settings, decoder=True) for _ in range(settings.layers))
+        self.encoder_norm, self.decoder_norm = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.generator = nn.Linear(D, vocab)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.register_buffer("positions", sinusoids(longest, D), persistent=False)
+        for part in self.modules():
+            if isinstance(part, nn.Linear):
+                nn.init.xavier_uniform_(part.weight)
+                nn.init.zeros_(part.bias)
+        nn.init.normal_(self.embedding.weight, std=D**-0.5)
+        self.generator.weight = self.embedding.weight  # one table
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids (B, T) to (B, T, D)."""
+        words = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
+        return self.dropout(words + self.positions[: ids.size(1)])
+
+    def encode(self, src: Tensor) -> tuple[Tensor, Tensor]:
+        """src (B, S) to the memory (B, S, D) and its mask (B, 1, 1, S)."""
+        x, mask = self.embed(src), (src != PAD)[:, None, None]
+        for layer in self.encoder:
+            x = layer(x, mask)
+        return self.encoder_norm(x), mask
+
+    def decode(self, tgt: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
+        """tgt (B, T) to logits (B, T, V): at each position, scores of what comes next."""
+        T = tgt.size(1)
+        past = torch.ones(T, T, dtype=torch.bool, device=tgt.device).tril()
+        x = self.embed(tgt)
+        for layer in self.decoder:
+            x = layer(x, past, memory, memory_mask)
+        return self.generator(self.decoder_norm(x))
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
+        """src (B, S) and tgt (B, T) to logits (B, T, V)."""
+        return self.decode(tgt, *self.encode(src))
+
+
+# %% [markdown]
+# ## Batches
+#
+# > **In short.** Sentences of similar length go together, so that little of a batch is filler; and a batch is as large as its tokens, not its sentences.
+#
+# ([Chapter 7](ch07_multi30k.ipynb) measures what that saves.)
+
+
+# %%
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Rows of different lengths as one tensor (B, longest)."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=PAD)
+
+
+def make_batches(pairs: Sequence[Pair], max_tokens: int) -> list[tuple[Tensor, Tensor]]:
+    """All pairs, in batches of sources (B, S) and targets (B, T + 1)."""
+    batches, batch = [], []
+    for pair in sorted(pairs, key=lambda pair: (len(pair[1]), len(pair[0]))):
+        longest = max(len(side) for sides in (*batch, pair) for side in sides)
+        if batch and longest * (len(batch) + 1) > max_tokens:
+            batches.append(batch)
+            batch = []
+        batch.append(pair)
+    return [tuple(map(padded, zip(*batch, strict=True))) for batch in (*batches, batch)]
+
+
+# %% [markdown]
+# ## The loss
+#
+# > **In short.** At every position the model is asked for the next piece, given the *right* earlier ones. The loss is how surprised it is.
+#
+# The decoder reads the target without its last token and must say the target without its first: the same row, shifted by one ([chapter 6](ch06_training.ipynb)). The loss is the mean of $-\log p(\text{right piece})$ in nats, over real pieces. *Label smoothing* asks for 90% on the right piece and spreads 10% over all: a model that is never quite sure translates better.
+
+
+# %%
+def batch_loss(model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+    """The smoothed cross-entropy of a batch, in nats for each real token."""
+    logits, labels = model(src, tgt[:, :-1]), tgt[:, 1:]  # (B, T, V), (B, T)
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=PAD, label_smoothing=0.1
+    )
+
+
+# %% [markdown]
+# The learning rate climbs for the first steps, while the model knows nothing and its gradients point anywhere, and then falls along half a cosine ([chapter 6](ch06_training.ipynb)).
+
+
+# %%
+def learning_rate(step: int, peak: float, warmup: int, total: int) -> float:
+    """The rate at step 1, 2, …, `total`."""
+    if step <= warmup:
+        return peak * step / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (total + 1 - warmup)))
+
+
+# %% [markdown]
+# ## Training
+#
+# > **In short.** Loss, gradient, a small step against the gradient; for every batch, for every epoch.
+#
+# Four lines are the heart: `batch_loss`, `backward`, `clip_grad_norm_`, `step`. Clipping keeps one strange batch from throwing the model far away. Where the processor multiplies 16-bit numbers, `autocast` lets it, in one line; the weights stay in 32 bits ([chapter 12](ch12_going_fast.ipynb)). The function is a generator: after each epoch it hands its mean loss to whoever is watching.
+
+
+# %%
+def has_16_bits(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 itself, and doesn't only emulate it."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+def train(model: Transformer, pairs: Sequence[Pair], settings: Settings) -> Iterator[float]:
+    """Train on all pairs, epoch after epoch; after each one, yield its mean loss."""
+    device, rng = next(model.parameters()).device, random.Random(1)
+    batches = make_batches(pairs, settings.max_tokens)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    step, total = 0, settings.epochs * len(batches)
+    for _ in range(settings.epochs):
+        rng.shuffle(batches)
+        losses = []
+        for src, tgt in batches:
+            step += 1
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, settings.peak, settings.warmup, total)
+            with torch.autocast(device.type, torch.bfloat16, enabled=has_16_bits(device)):
+                loss = batch_loss(model.train(), src.to(device), tgt.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.detach())
+        yield torch.stack(losses).mean().item()
+
+
+# %% [markdown]
+# ## Writing a translation
+#
+# > **In short.** Ask for the next piece, append it, ask again, until the piece is the end.
+#
+# *Greedy* decoding always takes the likeliest piece. It is quick, and good enough to watch with.
+
+
+# %%
+@torch.inference_mode()
+def greedy_decode(model: Transformer, src: Tensor, max_len: int) -> Tensor:
+    """Sources (B, S) to ids (B, up to `max_len`): always the likeliest next piece."""
+    memory, mask = model.eval().encode(src)
+    ids = src.new_full((len(src), 1), BOS)
+    ended = torch.zeros(len(src), dtype=torch.bool, device=src.device)
+    while ids.size(1) <= max_len and not ended.all():
+        likeliest = model.decode(ids, memory, mask)[:, -1].argmax(dim=-1)  # (B,)
+        ids = torch.cat((ids, likeliest.masked_fill(ended, PAD).unsqueeze(1)), dim=1)
+        ended |= likeliest == EOS
+    return ids[:, 1:]
+
+
+# %% [markdown]
+# It can't take anything back, though. *Beam search* ([chapter 8](ch08_decoding.ipynb)) keeps the `beam` best beginnings. Each step tries every beginning with every piece, and the best of all these go on; those that end are put aside. Long texts have more factors below 1, so scores are divided by length$^\alpha$.
+
+
+# %%
+@torch.inference_mode()
+def beam_search(
+    model: Transformer, src: Tensor, max_len: int, beam: int = 5, alpha: float = 0.6
+) -> list[tuple[float, list[int]]]:
+    """One source (1, S) to its finished texts, each with its score, the best first."""
+    memory, mask = model.eval().encode(src)
+    ids, scores = src.new_full((1, 1), BOS), torch.zeros(1, device=src.device)
+    finished = []
+    for step in range(1, max_len + 1):
+        logits = model.decode(ids, memory.expand(len(ids), -1, -1), mask)[:, -1]
+        totals = scores.unsqueeze(1) + logits.log_softmax(dim=-1)  # (beginnings, V)
+        best, place = totals.flatten().topk(2 * beam)  # at most half of them end
+        rows, tokens = place // totals.size(1), place % totals.size(1)
+        ends = tokens == EOS
+        for i in range(beam):
+            if (ends[i] or step == max_len) and len(finished) < beam:
+                text = [*ids[rows[i], 1:].tolist(), tokens[i].item()]
+                finished.append((best[i].item() / len(text) ** alpha, text))
+        if len(finished) == beam:
+            break
+        on = (~ends).nonzero().flatten()[:beam]  # the best that don't end
+        ids, scores = torch.cat((ids[rows[on]], tokens[on].unsqueeze(1)), dim=1), best[on]
+    return sorted(finished, key=lambda scored: -scored[0])
+
+
+# %%
+def translate(
+    model: Transformer, pieces: SentencePieceProcessor, texts: Sequence[str], beam: int = 1
+) -> list[str]:
+    """German texts to English ones: a hundred at a time greedily, or each by a beam."""
+    device, size, results = next(model.parameters()).device, 100 if beam == 1 else 1, []
+    rows = [[*pieces.encode(text), EOS] for text in texts]
+    for start in range(0, len(rows), size):
+        src = padded(rows[start : start + size]).to(device)  # (B, S)
+        longest = 2 * src.size(1) + 10
+        if beam == 1:
+            results += greedy_decode(model, src, longest).tolist()
+        else:
+            results.append(beam_search(model, src, longest, beam)[0][1])
+    return [pieces.decode([i for i in ids if i not in (PAD, EOS)]) for ids in results]
+
+
+# %% [markdown]
+# ## A translator is born
+#
+# Everything is there. After each epoch we ask for the translation of one caption, to see how it goes. The caption is not in the training split, and it is German at its most German: the verb *zuwinken* (wave to) falls into two parts, and the part that says what the sentence is about comes last. The right answer is *In summer, a sad singer is waving to an athlete.*
+#
+# **Predict.** What will the translation be after the first epoch, 230 steps: noise, single words, or a sentence?
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+caption = "Im Sommer winkt eine traurige Sängerin einem Sportler zu."
+torch.manual_seed(1)
+model = Transformer(settings, len(pieces)).to(device)
+training = train(model, encode_pairs(corpus["train"], pieces), settings)
+rows = [(n, loss, *translate(model, pieces, [caption])) for n, loss in enumerate(training, 1)]
+
+titled(
+    diary(pd.DataFrame(rows, columns=["epoch", "loss", "translation"])),
+    "First it speaks English, then it translates",
+    "The mean loss of each epoch, in nats for each piece, and then the caption's translation.",
+    wrap=72,
+)
+
+# %% [markdown]
+# AFTER
+#
+# The loss doesn't go to 0, and can't. With smoothing even a perfect model pays for the 10% that it is told to give away: with 1,000 pieces $-0.9001\ln 0.9001 - 999 \cdot 0.0001 \ln 0.0001 \approx 1.01$ nats ([chapter 6](ch06_training.ipynb) has the formula). So in the last epoch only some 0.08 nats are left to learn.
+
+# %% [markdown]
+# ## What it is worth
+#
+# > **In short.** BLEU counts how many words, pairs, triples and quadruples of words a translation shares with a person's, from 0 to 100. It compares systems on the same texts; from one set of texts to another it says little ([chapter 10](ch10_judging.ipynb)).
+#
+# sacreBLEU computes it. The sample corpus has two test sets, both of sentences that no training pair contains. In `test` each combination of two words that belong together (an adjective and its noun, a verb and its object) may have been met in training, elsewhere. In `test_unseen` each sentence has at least one combination that was never met.
+#
+# **Predict.** A model that learned *which words go together* fails on `test_unseen`. A model that learned *what words do* doesn't. By how many points will BLEU differ?
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+for split in (name for name in corpus if name.startswith("test")):
+    sources, references = zip(*corpus[split], strict=True)
+    result = BLEU().corpus_score(translate(model, pieces, sources), [references])
+    print(f"{split:<12} BLEU {result.score:.1f}")
+    assert result.score > 90 or settings is FULL
+
+# %% [markdown]
+# UNSEEN
+
+# %% [markdown]
+# ## What it looks at
+#
+# `MultiHeadAttention` keeps its last weights, so we can look at them. For each English piece, this is where the last decoder layer looked, as the mean over its heads.
+#
+# **Predict.** At which German piece does it look before it writes *waving*?
+
+# %%
+# NBVAL_IGNORE_OUTPUT
+[(source, target)] = encode_pairs([(caption, *translate(model, pieces, [caption]))], pieces)
+with torch.inference_mode():
+    model(torch.tensor([source], device=device), torch.tensor([target[:-1]], device=device))
+looks = model.decoder[-1].cross_attention.weights[0].mean(dim=0)  # (T, S)
+
+titled(
+    heatmap(
+        looks,
+        [pieces.id_to_piece(i) for i in target[1:]],
+        [pieces.id_to_piece(i) for i in source],
+        value_title="weight",
+        numbers=False,
+    ),
+    "LOOKS",
+    "A row for each English piece, as it is about to be written; a column for each German one.",
+    wrap=72,
+)
+
+# %% [markdown]
+# LOOKED
+
+# %% [markdown]
+# ## What this page leaves out
+#
+# | add | when | chapter |
+# |---|---|---|
+# | saved states, and going on where a run stopped | a run takes longer than you can wait | [9](ch09_training_run.ipynb) |
+# | new batches each epoch, the mean of the last epochs' weights | you want the last point of BLEU | [9](ch09_training_run.ipynb) |
+# | a test of difference | you compare two models | [10](ch10_judging.ipynb) |
+# | fused operations, no padding, recorded steps | a training takes hours | [12](ch12_going_fast.ipynb) |
+# | keys and values computed once, beams side by side | you translate more than a page | [13](ch13_decoding_fast.ipynb) |
+# | ONNX, a model in the browser | others should use it | [14](ch14_leaving_home.ipynb) |
+# | back-translation, distillation | you have more German than English | [21](ch21_learning_from_models.ipynb) |
+# | rotary positions, RMSNorm, SwiGLU, grouped heads | you build what is built today | [22](ch22_todays_block.ipynb) |
+#
+# ## Summary
+#
+# - A Transformer is attention, a small network for each position, and a sum around both; two stacks of that, and one table.
+# - Training is one question asked at every position at once, which the triangular mask makes honest.
+# - Writing is the same question asked again and again.
+# - **What the paper did that we don't:** it normed after each sum, let the rate fall as $1/\sqrt{\text{step}}$, and trained for 100,000 steps on 4.5 million pairs.
+#
+# ## Exercises
+#
+# Each changes one line and runs the page again: two minutes.
+#
+# ### Exercise 1 · Let it cheat
+#
+# *think · difficulty ●○○ · worth ●●● · 10 minutes*
+#
+# Take `.tril()` away. Predict loss and BLEU, then run.
+#
+# <details><summary>What happens</summary>
+#
+# CHEAT
+#
+# </details>
+#
+# ### Exercise 2 · A bag of words
+#
+# *think · difficulty ●○○ · worth ●●● · 10 minutes*
+#
+# Let `embed` leave the positions out: `return self.dropout(words)`. The encoder can no longer tell *der Hund jagt die Katze* from *die Katze jagt der Hund*. What about the decoder? Predict, then run.
+#
+# <details><summary>What happens</summary>
+#
+# BAG
+#
+# </details>
+#
+# ### Exercise 3 · A GPT
+#
+# *think · difficulty ●●○ · worth ●●● · 20 minutes*
+#
+# Which lines would you delete to get a GPT, a model that only continues English? Write them down before you look at [chapter 17](ch17_small_gpt.ipynb).
+#
+# <details><summary>An answer</summary>
+#
+# The encoder, its norm and `encode`; `cross_attention` with its norm, and whatever mentions `memory`; the sources in `encode_pairs` and `make_batches`. What is left is `embed`, a stack of layers with the triangular mask, the norm, the generator, and the same loss. Nothing is added.
+#
+# </details>
+#
+# ## Goodbye
+#
+# You began with a dot product. Now you can build a Transformer from nothing but tensors, train it, resume it, and find out where its time goes. You can translate with it, and say with an interval how good that is. You can look inside, silence a head, and know what that doesn't prove. You can tell a law from a line through five points. And you can open the code of a model that was published this morning, and recognise its parts.
+#
+# What is left is to make something of your own. Take another pair of languages, another part from chapter 22, a question that nobody has asked. Measure it, allow for chance, and say what you found, however small. That is how every paper in these chapters began.
+#
+# Thank you for reading. [Chapter 0](ch00_start_here.ipynb) is a good place to see how far you have come.
