@@ -159,12 +159,15 @@ def test_every_peer_races_in_both_precisions_with_and_without_kept_memory():
     assert {*itertools.product(PEERS, (False, True), (False, True))} <= {*settings}
 
 
-def test_a_point_of_growth_and_an_account_are_of_one_step(sample, monkeypatch):
-    recorded = next(p for p in load_record("speed-growth")["points"] if p["axis"] == "tokens")
+def test_growth_and_an_account_are_of_one_step(sample, monkeypatch):
+    points = [p for p in load_record("speed-growth")["points"] if p["path"] == "textbook"]
+    axes = race_training.AXES
+    assert [(p["axis"], p["value"]) for p in points] == [(a, n) for a in axes for n in axes[a]]
     monkeypatch.setattr(race_training.ch11, "best_seconds", lambda lap, repeats: lap() or 1.0)
-    point = race_training.growth_point("tokens", recorded["value"])
-    assert point.keys() == recorded.keys()
-    assert all(point[key] == recorded[key] for key in ("axis", "value", "path", "flops"))
+    monkeypatch.setattr(race_training, "AXES", {"tokens": {256: axes["tokens"][256]}})
+    (point,) = race_training.race_growth()["points"]
+    recorded = next(p for p in points if (p["axis"], p["value"]) == ("tokens", 256))
+    assert point.keys() == recorded.keys() and point["flops"] == recorded["flops"]
     assert point["bytes"] == pytest.approx(recorded["bytes"], rel=0.02)
     batches = batches_of(fixed=False, count=2, max_tokens=200)
     spent = race_training.step_account(replace(OURS, shape=SHAPE), batches)

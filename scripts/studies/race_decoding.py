@@ -27,12 +27,13 @@ from scripts.ch07_multi30k import pad_rows
 from scripts.ch08_decoding import best_ids
 from scripts.ch14_leaving_home import export_ctranslate2
 from scripts.core.models import STUDIED, Trained
-from scripts.core.scores import corpus_bleu, held_out_splits
+from scripts.core.scores import held_out_splits
 from scripts.corpora.load import load_corpus
 from scripts.fast.decoding import fast_in_8_bits
 from scripts.fast.export import need_packages
 from scripts.fast.translating import DecodeOptions, ModelOptions, decode_ids, open_model
-from scripts.studies.subject import Corpus, Rows, Texts, encoded
+from scripts.studies.searches import scores_of
+from scripts.studies.subject import Corpus, Rows, encoded
 from scripts.studies.turns import account, in_turns, seconds_of
 
 EXACT = "ours, exact stop"  # differs only for a beam
@@ -97,11 +98,6 @@ def texts_of(trained: Trained, ids: Rows) -> list[str]:
     return [trained.tokenizer.decode(list(row)) for row in ids]
 
 
-def bleu_of(texts: Texts, references: Texts) -> float:
-    """Corpus BLEU, for the record."""
-    return round(corpus_bleu(texts, references).score, 2)
-
-
 def race(
     ways: Mapping[str, Way], pairs: Sequence[Pair], trained: Trained, rounds: int, threads: int
 ) -> list[dict[str, Any]]:
@@ -125,7 +121,7 @@ def race(
             "sentences": len(rows),
             "sentences_per_second": round(len(rows) / statistics.median(seconds), 2),
             "seconds": seconds,
-            "bleu": bleu_of(texts[name, beam], references),
+            "bleu": scores_of(texts[name, beam], references)["bleu"],
             "same_as_ours": sum(map(operator.eq, texts[name, beam], texts["ours, float32", beam])),
         }
         for (name, beam), seconds in times.items()
@@ -156,7 +152,7 @@ def scores(trained: Trained, ways: Mapping[str, Way], corpus: Corpus) -> list[di
     for split in ("val", *held_out_splits(corpus)):
         rows, references = encoded(trained, corpus[split])
         for (name, way), beam in itertools.product(ways.items(), BEAMS):
-            bleu = bleu_of(texts_of(trained, way(rows, beam)), references)
+            bleu = scores_of(texts_of(trained, way(rows, beam)), references)["bleu"]
             reports.append({"split": split, "program": name, "beam": beam, "bleu": bleu})
     return reports
 

@@ -343,39 +343,33 @@ def race_base() -> dict[str, Any]:
     return race(larger, rounds=3, count=2, max_tokens=4096)
 
 
-AXES = {
-    "length": [8, 16, 32, 64, 128, 256],
-    "tokens": [256, 512, 1024, 2048, 4096, 8192],
-    "width": [64, 128, 256, 512, 768],
-    "depth": [1, 2, 3, 6, 9, 12],
+AXES = {  # of growth: shape, sentences and their length, of which one is set
+    "length": {n: (SMALL, 2048 // n, n) for n in (8, 16, 32, 64, 128, 256)},
+    "tokens": {n: (SMALL, n // 32, 32) for n in (256, 512, 1024, 2048, 4096, 8192)},
+    "width": {n: (replace(SMALL, d_model=n, d_ff=4 * n), 64, 32) for n in (64, 128, 256, 512, 768)},
+    "depth": {n: (replace(SMALL, N=n), 64, 32) for n in (1, 2, 3, 6, 9, 12)},
 }
 
 
-def growth_point(axis: str, value: int) -> dict[str, Any]:
-    """Seconds, kept memory and operations of the textbook's step: one axis is set.
-
-    The others stay in the middle. Ids are random, and all rows full.
-    """
-    length = value if axis == "length" else 32
-    sentences = (value if axis == "tokens" else 2048) // length
-    sizes = {"width": {"d_model": value, "d_ff": 4 * value}, "depth": {"N": value}}
-    shape = replace(SMALL, **sizes.get(axis, {}))
+def growth_point(shape: Shape, sentences: int, length: int) -> dict[str, Any]:
+    """Seconds, kept memory and operations of a textbook's step on random ids, all rows full."""
     sides = torch.randint(EOS + 1, shape.vocab, (2, sentences, length + 1)).tolist()
     pairs = [Example(source[1:], target) for source, target in zip(*sides, strict=True)]
     runner = Runner(Contender(fused_adam=True, shape=shape), [pairs])
     return {
-        "axis": axis,
-        "value": value,
-        "path": "textbook",
         "seconds": ch11.best_seconds(runner.lap, repeats=4),
         "bytes": saved_bytes(runner.loss_of, runner.model, runner.batches[0], runner.criterion),
-        "flops": ch11.step_flops(shape, lengths_of(pairs)),
+        "flops": runner.flops,
     }
 
 
 def race_growth() -> dict[str, Any]:
     """Seconds and memory of a step along four axes."""
-    points = [growth_point(axis, value) for axis, values in AXES.items() for value in values]
+    points = [
+        {"axis": axis, "value": value, "path": "textbook"} | growth_point(*setting)
+        for axis, settings in AXES.items()
+        for value, setting in settings.items()
+    ]
     return {"shape": asdict(SMALL), "points": points}
 
 
@@ -399,7 +393,7 @@ class RaceOptions:
 
 def run_race(options: RaceOptions) -> None:
     """Time training steps against other programs, and against themselves without each part."""
-    if options.save:
+    if options.save and options.benchmark != "growth":
         require_bf16(CPU)  # chapters and README read whole records
     torch.set_num_threads(OURS.threads)  # as the contenders have: for the machine's own rates
     record = RACES[options.benchmark]()
