@@ -41,19 +41,12 @@ def against(times: Sequence[float], reference: Sequence[float]) -> dict[str, Any
     return {"times": round(statistics.median(rounds), 4), "rounds": rounds}
 
 
-def kind_of(operation: str, kinds: Mapping[str, str]) -> str | None:
-    """The kind under which an operation is booked: the first with a pattern that fits, or None."""
-    for kind, patterns in kinds.items():
-        if any(fnmatchcase(operation, pattern) for pattern in patterns.split()):
-            return kind
-    return None
-
-
 def account(
     work: Callable[[], object], kinds: Mapping[str, str], rest: str, count: int = 1
 ) -> dict[str, float]:
     """Seconds of `work()` by kind, over `count`; under `rest` the wall clock's beyond their sum.
 
+    A kind is some patterns of operations' names; the first that fits an operation has its time.
     What PyTorch's profiler doesn't see is Python. Our functions in C appear as FILE::NAME.
     """
     call = compiled.call
@@ -67,7 +60,9 @@ def account(
         total = seconds_of(work)  # the profiler's own start and end take longer than a step
     seconds = dict.fromkeys(kinds, 0.0)
     for event in profiler.key_averages():
-        if kind := kind_of(event.key, kinds):
-            seconds[kind] += event.self_cpu_time_total / 1e6
+        for kind, patterns in kinds.items():
+            if any(fnmatchcase(event.key, pattern) for pattern in patterns.split()):
+                seconds[kind] += event.self_cpu_time_total / 1e6
+                break
     seconds |= {rest: max(0.0, total - sum(seconds.values()))}
     return {kind: round(time / count, 5) for kind, time in seconds.items()}
