@@ -24,6 +24,7 @@ ROOT = DOCS.parent
 LIVING = DOCS / "living/build.py"  # makes the page that translates, with a build of its own
 READ = ["notebooks/*.ipynb", "scripts/**/*.py", "results/**/*.json", "tests/*.py", "models/*/*.md"]
 READ += ["docs/*.md", "*.txt", "*.toml", "*.yml", "LICENSE", "CITATION.cff"]
+READ += ["scripts/corpora/*.txt", "scripts/corpora/*.toml"]
 MODULES = """\
 # Modules
 
