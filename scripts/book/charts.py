@@ -13,6 +13,7 @@ import functools
 import io
 import json
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -197,22 +198,17 @@ def heatmap(
 
     >>> heatmap([[0.9, 0.1], [0.3, 0.7]], ["the", "dog"], ["der", "Hund"], value_title="weight")
     """
-    if scheme not in ("sequential", "diverging"):
-        raise ValueError(f'scheme is "sequential" or "diverging", not {scheme!r}')
     array = np.asarray(matrix.detach().cpu() if hasattr(matrix, "detach") else matrix)
-    if array.ndim != 2:
-        raise ValueError(f"heatmap draws a matrix, not an array of shape {array.shape}")
     height, width = array.shape
     cell = cell or max(4, min(42, 460 // max(height, width)))
     across, down = cell if isinstance(cell, tuple) else (cell, cell)
 
     row, column = np.indices(array.shape)
     frame = pd.DataFrame({"row": row.ravel(), "column": column.ravel()})
-    for axis, name, labels, n in (("row", "from", rows, height), ("column", "to", columns, width)):
-        if labels is not None and len(labels) != n:
-            raise ValueError(f"{len(labels)} labels for {n} {axis}s")
-        if labels is not None:
-            frame[name] = [str(labels[i]) for i in frame[axis]]
+    if rows is not None:
+        frame["from"] = np.repeat([str(label) for label in rows], width)
+    if columns is not None:
+        frame["to"] = np.tile([str(label) for label in columns], height)
     chart = alt.Chart().encode(
         x=alt.X("column:O", axis=_cell_axis(columns, width, column_title, across, flat=True)),
         y=alt.Y("row:O", axis=_cell_axis(rows, height, row_title, down, flat=False)),
@@ -231,9 +227,10 @@ def heatmap(
     frame = rounded(frame.assign(value=array.ravel().astype("float64")))
     finite = frame["value"][np.isfinite(frame["value"])]
     low, high = domain or (finite.min(), finite.max())
-    if scheme == "diverging" and not domain:
+    diverging = scheme == "diverging"
+    if diverging and not domain:
         low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
-    colors = "diverging" if scheme == "diverging" else "heatmap"
+    colors = {"sequential": "heatmap", "diverging": "diverging"}[scheme]
     scale = alt.Scale(range=colors, domain=[float(low), float(high)], clamp=True)
     legend.gradientLength = max(60, min(180, height * down))
     layers = [cells.encode(color=alt.Color("value:Q", scale=scale, legend=legend))]
@@ -244,8 +241,8 @@ def heatmap(
     elif numbers or (numbers is None and max(height, width) <= 12):
         frame["text"] = [_cell_text(value, digits) for value in frame["value"]]
     if "text" in frame:
-        limit = 0.7 * high if scheme == "diverging" else low + 0.66 * (high - low)
-        value = "abs(datum.value)" if scheme == "diverging" else "datum.value"
+        limit = 0.7 * high if diverging else low + 0.66 * (high - low)
+        value = "abs(datum.value)" if diverging else "datum.value"
         dark = f"isValid(datum.value) && {value} > {limit:.6g}"
         ink = alt.when(dark).then(alt.value("white")).otherwise(alt.value(INK))
         written = chart.mark_text(fontSize=12 if across >= 34 else 10)
@@ -313,8 +310,6 @@ def lines(
     *,
     x_title: str | None = None,
     y_title: str | None = None,
-    log_x: bool = False,
-    log_y: bool = False,
     zero: bool = False,
     points: bool = False,
     width: int = 480,
@@ -329,8 +324,8 @@ def lines(
     """
     used = frame[[name for name in (x, y, color) if name]]
     encoding = {
-        "x": alt.X(f"{_escape(x)}:Q", title=x_title or x, scale=_scale(log_x, False)),
-        "y": alt.Y(f"{_escape(y)}:Q", title=y_title or y, scale=_scale(log_y, zero)),
+        "x": alt.X(f"{_escape(x)}:Q", title=x_title or x, scale=alt.Scale(zero=False)),
+        "y": alt.Y(f"{_escape(y)}:Q", title=y_title or y, scale=alt.Scale(zero=zero)),
     }
     if color:
         order = [str(name) for name in used[color].unique()]
@@ -374,12 +369,6 @@ def bars(
     return drawn.properties(width=400, height=alt.Step(30))
 
 
-def _scale(log: bool, zero: bool) -> alt.Scale:
-    return alt.Scale(type="log") if log else alt.Scale(zero=zero)
-
-
 def _escape(name: str) -> str:
     """A column's name as Altair's shorthand wants it: dots and brackets mean nothing special."""
-    for mark in ".[]:":
-        name = name.replace(mark, f"\\{mark}")
-    return name
+    return re.sub(r"([.\[\]:])", r"\\\1", name)

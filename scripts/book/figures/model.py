@@ -62,12 +62,11 @@ def saturation_chart(
     frame = pd.DataFrame(weights.numpy(), columns=names).assign(spread=spread.numpy())
     long = frame.melt("spread", var_name="key", value_name="weight")
     slopes = frame.assign(slope=slope.numpy())
-    look = {"x_title": "spread of the scores (log scale)", "width": 270}
-    curves = [
-        lines(long, "spread", "weight", "key", **look),
-        lines(slopes, "spread", "slope", y_title="slope left, Σ w(1 − w)", **look),
-    ]
-    curves[1] = curves[1].encode(color=alt.value(PALETTE[-1]))
+    x = alt.X("spread:Q", title="spread of the scores (log scale)").scale(domain=[0.1, 32], **LOG)
+    x = x.axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
+    sharp = lines(long, "spread", "weight", "key", width=270)
+    learning = lines(slopes, "spread", "slope", y_title="slope left, Σ w(1 − w)", width=270)
+    curves = [sharp, learning.encode(color=alt.value(PALETTE[-1]))]
 
     marks = pd.DataFrame({"spread": [1.0, wide], "label": ["divided", "not divided"]})
     rule = alt.Chart(rounded(marks)).encode(x="spread:Q")
@@ -76,9 +75,7 @@ def saturation_chart(
     label = label.encode(text="label:N")
     panels = []
     for chart, height in zip(curves, (30, 0), strict=True):  # where no curve passes
-        chart.encoding.x.scale = alt.Scale(domain=[0.1, 32], **LOG)
-        chart.encoding.x.axis = alt.Axis(values=[0.1, 0.3, 1, 3, 10, 30], format="~g")
-        panels.append(chart + dashes + label.encode(y=alt.value(height)))
+        panels.append(chart.encode(x) + dashes + label.encode(y=alt.value(height)))
     return alt.hconcat(*panels)
 
 
