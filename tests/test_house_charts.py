@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scripts.book.charts import VEGALITE, bars, heatmap, lines, rounded, titled
+from scripts.book.charts import bars, heatmap, lines, rounded, titled
+from scripts.book.look import VEGALITE
 
 WORDS = ["the", "dog", "and", "the", "cat"]
 
@@ -43,7 +44,7 @@ def test_squeezing_keeps_every_pixel():
     import vl_convert
     from PIL import Image
 
-    from scripts.book.charts import _squeezed
+    from scripts.book.look import _squeezed
 
     spec = one_of_each()["mask"].to_dict()
     plain = vl_convert.vegalite_to_png(spec, vl_version="v5.20", scale=1)
@@ -82,8 +83,8 @@ def test_rounding_hides_the_noise_of_machines():
 def test_in_colab_its_own_renderer_stays_on():
     code = (
         "import sys, types; sys.modules['google.colab'] = types.ModuleType('colab');"
-        "import altair; before = altair.renderers.active; import scripts.book.charts;"
-        "scripts.book.charts.switch_on();"
+        "import altair; before = altair.renderers.active; import scripts.book.look;"
+        "scripts.book.look.switch_on();"
         "assert altair.renderers.active == before != 'series';"
         "assert altair.theme.active == 'series'"
     )

@@ -1,20 +1,15 @@
-"""The series' one look for charts: a theme, a renderer, and the charts that several chapters draw.
+"""The charts that several chapters draw, and what every chart passes through.
 
-Every chart passes through `titled`, which switches both on. A chart then shows as Vega-Lite JSON
-(drawn by JupyterLab, compared by nbval) and as a PNG (shown on GitHub) in one output. Nothing is
-drawn before a notebook shows a chart, so a headless script never draws.
+`titled` switches the series' look on. Nothing is drawn before a notebook shows a chart, so a
+headless script never draws.
 
     titled(heatmap(weights, words, words), "Who looks at whom", "Each row sums to 1.")
 """
 
 from __future__ import annotations
 
-import functools
-import io
 import json
 import math
-import re
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,83 +17,9 @@ from typing import Any
 import numpy as np
 
 from scripts import Late
+from scripts.book.look import INK, PALE, PALETTE, bar_axis, colored, escaped, switch_on
 
-alt, pd = Late("altair"), Late("pandas")  # a training imports chapters, but draws nothing
-
-# Okabe and Ito's colours without the yellow: distinct to colour-blind eyes, and legible on white.
-PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444"]
-SEQUENTIAL = ["#F7FBFF", "#C6DBEF", "#6BAED6", "#2171B5", "#08306B"]
-DIVERGING = ["#7F3B08", "#E08214", "#FDD9AE", "#F7F7F7", "#B5D5EA", "#4393C3", "#053061"]
-INK, GREY, PALE = "#222222", "#666666", "#E4E4E4"
-VEGALITE = "application/vnd.vegalite.v5+json"  # what JupyterLab draws and nbformat accepts
-LOG = {"type": "log", "nice": False}  # a logarithmic scale whose ends are given
-PNG_BYTES = 150_000  # a sharp picture larger than this gives way to a plain one
-
-
-def series_theme() -> alt.theme.ThemeConfig:
-    """Sizes for a notebook about 700 pixels wide."""
-    axis = {"labelFontSize": 12, "titleFontSize": 13, "titleFontWeight": "normal"}
-    quiet = {"domainColor": GREY, "tickColor": GREY, "gridColor": PALE, "titlePadding": 8}
-    legend = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
-    colors = {"labelColor": INK, "titleColor": INK}
-    return {
-        "config": {
-            "background": "white",
-            "font": "Helvetica, Arial, sans-serif",
-            "title": {"anchor": "start", "color": INK, "fontSize": 13, "subtitleColor": GREY},
-            "axis": axis | quiet | colors | {"labelLimit": 240},
-            "legend": legend | colors | {"labelLimit": 260, "symbolStrokeWidth": 3},
-            "header": legend | colors,
-            "range": {"category": PALETTE, "heatmap": SEQUENTIAL, "diverging": DIVERGING},
-            "view": {"continuousWidth": 480, "continuousHeight": 260, "stroke": None},
-            "line": {"strokeWidth": 2.5},
-            "text": {"fontSize": 12, "color": INK},
-        }
-    }
-
-
-def json_and_png(spec: dict, **_) -> tuple[dict, dict]:
-    """Altair's renderer hook: a chart as JSON, PNG and a line of text in one output.
-
-    Returns the output's data and its metadata (the picture's size on the page, in pixels).
-    """
-    import base64
-
-    import vl_convert  # heavy, and needed only when a chart is really shown
-    from PIL import Image
-
-    version = ".".join(alt.SCHEMA_VERSION.split(".")[:2])  # "v5.20.1" -> "v5.20"
-    for scale in (2, 1):
-        png = _squeezed(vl_convert.vegalite_to_png(spec, vl_version=version, scale=scale))
-        if len(png) <= PNG_BYTES:
-            break
-    width, height = (pixels // scale for pixels in Image.open(io.BytesIO(png)).size)
-    title = spec.get("title", {})
-    text = title.get("text", "") if isinstance(title, dict) else title
-    data = {
-        VEGALITE: spec,
-        "image/png": base64.b64encode(png).decode(),
-        "text/plain": f"[Chart] {text}".rstrip(),
-    }
-    return data, {"image/png": {"width": width, "height": height}}
-
-
-def _squeezed(png: bytes) -> bytes:
-    """The same picture with its pixels packed tighter: vl-convert's are about four times larger."""
-    from PIL import Image
-
-    packed = io.BytesIO()
-    Image.open(io.BytesIO(png)).save(packed, "PNG", optimize=True)
-    return packed.getvalue()
-
-
-@functools.cache
-def switch_on() -> None:
-    """The theme, and the renderer: from then on every chart shown has the series' look."""
-    alt.theme.register("series", enable=True)(series_theme)
-    alt.renderers.register("series", json_and_png)
-    if "google.colab" not in sys.modules:  # Colab draws Altair's own output, and not this one
-        alt.renderers.enable("series")
+alt, pd = Late("altair"), Late("pandas")
 
 
 def titled(chart: alt.TopLevelMixin, title: str, caption: str, wrap: int = 88) -> alt.TopLevelMixin:
@@ -146,24 +67,6 @@ def long(table: Mapping[Any, Mapping[Any, Any]], *columns: str) -> pd.DataFrame:
     """
     rows = [(outer, inner, value) for outer, row in table.items() for inner, value in row.items()]
     return pd.DataFrame(rows, columns=columns)
-
-
-def row_axis(column: str, order: Sequence[str] | None = None, **look: Any) -> alt.Y:
-    """A line across the chart for each value of `column`, in `order` or in the frame's."""
-    y = alt.Y(f"{column}:N", sort=order, title=None)
-    return y.axis(grid=True, domain=False, ticks=False, **look)
-
-
-def bar_axis(column: str, order: Sequence[str] | None = None, **look: Any) -> alt.Y:
-    """A bar's name beside it for each value of `column`, in `order` or in the frame's."""
-    y = alt.Y(f"{_escape(column)}:N", sort=order, title=None)
-    return y.axis(ticks=False, labelPadding=8, **look)
-
-
-def colored(column: str, colors: Mapping[str, str], **options: Any) -> alt.Color:
-    """A colour for each value of `column`; `options` are those of `alt.Color`."""
-    scale = alt.Scale(domain=list(colors), range=list(colors.values()))
-    return alt.Color(f"{column}:N", scale=scale, **options)
 
 
 def named(charts: Mapping[str, alt.TopLevelMixin]) -> list[alt.TopLevelMixin]:
@@ -324,14 +227,14 @@ def lines(
     """
     used = frame[[name for name in (x, y, color) if name]]
     encoding = {
-        "x": alt.X(f"{_escape(x)}:Q", title=x_title or x, scale=alt.Scale(zero=False)),
-        "y": alt.Y(f"{_escape(y)}:Q", title=y_title or y, scale=alt.Scale(zero=zero)),
+        "x": alt.X(f"{escaped(x)}:Q", title=x_title or x, scale=alt.Scale(zero=False)),
+        "y": alt.Y(f"{escaped(y)}:Q", title=y_title or y, scale=alt.Scale(zero=zero)),
     }
     if color:
         order = [str(name) for name in used[color].unique()]
         used = used.assign(**{color: used[color].astype(str)})
         legend = alt.Legend(title=None, symbolType="stroke", symbolSize=300)
-        encoding["color"] = alt.Color(f"{_escape(color)}:N", sort=order, legend=legend)
+        encoding["color"] = alt.Color(f"{escaped(color)}:N", sort=order, legend=legend)
     mark = {} if color else {"color": PALETTE[0]}
     if points:
         mark["point"] = {"filled": True, "size": 45} | mark
@@ -359,16 +262,11 @@ def bars(
     """
     used = rounded(frame[list(dict.fromkeys(name for name in (label, value, color) if name))])
     end = end or float(used[value].max()) * 1.15  # room for the number beside the longest bar
-    x = alt.X(f"{_escape(value)}:Q", title=value_title or value).scale(domain=[0, end], nice=False)
+    x = alt.X(f"{escaped(value)}:Q", title=value_title or value).scale(domain=[0, end], nice=False)
     x = x.axis(format=number_format, tickCount=5, grid=False)
     base = alt.Chart(used).encode(x, bar_axis(label))
-    fill = {"color": alt.Color(f"{_escape(color)}:N", sort=None, title=None)} if color else {}
+    fill = {"color": alt.Color(f"{escaped(color)}:N", sort=None, title=None)} if color else {}
     numbers = base.mark_text(align="left", dx=5)
-    numbers = numbers.encode(text=alt.Text(f"{_escape(value)}:Q", format=number_format))
+    numbers = numbers.encode(text=alt.Text(f"{escaped(value)}:Q", format=number_format))
     drawn = alt.layer(base.mark_bar(color=PALETTE[0]).encode(**fill), numbers)
     return drawn.properties(width=400, height=alt.Step(30))
-
-
-def _escape(name: str) -> str:
-    """A column's name as Altair's shorthand wants it: dots and brackets mean nothing special."""
-    return re.sub(r"([.\[\]:])", r"\\\1", name)

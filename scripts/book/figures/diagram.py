@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from scripts import Late
-from scripts.book.charts import GREY
+from scripts.book.look import GREY
 
 alt, pd = Late("altair"), Late("pandas")
 

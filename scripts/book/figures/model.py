@@ -9,8 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import GREY, INK, LOG, PALE, PALETTE, heatmap, lines, named, rounded
+from scripts.book.charts import heatmap, lines, named, rounded
 from scripts.book.figures.diagram import Diagram, drawn
+from scripts.book.look import GREY, INK, LOG, PALE, PALETTE
 
 alt, pd = Late("altair"), Late("pandas")
 

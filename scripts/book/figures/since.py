@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import LOG, SEQUENTIAL, lines, long, panels, rounded, titled
+from scripts.book.charts import lines, long, panels, rounded, titled
+from scripts.book.look import LOG, SEQUENTIAL
 
 alt, pd = Late("altair"), Late("pandas")
 

@@ -8,22 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import (
-    GREY,
-    INK,
-    LOG,
-    PALE,
-    PALETTE,
-    bar_axis,
-    bars,
-    colored,
-    heatmap,
-    lines,
-    long,
-    rounded,
-    titled,
-)
+from scripts.book.charts import bars, heatmap, lines, long, rounded, titled
 from scripts.book.figures.diagram import drawn
+from scripts.book.look import GREY, INK, LOG, PALE, PALETTE, bar_axis, colored
 
 alt, pd = Late("altair"), Late("pandas")
 
@@ -39,17 +26,12 @@ def flops_chart(shares: dict[str, float]) -> alt.TopLevelMixin:
     )
 
 
-def _axes() -> list[alt.X | alt.Y]:
-    """The two logarithmic axes that every roofline here has."""
+def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
+    """Speed over arithmetic intensity of the recorded operations, under the machine's two roofs."""
     x = alt.X("intensity:Q", title="arithmetic intensity: FLOPs per byte")
     x = x.scale(domain=[0.02, 300], **LOG).axis(values=[0.1, 1, 10, 100], format="~g")
     y = alt.Y("speed:Q", title="speed: billion FLOP/s")
     y = y.scale(domain=[0.2, 1000], **LOG).axis(values=[1, 10, 100, 1000], format="~g")
-    return [x, y]
-
-
-def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
-    """Speed over arithmetic intensity of the recorded operations, under the machine's two roofs."""
     rate, bandwidth = record["matrix_rate"], record["bandwidth"]
     roof = pd.DataFrame({"intensity": [0.02, rate / bandwidth, 300.0]})
     roof["speed"] = (roof["intensity"] * bandwidth).clip(upper=rate) / 1e9
@@ -61,8 +43,8 @@ def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
     shown = rounded(frame[["operation", "label", "intensity", "speed"]])
     dots = alt.Chart(shown).mark_point(filled=True, size=70, opacity=1, color=PALETTE[0])
     layers = [
-        alt.Chart(rounded(roof)).mark_line(color=GREY).encode(*_axes()),
-        dots.encode(*_axes(), tooltip=["operation", "intensity", "speed"]),
+        alt.Chart(rounded(roof)).mark_line(color=GREY).encode(x, y),
+        dots.encode(x, y, tooltip=["operation", "intensity", "speed"]),
     ]
     high = shown["label"].str.startswith("Q, K, V")
     right = (shown["intensity"] > 10) & ~high  # labels stay inside the picture
@@ -74,7 +56,7 @@ def roofline_chart(record: dict[str, Any]) -> alt.TopLevelMixin:
         (~right & ~high & ~above, {"align": "left", "dx": 9, "dy": 6}),
     ):
         text = alt.Chart(rounded(shown[rows])).mark_text(lineBreak="\n", fontSize=12, **place)
-        layers.append(text.encode(*_axes(), text="label:N"))
+        layers.append(text.encode(x, y, text="label:N"))
     return titled(
         alt.layer(*layers).properties(width=520, height=340),
         "Products reach 30 to 60% of the roof; dropout and the loss stay far below it",

@@ -11,22 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import (
-    GREY,
-    INK,
-    LOG,
-    PALETTE,
-    bar_axis,
-    bars,
-    colored,
-    heatmap,
-    lines,
-    long,
-    named,
-    rounded,
-    row_axis,
-    titled,
-)
+from scripts.book.charts import bars, heatmap, lines, long, named, rounded, titled
+from scripts.book.look import GREY, INK, LOG, PALETTE, bar_axis, colored, row_axis
 from scripts.book.records import load_record
 
 alt, pd = Late("altair"), Late("pandas")

@@ -9,22 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from scripts import Late
-from scripts.book.charts import (
-    GREY,
-    INK,
-    LOG,
-    PALETTE,
-    bars,
-    colored,
-    heatmap,
-    lines,
-    long,
-    named,
-    panels,
-    rounded,
-    row_axis,
-    titled,
-)
+from scripts.book.charts import bars, heatmap, lines, long, named, panels, rounded, titled
+from scripts.book.look import GREY, INK, LOG, PALETTE, colored, row_axis
 
 alt, pd = Late("altair"), Late("pandas")
 
