@@ -151,14 +151,6 @@ def prepositional(preposition: str, phrase: Phrase, english: str) -> Phrase:
     return Phrase(german, f"{english} {phrase.english}", phrase.pairs)
 
 
-def place_phrase(place: Place, case: str) -> Phrase:
-    """Being there takes the dative (im Park), going there the accusative (in den Park)."""
-    noun = Noun(place.gender, place.name, place.name, "", place.english, "")
-    there = noun_phrase("der", None, noun, case, plural=False)
-    english = place.english_at if case == "dative" else place.english_to
-    return prepositional(place.preposition, there, english)
-
-
 # Clauses
 
 AUXILIARIES = {  # German singular, plural; English singular, plural; which English form follows
@@ -268,9 +260,13 @@ class Dealer:
         return phrase._replace(pairs=(*phrase.pairs, (verb.name, phrase.noun.singular)))
 
     def place(self, case: str, group: str = "person") -> Phrase:
-        """A place, to be at (dative) or to go to (accusative); animals stay outdoors."""
+        """A place: im Park (dative), in den Park (accusative); animals stay outdoors."""
         where = OUTDOORS if group == "animal" else PLACES
-        return place_phrase(self.deal(f"place {group} {case}", where), case)
+        place = self.deal(f"place {group} {case}", where)
+        noun = Noun(place.gender, place.name, place.name, "", place.english, "")
+        english = place.english_at if case == "dative" else place.english_to
+        there = noun_phrase("der", None, noun, case, plural=False)
+        return prepositional(place.preposition, there, english)
 
     def spot(self, case: str) -> Phrase:
         """Near a piece of furniture: `unter dem Tisch`, or `unter den Tisch` for going there."""

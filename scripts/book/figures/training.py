@@ -87,13 +87,10 @@ TREE_STEP = 124  # pixels from one step of a beam's tree to the next
 def beam_tree(weighed: pd.DataFrame) -> pd.DataFrame:
     """Where to draw each candidate of a beam by hand: step x and row y, and those of its parent."""
     weighed = weighed.set_index("words")
-    children: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for words in weighed.index:
-        children.setdefault(words[:-1], []).append(words)
     row, leaves = {}, itertools.count()
 
     def settle(words: tuple[str, ...]) -> float:
-        below = [settle(child) for child in children.get(words, [])]
+        below = [settle(child) for child in weighed.index if child[:-1] == words]
         row[words] = sum(below) / len(below) if below else float(next(leaves))
         return row[words]
 
